@@ -19,7 +19,7 @@ from opgrad.terminal import console, visible
 if TYPE_CHECKING:
     import onnx
 
-    from opgrad.training.engine.distributed import Processes
+    from opgrad.training.engine.distributed import OneProcess
     from opgrad.training.formats.artifact_set import ArtifactSet
     from opgrad.training.run.job import Run
     from opgrad.training.run.live import LiveCurve
@@ -127,11 +127,6 @@ def train(
         _train(path, folder, settings, places, making, path.parent, processes, shown)
 
 
-def _is_silent(processes: "Processes | None") -> bool:
-    """Whether another process prints and writes."""
-    return processes is not None and not processes.is_first
-
-
 def _shown(live: bool) -> "type[LiveCurve] | type[TrainingBar]":
     """What shows how far the training is."""
     if live:
@@ -173,13 +168,13 @@ def _check_model(path: Path, settings: Settings, places: Places) -> None:
 
 
 @contextmanager
-def _artifacts(model: Path, making: Making, kept: Path | None, processes: "Processes | None") -> Iterator[Path]:
+def _artifacts(model: Path, making: Making, kept: Path | None, processes: "OneProcess") -> Iterator[Path]:
     """The folder with the artifacts of a model: one that is kept, or one that is gone at the end."""
     from opgrad.training.inspect.tables import amount
 
-    screen = console(_is_silent(processes))
+    screen = console(not processes.is_first)
     with TemporaryDirectory(prefix="opgrad-") as temporary:
-        folder = Path(temporary) / model.stem if kept is None or _is_silent(processes) else kept
+        folder = Path(temporary) / model.stem if kept is None or not processes.is_first else kept
         with screen.status(Text(visible(f"making artifacts of {model}"))):
             made = make(model, making, folder, "train")
         count = sum(made.sizes.get(name, 0) for name in made.trainable)
@@ -197,7 +192,7 @@ def _train(
     places: Places,
     making: Making,
     recipes: Path,
-    processes: "Processes | None",
+    processes: "OneProcess",
     shown: "type[LiveCurve] | type[TrainingBar]",
 ) -> None:
     """Train the artifacts in a folder, which are of the model at `path`; print what the run came to."""
@@ -209,12 +204,12 @@ def _train(
 
     artifacts = ArtifactSet.load(folder)
     output = places.output or Path("runs") / (artifacts.name if path.is_dir() else path.stem)
-    restarted = processes is not None and distributed.restarts() > 0 and (output / LAST).is_file()
+    restarted = processes.is_group and distributed.restarts() > 0 and (output / LAST).is_file()
     resume = output / LAST if restarted else places.resume  # written before one of the processes was lost
     resumption = Resumption.read(resume, may_be_done=restarted) if resume else None
     saved = resumption.state.recipe if resumption and resumption.state else Recipe.load(recipes)
     recipe: Recipe = replace(saved, **settings.of_recipe())
-    screen = console(_is_silent(processes))
+    screen = console(not processes.is_first)
     exported = _outputs(artifacts) if places.export else []
     if artifacts.scores is None:
         screen.print(f"no scores found that {artifacts.loss} compares with a label: only the loss is reported")

@@ -1,20 +1,20 @@
 """CheckpointState: the parameters, gradients, optimizer state and properties of a training."""
 
-import math
 import numbers
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import onnxruntime
 
 from opgrad.training.engine.memory import Memory
 from opgrad.training.formats import mapped_files
-from opgrad.training.formats.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from opgrad.training.formats.checkpoint import Checkpoint, in_float32, read_checkpoint, write_checkpoint
 
 Property = int | float | str
+T = TypeVar("T")
 
 
 def _copy_into(target: np.ndarray, value: np.ndarray | onnxruntime.OrtValue, what: str) -> None:
@@ -71,24 +71,55 @@ class Parameter:
         return f"Parameter(name={self.name}, requires_grad={self.requires_grad})"
 
 
-class Parameters:
-    """The parameters of a `CheckpointState` by name. Iterating gives pairs of name and `Parameter`, by name."""
+class _Named(Generic[T]):
+    """Values by name, which are listed in the order of the names; iterating gives pairs of name and value."""
+
+    _held: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> T:
+        raise NotImplementedError
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._held
+
+    def __iter__(self) -> Iterator[tuple[str, T]]:
+        return iter(self.items())
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def keys(self) -> list[str]:
+        """The names."""
+        return sorted(self._held)
+
+    def values(self) -> list[T]:
+        """The values, by name."""
+        return [self[name] for name in self.keys()]
+
+    def items(self) -> list[tuple[str, T]]:
+        """Pairs of name and value, by name."""
+        return [(name, self[name]) for name in self.keys()]
+
+
+class Parameters(_Named[Parameter]):
+    """The parameters of a `CheckpointState` by name."""
 
     def __init__(self, memory: Memory):
         self._memory = memory
 
-    def _check(self, name: str) -> None:
-        if name not in self:
+    @property
+    def _held(self) -> Mapping[str, Any]:
+        return {**self._memory.parameters, **self._memory.frozen}
+
+    def __getitem__(self, name: str) -> Parameter:
+        """The parameter. Raises KeyError, and RuntimeError if the checkpoint is nominal and not filled yet."""
+        if name not in self._memory.parameters and name not in self._memory.frozen:
             raise KeyError(f"Parameter {name} not found.")
         if self._memory.nominal:
             raise RuntimeError(
                 f"CheckpointState: the parameter {name!r} has no value yet, the checkpoint is nominal; "
                 "call Module.copy_buffer_to_parameters first"
             )
-
-    def __getitem__(self, name: str) -> Parameter:
-        """The parameter. Raises KeyError, and RuntimeError if the checkpoint is nominal and not filled yet."""
-        self._check(name)
         return Parameter(name, self._memory)
 
     def __setitem__(self, name: str, value: np.ndarray | onnxruntime.OrtValue) -> None:
@@ -98,42 +129,23 @@ class Parameters:
         """
         self[name].data = value
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._memory.parameters or name in self._memory.frozen
-
-    def __iter__(self) -> Iterator[tuple[str, Parameter]]:
-        return iter(self.items())
-
-    def __len__(self) -> int:
-        return len(self._memory.parameters) + len(self._memory.frozen)
-
     def __repr__(self) -> str:
         return f"Parameters({', '.join(self.keys())})"
 
-    def keys(self) -> list[str]:
-        """The names."""
-        return sorted([*self._memory.parameters, *self._memory.frozen])
 
-    def values(self) -> list[Parameter]:
-        """The parameters, by name."""
-        return [self[name] for name in self.keys()]
+class Properties(_Named[Property]):
+    """Whole numbers, floats and strings by name, which are saved with the parameters."""
 
-    def items(self) -> list[tuple[str, Parameter]]:
-        """Pairs of name and parameter, by name."""
-        return [(name, self[name]) for name in self.keys()]
-
-
-class Properties:
-    """Whole numbers, floats and strings by name, which are saved with the parameters. Iterating gives pairs."""
+    _held: dict[str, Property]
 
     def __init__(self, values: dict[str, Property]):
-        self._values = {name: _property(name, value) for name, value in values.items()}
+        self._held = {name: _property(name, value) for name, value in values.items()}
 
     def __getitem__(self, name: str) -> Property:
         """The value. Raises KeyError."""
         if name not in self:
             raise KeyError(f"Property {name} not found.")
-        return self._values[name]
+        return self._held[name]
 
     def __setitem__(self, name: str, value: Property) -> None:
         """Add or change a property: an int, float or str.
@@ -143,31 +155,10 @@ class Properties:
         """
         if not isinstance(name, str):
             raise TypeError(f"Properties: the name {name!r} is {type(name).__name__}, expected str")
-        self._values[name] = _property(name, value)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._values
-
-    def __iter__(self) -> Iterator[tuple[str, Property]]:
-        return iter(self.items())
-
-    def __len__(self) -> int:
-        return len(self._values)
+        self._held[name] = _property(name, value)
 
     def __repr__(self) -> str:
         return f"Properties({dict(self.items())})"
-
-    def keys(self) -> list[str]:
-        """The names."""
-        return sorted(self._values)
-
-    def values(self) -> list[Property]:
-        """The values, by name."""
-        return [value for _, value in self.items()]
-
-    def items(self) -> list[tuple[str, Property]]:
-        """Pairs of name and value, by name."""
-        return sorted(self._values.items())
 
 
 def _property(name: str, value: Any) -> Property:
@@ -178,17 +169,7 @@ def _property(name: str, value: Any) -> Property:
         return str(value)
     if isinstance(value, numbers.Integral | np.bool_) and -(2**63) <= int(value) < 2**63:
         return int(value)
-    if not isinstance(value, numbers.Real):
-        raise TypeError(f"Properties: {name!r} is {type(value).__name__}, expected int, float or str")
-    try:
-        number = float(value)
-        with np.errstate(over="ignore"):
-            rounded = float(np.float32(number))
-    except OverflowError:  # an int that float64 cannot hold
-        number, rounded = 0.0, math.inf
-    if math.isinf(rounded) and not math.isinf(number):
-        raise ValueError(f"Properties: {name!r} is {value}, which float32 cannot hold")
-    return rounded
+    return in_float32(f"Properties: {name!r}", value)
 
 
 class CheckpointState:

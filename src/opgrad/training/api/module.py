@@ -17,12 +17,13 @@ from opgrad.training.api.checkpoint_state import CheckpointState
 from opgrad.training.data.batches import TensorSpec
 from opgrad.training.engine import rewriting
 from opgrad.training.engine.binding import BoundGraph, Value, check_inputs, declared, ort_value
-from opgrad.training.engine.distributed import Processes
+from opgrad.training.engine.distributed import OneProcess, Processes
 from opgrad.training.engine.export import write_inference_model
 from opgrad.training.engine.first_run import first_run
 from opgrad.training.engine.memory import Memory
 from opgrad.training.engine.optimizer import GradientNorm, clip_factor
-from opgrad.training.engine.training_graph import Source, TrainingGraph, open_session, run_error, session_options
+from opgrad.training.engine.training_graph import Source, TrainingGraph, open_session, run_error
+from opgrad.training.engine.training_graph import session_options as options_for
 from opgrad.training.formats.artifact_set import check_parameters, tensor_spec
 from opgrad.training.formats.names import BUFFER_SUFFIX
 from opgrad.training.formats.tensor_values import read_shared
@@ -74,7 +75,7 @@ class Module:
             self._eval_model, of_eval = read_shared(eval_model_uri, WHO)
             evaluating(self._eval_model)
         self._constants = {**constants, **of_eval}
-        options = _default_options() if session_options is None else session_options
+        options = options_for(get_num_threads()) if session_options is None else session_options
         self.training = True
         self._state, self._memory = state, state._memory
         _fit(model.graph, self._memory)
@@ -86,9 +87,10 @@ class Module:
         if self._eval_model is not None and eval_model_uri is not None:
             fixed = {**memory.parameters, **memory.frozen, **of_eval}
             self._eval_graph = _open_eval(self._eval_model, fixed, options, f"{WHO}: {name_of(eval_model_uri)}")
-        self._order = [value.name for value in model.graph.input if value.name in state.parameters]
+        held = memory.parameters.keys() | memory.frozen.keys()
+        self._order = [value.name for value in model.graph.input if value.name in held]
         self._norm: GradientNorm | None = None
-        self._processes = None if process_group is None else self._joined(process_group)
+        self._processes = OneProcess() if process_group is None else self._joined(process_group)
         self._reduced = True  # whether the gradients are averaged over all processes, or there are none yet
         self._fitting: set[Any] = set()  # combinations of mode, dtypes and shapes of inputs that passed the checks
         memory.bound = True
@@ -199,7 +201,7 @@ class Module:
 
         `Optimizer.step` and `clip_grad_norm` do it. All processes of the group have to call.
         """
-        if self._processes is not None and not self._reduced:
+        if self._processes.is_group and not self._reduced:
             flat = self._memory.gradients.flat
             flat *= np.float32(1 / self._processes.size)
             self._processes.add(flat)
@@ -297,10 +299,6 @@ def _check_device(device: str) -> None:
     kind, _, number = str(device).partition(":")
     if kind != "cpu" or (number and not number.isdecimal()):
         raise NotImplementedError(f"{WHO}: device is {device!r}, expected 'cpu'; other devices are not trained on here")
-
-
-def _default_options() -> onnxruntime.SessionOptions:
-    return session_options(get_num_threads())
 
 
 def _fit(graph: onnx.GraphProto, memory: Memory) -> None:

@@ -1,7 +1,7 @@
 """Data for training: named arrays, one row per example, that fit the inputs of a graph."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -59,6 +59,12 @@ class Dataset:
             raise ValueError(f"Dataset.split: test_rows is {test_rows}, expected 1 to {self.rows - 1}")
         order = np.random.default_rng(seed).permutation(self.rows)
         return self.take(order[:-test_rows]), self.take(order[-test_rows:])
+
+
+def batches(data: Dataset, rows: int) -> Iterator[tuple[int, Dataset]]:
+    """The examples, so many at a time, each time with the number of the first; the last time what is left."""
+    for start in range(0, data.rows, rows):
+        yield start, data.take(np.arange(start, min(start + rows, data.rows)))
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,45 @@ from opgrad.native.threads import get_num_threads, set_num_threads
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets these for the processes it starts
 
 
-class Processes:
+class OneProcess:
+    """A process that trains alone: a group of one, which communicates with nobody.
+
+    is_group: whether there is a process group. rank, size: the number of this process, and how many there are.
+    seconds: the time that was spent in communication, waiting for others included.
+    """
+
+    is_group = False
+    rank, size, seconds = 0, 1, 0.0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that writes and prints."""
+        return self.rank == 0
+
+    def add(self, array: np.ndarray) -> None:
+        """Replace a contiguous array by its sum over all processes, which has the same bits on each of them."""
+
+    def from_first(self, array: np.ndarray) -> None:
+        """Copy the contiguous array of the first process into that of every process."""
+
+    def on_first(self, work: Callable[[], Any]) -> Any:
+        """Run work() on the first process alone and return its result there; None on the others.
+
+        An exception of work() is raised on the first process; the others raise RuntimeError instead of waiting forever.
+        """
+        return work()
+
+    def check_same(self, what: str, text: str) -> None:
+        """Raise ValueError, on every process, unless they all have the same text."""
+
+
+class Processes(OneProcess):
     """The processes of a group, whose arrays lie in CPU memory.
 
     group: of torch.distributed, with gloo or another backend for the CPU; None: the default group.
-
-    rank, size: the number of this process, and how many there are.
-    seconds: the time that was spent in communication, waiting for others included.
     """
+
+    is_group = True
 
     def __init__(self, group: Any = None):
         import torch.distributed
@@ -34,27 +65,15 @@ class Processes:
         self.rank, self.size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
         if self.rank < 0:
             raise ValueError("process_group: this process is not in the group, expected one that it belongs to")
-        self.seconds = 0.0
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process is the one that writes and prints."""
-        return self.rank == 0
 
     def add(self, array: np.ndarray) -> None:
-        """Replace a contiguous array by its sum over all processes, which has the same bits on each of them."""
         self._communicate(self._torch.distributed.all_reduce, array)
 
     def from_first(self, array: np.ndarray) -> None:
-        """Copy the contiguous array of the first process into that of every process."""
         first = 0 if self._group is None else self._torch.distributed.get_global_rank(self._group, 0)
         self._communicate(self._torch.distributed.broadcast, array.reshape(-1).view(np.uint8), first)
 
     def on_first(self, work: Callable[[], Any]) -> Any:
-        """Run work() on the first process alone and return its result there; None on the others.
-
-        An exception of work() is raised on the first process; the others raise RuntimeError instead of waiting forever.
-        """
         found, problem = None, None
         if self.is_first:
             try:
@@ -75,7 +94,6 @@ class Processes:
         self.seconds += time.perf_counter() - before
 
     def check_same(self, what: str, text: str) -> None:
-        """Raise ValueError, on every process, unless they all have the same text."""
         digest = zlib.crc32(text.encode())
         first = np.array([digest])
         self.from_first(first)
@@ -85,13 +103,13 @@ class Processes:
             raise ValueError(f"train: the {what} of {others[0]} of {self.size} processes differ from the first's")
 
 
-def begin() -> Processes | None:
-    """The processes that torchrun has started together with this one; None if torchrun has not started it.
+def begin() -> OneProcess:
+    """The processes that torchrun has started together with this one; `OneProcess` if torchrun has not started it.
 
     The processes on one machine divide its cores, unless OPGRAD_NUM_THREADS gives the threads of each process.
     """
     if not all(name in os.environ for name in LAUNCHED):
-        return None
+        return OneProcess()
     import torch.distributed
 
     distributed: Any = torch.distributed

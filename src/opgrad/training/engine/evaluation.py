@@ -1,6 +1,6 @@
 """Evaluation of a model: loss and accuracy over a dataset."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -11,7 +11,7 @@ import onnxruntime
 
 from opgrad.graph.messages import copied, import_microsoft
 from opgrad.onnxruntime import loading
-from opgrad.training.data.dataset import Dataset
+from opgrad.training.data.dataset import Dataset, batches
 from opgrad.training.engine.export import declared_outputs, graph_between
 from opgrad.training.engine.labels import check_classes, class_count
 from opgrad.training.engine.reduction import find_reduction
@@ -82,7 +82,7 @@ class Evaluator:
         names = [item.name for item in self._session.get_inputs() if item.name not in parameters]
         others = [*self._compared, *filter(None, [self._reduction.divisor])]
         wanted = [self._artifacts.loss, *(name for name in others if name in self._types)]
-        for batch in _batches(data, batch_size):
+        for _, batch in batches(data, batch_size):
             feeds = {name: batch.arrays[name] for name in names}
             results = dict(zip(wanted, self._session.run(wanted, {**feeds, **parameters}), strict=True))
             found = {**parameters, **feeds, **results}
@@ -97,17 +97,14 @@ class Evaluator:
 
     def _share(self, found: Mapping[str, np.ndarray], answers: int) -> float:
         """The weight of a batch's loss in the mean over all batches."""
-        divisor, weights = self._reduction.divisor, self._weights(found)
+        divisor = self._reduction.divisor
+        weights = found.get(self._reduction.weights or "", self._reduction.values)  # None: all classes count the same
         if divisor is not None:
             return float(found[divisor].item())
         if weights is None or not self._compared:
             return float(answers)
         labels = found[self._compared[1]]
         return float(weights[labels[self._counts(labels)]].sum(dtype=np.float64))
-
-    def _weights(self, found: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """The weights of the classes; None if they all count the same."""
-        return found.get(self._reduction.weights or "", self._reduction.values)
 
     def exported_accuracy(self, model: str | PathLike[str], data: Dataset, batch_size: int = 512) -> float | None:
         """The accuracy of an exported model, in a session without opgrad's operators.
@@ -120,7 +117,7 @@ class Evaluator:
         rest = self._between(onnx.load(model, load_external_data=False).graph.output)
         names = [item.name for item in session.get_inputs()]
         right = counted = 0
-        for batch in _batches(data, batch_size):
+        for _, batch in batches(data, batch_size):
             found = {**batch.arrays, **self._artifacts.constants}
             outputs = session.run(None, {name: found[name] for name in names})
             found |= dict(zip([item.name for item in session.get_outputs()], outputs, strict=True))
@@ -166,8 +163,3 @@ def _stock(model: str | PathLike[str] | bytes, who: str) -> onnxruntime.Inferenc
         # A model beyond 2 GiB: onnxruntime maps its weights, unless it reorders them into a second copy.
         options.add_session_config_entry("session.disable_prepacking", "1")
     return loading.open_session(model, options, who, stock=True)
-
-
-def _batches(data: Dataset, size: int) -> Iterator[Dataset]:
-    for start in range(0, data.rows, size):
-        yield data.take(np.arange(start, min(start + size, data.rows)))

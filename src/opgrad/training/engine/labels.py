@@ -8,7 +8,7 @@ import onnxruntime
 
 from opgrad.graph.messages import import_microsoft
 from opgrad.training.data.batches import TensorSpec
-from opgrad.training.data.dataset import Dataset, row_of
+from opgrad.training.data.dataset import Dataset, batches, row_of
 from opgrad.training.engine.export import declared_outputs, graph_between
 from opgrad.training.engine.training_graph import open_session, session_options
 from opgrad.training.formats.artifact_set import FILES, ArtifactSet
@@ -95,15 +95,11 @@ def _taken(artifacts: ArtifactSet, spec: TensorSpec, data: Dataset) -> Iterator[
     """
     classes, rows = artifacts.objective.classes, artifacts.batch_rows or ROWS
     assert classes is not None
-    who = f"check_labels: {artifacts.directory / FILES[1]}"
-    model = graph_between(artifacts.eval_model, [], declared_outputs(artifacts.eval_model, [classes], who))
-    import_microsoft(model)
-    session = open_session(model, session_options(1), who)
+    session = _session_of(artifacts, classes, "check_labels:")
     names = [item.name for item in session.get_inputs()]
     if not set(names) <= data.arrays.keys():
         return
-    for start in range(0, data.rows, rows):
-        batch = data.take(np.arange(start, min(start + rows, data.rows)))
+    for start, batch in batches(data, rows):
         if artifacts.batch_rows in (None, batch.rows):
             labels = batch.arrays[spec.name]
             first = start * (data.arrays[spec.name].shape[spec.axis or 0] // data.rows)
@@ -115,10 +111,15 @@ def _scores_shape(artifacts: ArtifactSet, batch: Mapping[str, np.ndarray]) -> tu
     scores = artifacts.objective.scores
     if scores is None:
         return None
-    who = f"scores of {artifacts.directory / FILES[1]}"
-    model = graph_between(artifacts.eval_model, [], declared_outputs(artifacts.eval_model, [scores], who))
-    import_microsoft(model)
-    session: onnxruntime.InferenceSession = open_session(model, session_options(1), who)
+    session = _session_of(artifacts, scores, "scores of")
     values = {**batch, **artifacts.values}
     found: np.ndarray = session.run(None, {item.name: values[item.name] for item in session.get_inputs()})[0]
     return found.shape
+
+
+def _session_of(artifacts: ArtifactSet, wanted: str, what: str) -> onnxruntime.InferenceSession:
+    """A session of the part of the eval graph that computes one tensor. what: begins its name in messages."""
+    who, source = f"{what} {artifacts.directory / FILES[1]}", artifacts.eval_model
+    model = graph_between(source, [], declared_outputs(source, [wanted], who))
+    import_microsoft(model)
+    return open_session(model, session_options(1), who)

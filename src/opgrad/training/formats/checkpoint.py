@@ -141,7 +141,10 @@ def _array(tensor: checkpoint_tables.Values, outside: memoryview, nominal: bool)
         array.flags.writeable = False
     except ValueError:  # the array is empty, and a dimension is too large for NumPy
         raise checkpoint_tables.Damaged(f"is damaged, {name!r} has shape {dims}") from None
-    return array if array.flags.aligned else _read_only(array.copy())
+    if not array.flags.aligned:
+        array = array.copy()
+        array.flags.writeable = False
+    return array
 
 
 def _outside(tensor: checkpoint_tables.Values, outside: memoryview) -> np.ndarray:
@@ -154,11 +157,6 @@ def _outside(tensor: checkpoint_tables.Values, outside: memoryview) -> np.ndarra
             f"has {name!r} at bytes {last} of the file beside it, which has {len(outside)} bytes"
         )
     return mapped_files.array(outside, np.dtype(np.uint8), count, start)
-
-
-def _read_only(array: np.ndarray) -> np.ndarray:
-    array.flags.writeable = False
-    return array
 
 
 def _unique(items: Iterable[tuple[str, T]]) -> dict[str, T]:
@@ -227,7 +225,7 @@ def _state(name: str, group: OptimizerGroup) -> checkpoint_tables.Values:
     return {
         "name": _text("name", name),
         "step": _integer(f"step of {name!r}", group.step),
-        "learning_rate": _float(f"learning_rate of {name!r}", group.learning_rate),
+        "learning_rate": in_float32(f"write_checkpoint: learning_rate of {name!r}", group.learning_rate),
         "moments": moments,
     }
 
@@ -253,7 +251,7 @@ def _properties(properties: Mapping[str, int | float | str]) -> checkpoint_table
         elif isinstance(value, numbers.Integral | np.bool_):
             bag["integers"].append({"name": key, "value": _integer(what, value)})
         else:
-            bag["floats"].append({"name": key, "value": _float(what, value)})
+            bag["floats"].append({"name": key, "value": in_float32(f"write_checkpoint: {what}", value)})
     return bag
 
 
@@ -275,14 +273,15 @@ def _integer(what: str, value: Any) -> int:
     return int(value)
 
 
-def _float(what: str, value: Any) -> float:
+def in_float32(what: str, value: Any) -> float:
+    """A number, rounded to float32. what: its name, for messages. Raises TypeError, or ValueError beyond float32."""
     if not isinstance(value, numbers.Real):
-        raise TypeError(f"write_checkpoint: {what} is {type(value).__name__}, expected int, float or str")
+        raise TypeError(f"{what} is {type(value).__name__}, expected int, float or str")
     try:
         with np.errstate(over="ignore"):
-            rounded = float(np.float32(value))
+            rounded = float(np.float32(float(value)))
     except OverflowError:  # an int that float64 cannot hold either
         rounded = math.inf
     if math.isinf(rounded) and value not in (math.inf, -math.inf):
-        raise ValueError(f"write_checkpoint: {what} is {value}, which float32 cannot hold")
+        raise ValueError(f"{what} is {value}, which float32 cannot hold")
     return rounded

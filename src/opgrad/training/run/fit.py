@@ -5,14 +5,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Self
+from types import FrameType
 
 import numpy as np
 
 from opgrad.training.data.dataset import Dataset
-from opgrad.training.engine.distributed import Processes
+from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.evaluation import Evaluation
 from opgrad.training.engine.trainer import Trainer
 from opgrad.training.formats.checkpoint import write_checkpoint
@@ -47,7 +47,7 @@ class Fit:
     state: how far the training has come; it is updated by the training.
     output: the folder for last.checkpoint, best.checkpoint and metrics.csv.
     properties: what else the checkpoints hold.
-    processes: those that train together, each on a share of every step; None: this process alone. The first one writes.
+    processes: those that train together, each on a share of every step; the first one writes.
 
     batch_losses: for each epoch of this fit the loss of every batch; in an unfinished epoch only this process's part.
     communication: the seconds of this fit's steps in which gradients were exchanged, or others waited for.
@@ -61,7 +61,7 @@ class Fit:
         state: RunState,
         output: Path,
         properties: Mapping[str, int | float | str],
-        processes: Processes | None = None,
+        processes: OneProcess,
     ):
         recipe = state.recipe
         self.trainer, self.training, self.validation = trainer, training, validation
@@ -71,9 +71,9 @@ class Fit:
         self._schedule = Schedule(recipe.learning_rate, recipe.schedule, recipe.warmup, steps)
         self._mean = GradientMean(trainer.gradients.flat) if recipe.accumulate > 1 else None
         self._processes, self._all_stop = processes, False
-        if processes is not None and recipe.row_wise:
+        if processes.is_group and recipe.row_wise:
             raise ValueError("train: row_wise names tables, expected none where several processes train together")
-        rank, size = (processes.rank, processes.size) if processes else (0, 1)
+        rank, size = processes.rank, processes.size
         whole = size > 1 and trainer.artifacts.batch_rows is not None
         if whole and recipe.accumulate < size:
             raise ValueError(
@@ -92,12 +92,11 @@ class Fit:
         Raises `Interrupted` after Ctrl-C, with last.checkpoint written; a second Ctrl-C ends at once.
         """
         state = self.state
-        if self._processes is not None:
-            if not self._processes.is_first:
-                state.loss_sum = 0.0  # the first process alone keeps the sum of the rows before
-            if not state.steps:
-                self._write(LAST)  # a restart goes on from it if a process is lost before the first epoch ends
-        with _DeferredInterrupt() as interrupt:
+        if not self._processes.is_first:
+            state.loss_sum = 0.0  # the first process alone keeps the sum of the rows before
+        if self._processes.is_group and not state.steps:
+            self._write(LAST)  # a restart goes on from it if a process is lost before the first epoch ends
+        with _deferred_interrupt() as interrupt:
             while len(state.history) < self._recipe.epochs and not state.stopped_early:
                 self._train(progress, interrupt)
                 if state.rows == self.training.rows:
@@ -107,7 +106,7 @@ class Fit:
                 if self._stops(interrupt) and len(state.history) < self._recipe.epochs:
                     raise Interrupted(self.output / LAST, state)
 
-    def _train(self, progress: Progress, interrupt: "_DeferredInterrupt") -> None:
+    def _train(self, progress: Progress, interrupt: "_Interrupt") -> None:
         """The remaining steps of an epoch."""
         state, recipe, rows = self.state, self._recipe, self.training.rows
         epoch = len(state.history)
@@ -117,27 +116,27 @@ class Fit:
         validation_loss = state.history[-1].validation_loss if state.history else None
         self.batch_losses.append([])
         for step in steps:
-            before, exchanged = time.perf_counter(), self._exchanged()
+            before, exchanged = time.perf_counter(), self._processes.seconds
             losses = self._step(batches, step, interrupt)
             state.seconds += time.perf_counter() - before
-            self.communication += self._exchanged() - exchanged
+            self.communication += self._processes.seconds - exchanged
             state.rows += step.rows
             state.batches += step.batches
             state.loss_sum += sum(losses)
             self.batch_losses[-1] += losses
             done = epoch * rows + state.rows
             progress(done, recipe.epochs * rows, losses[-1], validation_loss, done / state.all_seconds)
-            if self._processes is None and not np.isfinite(losses).all():
+            if not self._processes.is_group and not np.isfinite(losses).all():
                 self._check_finite()
             if self._stops(interrupt):
                 break
         self._put_together()
 
-    def _stops(self, interrupt: "_DeferredInterrupt") -> bool:
+    def _stops(self, interrupt: "_Interrupt") -> bool:
         """Whether the user has stopped the training; several processes stop after the same step."""
-        return interrupt.requested if self._processes is None else self._all_stop
+        return self._all_stop if self._processes.is_group else interrupt.requested
 
-    def _step(self, batches: Iterator[float], step: Step, interrupt: "_DeferredInterrupt") -> list[float]:
+    def _step(self, batches: Iterator[float], step: Step, interrupt: "_Interrupt") -> list[float]:
         """One step of the optimizer on the next rows; returns this process's part of the batches' losses."""
         trainer, losses = self.trainer, [0.0] * step.batches
         for share in step.shares:
@@ -148,19 +147,15 @@ class Fit:
                     trainer.rows.keep(len(share.rows) / step.rows)
         if self._mean is not None:
             self._mean.take()
-        if self._processes is not None:
+        if self._processes.is_group:
             self._add_up(step, interrupt)
         trainer.optimizer.learning_rate = self._schedule.at(self.state.steps)
         trainer.update()
         self.state.steps += 1
         return losses
 
-    def _exchanged(self) -> float:
-        return 0.0 if self._processes is None else self._processes.seconds
-
-    def _add_up(self, step: Step, interrupt: "_DeferredInterrupt") -> None:
+    def _add_up(self, step: Step, interrupt: "_Interrupt") -> None:
         """Sum the gradients of all processes, and find out whether the user has stopped one of them: then all stop."""
-        assert self._processes is not None
         gradients = self.trainer.gradients
         if self._mean is None:
             own = sum(len(share.rows) for share in step.shares)
@@ -174,17 +169,14 @@ class Fit:
 
     def _put_together(self) -> None:
         """Sum the parts of the batches' losses over all processes."""
-        if self._processes is not None:
-            losses = np.array([self.state.loss_sum, *self.batch_losses[-1]])
-            self._processes.add(losses)
-            self.state.loss_sum, self.batch_losses[-1] = float(losses[0]), losses[1:].tolist()
+        losses = np.array([self.state.loss_sum, *self.batch_losses[-1]])
+        self._processes.add(losses)
+        self.state.loss_sum, self.batch_losses[-1] = float(losses[0]), losses[1:].tolist()
 
     def _validate(self) -> Evaluation | None:
         """The evaluation of the validation rows by the first process, on all of them."""
         if self.validation is None:
             return None
-        if self._processes is None:
-            return self.trainer.evaluate(self.validation)
         found, validation = np.full(2, np.nan), self.validation
         evaluation = self._processes.on_first(lambda: self.trainer.evaluate(validation))
         if evaluation is not None:
@@ -239,7 +231,7 @@ class Fit:
             if with_metrics:
                 write_csv(self.state.history, self.output / "metrics.csv")
 
-        work() if self._processes is None else self._processes.on_first(work)
+        self._processes.on_first(work)
 
     def _save(self, name: str) -> None:
         self.state.optimizer_steps = self.trainer.optimizer.steps
@@ -272,25 +264,27 @@ class GradientMean:
         self._sums[...] = 0
 
 
-class _DeferredInterrupt:
-    """Within the `with` block the first Ctrl-C only sets `requested`; the second raises KeyboardInterrupt."""
+class _Interrupt:
+    """Whether the user has pressed Ctrl-C."""
 
-    def __init__(self) -> None:
-        self.requested = False
+    requested = False
 
-    def __enter__(self) -> Self:
-        self._main = threading.current_thread() is threading.main_thread()  # other threads cannot set signal handlers
-        if self._main:
-            self._before = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._main:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal: the second one raises KeyboardInterrupt."""
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[_Interrupt]:
+    """Within the `with` block the first Ctrl-C is only noted; the second raises KeyboardInterrupt."""
+    interrupt = _Interrupt()
+    if threading.current_thread() is not threading.main_thread():  # other threads cannot set signal handlers
+        yield interrupt
+        return
+    before = signal.signal(signal.SIGINT, interrupt.note)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)

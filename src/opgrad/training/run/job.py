@@ -18,7 +18,7 @@ import onnxruntime
 
 from opgrad.native.threads import get_num_threads
 from opgrad.training.data.dataset import Dataset, load_file, load_named
-from opgrad.training.engine.distributed import Processes
+from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.evaluation import Evaluation
 from opgrad.training.engine.labels import check_labels
 from opgrad.training.engine.trainer import BATCH_ROWS, Trainer, session_options
@@ -26,11 +26,11 @@ from opgrad.training.formats import mapped_files
 from opgrad.training.formats.artifact_set import ArtifactSet
 from opgrad.training.formats.checkpoint import read_checkpoint, write_checkpoint
 from opgrad.training.run.fit import Fit, Progress
-from opgrad.training.run.metrics import best_epoch, write_text
+from opgrad.training.run.metrics import best_epoch
 from opgrad.training.run.plot import plot_losses
 from opgrad.training.run.recipe import FILE, Recipe
 from opgrad.training.run.state import BEST, LAST, Resumption, RunState, fingerprint
-from opgrad.writing import staged
+from opgrad.writing import new_file, staged
 
 MODEL = "model.onnx"  # the file of the trained model among a run's results
 LONG_STEP = 0.1  # seconds; a longer step is never faster with one thread alone
@@ -115,7 +115,7 @@ def train(
     output: Path,
     progress: Progress,
     resumption: Resumption | None = None,
-    processes: Processes | None = None,
+    processes: OneProcess | None = None,
 ) -> Run | None:
     """Train an artifact set and write what it gives into a folder.
 
@@ -126,40 +126,31 @@ def train(
         best.checkpoint; made if need be, when everything else is found to be right.
     progress: called after every step.
     resumption: the checkpoint to go on from; None begins with that of the artifact set.
-    processes: those that train together, all of which call; the first one writes, and alone returns a run.
+    processes: those that train together, all of which call; the first one writes, and alone returns a run. None: this
+        process trains alone.
     Raises `Interrupted` after Ctrl-C, `Diverged` when parameters are no numbers any more, ValueError for settings, data
     or a checkpoint that do not fit.
     """
     if recipe.clip_norm is not None:
         artifacts = replace(artifacts, rule=replace(artifacts.rule, max_norm=recipe.clip_norm))
+    processes = processes or OneProcess()
     training, validation, test = _whole_batches(artifacts, recipe, file)
     trainer, state = _begin(artifacts, recipe, training, resumption, processes)
-    if state.initial_loss is None:
-        first = np.arange(artifacts.batch_rows or min(BATCH_ROWS, training.rows))
-        state.initial_loss = trainer.evaluate(training.take(first), recipe.batch_size).loss
-    properties = resumption.properties if resumption else {}
     trainer.check_export()
+    properties = resumption.properties if resumption else {}
     fit = Fit(trainer, training, validation, state, output, properties, processes)
-
-    def prepare() -> None:
-        _make_folder(output)
-        if resumption and resumption.best:
-            write_checkpoint(resumption.best, output / BEST)
-
-    prepare() if processes is None else processes.on_first(prepare)
+    processes.on_first(lambda: _prepare(output, resumption))
     before = state.all_seconds
     fit.run(progress)
-    if processes is not None and not processes.is_first:
+    if not processes.is_first:
         return None
     with parameters_kept(output):
         if validation is not None:
             trainer.restore(read_checkpoint(output / BEST))
         trainer.export(output / MODEL)
+        seconds = state.all_seconds - before
         run = _evaluated(artifacts, fit, test, str(file or recipe.dataset))
-        if processes is not None:
-            seconds = state.all_seconds - before
-            share = fit.communication / seconds if seconds else 0.0
-            run = replace(run, processes=processes.size, communication=share)
+        run = replace(run, processes=processes.size, communication=fit.communication / seconds if seconds else 0.0)
         _write(run)
     return run
 
@@ -214,7 +205,7 @@ def _write(run: Run) -> None:
     title, state = f"{run.artifacts.name}: loss", run.state
     with staged(run.output) as folder:
         plot_losses(state.history, run.batch_losses, run.test.loss, title, folder / "loss.png")
-        write_text(json.dumps(metrics(run), indent=1) + "\n", folder / "metrics.json")
+        new_file(folder / "metrics.json", (json.dumps(metrics(run), indent=1) + "\n").encode())
 
 
 def _begin(
@@ -222,7 +213,7 @@ def _begin(
     recipe: Recipe,
     training: Dataset,
     resumption: Resumption | None,
-    processes: Processes | None,
+    processes: OneProcess,
 ) -> tuple[Trainer, RunState]:
     """A trainer whose kernels are compiled, and the state from which the run begins or goes on."""
     data = fingerprint(training)
@@ -235,12 +226,15 @@ def _begin(
         trainer = _trainer(artifacts, recipe, state.threads)
     if resumption is not None:
         trainer.restore(resumption.checkpoint)
-    if processes is not None:
+    if processes.is_group:
         trainer = _agreed(trainer, state, processes)
+    if state.initial_loss is None:
+        first = np.arange(artifacts.batch_rows or min(BATCH_ROWS, training.rows))
+        state.initial_loss = trainer.evaluate(training.take(first), recipe.batch_size).loss
     return trainer, state
 
 
-def _agreed(trainer: Trainer, state: RunState, processes: Processes) -> Trainer:
+def _agreed(trainer: Trainer, state: RunState, processes: OneProcess) -> Trainer:
     """The trainer, with the number of threads of the first process, as another number may change the last digits.
 
     Raises ValueError unless all processes begin in the same state.
@@ -269,11 +263,13 @@ def _check_goes_on(state: RunState, data: int, may_be_done: bool) -> None:
         raise ValueError(f"resume: the run ended early in epoch {done}, expected a patience above {recipe.patience}")
 
 
-def _make_folder(folder: Path) -> None:
-    """Make a folder unless it is there, and find out whether files can be written into it."""
+def _prepare(folder: Path, resumption: Resumption | None) -> None:
+    """Make the folder unless it is there, try whether files can be written, and keep the best checkpoint so far."""
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryFile(dir=folder):
         pass
+    if resumption and resumption.best:
+        write_checkpoint(resumption.best, folder / BEST)
 
 
 def _fastest_trainer(artifacts: ArtifactSet, recipe: Recipe, data: Dataset) -> tuple[Trainer, int]:

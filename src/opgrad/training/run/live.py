@@ -2,8 +2,7 @@
 
 import math
 import time
-from types import TracebackType
-from typing import Self
+from contextlib import AbstractContextManager
 
 import numpy as np
 import plotext
@@ -43,7 +42,7 @@ class Curve:
             self._every *= 2
 
 
-class LiveCurve:
+class LiveCurve(AbstractContextManager["LiveCurve"]):
     """A progress bar under a picture of the losses; used as `TrainingBar` is."""
 
     def __init__(self, console: Console, description: str):
@@ -54,12 +53,7 @@ class LiveCurve:
         self._last_validation: float | None = None
         self._shown = 0.0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live.is_started:
             self._show()
             self._live.stop()

@@ -48,9 +48,4 @@ def write_csv(history: Sequence[EpochMetrics], path: Path) -> None:
     writer = csv.DictWriter(text, [field.name for field in fields(EpochMetrics)], lineterminator="\n")
     writer.writeheader()
     writer.writerows(asdict(each) for each in history)
-    write_text(text.getvalue(), path)
-
-
-def write_text(text: str, path: Path) -> None:
-    """Write a file; a crash on the way leaves an older one as it was."""
-    replace_file(path, text.encode())
+    replace_file(path, text.getvalue().encode())

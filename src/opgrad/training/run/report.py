@@ -1,8 +1,8 @@
 """The output of a training run in a terminal: a progress bar and the results."""
 
 import time
-from types import TracebackType
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -16,7 +16,7 @@ from opgrad.training.run.state import BEST, LAST
 INTERVAL = 0.1  # seconds between two updates of the bar; a training step may take less than 0.1 ms
 
 
-class TrainingBar:
+class TrainingBar(AbstractContextManager["TrainingBar"]):
     """A progress bar with losses and speed; use it in a `with` block and call it after every step."""
 
     def __init__(self, console: Console, description: str):
@@ -33,12 +33,7 @@ class TrainingBar:
         self._task = self._progress.add_task(visible(description), loss="nan", validation="", speed=0.0)
         self._start = self._shown = 0.0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._start:
             self._progress.stop()
 
