@@ -59,6 +59,7 @@ import pytest  # noqa: E402
 
 import opgrad  # noqa: E402
 from opgrad.contract import FLOATS, operators  # noqa: E402
+from opgrad.native import plans  # noqa: E402
 
 # Collection leaves millions of objects that stay; looking through them for garbage took an eighth of the tests' time.
 gc.disable()
@@ -99,6 +100,17 @@ def waiting_threads_of_sessions_sleep():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnxruntime.InferenceSession, "__init__", sleeping)
         yield
+
+
+@pytest.fixture(autouse=True)
+def plans_of_its_own(request):
+    """A test that patches something shares no plans with others, since plans may depend on what it patches."""
+    if "monkeypatch" not in request.fixturenames:
+        yield
+        return
+    plans.PLANS.values.clear()
+    yield
+    plans.PLANS.values.clear()
 
 
 @pytest.fixture(params=operators().values(), ids=lambda op: op.name)

@@ -15,7 +15,7 @@ import opgrad
 from opgrad import contract, interop
 from opgrad.contract import DTYPES, FLOATS, INTEGERS, Spec, graph_operators, loss_operators, operators
 from opgrad.contract.declaration import PROGRAMS
-from opgrad.native import arrays
+from opgrad.native import arrays, plans
 from opgrad.ops import FAMILIES
 from opgrad.testing.arguments import SHAPES
 
@@ -152,7 +152,7 @@ def test_plan_of_specs(op, rng):
     values = [arguments.get(name) for name in op.arrays]
     specs = [None if value is None else Spec(value.shape, value.dtype) for value in values]
     attributes = {name: arguments[name] for name in op.attributes if name in arguments}
-    plan = importlib.import_module(arrays.dispatcher.__module__).plan(op, specs, attributes)
+    plan = plans.plan(op, specs, attributes)
     results = call(op, arguments)
     assert [(spec.shape, spec.dtype) for spec in plan.results] == [(r.shape, r.dtype) for r in results]
     assert plan.parts_max >= 1
@@ -167,19 +167,20 @@ def plans_kept(function):
 def test_a_warm_call_uses_the_kept_plan(op, rng, monkeypatch):
     arguments = sample(op, (2, 500), "float32", rng)
     call(op, arguments)
-    monkeypatch.setattr(arrays, "Runner", None)
+    monkeypatch.setattr(arrays, "ArrayRunner", None)
     call(op, arguments)
     with pytest.raises(TypeError):
         call(op, sample(op, (2, 501), "float32", rng))
 
 
 def test_the_number_of_kept_plans_is_bounded(rng, monkeypatch):
-    monkeypatch.setattr(arrays, "PLANS", 8)
     runners = plans_kept(opgrad.relu)
-    runners.clear()
+    monkeypatch.setattr(runners, "most", 8)
+    monkeypatch.setattr(plans.PLANS, "most", 9)
     for size in range(1, 40):
         opgrad.relu(np.zeros(size, np.float32))
-    assert len(runners) == 8
+    assert len(runners.values) == 8
+    assert len(plans.PLANS.values) == 9
 
 
 def test_dtypes():

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 from accuracy import check
+from anew import dispatcher
 from samples import bits, call, sample
 
 import opgrad
 import opgrad.random
 from opgrad.contract import BYTES, DTYPES, FLOAT8, FLOATS, graph_operators, loss_operators, operators
 from opgrad.cpu.programs import layout, partition
-from opgrad.native.arrays import dispatcher
 from opgrad.testing.examples import examples, listed
 
 LINE = 64

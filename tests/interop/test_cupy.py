@@ -12,7 +12,7 @@ from samples import bits, call, sample
 import opgrad
 from opgrad import interop, post_ops
 from opgrad.contract import DTYPES
-from opgrad.native import arrays
+from opgrad.native import arrays, plans, runners
 
 pytest.importorskip("triton")
 
@@ -283,7 +283,7 @@ class OnHost:
 
     def __init__(self, memory, op, given):
         self.op, self.given = op, {name: self.host(value) for name, value in given.items()}
-        self.runner = arrays.Runner(op, (), self.given)
+        self.runner = arrays.ArrayRunner(op, (), self.given)
 
     @staticmethod
     def host(value):
@@ -298,15 +298,15 @@ class OnHost:
         if results is None:
             results = [Ndarray(make()) for make in self.runner.makers]
         inputs = [self.host(given.get(name)) for name in self.op.inputs]
-        self.runner.run([*inputs, *(each.host for each in results)], [each.host for each in results])
-        return (self.op.finish or arrays.one_or_tuple)(tuple(results))
+        self.runner.run_on([*inputs, *(each.host for each in results)], [each.host for each in results])
+        return (self.op.finish or runners.one_or_tuple)(tuple(results))
 
 
 @pytest.fixture
 def on_the_host(cupy, monkeypatch):
     """Calls with CuPy arrays as far as the kernels, and those of the CPU."""
     monkeypatch.setattr(front_end()._runners, "make", OnHost)
-    monkeypatch.setattr(front_end()._runners, "_plans", {})
+    monkeypatch.setattr(front_end()._runners, "kept", plans.Kept(8))
     return front_end()
 
 
@@ -340,7 +340,7 @@ def test_attributes(device, rng, on_the_host):
             assert [each.device_id for each in found] == [device] * len(expected)
             assert [(each.dtype, each.shape) for each in found] == [(each.dtype, each.shape) for each in expected]
             assert [bits(each.host) for each in found] == [bits(each) for each in expected]
-    assert len(on_the_host._runners._plans) == 2
+    assert len(on_the_host._runners.kept.values) == 2
 
 
 @in_the_interpreter

@@ -58,7 +58,7 @@ def refused():
 def needs_memory(function, **given):
     """Whether a call's working memory is too large for the stack."""
     of, given = arrays.form(opgrad.contract.operators()[function.__name__], given)
-    return arrays.Runner(of, (), given).plan.scratch_bytes > 8 * scratch.STACK_WORDS
+    return arrays.ArrayRunner(of, (), given).plan.scratch_bytes > 8 * scratch.STACK_WORDS
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how much memory there is")

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from anew import dispatcher
 from graph_cases import call, check_close
 
 import opgrad
@@ -12,7 +13,6 @@ from opgrad.contract import graph_operators
 from opgrad.contract.windows import axes
 from opgrad.cpu.programs import convolution
 from opgrad.cpu.programs.convolution import window_steps
-from opgrad.native.arrays import dispatcher
 from opgrad.testing.examples import examples, listed
 from opgrad.testing.examples import expected as expected_of
 from opgrad.testing.examples.convolution import _convolution as convolved

@@ -12,7 +12,7 @@ from subprocesses import run_python
 import opgrad
 from opgrad import Dropout, post_ops
 from opgrad.contract import operators
-from opgrad.native import arrays, background
+from opgrad.native import arrays, background, plans
 
 
 @pytest.fixture
@@ -26,7 +26,8 @@ def runner(name, values, attributes):
     op = operators()[name]
     of, given = arrays.form(op, dict(zip(op.parameters, values, strict=False)) | attributes)
     given = arrays.as_given(of, given)
-    found = arrays.Runner(of, (), given)
+    plans.PLANS.values.clear()
+    found = arrays.ArrayRunner(of, (), given)
     return found, lambda: found((), given)
 
 

@@ -131,11 +131,11 @@ def address(array):
 
 def forget():
     """Make new plans for all calls from here on, after a change of what decides about regimes."""
-    _runners._plans.clear()
+    _runners.kept.values.clear()
     if ON_GPU:
         from opgrad.interop import torch_tensors
 
-        torch_tensors._cuda._plans.clear()
+        torch_tensors._cuda.kept.values.clear()
 
 
 # --- in the interpreter, and from PTX --------------------------------------------------------------------------------

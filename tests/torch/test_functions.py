@@ -16,8 +16,9 @@ torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
 import opgrad.torch  # noqa: E402
-from opgrad.interop import device, host, library_of  # noqa: E402
+from opgrad.interop import device, library_of  # noqa: E402
 from opgrad.interop import torch_tensors as tensors  # noqa: E402
+from opgrad.native import runners  # noqa: E402
 from opgrad.torch.operators import OPERATORS  # noqa: E402
 
 
@@ -144,7 +145,7 @@ def test_keyword_and_positional_arguments_are_the_same():
 def test_a_warm_call_uses_the_kept_plan(monkeypatch):
     x = torch.randn(2, 501)
     opgrad.softmax(x)
-    monkeypatch.setattr(host, "Signature", None)
+    monkeypatch.setattr(runners, "prepare", None)
     opgrad.softmax(x)
     with pytest.raises(TypeError):
         opgrad.softmax(torch.randn(2, 502))
@@ -154,7 +155,7 @@ def test_a_warm_call_uses_the_kept_plan(monkeypatch):
 def test_nothing_is_copied(monkeypatch, dtype):
     """No argument on its way to the kernels, nor a result on its way back."""
     x, given = torch.randn(3, 4).to(getattr(torch, dtype)), []
-    monkeypatch.setattr(host.HostPlan, "execute", lambda plan, operands, trusted: given.append(operands))
+    monkeypatch.setattr(runners.HostRunner, "execute", lambda self, *given_: given.append(self.addresses(given_[0])))
     y = opgrad.relu(x)
     assert given == [[x.data_ptr(), y.data_ptr()]]
 
@@ -566,11 +567,11 @@ def test_device_check(as_on_cuda):
 def test_device_plans_know_alignment(as_on_cuda):
     memory = torch.randn(65)
     opgrad.relu(memory[:64])
-    plans = len(tensors._host._plans)
+    plans = len(tensors._host.kept.values)
     assert torch.equal(opgrad.relu(memory[1:]), torch.relu(memory[1:]))
-    assert len(tensors._host._plans) == plans + 1
+    assert len(tensors._host.kept.values) == plans + 1
     opgrad.relu(memory[:64].clone())
-    assert len(tensors._host._plans) == plans + 1
+    assert len(tensors._host.kept.values) == plans + 1
 
 
 def test_without_triton(as_on_cuda, monkeypatch):

@@ -1,6 +1,7 @@
 """The functions of an array library that finding a call's form needs; each front end passes those of its library."""
 
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +32,29 @@ class Arrays(Protocol):
 
     def total(self, array: Any, axes: tuple[int, ...], shape: Shape, dtype: str) -> Any:
         """The sum over these axes (none: the array), in float64, rounded to this dtype and in this shape."""
+
+
+class Memory(Protocol):
+    """How a library's arrays lie in memory, and how it makes new ones: what `native.runners` needs."""
+
+    def spec(self, array: Any) -> Spec:
+        """Shape, dtype and strides in bytes. Raises TypeError for a dtype that NumPy and ml_dtypes lack."""
+
+    def address(self, array: Any) -> int:
+        """Where the first element lies."""
+
+    def strides(self, spec: Spec, order: tuple[int, ...], model: Any) -> tuple[int, ...]:
+        """The strides in bytes that a new array is given. `order` is the memory order of the axes that suits the
+        kernels; `model` is the first array of the call if the new one has an entry for each of its elements."""
+
+    def maker(self, spec: Spec, like: Any) -> Callable[[], Any]:
+        """What makes new arrays of this shape, dtype and strides beside `like`."""
+
+    def packed(self, array: Any, order: tuple[int, ...]) -> Any:
+        """A copy whose axes lie in memory in this order."""
+
+    def assign(self, destination: Any, source: Any) -> None:
+        """Copy the elements of one array into another of the same shape."""
 
 
 class Host:

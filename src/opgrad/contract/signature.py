@@ -9,7 +9,7 @@ import numpy as np
 
 from opgrad.contract import layout
 from opgrad.contract.checks import check_arrays
-from opgrad.contract.declaration import Operator
+from opgrad.contract.declaration import Operator, Tensor
 from opgrad.contract.dtypes import DTYPES, Attributes, Spec
 from opgrad.contract.problem import Operand, Pair, Problem
 
@@ -20,16 +20,13 @@ MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32  
 class Prepared:
     """A checked signature: the problem for kernels, the results, and the arrays that must be copied for it.
 
-    `copies` holds the operands' numbers with the memory order of the copy, `present` the arrays that the caller
-    gives, results among them if they are `brought`.
+    `copies` holds the operands' numbers with the memory order of the copy.
     """
 
     operator: Operator
     problem: Problem
     results: Mapping[str, Spec]
     copies: tuple[tuple[int, tuple[int, ...]], ...]
-    present: Mapping[str, Spec]
-    brought: bool
 
 
 def result_specs(op: Operator, inputs: Mapping[str, Spec | None], attributes: Attributes) -> dict[str, Spec]:
@@ -83,34 +80,43 @@ def prepare(
         check_out(op, results, out)
     tensors = {**op.inputs, **op.results}
     numbers = {name: number for number, name in enumerate(tensors)}
-    brought = dict(zip(results, out, strict=True)) if out else {}
-    present = {name: spec for name, spec in {**inputs, **brought}.items() if spec is not None}
-    loops = _loops(op, {n: s for n, s in present.items() if tensors[n].role == "element"}, attributes, any_stride)
-    orders = {name: _order(loops, tensors[name].role, len(spec.shape)) for name, spec in {**present, **results}.items()}
-    operands, copies = _operands(loops, numbers, {**results, **present}, orders, set(present))
+    present = {name: spec for name, spec in inputs.items() if spec is not None}
+    if out is None:
+        loops = _loops(op, _elements(tensors, present), attributes, any_stride)
+        orders = {name: _order(loops, tensors[name].role, len(spec.shape)) for name, spec in results.items()}
+        out = [_placed(spec, orders[name]) for name, spec in results.items()]
+    present |= dict(zip(results, out, strict=True))
+    loops = _loops(op, _elements(tensors, present), attributes, any_stride)
+    orders = {name: _order(loops, tensors[name].role, len(spec.shape)) for name, spec in present.items()}
+    operands, copies = _operands(loops, numbers, present, orders)
     if op.kind == "blocks":
         # Its kernels read and write where an array lies; threads of a GPU only whole elements from one to the next.
         broken = {numbers[name] for name, spec in present.items() if any_stride and _is_broken(spec)}
         copies = tuple(each for each in copies if each[0] in broken)
-    given = {name: _placed(spec, orders[name]) for name, spec in {**results, **present}.items()}
+    given = {name: _placed(spec, orders[name]) for name, spec in present.items()}
     size = sum(_bytes(spec) for spec in given.values())
     every = {name: operands.get(name) for name in tensors}
     problem = Problem(loops.outer, loops.n, loops.inner, every, attributes, given, orders, size)
-    return Prepared(op, problem, results, copies, present, brought=out is not None)
+    return Prepared(op, problem, results, copies)
 
 
 def pairs(prepared: Prepared) -> list[Pair]:
-    """The results in `out` with every other array that they must not overlap."""
-    op, present, found = prepared.operator, prepared.present, []
+    """The results with every other array that they must not overlap."""
+    op, specs, found = prepared.operator, prepared.problem.specs, []
     numbers = {name: number for number, name in enumerate((*op.inputs, *op.results))}
     for result in op.results:
-        for name, spec in present.items():
+        for name, spec in specs.items():
             if numbers[name] < numbers[result]:
-                output = present[result]
+                output = specs[result]
                 same = spec.dtype == output.dtype and _strides(spec) == _strides(output)
                 same &= name in op.in_place.get(result, ())
                 found.append(Pair(numbers[result], numbers[name], covered(output), covered(spec), same))
     return found
+
+
+def _elements(tensors: Mapping[str, Tensor], specs: Mapping[str, Spec]) -> dict[str, Spec]:
+    """The arrays that have an entry for each element."""
+    return {name: spec for name, spec in specs.items() if tensors[name].role == "element"}
 
 
 def _is_broken(spec: Spec) -> bool:
@@ -173,7 +179,6 @@ def _operands(
     numbers: Mapping[str, int],
     specs: Mapping[str, Spec],
     orders: Mapping[str, tuple[int, ...]],
-    present: set[str],
 ) -> tuple[dict[str, Any], tuple[tuple[int, tuple[int, ...]], ...]]:
     """The operands as kernels see them, and the numbers of those that must be copies."""
     operands, copies = {}, []
@@ -183,6 +188,6 @@ def _operands(
         packed = layout.contiguous(spec.shape, orders[name], spec.dtype.itemsize)
         moves = [axis for axis, size in enumerate(spec.shape) if size > 1]
         alone = name not in loops.strides and any(_strides(spec)[axis] != packed[axis] for axis in moves)
-        if name in present and all(spec.shape) and (alone or not strides.fits):
+        if all(spec.shape) and (alone or not strides.fits):
             copies.append((numbers[name], orders[name]))
     return operands, tuple(copies)

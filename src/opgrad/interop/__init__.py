@@ -8,7 +8,8 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
-from opgrad.contract import Operator, Spec
+from opgrad.contract import Operator
+from opgrad.contract.libraries import Memory
 from opgrad.locks import settling
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]  # a function's entries, positional and keyword arguments
@@ -31,8 +32,8 @@ class Library(Protocol):
         """
 
 
-class Memory(Protocol):
-    """How a library's arrays lie in a device's memory, and how it makes new ones: what `device.Runners` needs.
+class DeviceMemory(Memory, Protocol):
+    """How a library's arrays lie in a device's memory.
 
     New arrays start at multiples of `opgrad.cuda.ALIGNMENT` bytes, as every allocator for devices gives them.
     """
@@ -41,25 +42,6 @@ class Memory(Protocol):
         """All that tells the array's signature from others, hashable: shape, strides, dtype and device, and the
         address modulo `opgrad.cuda.ALIGNMENT` unless it is always 0. Raises AttributeError, TypeError or RuntimeError
         for other things than arrays."""
-
-    def spec(self, array: Any) -> Spec:
-        """Shape, dtype and strides in bytes. Raises TypeError for a dtype that NumPy and ml_dtypes lack."""
-
-    def address(self, array: Any) -> int:
-        """Where the first element lies."""
-
-    def strides(self, spec: Spec, order: tuple[int, ...], model: Any) -> tuple[int, ...]:
-        """The strides in bytes that a new array is given. `order` is the memory order of the axes that suits the
-        kernels; `model` is the first array of the call if the new one has an entry for each of its elements."""
-
-    def maker(self, spec: Spec, like: Any) -> Callable[[], Any]:
-        """What makes new arrays of this shape, dtype and strides beside `like`."""
-
-    def packed(self, array: Any, order: tuple[int, ...]) -> Any:
-        """A copy whose axes lie in memory in this order."""
-
-    def assign(self, destination: Any, source: Any) -> None:
-        """Copy the elements of one array into another of the same shape."""
 
     def words(self, array: Any) -> tuple[int, int]:
         """The first two 64-bit integers of an array of bytes, once the device has written them."""

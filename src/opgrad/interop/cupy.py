@@ -186,7 +186,7 @@ def _bits(array: Any) -> Any:
 
 
 class _Memory:
-    """`interop.Memory` for CuPy arrays, with memory orders as CuPy's own functions have them."""
+    """`interop.DeviceMemory` for CuPy arrays, with memory orders as CuPy's own functions have them."""
 
     def key(self, array: Any) -> Any:
         # The type is part of the key because subclasses may have no memory of their own.

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from opgrad.contract import Shape
-from opgrad.native import allocation, pool
+from opgrad.native import pool
 
 POOLED_FROM = 1 << 20  # bytes from which a result comes from the pool: malloc itself keeps the memory of smaller ones
 HUGE_FROM = 1 << 22  # bytes from which huge pages are asked for, as NumPy does
@@ -112,6 +112,11 @@ def _drop(size: int) -> None:
         _kept.pop(size, None)
 
 
+def empty() -> None:
+    """Keep no storage any more, as `opgrad.empty_pool` asks."""
+    _kept.clear()
+
+
 @cache
 def _advise() -> Any:
     """The system's madvise, where it can be asked for huge pages."""
@@ -131,4 +136,3 @@ def _ask_for_huge_pages(address: int, size: int) -> None:
 
 
 _ALONE = _counts((torch.UntypedStorage(1), 0)) if _references else []
-allocation.emptied_with(_kept.clear)

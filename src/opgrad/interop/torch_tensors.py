@@ -17,10 +17,10 @@ from opgrad.contract.layout import contiguous
 from opgrad.contract.libraries import HOST, NUMBERS, Arrays
 from opgrad.cuda import ALIGNMENT
 from opgrad.interop import torch_private, torch_storages
-from opgrad.interop.device import Runners, extent
-from opgrad.interop.host import HostPlan
+from opgrad.interop.device import Runners
 from opgrad.interop.torch_calls import KINDS
 from opgrad.native import arrays
+from opgrad.native.runners import HostRunner, extent
 
 plain.PLAIN.update((torch.dtype, torch.Size))
 
@@ -207,7 +207,7 @@ PLAIN_DTYPES = frozenset(getattr(torch, name) for name in FLOATS)
 
 
 class _Memory:
-    """`interop.Memory` for tensors on CUDA."""
+    """`interop.DeviceMemory` for tensors on CUDA."""
 
     def key(self, array: torch.Tensor) -> Any:
         return array.shape, array.stride(), array.dtype, array.device, array.data_ptr() % ALIGNMENT
@@ -264,5 +264,5 @@ def view_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return extent(tensor.data_ptr(), _host.memory.spec(tensor))
 
 
-_host = Runners(_HostMemory(), _settle, HostPlan)
+_host = Runners(_HostMemory(), _settle, HostRunner)
 _cuda = Runners(_Memory(), _settle)

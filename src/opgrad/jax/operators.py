@@ -10,7 +10,8 @@ import numpy as np
 from opgrad.contract import DTYPES, Operator, Shape, Spec
 from opgrad.contract.plain import plain
 from opgrad.jax.derivative import differentiable
-from opgrad.native.arrays import form, one_or_tuple
+from opgrad.native.arrays import form
+from opgrad.native.runners import one_or_tuple
 
 
 def run(op: Operator, given: Mapping[str, Any]) -> Any:

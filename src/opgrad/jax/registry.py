@@ -31,7 +31,7 @@ from opgrad.jax.handler import (
     handle,
 )
 from opgrad.locks import settling
-from opgrad.native import arrays, threads
+from opgrad.native import plans, threads
 from opgrad.native.plan import REPORT, execute
 
 CODES = {TypeError: abi.INVALID_ARGUMENT, ValueError: abi.INVALID_ARGUMENT}
@@ -65,7 +65,7 @@ class Called:
         text = repr((kinds, form, self.name, self.is_part))
         return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES // 2).hexdigest()
 
-    def plan(self, inputs: Sequence[Shape], results: Sequence[Shape]) -> arrays.Plan:
+    def plan(self, inputs: Sequence[Shape], results: Sequence[Shape]) -> plans.Plan:
         """The plan for arrays of these shapes, which may have axes of vmap before those that were traced."""
         lead = {len(shape) - len(spec.shape) for shape, spec in zip(inputs, self.given.values(), strict=True)}
         lead |= {len(shape) - len(spec.shape) for shape, spec in zip(results, self.results.values(), strict=True)}
@@ -74,7 +74,7 @@ class Called:
         made = self._specs(results, self.results, before)
         specs = [given.get(name) for name in self.operator.arrays]
         try:
-            return arrays.plan(self.operator, specs, dict(self.attributes), list(made.values()))
+            return plans.plan(self.operator, specs, dict(self.attributes), list(made.values()))
         except Exception as error:
             raise in_name_of(self.operator, self.name, error) from None
 
@@ -112,7 +112,7 @@ def known(called: Called) -> str:
 class Prepared:
     """A plan with its key and the operands' numbers of all buffers, as words."""
 
-    def __init__(self, called: Called, plan: arrays.Plan, key: tuple[int, ...], following: int):
+    def __init__(self, called: Called, plan: plans.Plan, key: tuple[int, ...], following: int):
         self.called, self.plan, self.key = called, plan, key
         operands = [*called.operator.arrays, *called.operator.results]
         self._places = _words([operands.index(name) for name in (*called.given, *called.results)])
@@ -155,7 +155,7 @@ def _keep(prepared: Prepared) -> None:
     _prepared[prepared.key] = _by_address[prepared.address] = prepared
 
 
-def _plan_for(key: tuple[int, ...]) -> tuple[Called, arrays.Plan]:
+def _plan_for(key: tuple[int, ...]) -> tuple[Called, plans.Plan]:
     """What a key stands for."""
     if not key:
         expected = f"at most {MOST_BUFFERS} arrays with {MOST_KEY_WORDS - KEY_HEAD} dimensions in all"

@@ -7,6 +7,7 @@ results are made in a context of ours, and arrays that are made elsewhere are no
 
 import ctypes
 import math
+import sys
 from collections.abc import Callable
 from contextvars import Context
 from functools import cache, partial
@@ -14,6 +15,7 @@ from functools import cache, partial
 import numpy as np
 
 from opgrad.contract import Array, Spec
+from opgrad.contract.layout import contiguous
 from opgrad.locks import settling
 from opgrad.native import abi, pool
 
@@ -52,35 +54,24 @@ def _context() -> Context:
         return context
 
 
-def maker(spec: Spec, order: tuple[int, ...] | None) -> Callable[[], Array]:
-    """A function that makes arrays of this shape and dtype, whose axes lie in memory in this order, or in C order.
+def maker(spec: Spec) -> Callable[[], Array]:
+    """A function that makes arrays of this shape, dtype and these strides, which leave no gaps.
 
     A large one starts a cache line, so that its vectors can be written past the cache.
     """
-    plain = (
-        partial(np.empty, spec.shape, spec.dtype) if order is None else partial(np.empty_like, _ordered(spec, order))
-    )
+    axes = tuple(range(len(spec.shape)))
+    in_c_order = spec.strides == contiguous(spec.shape, axes, spec.dtype.itemsize)
+    plain = partial(np.empty, spec.shape, spec.dtype) if in_c_order else partial(np.empty_like, _placed(spec))
     if spec.dtype.itemsize * math.prod(spec.shape) < POOLED_FROM or abi.NUMPY_FUNCTIONS in abi.unlike():
         return plain
     context = _context()
     return lambda: context.copy().run(plain)
 
 
-def _ordered(spec: Spec, order: tuple[int, ...]) -> Array:
-    """An array, without memory, whose axes lie in this order: the strides that `empty_like` takes over."""
-    shape = [spec.shape[axis] for axis in order]
-    steps = [spec.dtype.itemsize * math.prod(shape[place + 1 :]) for place in range(len(shape))]
-    strides = [steps[order.index(axis)] for axis in range(len(order))]
+def _placed(spec: Spec) -> Array:
+    """An array, without memory, with the strides that `empty_like` takes over."""
     word = np.empty(1, f"V{spec.dtype.itemsize}")  # `as_strided` knows NumPy's own dtypes alone
-    return np.lib.stride_tricks.as_strided(word, spec.shape, strides).view(spec.dtype)
-
-
-_also_emptied: list[Callable[[], None]] = []
-
-
-def emptied_with(empty: Callable[[], None]) -> None:
-    """Have `empty_pool` call `empty`, too, which releases memory that is kept for another library's results."""
-    _also_emptied.append(empty)
+    return np.lib.stride_tricks.as_strided(word, spec.shape, spec.strides).view(spec.dtype)
 
 
 def empty_pool() -> None:
@@ -90,5 +81,6 @@ def empty_pool() -> None:
     the environment keeps none.
     """
     pool.empty()
-    for empty in _also_emptied:
-        empty()
+    tensors = sys.modules.get("opgrad.interop.torch_storages")  # imported where results were tensors
+    if tensors is not None:
+        tensors.empty()

@@ -4,7 +4,6 @@ A signature is the shapes, strides, dtypes and attributes of a call. Its argumen
 the first call; later calls find the plan. Calls on arrays of other libraries go to `opgrad.interop`.
 """
 
-import ctypes
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -15,32 +14,91 @@ import numpy as np
 
 from opgrad import interop
 from opgrad.contract import Array, Operator, Spec, answer_with
+from opgrad.contract.layout import contiguous
 from opgrad.contract.libraries import HOST, Arrays, is_masked
 from opgrad.contract.plain import is_plain, plain
 from opgrad.cpu.compiler import INTERPRETING
-from opgrad.locks import settling
 from opgrad.native import allocation
-from opgrad.native.abi import ARRAYS, TUPLE_ITEMS, TUPLES, unlike
+from opgrad.native.abi import ARRAYS, TUPLES, unlike
 from opgrad.native.entries import Answered
 from opgrad.native.functions import function_of
-from opgrad.native.overlap import check_overlap
-from opgrad.native.plan import NO_MEMORY, OVERLAP, REPORT, execute
-from opgrad.native.plans import Plan as Plan
-from opgrad.native.plans import plan as plan
-from opgrad.native.threads import threads_for
+from opgrad.native.plans import RUNNERS, Kept
+from opgrad.native.runners import HostRunner, as_tuple
 
-PLANS = 1024  # signatures kept for each operator; the oldest goes first
 ABSENT: Array = np.empty(0)  # passed in place of an operand that was left out; no kernel reads it
 
 
-def _packed(array: Array, order: tuple[int, ...]) -> Array:
-    """A copy whose axes lie in memory in this order."""
-    return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
+class ArrayMemory:
+    """`contract.libraries.Memory` for NumPy's arrays."""
+
+    @staticmethod
+    def spec(array: Array) -> Spec:
+        return Spec(array.shape, array.dtype, array.strides)
+
+    @staticmethod
+    def address(array: Array) -> int:
+        return array.ctypes.data
+
+    @staticmethod
+    def strides(spec: Spec, order: tuple[int, ...], model: Array | None) -> tuple[int, ...]:
+        return contiguous(spec.shape, order, spec.dtype.itemsize)
+
+    @staticmethod
+    def maker(spec: Spec, like: Array) -> Callable[[], Array]:
+        return allocation.maker(spec)
+
+    @staticmethod
+    def packed(array: Array, order: tuple[int, ...]) -> Array:
+        return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
+
+    assign = staticmethod(np.copyto)
+
+
+def spec_of(array: Array | None) -> Spec | None:
+    """An array as the checks see it."""
+    return None if array is None else ArrayMemory.spec(array)
+
+
+class ArrayRunner(HostRunner):
+    """Runs the calls of a public function on NumPy's arrays that have one signature."""
+
+    def __init__(self, op: Operator, args: tuple[Any, ...], given: Mapping[str, Any]):
+        super().__init__(ArrayMemory(), op, given)
+        positions = dict(zip(op.parameters, range(len(args)), strict=False))
+        self.sources = [(positions.get(name), name) for name in op.arrays]
+        self.complete = None not in self.specs
+        self.unlike = not unlike().isdisjoint((ARRAYS, TUPLES))  # native code cannot read addresses from arrays here
+        self.can_be_native = False  # `_find` sets it if it keeps the runner
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return self.called(args, kwargs).answer
+
+    def called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Answered:
+        """Run a call; return its answer, and how it was found."""
+        out = kwargs.get("out")
+        if out is not None:
+            check_writeable(self.op, as_tuple(out))
+        return self.answered([kwargs.get(name) if place is None else args[place] for place, name in self.sources], out)
+
+    def located(self, operands: Sequence[Any]) -> tuple[Any, tuple[Array, ...]]:
+        if self.unlike:
+            return super().located(operands)
+        return self.table(), tuple(operands if self.complete else [ABSENT if x is None else x for x in operands])
+
+    def views(self, operands: Sequence[Any]) -> Sequence[Any]:
+        return operands
+
+
+def check_writeable(op: Operator, outputs: Sequence[Array]) -> None:
+    """Raise ValueError if one of the arrays in `out` is read-only."""
+    for name, array in zip(op.results, outputs, strict=True):
+        if not array.flags.writeable:
+            raise ValueError(f"{op.name}: out for {name} is read-only, expected a writable array")
 
 
 def dispatcher(op: Operator) -> Callable[..., Any]:
     """The public function of an operator. It answers a call by the entry of its signature, or else by its runner."""
-    runners: dict[Any, Runner] = {}
+    runners = Kept[ArrayRunner](RUNNERS)
     named = namer(op)
     first = op.arrays[0] if op.arrays else op.parameters[0]
     place = op.parameters.index(first)
@@ -65,7 +123,7 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
             if not _is_plain(of, args, kwargs, given):
                 args, kwargs = (), given
             runner = _find(runners, of, args, kwargs, given)
-        answered = runner.answered(args, kwargs)
+        answered = runner.called(args, kwargs)
         if runner.can_be_native and entries is not None:
             if given is not None and op.general is not None:
                 answered = _as_called(op, answered, named(given_args, given_kwargs))
@@ -103,19 +161,16 @@ def _shows(view: Array, array: Array) -> bool:
 
 
 def _find(
-    runners: dict[Any, "Runner"], of: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]
-) -> "Runner":
+    runners: Kept[ArrayRunner], of: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]
+) -> ArrayRunner:
     """The runner that is kept for a call's signature, or a new one. It is kept if the signature can be a key."""
     if not _never_changes(args, kwargs):
-        return Runner(of, args, given)
+        return ArrayRunner(of, args, given)
     key = _key(args, kwargs)
     runner = runners.get(key)
     if runner is None:
-        runner = Runner(of, args, given)
-        with settling:
-            if len(runners) >= PLANS:
-                del runners[next(iter(runners))]
-            runners[key] = runner
+        runner = ArrayRunner(of, args, given)
+        runners.keep(key, runner)
         runner.can_be_native = not runner.plan.copies and not INTERPRETING
     return runner
 
@@ -222,136 +277,9 @@ def _as_out(op: Operator, out: Any) -> Any:
     return tuple(array.view(np.ndarray) for array in arrays) if several else out.view(np.ndarray)
 
 
-class Execution:
-    """Runs one plan in native code, with threads, and raises an exception if a kernel reports bad input.
-
-    present: for each operand, whether calls have it. addresses: whether calls pass the operands' addresses, 0 for one
-    that is left out, instead of NumPy arrays.
-    """
-
-    def __init__(self, plan: Plan, present: Sequence[bool], addresses: bool = False):
-        self.plan, self.op = plan, plan.operator
-        self.address, self.threads = plan.address, plan.parts_max > 1
-        self.count, self.complete, self.addresses = len(present), all(present), addresses
-        self.unlike = not unlike().isdisjoint((ARRAYS, TUPLES))  # native code cannot read addresses from arrays here
-        self.table = ctypes.c_int64 * (self.count + REPORT)  # operands' addresses, then what a kernel reports
-
-    def execute(self, operands: Sequence[Any], trusted: bool) -> None:
-        """Run on operands in the plan's order, results last.
-
-        trusted: whether the results are known to overlap nothing.
-        """
-        if INTERPRETING:
-            self._interpret(operands, trusted)
-            return
-        run, context = threads_for() if self.threads else (0, 0)
-        if self.addresses:
-            table, arrays = self.table(*operands), 0
-        elif self.unlike:
-            table, arrays = self.table(*[0 if each is None else each.ctypes.data for each in operands]), 0
-        else:
-            present = tuple(operands if self.complete else [ABSENT if each is None else each for each in operands])
-            table, arrays = self.table(), id(present) + TUPLE_ITEMS
-        place = ctypes.addressof(table)
-        report = place + 8 * self.count
-        status = execute.call(self.address, place, arrays, self.count, trusted, run, context, report)
-        if status == OVERLAP:
-            self.check_overlap(operands)
-            self.execute(operands, trusted=True)
-        elif status:
-            raise self.plan.error(None if status == NO_MEMORY else table[self.count :])
-
-    def _interpret(self, operands: Sequence[Any], trusted: bool) -> None:
-        """Run the plan in Python, with every access of a kernel checked."""
-        from opgrad.cpu.compiler import interpret
-        from opgrad.native.plan import run_steps
-
-        if not trusted and not self.addresses:
-            self.check_overlap(operands)
-        if report := interpret.run(run_steps, self.plan, operands):
-            raise self.plan.error(report)
-
-    def check_overlap(self, operands: Sequence[Any]) -> None:
-        """Raise ValueError if a result overlaps another operand in a way that is not allowed."""
-        check_overlap(self.op, operands)
-
-
-class Runner(Execution):
-    """Runs the calls of one signature: allocates results, makes copies where the plan asks for them."""
-
-    def __init__(self, op: Operator, args: tuple[Any, ...], given: Mapping[str, Any]):
-        arrays = [given.get(name) for name in op.arrays]
-        attributes = {name: given[name] for name in op.attributes if name in given}
-        outputs = _as_tuple(given.get("out"))
-        specs = [spec_of(a) for a in arrays]
-        brought = outputs and [spec_of(a) for a in outputs]
-        found = plan(op, specs, attributes, brought)
-        self.specs = [*specs, *(brought or ())]
-        super().__init__(found, [each is not None for each in (*arrays, *op.results)])
-        self.finish = op.finish or one_or_tuple
-        positions = dict(zip(op.parameters, range(len(args)), strict=False))
-        self.sources = [(positions.get(name), name) for name in op.arrays]
-        self.makers = [allocation.maker(spec, order) for spec, order in zip(found.results, found.orders, strict=True)]
-        self.can_be_native = False  # `_find` sets it if it keeps the runner
-
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return self.answered(args, kwargs).answer
-
-    def answered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Answered:
-        """Run a call; return its answer, and how it was found."""
-        arrays: list[Any] = [kwargs.get(name) if place is None else args[place] for place, name in self.sources]
-        out = kwargs.get("out")
-        results: Sequence[Array]
-        if out is None:
-            results = [make() for make in self.makers]
-        else:
-            results = _as_tuple(out)
-            for name, result in zip(self.op.results, results, strict=True):
-                if not result.flags.writeable:
-                    raise ValueError(f"{self.op.name}: out for {name} is read-only, expected a writable array")
-        operands = [*arrays, *results]
-        self.run(operands, results, trusted=out is None)
-        return Answered(self, operands, results, out is None, self.finish(tuple(results)))
-
-    def run(self, arrays: list[Any], results: Sequence[Array], trusted: bool = False) -> None:
-        """Run on all arrays in the plan's order, results last.
-
-        trusted: whether the results are new, so that none overlaps.
-        """
-        if self.plan.copies:
-            self._execute_on_copies(arrays, results)
-        else:
-            self.execute(arrays, trusted)
-
-    def _execute_on_copies(self, arrays: list[Any], results: Sequence[Array]) -> None:
-        """Run on copies of the arrays whose strides kernels cannot use, and copy such results back."""
-        check_overlap(self.op, arrays)
-        inputs = len(arrays) - len(results)
-        for number, order in self.plan.copies:
-            arrays[number] = _packed(arrays[number], order)
-        self.execute(arrays, trusted=False)
-        for number, _ in self.plan.copies:
-            if number >= inputs:
-                np.copyto(results[number - inputs], arrays[number])
-
-
 def runner(op: Operator, given: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
     """A function that runs the calls of one signature, made from example arguments; it takes the arrays by name."""
-    return functools.partial(Runner(op, (), given), ())
-
-
-def one_or_tuple(results: tuple[Any, ...]) -> Any:
-    """What a call returns, unless its operator has a `finish` of its own: the only result, or a tuple of all."""
-    return results[0] if len(results) == 1 else results
-
-
-def _as_tuple(out: Any) -> Any:
-    return out if out is None or type(out) is tuple else (out,)
-
-
-def spec_of(array: Array | None) -> Spec | None:
-    """An array as the checks see it."""
-    return None if array is None else Spec(array.shape, array.dtype, array.strides)
+    return functools.partial(ArrayRunner(op, (), given), ())
 
 
 answer_with(dispatcher)

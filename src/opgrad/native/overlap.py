@@ -30,9 +30,7 @@ NOTHING: Final = (0, 0)  # the words of a check that finds nothing
 
 
 def words(prepared: Prepared) -> Sequence[int]:
-    """The words for the check in calls of a signature; only results that the caller brings can overlap anything."""
-    if not prepared.brought:
-        return NOTHING
+    """The words for the check in calls of a signature that bring their results."""
     op = prepared.operator
     if len(op.inputs) + len(op.results) > FEW:
         spans = _spans(prepared)
@@ -43,13 +41,13 @@ def words(prepared: Prepared) -> Sequence[int]:
 
 
 def _spans(prepared: Prepared) -> list[int]:
-    op, present = prepared.operator, prepared.present
+    op, specs = prepared.operator, prepared.problem.specs
     names, groups = [*op.inputs, *op.results], dict[str, str]()
     for result, others in op.in_place.items():
-        groups |= {name: result for name in others if _are_alike(present, name, result)}
+        groups |= {name: result for name in others if _are_alike(specs, name, result)}
     spans: list[int] = []
     for name in names:
-        span = covered(present[name]) if name in present else (0, 0)
+        span = covered(specs[name]) if name in specs else (0, 0)
         spans += [*span, names.index(groups.get(name, name))]
     return spans
 

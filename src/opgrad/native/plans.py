@@ -1,16 +1,48 @@
-"""A signature's plan on the CPU: its program turned into the words that native code runs."""
+"""The one cache of plans: a signature's plan is made once in a process, whoever asks for it.
+
+NumPy's functions, plans that users keep, tensors, lists, nodes of onnxruntime and functions compiled by JAX get their
+plans here. Each of them keeps what leads from its own calls to a plan: dictionaries by arguments, entries, or lists of
+words that native code searches.
+
+The key of a plan is the problem that kernels are given. So an axis given as -1 or as a number, a result that a call
+makes or brings, and arrays of NumPy or of another library lead to the same plan, wherever these make no difference to
+kernels. When background compilation brings better kernels, the plan itself goes over to them (`background`), so all
+that use it follow.
+"""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from opgrad.contract import Attributes, Operator, Spec
+from opgrad.contract.plain import is_plain
 from opgrad.contract.ranges import Explain
 from opgrad.contract.signature import Prepared, prepare
+from opgrad.cpu.compiler import native
 from opgrad.locks import settling
 from opgrad.native import background, overlap, threads
 from opgrad.native.plan import words
+
+T = TypeVar("T")
+
+
+class Kept(Generic[T]):
+    """At most so many values by key; the one that was kept first goes first.
+
+    Looking a value up takes no lock. A fork waits until no value is being added.
+    """
+
+    def __init__(self, most: int):
+        self.most = most
+        self.values: dict[Hashable, T] = {}
+        self.get = self.values.get
+
+    def keep(self, key: Hashable, value: T) -> None:
+        with settling:
+            while len(self.values) >= self.most:
+                del self.values[next(iter(self.values))]
+            self.values[key] = value
 
 
 @dataclass(eq=False)
@@ -22,7 +54,6 @@ class Plan:
 
     operator: Operator
     results: tuple[Spec, ...]
-    orders: tuple[tuple[int, ...] | None, ...]
     copies: tuple[tuple[int, tuple[int, ...]], ...]
     scratch_bytes: int
     parts_max: int
@@ -47,19 +78,46 @@ class Plan:
         return self.explain(report[1], report[2])
 
 
-def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out: Sequence[Spec] | None = None) -> Plan:
-    """The plan of a signature on the CPU: its loops chosen, what they need compiled, all put together.
+RUNNERS = 1024  # signatures of which a public function, or a library of arrays, keeps what runs their plans
+PLANS = Kept[Plan](4096)
 
-    `out` describes results that the caller brings. Raises what `prepare` raises.
+
+def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out: Sequence[Spec] | None = None) -> Plan:
+    """The plan of a signature on the CPU. `out` describes results that the caller brings. Raises what `prepare` raises.
+
+    Making a plan chooses its loops, compiles the kernels that they need, and writes all down as words.
     """
+    return plan_for(prepare(op, specs, attributes, out))
+
+
+def plan_for(prepared: Prepared) -> Plan:
+    """The plan of a checked signature; see `plan`."""
     with settling:
         threads.join_openmp()
-        return _plan(prepare(op, specs, attributes, out))
+        key = _key(prepared)
+        found = PLANS.get(key)
+        if found is None:
+            found = _new_plan(prepared)
+            if key is not None and not native.is_noting():  # a plan that was made while noting may lack kernels
+                PLANS.keep(key, found)
+        return found
 
 
-def _plan(prepared: Prepared) -> Plan:
-    op = prepared.operator
-    program = op.kernel()(prepared.problem)
+def _key(prepared: Prepared) -> Hashable:
+    """All that a plan depends on; None if a value among the attributes may change.
+
+    The text of the attributes tells 1 from 1.0 and True, and 0.0 from -0.0.
+    """
+    problem = prepared.problem
+    if not all(is_plain(each) or type(each) is range for each in problem.attributes.values()):
+        return None
+    sizes = problem.outer, problem.n, problem.inner
+    each = problem.operands, problem.specs, problem.orders
+    return prepared.operator, sizes, *(tuple(one.items()) for one in each), prepared.copies, repr(problem.attributes)
+
+
+def _new_plan(prepared: Prepared) -> Plan:
+    program = prepared.operator.kernel()(prepared.problem)
     apart = overlap.words(prepared)
     if program.later is None:
         return _made(prepared, [program], words(program, apart))
@@ -75,7 +133,6 @@ def _made(prepared: Prepared, programs: Sequence[Any], code: Sequence[int]) -> P
     return Plan(
         op,
         tuple(prepared.results.values()),
-        tuple(_unless_c_order(prepared.problem.orders[name]) for name in prepared.results),
         prepared.copies,
         max(each.scratch_bytes for each in programs),
         max((step.parts for each in programs for step in each.steps), default=1),
@@ -89,7 +146,3 @@ def _made(prepared: Prepared, programs: Sequence[Any], code: Sequence[int]) -> P
 
 def _unexplained(position: int, value: int) -> Exception:
     return RuntimeError(f"opgrad: a kernel left a status that it does not explain ({position}, {value})")
-
-
-def _unless_c_order(order: tuple[int, ...]) -> tuple[int, ...] | None:
-    return None if order == tuple(range(len(order))) else order

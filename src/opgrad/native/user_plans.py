@@ -34,7 +34,7 @@ class PlannedCall(Function):
     """
 
     def __init__(self, op: Operator, given: dict[str, Any]):
-        runner = arrays.Runner(op, (), given)
+        runner = arrays.ArrayRunner(op, (), given)
         outputs = given["out"] if isinstance(given["out"], tuple) else (given["out"],)
         first = [name for name in op.arrays if name in op.parameters and given.get(name) is not None]
         self._op, self._runner, self._first = op, runner, first
@@ -89,7 +89,7 @@ class PlannedCall(Function):
         if tail:
             several = tuple([several[place] for place in self._places])
         self._check(inputs, outputs)
-        self._runner.run([*several, *outputs], outputs)
+        self._runner.run_on([*several, *outputs], outputs)
         if tail is self._tail:
             self._enter(inputs, several, out)
         return out
@@ -105,9 +105,7 @@ class PlannedCall(Function):
                 raise ValueError(f"{self._op.name}: {name} has shape {array.shape}, expected {shape}, as planned")
             if array.strides != strides:
                 raise ValueError(f"{self._op.name}: {name} has strides {array.strides}, expected {strides}, as planned")
-        for array, name in zip(outputs, self._op.results, strict=True):
-            if not array.flags.writeable:
-                raise ValueError(f"{self._op.name}: out for {name} is read-only, expected a writable array")
+        arrays.check_writeable(self._op, outputs)
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{name} {dtype.name} {shape}" for shape, _, dtype, name in self._call)

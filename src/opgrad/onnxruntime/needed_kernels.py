@@ -20,7 +20,7 @@ from opgrad.contract import DTYPES, Operator
 from opgrad.cpu.compiler.native import noting
 from opgrad.graph.messages import copied
 from opgrad.locks import settling
-from opgrad.native import arrays
+from opgrad.native.plans import plan
 from opgrad.native.requests import Call, Request
 from opgrad.onnxruntime import abi, custom_ops, library
 from opgrad.onnxruntime.abi import Api, callback
@@ -98,7 +98,7 @@ def _of_node(node: Node, key: tuple[int, ...]) -> Iterator[Request]:
     try:
         specs, attributes = node.signature(key)
         with noting() as missing:
-            arrays.plan(node.operator, specs, attributes)
+            plan(node.operator, specs, attributes)
     except (TypeError, ValueError, NotImplementedError):  # if the call is really wrong, running it raises the error
         return
     given = tuple(None if spec is None else (spec.shape, spec.dtype.name) for spec in specs)

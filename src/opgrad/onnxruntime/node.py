@@ -14,8 +14,9 @@ import numpy as np
 
 from opgrad.contract import DTYPES, NEEDS, Operator, Shape, Spec, only, spread
 from opgrad.locks import settling
-from opgrad.native import arrays, scratch
+from opgrad.native import scratch
 from opgrad.native.plan import REPORT
+from opgrad.native.plans import Plan, plan
 from opgrad.onnxruntime.abi import Api, forever
 from opgrad.onnxruntime.attributes import SPATIAL
 from opgrad.onnxruntime.compute import (
@@ -51,7 +52,7 @@ class PlanWords:
 
     def __init__(
         self,
-        plan: arrays.Plan,
+        plan: Plan,
         key: tuple[int, ...],
         outputs: Iterable[int],
         spare: int,
@@ -140,7 +141,7 @@ class Node:
             known = itertools.chain(self._plans.values(), self._last.values())
             return next(prepared for prepared in known if prepared.address == address)
 
-    def _keep(self, key: tuple[int, ...], plan: arrays.Plan) -> PlanWords:
+    def _keep(self, key: tuple[int, ...], plan: Plan) -> PlanWords:
         """Put a plan before the others; if there are too many, keep it until this thread needs another one.
 
         Other threads may be walking through the plans in native code, so no plan is ever removed.
@@ -158,10 +159,10 @@ class Node:
                 self._words[PLANS] = prepared.address
             return prepared
 
-    def _result(self, plan: arrays.Plan, name: str) -> Spec:
+    def _result(self, plan: Plan, name: str) -> Spec:
         return plan.results[list(self.operator.results).index(name)]
 
-    def _outputs(self, plan: arrays.Plan) -> tuple[list[int], int]:
+    def _outputs(self, plan: Plan) -> tuple[list[int], int]:
         """The words about the outputs for `compute`, and the bytes for results that are not among the outputs."""
         first, names = len(self.operator.arrays), list(self.operator.results)
         wanted, spare = [len(self.outputs)], 0
@@ -175,7 +176,7 @@ class Node:
                 spare += _aligned(_bytes(result)) if self._may_lack(operand) else 0
         return [*wanted, len(places) // 2, *places], spare
 
-    def _shape_of(self, port: Port, plan: arrays.Plan) -> Shape:
+    def _shape_of(self, port: Port, plan: Plan) -> Shape:
         """The shape of the result that an output gets, or gets a copy of."""
         if port.operand in COPIES:
             return self._result(plan, port.parameter).shape
@@ -185,8 +186,8 @@ class Node:
         """Whether the node may have no output for a result."""
         return not self.needs and all(port.optional for port in self.outputs if port.operand == operand)
 
-    def _plan(self, key: tuple[int, ...]) -> arrays.Plan:
-        return arrays.plan(self.operator, *self.signature(key))
+    def _plan(self, key: tuple[int, ...]) -> Plan:
+        return plan(self.operator, *self.signature(key))
 
     def signature(self, key: tuple[int, ...]) -> tuple[tuple[Spec | None, ...], dict[str, Any]]:
         """The arrays and the attributes of the operator's call that a key stands for."""

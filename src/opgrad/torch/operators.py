@@ -24,7 +24,6 @@ from opgrad.contract import Operator, Spec
 from opgrad.contract.plain import PLAIN, is_plain, plain
 from opgrad.contract.signature import result_specs
 from opgrad.interop import check_owners, library_of, torch_private
-from opgrad.interop.device import model_of
 from opgrad.interop.torch_calls import native, unseen
 from opgrad.interop.torch_tensors import (
     TORCH_DTYPES,
@@ -36,6 +35,7 @@ from opgrad.interop.torch_tensors import (
     numpy_dtypes,
 )
 from opgrad.native.functions import answer_whole
+from opgrad.native.runners import model_of
 from opgrad.torch.derivative import Derivative, Gradient
 from opgrad.torch.schema import LIBRARY, REGISTERED, Registered, is_recording
 

@@ -122,6 +122,11 @@ def noting(wanted: Collection[str] = ()) -> Iterator[dict[str, None]]:
             _notes.pop()
 
 
+def is_noting() -> bool:
+    """Whether kernels that the cache lacks are noted at present, and not compiled."""
+    return bool(_notes)
+
+
 def ask_first(helper: Callable[[Callable[..., Any], str, str], None]) -> None:
     """Add a helper, called with function, form and entry before a kernel is compiled.
 

@@ -1,0 +1,205 @@
+"""Runs the calls of one signature, whatever library their arrays come from: it finds operands, makes results, runs.
+
+A library's arrays are reached through a `contract.libraries.Memory`. No NumPy array is made of a tensor, but for the
+check that raises an error: PyTorch never again resizes a tensor of which NumPy has had a view, not even in place of a
+result (`out=`), and sharded training resizes its parameters in every step.
+"""
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from opgrad.contract import Operator, Spec
+from opgrad.contract.libraries import Memory
+from opgrad.contract.signature import prepare
+from opgrad.cpu.compiler import INTERPRETING
+from opgrad.native.abi import TUPLE_ITEMS
+from opgrad.native.entries import Answered
+from opgrad.native.functions import note
+from opgrad.native.overlap import check_overlap
+from opgrad.native.plan import NO_MEMORY, OVERLAP, REPORT, execute, run_steps
+from opgrad.native.plans import plan_for
+from opgrad.native.threads import threads_for
+
+
+def model_of(op: Operator, result: str) -> str | None:
+    """The argument for each of whose elements this result has an entry; None if there is none."""
+    if op.kind == "slices" or op.results[result].role != "element":
+        return None
+    return next((name for name, tensor in op.inputs.items() if tensor.role == "element"), None)
+
+
+class Runner:
+    """Runs the calls of one signature: results are made, and operands copied where kernels cannot use them.
+
+    specs: those of all operands, results last; None for an operand that is left out. makers: of the results, unless
+    the call brings them. like: the first array that a call brings.
+    """
+
+    def __init__(self, memory: Memory, op: Operator, given: Mapping[str, Any], any_stride: bool = False):
+        arrays = [given.get(name) for name in op.inputs]
+        specs = [None if array is None else memory.spec(array) for array in arrays]
+        attributes = {name: given[name] for name in op.attributes if name in given}
+        brought = None if given.get("out") is None else [memory.spec(each) for each in as_tuple(given["out"])]
+        self.memory, self.op, self.finish = memory, op, op.finish or one_or_tuple
+        self.like = next((place for place, array in enumerate(arrays) if array is not None), 0)
+        self.prepared = prepare(op, specs, attributes, brought, any_stride)
+        self.makers: list[Callable[[], Any]] = []
+        if brought is None:
+            made = [self._made(name, given) for name in op.results]
+            if made != [self.prepared.problem.specs[name] for name in op.results]:
+                self.prepared = prepare(op, specs, attributes, made, any_stride)
+            self.makers = [memory.maker(spec, arrays and arrays[self.like]) for spec in made]
+        self.specs = [self.prepared.problem.specs.get(name) for name in (*op.inputs, *op.results)]
+
+    def _made(self, name: str, given: Mapping[str, Any]) -> Spec:
+        """A result that calls do not bring, with the strides that its library gives it."""
+        spec, order = self.prepared.results[name], self.prepared.problem.orders[name]
+        model = model_of(self.op, name)
+        return replace(spec, strides=self.memory.strides(spec, order, None if model is None else given[model]))
+
+    def run(self, given: Mapping[str, Any]) -> Any:
+        """Run on arrays of this signature, given by parameter name."""
+        _, results = self.computed([given.get(name) for name in self.op.inputs], given.get("out"))
+        return self.finish(tuple(results))
+
+    def computed(self, arrays: Sequence[Any], out: Any) -> tuple[list[Any], Sequence[Any]]:
+        """Run on these arrays, None for one that is left out; returns all operands, and the results among them."""
+        results: Sequence[Any] = [make() for make in self.makers] if out is None else as_tuple(out)
+        operands = [*arrays, *results]
+        self.run_on(operands, results, trusted=out is None)
+        return operands, results
+
+    def run_on(self, operands: list[Any], results: Sequence[Any], trusted: bool = False) -> None:
+        """Run on all operands in the plan's order, results last.
+
+        Operands whose strides kernels cannot use are copied, and such results are copied back.
+        trusted: whether the results are new, so that none overlaps.
+        """
+        if not self.prepared.copies:
+            self.execute(operands, trusted)
+            return
+        if not trusted:
+            self.check_overlap(operands)
+        inputs, memory = len(operands) - len(results), self.memory
+        for number, order in self.prepared.copies:
+            operands[number] = memory.packed(operands[number], order)
+        self.execute(operands, trusted=True)
+        for number, _ in self.prepared.copies:
+            if number >= inputs:
+                memory.assign(results[number - inputs], operands[number])
+
+    def execute(self, operands: Sequence[Any], trusted: bool) -> None:
+        """Run the kernels. Raises an exception if a kernel reports bad input.
+
+        trusted: whether the results are known to overlap nothing.
+        """
+        raise NotImplementedError
+
+    def addresses(self, operands: Sequence[Any]) -> list[int]:
+        """Where the operands lie, 0 for one that is left out."""
+        address_of = self.memory.address
+        return [0 if each is None else address_of(each) for each in operands]
+
+    def check_overlap(self, operands: Sequence[Any]) -> None:
+        """Raise ValueError if a result overlaps another operand in a way that is not allowed."""
+        check_overlap(self.op, self.views(operands))
+
+    def views(self, operands: Sequence[Any]) -> Sequence[Any]:
+        """NumPy arrays in the memory of the operands, of which their library does not know."""
+        places = zip(self.addresses(operands), self.specs, strict=True)
+        return [None if spec is None else extent(address, spec) for address, spec in places]
+
+
+class HostRunner(Runner):
+    """Runs the calls of one signature on the CPU."""
+
+    def __init__(self, memory: Memory, op: Operator, given: Mapping[str, Any]):
+        super().__init__(memory, op, given)
+        self.plan = plan_for(self.prepared)
+        self.nowhere = sum(1 for spec in self.specs if spec is None or 0 in spec.shape)
+        self.table = ctypes.c_int64 * (len(self.specs) + REPORT)  # operands' addresses, then what a kernel reports
+
+    def run(self, given: Mapping[str, Any]) -> Any:
+        """Run on arrays of this signature, given by parameter name, and note how the call was answered."""
+        answered = self.answered([given.get(name) for name in self.op.inputs], given.get("out"))
+        note(answered)
+        return answered.answer
+
+    def answered(self, arrays: Sequence[Any], out: Any) -> Answered:
+        """Run a call; return its answer, and how it was found."""
+        operands, results = self.computed(arrays, out)
+        return Answered(self, operands, results, out is None, self.finish(tuple(results)))
+
+    def execute(self, operands: Sequence[Any], trusted: bool) -> None:
+        """Run the plan in native code, with threads."""
+        if INTERPRETING:
+            self._interpret(operands, trusted)
+            return
+        run, context = threads_for() if self.plan.parts_max > 1 else (0, 0)
+        table, arrays = self.located(operands)
+        place, count = ctypes.addressof(table), len(operands)
+        items, report = id(arrays) + TUPLE_ITEMS if arrays else 0, place + 8 * count
+        status = execute.call(self.plan.address, place, items, count, trusted, run, context, report)
+        if status == OVERLAP:
+            self.check_overlap(operands)
+            self.execute(operands, trusted=True)
+        elif status:
+            raise self.plan.error(None if status == NO_MEMORY else table[count:])
+
+    def located(self, operands: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
+        """The table with the operands' addresses; or an empty one, and NumPy arrays from which native code reads them.
+
+        Raises ValueError for an array whose memory its library has given back.
+        """
+        addresses = self.addresses(operands)
+        if addresses.count(0) > self.nowhere:
+            raise self._lost(addresses)
+        return self.table(*addresses), ()
+
+    def _lost(self, addresses: Sequence[int]) -> ValueError:
+        named = zip((*self.op.arrays, *self.op.results), self.specs, addresses, strict=True)
+        name = next(name for name, spec, address in named if spec and not address and 0 not in spec.shape)
+        return ValueError(f"{self.op.name}: {name} has no memory, expected an array whose storage is allocated")
+
+    def _interpret(self, operands: Sequence[Any], trusted: bool) -> None:
+        """Run the plan in Python, with every access of a kernel checked."""
+        from opgrad.cpu.compiler import interpret
+
+        if not trusted:
+            self.check_overlap(operands)
+        if report := interpret.run(run_steps, self.plan, self.views(operands)):
+            raise self.plan.error(report)
+
+
+def as_tuple(out: Any) -> tuple[Any, ...]:
+    """The results in `out`."""
+    return out if isinstance(out, tuple) else (out,)
+
+
+def one_or_tuple(results: tuple[Any, ...]) -> Any:
+    """What a call returns, unless its operator has a `finish` of its own: the only result, or a tuple of all."""
+    return results[0] if len(results) == 1 else results
+
+
+class _Extent:
+    """An array's place and strides for NumPy, which does not look at what lies there."""
+
+    def __init__(self, address: int, spec: Spec):
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (address, False),
+            "shape": spec.shape,
+            "strides": spec.strides,
+            "typestr": f"<u{spec.dtype.itemsize}",
+        }
+
+
+def extent(address: int, spec: Spec) -> np.ndarray[Any, Any]:
+    """A NumPy array at an address; whose memory it is does not notice, and has to keep it."""
+    if 0 in spec.shape:
+        return np.empty(spec.shape, spec.dtype)
+    return np.asarray(_Extent(address, spec)).view(spec.dtype)
