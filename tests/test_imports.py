@@ -73,7 +73,7 @@ LAYERS = {
     "interop/torch_tensors": (
         "numpy ml_dtypes torch",
         "native/arrays contract/ cuda/ interop interop/ interop/torch_calls interop/torch_private"
-        " interop/torch_storages",
+        " interop/torch_storages native/",
     ),
     "interop/jax_arrays": ("numpy jax torch cupy", "contract/ interop locks native/arrays"),
     "jax/": (

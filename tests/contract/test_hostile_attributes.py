@@ -8,8 +8,7 @@ from samples import sample
 import opgrad
 from opgrad import Dropout, post_ops
 from opgrad.contract import graph_operators, operators
-from opgrad.contract.signature import prepare
-from opgrad.native import arrays
+from opgrad.native import runners
 
 pytestmark = pytest.mark.any_cpu
 
@@ -24,11 +23,10 @@ class Accepted(Exception):
 def checked_only(monkeypatch):
     """Calls end when all of their arguments have been checked."""
 
-    def stop(*given):
-        prepare(*given)
+    def stop(prepared):
         raise Accepted
 
-    monkeypatch.setattr(arrays, "plan", stop)
+    monkeypatch.setattr(runners, "plan_for", stop)
 
 
 @pytest.mark.usefixtures("checked_only")

@@ -16,6 +16,7 @@ from subprocesses import TIMEOUT, run_python
 
 import opgrad
 from opgrad.contract import DTYPES, Spec
+from opgrad.contract.layout import contiguous
 from opgrad.native import allocation, pool
 
 SIZES = (1 << 16, 1 << 17, (1 << 20) + 8, 5 << 20)  # bytes, of malloc's blocks and of mappings
@@ -25,7 +26,9 @@ HANDLER = "opgrad"
 
 def made(size: int, order=None, shape=None):
     """A new result of so many bytes."""
-    return allocation.maker(Spec(shape or (size // 4,), DTYPES["float32"]), order)()
+    shape = shape or (size // 4,)
+    strides = contiguous(shape, order or tuple(range(len(shape))), 4)
+    return allocation.maker(Spec(shape, DTYPES["float32"], strides))()
 
 
 def handler(array):

@@ -85,7 +85,7 @@ def test_layouts(op, layout, rng):
     results = results if isinstance(results, tuple) else (results,)
     assert_close(op, as_arrays | attributes, [array(result) for result in results])
     for name, result in zip(op.results, results, strict=True):
-        model = device.model_of(op, name)
+        model = runners.model_of(op, name)
         like = torch.empty(result.shape) if model is None else torch.empty_like(laid_out[model])
         assert result.stride() == like.stride(), name
 
