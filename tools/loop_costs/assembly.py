@@ -1,0 +1,77 @@
+"""Finds the innermost loops of a function in the text of its assembly, and what each of them executes."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+LABEL = re.compile(r"^(\.?[\w$.]+):")
+JUMP = re.compile(r"^(?:j[a-z]+|b|b\.\w+|cbn?z|tbn?z)\b.*?(\.?L[\w$.]+)$")
+VECTOR_REGISTER = re.compile(r"%([xyz])mm\d+|\b([qvd])\d+\b")
+STACK = re.compile(r"\(%[re]sp|\(%[re]bp|\[sp\b")
+REGISTER_BYTES = {"x": 16, "y": 32, "z": 64, "q": 16, "v": 16, "d": 8}
+STORE = re.compile(
+    r"^v?mov\w*\s+.*,\s*[^,]*\([^)]*\)(?:\s*\{.*)?$|^vcvtps2ph\s.*\)(?:\s*\{.*)?$|^vpmov\w+\s.*\)(?:\s*\{.*)?$|^st"
+)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The instructions of an innermost loop, in the assembler's syntax."""
+
+    lines: tuple[str, ...]
+
+    @property
+    def has_vectors(self) -> bool:
+        return any(VECTOR_REGISTER.search(line) for line in self.lines)
+
+    @property
+    def stack_loads(self) -> int:
+        """How many instructions read the stack, where values lie that found no register."""
+        return sum(bool(STACK.search(line)) and not is_store(line) for line in self.lines)
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes that an iteration writes to memory, those on the stack apart."""
+        return sum(moved_bytes(line) for line in self.lines if is_store(line) and not STACK.search(line))
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether a part of the lanes is loaded or stored, as at the end of a row."""
+        return any("maskmov" in line or re.search(r"\{%k[1-7]\}", line) for line in self.lines)
+
+
+def is_store(line: str) -> bool:
+    return bool(STORE.match(line))
+
+
+def moved_bytes(line: str) -> int:
+    """The bytes of the registers that a store writes."""
+    found = [REGISTER_BYTES[x86 or arm] for x86, arm in VECTOR_REGISTER.findall(line)]
+    return sum(found) if line.startswith("stp") else max(found, default=0)
+
+
+def innermost_loops(text: str) -> Iterator[Loop]:
+    """The loops that no other loop lies in and that work on vectors, in the order of the text."""
+    lines, places = _instructions(text)
+    jumps = [
+        (places[found[1]], end) for end, line in enumerate(lines) if (found := JUMP.match(line)) and found[1] in places
+    ]
+    loops = sorted({(begin, end) for begin, end in jumps if begin <= end})
+    for begin, end in loops:
+        if not any((begin, end) != other and begin <= other[0] and other[1] <= end for other in loops):
+            loop = Loop(tuple(lines[begin : end + 1]))
+            if loop.has_vectors:
+                yield loop
+
+
+def _instructions(text: str) -> tuple[list[str], dict[str, int]]:
+    """The instructions without comments and directives, and for each label the number of the one that follows it."""
+    lines: list[str] = []
+    places: dict[str, int] = {}
+    for line in text.splitlines():
+        line = re.split(r"\s+(?:#|//|;)", line)[0].strip()
+        if label := LABEL.match(line):
+            places[label[1]] = len(lines)
+        elif line and not line.startswith((".", "#", "//")):
+            lines.append(line.replace("\t", " "))
+    return lines, places
