@@ -7,6 +7,7 @@ from numba.core import types
 
 from opgrad.cpu.compiler import simd
 from opgrad.cpu.compiler.lowering.conversion import narrow, widen
+from opgrad.cpu.compiler.lowering.masks import masked_load, masked_store
 from opgrad.cpu.compiler.lowering.words import (
     ELEMENT,
     I32,
@@ -15,8 +16,6 @@ from opgrad.cpu.compiler.lowering.words import (
     VectorType,
     at,
     defines,
-    intrinsic,
-    mangled,
     splat,
 )
 
@@ -65,9 +64,7 @@ def _(tile: Any, stride: Any, x: Any, row: Any, rows: Any, columns: Any) -> Any:
         loaded = []
         for r, mask in enumerate(row_masks(builder, size, rows, columns)):
             address = at(builder, x, base, builder.mul(row, I64(r)), kind)
-            arguments = [address, I32(1), mask, ir.Constant(kind, None)]
-            value = intrinsic(builder, "llvm.masked.load", kind, arguments, f"{mangled(kind)}.p0")
-            loaded.append(widen(builder, x, value, size))
+            loaded.append(widen(builder, x, masked_load(builder, address, kind, x.size, mask), size))
         for c, column in enumerate(transposed(builder, loaded)):
             builder.store(column, plain(builder, to, tile, builder.mul(step, I64(c)), size), align=1)
 
@@ -86,7 +83,6 @@ def _(y: Any, row: Any, tile: Any, stride: Any, rows: Any, columns: Any) -> Any:
         for r, value in enumerate(transposed(builder, loaded)):
             stored = narrow(builder, y, value, size)
             address = at(builder, y, to, builder.mul(row, I64(r)), stored.type)
-            arguments = [stored, address, I32(1), masks[r]]
-            intrinsic(builder, "llvm.masked.store", ir.VoidType(), arguments, f"{mangled(stored.type)}.p0")
+            masked_store(builder, stored, address, y.size, masks[r])
 
     return types.none, emit

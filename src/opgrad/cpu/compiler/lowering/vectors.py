@@ -8,6 +8,7 @@ from numba.core import cgutils, types
 
 from opgrad.cpu.compiler import simd
 from opgrad.cpu.compiler.lowering.conversion import narrow, widen
+from opgrad.cpu.compiler.lowering.masks import masked_load, masked_store
 from opgrad.cpu.compiler.lowering.words import (
     ELEMENT,
     I1,
@@ -21,7 +22,6 @@ from opgrad.cpu.compiler.lowering.words import (
     definition,
     integers,
     intrinsic,
-    mangled,
     splat,
 )
 from opgrad.cpu.compiler.memory import CACHE_LINE
@@ -76,9 +76,7 @@ def _(p: Any, i: Any, mask: Any, fill: Any) -> Any:
     def emit(context: Any, builder: Any, base: Any, i: Any, mask: Any, fill_value: Any) -> Any:
         kind = ir.VectorType(p.memory, p.lanes)
         address = at(builder, p, base, i, kind)
-        zero = ir.Constant(kind, None)
-        loaded = intrinsic(builder, "llvm.masked.load", kind, [address, I32(1), mask, zero], f"{mangled(kind)}.p0")
-        wide = widen(builder, p, loaded, p.lanes)
+        wide = widen(builder, p, masked_load(builder, address, kind, p.size, mask), p.lanes)
         other = splat(builder, vector_of(p), element_of(context, builder, fill_value, fill, p.element))
         return builder.select(mask, wide, other)
 
@@ -159,9 +157,7 @@ def _(p: Any, i: Any, v: Any) -> Any:
 def _(p: Any, i: Any, v: Any, mask: Any) -> Any:
     def emit(context: Any, builder: Any, base: Any, i: Any, v: Any, mask: Any) -> None:
         value = narrow(builder, p, v, p.lanes)
-        address = at(builder, p, base, i, value.type)
-        suffix = f"{mangled(value.type)}.p0"
-        intrinsic(builder, "llvm.masked.store", ir.VoidType(), [value, address, I32(1), mask], suffix)
+        masked_store(builder, value, at(builder, p, base, i, value.type), p.size, mask)
 
     return types.none, emit
 
