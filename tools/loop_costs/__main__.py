@@ -126,7 +126,7 @@ def show(name: str, costs: dict[str, list[dict[str, Any]]]) -> None:
         print(label)
         for loop in loops:
             simulated = "".join(
-                "     –" if loop["cycles"][each] is None else f"{loop['cycles'][each]:6.1f}" for each in processors
+                "     ?" if loop["cycles"][each] is None else f"{loop['cycles'][each]:6.1f}" for each in processors
             )
             print(
                 f"  {loop['instructions']:4} {loop['stack_loads']:3} {simulated}  {'masked' if loop['masked'] else ''}"

@@ -53,12 +53,13 @@ def moved_bytes(line: str) -> int:
 def innermost_loops(text: str) -> Iterator[Loop]:
     """The loops that no other loop lies in and that work on vectors, in the order of the text."""
     lines, places = _instructions(text)
-    jumps = [
-        (places[found[1]], end) for end, line in enumerate(lines) if (found := JUMP.match(line)) and found[1] in places
-    ]
-    loops = sorted({(begin, end) for begin, end in jumps if begin <= end})
-    for begin, end in loops:
-        if not any((begin, end) != other and begin <= other[0] and other[1] <= end for other in loops):
+    ends: dict[int, int] = {}  # of each loop, by where it begins: several jumps may lead back there
+    for place, line in enumerate(lines):
+        found = JUMP.match(line)
+        if found and places.get(found[1], place + 1) <= place:
+            ends[places[found[1]]] = place
+    for begin, end in sorted(ends.items()):
+        if not any(begin < other <= end for other in ends):
             loop = Loop(tuple(lines[begin : end + 1]))
             if loop.has_vectors:
                 yield loop
@@ -69,7 +70,7 @@ def _instructions(text: str) -> tuple[list[str], dict[str, int]]:
     lines: list[str] = []
     places: dict[str, int] = {}
     for line in text.splitlines():
-        line = re.split(r"\s+(?:#|//|;)", line)[0].strip()
+        line = re.split(r"\s+(?:# |//|##)", line)[0].strip()
         if label := LABEL.match(line):
             places[label[1]] = len(lines)
         elif line and not line.startswith((".", "#", "//")):

@@ -1,0 +1,56 @@
+"""The tool that counts what innermost loops cost reads assembly as it is meant."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).parents[1] / "tools" / "loop_costs" / "assembly.py"
+X86 = """
+task:
+	pushq	%rbp
+.LBB0_1:                                # =>This Loop Header: Depth=1
+	xorl	%eax, %eax
+.LBB0_2:                                #   Parent Loop BB0_1 Depth=1
+	vmovups	(%rdi,%rax,4), %ymm0
+	vaddps	32(%rsp), %ymm0, %ymm0          # 32-byte Folded Reload
+	vmovups	%ymm0, 96(%rsp)                 # 32-byte Spill
+	vmovups	%ymm0, (%rsi,%rax,4)
+	addq	$8, %rax
+	cmpq	%rax, %rdx
+	jne	.LBB0_2
+	decq	%rcx
+	jne	.LBB0_1
+	retq
+"""
+ARM64 = """
+task:
+.LBB0_1:                                // %loop
+	ldp	q0, q1, [x0], #32
+	ldr	q2, [sp, #16]                   // 16-byte Folded Reload
+	fadd	v0.4s, v0.4s, v2.4s
+	stp	q0, q1, [x1], #32
+	subs	x2, x2, #8
+	b.ne	.LBB0_1
+	ret
+"""
+
+
+@pytest.fixture(scope="module")
+def assembly():
+    spec = importlib.util.spec_from_file_location("loop_costs_assembly", FILE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.any_cpu
+@pytest.mark.parametrize(("text", "instructions", "stored_bytes"), [(X86, 7, 32), (ARM64, 6, 32)], ids=["x86", "arm64"])
+def test_innermost_loop(assembly, text, instructions, stored_bytes):
+    (loop,) = assembly.innermost_loops(text)
+    assert len(loop.lines) == instructions
+    assert loop.stack_loads == 1
+    assert loop.stored_bytes == stored_bytes
+    assert not loop.is_masked
