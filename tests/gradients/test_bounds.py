@@ -10,7 +10,8 @@ from gradient_cases import numbers
 from onnx import numpy_helper
 
 from opgrad.gradients import gradients
-from opgrad.graph.forward import Forward, evaluate
+from opgrad.graph.evaluation import evaluate
+from opgrad.graph.graph import Graph
 
 MOST = 100 << 20  # bytes that Python may take meanwhile; one of these arrays is larger
 LENGTH = 2**27
@@ -70,7 +71,7 @@ def test_data_is_not_propagated_through_what_is_long(monkeypatch):
     original = onnx.shape_inference.infer_shapes
     monkeypatch.setattr(onnx.shape_inference, "infer_shapes", infer_shapes)
     model = build("g (float[70000] x, float[70000] b) => (float[70000] y) { y = Add(x, b) }")
-    assert Forward(model).sizes("y") == [70000]
+    assert Graph(model).sizes("y") == [70000]
     assert seen == [0, 0]
 
 
@@ -82,7 +83,7 @@ def test_sizes_of_what_is_long_are_known():
         }"""
     )
     model.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "t2"))
-    known = Forward(model)
+    known = Graph(model)
     assert known.sizes("s") == ["N", 70000]
     assert known.sizes("c") == [140000]
     assert known.sizes("r") == [210000]
@@ -101,7 +102,7 @@ def test_shapes_beyond_memory_are_shapes():
     model = build(
         "g (float[1099511627776, 1099511627776] x) => (float y) { s = Shape(x)\n z = Size(x)\n y = Mul(x, x) }"
     )
-    known = Forward(model)
+    known = Graph(model)
     assert known.constant("s").tolist() == [2**40, 2**40]
     assert known.constant("z") is None
 

@@ -9,7 +9,7 @@ from gradient_cases import numbers
 from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.gradients import gradients
-from opgrad.graph.forward import Forward
+from opgrad.graph.graph import Graph
 from opgrad.graph.stand_ins import LIKE, OF_AI_ONNX, RENAMED, WRITTEN
 from opgrad.onnxruntime import InferenceSession
 from opgrad.onnxruntime.runners import NATIVE, operators
@@ -48,7 +48,7 @@ def bert():
 
 
 def test_shapes_are_known_through_all_of_it():
-    known = Forward(bert())
+    known = Graph(bert())
     for name in ("e", "a0", "b0", "c0", "g0", "h0", "a1", "b1", "y"):
         assert list(known.sizes(name)) == ["batch", "seq", 8], name
         assert known.element_type(name) == TensorProto.FLOAT
@@ -133,7 +133,7 @@ def test_keys_and_values_in_one_array():
         body = f"y = com.microsoft.MultiHeadAttention <num_heads = 2> ({call})"
         model = build(f"g ({given}) => (float y) {{ {body} }}")
         model.graph.output[0].type.tensor_type.ClearField("shape")
-        assert list(Forward(model).sizes("y")) == ["N", 5, 8]
+        assert list(Graph(model).sizes("y")) == ["N", 5, 8]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -149,7 +149,7 @@ def test_shapes_are_those_of_onnxruntime(name):
         value.type.tensor_type.ClearField("shape")
     feeds = {f"x{place}": np.ones(shape, np.float32) for place, shape in enumerate(shapes) if shape is not None}
     found = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
-    known = Forward(model)
+    known = Graph(model)
     for result, array in zip(results, found, strict=True):
         assert list(known.sizes(result)) == list(array.shape), result
 

@@ -8,7 +8,7 @@ from gradient_cases import numbers
 from onnx import TensorProto, helper
 
 from opgrad.gradients import gradients
-from opgrad.graph.forward import Forward
+from opgrad.graph.graph import Graph
 from opgrad.graph.sizes import VAGUE, Term, are_equal, known, terms
 
 NAMES = ("?", "", "-1", "unk__3", "None", "unknown", " ? ")
@@ -76,7 +76,7 @@ def test_names_stay_names():
 def test_a_graph_tells_of_sizes_what_is_certain():
     model = build("g (float x) => (float y) { y = Mul(x, x) }")
     model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "?", 3, -1]))
-    assert list(Forward(model).sizes("x")) == ["N", None, 3, None]
+    assert list(Graph(model).sizes("x")) == ["N", None, 3, None]
     dims = model.graph.input[0].type.tensor_type.shape.dim
     assert [dim.dim_param for dim in dims] == ["N", "?", "", ""]  # the model itself keeps its names
 

@@ -13,6 +13,7 @@ import pytest
 from artifact_sets import EXAMPLES, SETS, write_checkpoint, write_linear_set
 from small_models import build
 
+from opgrad.graph.graph import Graph
 from opgrad.optim import SplitAdamW
 from opgrad.training import (
     ArtifactSet,
@@ -161,8 +162,8 @@ def test_scores_are_the_last_tensor_before_the_label_comes_in() -> None:
             loss = ReduceMean(s)
         }"""
     )
-    assert find_scores(model, ["x", "target"], "target") == "p"
-    assert find_scores(build("g (float x, float t) => (float l) { l = Sub(x, t) }"), ["x", "t"], "t") is None
+    assert find_scores(Graph(model), ["x", "target"], "target") == "p"
+    assert find_scores(Graph(build("g (float x, float t) => (float l) { l = Sub(x, t) }")), ["x", "t"], "t") is None
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@ The class axis is 1 for the operators with `Loss` in their name and the last one
 from onnx import TensorProto
 
 from opgrad.forms.registry import Call, NoForm, Results, in_float32, lowers, widened
-from opgrad.graph.formulas import HALVES, Body, Value
+from opgrad.graph.formulas import Body, Value
+from opgrad.graph.messages import HALVES
 
 IGNORE_INDEX = -1  # where the node has no other
 REDUCTIONS = ("mean", "sum", "none")

@@ -6,7 +6,8 @@ from operator import add, or_
 from onnx import TensorProto
 
 from opgrad.forms.registry import Call, NoForm, Results, lowers
-from opgrad.graph.formulas import HALVES, Value
+from opgrad.graph.formulas import Value
+from opgrad.graph.messages import HALVES
 
 
 @lowers("IsAllFinite")

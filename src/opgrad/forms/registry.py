@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from opgrad.graph.formulas import HALVES, Body, Value
-from opgrad.graph.messages import MICROSOFT
+from opgrad.graph.formulas import Body, Value
+from opgrad.graph.messages import HALVES, MICROSOFT
 
 KINDS: tuple[Any, ...] = ((int, float), str, (list, tuple))  # of attributes
 

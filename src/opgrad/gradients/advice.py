@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import onnx
 
-from opgrad.graph.forward import Forward
+from opgrad.graph.graph import Graph
 from opgrad.graph.messages import domain_of
 from opgrad.graph.nodes import captured
 
@@ -12,7 +12,7 @@ FIXING = "python -m onnxruntime.tools.make_dynamic_shape_fixed does it"
 Axis = tuple[str, int, str]  # an input of the graph, an axis of it, and the name of its size
 
 
-def hint(forward: Forward, node: onnx.NodeProto) -> str:
+def hint(forward: Graph, node: onnx.NodeProto) -> str:
     """The text that a message adds to the reason why a node has no gradient; "" if the graph gives no clue.
 
     It names the open sizes of the model's inputs that the condition of an If depends on.
@@ -26,7 +26,7 @@ def hint(forward: Forward, node: onnx.NodeProto) -> str:
     return f"; that depends on the size of the input's {told}: fix it, {FIXING}"
 
 
-def _deciding(forward: Forward, name: str) -> Iterator[Axis]:
+def _deciding(forward: Graph, name: str) -> Iterator[Axis]:
     """The open sizes of the graph's inputs on which a value depends."""
     seen, waiting = {name}, [name]
     while waiting:
@@ -43,7 +43,7 @@ def _deciding(forward: Forward, name: str) -> Iterator[Axis]:
                 waiting.append(each)
 
 
-def _asked(forward: Forward, shape: str) -> set[int] | None:
+def _asked(forward: Graph, shape: str) -> set[int] | None:
     """The axes whose sizes Gather nodes pick from a shape; None if all axes are read or the axes are not constant."""
     readers = [node for node in forward.graph.node if shape in node.input]
     indices = [forward.constant(node.input[1]) for node in readers if node.op_type == "Gather"]
@@ -52,7 +52,7 @@ def _asked(forward: Forward, shape: str) -> set[int] | None:
     return {int(index) for each in indices if each is not None for index in each.ravel()}
 
 
-def _open(forward: Forward, name: str, asked: set[int] | None) -> Iterator[Axis]:
+def _open(forward: Graph, name: str, asked: set[int] | None) -> Iterator[Axis]:
     """The axes of the graph's inputs that the open sizes of a value come from. asked: its axes that matter, or None."""
     inputs = {each.name: each for each in forward.graph.input}
     sizes = forward.sizes(name)

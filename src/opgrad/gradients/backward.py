@@ -8,8 +8,8 @@ from onnx import TensorProto
 from opgrad.gradients.advice import hint
 from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
-from opgrad.graph.forward import FLOATS, Forward, title
-from opgrad.graph.messages import domain_of
+from opgrad.graph.graph import Graph, title
+from opgrad.graph.messages import FLOATS, domain_of
 from opgrad.graph.nodes import captured, subgraphs
 from opgrad.rules.node import Node
 from opgrad.rules.registry import RULES, Declared, Gradients, NoGradient
@@ -30,7 +30,7 @@ COMPUTES = (
 )
 
 
-def paths(forward: Forward, of: Iterable[str], wanted: Iterable[str]) -> list[onnx.NodeProto]:
+def paths(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> list[onnx.NodeProto]:
     """The nodes between the values `wanted` and the values `of`, in the graph's order."""
     reached, between = depending(forward, wanted), set(of)
     nodes = []
@@ -43,7 +43,7 @@ def paths(forward: Forward, of: Iterable[str], wanted: Iterable[str]) -> list[on
     return nodes[::-1]
 
 
-def depending(forward: Forward, wanted: Iterable[str]) -> set[str]:
+def depending(forward: Graph, wanted: Iterable[str]) -> set[str]:
     """The wanted values and all values that can be differentiated with respect to one of them."""
     reached = set(wanted)
     for node in forward.graph.node:
@@ -52,12 +52,12 @@ def depending(forward: Forward, wanted: Iterable[str]) -> set[str]:
     return reached
 
 
-def _carries(forward: Forward, name: str) -> bool:
+def _carries(forward: Graph, name: str) -> bool:
     """Whether a value can have a gradient."""
     return forward.element_type(name) in (None, *FLOATS) or name in quantized(forward)
 
 
-def quantized(forward: Forward) -> set[str]:
+def quantized(forward: Graph) -> set[str]:
     """The names of all integer values that stand for floats.
 
     They are what the graph quantizes floats to, and what it copies, selects or computes from such integers.
@@ -72,7 +72,7 @@ def quantized(forward: Forward) -> set[str]:
     return forward.quantized
 
 
-def _is_quantized(forward: Forward, node: onnx.NodeProto, name: str, read: Collection[str]) -> bool:
+def _is_quantized(forward: Graph, node: onnx.NodeProto, name: str, read: Collection[str]) -> bool:
     """Whether a result of a node that reads quantized integers stands for floats, too.
 
     A float, a condition or an index does not.
@@ -90,7 +90,7 @@ def _differentiable(node: onnx.NodeProto) -> Iterator[str]:
     return (name for index, name in enumerate(node.input) if name and index not in skipped)
 
 
-def differentiable_inputs(forward: Forward, node: onnx.NodeProto) -> list[str]:
+def differentiable_inputs(forward: Graph, node: onnx.NodeProto) -> list[str]:
     """The names that a node reads and that have a gradient if its results have one."""
     return [name for name in _differentiable(node) if _carries(forward, name)]
 
@@ -113,7 +113,7 @@ class Backward:
     problems: one line for each node that has no gradient, with the reason, in the graph's order.
     """
 
-    def __init__(self, forward: Forward, body: GraphBody, of: Iterable[str], wanted: Iterable[str]):
+    def __init__(self, forward: Graph, body: GraphBody, of: Iterable[str], wanted: Iterable[str]):
         self.forward, self.body = forward, body
         self.wanted = list(wanted)
         self.nodes = paths(forward, of, self.wanted)

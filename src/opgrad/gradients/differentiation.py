@@ -13,9 +13,9 @@ from opgrad.gradients.expansion import expand, inline_functions
 from opgrad.graph import passes
 from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
-from opgrad.graph.forward import FLOATS, Forward
+from opgrad.graph.graph import Graph
 from opgrad.graph.loading import load
-from opgrad.graph.messages import MICROSOFT, import_microsoft
+from opgrad.graph.messages import FLOATS, MICROSOFT, import_microsoft
 from opgrad.graph.opset import raise_opset
 
 LEAST_OPSET = 11  # the least opset of a model with gradients
@@ -107,7 +107,7 @@ def _names(argument: str, names: str | Sequence[str]) -> list[str]:
     return list(dict.fromkeys(given))
 
 
-def prepared(model: onnx.ModelProto, of: Sequence[str], wanted: Sequence[str], opset: int = LEAST_OPSET) -> Forward:
+def prepared(model: onnx.ModelProto, of: Sequence[str], wanted: Sequence[str], opset: int = LEAST_OPSET) -> Graph:
     """A graph in which what stands between the values `wanted` and `of` is written in operators that have rules.
 
     opset: of ai.onnx, which the model has at least afterwards.
@@ -116,13 +116,13 @@ def prepared(model: onnx.ModelProto, of: Sequence[str], wanted: Sequence[str], o
     """
     model = inline_functions(model)
     raise_opset(model, opset, WHO)
-    forward = Forward(model, wanted)
+    forward = Graph(model, wanted)
     for name in (*of, *wanted):
         _check(forward, name)
     return expand(forward, of, wanted)
 
 
-def _check(forward: Forward, name: str) -> None:
+def _check(forward: Graph, name: str) -> None:
     """Raise ValueError unless the graph has a value of this name, of float type."""
     inputs = {each.name for each in forward.graph.input}
     values = inputs | forward.initializers.keys() | forward.producers.keys()
@@ -137,7 +137,7 @@ def _check(forward: Forward, name: str) -> None:
         )
 
 
-def _seed(forward: Forward, body: GraphBody, name: str) -> Value:
+def _seed(forward: Graph, body: GraphBody, name: str) -> Value:
     """Ones in the shape of a value: the gradient of the sum of its elements."""
     kind, sizes = forward.element_type(name), forward.sizes(name)
     value = Value(body, name, kind, sizes)
@@ -147,9 +147,7 @@ def _seed(forward: Forward, body: GraphBody, name: str) -> Value:
     return body.declare(seed, kind or TensorProto.FLOAT, sizes)
 
 
-def differentiate(
-    forward: Forward, body: GraphBody, seeds: dict[str, Value], wanted: Sequence[str]
-) -> dict[str, Value]:
+def differentiate(forward: Graph, body: GraphBody, seeds: dict[str, Value], wanted: Sequence[str]) -> dict[str, Value]:
     """The gradients of values, by their names, written into `body`.
 
     seeds: the gradients of the values that are differentiated.
@@ -166,7 +164,7 @@ def differentiate(
     return values
 
 
-def _output(forward: Forward, body: GraphBody, name: str, value: Value) -> onnx.ValueInfoProto:
+def _output(forward: Graph, body: GraphBody, name: str, value: Value) -> onnx.ValueInfoProto:
     """The output with a gradient, under its name."""
     wanted = name + SUFFIX
     if value.name != wanted:
@@ -177,7 +175,7 @@ def _output(forward: Forward, body: GraphBody, name: str, value: Value) -> onnx.
     return helper.make_tensor_value_info(wanted, kind, forward.sizes(name))
 
 
-def append(forward: Forward, body: GraphBody, outputs: Sequence[onnx.ValueInfoProto]) -> None:
+def append(forward: Graph, body: GraphBody, outputs: Sequence[onnx.ValueInfoProto]) -> None:
     """Add the outputs to the graph, and the nodes and initializers of `body` that they depend on."""
     body.keep([output.name for output in outputs])
     graph, model = forward.graph, forward.model

@@ -4,7 +4,7 @@ Calls of functions are replaced by their bodies, an If with a constant condition
 composed operators by their decompositions.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ from onnx import defs, helper, inliner
 from opgrad.gradients.backward import paths
 from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
-from opgrad.graph.forward import Forward
-from opgrad.graph.messages import copied, domain_of, free_name, keep
+from opgrad.graph.graph import Graph
+from opgrad.graph.messages import copied, domain_of, free_name
 from opgrad.graph.nodes import rename
 from opgrad.rules.node import Node
 from opgrad.rules.registry import RULES, NoGradient
@@ -36,7 +36,7 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     return inliner.inline_local_functions(model)
 
 
-def expand(forward: Forward, of: Iterable[str], wanted: Iterable[str]) -> Forward:
+def expand(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> Graph:
     """Expand the nodes between the values `wanted` and `of` that have no gradient rule.
 
     The forward graph is changed in place; only where bodies of ONNX's functions are inserted is the result a new one.
@@ -46,40 +46,30 @@ def expand(forward: Forward, of: Iterable[str], wanted: Iterable[str]) -> Forwar
     while True:
         nodes = paths(forward, of, wanted)
         taken |= forward.names()
-        written = {node.output[0]: _replacement(forward, node, taken) for node in nodes if node.output}
-        if _replace(forward.graph, {name: each for name, each in written.items() if each is not None}):
+        found = [(node, _replacement(forward, node, taken)) for node in nodes if node.output]
+        written = [(node, others) for node, others in found if others is not None]
+        for node, others in written:
+            forward.substitute(node, others)
+        if written:
             forward.refresh()
             continue
         unknown = [node for node in nodes if (domain_of(node), node.op_type) not in RULES]
         model = _expand_functions(forward, unknown)
         if model is None:
             return forward
-        forward = Forward(model, wanted)
+        forward = Graph(model, wanted)
 
 
-def _replacement(forward: Forward, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:
+def _replacement(forward: Graph, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:
     """The nodes that replace a node; None if it stays."""
     found = _branch(forward, node, taken)
     return _decomposed(forward, node, taken) if found is None else found
 
 
-def _replace(graph: onnx.GraphProto, written: Mapping[str, list[onnx.NodeProto]]) -> bool:
-    """Replace nodes, each of which is named by its first output; whether there was one to replace."""
-    if not written:
-        return False
-    nodes = []
-    for node in graph.node:
-        first = node.output[0] if node.output else ""
-        for each in written.get(first, [node]):
-            nodes.append(each)
-    keep(graph.node, nodes)
-    return True
-
-
 # --- functions of ONNX ---
 
 
-def _expand_functions(forward: Forward, nodes: Iterable[onnx.NodeProto]) -> onnx.ModelProto | None:
+def _expand_functions(forward: Graph, nodes: Iterable[onnx.NodeProto]) -> onnx.ModelProto | None:
     """The model with each of these nodes replaced by the body that ONNX defines; None if no node has a body."""
     functions: list[onnx.FunctionProto] = []
     for node in nodes:
@@ -99,7 +89,7 @@ def _expand_functions(forward: Forward, nodes: Iterable[onnx.NodeProto]) -> onnx
     return inlined
 
 
-def _function(forward: Forward, node: onnx.NodeProto) -> onnx.FunctionProto | None:
+def _function(forward: Graph, node: onnx.NodeProto) -> onnx.FunctionProto | None:
     """The body that ONNX defines for an operator, for the opset of the model."""
     if domain_of(node):
         return None
@@ -129,7 +119,7 @@ def _function(forward: Forward, node: onnx.NodeProto) -> onnx.FunctionProto | No
     return function
 
 
-def _type_bytes(forward: Forward, name: str) -> bytes:
+def _type_bytes(forward: Graph, name: str) -> bytes:
     kind = forward.element_type(name) if name else None
     sizes = forward.sizes(name) if name else None
     return helper.make_tensor_type_proto(kind, sizes).SerializeToString() if kind else b""
@@ -146,7 +136,7 @@ def _call(node: onnx.NodeProto, function: onnx.FunctionProto) -> None:
 # --- branches ---
 
 
-def _branch(forward: Forward, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:
+def _branch(forward: Graph, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:
     """The nodes of the branch of an If whose condition is a constant."""
     condition = forward.constant(node.input[0]) if node.op_type == "If" and not domain_of(node) else None
     if condition is None:
@@ -172,7 +162,7 @@ def _branch(forward: Forward, node: onnx.NodeProto, taken: set[str]) -> list[onn
 # --- decompositions ---
 
 
-def _decomposed(forward: Forward, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:
+def _decomposed(forward: Graph, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:
     """What a decomposition writes for a node."""
     declared = RULES.get((domain_of(node), node.op_type))
     if declared is None or not declared.replaces:

@@ -16,13 +16,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from opgrad.graph.messages import HALVES
+
 Number = Union["Value", int, float]
 LATEST_AXES_ATTRIBUTE = 17  # from the next opset on the axes of all reductions are an input …
 LATEST_SUM_AXES_ATTRIBUTE = 12  # … and of these already from here
 AXES_INPUT_EARLY = ("ReduceSum", "Squeeze", "Unsqueeze")
 COUNT_IS_ATTRIBUTE = 18  # of Split
 FIRST_PART_OF_SHAPE = 15  # whose Shape gives a part of the sizes
-HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 LAST = np.iinfo(np.int64).max  # as the end of a slice: up to the last
 
 

@@ -3,9 +3,11 @@
 from typing import Any, TypeVar
 
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
 MICROSOFT = "com.microsoft"
+HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, *HALVES)
 M = TypeVar("M")
 
 

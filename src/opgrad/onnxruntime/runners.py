@@ -8,13 +8,12 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from opgrad.forms.lowering import lower
-from opgrad.graph.messages import copied
+from opgrad.graph.messages import FLOATS, copied
 from opgrad.graph.nodes import captured, subgraphs
 from opgrad.onnxruntime.loading import open_session
 
 NATIVE, OPGRAD, LOWERING, NOBODY = RUNNERS = "onnxruntime", "opgrad", "only by lowering", "nobody"
 # From a session's name of a type to ONNX's, for names that differ in more than their case.
-FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FLOAT = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
 ELEMENT_TYPES = {f"tensor({name.lower()})": number for name, number in TensorProto.DataType.items()}
 

@@ -3,7 +3,7 @@
 import math
 
 from opgrad.graph.formulas import Value
-from opgrad.graph.forward import FLOATS
+from opgrad.graph.messages import FLOATS
 from opgrad.rules.node import Node
 from opgrad.rules.registry import NoGradient, gradient
 

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 
 from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value, widened
-from opgrad.graph.forward import FLOATS, Forward
-from opgrad.graph.messages import MICROSOFT, domain_of
+from opgrad.graph.graph import Graph
+from opgrad.graph.messages import FLOATS, MICROSOFT, domain_of
 from opgrad.graph.nodes import attributes_of
 from opgrad.graph.sizes import Sizes
 from opgrad.rules import shaping
@@ -36,7 +36,7 @@ class Node:
     def __init__(
         self,
         proto: onnx.NodeProto,
-        forward: Forward,
+        forward: Graph,
         body: GraphBody,
         dys: Sequence[Value | None],
         needed: Sequence[int],

@@ -1,7 +1,7 @@
 """Elements and slices written to places named by indices, in place of what is there or combined with it."""
 
 from opgrad.graph.formulas import Value
-from opgrad.graph.forward import FLOATS
+from opgrad.graph.messages import FLOATS
 from opgrad.rules.node import Node
 from opgrad.rules.registry import Gradients, NoGradient, gradient
 from opgrad.rules.shaping import filled_like, ones_like

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import onnx
 
+from opgrad.graph.graph import Graph, overridable
 from opgrad.graph.messages import copied
 from opgrad.graph.passes.activation import fuse_gelu, fuse_swish
 from opgrad.graph.passes.dead import remove_dead
 from opgrad.graph.passes.folding import fold_constants
-from opgrad.graph.passes.graph import Graph
 from opgrad.graph.passes.losses import fuse_cross_entropy
 from opgrad.graph.passes.normalization import fuse_layer_normalization, fuse_rms_normalization
 from opgrad.graph.passes.order import order_ends
@@ -52,7 +52,7 @@ def prepare(
 
     Returns the new model. Equal calls give equal bytes.
     """
-    graph = Graph(copied(model), keep, variable, plain)
+    graph = Graph(copied(model), overridable(model).union(variable), {*keep, *variable}, plain)
     clean(graph)
     if apply(graph, FUSIONS):
         graph.refresh()
@@ -84,7 +84,7 @@ def finish(
     segments = checked_segments(checkpoint_segments)
     named = [] if isinstance(segments, int) else segments
     forward = list(forward)
-    graph = Graph(copied(model), {*keep, *forward, *named}, variable)
+    graph = Graph(copied(model), overridable(model).union(variable), {*keep, *forward, *named, *variable})
     clean(graph)
     if apply(graph, (chain_sums, transpose_products)):
         apply(graph, (remove_dead,))

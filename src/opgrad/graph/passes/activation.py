@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 import onnx
 from onnx import TensorProto
 
-from opgrad.graph.messages import MICROSOFT, domain_of
-from opgrad.graph.passes.graph import Graph
+from opgrad.graph.graph import Graph
+from opgrad.graph.messages import FLOATS, MICROSOFT, domain_of
 from opgrad.graph.passes.patterns import factors, is_near, plus, power, same_shape, without
 
 GELU_FROM, SWISH_FROM = 20, 24  # the first opsets with Gelu and Swish
 CUBIC, SLOPE = 0.044715, math.sqrt(2 / math.pi)  # tanh(SLOPE * (x + CUBIC * x^3)) is nearly erf(x / sqrt(2))
 Recognize = Callable[[Graph, onnx.NodeProto], onnx.NodeProto | None]
-FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def fuse_gelu(graph: Graph) -> bool:

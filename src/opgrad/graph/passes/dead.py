@@ -1,7 +1,7 @@
 """Dead code elimination: it removes nodes, optional results and initializers that no output depends on."""
 
+from opgrad.graph.graph import Graph
 from opgrad.graph.nodes import WRITES, leave_out_results, needed, read_by
-from opgrad.graph.passes.graph import Graph
 
 
 def remove_dead(graph: Graph) -> bool:

@@ -3,10 +3,10 @@
 import onnx
 from onnx import helper, numpy_helper
 
-from opgrad.graph.forward import FOLDED, constant_tensor, evaluate
+from opgrad.graph.evaluation import FOLDED, constant_tensor, evaluate
+from opgrad.graph.graph import Graph
 from opgrad.graph.messages import copied, domain_of
 from opgrad.graph.nodes import subgraphs
-from opgrad.graph.passes.graph import Graph
 
 GROWTH = 1 << 12  # the most bytes by which a folded value may be larger than the constants it is computed from
 FOLDABLE = frozenset(FOLDED) | frozenset(

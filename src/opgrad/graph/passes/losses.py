@@ -3,8 +3,9 @@
 import onnx
 from onnx import helper
 
+from opgrad.graph.graph import Graph
 from opgrad.graph.messages import domain_of
-from opgrad.graph.passes.graph import Graph
+from opgrad.graph.nodes import attributes_of
 
 ONE_AXIS_FROM = 13  # before this opset LogSoftmax takes all axes from `axis` on together as one row
 CLASSES = 1  # the axis of the classes
@@ -31,7 +32,7 @@ def _is_over_classes(graph: Graph, softmax: onnx.NodeProto) -> bool:
     if sizes is None or len(sizes) < 2:
         return False
     early = graph.opset < ONE_AXIS_FROM
-    axis = graph.attributes(softmax).get("axis", 1 if early else -1) % len(sizes)
+    axis = attributes_of(softmax).get("axis", 1 if early else -1) % len(sizes)
     return axis == CLASSES and (not early or len(sizes) == 2)
 
 

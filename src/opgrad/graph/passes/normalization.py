@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from opgrad.graph.graph import Graph
 from opgrad.graph.messages import domain_of
-from opgrad.graph.passes.graph import Graph
+from opgrad.graph.nodes import attributes_of
 from opgrad.graph.passes.patterns import is_near, mean_axes, plus, power
 
 LAYER_FROM, RMS_FROM = 17, 23  # the first opsets of ONNX with LayerNormalization and RMSNormalization
@@ -185,7 +186,7 @@ def _with_casts(graph: Graph, found: Normalized) -> Normalized:
     if before is None or after is None or graph.element_type(found.x) != TensorProto.FLOAT:
         return found
     kind = graph.element_type(before.input[0])
-    if kind != TensorProto.FLOAT16 or graph.attributes(after)["to"] != kind:
+    if kind != TensorProto.FLOAT16 or attributes_of(after)["to"] != kind:
         return found
     return replace(found, x=before.input[0], name=after.output[0], last=after)
 

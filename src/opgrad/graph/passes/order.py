@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 
 import onnx
 
+from opgrad.graph.graph import Graph
 from opgrad.graph.nodes import WRITES, captured
-from opgrad.graph.passes.graph import Graph
 
 
 def order_ends(graph: Graph) -> bool:

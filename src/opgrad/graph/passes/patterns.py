@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import onnx
 from onnx import TensorProto
 
-from opgrad.graph.passes.graph import Graph
+from opgrad.graph.graph import Graph
+from opgrad.graph.nodes import attributes_of
 
 NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FAR, FAR_NARROW = 2e-5, 4e-3  # relative tolerances: for numbers written with few digits, and for 16-bit types
@@ -58,7 +59,7 @@ def plus(graph: Graph, name: str) -> tuple[str, float] | None:
 
 def mean_axes(graph: Graph, node: onnx.NodeProto) -> int | None:
     """-k if the node is a mean over the last k axes that keeps these axes; else None."""
-    given, sizes = graph.attributes(node), graph.sizes(node.input[0])
+    given, sizes = attributes_of(node), graph.sizes(node.input[0])
     if not given.get("keepdims", 1) or sizes is None:
         return None
     axes = given.get("axes")

@@ -3,8 +3,9 @@
 import onnx
 from onnx import helper
 
+from opgrad.graph.graph import Graph
 from opgrad.graph.messages import domain_of
-from opgrad.graph.passes.graph import Graph
+from opgrad.graph.nodes import attributes_of
 
 
 def transpose_products(graph: Graph) -> bool:
@@ -14,7 +15,7 @@ def transpose_products(graph: Graph) -> bool:
         product = None if domain_of(node) or node.op_type != "Transpose" else graph.maker(node.input[0], "Gemm")
         if product is None or not graph.inner(node.input[0]) or len([name for name in product.input if name]) > 2:
             continue
-        if graph.attributes(node).get("perm", [1, 0]) != [1, 0]:
+        if attributes_of(node).get("perm", [1, 0]) != [1, 0]:
             continue
         graph.substitute(node, [_exchanged(graph, product, node.output[0])])
         changed = True
@@ -22,7 +23,7 @@ def transpose_products(graph: Graph) -> bool:
 
 
 def _exchanged(graph: Graph, product: onnx.NodeProto, output: str) -> onnx.NodeProto:
-    given = graph.attributes(product)
+    given = attributes_of(product)
     other = {"transA": 1 - given.get("transB", 0), "transB": 1 - given.get("transA", 0)}
     attributes = {name: value for name, value in {**given, **other}.items() if value or name not in other}
     return helper.make_node("Gemm", [product.input[1], product.input[0]], [output], product.name, **attributes)

@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from opgrad.graph.graph import Graph
 from opgrad.graph.messages import MICROSOFT, copied, domain_of
-from opgrad.graph.nodes import captured, read_by, rename_inputs
-from opgrad.graph.passes.graph import Graph
+from opgrad.graph.nodes import attributes_of, captured, read_by, rename_inputs
 from opgrad.graph.passes.order import sorted_nodes, writes_last
 from opgrad.graph.passes.segments import Segments
 from opgrad.graph.passes.sharing import is_repeatable
@@ -128,7 +128,7 @@ def _batch_norm(segment: _Segment, node: onnx.NodeProto) -> list[onnx.NodeProto]
     The running statistics are not updated a second time.
     """
     graph, (mean, inv_std) = segment.graph, (node.output[place] for place in STATISTICS)
-    epsilon = graph.attributes(node).get("epsilon", 1e-5)
+    epsilon = attributes_of(node).get("epsilon", 1e-5)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(graph.element_type(inv_std) or TensorProto.FLOAT)
     constant = graph.add_constant(np.array(epsilon, dtype), f"{node.output[0]}/epsilon")
     square, both, variance = (graph.free(f"{inv_std}{SUFFIX}_{what}") for what in ("square", "sum", "variance"))

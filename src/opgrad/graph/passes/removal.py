@@ -6,8 +6,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from opgrad.graph.graph import Graph
 from opgrad.graph.messages import domain_of
-from opgrad.graph.passes.graph import Graph
+from opgrad.graph.nodes import attributes_of
 from opgrad.graph.passes.sizes import Shapes, slice_limits, terms_of
 from opgrad.graph.sizes import Term, Terms
 
@@ -81,7 +82,7 @@ def _dropout(graph: Graph, node: onnx.NodeProto) -> bool:
 
 @unchanged("Cast")
 def _cast(graph: Graph, node: onnx.NodeProto) -> bool:
-    return graph.element_type(node.input[0]) == graph.attributes(node)["to"]
+    return graph.element_type(node.input[0]) == attributes_of(node)["to"]
 
 
 @unchanged("CastLike")
@@ -129,7 +130,7 @@ def _covers(sizes: Terms | None, target: Terms) -> bool:
 
 @unchanged("Transpose")
 def _transpose(graph: Graph, node: onnx.NodeProto) -> bool:
-    order = graph.attributes(node).get("perm")
+    order = attributes_of(node).get("perm")
     sizes = graph.sizes(node.input[0])
     if order is None:
         return sizes is not None and len(sizes) < 2
@@ -162,7 +163,7 @@ def _reaches(end: Term, size: Term | None) -> bool:
 
 @unchanged("Pad")
 def _pad(graph: Graph, node: onnx.NodeProto) -> bool:
-    given = graph.attributes(node).get("pads", graph.attributes(node).get("paddings"))
+    given = attributes_of(node).get("pads", attributes_of(node).get("paddings"))
     pads = given if given is not None else graph.constant(node.input[1]) if len(node.input) > 1 else None
     return pads is not None and not np.any(pads)
 
@@ -202,15 +203,15 @@ def _casts(graph: Graph, first: onnx.NodeProto, node: onnx.NodeProto) -> bool:
     before, between = (graph.element_type(each.input[0]) for each in (first, node))
     if before is None or between not in WIDER.get(before, ()):
         return False
-    if graph.attributes(node)["to"] == before:
+    if attributes_of(node)["to"] == before:
         return graph.alias(node.output[0], first.input[0])
-    node_of = graph.node("Cast", [first.input[0]], node.output, to=graph.attributes(node)["to"])
+    node_of = graph.node("Cast", [first.input[0]], node.output, to=attributes_of(node)["to"])
     graph.substitute(node, [node_of])
     return True
 
 
 def _transposes(graph: Graph, first: onnx.NodeProto, node: onnx.NodeProto) -> bool:
-    orders = [graph.attributes(each).get("perm") for each in (first, node)]
+    orders = [attributes_of(each).get("perm") for each in (first, node)]
     if orders[0] is None or orders[1] is None:
         return False
     perm = [orders[0][axis] for axis in orders[1]]
@@ -226,7 +227,7 @@ def _reshapes(graph: Graph, first: onnx.NodeProto, node: onnx.NodeProto) -> bool
     target = graph.constant(node.input[1]) if len(node.input) > 1 else None
     if target is None or 0 in target or not graph.inner(first.output[0]):
         return False
-    attributes = [helper.make_attribute(name, value) for name, value in graph.attributes(node).items()]
+    attributes = [helper.make_attribute(name, value) for name, value in attributes_of(node).items()]
     joined = graph.node("Reshape", [first.input[0], node.input[1]], node.output)
     joined.attribute.extend(attributes)
     graph.substitute(node, [joined])

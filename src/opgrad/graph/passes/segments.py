@@ -7,8 +7,8 @@ from itertools import accumulate, pairwise
 import onnx
 from onnx import helper
 
+from opgrad.graph.graph import Graph
 from opgrad.graph.nodes import captured, needed, read_by
-from opgrad.graph.passes.graph import Graph
 
 UNKNOWN_SIZE = 32  # the assumed length of an axis of unknown size, where bytes are compared
 WHO = "checkpoint_segments"

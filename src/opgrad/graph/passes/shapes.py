@@ -4,8 +4,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from opgrad.graph.graph import Graph
 from opgrad.graph.messages import domain_of
-from opgrad.graph.passes.graph import Graph
+from opgrad.graph.nodes import attributes_of
 from opgrad.graph.passes.sizes import RULES, Shapes, terms_of
 from opgrad.graph.sizes import constant_target, numbers
 
@@ -56,7 +57,7 @@ def _target(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> bool:
     if len(node.input) < 2 or graph.constant(node.input[1]) is not None:
         return False
     wanted = shapes(node.input[1])
-    if wanted is None or graph.attributes(node).get("allowzero"):
+    if wanted is None or attributes_of(node).get("allowzero"):
         return False
     target = constant_target(wanted, terms_of(graph, node.input[0]) or [])
     if target is None:

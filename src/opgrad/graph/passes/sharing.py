@@ -7,9 +7,9 @@ import onnx
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.graph.batch_norm import trains
+from opgrad.graph.graph import Graph
 from opgrad.graph.messages import MICROSOFT, copied, domain_of
 from opgrad.graph.nodes import subgraphs
-from opgrad.graph.passes.graph import Graph
 
 LARGEST_SHARED = 1 << 16  # the most bytes of a constant that is compared with others
 RANDOM = frozenset(

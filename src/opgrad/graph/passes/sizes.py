@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx
 
-from opgrad.graph.passes.graph import Graph
+from opgrad.graph.graph import Graph
+from opgrad.graph.nodes import attributes_of
 from opgrad.graph.sizes import Term, Terms, numbers, terms
 
 LONGEST = 64  # the most numbers of an array that is taken for a shape
@@ -61,7 +62,7 @@ class Shapes:
 
 @rule("Shape")
 def _shape(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    sizes, given = terms_of(shapes.graph, node.input[0]), shapes.graph.attributes(node)
+    sizes, given = terms_of(shapes.graph, node.input[0]), attributes_of(node)
     return None if sizes is None else sizes[given.get("start", 0) : given.get("end", len(sizes))]
 
 
@@ -83,7 +84,7 @@ def _product(terms: Terms | None) -> Terms | None:
 
 @rule("Identity", "Cast")
 def _same(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    whole = shapes.graph.attributes(node).get("to") in (None, onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+    whole = attributes_of(node).get("to") in (None, onnx.TensorProto.INT32, onnx.TensorProto.INT64)
     return shapes(node.input[0]) if whole else None
 
 
@@ -128,7 +129,7 @@ def _slice(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
 
 def slice_limits(shapes: Shapes, node: onnx.NodeProto) -> list[tuple[int, Term | None, Term | None, Term]] | None:
     """For each axis that Slice cuts: the axis, start, end and step; None if axes or steps are not known."""
-    given = shapes.graph.attributes(node)
+    given = attributes_of(node)
     if "starts" in given:
         starts, ends = ([Term(each) for each in given[name]] for name in ("starts", "ends"))
         axes = given.get("axes", list(range(len(starts))))
@@ -229,7 +230,7 @@ def _where(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
 
 @rule("ConstantOfShape")
 def _filled(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    shape, given = shapes.numbers(node.input[0]), shapes.graph.attributes(node).get("value")
+    shape, given = shapes.numbers(node.input[0]), attributes_of(node).get("value")
     value = np.zeros(1) if given is None else onnx.numpy_helper.to_array(given)
     if shape is None or len(shape) > 1 or value.dtype.kind not in "iub" or math.prod(shape) > LONGEST:
         return None

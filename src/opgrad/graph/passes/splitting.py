@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from opgrad.graph.graph import Graph
 from opgrad.graph.messages import domain_of
-from opgrad.graph.passes.graph import Graph
+from opgrad.graph.nodes import attributes_of
 from opgrad.graph.passes.sizes import Shapes, slice_limits
 
 SIZES_ARE_INPUT = 13  # the first opset whose Split and Squeeze have them as an input
@@ -58,7 +59,7 @@ def _place(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> tuple[int, int
     if node.op_type == "Gather":
         index = graph.constant(node.input[1])
         place = None if index is None or index.ndim else int(index)
-        return None if place is None else (graph.attributes(node).get("axis", 0), place, place + 1)
+        return None if place is None else (attributes_of(node).get("axis", 0), place, place + 1)
     limits = slice_limits(shapes, node)
     if limits is None or len(limits) != 1:
         return None

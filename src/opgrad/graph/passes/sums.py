@@ -2,8 +2,8 @@
 
 import onnx
 
+from opgrad.graph.graph import Graph
 from opgrad.graph.messages import domain_of
-from opgrad.graph.passes.graph import Graph
 from opgrad.graph.sizes import Sizes, are_equal
 
 

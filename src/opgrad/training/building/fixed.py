@@ -6,8 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from opgrad.graph.forward import FLOATS
-from opgrad.graph.messages import domain_of
+from opgrad.graph.messages import FLOATS, domain_of
 from opgrad.graph.nodes import all_nodes, captured
 
 # Operators that return their first input in another shape or type.

@@ -11,8 +11,8 @@ from opgrad.gradients.expansion import inline_functions
 from opgrad.graph import passes
 from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
-from opgrad.graph.forward import FLOATS, Forward
-from opgrad.graph.messages import MICROSOFT, copied, keep
+from opgrad.graph.graph import Graph
+from opgrad.graph.messages import FLOATS, MICROSOFT, copied, keep
 from opgrad.training.building.checks import listed
 from opgrad.training.building.forms import with_running_statistics
 from opgrad.training.formats.names import BUFFER_SUFFIX, RESET, RESULT_SUFFIX
@@ -69,7 +69,7 @@ def _restore_inputs(graph: onnx.GraphProto, inputs: Sequence[onnx.ValueInfoProto
     graph.input.extend(inputs)
 
 
-def _seed(forward: Forward, body: GraphBody, loss: str) -> Value:
+def _seed(forward: Graph, body: GraphBody, loss: str) -> Value:
     """The gradient of the loss with respect to itself, an initializer: 1 in the loss's type and shape."""
     kind, sizes = forward.element_type(loss) or TensorProto.FLOAT, forward.sizes(loss)
     if kind not in FLOATS:
@@ -89,7 +89,7 @@ def _seed(forward: Forward, body: GraphBody, loss: str) -> Value:
     return Value(body, name, kind, sizes)
 
 
-def _gradient(forward: Forward, body: GraphBody, name: str, gradient: Value) -> onnx.ValueInfoProto:
+def _gradient(forward: Graph, body: GraphBody, name: str, gradient: Value) -> onnx.ValueInfoProto:
     """The output with a gradient, whose name is that of the value with `_grad` behind it."""
     wanted, taken = name + SUFFIX, forward.names()
     new = {RESET, wanted, *(name + suffix for suffix in (BUFFER_SUFFIX, RESULT_SUFFIX))}

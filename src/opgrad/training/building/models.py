@@ -7,8 +7,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.graph.forward import FLOATS, constant_tensor
-from opgrad.graph.messages import domain_of
+from opgrad.graph.evaluation import constant_tensor
+from opgrad.graph.messages import FLOATS, domain_of
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, near
 from opgrad.training.building.graph import training_graph

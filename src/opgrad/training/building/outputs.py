@@ -6,7 +6,7 @@ from functools import partial
 import onnx
 from onnx import helper
 
-from opgrad.graph.forward import Forward
+from opgrad.graph.graph import Graph
 from opgrad.graph.messages import copied, keep
 from opgrad.training.building.checks import near
 
@@ -20,16 +20,12 @@ def inferred_model(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def declare_types(model: onnx.ModelProto) -> None:
     """Declare the types and shapes of all values that a graph's nodes compute, as far as they can be inferred."""
-    forward, graph = Forward(model), model.graph
+    forward, graph = Graph(model), model.graph
     told = {each.name for each in (*graph.input, *graph.output)}
     before = {each.name: each for each in graph.value_info}
-    del graph.value_info[:]
-    for node in graph.node:
-        for name in node.output:
-            if name and name not in told:
-                told.add(name)
-                found = value_info(forward, name) or before.get(name)
-                graph.value_info.extend([found] if found is not None else [])
+    made = dict.fromkeys(name for node in graph.node for name in node.output if name and name not in told)
+    found = [value_info(forward, name) or before.get(name) for name in made]
+    keep(graph.value_info, [each for each in found if each is not None])
 
 
 def correct_shapes(model: onnx.ModelProto) -> None:
@@ -39,7 +35,7 @@ def correct_shapes(model: onnx.ModelProto) -> None:
     for output in bare.graph.output:
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.ClearField("shape")
-    found = Forward(bare)
+    found = Graph(bare)
     symbols = {size.dim_param for each in graph.input for size in each.type.tensor_type.shape.dim} - {""}
     for value in (*graph.output, *graph.value_info):
         tensor, sizes = value.type.tensor_type, found.sizes(value.name)
@@ -56,7 +52,7 @@ def _contradicts(symbols: Collection[str], told: int | None, size: int | str | N
     return told is not None and told != size and (isinstance(size, int) or size in symbols)
 
 
-def value_info(forward: Forward, name: str) -> onnx.ValueInfoProto | None:
+def value_info(forward: Graph, name: str) -> onnx.ValueInfoProto | None:
     """The type and shape of a value, as far as they are known; None if its type is not."""
     kind = forward.element_type(name)
     return helper.make_tensor_value_info(name, kind, forward.sizes(name)) if kind else None
@@ -64,14 +60,14 @@ def value_info(forward: Forward, name: str) -> onnx.ValueInfoProto | None:
 
 def set_outputs(model: onnx.ModelProto, names: Sequence[str], who: str) -> None:
     """Replace the outputs of a graph by these. Raises LookupError for a name that has no value or an unknown type."""
-    graph, forward = model.graph, Forward(model)
+    graph, forward = model.graph, Graph(model)
     before = {each.name: each for each in graph.output}
     found = [_output(forward, before, name, who) for name in dict.fromkeys(names)]
     keep(graph.output, found)
     keep(graph.value_info, [each for each in graph.value_info if each.name not in set(names)])
 
 
-def _output(forward: Forward, before: dict[str, onnx.ValueInfoProto], name: str, who: str) -> onnx.ValueInfoProto:
+def _output(forward: Graph, before: dict[str, onnx.ValueInfoProto], name: str, who: str) -> onnx.ValueInfoProto:
     graph = forward.graph
     values = {*forward.producers, *(each.name for each in graph.input), *forward.initializers}
     if name not in values and name not in before:

@@ -9,9 +9,10 @@ import onnx
 
 from opgrad.gradients.backward import differentiable_inputs
 from opgrad.gradients.expansion import inline_functions
-from opgrad.graph.forward import FLOATS, Forward, constant_tensor
+from opgrad.graph.evaluation import constant_tensor
+from opgrad.graph.graph import Graph
 from opgrad.graph.large import size_of
-from opgrad.graph.messages import MICROSOFT, domain_of
+from opgrad.graph.messages import FLOATS, MICROSOFT, domain_of
 from opgrad.graph.nodes import all_nodes
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, near, quantity, without_values
@@ -134,7 +135,7 @@ def _places(node: onnx.NodeProto) -> Sequence[int]:
 
 def reaching(model: onnx.ModelProto, loss: str) -> set[str]:
     """The names of the values with respect to which a loss can be differentiated."""
-    forward, found = Forward(model), {loss}
+    forward, found = Graph(model), {loss}
     for node in reversed(model.graph.node):
         if found.intersection(node.output):
             found.update(differentiable_inputs(forward, node))

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from opgrad.graph.graph import Graph, overridable
 from opgrad.graph.messages import MICROSOFT, copied, domain_of
-from opgrad.graph.passes.graph import Graph
+from opgrad.graph.nodes import attributes_of
 from opgrad.graph.sizes import are_equal
 
 LOSS, LOSS_GRADIENT = "SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossGrad"
@@ -36,7 +37,7 @@ def fuse(model: onnx.ModelProto) -> list[Fused]:
     """
     if not any(node.op_type in PASSES for node in model.graph.node):
         return []
-    graph = Graph(copied(model))
+    graph = Graph(copied(model), overridable(model))
     found = list(_replaced(graph))
     if found:
         graph.commit()
@@ -76,7 +77,7 @@ def _gradient(graph: Graph, loss: onnx.NodeProto) -> onnx.NodeProto | None:
 
 
 def _attributes(graph: Graph, node: onnx.NodeProto) -> dict[str, Any]:
-    return DEFAULTS | graph.attributes(node)
+    return DEFAULTS | attributes_of(node)
 
 
 def _select(graph: Graph, node: onnx.NodeProto) -> Fused | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from opgrad.graph.forward import Forward
+from opgrad.graph.graph import Graph
 from opgrad.graph.messages import domain_of
 from opgrad.graph.nodes import attributes_of
 
@@ -37,7 +37,7 @@ def find_reduction(model: onnx.ModelProto, loss: str) -> Reduction:
 
 class _Search:
     def __init__(self, model: onnx.ModelProto):
-        self._forward, self._seen = Forward(model), set[str]()
+        self._forward, self._seen = Graph(model), set[str]()
 
     def of(self, name: str) -> Reduction | None:
         """The reduction by which a value was computed; None if it was not reduced."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import onnx
 from onnx import numpy_helper
 
-from opgrad.graph.forward import FLOATS, Forward
-from opgrad.graph.messages import domain_of
-from opgrad.graph.nodes import attributes_of, captured, needed, read_by
+from opgrad.graph.graph import Graph
+from opgrad.graph.messages import FLOATS, domain_of
+from opgrad.graph.nodes import attributes_of, captured, needed
 from opgrad.training.formats.names import OUTPUTS
 
 LOSSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "NegativeLogLikelihoodLoss")
@@ -57,50 +57,45 @@ def note_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
 
 def find_objective(model: onnx.ModelProto, loss: str, inputs: Sequence[str]) -> Objective:
     """What an eval graph compares. loss: its output. inputs: those that a batch holds, a label being the last."""
-    graph = _Graph(model, loss)
-    node = next((each for each in graph.nodes if each.op_type in LOSSES and len(each.input) > 1), None)
+    part = _Part(model, loss)
+    node = next((each for each in part.nodes if each.op_type in LOSSES and len(each.input) > 1), None)
     if node is None:
-        return _without_classes(graph, inputs)
+        return _without_classes(part, inputs)
     scores, labels = node.input[0], node.input[1]
-    origin = graph.origins(labels, MOVING)[-1]
-    label = origin if origin in inputs and origin not in graph.before(scores) else None
+    origin = part.origins(labels, MOVING)[-1]
+    label = origin if origin in inputs and origin not in part.before(scores) else None
     return Objective(
         scores=scores,
         label=label,
         classes=labels,
         ignored=_ignored(model.graph, node),
-        every=label is not None and graph.origins(labels, RESHAPING)[-1] == label,
-        outputs=graph.exported(scores, label, inside=labels not in inputs),
+        every=label is not None and part.origins(labels, RESHAPING)[-1] == label,
+        outputs=part.exported(scores, label, inside=labels not in inputs),
     )
 
 
-def _without_classes(graph: "_Graph", inputs: Sequence[str]) -> Objective:
+def _without_classes(part: "_Part", inputs: Sequence[str]) -> Objective:
     """The objective of a graph without a cross-entropy node."""
     label = inputs[-1] if len(inputs) > 1 else None
-    scores = find_scores(graph.model, inputs, label) if label is not None else None
+    scores = find_scores(part.graph, inputs, label) if label is not None else None
     if scores is None or label is None:
-        return Objective(None, label, None, None, False, graph.own(label) or (graph.loss,))
-    forward = Forward(graph.model)
-    axes = [len(forward.sizes(name) or ()) for name in (scores, label)]
-    classes = forward.element_type(label) not in (None, *FLOATS) and axes[0] == axes[1] + 1
-    outputs = graph.exported(scores, label, inside=False)
+        return Objective(None, label, None, None, False, part.own(label) or (part.loss,))
+    axes = [len(part.graph.sizes(name) or ()) for name in (scores, label)]
+    classes = part.graph.element_type(label) not in (None, *FLOATS) and axes[0] == axes[1] + 1
+    outputs = part.exported(scores, label, inside=False)
     return Objective(scores, label, label if classes else None, None, True, outputs)
 
 
-class _Graph:
+class _Part:
     """The part of an eval graph that leads to the loss.
 
     nodes: those on which the loss depends, in their order.
     """
 
     def __init__(self, model: onnx.ModelProto, loss: str):
-        self.model, self.loss = model, loss
-        self._producers = {name: node for node in model.graph.node for name in node.output if name}
+        self.graph, self.loss = Graph(model), loss
+        self._producers, self.before = self.graph.producers, self.graph.before
         self.nodes = needed(model.graph.node, [loss])
-
-    def before(self, name: str) -> set[str]:
-        """The tensors on which one depends, itself included."""
-        return {name, *read_by(needed(self.model.graph.node, [name]))}
 
     def origins(self, name: str, operators: Collection[str]) -> list[str]:
         """A tensor, and its predecessors through a chain of these operators, the nearest first."""
@@ -114,7 +109,7 @@ class _Graph:
 
     def own(self, label: str | None) -> tuple[str, ...]:
         """The outputs that the model had, without the loss and without those that depend on the label."""
-        names = [name for name in model_outputs(self.model) if name in self._producers and name != self.loss]
+        names = [name for name in model_outputs(self.graph.model) if name in self._producers and name != self.loss]
         return tuple(name for name in names if label not in self.before(name))
 
     def exported(self, scores: str, label: str | None, inside: bool) -> tuple[str, ...]:
@@ -123,7 +118,7 @@ class _Graph:
         inside: whether the loss is part of the original model, which then reshaped the scores for the loss.
         """
         own = self.own(label)
-        known = {*own, *(each.name for each in self.model.graph.output)}
+        known = {*own, *self.graph.outputs}
         given = self._given(scores)
         origins = [name for name in self.origins(given, MOVING) if name in self._producers]
         if found := [name for name in origins if name in known]:
@@ -139,12 +134,12 @@ class _Graph:
         return name
 
 
-def find_scores(model: onnx.ModelProto, inputs: Sequence[str], label: str) -> str | None:
+def find_scores(forward: Graph, inputs: Sequence[str], label: str) -> str | None:
     """The last float tensor that every path from the data to the loss passes before it meets the label.
 
     inputs: those that hold data, or the label. Returns None if there is no such tensor.
     """
-    graph, forward = model.graph, Forward(model)
+    graph = forward.graph
     position: dict[str, int] = {output: index for index, node in enumerate(graph.node) for output in node.output}
     data = set(inputs) - {label}
     behind_data, behind_label = _behind(graph, data), _behind(graph, {label})

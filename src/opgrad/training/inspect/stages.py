@@ -6,7 +6,7 @@ from itertools import groupby
 
 import onnx
 
-from opgrad.graph.forward import Forward
+from opgrad.graph.graph import Graph
 from opgrad.graph.messages import domain_of
 from opgrad.training.building.selection import SCALES
 
@@ -27,7 +27,7 @@ class Stage:
     times: int = 1
 
 
-def stages(forward: Forward, weights: Mapping[str, int]) -> list[Stage]:
+def stages(forward: Graph, weights: Mapping[str, int]) -> list[Stage]:
     """The stages of a graph, in its order. weights: by name, the number of elements."""
     found, counted = list[Stage](), set[str]()
     origins = {name: {name} for name in weights}
@@ -45,7 +45,7 @@ def stages(forward: Forward, weights: Mapping[str, int]) -> list[Stage]:
     return found
 
 
-def _carrying(forward: Forward, origins: dict[str, set[str]]) -> list[onnx.NodeProto]:
+def _carrying(forward: Graph, origins: dict[str, set[str]]) -> list[onnx.NodeProto]:
     """The nodes that depend on the values of the graph's inputs, and not only on their shapes or types.
 
     origins: for each value the weights that it is computed from; values of nodes that only read weights are added.
@@ -80,6 +80,6 @@ def _joined(names: Iterable[str]) -> str:
     return ", ".join(name if count == 1 else f"{count} {name}" for name, count in runs)
 
 
-def _shape(forward: Forward, name: str) -> tuple[int | str, ...] | None:
+def _shape(forward: Graph, name: str) -> tuple[int | str, ...] | None:
     sizes = forward.sizes(name)
     return None if sizes is None else tuple("?" if size is None else size for size in sizes)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import onnx
 
 from opgrad.gradients.differentiation import problems
-from opgrad.graph.forward import FLOATS, Forward
+from opgrad.graph.graph import Graph
 from opgrad.graph.large import size_of
-from opgrad.graph.messages import domain_of, opset_of
+from opgrad.graph.messages import FLOATS, domain_of, opset_of
 from opgrad.training.building import forms
 from opgrad.training.building.checks import check_built, refused_types
 from opgrad.training.building.named_blocks import Loss
@@ -81,7 +81,7 @@ def prospects(model: onnx.ModelProto, apart: Mapping[str, Held] | None = None) -
 
 def _looked_at(model: onnx.ModelProto, apart: Mapping[str, Held], found: Prospects) -> Prospects:
     """The results with the trainable weights, the outputs and the problems of a model."""
-    candidates, forward = Candidates(model, apart), Forward(model)
+    candidates, forward = Candidates(model, apart), Graph(model)
     floats = [each.name for each in model.graph.output if forward.element_type(each.name) in (None, *FLOATS)]
     depended = set().union(*(reaching(model, name) for name in floats))
     trainable = [name for name in candidates.weights if name in depended]
@@ -129,7 +129,7 @@ def _refused(candidates: Candidates, trainable: Sequence[str]) -> list[str]:
     return [refusal] if refusal else []
 
 
-def _as_inputs(forward: Forward) -> list[str]:
+def _as_inputs(forward: Graph) -> list[str]:
     """The names of inputs of fixed sizes that a node uses as weights, such as those of an adapter."""
     fixed = {
         each.name
@@ -148,7 +148,7 @@ def softmax_before_loss(model: onnx.ModelProto) -> tuple[str, str] | None:
     losses = [node for node in model.graph.node if node.op_type == "SoftmaxCrossEntropyLoss" and node.input]
     if not losses:
         return None
-    forward = Forward(model)
+    forward = Graph(model)
     for node in losses:
         name, maker = node.input[0], forward.producers.get(node.input[0])
         while maker is not None and maker.op_type in RESHAPING:
@@ -159,7 +159,7 @@ def softmax_before_loss(model: onnx.ModelProto) -> tuple[str, str] | None:
     return None
 
 
-def _function(forward: Forward, node: onnx.NodeProto | None) -> tuple[str, str]:
+def _function(forward: Graph, node: onnx.NodeProto | None) -> tuple[str, str]:
     """The function that a node applies, and its input; a softmax may consist of several nodes."""
     if node is None or domain_of(node):
         return "", ""
@@ -172,7 +172,7 @@ def _function(forward: Forward, node: onnx.NodeProto | None) -> tuple[str, str]:
     return node.op_type, node.input[0] if node.input else ""
 
 
-def _softmax_of(forward: Forward, dividend: str, divisor: str) -> str | None:
+def _softmax_of(forward: Graph, dividend: str, divisor: str) -> str | None:
     """x if a quotient is exp(x) / sum(exp(x)), where x may be shifted by its maximum first; else None."""
     exponential, total = forward.producers.get(dividend), forward.producers.get(divisor)
     if exponential is None or total is None or (exponential.op_type, total.op_type) != ("Exp", "ReduceSum"):
@@ -186,7 +186,7 @@ def _softmax_of(forward: Forward, dividend: str, divisor: str) -> str | None:
     return exponential.input[0]
 
 
-def _output(forward: Forward, name: str) -> Output:
+def _output(forward: Graph, name: str) -> Output:
     """An output, with the losses that fit it by its shape and by the function that computes it."""
     node, sizes = forward.producers.get(name), forward.sizes(name)
     operator, source = _function(forward, node)

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, defs, helper
 
-from opgrad.graph.forward import Forward
+from opgrad.graph.graph import Graph
 from opgrad.graph.messages import MICROSOFT, copied
 from opgrad.reading import check_regular
 from opgrad.training.formats.tensor_values import Held
@@ -39,7 +39,7 @@ class ModelAccessor:
         self._model, self._path, self.apart = model, path, apart or {}
         self.drawn = drawn  # how many numbers the names of blocks have used so far
         self.depth = 0  # how many blocks that are being built contain each other
-        self._types: Forward | None = None
+        self._types: Graph | None = None
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -92,9 +92,9 @@ class ModelAccessor:
         """For each axis an int, a name or None; None in place of the list if not even the rank is known."""
         return self._known(name).sizes(name)
 
-    def _known(self, name: str) -> Forward:
+    def _known(self, name: str) -> Graph:
         if self._types is None or self._types.element_type(name) is None:
-            self._types = Forward(self._model)
+            self._types = Graph(self._model)
         return self._types
 
     def forget(self) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from opgrad.graph.forward import FLOATS
-from opgrad.graph.messages import MICROSOFT
+from opgrad.graph.messages import FLOATS, MICROSOFT
 from opgrad.training.building.checks import near
 from opgrad.training.onnxblock.accessor import current, type_name
 from opgrad.training.onnxblock.block import Block

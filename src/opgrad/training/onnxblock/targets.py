@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from opgrad.graph.forward import FLOATS
+from opgrad.graph.messages import FLOATS
 from opgrad.training.building.checks import near
 from opgrad.training.onnxblock.accessor import current, type_name
 from opgrad.training.onnxblock.blocks import append

@@ -1,47 +1,75 @@
-"""The graph that passes change: it knows which node makes a value and which nodes read it."""
+"""A model as a graph: what is known of its values, which node makes and which nodes read a value, and changes."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TypeProto, helper, numpy_helper
+from onnx.external_data_helper import uses_external_data
 
-from opgrad.graph.forward import Forward
-from opgrad.graph.messages import MICROSOFT, copied, domain_of, free_name, import_microsoft
-from opgrad.graph.nodes import attributes_of, captured, rename_inputs
-from opgrad.graph.sizes import known
+from opgrad.graph.evaluation import FOLDED, LARGEST_FOLDED, constant_tensor, evaluate
+from opgrad.graph.inference import infer, shapes_given
+from opgrad.graph.large import LARGE
+from opgrad.graph.messages import MICROSOFT, copied, domain_of, free_name, import_microsoft, opset_of
+from opgrad.graph.nodes import captured, names_in, needed, read_by, rename_inputs
+from opgrad.graph.sizes import Sizes, known, sizes_in
 
 OVERRIDABLE_FROM = 4  # from this version of the format on an initializer is a constant unless it is an input, too
 
 
-class Graph(Forward):
-    """A model that the graph owns and whose nodes are changed one by one.
+def title(node: onnx.NodeProto) -> str:
+    """The node's name in messages."""
+    operator = f"{node.domain}.{node.op_type}" if domain_of(node) else node.op_type
+    return (
+        f"{operator} (node {node.name!r})"
+        if node.name
+        else f"{operator} (the node that makes {next(filter(None, node.output), '')!r})"
+    )
 
-    keep: names that stay, beside those of the graph's inputs and outputs. variable: initializers that will be trained;
-    they do not count as constants and stay, too. plain: whether all nodes have to be of ai.onnx.
 
-    readers: by the name of a value, the nodes that read it, each once.
+def overridable(model: onnx.ModelProto) -> frozenset[str]:
+    """The names of initializers that are defaults of inputs, which callers may override, and no constants."""
+    given = {each.name for each in model.graph.input} if model.ir_version >= OVERRIDABLE_FROM else set()
+    return frozenset(given)
+
+
+class Graph:
+    """A model that the graph owns.
+
+    variable: the names of initializers that do not count as constants because they will be trained.
+    keep: names that stay, beside those of inputs and outputs. plain: whether all nodes have to be of ai.onnx.
+
+    graph: the message. Its nodes may be changed in place, and `refresh` reads them again; what `substitute`, `alias`
+    and `reorder` change is in the message after `commit`.
+    producers: by the name of a value, the node that makes it. readers: the nodes that read it, each once.
+    kept: all names that stay.
     """
 
     def __init__(
-        self, model: onnx.ModelProto, keep: Iterable[str] = (), variable: Iterable[str] = (), plain: bool = False
+        self, model: onnx.ModelProto, variable: Iterable[str] = (), keep: Iterable[str] = (), plain: bool = False
     ):
-        variable = frozenset(variable)
-        given = self._given = {each.name for each in model.graph.input}
-        self.plain, self.outputs = plain, frozenset(each.name for each in model.graph.output)
-        self.kept = frozenset(keep) | variable | given | self.outputs
-        overridable = given if model.ir_version >= OVERRIDABLE_FROM else frozenset()
-        self._slots = [[copied(node)] for node in model.graph.node]
-        super().__init__(model, variable | overridable)
+        self.model, self.graph, self.plain = model, model.graph, plain
+        self.opset, self._variable = opset_of(model), frozenset(variable)
+        self._given = {each.name for each in self.graph.input}
+        self.outputs = frozenset(each.name for each in self.graph.output)
+        self.kept = frozenset(keep) | self._given | self.outputs
         self._taken = self.names()
+        self._read()
 
     def refresh(self) -> None:
         """Write the nodes into the model, and read the model again."""
-        if hasattr(self, "_types"):
-            self.commit()
-        super().refresh()
+        self.commit()
+        self._read()
+
+    def _read(self) -> None:
+        self._slots = [[node] for node in self.graph.node]
+        self.initializers = {each.name: each for each in self.graph.initializer}
+        self.quantized: set[str] | None = None  # see backward.quantized
         self.index()
+        self._inferred: dict[str, TypeProto.Tensor] | None = None  # when a type is asked for
+        self._folded: dict[str, np.ndarray | None] = {}
 
     def index(self) -> None:
         """Find the maker and the readers of each value."""
@@ -56,7 +84,86 @@ class Graph(Forward):
         """All nodes, in their order."""
         return (node for slot in self._slots for node in slot)
 
+    # --- types and constants ---
+
+    @property
+    def _types(self) -> dict[str, TypeProto.Tensor]:
+        if self._inferred is None:
+            self._inferred = infer(self.model, self._known_shapes)
+            self._folded = {name: value for name, value in self._folded.items() if value is not None}
+        return self._inferred
+
+    def _known_shapes(self, types: dict[str, TypeProto.Tensor]) -> dict[str, np.ndarray]:
+        """The constants among the `shapes_given`, by name. types: the types of all values."""
+        self._inferred = types
+        asked = {name for node in self.graph.node for name in shapes_given(node)} - self.initializers.keys()
+        found = {name: self.constant(name) for name in asked}
+        return {name: value for name, value in found.items() if value is not None and value.size <= LARGE}
+
+    def names(self) -> set[str]:
+        """Every name of the graph, those of values and those of nodes."""
+        return names_in(self.graph)
+
+    def element_type(self, name: str) -> int | None:
+        """The TensorProto.DataType of a value, None if it is not known."""
+        known = self._types.get(name)
+        return known.elem_type or None if known is not None else None
+
+    def sizes(self, name: str) -> Sizes | None:
+        """For each axis an int, a name, or None if its size is unknown; None for the whole if the rank is unknown."""
+        return sizes_in(self._types.get(name))
+
+    def declare(self, name: str, element_type: int, sizes: Sizes | None) -> None:
+        """Record type and sizes of a value that was added to the graph."""
+        self._types[name] = helper.make_tensor_type_proto(element_type, sizes).tensor_type
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """The value of a tensor that is the same in every run; None if it varies, or takes much memory to compute."""
+        if name not in self._folded:
+            self._folded[name] = None  # ends the recursion in a damaged model whose nodes form a circle
+            self._folded[name] = self._constant(name)
+        return self._folded[name]
+
+    def _constant(self, name: str) -> np.ndarray | None:
+        if name in self._variable:
+            return None
+        if name in self.initializers:
+            tensor = self.initializers[name]
+            return None if uses_external_data(tensor) else numpy_helper.to_array(tensor)
+        node = self.producers.get(name)
+        if node is None or domain_of(node):
+            return None
+        if node.op_type == "Constant":
+            tensor = constant_tensor(node)
+            return None if tensor is None else numpy_helper.to_array(tensor)
+        return self._fold(node) if node.op_type in FOLDED else None
+
+    def _fold(self, node: onnx.NodeProto) -> np.ndarray | None:
+        if node.op_type in ("Shape", "Size"):
+            return self._of_sizes(node)
+        found = [self.constant(name) if name else None for name in node.input]
+        inputs = [value for value in found if value is not None]
+        if len(inputs) < len(found) or sum(value.nbytes for value in inputs) > LARGEST_FOLDED:
+            return None
+        results = evaluate(node, inputs, self.opset, LARGEST_FOLDED)
+        return results[0] if results is not None else None
+
+    def _of_sizes(self, node: onnx.NodeProto) -> np.ndarray | None:
+        """The result of a Shape or Size node if all sizes are known."""
+        sizes = known(self.sizes(node.input[0]))
+        if sizes is None:
+            return None
+        if node.op_type == "Shape":
+            given = {each.name: each.i for each in node.attribute}
+            return np.array(sizes[given.get("start", 0) : given.get("end", len(sizes))], np.int64)
+        count = math.prod(sizes)
+        return np.array(count, np.int64) if count <= np.iinfo(np.int64).max else None
+
     # --- questions ---
+
+    def before(self, name: str) -> set[str]:
+        """The values on which one depends, itself included."""
+        return {name, *read_by(needed(list(self.nodes()), [name]))}
 
     def maker(self, name: str, *operators: str) -> onnx.NodeProto | None:
         """The node whose first result a value is, if it is of ai.onnx and of one of these operators; else None."""
@@ -84,10 +191,6 @@ class Graph(Forward):
     def known(self, name: str) -> list[int] | None:
         """The sizes of a value if all are numbers, else None."""
         return known(self.sizes(name))
-
-    def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
-        """The attributes of a node by their names, text decoded."""
-        return attributes_of(node)
 
     # --- changes ---
 
@@ -186,9 +289,9 @@ class Graph(Forward):
 
     def commit(self) -> None:
         """Write nodes and types into the model; types of values that no longer exist are left out."""
-        graph = self.graph
+        graph, nodes = self.graph, list(self.nodes())
         del graph.node[:]
-        graph.node.extend(self.nodes())
+        graph.node.extend(nodes)
         told = {each.name for each in (*graph.input, *graph.output)}
         made = [name for node in graph.node for name in node.output if name and name not in told]
         infos = [self._info(name, kind) for name in made if (kind := self.element_type(name)) is not None]
