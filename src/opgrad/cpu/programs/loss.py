@@ -2,25 +2,18 @@
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
 
 from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import load_f64, store_f64
-from opgrad.cpu.compiler.native import inline, kernel
-from opgrad.cpu.compiler.parameters import Float, Part, Pointer, Units
-from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.compiler.parameters import Rows
+from opgrad.cpu.kernels.cross_entropy.dense import dense_gradient, dense_loss
+from opgrad.cpu.kernels.cross_entropy.labels import Reduction, Samples, add_losses
 from opgrad.cpu.kernels.loops.elements import BLOCK
-from opgrad.cpu.kernels.loops.fold import fold_in_chunks
-from opgrad.cpu.kernels.loops.map import get, mapped
-from opgrad.cpu.kernels.loops.rows import row_log_sum, write_log
-from opgrad.cpu.kernels.numerics.math import exp
 from opgrad.cpu.programs import partition
-from opgrad.cpu.programs.cross_entropy import LOSS, gradient, loss_and_result
+from opgrad.cpu.programs.cross_entropy import LOSS, gradient, loss_program
 from opgrad.cpu.programs.layout import precision
 from opgrad.cpu.programs.program import Program, Step, shared_out
-from opgrad.cpu.programs.workspace import Workspace
+from opgrad.cpu.programs.workspace import Scratch, Workspace
 
 
 def _samples(problem: Problem, name: str) -> tuple[int, int]:
@@ -41,7 +34,7 @@ def _by_samples(problem: Problem, like: str) -> Problem:
 
 def sparse_softmax_cross_entropy(problem: Problem) -> Program:
     work = _by_samples(problem, "logits")
-    return loss_and_result(work, "sparse_softmax_cross_entropy", LOSS, "log_prob", by_sample=True)
+    return loss_program(work, "sparse_softmax_cross_entropy", LOSS, by_sample=True)
 
 
 def sparse_softmax_cross_entropy_grad(problem: Problem) -> Program:
@@ -52,81 +45,18 @@ def sparse_softmax_cross_entropy_grad(problem: Problem) -> Program:
 # --- dense labels --------------------------------------------------------------------------------------------------
 
 
-@inline
-def _term(x: Vector, label: Vector, m, log_s) -> Vector:
-    """The contribution of a class to the loss: 0 where its label is 0, even if its probability is 0 too."""
-    return v.select(label == 0.0, 0.0, label * (log_s - (x - m)))
-
-
-@inline
-def _add_term(total, arrays, i: int, whole: bool, mask, numbers):
-    x, labels = arrays
-    m, log_s = numbers
-    return (total[0] + _term(get(x, i, whole, mask), get(labels, i, whole, mask), m, log_s),)
-
-
-_add_terms = fold_in_chunks(_add_term)
-
-
-class Losses(NamedTuple):
-    """The losses, one for each sample if `each`, otherwise one; and the address of the parts' sums, float64."""
-
-    loss: Pointer
-    each: int
-    sums: int
-
-
-@kernel
-def dense_loss(rows: Units, part: Part, n, logits: Pointer, labels: Pointer, log_prob: Pointer, losses: Losses, stream):
-    total = 0.0
-    for row in rows:
-        xs = logits + row * n
-        m, log_s = row_log_sum(xs, n, xs + n)
-        found = v.reduce_add(_add_terms((v.full(xs, 0.0),), 0, n, (xs, labels + row * n), (m, log_s))[0])
-        write_log(log_prob + row * n, 0, n, stream, (xs,), (m, log_s))
-        total += found
-        if losses.each:
-            v.store_one(losses.loss, row, found)
-    store_f64(losses.sums, part, total)
-
-
-@kernel
-def add_losses(parts, divisor: Float, losses: Losses):
-    """The reduced loss from the parts' sums."""
-    total = 0.0
-    for part in range(parts):
-        total += load_f64(losses.sums, part)
-    v.store_one(losses.loss, 0, total / divisor)
-
-
 def softmax_cross_entropy(problem: Problem) -> Program:
     samples, n = _samples(problem, "logits")
     reduction, workspace = problem.attributes["reduction"], Workspace(precision(problem))
-    per_part = partition.per_part(max(samples, 1), 3 * n * DTYPES[problem["logits"].dtype].itemsize)
-    parts = partition.count(samples, per_part)
-    arguments = {name: problem[name] for name in ("logits", "labels", "log_prob")}
-    arguments |= {"n": n, "parts": parts, "divisor": max(samples, 1) if reduction == "mean" else 1.0}
-    arguments["losses"] = Losses(problem["loss"], reduction == "none", workspace.shared(parts, "float64"))
+    unit_bytes = 3 * n * DTYPES[problem["logits"].dtype].itemsize
+    parts = partition.count(samples, partition.per_part(max(samples, 1), unit_bytes))
+    divisor, sums = samples if reduction == "mean" else 1.0, workspace.shared(parts, "float64")
+    arguments = {"n": n, "logits": Rows(problem["logits"], n), "y": Rows(problem["log_prob"], n), "parts": parts}
+    arguments |= {"samples": Samples(None, None, problem["loss"]), "options": problem["labels"]}
+    arguments |= {"reduction": Reduction(reduction == "none", False, divisor, Scratch(), sums), "loss": problem["loss"]}
     arguments["stream"] = partition.streams(problem.bytes)
-    steps = [Step(dense_loss, samples, arguments, per_part)] if samples else []
-    if reduction != "none":
-        steps.append(Step(add_losses, 1, arguments))
-    return Program(steps, workspace)
-
-
-write_slope = mapped(lambda log_prob, label, factor: (exp(log_prob) - label) * factor)
-
-
-@kernel
-def dense_gradient(
-    units: Units, blocks, n, dy: Pointer, log_prob: Pointer, labels: Pointer, dlogits: Pointer, inverse: Float, stream
-):
-    """Each row has its own dy; a unit is a block of one."""
-    for unit in units:
-        row, begin = unit // blocks, unit % blocks * BLOCK
-        factor = v.load_one(dy, row) * v.number(dlogits, inverse)
-        end, start = min(begin + BLOCK, n), row * n
-        write_slope(dlogits + start, begin, end, stream, (log_prob + start, labels + start), (factor,))
+    steps = [shared_out(dense_loss, samples, unit_bytes, arguments)] if samples else []
+    return Program([*steps, Step(add_losses, 1, arguments)], workspace)
 
 
 def softmax_cross_entropy_grad(problem: Problem) -> Program:

@@ -1,84 +1,81 @@
 """Cross-entropy with all its options: what each row of logits gives, and the gradient of that, in one pass over them.
 
-Labels are read and checked first (`opgrad.cpu.kernels.cross_entropy.labels`). `rows` and `columns` have the kernels.
+Labels are read and checked first; then a step writes the targets that do not depend on labels, if there are any.
 """
 
 from typing import Any
 
-from opgrad.contract.problem import Operand, Problem
+from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import wrong_label
-from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import kernel
-from opgrad.cpu.compiler.parameters import Float, Pointer
-from opgrad.cpu.kernels.cross_entropy.labels import Samples
-from opgrad.cpu.kernels.cross_entropy.sample_columns import by_columns
-from opgrad.cpu.kernels.cross_entropy.sample_formulas import CAPPED, STRAIGHT, Results, Scale, Target, Upstream
-from opgrad.cpu.kernels.cross_entropy.sample_rows import by_rows
+from opgrad.cpu.compiler.native import vector_lanes
+from opgrad.cpu.compiler.parameters import Columns, Rows
+from opgrad.cpu.kernels.cross_entropy.labels import Reduction, Samples
+from opgrad.cpu.kernels.cross_entropy.options import KERNELS, Options, Results, Scaling, Target, Upstream, write_targets
 from opgrad.cpu.programs.cross_entropy import label_steps
 from opgrad.cpu.programs.layout import layout_of, loops_of, precision
 from opgrad.cpu.programs.program import Program, Step
 from opgrad.cpu.programs.workspace import Scratch, Workspace
 
-UPSTREAM = ("dloss", "dlse", "dlse_square", "dlog_prob", "dentropy")
+
+def scaling_of(problem: Problem) -> Scaling:
+    """The numbers by which logits become z."""
+    softcap, temperature = problem.attributes["softcap"], problem.attributes["temperature"]
+    return Scaling(1 / softcap, softcap / temperature) if softcap else Scaling(1 / temperature, 0.0)
 
 
-@kernel
-def write_targets(n, weight: Pointer, is_given, share: Float, base: Pointer, factors: Pointer):
-    """Each class's part of the smoothed targets, and its weight."""
-    for i in range(n):
-        factor = v.load_one(weight, i) if is_given else v.number(weight, 1.0)
-        v.store_one(base, i, factor * share)
-        v.store_one(factors, i, factor)
+def _targets(problem: Problem, workspace: Workspace) -> tuple[list[Step], str, Target]:
+    """The step that writes the targets which do not depend on labels, their kind, and how kernels find them."""
+    smoothing, q, weight = problem.attributes["label_smoothing"], problem["probabilities"], problem["weight"]
+    if not smoothing and q is None:
+        return [], "labels", Target(None, None, None, 1.0)
+    base, factors = workspace.shared(problem.n), workspace.shared(problem.n)
+    arguments = {"n": problem.n, "weight": weight or factors, "is_given": weight is not None}
+    arguments |= {"constant": smoothing / max(problem.n, 1), "share": 1 - smoothing, "base": base, "factors": factors}
+    steps = [Step(write_targets, 1, arguments)]
+    if q is None:
+        return steps, "smoothed", Target(base, factors, None, 1 - smoothing)
+    return steps, "dense", Target(base, factors, Columns(q, q.outer, q.n), 0.0)
 
 
-KERNELS = {
-    (bend, gradient): {"rows": by_rows(bend, gradient), "columns": by_columns(bend, gradient)}
-    for bend in (STRAIGHT, CAPPED)
-    for gradient in (False, True)
-}
+def _upstream(problem: Problem, workspace: Workspace) -> tuple[list[Step], Upstream]:
+    """The gradients of the results; for those that are not given, a step writes their default: 1 for the loss, else 0.
+
+    A default is written once, for a vector of samples, and has a step of 0.
+    """
+    width = vector_lanes(workspace.precision)
+    zeros, ones = workspace.shared(width), workspace.shared(width)
+    arguments = {"n": width, "weight": ones, "is_given": 0, "constant": 0.0, "share": 1.0, "base": zeros}
+    defaults = {name: Rows(ones if name == "dloss" else zeros, 0) for name in Upstream._fields}
+    given = {name: Rows(problem[name], 1) for name in Upstream._fields if problem[name] is not None}
+    return [Step(write_targets, 1, {**arguments, "factors": ones})], Upstream(**{**defaults, **given})
 
 
-def target_step(problem: Problem, workspace: Workspace) -> tuple[list[Step], dict[str, Any]]:
-    """The step that spreads what labels are smoothed by, where a kernel reads it, and the kernel's arguments."""
-    smoothing, q = problem.attributes["label_smoothing"], problem["probabilities"]
-    base = factors = Scratch(dtype=workspace.precision)
-    steps = []
-    if smoothing or q is not None:
-        base, factors = workspace.shared(problem.n), workspace.shared(problem.n)
-        arguments = {"n": problem.n, "weight": problem["weight"] or factors, "is_given": problem["weight"] is not None}
-        arguments |= {"share": smoothing / max(problem.n, 1), "base": base, "factors": factors}
-        steps.append(Step(write_targets, 1, arguments))
-    place = (q.outer, q.n) if q is not None else (0, 0)
-    target = Target(base, factors, q or base, *place, q is not None, smoothing > 0, 1 - smoothing)
-    return steps, {"target": target}
-
-
-def _program(problem: Problem, operator: str, gradient: bool) -> Program:
+def _program(problem: Problem, operator: str, with_gradient: bool) -> Program:
     workspace = Workspace(precision(problem))
     steps, classes, weights = label_steps(problem, workspace)
-    more_steps, arguments = target_step(problem, workspace)
-    steps += more_steps
-    softcap, temperature = problem.attributes["softcap"], problem.attributes["temperature"]
-    kernels = KERNELS[CAPPED if softcap else STRAIGHT, gradient]
-    scale = Scale(1 / softcap, softcap / temperature) if softcap else Scale(1 / temperature, 0.0)
-    results = Results(*[problem[name] for name in Results._fields])
-    arguments |= {"samples": Samples(classes, weights, weights), "scale": scale, "results": results}
-    if gradient:
-        given = [problem[name] for name in UPSTREAM]
-        bits = sum(1 << place for place, each in enumerate(given) if each is not None)
-        arguments["upstream"] = Upstream(*[weights if each is None else each for each in given], bits)
+    more, kind, target = _targets(problem, workspace)
+    steps, upstream = steps + more, None
+    if with_gradient:
+        more, upstream = _upstream(problem, workspace)
+        steps += more
     if problem.outer * problem.inner:
+        kernels = KERNELS[problem.attributes["softcap"] != 0, kind, with_gradient]
         layout = layout_of(problem, kernels)
-        operands: dict[str, Operand] = {"logits": problem["logits"]}
-        if gradient:
-            operands["y"] = problem["dlogits"]
-        steps.append(loops_of(problem, layout, **operands).step(kernels[layout], **arguments))
+        y = problem["dlogits" if with_gradient else "logits"]
+        loops = loops_of(problem, layout, logits=problem["logits"], y=y)
+        sums = workspace.shared(loops.step(kernels[layout]).parts, "float64")  # of losses; they are not asked for
+        results = Results(*(problem[name] for name in Results._fields))
+        arguments: dict[str, Any] = {"samples": Samples(classes, weights, problem["loss"])}
+        arguments["reduction"] = Reduction(True, False, 1.0, Scratch(), sums)
+        arguments["buffer"] = workspace.private(2 * vector_lanes(workspace.precision))
+        arguments["options"] = Options(scaling_of(problem), target, results, upstream)
+        steps.append(loops.step(kernels[layout], **arguments))
     return Program(steps, workspace, wrong_label(problem, operator))
 
 
 def sample_losses(problem: Problem) -> Program:
-    return _program(problem, "sample_losses", gradient=False)
+    return _program(problem, "sample_losses", with_gradient=False)
 
 
 def sample_losses_and_grad(problem: Problem) -> Program:
-    return _program(problem, "sample_losses_and_grad", gradient=True)
+    return _program(problem, "sample_losses_and_grad", with_gradient=True)

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, load_word, store_f64, store_word
 from opgrad.cpu.compiler.native import inline, kernel
-from opgrad.cpu.compiler.parameters import Part, Pointer, Units
+from opgrad.cpu.compiler.parameters import Float, Part, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
 
 LARGEST: Final = 3e38  # about the largest float32
@@ -39,10 +39,14 @@ class Samples(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """How losses are reduced, unless `each` is kept: the parts' sums, and the status words with the weights' sum."""
+    """How losses are reduced, unless `each` is kept: their sum is divided by `divisor`, or by the sum of the weights.
+
+    sums: the sum of each part, float64. status: the status words, in which the sum of the weights stands.
+    """
 
     each: int
-    mean: int
+    by_weights: int
+    divisor: Float
     status: int
     sums: int
 
@@ -89,9 +93,14 @@ def sum_labels(parts, found, labels: Pointer, status):
 
 
 @inline
-def mean_divisor(reduction) -> float:
-    """The sum of the samples' weights for the mean, else 1."""
-    return load_f64(reduction.status, TOTAL) if reduction.mean else 1.0
+def divisor_of(reduction) -> float:
+    return load_f64(reduction.status, TOTAL) if reduction.by_weights else reduction.divisor
+
+
+@inline
+def least_counting(divisor: float, n: int) -> int:
+    """The smallest class whose samples count: ignored samples have class -1, and with a divisor of 0 none counts."""
+    return n if divisor == 0.0 else 0
 
 
 @inline
@@ -108,3 +117,13 @@ def shares(weights: Vector, inverse: float) -> Vector:
     """weights * inverse, where the inverse of a sum of denormal weights is more than float32 holds."""
     up = UP if inverse > LARGEST else 1.0
     return weights * up * (inverse / up)
+
+
+@kernel
+def add_losses(parts, reduction: Reduction, loss: Pointer):
+    """The reduced loss from the parts' sums."""
+    if not reduction.each:
+        total, divisor = 0.0, divisor_of(reduction)
+        for part in range(parts):
+            total += load_f64(reduction.sums, part)
+        v.store_one(loss, 0, total / divisor if divisor != 0.0 else 0.0)

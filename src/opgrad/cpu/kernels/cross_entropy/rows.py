@@ -1,17 +1,162 @@
-"""Softmax cross-entropy of contiguous rows of classes: vectors run along a row."""
+"""Losses where the classes of a sample are contiguous: vectors run along a row.
+
+`losses_by_rows` makes the kernel. What it does with a row is a function, of which there is one for each loss.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import store_f64
-from opgrad.cpu.compiler.native import kernel
+from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Private, Rows, Units
 from opgrad.cpu.kernels.cross_entropy.columns import gradient_from_log_prob
-from opgrad.cpu.kernels.cross_entropy.labels import Reduction, Samples, inverse_of, mean_divisor
+from opgrad.cpu.kernels.cross_entropy.labels import Reduction, Samples, divisor_of, inverse_of
 from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.fill import write_zeros
 from opgrad.cpu.kernels.loops.map import mapped_by_index, next_vector, times, write_same, write_times
 from opgrad.cpu.kernels.numerics import logsumexp as lse
 
+nothing_before = inline(lambda x, y, n, options: 0)
+nothing_after = inline(lambda before, n, stream: None)
+
+
+def losses_by_rows(
+    visit: Callable[..., Any],
+    options_type: Any = int,
+    start: Callable[..., Any] = nothing_before,
+    finish: Callable[..., None] = nothing_after,
+) -> Kernel:
+    """The kernel that calls loss, before = visit(…, before) for each row.
+
+    A visit writes the sample's row of y, and its other results. `before` is what it leaves to be done while the next
+    row is read: `start` gives it for the first row, and `finish` does it after the last.
+    """
+
+    @kernel
+    def of_rows(
+        rows: Units, part: Part, n, logits: Rows, y: Rows, samples: Samples, reduction: Reduction,
+        options: options_type, stream,
+    ):  # fmt: skip
+        divisor, total, before = divisor_of(reduction), 0.0, start(logits.data, y.data, n, options)
+        for row in rows:
+            x, out = logits.data + row * logits.step, y.data + row * y.step
+            loss, before = visit(x, n, x + logits.step, out, row, samples, divisor, options, before, stream)
+            total += loss
+            if reduction.each:
+                v.store_one(samples.loss, row, loss)
+        finish(before, n, stream)
+        store_f64(reduction.sums, part, total)
+
+    of_rows.__name__ = visit.__name__
+    return of_rows
+
+
+# --- a row that is written while the next one is reduced ------------------------------------------------------------
+
+# What is left to write of a row: its place, how many elements of it are written, the pointer at which the vectors lie
+# that it is made of, and the numbers that the formula takes besides.
+
+
+def begin_row(write: Callable[..., None]) -> Callable[..., Any]:
+    """The function that ends the row before, of which j elements are written, and begins the next: up to a line."""
+
+    @inline
+    def begin(before, j: int, n: int, out, source, numbers, stream: int):
+        write(before[0], j, n, 0, (before[2],), before[3])
+        head = loops.line_head(out, n, stream)
+        write(out, 0, head, 0, (source,), numbers)
+        return out, head, source, numbers
+
+    return begin
+
+
+def end_row(write: Callable[..., None]) -> Callable[..., None]:
+    return inline(lambda before, n, stream: write(before[0], before[1], n, stream, (before[2],), before[3]))
+
+
+# --- the loss and log_prob -------------------------------------------------------------------------------------------
+
+
+@inline
+def no_log_prob(x, y, n: int, options):
+    return y, n, x, (v.full(x, 0.0), v.full(x, 0.0))
+
+
+begin_log_prob = begin_row(loops.write_log)
+
+
+@inline
+def loss_row(x, n: int, ahead, out, row: int, samples, divisor: float, options, before, stream: int):
+    label, largest = v.load_one(samples.classes, row), loops.row_max(x, 0, n)
+    target = v.load_one(x, max(label, 0)) - largest
+    rest, equal, j = loops.add_rest_logging(x, 0, n, largest, ahead, before[0], before[1], n, (before[2],), before[3])
+    log_s = lse.row_log_of_sum(x, rest, equal, largest)
+    before = begin_log_prob(before, j, n, out, x, (v.full(x, largest), log_s), stream)
+    if label < 0:
+        return v.number(x, 0.0), before
+    return (v.first_lane(log_s) - target) * v.load_one(samples.weights, row), before
+
+
+loss_rows = losses_by_rows(loss_row, int, no_log_prob, end_row(loops.write_log))
+
+
+@inline
+def loss_only_row(x, n: int, ahead, out, row: int, samples, divisor: float, options, before, stream: int):
+    label = v.load_one(samples.classes, row)
+    if label < 0:
+        return v.number(x, 0.0), before
+    m, log_s = loops.row_log_sum(x, n, ahead)
+    return (log_s - (v.load_one(x, label) - m)) * v.load_one(samples.weights, row), before
+
+
+loss_only_rows = losses_by_rows(loss_only_row)
+
+# --- the loss and its gradient ---------------------------------------------------------------------------------------
+
+
+class Exponentials(NamedTuple):
+    """Memory for the exponentials of a row, and for those of the row before."""
+
+    first: Private
+    second: Private
+
+
 sum_exp_times = loops.row_sum_exp(next_vector(times), lse.ROUNDED)
+begin_slope = begin_row(write_times)
+
+
+@inline
+def no_slope(x, y, n: int, options):
+    return (y, n, options.second, (v.number(x, 0.0),)), options.first
+
+
+@inline
+def finish_slope(before, n: int, stream: int) -> None:
+    pending, _ = before
+    write_times(pending[0], pending[1], n, stream, (pending[2],), pending[3])
+
+
+@inline
+def fused_row(x, n: int, ahead, out, row: int, samples, divisor: float, options, before, stream: int):
+    """dlogits = exponential * weight / (sum * divisor), where the sum is taken from the label's exponential first."""
+    label, pending, e = v.load_one(samples.classes, row), before[0], before[1]
+    if label < 0 or divisor == 0.0:
+        write_zeros(out, 0, n, stream)
+        return v.number(x, 0.0), before
+    m, target, w = loops.row_max(x, 0, n), v.load_one(x, label), v.load_one(samples.weights, row)
+    total, j = sum_exp_times(x, 0, n, m, e, 1, ahead, pending[0], pending[1], n, (pending[2],), pending[3])
+    loss = (lse.row_log_of_total(x, total, m, lse.rounded_top(x, m)) - (target - m)) * w
+    s = v.number(x, total)
+    v.store_one(e, label, v.load_one(e, label) - s)
+    free = pending[2]
+    return loss, (begin_slope(pending, j, n, out, e, (v.number(x, inverse_of(divisor) * w) / s,), stream), free)
+
+
+fused_rows = losses_by_rows(fused_row, Exponentials, no_slope, finish_slope)
+
+# --- the gradient from log_prob --------------------------------------------------------------------------------------
+
 write_gradient = mapped_by_index(gradient_from_log_prob)
 write_gradient_with_bias = mapped_by_index(
     lambda i, log_prob, bias, label, f: gradient_from_log_prob(i, log_prob, label, f) + bias
@@ -19,84 +164,10 @@ write_gradient_with_bias = mapped_by_index(
 
 
 @kernel
-def loss_rows(rows: Units, part: Part, n, logits: Rows, y: Rows, samples: Samples, reduction: Reduction, stream):
-    """The losses, and log_prob to y; a row is written while the next one is reduced."""
-    total, zero = 0.0, v.full(logits.data, 0.0)
-    out, head, before, m_before, log_before = y.data, n, logits.data, zero, zero
-    for row in rows:
-        xs, label = logits.data + row * logits.step, v.load_one(samples.classes, row)
-        largest = loops.row_max(xs, 0, n)
-        m, target = v.full(xs, largest), v.load_one(xs, max(label, 0)) - largest
-        rest, equal, j = loops.add_rest_logging(
-            xs, 0, n, largest, xs + logits.step, out, head, n, (before,), (m_before, log_before)
-        )
-        loops.write_log(out, j, n, 0, (before,), (m_before, log_before))
-        out, before, m_before, log_before = y.data + row * y.step, xs, m, lse.row_log_of_sum(xs, rest, equal, largest)
-        head = loops.line_head(out, n, stream)
-        loops.write_log(out, 0, head, 0, (before,), (m_before, log_before))
-        found = (
-            (v.first_lane(log_before) - target) * v.load_one(samples.weights, row) if label >= 0 else v.number(xs, 0.0)
-        )
-        total += found
-        if reduction.each:
-            v.store_one(samples.loss, row, found)
-    loops.write_log(out, head, n, stream, (before,), (m_before, log_before))
-    store_f64(reduction.sums, part, total)
-
-
-@kernel
-def loss_only_rows(rows: Units, part: Part, n, logits: Rows, samples: Samples, reduction: Reduction):
-    total = 0.0
-    for row in rows:
-        xs, label = logits.data + row * logits.step, v.load_one(samples.classes, row)
-        found = v.number(xs, 0.0)
-        if label >= 0:
-            m, log_s = loops.row_log_sum(xs, n, xs + logits.step)
-            found = (log_s - (v.load_one(xs, label) - m)) * v.load_one(samples.weights, row)
-        total += found
-        if reduction.each:
-            v.store_one(samples.loss, row, found)
-    store_f64(reduction.sums, part, total)
-
-
-@kernel
-def fused_rows(
-    rows: Units, part: Part, n, logits: Rows, y: Rows, samples: Samples, reduction: Reduction,
-    e: Private, done: Private, stream,
-):  # fmt: skip
-    """The losses, and the gradient to y; a row is written while the next one is reduced."""
-    divisor = mean_divisor(reduction)
-    inverse = inverse_of(divisor)
-    total = 0.0
-    out, head, r = y.data, n, v.number(logits.data, 0.0)
-    for row in rows:
-        xs, label = logits.data + row * logits.step, v.load_one(samples.classes, row)
-        found = v.number(xs, 0.0)
-        if label < 0 or divisor == 0.0:
-            write_zeros(y.data + row * y.step, 0, n, stream)
-        else:
-            m, target, w = loops.row_max(xs, 0, n), v.load_one(xs, label), v.load_one(samples.weights, row)
-            sum_exp, j = sum_exp_times(xs, 0, n, m, e, 1, xs + logits.step, out, head, n, (done,), (r,))
-            write_times(out, j, n, 0, (done,), (r,))
-            found = (lse.row_log_of_total(xs, sum_exp, m, lse.rounded_top(xs, m)) - (target - m)) * w
-            s = v.number(xs, sum_exp)
-            v.store_one(e, label, v.load_one(e, label) - s)
-            out, r = y.data + row * y.step, v.number(xs, inverse * w) / s
-            e, done = done, e
-            head = loops.line_head(out, n, stream)
-            write_times(out, 0, head, 0, (done,), (r,))
-        total += found
-        if reduction.each:
-            v.store_one(samples.loss, row, found)
-    write_times(out, head, n, stream, (done,), (r,))
-    store_f64(reduction.sums, part, total)
-
-
-@kernel
 def grad_rows(
     rows: Units, n, log_prob: Rows, bias: Rows, biased, dlogits: Rows, samples: Samples, reduction: Reduction, stream
 ):
-    divisor = mean_divisor(reduction)
+    divisor = divisor_of(reduction)
     inverse = inverse_of(divisor)
     for row in rows:
         xs, out = log_prob.data + row * log_prob.step, dlogits.data + row * dlogits.step
