@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from opgrad.bench import measure
-from opgrad.bench.case import Case
+from opgrad.bench.case import Case, FormCase, GraphCase, case_of
 from opgrad.bench.cells import (
     DTYPES,
     EXAMPLE,
@@ -33,8 +33,6 @@ from opgrad.bench.cells import (
 from opgrad.bench.command import bench
 from opgrad.bench.copying import copier
 from opgrad.bench.figures import figures, geometric_mean, losses, read
-from opgrad.bench.form_case import FormCase
-from opgrad.bench.graph_case import GraphCase
 from opgrad.bench.memories import MEMORIES
 from opgrad.bench.options import Options
 from opgrad.bench.run import prepared, previous, run, store
@@ -61,7 +59,7 @@ def test_arrays_lie_in_the_memory_asked_for(memory):
         tiny_form(replace(FORMS["softmax 4096x1000, where float32"], memory=memory)),
         Cell(graph_operators()["gelu_grad"], EXAMPLE, "float32", memory),
     ):
-        case = GraphCase(cell) if cell.workload.group == GRAPH else (FormCase if cell.workload.form else Case)(cell)
+        case = case_of(cell)
         case.call()()
         assert case.error() < 64
         arrays = [array for array in [*case.values.values(), *case.results.values()] if array is not None]
@@ -99,27 +97,27 @@ def test_wrong_results_have_a_large_error():
 
 def test_gather_reads_no_more_than_it_writes():
     case = Case(Cell(operators()["gather"], Workload((1000, 8), indices=10), "float32"))
-    assert case.traffic() == 2 * 10 * 8 * 4 + 10 * 8
+    assert case.traffic == 2 * 10 * 8 * 4 + 10 * 8
 
 
 def test_traffic_counts_each_array_once():
     case = Case(Cell(operators()["softmax_grad"], Workload((10, 8)), "float16"))
-    assert case.traffic() == 3 * 10 * 8 * 2
+    assert case.traffic == 3 * 10 * 8 * 2
 
 
 def test_traffic_of_a_form_counts_what_broadcasts_once_and_each_dtype_by_its_size():
-    assert FormCase(tiny_form(FORMS["softmax 4096x1000, out_scale 1/127 float32->int8"])).traffic() == 60 * (4 + 1)
+    assert FormCase(tiny_form(FORMS["softmax 4096x1000, out_scale 1/127 float32->int8"])).traffic == 60 * (4 + 1)
     added = FormCase(tiny_form(FORMS["softmax 32x16x128x128, add 1x16x1x128 float32"]))
-    assert added.traffic() == 2 * 120 * 4 + 2 * 5 * 4
+    assert added.traffic == 2 * 120 * 4 + 2 * 5 * 4
     mixed = FormCase(tiny_form(FORMS["softmax_grad 4096x1000, no attribute bfloat16,bfloat16->float32"]))
-    assert mixed.traffic() == 60 * (2 + 2 + 4)
+    assert mixed.traffic == 60 * (2 + 2 + 4)
     kept = FormCase(tiny_form(FORMS["softmax 4096x1000, where float32"]))
-    assert kept.traffic() == 60 * (4 + 1 + 4)
+    assert kept.traffic == 60 * (4 + 1 + 4)
 
 
 def test_the_loss_alone_reads_logits_and_labels():
     case = Case(Cell(operators()["softmax_cross_entropy_loss_only"], Workload((10, 8)), "bfloat16"))
-    assert case.traffic() == 10 * 8 * 2 + 10 * 8 + 2
+    assert case.traffic == 10 * 8 * 2 + 10 * 8 + 2
 
 
 def test_the_copy_copies():

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from opgrad import machine
 from opgrad.bench.cells import Cell, Workload
 from opgrad.bench.figures import figures, read
-from opgrad.bench.peers import LONGEST_NOTE
+from opgrad.bench.peers import LONGEST_NOTE, reason
 from opgrad.bench.run import run
 from opgrad.bench.tables import full_table, left_out, machine_line
 from opgrad.bench.ways import GIVEN, LACKING, NEW
@@ -31,7 +31,6 @@ pytest.importorskip("triton")
 from opgrad.bench.cuda import measure, peers  # noqa: E402
 from opgrad.bench.cuda.case import TensorCase, download, upload  # noqa: E402
 from opgrad.bench.cuda.cells import LENGTHS, workloads  # noqa: E402
-from opgrad.bench.cuda.device import Device  # noqa: E402
 from opgrad.bench.cuda.target import SMALL, Cuda  # noqa: E402
 
 H200, SMALL_CARD = 150_109_880_320, 16 << 30  # bytes of memory
@@ -69,7 +68,7 @@ class HostClock:
 @pytest.fixture
 def stand_in(monkeypatch):
     """A target on the CPU, which the command takes for CUDA."""
-    found = Cuda(Device("cpu", l2=1 << 16, memory=1 << 22, clock=HostClock()))
+    found = Cuda(measure.Device("cpu", l2=1 << 16, memory=1 << 22, clock=HostClock()))
     monkeypatch.setattr(machine, "cuda_problem", lambda: "")
     monkeypatch.setattr(machine, "cuda_device", lambda: DEVICE)
     monkeypatch.setattr(Cuda, "current", lambda: found)
@@ -273,8 +272,8 @@ def test_what_a_library_does_not_take_is_noted(monkeypatch):
 
 
 def test_long_reasons_are_cut():
-    assert len(peers.reason(ValueError("x" * 1000))) == LONGEST_NOTE
-    assert peers.reason(ValueError()) == "ValueError: "
+    assert len(reason(ValueError("x" * 1000))) == LONGEST_NOTE
+    assert reason(ValueError()) == "ValueError: "
 
 
 # --- time -----------------------------------------------------------------------------------------------------------
@@ -320,7 +319,7 @@ def test_small_calls_are_timed_by_the_host():
 
 
 def test_a_round_moves_more_than_the_cache_twice(stand_in):
-    stand_in.device = Device("cpu", l2=50 << 20, memory=0, clock=HostClock())
+    stand_in.device = measure.Device("cpu", l2=50 << 20, memory=0, clock=HostClock())
     for traffic in (SMALL, 8 << 20, 50 << 20, 100 << 20, 1 << 30):
         assert stand_in.copies(traffic) * traffic > 100 << 20
     assert stand_in.copies(1 << 30) == 1

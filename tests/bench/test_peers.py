@@ -10,11 +10,9 @@ from bench_cells import FORMS, tiny_cells, tiny_form
 from graph_cases import arrays_of, check_close, each_operator
 
 from opgrad.bench import peers, torch_peers
-from opgrad.bench.case import Case
+from opgrad.bench.case import IN_PLACE, Case, FormCase, GraphCase
 from opgrad.bench.cells import DTYPES, EXAMPLE, PLANS, Cell
-from opgrad.bench.form_case import FormCase
-from opgrad.bench.graph_case import IN_PLACE, GraphCase
-from opgrad.bench.torch_calls import fastest
+from opgrad.bench.torch_tensors import fastest
 from opgrad.bench.ways import GIVEN, LACKING, NEW, WAYS, NoSuchWay, only
 from opgrad.contract import graph_operators, operators
 from opgrad.testing.accuracy import error_in_ulp, reference
@@ -90,13 +88,13 @@ def test_forms_of_softmax_and_their_peers(monkeypatch, name):
 @each_operator
 def test_operators_of_training_graphs_and_their_peers(monkeypatch, op):
     for place, example in enumerate(examples(op, "float32")):
-        monkeypatch.setattr("opgrad.bench.graph_case.examples", lambda *_, only=example, large: [only])
+        monkeypatch.setattr("opgrad.bench.case.examples", lambda *_, only=example, large: [only])
         case = GraphCase(Cell(op, EXAMPLE, "float32"))
         case.call()()
         sizes = [array.size for array in arrays_of(case.values)]
         if place == 0:
             assert case.error() < 64
-            assert case.traffic() == sum(array.nbytes for array in arrays_of(case.values) + arrays_of(case.results))
+            assert case.traffic == sum(array.nbytes for array in arrays_of(case.values) + arrays_of(case.results))
         # Peers may refuse what is empty, and round what cancels where a single number is normalized.
         if min(sizes, default=0) and max(sizes) > 1:
             for way in WAYS:
@@ -106,7 +104,7 @@ def test_operators_of_training_graphs_and_their_peers(monkeypatch, op):
 def check_peers(case, terms, way):
     """We and the peers compute the same, within the tolerance, as far as their results have our form."""
     if case.op.family == IN_PLACE:
-        case._share()  # earlier calls have changed the arguments
+        case.share()  # earlier calls have changed the arguments
     case.call()()
     ours = {name: array.copy() for name, array in case.results.items()}
     if way == NEW:
@@ -115,6 +113,8 @@ def check_peers(case, terms, way):
     rivals, notes = peers.calls(case, peers.installed(), way)
     assert set(rivals) <= {"torch", "torch.compile"}
     assert set(notes.values()) <= {LACKING[way]}
+    if case.op.family == IN_PLACE:  # what was tried has changed its own weights
+        rivals = {name: peers.SETUPS[name](case, way) for name in rivals}
     for call in rivals.values():
         for array in case.results.values():
             array.fill(77)

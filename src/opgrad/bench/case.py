@@ -1,52 +1,95 @@
 """The arrays of a cell, our call on them, the bytes that it must move, and the error of what it wrote."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 import opgrad
-from opgrad.bench.cells import Cell
+from opgrad.bench.cells import GRAPH, PLAIN, PLANS, SWEEP, Cell
+from opgrad.bench.forms import FORMS, leading
+from opgrad.bench.measure import CALL, KERNEL
 from opgrad.bench.memories import MEMORIES
-from opgrad.bench.ways import GIVEN, WAYS, Call
-from opgrad.contract import Array, Operator, Shape, Spec
-from opgrad.contract.signature import prepare
+from opgrad.bench.ways import GIVEN, NEW, WAYS, Call
+from opgrad.contract import DTYPES, Array, Operator, Shape, Spec
+from opgrad.contract.signature import Prepared, prepare
+from opgrad.cpu.compiler.memory import call_address
+from opgrad.cpu.compiler.native import native
+from opgrad.native import background
+from opgrad.native.arrays import as_given, form, spec_of
+from opgrad.native.plan import execute
+from opgrad.native.plans import plan
+from opgrad.native.threads import threads_for
 from opgrad.testing.accuracy import error_in_ulp, reference
 from opgrad.testing.arguments import Numpy, Source, arguments, called
+from opgrad.testing.examples import examples, expected
+
+os.environ.setdefault(background.VARIABLE, background.NOW)  # what calls come to is measured, not how they begin
 
 CHECKED = 1 << 19  # elements of a result that are compared with the reference
+IN_PLACE = "optimizer"  # the family whose calls write over their arguments
+QUANTIZED = ("int8", "uint8")  # to which floats are rounded
+
+
+def case_of(cell: Cell) -> "Case":
+    """The case of a cell on the CPU."""
+    group = cell.workload.group
+    return (GraphCase if group == GRAPH else Case if group in (PLAIN, SWEEP) else FormCase)(cell)
+
+
+def signature(
+    op: Operator, given: Mapping[str, Any], spec: Callable[[Any], Spec | None] = spec_of
+) -> tuple[list[Spec | None], dict[str, Any]]:
+    """The arrays of a call as the checks see them, and its attributes. spec: describes an array."""
+    specs = [None if given.get(name) is None else spec(given[name]) for name in op.arrays]
+    return specs, {name: given[name] for name in op.attributes if name in given}
 
 
 class Case:
     """A cell with its memory, in NumPy arrays.
 
-    values: the arguments by name. results: memory for the results by name; everybody writes there who can.
-    What concerns the library that arrays are of stands in `source`, `empty`, `spec` and `numpy`.
+    values: the call's arguments by name. results: memory for the results by name; everybody writes there who can.
+    general, given: the operator that the call stands for, and its arguments. traffic: the fewest bytes that must move,
+    each input once and each result once.
+    What concerns the library that arrays are of stands in `source`, `empty`, `placed`, `numpy` and `prepared`.
     """
 
     def __init__(self, cell: Cell):
+        self.cell, self.op, self.shape, self.memory = cell, cell.op, cell.workload.shape, cell.memory
+        self.dtype = cell.dtype.partition("->")[0].partition(",")[0]
+        self.axis = int(cell.workload.attributes.get("axis", 0 if cell.op.kind == "slices" else -1))
+        # How it can be called: a plan and what the sweep measures write into memory that is given and nowhere else.
+        self.ways: tuple[str, ...] = (GIVEN,) if cell.workload.group in (PLANS, SWEEP) else WAYS
+        self.values = self.arguments(cell)
+        prepared = self.prepared()
+        self.results = {name: self.empty(spec.shape, spec.dtype) for name, spec in prepared.results.items()}
+        self.traffic: int = prepared.problem.bytes
+        if self.op.name == "gather":  # of the array that it picks from, no more is read than is written
+            self.traffic -= max(0, int(self.values["x"].nbytes - self.results["y"].nbytes))
+
+    def arguments(self, cell: Cell) -> dict[str, Any]:
+        """The arguments of the call by name."""
         workload = cell.workload
-        self.op, self.dtype, self.shape = cell.op, cell.dtype, workload.shape
-        self.memory = cell.memory
-        self.axis = int(workload.attributes.get("axis", 0 if cell.op.kind == "slices" else -1))
-        indices = (workload.indices,) if workload.indices else ()
-        self.values = arguments(
+        return arguments(
             cell.op,
             workload.shape,
             cell.dtype,
-            indices=indices,
+            indices=(workload.indices,) if workload.indices else (),
             equal=workload.equal,
             source=self.source,
             forward=self.forward,
             **workload.attributes,
         )
-        arrays = [self.values.get(name) for name in self.op.arrays]
-        specs = [None if array is None else self.spec(array) for array in arrays]
-        attributes = {name: self.values[name] for name in self.op.attributes if name in self.values}
-        results = prepare(self.op, specs, attributes).results
-        self.results = {name: self.empty(spec.shape, spec.dtype) for name, spec in results.items()}
+
+    def prepared(self) -> Prepared:
+        """The checked call."""
+        self.general, named = form(self.op, dict(self.values))
+        self.given = as_given(self.general, named)
+        return prepare(self.general, *signature(self.general, self.given))
 
     def source(self, seed: int) -> Source:
         return Numpy(seed, self.empty)
@@ -58,28 +101,29 @@ class Case:
         """What a gradient keeps from its forward operator, in the cell's memory."""
         return [self.placed(array) for array in called(op, given)]
 
-    def placed(self, array: Any) -> Any:
-        """A copy of an array in the cell's memory."""
-        made = self.empty(array.shape, array.dtype)
-        made[...] = array
+    def placed(self, value: Any) -> Any:
+        """A value with a copy in the cell's memory in place of each array."""
+        if isinstance(value, list):
+            return [self.placed(each) for each in value]
+        if not isinstance(value, np.ndarray):
+            return value
+        made = self.empty(value.shape, value.dtype)
+        made[...] = value
         return made
-
-    def spec(self, array: Any) -> Spec:
-        return Spec(array.shape, array.dtype)
 
     def numpy(self, array: Any) -> Array:
         """What is in an array."""
         return np.asarray(array)
 
     @property
-    def ways(self) -> tuple[str, ...]:
-        """How it can be called."""
-        return WAYS
-
-    @property
     def arrays(self) -> dict[str, Any]:
         """The array arguments and the results by name."""
         return {name: self.values[name] for name in self.op.arrays if name in self.values} | self.results
+
+    @property
+    def label(self) -> str:
+        """The workload as tables write it."""
+        return self.cell.workload.label
 
     def call(self, way: str = GIVEN) -> Call:
         """The operator on these arrays, called as a user would."""
@@ -89,24 +133,16 @@ class Case:
             if name not in given:
                 break
             leading.append(given.pop(name))
-        function = getattr(opgrad, self.op.name)
-        return partial(function, *leading, **given, **self.out(way))
+        return partial(getattr(opgrad, self.op.name), *leading, **given, **self.out(way))
 
     def out(self, way: str) -> dict[str, Any]:
         """The argument `out` of a call that works this way."""
         out = tuple(self.results.values())
         return {"out": out if len(out) > 1 else out[0]} if way == GIVEN else {}
 
-    def traffic(self) -> int:
-        """The fewest bytes that must move: each input once, each result once.
-
-        Of the array that gather picks from, no more is read than is written.
-        """
-        written = sum(array.nbytes for array in self.results.values())
-        read = {name: int(self.values[name].nbytes) for name in self.op.arrays if name in self.values}
-        if self.op.name == "gather":
-            read["x"] = min(read["x"], written)
-        return written + sum(read.values())
+    def beside(self) -> dict[str, Call]:
+        """Calls of ours to compare with, in place of peers."""
+        return {}
 
     def error(self) -> float:
         """The worst error in ulp of the results as they stand, on a sample of rows if they are large."""
@@ -130,12 +166,12 @@ class Case:
         values = self.values | {name: self._taken(name, array, axis, step) for name, array in given.items()}
         if "shape" in values and step > 1:
             values["shape"] = (*self.shape[:-1], len(range(0, self.shape[-1], step)))
-        for name, expected in reference(self.op, values).items():
+        for name, exact in reference(self.op, values).items():
             of_each = self.op.results[name].role == "element"
             if of_each or step == 1:
                 mean = self.op.kind == "classes" and name == "dlogits" and step > 1
                 share = self._sampled_share(values) if mean else 1.0
-                yield error_in_ulp(self._taken(name, self.results[name], axis, step), expected * share)
+                yield error_in_ulp(self._taken(name, self.results[name], axis, step), exact * share)
 
     def _sampling(self) -> tuple[int, int]:
         """An axis, the first or the last, along which results do not depend on each other, and the step along it."""
@@ -155,3 +191,122 @@ class Case:
     def _sampled_share(self, values: Mapping[str, Any]) -> float:
         """The sample's share of the whole: the mean over all samples divides by more than that of a few."""
         return math.prod(values["labels"].shape) / math.prod(self.values["labels"].shape)
+
+
+class FormCase(Case):
+    """A form of softmax with its memory: `values` are all of the call's arguments, `results` all that it returns."""
+
+    @property
+    def is_plan(self) -> bool:
+        return self.cell.workload.group == PLANS
+
+    def arguments(self, cell: Cell) -> dict[str, Any]:
+        sources, _, target = cell.dtype.partition("->")
+        dtypes = sources.split(",")
+        values = super().arguments(replace(cell, dtype="float32"))
+        for name, dtype in zip(cell.op.arrays, dtypes * len(cell.op.arrays), strict=False):
+            if values[name].dtype.name != dtype:
+                values[name] = self.placed(values[name].astype(DTYPES[dtype]))
+        values |= FORMS[cell.workload.form](Numpy(1, self.empty), cell.workload.shape)
+        return values | ({"out_dtype": target} if target else {})
+
+    def call(self, way: str = GIVEN) -> Call:
+        """The function on these arrays as a user would call it, or its plan."""
+        if not self.is_plan:
+            return super().call(way)
+        planned = opgrad.plan(getattr(opgrad, self.op.name), **self.values, **self.out(GIVEN))
+        return partial(planned, *[self.values[name] for name in self.op.arrays], **self.out(GIVEN))
+
+    def beside(self) -> dict[str, Call]:
+        """What a plan is compared with: the plain call, and the kernel run by native code alone."""
+        return {CALL: super().call(), KERNEL: Kernel(self)} if self.is_plan else {}
+
+    def _errors(self) -> Iterator[float]:
+        """Of the first rows: where dropout drops depends on an element's place."""
+        rows = max(1, CHECKED * self.shape[0] // math.prod(self.shape))
+        values = {name: leading(value, rows, len(self.shape)) for name, value in self.values.items()}
+        values |= {name: values[name].astype(np.float64) for name in self.op.arrays}
+        if "post_ops" in values:
+            values["post_ops"] = [leading(each, rows, len(self.shape)) for each in values["post_ops"]]
+        for name, exact in reference(self.general, values).items():
+            yield _error(self.results[name][:rows], exact)
+
+
+class GraphCase(Case):
+    """One of the large examples of an operator of training graphs, with memory for its results."""
+
+    def arguments(self, cell: Cell) -> dict[str, Any]:
+        example = examples(cell.op, cell.dtype, large=True)[cell.workload.example]
+        return {name: self.placed(value) for name, value in example.arguments.items()}
+
+    def __init__(self, cell: Cell):
+        super().__init__(cell)
+        self.written = self.values  # the arguments of a call with results in given memory
+        if self.op.family == IN_PLACE:
+            self.share()
+
+    def share(self) -> None:
+        """Results in the memory of copies of the arrays that they take over, as an optimizer is used."""
+        self.written = dict(self.values)
+        for result, (source, *_) in self.op.in_place.items():
+            self.written[source] = copies = self.placed(self.values[source])
+            self.results |= {f"{result}[{i}]": copy for i, copy in enumerate(copies)}
+
+    @property
+    def label(self) -> str:
+        """The shapes of the arrays, equal ones counted."""
+        values = [each for value in self.values.values() for each in (value if isinstance(value, list) else [value])]
+        shapes = ["x".join(map(str, each.shape)) or "1" for each in values if isinstance(each, np.ndarray)]
+        counted = {shape: shapes.count(shape) for shape in shapes}
+        return ", ".join(f"{count} of {shape}" if count > 1 else shape for shape, count in counted.items())
+
+    def call(self, way: str = GIVEN) -> Call:
+        """The operator on these arrays, called as a user would."""
+        function = getattr(opgrad, self.op.name)
+        if way == NEW:
+            return partial(function, **self.values)
+        several = self.op.general is not None and any(tensor.several for tensor in self.op.results.values())
+        out = {"out": list(self.results.values())} if several else self.out(way)
+        return partial(function, **self.written, **out)
+
+    def error(self) -> float:
+        """The worst error of the results in ulp; infinite if an integer or a truth value is wrong."""
+        if self.op.family == IN_PLACE:
+            self.share()  # earlier calls have changed the copies
+            self.call()()
+        exact = expected(self.op, self.values)
+        return max(_error(got, right) for got, right in zip(self.results.values(), exact, strict=True))
+
+
+class Kernel:
+    """A call that runs the plan of a case several times, in native code, and does nothing else."""
+
+    runs = 64  # beside which the call of a C function from Python counts for 20 ns
+
+    def __init__(self, case: FormCase):
+        self.arrays = [case.given[name] for name in case.general.arrays] + list(case.results.values())
+        self.plan = plan(case.general, *signature(case.general, case.given))
+        self.operands = np.array([array.ctypes.data for array in self.arrays])
+        self._addresses = execute.address, self.plan.address, self.operands.ctypes.data
+
+    def __call__(self) -> None:
+        threads = threads_for() if self.plan.parts_max > 1 else (0, 0)
+        _repeat.call(self.runs, *self._addresses, *threads)
+
+
+@native(6)
+def _repeat(count: int, run_plan: int, plan: int, operands: int, run: int, context: int) -> int:
+    """Run a plan so many times: what it takes without the call of a C function from Python."""
+    for _ in range(count):
+        call_address(run_plan, plan, operands, 0, 0, 1, run, context, 0)
+    return 0
+
+
+def _error(got: Array, exact: Array) -> float:
+    """In ulp; for the integers that floats are rounded to in units; for others and truth values infinite if wrong."""
+    if got.dtype.name in QUANTIZED:
+        limits = np.iinfo(got.dtype)
+        return float(np.max(np.abs(got - np.clip(exact, limits.min, limits.max))))
+    if got.dtype.kind in "biu":
+        return 0.0 if np.array_equal(got, exact) else math.inf
+    return error_in_ulp(got, exact)

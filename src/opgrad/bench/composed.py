@@ -5,36 +5,33 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.bench.form_case import FormCase
-from opgrad.bench.torch_calls import TorchCalls
+from opgrad.bench.case import FormCase
+from opgrad.bench.torch_tensors import Torch
 from opgrad.bench.ways import Call
 from opgrad.post_ops import PostOp
 
 LOWEST = float("-inf")
 
 
-def call(case: FormCase, t: TorchCalls, tensors: Mapping[str, Any]) -> Call:
-    """The call of torch that a form is compared with.
-
-    tensors: the case's arrays by name, in the same memory.
-    """
-    chain = _Chain(case, t, tensors)
+def call(case: FormCase, t: Torch) -> Call:
+    """The call of torch that a form is compared with. t: the case in torch."""
+    chain = _Chain(case, t)
     return chain.gradient() if case.op.forward else chain.forward
 
 
 class _Chain:
     """The operations of one form, with the tensors that they need."""
 
-    def __init__(self, case: FormCase, t: TorchCalls, tensors: Mapping[str, Any]):
+    def __init__(self, case: FormCase, t: Torch):
         torch = t.torch
-        self.t, self.torch, self.case, self.tensors, self.values = t, torch, case, tensors, case.values
+        self.t, self.torch, self.values = t, torch, case.values
         self.axis = case.axis
         self.computed = torch.float64 if case.dtype == "float64" else torch.float32
         where = case.values.get("where")
         self.left_out = None if where is None else torch.from_numpy(~where)
         self.operands = [[torch.from_numpy(np.asarray(each)) for each in op.operands] for op in self._post_ops]
         if not case.op.forward:
-            x, y = tensors["x"], tensors["y"]
+            x, y = t["x"], t["y"]
             self.same = x.dtype == y.dtype and x.is_floating_point()
             middle = y if self.same else torch.empty(x.shape, dtype=self.computed)
             self.softmax = t.into(torch.softmax, dim=self.axis, out=middle)
@@ -46,9 +43,9 @@ class _Chain:
 
     def forward(self) -> Any:
         """Softmax into the result, or into a buffer if the dtypes differ; the rest in place; what is left converted."""
-        x, y = self._logits(), self.tensors["y"]
-        stats = self.t.into(self.torch.logsumexp, x, self.axis, keepdim=True, out=self.tensors.get("stats"))
-        kept = stats() if "stats" in self.tensors else None
+        x, y = self._logits(), self.t["y"]
+        stats = self.t.into(self.torch.logsumexp, x, self.axis, keepdim=True, out=self.t["stats"])
+        kept = stats() if "stats" in self.t.results else None
         v, mask = self._after(self.softmax(x))
         if not self.same:
             v = v if y.is_floating_point() else self._rounded(v)
@@ -56,7 +53,7 @@ class _Chain:
         return tuple(each for each in (v, mask, kept) if each is not None)
 
     def _logits(self) -> Any:
-        x = self.tensors["x"] if self.same else self.tensors["x"].to(self.computed)
+        x = self.t["x"] if self.same else self.t["x"].to(self.computed)
         if "logit_scale" in self.values:
             x = x * self.values["logit_scale"]
         return x if self.left_out is None else x.masked_fill(self.left_out, LOWEST)
@@ -66,10 +63,10 @@ class _Chain:
         torch, values, mask = self.torch, self.values, None
         if "result_scale" in values:
             v = v.mul_(values["result_scale"])
-        if "mask" in self.tensors:
+        if "mask" in self.t.results:
             v, mask = torch.native_dropout(v, values["dropout"].probability, True)
             if self.t.is_given:
-                self.tensors["mask"].copy_(mask)
+                self.t["mask"].copy_(mask)
         elif "dropout" in values:
             v = torch.nn.functional.dropout(v, values["dropout"].probability, inplace=True)
         for op, operands in zip(self._post_ops, self.operands, strict=True):
@@ -77,13 +74,13 @@ class _Chain:
         return v.mul_(1 / values["out_scale"]) if "out_scale" in values else v, mask
 
     def _rounded(self, v: Any) -> Any:
-        limits = self.torch.iinfo(self.tensors["y"].dtype)
+        limits = self.torch.iinfo(self.t["y"].dtype)
         return v.round_().clamp_(limits.min, limits.max)
 
     def gradient(self) -> Call:
         """Backward of torch, through a graph that stands ready; the plain gradient by its own function."""
-        torch, tensors = self.torch, self.tensors
-        dy, y, dx = tensors["dy"], tensors["y"], tensors["dx"]
+        torch, t = self.torch, self.t
+        dy, y, dx = t["dy"], t["y"], t["dx"]
         if "post_ops" not in self.values:
             backward = torch.ops.aten._softmax_backward_data.out
             if dy.dtype == y.dtype == dx.dtype:
@@ -96,7 +93,7 @@ class _Chain:
 
     def _stored(self, gradient: Any) -> Any:
         """The gradient where it belongs, in the dtype that it has there."""
-        dx = self.tensors["dx"]
+        dx = self.t["dx"]
         return dx.copy_(gradient) if self.t.is_given else gradient.to(dx.dtype)
 
 

@@ -5,27 +5,27 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from opgrad.bench.graph_tensors import Setups, Tensors
+from opgrad.bench.torch_tensors import Setups, Torch
 from opgrad.bench.ways import GIVEN, NEW, Call
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------
 
 
-def _sum(t: Tensors) -> Call:
+def _sum(t: Torch) -> Call:
     """All axes are summed over where none is named."""
     axes = sorted({axis % t["x"].ndim for axis in t["axes"]}) or ([] if t["noop_with_empty_axes"] else None)
     if axes == []:
         return _copy(t, "x", "y")
-    return t.into(t.torch.sum, t["x"], axes, keepdim=t["keepdims"], out=t.results["y"])
+    return t.into(t.torch.sum, t["x"], axes, keepdim=t["keepdims"], out=t["y"])
 
 
-def _copy(t: Tensors, name: str, result: str) -> Call:
-    return partial(t.results[result].copy_, t[name]) if t.is_given else t[name].clone
+def _copy(t: Torch, name: str, result: str) -> Call:
+    return partial(t[result].copy_, t[name]) if t.is_given else t[name].clone
 
 
-def _div_grad(t: Tensors) -> Call:
+def _div_grad(t: Torch) -> Call:
     dy, a, b = t["dy"], t["a"], t["b"]
-    div = t.into(t.torch.div, dy, b, out=t.results["da"] if a.shape == dy.shape else t.torch.empty_like(dy))
+    div = t.into(t.torch.div, dy, b, out=t["da"] if a.shape == dy.shape else t.torch.empty_like(dy))
     mul = t.into(t.torch.mul, out=t.torch.empty_like(dy))
 
     def backward() -> object:
@@ -36,16 +36,16 @@ def _div_grad(t: Tensors) -> Call:
     return backward
 
 
-def _accumulate(t: Tensors) -> Call:
+def _accumulate(t: Torch) -> Call:
     if not t["update"]:
         return _copy(t, "buffer", "sum")
-    return t.into(t.torch.add, t["buffer"], t["value"], out=t.results["sum"])
+    return t.into(t.torch.add, t["buffer"], t["value"], out=t["sum"])
 
 
 # --- elements and slices ---------------------------------------------------------------------------------------------
 
 
-def _zeros(t: Tensors, given: Any) -> Callable[[], Any]:
+def _zeros(t: Torch, given: Any) -> Callable[[], Any]:
     """What makes zeros, in new memory or in the memory given."""
     return given.zero_ if t.is_given else partial(t.torch.zeros_like, given)
 
@@ -54,18 +54,18 @@ def _from_start(indices: Any, size: int) -> Any:
     return indices.long().remainder(size)
 
 
-def _gather(t: Tensors) -> Call:
+def _gather(t: Torch) -> Call:
     indices = _from_start(t["indices"], t["x"].shape[t["axis"]])
-    return t.into(t.torch.gather, t["x"], t["axis"], indices, out=t.results["y"])
+    return t.into(t.torch.gather, t["x"], t["axis"], indices, out=t["y"])
 
 
-def _gather_grad(t: Tensors) -> Call:
-    dx, dy, axis, zeros = t.results["dx"], t["dy"], t["axis"], _zeros(t, t.results["dx"])
+def _gather_grad(t: Torch) -> Call:
+    dx, dy, axis, zeros = t["dx"], t["dy"], t["axis"], _zeros(t, t["dx"])
     indices = _from_start(t["indices"], dx.shape[axis])
     return lambda: zeros().scatter_add_(axis, indices, dy)
 
 
-def _named(t: Tensors, x: Any) -> tuple[Any, Any]:
+def _named(t: Torch, x: Any) -> tuple[Any, Any]:
     """x as slices in one row, and the places there of those that tuples of indices name."""
     indices, batch = t["indices"], t["batch_dims"]
     named = batch + indices.shape[-1]
@@ -77,24 +77,24 @@ def _named(t: Tensors, x: Any) -> tuple[Any, Any]:
     return x.view(math.prod(x.shape[:named]), math.prod(x.shape[named:])), places.view(-1)
 
 
-def _gather_nd(t: Tensors) -> Call:
+def _gather_nd(t: Torch) -> Call:
     slices, places = _named(t, t["x"])
-    return t.into(t.torch.index_select, slices, 0, places, out=t.results["y"].view(len(places), slices.shape[1]))
+    return t.into(t.torch.index_select, slices, 0, places, out=t["y"].view(len(places), slices.shape[1]))
 
 
-def _gather_nd_grad(t: Tensors) -> Call:
-    slices, places = _named(t, t.results["dx"])
+def _gather_nd_grad(t: Torch) -> Call:
+    slices, places = _named(t, t["dx"])
     dy = t["dy"].view(len(places), slices.shape[1])
-    zeros, shape = _zeros(t, slices), t.results["dx"].shape
+    zeros, shape = _zeros(t, slices), t["dx"].shape
     return lambda: zeros().index_add_(0, places, dy).view(shape)
 
 
-def _slice_grad(t: Tensors) -> Call | None:
+def _slice_grad(t: Torch) -> Call | None:
     """A slice that goes backwards is none of torch's."""
     steps = t["steps"] or (1,) * len(t["starts"])
     if min(steps, default=1) < 1:
         return None
-    dx, dy = t.results["dx"], t["dy"]
+    dx, dy = t["dx"], t["dy"]
     taken = [slice(None)] * dx.ndim
     for axis, *ends in zip(t["axes"] or range(len(steps)), t["starts"], t["ends"], steps, strict=True):
         taken[axis] = slice(*ends)
@@ -111,31 +111,31 @@ def _slice_grad(t: Tensors) -> Call | None:
 # --- lists of arrays -------------------------------------------------------------------------------------------------
 
 
-def _all_finite(t: Tensors) -> Call | None:
+def _all_finite(t: Torch) -> Call | None:
     if t["isinf_only"] or t["isnan_only"]:
         return None
     isfinite, arrays = t.torch.isfinite, t["arrays"]
     return lambda: all(bool(isfinite(each).all()) for each in arrays)
 
 
-def _scaled(t: Tensors) -> Call | None:
+def _scaled(t: Torch) -> Call | None:
     if t["fuse_outputs"] or t["out_dtype"] is not None:
         return None
     t.only(NEW)
     return partial(t.torch._foreach_mul, t["arrays"], t["scale"])
 
 
-def _norm(t: Tensors, arrays: Any) -> Any:
+def _norm(t: Torch, arrays: Any) -> Any:
     """The norm of the norms, which half precision would round."""
     wide = t.torch.float64 if arrays[0].dtype == t.torch.float64 else t.torch.float32
     return t.torch.stack(t.torch._foreach_norm(arrays, dtype=wide)).norm()
 
 
-def _split(t: Tensors) -> Call:
+def _split(t: Torch) -> Call:
     return t.into(t.aten.split_with_sizes_copy.out, t["x"], t["split"], t["axis"], out=list(t.results.values()))
 
 
-def _adamw(t: Tensors) -> Call | None:
+def _adamw(t: Torch) -> Call | None:
     """The fused step of torch.optim.AdamW, in place, on weights and momentums of its own."""
     if t["adam_mode"]:
         return None
@@ -153,14 +153,14 @@ def _adamw(t: Tensors) -> Call | None:
     return update
 
 
-def _sgd(t: Tensors) -> Call:
+def _sgd(t: Torch) -> Call:
     weights, rate = t["weights"], -float(t["lr"])
     if t.is_given:
         return partial(t.torch._foreach_add_, [each.clone() for each in weights], t["gradients"], alpha=rate)
     return partial(t.torch._foreach_add, weights, t["gradients"], alpha=rate)
 
 
-def _clip(t: Tensors) -> Call:
+def _clip(t: Torch) -> Call:
     gradients, most = t["gradients"], t["max_norm"]
     if t.is_given:
         own = [each.clone() for each in gradients]
@@ -168,7 +168,7 @@ def _clip(t: Tensors) -> Call:
     return lambda: t.torch._foreach_mul(gradients, (most / (_norm(t, gradients) + 1e-6)).clamp(max=1.0))
 
 
-def _pass_through(t: Tensors) -> Call:
+def _pass_through(t: Torch) -> Call:
     arrays = t["arrays"]
     if t.is_given:
         return partial(t.torch._foreach_copy_, list(t.results.values()), arrays)
@@ -178,14 +178,14 @@ def _pass_through(t: Tensors) -> Call:
 ARRAYS: Setups = {
     "reduce_sum_training": _sum,
     "div_grad": _div_grad,
-    "zero_gradient": lambda t: _zeros(t, t.results["y"]),
+    "zero_gradient": lambda t: _zeros(t, t["y"]),
     "accumulate": _accumulate,
     "gather_elements": _gather,
     "gather_elements_grad": _gather_grad,
     "gather_nd": _gather_nd,
     "gather_nd_grad": _gather_nd_grad,
     "slice_grad": _slice_grad,
-    "concat_training": lambda t: t.into(t.torch.cat, t["arrays"], t["axis"], out=t.results["y"]),
+    "concat_training": lambda t: t.into(t.torch.cat, t["arrays"], t["axis"], out=t["y"]),
     "split_training": _split,
     "pass_through": _pass_through,
     "is_all_finite": _all_finite,

@@ -11,9 +11,9 @@ import opgrad
 from opgrad.bench import peers
 from opgrad.bench.case import Case
 from opgrad.bench.cells import CLASSES, ROWS, Cell, Workload, Workloads
-from opgrad.bench.copying import MOST_COPIED, copier
-from opgrad.bench.measure import COPY, OURS, interleaved
-from opgrad.bench.ways import NEW, Call, measured
+from opgrad.bench.cpu_target import Cpu, raced
+from opgrad.bench.measure import OURS
+from opgrad.bench.ways import NEW, Call
 
 PEER = "jax.nn"
 WORKLOADS: Workloads = {"elements": (), "rows": ROWS, "classes": (*CLASSES, Workload((1, 1000))), "slices": ()}
@@ -24,42 +24,30 @@ def missing() -> str | None:
     return None if importlib.util.find_spec("jax") else "JAX is not installed"
 
 
-class Jax:
+class Jax(Cpu):
     """Compiled functions of JAX on this machine's CPU; their results are in new memory."""
 
     workloads = WORKLOADS
     packages: Sequence[str] = ("jax", "jaxlib")
-    seconds, quick_seconds = 0.5, 0.2
 
     def peers(self, names: Sequence[str]) -> list[str]:
         return peers.chosen(names, [PEER])
 
-    def describe(self) -> None:
-        return None
-
     def measure(self, cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
         import jax
 
-        known = {"operator": cell.op.name, "workload": cell.workload.label, "dtype": cell.dtype}
         theirs = _theirs(cell)
         if theirs is None:
-            return {**known, "left_out": f"{PEER} has nothing that computes it"}
+            return {**cell.known, "left_out": f"{PEER} has nothing that computes it"}
         case = Case(cell)
         arrays = [jax.numpy.asarray(case.values[name]) for name in case.op.arrays if name in case.values]
         ours = jax.jit(partial(_ours, case))
         found = ours(*arrays)
         several = found if isinstance(found, tuple) else (found,)
         case.results = {name: np.asarray(each) for name, each in zip(case.results, several, strict=True)}
-        calls = {OURS: _call(ours, arrays)} | ({PEER: _call(jax.jit(theirs), arrays)} if PEER in names else {})
-        traffic, error = case.traffic(), case.error()
-        copy = copier(min(traffic, MOST_COPIED))
-        times = interleaved({COPY: copy, **{f"{NEW} {name}": call for name, call in calls.items()}}, seconds)
-        return {
-            **known,
-            "memory": cell.memory,
-            "headline": cell.workload.headline,
-            **measured(times, {NEW: {}}, traffic, copy.bytes, error),
-        }
+        functions = {OURS: ours} | ({PEER: jax.jit(theirs)} if PEER in names else {})
+        calls = {f"{NEW} {name}": _call(function, arrays) for name, function in functions.items()}
+        return raced(case, calls, {NEW: {}}, case.error(), seconds)
 
 
 def _ours(case: Case, *arrays: Any) -> Any:

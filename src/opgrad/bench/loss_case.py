@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,13 +11,13 @@ import opgrad
 from opgrad.bench import loss_forms
 from opgrad.bench.cells import Cell
 from opgrad.bench.measure import OURS, interleaved
-from opgrad.bench.peers import COMPILE, reason
+from opgrad.bench.peers import COMPILE, tried
 from opgrad.bench.ways import NEW, Call
 
 TORCH, WHOLE, CHUNKED = "torch", "torch, linear_cross_entropy", "torch, in chunks"
 SPREAD = 0.05  # of a linear layer's numbers, so that logits are of the size of a model's
 IGNORED = -100
-SLOW = 2.0  # seconds of a step beyond which a peer is not measured further
+LONGEST = dict.fromkeys((TORCH, WHOLE, CHUNKED), 2.0)  # seconds of a step, beyond which they are not measured further
 Loss = Callable[..., Any]
 
 
@@ -118,38 +117,24 @@ class LossCase:
 
 def measure(cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
     """A cell of a result: times by name, and bytes of memory beyond arguments and gradients (`needed`) by name."""
-    what = {"operator": cell.op.name, "workload": cell.workload.label, "dtype": cell.dtype}
     try:
         case = LossCase(cell)
     except ImportError:
-        return {**what, "left_out": "needs PyTorch"}
-    calls: dict[str, Call] = {}
-    notes: dict[str, str] = {}
-    for name, loss in case.losses(names).items():
-        call = partial(case.step, loss)
-        problem = _problem(name, call)
-        if problem is None:
-            calls[name] = call
-        else:
-            notes[name] = problem
+        return {**cell.known, "left_out": "needs PyTorch"}
+    steps = {name: partial(case.step, loss) for name, loss in case.losses(names).items()}
+    steps[OURS]()
+    rivals, notes = tried([name for name in steps if name != OURS], steps.get, LONGEST)
+    calls: dict[str, Call] = {OURS: steps[OURS], **rivals}
     times = interleaved(calls, seconds)
     gradients = sum(leaf.nbytes for leaf in case.leaves)
-    taken = {name: _beyond(case, call, gradients) for name, call in calls.items()}
-    group = {"group": cell.workload.group, "headline": False}
-    return {**what, **group, "beyond": taken, "needed": 2 * gradients, "ways": {NEW: {"times": times, "notes": notes}}}
-
-
-def _problem(name: str, call: Call) -> str | None:
-    """What keeps a contestant from the race; its first call compiles."""
-    start = time.perf_counter()
-    try:
-        call()
-    except Exception as error:
-        if name == OURS:
-            raise
-        return reason(error)
-    seconds = time.perf_counter() - start
-    return f"takes {seconds:.1f} seconds" if name not in (OURS, COMPILE) and seconds > SLOW else None
+    return {
+        **cell.known,
+        "group": cell.workload.group,
+        "headline": False,
+        "beyond": {name: _beyond(case, call, gradients) for name, call in calls.items()},
+        "needed": 2 * gradients,
+        "ways": {NEW: {"times": times, "notes": notes}},
+    }
 
 
 def _beyond(case: LossCase, call: Call, gradients: int) -> int | None:

@@ -8,6 +8,7 @@ lacks an operator or a dtype has no call.
 import importlib
 import importlib.util
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,10 +17,8 @@ import numpy as np
 
 import opgrad
 from opgrad.bench import torch_peers
-from opgrad.bench.case import Case
-from opgrad.bench.form_case import FormCase
-from opgrad.bench.torch_calls import ML_DTYPES
-from opgrad.bench.torch_peers import AnyCase
+from opgrad.bench.case import Case, FormCase, GraphCase
+from opgrad.bench.torch_tensors import ML_DTYPES
 from opgrad.bench.ways import NEW, Call, NoSuchWay, only
 from opgrad.contract import Array
 
@@ -27,7 +26,9 @@ COMPILE = "torch.compile"
 PEERS = ("torch", COMPILE, "onnxruntime", "scipy", "numpy")
 # Elements beyond which one call of NumPy's many passes takes over a tenth of a second; it is not measured there.
 NUMPY_LIMIT = {"float32": 1 << 22, "float64": 1 << 21, "float16": 1 << 19, "bfloat16": 1 << 19}
+LONGEST = {"scipy": 0.1, "numpy": 0.1}  # seconds of a call of these many passes, beyond which they are not measured
 LONGEST_NOTE = 160  # characters
+LACKS_DTYPE = "not implemented"
 
 
 def installed() -> list[str]:
@@ -44,27 +45,53 @@ def chosen(names: Sequence[str], present: Sequence[str]) -> list[str]:
     return list(names or present)
 
 
-def calls(case: AnyCase, peers: Sequence[str], way: str) -> tuple[dict[str, Call], dict[str, str]]:
+def calls(case: Case, names: Sequence[str], way: str) -> tuple[dict[str, Call], dict[str, str]]:
     """The calls of those peers that compute this case in this way, and what keeps others from it.
 
     A plan is compared with nothing but our own calls.
     """
-    if isinstance(case, FormCase) and (ours := case.beside()):
+    if ours := case.beside():
         return ours, {}
+    return tried(names, lambda name: SETUPS[name](case, way), LONGEST)
+
+
+def tried(
+    names: Sequence[str],
+    setup: Callable[[str], Call | None],
+    longest: Mapping[str, float],
+    wait: Callable[[], None] = lambda: None,
+) -> tuple[dict[str, Call], dict[str, str]]:
+    """The calls that are set up under these names and work, and for others what keeps them from it.
+
+    setup: gives a call, or None where there is none. longest: seconds of a call beyond which it is not measured.
+    wait: waits for the device, where an error may come to light.
+    """
     found: dict[str, Call] = {}
     notes: dict[str, str] = {}
-    for peer in peers:
+    for name in names:
         try:
-            call = SETUPS[peer](case, way)
-        except NoSuchWay as reason:
-            notes[peer] = str(reason)
+            call = setup(name)
+            if call is None:
+                continue
+            start = time.perf_counter()
+            call()
+            wait()
+            seconds = time.perf_counter() - start
+        except Exception as error:  # whatever a peer cannot do, the others are still worth measuring
+            if said := reason(error):
+                notes[name] = said
         else:
-            found |= {} if call is None else {peer: call}
+            if seconds > longest.get(name, math.inf):
+                notes[name] = f"takes over {longest[name]:g} seconds"
+            else:
+                found[name] = call
     return found, notes
 
 
 def reason(error: Exception) -> str:
-    """An error in one line."""
+    """An error in one line; nothing for a dtype that a peer lacks, which goes without saying."""
+    if isinstance(error, NotImplementedError | RuntimeError) and LACKS_DTYPE in str(error):
+        return ""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     text = first if isinstance(error, NoSuchWay) else f"{type(error).__name__}: {first}"
     return text if len(text) <= LONGEST_NOTE else text[: LONGEST_NOTE - 1] + "…"
@@ -87,8 +114,8 @@ ONNX: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def _onnxruntime(case: AnyCase, way: str) -> Call | None:
-    if case.op.name not in ONNX or not isinstance(case, Case) or isinstance(case, FormCase):
+def _onnxruntime(case: Case, way: str) -> Call | None:
+    if case.op.name not in ONNX or isinstance(case, FormCase):
         return None
     runtime = importlib.import_module("onnxruntime")
     session = _session(runtime, case)
@@ -165,18 +192,16 @@ SCIPY: Mapping[str, Callable[[Any, Case, str], Call]] = {
 }
 
 
-def _scipy(case: AnyCase, way: str) -> Call | None:
+def _scipy(case: Case, way: str) -> Call | None:
     setup = SCIPY.get(case.op.name)
-    if setup is None or not isinstance(case, Case) or isinstance(case, FormCase):
-        return None
-    if case.dtype not in ("float32", "float64") or _too_large(case):
+    if setup is None or isinstance(case, FormCase) or case.dtype not in ("float32", "float64") or _too_large(case):
         return None
     return setup(importlib.import_module("scipy.special"), case, way)
 
 
-def _numpy(case: AnyCase, way: str) -> Call | None:
+def _numpy(case: Case, way: str) -> Call | None:
     """The reference as it stands, in the array's own dtype; of the forms of softmax those in one float dtype."""
-    if not isinstance(case, Case):
+    if isinstance(case, GraphCase):
         return None
     if isinstance(case, FormCase) and ("out_dtype" in case.values or "dropout" in case.values):
         return None
@@ -191,7 +216,7 @@ def _too_large(case: Case) -> bool:
     return largest > NUMPY_LIMIT[case.dtype]
 
 
-SETUPS: Mapping[str, Callable[[AnyCase, str], Call | None]] = {
+SETUPS: Mapping[str, Callable[[Case, str], Call | None]] = {
     "torch": torch_peers.call,
     COMPILE: torch_peers.compiled_call,
     "onnxruntime": _onnxruntime,

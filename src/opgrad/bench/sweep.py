@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from opgrad.bench.case import Case
 from opgrad.bench.cells import SWEEP, Cell, Workload
 from opgrad.bench.figures import Figures, measured_as
 from opgrad.bench.peers import COMPILE
@@ -27,14 +26,6 @@ LENGTHS = (
 )  # fmt: skip
 QUICK_LENGTHS = (7, 49, 128, 1000, 32000)
 SECONDS, QUICK_SECONDS = 0.2, 0.05
-
-
-class SweepCase(Case):
-    """A cell of the sweep: its results go to memory that is given."""
-
-    @property
-    def ways(self) -> tuple[str, ...]:
-        return (GIVEN,)
 
 
 def cells(ops: Sequence[str], dtypes: Sequence[str], memories: Sequence[str], quick: bool) -> list[Cell]:

@@ -1,29 +1,15 @@
 """PyTorch beside opgrad: how each operator is set up, in either way, and what torch.compile makes of that."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from opgrad.bench import composed, graph_peers
-from opgrad.bench.case import Case
-from opgrad.bench.form_case import FormCase
-from opgrad.bench.graph_case import GraphCase
-from opgrad.bench.torch_calls import TorchCalls, compiled, fastest, tensor_of
-from opgrad.bench.ways import GIVEN, NEW, Call
-
-AnyCase = Case | GraphCase
-
-
-class Torch(TorchCalls):
-    """The case's arrays as tensors in the same memory, by name."""
-
-    def __init__(self, case: Case, way: str = GIVEN):
-        super().__init__(way)
-        self.case = case
-        self.tensors = {name: tensor_of(self.torch, array) for name, array in case.arrays.items()}
-
-    def __getitem__(self, name: str) -> Any:
-        return self.tensors[name]
+from opgrad.bench import composed
+from opgrad.bench.case import Case, FormCase, GraphCase
+from opgrad.bench.graph_arrays import ARRAYS
+from opgrad.bench.graph_layers import LAYERS
+from opgrad.bench.torch_tensors import Setups, Torch, compiled, fastest
+from opgrad.bench.ways import NEW, Call
 
 
 def _loss(t: Torch) -> Call:
@@ -119,7 +105,7 @@ def _gather_grad(t: Torch) -> Call:
     return fastest(embedding, lambda: t.torch.zeros_like(dx).index_add_(0, indices, dy))
 
 
-TORCH: Mapping[str, Callable[[Torch], Call]] = {
+TORCH: Setups = {
     "softmax": lambda t: t.into(t.torch.softmax, t["x"], t.case.axis, out=t["y"]),
     "log_softmax": lambda t: t.into(t.torch.log_softmax, t["x"], t.case.axis, out=t["y"]),
     "softmax_grad": _softmax_grad("_softmax_backward_data", "grad_input"),
@@ -145,19 +131,20 @@ TORCH: Mapping[str, Callable[[Torch], Call]] = {
 }
 
 
-def call(case: AnyCase, way: str) -> Call | None:
-    if isinstance(case, GraphCase):
-        return graph_peers.call(case, way)
+GRAPH_OPERATORS: Setups = {**LAYERS, **ARRAYS}
+
+
+def call(case: Case, way: str) -> Call | None:
+    """The call of torch, if it has the operator and can take the arguments. Raises NoSuchWay."""
     if isinstance(case, FormCase):
-        t = Torch(case, way)
-        return composed.call(case, t, t.tensors)
-    setup = TORCH.get(case.op.name)
+        return composed.call(case, Torch(case, way))
+    setup = (GRAPH_OPERATORS if isinstance(case, GraphCase) else TORCH).get(case.op.name)
     return setup(Torch(case, way)) if setup else None
 
 
-def compiled_call(case: AnyCase, way: str) -> Call | None:
+def compiled_call(case: Case, way: str) -> Call | None:
     """torch's call compiled; of the loss with its gradient by autograd the loss, whose gradient is compiled with it."""
-    if case.op.name == "softmax_cross_entropy_loss_and_grad" and way == NEW and isinstance(case, Case):
+    if case.op.name == "softmax_cross_entropy_loss_and_grad" and way == NEW:
         t = Torch(case, way)
         t.torch.compiler.reset()
         loss = t.torch.nn.functional.cross_entropy

@@ -8,9 +8,10 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from opgrad.bench.case import Case
+from opgrad.bench.case import Case, signature
 from opgrad.bench.cells import Cell
 from opgrad.contract import Array, Shape, Spec
+from opgrad.contract.signature import Prepared, prepare
 from opgrad.interop.torch_tensors import TORCH_DTYPES, numpy_dtype
 from opgrad.testing.arguments import Source
 
@@ -64,14 +65,20 @@ class TensorCase(Case):
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> torch.Tensor:
         return torch.empty(shape, dtype=TORCH_DTYPES[dtype], device=self.device)
 
-    def placed(self, array: torch.Tensor) -> torch.Tensor:
-        return array
+    def placed(self, value: Any) -> Any:
+        return value
 
-    def spec(self, array: torch.Tensor) -> Spec:
-        return Spec(tuple(array.shape), numpy_dtype(array.dtype))
+    def prepared(self) -> Prepared:
+        return prepare(self.op, *signature(self.op, self.values, _spec))
 
     def numpy(self, array: torch.Tensor) -> Array:
         return download(array)
+
+    def regime(self) -> str:
+        """The name of the regime that the kernel runs in."""
+        out = list(map(_spec, self.results.values()))
+        checked = prepare(self.op, *signature(self.op, self.values, _spec), out, any_stride=True)
+        return str(self.op.kernel("cuda")(checked.problem).regime)
 
     def copies(self, count: int) -> list["TensorCase"]:
         """This case and others like it, each in memory of its own."""
@@ -93,3 +100,8 @@ class TensorCase(Case):
         for some, theirs in zip(logits.split(samples), labels.split(samples), strict=True):
             total += torch.nn.functional.cross_entropy(some.double(), theirs, reduction="sum").item()
         return np.array(total / labels.numel())
+
+
+def _spec(array: torch.Tensor) -> Spec:
+    """A tensor as the checks see it."""
+    return Spec(tuple(array.shape), numpy_dtype(array.dtype))

@@ -10,20 +10,55 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from opgrad.bench.cuda.device import Clock
+import torch
+
 from opgrad.bench.measure import take_turns
 
 Call = Callable[[], object]
 
+FASTEST_CLOCK = 2.1e9  # cycles a second: no multiprocessor runs faster for long
 TURN = 0.005  # seconds of calls in a turn
 SAMPLE = 200e-6  # seconds between two marks: their resolution is half a microsecond
 QUEUE = 64  # calls in a turn at most: the queue holds about 1,000 kernels, and some peers launch a dozen a call
 LONGEST_HOLD = 0.02  # seconds
 SLACK = 1.5  # the device is held up for so many times the time that the host is expected to need
 TRIED, REPEATED = 4, 5  # calls of which the host's time is taken at once, and how often
+
+
+class Clock:
+    """The device's clock. Work is queued and done later; marks in the queue are given the time when it gets there."""
+
+    def mark(self) -> Any:
+        """Queue a mark."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """The time between two marks that the device has passed."""
+        return float(begin.elapsed_time(end)) / 1e3
+
+    def wait(self) -> None:
+        """Wait until the device has done all work."""
+        torch.cuda.synchronize()
+
+    def hold(self, seconds: float) -> None:
+        """Queue work that takes at least so long and touches no memory."""
+        torch.cuda._sleep(int(seconds * FASTEST_CLOCK))
+
+
+@dataclass(frozen=True)
+class Device:
+    """`name` as PyTorch calls it, bytes of its L2 cache and memory, its clock."""
+
+    name: str
+    l2: int
+    memory: int
+    clock: Clock = field(default_factory=Clock)
 
 
 class Contestant:

@@ -6,16 +6,19 @@ those of the CPU, in either way; the other peers return what they compute, in ne
 
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy, nll_loss
 
 from opgrad.bench.case import Case
-from opgrad.bench.peers import reason as reason
-from opgrad.bench.torch_peers import TORCH, Torch, with_grad
+from opgrad.bench.peers import tried
+from opgrad.bench.torch_peers import TORCH, with_grad
+from opgrad.bench.torch_tensors import Torch
 from opgrad.bench.ways import NEW, Call, NoSuchWay, only
 
 PEERS = {"torch": "torch", "torch.compile": "torch", "liger": "liger_kernel", "quack": "quack"}  # name, module
@@ -33,21 +36,16 @@ def calls(
 ) -> tuple[dict[str, list[Call]], dict[str, str]]:
     """The calls of those peers that compute this case in this way, and for others what keeps them from it.
 
-    wait: waits for the device, where an error may come to light.
+    wait: waits for the device.
     """
-    found: dict[str, list[Call]] = {}
-    notes: dict[str, str] = {}
-    for name in names:
-        try:
-            made = SETUPS[name](cases, way)
-            for call in made:
-                call()
-            wait()
-        except Exception as error:  # whatever a peer cannot do, the others are still worth measuring
-            notes[name] = reason(error)
-        else:
-            found |= {name: made} if made else {}
-    return found, notes
+    made: dict[str, list[Call]] = {}
+
+    def setup(name: str) -> Call | None:
+        made[name] = SETUPS[name](cases, way)
+        return (lambda: [call() for call in made[name]]) if made[name] else None
+
+    found, notes = tried(names, setup, {}, wait)
+    return {name: made[name] for name in found}, notes
 
 
 class Unsupported(NoSuchWay):
@@ -59,54 +57,35 @@ class Unsupported(NoSuchWay):
 
 def _torch(cases: Sequence[Case], way: str) -> list[Call]:
     setup = TORCH.get(cases[0].op.name)
-    return [setup(Torch(case, way)) for case in cases] if setup else []
+    return [call for case in cases if setup and (call := setup(Torch(case, way)))]
 
 
 # --- torch.compile --------------------------------------------------------------------------------------------------
 
-# operator -> the arguments of its expression, and what makes that from the axis and the size of the first dimension
-Expression = Callable[..., Any]
-EXPRESSIONS: Mapping[str, tuple[tuple[str, ...], Callable[[int, int], Expression]]] = {
-    "softmax": (("x",), lambda axis, _: lambda x: torch.softmax(x, axis)),
-    "log_softmax": (("x",), lambda axis, _: lambda x: torch.log_softmax(x, axis)),
-    "softmax_grad": (
-        ("dy", "y"),
-        lambda axis, _: lambda dy, y: aten._softmax_backward_data(dy, y, axis, y.dtype),
-    ),
-    "log_softmax_grad": (
-        ("dy", "y"),
-        lambda axis, _: lambda dy, y: aten._log_softmax_backward_data(dy, y, axis, y.dtype),
-    ),
-    "softmax_cross_entropy_loss": (("logits", "labels"), lambda *_: lambda logits, labels: _loss(logits, labels)),
-    "softmax_cross_entropy_loss_only": (
-        ("logits", "labels"),
-        lambda *_: lambda logits, labels: cross_entropy(logits, labels),
-    ),
-    "softmax_cross_entropy_loss_grad": (
-        ("dy", "log_prob", "labels"),
-        lambda *_: lambda dy, log_prob, labels: _loss_grad(dy, log_prob, labels),
-    ),
-    "softmax_cross_entropy_loss_and_grad": (
-        ("logits", "labels"),
-        lambda *_: lambda logits, labels: cross_entropy(logits, labels),
-    ),
-    "relu": (("x",), lambda *_: lambda x: torch.relu(x)),
-    "sigmoid": (("x",), lambda *_: lambda x: torch.sigmoid(x)),
-    "tanh": (("x",), lambda *_: lambda x: torch.tanh(x)),
-    "quick_gelu": (("x",), lambda *_: lambda x: x * torch.sigmoid(1.702 * x)),
-    "leaky_relu": (("x",), lambda *_: lambda x: torch.nn.functional.leaky_relu(x, 0.01)),
-    "relu_grad": (("dy", "x"), lambda *_: lambda dy, x: aten.threshold_backward(dy, x, 0)),
-    "sigmoid_grad": (("dy", "y"), lambda *_: lambda dy, y: aten.sigmoid_backward(dy, y)),
-    "tanh_grad": (("dy", "y"), lambda *_: lambda dy, y: aten.tanh_backward(dy, y)),
-    "quick_gelu_grad": (("dy", "x"), lambda *_: lambda dy, x: _quick_gelu_grad(dy, x)),
-    "leaky_relu_grad": (("dy", "y"), lambda *_: lambda dy, y: aten.leaky_relu_backward(dy, y, 0.01, True)),
-    "gather": (("x", "indices"), lambda axis, _: lambda x, indices: torch.index_select(x, axis, indices)),
-    "gather_grad": (
-        ("dy", "indices"),
-        lambda _, rows: lambda dy, indices: aten.embedding_dense_backward(dy, indices, rows, -1, False),
-    ),
-    "in_place_accumulator": (("buffer", "value"), lambda *_: lambda buffer, value: buffer + value),
-    "scale": (("x", "factor"), lambda *_: lambda x, factor: x * factor),
+# What users write, of the case and its arrays by their names.
+EXPRESSIONS: Mapping[str, Callable[..., Any]] = {
+    "softmax": lambda case, x: torch.softmax(x, case.axis),
+    "log_softmax": lambda case, x: torch.log_softmax(x, case.axis),
+    "softmax_grad": lambda case, dy, y: aten._softmax_backward_data(dy, y, case.axis, y.dtype),
+    "log_softmax_grad": lambda case, dy, y: aten._log_softmax_backward_data(dy, y, case.axis, y.dtype),
+    "softmax_cross_entropy_loss": lambda case, logits, labels: _loss(logits, labels),
+    "softmax_cross_entropy_loss_only": lambda case, logits, labels: cross_entropy(logits, labels),
+    "softmax_cross_entropy_loss_grad": lambda case, dy, log_prob, labels: _loss_grad(dy, log_prob, labels),
+    "softmax_cross_entropy_loss_and_grad": lambda case, logits, labels: cross_entropy(logits, labels),
+    "relu": lambda case, x: torch.relu(x),
+    "sigmoid": lambda case, x: torch.sigmoid(x),
+    "tanh": lambda case, x: torch.tanh(x),
+    "quick_gelu": lambda case, x: x * torch.sigmoid(1.702 * x),
+    "leaky_relu": lambda case, x: torch.nn.functional.leaky_relu(x, 0.01),
+    "relu_grad": lambda case, dy, x: aten.threshold_backward(dy, x, 0),
+    "sigmoid_grad": lambda case, dy, y: aten.sigmoid_backward(dy, y),
+    "tanh_grad": lambda case, dy, y: aten.tanh_backward(dy, y),
+    "quick_gelu_grad": lambda case, dy, x: _quick_gelu_grad(dy, x),
+    "leaky_relu_grad": lambda case, dy, y: aten.leaky_relu_backward(dy, y, 0.01, True),
+    "gather": lambda case, x, indices: torch.index_select(x, case.axis, indices),
+    "gather_grad": lambda case, dy, indices: aten.embedding_dense_backward(dy, indices, case.rows, -1, False),
+    "in_place_accumulator": lambda case, buffer, value: buffer + value,
+    "scale": lambda case, x, factor: x * factor,
 }
 
 
@@ -133,12 +112,14 @@ def _compiled(cases: Sequence[Case], way: str) -> list[Call]:
     if name not in EXPRESSIONS:
         return []
     only(NEW, way)
-    arguments, make = EXPRESSIONS[name]
+    expression = EXPRESSIONS[name]
+    numbers = SimpleNamespace(axis=first.axis, rows=first.shape[0])
     torch.compiler.reset()  # after 8 shapes of one expression, PyTorch would compile no more
-    compiled = torch.compile(make(first.axis, first.shape[0]), dynamic=False, fullgraph=True)
+    compiled = torch.compile(lambda *arrays: expression(numbers, *arrays), dynamic=False, fullgraph=True)
     every = [Torch(case, way) for case in cases]
     if name == "softmax_cross_entropy_loss_and_grad":
         return [with_grad(compiled, t) for t in every]
+    arguments = list(inspect.signature(expression).parameters)[1:]
     return [partial(compiled, *[t[argument] for argument in arguments]) for t in every]
 
 
@@ -175,8 +156,8 @@ class _Copied(Torch):
 
     def __init__(self, case: Case):
         super().__init__(case)
-        if "logits" in self.tensors:
-            self.tensors["logits"] = self.tensors["logits"].clone()
+        if "logits" in self.values:
+            self.values["logits"] = self.values["logits"].clone()
 
 
 def _check_rows(case: Case) -> None:

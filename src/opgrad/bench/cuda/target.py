@@ -10,11 +10,9 @@ from opgrad.bench import peers as cpu_peers
 from opgrad.bench.cells import Cell
 from opgrad.bench.cuda import cells, peers
 from opgrad.bench.cuda.case import TensorCase
-from opgrad.bench.cuda.device import Device
-from opgrad.bench.cuda.measure import interleaved
+from opgrad.bench.cuda.measure import Device, interleaved
 from opgrad.bench.measure import COPY, OURS
 from opgrad.bench.ways import WAYS, measured
-from opgrad.contract.signature import prepare
 
 ROTATED = 2  # times the L2 cache: one round through the copies of a cell's arrays moves more
 SMALL = 1 << 20  # bytes below which it is not the device that takes the time
@@ -46,11 +44,10 @@ class Cuda:
 
     def measure(self, cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
         """One cell of a result; `left_out` says why there are no times, if so."""
-        known = {"operator": cell.op.name, "workload": cell.workload.label, "dtype": cell.dtype}
         try:
-            return known | self._measure(cell, names, seconds)
+            return cell.known | self._measure(cell, names, seconds)
         except Exception as error:  # too large for this device, no kernel: the other cells are still worth measuring
-            return known | {"left_out": peers.reason(error)}
+            return cell.known | {"left_out": cpu_peers.reason(error)}
         finally:
             torch.cuda.empty_cache()
 
@@ -59,7 +56,7 @@ class Cuda:
         case = TensorCase(cell, self.device.name)
         case.call()()
         clock.wait()
-        error, traffic = case.error(), case.traffic()
+        error, traffic = case.error(), case.traffic
         cases = case.copies(self.copies(traffic))
         copied = min(traffic, MOST_COPIED)
         contestants = {COPY: [self._copy(copied) for _ in cases]}
@@ -73,7 +70,7 @@ class Cuda:
             "headline": cell.workload.headline,
             "copies": len(cases),
             "clock": "host" if traffic < SMALL else "device",
-            "regime": regime(case),
+            "regime": case.regime(),
             **measured(times, notes, traffic, 2 * _half(copied), error),
         }
 
@@ -89,12 +86,3 @@ class Cuda:
 
 def _half(traffic: int) -> int:
     return max(1, traffic // 2)
-
-
-def regime(case: TensorCase) -> str:
-    """The name of the regime that the kernel runs in."""
-    specs = [case.spec(case.values[name]) if name in case.values else None for name in case.op.arrays]
-    attributes = {name: case.values[name] for name in case.op.attributes if name in case.values}
-    out = [case.spec(array) for array in case.results.values()]
-    program = case.op.kernel("cuda")(prepare(case.op, specs, attributes, out, any_stride=True).problem)
-    return str(program.regime)

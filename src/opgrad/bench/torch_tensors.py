@@ -1,0 +1,100 @@
+"""A case in PyTorch: its arrays as tensors, calls in either way, and what torch.compile makes of them."""
+
+import importlib
+import math
+import timeit
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import opgrad
+from opgrad.bench.case import Case
+from opgrad.bench.ways import GIVEN, Call, only
+from opgrad.contract import FLOAT8
+
+ML_DTYPES = ("bfloat16", *FLOAT8)  # those that NumPy and torch know from each other by their bits alone
+TRIED = 3
+RESULTS = frozenset({"out", "grad_input", "save_mean", "save_invstd"})  # keywords for memory that is given
+
+
+class Torch:
+    """A case's arrays as PyTorch's tensors in the same memory, to be used with opgrad's number of threads in a way.
+
+    A setup gets one of these and returns the call to be timed, or None for arguments that torch cannot take. Each call
+    returns the operator's results, in its order, as far as torch has them, in new memory or in the case's arrays. It
+    raises NoSuchWay where torch has no kernel that works this way, but for an `out` that copies. Indices are converted
+    before the call, so that no conversion is timed.
+    """
+
+    def __init__(self, case: Case, way: str = GIVEN):
+        self.torch = importlib.import_module("torch")
+        self.torch.set_num_threads(opgrad.get_num_threads())
+        self.aten, self.case, self.way = self.torch.ops.aten, case, way
+        self.values = {name: self._converted(value) for name, value in case.values.items()}
+        self.results = {name: self._converted(value) for name, value in case.results.items()}
+
+    def _converted(self, value: Any) -> Any:
+        """A list, an array or a tensor as tensors, any other argument as it is."""
+        if isinstance(value, list):
+            return [self._converted(each) for each in value]
+        if isinstance(value, self.torch.Tensor):
+            return value.detach()  # a tensor of its own, of which a peer may ask for a gradient
+        if not isinstance(value, np.ndarray):
+            return value
+        if value.dtype.name in ML_DTYPES:
+            bits = value.view(np.int16 if value.itemsize > 1 else np.int8)
+            return self.torch.from_numpy(bits).view(getattr(self.torch, value.dtype.name))
+        return self.torch.from_numpy(value)
+
+    def __getitem__(self, name: str) -> Any:
+        """The argument or result of this name, or an attribute's default; None for an input that is not given."""
+        found = self.results if name in self.results else self.values
+        return found[name] if name in found else self.case.op.attributes.get(name)
+
+    def rows(self, name: str, axis: int) -> Any:
+        """An argument or a result as rows, each of all axes from `axis` on."""
+        shape = self[name].shape
+        start = axis % len(shape)
+        return self[name].view(math.prod(shape[:start]), math.prod(shape[start:]))
+
+    @property
+    def is_given(self) -> bool:
+        """Whether results go into memory that is given."""
+        return self.way == GIVEN
+
+    def only(self, way: str) -> None:
+        """Raise NoSuchWay unless that is the way which is asked for."""
+        only(way, self.way)
+
+    def into(self, function: Callable[..., Any], *args: Any, **keywords: Any) -> Callable[..., Any]:
+        """The call with these arguments, which writes into the results named by keyword, or makes new ones.
+
+        An overload of aten's that writes is then replaced by the plain one.
+        """
+        if self.is_given:
+            return partial(function, *args, **keywords)
+        packet = getattr(function, "overloadpacket", None)
+        plain = {name: value for name, value in keywords.items() if name not in RESULTS}
+        return partial(function if packet is None else packet.default, *args, **plain)
+
+
+Setups = Mapping[str, Callable[[Torch], Call | None]]
+
+
+def compiled(call: Call) -> Call:
+    """What torch.compile makes of a call, for these very tensors; it compiles when it is first called."""
+    torch = importlib.import_module("torch")
+    torch.compiler.reset()  # after 8 calls PyTorch would compile no more
+
+    def run() -> object:
+        return call()
+
+    made: Call = torch.compile(run, dynamic=False, fullgraph=True)
+    return made
+
+
+def fastest(*calls: Call) -> Call:
+    """That of several calls for the same thing which takes the least time, tried in turn."""
+    return min(calls, key=lambda call: min(timeit.repeat(call, number=1, repeat=TRIED)))
