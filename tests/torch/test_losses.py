@@ -213,6 +213,14 @@ def test_nothing_counts(rows, dtype):
                 assert torch.equal(each, torch.zeros_like(each)), given
 
 
+@pytest.mark.parametrize("logit", [float("-inf"), float("inf"), float("nan")])
+def test_rows_without_a_softmax(logit):
+    x, w, target = torch.ones(2, 1), torch.full((5, 1), logit), torch.tensor([1, -100])
+    found = opgrad.torch.linear_cross_entropy(x, w, target, reduction="none", **RETURNED)
+    expected = opgrad.torch.cross_entropy(x @ w.t(), target, reduction="none", **RETURNED)
+    torch.testing.assert_close(tuple(found), tuple(expected), equal_nan=True)
+
+
 @pytest.mark.parametrize("given", [{}, {"reduction": "none"}, {"return_lse": True}], ids=str)
 def test_products_are_counted(given):
     """Those of the linear layer, and the logits once more for the gradients."""
@@ -269,12 +277,14 @@ def test_registered_operators(name):
     torch.library.opcheck(operator, (x, target, *given, -100, 0.1, 2.0, 1.3, False))
 
 
-@pytest.mark.parametrize("name", ["linear_sample_losses", "linear_sample_losses_grad"])
-def test_registered_linear_operators(name):
+def test_registered_layer_operators():
     x, w, target = torch.randn(4, 3, requires_grad=True), torch.randn(6, 3, requires_grad=True), torch.arange(4)
-    given = (torch.randn(4), *(None,) * 4) if name.endswith("grad") else ()
-    operator = getattr(torch.ops.opgrad, name).default
-    torch.library.opcheck(operator, (x, w, None, target, None, -100, 0.1, 2.0, 1.3, None, *given))
+    operators, given = torch.ops.opgrad, (None, target, None, 0, 2.0, 1.3, True, True, -100, None, "")
+    torch.library.opcheck(operators.layer_statistics.default, (x, w, *given))
+    x, w = x.detach(), w.detach()
+    statistics = operators.layer_statistics(x, w, *given)
+    slopes = (statistics, torch.randn_like(statistics))
+    torch.library.opcheck(operators.layer_statistics_grad.default, (x, w, *given, *slopes))
 
 
 @pytest.mark.parametrize("name", ["nn.functional.cross_entropy", "nn.functional.linear_cross_entropy"])

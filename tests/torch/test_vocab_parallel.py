@@ -145,7 +145,9 @@ class Cases:
         own, target = self.x[0, :, self.first : self.last], self.target[0].clone()
         target[2] = CLASSES
         for what, call in {
-            "target[2] is 37, expected 0 to 36": lambda: vocab_parallel_cross_entropy(own, target, vocab_range=(self.first, self.last)),
+            "target[2] is 37, expected 0 to": lambda: vocab_parallel_cross_entropy(
+                own, target, vocab_range=(self.first, self.last)
+            ),
             "expected one that begins with 0": lambda: vocab_parallel_cross_entropy(
                 own, self.target[0], vocab_range=(self.first + 1, self.last + 1)
             ),
@@ -387,13 +389,13 @@ def test_opcheck(alone):
     labels, parts = torch.tensor([2, -100, 0, 4]), torch.randn(1, 4, 3, dtype=torch.float64, requires_grad=True)
     classes = (labels, None, 0, 3.0, 0.7, True, True)
     check(operators.shard_statistics, (x, *classes))
-    check(operators.shard_linear_statistics, (x, w, b, *classes, -100, alone))
+    check(operators.layer_statistics, (x, w, b, *classes, -100, None, alone))
     statistics = operators.shard_statistics(x.detach(), *classes)
     check(operators.shard_statistics_grad, (x.detach(), *classes, statistics, torch.ones_like(statistics)))
     own = [each.detach() for each in (x, w, b)]
-    statistics = operators.shard_linear_statistics(*own, *classes, -100, alone)
-    given = (*classes, -100, alone, statistics, torch.ones_like(statistics))
-    check(operators.shard_linear_statistics_grad, (*own, *given))
+    statistics = operators.layer_statistics(*own, *classes, -100, None, alone)
+    given = (*classes, -100, None, alone, statistics, torch.ones_like(statistics))
+    check(operators.layer_statistics_grad, (*own, *given))
     place = (0, 1, alone)
     check(operators.shard_gather, (parts[0].detach(), labels[[0, 2, 3]], 0, 5, -100, *place, "a loss"))
     check(operators.shard_part, (parts, *place))

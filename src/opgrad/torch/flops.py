@@ -14,10 +14,8 @@ from opgrad.interop import torch_private
 
 # The products of each operator; the gradients compute the logits again.
 PRODUCTS = {
-    "linear_sample_losses": 1,
-    "linear_sample_losses_grad": 3,
-    "shard_linear_statistics": 1,
-    "shard_linear_statistics_grad": 3,
+    "layer_statistics": 1,
+    "layer_statistics_grad": 3,
 }
 
 

@@ -10,7 +10,7 @@ A CPU without instructions for products in half precision takes 5 to 40 times as
 CPU parts of the layer are converted to float32 one after the other, and the logits are float32.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
@@ -18,10 +18,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from opgrad.contract.loss_options import LossOptions
 from opgrad.cpu.compiler.target import host
 from opgrad.interop.torch_tensors import execute
 from opgrad.torch.formulas import wide
-from opgrad.torch.losses.samples import LOSSES, Settings
+from opgrad.torch.losses.samples import LOSSES
 from opgrad.torch.losses.statistics import (
     Part,
     combined,
@@ -34,7 +35,7 @@ from opgrad.torch.losses.statistics import (
 from opgrad.torch.operators import OPERATORS
 
 _plain_with_grad = OPERATORS["softmax_cross_entropy_loss_and_grad"].op
-_losses, _losses_and_grad = (LOSSES[f"sample_losses{name}"].op for name in ("", "_and_grad"))
+_losses_and_grad = LOSSES["sample_losses_and_grad"].op
 _add = OPERATORS["in_place_accumulator"].op
 
 LEAST_BUFFER = 32 << 20  # the least bytes of the buffer of logits
@@ -47,7 +48,6 @@ INSTRUCTIONS = {
     torch.bfloat16: {"+avx512bf16", "+amx-bf16", "+bf16"},
     torch.float16: {"+avx512fp16", "+amx-fp16", "+fullfp16"},
 }
-Upstream = Mapping[str, Tensor]  # gradients of the samples' results, as sample_losses_and_grad takes them
 Slopes = tuple[Tensor | None, Tensor | None, Tensor | None]  # gradients of x, w and b
 OfLogits = Callable[[slice, slice, Tensor], Tensor]
 
@@ -128,7 +128,7 @@ def chunks_of(layer: Layer, rows: int | None, with_gradient: bool) -> Chunks:
     if rows is not None:
         return Chunks(False, rows)
     budget = max(LEAST_BUFFER, int(SHARE_OF_BUFFER * 2 * item * (c + n) * h))
-    fitting = budget // (c * of_logits)
+    fitting = budget // (max(c, 1) * of_logits)
     sums = 4 * c * h if with_gradient and layer.number != layer.x.dtype else 0
     # A single chunk needs no float32 sum of the gradient and no product beside it, so the logits may use that memory.
     without = sums + c * h * item if 0 < sums <= MOST_IN_FLOAT32 else 0
@@ -140,61 +140,28 @@ def chunks_of(layer: Layer, rows: int | None, with_gradient: bool) -> Chunks:
     return Chunks(False, max(fitting // 16 * 16, 1))
 
 
-# --- results of samples --------------------------------------------------------------------------------------------
+# --- statistics ----------------------------------------------------------------------------------------------------
 
 
-def new_results(n: int, like: Tensor) -> list[Tensor]:
-    """loss, lse, log_prob, entropy and predicted of n samples."""
-    floats = [torch.empty(n, dtype=wide(like.dtype), device=like.device) for _ in range(4)]
-    return [*floats, torch.empty(n, dtype=torch.int64, device=like.device)]
+def statistics_of_layer(layer: Layer, part: Part, chunks: Chunks) -> Tensor:
+    """The statistics of the layer's logits; those of several chunks of classes in float64."""
+    found = [layer.x.new_empty(part.numbers, 0, dtype=layer.number)]
+    for rows, classes, logits in chunks.logits(layer):
+        chunk = statistics_of(logits, layer.labels[rows], _of_chunk(part, classes))
+        if chunks.by_classes:
+            chunk = chunk.double()
+            found = [combined(torch.stack([*found, chunk]), part)] if len(found[0][0]) else [chunk]
+        else:
+            found.append(chunk)
+    return torch.cat(found, 1)
 
 
-def attributes(settings: Settings) -> dict[str, Any]:
-    """The operators' attributes by name."""
-    return dict(zip(("ignore_index", "label_smoothing", "softcap", "temperature"), settings, strict=True))
-
-
-def sample_results(layer: Layer, settings: Settings, chunks: Chunks) -> Sequence[Tensor]:
-    """The results of `sample_losses` for the layer's logits."""
-    if chunks.by_classes:
-        return _Statistics(layer, settings, chunks, moment=True, predicted=True).results()
-    found = new_results(len(layer.x), layer.x)
-    for rows, _, logits in chunks.logits(layer):
-        given = {"logits": logits, "labels": layer.labels[rows], "weight": layer.weight}
-        execute(_losses, given | attributes(settings) | {"out": tuple(each[rows] for each in found)})
-    return found
-
-
-class _Statistics:
-    """The statistics of a layer's rows over all classes, from chunks of the classes."""
-
-    def __init__(self, layer: Layer, settings: Settings, chunks: Chunks, moment: bool, predicted: bool):
-        self.layer, (self.ignored, self.smoothing, *bend) = layer, settings
-        self.of: Any = (*bend, moment, predicted)
-        every, found = self.part(slice(0, len(layer.w))), None
-        for _, classes, logits in chunks.logits(layer):
-            chunk = statistics_of(logits, layer.labels - classes.start, self.part(classes)).double()
-            if predicted:
-                chunk[4 + moment] += classes.start
-            found = chunk if found is None else combined(torch.stack([found, chunk]), every)
-        assert found is not None
-        self.found, self.rows = found, rows_of(found, every, len(layer.w))
-
-    def part(self, classes: slice) -> Part:
-        """These classes, counted from the first of them."""
-        weight = None if self.layer.weight is None else self.layer.weight[classes]
-        return Part(weight, 0, *self.of)
-
-    def results(self) -> list[Any]:
-        """Those of `sample_losses`; None for entropy and predicted class where they were not asked for."""
-        given = (self.layer.labels, self.layer.weight, self.ignored, self.smoothing)
-        loss, *found = samples_of(self.rows, *given, self.layer.number)
-        return [cast(Tensor, loss).to(self.layer.number), *found]
-
-    def factors(self, upstream: Upstream) -> Tensor:
-        """Those of the gradient of each chunk, for gradients of the results."""
-        given = (self.layer.labels, self.layer.weight, self.ignored, self.smoothing)
-        return factors_of_results(self.found, self.rows, *given, upstream)
+def _of_chunk(part: Part, classes: slice) -> Part:
+    """These of the part's classes."""
+    if classes.start is None:
+        return part
+    weight = None if part.weight is None else part.weight[classes]
+    return part._replace(weight=weight, first=part.first + classes.start)
 
 
 # --- gradients -----------------------------------------------------------------------------------------------------
@@ -272,28 +239,39 @@ def gradients_of(
     return sums.results()
 
 
+def gradients_of_statistics(
+    layer: Layer, part: Part, factors: Tensor, needs: Sequence[bool], chunks: Chunks,
+    dx_dtype: torch.dtype | None = None,
+) -> Slopes:  # fmt: skip
+    """The gradients of the layer, given the factors of cross_entropy_shard_grad."""
+
+    def of_chunk(rows: slice, classes: slice, logits: Tensor) -> Tensor:
+        return gradient_of(logits, layer.labels[rows], _of_chunk(part, classes), factors[:, rows], logits)
+
+    return gradients_of(layer, needs, chunks, of_chunk, dx_dtype)
+
+
 def gradients(
-    layer: Layer, upstream: Upstream, settings: Settings, needs: Sequence[bool], chunks: Chunks
-) -> tuple[Sequence[Tensor], Slopes]:
-    """The samples' results, and the gradients for those of these results."""
+    layer: Layer, dloss: Tensor, dlse_square: Tensor | None, options: LossOptions, needs: Sequence[bool], chunks: Chunks
+) -> tuple[Tensor, Tensor, Slopes]:
+    """The samples' losses and lse, and the gradients for those of the losses and of the squares of lse."""
     if chunks.by_classes:
-        statistics = _Statistics(layer, settings, chunks, moment="dentropy" in upstream, predicted=False)
-        factors = statistics.factors(upstream)
-
-        def of_classes(rows: slice, classes: slice, logits: Tensor) -> Tensor:
-            part = statistics.part(classes)
-            return gradient_of(logits, layer.labels - classes.start, part, factors, logits)
-
-        return statistics.results(), gradients_of(layer, needs, chunks, of_classes)
-    found = new_results(len(layer.x), layer.x)
+        part, given = Part.of(options, layer.weight), (layer.labels, layer.weight, options.ignore_index)
+        found = statistics_of_layer(layer, part, chunks)
+        rows = rows_of(found, part, len(layer.w))
+        loss, lse, *_ = samples_of(rows, *given, options.label_smoothing, layer.number)
+        factors = factors_of_results(found, rows, *given, options.label_smoothing, dloss, dlse_square)
+        return cast(Tensor, loss), cast(Tensor, lse), gradients_of_statistics(layer, part, factors, needs, chunks)
+    number, count = layer.number, len(layer.x)
+    every = [layer.x.new_empty(count, dtype=each) for each in (number, number, number, number, torch.int64)]
 
     def of_rows(rows: slice, classes: slice, logits: Tensor) -> Tensor:
-        given = {"logits": logits, "labels": layer.labels[rows], "weight": layer.weight}
-        given |= {name: each[rows] for name, each in upstream.items()}
-        execute(_losses_and_grad, given | attributes(settings) | {"out": (*[each[rows] for each in found], logits)})
+        given = {"logits": logits, "labels": layer.labels[rows], "weight": layer.weight, **options.attributes}
+        given |= {"dloss": dloss[rows], "dlse_square": None if dlse_square is None else dlse_square[rows]}
+        execute(_losses_and_grad, given | {"out": (*[each[rows] for each in every], logits)})
         return logits
 
-    return found, gradients_of(layer, needs, chunks, of_rows)
+    return every[0], every[1], gradients_of(layer, needs, chunks, of_rows)
 
 
 def plain_gradients(

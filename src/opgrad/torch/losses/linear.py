@@ -20,12 +20,12 @@ from opgrad.torch.autocast import autocast_layer, narrows_products
 from opgrad.torch.flops import count_flops
 from opgrad.torch.losses.checks import check_labels, check_shape, check_target, check_tensors, check_weight
 from opgrad.torch.losses.chunks import Chunks, Layer, Slopes, chunks_of, gradients, plain_gradients
-from opgrad.torch.losses.linear_operators import NAME, layer_of, linear_samples, put_back
+from opgrad.torch.losses.layer_operators import NAME, layer_of, layer_statistics, put_back
 from opgrad.torch.losses.logits import of_options as of_logits
 from opgrad.torch.losses.options import read_labels, read_options
 from opgrad.torch.losses.reduced import Found, OnePass, Upstream, of_each, reduced, shaped, upstream_of
-from opgrad.torch.losses.samples import settings
 from opgrad.torch.losses.sharded import is_class_sharded
+from opgrad.torch.losses.statistics import Part, samples_of_parts
 from opgrad.torch.operators import is_exported
 from opgrad.torch.schema import is_recording
 
@@ -156,8 +156,18 @@ def _loss(x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor
         return way(*arguments)[0]
     if not torch.compiler.is_compiling():
         count_flops()
-    found = shaped(linear_samples(*arguments, *settings(way.options), way.rows), labels.shape)
+    found = shaped(_samples(way, *arguments), labels.shape)
     return reduced(found, labels, weight, False, way.options, way.dtype)
+
+
+def _samples(
+    way: "_LayerPass", x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None
+) -> Sequence[Any]:
+    """What `sample_losses` gives for the layer's logits; None for what is not asked for."""
+    options, part = way.options, Part.of(way.options, weight)
+    statistics = layer_statistics(x, w, b, labels, *part, options.ignore_index, way.rows, "").double()
+    given = (labels, part, w.shape[0], weight, options, way.dtype, options.label_smoothing)
+    return samples_of_parts(statistics.unsqueeze(0), *given)
 
 
 @dataclass(frozen=True)
@@ -171,16 +181,15 @@ class _LayerPass(OnePass):
         x, w, b, labels, weight = tensors
         options, upstream = self.options, upstream_of(labels, weight, False, self.options, x.dtype)
         check_labels(NAME, labels, len(w), options.ignore_index)
-        layer, kept = layer_of(x, w, b, labels, weight, options.ignore_index)
+        layer, counting = layer_of(x, w, b, labels, weight, options.ignore_index)
         chunks = chunks_of(layer, self.rows, with_gradient=True)
         total, (dx, dw, db) = _with_gradients(layer, options, upstream, needs[:3], chunks)
-        dx = None if dx is None else put_back(dx, kept, len(x))
+        dx = None if dx is None else put_back(dx, counting, len(x))
         return Found((total * upstream.later).to(self.dtype), [dx, dw, db], upstream.later)
 
     def differentiable(self, tensors: Sequence[Any]) -> Tensor:
         *_, labels, weight = tensors
-        found = linear_samples(*tensors, *settings(self.options), self.rows)
-        loss: Tensor = reduced(found, labels, weight, False, self.options, self.dtype)
+        loss: Tensor = reduced(_samples(self, *tensors), labels, weight, False, self.options, self.dtype)
         return loss
 
 
@@ -191,11 +200,11 @@ def _with_gradients(
     if options.is_plain and not chunks.by_classes:
         loss, grads = plain_gradients(layer, upstream.of_loss, options.ignore_index, needs, chunks)
         return loss.sum(dtype=torch.float64), grads
-    given = {"dloss": of_each(layer.labels, upstream.of_loss, layer.number)}
+    dloss, squares = of_each(layer.labels, upstream.of_loss, layer.number), None
     if options.lse_square_scale:
-        given["dlse_square"] = of_each(layer.labels, upstream.of_square, layer.number)
-    (loss, lse, *_), grads = gradients(layer, given, settings(options), needs, chunks)
+        squares = of_each(layer.labels, upstream.of_square, layer.number)
+    loss, lse, grads = gradients(layer, dloss, squares, options, needs, chunks)
     total = loss.sum(dtype=torch.float64) * upstream.of_loss
-    if options.lse_square_scale:
+    if squares is not None:
         total = total + (lse * lse).sum(dtype=torch.float64) * upstream.of_square
     return total, grads

@@ -4,23 +4,21 @@ The gradient of every operator that communicates is its counterpart: the gradien
 the same on all of them, and the gradient of a value of which each process holds a part is distributed like the value.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional
 
 from opgrad.interop.torch_private import group_of
-from opgrad.interop.torch_tensors import is_transformed
-from opgrad.torch.flops import count_flops
 from opgrad.torch.formulas import wide
 from opgrad.torch.losses.checks import check_labels
-from opgrad.torch.losses.chunks import Chunks, gradients_of
-from opgrad.torch.losses.linear_operators import kept_arguments, layer_of, put_back, register
+from opgrad.torch.losses.registration import differentiable, keep_all, kept, once, register
 from opgrad.torch.losses.statistics import (
+    CLASSES,
+    SLOPES,
     Part,
     composed_statistics,
     factors_of_slopes,
@@ -30,16 +28,10 @@ from opgrad.torch.losses.statistics import (
 from opgrad.torch.schema import LIBRARY, TAGS
 
 HEADER = 4  # words before the statistics: the first class, the end of the classes, the numbers of rows and statistics
-CHUNK = 1 << 24  # elements of the logits that exist at a time where a linear layer makes them: 64 MiB of float32
 
-_CLASSES = "Tensor labels, Tensor? weight, SymInt first, float softcap, float temperature, bool moment, bool predicted"
-_LAYER = f"Tensor x, Tensor w, Tensor? b, {_CLASSES}, SymInt? ignore_index, str group"
-_SLOPES = "Tensor statistics, Tensor slopes"
 for _written in (
-    f"shard_statistics(Tensor logits, {_CLASSES}) -> Tensor",
-    f"shard_statistics_grad(Tensor logits, {_CLASSES}, {_SLOPES}) -> Tensor",
-    f"shard_linear_statistics({_LAYER}) -> Tensor",
-    f"shard_linear_statistics_grad({_LAYER}, {_SLOPES}) -> (Tensor, Tensor, Tensor)",
+    f"shard_statistics(Tensor logits, {CLASSES}) -> Tensor",
+    f"shard_statistics_grad(Tensor logits, {CLASSES}, {SLOPES}) -> Tensor",
     "shard_gather(Tensor statistics, Tensor labels, SymInt first, SymInt classes, SymInt? ignore_index, int rank, "
     "int processes, str group, str who) -> (Tensor, Tensor)",
     "shard_part(Tensor parts, int rank, int processes, str group) -> Tensor",
@@ -50,8 +42,6 @@ for _written in (
     LIBRARY.define(_written, tags=TAGS)
 _ops: Any = torch.ops.opgrad
 shard_statistics, shard_statistics_grad = _ops.shard_statistics.default, _ops.shard_statistics_grad.default
-shard_linear_statistics = _ops.shard_linear_statistics.default
-shard_linear_statistics_grad = _ops.shard_linear_statistics_grad.default
 shard_gather, shard_part, shard_parts = _ops.shard_gather.default, _ops.shard_part.default, _ops.shard_parts.default
 shard_copy, shard_sum = _ops.shard_copy.default, _ops.shard_sum.default
 
@@ -69,38 +59,13 @@ def _statistics_grad(logits: Tensor, labels: Tensor, *others: Any) -> Tensor:
     return gradient_of(logits, labels, part, factors_of_slopes(statistics, slopes, part))
 
 
-def _statistics_keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-    """All arguments, and the result; the group of a layer stands where it did."""
-    tensors = [each for each in inputs if isinstance(each, Tensor)]
-    ctx.save_for_backward(*tensors, output)
-    ctx.others = [*(None if isinstance(each, Tensor) else (each,) for each in inputs), None]
-
-
 def _statistics_backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
-    logits, *given, statistics = kept_arguments(ctx)
+    logits, *given, statistics = kept(ctx)
     nothing = (None,) * len(given)
     if not torch.is_grad_enabled():
         return shard_statistics_grad(logits, *given, statistics, slopes), *nothing
     labels, *part = given
-    return *_differentiable(lambda x: composed_statistics(x, labels, Part(*part)), [logits], slopes), *nothing
-
-
-def _differentiable(make: Callable[..., Tensor], tensors: Sequence[Tensor], slopes: Tensor) -> Sequence[Tensor | None]:
-    """The vector-Jacobian product of a composition, differentiable itself."""
-    if is_transformed():
-        vjp: Any = torch.func.vjp
-        found: Sequence[Tensor] = vjp(make, *tensors)[1](slopes)
-        return found
-    # PyTorch's function takes five seconds for its imports.
-    wanted = [each for each in tensors if each.requires_grad]
-    grads = iter(torch.autograd.grad(make(*tensors), wanted, slopes, create_graph=True))
-    return [next(grads) if each.requires_grad else None for each in tensors]
-
-
-def _once(ctx: Any, *slopes: Any) -> Any:
-    raise NotImplementedError(
-        "this gradient is not differentiable; the operator that it belongs to is, any number of times"
-    )
+    return *differentiable(lambda x: composed_statistics(x, labels, Part(*part)), [logits], slopes), *nothing
 
 
 register(
@@ -108,77 +73,9 @@ register(
     lambda logits, labels, *part: statistics_of(logits, labels, Part(*part)),
     _statistics_fake,
     _statistics_backward,
-    _statistics_keep,
+    keep_all,
 )
-register(shard_statistics_grad, _statistics_grad, lambda logits, *_: torch.empty_like(logits), _once)
-
-
-# --- statistics of a linear layer, whose logits exist in chunks ------------------------------------------------------
-
-
-def _chunks(classes: int) -> Chunks:
-    return Chunks(False, max(CHUNK // max(classes, 1), 1))
-
-
-def _linear_statistics(
-    x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, *others: Any
-) -> Tensor:
-    *given, ignore_index, _ = others
-    part = Part(weight, *given)
-    layer, kept = layer_of(x, w, b, labels, None, ignore_index)
-    found = [x.new_empty(part.numbers, 0, dtype=layer.number)]
-    for rows, _, logits in _chunks(len(w)).logits(layer):
-        found.append(statistics_of(logits, layer.labels[rows], part))
-    return put_back(torch.cat(found, 1), kept, len(x), axis=1)
-
-
-def _linear_fake(x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, *part: Any) -> Tensor:
-    count_flops()
-    return x.new_empty(Part(*part[:6]).numbers, x.shape[0], dtype=wide(x.dtype))
-
-
-def _linear_grad(
-    x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, *others: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums over chunks in float32; dx summed over the group, since each process has a part of it."""
-    *given, ignore_index, group, statistics, slopes = others
-    part = Part(weight, *given)
-    layer, kept = layer_of(x, w, b, labels, None, ignore_index)
-    factors = factors_of_slopes(statistics, slopes, part)
-    factors = factors if kept is None else factors.index_select(1, kept)
-
-    def of_rows(rows: slice, _: slice, logits: Tensor) -> Tensor:
-        return gradient_of(logits, layer.labels[rows], part, factors[:, rows], logits)
-
-    dx, dw, db = gradients_of(layer, (True, True, b is not None), _chunks(len(w)), of_rows, layer.number)
-    assert dx is not None
-    assert dw is not None
-    if group:
-        dist.all_reduce(dx, group=group_of(group))
-    return put_back(dx.to(x.dtype), kept, len(x)), dw, x.new_zeros(0) if db is None else db
-
-
-def _linear_grad_fake(x: Tensor, w: Tensor, b: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(w), x.new_empty(0 if b is None else b.shape[0])
-
-
-def _linear_backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
-    x, w, b, *given, statistics = kept_arguments(ctx)
-    nothing, (labels, *part, _, group) = (None,) * len(given), given
-    if not torch.is_grad_enabled():
-        dx, dw, db = shard_linear_statistics_grad(x, w, b, *given, statistics, slopes)
-        return dx, dw, None if b is None else db, *nothing
-
-    def stored(*layer: Tensor) -> Tensor:
-        own = shard_copy(layer[0], group) if group else layer[0]
-        return composed_statistics(functional.linear(own, *layer[1:]), labels, Part(*part))
-
-    found = _differentiable(stored, [each for each in (x, w, b) if each is not None], slopes)
-    return *found, *(None,) * (3 - len(found)), *nothing
-
-
-register(shard_linear_statistics, _linear_statistics, _linear_fake, _linear_backward, _statistics_keep)
-register(shard_linear_statistics_grad, _linear_grad, _linear_grad_fake, _once)
+register(shard_statistics_grad, _statistics_grad, lambda logits, *_: torch.empty_like(logits), once, keep_all)
 
 
 # --- the statistics of all processes ---------------------------------------------------------------------------------

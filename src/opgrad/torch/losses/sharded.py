@@ -17,14 +17,10 @@ from torch.nn import functional
 from opgrad.contract.loss_options import LossOptions
 from opgrad.torch.autocast import autocast_layer
 from opgrad.torch.flops import count_flops
+from opgrad.torch.losses.layer_operators import layer_statistics
 from opgrad.torch.losses.reduced import shaped
-from opgrad.torch.losses.shard_operators import (
-    shard_copy,
-    shard_gather,
-    shard_linear_statistics,
-    shard_statistics,
-)
-from opgrad.torch.losses.statistics import Part, combined, composed_statistics, rows_of, samples_of
+from opgrad.torch.losses.shard_operators import shard_copy, shard_gather, shard_statistics
+from opgrad.torch.losses.statistics import Part, composed_statistics, samples_of_parts
 
 FORMULAS = ("torch", "megatron")
 
@@ -58,11 +54,9 @@ class ClassRange:
 
     @property
     def part(self) -> Part:
-        options, weight = self.call.options, self.call.weight
-        own = None if weight is None else weight.detach()[self.first : self.first + self.classes].contiguous()
-        moment = "entropy" in options.returned
-        predicted = bool({"predicted_tokens", "token_accuracy"}.intersection(options.returned))
-        return Part(own, self.first, options.softcap, options.temperature, moment, predicted)
+        weight = self.call.weight
+        own = None if weight is None else weight[self.first : self.first + self.classes].contiguous()
+        return Part.of(self.call.options, own, self.first)
 
 
 def member_of(who: str, group: Any) -> Member:
@@ -119,26 +113,17 @@ def of_layer(
         return of_logits(logits, labels, probabilities, own, dtype)
     if not torch.compiler.is_compiling():
         count_flops()
-    found = shard_linear_statistics(x, w, b, y, *own.part, own.call.options.ignore_index, own.member.group)
+    found = layer_statistics(x, w, b, y, *own.part, own.call.options.ignore_index, None, own.member.group)
     return shaped(_gathered(found, y, own, False, dtype), labels.shape)
 
 
 def _gathered(
     statistics: Tensor, labels: Tensor, own: ClassRange, is_dense: bool, dtype: torch.dtype
 ) -> Sequence[Tensor | None]:
-    """The results over the classes of all processes, from the statistics of this one's.
-
-    Those of samples that do not count are set aside first, so that their gradients are 0.
-    """
-    call, part = own.call, own.part
-    ignored = None if is_dense else call.options.ignore_index
+    """The results over the classes of all processes, from the statistics of this one's."""
+    call, options = own.call, own.call.options
+    ignored, smoothing = None if is_dense else options.ignore_index, options.label_smoothing
     parts, total = shard_gather(statistics, labels, own.first, own.classes, ignored, *own.member, call.who)
-    if ignored is not None:
-        silent = torch.zeros_like(parts[:, :1])
-        silent = torch.cat([silent, silent + 1, *[silent] * (parts.shape[1] - 2)], 1)
-        parts = torch.where(labels == ignored, silent, parts)
-    rows = rows_of(combined(parts, part, is_dense), part, total, is_dense)
-    smoothing = call.options.label_smoothing
     if smoothing and call.formula == "megatron":
         smoothing = smoothing * total.double() / (total.double() - 1)
-    return samples_of(rows, labels, call.weight, call.options.ignore_index, smoothing, dtype)
+    return samples_of_parts(parts, labels, own.part, total, call.weight, options, dtype, smoothing, is_dense)

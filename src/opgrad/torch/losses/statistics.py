@@ -5,18 +5,21 @@ of all parts together give the row's results, which are those of `sample_losses`
 gradient.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from opgrad.contract import graph_operators
+from opgrad.contract.loss_options import LossOptions
 from opgrad.interop.torch_tensors import execute
 from opgrad.torch.formulas import wide
 from opgrad.torch.losses.samples import scaled
 
 _statistics_of, _gradient_of = (graph_operators()[name] for name in ("cross_entropy_shard", "cross_entropy_shard_grad"))
+# The arguments of the operators of a part's statistics, and of their gradients, as schemas write them.
+CLASSES = "Tensor labels, Tensor? weight, SymInt first, float softcap, float temperature, bool moment, bool predicted"
+SLOPES = "Tensor statistics, Tensor slopes"
 EXACT = 1 << 24  # float32 represents all integers up to here
 
 
@@ -33,6 +36,14 @@ class Part(NamedTuple):
     temperature: float
     moment: bool
     predicted: bool
+
+    @classmethod
+    def of(cls, options: LossOptions, weight: Tensor | None, first: int = 0) -> "Part":
+        """What the results that are asked for need to be known of these classes."""
+        predicted = bool({"predicted_tokens", "token_accuracy"}.intersection(options.returned))
+        moment = "entropy" in options.returned
+        weight = None if weight is None else weight.detach()
+        return cls(weight, first, options.softcap, options.temperature, moment, predicted)
 
     @property
     def bends(self) -> bool:
@@ -159,9 +170,27 @@ class Rows(NamedTuple):
 def rows_of(statistics: Tensor, part: Part, total: Tensor | int, is_dense: bool = False) -> Rows:
     """What the statistics of all classes, in float64, say of each row."""
     m, s, target, sums, *others = statistics.unbind()
+    lse = torch.where(s == 0, torch.nan, m + s.log())  # of a row whose logits are all -inf
     mean = others.pop(0) / s if part.moment else None
     mass = others.pop(0) if is_dense else None
-    return Rows(m + s.log(), target, sums, mean, mass, others[0] if part.predicted else None, total)
+    return Rows(lse, target, sums, mean, mass, others[0] if part.predicted else None, total)
+
+
+def samples_of_parts(
+    parts: Tensor, labels: Tensor, part: Part, total: Tensor | int, weight: Tensor | None, options: LossOptions,
+    dtype: torch.dtype, smoothing: Any = 0.0, is_dense: bool = False,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """What `sample_losses` returns, from the statistics of all parts; None for what is not asked for.
+
+    Statistics of samples that do not count are set aside first, so that their gradients are 0.
+    """
+    ignored = None if is_dense else options.ignore_index
+    if ignored is not None:
+        silent = torch.zeros_like(parts[:, :1])
+        silent = torch.cat([silent, silent + 1, *[silent] * (parts.shape[1] - 2)], 1)
+        parts = torch.where(labels == ignored, silent, parts)
+    rows = rows_of(combined(parts, part, is_dense), part, total, is_dense)
+    return samples_of(rows, labels, weight, ignored, smoothing, dtype)
 
 
 def samples_of(
@@ -172,8 +201,7 @@ def samples_of(
     weight: of all classes. smoothing: how much of each sample's probability all classes share. Entropy and predicted
     class are None where they are not asked for.
     """
-    ignored = None if rows.mass is not None else ignore_index
-    counts = torch.ones_like(labels, dtype=torch.bool) if ignored is None else labels != ignored
+    counts = torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != ignore_index
     wrong = counts & ((labels < 0) | (labels >= rows.total))
     target = torch.where(wrong, torch.nan, rows.target)
     losses = rows.lse - target
@@ -212,24 +240,19 @@ def share_of(smoothing: Any, rows: Rows) -> Any:
 
 def factors_of_results(
     statistics: Tensor, rows: Rows, labels: Tensor, weight: Tensor | None, ignore_index: int | None, smoothing: float,
-    upstream: Mapping[str, Tensor],
+    dloss: Tensor, dlse_square: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """The factors of every part's gradient, for gradients of the samples' results by name.
+    """The factors of every part's gradient, for gradients of the samples' losses and of the squares of lse.
 
-    The results are made of lse, of the label's z, of sum(weight * z) and of the mean of z, and so are their gradients.
+    The losses are made of lse, of the label's z and of sum(weight * z), and so are their gradients.
     """
-    zero = torch.zeros_like(rows.lse)
-    dloss, dlse, dlse_square, dlog_prob, dentropy = (
-        upstream.get(name, zero) for name in ("dloss", "dlse", "dlse_square", "dlog_prob", "dentropy")
-    )
     valid = (labels >= 0) & (labels < rows.total)
     of_label = (1 - smoothing) * (1.0 if weight is None else weights_of(labels, weight, valid)) * dloss
     of_label = torch.where(valid, of_label, torch.nan)
     of_all = share_of(smoothing, rows) * dloss
-    by_lse = of_label + of_all * mass_of(weight, rows) + dlse + 2 * rows.lse * dlse_square - dlog_prob
-    if rows.mean is not None:
-        by_lse = by_lse + torch.where(dentropy == 0, 0.0, dentropy * rows.mean)
-    found = torch.stack([
-        finite(statistics[0]), statistics[1].log(), by_lse, dlog_prob - of_label, -of_all, -dentropy
-    ])  # fmt: skip
+    by_lse = of_label + of_all * mass_of(weight, rows)
+    if dlse_square is not None:
+        by_lse = by_lse + 2 * rows.lse * dlse_square
+    nothing = torch.zeros_like(by_lse)
+    found = torch.stack([finite(statistics[0]), statistics[1].log(), by_lse, -of_label, -of_all, nothing])
     return found if ignore_index is None else torch.where(labels == ignore_index, 0.0, found)
