@@ -41,7 +41,7 @@ class Matrix(NamedTuple):
     column: int
 
 
-class Sizes(NamedTuple):
+class ProductSizes(NamedTuple):
     """Rows and columns of c, and the length of the sums."""
 
     rows: int
@@ -219,11 +219,11 @@ def product(c, c_row: int, a: Any, b: Any, sizes: Any, add: int, left, right) ->
                 a_row, step = pack_left(left, a, first, stop, i, rows)
                 out, panel = c + (i * c_row + j), CHUNK * VECTORS * v.lanes(right)
                 multiply_chunk(
-                    out, c_row, left, a_row, step, right, panel, columns, range(rows), 0, stop - first, add + first
+                    out, c_row, left, a_row, step, right, panel, columns, range(rows), 0, stop - first, add or first > 0
                 )
 
 
-class Blocks(NamedTuple):
+class ProductBlocks(NamedTuple):
     """A product cut into blocks: how many of them are side by side, and the rows and columns of each."""
 
     across: int
@@ -233,12 +233,20 @@ class Blocks(NamedTuple):
 
 @kernel
 def products(
-    units: Units, sizes: Sizes, blocks: Blocks, a: Matrix, b: Matrix, c: Rows, add, left: Private, right: Private
+    units: Units,
+    sizes: ProductSizes,
+    blocks: ProductBlocks,
+    a: Matrix,
+    b: Matrix,
+    c: Rows,
+    add,
+    left: Private,
+    right: Private,
 ):
     """c (+)= a @ b; a unit is a block of c."""
     for unit in units:
         i, j = unit // blocks.across * blocks.rows, unit % blocks.across * blocks.columns
-        own = Sizes(min(blocks.rows, sizes.rows - i), min(blocks.columns, sizes.columns - j), sizes.depth)
+        own = ProductSizes(min(blocks.rows, sizes.rows - i), min(blocks.columns, sizes.columns - j), sizes.depth)
         own_a = Matrix(a.data + i * a.row, a.row, a.column)
         own_b = Matrix(b.data + j * b.column, b.row, b.column)
         product(c.data + (i * c.step + j), c.step, own_a, own_b, own, add, left, right)

@@ -36,7 +36,7 @@ def check_planes(planes: Units, part: Part, windows, size, indices: Pointer, fou
     store_word(found, part, wrong)
 
 
-class Sizes(NamedTuple):
+class PlaneSizes(NamedTuple):
     """The sizes of a plane; those that an image lacks are 1."""
 
     depth: int
@@ -66,7 +66,7 @@ def _add_plane(into, begin: int, end: int, first: int, sizes, columns_first: int
 
 
 @kernel
-def add_to_maxima(planes: Units, windows, sizes: Sizes, columns_first, dy: Pointer, indices: Pointer, dx: Pointer):
+def add_to_maxima(planes: Units, windows, sizes: PlaneSizes, columns_first, dy: Pointer, indices: Pointer, dx: Pointer):
     """dx = 0; dx[indices[j]] += dy[j], plane by plane."""
     size = sizes.depth * sizes.height * sizes.width
     for plane in planes:
@@ -78,7 +78,7 @@ def add_to_maxima(planes: Units, windows, sizes: Sizes, columns_first, dy: Point
 def add_to_maxima_apart(
     planes: Units,
     windows,
-    sizes: Sizes,
+    sizes: PlaneSizes,
     columns_first,
     dy: Pointer,
     indices: Pointer,
@@ -127,7 +127,7 @@ def sum_windows(line, row, sums, chunk) -> None:
         add_times(line, chunk, row.size, 1.0)
 
 
-class Row(NamedTuple):
+class RowWindows(NamedTuple):
     """Windows along a row: elements, windows, their form, where the first begins; the shares, and if they are equal."""
 
     size: int
@@ -142,7 +142,7 @@ class Row(NamedTuple):
 
 @kernel
 def share_out(
-    rows: Units, depth: Along, height: Along, new_rows, width: Row, dy: Pointer, dx: Pointer,
+    rows: Units, depth: Along, height: Along, new_rows, width: RowWindows, dy: Pointer, dx: Pointer,
     sums: Private, line: Private, chunk: Private,
 ):  # fmt: skip
     """Rows of dx: first the rows of dy are added whose windows it is in, then the windows along the row.

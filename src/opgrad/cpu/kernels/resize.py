@@ -14,7 +14,7 @@ PIECE: Final = 2048  # elements of a row that stays: its sums remain in the firs
 ROWS: Final = 4  # that read a table together
 
 
-class Row(NamedTuple):
+class RowPieces(NamedTuple):
     """Whether the row stays, and in how many pieces of how many elements it is taken."""
 
     same: int
@@ -52,7 +52,7 @@ def combine_rows(dx, pitch: int, rows: int, sums, length: int, row) -> None:
 
 @kernel
 def gather_rows(
-    units: Units, depth: Along, height: Along, width: Along, row: Row, dy: Pointer, dx: Pointer,
+    units: Units, depth: Along, height: Along, width: Along, row: RowPieces, dy: Pointer, dx: Pointer,
     sums: Private, chunk: Private,
 ):  # fmt: skip
     """A unit is up to four rows of dx that follow each other in a plane, or a piece of them."""

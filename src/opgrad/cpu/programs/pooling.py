@@ -10,7 +10,14 @@ from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import wrong_maximum
 from opgrad.contract.windows import MOST_AXES, Axis, average_pool_axes
 from opgrad.cpu.kernels.loops.weighted import Along
-from opgrad.cpu.kernels.pooling import Row, Sizes, add_to_maxima, add_to_maxima_apart, check_planes, share_out
+from opgrad.cpu.kernels.pooling import (
+    PlaneSizes,
+    RowWindows,
+    add_to_maxima,
+    add_to_maxima_apart,
+    check_planes,
+    share_out,
+)
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.gather import checking
 from opgrad.cpu.programs.layout import precision
@@ -32,7 +39,11 @@ def max_pool_grad(problem: Problem) -> Program:
     workspace, per_part = Workspace(precision(problem)), partition.per_part(planes, problem.bytes / planes)
     apart = problem["dx"].dtype in ("float16", "bfloat16")
     memory = {"sums": workspace.private(size), "addends": workspace.private(windows)} if apart else {}
-    arguments = {"windows": windows, "size": size, "sizes": Sizes(*(1,) * (2 + MOST_AXES - len(shape)), *shape[2:])}
+    arguments = {
+        "windows": windows,
+        "size": size,
+        "sizes": PlaneSizes(*(1,) * (2 + MOST_AXES - len(shape)), *shape[2:]),
+    }
     arguments |= {"columns_first": problem.attributes["storage_order"], "indices": problem["indices"]}
     arguments |= {"dy": problem["dy"], "dx": problem["dx"]} | memory
     steps = checking(check_planes, workspace, planes, per_part, arguments)
@@ -82,7 +93,9 @@ def average_pool_grad(problem: Problem) -> Program:
     workspace, shares, tables = Workspace(precision(problem)), _shares(wide, padding), []
     longest = max(wide.count, wide.size)
     same = bool((shares == shares[:1]).all())
-    width = Row(wide.size, wide.count, wide.kernel, wide.stride, wide.dilation, wide.begin, shares.ctypes.data, same)
+    width = RowWindows(
+        wide.size, wide.count, wide.kernel, wide.stride, wide.dilation, wide.begin, shares.ctypes.data, same
+    )
     new_rows = _new_rows(high)
     arguments = {name: workspace.private(longest) for name in ("sums", "line", "chunk")}
     arguments |= {"depth": _along(deep, padding, tables), "height": _along(high, padding, tables), "width": width}

@@ -14,7 +14,7 @@ from opgrad.contract.problem import Operand
 from opgrad.cpu.compiler.native import vector_lanes
 from opgrad.cpu.compiler.parameters import Strips
 from opgrad.cpu.kernels.loops.fold import BLOCK
-from opgrad.cpu.kernels.loops.reduction import DEEP, WIDE, Blocks, sum_columns, sum_integers, sum_rows
+from opgrad.cpu.kernels.loops.reduction import DEEP, WIDE, SumBlocks, sum_columns, sum_integers, sum_rows
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.program import Step, shared_out
 from opgrad.cpu.programs.workspace import Workspace
@@ -59,12 +59,12 @@ def _sum(before: int, n: int, after: int, x: Any, y: Any, workspace: Workspace) 
     blocks = partition.count(n, size)
     if blocks > 1:
         partial = workspace.shared(before * blocks * after)
-        first_sums = _blocks(before, n, after, Blocks(blocks, size), x, partial)
+        first_sums = _blocks(before, n, after, SumBlocks(blocks, size), x, partial)
         return [first_sums, *_sum(before, blocks, after, partial, y, workspace)]
-    return [_blocks(before, n, after, Blocks(1, max(n, 1)), x, y)]
+    return [_blocks(before, n, after, SumBlocks(1, max(n, 1)), x, y)]
 
 
-def _blocks(before: int, n: int, after: int, blocks: Blocks, x: Any, y: Any) -> Step:
+def _blocks(before: int, n: int, after: int, blocks: SumBlocks, x: Any, y: Any) -> Step:
     units, arguments = before * blocks.count, {"n": n, "blocks": blocks, "x": x, "y": y}
     if after == 1:
         return shared_out(sum_rows, units, 4 * blocks.size, arguments)

@@ -14,7 +14,7 @@ from opgrad.contract import DTYPES, Array
 from opgrad.contract.problem import Problem
 from opgrad.contract.resizing import Resized, resized_axes
 from opgrad.cpu.kernels.loops.weighted import Along
-from opgrad.cpu.kernels.resize import PIECE, ROWS, Row, gather_rows
+from opgrad.cpu.kernels.resize import PIECE, ROWS, RowPieces, gather_rows
 from opgrad.cpu.programs.elements import zero_step
 from opgrad.cpu.programs.layout import precision
 from opgrad.cpu.programs.program import Program, Step, shared_out
@@ -82,7 +82,14 @@ def _pass(
     pieces = -(-width.count // piece)
     units = planes * depth.size * -(-height.size // ROWS) * pieces
     dy, dx = ends
-    arguments = {"depth": depth, "height": height, "width": width, "row": Row(same, pieces, piece), "dy": dy, "dx": dx}
+    arguments = {
+        "depth": depth,
+        "height": height,
+        "width": width,
+        "row": RowPieces(same, pieces, piece),
+        "dy": dy,
+        "dx": dx,
+    }
     arguments |= {"sums": workspace.private(ROWS * piece), "chunk": workspace.private(piece)}
     elements = planes * (depth.count * height.count * width.count + depth.size * height.size * width.size)
     return shared_out(gather_rows, units, elements * DTYPES[workspace.precision].itemsize / units, arguments)

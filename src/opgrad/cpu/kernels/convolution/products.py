@@ -134,14 +134,18 @@ def correlate(units: Units, blocks, tiles: Tiles, shifts, single, dy: Signals, w
         for t in range(tiles.count):
             tile = tiles.table + 8 * TILE * t
             factors = weights.data + (group * weights.step + load_word(tile, WEIGHTS))
-            offsets, terms = shifts + 8 * load_word(tile, SHIFTS), load_word(tile, TERMS)
+            offsets, terms, rows = (
+                shifts + 8 * load_word(tile, SHIFTS),
+                load_word(tile, TERMS),
+                load_word(tile, TILE_ROWS),
+            )
             out = dx.data + (group * dx.group + load_word(tile, OUT) + begin)
             for j in range(0, terms, CHUNK):
                 end = min(j + CHUNK, terms)
                 if single:
-                    correlate_one(out, signals, offsets, factors, j, end, j)
+                    correlate_one(out, signals, offsets, factors, j, end, j > 0)
                 else:
-                    correlate_rows(out, dx.channel, load_word(tile, TILE_ROWS), signals, offsets, factors, j, end, j)
+                    correlate_rows(out, dx.channel, rows, signals, offsets, factors, j, end, j > 0)
 
 
 class Filters(NamedTuple):
@@ -277,7 +281,7 @@ def dot_products(
         first_column = unit % columns.count * columns.per_range
         signals = x.data + group * x.group
         for start in range(0, length, block):
-            n = min(block, length - start)
+            n, adds = min(block, length - start), add or start > 0
             for row in range(first_row, min(first_row + rows.per_range, rows.size), ROWS):
                 a = dy.data + (group * dy.group + row * dy.pitch + dy.pad + start)
                 out, tile_rows = sums + (group * rows.size + row) * columns.size, min(ROWS, rows.size - row)
@@ -289,11 +293,9 @@ def dot_products(
                         signals + (load_word(shifts, column + tile_columns - 1) + start),
                     )
                     if single:
-                        dots_one(out + column, tile_columns, a, shifted, n, add + start)
+                        dots_one(out + column, tile_columns, a, shifted, n, adds)
                     else:
-                        dots_rows(
-                            out + column, columns.size, tile_rows, tile_columns, a, dy.pitch, shifted, n, add + start
-                        )
+                        dots_rows(out + column, columns.size, tile_rows, tile_columns, a, dy.pitch, shifted, n, adds)
 
 
 @kernel
@@ -310,7 +312,7 @@ def sum_planes(channels_: Units, images: Images, channels, size, x: Pointer, sum
     for channel in channels_:
         for image in range(images.first, images.first + images.count):
             plane = x + (image * channels + channel) * size
-            store_or_add_sum(sums, channel, sum_range(plane, 0, size, BLOCK_VECTORS, ()), image)
+            store_or_add_sum(sums, channel, sum_range(plane, 0, size, BLOCK_VECTORS, ()), image > 0)
 
 
 @kernel

@@ -36,7 +36,7 @@ class Images(NamedTuple):
     count: int
 
 
-class Planes(NamedTuple):
+class ImageSizes(NamedTuple):
     """The channels of an image, of all groups, and their sizes; those that an image lacks are 1."""
 
     channels: int
@@ -45,7 +45,7 @@ class Planes(NamedTuple):
     width: int
 
 
-class Grid(NamedTuple):
+class GridSteps(NamedTuple):
     """The elements of a grid, and of its last two axes; how far apart the sources of neighbours are on each axis."""
 
     size: int
@@ -107,7 +107,14 @@ def copy_phase(x, plane: int, planes, signal, grid, phase: int, back: bool) -> N
 
 @kernel
 def to_signals(
-    units: Units, images: Images, planes: Planes, grid: Grid, phases: Phases, filled, x: Pointer, signals: Signals
+    units: Units,
+    images: Images,
+    planes: ImageSizes,
+    grid: GridSteps,
+    phases: Phases,
+    filled,
+    x: Pointer,
+    signals: Signals,
 ):
     """signals = each channel's images (a unit with each phase), zeros around them and, unless filled, between."""
     for unit in units:
@@ -123,7 +130,14 @@ def to_signals(
 
 @kernel
 def from_signals(
-    units: Units, images: Images, planes: Planes, grid: Grid, phases: Phases, covered, signals: Signals, x: Pointer
+    units: Units,
+    images: Images,
+    planes: ImageSizes,
+    grid: GridSteps,
+    phases: Phases,
+    covered,
+    signals: Signals,
+    x: Pointer,
 ):
     """x = the elements of the signals that have a source there, 0 elsewhere; a unit is a channel of one image."""
     size = planes.depth * planes.height * planes.width

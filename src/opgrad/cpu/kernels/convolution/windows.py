@@ -15,7 +15,7 @@ from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Private, Rows, Units
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.convolution.signals import Images, copy_strided
-from opgrad.cpu.kernels.gemm import Matrix, Sizes, product
+from opgrad.cpu.kernels.gemm import Matrix, ProductSizes, product
 from opgrad.cpu.kernels.loops.fill import write_zeros
 from opgrad.cpu.kernels.loops.map import mapped, write_same
 
@@ -150,12 +150,12 @@ def filters_back(units: Units, blocks, per_block, windows: Windows, g: Gathered,
                 source = images + channel * windows.plane
                 copy_runs(m.block + j * POSITIONS, source, windows.image, windows.axes, tap, q, q + count)
             dy = Matrix(g.dy.data + (row * g.dy.step + q), g.dy.step, 1)
-            sizes, add = Sizes(windows.filters, columns, count), g.images.first + q
+            sizes, add = ProductSizes(windows.filters, columns, count), g.images.first + q > 0
             out = dw + (row * elements + first)
             product(out, elements, dy, Matrix(m.block, 1, POSITIONS), sizes, add, m.left, m.right)
 
 
-class Planes(NamedTuple):
+class PlaneBlocks(NamedTuple):
     """The parts of dx that are worked on at a time: blocks of images and of a group's channels, and their sizes."""
 
     image_blocks: int
@@ -166,7 +166,7 @@ class Planes(NamedTuple):
 
 
 @kernel
-def images_back(units: Units, planes: Planes, windows: Windows, g: Gathered, w: Pointer, dx: Pointer, m: Memory):
+def images_back(units: Units, planes: PlaneBlocks, windows: Windows, g: Gathered, w: Pointer, dx: Pointer, m: Memory):
     """dx = the sums of the transposed filters @ dy over all windows; a unit is some channels of some images."""
     taps, elements, per_image = windows.taps, windows.channels * windows.taps, g.windows // g.images.count
     for unit in units:
@@ -182,7 +182,7 @@ def images_back(units: Units, planes: Planes, windows: Windows, g: Gathered, w: 
             dy = Matrix(g.dy.data + (row * g.dy.step + image * per_image + q), g.dy.step, 1)
             for first in range(0, channels * taps, ELEMENTS):
                 rows = min(ELEMENTS, channels * taps - first)
-                sizes = Sizes(rows, count, windows.filters)
+                sizes = ProductSizes(rows, count, windows.filters)
                 product(m.block, POSITIONS, Matrix(filters + first, 1, elements), dy, sizes, 0, m.left, m.right)
                 for j in range(rows):
                     tap = windows.table + 8 * ELEMENT * ((first + j) % taps)

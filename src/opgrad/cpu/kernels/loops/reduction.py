@@ -12,7 +12,7 @@ WIDE: Final = 4  # vectors of columns that are summed at once
 AHEAD: Final = 8  # rows between a prefetch and its use
 
 
-class Blocks(NamedTuple):
+class SumBlocks(NamedTuple):
     """The blocks in which n terms are summed: their number, and the terms of each; the last block may have fewer."""
 
     count: int
@@ -23,7 +23,7 @@ _sum_row = fold_in_chunks(add_value)
 
 
 @kernel
-def sum_rows(units: Units, n, blocks: Blocks, x: Pointer, y: Pointer):
+def sum_rows(units: Units, n, blocks: SumBlocks, x: Pointer, y: Pointer):
     """y[row, block] = the sum of that block of x[row]."""
     for unit in units:
         row, begin = unit // blocks.count, unit % blocks.count * blocks.size
@@ -70,7 +70,7 @@ def sum_strip(x, step: int, begin: int, end: int, width: int, y) -> None:
 
 
 @kernel
-def sum_columns(units: Units, n, blocks: Blocks, strips: Strips, x: Pointer, y: Pointer):
+def sum_columns(units: Units, n, blocks: SumBlocks, strips: Strips, x: Pointer, y: Pointer):
     """y[before, block, column] = the sum of that block of x[before, :, column]; a unit is a strip of columns."""
     after, widest = strips.inner, WIDE * v.lanes(x)
     for unit in units:

@@ -30,7 +30,7 @@ class Planes(NamedTuple):
     per_block: int
 
 
-class Sums(NamedTuple):
+class BlockSums(NamedTuple):
     """Two sums for each block of a channel, at data[block * block_step + channel * channel_step + k], k < count.
 
     The second sum stands `second` numbers behind the first.
@@ -188,13 +188,13 @@ def put_statistics_of_all(
 
 
 @kernel
-def moments_of_blocks(units: Units, planes: Planes, x: Pointer, sums: Sums):
+def moments_of_blocks(units: Units, planes: Planes, x: Pointer, sums: BlockSums):
     for unit in units:
         moments_of_block(x, sums, unit // sums.blocks, unit % sums.blocks, planes)
 
 
 @kernel
-def moments_of_channels(planes: Planes, running: Running, table: Rows, sums: Sums):
+def moments_of_channels(planes: Planes, running: Running, table: Rows, sums: BlockSums):
     for channel in range(planes.channels):
         moments_of_channel(table, sums, channel, planes, running)
 
@@ -228,7 +228,7 @@ def normalize_planes(tiles: Units, planes: Planes, x: Pointer, y: Pointer, table
 
 @kernel
 def normalize_channels(
-    channels: Units, planes: Planes, running: Running, x: Pointer, y: Pointer, table: Rows, sums: Sums, stream
+    channels: Units, planes: Planes, running: Running, x: Pointer, y: Pointer, table: Rows, sums: BlockSums, stream
 ):
     """The three steps for one channel after the other, while it is in the cache."""
     for channel in channels:

@@ -11,8 +11,8 @@ from opgrad.cpu.compiler.parameters import Float, Pointer, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.map import get, get_or, mapped
 from opgrad.cpu.kernels.normalization.batch_planes import (
+    BlockSums,
     Planes,
-    Sums,
     block_sum,
     load_number,
     store_number,
@@ -99,13 +99,13 @@ def put_grads(channels, table: Rows, dscale: Pointer, dbias: Pointer):
 
 
 @kernel
-def grad_blocks(units: Units, planes: Planes, dy: Pointer, x: Pointer, table: Rows, sums: Sums):
+def grad_blocks(units: Units, planes: Planes, dy: Pointer, x: Pointer, table: Rows, sums: BlockSums):
     for unit in units:
         grad_block(dy, x, sums, table, unit // sums.blocks, unit % sums.blocks, planes)
 
 
 @kernel
-def grad_coefficients(channels, inverse: Float, table: Rows, sums: Sums):
+def grad_coefficients(channels, inverse: Float, table: Rows, sums: BlockSums):
     for channel in range(channels):
         grad_channel(table, sums, channel, inverse)
 
@@ -122,7 +122,7 @@ def grad_planes(tiles: Units, planes: Planes, dy: Pointer, x: Pointer, dx: Point
 @kernel
 def grad_channels(
     channels: Units, planes: Planes, inverse: Float, dy: Pointer, x: Pointer, dx: Pointer,
-    table: Rows, sums: Sums, stream,
+    table: Rows, sums: BlockSums, stream,
 ):  # fmt: skip
     """The three steps for one channel after the other, while it is in the cache."""
     for channel in channels:

@@ -25,7 +25,7 @@ from opgrad.cpu.kernels.recurrent.layer import (
 from opgrad.cpu.kernels.recurrent.products import Panels
 
 
-class Weights(NamedTuple):
+class GateWeights(NamedTuple):
     """What the states are multiplied with: for the gates z and r, or for all, and for n."""
 
     gates: Panels
@@ -47,7 +47,7 @@ class Above(NamedTuple):
     h: States
 
 
-class Sums(NamedTuple):
+class GateGradients(NamedTuple):
     """The gradients of what x and of what the states give the gates: a matrix of all steps for each direction."""
 
     x: Pointer
@@ -102,8 +102,8 @@ def steps_of(new_states: Callable[..., None]) -> Kernel:
 
     @kernel
     def gru_steps(
-        units: Units, layer: Layer, r: Weights, bias: Rows, h0: States, product: Pointer, gates: Pointer, y: Pointer,
-        y_h: Pointer,
+        units: Units, layer: Layer, r: GateWeights, bias: Rows, h0: States, product: Pointer, gates: Pointer,
+        y: Pointer, y_h: Pointer,
     ):  # fmt: skip
         """gates: the gates' products with x, without bias. product: memory for a row of each unit."""
         n, batch = layer.hidden, layer.batch
@@ -196,7 +196,7 @@ mix_back_of_row, reset_back_of_row, linear_back_of_row = fold(mix_back), fold(re
 
 @kernel
 def gru_steps_back(
-    units: Units, layer: Layer, r: Weights, kept: Kept, above: Above, dz: Pointer, product: Pointer, dh: Pointer
+    units: Units, layer: Layer, r: GateWeights, kept: Kept, above: Above, dz: Pointer, product: Pointer, dh: Pointer
 ):
     """dh holds the gradients of the states on the way; dz, and r * h, have a matrix of all steps for each direction."""
     n, batch, dy = layer.hidden, layer.batch, above.y
@@ -224,8 +224,8 @@ def gru_steps_back(
 
 @kernel
 def gru_steps_linear_back(
-    units: Units, layer: Layer, r: Weights, bias: Rows, kept: Kept, above: Above, dz: Sums, product: Pointer,
-    dh: Pointer,
+    units: Units, layer: Layer, r: GateWeights, bias: Rows, kept: Kept, above: Above, dz: GateGradients,
+    product: Pointer, dh: Pointer,
 ):  # fmt: skip
     """`gru_steps_back` with linear_before_reset.
 

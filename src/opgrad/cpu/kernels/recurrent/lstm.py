@@ -24,7 +24,7 @@ from opgrad.cpu.kernels.recurrent.layer import (
 from opgrad.cpu.kernels.recurrent.products import Panels
 
 
-class Weights(NamedTuple):
+class CellWeights(NamedTuple):
     """The weights of the states, the peephole weights of the cells, and whether the latter are given."""
 
     r: Panels
@@ -75,8 +75,8 @@ cells_of_row = fold(cell)
 
 @kernel
 def lstm_steps(
-    units: Units, layer: Layer, weights: Weights, bias: Rows, start: Start, gates: Pointer, y: Pointer, cells: Pointer,
-    y_h: Pointer, y_c: Pointer,
+    units: Units, layer: Layer, weights: CellWeights, bias: Rows, start: Start, gates: Pointer, y: Pointer,
+    cells: Pointer, y_h: Pointer, y_c: Pointer,
 ):  # fmt: skip
     """gates: the gates' products with x, without bias."""
     n, batch, r, peepholes = layer.hidden, layer.batch, weights.r, weights.peepholes
@@ -128,7 +128,7 @@ cells_back_of_row = fold(cell_back)
 
 @kernel
 def lstm_steps_back(
-    units: Units, layer: Layer, weights: Weights, c0: States, gates: Pointer, cells: Pointer, above: Above,
+    units: Units, layer: Layer, weights: CellWeights, c0: States, gates: Pointer, cells: Pointer, above: Above,
     dz: Pointer, dh: Pointer, dc: Pointer,
 ):  # fmt: skip
     """dh and dc hold the gradients of the states on the way; dz has a matrix of all steps for each direction."""

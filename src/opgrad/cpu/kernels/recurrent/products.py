@@ -13,7 +13,7 @@ from opgrad.cpu.kernels.gemm import VECTORS, multiply, pack_panel, pack_panel_tr
 from opgrad.cpu.kernels.recurrent.layer import States
 
 
-class Blocks(NamedTuple):
+class BlockUnits(NamedTuple):
     """The blocks of a direction: how many, the rows of a block, those of a unit, the units of a block."""
 
     count: int
@@ -22,7 +22,7 @@ class Blocks(NamedTuple):
     units: int
 
 
-class Grid(NamedTuple):
+class LayerMatrix(NamedTuple):
     """Rows in blocks in directions: the elements before the first row, and from one of each to the next."""
 
     data: Pointer
@@ -44,7 +44,9 @@ class Panels(NamedTuple):
 
 
 @kernel
-def multiply_rows(units: Units, blocks: Blocks, first, depth, columns, add, a: Grid, b: Panels, c: Grid):
+def multiply_rows(
+    units: Units, blocks: BlockUnits, first, depth, columns, add, a: LayerMatrix, b: Panels, c: LayerMatrix
+):
     """c (+)= a @ b; a unit is some rows of a block, the directions are those from `first` on."""
     for unit in units:
         block, begin = unit // blocks.units, unit % blocks.units * blocks.per_unit
@@ -56,7 +58,7 @@ def multiply_rows(units: Units, blocks: Blocks, first, depth, columns, add, a: G
 
 
 @kernel
-def multiply_panels(units: Units, panels, depth, rows, columns, a: Panels, b: Panels, c: Grid):
+def multiply_panels(units: Units, panels, depth, rows, columns, a: Panels, b: Panels, c: LayerMatrix):
     """c = the transpose of a, times b, both packed; a unit is a panel of a, whose columns are rows of c."""
     width = VECTORS * v.lanes(c.data)
     for unit in units:
@@ -67,7 +69,7 @@ def multiply_panels(units: Units, panels, depth, rows, columns, a: Panels, b: Pa
 
 
 @kernel
-def pack_transposed(units: Units, panels, rows, depth, x: Grid, packed: Panels):
+def pack_transposed(units: Units, panels, rows, depth, x: LayerMatrix, packed: Panels):
     """Packs the transpose of x, whose rows are the columns of the packed matrix; a unit is a panel."""
     w = VECTORS * v.lanes(packed.data)
     for unit in units:
@@ -78,7 +80,7 @@ def pack_transposed(units: Units, panels, rows, depth, x: Grid, packed: Panels):
 
 
 @kernel
-def pack_rows(units: Units, panels, blocks, rows, columns, x: Grid, packed: Panels):
+def pack_rows(units: Units, panels, blocks, rows, columns, x: LayerMatrix, packed: Panels):
     """Packs x; a unit is a block of a panel."""
     w = VECTORS * v.lanes(packed.data)
     for unit in units:
@@ -90,7 +92,7 @@ def pack_rows(units: Units, panels, blocks, rows, columns, x: Grid, packed: Pane
 
 
 @kernel
-def pack_before(units: Units, panels, steps, rows, columns, reverse, x: Grid, first: States, packed: Panels):
+def pack_before(units: Units, panels, steps, rows, columns, reverse, x: LayerMatrix, first: States, packed: Panels):
     """Pack the states before each step: those of the step before in the direction's time, or the first states."""
     w = VECTORS * v.lanes(packed.data)
     for unit in units:

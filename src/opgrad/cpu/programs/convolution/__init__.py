@@ -17,7 +17,7 @@ from opgrad.contract.windows import MOST_AXES, Axis, convolution_axes, transpose
 from opgrad.cpu.compiler.native import vector_lanes
 from opgrad.cpu.kernels.convolution import products
 from opgrad.cpu.kernels.convolution.signals import Images
-from opgrad.cpu.programs.convolution.grid import Layout
+from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.programs.convolution.steps import (
     CHUNK_BYTES,
     ConvolutionSteps,
@@ -49,7 +49,7 @@ def _program(problem: Problem, axes: Any, steps: type[Steps]) -> Program:
     if not all(math.prod(shape) for shape in shapes.values()):
         return _empty(problem, wanted)
     found = axes(shapes, problem.attributes)
-    layout = Layout((ONE_WINDOW,) * (MOST_AXES - len(found)) + found)
+    layout = SignalLayout((ONE_WINDOW,) * (MOST_AXES - len(found)) + found)
     sizes = _sizes(problem, shapes["w"], layout)
     if steps is ConvolutionSteps and by_windows(layout, sizes):
         return WindowSteps(problem, layout, sizes, wanted).program()
@@ -75,7 +75,7 @@ def _empty(problem: Problem, wanted: Sequence[str]) -> Program:
     return Program(steps, workspace)
 
 
-def _sizes(problem: Problem, filters: Sequence[int], layout: Layout) -> Sizes:
+def _sizes(problem: Problem, filters: Sequence[int], layout: SignalLayout) -> Sizes:
     """The sizes. filters: the shape of w: the number of filters of all groups, and the channels of one group."""
     dtype, group = precision(problem), problem.attributes["group"]
     batch = problem.specs["x"].shape[0]

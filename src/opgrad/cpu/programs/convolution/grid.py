@@ -9,7 +9,7 @@ from opgrad.locks import once
 
 
 @dataclass(frozen=True)
-class Layout:
+class SignalLayout:
     """How x and dy lie as signals: three axes, of which the first may have one element."""
 
     along: tuple[Axis, ...]

@@ -13,8 +13,8 @@ from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.convolution import products, signals
 from opgrad.cpu.kernels.convolution.products import Filters, Ranges, Tiles
-from opgrad.cpu.kernels.convolution.signals import Grid, Images, Phases, Planes, Signals
-from opgrad.cpu.programs.convolution.grid import Layout
+from opgrad.cpu.kernels.convolution.signals import GridSteps, Images, ImageSizes, Phases, Signals
+from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.programs.layout import precision
 from opgrad.cpu.programs.program import Program, Step, shared_out
 from opgrad.cpu.programs.workspace import Workspace
@@ -88,7 +88,7 @@ class Steps:
     that stands in the place of x they are the signals of dx after those of x.
     """
 
-    def __init__(self, problem: Problem, layout: Layout, sizes: Sizes, wanted: Sequence[str]):
+    def __init__(self, problem: Problem, layout: SignalLayout, sizes: Sizes, wanted: Sequence[str]):
         self.problem, self.layout, self.sizes, self.wanted = problem, layout, sizes, wanted
         self.workspace = Workspace(precision(problem))
         self.item = DTYPES[self.workspace.precision].itemsize
@@ -159,8 +159,8 @@ class Steps:
             ranges = [[d, [0, 1, 0], [each * sizes[2] for each in h]] for d, h, _ in ranges]
         (depth, step_d, _), (height, step_h, grid_h), (width, step_w, grid_w) = along
         return {
-            "planes": Planes(channels * s.group, depth, height, width),
-            "grid": Grid(s.grid, grid_h, grid_w, step_d, step_h, step_w),
+            "planes": ImageSizes(channels * s.group, depth, height, width),
+            "grid": GridSteps(s.grid, grid_h, grid_w, step_d, step_h, step_w),
             "phases": Phases(len(ranges), self.table(ranges)),
             "filled": all(math.prod(high - low for low, high, _ in each) == s.grid for each in ranges),
         }
@@ -186,7 +186,12 @@ class Steps:
         rows = Ranges(s.filters, -(-tiles // tiles_per_range), tiles_per_range * products.ROWS)
         length = s.length(images.count)
         arguments = {"rows": rows, "columns": Ranges(columns, ranges, per_range), "length": length}
-        arguments |= {"shifts": self.field_shifts, "single": s.filters == 1, "add": images.first, "dy": self.windows}
+        arguments |= {
+            "shifts": self.field_shifts,
+            "single": s.filters == 1,
+            "add": images.first > 0,
+            "dy": self.windows,
+        }
         arguments |= {"x": self.field, "sums": self.sums["dw"]}
         units, unit_products = s.group * rows.count * ranges, rows.per_range * per_range * length
         self.steps.append(fixed_parts(products.dot_products, units, unit_products, arguments))
@@ -227,7 +232,7 @@ class ConvolutionSteps(Steps):
     def sum_signals(self, images: Images) -> None:
         s = self.sizes
         length = s.length(images.count)
-        arguments = {"length": length, "add": images.first, "signals": self.windows, "sums": self.sums["db"]}
+        arguments = {"length": length, "add": images.first > 0, "signals": self.windows, "sums": self.sums["db"]}
         self.steps.append(shared_out(products.sum_signals, s.group * s.filters, length * self.item, arguments))
 
     @once

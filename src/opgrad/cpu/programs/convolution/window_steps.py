@@ -14,8 +14,8 @@ from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.convolution import products, windows
 from opgrad.cpu.kernels.convolution.signals import Images
-from opgrad.cpu.kernels.convolution.windows import Gathered, Memory, Planes, Windows
-from opgrad.cpu.programs.convolution.grid import Layout
+from opgrad.cpu.kernels.convolution.windows import Gathered, Memory, PlaneBlocks, Windows
+from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.programs.convolution.steps import CHUNK_BYTES, Sizes, fixed_parts, round_up, sums_written
 from opgrad.cpu.programs.layout import precision
 from opgrad.cpu.programs.program import Program, Step, shared_out
@@ -32,7 +32,7 @@ WANTED_UNITS: Final = 16
 PLANES: Final = 1 << 17  # numbers of dx that a part works on at a time, if one plane is not more
 
 
-def by_windows(layout: Layout, sizes: Sizes) -> bool:
+def by_windows(layout: SignalLayout, sizes: Sizes) -> bool:
     """Whether matrices of windows take less time than signals."""
     counts = [axis.count for axis in layout.along]
     waste, run = math.prod(layout.grid) / math.prod(counts), next((n for n in counts[::-1] if n > 1), sizes.batch)
@@ -42,7 +42,7 @@ def by_windows(layout: Layout, sizes: Sizes) -> bool:
 class WindowSteps:
     """Puts the steps together; the workspace holds sums, and dy with a row for each filter of some images."""
 
-    def __init__(self, problem: Problem, layout: Layout, sizes: Sizes, wanted: Sequence[str]):
+    def __init__(self, problem: Problem, layout: SignalLayout, sizes: Sizes, wanted: Sequence[str]):
         self.problem, self.layout, self.sizes, self.wanted = problem, layout, sizes, wanted
         self.workspace = Workspace(precision(problem))
         self.item = DTYPES[self.workspace.precision].itemsize
@@ -108,7 +108,7 @@ class WindowSteps:
         channels = min(-(-FEWEST_ELEMENTS // s.taps), s.channels, most)
         images = max(1, min(-(-windows.POSITIONS // self.per_image), count, most // channels))
         sums = self.workspace.private(images * channels * self.plane)
-        planes = Planes(-(-count // images), images, -(-s.channels // channels), channels, sums)
+        planes = PlaneBlocks(-(-count // images), images, -(-s.channels // channels), channels, sums)
         units = s.group * planes.channel_blocks * planes.image_blocks
         arguments = {**self.arguments(gathered), "planes": planes, "w": self.problem["w"], "dx": self.problem["dx"]}
         unit_products = images * self.per_image * channels * s.taps * s.filters

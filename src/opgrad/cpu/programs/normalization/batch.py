@@ -11,7 +11,7 @@ from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.normalization import batch_columns as by_columns
 from opgrad.cpu.kernels.normalization import batch_planes as by_planes
 from opgrad.cpu.kernels.normalization import batch_planes_grad as by_planes_grad
-from opgrad.cpu.kernels.normalization.batch_planes import TILE, Planes, Running, Sums
+from opgrad.cpu.kernels.normalization.batch_planes import TILE, BlockSums, Planes, Running
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.layout import precision
 from opgrad.cpu.programs.program import Program, Step, shared_out
@@ -85,7 +85,7 @@ class _Steps:
         """Channel by channel if the arrays of one that are read stay in the cache, otherwise step by step."""
         channels, planes = self.planes.channels, self.planes
         blocks = partition.count(planes.samples * planes.tiles, planes.per_block)
-        sums = Sums(self.workspace.shared(2 * channels * blocks), blocks, 2, 2 * blocks, 1, 1)
+        sums = BlockSums(self.workspace.shared(2 * channels * blocks), blocks, 2, 2 * blocks, 1, 1)
         if not channels:
             return []
         read_bytes = arrays * self.elements * DTYPES[self.problem["x"].dtype].itemsize
@@ -114,7 +114,7 @@ class _Steps:
         """Join the sums of blocks of samples; what follows from them for each channel, a block with many sums."""
         data, step = self.arguments["joined"]
         samples, size = self.planes.samples, self.planes.size
-        sums = Sums(data, 1, 0, size, size, step)
+        sums = BlockSums(data, 1, 0, size, size, step)
         planes = self.planes._replace(size=1, tiles=1, per_block=samples)
         joining = Step(join, self.columns, self.arguments, by_columns.STRIP)
         return [joining, self._step(coefficients, sums=sums, planes=planes)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.recurrent import gru, lstm
-from opgrad.cpu.kernels.recurrent.products import Grid, Panels
+from opgrad.cpu.kernels.recurrent.products import LayerMatrix, Panels
 from opgrad.cpu.programs.program import Program
 from opgrad.cpu.programs.recurrent.program import Building
 
@@ -29,7 +29,7 @@ def lstm_training(problem: Problem) -> Program:
     _gates_from_x(b)
     b.add_sequences(
         lstm.lstm_steps,
-        weights=lstm.Weights(b.transposed("r", b.hidden, b.rows), *b.peepholes()),
+        weights=lstm.CellWeights(b.transposed("r", b.hidden, b.rows), *b.peepholes()),
         bias=b.biases(b.rows),
         start=lstm.Start(b.states("initial_h"), b.states("initial_c")),
         **{name: problem[name] for name in ("gates", "y", "cells", "y_h", "y_c")},
@@ -43,7 +43,7 @@ def lstm_grad(problem: Problem) -> Program:
     c0, cells = b.states("initial_c"), problem["cells"]
     b.add_sequences(
         lstm.lstm_steps_back,
-        weights=lstm.Weights(b.packed_weights("r", b.hidden), *b.peepholes()),
+        weights=lstm.CellWeights(b.packed_weights("r", b.hidden), *b.peepholes()),
         c0=c0,
         gates=problem["gates"],
         cells=cells,
@@ -76,7 +76,7 @@ def gru_training(problem: Problem) -> Program:
     _gates_from_x(b)
     b.add_sequences(
         gru.gru_steps_linear if linear else gru.gru_steps,
-        r=gru.Weights(b.transposed("r", b.hidden, 2 * b.hidden), _transposed_new(b)),
+        r=gru.GateWeights(b.transposed("r", b.hidden, 2 * b.hidden), _transposed_new(b)),
         bias=b.biases(2 * b.hidden, b.hidden) if linear else b.biases(b.rows),
         h0=b.states("initial_h"),
         product=b.shared(b.directions * b.batch * b.hidden),
@@ -101,12 +101,12 @@ def gru_grad(problem: Problem) -> Program:
     return b.program("gru_grad")
 
 
-def _reset_back(b: Building, dz: Grid, common: Mapping[str, Any]) -> Grid:
+def _reset_back(b: Building, dz: LayerMatrix, common: Mapping[str, Any]) -> LayerMatrix:
     """The steps back, and dw and dr; the gradients of what R gives the gates are dz, too."""
     resets = b.matrix(b.hidden)
     b.add_sequences(
         gru.gru_steps_back,
-        r=gru.Weights(
+        r=gru.GateWeights(
             b.packed_weights("r", b.hidden, 2 * b.hidden),
             b.packed_weights("r", b.hidden, b.hidden, first=2 * b.hidden),
         ),
@@ -121,14 +121,14 @@ def _reset_back(b: Building, dz: Grid, common: Mapping[str, Any]) -> Grid:
     return dz
 
 
-def _linear_back(b: Building, dz: Grid, common: Mapping[str, Any]) -> Grid:
+def _linear_back(b: Building, dz: LayerMatrix, common: Mapping[str, Any]) -> LayerMatrix:
     """`_reset_back` for linear_before_reset: the reset gate multiplies the product for n, so its gradient differs."""
     dz_h = b.matrix(b.rows)
     b.add_sequences(
         gru.gru_steps_linear_back,
-        r=gru.Weights(b.packed_weights("r", b.hidden), _transposed_new(b)),
+        r=gru.GateWeights(b.packed_weights("r", b.hidden), _transposed_new(b)),
         bias=b.biases(2 * b.hidden, b.hidden),
-        dz=gru.Sums(dz.data, dz_h.data),
+        dz=gru.GateGradients(dz.data, dz_h.data),
         product=b.shared(b.directions * b.batch * b.hidden),
         **common,
     )

@@ -12,7 +12,7 @@ from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.loops.fill import fill_zeros
 from opgrad.cpu.kernels.recurrent import products, sums
 from opgrad.cpu.kernels.recurrent.layer import Layer, States
-from opgrad.cpu.kernels.recurrent.products import Blocks, Grid, Panels
+from opgrad.cpu.kernels.recurrent.products import BlockUnits, LayerMatrix, Panels
 from opgrad.cpu.programs.layout import precision
 from opgrad.cpu.programs.program import Program, Step, shared_out
 from opgrad.cpu.programs.workspace import Workspace
@@ -32,7 +32,7 @@ def _round_up(n: int, multiple: int) -> int:
 class Part:
     """Columns of dz from one on: rows of dw and dr."""
 
-    def __init__(self, building: "Building", dz: Grid, first: int, count: int):
+    def __init__(self, building: "Building", dz: LayerMatrix, first: int, count: int):
         self.building, self.dz, self.first, self.count = building, dz, first, count
 
     @once
@@ -131,26 +131,26 @@ class Building:
 
     # --- matrices ---------------------------------------------------------------------------------------------------
 
-    def weights(self, name: str, columns: int, first: int = 0) -> Grid:
+    def weights(self, name: str, columns: int, first: int = 0) -> LayerMatrix:
         """W or R from one of its rows on."""
         data: Any = self.problem[name]
-        return Grid(data, first * columns, self.rows * columns, 0, columns)
+        return LayerMatrix(data, first * columns, self.rows * columns, 0, columns)
 
-    def inputs_of_steps(self, name: str) -> Grid:
+    def inputs_of_steps(self, name: str) -> LayerMatrix:
         """x or dx, the sequences of a step in a block."""
         data: Any = self.problem[name]
-        return Grid(data, 0, 0, self.batch * self.inputs, self.inputs)
+        return LayerMatrix(data, 0, 0, self.batch * self.inputs, self.inputs)
 
-    def states_of_steps(self, name: str, parts: int = 1) -> Grid:
+    def states_of_steps(self, name: str, parts: int = 1) -> LayerMatrix:
         """y, or the gates, the sequences of a step in a block."""
         data: Any = self.problem[name]
         row = parts * self.hidden
-        return Grid(data, 0, self.batch * row, self.directions * self.batch * row, row)
+        return LayerMatrix(data, 0, self.batch * row, self.directions * self.batch * row, row)
 
-    def matrix(self, columns: int) -> Grid:
+    def matrix(self, columns: int) -> LayerMatrix:
         """Memory for a row for each sequence of each step, of each direction."""
         data: Any = self.shared(self.directions * self.all_rows * columns)
-        return Grid(data, 0, self.all_rows * columns, self.batch * columns, columns)
+        return LayerMatrix(data, 0, self.all_rows * columns, self.batch * columns, columns)
 
     # --- packing ----------------------------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class Building:
         self.add(products.pack_transposed, self.directions * count, 2 * packed.panel * self.item, arguments)
         return packed
 
-    def packed(self, x: Grid, blocks: int, rows: int, columns: int, directions: int | None = None) -> Panels:
+    def packed(self, x: LayerMatrix, blocks: int, rows: int, columns: int, directions: int | None = None) -> Panels:
         """The first columns of a matrix, of so many blocks of rows."""
         directions = self.directions if directions is None else directions
         packed, count = self.panels(blocks * rows, columns, directions)
@@ -193,23 +193,25 @@ class Building:
 
     # --- products over all steps ------------------------------------------------------------------------------------
 
-    def multiply_rows(self, c: Grid, a: Grid, b: Panels, depth: int, columns: int, first: int | None = None) -> None:
+    def multiply_rows(
+        self, c: LayerMatrix, a: LayerMatrix, b: Panels, depth: int, columns: int, first: int | None = None
+    ) -> None:
         """c = a @ b for all directions, or c (+)= for one of them, which the first one begins."""
         together = first is not None or self.directions == 1
         count, rows = (1, self.all_rows) if together else (self.steps, self.batch)
         per_unit = min(BLOCK_ROWS, _round_up(-(-rows // FEWEST_UNITS), gemm.ROWS) if together else rows)
-        blocks = Blocks(count, rows, max(per_unit, 1), -(-rows // max(per_unit, 1)))
-        arguments = {"blocks": blocks, "first": first or 0, "depth": depth, "columns": columns, "add": first or 0}
+        blocks = BlockUnits(count, rows, max(per_unit, 1), -(-rows // max(per_unit, 1)))
+        arguments = {"blocks": blocks, "first": first or 0, "depth": depth, "columns": columns, "add": bool(first)}
         units = count * blocks.units * (1 if together else self.directions)
         unit_products = blocks.per_unit * depth * columns
         self.add(products.multiply_rows, units, unit_products / PRODUCTS_OF_BYTE, {**arguments, "a": a, "b": b, "c": c})
 
-    def parts(self, dz: Grid, rows: Sequence[int]) -> list[Part]:
+    def parts(self, dz: LayerMatrix, rows: Sequence[int]) -> list[Part]:
         """Columns of dz, so many in each part, packed when somebody asks."""
         firsts = [sum(rows[:index]) for index in range(len(rows))]
         return [Part(self, dz, first, count) for first, count in zip(firsts, rows, strict=True)]
 
-    def gradient_of_x(self, dz: Grid) -> None:
+    def gradient_of_x(self, dz: LayerMatrix) -> None:
         """dx = dz @ W, the sum over the directions."""
         if self.given("dx"):
             weights, dx = self.packed_weights("w", self.inputs), self.inputs_of_steps("dx")
@@ -237,7 +239,7 @@ class Building:
         unit_products = self.width * self.all_rows * columns
         self.add(products.multiply_panels, self.directions * count, unit_products / PRODUCTS_OF_BYTE, arguments)
 
-    def sum_columns(self, x: Grid, first: int, again: int) -> None:
+    def sum_columns(self, x: LayerMatrix, first: int, again: int) -> None:
         """The gradient of the biases from `first` on, and of those `again` elements behind, if that is not 0."""
         if not self.given("dbias"):
             return
