@@ -106,11 +106,48 @@ LAYERS = {
         ONNX,
         f"contract/ {COMPILER} {STEPS} forms/ graph/ locks native/ native/arrays native/threads/ reading writing",
     ),
+    # training: files and data, graphs with gradients, blocks that build them; what trains; what is made of these
+    "training/data/": ("numpy sklearn", "reading"),
     "training/engine/distributed": ("numpy torch", f"{STEPS} native/ native/threads/"),
-    "training/": (
-        f"{ONNX} flatbuffers matplotlib ml_dtypes plotext rich sklearn",
-        f"contract/ cpu/compiler/native cpu/kernels/ cpu/programs/ {STEPS} native/ native/threads/ forms/ gradients/"
-        " graph/ locks onnxruntime/ ops/ optim reading terminal training/engine/distributed writing",
+    "training/engine/optimizer": ("numpy onnx", f"contract/ cpu/kernels/ cpu/programs/ {STEPS} native/"),
+    "training/formats/": (
+        "numpy onnx flatbuffers ml_dtypes",
+        "graph/ locks reading training/data/ training/engine/optimizer writing",
+    ),
+    "training/building/": ("numpy onnx", "gradients/ graph/ training/formats/"),
+    "training/onnxblock/": ("numpy onnx", "graph/ reading training/building/ training/formats/"),
+    "training/engine/": (
+        "numpy onnx onnxruntime rich",
+        "graph/ native/ native/threads/ onnxruntime/ ops/ optim training/building/ training/data/"
+        " training/engine/optimizer training/formats/ writing",
+    ),
+    "training/inspect/": (
+        "numpy onnx rich",
+        "gradients/ graph/ onnxruntime/ training/building/ training/data/ training/engine/ training/engine/optimizer"
+        " training/formats/",
+    ),
+    "training/artifacts/": (
+        "onnx onnxruntime",
+        "graph/ onnxruntime/ training/building/ training/formats/ training/inspect/ training/onnxblock/ writing",
+    ),
+    "training/run/": (
+        "numpy onnxruntime matplotlib plotext rich",
+        "native/threads/ reading terminal training/building/ training/data/ training/engine/"
+        " training/engine/distributed training/formats/ writing",
+    ),
+    "training/api/": (
+        "numpy onnx onnxruntime",
+        "graph/ native/threads/ training/data/ training/engine/ training/engine/distributed training/engine/optimizer"
+        " training/formats/",
+    ),
+    "training/portable/": (
+        "numpy onnx",
+        "forms/ graph/ onnxruntime/ training/building/ training/engine/ training/engine/optimizer training/formats/"
+        " writing",
+    ),
+    "training": (
+        "",
+        "training/api/ training/data/ training/engine/ training/engine/optimizer training/formats/ training/run/",
     ),
     # commands, and what they measure and test
     "machine": ("", "cpu/compiler/native"),
@@ -118,20 +155,26 @@ LAYERS = {
     "bench/": (
         f"{ONNX} jax markdown_it matplotlib ml_dtypes rich torch typer",
         f"opgrad contract/ {COMPILER} cpu/kernels/ cpu/programs/ fused/ gradients/ graph/ interop/torch_tensors machine"
-        " native/ native/arrays native/threads/ onnxruntime/ post_ops reading terminal testing/ torch training/"
-        " writing",
+        " native/ native/arrays native/threads/ onnxruntime/ post_ops reading terminal testing/ torch training"
+        " training/artifacts/ training/data/ training/engine/ writing",
     ),
     "compile": (
         "numpy rich typer",
-        "bench/ contract/ cpu/compiler/native native/ native/threads/ onnxruntime/ terminal testing/ training/",
+        "bench/ contract/ cpu/compiler/native native/ native/threads/ onnxruntime/ terminal testing/ training"
+        " training/engine/",
     ),
     "check": (
         "numpy rich typer",
         "opgrad bench/ compile contract/ cpu/compiler/native machine native/ native/threads/ onnxruntime/ terminal"
         " testing/",
     ),
-    "commands/": ("onnx rich typer", "graph/ onnxruntime/ terminal training/ training/engine/distributed"),
-    "cli": ("rich typer", "opgrad bench/ check commands/ compile contract/ onnxruntime/ terminal training/"),
+    "commands/": (
+        "onnx rich typer",
+        "graph/ onnxruntime/ terminal training training/artifacts/ training/building/ training/data/ training/engine/"
+        " training/engine/distributed training/formats/ training/inspect/ training/onnxblock/ training/portable/"
+        " training/run/",
+    ),
+    "cli": ("rich typer", "opgrad bench/ check commands/ compile contract/ onnxruntime/ terminal training/inspect/"),
     "__main__": ("", "cli"),
 }
 

@@ -1,8 +1,8 @@
 """Write files so that no error and no crash leaves broken ones, and no error of the system is without the file's name.
 
-All files of opgrad are written here: one alone takes the place of the old one in a single step. Several take their
-places together: the old ones are moved aside first, the one that refers to the others before these, and come back if
-anything fails. What only a crash can leave is a folder without the files that were being replaced, old and new ones
+All files of opgrad are opened for writing here. One alone takes the place of the old one in a single step. Several take
+their places together: the old ones are moved aside first, the one that refers to the others before these, and come back
+if anything fails. What only a crash can leave is a folder without the files that were being replaced, old and new ones
 being whole in a hidden folder beside; no file is ever left that refers to values of another time.
 """
 
@@ -118,9 +118,21 @@ def replace_file(path: Path, content: memoryview | bytes | Iterable[memoryview |
         new_file(temporary, content)
 
 
+def created(path: Path) -> BinaryIO:
+    """A file that is not there yet, in a folder of `staged`; the caller writes, flushes and closes it."""
+    with naming(path):
+        return open(path, "xb")
+
+
+def opened_in_place(path: Path) -> BinaryIO:
+    """A file, made unless it is there, that is changed where nothing refers to what it holds."""
+    with naming(path):
+        return open(path, "r+b", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, 0o666))
+
+
 def new_file(path: Path, content: memoryview | bytes | Iterable[memoryview | bytes]) -> None:
     """Write a file that is not there yet, in a folder of `staged`. content: all of it, or the pieces of it in order."""
-    with naming(path), open(path, "xb") as file:
+    with naming(path), created(path) as file:
         for piece in (content,) if isinstance(content, bytes | memoryview) else content:
             file.write(piece)
         flush(file)

@@ -1,5 +1,6 @@
 """Writing that fails, at every step of it: one line with the file's name, old files as they were, nothing left."""
 
+import ast
 import builtins
 import os
 import shutil
@@ -14,6 +15,7 @@ import onnx
 import pytest
 from small_models import build, normal, perceptron
 
+import opgrad
 from opgrad.onnxruntime.saving import lower_file
 from opgrad.training import ArtifactSet, Checkpoint, Trainer, write_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts, generation
@@ -38,6 +40,33 @@ def room_for(count: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+SOURCE = Path(opgrad.__file__).parent
+OTHER_WRITERS = ("write_bytes", "write_text", "save", "save_model", "savez", "savez_compressed", "savetxt", "tofile")
+
+
+def _writing_calls(file: Path) -> Iterator[str]:
+    """The calls in a file of the package by which files are written."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        modes = [each.value for each in node.args if isinstance(each, ast.Constant)]
+        modes += [each.value.value for each in node.keywords if isinstance(each.value, ast.Constant)]
+        writes = any(
+            isinstance(mode, str) and set(mode) <= set("rwaxbt+") and set(mode) & set("wax+") for mode in modes
+        )
+        if (name in ("open", "fdopen") and writes) or name in OTHER_WRITERS:
+            yield f"{file.relative_to(SOURCE)}: {ast.unparse(node)}"
+
+
+def test_one_module_writes_files() -> None:
+    """What training, exports and commands write takes its place at once, or leaves what was there."""
+    rooms = ("training", "commands", "onnxruntime", "gradients", "graph", "forms")
+    found = [call for room in rooms for file in sorted((SOURCE / room).rglob("*.py")) for call in _writing_calls(file)]
+    assert found == ["onnxruntime/library.py: open(descriptor, 'wb', closefd=False)"]  # in memory, without a folder
+    assert len(list(_writing_calls(SOURCE / "writing.py"))) == 2
 
 
 def _checkpoint(path: Path, external_data: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Builds the training model, the eval model and the parameters from a model with a loss."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,19 +39,19 @@ class TrainingModels:
     def parameters(self) -> tuple[list[TensorProto], list[TensorProto]]:
         """The trainable and the frozen parameters with their values."""
         trainable, frozen = (
-            [tensor_of(each.name, self.values.get(each.name, each)) for each in own]
-            for own in (self.trainable, self.frozen)
+            [tensor_of(*each) for each in self._with_values(own)] for own in (self.trainable, self.frozen)
         )
         return trainable, frozen
 
     @property
     def arrays(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The values of the trainable and of the frozen parameters, by name."""
-        trainable, frozen = (
-            {each.name: array_of(self.values.get(each.name, each)) for each in own}
-            for own in (self.trainable, self.frozen)
-        )
+        groups = self.trainable, self.frozen
+        trainable, frozen = ({name: array_of(held) for name, held in self._with_values(own)} for own in groups)
         return trainable, frozen
+
+    def _with_values(self, parameters: Iterable[TensorProto]) -> Iterator[tuple[str, Held]]:
+        return ((each.name, self.values.get(each.name, each)) for each in parameters)
 
 
 def training_models(
@@ -89,8 +89,8 @@ def training_models(
     except (ValueError, NotImplementedError) as error:
         kind = ValueError if isinstance(error, ValueError) else NotImplementedError
         raise kind(f"{who}: {str(error).removeprefix('gradients: ')}") from None
-    own, still = ([each for each in held if each.name in names] for names in (trainable, frozen))
-    return TrainingModels(training, evaluation, own, still, values)
+    groups = [[each for each in held if each.name in names] for names in (trainable, frozen)]
+    return TrainingModels(training, evaluation, *groups, values)
 
 
 def as_initializers(model: onnx.ModelProto, names: Iterable[str]) -> None:

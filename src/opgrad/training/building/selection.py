@@ -1,7 +1,7 @@
 """Finds the tensors of a model that are its weights, and selects those that are trained."""
 
 import fnmatch
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -160,17 +160,17 @@ def select(
     """
     candidates = Candidates(model, apart)
     inputs, tensors = [each.name for each in model.graph.input], candidates.tensors
-    exact, loose = _matching("requires_grad", requires_grad or (), [*tensors, *inputs], candidates.weights, who)
+    named, matched = _matching("requires_grad", requires_grad or (), [*tensors, *inputs], candidates.weights, who)
     parameters = [*candidates.weights, *candidates.statistics]
-    still, stiller = _matching("frozen_params", frozen_params or (), tensors, parameters, who)
-    if both := [name for name in exact if name in set(still)]:
+    frozen_by_name, frozen_by_pattern = _matching("frozen_params", frozen_params or (), tensors, parameters, who)
+    if both := [name for name in named if name in set(frozen_by_name)]:
         raise ValueError(f"{who}: {listed(both)} in requires_grad and in frozen_params, expected in one of them")
-    held = {*still, *(name for name in stiller if name not in exact)}
+    held = {*frozen_by_name, *(name for name in frozen_by_pattern if name not in named)}
     frozen = set(held)
     if requires_grad is None:
-        loose = _all_weights(model, candidates, loss, who)
+        matched = _all_weights(model, candidates, loss, who)
         frozen |= set(candidates.statistics)
-    trainable = {*exact, *(name for name in loose if name not in frozen)}
+    trainable = {*named, *(name for name in matched if name not in frozen)}
     frozen |= {name for name in forms.statistics(model, training=True) if name in tensors} - trainable
     others = {name for name, each in tensors.items() if each.data_type in FLOATS and size_of(each) > 1}
     groups = trainable, frozen, held, others - trainable - frozen
@@ -178,10 +178,14 @@ def select(
 
 
 def _all_weights(model: onnx.ModelProto, candidates: Candidates, loss: str, who: str) -> list[str]:
-    """The weights on which a loss depends."""
+    """The weights on which a loss depends. Raises ValueError if there are none."""
+    if not candidates.weights:
+        raise ValueError(f"{who}: {no_weights(model)}")
     depended = reaching(model, loss)
     chosen = [name for name in candidates.weights if name in depended]
-    _check_weights(model, chosen, candidates.weights, loss, who)
+    if not chosen:
+        known = listed(candidates.weights)
+        raise ValueError(f"{who}: the loss {loss!r} depends on no weight of the model, of which it has {known}")
     return chosen
 
 
@@ -198,18 +202,6 @@ def no_weights(model: onnx.ModelProto) -> str:
         f"{text}: those of {quantity(len(quantized), 'node')} such as {quantized[0].op_type} are quantized, integers "
         "that no step can change a little; train the float model that this was made of, and quantize the result"
     )
-
-
-def _check_weights(
-    model: onnx.ModelProto, chosen: Collection[str], weights: Collection[str], loss: str, who: str
-) -> None:
-    """Raise ValueError if no weight was found that can be trained."""
-    if not weights:
-        raise ValueError(f"{who}: {no_weights(model)}")
-    if not chosen:
-        raise ValueError(
-            f"{who}: the loss {loss!r} depends on no weight of the model, of which it has {listed(weights)}"
-        )
 
 
 def _matching(

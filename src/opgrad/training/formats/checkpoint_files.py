@@ -17,7 +17,7 @@ import numpy as np
 
 from opgrad.reading import NoFile
 from opgrad.training.formats import checkpoint_tables, mapped_files
-from opgrad.writing import flush, flush_folder, naming, replace_file
+from opgrad.writing import flush, flush_folder, naming, opened_in_place, replace_file
 
 
 def replace_pair(path: Path, root: checkpoint_tables.Values) -> None:
@@ -32,7 +32,7 @@ def replace_pair(path: Path, root: checkpoint_tables.Values) -> None:
         offset += checkpoint_tables.aligned(segments[-1][1].nbytes)
     content = checkpoint_tables.contents(root)
     mapped_files.keep_values(data_path(path))
-    data = open(data_path(path), "r+b", opener=_create)  # noqa: SIM115  (it is cut only if it could be opened)
+    data = opened_in_place(data_path(path))
     try:
         with naming(data_path(path)), data:
             _write_segments(data, segments)
@@ -81,10 +81,6 @@ def _free_bytes(path: Path, length: int) -> int:
     """Where `length` bytes may be written in the file beside a checkpoint."""
     start, end = bytes_in_use(path) or (0, 0)
     return 0 if length <= start else checkpoint_tables.aligned(end)
-
-
-def _create(name: str, flags: int) -> int:
-    return os.open(name, flags | os.O_CREAT, 0o666)
 
 
 def _write_segments(file: BinaryIO, segments: Iterable[tuple[int, np.ndarray]]) -> None:

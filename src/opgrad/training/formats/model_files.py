@@ -1,8 +1,9 @@
 """Writes models piece by piece, so that at most one tensor is in memory a second time."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import onnx
 from onnx import TensorProto
@@ -10,7 +11,7 @@ from onnx import TensorProto
 from opgrad.graph.messages import copied
 from opgrad.training.formats.checkpoint_tables import raw
 from opgrad.training.formats.tensor_values import Held, array_of, is_placeholder, nbytes_of
-from opgrad.writing import flush, naming, new_file
+from opgrad.writing import created, flush, naming, new_file
 
 LARGEST_MODEL = 2**31 - 1  # bytes of a message of protobuf
 ALIGNMENT = 4096  # bytes; a tensor in a file of values begins at a multiple of it, so that it can be mapped
@@ -18,7 +19,7 @@ ALIGNMENT = 4096  # bytes; a tensor in a file of values begins at a multiple of 
 GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9
 
 
-class ValuesFile:
+class ValuesFile(AbstractContextManager["ValuesFile"]):
     """A file with tensors' values, each once, to which several models may refer.
 
     path: the file, which is not there yet.
@@ -26,8 +27,7 @@ class ValuesFile:
 
     def __init__(self, path: Path):
         self._path, self._places = path, dict[str, dict[str, int]]()
-        with naming(path):
-            self._file: BinaryIO = open(path, "xb")  # noqa: SIM115  (it is closed by `close`)
+        self._file = created(path)
 
     def place(self, name: str, held: Held) -> dict[str, str | int]:
         """Write the values of a tensor unless they are there already; returns the entries of ONNX's external_data."""
@@ -39,17 +39,11 @@ class ValuesFile:
                 self._file.write(content)
         return {"location": self._path.name, **self._places[name]}
 
-    def close(self, whole: bool = True) -> None:
-        """Close the file. whole: whether all values were written, so that the file is flushed to the disk first."""
-        with naming(self._path), self._file:
-            if whole:
-                flush(self._file)
-
-    def __enter__(self) -> "ValuesFile":
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(whole=kind is None)
+        """Close the file, which is flushed to the disk first if all values were written."""
+        with naming(self._path), self._file:
+            if kind is None:
+                flush(self._file)
 
 
 def model_bytes(model: onnx.ModelProto, values: Mapping[str, Held]) -> int:

@@ -65,15 +65,8 @@ class ModelAccessor:
         while True:
             self.drawn += 1
             name = f"onnx::{what}::{self.drawn}"
-            if not self._has(name):
+            if not self.has_value(name) and all(name != node.name for node in self._model.graph.node):
                 return name
-
-    def _has(self, name: str) -> bool:
-        graph = self._model.graph
-        return (
-            any(name == each.name for each in (*graph.input, *graph.initializer))
-            or any(name == node.name or name in node.output for node in graph.node)
-        )  # fmt: skip
 
     def has_value(self, name: str) -> bool:
         """Whether an input, an initializer or the result of a node has this name."""

@@ -58,8 +58,13 @@ def float_type(name: str, who: str) -> int:
 
 def number(what: str, value: float, kind: int, shape: Sequence[int] = ()) -> str:
     """An initializer with one number."""
-    accessor = current()
-    return accessor.constant(accessor.fresh(what), kind, shape, [float(value)])
+    return array(what, np.full(shape, value, np.float64), kind)
+
+
+def array(what: str, values: Any, kind: int) -> str:
+    """An initializer with these numbers."""
+    accessor, values = current(), np.asarray(values)
+    return accessor.constant(accessor.fresh(what), kind, values.shape, values.ravel().tolist())
 
 
 class _Binary(Block):

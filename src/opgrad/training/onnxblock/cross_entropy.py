@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 from opgrad.graph.messages import opset_of
 from opgrad.training.onnxblock.accessor import Sizes, current, type_name
 from opgrad.training.onnxblock.block import Block
-from opgrad.training.onnxblock.blocks import append, number
+from opgrad.training.onnxblock.blocks import append, array, number
 from opgrad.training.onnxblock.targets import REDUCTIONS, chosen, in_float32, reduced, scores_type, weights
 
 LABELS = (TensorProto.INT64, TensorProto.INT32)
@@ -148,9 +148,8 @@ class CrossEntropyLoss(_Classes):
         if self._weight is not None:
             sizes = current().sizes(log_prob)
             shape = (-1, *(1 for _ in range(len(sizes) - 2 if sizes else 0)))
-            weight = self._weight.reshape(shape)
-            name = current().fresh("celoss.class_weight")
-            log_prob = append("Mul", [log_prob, current().constant(name, kind, weight.shape, weight.ravel().tolist())])
+            weight = array("celoss.class_weight", self._weight.reshape(shape), kind)
+            log_prob = append("Mul", [log_prob, weight])
         return append("Neg", [_mean_of_classes(log_prob)])
 
     def _reduced_spread(self, spread: str, inputs: Sequence[str], kind: int) -> str:
@@ -175,9 +174,8 @@ class CrossEntropyLoss(_Classes):
 
     def _counted(self, labels: str, kind: int) -> str:
         """1 for each label that counts, and 0 for each ignored label."""
-        accessor = current()
-        integer = accessor.element_type(labels) or TensorProto.INT64
-        ignored = accessor.constant(accessor.fresh("celoss.ignored"), integer, (), [int(self._ignore_index or 0)])
+        integer = current().element_type(labels) or TensorProto.INT64
+        ignored = array("celoss.ignored", int(self._ignore_index or 0), integer)
         return append("Cast", [append("Not", [append("Equal", [labels, ignored])])], to=kind)
 
 
@@ -200,11 +198,9 @@ def _node(op: str, inputs: Sequence[str], outputs: Sequence[str], reduction: str
 
 def _mean_of_classes(log_prob: str) -> str:
     """The mean along axis 1; the result lacks this axis."""
-    accessor = current()
-    if opset_of(accessor.model) < 18:
+    if opset_of(current().model) < 18:
         return append("ReduceMean", [log_prob], axes=[1], keepdims=0)
-    axes = accessor.constant(accessor.fresh("celoss.axis"), TensorProto.INT64, [1], [1])
-    return append("ReduceMean", [log_prob, axes], keepdims=0)
+    return append("ReduceMean", [log_prob, array("celoss.axis", [1], TensorProto.INT64)], keepdims=0)
 
 
 def _without(sizes: Sizes | None, axis: int) -> Sizes | None:
@@ -216,6 +212,5 @@ def _rows(scores: str, labels: str, rank: int, axis: int) -> tuple[str, str]:
     if axis != rank - 1:
         order = [place for place in range(rank) if place != axis] + [axis]
         scores = append("Transpose", [scores], perm=order)
-    accessor = current()
-    flat = accessor.constant(accessor.fresh("celoss.flat"), TensorProto.INT64, [1], [-1])
+    flat = array("celoss.flat", [-1], TensorProto.INT64)
     return append("Flatten", [scores], axis=rank - 1), append("Reshape", [labels, flat])

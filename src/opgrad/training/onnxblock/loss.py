@@ -4,15 +4,13 @@ Each is called with the names of both; the second one becomes a new input of the
 Scores in float16 and bfloat16 are compared in float32, which is the type of the loss then.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
-from opgrad.training.onnxblock.accessor import current
 from opgrad.training.onnxblock.block import Block
-from opgrad.training.onnxblock.blocks import append, float_type, number
+from opgrad.training.onnxblock.blocks import append, array, float_type, number
 from opgrad.training.onnxblock.cross_entropy import CrossEntropyLoss, NLLLoss
 from opgrad.training.onnxblock.targets import REDUCTIONS, chosen, in_float32, positive, reduced, target_like, weights
 
@@ -128,12 +126,12 @@ class BCEWithLogitsLoss(Block):
         linear = append("Mul", [append("Sub", [one, target]), scores])
         curve = _softplus(append("Neg", [scores]), kind)
         if self._pos_weight is not None:
-            more = _array("bceloss.pos_weight", self._pos_weight - 1, kind)
+            more = array("bceloss.pos_weight", self._pos_weight - 1, kind)
             factor = append("Add", [append("Mul", [target, more]), one])
             curve = append("Mul", [curve, factor])
         loss = append("Add", [linear, curve])
         if self._weight is not None:
-            loss = append("Mul", [loss, _array("bceloss.weight", self._weight, kind)])
+            loss = append("Mul", [loss, array("bceloss.weight", self._weight, kind)])
         return reduced(loss, self._reduction)
 
 
@@ -178,13 +176,5 @@ class KLDivLoss(Block):
 
 def _rows(name: str) -> str:
     """The size of a value's first axis, as a float."""
-    accessor = current()
-    index = accessor.constant(accessor.fresh("kldiv.first"), TensorProto.INT64, (), [0])
+    index = array("kldiv.first", 0, TensorProto.INT64)
     return append("Cast", [append("Gather", [append("Shape", [name]), index])], to=float_type(name, "loss"))
-
-
-def _array(what: str, values: np.ndarray, kind: int) -> str:
-    """An initializer."""
-    accessor = current()
-    shape: Sequence[int] = values.shape
-    return accessor.constant(accessor.fresh(what), kind, shape, values.ravel().tolist())
