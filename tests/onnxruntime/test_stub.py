@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from onnx_models import one_node
 
-from opgrad.onnxruntime import abi, elf, library, register
+from opgrad.onnxruntime import abi, elf, library, private, register
 
 RUNS_HERE = sys.platform == "linux" and os.uname().machine in elf.MACHINES
 
@@ -96,7 +96,7 @@ def test_unknown_platform_says_what_to_do(monkeypatch):
 
 def test_unknown_options_object_says_what_to_do(monkeypatch):
     monkeypatch.setattr(elf, "MACHINES", {})
-    monkeypatch.setattr(library, "PYBIND_WORDS", 17)
+    monkeypatch.setattr(private, "PYBIND_WORDS", 17)
     with pytest.raises(RuntimeError, match=r"SessionOptions is not the object .* expected Linux"):
         register(onnxruntime.SessionOptions())
 

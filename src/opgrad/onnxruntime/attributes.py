@@ -9,6 +9,7 @@ from opgrad.contract import FLOATS, NEEDS
 from opgrad.onnxruntime import abi
 from opgrad.onnxruntime.abi import Api
 from opgrad.onnxruntime.overloads import OUTPUT_TYPES, Overload, model_of
+from opgrad.onnxruntime.private import is_missing
 
 LONGEST_STRING = 256
 LONGEST_LIST = 256
@@ -50,11 +51,22 @@ def _refuse_unread(api: Api, info: int, overload: Overload) -> None:
     for name in overload.onnx.unread:
         text, size = ctypes.create_string_buffer(LONGEST_STRING), ctypes.c_size_t(LONGEST_STRING)
         try:
-            api.check(abi.KERNEL_INFO_GET_STRING, info, name.encode(), text, ctypes.byref(size))
-        except RuntimeError as error:
-            if "No attribute" in str(error):
-                continue
-        raise NotImplementedError(f"{overload.onnx.name}: the node has the attribute {name}, expected none")
+            given = _read(api, abi.KERNEL_INFO_GET_STRING, info, name, text, ctypes.byref(size))
+        except RuntimeError:  # it has the attribute, of another type
+            given = True
+        if given:
+            raise NotImplementedError(f"{overload.onnx.name}: the node has the attribute {name}, expected none")
+
+
+def _read(api: Api, entry: int, info: int, name: str, *arguments: Any) -> bool:
+    """Read an attribute into the arguments; False if the node has none of this name. Raises RuntimeError."""
+    try:
+        api.check(entry, info, name.encode(), *arguments)
+    except RuntimeError as error:
+        if is_missing(error, name, lambda other: api.check(entry, info, other.encode(), *arguments)):
+            return False
+        raise
+    return True
 
 
 def _attribute(api: Api, info: int, overload: Overload, name: str) -> Any:
@@ -69,10 +81,9 @@ def _attribute(api: Api, info: int, overload: Overload, name: str) -> Any:
         value, entry = ctypes.create_string_buffer(LONGEST_STRING), abi.KERNEL_INFO_GET_STRING
         arguments = [value, ctypes.byref(ctypes.c_size_t(LONGEST_STRING))]
     try:
-        api.check(entry, info, name.encode(), *arguments)
-    except RuntimeError as error:
-        if "No attribute" in str(error):
+        if not _read(api, entry, info, name, *arguments):
             return default
+    except RuntimeError as error:
         raise ValueError(f"{overload.onnx.name}: attribute {name}: {error}") from None
     return value.value.decode() if isinstance(default, str) else value.value
 
@@ -82,15 +93,14 @@ def _integers(api: Api, info: int, overload: Overload, name: str) -> tuple[int, 
     count, value = ctypes.c_size_t(0), (ctypes.c_int64 * LONGEST_LIST)()
     try:
         # Called without memory for the result, onnxruntime returns the number of elements.
-        api.check(abi.KERNEL_INFO_GET_INT64_ARRAY, info, name.encode(), 0, ctypes.byref(count))
+        if not _read(api, abi.KERNEL_INFO_GET_INT64_ARRAY, info, name, 0, ctypes.byref(count)):
+            return tuple(overload.onnx.attributes[name])
         if count.value > LONGEST_LIST:
             raise ValueError(
                 f"{overload.onnx.name}: attribute {name} has {count.value} entries, expected at most {LONGEST_LIST}"
             )
         api.check(abi.KERNEL_INFO_GET_INT64_ARRAY, info, name.encode(), value, ctypes.byref(count))
     except RuntimeError as error:
-        if "No attribute" in str(error):
-            return tuple(overload.onnx.attributes[name])
         raise ValueError(f"{overload.onnx.name}: attribute {name}: {error}") from None
     return tuple(value[: count.value])
 

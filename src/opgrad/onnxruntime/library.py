@@ -14,12 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from opgrad.onnxruntime import elf
+from opgrad.onnxruntime import elf, private
 from opgrad.onnxruntime.abi import address_of, callback, forever
 
 NAME = "libopgrad_onnxruntime.so"
-# The fields of a pybind11 object behind its header: the C++ pointer, its holder, weak references, flags.
-PYBIND_WORDS = 5
 PATTERNS = ("libonnxruntime.so*", "libonnxruntime*.dylib", "onnxruntime.dll")
 
 _received: list[tuple[int, int]] = []
@@ -76,12 +74,9 @@ def _remove(path: str, owner: int) -> None:
 
 def through_package(options: Any) -> tuple[int, int]:
     """Read the pointer from the memory of the Python object, and load the C library in the package's folder."""
-    words = PYBIND_WORDS * ctypes.sizeof(ctypes.c_void_p)
-    expected = object.__basicsize__ + words
-    kind = type(options)
-    if type(kind).__name__ != "pybind11_type" or kind.__basicsize__ != expected:
+    pointer = private.options_pointer(options)
+    if pointer is None:
         raise _unknown("its SessionOptions is not the object that we know")
-    pointer = ctypes.c_size_t.from_address(id(options) + object.__basicsize__).value
     get_base = _package_library().OrtGetApiBase
     get_base.restype = ctypes.c_size_t
     return pointer, get_base()

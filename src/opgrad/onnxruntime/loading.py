@@ -6,6 +6,7 @@ from pathlib import Path
 import onnxruntime
 
 from opgrad.graph.loading import Source
+from opgrad.onnxruntime.private import reason
 from opgrad.onnxruntime.sessions import InferenceSession, register
 from opgrad.reading import check_regular
 
@@ -28,9 +29,3 @@ def open_session(
     except Exception as error:  # onnxruntime's exceptions have no common base class, and others come from its C++ part
         notes = getattr(error, "__notes__", ())
         raise ValueError(f"{what}: onnxruntime cannot load the model: {' '.join([reason(error), *notes])}") from None
-
-
-def reason(error: Exception) -> str:
-    """The text of an exception of onnxruntime in one line, without the place in its source."""
-    text = str(error).rpartition("Status Message: ")[2].rpartition("[ONNXRuntimeError] : ")[2]
-    return " ".join(text.split()) or type(error).__name__

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from opgrad.locks import settling
-from opgrad.onnxruntime import abi, library
+from opgrad.onnxruntime import abi, library, private
 from opgrad.onnxruntime.abi import Api
 from opgrad.reading import check_regular
 
@@ -16,14 +16,6 @@ try:
 except ImportError as error:
     missing = "opgrad.onnxruntime: onnxruntime cannot be imported; install it with: pip install 'opgrad[onnx]'"
     raise ImportError(missing) from error
-
-# From a part of onnxruntime's message that it cannot load a model to advice for the user.
-REMEDIES = {
-    "type inference failed": "the outputs of SoftmaxCrossEntropyLossInternal and its gradient have the type that the"
-    " graph declares; add a value_info entry for each that is not an output of the graph",
-    "(-1) is not a registered function/op": "the model does not import the domain com.microsoft, which onnxruntime"
-    " needs for what it fuses; add the opset import com.microsoft 1, or open the model with plain onnxruntime",
-}
 
 _registered: "weakref.WeakSet[onnxruntime.SessionOptions]" = weakref.WeakSet()
 
@@ -70,7 +62,7 @@ def InferenceSession(
     try:
         return onnxruntime.InferenceSession(model, options, providers=providers, **kwargs)
     except Exception as error:
-        for symptom, remedy in REMEDIES.items():
+        for symptom, remedy in private.REMEDIES.items():
             if symptom in str(error):
                 error.add_note(f"opgrad.onnxruntime: {remedy}")
         raise

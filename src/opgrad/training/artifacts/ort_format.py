@@ -26,10 +26,10 @@ def convert(path: Path, library: str | None, who: str) -> None:
                 custom_op_library_path=Path(library) if library else None,
             )
     except Exception as error:  # onnxruntime's exceptions have no common base class
-        from opgrad.onnxruntime.loading import reason
+        from opgrad.onnxruntime.private import BEFORE_FATAL, reason
 
         raise NotImplementedError(
             f"{who}: the installed onnxruntime cannot convert {path.name} to ORT format "
-            f"({reason(error).rpartition('Fatal error: ')[2]}); leave ort_format out, and run python -m {CONVERTER} "
+            f"({reason(error).rpartition(BEFORE_FATAL)[2]}); leave ort_format out, and run python -m {CONVERTER} "
             "where the onnxruntime is installed that shall read it"
         ) from None

@@ -1,6 +1,5 @@
 """Training graphs: opened in onnxruntime, and run on parameters and gradients in fixed memory."""
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -11,13 +10,11 @@ import onnxruntime
 from opgrad.graph.loading import Source as Source
 from opgrad.graph.loading import read_model as read_model
 from opgrad.graph.messages import copied
-from opgrad.onnxruntime import LOWERED, loading, lower
+from opgrad.onnxruntime import LOWERED, loading, lower, private
 from opgrad.training.engine import first_run, fusions, rewriting
 from opgrad.training.engine.binding import BoundGraph, Value, declared
 from opgrad.training.engine.flat_tensors import FlatTensors
 from opgrad.training.formats.names import BUFFER_SUFFIX, RESET
-
-UNKNOWN_OPERATOR = re.compile(r"(\S+)\(-?\d+\) is not a registered function/op|find an implementation for (\S+)\(")
 
 
 def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions, who: str) -> onnxruntime.InferenceSession:
@@ -32,10 +29,9 @@ def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions, wh
         try:
             return loading.open_session(model.SerializeToString(), options, who)
         except ValueError as error:
-            found = UNKNOWN_OPERATOR.search(str(error))
-            if not found:
+            operator = private.unknown_operator(error)
+            if operator is None:
                 raise
-            operator = str(found[1] or found[2])
             name = operator.rpartition(":")[2]
             if name not in LOWERED or name in missing:
                 lack = f"{who}: the graph has the operator {operator}, which neither onnxruntime nor opgrad has"
@@ -46,9 +42,8 @@ def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions, wh
 
 def run_error(error: Exception, who: str) -> Exception:
     """The exception to raise for a run that failed: ValueError if a kernel refused values or shapes."""
-    refused = "while running" in str(error) and "alloc" not in str(error)
-    kind = ValueError if refused or type(error).__name__ == "InvalidArgument" else RuntimeError
-    return kind(f"{who}: {loading.reason(error)}")
+    kind = ValueError if private.node_refused(error) or type(error).__name__ == "InvalidArgument" else RuntimeError
+    return kind(f"{who}: {private.reason(error)}")
 
 
 class TrainingGraph:
