@@ -128,11 +128,27 @@ def sigmoid(x: Vector) -> Vector:
 
 
 TANH_IS_ONE = constant(9.1, 19.1)  # from here on
+ROUNDER = 1.5 * 2**23 + 127  # added to a float32, it leaves the nearest integer plus 127 in the lowest bits
+TANH_IS_ODD = 0.625  # up to here the quotient would lose digits, and the odd polynomial is exact enough
+_TANH_ODD = -0.00570499, 0.02063909, -0.05373972, 0.13331442, -0.33333282  # (tanh(x) - x) / x**3 in powers of x**2
 
 
 @inline
-def tanh(x: Vector) -> Vector:
-    """The hyperbolic tangent: expm1(2x) / (expm1(2x) + 2), with the sign of x; the divisor's rounding is made good."""
+def _tanh_single(x: Vector) -> Vector:
+    """1 - 2 / (exp(2x) + 1) with the sign of x; for small x, x + x**3 * p(x**2). The error stays below 1.4 ulp."""
+    magnitude = v.absolute(x)
+    twice = v.select(magnitude > TANH_IS_ONE(x), TANH_IS_ONE(x), magnitude) * 2.0
+    rounded = v.fma(twice, LOG2_E, ROUNDER)
+    power = v.power_of(rounded)
+    exp = v.fma(power, expm1_reduced(remainder(twice, rounded - ROUNDER)), power)
+    square = x * x
+    odd = v.fma(square * v.polynomial(square, _TANH_ODD), x, x)
+    return v.select(magnitude > TANH_IS_ODD, v.copy_sign(1.0 - 2.0 / (exp + 1.0), x), odd)
+
+
+@inline
+def _tanh_double(x: Vector) -> Vector:
+    """expm1(2x) / (expm1(2x) + 2), with the sign of x; the divisor's rounding is made good."""
     magnitude = v.absolute(x)
     twice = v.select(magnitude > TANH_IS_ONE(x), TANH_IS_ONE(x), magnitude) * 2.0
     n = v.round_even(twice * LOG2_E)
@@ -144,3 +160,12 @@ def tanh(x: Vector) -> Vector:
     y = expm1 / divisor
     # The quotient is too large by y * compensation / divisor, and 1 / divisor = (1 - y) / 2.
     return v.copy_sign(v.fma(y * compensation, v.fma(y, 0.5, -0.5), y), x)
+
+
+_tanh_of = by_precision(_tanh_single, _tanh_double)
+
+
+@inline
+def tanh(x: Vector) -> Vector:
+    """The hyperbolic tangent."""
+    return _tanh_of(x)
