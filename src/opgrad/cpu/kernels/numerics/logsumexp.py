@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import by_precision, constant, inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.numerics.math import LOG2_E, expm1_parts, expm1_reduced, log, remainder
+from opgrad.cpu.kernels.numerics.math import LOG2_E, ROUNDER, expm1_parts, expm1_reduced, log, remainder
 
 # --- exp on a row's own scale ---------------------------------------------------------------------------------------
 
@@ -22,8 +22,6 @@ TOP = constant(TOP_SINGLE, TOP_DOUBLE)  # the largest exponential of a row is ne
 # exponential: quotients that underflow took 4 times as long where a third of a row was -inf.
 LOWEST_DIFFERENCE = constant(-132.377, -886.521)
 NEAR = constant(256.0, 1024.0)
-# Added to a number, they leave its nearest integer plus the exponent's bias in the lowest bits.
-ROUNDER = constant(1.5 * 2**23 + 127, 1.5 * 2**52 + 1023)
 
 
 @inline
