@@ -21,7 +21,6 @@ from opgrad.commands.train import train
 from opgrad.compile import compile_kernels
 from opgrad.terminal import console, show_failure
 
-BACKENDS = ("cpu", "cuda")
 TEXT_WIDTH = 200  # of a table in a file or a pipe
 
 app = typer.Typer(
@@ -102,25 +101,16 @@ def ops() -> None:
 
 
 def operator_rows() -> list[tuple[str, str, str, str, str]]:
-    """What the table says of every operator."""
-    from opgrad.contract import graph_operators, operators
+    """Name, formula, dtypes, backends and ONNX names of every operator, as text."""
+    from opgrad.contract import FLOATS, INTEGERS, graph_operators, operators
 
-    return [operator_row(op) for op in (*operators().values(), *graph_operators().values())]
-
-
-def operator_row(op: Any) -> tuple[str, str, str, str, str]:
-    """Name, formula, dtypes, backends and ONNX names of an operator, as text."""
-    from opgrad.contract import FLOATS, INTEGERS
-
-    taken = {name for tensor in op.inputs.values() for name in tensor.dtypes}
-    dtypes = [name for name in FLOATS + INTEGERS if name in taken]
-    onnx_names = ", ".join(item.name for item in op.onnx)
-    return op.name, op.formula, ", ".join(dtypes), _backends(op), onnx_names
-
-
-def _backends(operator: Any) -> str:
-    """The backends that have a kernel for an operator."""
-    return ", ".join(backend for backend in BACKENDS if backend in operator.support.backends)
+    rows = []
+    for op in (*operators().values(), *graph_operators().values()):
+        taken = {name for tensor in op.inputs.values() for name in tensor.dtypes}
+        dtypes = ", ".join(name for name in FLOATS + INTEGERS if name in taken)
+        onnx_names = ", ".join(item.name for item in op.onnx)
+        rows.append((op.name, op.formula, dtypes, ", ".join(op.support.backends), onnx_names))
+    return rows
 
 
 _add(train, "train")

@@ -132,20 +132,12 @@ def _check(who: str, rows: Array, values: Array, tables: Sequence[Array]) -> Non
 class _Split:
     """Weights of which the caller has the upper halves, bfloat16, and the optimizer the lower ones.
 
-    A float32 weight is its upper 16 bits, rounded to the nearest bfloat16, and what is missing, as an int16.
+    A float32 weight is its upper 16 bits, rounded to the nearest bfloat16, and what is missing, as an int16. A step
+    joins, updates and splits a block after the other. Subclasses give the pass that updates a block, and its factors.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_factors",
-        "_gradients",
-        "_high",
-        "_slope",
-        "_weights",
-        "learning_rate",
-        "low",
-        "steps",
-    )
+    __slots__ = ("__weakref__", "_factors", "_gradients", "_high", "_passes", "_slope", "_weights")
+    __slots__ += ("learning_rate", "low", "steps")
 
     def __init__(self, parameters: Array, gradients: Array, learning_rate: float):
         self.learning_rate, self.steps = learning_rate, 0
@@ -153,6 +145,7 @@ class _Split:
         self.rebind(parameters, gradients)
         self._weights, self._slope = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
         self._factors = np.ones(kernels.FACTORS)
+        self._passes = [self._pass(block, block.stop - block.start) for block in self._blocks()]
 
     def rebind(self, parameters: Array, gradients: Array) -> None:
         """Go on with the same parameters, and with gradients, in other memory."""
@@ -176,14 +169,22 @@ class _Split:
         size = self._high.size
         return [slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK)]
 
-    def _update(self, passes: Sequence[Pass]) -> None:
-        """Join the halves of a block after the other, run its pass, and split it again."""
-        for block, run in zip(self._blocks(), passes, strict=True):
+    def step(self) -> None:
+        """Change the parameters in place, and the moments if there are any."""
+        self.steps += 1
+        self._set_factors()
+        for block, run in zip(self._blocks(), self._passes, strict=True):
             weights = self._weights[: block.stop - block.start]
             _join(self._high[block], self.low[block], weights)
             self._slope[: weights.size] = self._gradients[block]
             run()
             _split(weights, self._high[block], self.low[block])
+
+    def _pass(self, block: slice, size: int) -> Pass:
+        raise NotImplementedError
+
+    def _set_factors(self) -> None:
+        raise NotImplementedError
 
 
 def _join(high: Array, low: Array, weights: Array) -> None:
@@ -212,22 +213,14 @@ class SplitSGD(_Split):
     Formula: w -= learning_rate * g for w = parameters and low together. Source: split SGD, arXiv 2005.04680.
     """
 
-    __slots__ = ("_passes",)
+    __slots__ = ()
 
-    def __init__(self, parameters: Array, gradients: Array, learning_rate: float):
-        super().__init__(parameters, gradients, learning_rate)
-        self._passes = [self._pass(block.stop - block.start) for block in self._blocks()]
-
-    def _pass(self, size: int) -> Pass:
+    def _pass(self, block: slice, size: int) -> Pass:
         factors = self._factors.ctypes.data
-        arrays = [self._weights[:size], self._slope[:size]]
-        return Pass(kernels.sgd, arrays, lambda of: sgd_in_place(of, factors))
+        return Pass(kernels.sgd, [self._weights[:size], self._slope[:size]], lambda of: sgd_in_place(of, factors))
 
-    def step(self) -> None:
-        """Change the parameters in place."""
-        self.steps += 1
+    def _set_factors(self) -> None:
         self._factors[kernels.RATE] = self.learning_rate
-        self._update(self._passes)
 
 
 class SplitAdamW(_Split):
@@ -243,25 +236,21 @@ class SplitAdamW(_Split):
     Source: Decoupled Weight Decay Regularization, arXiv 1711.05101; split SGD, arXiv 2005.04680.
     """
 
-    __slots__ = ("_passes", "_rule", "first_moment", "second_moment")
+    __slots__ = ("_rule", "first_moment", "second_moment")
 
     def __init__(
         self, parameters: Array, gradients: Array, learning_rate: float, alpha: float = 0.9, beta: float = 0.999,
         epsilon: float = 1e-8, weight_decay: float = 0.01,
     ):  # fmt: skip
-        super().__init__(parameters, gradients, learning_rate)
         self._rule = alpha, beta, epsilon, weight_decay
         self.first_moment, self.second_moment = (np.zeros(parameters.size, np.float32) for _ in range(2))
-        self._passes = [self._pass(block) for block in self._blocks()]
+        super().__init__(parameters, gradients, learning_rate)
 
-    def step(self) -> None:
-        """Change the moments and the parameters in place."""
-        self.steps += 1
-        self._factors[: kernels.CLIP] = AdamWStep(self.learning_rate, self.steps, *self._rule).factors()
-        self._update(self._passes)
-
-    def _pass(self, block: slice) -> Pass:
-        size, (alpha, beta, *_), factors = block.stop - block.start, self._rule, self._factors.ctypes.data
+    def _pass(self, block: slice, size: int) -> Pass:
+        (alpha, beta, *_), factors = self._rule, self._factors.ctypes.data
         moments = [self.first_moment[block], self.second_moment[block]]
         arrays = [self._weights[:size], self._slope[:size], *moments]
         return Pass(kernels.adamw, arrays, lambda of: adamw_in_place(of, alpha, beta, factors))
+
+    def _set_factors(self) -> None:
+        self._factors[: kernels.CLIP] = AdamWStep(self.learning_rate, self.steps, *self._rule).factors()

@@ -31,13 +31,14 @@ class Beside(NamedTuple):
 
 # check(what, value, beside); `what` names the operator and the attribute in messages
 Check = Callable[[str, Any, Beside], Any]
+Condition = tuple[Callable[[float], bool], str]
 
 
 def check_of(hint: Any) -> Check | None:
     """The check that an annotation names, or that of its type; None if there is none."""
     if typing.get_origin(hint) is not Annotated:
-        return _BY_TYPE.get(hint)
-    return next((each for each in hint.__metadata__ if callable(each)), _BY_TYPE.get(hint.__origin__))
+        return _of_type(hint)
+    return next((each for each in hint.__metadata__ if callable(each)), _of_type(hint.__origin__))
 
 
 # --- values: `what` names the function and the argument --------------------------------------------------------------
@@ -124,24 +125,23 @@ def read_axes(what: str, value: Any) -> int | tuple[int, ...]:
 # --- the checks of types ---------------------------------------------------------------------------------------------
 
 
-def _checking(read: Callable[[str, Any], Any]) -> Check:
-    return lambda what, value, beside: read(what, value)
-
-
-def _unless_none(read: Callable[[str, Any], Any]) -> Check:
-    return lambda what, value, beside: None if value is None else read(what, value)
-
-
-_BY_TYPE: dict[Any, Check] = {
-    bool: _checking(flag),
-    int: _checking(integer),
-    float: _checking(number),
-    tuple[int, ...]: _checking(integers),
-    tuple[float, ...]: _checking(numbers),
-    int | None: _unless_none(integer),
-    float | None: _unless_none(number),
-    tuple[int, ...] | None: _unless_none(integers),
+_READ: dict[Any, Callable[[str, Any], Any]] = {
+    bool: flag,
+    int: integer,
+    float: number,
+    tuple[int, ...]: integers,
+    tuple[float, ...]: numbers,
 }
+
+
+def _of_type(hint: Any) -> Check | None:
+    """The check of a type, or of that type or None."""
+    if hint in _READ:
+        return lambda what, value, beside: _READ[hint](what, value)
+    read = next((_READ[each] for each in typing.get_args(hint) if each in _READ), None)
+    if read is None or type(None) not in typing.get_args(hint):
+        return None
+    return lambda what, value, beside: None if value is None else read(what, value)
 
 
 # --- the checks that annotations name --------------------------------------------------------------------------------
@@ -188,20 +188,25 @@ def one_of(*names: str) -> Check:
     return check
 
 
-def finite(what: str, value: Any, beside: Beside) -> float:
-    """A finite number."""
-    found = number(what, value)
-    if not math.isfinite(found):
-        raise ValueError(f"{what} is {found}, expected a finite number")
-    return found
+# What is asked of a number: whether it holds, and how a message says so.
+FINITE: Condition = (math.isfinite, "a finite number")
 
 
-def divisor(what: str, value: Any, beside: Beside) -> float:
-    """A finite number to divide by."""
-    found = number(what, value)
-    if not math.isfinite(found) or not found:
-        raise ValueError(f"{what} is {found}, expected a finite number other than 0")
-    return found
+def number_that(*conditions: Condition) -> Check:
+    """The check for a number of which all these conditions hold."""
+
+    def check(what: str, value: Any, beside: Beside) -> float:
+        found = number(what, value)
+        for holds, expected in conditions:
+            if not holds(found):
+                raise ValueError(f"{what} is {found}, expected {expected}")
+        return found
+
+    return check
+
+
+finite = number_that(FINITE)
+divisor = number_that((lambda value: math.isfinite(value) and value != 0, "a finite number other than 0"))
 
 
 def float_dtypes(what: str, value: Any, beside: Beside) -> Any:

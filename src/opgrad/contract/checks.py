@@ -1,4 +1,7 @@
-"""The checks that follow from a declaration. A message names operator and argument, what it is, what was expected."""
+"""Checks a call's arrays and attributes against the declaration.
+
+A message names the operator and the argument, says what the argument is, and what was expected.
+"""
 
 from collections.abc import Mapping
 
@@ -43,10 +46,10 @@ def _check_dtype(op: Operator, name: str, spec: Spec, tensor: Tensor, specs: Map
 
 
 def normalise(op: Operator, attributes: Attributes, shapes: Shapes) -> None:
-    """Check the attributes and bring them, in place, to one form: axis to a range, dtypes to np.dtype."""
+    """Check the attributes, and replace them by the form that kernels take: an axis by a range, a dtype by np.dtype."""
     beside = Beside(op.results, shapes, attributes)
     for name, value in attributes.items():
         if isinstance(value, str) and type(value) is not str:
-            value = attributes[name] = str.__str__(value)  # an enumeration's own form of it is another
+            value = attributes[name] = str.__str__(value)  # str() of an enumeration's member may differ
         if name in op.checks:
             attributes[name] = op.checks[name](f"{op.name}: {name}", value, beside)

@@ -17,8 +17,9 @@ from opgrad.contract.attributes import Check, check_of
 from opgrad.contract.dtypes import Shape
 from opgrad.contract.libraries import Arrays
 
-# What the loops run over: single elements, rows along `axis`, the classes on axis 1, slices named by indices, or
-# blocks of rows that go through stages; or the whole: the kernel itself decides, from the shapes of contiguous arrays.
+# What an operator's loops run over: single elements; rows along `axis`; rows of the classes, which are axis 1; slices
+# that indices name; blocks of rows, each of which passes through stages. The kernels of "whole" operators choose their
+# loops themselves; their arrays are contiguous.
 Kind = Literal["elements", "rows", "classes", "slices", "blocks", "whole"]
 
 
@@ -33,11 +34,11 @@ class Support:
 # The package of each backend that has its programs, a module for each family.
 PROGRAMS = {"cpu": "opgrad.cpu.programs", "cuda": "opgrad.cuda"}
 EVERYWHERE = Support(("cpu", "cuda"), ("numpy", "torch", "cupy", "jax", "onnxruntime"))
-# Operators that training graphs contain beside those; PyTorch and JAX differentiate what they stand for themselves.
+# Operators that only training graphs contain. PyTorch and JAX differentiate the forward operators themselves.
 IN_GRAPHS = Support(("cpu",), ("numpy", "onnxruntime"))
-# Operators that the functions of losses are made of; what stands for them in other front ends is a function, too.
+# Operators of which the functions of losses are made. Users call the functions.
 IN_LOSSES = Support(("cpu", "cuda"), ("numpy", "torch"))
-# Operators on what one process of several has: opgrad.torch puts them together, over its process groups.
+# Operators on one process's part of arrays that are split over several. opgrad.torch combines the parts' results.
 ON_SHARDS = Support(("cpu", "cuda"), ("numpy",))
 
 
@@ -45,11 +46,13 @@ ON_SHARDS = Support(("cpu", "cuda"), ("numpy",))
 class Tensor:
     """What an array argument or a result may be.
 
-    `shape` computes the one allowed shape from those of the arrays before it and the attributes (None: any);
-    `as_in` is the end of the message, `dtype_of` the argument whose dtype this one must have; a result that may not
-    have that dtype has the first of its own, unless `out_dtype` asks for another. `role`: it has an entry for each
-    element of the first array, for each sample of it (without axis 1), or stands by itself. `several`: it stands for
-    any number of arrays, see `spread`.
+    dtypes: the names of those that it may have. shape: computes its shape from the shapes of the arrays before it and
+    from the attributes; None: any shape is allowed. as_in: says in messages where the shape comes from.
+    dtype_of: the argument whose dtype it must have. If a result may not have that dtype, it has the first of `dtypes`;
+    the attribute `out_dtype` overrides both. ranks: how many dimensions it may have.
+    role: "element" if it has an entry for each element of the first array, "sample" if it has one for each sample,
+    which is the first array's shape without axis 1, and "alone" if its shape has nothing to do with the loops.
+    several: it stands for a list of any number of arrays (`opgrad.contract.lists`).
     """
 
     dtypes: tuple[str, ...]
@@ -65,15 +68,17 @@ class Tensor:
 class OnnxName:
     """An ONNX operator of domain com.microsoft that computes this operator.
 
-    `inputs` and `outputs` name parameters in ONNX order, with a "?" behind optional ones and a "*" behind
-    the last if it stands for any number; an attribute's name there is an input whose value is needed (a tensor in CPU
-    memory). `attributes` holds the ONNX attributes with the original defaults. `until_13`: axis k stands for the axes
-    from k to the last. `types` gives inputs that share a dtype one letter, and inputs read as attributes the dtypes
-    that they come in; without it all float arrays share one. `origin` is the domain of the original if it is another.
-    `overwrites`: results that are written over an input, whose memory the caller keeps.
-    `shape_of` names the result whose shape, as the graph declares it, is the attribute `shape`, unless the node has the
-    optional input `shape`.
-    `unread` names attributes that front ends cannot read, so that a node may not have them.
+    inputs, outputs: the operator's parameters and results in ONNX order. A "?" behind a name marks an optional one, a
+    "*" behind the last name marks a list of any length. The name of an attribute stands for an input whose value must
+    be known, a tensor in CPU memory.
+    attributes: the ONNX attributes with the original defaults. until_13: a node's axis k means all axes from k on, as
+    in Softmax before opset 13.
+    types: for inputs that share a dtype, a letter; for inputs that are read as attributes, their dtypes. By default all
+    inputs of floats share one dtype.
+    origin: the domain of the original operator. overwrites: for a result that is written over an input, that input; the
+    caller keeps its memory.
+    shape_of: the result whose declared shape is the attribute `shape`, if the node lacks the optional input `shape`.
+    unread: attributes that front ends cannot read, so that a node must not have them.
     """
 
     name: str
@@ -92,11 +97,12 @@ class OnnxName:
 class General:
     """What an operator takes beyond its plain form, and how such a call becomes an operator of its own.
 
-    `keywords` are the parameters of the function that the plain form lacks. `expand` returns, for a call's arguments
-    by name and the library of its arrays, the operator that computes it and the arguments by that operator's names;
-    the operator itself for a call in its plain form. `over_arrays` returns the arguments with `change(name, array)`
-    for each array among the keywords, by the names of that operator's inputs. `numbers`: inputs that hold the numbers
-    of a record (`opgrad.contract.plain`), and the keyword that has it.
+    keywords: the function's parameters that the plain form lacks.
+    expand: given the operator, a call's arguments by name and the library of its arrays, returns the operator that
+    computes the call, and the arguments by that operator's names. For a call in the plain form both are as given.
+    over_arrays: calls change(name, array) for each array among the keywords, under the name of the input that it
+    becomes, and returns the arguments with the results in place of the arrays.
+    numbers: for inputs that hold the numbers of a record (`opgrad.contract.plain`), the keyword that has the record.
     """
 
     keywords: tuple[str, ...]
@@ -123,11 +129,11 @@ class Operator:
     parameters: tuple[str, ...]
     results: Mapping[str, Tensor]
     types: Mapping[str, Any] = field(default_factory=dict)  # the annotations of the attributes
-    checks: Mapping[str, Check] = field(default_factory=dict)  # of attributes, those of the general form among them
+    checks: Mapping[str, Check] = field(default_factory=dict)  # of attributes, and of the general form's keywords
     support: Support = EVERYWHERE
     general: General | None = None
-    finish: Callable[[tuple[Any, ...]], Any] | None = None  # makes what the function returns of the results
-    instead: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # keywords that make a call another's
+    finish: Callable[[tuple[Any, ...]], Any] | None = None  # turns the tuple of results into what the function returns
+    instead: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # functions that calls are handed to
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -200,8 +206,8 @@ def operator(
 ) -> Callable[[F], F]:
     """Declare an operator: the function becomes the reference, and a front end of the same signature replaces it.
 
-    `in_place` maps a result to the arguments whose memory it may take over. `instead` maps a keyword to the function
-    that a call is handed to where it is true, with the operator's name and the other arguments.
+    in_place: for a result, the arguments whose memory it may take over. instead: for a keyword, the function that
+    answers a call in which the keyword is true; it is given the operator's name and the other arguments.
     """
 
     def declare(function: F) -> F:
@@ -227,12 +233,12 @@ _front_end: list[Callable[[Operator], Callable[..., Any]]] = []
 
 
 def answer_with(dispatcher: Callable[[Operator], Callable[..., Any]]) -> None:
-    """Name what makes the public function of each operator that is declared from now on."""
+    """Set the function that makes the public function of each operator which is declared from now on."""
     _front_end[:] = [dispatcher]
 
 
 def _interface(function: Callable[..., Any], general: tuple[str, ...]) -> dict[str, Any]:
-    """What the function itself says of its operator; `general` are the keywords that the plain form lacks."""
+    """The fields of an `Operator` that follow from its function. general: the keywords that the plain form lacks."""
     hints, signature = typing.get_type_hints(function, include_extras=True), inspect.signature(function)
     types = typing.get_type_hints(function)
     plain = [p for name, p in signature.parameters.items() if name not in general]

@@ -1,4 +1,4 @@
-"""Operators on any number of arrays, and those of whose results a call may want only some."""
+"""Two general forms: operators that take lists of arrays, and operators whose calls may leave results out."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +14,9 @@ NEEDS = "needs"  # the keyword of operators that can leave results out
 
 @functools.lru_cache(maxsize=256)  # building it takes longer than a small call
 def spread(op: Operator, given: int, made: int) -> Operator:
-    """The operator for so many arrays in place of its last input, if that is several, and results likewise.
+    """The operator with `given` single inputs in place of each list that it takes, and `made` results for each list.
 
-    They are named NAME[0], NAME[1], …; a several result's shape is computed with the keyword `index`.
+    They are named NAME[0], NAME[1], …. The shape of such a result is computed with the keyword `index`.
     """
 
     def replaced(tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
@@ -43,9 +43,10 @@ def _indexed(tensor: Tensor, index: int) -> Tensor:
 
 
 def several(made: Callable[[Operator, Mapping[str, Any], int], int] = lambda op, given, count: 0) -> General:
-    """What an operator with lists of arrays takes, all equally long; `made` gives the length of lists that it returns.
+    """The general form of an operator that takes lists of arrays, all of the same length.
 
-    It is given the operator, the arguments, not checked yet, and the length of the lists, 1 if there is none.
+    made: returns the length of the lists that the operator returns, 0 if it returns none. It is given the operator, the
+    arguments, which are not checked yet, and the length of the lists that it takes, 1 if it takes none.
     """
 
     def expand(op: Operator, given: dict[str, Any], library: Arrays) -> tuple[Operator, dict[str, Any]]:
@@ -77,7 +78,7 @@ def _making_lists(op: Operator, given: int, made: int) -> Operator:
 
 
 def _length(op: Operator, name: str, arrays: Any, first: str, expected: int) -> int:
-    """The length of a list of arrays, which must be that of the first one."""
+    """The length of a list of arrays. Raises ValueError unless it is as long as the first list."""
     if not isinstance(arrays, list | tuple):
         raise TypeError(f"{op.name}: {name} is {type(arrays).__name__}, expected a list of arrays")
     if not arrays:
@@ -88,13 +89,13 @@ def _length(op: Operator, name: str, arrays: Any, first: str, expected: int) -> 
 
 
 def _flattened(out: Any) -> Any:
-    """Arrays for results, in lists or not, as the plain form takes them: a tuple, or the only one."""
+    """The argument `out` as the plain form takes it: lists become one tuple, and a tuple of one becomes its array."""
     flat = tuple(array for each in out for array in (each if isinstance(each, list | tuple) else [each]))
     return flat[0] if len(flat) == 1 else flat
 
 
 def lists_of(op: Operator) -> int | None:
-    """In how many lists its results are returned, 0 if in none; None if something else is made of them."""
+    """In how many lists an operator returns its results, 0 if it returns a tuple; None if it returns something else."""
     if op.finish is None:
         return 0
     if isinstance(op.finish, functools.partial) and op.finish.func is _in_lists:
@@ -103,23 +104,23 @@ def lists_of(op: Operator) -> int | None:
 
 
 def _in_lists(lists: int, results: tuple[Any, ...]) -> Any:
-    """The results as a list, or as so many lists of one length."""
+    """The results as one list, or as a tuple of several lists of the same length."""
     if lists == 1:
         return list(results)
     length = len(results) // lists
     return tuple(list(results[start : start + length]) for start in range(0, len(results), length))
 
 
-# --- operators of whose results a call may want only some ----------------------------------------------------------
+# --- operators whose calls may leave results out -------------------------------------------------------------------
 
 
 def only(op: Operator, needs: Sequence[str]) -> Operator:
-    """The operator with these results alone, in its own order."""
+    """The operator with these results alone, in the order of its declaration."""
     return replace(op, results={name: tensor for name, tensor in op.results.items() if name in needs}, general=None)
 
 
 def choosing() -> General:
-    """What an operator takes that can leave results out: the keyword `needs` names those that it shall compute."""
+    """The general form of an operator with the keyword `needs`, which names the results that a call wants."""
 
     def expand(op: Operator, given: dict[str, Any], library: Arrays) -> tuple[Operator, dict[str, Any]]:
         needs = given.get(NEEDS)

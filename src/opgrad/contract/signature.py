@@ -127,11 +127,7 @@ def _is_broken(spec: Spec) -> bool:
 
 def _placed(spec: Spec, order: tuple[int, ...]) -> Spec:
     """The spec with strides; an array without strides, which is still to be made, gets its axes in this order."""
-    return (
-        spec
-        if spec.strides is not None
-        else replace(spec, strides=layout.contiguous(spec.shape, order, spec.dtype.itemsize))
-    )
+    return replace(spec, strides=_strides(spec, order))
 
 
 def _bytes(spec: Spec) -> int:
@@ -159,10 +155,11 @@ def _loops(op: Operator, elements: Mapping[str, Spec], attributes: Attributes, a
     return layout.rows(shape, range(1, 2) if op.kind == "classes" else attributes["axis"], strides, any_stride)
 
 
-def _strides(spec: Spec) -> tuple[int, ...]:
+def _strides(spec: Spec, order: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The strides in bytes; without them, those of an array whose axes lie in this order, by default in C order."""
     if spec.strides is not None:
         return spec.strides
-    return layout.contiguous(spec.shape, tuple(range(len(spec.shape))), spec.dtype.itemsize)
+    return layout.contiguous(spec.shape, order or tuple(range(len(spec.shape))), spec.dtype.itemsize)
 
 
 def _order(loops: layout.Layout, role: str, rank: int) -> tuple[int, ...]:

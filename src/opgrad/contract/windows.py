@@ -96,15 +96,10 @@ def average_pool_axes(attributes: Mapping[str, Any]) -> tuple[Axis, ...]:
     return axes("average_pool_grad", attributes["shape"][2:], *(attributes[name] for name in names))
 
 
-def convolution_axes(shapes: Mapping[str, tuple[int, ...]], attributes: Mapping[str, Any]) -> tuple[Axis, ...]:
-    """The axes of x with the windows of conv_grad; ValueError for attributes that cannot be."""
-    return _filter_axes("conv_grad", shapes, attributes)
-
-
-def _filter_axes(
-    operator: str, shapes: Mapping[str, tuple[int, ...]], attributes: Mapping[str, Any]
+def convolution_axes(
+    shapes: Mapping[str, tuple[int, ...]], attributes: Mapping[str, Any], operator: str = "conv_grad"
 ) -> tuple[Axis, ...]:
-    """The axes of x with windows of the size of filters w."""
+    """The axes of x with windows of the size of the filters w; ValueError for attributes that cannot be."""
     kernel_shape = shapes["w"][2:]
     given = attributes["kernel_shape"] or kernel_shape
     if given != kernel_shape:
@@ -116,7 +111,7 @@ def _filter_axes(
 def transposed_axes(shapes: Mapping[str, tuple[int, ...]], attributes: Mapping[str, Any]) -> tuple[Axis, ...]:
     """The axes of y with the windows of conv_transpose_grad, one for each element of x; ValueError as above."""
     operator, rank = "conv_transpose_grad", len(shapes["x"]) - 2
-    along = _filter_axes(operator, shapes, attributes)
+    along = convolution_axes(shapes, attributes, operator)
     more = _list(operator, "output_padding", attributes["output_padding"] or (0,) * rank, rank, least=0)
     given, auto_pad = attributes["output_shape"], attributes["auto_pad"]
     given = given[2:] if len(given) == rank + 2 else given  # it may have the batch and the channels before the axes

@@ -9,38 +9,13 @@ from typing import Annotated
 import numpy as np
 
 from opgrad.contract import FLOATS, IN_LOSSES, Tensor, operator, reference
-from opgrad.contract.attributes import Beside, finite
+from opgrad.contract.attributes import FINITE, number_that
 from opgrad.contract.dtypes import Array
 from opgrad.ops.cross_entropy import LIKE_LOGITS, Labels, Logits, Weight
 
-
-def share(what: str, value: object, beside: Beside) -> float:
-    """A number from 0 to 1."""
-    found = finite(what, value, beside)
-    if not 0 <= found <= 1:
-        raise ValueError(f"{what} is {found}, expected a number from 0 to 1")
-    return found
-
-
-def positive(what: str, value: object, beside: Beside) -> float:
-    """A finite number above 0."""
-    found = finite(what, value, beside)
-    if found <= 0:
-        raise ValueError(f"{what} is {found}, expected a number above 0")
-    return found
-
-
-def at_least_zero(what: str, value: object, beside: Beside) -> float:
-    """A finite number that is not negative."""
-    found = finite(what, value, beside)
-    if found < 0:
-        raise ValueError(f"{what} is {found}, expected a number of at least 0")
-    return found
-
-
-Share = Annotated[float, share]
-Positive = Annotated[float, positive]
-AtLeastZero = Annotated[float, at_least_zero]
+Share = Annotated[float, number_that(FINITE, (lambda value: 0 <= value <= 1, "a number from 0 to 1"))]
+Positive = Annotated[float, number_that(FINITE, (lambda value: value > 0, "a number above 0"))]
+AtLeastZero = Annotated[float, number_that(FINITE, (lambda value: value >= 0, "a number of at least 0"))]
 Probabilities = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["logits"], "the shape of logits")]
 OfSample = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["labels"], "the shape of labels", role="sample")]
 
