@@ -108,6 +108,17 @@ def test_gradients_take_any_y(dtype, rng):
 # --- gather ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["softmax_grad", "log_softmax_grad"])
+def test_a_rows_gradient_has_the_same_bits_alone(name, rng):
+    """Threads share the blocks of a single row, and add up the blocks' sums as one thread does among many rows."""
+    function = getattr(opgrad, name)
+    dy, x = rng.normal(size=(2, 8, 150_001)).astype(np.float32)
+    y = getattr(opgrad, name.removesuffix("_grad"))(x)
+    together = function(dy, y)
+    for row in range(3):
+        assert function(dy[row], y[row]).tobytes() == together[row].tobytes()
+
+
 def test_negative_and_positive_names_of_a_row_add_up(dtype):
     indices = np.array([1, -3, 1, -1, 3, -3, -4, 0])
     dx = opgrad.gather_grad((4, 2), indices, cast(np.ones((8, 2)), dtype))

@@ -4,31 +4,30 @@ Each layout of opgrad.cpu.programs.layout has a file with its plain kernels, and
 programs of stages use. The files fused_*.py make the kernels for calls with attributes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.native import Kernel, inline, vector_lanes
-from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.compiler.native import Kernel, vector_lanes
+from opgrad.cpu.kernels.fused.form import Form, GradientForm
+from opgrad.cpu.kernels.fused.operands import Source, Switches
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.columns import nothing
 from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
-from opgrad.cpu.kernels.numerics.math import exp
 from opgrad.cpu.kernels.softmax import (
     columns,
     fused_columns,
     fused_gradients,
-    fused_rows,
-    fused_split,
     groups,
     rows,
     split,
     transposed,
     variants,
 )
+from opgrad.cpu.kernels.softmax.reductions import GRADIENTS
 from opgrad.cpu.programs.fused import fusing, stages
 from opgrad.cpu.programs.layout import (
     Loops,
@@ -44,7 +43,7 @@ from opgrad.cpu.programs.layout import (
     row_streams,
     spare_columns,
 )
-from opgrad.cpu.programs.program import Program, Step
+from opgrad.cpu.programs.program import Program
 from opgrad.cpu.programs.workspace import Workspace
 from opgrad.native import background
 
@@ -54,25 +53,26 @@ SOFTMAX = {
     "columns": columns.softmax_columns,
     "transposed": transposed.softmax_transposed,
     "groups": groups.softmax_groups,
-    "split": split.SOFTMAX,
+    "split": split.forward(Form("softmax", "split"), is_plain=True),
 }
 LOG_SOFTMAX = {
     "rows": rows.log_softmax_rows,
     "columns": columns.log_softmax_columns,
     "transposed": transposed.log_softmax_transposed,
     "groups": groups.log_softmax_groups,
-    "split": split.LOG_SOFTMAX,
+    "split": split.forward(Form("log_softmax", "split"), is_plain=True),
 }
 
 
-def _in_place(of_rows: Callable[..., Kernel], of_lines: Callable[..., Any], of_group: Callable[..., Any]) -> InPlace:
+def _in_place(operator: str, of_lines: Callable[..., Any], of_group: Callable[..., Any]) -> InPlace:
     """The kernels in place, which work on buffers, by whether sums are exact, and then by layout."""
 
     def kernels(exact: bool) -> dict[str, Kernel]:
         variant = variants.COLUMNS_IN_PLACE[exact]
         lines = of_lines(variant, nothing)
         return {
-            "rows": of_rows(variants.ROWS_IN_PLACE[exact]),
+            "rows": rows.forward_in_place(operator, exact),
+            "split": split.forward_in_place(operator, exact),
             "columns": columns.columns_in_place(lines),
             "transposed": transposed.transposed_in_place(lines),
             "groups": groups.groups_in_place(of_group(variant)),
@@ -81,46 +81,48 @@ def _in_place(of_rows: Callable[..., Kernel], of_lines: Callable[..., Any], of_g
     return {exact: kernels(exact) for exact in (False, True)}
 
 
-SOFTMAX_IN_PLACE = _in_place(rows.softmax_in_place, columns.softmax_lines, groups.softmax_group)
-LOG_SOFTMAX_IN_PLACE = _in_place(rows.log_softmax_in_place, columns.log_softmax_lines, groups.log_softmax_group)
+SOFTMAX_IN_PLACE = _in_place("softmax", columns.softmax_lines, groups.softmax_group)
+LOG_SOFTMAX_IN_PLACE = _in_place("log_softmax", columns.log_softmax_lines, groups.log_softmax_group)
 
 
-def _gradient_kernels(term: Callable[..., Vector], formula: Callable[..., Vector]) -> tuple[dict[str, Any], ...]:
+def _gradient_kernels(operator: str) -> tuple[dict[str, Any], ...]:
     """The plain kernels of dx = formula(dy, y, sum(term(dy, y))), and those in place."""
+    term, formula = GRADIENTS[operator]
     plain = {
-        "rows": rows.gradient_rows(term, formula),
+        "rows": rows.gradient_rows(operator),
         "columns": columns.gradient_columns(term, formula),
         "transposed": transposed.gradient_transposed(term, formula),
-        "split": split.gradient(term, formula),
+        "split": split.gradient(GradientForm(operator, "split")),
     }
     in_place = {
-        "rows": rows.gradient_rows_in_place(term, formula),
+        "rows": rows.gradient_in_place(operator),
         "columns": columns.gradient_columns_in_place(term, formula),
         "transposed": transposed.gradient_transposed_in_place(term, formula),
     }
     return plain, in_place
 
 
-# For each gradient: the term of the sum over a row, and the formula of dx.
-SOFTMAX_TERMS = inline(lambda dy, y: dy * y), inline(lambda dy, y, s: y * (dy - s))
-LOG_SOFTMAX_TERMS = inline(lambda dy, y: dy), inline(lambda dy, y, s: dy - exp(y) * s)
-SOFTMAX_GRAD, SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(*SOFTMAX_TERMS)
-LOG_SOFTMAX_GRAD, LOG_SOFTMAX_GRAD_IN_PLACE = _gradient_kernels(*LOG_SOFTMAX_TERMS)
+SOFTMAX_GRAD, SOFTMAX_GRAD_IN_PLACE = _gradient_kernels("softmax_grad")
+LOG_SOFTMAX_GRAD, LOG_SOFTMAX_GRAD_IN_PLACE = _gradient_kernels("log_softmax_grad")
+
+
+def _of_columns(form: GradientForm) -> tuple[Kernel, ...]:
+    return fused_gradients.of_columns(form, GRADIENTS[form.operator])
 
 
 FUSED: Mapping[tuple[str, str], Callable[[Any], tuple[Kernel, ...]]] = {
-    ("softmax", "rows"): fused_rows.softmax,
+    ("softmax", "rows"): lambda form: (rows.forward_with_attributes(form),),
     ("softmax", "columns"): fused_columns.softmax,
-    ("softmax", "split"): fused_split.softmax,
-    ("log_softmax", "split"): fused_split.log_softmax,
-    ("log_softmax", "rows"): fused_rows.log_softmax,
+    ("softmax", "split"): split.forward,
+    ("log_softmax", "split"): split.forward,
+    ("log_softmax", "rows"): lambda form: (rows.forward_with_attributes(form),),
     ("log_softmax", "columns"): fused_columns.log_softmax,
-    ("softmax_grad", "rows"): partial(fused_gradients.of_rows, gradient=SOFTMAX_TERMS),
-    ("softmax_grad", "columns"): partial(fused_gradients.of_columns, gradient=SOFTMAX_TERMS),
-    ("softmax_grad", "split"): partial(fused_gradients.of_split, gradient=SOFTMAX_TERMS),
-    ("log_softmax_grad", "split"): partial(fused_gradients.of_split, gradient=LOG_SOFTMAX_TERMS),
-    ("log_softmax_grad", "rows"): partial(fused_gradients.of_rows, gradient=LOG_SOFTMAX_TERMS),
-    ("log_softmax_grad", "columns"): partial(fused_gradients.of_columns, gradient=LOG_SOFTMAX_TERMS),
+    ("softmax_grad", "rows"): lambda form: (rows.gradient_with_attributes(form),),
+    ("softmax_grad", "columns"): _of_columns,
+    ("softmax_grad", "split"): split.gradient,
+    ("log_softmax_grad", "split"): split.gradient,
+    ("log_softmax_grad", "rows"): lambda form: (rows.gradient_with_attributes(form),),
+    ("log_softmax_grad", "columns"): _of_columns,
 }
 
 
@@ -170,7 +172,7 @@ def _forward(problem: Problem, kernels: Mapping[str, Any], logarithm: bool) -> P
     loops = loops_of(problem, layout, spare_columns(problem, "y", stream), stream, x=problem["x"], y=problem["y"])
     workspace = Workspace(precision(problem))
     if layout == "split":
-        return _split_forward(problem, kernels[layout], loops, workspace)
+        return _split(problem, kernels[layout], loops, ("x",), "y")
     memory = _private(workspace, layout, problem.n) if kernels[layout].takes_private else {}
     return Program((loops.step(kernels[layout], **memory),), workspace)
 
@@ -199,12 +201,12 @@ def _waiting(workspace: Workspace, n: int) -> dict[str, Any]:
     return {"buffer": workspace.private(size)}
 
 
-def _split_forward(problem: Problem, kernels: Any, loops: Loops, workspace: Workspace) -> Program:
-    sums, combine, write = kernels
-    stats = workspace.shared(split.STATS * loops.units, "float64")
-    memory = {"stats": stats, "total": workspace.shared(split.TOTAL * problem.outer, "float64")}
-    combining = Step(combine, problem.outer, {**loops.arguments, **memory})  # each row is a part of its own
-    return Program((loops.step(sums, **memory), combining, loops.step(write, **memory)), workspace)
+def _split(problem: Problem, kernels: Sequence[Kernel], loops: Loops, operands: Sequence[str], result: str) -> Program:
+    workspace, stream = Workspace(precision(problem)), loops.arguments["stream"]
+    sources = tuple(Source(problem[name], problem.outer, 0, problem[name].outer, 1) for name in operands)
+    arguments = {"sources": sources, result: loops.arguments[result], "switches": Switches(0, stream), "stream": stream}
+    arguments |= dict.fromkeys(("numbers", "e", "kept"), 0) | {"results": None, "dropout": None}
+    return Program(fusing.split_steps(problem, kernels, workspace, loops.units, arguments), workspace)
 
 
 def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
@@ -219,8 +221,7 @@ def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
     operands = {name: problem[name] for name in ("dy", "y", "dx")}
     loops = loops_of(problem, layout, spare_columns(problem, "dx", stream), stream, **operands)
     if layout == "split":
-        memory = {"stats": workspace.shared(loops.units)}
-        return Program([loops.step(kernel, **memory) for kernel in kernels[layout]], workspace)
+        return _split(problem, kernels[layout], loops, ("dy", "y"), "dx")
     memory = {}
     if layout == "rows":
         memory = _combining(workspace)

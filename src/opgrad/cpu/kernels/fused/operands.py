@@ -57,13 +57,6 @@ class Memory(NamedTuple):
     buffer: Private
 
 
-class BlockMemory(NamedTuple):
-    """A part's private memory for a block of a row: values, dropout's decisions."""
-
-    e: Private
-    kept: Private
-
-
 class Cut(NamedTuple):
     """How rows are cut into blocks: the number of blocks of a row, and the length of a row."""
 
@@ -124,6 +117,7 @@ OF_ROW = {
     ALONG: inline(lambda like, source, row: start(source, row)),
     SAME: inline(lambda like, source, row: v.full(like, v.load_one(start(source, row), 0))),
 }
+OF_PLAIN_ROW = {ALONG: inline(lambda like, rows, row: rows.data + row * rows.step)}
 OF_BLOCK = {  # at a row, and an element of it
     ALONG: inline(lambda like, source, at: start(source, at[0]) + at[1]),
     SAME: inline(lambda like, source, at: v.full(like, v.load_one(start(source, at[0]), 0))),

@@ -166,8 +166,8 @@ BUFFER: Final = -1  # the SOURCE of an operand that is a buffer
 # Words of a plan of stages: the blocks, the softmax kernel and its buffers (offsets in private memory), then the
 # stages.
 COLUMNS, PER_BLOCK, COUNT, N, INNER, STRIPS, CHUNK, ITEM = range(8)
-SOFTMAX, OTHER, STATS, TILE, INF_AS_ZERO, KEEPS_STATS = range(8, 14)
-BEFORE, OF_ROWS, AFTER, FIRST_STAGE = range(14, 18)
+SOFTMAX, OTHER, STATS, TILE, INF_AS_ZERO = range(8, 13)
+BEFORE, OF_ROWS, AFTER, FIRST_STAGE = range(13, 17)
 
 # The arguments of a stage: the words of buffers, then the words of a place in memory.
 ARGUMENTS: Final = 15
@@ -227,7 +227,7 @@ def _run_in_chunks(
 def _softmax(plan: int, space: int, words: int, rows: int, n: int, width: int) -> None:
     other, stats, tile = load_word(plan, OTHER), load_word(plan, STATS), load_word(plan, TILE)
     _store_words(words, 0, (space, space + other, space + stats, space + tile, rows, n, width))
-    _store_words(words, 7, (load_word(plan, INF_AS_ZERO), load_word(plan, KEEPS_STATS)))
+    store_word(words, 7, load_word(plan, INF_AS_ZERO))
     call_address(load_word(plan, SOFTMAX), words, 0)
 
 

@@ -14,6 +14,7 @@ from opgrad.cpu.kernels.loops import columns as loops
 from opgrad.cpu.kernels.loops.map import get, put
 from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.kernels.softmax import variants
+from opgrad.cpu.kernels.softmax.rows import Block
 
 # --- a strip in place: a buffer, or a tile of transposed rows -------------------------------------------------------
 
@@ -86,7 +87,7 @@ def gradient_lines(
 
 def columns_in_place(lines: Callable[..., Vector]) -> Kernel:
     @kernel
-    def by_columns_in_place(block: variants.Block):
+    def by_columns_in_place(block: Block):
         for j in range(0, block.width, v.lanes(block.values)):
             x = block.values + j
             v.store(block.stats, j, lines(x, block.width, block.n, True, block.inf_as_zero, x, 0))
@@ -98,7 +99,7 @@ def gradient_columns_in_place(term: Callable[..., Vector], formula: Callable[...
     lines = gradient_lines(term, formula, loops.nothing)
 
     @kernel
-    def by_columns_in_place(block: variants.Block):
+    def by_columns_in_place(block: Block):
         for j in range(0, block.width, v.lanes(block.values)):
             dy, y = block.values + j, block.other + j
             lines(dy, y, block.width, block.n, (dy, y), 0)

@@ -19,6 +19,7 @@ from opgrad.cpu.kernels.loops.transpose import TILES, transpose_in
 from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.kernels.softmax import variants
 from opgrad.cpu.kernels.softmax.columns import log_sum_exp
+from opgrad.cpu.kernels.softmax.rows import Block
 
 # --- one row, up to the reduction across lanes ----------------------------------------------------------------------
 
@@ -230,11 +231,11 @@ def log_softmax_group(variant: variants.Variant) -> Callable[..., Vector]:
 
 def groups_in_place(group: Callable[..., Vector]) -> Kernel:
     @kernel
-    def by_groups_in_place(block: variants.Block):
-        w, n, keeps = v.lanes(block.values), block.n, block.keeps_stats
+    def by_groups_in_place(block: Block):
+        w, n = v.lanes(block.values), block.n
         for row in range(0, block.rows, w):
             xs, filled = block.values + row * n, min(w, block.rows - row)
-            found = group(xs, n, xs, n, n, filled, block.tile, xs, n, True, block.inf_as_zero, keeps)
+            found = group(xs, n, xs, n, n, filled, block.tile, xs, n, True, block.inf_as_zero, 1)
             v.store_masked(block.stats, row, found, v.first(block.stats, filled))
 
     return by_groups_in_place

@@ -1,230 +1,360 @@
 """Softmax, log-softmax and their gradients of contiguous rows: vectors run along a row.
 
-A plain kernel writes each row past the cache while it reduces the next one. Writing a row by itself leaves the memory
-idle while the next one is read and computed: 2048 x 32000 took 18 ms that way, and takes 16 ms.
+A kernel writes each row past the cache while it reduces the next one. Writing a row by itself leaves the memory idle
+while the next one is read and computed: 2048 x 32000 took 18 ms that way, and takes 16 ms.
+
+One body makes three kinds of kernels. The plain kernels read the caller's rows. Kernels in place work on a buffer that
+stages fill and empty. Kernels with attributes apply formulas to each vector: those before softmax when a row is read,
+which then lies in a buffer, and those behind it when the row is written.
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
-from opgrad.cpu.compiler.parameters import Private, Rows, Units
+from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.kernels.fused.chain import joined
+from opgrad.cpu.kernels.fused.form import (
+    Form,
+    GradientForm,
+    arrays_backwards,
+    arrays_inwards,
+    arrays_outwards,
+    backwards,
+    inwards,
+    one_after_the_other,
+    out_of_gradient,
+    outwards,
+)
+from opgrad.cpu.kernels.fused.operands import (
+    DECIDE,
+    IN_ROWS,
+    OF_PLAIN_ROW,
+    OF_ROW,
+    Dropout,
+    Memory,
+    Results,
+    Source,
+    Switches,
+    start,
+)
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops import rows as loops
-from opgrad.cpu.kernels.loops.fold import BLOCK
-from opgrad.cpu.kernels.loops.map import mapped, next_vector
-from opgrad.cpu.kernels.numerics import logsumexp as lse
-from opgrad.cpu.kernels.softmax import variants
+from opgrad.cpu.kernels.loops.fold import fold
+from opgrad.cpu.kernels.loops.map import get, put, row_stepper, row_writer, write_same
+from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, Reduction, of_rows
 
 # Rows up to this length that are not written past the cache are written after the exponentials of the next row. A row's
 # divisor is the result of a long chain of dependent operations; rows of 1,000 would otherwise wait for it.
 LATE: Final = 2048
 
 
-# --- softmax -------------------------------------------------------------------------------------------------------
+class Block(NamedTuple):
+    """The arguments of a kernel in place: a buffer of rows of length n, or of n lines of a strip of `width` columns."""
+
+    values: Pointer
+    other: Pointer  # y, in gradients
+    stats: Pointer
+    tile: Pointer
+    rows: int
+    n: int
+    width: int
+    inf_as_zero: int
 
 
-_late = inline(lambda n, stream: n <= LATE and not stream)
-_at_once = inline(lambda n, stream: False)
-_nothing_noted = inline(lambda stats, row, x, s, largest, m, keeps: None)
+# --- forward: reading ----------------------------------------------------------------------------------------------
+
+
+def reader_to_buffer(form: Form) -> Callable[..., Any]:
+    """(e, n, arrays, numbers): the largest of n values, which are x after the links before softmax; they go to e."""
+    through = inwards(form, IN_ROWS)
+
+    @inline
+    def visit(total, arrays, i: int, whole: bool, mask, numbers):
+        e, x = arrays[0], arrays[1]
+        value = through(get(x, i, whole, mask), arrays, i, whole, mask, numbers)
+        put(e, i, value, whole, mask, 0)
+        if not whole:
+            value = v.select(mask, value, loops.MINUS_INFINITY)
+        return (v.maximum(value, total[0]),)
+
+    along = fold(visit)
+
+    @inline
+    def read(e, n: int, arrays, numbers):
+        return v.reduce_max(along((v.full(e, loops.MINUS_INFINITY),), 0, n, joined((e,), arrays), numbers)[0])
+
+    return read
+
+
+def _reads_with_attributes(form: Form) -> Callable[..., Any]:
+    read_all, operands = reader_to_buffer(form), arrays_inwards(form, OF_ROW)
+
+    @inline
+    def read(sources, row: int, n: int, e, numbers):
+        return e, e, start(sources[0], row + 1), read_all(e, n, operands(e, sources, row), numbers)
+
+    return read
 
 
 @inline
-def _log_sum_exp(stats, row: int, x, s: float, largest, m, keeps: int) -> None:
-    if keeps:
-        log_s = lse.row_log_of_total(x, s, m, lse.exp_added(x, m, m)) if s >= 1.0 else v.number(x, s)
-        v.store_one(stats, row, largest + log_s)
-    else:
-        v.store_one(stats, row, largest)
+def _reads_plain(sources, row: int, n: int, e, numbers):
+    """Where a row lies, where its exponentials shall go, where the next row lies, and the row's largest element."""
+    xs = sources[0].data + row * sources[0].step
+    return xs, e, xs + sources[0].step, loops.row_max(xs, 0, n)
 
 
-def in_blocks(add_up: Callable[..., Any]) -> Callable[..., Any]:
-    """`row_sum_exp` for rows of any length: it sums each block by itself and adds the sums in float64."""
-
-    @inline
-    def sum_exp(x, begin: int, n: int, m: float, e, keep: int, ahead, out, j: int, stop: int, arrays, numbers):
-        s = 0.0
-        for block in range(begin, n, BLOCK):
-            end = min(block + BLOCK, n)
-            added, j = add_up(x, block, end, m, e, keep, ahead, out, j, stop, arrays, numbers)
-            s += added
-        return s, j
-
-    return sum_exp
+@inline
+def _reads_in_place(sources, row: int, n: int, e, numbers):
+    xs = sources[0].data + row * sources[0].step
+    return xs, xs, xs + sources[0].step, loops.row_max(xs, 0, n)
 
 
-def softmax_body(
-    sum_exp: Callable[..., Any], late: Callable[..., bool], variant: variants.Variant, note: Callable[..., None]
-) -> Callable[..., None]:
-    """y = softmax(x) for a range of rows, in one of the variants.
+# --- forward: writing ----------------------------------------------------------------------------------------------
 
-    `e` has this row's exponentials, `done` the last one's.
-    """
-    buffer, subtracted, divide, no_divisor = variant.buffer, variant.subtracted, variant.divide, variant.no_divisor
-    write = mapped(variant.quotient)
+
+def _written(form: Form, result: Callable[..., Vector]) -> Callable[..., Vector]:
+    """(arrays, i, whole, mask, (numbers of the row, fine, numbers)): an element of y from what was kept of its row."""
+    through = outwards(form, IN_ROWS)
 
     @inline
-    def body(
-        rows, n: int, x, x_row: int, y, y_row: int, e, done, stream: int,
-        stats, inf_as_zero: int, keeps_stats: int,
-    ) -> None:  # fmt: skip
-        is_late = late(n, stream)
-        stop = 0 if is_late else n
-        out, head, divisor = y, n, no_divisor(x)
-        for row in rows:
-            xs = x + row * x_row
-            largest, exps = loops.row_max(xs, 0, n), buffer(xs, e)
+    def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
+        of_row, fine, of_links = numbers
+        return through(result(get(arrays[0], i, whole, mask), of_row, fine), arrays, i, whole, mask, of_links)
+
+    return value
+
+
+def result_in_buffer(result: Callable[..., Vector]) -> Callable[..., Vector]:
+    """(arrays, i, whole, mask, numbers of the row): an element of the softmax from a buffer."""
+    return inline(lambda arrays, i, whole, mask, of_row: result(get(arrays[0], i, whole, mask), of_row, True))
+
+
+def _other_results(form: Form, reduction: Reduction) -> Callable[..., None]:
+    """(results, row, e, kept, n, of_row, sums, largest, m): write the results besides y that the form has."""
+    log_sum_exp, result = reduction.log_sum_exp, reduction.result
+    write_saved = row_writer(result_in_buffer(result))
+
+    @inline
+    def stats(results, row: int, e, kept, n: int, of_row, sums, largest, m) -> None:
+        v.store_one(results.stats.data, row, log_sum_exp(e, sums, largest, m, of_row))
+
+    @inline
+    def saved(results, row: int, e, kept, n: int, of_row, sums, largest, m) -> None:
+        write_saved(results.saved.data + row * results.saved.step, 0, n, 0, (e,), of_row)
+
+    @inline
+    def mask(results, row: int, e, kept, n: int, of_row, sums, largest, m) -> None:
+        write_same(results.mask.data + row * results.mask.step, 0, n, 0, (kept,), ())
+
+    every = {"stats": stats, "saved": saved, "mask": mask}
+    return one_after_the_other([every[name] for name in form.results])
+
+
+class Arguments(NamedTuple):
+    """The arguments of a forward body that are the same for all rows."""
+
+    x: Any  # a pointer of the dtype of the values that are summed
+    sources: Any
+    y_step: int
+    numbers: Any
+    memory: Any
+    results: Any
+    dropout: Any
+    inf_as_zero: int
+
+
+def forward_body(form: Form, reduction: Reduction, read: Callable[..., Any]) -> Callable[..., None]:
+    """Write y of the rows from `first` to `stop` to `out`, each row while the next one is reduced."""
+    value, others, decide = _written(form, reduction.result), _other_results(form, reduction), DECIDE[form.drops]
+    add_up, write, outer = reduction.loop(row_stepper(value)), row_writer(value), arrays_outwards(form, OF_ROW)
+    subtracted, numbers_of, none = reduction.subtracted, reduction.numbers, reduction.no_numbers
+
+    @inline
+    def write_rows(first, stop, n, out, past, arguments):
+        x, sources, y_step, numbers, memory, results, dropout, inf_as_zero = arguments
+        fine, dropped = v.is_fine(x), memory.kept
+        is_late = n <= LATE and not past
+        limit = 0 if is_late else n
+        # There is no row before the first, so `head` is n at first: nothing is written.
+        e, done, ys, head, of_row = memory.e, memory.done, out, n, none(x)
+        arrays = outer(done, dropped, e, sources, first)
+        for row in range(first, stop):
+            xs, kept, ahead, largest = read(sources, row, n, e, numbers)
             m = subtracted(xs, largest)
-            # The row before is written while this one is computed. There is none before the first, so head is n at
-            # first.
-            s, j = sum_exp(xs, 0, n, m, exps, 1, xs + x_row, out, head, stop, (done,), (divisor, v.is_fine(x)))
-            write(out, j, n, 0, (done,), (divisor, v.is_fine(x)))
-            out, divisor = y + row * y_row, divide(x, s, m, inf_as_zero)
-            e, done = done, exps
-            head = 0 if is_late else loops.line_head(out, n, stream)
-            write(out, 0, head, 0, (done,), (divisor, v.is_fine(x)))
-            note(stats, row, x, s, largest, m, keeps_stats)
-        write(out, head, n, stream, (done,), (divisor, v.is_fine(x)))
+            s, j = add_up(xs, 0, n, m, kept, ahead, ys, head, limit, arrays, (of_row, fine, numbers))
+            write(ys, j, n, 0, arrays, (of_row, fine, numbers))
+            ys, of_row = out + (row - first) * y_step, numbers_of(xs, s, largest, m, inf_as_zero)
+            decide(dropped, n, row * n, dropout)
+            arrays = outer(kept, dropped, e, sources, row)
+            head = 0 if is_late else loops.line_head(ys, n, past)
+            others(results, row, kept, dropped, n, of_row, s, largest, m)
+            write(ys, 0, head, 0, arrays, (of_row, fine, numbers))
+            e, done = done, e
+        write(ys, head, n, past, arrays, (of_row, fine, numbers))
 
-    return body
+    return write_rows
 
 
-_add_writing = loops.row_sum_exp(next_vector(lse.quotient), lse.PLAIN)
-_softmax = softmax_body(_add_writing, _late, variants.PLAIN_ROWS, _nothing_noted)
+_softmax = forward_body(Form("softmax", "rows"), of_rows("softmax"), _reads_plain)
+_log_softmax = forward_body(Form("log_softmax", "rows"), of_rows("log_softmax"), _reads_in_place)
 
 
 @kernel
 def softmax_rows(rows: Units, n, x: Rows, y: Rows, e: Private, done: Private, stream):
-    _softmax(rows, n, x.data, x.step, y.data, y.step, e, done, stream, y.data, 0, 0)
-
-
-def softmax_in_place(variant: variants.Variant) -> Kernel:
-    add_up = in_blocks(loops.row_sum_exp(variants.no_step, variant.sums))
-    softmax = softmax_body(add_up, _at_once, variant, _log_sum_exp)
-
-    @kernel
-    def softmax_rows_in_place(block: variants.Block):
-        x, n, inf_as_zero, keeps = block.values, block.n, block.inf_as_zero, block.keeps_stats
-        softmax(range(block.rows), n, x, n, x, n, x, x, 0, block.stats, inf_as_zero, keeps)
-
-    return softmax_rows_in_place
-
-
-# --- log-softmax ---------------------------------------------------------------------------------------------------
-
-
-def rest_in_blocks(add_rest: Callable[..., Any]) -> Callable[..., Any]:
-    """`row_rest` for rows of any length, block by block."""
-
-    @inline
-    def rest_of(x, begin: int, n: int, m: float, ahead, out, j: int, stop: int, arrays, numbers):
-        rest, count = 0.0, 0.0
-        for block in range(begin, n, BLOCK):
-            end = min(block + BLOCK, n)
-            added, equal, j = add_rest(x, block, end, m, ahead, out, j, stop, arrays, numbers)
-            rest, count = rest + added, count + equal
-        return rest, count, j
-
-    return rest_of
-
-
-_no_sum = inline(lambda stats, row, log_sum_exp: None)
-_store_sum = inline(lambda stats, row, log_sum_exp: v.store_one(stats, row, log_sum_exp))
-
-
-def log_softmax_body(
-    add_rest: Callable[..., Any], late: Callable[..., bool], variant: variants.Variant, note: Callable[..., None]
-) -> Callable[..., None]:
-    """y = log_softmax(x) for a range of rows, in one of the variants."""
-    subtracted, count_of = variant.subtracted, variant.count_of
-
-    @inline
-    def body(rows, n: int, x, x_row: int, y, y_row: int, stream: int, stats) -> None:
-        is_late = late(n, stream)
-        stop = 0 if is_late else n
-        out, head, before, largest_before, log_before = y, n, x, v.full(x, 0.0), v.full(x, 0.0)
-        for row in rows:
-            xs = x + row * x_row
-            largest = loops.row_max(xs, 0, n)
-            m = subtracted(xs, largest)
-            rest, equal, j = add_rest(xs, 0, n, m, xs + x_row, out, head, stop, (before,), (largest_before, log_before))
-            loops.write_log(out, j, n, 0, (before,), (largest_before, log_before))
-            out, before = y + row * y_row, xs
-            largest_before, log_before = v.full(x, largest), lse.row_log_of_sum(x, rest, count_of(largest, equal), m)
-            head = 0 if is_late else loops.line_head(out, n, stream)
-            loops.write_log(out, 0, head, 0, (before,), (largest_before, log_before))
-            note(stats, row, largest + v.first_lane(log_before))
-        loops.write_log(out, head, n, stream, (before,), (largest_before, log_before))
-
-    return body
-
-
-_log_softmax = log_softmax_body(loops.add_rest_logging, _late, variants.PLAIN_ROWS, _no_sum)
+    arguments = Arguments(x.data, (x,), y.step, 0, Memory(e, done, e, e), 0, 0, 0)
+    _softmax(rows.start, rows.stop, n, y.data + rows.start * y.step, stream, arguments)
 
 
 @kernel
 def log_softmax_rows(rows: Units, n, x: Rows, y: Rows, stream):
-    _log_softmax(rows, n, x.data, x.step, y.data, y.step, stream, y.data)
+    arguments = Arguments(x.data, (x,), y.step, 0, Memory(x.data, x.data, x.data, x.data), 0, 0, 0)
+    _log_softmax(rows.start, rows.stop, n, y.data + rows.start * y.step, stream, arguments)
 
 
-def log_softmax_in_place(variant: variants.Variant) -> Kernel:
-    add_rest = rest_in_blocks(loops.row_rest(variants.no_step, variant.rests))
-    log_softmax = log_softmax_body(add_rest, _at_once, variant, _store_sum)
+def forward_in_place(operator: str, exact: bool) -> Kernel:
+    """A stage's kernel; exact ones also keep each row's log-sum-exp."""
+    form = Form(operator, "rows", results=("stats",) if exact else ())
+    body = forward_body(form, of_rows(operator, exact), _reads_in_place)
 
     @kernel
-    def log_softmax_rows_in_place(block: variants.Block):
+    def forward_rows_in_place(block: Block):
         x, n = block.values, block.n
-        log_softmax(range(block.rows), n, x, n, x, n, 0, block.stats)
+        results, memory = Results(x, x, Rows(block.stats, 1)), Memory(x, x, x, x)
+        body(0, block.rows, n, x, 0, Arguments(x, (Rows(x, n),), n, 0, memory, results, 0, block.inf_as_zero))
 
-    return log_softmax_rows_in_place
+    return forward_rows_in_place
+
+
+def forward_with_attributes(form: Form) -> Kernel:
+    write_rows = combine.combining(forward_body(form, of_rows(form.operator, form.exact), _reads_with_attributes(form)))
+    count, floats = form.sources, form.numbers
+
+    @kernel
+    def fused_rows(
+        rows: Units, n, sources: (Source,) * count, y: Rows, numbers: (Float,) * floats, memory: Memory,
+        results: Results, dropout: Dropout, switches: Switches,
+    ):  # fmt: skip
+        arguments = memory.e, sources, y.step, numbers, memory, results, dropout, switches.inf_as_zero
+        write_rows(rows.start, rows.stop, n, y, memory.buffer, switches.stream, arguments)
+
+    return fused_rows
 
 
 # --- gradients -----------------------------------------------------------------------------------------------------
 
 
-def gradient_body(add_up: Callable[..., Any], formula: Callable[..., Vector]) -> Callable[..., None]:
-    """dx = formula(dy, y, sum(term(dy, y))) for a range of rows; `add_up` forms the sum."""
-    write = mapped(formula)
+def gradient_terms(form: GradientForm, read: Callable[..., Vector]) -> Callable[..., tuple[Vector, Vector]]:
+    """(arrays, i, whole, mask, numbers): the gradient with respect to the softmax, and y."""
+    back, dy, y = backwards(form, IN_ROWS), 1 + form.drops, 2 + form.drops
 
     @inline
-    def body(rows, n: int, dy, dy_row: int, y, y_row: int, dx, dx_row: int, stream: int) -> None:
-        out, head, before, s_before = dx, n, (dy, y), v.number(dy, 0.0)
-        for row in rows:
-            dys, ys = dy + row * dy_row, y + row * y_row
-            s, j = add_up(dys, ys, 0, n, out, head, n, before, (s_before,))
-            write(out, j, n, 0, before, (s_before,))
-            out, before, s_before = dx + row * dx_row, (dys, ys), s
-            head = loops.line_head(out, n, stream)
-            write(out, 0, head, 0, before, (s_before,))
-        write(out, head, n, stream, before, (s_before,))
+    def both(arrays, i: int, whole: bool, mask, numbers):
+        like = v.full(arrays[0], 0.0)
+        of_y = read(like, arrays[y], i, whole, mask)
+        return back(read(like, arrays[dy], i, whole, mask), of_y, arrays, i, whole, mask, numbers), of_y
 
-    return body
+    return both
 
 
-def gradient_rows(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
-    body = gradient_body(loops.row_sum(term, next_vector(formula)), formula)
+def gradient_loop(form: GradientForm, step: Callable[..., int], keep: Callable[..., None]) -> Callable[..., Any]:
+    """The loop of `row_sum_of` over the terms; keep(buffer, i, gradient with respect to the softmax, whole, mask)."""
+    term, both = GRADIENTS[form.operator][0], gradient_terms(form, IN_ROWS.along)
 
-    @combine.combining
-    def write(first, stop, n, out, past, arguments):
-        dy, y, dx = arguments
-        dys, ys = dy.data + first * dy.step, y.data + first * y.step
-        body(range(stop - first), n, dys, dy.step, ys, y.step, out, dx.step, past)
+    @inline
+    def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
+        g, y = both(arrays, i, whole, mask, numbers)
+        keep(arrays[0], i, g, whole, mask)
+        return term(g, y) if whole else v.select(mask, term(g, y), 0.0)
+
+    return loops.row_sum_of(value, step)
+
+
+def gradient_result(form: GradientForm, both: Callable[..., tuple[Vector, Vector]]) -> Callable[..., Vector]:
+    """(arrays, i, whole, mask, (the sum, numbers)): dx; both: see `gradient_terms`."""
+    formula, out = GRADIENTS[form.operator][1], out_of_gradient(form, IN_ROWS)
+
+    @inline
+    def result(arrays, i: int, whole: bool, mask, numbers) -> Vector:
+        s, of_links = numbers
+        g, y = both(arrays, i, whole, mask, of_links)
+        return out(formula(g, y, s), arrays, i, whole, mask, of_links)
+
+    return result
+
+
+nothing_kept = inline(lambda buffer, i, g, whole, mask: None)
+read_again = inline(lambda like, row, i, whole, mask: get(row, i, whole, mask))  # without asking for what lies ahead
+
+
+def gradient_body(form: GradientForm, place: Any, is_kept: bool) -> Callable[..., None]:
+    """Write dx of the rows from `first` to `stop` to `out`, each row while the next one is reduced.
+
+    is_kept: whether the gradient with respect to the softmax is kept in a buffer meanwhile, not computed again.
+    """
+    y, keep, again = 2 + form.drops, nothing_kept, gradient_terms(form, read_again)
+    if is_kept:
+        keep = inline(lambda buffer, i, g, whole, mask: put(buffer, i, g, whole, mask, 0))
+        again = inline(lambda a, i, whole, mask, numbers: (get(a[0], i, whole, mask), get(a[y], i, whole, mask)))
+    result, decide, arrays_of = gradient_result(form, again), DECIDE[form.drops], arrays_backwards(form, place)
+    add_up, write = gradient_loop(form, row_stepper(result), keep), row_writer(result)
+
+    @inline
+    def write_rows(first, stop, n, out, past, arguments):
+        like, sources, dx_step, numbers, e, done, dropped, dropout = arguments
+        dxs, head, s_before, before = out, n, v.number(like, 0.0), arrays_of(done, dropped, e, sources, first)
+        for row in range(first, stop):
+            decide(dropped, n, row * n, dropout)
+            arrays = arrays_of(e, dropped, e, sources, row)
+            s, j = add_up(like, 0, n, arrays, numbers, dxs, head, n, before, (s_before, numbers))
+            write(dxs, j, n, 0, before, (s_before, numbers))
+            dxs, before, s_before = out + (row - first) * dx_step, arrays, s
+            head = loops.line_head(dxs, n, past)
+            write(dxs, 0, head, 0, before, (s_before, numbers))
+            e, done = done, e
+        write(dxs, head, n, past, before, (s_before, numbers))
+
+    return write_rows
+
+
+def _plain_gradient(operator: str) -> Callable[..., None]:
+    return gradient_body(GradientForm(operator, "rows"), OF_PLAIN_ROW, is_kept=False)
+
+
+def gradient_rows(operator: str) -> Kernel:
+    write = combine.combining(_plain_gradient(operator))
 
     @kernel
     def by_rows(rows: Units, n, dy: Rows, y: Rows, dx: Rows, buffer: Private, stream):
-        write(rows.start, rows.stop, n, dx, buffer, stream, (dy, y, dx))
+        arguments = dy.data, (dy, y), dx.step, 0, dy.data, dy.data, dy.data, 0
+        write(rows.start, rows.stop, n, dx, buffer, stream, arguments)
 
     return by_rows
 
 
-def gradient_rows_in_place(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
-    body = gradient_body(loops.row_sum(term, variants.no_step), formula)
+def gradient_in_place(operator: str) -> Kernel:
+    body = _plain_gradient(operator)
 
     @kernel
-    def by_rows_in_place(block: variants.Block):
+    def by_rows_in_place(block: Block):
         dy, n = block.values, block.n
-        body(range(block.rows), n, dy, n, block.other, n, dy, n, 0)
+        body(0, block.rows, n, dy, 0, (dy, (Rows(dy, n), Rows(block.other, n)), n, 0, dy, dy, dy, 0))
 
     return by_rows_in_place
+
+
+def gradient_with_attributes(form: GradientForm) -> Kernel:
+    write_rows, count, floats = combine.combining(gradient_body(form, OF_ROW, is_kept=True)), form.sources, form.numbers
+
+    @kernel
+    def fused_gradient_rows(
+        rows: Units, n, sources: (Source,) * count, dx: Rows, numbers: (Float,) * floats, memory: Memory,
+        dropout: Dropout, stream,
+    ):  # fmt: skip
+        e, done, dropped, buffer = memory
+        arguments = e, sources, dx.step, numbers, e, done, dropped, dropout
+        write_rows(rows.start, rows.stop, n, dx, buffer, stream, arguments)
+
+    return fused_gradient_rows

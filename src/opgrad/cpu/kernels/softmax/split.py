@@ -1,136 +1,329 @@
-"""Few long rows: threads reduce the blocks of a row, the results are combined, and threads write the blocks."""
+"""Few long rows: threads reduce the blocks of a row, the results are combined, and threads write the blocks.
+
+The plain kernels are those of a form without links; they read x where it lies. Kernels with attributes put each block,
+after the links before softmax, in a buffer, and sum its exponentials there. Both compute the exponentials a second time
+when they write.
+"""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, store_f64
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
-from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
+from opgrad.cpu.compiler.parameters import Float, Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.kernels.fused.chain import joined
+from opgrad.cpu.kernels.fused.form import (
+    Form,
+    GradientForm,
+    arrays_backwards,
+    arrays_inwards,
+    arrays_outwards,
+    inwards,
+    one_after_the_other,
+    outwards,
+)
+from opgrad.cpu.kernels.fused.operands import DECIDE, IN_ROWS, OF_BLOCK, Cut, Dropout, Results, Source, Switches, start
 from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.fold import BLOCK
-from opgrad.cpu.kernels.loops.map import mapped
-from opgrad.cpu.kernels.numerics import logsumexp as lse
+from opgrad.cpu.kernels.loops.map import get, row_writer, write_same
 from opgrad.cpu.kernels.numerics import row_blocks
-from opgrad.cpu.kernels.softmax import variants
+from opgrad.cpu.kernels.softmax.reductions import Reduction, of_rows
+from opgrad.cpu.kernels.softmax.rows import (
+    Block,
+    gradient_loop,
+    gradient_result,
+    gradient_terms,
+    nothing_kept,
+    read_again,
+    reader_to_buffer,
+    result_in_buffer,
+)
 
-STATS: Final = 3  # float64 numbers for each block: its maximum, and two from which the sum is computed
-TOTAL: Final = 2  # for each row: its maximum, and the sum or its logarithm
+STATS: Final = 3  # float64 numbers of each block, and of each row: the largest element, and two that make the sums
 
-
-_add_up = loops.row_sum_exp(variants.no_step, lse.PLAIN)
-
-
-@inline
-def _sum_exp(x, begin: int, end: int, m: float):
-    # so that a block of -inf adds 0 and not NaN: other blocks may be finite
-    top = max(m, v.number(x, row_blocks.LOWEST))
-    s, _ = _add_up(x, begin, end, top, x, 0, x, x, end, end, (x,), (m,))
-    return s, 0.0
-
-
-@inline
-def _rest(x, begin: int, end: int, m: float):
-    return loops.rest_of_block(x, begin, end, m, x)
+no_step = inline(lambda out, i, end, arrays, numbers: i)  # in place of `next_vector`: no row is written meanwhile
 
 
-def split_sums(add_up: Callable[..., Any]) -> Kernel:
-    """The first step: for each block its maximum, and the two numbers that `add_up` computes."""
-
-    @kernel
-    def sums(units: Units, blocks, n, x: Rows, stats):
-        for unit in units:
-            xs, begin = x.data + unit // blocks * x.step, unit % blocks * BLOCK
-            end = min(begin + BLOCK, n)
-            m = loops.row_max(xs, begin, end)
-            first, second = add_up(xs, begin, end, m)
-            store_f64(stats, STATS * unit, m)
-            store_f64(stats, STATS * unit + 1, first)
-            store_f64(stats, STATS * unit + 2, second)
-
-    return sums
-
-
-@kernel
-def softmax_combine(rows: Units, blocks, x: Rows, stats, total):
-    """For each row its maximum, and the sum of its exponentials."""
-    for row in rows:
-        m, s = v.number(x.data, loops.MINUS_INFINITY), 0.0
-        for b in range(blocks * row, blocks * (row + 1)):
-            m = max(m, v.number(x.data, load_f64(stats, STATS * b)))
-        for b in range(blocks * row, blocks * (row + 1)):
-            of_block = v.number(x.data, load_f64(stats, STATS * b))
-            s += load_f64(stats, STATS * b + 1) * row_blocks.rescale(x.data, of_block, m)
-        store_f64(total, TOTAL * row, m)
-        store_f64(total, TOTAL * row + 1, s)
-
-
-@kernel
-def log_softmax_combine(rows: Units, blocks, x: Rows, stats, total):
-    """For each row its maximum, and the logarithm of the sum of exp(x - maximum)."""
-    for row in rows:
-        m, rest, count = v.number(x.data, loops.MINUS_INFINITY), 0.0, 0.0
-        for b in range(blocks * row, blocks * (row + 1)):
-            top, added = v.number(x.data, load_f64(stats, STATS * b)), load_f64(stats, STATS * b + 1)
-            m, rest, count = row_blocks.joined_rests(x.data, m, rest, count, top, added, load_f64(stats, STATS * b + 2))
-        store_f64(total, TOTAL * row, m)
-        store_f64(total, TOTAL * row + 1, v.first_lane(lse.row_log_of_sum(x.data, rest, count, m)))
-
-
-_write_exp_over_sum = mapped(lambda x, scale, divisor, fine: lse.quotient(lse.exp_scaled(x, scale), divisor, fine))
+# --- the sums of blocks, and of rows -------------------------------------------------------------------------------
 
 
 @inline
-def _write_softmax(y, begin: int, end: int, stream: int, x, m: float, s: float) -> None:
-    scale, divisor = lse.scale_for(v.full(x, m)), lse.row_reciprocal(x, s)
-    _write_exp_over_sum(y, begin, end, stream, (x,), (scale, divisor, v.is_fine(x)))
+def _store(stats: int, index: int, largest, two) -> None:
+    store_f64(stats, STATS * index, largest)
+    store_f64(stats, STATS * index + 1, two[0])
+    store_f64(stats, STATS * index + 2, two[1])
 
 
 @inline
-def _write_log_softmax(y, begin: int, end: int, stream: int, x, m: float, log_s: float) -> None:
-    loops.write_log(y, begin, end, stream, (x,), (m, v.number(x, log_s)))
+def _exponentials_of_blocks(x, m, stats: int, begin: int, end: int):
+    s = 0.0
+    for block in range(begin, end):
+        of_block = v.number(x, load_f64(stats, STATS * block))
+        s += load_f64(stats, STATS * block + 1) * row_blocks.rescale(x, of_block, m)
+    return s
 
 
-def split_write(write: Callable[..., None]) -> Kernel:
-    """The last step, which writes each block of y from x and the two numbers of its row."""
+@inline
+def _rests_of_blocks(x, m, stats: int, begin: int, end: int):
+    largest, rest, count = v.number(x, loops.MINUS_INFINITY), 0.0, 0.0
+    for block in range(begin, end):
+        top, added = v.number(x, load_f64(stats, STATS * block)), load_f64(stats, STATS * block + 1)
+        equal = load_f64(stats, STATS * block + 2)
+        largest, rest, count = row_blocks.joined_rests(x, largest, rest, count, top, added, equal)
+    return rest, count
+
+
+class Blocks(NamedTuple):
+    """How the sums of a row are made of those of its blocks."""
+
+    reduction: Reduction
+    two: Callable[..., Any]  # (sums): the two numbers that are stored of them
+    sums: Callable[..., Any]  # (two numbers): the sums of a row again
+    joined: Callable[..., Any]  # (x, m, stats, begin, end): the sums of the row of these blocks, on the scale for m
+
+
+def _blocks(operator: str, exact: bool = False) -> Blocks:
+    reduction = of_rows(operator, exact, recomputed=True)
+    if operator == "log_softmax":
+        same = inline(lambda sums: sums)
+        return Blocks(reduction, same, same, _rests_of_blocks)
+    two, sums = inline(lambda s: (s, 0.0)), inline(lambda numbers: numbers[0])
+    return Blocks(reduction, two, sums, _exponentials_of_blocks)
+
+
+def _block_noting(blocks: Blocks) -> Callable[..., None]:
+    """(x, n, largest, stats, block): sum the exponentials of a block of n elements, and store what is found."""
+    add_up, two = blocks.reduction.loop(no_step), blocks.two
+
+    @inline
+    def note(x, n: int, largest, stats: int, block: int) -> None:
+        # so that the sum of a block of -inf is 0 and not NaN: other blocks may be finite
+        top = max(largest, v.number(x, row_blocks.LOWEST))
+        sums, _ = add_up(x, 0, n, top, x, x, x, n, n, (x,), ())
+        _store(stats, block, largest, two(sums))
+
+    return note
+
+
+def _row_joining(blocks: Blocks) -> Callable[..., Any]:
+    """(x, stats, begin, end): the largest element of the row of these blocks, what is subtracted, the row's sums."""
+    subtracted, joined_sums = blocks.reduction.subtracted, blocks.joined
+
+    @inline
+    def join(x, stats: int, begin: int, end: int):
+        largest = v.number(x, loops.MINUS_INFINITY)
+        for block in range(begin, end):
+            largest = max(largest, v.number(x, load_f64(stats, STATS * block)))
+        m = subtracted(x, largest)
+        return largest, m, joined_sums(x, m, stats, begin, end)
+
+    return join
+
+
+# --- forward -------------------------------------------------------------------------------------------------------
+
+
+def _reader(form: Form, is_plain: bool) -> Callable[..., Any]:
+    """(sources, at, n, e, numbers): a block's values after the links before softmax, and the largest of them."""
+    if is_plain:
+
+        @inline
+        def read_x(sources, at, n: int, e, numbers):
+            x = start(sources[0], at[0]) + at[1]
+            return x, loops.row_max(x, 0, n)
+
+        return read_x
+    read_all, operands = reader_to_buffer(form), arrays_inwards(form, OF_BLOCK)
+    return inline(lambda sources, at, n, e, numbers: (e, read_all(e, n, operands(e, sources, at), numbers)))
+
+
+def forward(form: Form, is_plain: bool = False) -> tuple[Kernel, ...]:
+    """The three steps of a form. is_plain: whether x is read where it lies; then there is no private memory."""
+    blocks = _blocks(form.operator, form.exact)
+    return _block_sums(form, blocks, is_plain), _row_sums(form, blocks), _block_results(form, blocks, is_plain)
+
+
+def _block_sums(form: Form, blocks: Blocks, is_plain: bool) -> Kernel:
+    read, note, count, floats = _reader(form, is_plain), _block_noting(blocks), form.sources, form.numbers
+    buffer = int if is_plain else Private
 
     @kernel
-    def by_blocks(units: Units, blocks, n, x: Rows, y: Rows, total, stream):
+    def split_sums(units: Units, cut: Cut, sources: (Source,) * count, numbers: (Float,) * floats, e: buffer, stats):
         for unit in units:
-            row, begin = unit // blocks, unit % blocks * BLOCK
-            end = min(begin + BLOCK, n)
-            m, t = v.number(x.data, load_f64(total, TOTAL * row)), load_f64(total, TOTAL * row + 1)
-            write(y.data + row * y.step, begin, end, stream, x.data + row * x.step, m, t)
+            row, begin = unit // cut.blocks, unit % cut.blocks * BLOCK
+            size = min(BLOCK, cut.n - begin)
+            x, largest = read(sources, (row, begin), size, e, numbers)
+            note(x, size, largest, stats, unit)
 
-    return by_blocks
-
-
-SOFTMAX = split_sums(_sum_exp), softmax_combine, split_write(_write_softmax)
-LOG_SOFTMAX = split_sums(_rest), log_softmax_combine, split_write(_write_log_softmax)
+    return split_sums
 
 
-def gradient(term: Callable[..., Vector], formula: Callable[..., Vector]) -> tuple[Kernel, Kernel]:
-    """The two steps of a split gradient: the blocks' sums, and the blocks of dx."""
-    add_up, write = loops.row_sum(term, variants.no_step), mapped(formula)
+def _row_sums(form: Form, blocks: Blocks) -> Kernel:
+    join, two, count = _row_joining(blocks), blocks.two, form.sources
+    keeps = _log_sum_exp_noting(form, blocks.reduction)
 
     @kernel
-    def sums(units: Units, blocks, n, dy: Rows, y: Rows, stats: Pointer):
-        for unit in units:
-            row, begin = unit // blocks, unit % blocks * BLOCK
-            end = min(begin + BLOCK, n)
-            dys, ys = dy.data + row * dy.step, y.data + row * y.step
-            s, _ = add_up(dys, ys, begin, end, dys, end, end, (dys, ys), (v.number(stats, 0.0),))
-            v.store_one(stats, unit, s)
+    def split_rows(rows: Units, cut: Cut, sources: (Source,) * count, results: Results, stats, total):
+        x = sources[0].data
+        for row in rows:
+            largest, m, sums = join(x, stats, cut.blocks * row, cut.blocks * (row + 1))
+            _store(total, row, largest, two(sums))
+            keeps(results, row, x, sums, largest, m)
+
+    return split_rows
+
+
+def _log_sum_exp_noting(form: Form, reduction: Reduction) -> Callable[..., None]:
+    """(results, row, x, sums, largest, m): store a row's log-sum-exp, if the form has that result."""
+    if "stats" not in form.results:
+        return inline(lambda results, row, x, sums, largest, m: None)
+    log_sum_exp, numbers = reduction.log_sum_exp, reduction.numbers
+
+    @inline
+    def keep(results, row: int, x, sums, largest, m) -> None:
+        found = log_sum_exp(x, sums, largest, m, numbers(x, sums, largest, m, 0))
+        v.store_one(results.stats.data, row, found)
+
+    return keep
+
+
+def _softmax_of_block(form: Form, reduction: Reduction) -> Callable[..., Vector]:
+    """((arrays before softmax, …), i, whole, mask, (numbers of the row, fine, numbers)): an element of the softmax."""
+    through, result = inwards(form, IN_ROWS), reduction.result
+
+    @inline
+    def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
+        of_row, fine, of_links = numbers
+        inner = arrays[0]
+        x = through(get(inner[1], i, whole, mask), inner, i, whole, mask, of_links)
+        return result(x, of_row, fine)
+
+    return value
+
+
+def _block_results(form: Form, blocks: Blocks, is_plain: bool) -> Kernel:
+    inner, outer = arrays_inwards(form, OF_BLOCK), arrays_outwards(form, OF_BLOCK)
+    of_softmax, behind = _softmax_of_block(form, blocks.reduction), outwards(form, IN_ROWS)
+    reduction, sums_of, decide = blocks.reduction, blocks.sums, DECIDE[form.drops]
+    subtracted, numbers_of = reduction.subtracted, reduction.numbers
+    count, floats, others = form.sources, form.numbers, _other_results(form, of_softmax)
+    is_fine = inline(v.is_fine) if is_plain else inline(lambda x: True)
+    buffer = Private if form.drops else int
+
+    @inline
+    def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
+        s = of_softmax(arrays, i, whole, mask, numbers)
+        return behind(s, arrays[1], i, whole, mask, numbers[2])
+
+    write = row_writer(value)
 
     @kernel
-    def by_blocks(units: Units, blocks, n, dy: Rows, y: Rows, dx: Rows, stats: Pointer, stream):
+    def split_results(
+        units: Units, cut: Cut, sources: (Source,) * count, y: Rows, numbers: (Float,) * floats, kept: buffer,
+        results: Results, dropout: Dropout, switches: Switches, total,
+    ):  # fmt: skip
         for unit in units:
-            row, begin = unit // blocks, unit % blocks * BLOCK
-            s = v.number(stats, 0.0)
-            for block in range(blocks):
-                s += v.load_one(stats, row * blocks + block)
-            arrays = (dy.data + row * dy.step, y.data + row * y.step)
-            write(dx.data + row * dx.step, begin, min(begin + BLOCK, n), stream, arrays, (s,))
+            row, begin = unit // cut.blocks, unit % cut.blocks * BLOCK
+            x, size, at = sources[0].data, min(BLOCK, cut.n - begin), (row, begin)
+            largest = v.number(x, load_f64(total, STATS * row))
+            sums = sums_of((load_f64(total, STATS * row + 1), load_f64(total, STATS * row + 2)))
+            of_row = numbers_of(x, sums, largest, subtracted(x, largest), switches.inf_as_zero)
+            decide(kept, size, row * cut.n + begin, dropout)
+            before = joined((x,), inner(x, sources, at))
+            arrays, found = (before, outer(x, kept, x, sources, at)), (of_row, is_fine(x), numbers)
+            others(results, row, begin, size, arrays, kept, found)
+            write(y.data + (row * y.step + begin), 0, size, switches.stream, arrays, found)
 
-    return sums, by_blocks
+    return split_results
+
+
+def _other_results(form: Form, of_softmax: Callable[..., Vector]) -> Callable[..., None]:
+    """(results, row, begin, n, arrays, kept, found): write a block of the results besides y that the form has."""
+    write_saved = row_writer(of_softmax)
+
+    @inline
+    def saved(results, row: int, begin: int, n: int, arrays, kept, found) -> None:
+        write_saved(results.saved.data + (row * results.saved.step + begin), 0, n, 0, arrays, found)
+
+    @inline
+    def mask(results, row: int, begin: int, n: int, arrays, kept, found) -> None:
+        write_same(results.mask.data + (row * results.mask.step + begin), 0, n, 0, (kept,), ())
+
+    every = {"saved": saved, "mask": mask}
+    return one_after_the_other([every[name] for name in form.results if name in every])
+
+
+def forward_in_place(operator: str, exact: bool) -> Kernel:
+    """A stage's kernel, whose results have the bits of the three steps; the tile holds the sums of blocks meanwhile."""
+    blocks = _blocks(operator, exact)
+    note, join, numbers_of = _block_noting(blocks), _row_joining(blocks), blocks.reduction.numbers
+    keeps = _log_sum_exp_noting(Form(operator, "split", results=("stats",) if exact else ()), blocks.reduction)
+    write = row_writer(result_in_buffer(blocks.reduction.result))
+
+    @kernel
+    def forward_split_in_place(block: Block):
+        n, stats, results = block.n, v.address_of(block.tile), Results(0, 0, Rows(block.stats, 1))
+        count = (n + BLOCK - 1) // BLOCK
+        for row in range(block.rows):
+            x = block.values + row * n
+            for each in range(count):
+                begin, size = each * BLOCK, min(BLOCK, n - each * BLOCK)
+                note(x + begin, size, loops.row_max(x + begin, 0, size), stats, each)
+            largest, m, sums = join(x, stats, 0, count)
+            keeps(results, row, x, sums, largest, m)
+            write(x, 0, n, 0, (x,), numbers_of(x, sums, largest, m, block.inf_as_zero))
+
+    return forward_split_in_place
+
+
+# --- gradients -----------------------------------------------------------------------------------------------------
+
+
+def gradient(form: GradientForm) -> tuple[Kernel, Kernel]:
+    """The two steps of a form: the sums of blocks, and the blocks of dx, for which the sum of each row is added up."""
+    return _gradient_sums(form), _gradient_results(form)
+
+
+def _gradient_sums(form: GradientForm) -> Kernel:
+    place, decide, count, floats = arrays_backwards(form, OF_BLOCK), DECIDE[form.drops], form.sources, form.numbers
+    add_up, buffer = gradient_loop(form, no_step, nothing_kept), Private if form.drops else int
+
+    @kernel
+    def split_gradient_sums(
+        units: Units, cut: Cut, sources: (Source,) * count, numbers: (Float,) * floats, kept: buffer, dropout: Dropout,
+        partial,
+    ):  # fmt: skip
+        dy = sources[0].data
+        for unit in units:
+            row, begin = unit // cut.blocks, unit % cut.blocks * BLOCK
+            size = min(BLOCK, cut.n - begin)
+            decide(kept, size, row * cut.n + begin, dropout)
+            arrays = place(dy, kept, dy, sources, (row, begin))
+            s, _ = add_up(dy, 0, size, arrays, numbers, dy, size, size, arrays, numbers)
+            store_f64(partial, unit, s)
+
+    return split_gradient_sums
+
+
+def _gradient_results(form: GradientForm) -> Kernel:
+    place, decide, count, floats = arrays_backwards(form, OF_BLOCK), DECIDE[form.drops], form.sources, form.numbers
+    buffer, write = Private if form.drops else int, row_writer(gradient_result(form, gradient_terms(form, read_again)))
+
+    @kernel
+    def split_gradient_results(
+        units: Units, cut: Cut, sources: (Source,) * count, dx: Rows, numbers: (Float,) * floats, kept: buffer,
+        dropout: Dropout, partial, stream,
+    ):  # fmt: skip
+        dy = sources[0].data
+        for unit in units:
+            row, begin = unit // cut.blocks, unit % cut.blocks * BLOCK
+            size, s = min(BLOCK, cut.n - begin), 0.0
+            for block in range(cut.blocks * row, cut.blocks * (row + 1)):
+                s += load_f64(partial, block)
+            decide(kept, size, row * cut.n + begin, dropout)
+            arrays = place(dy, kept, dy, sources, (row, begin))
+            write(dx.data + (row * dx.step + begin), 0, size, stream, arrays, (v.number(dy, s), numbers))
+
+    return split_gradient_results

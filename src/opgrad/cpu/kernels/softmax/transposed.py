@@ -17,6 +17,7 @@ from opgrad.cpu.kernels.softmax.columns import (
     log_softmax_lines,
     softmax_lines,
 )
+from opgrad.cpu.kernels.softmax.rows import Block
 
 AHEAD: Final = 2  # groups between the prefetch of rows and their use
 
@@ -77,7 +78,7 @@ def transposed(make_lines: Callable[..., Any]) -> Kernel:
 
 def transposed_in_place(lines: Callable[..., Vector]) -> Kernel:
     @kernel
-    def by_transposed_rows_in_place(block: variants.Block):
+    def by_transposed_rows_in_place(block: Block):
         w, n, tile = v.lanes(block.values), block.n, block.tile
         for row in range(0, block.rows, w):
             xs, filled = block.values + row * n, min(w, block.rows - row)
@@ -135,7 +136,7 @@ def gradient_transposed_in_place(term: Callable[..., Vector], formula: Callable[
     body = gradient_body(term, formula, nothing)
 
     @kernel
-    def by_transposed_rows_in_place(block: variants.Block):
+    def by_transposed_rows_in_place(block: Block):
         w, n, tile = v.lanes(block.values), block.n, block.tile
         half = w // 2
         y_tile = tile + (n + half - 1) // half * half * w

@@ -11,26 +11,11 @@ from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
-from opgrad.cpu.compiler.parameters import Pointer
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY
 from opgrad.cpu.kernels.numerics import logsumexp as lse
 
 NAN: Final = float("nan")
-
-
-class Block(NamedTuple):
-    """The arguments of a kernel in place: a buffer of rows of length n, or of n lines of a strip of `width` columns."""
-
-    values: Pointer
-    other: Pointer  # y, in gradients
-    stats: Pointer
-    tile: Pointer
-    rows: int
-    n: int
-    width: int
-    inf_as_zero: int
-    keeps_stats: int
 
 
 class Variant(NamedTuple):
@@ -139,9 +124,3 @@ COLUMNS_IN_PLACE: Final[Mapping[bool, Variant]] = {
     True: _EXACT_COLUMNS,
     False: _EXACT_COLUMNS._replace(**_PLAIN_SUMS, divide=_reciprocal_of_columns),
 }
-
-
-@inline
-def no_step(out, i: int, end: int, arrays, numbers) -> int:
-    """In place of `next_vector`, for kernels that write no row while they reduce another."""
-    return i

@@ -5,9 +5,8 @@ outer axes make three loops or more or its vectors are not contiguous, if float3
 has too many post-ops.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 from opgrad.contract import layout
@@ -17,7 +16,6 @@ from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
 from opgrad.cpu.kernels.fused.chain import ALONG, Link
 from opgrad.cpu.kernels.fused.form import Form, GradientForm
 from opgrad.cpu.kernels.fused.operands import (
-    BlockMemory,
     ColumnResults,
     Cut,
     Dropout,
@@ -28,6 +26,7 @@ from opgrad.cpu.kernels.fused.operands import (
 )
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.fold import BLOCK
+from opgrad.cpu.kernels.softmax.split import STATS
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.fused import stages
 from opgrad.cpu.programs.layout import few, in_place_limits, keeps_column, spare_columns
@@ -184,7 +183,7 @@ def _forward_program(
     arguments["results"] = _results(problem, form)
     units = _loops(problem, form.layout, "x", "y", precision, arguments)
     if form.layout == "split":
-        steps = _split(problem, kernels, workspace, units, arguments)
+        steps = split_steps(problem, kernels, workspace, units, arguments)
     else:
         steps = [shared_out(kernels[0], units, problem.bytes / units, arguments)]
     return Program(steps, workspace, name=f"fused, {form.layout}, {precision}")
@@ -197,27 +196,17 @@ def _results(problem: Problem, form: Form) -> Results | ColumnResults:
     return Results(*(rows_of(problem, "x", name) for name in ("saved", "mask")), stats and Rows(stats, 1))
 
 
-def _split(
+def split_steps(
     problem: Problem, kernels: Sequence[Kernel], workspace: Workspace, units: int, arguments: dict[str, Any]
 ) -> list[Step]:
-    """The steps over blocks, and between them the steps over rows, in which each row is a part of its own."""
-    sizes = {"maxima": units, "partial": 2 * units, "total": 3 * problem.outer}
-    arguments |= _cut(problem, workspace, units, arguments["memory"], sizes)
-    arguments["e"] = arguments["memory"].e
-    maxima, row_maxima, sums, row_sums, results = kernels
-    over_blocks = partial(shared_out, units=units, unit_bytes=problem.bytes / units, arguments=arguments)
-    over_rows = partial(Step, units=problem.outer, arguments=arguments)
-    return [
-        over_blocks(maxima), over_rows(row_maxima), over_blocks(sums), over_rows(row_sums), over_blocks(results)
-    ]  # fmt: skip
-
-
-def _cut(
-    problem: Problem, workspace: Workspace, units: int, memory: Memory, sizes: Mapping[str, int]
-) -> dict[str, Any]:
-    """The kernels' arguments about the blocks of rows, and the memory by which one step hands results to the next."""
-    shared = {name: workspace.shared(count, "float64") for name, count in sizes.items()}
-    return {"cut": Cut(units // problem.outer, problem.n), "memory": BlockMemory(memory.e, memory.kept), **shared}
+    """The steps over blocks of rows; of three steps the middle one is over rows, each of which is a part of its own."""
+    sizes = {"partial": units} if len(kernels) == 2 else {"stats": STATS * units, "total": STATS * problem.outer}
+    arguments |= {name: workspace.shared(count, "float64") for name, count in sizes.items()}
+    arguments["cut"] = Cut(units // problem.outer, problem.n)
+    steps = [shared_out(kernel, units, problem.bytes / units, arguments) for kernel in kernels]
+    if len(kernels) == 3:
+        steps[1] = Step(kernels[1], problem.outer, arguments)
+    return steps
 
 
 # --- backward ---------------------------------------------------------------------------------------------------------
@@ -263,8 +252,9 @@ def _gradient_program(
     arguments["stream"] = partition.streams(problem.bytes)
     units = _loops(problem, form.layout, "dy", "dx", precision, arguments)
     if form.layout == "split":
-        arguments |= _cut(problem, workspace, units, arguments["memory"], {"partial": units})
-    steps = [shared_out(each, units, problem.bytes / units, arguments) for each in kernels]
+        steps = split_steps(problem, kernels, workspace, units, arguments)
+    else:
+        steps = [shared_out(kernels[0], units, problem.bytes / units, arguments)]
     return Program(steps, workspace, name=f"fused, {form.layout}, {precision}")
 
 
@@ -315,14 +305,14 @@ def _arguments(
     """Working memory, and the arguments that all fused kernels take."""
     width, workspace = vector_lanes(precision), Workspace(precision)
     size, buffer = (problem.n * width, 0) if form.layout == "columns" else (problem.n + width, combine.size(4))
-    if form.layout == "split":
-        size, buffer = BLOCK, 0
     sizes = size, size, size if form.drops else 0, buffer
+    if form.layout == "split":
+        sizes = BLOCK, 0, BLOCK if form.drops else 0, 0
     memory = Memory(*(workspace.private(each) for each in sizes))
     probability = problem.attributes["dropout"]
     dropout = Dropout(problem[STATE], keep_threshold(probability)) if form.drops else Dropout(None, 0)
-    found = {"n": problem.n, "sources": tuple(sources), "numbers": tuple(numbers) or 0}
-    return workspace, {**found, "memory": memory, "dropout": dropout}
+    found = {"n": problem.n, "sources": tuple(sources), "numbers": tuple(numbers) or 0, "dropout": dropout}
+    return workspace, {**found, "memory": memory, "e": memory.e, "kept": memory.kept}
 
 
 def _loops(problem: Problem, layout: str, first: str, result: str, precision: str, arguments: dict[str, Any]) -> int:

@@ -17,9 +17,11 @@ from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.kernels.fused import post_ops, stages
 from opgrad.cpu.kernels.fused.post_ops import copy, drop, fill, mask_out, multiply
 from opgrad.cpu.kernels.fused.stages import keep, read, write
+from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
+from opgrad.cpu.kernels.softmax.split import STATS
 from opgrad.cpu.programs import partition
-from opgrad.cpu.programs.layout import Limits, in_place_limits
+from opgrad.cpu.programs.layout import Limits, few, in_place_limits
 from opgrad.cpu.programs.program import Operands, Program, shared_out
 from opgrad.cpu.programs.workspace import Scratch, Workspace
 from opgrad.fused.primitive import STATE, gradient_name
@@ -144,6 +146,8 @@ class Blocks:
         strips = partition.count(problem.inner, self.per_block)
         width = vector_lanes(self.precision)
         tiles = max(2 * tile_size(min(problem.n, self.limits.transposed), width), group_tiles(width))
+        if layout == "split":
+            tiles = 2 * STATS * partition.count(problem.n, BLOCK)
         plan = [
             self.columns,
             self.per_block,
@@ -155,7 +159,7 @@ class Blocks:
             self.item,
         ]
         plan += [kernels[layout].task((self.precision,) * 4, "stage"), other.offset if other else 0]
-        plan += [self.block_stats.offset, self.reserve(tiles), inf_as_zero, "stats" in problem.specs]
+        plan += [self.block_stats.offset, self.reserve(tiles), inf_as_zero]
         plan += [len(before), len(of_rows), len(after)]
         for stage in (*before, *of_rows, *after):
             plan += stage
@@ -171,6 +175,8 @@ class Blocks:
             return "columns"
         if self.problem.n <= self.limits.transposed:
             return "transposed"
+        if "split" in kernels and few(self.problem.outer, self.problem.n):
+            return "split"
         return "groups" if "groups" in kernels and self.problem.n <= self.limits.grouped else "rows"
 
     @property
