@@ -6,10 +6,10 @@ import pytest
 from artifact_sets import EXAMPLES
 from onnx import TensorProto, helper, numpy_helper
 
+from opgrad.graph.passes.losses import use_internal_losses
 from opgrad.onnxruntime import InferenceSession
 from opgrad.training import ArtifactSet, CheckpointState, Module, Trainer
 from opgrad.training.engine.fusions import fuse
-from opgrad.training.engine.rewriting import fuse_losses
 from opgrad.training.inspect.inspection import inspect
 
 FLOAT, DOUBLE, INT64, BOOL = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64, TensorProto.BOOL
@@ -55,7 +55,7 @@ def run(given: onnx.ModelProto) -> list[np.ndarray]:
         kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         size = SIZES[value.name]
         feeds[value.name] = np.array(random.integers(-1, 4, size) if kind == np.int64 else random.random(size), kind)
-    fuse_losses(given)
+    use_internal_losses(given)
     return InferenceSession(given.SerializeToString()).run(None, feeds)
 
 

@@ -15,8 +15,8 @@ from opgrad.bench.measure import take_turns, turns
 from opgrad.gradients import gradients
 from opgrad.gradients.backward import SUFFIX
 from opgrad.graph.messages import copied
+from opgrad.graph.passes.losses import use_internal_losses
 from opgrad.training import ArtifactSet
-from opgrad.training.engine import rewriting
 from opgrad.training.engine.binding import BoundGraph, declared
 from opgrad.training.engine.flat_tensors import FlatTensors
 from opgrad.training.engine.training_graph import open_session, session_options
@@ -120,7 +120,7 @@ def disagreements(losses: Mapping[str, float], ours: float) -> dict[str, str]:
 def _fused(model: onnx.ModelProto) -> onnx.ModelProto:
     """The graph as a training step has it: with opgrad's loss in place of onnxruntime's ten nodes."""
     copy = copied(model)
-    rewriting.fuse_losses(copy)
+    use_internal_losses(copy)
     return copy
 
 

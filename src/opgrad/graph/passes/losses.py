@@ -1,14 +1,20 @@
-"""Recognition of softmax cross-entropy."""
+"""Softmax cross-entropy: recognized in a graph, joined with its gradient, and written as opgrad's operator."""
 
 import onnx
 from onnx import helper
 
 from opgrad.graph.graph import Graph
-from opgrad.graph.messages import domain_of
+from opgrad.graph.messages import MICROSOFT, domain_of, import_microsoft
 from opgrad.graph.nodes import attributes_of
 
 ONE_AXIS_FROM = 13  # before this opset LogSoftmax takes all axes from `axis` on together as one row
 CLASSES = 1  # the axis of the classes
+LOSS, LOSS_GRADIENT = "SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossGrad"
+LOSS_AND_GRADIENT = "SoftmaxCrossEntropyLossAndGrad"
+DEFAULTS = {"reduction": "mean", "ignore_index": -1}  # opgrad's defaults for the loss and for its gradient
+
+
+# --- before differentiation ---
 
 
 def fuse_cross_entropy(graph: Graph) -> bool:
@@ -50,6 +56,70 @@ def _write(graph: Graph, softmax: onnx.NodeProto, node: onnx.NodeProto) -> None:
         graph.declare_like(outputs[1], softmax.output[0])
     else:
         graph.substitute(softmax, [])
-    fused = helper.make_node("SoftmaxCrossEntropyLoss", inputs, outputs, node.name)
+    fused = helper.make_node(LOSS, inputs, outputs, node.name)
     fused.attribute.extend(node.attribute)
     graph.substitute(node, [fused])
+
+
+# --- in training graphs ---
+
+
+def fuse_with_gradient(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Fuse SoftmaxCrossEntropyLoss and its gradient into one node, which reads the logits once; whether it may be.
+
+    Only that gradient may read the log-probabilities, and the gradient of the loss itself has to be 1.
+    """
+    gradient = _gradient(graph, node)
+    if gradient is None:
+        return False
+    outputs = [node.output[0], gradient.output[0]]
+    fused = graph.node(LOSS_AND_GRADIENT, list(node.input), outputs, MICROSOFT, **DEFAULTS | attributes_of(node))
+    graph.substitute(gradient, [])
+    graph.substitute(node, [fused])
+    return True
+
+
+def _gradient(graph: Graph, loss: onnx.NodeProto) -> onnx.NodeProto | None:
+    """The gradient node of a loss, if it is the only reader of the log-probabilities and its dy is 1; else None."""
+    log_prob = loss.output[1] if len(loss.output) > 1 else ""
+    if not log_prob or not graph.inner(log_prob):
+        return None
+    (node,) = graph.readers[log_prob]
+    named = node.op_type == LOSS_GRADIENT and domain_of(node) == MICROSOFT
+    if not named or node.input[1] != log_prob or list(node.input)[2:] != list(loss.input)[1:]:
+        return None
+    alike = DEFAULTS | attributes_of(node) == DEFAULTS | attributes_of(loss)
+    return node if alike and graph.scalar(node.input[0]) == 1.0 else None
+
+
+def use_internal_losses(model: onnx.ModelProto) -> None:
+    """Replace SoftmaxCrossEntropyLoss by SoftmaxCrossEntropyLossInternal, for which opgrad has a kernel.
+
+    onnxruntime expands the node into ten others. If the node has no `ignore_index`, these take a label of -1 for the
+    last class, whereas the original kernels and opgrad's, which compute the gradient, ignore it.
+    """
+    declared = {value.name: value.type for value in (*model.graph.value_info, *model.graph.output)}
+    for node in model.graph.node:
+        is_loss = node.op_type == LOSS and not domain_of(node)
+        if is_loss and node.output and node.output[0] in declared:
+            _make_internal(model.graph, node, declared)
+    import_microsoft(model)
+
+
+def _make_internal(graph: onnx.GraphProto, node: onnx.NodeProto, declared: dict[str, onnx.TypeProto]) -> None:
+    loss = node.output[0]
+    if len(node.output) < 2 or not node.output[1]:
+        del node.output[1:]
+        node.output.append(f"{loss}.log_prob")
+    log_prob = node.output[1]
+    if log_prob not in declared:
+        kind = declared[loss].tensor_type.elem_type
+        graph.value_info.append(helper.make_tensor_value_info(log_prob, kind, None))
+    for item in list(node.attribute):
+        if item.name == "ignore_index":
+            constant = helper.make_tensor(f"{loss}.ignore_index", onnx.TensorProto.INT64, (), [item.i])
+            graph.initializer.append(constant)
+            node.input.extend([""] * (3 - len(node.input)))
+            node.input.append(constant.name)
+            node.attribute.remove(item)
+    node.op_type, node.domain = "SoftmaxCrossEntropyLossInternal", MICROSOFT

@@ -12,10 +12,10 @@ import onnxruntime
 from opgrad.graph.batch_norm import evaluating
 from opgrad.graph.loading import name_of
 from opgrad.graph.messages import copied
+from opgrad.graph.passes.losses import use_internal_losses
 from opgrad.native.threads import get_num_threads
 from opgrad.training.api.checkpoint_state import CheckpointState
 from opgrad.training.data.batches import TensorSpec
-from opgrad.training.engine import rewriting
 from opgrad.training.engine.binding import BoundGraph, Value, check_inputs, declared, ort_value
 from opgrad.training.engine.distributed import OneProcess, Processes
 from opgrad.training.engine.export import write_inference_model
@@ -321,7 +321,7 @@ def _open_eval(
     model: onnx.ModelProto, fixed: Mapping[str, np.ndarray], options: onnxruntime.SessionOptions, what: str
 ) -> BoundGraph:
     fused = copied(model)
-    rewriting.fuse_losses(fused)
+    use_internal_losses(fused)
     inputs = [declared(value) for value in model.graph.input if value.name not in fixed]
     outputs = [declared(value) for value in model.graph.output]
     first = partial(first_run, fused, options=options)

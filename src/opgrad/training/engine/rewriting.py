@@ -5,43 +5,10 @@ from collections import Counter
 import onnx
 from onnx import helper
 
-from opgrad.graph.messages import MICROSOFT, import_microsoft, keep
+from opgrad.graph.messages import keep
 from opgrad.training.formats.names import BUFFER_SUFFIX, RESET
 
 DIRECT_SUFFIX = "_grad.direct"  # behind a parameter's name: its gradient as an output of the graph
-
-
-def fuse_losses(model: onnx.ModelProto) -> None:
-    """Replace SoftmaxCrossEntropyLoss by SoftmaxCrossEntropyLossInternal, for which opgrad has a kernel.
-
-    onnxruntime expands the node into ten others. If the node has no `ignore_index`, these take a label of -1 for the
-    last class, whereas the original kernels and opgrad's, which compute the gradient, ignore it.
-    """
-    declared = {value.name: value.type for value in (*model.graph.value_info, *model.graph.output)}
-    for node in model.graph.node:
-        is_loss = node.op_type == "SoftmaxCrossEntropyLoss" and node.domain in ("", "ai.onnx")
-        if is_loss and node.output and node.output[0] in declared:
-            _fuse(model.graph, node, declared)
-    import_microsoft(model)
-
-
-def _fuse(graph: onnx.GraphProto, node: onnx.NodeProto, declared: dict[str, onnx.TypeProto]) -> None:
-    loss = node.output[0]
-    if len(node.output) < 2 or not node.output[1]:
-        del node.output[1:]
-        node.output.append(f"{loss}.log_prob")
-    log_prob = node.output[1]
-    if log_prob not in declared:
-        kind = declared[loss].tensor_type.elem_type
-        graph.value_info.append(helper.make_tensor_value_info(log_prob, kind, None))
-    for item in list(node.attribute):
-        if item.name == "ignore_index":
-            constant = helper.make_tensor(f"{loss}.ignore_index", onnx.TensorProto.INT64, (), [item.i])
-            graph.initializer.append(constant)
-            node.input.extend([""] * (3 - len(node.input)))
-            node.input.append(constant.name)
-            node.attribute.remove(item)
-    node.op_type, node.domain = "SoftmaxCrossEntropyLossInternal", MICROSOFT
 
 
 def simplify_concatenations(graph: onnx.GraphProto) -> None:

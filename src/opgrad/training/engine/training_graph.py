@@ -10,6 +10,7 @@ import onnxruntime
 from opgrad.graph.loading import Source as Source
 from opgrad.graph.loading import read_model as read_model
 from opgrad.graph.messages import copied
+from opgrad.graph.passes.losses import use_internal_losses
 from opgrad.onnxruntime import LOWERED, loading, lower, private
 from opgrad.training.engine import first_run, fusions, rewriting
 from opgrad.training.engine.binding import BoundGraph, Value, declared
@@ -81,7 +82,7 @@ class TrainingGraph:
         self._options, self._who = options, who
         self._model = copied(model)
         self.fused = fusions.fuse(self._model) if fuse else []
-        rewriting.fuse_losses(self._model)
+        use_internal_losses(self._model)
         rewriting.simplify_concatenations(self._model.graph)
         self._adding: BoundGraph | None = None
         self._overwriting = self._open_overwriting() or self._open_adding()

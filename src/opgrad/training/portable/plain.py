@@ -9,10 +9,10 @@ from opgrad.forms.lowering import DOMAIN
 from opgrad.graph.messages import domain_of, opset_of
 from opgrad.graph.nodes import is_known, model_nodes
 from opgrad.graph.opset import LEAST, raise_opset
+from opgrad.graph.passes.losses import use_internal_losses
 from opgrad.onnxruntime import LOWERED, lower
 from opgrad.training.building.checks import sentence
 from opgrad.training.building.outputs import inferred_model
-from opgrad.training.engine.rewriting import fuse_losses
 
 WHO = "export_step"
 
@@ -31,7 +31,7 @@ def plain_model(model: onnx.ModelProto, opset: int | None, who: str = WHO) -> on
         typed = inferred_model(inlined)
     except onnx.shape_inference.InferenceError as error:
         raise ValueError(f"{who}: the graph is wrong: {sentence(error)}") from None
-    fuse_losses(typed)
+    use_internal_losses(typed)
     raise_opset(typed, opset or LEAST, who)
     if opset is not None and opset_of(typed) > opset:
         raise ValueError(f"{who}: opset is {opset}, expected {opset_of(typed)} at least, which the graph needs")
