@@ -12,7 +12,7 @@ from opgrad.graph.formulas import Value
 @lowers("InPlaceAccumulatorV2", state={1: 0})
 def in_place_accumulator_v2(call: Call) -> Results:
     """True, and value if overwrite else buffer + value."""
-    buffer, value = call.required(2)
+    buffer, value = call.operands(2)
     overwrite = call.input(2)
     value = value.like(buffer)
     total = buffer + value
@@ -24,7 +24,7 @@ def in_place_accumulator_v2(call: Call) -> Results:
 @lowers("InPlaceAccumulator", state={0: 0})
 def in_place_accumulator(call: Call) -> Value:
     """buffer + value, unless the signal is false."""
-    buffer, value = call.required(2)
+    buffer, value = call.operands(2)
     signal = call.input(2)
     total = buffer + value.like(buffer)
     return total if signal is None else call.body.where(signal.scalar(), total, buffer)
@@ -33,19 +33,19 @@ def in_place_accumulator(call: Call) -> Value:
 @lowers("ZeroGradient")
 def zero_gradient(call: Call) -> Value:
     """Zeros like the gradient."""
-    (gradient,) = call.required(1)
+    (gradient,) = call.operands(1)
     return call.body.full(gradient.shape(), 0, gradient)
 
 
 @lowers("PassThrough")
 def pass_through(call: Call) -> Results:
     """Every input as it is."""
-    return [each.apply("Identity") for each in call.required(call.outputs)]
+    return [each.apply("Identity") for each in call.operands(call.outputs)]
 
 
 @lowers("Scale")
 def scale(call: Call) -> Value:
     """x * factor, or x / factor."""
-    x, factor = call.required(2)
+    x, factor = call.operands(2)
     number = factor.like(x).scalar()
     return x / number if call.get("scale_down", 0) else x * number

@@ -9,42 +9,42 @@ from opgrad.graph.formulas import Value
 @lowers("ReluGrad")
 def relu_grad(call: Call) -> Value:
     """dx = dy where x > 0."""
-    dy, x = call.required(2)
+    dy, x = call.operands(2)
     return call.body.where(x > 0, dy, 0)
 
 
 @lowers("LeakyReluGrad")
 def leaky_relu_grad(call: Call) -> Value:
     """dx = dy where y > 0, else alpha * dy."""
-    dy, y = call.required(2)
+    dy, y = call.operands(2)
     return call.body.where(y > 0, dy, dy * call.get("alpha", 0.01))
 
 
 @lowers("SigmoidGrad")
 def sigmoid_grad(call: Call) -> Value:
     """dx = dy * y * (1 - y)."""
-    dy, y = call.required(2)
+    dy, y = call.operands(2)
     return dy * y * (1 - y)
 
 
 @lowers("TanhGrad")
 def tanh_grad(call: Call) -> Value:
     """dx = dy * (1 - y * y)."""
-    dy, y = call.required(2)
+    dy, y = call.operands(2)
     return dy * (1 - y * y)
 
 
 @lowers("QuickGelu")
 def quick_gelu(call: Call) -> Value:
     """y = x * sigmoid(alpha * x)."""
-    (x,) = call.required(1)
+    (x,) = call.operands(1)
     return x * (x * call.get("alpha", 1.702)).apply("Sigmoid")
 
 
 @lowers("QuickGeluGrad")
 def quick_gelu_grad(call: Call) -> Value:
     """dx = dy * s * (1 + v * (1 - s)) with v = alpha * x, s = sigmoid(v)."""
-    dy, x = call.required(2)
+    dy, x = call.operands(2)
     v = x * call.get("alpha", 1.702)
     s = v.apply("Sigmoid")
     return dy * s * (1 + v * (1 - s))
@@ -68,26 +68,26 @@ def _fast_gelu_slope(x: Value) -> Value:
 @lowers("GeluGrad")
 def gelu_grad(call: Call) -> Value:
     """dx = dy * gelu'(x)."""
-    dy, x = call.required(2)
+    dy, x = call.operands(2)
     return dy * _gelu_slope(x)
 
 
 @lowers("FastGeluGrad")
 def fast_gelu_grad(call: Call) -> Value:
     """dx = dy * fast_gelu'(x)."""
-    dy, x = call.required(2)
+    dy, x = call.operands(2)
     return dy * _fast_gelu_slope(x)
 
 
 @lowers("BiasGeluGrad_dX")
 def bias_gelu_grad(call: Call) -> Value:
     """dx = dy * gelu'(x + bias)."""
-    dy, x, bias = call.required(3)
+    dy, x, bias = call.operands(3)
     return dy * _gelu_slope(x + bias)
 
 
 @lowers("BiasFastGeluGrad_dX")
 def bias_fast_gelu_grad(call: Call) -> Value:
     """dx = dy * fast_gelu'(x + bias)."""
-    dy, x, bias = call.required(3)
+    dy, x, bias = call.operands(3)
     return dy * _fast_gelu_slope(x + bias)

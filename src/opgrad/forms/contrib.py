@@ -4,6 +4,7 @@ import math
 
 from opgrad.forms.registry import Call, NoForm, Results, lowers
 from opgrad.graph.formulas import Value
+from opgrad.graph.node_view import fused_product
 
 CUBIC = 0.044715  # of the tanh approximation of Gelu
 
@@ -16,21 +17,21 @@ def _gelu(x: Value) -> Value:
 @lowers("Gelu")
 def gelu(call: Call) -> Value:
     """y = x * cdf(x)."""
-    (x,) = call.required(1)
+    (x,) = call.operands(1)
     return _gelu(x)
 
 
 @lowers("BiasGelu")
 def bias_gelu(call: Call) -> Value:
     """y = gelu(x + bias)."""
-    x, bias = call.required(2)
+    x, bias = call.operands(2)
     return _gelu(x + bias)
 
 
 @lowers("FastGelu")
 def fast_gelu(call: Call) -> Value:
     """y = x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2, of x + bias where there is one."""
-    (x,) = call.required(1)
+    (x,) = call.operands(1)
     bias = call.input(1)
     x = x if bias is None else x + bias
     return 0.5 * x * (1 + (x * math.sqrt(2 / math.pi) * (1 + x * x * CUBIC)).apply("Tanh"))
@@ -39,31 +40,13 @@ def fast_gelu(call: Call) -> Value:
 @lowers("FusedMatMul")
 def fused_matmul(call: Call) -> Value:
     """y = alpha * a @ b, either of them transposed."""
-    a, b = call.required(2)
-    y = call.body.node("MatMul", _operand(call, a, 0, "A"), _operand(call, b, 1, "B"))
-    alpha = call.get("alpha", 1.0)
-    return y if alpha == 1 else y * alpha
-
-
-def _operand(call: Call, value: Value, index: int, side: str) -> Value:
-    """An operand with its axes in the order of a product: its rows may come before the axes of the batch."""
-    sizes, transposed = call.input_shapes[index], call.get(f"trans{side}", 0)
-    if sizes is None:
-        if call.get(f"transBatch{side}", 0):
-            raise NoForm(f"the graph does not tell the rank of {side}, whose batch is transposed")
-        return value.apply("Einsum", equation="...ij->...ji") if transposed else value
-    order = list(range(len(sizes)))
-    if call.get(f"transBatch{side}", 0):
-        order = [*order[1:-1], order[0], order[-1]]
-    if transposed:
-        order = [*order[:-2], order[-1], order[-2]]
-    return value if order == sorted(order) else value.transpose(*order)
+    return fused_product(call)
 
 
 @lowers("SimplifiedLayerNormalization", domain="")
 def simplified_layer_normalization(call: Call) -> Results:
     """y = x * inv_std * scale, and inv_std = 1 / sqrt(mean(x²) + epsilon) over the axes from `axis` on, in float32."""
-    x, scale = call.required(2)
+    x, scale = call.operands(2)
     axis, sizes = call.get("axis", -1), call.input_shapes[0]
     if axis >= 0 and sizes is None:
         raise NoForm("the graph does not tell the rank of its input")

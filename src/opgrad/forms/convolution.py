@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from opgrad.forms.registry import Call, NoForm, Results, lowers
 from opgrad.graph.formulas import Value
+from opgrad.graph.node_view import NodeView
 
 
 class Window:
@@ -17,12 +18,12 @@ class Window:
     begin, end: the padding on either side; None where auto_pad leaves it to the sizes of X.
     """
 
-    def __init__(self, call: Call, kernel: Sequence[int]):
+    def __init__(self, node: NodeView, kernel: Sequence[int]):
         self.kernel, axes = list(kernel), len(kernel)
-        self.strides = list(call.get("strides") or [1] * axes)
-        self.dilations = list(call.get("dilations") or [1] * axes)
-        self.auto_pad = call.get("auto_pad", "NOTSET") or "NOTSET"
-        pads = list(call.get("pads") or [0] * 2 * axes)
+        self.strides = list(node.get("strides") or [1] * axes)
+        self.dilations = list(node.get("dilations") or [1] * axes)
+        self.auto_pad = node.get("auto_pad", "NOTSET") or "NOTSET"
+        pads = list(node.get("pads") or [0] * 2 * axes)
         self.begin: list[int] | None = pads[:axes]
         self.end: list[int] | None = pads[axes:]
         if self.auto_pad == "VALID":
@@ -108,7 +109,7 @@ def _kernel(call: Call) -> list[int]:
 @lowers("ConvGrad")
 def conv_grad(call: Call) -> Results:
     """dx, dw and db of a convolution of one to three (or more) spatial axes."""
-    dy, x, w = call.required(3)
+    dy, x, w = call.operands(3)
     window, group = Window(call, _kernel(call)), call.get("group", 1)
     db = dy.sum([0, *range(2, 2 + window.axes)], keepdims=False)
     return window.transposed(dy, w, x.shape(2), group), _weights_grad(window, dy, x, group), db
@@ -117,7 +118,7 @@ def conv_grad(call: Call) -> Results:
 @lowers("ConvTransposeGrad")
 def conv_transpose_grad(call: Call) -> Results:
     """dx, dw and db of a transposed convolution: X and dY change places."""
-    dy, x, w = call.required(3)
+    dy, x, w = call.operands(3)
     window, group = Window(call, _kernel(call)), call.get("group", 1)
     db = dy.sum([0, *range(2, 2 + window.axes)], keepdims=False)
     more = list(call.get("output_padding") or [0] * window.axes)

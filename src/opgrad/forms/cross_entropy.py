@@ -61,7 +61,7 @@ def _own_type(call: Call, place: int) -> int:
 @lowers("SoftmaxCrossEntropyLossInternal")
 def softmax_cross_entropy_loss_internal(call: Call) -> Results:
     """loss = -log_prob[label] * weight[label], reduced; and log_prob = log_softmax(scores). Halves become float32."""
-    scores, labels = call.required(2)
+    scores, labels = call.operands(2)
     weight, ignore, target = call.input(2), call.input(3), _own_type(call, 0)
     if target in (TensorProto.FLOAT, TensorProto.DOUBLE) or call.input_types[0] in HALVES:
         kind = target if target == TensorProto.DOUBLE else TensorProto.FLOAT
@@ -80,7 +80,7 @@ def softmax_cross_entropy_loss_internal(call: Call) -> Results:
 @in_float32(0, 0)
 def softmax_cross_entropy_loss_and_grad(call: Call) -> Results:
     """The loss, and its gradient weight[label] * (softmax(scores) - onehot(label)) / W."""
-    scores, labels = call.required(2)
+    scores, labels = call.operands(2)
     log_prob, reduction = scores.apply("LogSoftmax", axis=1), _reduction(call)
     ignored, picked, weights = _samples(labels, call.input(2), call.get("ignore_index", IGNORE_INDEX), scores)
     gathered = call.body.node("GatherElements", log_prob, picked.unsqueeze(1), axis=1).squeeze(1)
@@ -92,7 +92,7 @@ def softmax_cross_entropy_loss_and_grad(call: Call) -> Results:
 
 def _loss_grad(call: Call, ignore: int | Value) -> Value:
     """weight[label] * dy * (exp(log_prob) - onehot(label)) / W."""
-    dy, log_prob, labels = call.required(3)
+    dy, log_prob, labels = call.operands(3)
     reduction = _reduction(call)
     ignored, _, weights = _samples(labels, call.input(3), ignore, log_prob)
     if reduction == "none":
@@ -130,7 +130,7 @@ def softmax_cross_entropy_loss_internal_grad(call: Call) -> Value:
 @in_float32(0, 0)
 def softmax_cross_entropy(call: Call) -> Results:
     """loss = -sum(label * log_softmax(scores)) per sample, label being probabilities; a mean is that over samples."""
-    scores, labels = call.required(2)
+    scores, labels = call.operands(2)
     log_prob = scores.apply("LogSoftmax", axis=-1)
     loss = -(labels * log_prob).sum([-1]).squeeze(-1)
     return _reduced(loss, call.body.full(loss.shape(), 1, scores), _reduction(call)), log_prob
@@ -140,7 +140,7 @@ def softmax_cross_entropy(call: Call) -> Results:
 @in_float32(1)
 def softmax_cross_entropy_grad(call: Call) -> Value:
     """dy * (exp(log_prob) - label), divided by the number of samples for a mean."""
-    dy, log_prob, labels = call.required(3)
+    dy, log_prob, labels = call.operands(3)
     reduction = _reduction(call)
     difference = log_prob.apply("Exp") - labels
     if reduction == "none":
@@ -158,7 +158,7 @@ def _count(scores: Value) -> Value:
 @in_float32(0, 0)
 def sparse_softmax_cross_entropy(call: Call) -> Results:
     """loss = -log_softmax(scores)[label] * weight, the weight being one for each sample."""
-    scores, labels = call.required(2)
+    scores, labels = call.operands(2)
     log_prob = scores.apply("LogSoftmax", axis=-1)
     gathered = call.body.node("GatherElements", log_prob, labels.unsqueeze(-1), axis=-1).squeeze(-1)
     weights = _sample_weights(call.body, call.input(2), labels, scores)
@@ -169,7 +169,7 @@ def sparse_softmax_cross_entropy(call: Call) -> Results:
 @in_float32(1)
 def sparse_softmax_cross_entropy_grad(call: Call) -> Value:
     """weight * dy * (exp(log_prob) - onehot(label)) / W."""
-    dy, log_prob, labels = call.required(3)
+    dy, log_prob, labels = call.operands(3)
     reduction = _reduction(call)
     weights = _sample_weights(call.body, call.input(3), labels, log_prob)
     if reduction != "none":

@@ -20,7 +20,7 @@ def _through_mask(call: Call, dy: Value, mask: Value, ratio: Value | None) -> Va
 @lowers("DropoutGrad")
 def dropout_grad(call: Call) -> Value:
     """dx = dy / (1 - ratio) where kept; dy itself if the forward node was not training."""
-    dy, mask = call.required(2)
+    dy, mask = call.operands(2)
     dx = _through_mask(call, dy, mask, call.input(2))
     training = call.input(3)
     return dx if training is None else call.body.where(training.scalar(), dx, dy)
@@ -29,7 +29,7 @@ def dropout_grad(call: Call) -> Value:
 @lowers("BiasSoftmaxDropout")
 def bias_softmax_dropout(call: Call) -> Results:
     """dropout(y), its mask, and y = softmax(x + bias) over the axes from `axis` on."""
-    x, bias = call.required(2)
+    x, bias = call.operands(2)
     y = softmax_from(x + bias, call.get("axis", 1)).reshape(x.shape())
     seed = {"seed": call.get("seed")} if call.get("seed") is not None else {}
     ratio, training = call.input(2), call.body.constant(np.array(True))
@@ -41,7 +41,7 @@ def bias_softmax_dropout(call: Call) -> Results:
 @lowers("SoftmaxDropoutGrad")
 def softmax_dropout_grad(call: Call) -> Value:
     """The gradient of dropout(softmax(x)), the softmax over the axes from `axis` on."""
-    dy, mask, y = call.required(3)
+    dy, mask, y = call.operands(3)
     axis = call.get("axis", 1)
     inner = _through_mask(call, dy, mask, call.input(3))
     return softmax_grad_along(inner.flatten(axis), y.flatten(axis), 1).reshape(dy.shape())

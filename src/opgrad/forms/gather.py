@@ -15,7 +15,7 @@ def scatter_rows(zeros: Value, indices: Value, rows: Value) -> Value:
 @in_float32(2)
 def gather_grad(call: Call) -> Value:
     """dx[pre, indices, post] += dy[pre, …, post]."""
-    shape, indices, dy = call.required(3)
+    shape, indices, dy = call.operands(3)
     axis, body, shape = call.get("axis", 0), call.body, shape.cast(TensorProto.INT64)
     if axis == 0:
         return scatter_rows(body.full(shape, 0, dy), indices.cast(TensorProto.INT64).unsqueeze(-1), dy)
@@ -37,7 +37,7 @@ def _behind(shape: Value, axis: int) -> Value:
 @in_float32(0)
 def gather_elements_grad(call: Call) -> Value:
     """dx[…, indices, …] += dy, element by element."""
-    dy, shape, indices = call.required(3)
+    dy, shape, indices = call.operands(3)
     zeros = call.body.full(shape, 0, dy)
     return call.body.node("ScatterElements", zeros, indices, dy, axis=call.get("axis", 0), reduction="add")
 
@@ -46,7 +46,7 @@ def gather_elements_grad(call: Call) -> Value:
 @in_float32(2)
 def gather_nd_grad(call: Call) -> Value:
     """dx[indices] += dy, each index being a row of the last axis."""
-    shape, indices, dy = call.required(3)
+    shape, indices, dy = call.operands(3)
     body, batch_dims, indices = call.body, call.get("batch_dims", 0), indices.cast(TensorProto.INT64)
     if batch_dims == 0:
         return scatter_rows(body.full(shape, 0, dy), indices, dy)
@@ -67,7 +67,7 @@ def slice_grad(call: Call) -> Value:
 
     The same Slice, applied to the numbers of the elements, tells where dy belongs, whatever its steps and signs.
     """
-    dy, shape = call.required(2)
+    dy, shape = call.operands(2)
     body = call.body
     size = shape.product().scalar()
     numbers = body.node("Slice", body.range(size).reshape(shape), *call.inputs[2:])

@@ -7,7 +7,7 @@ from opgrad.graph.formulas import LAST, Value
 @lowers("ConcatTraining")
 def concat_training(call: Call) -> Results:
     """The inputs behind each other along an axis, and the length of each."""
-    parts, axis = call.required(len(call.inputs)), call.get("axis")
+    parts, axis = call.operands(len(call.inputs)), call.get("axis")
     if axis is None:
         raise NoForm("it has no attribute axis")
     lengths = [part.shape(axis, None if axis == -1 else axis + 1) for part in parts]
@@ -17,14 +17,14 @@ def concat_training(call: Call) -> Results:
 @lowers("SplitTraining")
 def split_training(call: Call) -> Results:
     """Parts of these lengths along an axis."""
-    x, lengths = call.required(2)
+    x, lengths = call.operands(2)
     return call.body.nodes_of("Split", call.outputs, x, lengths, axis=call.get("axis", 0))
 
 
 @lowers("ReduceSumTraining")
 def reduce_sum_training(call: Call) -> Value:
     """The sum over the axes that are an input."""
-    x, axes = call.required(2)
+    x, axes = call.operands(2)
     keepdims, noop = call.get("keepdims", 1), call.get("noop_with_empty_axes", 0)
     return call.body.node("ReduceSum", x, axes, keepdims=keepdims, noop_with_empty_axes=noop)
 
@@ -48,7 +48,7 @@ def _padded(sizes: Value, rank: Value) -> Value:
 @lowers("BroadcastGradientArgs")
 def broadcast_gradient_args(call: Call) -> Results:
     """For each of two shapes that are broadcast, the axes to sum over."""
-    a_shape, b_shape = call.required(2)
+    a_shape, b_shape = call.operands(2)
     return _reduce_axes(a_shape, b_shape), _reduce_axes(b_shape, a_shape)
 
 
@@ -60,5 +60,5 @@ def _summed_like(grad: Value, x: Value, other: Value) -> Value:
 @lowers("DivGrad")
 def div_grad(call: Call) -> Results:
     """da = dy / b and db = -dy * a / b², summed over the axes along which they were broadcast."""
-    dy, a, b = call.required(3)
+    dy, a, b = call.operands(3)
     return _summed_like(dy / b, a, b), _summed_like(-dy * a / (b * b), b, a)

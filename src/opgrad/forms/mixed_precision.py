@@ -17,7 +17,7 @@ def is_all_finite(call: Call) -> Value:
     if not (infinite or not_a_number):
         raise NoForm("isinf_only and isnan_only are both set")
     kinds = ("IsInf",) * infinite + ("IsNaN",) * not_a_number
-    bad = [reduce(or_, (each.apply(kind) for kind in kinds)) for each in call.required(len(call.inputs))]
+    bad = [reduce(or_, (each.apply(kind) for kind in kinds)) for each in call.operands(len(call.inputs))]
     counts = [each.cast(TensorProto.FLOAT).sum(keepdims=False) for each in bad]
     return reduce(add, counts).equals(0)
 
@@ -25,7 +25,7 @@ def is_all_finite(call: Call) -> Value:
 @lowers("ReduceAllL2")
 def reduce_all_l2(call: Call) -> Value:
     """The square root of the sum of the squares of all elements, formed in float32 for halves."""
-    values, target = call.required(len(call.inputs)), call.output_types[0]
+    values, target = call.operands(len(call.inputs)), call.output_types[0]
     if any(each in HALVES for each in call.input_types):
         values, target = [each.cast(TensorProto.FLOAT) for each in values], target or TensorProto.FLOAT
     total = reduce(add, ((each * each).sum(keepdims=False) for each in values)).apply("Sqrt")
@@ -35,7 +35,7 @@ def reduce_all_l2(call: Call) -> Value:
 @lowers("MixedPrecisionScale")
 def mixed_precision_scale(call: Call) -> Results:
     """Every input times the scale, in another type; with fuse_outputs as one array behind each other."""
-    factor, *values = call.required(len(call.inputs))
+    factor, *values = call.operands(len(call.inputs))
     target = call.get("to")
     if target is None:
         raise NoForm("it has no attribute to")

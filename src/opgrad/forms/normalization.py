@@ -13,7 +13,7 @@ def _layer_grad(slope: Value, normalized: Value, inv_std: Value, centred: bool) 
 @lowers("LayerNormalizationGrad")
 def layer_normalization_grad(call: Call) -> Results:
     """dx, dscale and dbias of (x - mean) * inv_std * scale + bias, in the type of mean."""
-    dy, x, scale, mean, inv_std = call.required(5)
+    dy, x, scale, mean, inv_std = call.operands(5)
     axis = call.get("axis", -1)
     rows, x_rows, mean, inv_std = (each.flatten(axis) for each in (dy.like(mean), x.like(mean), mean, inv_std))
     normalized = (x_rows - mean) * inv_std
@@ -28,7 +28,7 @@ def layer_normalization_grad(call: Call) -> Results:
 @lowers("SimplifiedLayerNormalizationGrad")
 def simplified_layer_normalization_grad(call: Call) -> Results:
     """dx and dscale of x * inv_std * scale, in the type of inv_std."""
-    dy, x, scale, inv_std = call.required(4)
+    dy, x, scale, inv_std = call.operands(4)
     axis = call.get("axis", -1)
     rows, x_rows, inv_std = (each.flatten(axis) for each in (dy.like(inv_std), x.like(inv_std), inv_std))
     normalized = x_rows * inv_std
@@ -39,7 +39,7 @@ def simplified_layer_normalization_grad(call: Call) -> Results:
 @lowers("InvertibleLayerNormalizationGrad")
 def invertible_layer_normalization_grad(call: Call) -> Results:
     """dx, dscale and dbias of layer normalization, from its output y = normalized * scale + bias."""
-    dy, y, scale, bias, inv_std = call.required(5)
+    dy, y, scale, bias, inv_std = call.operands(5)
     axis = call.get("axis", -1)
     rows, y_rows, inv_std = (each.flatten(axis) for each in (dy.like(inv_std), y.like(inv_std), inv_std))
     factor, offset = (each.like(inv_std).reshape([1, -1]) for each in (scale, bias))
@@ -62,7 +62,7 @@ def _channel_mean(x: Value) -> Value:
 @in_float32(1, 2, 2)
 def batch_normalization_grad(call: Call) -> Results:
     """dx, dscale and dbias of (x - mean) * inv_std * scale + bias, mean and inv_std being those of the batch."""
-    dy, x, scale, mean, inv_std = call.required(5)
+    dy, x, scale, mean, inv_std = call.operands(5)
     dy_rows, column = _channels(dy), scale.like(x).reshape([-1, 1])
     mean, inv_std = (each.like(x).reshape([-1, 1]) for each in (mean, inv_std))
     normalized = (_channels(x) - mean) * inv_std
@@ -81,7 +81,7 @@ def batch_norm_internal(call: Call) -> Results:
     Results: y, running mean and variance (momentum * old + (1 - momentum) * of the batch, whose variance is divided
     by the number of elements), and the batch's mean and 1 / sqrt(variance + epsilon).
     """
-    x, scale, bias, running_mean, running_variance = call.required(5)
+    x, scale, bias, running_mean, running_variance = call.operands(5)
     epsilon, momentum = call.get("epsilon", 1e-5), call.get("momentum", 0.9)
     if not call.get("training_mode", 1):
         return call.body.node(

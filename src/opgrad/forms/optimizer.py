@@ -91,7 +91,7 @@ def clip_factor(squares: Value, max_norm: float) -> Value:
 @lowers("SGDOptimizerV2", state={1: 1})
 def sgd_optimizer_v2(call: Call) -> Results:
     """p - lr * g."""
-    rate, parameters, gradients = call.required(3)
+    rate, parameters, gradients = call.operands(3)
     rate, signal = rate.scalar(), _signal(call, 3)
 
     def step(inner: Body, p: Value, g: Value) -> list[Value]:
@@ -103,7 +103,7 @@ def sgd_optimizer_v2(call: Call) -> Results:
 @lowers("AdamWOptimizer", state={1: 2, 2: 4, 3: 5})
 def adamw_optimizer(call: Call) -> Results:
     """Parameters and moments after a step; see `adamw_step`."""
-    rate, count, parameters, gradients, means, squares = call.required(6)
+    rate, count, parameters, gradients, means, squares = call.operands(6)
     rate, count, signal = rate.scalar(), count.scalar(), _signal(call, 6)
     mode, alpha, beta = call.get("adam_mode", 0), call.get("alpha", 0.9), call.get("beta", 0.999)
     settings = {"epsilon": call.get("epsilon", 1e-8), "weight_decay": call.get("weight_decay", 1e-2)}
@@ -122,7 +122,7 @@ def adamw_optimizer(call: Call) -> Results:
 @lowers("InplaceClipGradNorm")
 def inplace_clip_grad_norm(call: Call) -> Value:
     """Every gradient times min(1, max_norm / norm), the norm being that of all of them together."""
-    (gradients,) = call.required(1)
+    (gradients,) = call.operands(1)
     if call.get("norm_type", "fro") != "fro":
         raise NoForm(f"norm_type is {call.get('norm_type')!r}, expected 'fro'")
     body = call.body

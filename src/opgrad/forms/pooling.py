@@ -12,7 +12,7 @@ from opgrad.graph.formulas import LAST, Value
 @in_float32(0)
 def max_pool_grad(call: Call) -> Value:
     """dx.flat[indices] += dy."""
-    dy, indices = call.required(2)
+    dy, indices = call.operands(2)
     given = call.input(2)
     if call.get("storage_order", 0):
         raise NoForm("storage_order is 1, for which the indices count in another order than the elements lie")
@@ -36,7 +36,7 @@ def _known(call: Call) -> list[int]:
 @in_float32(0)
 def average_pool_grad(call: Call) -> Value:
     """Each window's dy, divided by the number of its elements, added to them all."""
-    (dy,), shape, body = call.required(1), call.input(1), call.body
+    (dy,), shape, body = call.operands(1), call.input(1), call.body
     kernel = list(call.get("kernel_shape") or ())
     spatial = [each for each in (call.output_shapes[0] or ())[2:] if each is not None]
     known = len(spatial) == len(kernel)

@@ -21,7 +21,7 @@ class Direction:
 
     def __init__(self, call: Call, index: int, backward: bool):
         self.call, self.body, self.index, self.backward = call, call.body, index, backward
-        self.x, w, r = call.required(3)
+        self.x, w, r = call.operands(3)
         self.w, self.r = self._own(w), self._own(r)
         self.element_type = next(filter(None, call.input_types), None)
         if self.element_type is None:
@@ -158,7 +158,7 @@ def _peep(inner: Body, z: Value, weights: Value | None, c: Value) -> Value:
 @lowers("LSTMGrad")
 def lstm_grad(call: Call) -> Results:
     """dx, dw, dr, dbias, dinitial_h, dinitial_c and dpeepholes."""
-    call.required(3)
+    call.operands(3)
     _no_lengths(call, 3)
     return _layer(call, "LSTM", _lstm_back, (None, 0, 0, 0, 0, 0, 0))
 

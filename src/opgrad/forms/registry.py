@@ -9,8 +9,8 @@ from onnx import TensorProto
 
 from opgrad.graph.formulas import Body, Value
 from opgrad.graph.messages import HALVES, MICROSOFT
-
-KINDS: tuple[Any, ...] = ((int, float), str, (list, tuple))  # of attributes
+from opgrad.graph.node_view import NodeView
+from opgrad.graph.sizes import Sizes
 
 
 class NoForm(NotImplementedError):
@@ -18,7 +18,7 @@ class NoForm(NotImplementedError):
 
 
 @dataclass
-class Call:
+class Call(NodeView):
     """A node that is being lowered.
 
     body: where the form is written to.
@@ -31,6 +31,7 @@ class Call:
     values: gives the value of an input that is a constant of the graph, None of another.
     """
 
+    _problem = NoForm
     body: Body
     inputs: Sequence[Value | None]
     attributes: Mapping[str, Any]
@@ -43,28 +44,20 @@ class Call:
     forward: Value | None = None
     values: Callable[[int], np.ndarray | None] = lambda index: None
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """An attribute, or the operator's default; one of another kind than the default has no meaning."""
-        value = self.attributes.get(name, default)
-        kind = next((kind for kind in KINDS if isinstance(default, kind)), object)
-        if not isinstance(value, kind):
-            raise NoForm(f"its attribute {name} is of type {type(value).__name__}, expected one like {default!r}")
-        return value
-
-    def input(self, index: int) -> Value | None:
-        """An optional input."""
-        return self.inputs[index] if index < len(self.inputs) else None
-
-    def constant(self, index: int) -> np.ndarray | None:
-        """The value of an input that is a constant of the graph; None if it is missing or is not."""
-        return self.values(index) if self.input(index) is not None else None
-
-    def required(self, count: int) -> list[Value]:
+    def operands(self, count: int) -> list[Value]:
         """The first inputs, none of which may be missing."""
         given = [each for each in self.inputs[:count] if each is not None]
         if len(given) < count:
             raise NoForm(f"it has {len(given)} of its {count} inputs")
         return given
+
+    def _sizes(self, index: int) -> Sizes | None:
+        """The sizes of an input, None if the graph does not even tell the rank."""
+        return self.input_shapes[index]
+
+    def constant(self, index: int) -> np.ndarray | None:
+        """The value of an input that is a constant of the graph; None if it is missing or is not."""
+        return self.values(index) if self.input(index) is not None else None
 
 
 Results = Value | Sequence[Value | None]

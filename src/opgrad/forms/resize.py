@@ -26,7 +26,7 @@ IMAGES = 2  # axes of images and channels, which the original did not resize
 @lowers("ResizeGrad")
 def resize_grad(call: Call) -> Results:
     """dx = matrix @ dy along each axis."""
-    dx, x = call.required(2)
+    dx, x = call.operands(2)
     rank = len(call.input_shapes[1] or call.input_shapes[0] or ())
     if not rank:
         raise NoForm("the graph does not tell the rank of its input X")
@@ -39,7 +39,7 @@ def resize_grad(call: Call) -> Results:
 
 def _matrix(call: Call, axes: list[int], axis: int, rank: int) -> Value | None:
     """What each element along an axis gives each one of y; None where y is x."""
-    dy, attributes = call.required(1)[0], {name: call.get(name, default) for name, default in ATTRIBUTES.items()}
+    dy, attributes = call.operands(1)[0], {name: call.get(name, default) for name, default in ATTRIBUTES.items()}
     new, size = (shape[axis] if shape else None for shape in call.input_shapes[:2])
     scales, roi = (_told(call, place) for place in (SCALES, ROI))
     if new is None or size is None or scales is None or roi is None:
@@ -74,7 +74,7 @@ def _crops(call: Call) -> bool:
 
 def _at_run_time(call: Call, axes: list[int], axis: int) -> Value:
     """The matrix for a size that is known when the graph runs: the operator there, applied to unit vectors."""
-    dy, x = call.required(2)
+    dy, x = call.operands(2)
     body, place, count = call.body, axes.index(axis), len(axes)
     attributes: dict[str, Any] = {name: call.attributes[name] for name in FORM if name in call.attributes}
     size, new = x.shape(axis, axis + 1), dy.shape(axis, axis + 1)

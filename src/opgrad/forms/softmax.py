@@ -2,6 +2,7 @@
 
 from opgrad.forms.registry import Call, lowers
 from opgrad.graph.formulas import Value
+from opgrad.graph.node_view import biased_softmax
 
 
 def softmax_grad_along(dy: Value, y: Value, axis: int) -> Value:
@@ -16,21 +17,21 @@ def _log_softmax_grad(dy: Value, y: Value, axis: int) -> Value:
 @lowers("SoftmaxGrad_13")
 def softmax_grad_13(call: Call) -> Value:
     """dx = y * (dy - sum(y * dy)), along one axis."""
-    dy, y = call.required(2)
+    dy, y = call.operands(2)
     return softmax_grad_along(dy, y, call.get("axis", -1))
 
 
 @lowers("LogSoftmaxGrad_13")
 def log_softmax_grad_13(call: Call) -> Value:
     """dx = dy - exp(y) * sum(dy), along one axis."""
-    dy, y = call.required(2)
+    dy, y = call.operands(2)
     return _log_softmax_grad(dy, y, call.get("axis", -1))
 
 
 @lowers("SoftmaxGrad")
 def softmax_grad(call: Call) -> Value:
     """dx = y * (dy - sum(y * dy)), over the axes from `axis` on."""
-    dy, y = call.required(2)
+    dy, y = call.operands(2)
     axis = call.get("axis", 1)
     return softmax_grad_along(dy.flatten(axis), y.flatten(axis), 1).reshape(dy.shape())
 
@@ -38,7 +39,7 @@ def softmax_grad(call: Call) -> Value:
 @lowers("LogSoftmaxGrad")
 def log_softmax_grad(call: Call) -> Value:
     """dx = dy - exp(y) * sum(dy), over the axes from `axis` on."""
-    dy, y = call.required(2)
+    dy, y = call.operands(2)
     axis = call.get("axis", 1)
     return _log_softmax_grad(dy.flatten(axis), y.flatten(axis), 1).reshape(dy.shape())
 
@@ -46,8 +47,7 @@ def log_softmax_grad(call: Call) -> Value:
 @lowers("BiasSoftmax")
 def bias_softmax(call: Call) -> Value:
     """y = softmax(x + bias), over the axes from `axis` on."""
-    x, bias = call.required(2)
-    return softmax_from(x + bias, call.get("axis", 1)).reshape(x.shape())
+    return biased_softmax(call)
 
 
 def softmax_from(x: Value, axis: int) -> Value:

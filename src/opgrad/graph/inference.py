@@ -18,7 +18,7 @@ from opgrad.graph.messages import copied_without, domain_of, opset_of
 from opgrad.graph.nodes import rename_inputs
 from opgrad.graph.opset import raise_opset
 from opgrad.graph.sizes import forget_vague, known, sizes_in
-from opgrad.graph.stand_ins import standing_for
+from opgrad.graph.stand_ins import stand_ins
 
 KNOWN_BEST = 17  # older models are inferred as this opset: onnx propagates the data of more of its operators
 LONG = "opgrad.size."  # the prefix of the symbolic size of a long array
@@ -111,7 +111,7 @@ def _stand_in(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     graph, opset = without_large(model.graph), opset_of(model)
     del graph.node[:]
-    graph.node.extend(other for node in model.graph.node for other in standing_for(node, opset))
+    graph.node.extend(other for node in model.graph.node for other in stand_ins(node, opset))
     result = copied_without(model, "graph")
     result.graph.CopyFrom(graph)
     for value in (*result.graph.input, *result.graph.output, *result.graph.value_info):

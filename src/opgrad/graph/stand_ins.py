@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 from opgrad.graph.formulas import Body, Value
 from opgrad.graph.messages import MICROSOFT, domain_of
+from opgrad.graph.node_view import NodeView, fused_product
 from opgrad.graph.nodes import attributes_of
 
 OF_AI_ONNX = (
@@ -44,35 +45,23 @@ RENAMED: dict[str, tuple[str, int, int, tuple[str, ...]]] = {
     "Range": ("Range", 3, 1, ()),
     "Pad": ("Pad", 3, 1, ("mode",)),
 }
-Write = Callable[["Standing"], Sequence[Value | None]]
+Write = Callable[["Unknown"], Sequence[Value | None]]
 WRITTEN: dict[str, Write] = {}
 
 
-class Standing:
-    """A node for which stand-ins are written. body: where they are written to."""
+class Unknown(NodeView):
+    """A node of an operator that onnx does not know."""
 
     def __init__(self, node: onnx.NodeProto, opset: int):
-        self.body = Body(opset, f"opgrad.standing.{next(filter(None, node.output), '')}.")
+        self.body = Body(opset, f"opgrad.stand_in.{next(filter(None, node.output), '')}.")
         self.attributes = attributes_of(node)
-        self._names = list(node.input)
-
-    def input(self, place: int) -> Value | None:
-        """An optional input."""
-        name = self._names[place] if place < len(self._names) else ""
-        return Value(self.body, name) if name else None
-
-    def required(self, place: int) -> Value:
-        """An input that the operator has."""
-        found = self.input(place)
-        if found is None:
-            raise LookupError
-        return found
+        self.inputs = [Value(self.body, name) if name else None for name in node.input]
 
 
-def stands_for(*operators: str) -> Callable[[Write], Write]:
+def stand_in_for(*operators: str) -> Callable[[Write], Write]:
     """Register the function that writes the stand-ins of these operators.
 
-    It returns one value for each result, and raises LookupError if the node lacks an input that it needs.
+    It returns one value for each result.
     """
 
     def declare(write: Write) -> Write:
@@ -82,7 +71,7 @@ def stands_for(*operators: str) -> Callable[[Write], Write]:
     return declare
 
 
-def standing_for(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
+def stand_ins(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
     """The stand-ins of a node; the node itself if onnx knows the operator, or if there is no stand-in for it."""
     named = {each.name: each for each in node.attribute}
     if not (domain_of(node) == MICROSOFT or node.op_type in OF_AI_ONNX) or "output_type" in named:
@@ -97,14 +86,14 @@ def standing_for(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
         return [other]
     if node.op_type not in WRITTEN:
         return [node]
-    standing = Standing(node, opset)
+    unknown = Unknown(node, opset)
     try:
-        results = WRITTEN[node.op_type](standing)
+        results = WRITTEN[node.op_type](unknown)
     except (LookupError, TypeError, ValueError):  # a required input or attribute is missing or has a wrong value
         return [node]
     named_results = [(value, name) for value, name in zip(results, node.output, strict=False) if value and name]
     return [
-        *standing.body.nodes,
+        *unknown.body.nodes,
         *(helper.make_node("Identity", [value.name], [name]) for value, name in named_results),
     ]
 
@@ -112,61 +101,52 @@ def standing_for(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 # --- products ---
 
 
-@stands_for("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation")
-def _product(node: Standing) -> Sequence[Value]:
-    operands = [_matrices(node, place, side) for place, side in enumerate("AB")]
-    return [node.body.node("MatMul", *operands)]
+@stand_in_for("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation")
+def _product(node: Unknown) -> Sequence[Value]:
+    return [fused_product(node)]
 
 
-def _matrices(node: Standing, place: int, side: str) -> Value:
-    """An operand of a product, transposed as the attributes say; Einsum does so without knowing the rank."""
-    order = "ji" if node.attributes.get(f"trans{side}", 0) else "ij"
-    term = f"{order[0]}...{order[1]}" if node.attributes.get(f"transBatch{side}", 0) else f"...{order}"
-    value = node.required(place)
-    return value if term == "...ij" else value.apply("Einsum", equation=f"{term}->...ij")
-
-
-@stands_for("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
-def _of_integers(node: Standing) -> Sequence[Value]:
+@stand_in_for("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
+def _of_integers(node: Unknown) -> Sequence[Value]:
     a, b = (node.required(place).cast(TensorProto.FLOAT) for place in (0, 1))
     return [node.body.node("MatMul", a, b)]
 
 
-@stands_for("MatMulNBits", "MatMulBnb4", "MatMulFpQ4")
-def _packed_product(node: Standing) -> Sequence[Value]:
+@stand_in_for("MatMulNBits", "MatMulBnb4", "MatMulFpQ4")
+def _packed_product(node: Unknown) -> Sequence[Value]:
     x, sizes = node.required(0), [int(node.attributes[name]) for name in ("K", "N")]
     return [node.body.node("MatMul", x, node.body.node("ConstantOfShape", node.body.ints(sizes)).like(x))]
 
 
-@stands_for("QLinearAdd", "QLinearMul")
-def _integers_broadcast(node: Standing) -> Sequence[Value]:
+@stand_in_for("QLinearAdd", "QLinearMul")
+def _integers_broadcast(node: Unknown) -> Sequence[Value]:
     return [node.required(0) + node.required(3)]
 
 
-@stands_for("BiasSplitGelu")
-def _half(node: Standing) -> Sequence[Value]:
+@stand_in_for("BiasSplitGelu")
+def _half(node: Unknown) -> Sequence[Value]:
     return node.required(0).split(2, -1)[:1]
 
 
-@stands_for("TorchEmbedding")
-def _rows(node: Standing) -> Sequence[Value]:
+@stand_in_for("TorchEmbedding")
+def _rows(node: Unknown) -> Sequence[Value]:
     return [node.body.node("Gather", node.required(0), node.required(1))]
 
 
-@stands_for("EmbedLayerNormalization")
-def _embedding(node: Standing) -> Sequence[Value]:
+@stand_in_for("EmbedLayerNormalization")
+def _embedding(node: Unknown) -> Sequence[Value]:
     """The rows of the tables, one length for each row of tokens, and the rows again."""
     rows, lengths = _looked_up(node)
     return [rows, lengths, rows]
 
 
-@stands_for("QEmbedLayerNormalization")
-def _quantized_embedding(node: Standing) -> Sequence[Value]:
+@stand_in_for("QEmbedLayerNormalization")
+def _quantized_embedding(node: Unknown) -> Sequence[Value]:
     rows, lengths = _looked_up(node)
     return [rows.cast(TensorProto.FLOAT), lengths]
 
 
-def _looked_up(node: Standing) -> tuple[Value, Value]:
+def _looked_up(node: Unknown) -> tuple[Value, Value]:
     tokens = node.required(0)
     lengths = tokens.along("ReduceMax", [1], keepdims=0).cast(TensorProto.INT32)
     return node.body.node("Gather", node.required(2), tokens), lengths
@@ -175,8 +155,8 @@ def _looked_up(node: Standing) -> tuple[Value, Value]:
 # --- attention ---
 
 
-@stands_for("Attention")
-def _attention(node: Standing) -> Sequence[Value | None]:
+@stand_in_for("Attention")
+def _attention(node: Unknown) -> Sequence[Value | None]:
     """The last third of x @ weights, and the keys and values of each head, appended to those of the past."""
     value = _value_part(node, node.required(0), node.required(1))
     heads, past = _heads(node, value).unsqueeze(0), node.input(4)
@@ -187,28 +167,28 @@ def _attention(node: Standing) -> Sequence[Value | None]:
     return [value, present]
 
 
-@stands_for("PackedAttention")
-def _packed_attention(node: Standing) -> Sequence[Value]:
+@stand_in_for("PackedAttention")
+def _packed_attention(node: Unknown) -> Sequence[Value]:
     return [_value_part(node, node.required(0), node.required(1))]
 
 
-@stands_for("QAttention")
-def _quantized_attention(node: Standing) -> Sequence[Value]:
+@stand_in_for("QAttention")
+def _quantized_attention(node: Unknown) -> Sequence[Value]:
     return [_value_part(node, *(node.required(place).cast(TensorProto.FLOAT) for place in (0, 1)))]
 
 
-def _value_part(node: Standing, x: Value, weights: Value) -> Value:
+def _value_part(node: Unknown, x: Value, weights: Value) -> Value:
     packed, widths = node.body.node("MatMul", x, weights), node.attributes.get("qkv_hidden_sizes")
     return packed.slice(sum(widths[:2]), sum(widths), -1) if widths else packed.split(3, -1)[2]
 
 
-def _heads(node: Standing, value: Value) -> Value:
+def _heads(node: Unknown, value: Value) -> Value:
     """[N, L, heads * H] as [N, heads, L, H]."""
     return value.reshape([0, 0, int(node.attributes["num_heads"]), -1]).transpose(0, 2, 1, 3)
 
 
-@stands_for("MultiHeadAttention")
-def _heads_attention(node: Standing) -> Sequence[Value | None]:
+@stand_in_for("MultiHeadAttention")
+def _heads_attention(node: Unknown) -> Sequence[Value | None]:
     """q @ (k.T @ v), which has the shape of the attention's result, and the keys and values of each head."""
     q, k, v, body = node.required(0), node.input(1), node.input(2), node.body
     if k is None:  # all three lie in q, [N, L, heads, 3, H]
@@ -224,8 +204,8 @@ def _heads_attention(node: Standing) -> Sequence[Value | None]:
     ]
 
 
-@stands_for("GroupQueryAttention")
-def _grouped_attention(node: Standing) -> Sequence[Value]:
+@stand_in_for("GroupQueryAttention")
+def _grouped_attention(node: Unknown) -> Sequence[Value]:
     """The query; if keys and values are packed into it, only its own part."""
     q = node.required(0)
     if node.input(1) is not None:

@@ -6,9 +6,9 @@ from onnx import TensorProto
 
 from opgrad.graph.formulas import Value
 from opgrad.graph.messages import MICROSOFT
+from opgrad.graph.node_view import biased_softmax, fused_product
 from opgrad.rules.node import Node
 from opgrad.rules.registry import Gradients, NoGradient, decomposition, gradient
-from opgrad.rules.shaping import sizes_of
 
 # Activations of fused operators, and their attributes.
 ACTIVATIONS = {
@@ -61,20 +61,7 @@ def concat_training(node: Node) -> Gradients:
 @decomposition("FusedMatMul", domain=MICROSOFT)
 def fused_matmul(node: Node) -> Value:
     """y = alpha * a @ b, either of them transposed."""
-    a, b = (_operand(node, index, side) for index, side in enumerate("AB"))
-    alpha, y = node.get("alpha", 1.0), node.body.node("MatMul", a, b)
-    return y if alpha == 1 else y * alpha
-
-
-def _operand(node: Node, index: int, side: str) -> Value:
-    """An operand with its axes in the order of a product: its rows may come before the axes of the batch."""
-    value = node.required(index)
-    order = list(range(len(sizes_of(value))))
-    if node.get(f"transBatch{side}", 0):
-        order = [*order[1:-1], order[0], order[-1]]
-    if node.get(f"trans{side}", 0):
-        order = [*order[:-2], order[-1], order[-2]]
-    return value if order == sorted(order) else value.transpose(*order)
+    return fused_product(node)
 
 
 @decomposition("FusedGemm", domain=MICROSOFT)
@@ -124,13 +111,7 @@ def embed_layer_normalization(node: Node) -> Gradients:
 @decomposition("BiasSoftmax", domain=MICROSOFT)
 def bias_softmax(node: Node) -> Value:
     """y = softmax(x + bias), over the axes from `axis` on."""
-    axis, rank = node.get("axis", 1) % node.rank(), node.rank()
-    total = node.x + node.required(1)
-    if node.opset < 13:
-        return total.apply("Softmax", axis=axis)
-    if axis == rank - 1:
-        return total.apply("Softmax", axis=-1)
-    return total.flatten(axis).apply("Softmax", axis=1).reshape(node.x.shape())
+    return biased_softmax(node)
 
 
 @decomposition("SkipLayerNormalization", domain=MICROSOFT)

@@ -12,6 +12,7 @@ from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value, widened
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import FLOATS, MICROSOFT, domain_of
+from opgrad.graph.node_view import NodeView
 from opgrad.graph.nodes import attributes_of
 from opgrad.graph.sizes import Sizes
 from opgrad.rules import shaping
@@ -20,7 +21,7 @@ from opgrad.rules.errors import NoGradient
 AXES_PLACE = 1  # the place of the input with the axes, in opsets where axes are an input
 
 
-class Node:
+class Node(NodeView):
     """A node of the forward graph whose gradient is being written.
 
     body: where nodes are written to.
@@ -32,6 +33,9 @@ class Node:
 
     x, y, dy: the first of inputs, outputs and dys.
     """
+
+    _problem = NoGradient
+    body: GraphBody
 
     def __init__(
         self,
@@ -69,27 +73,12 @@ class Node:
         """The gradient of the first output: zeros if no differentiated value depends on it."""
         return self.gradient(0)
 
-    def required(self, index: int) -> Value:
-        """An input that may not be missing."""
-        value = self.input(index)
-        if value is None:
-            raise NoGradient(f"it has no input {index}")
-        return value
-
-    def input(self, index: int) -> Value | None:
-        """An optional input."""
-        return self.inputs[index] if index < len(self.inputs) else None
-
     def gradient(self, index: int) -> Value:
         """The gradient of an output: zeros if no differentiated value depends on it."""
         found = self.dys[index] if index < len(self.dys) else None
         # The gradient of a quantized tensor's integers is a float; it has the type of the other outputs' gradients.
         like = None if self.output(index).element_type in (None, *FLOATS) else next(filter(None, self.dys), None)
         return found if found is not None else shaping.filled_like(self.output(index), 0, like)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """An attribute, or the operator's default."""
-        return self.attributes.get(name, default)
 
     def rank(self, index: int = 0) -> int:
         """The rank of an input. Raises NoGradient if the graph does not tell it."""

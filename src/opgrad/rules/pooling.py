@@ -1,7 +1,5 @@
 """Pooling over windows."""
 
-from typing import Any
-
 from onnx import TensorProto
 
 from opgrad.forms.convolution import Window
@@ -39,21 +37,10 @@ def average_pool(node: Node) -> Value:
 def _spread(node: Node, values: Value) -> Value:
     """Each window's value, added to all elements of the window."""
     body, x, kernel = node.body, node.x, node.get("kernel_shape")
-    window = Window(_Attributes(node), kernel)  # type: ignore[arg-type]
+    window = Window(node, kernel)
     images = values.reshape(body.concat(body.ints([-1, 1]), values.shape(2)))
     ones = body.number(1, values).expand(body.ints([1, 1, *kernel]))
     return window.transposed(images, ones, x.shape(2), group=1).reshape(x.shape())
-
-
-class _Attributes:
-    """A node's attributes, for `Window`."""
-
-    def __init__(self, node: Node):
-        self._node = node
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """An attribute, or a default."""
-        return self._node.get(name, default)
 
 
 @gradient("LpPool")
