@@ -1,20 +1,21 @@
 """Kernels of batch normalization where planes are shorter than a vector: vectors run across channels and planes.
 
 Arrays are samples x columns, contiguous; a column is an element of a channel's plane. Sums over samples are formed
-in blocks of SAMPLES samples and strips of STRIP columns: `partial` has two rows for each block. `wide` is the table of
-`batch_planes` with each number once for every column of its channel.
+in blocks of SAMPLES samples and strips of STRIP columns: `partial` has two rows for each block. `wide` has the numbers
+of the table in `batch` once for every column of their channel.
 """
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.fill import clear
 from opgrad.cpu.kernels.loops.fold import column_sum_of, fold, fold_down
-from opgrad.cpu.kernels.loops.map import get
-from opgrad.cpu.kernels.normalization.batch_planes import BIAS, write_normalized
-from opgrad.cpu.kernels.normalization.batch_planes_grad import FACTOR, FROM_BIAS, FROM_SCALE, MEAN, write_gradient
+from opgrad.cpu.kernels.loops.map import get, mapped
+from opgrad.cpu.kernels.normalization.batch import MEAN, gradient, normalized
 
 SAMPLES: Final = 64  # of a block
 STRIP: Final = 1024  # columns
@@ -28,11 +29,19 @@ class ColumnStrips(NamedTuple):
     strips: int
 
 
+class ColumnKernels(NamedTuple):
+    """The sums of blocks of samples; the same joined for each column; the elements."""
+
+    sum_blocks: Kernel
+    join_blocks: Kernel
+    write: Kernel
+
+
 @inline
 def block_of(unit: int, shape):
-    """A unit's block, the column that it begins with, and how many columns it has."""
+    """A unit's block, the column that it begins with, and the one behind its last."""
     begin = unit % shape.strips * STRIP
-    return unit // shape.strips, begin, min(STRIP, shape.columns - begin)
+    return unit // shape.strips, begin, min(begin + STRIP, shape.columns)
 
 
 @inline
@@ -41,19 +50,40 @@ def samples_of(block: int, shape):
 
 
 @inline
-def row_of(rows, row: int, begin: int):
-    """The row from column `begin` on."""
-    return rows.data + (row * rows.step + begin)
+def cleared_sums(partial, block: int, begin: int, end: int):
+    """A block's two rows of sums, with zeros in these columns."""
+    first = partial.data + 2 * block * partial.step
+    second = first + partial.step
+    clear(first + begin, end - begin)
+    clear(second + begin, end - begin)
+    return first, second
 
 
 @kernel
-def widen(begin, end, channels, size, table: Rows, wide: Rows):
-    """Rows [begin, end) of the wide table."""
-    for row in range(begin, end):
+def widen(rows, channels, size, table: Rows, wide: Rows):
+    """The first rows of the wide table."""
+    for row in range(rows):
         for channel in range(channels):
             value = v.load_one(table.data, row * table.step + channel)
             for column in range(channel * size, (channel + 1) * size):
                 v.store_one(wide.data, row * wide.step + column, value)
+
+
+def column_writer(inputs: int, formula: Callable[..., Vector]) -> Kernel:
+    """The kernel out = formula(*operands): the arrays, and rows of the wide table, which are the same for each sample.
+
+    inputs: how many operands there are.
+    """
+    write = mapped(formula)
+
+    @kernel
+    def write_columns(units: Units, shape: ColumnStrips, operands: (Rows,) * inputs, out: Pointer, stream):
+        for unit in units:
+            block, begin, end = block_of(unit, shape)
+            for sample in samples_of(block, shape):
+                write(out + sample * shape.columns, begin, end, stream, v.each_row(operands, sample), ())
+
+    return write_columns
 
 
 # --- backward ------------------------------------------------------------------------------------------------------
@@ -72,37 +102,28 @@ _add_gradients = fold(_add_gradient)
 
 
 @kernel
-def grad_sums(units: Units, shape: ColumnStrips, dy: Pointer, x: Pointer, wide: Rows, partial: Rows):
+def grad_sums(units: Units, shape: ColumnStrips, arrays: (Pointer, Pointer), wide: Rows, partial: Rows):
     """The sums of dy and of dy * (x - mean) over a block of samples."""
+    (dy, x), mean = arrays, wide.data + MEAN * wide.step
     for unit in units:
-        block, begin, count = block_of(unit, shape)
-        g, mean = row_of(partial, 2 * block, begin), row_of(wide, MEAN, begin)
-        t = g + partial.step
-        clear(g, count)
-        clear(t, count)
+        block, begin, end = block_of(unit, shape)
+        g, t = cleared_sums(partial, block, begin, end)
         for sample in samples_of(block, shape):
-            at = sample * shape.columns + begin
-            _add_gradients((), 0, count, (dy + at, x + at, mean, g, t), ())
+            row = sample * shape.columns
+            _add_gradients((), begin, end, (dy + row, x + row, mean, g, t), ())
 
 
 @kernel
 def join_sums(columns: Units, blocks, partial: Rows, joined: Rows):
     """The sums of all blocks added up."""
     for i in range(columns.start, columns.stop, v.lanes(partial.data)):
-        first, second = partial.data + i, row_of(partial, 1, i)
+        first = partial.data + i
+        second = first + partial.step
         v.store(joined.data, i, column_sum_of(first, blocks, 2 * partial.step))
         v.store(joined.data, joined.step + i, column_sum_of(second, blocks, 2 * partial.step))
 
 
-@kernel
-def grad_columns(units: Units, shape: ColumnStrips, dy: Pointer, x: Pointer, dx: Pointer, wide: Rows, stream):
-    for unit in units:
-        block, begin, count = block_of(unit, shape)
-        mean, factor = row_of(wide, MEAN, begin), row_of(wide, FACTOR, begin)
-        from_scale, from_bias = row_of(wide, FROM_SCALE, begin), row_of(wide, FROM_BIAS, begin)
-        for sample in samples_of(block, shape):
-            at = sample * shape.columns + begin
-            write_gradient(dx + at, 0, count, stream, (dy + at, x + at, mean, factor, from_scale, from_bias), ())
+BACKWARD = ColumnKernels(grad_sums, join_sums, column_writer(6, gradient))
 
 
 # --- forward -------------------------------------------------------------------------------------------------------
@@ -127,22 +148,20 @@ _add_values, _add_squares = fold(_add_value), fold(_add_square)
 
 
 @kernel
-def moments_of_columns(units: Units, shape: ColumnStrips, x: Pointer, partial: Rows):
+def moments_of_columns(units: Units, shape: ColumnStrips, arrays: (Pointer,), partial: Rows):
     """The mean over a block of samples, and the squares around it, which are read from the cache."""
+    x = arrays[0]
     for unit in units:
-        block, begin, count = block_of(unit, shape)
+        block, begin, end = block_of(unit, shape)
         samples = samples_of(block, shape)
-        mean = row_of(partial, 2 * block, begin)
-        squares = mean + partial.step
-        clear(mean, count)
-        clear(squares, count)
+        mean, squares = cleared_sums(partial, block, begin, end)
         for sample in samples:
-            _add_values((), 0, count, (x + (sample * shape.columns + begin), mean), ())
+            _add_values((), begin, end, (x + sample * shape.columns, mean), ())
         inverse = v.number(x, 1.0 / len(samples))
-        for i in range(0, count, v.lanes(x)):
+        for i in range(begin, end, v.lanes(x)):
             v.store(mean, i, v.load(mean, i) * inverse)
         for sample in samples:
-            _add_squares((), 0, count, (x + (sample * shape.columns + begin), mean, squares), ())
+            _add_squares((), begin, end, (x + sample * shape.columns, mean, squares), ())
 
 
 @inline
@@ -174,12 +193,4 @@ def join_moments(columns: Units, blocks, samples, partial: Rows, joined: Rows):
         v.store(joined.data, joined.step + i, _sum_moments(zeros, 0, blocks, arrays, (samples, step, mean))[0])
 
 
-@kernel
-def normalize_columns(units: Units, shape: ColumnStrips, x: Pointer, y: Pointer, wide: Rows, stream):
-    for unit in units:
-        block, begin, count = block_of(unit, shape)
-        mean, factor = row_of(wide, MEAN, begin), row_of(wide, FACTOR, begin)
-        bias = row_of(wide, BIAS, begin)
-        for sample in samples_of(block, shape):
-            at = sample * shape.columns + begin
-            write_normalized(y + at, 0, count, stream, (x + at, mean, factor, bias), ())
+FORWARD = ColumnKernels(moments_of_columns, join_moments, column_writer(4, normalized))
