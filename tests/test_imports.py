@@ -46,7 +46,7 @@ LAYERS = {
     "native/threads/": ("", f"{COMPILER} cpu/compiler/target locks"),
     "cpu/programs/partition": ("", ""),
     "cpu/programs/workspace": ("", f"contract/ {COMPILER} native/threads/"),
-    "cpu/programs/program": ("", f"contract/ {COMPILER} cpu/programs/partition cpu/programs/workspace"),
+    "cpu/programs/program": ("numpy", f"contract/ {COMPILER} cpu/programs/partition cpu/programs/workspace"),
     "native/": (
         "numpy",
         f"contract/ {COMPILER} cpu/compiler/interpret/ cpu/compiler/target {STEPS} locks native/threads/",

@@ -1,6 +1,5 @@
 """The programs of sums and quotients of arrays that are broadcast against each other, and of their shapes."""
 
-import ctypes
 import math
 
 from opgrad.contract import Shape
@@ -13,7 +12,7 @@ from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.elements import operator, program
 from opgrad.cpu.programs.layout import precision
-from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
 from opgrad.cpu.programs.reduction import grouped, sum_steps
 from opgrad.cpu.programs.workspace import Workspace
 
@@ -50,7 +49,7 @@ def div_grad(problem: Problem) -> Program:
     a, b, shape = (problem.specs[name].shape for name in ("a", "b", "dy"))
     workspace, size = Workspace(precision(problem)), math.prod(shape)
     (n, a_step, b_step), *loops = broadcast_loops(shape, a, b)
-    table = (ctypes.c_int64 * max(1, 3 * len(loops)))(*(word for loop in loops for word in loop))
+    tables = Tables()
     a_summed, b_summed = (frozenset(broadcast_axes(each, shape)[0]) for each in (a, b))
     kernel = EACH if a_step and b_step else ONE_DIVISOR if a_step else ONE_DIVIDEND
     full_a = workspace.shared(size) if a_summed else problem["da"]
@@ -60,13 +59,13 @@ def div_grad(problem: Problem) -> Program:
         blocks = partition.count(n, BLOCK)
         units = size // n * blocks
         arguments = {name: problem[name] for name in ("dy", "a", "b")} | {"da": full_a, "db": full_b}
-        arguments |= {"blocks": blocks, "n": n, "broadcast": Broadcast(len(loops), ctypes.addressof(table))}
+        arguments |= {"blocks": blocks, "n": n, "broadcast": Broadcast(len(loops), tables.add(loops))}
         arguments["stream"] = partition.streams(problem.bytes)
         steps.append(shared_out(kernel, units, problem.bytes / units, arguments))
     for summed, terms, result in ((a_summed, full_a, "da"), (b_summed, full_b, "db")):
         if summed:
             steps += sum_steps(grouped(shape, summed), terms, problem[result], workspace)
-    return Program(steps, workspace, tables=(table,))
+    return Program(steps, workspace, tables=tables)
 
 
 # --- shapes and zeros ----------------------------------------------------------------------------------------------
@@ -74,12 +73,10 @@ def div_grad(problem: Problem) -> Program:
 
 def broadcast_gradient_args(problem: Problem) -> Program:
     found = broadcast_axes(problem.attributes["a_shape"], problem.attributes["b_shape"])
-    steps, tables = [], []
+    steps, tables = [], Tables()
     for name, axes in zip(("a_axes", "b_axes"), found, strict=True):
         if axes:
-            table = (ctypes.c_int64 * len(axes))(*axes)
-            tables.append(table)
-            arguments = {"source": ctypes.addressof(table), "count": len(axes), "target": problem[name]}
+            arguments = {"source": tables.add(axes), "count": len(axes), "target": problem[name]}
             steps.append(Step(copy_words, 1, arguments))
     return Program(steps, tables=tables)
 

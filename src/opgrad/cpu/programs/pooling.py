@@ -21,7 +21,7 @@ from opgrad.cpu.kernels.pooling import (
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.gather import checking
 from opgrad.cpu.programs.layout import precision
-from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
 from opgrad.cpu.programs.weighted import along
 from opgrad.cpu.programs.workspace import Workspace
 
@@ -71,7 +71,7 @@ def _windows(axis: Axis) -> tuple[Array, Array]:
     return element[inside], window[inside]
 
 
-def _along(axis: Axis, padding: bool, tables: list[Array]) -> Along:
+def _along(axis: Axis, padding: bool, tables: Tables) -> Along:
     """The kernels' description of an axis; its tables are appended to `tables`."""
     element, window = _windows(axis)
     return along(axis.size, axis.count, (element, window, _shares(axis, padding)[window]), tables)
@@ -90,17 +90,16 @@ def average_pool_grad(problem: Problem) -> Program:
         return Program(())
     along, padding = average_pool_axes(problem.attributes), problem.attributes["count_include_pad"]
     deep, high, wide = (ONE_WINDOW,) * (MOST_AXES - len(along)) + along
-    workspace, shares, tables = Workspace(precision(problem)), _shares(wide, padding), []
+    workspace, shares, tables = Workspace(precision(problem)), _shares(wide, padding), Tables()
     longest = max(wide.count, wide.size)
     same = bool((shares == shares[:1]).all())
     width = RowWindows(
-        wide.size, wide.count, wide.kernel, wide.stride, wide.dilation, wide.begin, shares.ctypes.data, same
+        wide.size, wide.count, wide.kernel, wide.stride, wide.dilation, wide.begin, tables.add(shares, "float64"), same
     )
-    new_rows = _new_rows(high)
     arguments = {name: workspace.private(longest) for name in ("sums", "line", "chunk")}
     arguments |= {"depth": _along(deep, padding, tables), "height": _along(high, padding, tables), "width": width}
-    arguments["new_rows"] = new_rows.ctypes.data
+    arguments["new_rows"] = tables.add(_new_rows(high))
     arguments |= {"dy": problem["dy"], "dx": problem["dx"]}
     rows = math.prod(shape[:-1])
     step = shared_out(share_out, rows, problem.bytes / rows, arguments)
-    return Program([step], workspace, tables=[*tables, shares, new_rows])
+    return Program([step], workspace, tables=tables)

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from opgrad.contract.ranges import Explain
 from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.programs import partition
@@ -42,11 +44,20 @@ def shared_out(kernel: Kernel, units: int, unit_bytes: float, arguments: Mapping
     return Step(kernel, units, arguments, partition.per_part(units, unit_bytes))
 
 
+class Tables(list[Any]):
+    """Arrays of numbers that kernels read through their addresses; the program keeps them alive."""
+
+    def add(self, numbers: Any, dtype: str = "int64") -> int:
+        """The address of a table with these numbers."""
+        self.append(np.ascontiguousarray(numbers, dtype))
+        return int(self[-1].ctypes.data)
+
+
 @dataclass(frozen=True)
 class Program:
     """The steps, their working memory, and the function that makes the error which a kernel reports.
 
-    name: which kernels run, for `PlannedCall.implementation`. tables: arrays to which arguments point, kept alive here.
+    name: which kernels run, for `PlannedCall.implementation`. tables: see `Tables`.
     later: a program that replaces this one as soon as its kernels are compiled.
     """
 

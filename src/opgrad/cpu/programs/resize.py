@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from opgrad.contract import DTYPES, Array
+from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
 from opgrad.contract.resizing import Resized, resized_axes
 from opgrad.cpu.kernels.loops.weighted import Along
 from opgrad.cpu.kernels.resize import PIECE, ROWS, RowPieces, gather_rows
 from opgrad.cpu.programs.elements import zero_step
 from opgrad.cpu.programs.layout import precision
-from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
 from opgrad.cpu.programs.weighted import along
 from opgrad.cpu.programs.workspace import Workspace
 
@@ -31,7 +31,7 @@ def resize_grad(problem: Problem) -> Program:
     if not n or not math.prod(y):
         return Program([zero_step(problem["dx"], n, n * DTYPES[problem["dx"].dtype].itemsize)] if n else [])
     resized = resized_axes("resize_grad", x, y, problem.attributes)
-    workspace, tables, steps = Workspace(precision(problem)), list[Array](), list[Step]()
+    workspace, tables, steps = Workspace(precision(problem)), Tables(), list[Step]()
     source, sizes = problem["dy"], list(y)
     passes = _passes(len(x), sorted(resized))
     for axes in passes:
@@ -67,7 +67,7 @@ def _pass(
     resized: Mapping[int, Resized],
     ends: tuple[Any, Any],
     workspace: Workspace,
-    tables: list[Array],
+    tables: Tables,
 ) -> Step:
     """The step from an array of these sizes to one where some axes have those of x."""
     first = min(resized, default=0)
@@ -95,7 +95,7 @@ def _pass(
     return shared_out(gather_rows, units, elements * DTYPES[workspace.precision].itemsize / units, arguments)
 
 
-def _slots_of(sizes: Sequence[int], first: int, resized: Mapping[int, Resized], tables: list[Array]) -> list[Along]:
+def _slots_of(sizes: Sequence[int], first: int, resized: Mapping[int, Resized], tables: Tables) -> list[Along]:
     """The axes of a plane from the first that is resized to the last, what stays between two of them merged."""
     slots, between = list[Along](), 1
     for axis in range(first, max(resized, default=-1) + 1):
@@ -108,7 +108,7 @@ def _slots_of(sizes: Sequence[int], first: int, resized: Mapping[int, Resized], 
     return slots
 
 
-def _gathered(axis: Resized, tables: list[Array]) -> Along:
+def _gathered(axis: Resized, tables: Tables) -> Along:
     """What each element of dx takes of dy: beyond the ends several places are one element, whose weights add up."""
     pairs = axis.places * axis.count + np.arange(axis.count)[:, None]
     every, of = np.unique(pairs, return_inverse=True)
@@ -118,7 +118,7 @@ def _gathered(axis: Resized, tables: list[Array]) -> Along:
     return along(axis.size, axis.count, (places[counts], o[counts], weights[counts]), tables)
 
 
-def _stays(size: int, tables: list[Array]) -> Along:
+def _stays(size: int, tables: Tables) -> Along:
     """An axis of which each element takes itself."""
     every = np.arange(size)
     return along(size, size, (every, every, np.ones(size)), tables)

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.kernels.loops.elements import BLOCK
@@ -22,7 +20,7 @@ from opgrad.cpu.kernels.several import (
     sum_squares,
 )
 from opgrad.cpu.programs import partition
-from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
 from opgrad.cpu.programs.workspace import Workspace
 
 # --- moving --------------------------------------------------------------------------------------------------------
@@ -64,9 +62,9 @@ def _concatenated(problem: Problem, whole: str, parameter: str) -> Iterator[tupl
 def concat_training(problem: Problem) -> Program:
     steps = [copying(rows, size, alone, inside) for rows, size, alone, inside in _concatenated(problem, "y", "arrays")]
     axis = problem.attributes["axis"].start
-    table = np.array([problem.specs[name].shape[axis] for name in _names(problem, "arrays")], np.int64)
-    arguments = {"count": table.size, "table": table.ctypes.data, "lengths": problem["lengths"]}
-    return Program([*steps, Step(store_lengths, 1, arguments)], tables=(table,))
+    lengths, tables = [problem.specs[name].shape[axis] for name in _names(problem, "arrays")], Tables()
+    arguments = {"count": len(lengths), "table": tables.add(lengths), "lengths": problem["lengths"]}
+    return Program([*steps, Step(store_lengths, 1, arguments)], tables=tables)
 
 
 def split_training(problem: Problem) -> Program:

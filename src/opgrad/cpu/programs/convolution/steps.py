@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from opgrad.contract import DTYPES, Array
+from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.compiler.parameters import Rows
@@ -16,7 +16,7 @@ from opgrad.cpu.kernels.convolution.products import Filters, Ranges, Tiles
 from opgrad.cpu.kernels.convolution.signals import GridSteps, Images, ImageSizes, Phases, Signals
 from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.programs.layout import precision
-from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
 from opgrad.cpu.programs.workspace import Workspace
 from opgrad.locks import once
 
@@ -92,7 +92,7 @@ class Steps:
         self.problem, self.layout, self.sizes, self.wanted = problem, layout, sizes, wanted
         self.workspace = Workspace(precision(problem))
         self.item = DTYPES[self.workspace.precision].itemsize
-        self.tables: list[Array] = []
+        self.tables = Tables()
         self.steps: list[Step] = []
         self.windows = self.signals(sizes.filters, 1)
         self.field = self.signals(sizes.channels, sizes.phases)
@@ -105,11 +105,6 @@ class Steps:
         channel = phases * s.pitch
         data: Any = self.workspace.shared(s.group * channels * channel)
         return Signals(data, channels * channel, channel, s.pitch, s.pad)
-
-    def table(self, values: Any) -> int:
-        """The address of a table of words."""
-        self.tables.append(np.ascontiguousarray(values, np.int64))
-        return int(self.tables[-1].ctypes.data)
 
     def program(self) -> Program:
         s = self.sizes
@@ -161,7 +156,7 @@ class Steps:
         return {
             "planes": ImageSizes(channels * s.group, depth, height, width),
             "grid": GridSteps(s.grid, grid_h, grid_w, step_d, step_h, step_w),
-            "phases": Phases(len(ranges), self.table(ranges)),
+            "phases": Phases(len(ranges), self.tables.add(ranges)),
             "filled": all(math.prod(high - low for low, high, _ in each) == s.grid for each in ranges),
         }
 
@@ -172,7 +167,7 @@ class Steps:
         """The table of where each channel's signal begins for each tap."""
         s = self.sizes
         taps = np.array([phase * s.pitch + shift + s.pad for phase, shift in self.layout.taps])
-        return self.table(np.arange(s.channels)[:, None] * self.field.channel + taps)
+        return self.tables.add(np.arange(s.channels)[:, None] * self.field.channel + taps)
 
     def dot_products(self, images: Images) -> None:
         """dw: of signals of the windows with shifted signals of what they slide over."""
@@ -201,8 +196,8 @@ class Steps:
         last = words[-1]
         size = last[products.WEIGHTS] + last[products.TERMS] * rows
         weights: Any = self.workspace.shared(self.sizes.group * size)
-        found = {"tiles": Tiles(len(words), self.table(words)), "weights": Rows(weights, size)}
-        arguments = {**found, "sources": self.table(sources), "rows": rows, "w": w}
+        found = {"tiles": Tiles(len(words), self.tables.add(words)), "weights": Rows(weights, size)}
+        arguments = {**found, "sources": self.tables.add(sources), "rows": rows, "w": w}
         pack_bytes = 8 * size / len(words)
         self.steps.append(shared_out(products.pack_weights, self.sizes.group * len(words), pack_bytes, arguments))
         return {**found, "single": rows == 1}
@@ -256,7 +251,7 @@ class ConvolutionSteps(Steps):
         arguments = self.packed(
             words, rows, np.concatenate(sources), Filters(w, s.filters * s.channels * s.taps, s.taps)
         )
-        return {**arguments, "shifts": self.table(np.concatenate(shifts)), "dy": self.windows, "dx": self.field}
+        return {**arguments, "shifts": self.tables.add(np.concatenate(shifts)), "dy": self.windows, "dx": self.field}
 
 
 class TransposedSteps(Steps):

@@ -5,8 +5,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
 from opgrad.contract.windows import Axis
@@ -18,7 +16,7 @@ from opgrad.cpu.kernels.convolution.windows import Gathered, Memory, PlaneBlocks
 from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.programs.convolution.steps import CHUNK_BYTES, Sizes, fixed_parts, round_up, sums_written
 from opgrad.cpu.programs.layout import precision
-from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
 from opgrad.cpu.programs.workspace import Workspace
 
 # Signals take longer than matrices of windows where the grid has many elements for a window. A window's element costs a
@@ -54,7 +52,8 @@ class WindowSteps:
         self.dy: Any = Rows(self.workspace.shared(self.filters * row), row)
         counts = {name: math.prod(problem.specs[name].shape) for name in wanted if name != "dx"}
         self.sums = {name: self.workspace.shared(count) for name, count in counts.items()}
-        self.tables = [np.ascontiguousarray(each, np.int64) for each in tables(layout.along)]
+        self.tables = Tables()
+        self.axes, self.taps = map(self.tables.add, tables(layout.along))
         self.memory = Memory(
             *(self.workspace.private(size) for size in gemm.space(sizes.lanes)),
             self.workspace.private(windows.ELEMENTS * windows.POSITIONS),
@@ -87,9 +86,8 @@ class WindowSteps:
     def arguments(self, gathered: Gathered) -> dict[str, Any]:
         """The arguments that both products share."""
         s = self.sizes
-        axes, table = (int(each.ctypes.data) for each in self.tables)
         image = s.group * s.channels * self.plane
-        found = Windows(axes, table, s.taps, s.channels, s.filters, self.plane, image)
+        found = Windows(self.axes, self.taps, s.taps, s.channels, s.filters, self.plane, image)
         return {"windows": found, "g": gathered, "m": self.memory}
 
     def filters_back(self, gathered: Gathered) -> None:
