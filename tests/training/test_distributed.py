@@ -15,7 +15,7 @@ import pytest
 from processes import run_processes
 
 from opgrad.training.run.fit import Fit
-from opgrad.training.run.sharing import Sharing, Step
+from opgrad.training.run.step_rows import Step, StepRows
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
@@ -26,17 +26,17 @@ DIGITS, FIXED = ROOT / "examples" / "digits", ROOT / "tests" / "artifacts" / "di
 
 
 @pytest.mark.parametrize(("size", "whole"), [(1, False), (3, False), (5, False), (2, True), (3, True)])
-def test_shares_are_the_batches(size, whole):
+def test_parts_are_the_batches(size, whole):
     order = np.random.default_rng(0).permutation(47)
-    every = [list(Sharing(10, 3, rank, size, whole).steps(order)) for rank in range(size)]
+    every = [list(StepRows(10, 3, rank, size, whole).steps(order)) for rank in range(size)]
     for step in zip(*every, strict=True):
         assert len({(each.rows, each.batches) for each in step}) == 1
         for place in range(step[0].batches):
-            shares = [share for each in step for share in each.shares if share.place == place]
-            assert sum(len(share.rows) for share in shares) == shares[0].of
-            assert not whole or len(shares) == 1
-    taken = [share.rows for steps in zip(*every, strict=True) for place in range(3) for each in steps
-             for share in each.shares if share.place == place]  # fmt: skip
+            parts = [part for each in step for part in each.parts if part.batch == place]
+            assert sum(len(part.rows) for part in parts) == parts[0].batch_rows
+            assert not whole or len(parts) == 1
+    taken = [part.rows for steps in zip(*every, strict=True) for place in range(3) for each in steps
+             for part in each.parts if part.batch == place]  # fmt: skip
     np.testing.assert_array_equal(np.concatenate(taken), order)
 
 
@@ -163,7 +163,7 @@ def test_a_process_without_rows_adds_nothing():
     fit: Any = object.__new__(Fit)
     fit.trainer = SimpleNamespace(gradients=SimpleNamespace(flat=gradients[:3], extended=gradients))
     fit._mean, fit._processes = None, SimpleNamespace(add=lambda array: None)
-    fit._add_up(Step(rows=2, batches=1, shares=[]), SimpleNamespace(requested=False))
+    fit._add_up(Step(rows=2, batches=1, parts=()), SimpleNamespace(requested=False))
     assert gradients.tolist() == [0, 0, 0, 0]
 
 

@@ -139,7 +139,7 @@ def _runner(subject: Subject, model: onnx.ModelProto) -> Callable[[], float]:
     runner([subject.feeds[spec.name] for spec in inputs])
 
     def run() -> float:
-        runner.run()
+        runner()
         return runner.loss
 
     return run

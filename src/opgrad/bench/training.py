@@ -257,9 +257,9 @@ def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool = 
     options = session_options(opgrad.get_num_threads())
     model = read_model(artifacts.training_model, "bench")
     graph = TrainingGraph(model, parameters, frozen, gradients, options, "bench", fuse)
-    graph.run(list(data.values()))
+    graph(list(data.values()))
     graph.reset = True
-    return graph.bound.run
+    return graph.bound
 
 
 def _optimizer(artifacts: ArtifactSet) -> Callable[[], object]:

@@ -145,18 +145,18 @@ def _print(made: "Exported") -> None:
     from opgrad.training.data.dataset import show
     from opgrad.training.inspect import tables
 
-    told, screen = made.manifest, console()
+    manifest, screen = made.manifest, console()
     tables.fit(screen)
-    files = [(made.files[kind].name, tables.size(entry["bytes"])) for kind, entry in told["files"].items()]
-    batch = ", ".join(f"{each['name']} {each['dtype']} {show(each['shape'])}" for each in told["batch"])
-    settings = tables.settings_text({name: value for name, value in told["optimizer"].items() if name != "name"})
+    files = [(made.files[kind].name, tables.size(entry["bytes"])) for kind, entry in manifest["files"].items()]
+    batch = ", ".join(f"{each['name']} {each['dtype']} {show(each['shape'])}" for each in manifest["batch"])
+    settings = tables.settings_text({name: value for name, value in manifest["optimizer"].items() if name != "name"})
     rows = [
         *files,
         (made.files["manifest"].name, "names, sizes, checksums"),
-        ("takes", f"{batch}; {', '.join(told['scalars'])}"),
-        ("keeps", tables.amount(len(told["state"]), sum(each["bytes"] for each in told["state"]) // 4)),
-        ("gives", ", ".join(told["outputs"])),
-        ("optimizer", ": ".join(filter(None, (told["optimizer"]["name"], settings)))),
-        ("opset", f"{told['opset']}, {quantity(told['functions'], 'function')}"),
+        ("takes", f"{batch}; {', '.join(manifest['scalars'])}"),
+        ("keeps", tables.amount(len(manifest["state"]), sum(each["bytes"] for each in manifest["state"]) // 4)),
+        ("gives", ", ".join(manifest["outputs"])),
+        ("optimizer", ": ".join(filter(None, (manifest["optimizer"]["name"], settings)))),
+        ("opset", f"{manifest['opset']}, {quantity(manifest['functions'], 'function')}"),
     ]
-    screen.print(tables.facts(f"step of {told['name']} in {made.files['step'].parent}", rows))
+    screen.print(tables.facts(f"step of {manifest['name']} in {made.files['step'].parent}", rows))

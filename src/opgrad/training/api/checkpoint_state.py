@@ -74,7 +74,9 @@ class Parameter:
 class _Named(Generic[T]):
     """Values by name, which are listed in the order of the names; iterating gives pairs of name and value."""
 
-    _held: Mapping[str, Any]
+    @property
+    def _held(self) -> Mapping[str, Any]:
+        raise NotImplementedError
 
     def __getitem__(self, name: str) -> T:
         raise NotImplementedError
@@ -136,16 +138,18 @@ class Parameters(_Named[Parameter]):
 class Properties(_Named[Property]):
     """Whole numbers, floats and strings by name, which are saved with the parameters."""
 
-    _held: dict[str, Property]
-
     def __init__(self, values: dict[str, Property]):
-        self._held = {name: _property(name, value) for name, value in values.items()}
+        self._values = {name: _property(name, value) for name, value in values.items()}
+
+    @property
+    def _held(self) -> Mapping[str, Any]:
+        return self._values
 
     def __getitem__(self, name: str) -> Property:
         """The value. Raises KeyError."""
         if name not in self:
             raise KeyError(f"Property {name} not found.")
-        return self._held[name]
+        return self._values[name]
 
     def __setitem__(self, name: str, value: Property) -> None:
         """Add or change a property: an int, float or str.
@@ -155,7 +159,7 @@ class Properties(_Named[Property]):
         """
         if not isinstance(name, str):
             raise TypeError(f"Properties: the name {name!r} is {type(name).__name__}, expected str")
-        self._held[name] = _property(name, value)
+        self._values[name] = _property(name, value)
 
     def __repr__(self) -> str:
         return f"Properties({dict(self.items())})"

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,9 @@ from opgrad.training.data.batches import TensorSpec
 from opgrad.training.engine.binding import BoundGraph, Value, check_inputs, declared, ort_value
 from opgrad.training.engine.distributed import OneProcess, Processes
 from opgrad.training.engine.export import write_inference_model
-from opgrad.training.engine.first_run import first_run
 from opgrad.training.engine.memory import Memory
 from opgrad.training.engine.optimizer import GradientNorm, clip_factor
-from opgrad.training.engine.training_graph import Source, TrainingGraph, open_session, run_error
+from opgrad.training.engine.training_graph import Source, TrainingGraph, open_bound, run_error
 from opgrad.training.engine.training_graph import session_options as options_for
 from opgrad.training.formats.artifact_set import check_parameters, tensor_spec
 from opgrad.training.formats.names import BUFFER_SUFFIX
@@ -117,10 +115,10 @@ class Module:
         Raises ValueError for the wrong number of inputs, shapes, or values that an operator refuses; TypeError for
         dtypes; RuntimeError without an eval graph in evaluation mode, and for a nominal checkpoint without values.
         """
-        training = self.training
-        values, as_ort = self._take(user_inputs)
+        training, graph = self.training, self._present_graph()
+        values, as_ort = self._take(user_inputs, graph.inputs)
         try:
-            bound = self._graph.run(values) if training else self._run_eval(values)
+            bound = graph(values)
         except Exception as error:
             raise run_error(error, WHO) from None
         self._memory.computed |= training
@@ -128,7 +126,7 @@ class Module:
         results = bound.ort_results() if as_ort else bound.results()
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _take(self, user_inputs: Sequence[Any]) -> tuple[Sequence[Value], bool]:
+    def _take(self, user_inputs: Sequence[Any], specs: Sequence[TensorSpec]) -> tuple[Sequence[Value], bool]:
         """The inputs as the graph takes them, and whether all of them are OrtValues."""
         kinds = {type(value) for value in user_inputs}
         signature = None
@@ -136,7 +134,6 @@ class Module:
             signature = (self.training, *[(value.dtype, value.shape) for value in user_inputs])
             if signature in self._fitting:
                 return user_inputs, False
-        specs = self._ready()
         if len(user_inputs) != len(specs):
             names = ", ".join(spec.name for spec in specs)
             raise ValueError(f"{WHO}: {len(user_inputs)} inputs, expected {len(specs)}: {names}")
@@ -148,22 +145,17 @@ class Module:
             self._fitting.add(signature)
         return values, kinds == {onnxruntime.OrtValue}
 
-    def _ready(self) -> Sequence[Any]:
-        """The specifications of the present mode's inputs. Raises RuntimeError if no call is possible."""
+    def _present_graph(self) -> TrainingGraph | BoundGraph:
+        """The graph of the present mode. Raises RuntimeError if no call is possible."""
         if self._memory.nominal:
             raise RuntimeError(
                 f"{WHO}: the parameters have no values yet, the checkpoint is nominal; "
                 "call copy_buffer_to_parameters(buffer, trainable_only=False) first"
             )
         if self.training:
-            return self._graph.inputs
+            return self._graph
         if self._eval_graph is None:
             raise RuntimeError(f"{WHO}: there is no eval graph, expected eval_model_uri when the module is made")
-        return self._eval_graph.inputs
-
-    def _run_eval(self, values: Sequence[Value]) -> BoundGraph:
-        assert self._eval_graph is not None  # _ready has looked
-        self._eval_graph(values)
         return self._eval_graph
 
     def train(self, mode: bool = True) -> "Module":
@@ -324,8 +316,7 @@ def _open_eval(
     use_internal_losses(fused)
     inputs = [declared(value) for value in model.graph.input if value.name not in fixed]
     outputs = [declared(value) for value in model.graph.output]
-    first = partial(first_run, fused, options=options)
-    return BoundGraph(open_session(fused, options, what), inputs, outputs, fixed, {}, first)
+    return open_bound(fused, options, what, inputs, outputs, fixed, {})
 
 
 def _value(value: Any, spec: TensorSpec) -> Value:

@@ -89,8 +89,8 @@ def training_models(
     except (ValueError, NotImplementedError) as error:
         kind = ValueError if isinstance(error, ValueError) else NotImplementedError
         raise kind(f"{who}: {str(error).removeprefix('gradients: ')}") from None
-    groups = [[each for each in held if each.name in names] for names in (trainable, frozen)]
-    return TrainingModels(training, evaluation, *groups, values)
+    trained, kept = ([each for each in held if each.name in names] for names in (trainable, frozen))
+    return TrainingModels(training, evaluation, trained, kept, values)
 
 
 def as_initializers(model: onnx.ModelProto, names: Iterable[str]) -> None:

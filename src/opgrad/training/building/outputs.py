@@ -21,9 +21,9 @@ def inferred_model(model: onnx.ModelProto) -> onnx.ModelProto:
 def declare_types(model: onnx.ModelProto) -> None:
     """Declare the types and shapes of all values that a graph's nodes compute, as far as they can be inferred."""
     forward, graph = Graph(model), model.graph
-    told = {each.name for each in (*graph.input, *graph.output)}
+    declared = {each.name for each in (*graph.input, *graph.output)}
     before = {each.name: each for each in graph.value_info}
-    made = dict.fromkeys(name for node in graph.node for name in node.output if name and name not in told)
+    made = dict.fromkeys(name for node in graph.node for name in node.output if name and name not in declared)
     found = [value_info(forward, name) or before.get(name) for name in made]
     keep(graph.value_info, [each for each in found if each is not None])
 
@@ -41,15 +41,15 @@ def correct_shapes(model: onnx.ModelProto) -> None:
         tensor, sizes = value.type.tensor_type, found.sizes(value.name)
         if sizes is None or not value.type.HasField("tensor_type") or not tensor.HasField("shape"):
             continue
-        told = [size.dim_value if size.HasField("dim_value") else None for size in tensor.shape.dim]
-        if len(told) != len(sizes) or any(map(partial(_contradicts, symbols), told, sizes)):
+        declared = [size.dim_value if size.HasField("dim_value") else None for size in tensor.shape.dim]
+        if len(declared) != len(sizes) or any(map(partial(_contradicts, symbols), declared, sizes)):
             known = [size if isinstance(size, int) or size in symbols else None for size in sizes]
             value.CopyFrom(helper.make_tensor_value_info(value.name, tensor.elem_type, known))
 
 
-def _contradicts(symbols: Collection[str], told: int | None, size: int | str | None) -> bool:
+def _contradicts(symbols: Collection[str], declared: int | None, size: int | str | None) -> bool:
     """Whether a declared size contradicts the inferred one, which is another number or a variable size of an input."""
-    return told is not None and told != size and (isinstance(size, int) or size in symbols)
+    return declared is not None and declared != size and (isinstance(size, int) or size in symbols)
 
 
 def value_info(forward: Graph, name: str) -> onnx.ValueInfoProto | None:

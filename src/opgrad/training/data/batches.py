@@ -36,13 +36,13 @@ def located(inputs: Sequence[TensorSpec]) -> tuple[tuple[TensorSpec, ...], int |
     A single number, and an input of one row beside data and labels of more, are the same for all examples.
     Raises ValueError without inputs, NotImplementedError where no axis can be that of the examples.
     """
-    shared = _of_all(inputs)
+    shared = _same_for_all(inputs)
     each, rows = _located([spec for spec in inputs if spec not in shared])
     places = {spec.name: spec for spec in (*each, *(replace(spec, axis=None) for spec in shared))}
     return tuple(places[spec.name] for spec in inputs), rows
 
 
-def _of_all(inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+def _same_for_all(inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
     """The inputs that are the same for all examples."""
     rows = [spec for spec in inputs if spec.shape and spec.shape[0] != 1]
     firsts = {spec.shape[0] for spec in rows}

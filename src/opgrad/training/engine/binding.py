@@ -35,33 +35,30 @@ class _Input:
         self._buffer = np.empty(0)
         self.bound_shape: tuple[int, ...] = ()
 
-    def set(self, array: np.ndarray) -> None:
-        if array.shape != self._shape:
-            if array.nbytes > LARGEST_COPIED and array.flags.c_contiguous and array.flags.aligned:
-                self._bind(array)
-                self._shape = None
-                return
-            self._use_buffer(array.shape)
-        np.copyto(self._buffer, array)
+    def set(self, value: Value) -> None:
+        """Take the input of a call: a large array is bound as it is, a small one copied into bound memory."""
+        if not isinstance(value, np.ndarray):
+            self._binding.bind_ortvalue_input(self.spec.name, value)
+            self._shape, self.bound_shape = None, tuple(value.shape())
+            return
+        is_plain = value.flags.c_contiguous and value.flags.aligned
+        if value.shape != self._shape and value.nbytes > LARGEST_COPIED and is_plain:
+            self._bind(value)
+            self._shape = None
+        else:
+            np.copyto(self.buffer(value.shape), value)
 
     def buffer(self, shape: tuple[int, ...]) -> np.ndarray:
         """The memory from which the graph will read the input."""
         if shape != self._shape:
-            self._use_buffer(shape)
+            if shape not in self._buffers:
+                if len(self._buffers) == MOST_BUFFERS:
+                    self._buffers.clear()
+                self._buffers[shape] = np.empty(shape, self.spec.dtype)
+            self._buffer = self._buffers[shape]
+            self._bind(self._buffer)
+            self._shape = shape
         return self._buffer
-
-    def set_value(self, value: onnxruntime.OrtValue) -> None:
-        self._binding.bind_ortvalue_input(self.spec.name, value)
-        self._shape, self.bound_shape = None, tuple(value.shape())
-
-    def _use_buffer(self, shape: tuple[int, ...]) -> None:
-        buffer = self._buffers.get(shape)
-        if buffer is None:
-            if len(self._buffers) == MOST_BUFFERS:
-                self._buffers.clear()
-            buffer = self._buffers[shape] = np.empty(shape, self.spec.dtype)
-        self._bind(buffer)
-        self._buffer, self._shape = buffer, shape
 
     def _bind(self, array: np.ndarray) -> None:
         self.bound_shape = array.shape
@@ -118,23 +115,17 @@ class BoundGraph:
         """The memory from which the graph will read an input; to be filled before `run`."""
         return self._slots[place].buffer(shape)
 
-    def __call__(self, values: Sequence[Value]) -> None:
-        """Run the graph on the inputs of a call."""
-        for slot, value in zip(self._slots, values, strict=True):
-            if isinstance(value, np.ndarray):
-                slot.set(value)
-            else:
-                slot.set_value(value)
-        self.run()
-
-    def run(self) -> None:
-        """Run the graph on what is in the inputs' memory."""
+    def __call__(self, values: Sequence[Value] | None = None) -> "BoundGraph":
+        """Run the graph on the inputs of a call, or for None on what is in their memory; returns the graph."""
+        for slot, value in zip(self._slots, values, strict=True) if values is not None else ():
+            slot.set(value)
         for name in self._others:  # bound anew, so that no run writes into results that a caller still holds
             self._binding.bind_output(name, "cpu")
         if self._first is None:
             self._session.run_with_iobinding(self._binding)
         else:
             self._run_first(self._first)
+        return self
 
     def _run_first(self, first: FirstRun) -> None:
         fixed = {name: array.shape for name, array in self._fixed.items()}
@@ -156,13 +147,11 @@ class BoundGraph:
 
     def ort_results(self) -> list[onnxruntime.OrtValue]:
         """The same as OrtValues."""
-        found = dict(zip(self._binding_names(), self._binding.get_outputs(), strict=True)) if self._others else {}
+        names = [*self._written, *self._scalars, *self._others]  # in the order in which they were bound
+        found = dict(zip(names, self._binding.get_outputs(), strict=True)) if self._others else {}
         for name, array in self._scalars.items():
             found[name] = ort_value(array)
         return [found[spec.name] for spec in self.outputs]
-
-    def _binding_names(self) -> list[str]:
-        return [*self._written, *self._scalars, *self._others]
 
 
 def declared(value: onnx.ValueInfoProto) -> TensorSpec:

@@ -122,7 +122,7 @@ class Trainer:
 
     def _run(self, values: list[np.ndarray] | None) -> float:
         self._graph.reset = True
-        bound = self._graph.run(values)
+        bound = self._graph(values)
         if self.rows is not None:
             self.rows.give(dict(zip((spec.name for spec in bound.outputs), bound.results(), strict=True)))
         return bound.loss

@@ -12,6 +12,7 @@ from opgrad.graph.loading import read_model as read_model
 from opgrad.graph.messages import copied
 from opgrad.graph.passes.losses import use_internal_losses
 from opgrad.onnxruntime import LOWERED, loading, lower, private
+from opgrad.training.data.batches import TensorSpec
 from opgrad.training.engine import first_run, fusions, rewriting
 from opgrad.training.engine.binding import BoundGraph, Value, declared
 from opgrad.training.engine.flat_tensors import FlatTensors
@@ -41,6 +42,20 @@ def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions, wh
             model = lower(model, operators=missing)
 
 
+def open_bound(
+    model: onnx.ModelProto,
+    options: onnxruntime.SessionOptions,
+    who: str,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    fixed: Mapping[str, np.ndarray],
+    written: Mapping[str, np.ndarray],
+) -> BoundGraph:
+    """A session that is bound to memory, see `BoundGraph`; its first run compiles all kernels that are missing."""
+    first = partial(first_run.first_run, model, options=options)
+    return BoundGraph(open_session(model, options, who), inputs, outputs, fixed, written, first)
+
+
 def run_error(error: Exception, who: str) -> Exception:
     """The exception to raise for a run that failed: ValueError if a kernel refused values or shapes."""
     kind = ValueError if private.node_refused(error) or type(error).__name__ == "InvalidArgument" else RuntimeError
@@ -57,8 +72,8 @@ class TrainingGraph:
     fuse: whether `fusions.fuse` replaces nodes.
 
     inputs, outputs: those of a call, in the graph's order.
-    reset: whether the next run overwrites the gradients; if False, it adds to them. Every run sets it to False. The two
-    cases are two graphs with a session each: in the first one the kernels write into the gradients' memory themselves.
+    reset: True if the next run replaces the gradients, False if it adds to them. Every run sets it to False. Each of
+    the two has a graph and a session of its own: in the first graph the kernels write into the gradients' memory.
     fused: the fusions that were applied.
     """
 
@@ -92,22 +107,15 @@ class TrainingGraph:
         names = rewriting.overwriting(model)
         if names is None:
             return None
-        written = {output: self._gradients[name] for name, output in names.items()}
-        first_run.begin(model, self._options)
-        session = open_session(model, self._options, self._who)
-        return self._bound(model, session, written)
+        return self._open(model, {output: self._gradients[name] for name, output in names.items()})
 
     def _open_adding(self) -> BoundGraph:
-        first_run.begin(self._model, self._options)
-        session = open_session(self._model, self._options, self._who)
-        self._adding = self._bound(self._model, session, {})
+        self._adding = self._open(self._model, {})
         return self._adding
 
-    def _bound(
-        self, model: onnx.ModelProto, session: onnxruntime.InferenceSession, written: Mapping[str, np.ndarray]
-    ) -> BoundGraph:
-        first = partial(first_run.first_run, model, options=self._options)
-        return BoundGraph(session, self.inputs, self.outputs, self._fixed, written, first)
+    def _open(self, model: onnx.ModelProto, written: Mapping[str, np.ndarray]) -> BoundGraph:
+        first_run.begin(model, self._options)
+        return open_bound(model, self._options, self._who, self.inputs, self.outputs, self._fixed, written)
 
     @property
     def bound(self) -> BoundGraph:
@@ -121,17 +129,14 @@ class TrainingGraph:
             if bound is not None:
                 bound.replace(name, array)
 
-    def run(self, values: Sequence[Value] | None = None) -> BoundGraph:
+    def __call__(self, values: Sequence[Value] | None = None) -> BoundGraph:
         """Compute outputs and gradients; returns the graph that ran, whose `results` are the outputs.
 
         values: the inputs of a call; None: those that were written to `bound.buffer`.
         """
         bound = self.bound
         self._flag[0] = self.reset
-        if values is None:
-            bound.run()
-        else:
-            bound(values)
+        bound(values)
         self.reset = False
         return bound
 

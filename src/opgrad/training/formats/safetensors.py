@@ -48,8 +48,8 @@ def entries(tensors: Mapping[str, Entry]) -> dict[str, dict[str, Any]]:
 
 def encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
     """The content of a file with these arrays, behind each other in this order."""
-    told = entries({name: (array.dtype, array.shape) for name, array in tensors.items()})
-    header = json.dumps({METADATA: dict(metadata), **told}, separators=(",", ":")).encode()
+    described = entries({name: (array.dtype, array.shape) for name, array in tensors.items()})
+    header = json.dumps({METADATA: dict(metadata), **described}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % LENGTH)  # so that the arrays are aligned
     return b"".join([len(header).to_bytes(LENGTH, "little"), header, data(tensors)])
 

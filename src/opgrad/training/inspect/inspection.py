@@ -27,7 +27,7 @@ from opgrad.training.formats.checkpoint import Checkpoint, read_checkpoint
 from opgrad.training.formats.checkpoint_files import bytes_in_use, data_path
 from opgrad.training.formats.names import BUFFER_SUFFIX, RESET, VALUES
 from opgrad.training.formats.tensor_values import read_apart, read_shared
-from opgrad.training.inspect.trainability import Prospects, prospects
+from opgrad.training.inspect.trainability import Trainability, trainability
 
 TRAINING, EVALUATION, OPTIMIZER, CHECKPOINT = FILES
 
@@ -63,7 +63,7 @@ class Inspection:
     problem: the reason why onnxruntime with opgrad cannot load it or the eval model, and advice; None if it can.
     optimizer: nodes of the optimizer model with their attributes; optimizer_problem: why opgrad cannot run them.
     checkpoint: its content beside the parameters.
-    training: what a single model would be trained as, see `Prospects`; None for a training graph.
+    training: what a single model would be trained as, see `Trainability`; None for a training graph.
     """
 
     path: str
@@ -77,7 +77,7 @@ class Inspection:
     optimizer: list[dict[str, Any]] = field(default_factory=list)
     optimizer_problem: str | None = None
     checkpoint: dict[str, Any] | None = None
-    training: Prospects | None = None
+    training: Trainability | None = None
 
     @property
     def runs(self) -> bool:
@@ -108,7 +108,7 @@ def inspect(path: str | PathLike[str]) -> Inspection:
 
 
 def _inspect_model(path: Path) -> Inspection:
-    model, training = _load(path), _prospects(path)
+    model, training = _load(path), _trainability(path)
     kinds = (
         dict.fromkeys(training.trainable, "trainable") | dict.fromkeys(training.frozen, "frozen") if training else {}
     )
@@ -125,12 +125,12 @@ def _inspect_model(path: Path) -> Inspection:
     )
 
 
-def _prospects(path: Path) -> Prospects | None:
+def _trainability(path: Path) -> Trainability | None:
     """What the model in a file would be trained as, or the reason why it cannot be trained."""
     try:
-        return prospects(*read_apart(path, "inspect"))
+        return trainability(*read_apart(path, "inspect"))
     except (ValueError, OSError) as error:
-        return Prospects(problems=[str(error).removeprefix("inspect: ")])
+        return Trainability(problems=[str(error).removeprefix("inspect: ")])
 
 
 def _inspect_folder(folder: Path) -> Inspection:

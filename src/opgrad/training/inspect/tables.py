@@ -14,7 +14,7 @@ from opgrad.training.data.dataset import show
 from opgrad.training.formats.artifact_set import FILES
 from opgrad.training.inspect.inspection import Inspection, Parameter, Tensor, kinds
 from opgrad.training.inspect.stages import Stage
-from opgrad.training.inspect.trainability import Prospects
+from opgrad.training.inspect.trainability import Trainability
 
 LONGEST = 60  # the most characters of a property in a table
 PIPE_WIDTH = 160  # the width of a table in a file or a pipe
@@ -65,7 +65,7 @@ def _rows(found: Inspection) -> list[tuple[str, str]]:
     return rows + _checkpoint_rows(found.checkpoint or {}) + _training_rows(found.training)
 
 
-def _training_rows(training: Prospects | None) -> list[tuple[str, str]]:
+def _training_rows(training: Trainability | None) -> list[tuple[str, str]]:
     """The lines about the training of a model."""
     if training is None or not training.nodes:
         return []
@@ -77,8 +77,8 @@ def _training_rows(training: Prospects | None) -> list[tuple[str, str]]:
     if training.trainable:
         rows.append(("weights", ", ".join(training.trainable)))
     if training.constants:
-        told = (f"{name} ({what})" for name, what in training.constants.items())
-        rows.append(("not trained", ", ".join(told)))
+        described = (f"{name} ({what})" for name, what in training.constants.items())
+        rows.append(("not trained", ", ".join(described)))
     if training.as_inputs:
         names = ", ".join(training.as_inputs)
         rows.append(("inputs", f"{names}: nodes take them for weights; what is trained are initializers"))

@@ -37,7 +37,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Prospects:
+class Trainability:
     """The results of the analysis of a model.
 
     opset, nodes: the version of ai.onnx, and the number of nodes.
@@ -62,14 +62,14 @@ class Prospects:
     as_inputs: list[str] = field(default_factory=list)
 
 
-def prospects(model: onnx.ModelProto, apart: Mapping[str, Held] | None = None) -> Prospects | None:
+def trainability(model: onnx.ModelProto, apart: Mapping[str, Held] | None = None) -> Trainability | None:
     """Analyse a model; None for a training graph.
 
     model: changed. apart: the values of initializers that are placeholders.
     """
     if any(each.name == RESET for each in model.graph.input):
         return None
-    found = Prospects(opset_of(model), len(model.graph.node))
+    found = Trainability(opset_of(model), len(model.graph.node))
     try:
         check_built(model, "inspect")
         forms.normalize(model, "inspect")
@@ -79,13 +79,13 @@ def prospects(model: onnx.ModelProto, apart: Mapping[str, Held] | None = None) -
     return _looked_at(model, apart or {}, found)
 
 
-def _looked_at(model: onnx.ModelProto, apart: Mapping[str, Held], found: Prospects) -> Prospects:
+def _looked_at(model: onnx.ModelProto, apart: Mapping[str, Held], found: Trainability) -> Trainability:
     """The results with the trainable weights, the outputs and the problems of a model."""
     candidates, forward = Candidates(model, apart), Graph(model)
     floats = [each.name for each in model.graph.output if forward.element_type(each.name) in (None, *FLOATS)]
     depended = set().union(*(reaching(model, name) for name in floats))
     trainable = [name for name in candidates.weights if name in depended]
-    return Prospects(
+    return Trainability(
         opset=found.opset,
         nodes=found.nodes,
         trainable=trainable,

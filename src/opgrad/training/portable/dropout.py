@@ -49,8 +49,8 @@ def _trains(node: onnx.NodeProto) -> bool:
 
 def _write(body: Body, node: onnx.NodeProto, start: Value, types: Mapping[str, onnx.TypeProto]) -> None:
     """Append what computes a node's result and its mask."""
-    told = types.get(node.input[0])
-    x = Value(body, node.input[0], told.tensor_type.elem_type if told is not None else None)
+    declared = types.get(node.input[0])
+    x = Value(body, node.input[0], declared.tensor_type.elem_type if declared is not None else None)
     ratio = Value(body, node.input[1]).cast(FLOAT).scalar() if node.input[1] else body.number(RATIO, start.cast(FLOAT))
     training = Value(body, node.input[2]).scalar()
     kept = ~(_uniform(body, x, start) < ratio)

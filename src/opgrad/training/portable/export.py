@@ -105,11 +105,11 @@ class _Export:
         self._gradients = building.plain_gradients(artifacts, read_shared(artifacts.training_model, WHO)[0], opset)
         # The eval graph gets the opset of the step, because a client runs both in the same runtime.
         self._opset = opset_of(self._gradients.model)
-        running = self._gradients.statistics
-        if lack := sorted(running.keys() - artifacts.frozen.keys()):
+        updated = self._gradients.statistics
+        if lack := sorted(updated.keys() - artifacts.frozen.keys()):
             raise NotImplementedError(f"{WHO}: the graph writes into {', '.join(lack)}, expected frozen parameters")
-        statistics = {name: each for name, each in artifacts.frozen.items() if name in running}
-        self._frozen = {name: each for name, each in artifacts.frozen.items() if name not in running}
+        statistics = {name: each for name, each in artifacts.frozen.items() if name in updated}
+        self._frozen = {name: each for name, each in artifacts.frozen.items() if name not in updated}
         self._frozen |= artifacts.constants
         moments = MOMENTS[type(settings.rule)]
         flat, accumulate = settings.flat, settings.accumulate
@@ -197,15 +197,15 @@ class _Export:
         }
         kinds = dict(zip(models, contents, strict=True)) | {"weights": f"{output.stem}.safetensors"}
         contents[kinds["weights"]] = held
-        told = manifest(self._artifacts, self.layout, self._settings, self._labels, models["step"], self._present)
-        told["files"] = {kind: file_entry(name, contents[name]) for kind, name in kinds.items()}
-        told |= {kind: forward_entry(model) for kind, model in models.items() if kind != "step"}
+        described = manifest(self._artifacts, self.layout, self._settings, self._labels, models["step"], self._present)
+        described["files"] = {kind: file_entry(name, contents[name]) for kind, name in kinds.items()}
+        described |= {kind: forward_entry(model) for kind, model in models.items() if kind != "step"}
         kinds["manifest"] = f"{output.stem}.json"
-        contents[kinds["manifest"]] = (json.dumps(told, indent=1) + "\n").encode()
+        contents[kinds["manifest"]] = (json.dumps(described, indent=1) + "\n").encode()
         with staged(output.parent) as folder:
             for name, content in contents.items():
                 new_file(folder / name, content)
-        return Exported(told, {kind: output.with_name(name) for kind, name in kinds.items()})
+        return Exported(described, {kind: output.with_name(name) for kind, name in kinds.items()})
 
 
 def _bytes(model: onnx.ModelProto) -> bytes:

@@ -64,8 +64,8 @@ def _state(parts: Sequence[Part]) -> list[dict[str, Any]]:
     for part in parts:
         place = None if part.kind == GRADIENTS else end
         end += part.nbytes
-        told = {"kind": part.kind, "input": part.input, "output": part.output, "dtype": part.dtype.name}
-        found.append({**told, "shape": list(part.shape), "offset": place, "bytes": part.nbytes})
+        entry = {"kind": part.kind, "input": part.input, "output": part.output, "dtype": part.dtype.name}
+        found.append({**entry, "shape": list(part.shape), "offset": place, "bytes": part.nbytes})
     return found
 
 

@@ -18,8 +18,8 @@ from opgrad.training.engine.trainer import Trainer
 from opgrad.training.formats.checkpoint import write_checkpoint
 from opgrad.training.run.metrics import EpochMetrics, best_epoch, write_csv
 from opgrad.training.run.schedule import Schedule
-from opgrad.training.run.sharing import Sharing, Step
 from opgrad.training.run.state import BEST, LAST, PROPERTY, RunState
+from opgrad.training.run.step_rows import Step, StepRows
 
 CHUNK = 1 << 20  # how many numbers are checked at a time
 # Rows done, rows in all, loss of the batches of the step, validation loss of the epoch before, rows in a second.
@@ -80,7 +80,7 @@ class Fit:
                 f"train: accumulate is {recipe.accumulate}, expected at least {size}: the graphs take one batch size "
                 "alone, so that each process needs a batch of every step"
             )
-        self._sharing = Sharing(recipe.batch_size, recipe.accumulate, rank, size, whole)
+        self._step_rows = StepRows(recipe.batch_size, recipe.accumulate, rank, size, whole)
         self.batch_losses: list[list[float]] = []
         self.communication = 0.0
 
@@ -111,8 +111,8 @@ class Fit:
         state, recipe, rows = self.state, self._recipe, self.training.rows
         epoch = len(state.history)
         order = np.random.default_rng(recipe.seed + epoch).permutation(rows)[state.rows :]
-        steps = list(self._sharing.steps(order))
-        batches = self.trainer.gradients_of(self.training, (share.rows for step in steps for share in step.shares))
+        steps = list(self._step_rows.steps(order))
+        batches = self.trainer.gradients_of(self.training, (part.rows for step in steps for part in step.parts))
         validation_loss = state.history[-1].validation_loss if state.history else None
         self.batch_losses.append([])
         for step in steps:
@@ -139,12 +139,12 @@ class Fit:
     def _step(self, batches: Iterator[float], step: Step, interrupt: "_Interrupt") -> list[float]:
         """One step of the optimizer on the next rows; returns this process's part of the batches' losses."""
         trainer, losses = self.trainer, [0.0] * step.batches
-        for share in step.shares:
-            losses[share.place] = next(batches) * (len(share.rows) / share.of)
+        for part in step.parts:
+            losses[part.batch] = next(batches) * (len(part.rows) / part.batch_rows)
             if self._mean is not None:
-                self._mean.add(len(share.rows) / step.rows)
+                self._mean.add(len(part.rows) / step.rows)
                 if trainer.rows is not None:
-                    trainer.rows.keep(len(share.rows) / step.rows)
+                    trainer.rows.keep(len(part.rows) / step.rows)
         if self._mean is not None:
             self._mean.take()
         if self._processes.is_group:
@@ -158,7 +158,7 @@ class Fit:
         """Sum the gradients of all processes, and find out whether the user has stopped one of them: then all stop."""
         gradients = self.trainer.gradients
         if self._mean is None:
-            own = sum(len(share.rows) for share in step.shares)
+            own = sum(len(part.rows) for part in step.parts)
             if own:
                 np.multiply(gradients.flat, own / step.rows, out=gradients.flat)
             else:  # the buffer may still hold infinities of an earlier batch, so it cannot be multiplied by 0
