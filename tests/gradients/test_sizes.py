@@ -8,8 +8,9 @@ from gradient_cases import numbers
 from onnx import TensorProto, helper
 
 from opgrad.gradients import gradients
+from opgrad.graph import inference
 from opgrad.graph.graph import Graph
-from opgrad.graph.sizes import VAGUE, Term, are_equal, known, terms
+from opgrad.graph.sizes import VAGUE, Term, are_equal, known, sizes_in, terms
 
 NAMES = ("?", "", "-1", "unk__3", "None", "unknown", " ? ")
 
@@ -89,3 +90,19 @@ def test_shapes_are_equal_where_every_size_is():
     assert known([2, 3]) == [2, 3]
     assert known([2, "N"]) is None
     assert terms(["N", 3, None]) == [Term(1, ("N",)), Term(3), None]
+
+
+def test_names_that_two_runs_of_inference_made_up_are_not_mixed(monkeypatch):
+    """The second run knows nothing of y, so that its unk__0 is the size of another value."""
+    runs = iter([{"x": ["unk__0"], "y": ["unk__0", "N", 3]}, {"x": ["unk__0"], "y": None}])
+
+    def inferred(*_):
+        tensor = onnx.TensorProto.FLOAT
+        return {
+            name: onnx.helper.make_tensor_type_proto(tensor, sizes).tensor_type for name, sizes in next(runs).items()
+        }
+
+    monkeypatch.setattr(inference, "_inferred", inferred)
+    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (float y) {}')
+    found = inference.infer(model, lambda types: {})
+    assert {name: sizes_in(each) for name, each in found.items()} == {"x": ["unk__0"], "y": [None, "N", 3]}

@@ -52,6 +52,9 @@ def infer(model: onnx.ModelProto, constants: Callable[[Types], Mapping[str, np.n
         second = _inferred(stand_in, True)
     except MemoryError:
         return first
+    for name, each in first.items():
+        if name not in second or not second[name].HasField("shape"):
+            forget_vague(each)  # onnx makes up names for unknown sizes; the second run uses them for other sizes
     return {**first, **{name: _merged(each, first.get(name)) for name, each in second.items()}, **own}
 
 
@@ -115,5 +118,5 @@ def _stand_in(model: onnx.ModelProto) -> onnx.ModelProto:
     result = copied_without(model, "graph")
     result.graph.CopyFrom(graph)
     for value in (*result.graph.input, *result.graph.output, *result.graph.value_info):
-        forget_vague(value.type)
+        forget_vague(value.type.tensor_type)
     return result

@@ -14,7 +14,7 @@ def mend(model: onnx.ModelProto) -> None:
     for graph in _graphs(model.graph):
         _sort(graph)
         for value in (*graph.input, *graph.output, *graph.value_info):
-            for size in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+            for size in value.type.tensor_type.shape.dim:
                 if size.dim_value < 0:
                     size.Clear()
 

@@ -38,9 +38,9 @@ Terms: TypeAlias = list[Term | None]  # None for a size of which nothing is know
 COPY, REST = Term(0), Term(-1)  # in the shape of Reshape: a size to copy, and the size that follows from the others
 
 
-def forget_vague(declared: TypeProto) -> None:
+def forget_vague(declared: TypeProto.Tensor) -> None:
     """Remove vague names, and numbers below 0, from the sizes in a tensor's type."""
-    for dim in declared.tensor_type.shape.dim if declared.HasField("tensor_type") else ():
+    for dim in declared.shape.dim:
         if VAGUE.fullmatch(dim.dim_param) if dim.HasField("dim_param") else dim.dim_value < 0:
             dim.Clear()
 
