@@ -75,13 +75,15 @@ LAYERS = {
         "native/arrays contract/ cuda/ interop interop/ interop/torch_calls interop/torch_private"
         " interop/torch_storages native/",
     ),
-    "interop/jax_arrays": ("numpy jax torch cupy", "contract/ interop locks native/arrays"),
+    "interop/jax_private": ("jax", "contract/"),
+    "interop/jax_arrays": ("numpy jax torch cupy", "contract/ interop interop/jax_private locks native/arrays"),
     "jax/": (
         "numpy jax",
-        f"contract/ {COMPILER} fused/ interop interop/ interop/jax_arrays locks native/ native/arrays native/threads/",
+        f"contract/ {COMPILER} fused/ interop interop/ interop/jax_arrays interop/jax_private locks native/ native/arrays"
+        " native/threads/",
     ),
     "interop/jax": ("numpy jax torch cupy", "contract/ interop interop/jax_arrays jax/ locks native/arrays"),
-    "jax": ("numpy jax", "opgrad jax/"),
+    "jax": ("numpy jax", "contract/ opgrad jax/"),
     # PyTorch: its operators with their gradients, calls that need them, functions with its words, losses
     "torch/": (
         "torch",

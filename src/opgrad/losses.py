@@ -1,11 +1,22 @@
 """Cross-entropy with all its options for NumPy arrays: of logits, and of a linear layer whose logits are not stored."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from opgrad.contract import REDUCTIONS
 from opgrad.contract.dtypes import Array
+from opgrad.contract.loss_options import (
+    IGNORED,
+    LossOptions,
+    check_labels,
+    check_layer,
+    divisors,
+    over,
+    read_options,
+    shifted,
+)
 from opgrad.ops.sample_loss import sample_losses, sample_losses_and_grad
 
 CHUNK = 32 << 20  # bytes of logits that are computed at a time
@@ -54,11 +65,9 @@ def cross_entropy(
     Formula: loss_i = sum(weight * q_i * (lse_i - z_i)) + lse_square_scale * lse_i ** 2, where q is the target and z
     are the logits. Source: torch.nn.functional.cross_entropy.
     """
-    call = _Call(ignore_index, reduction, label_smoothing, lse_square_scale, softcap, temperature, num_items)
-    logits, labels = _array("cross_entropy", "logits", logits), _array("cross_entropy", "labels", labels)
-    labels, probabilities, call = call.targets(logits, labels, shift)
-    found = sample_losses(logits, labels, weight, probabilities, **call.attributes)
-    return call.output(found, labels, weight, probabilities is not None)
+    options = (reduction, ignore_index, label_smoothing, lse_square_scale, softcap, temperature, num_items)
+    output, _ = _of_logits("cross_entropy", logits, labels, weight, shift, options)
+    return output
 
 
 def cross_entropy_and_grad(
@@ -75,14 +84,10 @@ def cross_entropy_and_grad(
 
     Returns (output, dlogits), dlogits of the shape and dtype of logits. Formula and source: those of cross_entropy.
     """
-    call = _Call(ignore_index, reduction, label_smoothing, lse_square_scale, softcap, temperature, num_items)
-    name = "cross_entropy_and_grad"
-    logits, labels = _array(name, "logits", logits), _array(name, "labels", labels)
-    labels, probabilities, call = call.targets(logits, labels, shift)
-    upstream = call.upstream(labels, weight, probabilities is not None, dloss)
-    upstream |= {"dlse": dlse, "dlog_prob": dlog_prob, "dentropy": dentropy}
-    *found, dlogits = sample_losses_and_grad(logits, labels, weight, probabilities, **upstream, **call.attributes)
-    return call.output(found, labels, weight, probabilities is not None), dlogits
+    options = (reduction, ignore_index, label_smoothing, lse_square_scale, softcap, temperature, num_items)
+    upstream = {"dlse": dlse, "dlog_prob": dlog_prob, "dentropy": dentropy}
+    output, dlogits = _of_logits("cross_entropy_and_grad", logits, labels, weight, shift, options, dloss, **upstream)
+    return output, cast(Array, dlogits)
 
 
 def linear_cross_entropy(
@@ -102,9 +107,8 @@ def linear_cross_entropy(
     Formula: cross_entropy(x @ linear_weight.T + linear_bias, labels). Source:
     torch.nn.functional.linear_cross_entropy.
     """
-    call = _Call(ignore_index, reduction, label_smoothing, lse_square_scale, softcap, temperature, num_items)
-    found, labels, _ = _over_chunks("linear_cross_entropy", x, linear_weight, labels, linear_bias, weight, call, shift)
-    return call.ignoring(shift).output(found, labels, weight, False)
+    options = (reduction, ignore_index, label_smoothing, lse_square_scale, softcap, temperature, num_items)
+    return _of_layer("linear_cross_entropy", x, linear_weight, labels, linear_bias, weight, shift, options)[0]
 
 
 def linear_cross_entropy_and_grad(
@@ -121,112 +125,83 @@ def linear_cross_entropy_and_grad(
     Returns (output, dx, dlinear_weight, dlinear_bias), gradients in the shapes and dtypes of what they are for, None
     without a bias; sums over chunks are formed in float32, or float64 for float64.
     """
-    call = _Call(ignore_index, reduction, label_smoothing, lse_square_scale, softcap, temperature, num_items)
+    options = (reduction, ignore_index, label_smoothing, lse_square_scale, softcap, temperature, num_items)
     name = "linear_cross_entropy_and_grad"
-    found, labels, grads = _over_chunks(name, x, linear_weight, labels, linear_bias, weight, call, shift, dloss)
-    return call.ignoring(shift).output(found, labels, weight, False), *grads
+    output, grads = _of_layer(name, x, linear_weight, labels, linear_bias, weight, shift, options, dloss)
+    return output, *grads
 
 
 # --- how samples count ---------------------------------------------------------------------------------------------
 
 
-class _Call:
-    """The options of a call."""
+def _read(name: str, shift: int, options: tuple[Any, ...]) -> LossOptions:
+    """The options, with a label that is ignored where one is needed for what has no later label."""
+    chosen = read_options(name, *options)
+    return replace(chosen, ignore_index=IGNORED) if shift and chosen.ignore_index is None else chosen
 
-    def __init__(
-        self, ignore_index: int | None, reduction: str, label_smoothing: float, lse_square_scale: float,
-        softcap: float | None, temperature: float, num_items: float | None,
-    ):  # fmt: skip
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"cross_entropy: reduction is {reduction!r}, expected one of {', '.join(REDUCTIONS)}")
-        if num_items is not None and (reduction != "mean" or not 0 < float(num_items) < float("inf")):
-            what = f"{num_items} with reduction {reduction!r}"
-            raise ValueError(f"cross_entropy: num_items is {what}, expected a number above 0 with 'mean'")
-        if softcap is not None and not 0 < softcap < float("inf"):
-            raise ValueError(f"cross_entropy: softcap is {softcap}, expected a finite number above 0")
-        if not abs(float(lse_square_scale)) < float("inf"):
-            raise ValueError(f"cross_entropy: lse_square_scale is {lse_square_scale}, expected a finite number")
-        self.ignore_index, self.reduction, self.square, self.num_items = (
-            ignore_index, reduction, float(lse_square_scale), num_items,
-        )  # fmt: skip
-        self.bent: dict[str, Any] = {
-            "label_smoothing": label_smoothing,
-            "softcap": softcap or 0.0,
-            "temperature": temperature,
-        }
 
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """Those of the operators."""
-        return {"ignore_index": self.ignore_index, **self.bent}
+@dataclass(frozen=True)
+class _Reduction:
+    """How the losses of samples are reduced. weight: None for class probabilities, whose samples count alike."""
 
-    def ignoring(self, shift: int) -> "_Call":
-        """The same, with a label that is ignored where one is needed for what has no later label."""
-        if shift and self.ignore_index is None:
-            self.ignore_index = -100
-        return self
+    labels: Array
+    weight: Array | None
+    options: LossOptions
 
-    def targets(self, logits: Array, labels: Array, shift: int) -> tuple[Array, Array | None, "_Call"]:
-        """Labels, and probabilities if they take their place."""
-        if labels.dtype.kind in "iu":
-            moved = self.shifted(labels, shift)
-            if logits.ndim > 1:
-                _check_labels("cross_entropy", moved, logits.shape[1], self.ignore_index)
-            return moved, None, self.ignoring(shift)
-        if shift or self.ignore_index is not None:
-            raise ValueError("cross_entropy: labels are class probabilities, expected neither shift nor ignore_index")
-        return np.zeros(logits.shape[:1] + logits.shape[2:], np.int64), labels, self
+    @cached_property
+    def factors(self) -> tuple[float, float]:
+        """What the sums of losses and of squares of lse are multiplied by."""
+        weight = None if self.weight is None else np.asarray(self.weight)
+        both = divisors(np, self.labels, weight, self.options, np.float64, _converted)
+        return float(over(np, both[0])), float(over(np, both[1]))
 
-    def shifted(self, labels: Array, shift: int) -> Array:
-        if isinstance(shift, bool) or not isinstance(shift, int) or shift < 0 or (shift and not labels.ndim):
-            raise ValueError(f"cross_entropy: shift is {shift!r}, expected an int of at least 0, and samples")
-        if not shift:
-            return labels
-        moved = np.full_like(labels, self.ignoring(shift).ignore_index)
-        count = max(labels.shape[-1] - shift, 0)
-        moved[..., :count] = labels[..., shift:] if count else 0
-        return moved
-
-    def divisors(self, labels: Array, weight: Array | None, is_dense: bool) -> tuple[float, float]:
-        """What the sums of losses and of squares of lse are divided by."""
-        if self.reduction != "mean":
-            return 1.0, 1.0
-        if self.num_items is not None:
-            return float(self.num_items), float(self.num_items)
-        counts = np.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
-        if weight is None or is_dense:
-            return float(counts.sum()), float(counts.sum())
-        picked = np.where(counts & (labels >= 0) & (labels < len(weight)), labels, 0)
-        each = np.asarray(weight).astype(np.float64)[picked] if len(weight) else np.zeros(labels.shape)
-        return float(np.where(counts, each, 0).sum()), float(counts.sum())
-
-    def upstream(self, labels: Array, weight: Array | None, is_dense: bool, dloss: Array | float) -> dict[str, Any]:
+    def upstream(self, dloss: Array | float) -> dict[str, Any]:
         """The gradients of the samples' losses and squares of lse."""
-        by_weight, by_count = self.divisors(labels, weight, is_dense)
-        given = np.broadcast_to(np.asarray(dloss, np.float64), labels.shape)
-        found = {"dloss": given * _over(by_weight)}
-        if self.square:
-            found["dlse_square"] = given * (self.square * _over(by_count))
+        by_weight, by_count = self.factors
+        given = np.broadcast_to(np.asarray(dloss, np.float64), self.labels.shape)
+        found = {"dloss": given * by_weight}
+        if self.options.lse_square_scale:
+            found["dlse_square"] = given * (self.options.lse_square_scale * by_count)
         return {name: each.astype(np.float32, order="C") for name, each in found.items()}
 
-    def output(self, found: Any, labels: Array, weight: Array | None, is_dense: bool) -> CrossEntropyOutput:
-        loss, lse, log_prob, entropy, predicted = found
-        z_loss = (self.square * lse * lse).astype(lse.dtype)
-        if self.reduction != "none":
-            by_weight, by_count = self.divisors(labels, weight, is_dense)
-            loss = np.asarray(loss.sum(dtype=np.float64) * _over(by_weight))
-            z_loss = np.asarray(z_loss.sum(dtype=np.float64) * _over(by_count))
-        counts = np.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
-        accuracy = np.float32((counts & (predicted == labels)).sum() / max(counts.sum(), 1))
+    def output(self, found: Any) -> CrossEntropyOutput:
+        (loss, lse, log_prob, entropy, predicted), labels, ignored = found, self.labels, self.options.ignore_index
+        z_loss = (self.options.lse_square_scale * lse * lse).astype(lse.dtype)
+        if self.options.reduction != "none":
+            by_weight, by_count = self.factors
+            loss = np.asarray(loss.sum(dtype=np.float64) * by_weight)
+            z_loss = np.asarray(z_loss.sum(dtype=np.float64) * by_count)
+        counts = np.ones(labels.shape, bool) if ignored is None else labels != ignored
+        accuracy = np.asarray(np.float32((counts & (predicted == labels)).sum() / max(counts.sum(), 1)))
         total = np.asarray(loss + z_loss).astype(lse.dtype)
-        return CrossEntropyOutput(
-            total, z_loss.astype(lse.dtype), lse, log_prob, entropy, np.asarray(accuracy), predicted
-        )
+        return CrossEntropyOutput(total, z_loss.astype(lse.dtype), lse, log_prob, entropy, accuracy, predicted)
 
 
-def _over(total: float) -> float:
-    """1 / total, and 0 for 0: the mean over nothing is 0."""
-    return 1 / total if total else 0.0
+def _converted(array: Any, dtype: Any) -> Array:
+    return np.asarray(array).astype(dtype)
+
+
+def _of_logits(
+    name: str, logits: Any, labels: Any, weight: Array | None, shift: int, options: tuple[Any, ...],
+    dloss: Array | float | None = None, **upstream: Any,
+) -> tuple[CrossEntropyOutput, Array | None]:  # fmt: skip
+    """The results, and the gradient with respect to logits if dloss is given."""
+    logits, labels = _array(name, "logits", logits), _array(name, "labels", labels)
+    chosen, is_dense = _read(name, shift, options), labels.dtype.kind not in "iu"
+    if is_dense and (shift or chosen.ignore_index is not None):
+        raise ValueError(f"{name}: labels are class probabilities, expected neither shift nor ignore_index")
+    probabilities = labels if is_dense else None
+    if is_dense:
+        labels = np.zeros(logits.shape[:1] + logits.shape[2:], np.int64)
+    labels = shifted(np, name, labels, shift, chosen.ignore_index, is_dense)
+    if not is_dense and logits.ndim > 1:
+        check_labels(name, "labels", labels, logits.shape[1], chosen.ignore_index)
+    reduction = _Reduction(labels, None if is_dense else weight, chosen)
+    given: dict[str, Any] = {"labels": labels, "weight": weight, "probabilities": probabilities, **chosen.attributes}
+    if dloss is None:
+        return reduction.output(sample_losses(logits, **given)), None
+    *found, dlogits = sample_losses_and_grad(logits, **given, **reduction.upstream(dloss), **upstream)
+    return reduction.output(found), dlogits
 
 
 def _array(name: str, argument: str, value: Any) -> Array:
@@ -238,64 +213,43 @@ def _array(name: str, argument: str, value: Any) -> Array:
     return np.asarray(value)
 
 
-def _check_labels(name: str, labels: Array, classes: int, ignore_index: int | None) -> None:
-    wrong = (labels < 0) | (labels >= classes)
-    if ignore_index is not None:
-        wrong &= labels != ignore_index
-    if wrong.any():
-        place = tuple(int(each) for each in np.argwhere(wrong)[0])
-        also = "" if ignore_index is None else f" or ignore_index {ignore_index}"
-        where = ", ".join(map(str, place))
-        raise ValueError(f"{name}: labels[{where}] is {labels[place]}, expected 0 to {classes - 1}{also}")
-
-
 # --- a linear layer ------------------------------------------------------------------------------------------------
 
 
-def _over_chunks(
-    name: str, x: Array, w: Array, labels: Array, b: Array | None, weight: Array | None, call: _Call, shift: int,
-    dloss: Array | float | None = None,
-) -> tuple[list[Array], Array, tuple[Array, Array, Array | None]]:  # fmt: skip
-    """The results of all samples, their labels, and gradients if dloss is given."""
+def _of_layer(
+    name: str, x: Any, w: Any, labels: Any, b: Array | None, weight: Array | None, shift: int,
+    options: tuple[Any, ...], dloss: Array | float | None = None,
+) -> tuple[CrossEntropyOutput, tuple[Array, Array, Array | None]]:  # fmt: skip
+    """The results, and the gradients, which are 0 unless dloss is given."""
     x, w, labels = _array(name, "x", x), _array(name, "linear_weight", w), _array(name, "labels", labels)
-    _check_layer(name, x, w, labels, b)
-    labels = call.shifted(labels, shift)
-    _check_labels(name, labels, len(w), call.ignore_index)
+    check_layer(name, labels, labels.dtype.kind in "iu", x, w, b, weight)
+    chosen = _read(name, shift, options)
+    labels = shifted(np, name, labels, shift, chosen.ignore_index, False)
+    check_labels(name, "labels", labels, len(w), chosen.ignore_index)
+    reduction = _Reduction(labels, weight, chosen)
     number = np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
-    kept = np.arange(len(x)) if call.ignore_index is None else np.flatnonzero(labels != call.ignore_index)
+    kept = np.arange(len(x)) if chosen.ignore_index is None else np.flatnonzero(labels != chosen.ignore_index)
     wide, bias = w.astype(number, copy=False), None if b is None else np.asarray(b).astype(number)
     found = [np.zeros(len(x), number) for _ in range(4)] + [np.full(len(x), -1, np.int64)]
     grads = np.zeros(x.shape, number), np.zeros(w.shape, number), np.zeros(len(w), number)
-    upstream = {} if dloss is None else call.upstream(labels, weight, False, dloss)
+    upstream = {} if dloss is None else reduction.upstream(dloss)
     rows = max(CHUNK // max(len(w) * number.itemsize, 1), 1)
     for start in range(0, len(kept), rows):
-        chosen = kept[start : start + rows]
-        part = x[chosen].astype(number)
+        chosen_rows = kept[start : start + rows]
+        part = x[chosen_rows].astype(number)
         logits = part @ wide.T
         if bias is not None:
             logits += bias
+        given: dict[str, Any] = {"labels": labels[chosen_rows], "weight": weight, **chosen.attributes}
         if dloss is None:
-            results: list[Array] = list(sample_losses(logits, labels[chosen], weight, **call.bent))
+            results: list[Array] = list(sample_losses(logits, **given))
         else:
-            given = {each: values[chosen] for each, values in upstream.items()}
-            *results, dlogits = sample_losses_and_grad(logits, labels[chosen], weight, **given, **call.bent)
-            grads[0][chosen] = dlogits @ wide
+            given |= {each: values[chosen_rows] for each, values in upstream.items()}
+            *results, dlogits = sample_losses_and_grad(logits, **given)
+            grads[0][chosen_rows] = dlogits @ wide
             grads[1][:] += dlogits.T @ part
             grads[2][:] += dlogits.sum(0)
         for whole, values in zip(found, results, strict=True):
-            whole[chosen] = values
+            whole[chosen_rows] = values
     dx, dw, db = (each.astype(x.dtype, copy=False) for each in grads)
-    return found, labels, (dx, dw, None if b is None else db)
-
-
-def _check_layer(name: str, x: Array, w: Array, labels: Array, b: Array | None) -> None:
-    if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
-        raise ValueError(f"{name}: x has shape {x.shape} and linear_weight {w.shape}, expected (N, H) and (C, H)")
-    if labels.shape != x.shape[:1]:
-        raise ValueError(f"{name}: labels has shape {labels.shape}, expected {x.shape[:1]}")
-    if labels.dtype.kind not in "iu":
-        raise TypeError(f"{name}: labels has dtype {labels.dtype.name}, expected int32 or int64")
-    if b is not None and np.shape(b) != w.shape[:1]:
-        raise ValueError(f"{name}: linear_bias has shape {np.shape(b)}, expected {w.shape[:1]}")
-    if w.dtype != x.dtype:
-        raise TypeError(f"{name}: linear_weight has dtype {w.dtype.name}, expected {x.dtype.name}, the dtype of x")
+    return reduction.output(found), (dx, dw, None if b is None else db)

@@ -361,8 +361,8 @@ def test_wrong_labels():
 
 REFUSED = [
     (ValueError, "reduction is 'all', expected one of", {"reduction": "all"}),
-    (ValueError, "num_items is 0 with reduction 'mean', expected a number above 0", {"num_items": 0}),
-    (ValueError, "num_items is 2 with reduction 'sum', expected a number above 0 with 'mean'",
+    (ValueError, "num_items is 0, expected a finite number above 0", {"num_items": 0}),
+    (ValueError, "num_items is 2 with reduction 'sum', expected 'mean'",
      {"num_items": 2, "reduction": "sum"}),
     (ValueError, r"num_items has shape \(2,\), expected one number", {"num_items": np.ones(2)}),
     (ValueError, "temperature is -1.0, expected a finite number above 0", {"temperature": -1.0}),

@@ -1,6 +1,7 @@
 """Without any one of the names that PyTorch does not document, opgrad.torch is imported and plain calls work."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ PATHS = sorted(
     for node in ast.walk(ast.parse(Path(torch_private.__file__).read_text()))
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "_found"
 )
+# PyTorch itself registers no operator without these.
+PATHS = [path for path in PATHS if path not in ("torch:_C.TensorType", "torch:_C.OptionalType")]
 # What native code looks for, and PyTorch's own code does not need.
 NATIVE = (
     "torch:_C._dispatch_keys",
@@ -99,15 +102,48 @@ def test_without_one_of_them():
     assert done.returncode == 0, done.stderr
 
 
+def test_this_release_has_them_all():
+    """What goes missing with a new release of PyTorch is noticed here, before users do."""
+    assert set(torch_private.MISSING) <= torch_private._of_builds
+    assert torch_private.watchers()
+    describe, propagator = torch_private.sharding_tables()
+    assert describe(0)
+    assert propagator.op_to_schema_info
+    assert propagator.op_to_shape_and_stride_idx
+
+
+def test_another_dtensor_costs_its_rules_alone(monkeypatch):
+    from opgrad.torch import operators
+
+    monkeypatch.setitem(sys.modules, "torch.distributed.tensor._op_schema", None)
+    operators._register_shardings.cache_clear()
+    with pytest.warns(RuntimeWarning, match="has another DTensor than the known ones"):
+        operators._register_shardings()
+    operators._register_shardings.cache_clear()
+
+
+def test_an_unknown_key_of_the_dispatcher_costs_transformations_alone(monkeypatch):
+    class Refusing:
+        def impl(self, *arguments):
+            raise RuntimeError("could not parse dispatch key")
+
+    monkeypatch.setattr(torch_private, "MISSING", [])
+    with pytest.warns(UserWarning, match="lacks FuncTorchDynamicLayerFrontMode"):
+        torch_private.implement_transform(Refusing(), "tanh", print)
+    torch_private.implement_transform(Refusing(), "relu", print)  # warns once
+
+
 def test_they_stand_in_one_file():
-    """But for those that native code looks for, and what torch.onnx's graphs are made of."""
-    others = {"interop/torch_private.py", "interop/torch_calls.py", "torch/graphs.py", "torch/export.py"}
     for path in sorted([*(SOURCE / "torch").rglob("*.py"), *(SOURCE / "interop").glob("torch*.py")]):
         name = path.relative_to(SOURCE).as_posix()
-        if name in others:
+        if name == "interop/torch_private.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute):
                 text = ast.unparse(node)
-                private = text.startswith(("torch._C.", "torch._functorch", "forward_ad._", "torch._unpack_dual"))
+                private = re.match(r"(torch|forward_ad|DTensor)\._[^_]", text)
                 assert not private, f"{name}: {text}"
+            if isinstance(node, ast.ImportFrom):
+                parts = (node.module or "").split(".")
+                private = parts[0] == "torch" and any(part.startswith("_") for part in parts)
+                assert not private, f"{name}: {node.module}"

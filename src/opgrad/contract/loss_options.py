@@ -140,6 +140,19 @@ def check_labels(name: str, argument: str, labels: np.ndarray[Any, Any], classes
         raise ValueError(f"{name}: {argument}[{where}] is {labels[place]}, expected 0 to {classes - 1}{also}")
 
 
+def check_layer(name: str, labels: Any, is_integer: bool, x: Any, w: Any, b: Any, weight: Any) -> None:
+    """Raise TypeError or ValueError unless a linear layer's arrays, x (N, H) and w (C, H), fit together."""
+    if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
+        raise ValueError(f"{name}: x has shape {x.shape} and linear_weight {w.shape}, expected (N, H) and (C, H)")
+    if not is_integer:
+        raise TypeError(f"{name}: labels has dtype {labels.dtype.name}, expected integers")
+    for argument, array, size in (("labels", labels, len(x)), ("linear_bias", b, len(w)), ("weight", weight, len(w))):
+        if array is not None and np.shape(array) != (size,):
+            raise ValueError(f"{name}: {argument} has shape {np.shape(array)}, expected {(size,)}")
+    if w.dtype != x.dtype:
+        raise TypeError(f"{name}: linear_weight has dtype {w.dtype.name}, expected {x.dtype.name}, the dtype of x")
+
+
 # --- reduction -----------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from opgrad import interop
 from opgrad.contract import DTYPES, Operator
+from opgrad.interop import jax_private
 from opgrad.locks import in_child
 from opgrad.native import arrays
 
@@ -39,7 +40,7 @@ def run(op: Operator, given: Mapping[str, Any], found: Mapping[str, jax.Array]) 
 
 def is_traced(values: Iterable[Any]) -> bool:
     """Whether one of the values stands for numbers that are not there yet: inside of jit, grad, vmap and the like."""
-    return any(isinstance(value, jax.core.Tracer) for value in values)
+    return any(map(jax_private.is_traced, values))
 
 
 def is_spread(values: Iterable[jax.Array]) -> bool:
@@ -53,7 +54,7 @@ def check(op: Operator, given: Mapping[str, Any], library: interop.Library) -> d
         raise TypeError(f"{op.name}: JAX arrays are immutable and take no out=: leave it away and use the result")
     found = interop.arrays_of(op, given)
     for name, value in given.items():
-        if name not in found and isinstance(value, jax.core.Tracer):
+        if name not in found and jax_private.is_traced(value):
             raise TypeError(
                 f"{op.name}: {name} is traced by jit, grad or vmap and holds no number yet: expected a value that is "
                 "known when the function is traced, such as one of jit's static_argnums"
@@ -71,9 +72,9 @@ def check(op: Operator, given: Mapping[str, Any], library: interop.Library) -> d
 
 def _check_float64(op: Operator, given: Mapping[str, Any], found: Mapping[str, jax.Array]) -> None:
     """Raise TypeError for float64 where JAX would make float32 of the result."""
-    double = DTYPES["float64"]
-    if jax.dtypes.canonicalize_dtype(double) == double:
+    if jax_private.has_float64():
         return
+    double = DTYPES["float64"]
     asked = given.get("out_dtype")
     dtypes = [(name, array.dtype) for name, array in found.items()]
     dtypes += [("out_dtype", dtype) for dtype in (asked if isinstance(asked, tuple) else (asked,))]
@@ -136,7 +137,7 @@ def _run_on_host(op: Operator, given: Mapping[str, Any], found: Mapping[str, jax
     are committed to the device if an argument is.
     """
     results = _dispatcher(op)(**interop.over_arrays(op, given, lambda name, _: np.asarray(found[name])))
-    if any(array.committed for array in found.values()):
+    if any(map(jax_private.is_committed, found.values())):
         return jax.device_put(results, device, may_alias=True)
     with jax.default_device(device):
         return jax.device_put(results, may_alias=True)

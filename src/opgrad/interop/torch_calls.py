@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.autograd import forward_ad
 
 from opgrad.interop import torch_private
 from opgrad.native import abi, entries, functions
@@ -32,7 +31,7 @@ class TorchTensors(entries.Tensors):
 
     def __init__(self, found: TensorLayout):
         self.found = found
-        objects_ = [sys.intern("requires_grad"), True, forward_ad.__dict__, sys.intern("_current_level"), -1]
+        objects_ = [sys.intern("requires_grad"), True, torch_private.forward_state, sys.intern("_current_level"), -1]
         watchers = [each for pair in _watchers() for each in pair]
         kept_forever(*objects_, *watchers)
         words = [found.handle, found.keys, *found.functions, *map(id, (*objects_, *watchers))]
@@ -71,18 +70,7 @@ class TorchTensors(entries.Tensors):
         return len(_watchers()) - HALF.isdisjoint(each.dtype for each in found) if found else 0
 
 
-@functools.cache
-def _watchers() -> list[tuple[Any, Any]]:
-    """Functions of PyTorch, each with its result while nothing watches calls; empty if one of them is missing."""
-    try:
-        return [
-            (torch._C._len_torch_dispatch_stack, 0),
-            (torch._C._is_tracing, False),
-            (torch._C._are_functorch_transforms_active, False),
-            (functools.partial(torch.is_autocast_enabled, "cpu"), False),
-        ]
-    except AttributeError:
-        return []
+_watchers = functools.cache(torch_private.watchers)
 
 
 def note_effect() -> None:
@@ -95,11 +83,6 @@ def is_watched() -> bool:
     """Whether a part of PyTorch has to know of every call now."""
     modes = torch_private.dispatch_modes() or torch_private.is_tracing()
     return bool(modes) or torch_private.transforms_active() or torch_private.is_forward_mode()
-
-
-def _forward_level() -> Any:
-    """How deep forward-mode differentiation is nested, from -1 on; None if this PyTorch does not tell."""
-    return forward_ad.__dict__.get("_current_level")
 
 
 _is_prepared = not SUPPORTED or not hasattr(os, "RTLD_NOLOAD")
@@ -121,7 +104,7 @@ def prepare() -> None:
 
 def _found() -> TorchTensors:
     """What is known of this PyTorch, tried. Raises what `abi.tensor_layout` raises."""
-    if not _watchers() or _forward_level() is None:
+    if not _watchers() or torch_private.forward_state.get("_current_level") is None:
         raise LookupError
     return TorchTensors(abi.tensor_layout(torch))
 

@@ -5,14 +5,15 @@ import and plain calls work without any of them. Native code looks up its own na
 """
 
 import contextlib
+import functools
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.autograd import Function, forward_ad
 
 MISSING: list[str] = []
 
@@ -54,6 +55,19 @@ is_wrapped: Callable[[Tensor], bool] = _found("torch:_C._functorch.is_functorch_
 _interpreters = _found("torch._functorch.pyfunctorch:retrieve_all_functorch_interpreters")
 _gradients = _found("torch:_C._functorch.TransformType.Grad")
 _found("torch.autograd.forward_ad:_current_level")
+forward_state: dict[str, Any] = forward_ad.__dict__  # native code reads the level there
+
+
+def watchers() -> list[tuple[Callable[[], Any], Any]]:
+    """Functions of PyTorch, each with its result while nothing watches calls; empty if one of them is missing.
+
+    Native code calls them, so they are PyTorch's own and no replacements.
+    """
+    names = {"_len_torch_dispatch_stack": 0, "_is_tracing": False, "_are_functorch_transforms_active": False}
+    if not all(hasattr(torch._C, name) for name in names):
+        return []
+    of_autocast = functools.partial(torch.is_autocast_enabled, "cpu")
+    return [*((getattr(torch._C, name), quiet) for name, quiet in names.items()), (of_autocast, False)]
 
 
 def is_forward_mode() -> bool:
@@ -76,10 +90,31 @@ forward_grad_enabled: Callable[[bool], Any] = _found(
     "torch.autograd.forward_ad:_set_fwd_grad_enabled", lambda _: contextlib.nullcontext()
 )
 no_mode: Callable[[], Any] = _found("torch.utils._python_dispatch:BaseTorchDispatchMode", contextlib.nullcontext)
-# Fields of a Function's context, which save a tenth of a call.
+# Fields of a Function's context and the class of its node, which save a tenth of a call.
 has_fields: bool = bool(_found("torch:_C._FunctionBase.to_save") and _found("torch:_C._FunctionBase.materialize_grads"))
+has_node_class: bool = _found("torch.autograd.function:_SingleLevelFunction._backward_cls") is not None
+_plain_apply = _found("torch:_C._FunctionBase.apply")
 after_autograd: Any = _found("torch:_C._after_autograd_keyset")
 below_autograd: Any = _found("torch:_C._AutoDispatchBelowAutograd")
+_redispatch = _found("torch:_ops.OpOverload.redispatch")
+can_redispatch: bool = all(each is not None for each in (after_autograd, below_autograd, _redispatch))
+
+
+def direct_apply(function: Any) -> Callable[..., Any]:
+    """A Function's `apply`, without its own look at what torch.func has left behind, which never comes here."""
+    found: Callable[..., Any] = function.apply if _plain_apply is None else super(Function, function).apply
+    return found
+
+
+def implement_transform(library: Any, name: str, run: Callable[..., Any]) -> None:
+    """Have the dispatcher call `run` where a transformation of torch.func is at work."""
+    if "FuncTorchDynamicLayerFrontMode" not in MISSING:
+        try:
+            library.impl(name, run, "FuncTorchDynamicLayerFrontMode")
+        except RuntimeError:
+            MISSING.append("FuncTorchDynamicLayerFrontMode")
+            _warn(MISSING[-1:])
+
 
 # --- devices and groups ----------------------------------------------------------------------------------------------
 
@@ -102,8 +137,34 @@ def active_modes() -> list[Any]:
     return list(_modes()) if dispatch_modes() else []
 
 
+# --- memory of storages ----------------------------------------------------------------------------------------------
+
+references: Callable[[int], int] | None = _found("torch:_C._storage_Use_Count")
+
+# --- torch.onnx, and DTensor -----------------------------------------------------------------------------------------
+
+graph_value: Any = _found("torch:_C.Value")
+tensor_type: Any = _found("torch:_C.TensorType")
+optional_type: Any = _found("torch:_C.OptionalType")
+
+
+def sharding_tables() -> tuple[Any, Any]:
+    """What describes a call to DTensor, and its propagator, which has such descriptions by operator.
+
+    Raises ImportError or AttributeError if this release has something else. The import takes a second.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+
+    return RuntimeSchemaInfo, DTensor._op_dispatcher.sharding_propagator
+
+
+def _warn(lacking: Sequence[str]) -> None:
+    what = ", ".join(path.replace(":", ".") for path in lacking)
+    warnings.warn(f"opgrad: PyTorch {torch.__version__} lacks {what}: some calls are slower or refused", stacklevel=3)
+
+
 # A build for another device lacks these without being another release.
 _of_builds = {"torch:_C._cuda_getDevice", "torch:_C._cuda_getCurrentRawStream"}
 if lacking := [path for path in MISSING if path not in _of_builds]:
-    what = ", ".join(path.replace(":", ".") for path in lacking)
-    warnings.warn(f"opgrad: PyTorch {torch.__version__} lacks {what}: some calls are slower or refused", stacklevel=2)
+    _warn(lacking)

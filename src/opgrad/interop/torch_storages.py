@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from opgrad.contract import Shape
+from opgrad.interop import torch_private
 from opgrad.native import pool
 
 POOLED_FROM = 1 << 20  # bytes from which a result comes from the pool: malloc itself keeps the memory of smaller ones
@@ -33,7 +34,7 @@ NONE: deque[Kept] = deque()
 _kept: dict[int, deque[Kept]] = {}  # by size in bytes
 # Without the interpreter's lock other threads may change both counts at any time.
 _has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
-_references: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None) if _has_lock else None
+_references: Callable[[int], int] | None = torch_private.references if _has_lock else None
 
 
 def maker(shape: Shape, strides: Shape, dtype: torch.dtype) -> Callable[[], torch.Tensor]:

@@ -8,12 +8,12 @@ to the host and back.
 from typing import Any
 
 from jax import Array
-from jax.numpy import asarray
+from jax.numpy import asarray, integer, issubdtype
 
 import opgrad
+from opgrad.contract.loss_options import IGNORED, check_layer
 from opgrad.jax import linear_loss, loss, options
 from opgrad.jax.calls import alike, automatic
-from opgrad.jax.loss import IGNORED
 
 __all__ = ["cross_entropy", "embedding", "linear_cross_entropy", "log_softmax", "softmax"]
 
@@ -106,7 +106,7 @@ def linear_cross_entropy(
     found, ignored = options.read_labels(name, labels, shift, ignore_index)
     numbers = (softcap, temperature, num_items, lse_square_scale)
     chosen = options.read(name, found, ignored, reduction, label_smoothing, *numbers)
-    options.check_layer(name, found, *arrays)
+    check_layer(name, found, issubdtype(found.dtype, integer), *arrays)
 
     def of(found: Array, arrays: Any, softcap: Any, temperature: Any, number: Any, square: Any) -> Array:
         (x, w, b, classes), found = alike((arrays, found))

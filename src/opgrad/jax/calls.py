@@ -20,7 +20,7 @@ from opgrad.contract import DTYPES, Operator, Spec, operators
 from opgrad.contract.signature import prepare
 from opgrad.cpu.compiler import INTERPRETING
 from opgrad.fused.primitive import STATE
-from opgrad.interop import jax_arrays
+from opgrad.interop import jax_arrays, jax_private
 from opgrad.jax.registry import Called, handler_address, in_name_of, known
 from opgrad.locks import settling
 from opgrad.native import arrays
@@ -52,7 +52,7 @@ def call(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any], 
 
 def _array(value: Any) -> Array:
     """An array of JAX: constants that it has traced come as something else."""
-    return value if isinstance(value, jax.core.Tracer) or hasattr(value, "devices") else jnp.asarray(np.asarray(value))
+    return value if jax_private.is_traced(value) or hasattr(value, "devices") else jnp.asarray(np.asarray(value))
 
 
 def _spread(op: Operator, values: Mapping[str, Array], attributes: Mapping[str, Any], name: str) -> tuple[Array, ...]:
@@ -72,7 +72,7 @@ def _traced(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any
     called = Called(op, specs, {each: Spec(spec.shape, spec.dtype) for each, spec in results.items()},
                     _counted_from_last(op, specs, attributes), name, _is_part(values.values()))  # fmt: skip
     like = alike(list(values.values()))
-    kinds = [_kind(spec, like[0]) for spec in called.results.values()]
+    kinds = [jax_private.kind_of(spec, like[0]) for spec in called.results.values()]
     method = _vmap_method(called)
     if not is_native():
         return tuple(_by_callback(called, kinds)(*like))
@@ -133,54 +133,18 @@ def alike(tree: T) -> T:
     What has been made to vary has its gradients added up over those axes, as the gradient of what does not vary.
     """
     values, structure = jax.tree.flatten(tree)
-    axes = [_varying(value) for value in values]
+    axes = [jax_private.varying(value) for value in values]
     every: frozenset[Any] = frozenset().union(*axes)
     missing = [tuple(every - own) for own in axes]
-    found = [_cast(value, axes) if axes else value for value, axes in zip(values, missing, strict=True)]
+    found = [
+        jax_private.made_varying(value, axes) if axes else value for value, axes in zip(values, missing, strict=True)
+    ]
     return cast(T, jax.tree.unflatten(structure, found))
-
-
-def _varying(value: Any) -> frozenset[Any]:
-    """The axes of shard_map over which an array varies; none in releases of JAX that do not check it."""
-    kind = _type(value)
-    axes = getattr(getattr(kind, "manual_axis_type", None), "varying", None)  # from 0.10 on
-    return frozenset(getattr(kind, "vma", ()) if axes is None else axes)
-
-
-def _type(value: Any) -> Any:
-    typeof = getattr(jax, "typeof", None)
-    return typeof(value) if typeof else None
 
 
 def _is_part(values: Iterable[Array]) -> bool:
     """Whether each device computes on arrays of its own: inside of shard_map and pmap."""
-    mesh = getattr(jax.sharding, "get_abstract_mesh", lambda: None)()
-    return bool(getattr(mesh, "manual_axes", ())) or any(map(_varying, values))
-
-
-def _cast(value: Array, axes: tuple[Any, ...]) -> Array:
-    pcast = getattr(jax.lax, "pcast", None)
-    found: Array = pcast(value, axes, to="varying") if pcast else _jax.lax.pvary(value, axes)
-    return found
-
-
-def _kind(spec: Spec, like: Array) -> Any:
-    """The type of a result that varies as an argument does."""
-    varying = _varying(like)
-    if not varying:
-        return _jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-    kind = getattr(jax.sharding, "ManualAxisType", None)
-    if kind is None:  # before 0.10
-        return _jax.ShapeDtypeStruct(spec.shape, spec.dtype, vma=varying)
-    sharding = _sharding(_type(like).sharding.mesh, [None] * len(spec.shape))
-    return _jax.ShapeDtypeStruct(spec.shape, spec.dtype, manual_axis_type=kind(varying=varying), sharding=sharding)
-
-
-def _explicit(value: Any) -> Any:
-    """The sharding that is part of an array's type; None where there is none."""
-    sharding = getattr(_type(value), "sharding", None)
-    spec = getattr(sharding, "spec", None)
-    return sharding if spec is not None and any(each is not None for each in spec) else None
+    return jax_private.has_manual_axes() or any(map(jax_private.varying, values))
 
 
 def automatic(function: Callable[..., Array], axes: int, *arrays: Any) -> Array:
@@ -189,10 +153,10 @@ def automatic(function: Callable[..., Array], axes: int, *arrays: Any) -> Array:
     The result has as many of the axes of the first array, in its sharding. The arrays may be None, or numbers.
     """
     leaves, structure = jax.tree.flatten(arrays)
-    found = next((each for each in map(_explicit, leaves) if each is not None), None)
+    found = next((each for each in map(jax_private.explicit_sharding, leaves) if each is not None), None)
     if found is None:
         return function(*arrays)
-    first = _explicit(arrays[0])
+    first = jax_private.explicit_sharding(arrays[0])
     spec = (*(first.spec if first is not None else ()), *[None] * axes)[:axes]
     places = [place for place, each in enumerate(leaves) if isinstance(each, jax.Array)]
 
@@ -201,19 +165,15 @@ def automatic(function: Callable[..., Array], axes: int, *arrays: Any) -> Array:
         every = [changed.get(place, each) for place, each in enumerate(leaves)]
         return function(*jax.tree.unflatten(structure, every))
 
-    result: Array = jax.sharding.auto_axes(of_arrays, out_sharding=_sharding(found.mesh, spec))(
+    result: Array = jax_private.automatic(of_arrays, jax_private.sharding_of(found.mesh, spec))(
         *[leaves[at] for at in places]
     )
     return result
 
 
-def _sharding(mesh: Any, axes: Sequence[Any]) -> Any:
-    return jax.sharding.NamedSharding(mesh, _jax.sharding.PartitionSpec(*axes))
-
-
 def _placed(result: Array, like: Array) -> Array:
     """A result sharded as an argument of its shape whose type says how; XLA has computed it everywhere."""
-    sharding = _explicit(like)
+    sharding = jax_private.explicit_sharding(like)
     if sharding is None or result.shape != like.shape:
         return result
     found: Array = _jax.sharding.reshard(result, sharding)

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from opgrad.contract import loss_options
+
 Formula = Callable[..., Any]
 FORMULAS: dict[str, Formula] = {}
 
@@ -76,23 +78,17 @@ def wide(dtype: Any) -> Any:
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
-def counted(labels: Array, ignore_index: int | None) -> Array:
-    """Which samples count."""
-    return jnp.ones(labels.shape, bool) if ignore_index is None else labels != ignore_index
-
-
 def sample_weights(labels: Array, weight: Array | None, ignore_index: int | None, dtype: Any) -> Array:
-    """The weight of each sample's class, 0 for ignored samples and, so that nothing is read, for wrong labels."""
-    counts = counted(labels, ignore_index)
-    if weight is None:
-        return counts.astype(dtype)
-    picked = jnp.take(weight.astype(dtype), jnp.where(counts, labels, 0), mode="fill", fill_value=0)
-    return jnp.where(counts, picked, 0)
+    """The weight of each sample's class, 0 for ignored samples and for wrong labels."""
+    weight = None if weight is None else weight.astype(dtype)
+    found: Array = loss_options.sample_weights(jnp, labels, weight, ignore_index, dtype)
+    return found
 
 
 def over(total: Array) -> Array:
     """1 / total, and 0 where that is 0: the mean over nothing is 0."""
-    return jnp.where(total == 0, 0, 1 / jnp.where(total == 0, 1, total))
+    found: Array = loss_options.over(jnp, total)
+    return found
 
 
 def picked(values: Array, labels: Array) -> Array:
@@ -165,4 +161,5 @@ def weighted_losses(
     else:
         chosen = picked(w * below, labels)
     spread = label_smoothing / max(below.shape[1], 1) * (w * below).sum(1) if label_smoothing else 0
-    return jnp.where(counted(labels, ignore_index), (1 - label_smoothing) * chosen + spread, 0)
+    losses = (1 - label_smoothing) * chosen + spread
+    return losses if ignore_index is None else jnp.where(labels == ignore_index, 0, losses)

@@ -15,11 +15,11 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
 from opgrad.contract import loss_operators, operators
+from opgrad.contract.loss_options import IGNORED, LossOptions, divisors, over
 from opgrad.jax.calls import alike, call
 from opgrad.jax.derivative import scaled
-from opgrad.jax.formulas import counted, over, sample_weights, weighted_losses, wide
+from opgrad.jax.formulas import sample_weights, weighted_losses, wide
 
-IGNORED = -100  # the label that is ignored unless another is named
 _plain = {each: operators()[f"softmax_cross_entropy_loss{each}"] for each in ("_only", "_and_grad")}
 _samples, _samples_and_grad = (loss_operators()[f"sample_losses{each}"] for each in ("", "_and_grad"))
 
@@ -83,15 +83,12 @@ def _targets(name: str, logits: Array, labels: Array, weight: Array | None) -> T
 
 def divided(options: Options, targets: Targets, reduction: str, num_items: Any, dtype: Any) -> tuple[Array, Array]:
     """The factors of the sums of losses and of squares of lse, which contain the mean's divisors."""
-    if reduction == "sum":
-        return jnp.ones((), dtype), jnp.ones((), dtype)
-    if num_items is not None:
-        each = 1 / jnp.asarray(num_items).astype(dtype).reshape(())
-        return each, each
-    number = counted(targets.labels, options.ignore_index).sum().astype(dtype)
-    if targets.weight is None or targets.probabilities is not None:
-        return over(number), over(number)
-    return over(sample_weights(targets.labels, targets.weight, options.ignore_index, dtype).sum()), over(number)
+    weight = None if targets.probabilities is not None else targets.weight
+    items = None if num_items is None else jnp.asarray(num_items, dtype).reshape(())
+    chosen = LossOptions(reduction, options.ignore_index, num_items=items)
+    both = divisors(jnp, targets.labels, weight, chosen, dtype, lambda array, to: array.astype(to))
+    by_weight, by_count = (jnp.asarray(over(jnp, each), dtype) for each in both)
+    return by_weight, by_count
 
 
 # --- sums and means -------------------------------------------------------------------------------------------------

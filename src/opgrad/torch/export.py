@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from opgrad.contract import OnnxName, Operator
+from opgrad.interop import torch_private
 from opgrad.torch.graphs import EXPORTER, SCALAR_TYPES, ExportGraph, Graph, Trace, Value
 from opgrad.torch.schema import REGISTERED, Registered, is_recording
 
@@ -226,7 +227,7 @@ def _symbolic(operator: Registered) -> Callable[..., Any]:
 
 def _read(name: str, value: Any) -> Any:
     """An argument in its usual form: a trace has graph values for None, and numbers for dtypes."""
-    if value is None or (isinstance(value, torch._C.Value) and value.node().mustBeNone()):
+    if value is None or (isinstance(value, torch_private.graph_value) and value.node().mustBeNone()):
         return None
     return SCALAR_TYPES(value).dtype() if name.endswith("dtype") else value
 

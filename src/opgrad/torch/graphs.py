@@ -11,7 +11,9 @@ import torch
 import torch.onnx
 from torch import Tensor
 
-Value = Any  # a tensor in the first graph, a torch._C.Value in the second
+from opgrad.interop import torch_private
+
+Value = Any  # a tensor in the first graph, a value of TorchScript in the second
 Shape = Sequence[Any]
 Results = Sequence[tuple[torch.dtype, Shape]]
 
@@ -109,7 +111,7 @@ class Trace:
 
     def _nothing(self) -> Value:
         none = self.context.op("prim::Constant")
-        none.setType(torch._C.OptionalType.ofTensor())
+        none.setType(torch_private.optional_type.ofTensor())
         return none
 
     def _constant(self, value: Any, dtype: torch.dtype) -> Value:
@@ -164,7 +166,7 @@ class Trace:
 
 def _typed(dtype: torch.dtype, shape: Shape) -> Any:
     """The type of a tensor in a trace."""
-    return torch._C.TensorType.get().with_dtype(dtype).with_sizes(list(shape))
+    return torch_private.tensor_type.get().with_dtype(dtype).with_sizes(list(shape))
 
 
 def _mark(value: Any) -> str:

@@ -11,8 +11,8 @@ that call the Function: under the key Autograd, for gradients and for the tangen
 where it meets the transformations of torch.func, which take the Function apart level by level.
 """
 
-import contextlib
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
@@ -156,16 +156,14 @@ class TensorOperator(Registered):
     def differentiate(self, gradient: Gradient, direct: Callable[..., torch.Tensor] | None = None) -> None:
         """Give the operator its gradient, which `Derivative` describes."""
         self.derivative = Derivative(self.op, self.names, gradient, direct)
-        # Function.apply itself looks for what torch.func has left behind, which never comes here.
-        function: type[Any] = self.derivative.function(self.run)
-        self.eager = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+        self.eager = torch_private.direct_apply(self.derivative.function(self.run))
         self.dispatched = self.derivative.forward_mode(self._below)
         self.transformed = self.derivative.transformable(self._dispatch)
-        if torch_private.after_autograd is None or torch_private.below_autograd is None:
-            self.derivative.register(f"opgrad::{self.op.name}", LIBRARY)
-        else:
+        if torch_private.can_redispatch:
             LIBRARY.impl(self.op.name, self._autograd, "Autograd", with_keyset=True)
-        LIBRARY.impl(self.op.name, self._transform, "FuncTorchDynamicLayerFrontMode")
+        else:
+            self.derivative.register(f"opgrad::{self.op.name}", LIBRARY)
+        torch_private.implement_transform(LIBRARY, self.op.name, self._transform)
 
     def _autograd(self, keys: Any, *arguments: Any) -> Any:
         """The dispatcher's call where autograd has its turn."""
@@ -191,11 +189,13 @@ class TensorOperator(Registered):
 
 @cache
 def _register_shardings() -> None:
-    # If DTensor has changed in this release of PyTorch, it gets no rules, and nobody else gets an error.
-    with contextlib.suppress(ImportError, AttributeError):
+    try:
         from opgrad.torch import sharding
 
         sharding.register()
+    except (ImportError, AttributeError) as error:  # nobody else gets an error
+        lacking = f"PyTorch {torch.__version__} has another DTensor than the known ones ({error})"
+        warnings.warn(f"opgrad: {lacking}: its operators are not shared out", RuntimeWarning, stacklevel=2)
 
 
 def is_exported() -> bool:

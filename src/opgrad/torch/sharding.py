@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from opgrad.contract import Operator, Tensor
+from opgrad.interop import torch_private
 from opgrad.torch.schema import REGISTERED, Registered
 
 Given = Mapping[str, Any]  # a call's arguments by parameter name; DTensor's specs stand for the tensors
@@ -96,14 +96,10 @@ def _rule(operator: Registered, *arguments: Any) -> list[tuple[list[Any], list[A
 
 def register() -> None:
     """Tell DTensor the rules."""
+    describe, propagator = torch_private.sharding_tables()
     for operator in REGISTERED.values():
-        _register(operator)
-
-
-def _register(operator: Registered) -> None:
-    register_sharding(operator.overload)(partial(_rule, operator))
-    propagator = DTensor._op_dispatcher.sharding_propagator
-    # What is registered counts an int as part of a call's signature, but not a list of them, as axis and shape are.
-    propagator.op_to_schema_info[operator.overload] = RuntimeSchemaInfo(0)
-    if "shape" in operator.names:  # each device is given the shape of its own part
-        propagator.op_to_shape_and_stride_idx[operator.overload] = operator.names.index("shape")
+        register_sharding(operator.overload)(partial(_rule, operator))
+        # What is registered counts an int as part of a call's signature, but not a list of them, as axis and shape are.
+        propagator.op_to_schema_info[operator.overload] = describe(0)
+        if "shape" in operator.names:  # each device is given the shape of its own part
+            propagator.op_to_shape_and_stride_idx[operator.overload] = operator.names.index("shape")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opgrad.interop import torch_private
 from opgrad.interop.torch_calls import unseen
 from opgrad.interop.torch_tensors import is_transformed
 from opgrad.torch.schema import LIBRARY
@@ -32,7 +33,7 @@ def register(
         defaults = [each.default_value for each in overload._schema.arguments[len(arguments) :]]
         return unseen(function.apply)(*arguments, *defaults)
 
-    LIBRARY.impl(name.partition("::")[2], transform, "FuncTorchDynamicLayerFrontMode")
+    torch_private.implement_transform(LIBRARY, name.partition("::")[2], transform)
 
 
 def _one_by_one(overload: Any, info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:

@@ -1,0 +1,82 @@
+"""Without any one of the names that JAX does not document, opgrad.jax is imported and plain calls work."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import opgrad  # noqa: E402
+from opgrad.interop import jax_private  # noqa: E402
+
+SOURCE = Path(opgrad.__file__).parent
+PATHS = sorted(
+    node.args[0].value
+    for node in ast.walk(ast.parse(Path(jax_private.__file__).read_text()))
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "_found"
+)
+
+# JAX's own code needs some of the names when it is called, so they are back by then: what opgrad found stays.
+CHILD = """
+import os, sys, warnings
+import jax, jax.numpy as jnp, numpy as np, opgrad  # once, for all children
+
+def child(path):
+    *owners, last = path.split(".")
+    owner = jax
+    for each in owners:
+        owner = getattr(owner, each)
+    kept = getattr(owner, last)
+    delattr(owner, last)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        from opgrad.interop import jax_private
+    setattr(owner, last, kept)
+    assert "jax." + path in jax_private.MISSING, jax_private.MISSING
+    assert any("lacks jax." + path in str(each.message) for each in told)
+    import opgrad.jax
+    x, labels = jnp.arange(12.0).reshape(3, 4), jnp.array([0, 1, 2])
+    np.testing.assert_allclose(opgrad.jax.softmax(x), jax.nn.softmax(x), rtol=1e-5)
+    found = jax.jit(lambda x: opgrad.jax.cross_entropy(x, labels))(x)
+    expected = -jnp.take_along_axis(jax.nn.log_softmax(x), labels[:, None], 1).mean()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+for path in sys.argv[1].split():
+    pid = os.fork()
+    if not pid:
+        try:
+            child(path)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(pid, 0)[1]:
+        sys.exit(f"without {path}")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="forks")
+def test_without_one_of_them():
+    assert len(PATHS) > 5
+    done = subprocess.run([sys.executable, "-c", CHILD, " ".join(PATHS)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_this_release_has_them_all():
+    """What goes missing with a new release of JAX is noticed here, before users do."""
+    assert jax_private.MISSING == []
+    assert jax_private.is_committed(jax.device_put(1.0, jax.devices("cpu")[0]))
+    assert jax.jit(lambda x: jax.numpy.asarray(jax_private.is_traced(x)))(1.0)
+
+
+def test_they_stand_in_one_file():
+    for path in sorted([*(SOURCE / "jax").rglob("*.py"), *(SOURCE / "interop").glob("jax_arrays.py")]):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                text = ast.unparse(node)
+                assert not text.startswith(("jax.core", "jax._src", "jax.interpreters", "_jax.core")), (path, text)
+                assert node.attr not in ("committed", "canonicalize_dtype", "vma"), (path, text)
