@@ -136,8 +136,10 @@ class _Split:
     joins, updates and splits a block after the other. Subclasses give the pass that updates a block, and its factors.
     """
 
-    __slots__ = ("__weakref__", "_factors", "_gradients", "_high", "_passes", "_slope", "_weights")
-    __slots__ += ("learning_rate", "low", "steps")
+    __slots__ = (
+        "__weakref__", "_factors", "_gradients", "_high", "_passes", "_slope", "_weights", "learning_rate", "low",
+        "steps",
+    )  # fmt: skip
 
     def __init__(self, parameters: Array, gradients: Array, learning_rate: float):
         self.learning_rate, self.steps = learning_rate, 0

@@ -10,7 +10,7 @@ from opgrad.contract.ranges import wrong_label
 from opgrad.cpu.compiler.native import vector_lanes
 from opgrad.cpu.compiler.parameters import Columns, Rows
 from opgrad.cpu.kernels.cross_entropy.labels import Reduction, Samples
-from opgrad.cpu.kernels.cross_entropy.options import KERNELS, Options, Results, Scaling, Target, Upstream, write_targets
+from opgrad.cpu.kernels.cross_entropy.options import Options, Results, Scaling, Target, Upstream, kernels, write_targets
 from opgrad.cpu.programs.cross_entropy import label_steps
 from opgrad.cpu.programs.layout import layout_of, loops_of, precision
 from opgrad.cpu.programs.program import Program, Step
@@ -59,17 +59,17 @@ def _program(problem: Problem, operator: str, with_gradient: bool) -> Program:
         more, upstream = _upstream(problem, workspace)
         steps += more
     if problem.outer * problem.inner:
-        kernels = KERNELS[problem.attributes["softcap"] != 0, kind, with_gradient]
-        layout = layout_of(problem, kernels)
+        by_layout = kernels(problem.attributes["softcap"] != 0, kind, with_gradient)
+        layout = layout_of(problem, by_layout)
         y = problem["dlogits" if with_gradient else "logits"]
         loops = loops_of(problem, layout, logits=problem["logits"], y=y)
-        sums = workspace.shared(loops.step(kernels[layout]).parts, "float64")  # of losses; they are not asked for
+        sums = workspace.shared(loops.step(by_layout[layout]).parts, "float64")  # of losses; they are not asked for
         results = Results(*(problem[name] for name in Results._fields))
         arguments: dict[str, Any] = {"samples": Samples(classes, weights, problem["loss"])}
         arguments["reduction"] = Reduction(True, False, 1.0, Scratch(), sums)
         arguments["buffer"] = workspace.private(2 * vector_lanes(workspace.precision))
         arguments["options"] = Options(scaling_of(problem), target, results, upstream)
-        steps.append(loops.step(kernels[layout], **arguments))
+        steps.append(loops.step(by_layout[layout], **arguments))
     return Program(steps, workspace, wrong_label(problem, operator))
 
 

@@ -61,7 +61,8 @@ def note_losses(losses: Vector, each: int, loss, sample: int, count: int, whole:
 def losses_by_columns(visit: Callable[..., Vector], options_type: Any = Caching) -> Kernel:
     """The kernel that calls visit(…) for each strip, which writes the samples' columns of y and returns their losses.
 
-    The visit may use the buffer from its second vector on.
+    strip: its first element, the step from class to class, whether all its samples exist, and the mask of those that
+    do. The visit may use the buffer from its second vector on.
     """
 
     @kernel
@@ -76,9 +77,8 @@ def losses_by_columns(visit: Callable[..., Vector], options_type: Any = Caching)
             x, out = logits.data + (o * logits.outer + j), y.data + (o * y.outer + j)
             whole, mask = left >= w, v.first(x, left)
             label, weight = get(samples.classes, sample, whole, mask), get(samples.weights, sample, whole, mask)
-            losses = visit(
-                x, logits.step, n, whole, mask, place, label, weight, divisor, buffer + w, out, y.step, options
-            )
+            strip = x, logits.step, whole, mask
+            losses = visit(strip, n, place, label, weight, divisor, buffer + w, out, y.step, options)
             total += note_losses(losses, reduction.each, samples.loss, sample, left, whole, mask, buffer)
         store_f64(reduction.sums, part, total)
 
@@ -103,7 +103,7 @@ def losses_transposed(visit: Callable[..., Vector], transpose_back: Callable[...
             whole, mask = left >= w, v.first(logits.data, left)
             transpose_in(tile, logits.data + row * logits.step, logits.step, n, min(left, w))
             label, weight = get(samples.classes, row, whole, mask), get(samples.weights, row, whole, mask)
-            losses = visit(tile, w, n, True, mask, (0, 0, row, left), label, weight, divisor, tile, tile, w, (1, 0))
+            losses = visit((tile, w, True, mask), n, (0, 0, row, left), label, weight, divisor, tile, tile, w, (1, 0))
             total += note_losses(losses, reduction.each, samples.loss, row, left, whole, mask, buffer)
             transpose_back(y.data + row * y.step, y.step, tile, n, min(left, w))
         store_f64(reduction.sums, part, total)
@@ -117,11 +117,9 @@ sum_exp_columns = loops.column_sum_exp(loops.nothing, lse.ROUNDED)
 
 
 @inline
-def loss_column(
-    x, x_n: int, n: int, whole: bool, mask, place, label: Vector, w: Vector, divisor: float,
-    e, y, y_n: int, caching,
-) -> Vector:  # fmt: skip
+def loss_column(strip, n: int, place, label: Vector, w: Vector, divisor: float, e, y, y_n: int, caching) -> Vector:
     """Write log_prob to y."""
+    x, x_n, whole, mask = strip
     past = loops.streams_columns(y, y_n, caching[1])
     m = loops.column_max(x, x_n, n, whole, mask)
     rest, equal = loops.add_rest_columns(x, x_n, n, whole, mask, m, x + v.lanes(x), 0)
@@ -135,14 +133,12 @@ def loss_column(
 
 
 @inline
-def loss_only_column(
-    x, x_n: int, n: int, whole: bool, mask, place, label: Vector, w: Vector, divisor: float,
-    e, y, y_n: int, caching,
-) -> Vector:  # fmt: skip
+def loss_only_column(strip, n: int, place, label: Vector, w: Vector, divisor: float, e, y, y_n: int, caching) -> Vector:
     """Leave y as it is.
 
     It takes a few classes at a time, so that x is still in the cache when it is read the second time.
     """
+    x, x_n, whole, mask = strip
     m, s, target = v.full(x, MINUS_INFINITY), v.full(x, 0.0), v.full(x, 0.0)
     for begin in range(0, n, CHUNK):
         end = min(begin + CHUNK, n)
@@ -163,12 +159,9 @@ def loss_only_column(
 
 
 @inline
-def fused_column(
-    x, x_n: int, n: int, whole: bool, mask, place, label: Vector, w: Vector, divisor: float,
-    e, y, y_n: int, caching,
-) -> Vector:  # fmt: skip
+def fused_column(strip, n: int, place, label: Vector, w: Vector, divisor: float, e, y, y_n: int, caching) -> Vector:
     """Write dlogits to y; the exponentials are kept in `e` meanwhile, or computed twice."""
-    keep, stream = caching
+    (x, x_n, whole, mask), (keep, stream) = strip, caching
     past = loops.streams_columns(y, y_n, stream)
     m = loops.column_max(x, x_n, n, whole, mask)
     target = v.full(x, 0.0)

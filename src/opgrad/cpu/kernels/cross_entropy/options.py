@@ -5,6 +5,7 @@ are numbers by rows and vectors by columns. How z and a target are computed is c
 over the classes computes z again, which costs less than to store it.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -216,11 +217,11 @@ def formulas(layout: Layout, transform: Transform, kind: str) -> tuple[Callable[
 
     @inline
     def gradient(arrays, i: int, whole: bool, mask, numbers) -> Vector:
-        (label, m, inverse, of_p, of_pd, of_target, of_label), scaling = numbers
+        (label, m, inverse, of_p, of_d, of_target, of_label), scaling = numbers
         x = get(arrays[0], i * arrays[1], whole, mask)
         d = z(x, scaling) - m
         p, level = exp_up_to_zero(d) * inverse, v.maximum(d, lse.LOWEST_DIFFERENCE(d))
-        factors = of_p, of_pd, of_target, of_label
+        factors = of_p, of_d, of_target, of_label
         at_label = classes(arrays[0], i) == label
         return gradient_of(p, level, target(arrays, i, whole, mask), at_label, factors) * slope(x, scaling)
 
@@ -252,13 +253,6 @@ def by_rows(transform: Transform, kind: str, with_gradient: bool) -> Kernel:
     write = row_writer(gradient)
 
     @inline
-    def write_gradient(x, n: int, out, arrays, row: int, label: int, options, m, found, of_label, stream: int) -> None:
-        upstream = v.load_one_each(v.each_row(options.upstream, row), 0)
-        inverse, of_p, of_pd, of_target, added = coefficients_of(upstream, v.first_lane(m), found, of_label)
-        numbers = v.number(x, inverse), v.number(x, of_p), v.number(x, of_pd), v.number(x, of_target), v.full(x, added)
-        write(out, 0, n, stream, arrays, ((label, m, *numbers), in_precision(x, options.scaling)))
-
-    @inline
     def losses_of_row(x, n: int, ahead, out, row: int, samples, divisor: float, options, before, stream: int):
         label, target, scaling = v.load_one(samples.classes, row), options.target, in_precision(x, options.scaling)
         if label < 0:
@@ -276,7 +270,10 @@ def by_rows(transform: Transform, kind: str, with_gradient: bool) -> Kernel:
         predicted = first_place(x, n, top) if s == s else -1
         store_results(options.results, row, v.first_lane(m) + log_s, log_prob, entropy, predicted)
         if with_gradient:
-            write_gradient(x, n, out, arrays, row, label, options, m, found, of_label, stream)
+            upstream = v.load_one_each(v.each_row(options.upstream, row), 0)
+            inverse, of_p, of_d, of_target, added = coefficients_of(upstream, v.first_lane(m), found, of_label)
+            numbers = v.number(x, inverse), v.number(x, of_p), v.number(x, of_d), v.number(x, of_target)
+            write(out, 0, n, stream, arrays, ((label, m, *numbers, v.full(x, added)), scaling))
         return loss, before
 
     return losses_by_rows(losses_of_row, Options)
@@ -298,31 +295,17 @@ def by_columns(transform: Transform, kind: str, with_gradient: bool) -> Kernel:
     z, (sums_of, gradient) = transform.z, formulas(COLUMNS, transform, kind)
 
     @inline
-    def write_gradient(
-        n: int, whole: bool, mask, y, y_n: int, arrays, sample: int, label: Vector, options, m, found, of_label
-    ) -> None:  # fmt: skip
-        given, scaling = v.each_row(options.upstream, sample), in_precision(y, options.scaling)
-        upstream = v.load_each(given, 0) if whole else v.load_each_masked(given, 0, mask, 0.0)
-        numbers = (label, m, *coefficients_of(upstream, m, found, of_label)), scaling
-        for i in range(n):
-            slope = gradient(arrays, i, whole, mask, numbers)
-            put(y, i * y_n, v.select(label >= 0, slope, 0.0), whole, mask, 0)
-
-    @inline
     def losses_of_strip(
-        x, x_n: int, n: int, whole: bool, mask, place, label: Vector, weight: Vector, divisor: float,
-        buffer, y, y_n: int, options,
-    ) -> Vector:  # fmt: skip
-        (o, j, sample, left), target, results = place, options.target, options.results
-        scaling = in_precision(x, options.scaling)
-        top = column_max(x, x_n, n, whole, mask)
-        m, of_label = z(top, scaling), weight * v.number(x, target.of_label)
+        strip, n: int, place, label: Vector, weight: Vector, divisor: float, buffer, y, y_n: int, options
+    ) -> Vector:
+        (x, x_n, whole, mask), (o, j, sample, left), results = strip, place, options.results
+        scaling, target, top = in_precision(x, options.scaling), options.target, column_max(x, x_n, n, whole, mask)
+        m, of_label, counts = z(top, scaling), weight * v.number(x, target.of_label), label >= 0
         logit, largest = label_and_largest(x, x_n, n, whole, mask, label, top)
         q = target.probabilities
         arrays = x, x_n, target.base, target.factors, q.data + (o * q.outer + j), q.step
         found = sums_of(arrays, n, whole, mask, (m, scaling), z(logit, scaling) - m, of_label)
         s, log_s, entropy, log_prob, loss, _ = found
-        counts = label >= 0
         put(results.lse, sample, v.select(counts, m + log_s, 0.0), whole, mask, 0)
         put(results.log_prob, sample, v.select(counts, log_prob, 0.0), whole, mask, 0)
         put(results.entropy, sample, v.select(counts, entropy, 0.0), whole, mask, 0)
@@ -330,18 +313,19 @@ def by_columns(transform: Transform, kind: str, with_gradient: bool) -> Kernel:
         for lane in range(min(left, v.lanes(x))):
             v.store_one(results.predicted, sample + lane, int(v.load_one(buffer, lane)))
         if with_gradient:
-            write_gradient(n, whole, mask, y, y_n, arrays, sample, label, options, m, found, of_label)
+            given = v.each_row(options.upstream, sample)
+            upstream = v.load_each(given, 0) if whole else v.load_each_masked(given, 0, mask, 0.0)
+            numbers = (label, m, *coefficients_of(upstream, m, found, of_label)), scaling
+            for i in range(n):
+                slope = gradient(arrays, i, whole, mask, numbers)
+                put(y, i * y_n, v.select(counts, slope, 0.0), whole, mask, 0)
         return v.select(counts, loss, 0.0)
 
     return losses_by_columns(losses_of_strip, Options)
 
 
-KERNELS = {
-    (is_capped, kind, with_gradient): {
-        "rows": by_rows(transform, kind, with_gradient),
-        "columns": by_columns(transform, kind, with_gradient),
-    }
-    for is_capped, transform in ((False, DIVIDED), (True, CAPPED))
-    for kind in ("labels", "smoothed", "dense")
-    for with_gradient in (False, True)
-}
+@functools.cache
+def kernels(is_capped: bool, kind: str, with_gradient: bool) -> dict[str, Kernel]:
+    """The kernels by layout. kind: of the targets, as for `target_of`."""
+    given = CAPPED if is_capped else DIVIDED, kind, with_gradient
+    return {"rows": by_rows(*given), "columns": by_columns(*given)}
