@@ -1,4 +1,4 @@
-"""Kernels of the gradients of division, before these are summed where an operand was broadcast; of zeros, of words."""
+"""Kernels of arithmetic: the gradients of division, before they are summed where an operand was broadcast; zeros."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from opgrad.cpu.kernels.strided import both_offsets
 
 
 class Broadcast(NamedTuple):
-    """The loops around rows: how many, and the address of their sizes and strides of a and b, the last loop first."""
+    """The number of the loops around rows, and the address of their table (see `both_offsets`) for a and b."""
 
     loops: int
     table: int
@@ -29,7 +29,7 @@ def _one(p, i: int, whole: bool, mask) -> Vector:
 
 
 def quotient_kernel(a_of: Callable[..., Vector], b_of: Callable[..., Vector]) -> Kernel:
-    """da and db before they are summed; a row takes of a and b each element, or one for all."""
+    """The kernel of da and db before they are summed. a_of, b_of: load a vector, or one element for the row."""
 
     def dividend(arrays: Any, i: int, whole: bool, mask: Any, numbers: Any) -> Vector:
         dy, _, b = arrays

@@ -1,8 +1,8 @@
-"""The optimizers' passes over parameters p, gradients g and moments m and v; each touches every array once.
+"""Kernels of the optimizers: each passes once over parameters p, gradients g and moments m and v.
 
-The vectors before the last are loaded whole: with a mask at every load, AdamW on arrays that exceed the cache reached
-64 % of the speed of a copy, without 116 %. The same kernels run for the operators on lists of arrays, whose results
-lie apart, and for opgrad.training, in place over all parameters at once.
+Only the last vector of an array is loaded with a mask. With a mask at every load, AdamW on arrays that exceed the cache
+reached 64 % of the speed of a copy; without, it reached 116 %. The operators on lists of arrays write their results to
+other arrays; opgrad.training runs the same kernels in place, over all parameters at once.
 """
 
 from typing import Final, NamedTuple
@@ -15,8 +15,9 @@ from opgrad.cpu.kernels.loops.fold import fold
 from opgrad.cpu.kernels.loops.map import get, put, write_times
 from opgrad.cpu.kernels.numerics.math import exp
 
-# What a step multiplies with, as float64 numbers in memory: the learning rate with AdamW's bias correction, epsilon,
-# the factors of p around the step in which its decay lies, the factor of the gradients (written if it is not 1).
+# The float64 numbers in memory that a step reads: the learning rate, which includes AdamW's bias correction; epsilon;
+# the factors by which p is multiplied before and after the step, one of which is the weight decay; the factor by which
+# gradients are clipped. The clipped gradients are written if this factor is not 1.
 RATE, EPSILON, BEFORE, AFTER, CLIP = range(5)
 FACTORS: Final = 5
 
@@ -107,7 +108,7 @@ def adamw(elements: Units, old: State, new: State, rates: Rates, factors):
 
 @kernel
 def squares(elements: Units, part: Part, g: Pointer, sums: Pointer):
-    """sums[part] = sum of g**2; float64 sums make it compute in float64."""
+    """sums[part] = the sum of g**2 over a part. It is computed in float64, since `sums` has that dtype."""
     total = _squares_of_range((v.full(g, 0.0),), elements.start, elements.stop, (g,), ())
     v.store_one(sums, part, v.reduce_add(total[0]))
 
@@ -148,7 +149,7 @@ def adamw_rows(units: Units, width, rows: Pointer, state: State, rates: Rates, f
 
 @inline
 def power(p, log_of_base: float, exponent: int) -> float:
-    """base**exponent; by repeated squares its relative error would grow with the exponent."""
+    """base**exponent, by exp. With repeated squaring, the relative error would grow with the exponent."""
     return v.first_lane(exp(v.full(p, exponent * log_of_base)))
 
 
@@ -170,7 +171,7 @@ def adamw_factors(
     lr: Pointer, step: Pointer, factors: Pointer, status, log_rates: LogRates, epsilon: Float, weight_decay: Float,
     mode, corrects,
 ):  # fmt: skip
-    """What a step multiplies with, in float64 as `factors` are; a status if `step` counts none."""
+    """Write the numbers that a step reads, computed in float64. A `step` below 1 is reported as the status."""
     rate, count = v.load_one(lr, 0), v.load_one(step, 0)
     if count < 1:
         store_word(status, 0, 1)
@@ -195,7 +196,7 @@ def clip(elements: Units, factor, g: Pointer, new_g: Pointer):
 
 @kernel
 def clip_factor(count, found: Pointer, factor: Pointer, max_norm: Float):
-    """min(1, max_norm / (norm + 1e-6)) of the parts' sums of squares; NaN for NaN."""
+    """factor = min(1, max_norm / (norm + 1e-6)), for the norm of which `found` has the squares; NaN for a NaN."""
     total = v.number(found, 0.0)
     for i in range(count):
         total += v.load_one(found, i)

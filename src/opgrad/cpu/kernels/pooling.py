@@ -46,7 +46,7 @@ class PlaneSizes(NamedTuple):
 
 @inline
 def in_rows(element: int, sizes) -> int:
-    """The number, by rows, of an element of a plane that is counted with the first axis fastest."""
+    """The number in C order of an element whose number counts the first axis fastest."""
     d, h, w = element % sizes.depth, element // sizes.depth % sizes.height, element // (sizes.depth * sizes.height)
     return (d * sizes.height + h) * sizes.width + w
 
@@ -103,7 +103,7 @@ def add_to_maxima_apart(
 
 @inline
 def sum_some_windows(line, row, sums, from_k: int, to_k: int) -> None:
-    """line[i] = the sum of the sums of the windows whose elements from_k to to_k i is, along one axis."""
+    """line[i] = the sum of `sums` over the windows along the axis in which i is one of elements from_k to to_k - 1."""
     write_zeros(line, 0, row.size, 0)
     for k in range(from_k, to_k):
         offset, stride = k * row.dilation - row.begin, row.stride
@@ -120,7 +120,7 @@ def sum_some_windows(line, row, sums, from_k: int, to_k: int) -> None:
 
 @inline
 def sum_windows(line, row, sums, chunk) -> None:
-    """line[i] = the sum of the sums of all windows that i is in."""
+    """line[i] = the sum of `sums` over all windows that i is in."""
     sum_some_windows(line, row, sums, 0, min(row.kernel, CHUNK))
     for k in range(CHUNK, row.kernel, CHUNK):
         sum_some_windows(chunk, row, sums, k, min(k + CHUNK, row.kernel))
@@ -128,7 +128,10 @@ def sum_windows(line, row, sums, chunk) -> None:
 
 
 class RowWindows(NamedTuple):
-    """Windows along a row: elements, windows, their form, where the first begins; the shares, and if they are equal."""
+    """Windows along a row: elements, windows, their kernel, stride and dilation, and the padding before the first.
+
+    shares: the address of 1 / elements of each window. same: whether these are all equal.
+    """
 
     size: int
     count: int
@@ -145,7 +148,7 @@ def share_out(
     rows: Units, depth: Along, height: Along, new_rows, width: RowWindows, dy: Pointer, dx: Pointer,
     sums: Private, line: Private, chunk: Private,
 ):  # fmt: skip
-    """Rows of dx: first the rows of dy are added whose windows it is in, then the windows along the row.
+    """Write rows of dx: first add the rows of dy whose windows contain the row, then the windows along the row.
 
     new_rows: the table that tells whether a row's windows differ from those of the row before.
     """

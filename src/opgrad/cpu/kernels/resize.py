@@ -10,12 +10,12 @@ from opgrad.cpu.kernels.loops.fold import CHUNK
 from opgrad.cpu.kernels.loops.map import write_same
 from opgrad.cpu.kernels.loops.weighted import Along, add_rows
 
-PIECE: Final = 2048  # elements of a row that stays: its sums remain in the first-level cache
-ROWS: Final = 4  # that read a table together
+PIECE: Final = 2048  # elements of a row whose size stays: their sums remain in the first-level cache
+ROWS: Final = 4  # rows for which a table is read once
 
 
 class RowPieces(NamedTuple):
-    """Whether the row stays, and in how many pieces of how many elements it is taken."""
+    """Whether the size of rows stays, and the number of pieces and the elements of a piece into which a row is cut."""
 
     same: int
     pieces: int
@@ -24,7 +24,7 @@ class RowPieces(NamedTuple):
 
 @inline
 def combine_rows(dx, pitch: int, rows: int, sums, length: int, row) -> None:
-    """dx[r, i] = the sum of the elements of sums[r] that i is made of, times their weights, for up to four rows."""
+    """dx[r, i] = the weighted sum of the elements of sums[r] that are the sources of i, for up to four rows r."""
     s, t, u = sums + min(1, rows - 1) * length, sums + min(2, rows - 1) * length, sums + (rows - 1) * length
     zero, at = v.number(sums, 0.0), load_word(row.starts, 0)
     for i in range(row.size):

@@ -28,7 +28,10 @@ def reduce_sum_training(problem: Problem) -> Program:
 
 
 def broadcast_loops(shape: Shape, a: Shape, b: Shape) -> list[tuple[int, int, int]]:
-    """(size, stride of a, stride of b) of the fewest loops over a shape, the last first; at least one."""
+    """The loops over a shape as (size, stride of a, stride of b), the innermost first; at least one.
+
+    Neighbouring axes are joined to one loop where the strides of both arrays allow it.
+    """
     loops: list[tuple[int, int, int]] = []
     a_step = b_step = 1
     for i, size in enumerate(reversed(shape)):

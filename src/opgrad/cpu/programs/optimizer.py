@@ -25,7 +25,7 @@ from opgrad.cpu.programs.workspace import Scratch, Workspace
 
 
 class AdamWStep(NamedTuple):
-    """What the factors of an AdamW step are computed from; the attributes of AdamWOptimizer."""
+    """The learning rate, the number of the step and the attributes of AdamWOptimizer, for one step."""
 
     learning_rate: float
     number: int
@@ -37,7 +37,7 @@ class AdamWStep(NamedTuple):
     corrects: bool = True
 
     def factors(self) -> tuple[float, float, float, float]:
-        """Rate and epsilon of rate * m / (sqrt(v) + epsilon), with the bias correction, and p's factors around it."""
+        """Rate and epsilon of rate * m / (sqrt(v) + epsilon), and the factors of p before and after the step."""
         decay = 1.0 - self.learning_rate * self.weight_decay
         before, after = (decay, 1.0) if self.mode == 0 else (1.0, decay)
         if not self.corrects:
@@ -63,7 +63,7 @@ def adamw_in_place(operands: Sequence[Operand], alpha: float, beta: float, facto
 
 
 def _lists(problem: Problem, *names: str) -> list[tuple[int, list[Operand]]]:
-    """For each number in the lists: how many elements the arrays of that number have, and the arrays."""
+    """The arrays at each place of the lists, and how many elements each of them has."""
     count = sum(1 for name in problem.operands if name.startswith(f"{names[0]}["))
     found = []
     for i in range(count):

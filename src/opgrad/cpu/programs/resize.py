@@ -1,7 +1,8 @@
 """The program of the gradient of resizing: passes over dy, and the tables of what each element of dx takes of dy.
 
-Axes that stay are merged, so that a plane has at most three that do not: depth, height and the row, any of which may
-be one that stays. More than three of them are taken in several passes.
+The kernel takes planes of three axes: depth, height and width. An axis is either resized, or its size stays.
+Neighbouring axes whose sizes stay are merged into one, which may be one of the three. If a plane cannot hold all
+resized axes, they are taken in several passes, the last axes first.
 """
 
 import math
@@ -25,7 +26,7 @@ AXES: Final = 3  # of a plane
 
 
 def resize_grad(problem: Problem) -> Program:
-    """Passes over dy, each of which takes the last three axes that are left; all but the last fill the workspace."""
+    """Each pass takes the last resized axes that are left. All passes but the last one write to working memory."""
     x, y = problem.specs["x"].shape, problem.specs["dy"].shape
     n = math.prod(x)
     if not n or not math.prod(y):
@@ -46,7 +47,7 @@ def resize_grad(problem: Problem) -> Program:
 
 
 def _passes(rank: int, axes: Sequence[int]) -> list[list[int]]:
-    """Axes that are taken together, the last ones first: as many as a plane has, with those that stay between them."""
+    """The resized axes of each pass, the last axes first: as many as fit a plane with merged axes between them."""
     left, found = list(axes), list[list[int]]()
     while left:
         taken = [left.pop()]
@@ -57,7 +58,7 @@ def _passes(rank: int, axes: Sequence[int]) -> list[list[int]]:
 
 
 def _slots(rank: int, axes: Sequence[int]) -> int:
-    """The axes of a plane, with those that stay merged, from the first that does not."""
+    """How many axes a plane has if these are resized: they themselves, and the merged axes between and behind them."""
     gaps = sum(after - axis > 1 for axis, after in zip(axes, [*axes[1:], rank], strict=True))
     return len(axes) + gaps
 
@@ -96,7 +97,7 @@ def _pass(
 
 
 def _slots_of(sizes: Sequence[int], first: int, resized: Mapping[int, Resized], tables: Tables) -> list[Along]:
-    """The axes of a plane from the first that is resized to the last, what stays between two of them merged."""
+    """The axes of a plane from the first resized one to the last one; the axes between two of them are merged."""
     slots, between = list[Along](), 1
     for axis in range(first, max(resized, default=-1) + 1):
         if axis not in resized:
@@ -109,7 +110,10 @@ def _slots_of(sizes: Sequence[int], first: int, resized: Mapping[int, Resized], 
 
 
 def _gathered(axis: Resized, tables: Tables) -> Along:
-    """What each element of dx takes of dy: beyond the ends several places are one element, whose weights add up."""
+    """Which elements of dy an element of dx takes, and with which weights.
+
+    Places beyond an end of the axis all mean its last element there, so their weights are added up.
+    """
     pairs = axis.places * axis.count + np.arange(axis.count)[:, None]
     every, of = np.unique(pairs, return_inverse=True)
     weights = np.bincount(of.ravel(), axis.weights.ravel())
@@ -119,6 +123,6 @@ def _gathered(axis: Resized, tables: Tables) -> Along:
 
 
 def _stays(size: int, tables: Tables) -> Along:
-    """An axis of which each element takes itself."""
+    """An axis whose size stays: each element takes itself."""
     every = np.arange(size)
     return along(size, size, (every, every, np.ones(size)), tables)

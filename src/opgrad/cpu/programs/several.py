@@ -49,7 +49,7 @@ def _slice_bytes(problem: Problem, name: str) -> int:
 
 
 def _concatenated(problem: Problem, whole: str, parameter: str) -> Iterator[tuple[int, int, ByteRows, ByteRows]]:
-    """For each array of the parameter how many rows it has, their bytes, and its rows, alone and in the whole."""
+    """For each array of the parameter: the number of its rows, their bytes, the rows, and the rows in the whole."""
     axis = problem.attributes["axis"].start
     unit = _slice_bytes(problem, whole)
     rows, row = math.prod(problem.specs[whole].shape[:axis]), problem.specs[whole].shape[axis] * unit
@@ -91,7 +91,7 @@ def _elements(problem: Problem, name: str) -> int:
 
 
 def _reduction(problem: Problem, each: Kernel, last: Kernel, result: str, word: str, **arguments: Any) -> Program:
-    """A step for each array, whose parts leave partial results behind one another, and one that combines them all."""
+    """A step for each array, whose parts write partial results side by side, and a step that combines all of them."""
     names, workspace = _names(problem, "arrays"), Workspace()
     sizes = [_elements(problem, name) for name in names]
     parts = [partition.count(size, BLOCK) for size in sizes]

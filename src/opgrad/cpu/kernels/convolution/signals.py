@@ -1,8 +1,9 @@
-"""Images as signals: every channel of a batch as one row of numbers in which a window's elements lie at fixed shifts.
+"""Images are copied to signals, and back. A signal is one row of numbers for a channel of a batch of images.
 
-A channel's signal has, one image after the other, a grid of elements; what has no source is 0. This is a polyphase
-decomposition: with a stride s, the elements u = s * q + r of an axis make s signals, one for each phase r, so that
-elements of neighbouring windows always stand side by side.
+Element k of any window lies at the same distance from the window's first element in its signal. A signal has a grid of
+numbers for each image, one image after the other; a number of the grid is 0 if the image has no element there. With a
+stride s, the elements u = s * q + r of an axis are divided among s signals, one for each phase r (polyphase
+decomposition). So the elements that neighbouring windows multiply with one weight always lie side by side.
 """
 
 from typing import Final, NamedTuple
@@ -14,13 +15,13 @@ from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.kernels.loops.fill import write_zeros
 from opgrad.cpu.kernels.loops.map import write_same
 
-# Words of a phase in its table: for each of three axes the first element of the grid that has a source, the one behind
-# the last, the first's source.
+# The words of a phase in its table. For each of three axes: the first element of the grid that the image has, the one
+# behind the last, and the place of the first in the image.
 PHASE: Final = 9
 
 
 class Signals(NamedTuple):
-    """Signals: the elements from one to the next of groups, channels and signals, and the zeros before each signal."""
+    """Signals: the distances between groups, channels and signals, and the number of zeros before each signal."""
 
     data: Pointer
     group: int
@@ -30,14 +31,14 @@ class Signals(NamedTuple):
 
 
 class Images(NamedTuple):
-    """The images that are signals at a time: the first one, and how many."""
+    """The images that lie in signals at the same time: the first one, and how many."""
 
     first: int
     count: int
 
 
 class ImageSizes(NamedTuple):
-    """The channels of an image, of all groups, and their sizes; those that an image lacks are 1."""
+    """The number of an image's channels, and the sizes of its axes. An axis that the image lacks has size 1."""
 
     channels: int
     depth: int
@@ -46,7 +47,7 @@ class ImageSizes(NamedTuple):
 
 
 class GridSteps(NamedTuple):
-    """The elements of a grid, and of its last two axes; how far apart the sources of neighbours are on each axis."""
+    """The sizes of a grid and of its last two axes, and the distance in the image of neighbours on each axis."""
 
     size: int
     height: int
@@ -65,13 +66,13 @@ class Phases(NamedTuple):
 
 @inline
 def axis_range(phase: int, axis: int):
-    """The elements of the grid's axis that have a source in the phase."""
+    """The elements of a grid's axis that the image has in this phase."""
     return range(load_word(phase, 3 * axis), load_word(phase, 3 * axis + 1))
 
 
 @inline
 def source_of(phase: int, axis: int, q: int, step: int) -> int:
-    """Which element of the image's axis stands at element q of the grid's."""
+    """The element of the image's axis that stands at element q of the grid's axis."""
     return load_word(phase, 3 * axis + 2) + (q - load_word(phase, 3 * axis)) * step
 
 
@@ -116,7 +117,10 @@ def to_signals(
     x: Pointer,
     signals: Signals,
 ):
-    """signals = each channel's images (a unit with each phase), zeros around them and, unless filled, between."""
+    """Write the images of each channel to its signals; a unit is one phase of one channel.
+
+    filled: whether the image has every element of the grid. If not, zeros are also written between its elements.
+    """
     for unit in units:
         channel, phase = unit // phases.count, phases.table + 8 * PHASE * (unit % phases.count)
         signal, end = signals.data + unit * signals.pitch, signals.pad + images.count * grid.size
@@ -139,7 +143,7 @@ def from_signals(
     signals: Signals,
     x: Pointer,
 ):
-    """x = the elements of the signals that have a source there, 0 elsewhere; a unit is a channel of one image."""
+    """Write x from the signals; a unit is a channel of one image. covered: whether each element of x is in a signal."""
     size = planes.depth * planes.height * planes.width
     for unit in units:
         image, channel = unit // planes.channels, unit % planes.channels

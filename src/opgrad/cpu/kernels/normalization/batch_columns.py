@@ -149,7 +149,7 @@ _add_values, _add_squares = fold(_add_value), fold(_add_square)
 
 @kernel
 def moments_of_columns(units: Units, shape: ColumnStrips, arrays: (Pointer,), partial: Rows):
-    """The mean over a block of samples, and the squares around it, which are read from the cache."""
+    """The mean of each column over a block of samples, and the sum of the squares around it."""
     x = arrays[0]
     for unit in units:
         block, begin, end = block_of(unit, shape)

@@ -10,7 +10,7 @@ from opgrad.cpu.kernels.loops.map import get_or
 
 
 class Affine(NamedTuple):
-    """What is normalized is multiplied and added to: the scale, and the bias if there is one."""
+    """The factor of the normalized numbers, and what is added to them if there is a bias."""
 
     scale: Pointer
     bias: Pointer
@@ -24,11 +24,11 @@ class Statistics(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """What layer normalization has and its simplified variant lacks: a mean, and a gradient of the bias."""
+    """Functions in which layer normalization differs from its simplified variant, which has no mean and no bias."""
 
     center: Callable[..., Any]  # (x, mean): x - mean
-    mean_at: Callable[..., Any]  # (mean, row): what stands there
-    or_zero: Callable[..., Any]  # (value, zero): the value
+    mean_at: Callable[..., Any]  # (mean, row): the mean of the row, or 0
+    or_zero: Callable[..., Any]  # (value, zero): the value, or 0
     store: Callable[..., None]  # (p, i, value): a number
     add: Callable[..., None]  # (sums, i, value): a vector
     store_masked: Callable[..., None]  # (p, i, value, mask)

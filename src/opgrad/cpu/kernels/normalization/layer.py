@@ -1,6 +1,6 @@
 """Kernels of layer normalization, with a mean and without.
 
-Arrays are rows x n, contiguous. The mean is taken off before squares are summed, so nothing cancels.
+Arrays are rows x n, contiguous. The mean is subtracted before squares are summed, so that no digits cancel.
 """
 
 from collections.abc import Callable

@@ -125,7 +125,7 @@ def row_sums_kernel(variant: Variant) -> Kernel:
 
 @kernel
 def row_coefficients(shape: RowBlocks, per_row, partial: Pointer, coefficients: Pointer):
-    """What dx of each split row takes from the gradients of bias and scale."""
+    """The two numbers by which dx of a split row depends on sums over the whole row."""
     inverse = 1.0 / shape.n
     for row in range(shape.rows):
         g, t = 0.0, 0.0
@@ -182,7 +182,10 @@ def add_blocks_kernel(variant: Variant) -> Kernel:
 
 @dataclass(frozen=True)
 class GradientKernels:
-    """Whole rows: dx and the sums of blocks; split rows: their sums, then the same by strips; the blocks added up."""
+    """For whole rows, dx and the sums of blocks; for split rows, their sums, then dx and the sums of blocks by strips.
+
+    add_blocks adds up the sums of all blocks.
+    """
 
     rows: Kernel
     row_sums: Kernel

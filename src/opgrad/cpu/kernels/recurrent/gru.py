@@ -26,7 +26,7 @@ from opgrad.cpu.kernels.recurrent.products import Panels
 
 
 class GateWeights(NamedTuple):
-    """What the states are multiplied with: for the gates z and r, or for all, and for n."""
+    """The matrices that the states are multiplied by: for the gates z and r, or for all gates, and for n."""
 
     gates: Panels
     new: Panels
@@ -48,7 +48,7 @@ class Above(NamedTuple):
 
 
 class GateGradients(NamedTuple):
-    """The gradients of what x and of what the states give the gates: a matrix of all steps for each direction."""
+    """The gradients of the gates' products with x and with the states: a matrix of all steps for each direction."""
 
     x: Pointer
     h: Pointer
@@ -97,7 +97,7 @@ reset_of_row, mix_of_row, mix_linear_of_row = fold(reset), fold(mix), fold(mix_l
 
 
 def steps_of(new_states: Callable[..., None]) -> Kernel:
-    """The kernel of all steps: `new_states` makes a step's states of the sums of z and r, and of what x gives n."""
+    """The kernel of all steps. `new_states` makes a step's states of the sums of z and r and n's product with x."""
     inline(new_states)
 
     @kernel
@@ -150,7 +150,7 @@ def gru_steps_linear(z, own, b, h, h_row: int, h_next, to_new, panel: int, n: in
 
 @inline
 def mix_back(total, arrays, i: int, whole: bool, mask, numbers):
-    """The gradients of the sums of z and n; dh becomes what goes past them."""
+    """The gradients of the sums of z and n. dh becomes the part of the state's gradient that bypasses both."""
     z, n, before, dy, dh, dz, dn = arrays
     z_, n_ = get(z, i, whole, mask), get(n, i, whole, mask)
     d = get(dy, i, whole, mask) + get(dh, i, whole, mask)
@@ -162,7 +162,7 @@ def mix_back(total, arrays, i: int, whole: bool, mask, numbers):
 
 @inline
 def reset_back(total, arrays, i: int, whole: bool, mask, numbers):
-    """The gradient of the sum of r, its part of dh, and r * h once more, from the gradient of r * h in its place."""
+    """The gradient of the sum of r, and its part of dh. `product` holds the gradient of r * h, and then r * h again."""
     r, before, product, dr, dh = arrays
     r_, h = get(r, i, whole, mask), get(before, i, whole, mask)
     d = get(product, i, whole, mask)
@@ -174,7 +174,7 @@ def reset_back(total, arrays, i: int, whole: bool, mask, numbers):
 
 @inline
 def linear_back(total, arrays, i: int, whole: bool, mask, numbers):
-    """The gradients of all sums, of r * q as that of n; the second ones are those of what R gives."""
+    """The gradients of all sums with x, then of those with the states: in n these are r times as large."""
     z, r, n, before, bq, q, dy, dh, dz, dr, dn, dz_h, dr_h, dq = arrays
     z_, r_, n_ = get(z, i, whole, mask), get(r, i, whole, mask), get(n, i, whole, mask)
     d = get(dy, i, whole, mask) + get(dh, i, whole, mask)

@@ -8,7 +8,7 @@ from opgrad.cpu.kernels.loops.map import write_same
 
 
 class States(NamedTuple):
-    """A state for each sequence of each direction: the elements from one of each to the next."""
+    """A state for each sequence of each direction, and the distances between directions and between sequences."""
 
     data: Pointer
     direction: int
@@ -16,7 +16,7 @@ class States(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Steps, directions, sequences, the numbers of a state, whether the first direction goes from the last step."""
+    """The number of steps, directions, sequences, and of a state's numbers; whether the first direction is reversed."""
 
     steps: int
     directions: int
@@ -33,13 +33,13 @@ def time_of(layer: Layer, direction: int, step: int) -> int:
 
 @inline
 def place_of(layer: Layer, direction: int, t: int) -> int:
-    """The row at which a direction's states of a step of x begin, of [steps, directions, sequences]."""
+    """The first of a direction's rows for a step of x, in an array [steps, directions, sequences]."""
     return (t * layer.directions + direction) * layer.batch
 
 
 @inline
 def sequences_of(layer: Layer, units: Any, direction: int) -> tuple[int, int]:
-    """The sequences of a direction among these units; units count the sequences of one direction after the other."""
+    """The sequences of a direction among these units. A unit is a sequence; one direction follows the other."""
     first = direction * layer.batch
     return max(units.start - first, 0), min(units.stop - first, layer.batch)
 

@@ -14,7 +14,7 @@ from opgrad.cpu.kernels.recurrent.layer import States
 
 
 class BlockUnits(NamedTuple):
-    """The blocks of a direction: how many, the rows of a block, those of a unit, the units of a block."""
+    """How a direction's rows are cut: the number of blocks, the rows of a block and of a unit, a block's units."""
 
     count: int
     rows: int
@@ -23,7 +23,10 @@ class BlockUnits(NamedTuple):
 
 
 class LayerMatrix(NamedTuple):
-    """Rows in blocks in directions: the elements before the first row, and from one of each to the next."""
+    """A matrix for each direction, with a block of rows for each step.
+
+    first: the elements before the first row. direction, block, row: the distances between them.
+    """
 
     data: Pointer
     first: int
@@ -33,7 +36,7 @@ class LayerMatrix(NamedTuple):
 
 
 class Panels(NamedTuple):
-    """A packed matrix for each direction: the elements from one direction, and from one panel, to the next."""
+    """A packed matrix for each direction, and the distances between directions and between panels."""
 
     data: Pointer
     direction: int
@@ -47,7 +50,7 @@ class Panels(NamedTuple):
 def multiply_rows(
     units: Units, blocks: BlockUnits, first, depth, columns, add, a: LayerMatrix, b: Panels, c: LayerMatrix
 ):
-    """c (+)= a @ b; a unit is some rows of a block, the directions are those from `first` on."""
+    """c (+)= a @ b for the directions from `first` on; a unit is some rows of a block."""
     for unit in units:
         block, begin = unit // blocks.units, unit % blocks.units * blocks.per_unit
         direction, block = first + block // blocks.count, block % blocks.count

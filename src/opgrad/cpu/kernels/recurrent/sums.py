@@ -11,7 +11,7 @@ write_sum = mapped(lambda a, b: a + b)
 
 @kernel
 def add_biases(directions: Units, rows, joined, single, bias: Rows, sums: Rows):
-    """The first `joined` biases of x and of h, of `rows` each, added up; the next `single` ones behind each other."""
+    """The sums of the first `joined` biases of x and of h, then the next `single` of x, then those of h."""
     for direction in directions:
         b, out = bias.data + direction * bias.step, sums.data + direction * sums.step
         write_sum(out, 0, joined, 0, (b, b + rows), ())
@@ -21,7 +21,7 @@ def add_biases(directions: Units, rows, joined, single, bias: Rows, sums: Rows):
 
 @kernel
 def sum_columns(units: Units, strips, rows, columns, first, again, x: Rows, y: Rows):
-    """The sums of a matrix's columns for each direction, from y[first] on; once more `again` elements on, if not 0.
+    """Write the sums of a matrix's columns from y[first] on, and once more `again` elements behind, if that is not 0.
 
     A unit is a vector of columns. Behind the last row there is memory for a vector.
     """

@@ -15,21 +15,19 @@ from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
 from opgrad.contract.windows import MOST_AXES, Axis, convolution_axes, transposed_axes
 from opgrad.cpu.compiler.native import vector_lanes
-from opgrad.cpu.kernels.convolution import products
-from opgrad.cpu.kernels.convolution.signals import Images
 from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.programs.convolution.steps import (
     CHUNK_BYTES,
     ConvolutionSteps,
+    SignalSteps,
     Sizes,
-    Steps,
     TransposedSteps,
-    sums_written,
 )
 from opgrad.cpu.programs.convolution.window_steps import WindowSteps, by_windows
 from opgrad.cpu.programs.elements import zero_step
 from opgrad.cpu.programs.layout import precision
-from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.program import Program, Step
+from opgrad.cpu.programs.reduction import grouped, sum_steps
 from opgrad.cpu.programs.workspace import Workspace
 
 ONE_WINDOW: Final = Axis(1, 1, 1)
@@ -43,7 +41,7 @@ def conv_transpose_grad(problem: Problem) -> Program:
     return _program(problem, transposed_axes, TransposedSteps)
 
 
-def _program(problem: Problem, axes: Any, steps: type[Steps]) -> Program:
+def _program(problem: Problem, axes: Any, steps: type[SignalSteps]) -> Program:
     shapes = {name: problem.specs[name].shape for name in ("dy", "x", "w")}
     wanted = [name for name in ("dx", "dw", "db") if problem.operands.get(name) is not None]
     if not all(math.prod(shape) for shape in shapes.values()):
@@ -61,17 +59,14 @@ def _empty(problem: Problem, wanted: Sequence[str]) -> Program:
 
     If only x is empty, for lack of channels, the bias still has a gradient.
     """
-    (batch, channels, *sizes), workspace = problem.specs["dy"].shape, Workspace(precision(problem))
-    size, steps = batch * math.prod(sizes), list[Step]()
+    shape, workspace, steps = problem.specs["dy"].shape, Workspace(precision(problem)), list[Step]()
     for name in wanted:
         n, y = math.prod(problem.specs[name].shape), problem[name]
-        if n and (name != "db" or not size):
+        if n and (name != "db" or not math.prod(shape)):
             steps.append(zero_step(y, n, n * DTYPES[y.dtype].itemsize))
         elif n:
-            sums = workspace.shared(channels)
-            arguments = {"images": Images(0, batch), "channels": channels, "size": math.prod(sizes)}
-            arguments |= {"x": problem["dy"], "sums": sums}
-            steps += [shared_out(products.sum_planes, channels, 4 * size, arguments), sums_written(problem, name, sums)]
+            others = frozenset(range(len(shape))) - {1}
+            steps += sum_steps(grouped(shape, others), problem["dy"], y, workspace)
     return Program(steps, workspace)
 
 

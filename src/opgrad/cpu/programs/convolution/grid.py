@@ -1,4 +1,7 @@
-"""Where images stand in their signals (`signals`): the grid, and the shift of each element of a window."""
+"""How the elements of an image are laid out in its signals: the grid of a signal, and the shift of a window's elements.
+
+A window's element lies at s * q + r on an axis, for the stride s: q is its shift there, and r is its phase.
+"""
 
 import itertools
 import math
@@ -10,13 +13,13 @@ from opgrad.locks import once
 
 @dataclass(frozen=True)
 class SignalLayout:
-    """How x and dy lie as signals: three axes, of which the first may have one element."""
+    """The layout of signals. `along` has three axes; those that an image lacks come first and have one element."""
 
     along: tuple[Axis, ...]
 
     @once
     def elements(self) -> list[tuple[tuple[int, int], ...]]:
-        """For each element of a window and axis, q and r of its distance s * q + r from the window's first."""
+        """For each element of a window and each axis: q and r of its distance s * q + r from the first element."""
         kernels = itertools.product(*(range(axis.kernel) for axis in self.along))
         return [
             tuple(divmod(k * axis.dilation, axis.stride) for k, axis in zip(each, self.along, strict=True))
@@ -25,24 +28,25 @@ class SignalLayout:
 
     @once
     def phases(self) -> list[tuple[int, ...]]:
-        """The remainders that windows have elements in."""
+        """The phases of a window's elements: for each, the remainder r on every axis."""
         return sorted({tuple(r for _, r in element) for element in self.elements})
 
     @once
     def ranges(self) -> list[list[tuple[int, int]]]:
-        """For each phase and axis the first q that has an element of x, and the one behind the last."""
+        """For each phase and axis: the first q at which x has an element, and the q behind the last."""
         return [[_range(*each) for each in zip(self.along, r, strict=True)] for r in self.phases]
 
     @once
     def first(self) -> tuple[int, ...]:
-        """The q at which the grid begins, for each axis."""
+        """The q of the grid's first element on each axis."""
         return tuple(min(low for low, _ in each) for each in zip(*self.ranges, strict=True))
 
     @once
     def grid(self) -> tuple[int, ...]:
-        """The elements of each axis, so many that a shift beyond a row of dy, or of x, meets zeros.
+        """The number of the grid's elements on each axis.
 
-        They are shared by neighbouring rows: 8 for a row of 7 and windows of 3.
+        A window that reaches beyond a row of dy, or of x, must meet zeros. The zeros behind a row are also those before
+        the next one, so few are needed: a row of 7 elements takes 8 for windows of 3.
         """
         last = (max(high for _, high in each) for each in zip(*self.ranges, strict=True))
         reach = ((axis.kernel - 1) * axis.dilation // axis.stride for axis in self.along)
@@ -51,7 +55,7 @@ class SignalLayout:
 
     @once
     def taps(self) -> list[tuple[int, int]]:
-        """For each element of a window the number of its phase, and its shift."""
+        """For each element of a window: the number of its phase, and its shift in a signal of that phase."""
         found = []
         for element in self.elements:
             shift = 0
@@ -62,11 +66,12 @@ class SignalLayout:
 
     @once
     def reach(self) -> int:
+        """The largest shift in either direction."""
         return max(abs(shift) for _, shift in self.taps)
 
     @once
     def sources(self) -> list[list[tuple[int, int, int]]]:
-        """For each phase and axis the grid's first element that x has one for, the one behind the last, and x's."""
+        """For each phase and axis: the grid's first element that x has, the one behind the last, that first one in x."""
         return [
             [
                 (low - begin, high - begin, low * axis.stride + part - axis.begin)
@@ -83,6 +88,7 @@ class SignalLayout:
 
 
 def _range(axis: Axis, r: int) -> tuple[int, int]:
+    """The first q at which the axis has an element of phase r, and the q behind the last."""
     beyond = axis.count + (axis.kernel - 1) * axis.dilation // axis.stride
     low = max(0, -((r - axis.begin) // axis.stride))
     high = min(beyond, -((r - axis.begin - axis.size) // axis.stride))

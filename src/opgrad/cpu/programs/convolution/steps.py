@@ -1,4 +1,4 @@
-"""The steps of a convolution's gradients: signals of both ends of the windows, and the products of them."""
+"""The steps of a convolution's gradients: the signals of x and dy, and products of signals."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
 from opgrad.cpu.programs.workspace import Workspace
 from opgrad.locks import once
 
-PART_PRODUCTS: Final = 1 << 18  # 5 µs of them: less is not worth another part
+PART_PRODUCTS: Final = 1 << 18  # products that take 5 µs: less is not worth another part
 MOST_PARTS: Final = 64
 CHUNK_BYTES: Final = 8 << 20  # of signals, or of dy as a matrix
 FEWEST_UNITS: Final = 32  # of dot products, if there are so many tiles
-MOST_COLUMNS: Final = 48  # of a unit of dot products: a block of 4 KiB of each stays in the second-level cache
+MOST_COLUMNS: Final = 48  # of a unit of dot products: a block of 4 KiB of each column stays in the second-level cache
 
 
 def sums_written(problem: Problem, name: str, sums: Any) -> Step:
@@ -62,12 +62,15 @@ class Sizes:
 
     @property
     def pitch(self) -> int:
-        """From one signal to the next: not a multiple of 4 KiB, whose addresses compete for places in the cache."""
+        """The distance from one signal to the next.
+
+        It is no multiple of 4 KiB: numbers at such distances compete for the same places in the cache.
+        """
         size = 2 * self.pad + round_up(self.images * self.grid, self.tile)
         return size + self.lanes if size * 4 % 4096 == 0 else size
 
     def length(self, images: int) -> int:
-        """Whole vectors of the signals of so many images."""
+        """The numbers of a signal of so many images, in whole vectors."""
         return round_up(images * self.grid, self.lanes)
 
 
@@ -81,23 +84,51 @@ def fixed_parts(kernel: Kernel, units: int, unit_products: int, arguments: Mappi
     return Step(kernel, units, arguments, max(1, min(units, round(wanted / unit_products))))
 
 
-class Steps:
-    """Puts the steps together; the workspace holds packed filters, sums, and the signals of both ends of the windows.
+class GradientSteps:
+    """Puts the steps together, for some images at a time. The workspace holds the sums of dw and db over all images."""
 
-    `windows`: of the array with a number for each window; `field`: of the array that windows slide over. Of the one
-    that stands in the place of x they are the signals of dx after those of x.
-    """
+    name = ""
 
     def __init__(self, problem: Problem, layout: SignalLayout, sizes: Sizes, wanted: Sequence[str]):
         self.problem, self.layout, self.sizes, self.wanted = problem, layout, sizes, wanted
-        self.workspace = Workspace(precision(problem))
+        self.workspace, self.tables = Workspace(precision(problem)), Tables()
         self.item = DTYPES[self.workspace.precision].itemsize
-        self.tables = Tables()
+        self.images_at_once = sizes.images
         self.steps: list[Step] = []
-        self.windows = self.signals(sizes.filters, 1)
-        self.field = self.signals(sizes.channels, sizes.phases)
         counts = {name: math.prod(problem.specs[name].shape) for name in wanted if name != "dx"}
         self.sums = {name: self.workspace.shared(count) for name, count in counts.items()}
+
+    def program(self) -> Program:
+        batch = self.sizes.batch
+        for first in range(0, batch, self.images_at_once):
+            self.chunk(Images(first, min(self.images_at_once, batch - first)))
+        written = [sums_written(self.problem, name, sums) for name, sums in self.sums.items()]
+        return Program([*self.steps, *written], self.workspace, name=self.name, tables=self.tables)
+
+    def chunk(self, images: Images) -> None:
+        """The steps for some images."""
+        raise NotImplementedError
+
+    def sum_planes(self, images: Images, channels: int, size: int) -> None:
+        """Add the sums of dy over the elements of each of its channels to those of the images before."""
+        arguments = {"images": images, "channels": channels, "size": size}
+        arguments |= {"x": self.problem["dy"], "sums": self.sums["db"]}
+        self.steps.append(shared_out(products.sum_planes, channels, images.count * size * self.item, arguments))
+
+
+class SignalSteps(GradientSteps):
+    """The steps by products of signals; the workspace also holds packed filters, and the signals of both arrays.
+
+    `windows` are the signals of the array that has a number for each window, `field` those of the array that windows
+    slide over. The signals of x become those of dx once x has been used.
+    """
+
+    name = "signals"
+
+    def __init__(self, problem: Problem, layout: SignalLayout, sizes: Sizes, wanted: Sequence[str]):
+        super().__init__(problem, layout, sizes, wanted)
+        self.windows = self.signals(sizes.filters, 1)
+        self.field = self.signals(sizes.channels, sizes.phases)
 
     def signals(self, channels: int, phases: int) -> Signals:
         """The signals of so many channels of each group."""
@@ -105,17 +136,6 @@ class Steps:
         channel = phases * s.pitch
         data: Any = self.workspace.shared(s.group * channels * channel)
         return Signals(data, channels * channel, channel, s.pitch, s.pad)
-
-    def program(self) -> Program:
-        s = self.sizes
-        for first in range(0, s.batch, s.images):
-            self.chunk(Images(first, min(s.images, s.batch - first)))
-        written = [sums_written(self.problem, name, sums) for name, sums in self.sums.items()]
-        return Program([*self.steps, *written], self.workspace, name="signals", tables=self.tables)
-
-    def chunk(self, images: Images) -> None:
-        """The steps for some images."""
-        raise NotImplementedError
 
     # --- images to signals and back ---------------------------------------------------------------------------------
 
@@ -164,13 +184,13 @@ class Steps:
 
     @once
     def field_shifts(self) -> int:
-        """The table of where each channel's signal begins for each tap."""
+        """The table of the places in `field` at which a channel's signal begins for each element of a window."""
         s = self.sizes
         taps = np.array([phase * s.pitch + shift + s.pad for phase, shift in self.layout.taps])
         return self.tables.add(np.arange(s.channels)[:, None] * self.field.channel + taps)
 
     def dot_products(self, images: Images) -> None:
-        """dw: of signals of the windows with shifted signals of what they slide over."""
+        """dw: dot products of the signals of the windows with shifted signals of the array that they slide over."""
         s = self.sizes
         columns, tiles = s.channels * s.taps, -(-s.filters // products.ROWS)
         most_ranges = min(-(-columns // products.COLUMNS), -(-FEWEST_UNITS // (tiles * s.group)))
@@ -210,8 +230,11 @@ class Steps:
         self.steps.append(fixed_parts(products.correlate, s.group * blocks, unit_products, arguments))
 
 
-class ConvolutionSteps(Steps):
-    """x and what windows make of it, dy: dx is a sum of shifted signals of dy times filters."""
+class ConvolutionSteps(SignalSteps):
+    """Convolution: windows slide over x, and dy has a number for each window.
+
+    dx is a sum of shifted signals of dy times filters.
+    """
 
     def chunk(self, images: Images) -> None:
         self.to_signals("dy", self.windows, self.window_images, images)
@@ -232,7 +255,7 @@ class ConvolutionSteps(Steps):
 
     @once
     def to_field(self) -> dict[str, Any]:
-        """The arguments of `correlate` but the number of images: tiles are channels of a phase."""
+        """The arguments of `correlate` except for the number of images; a tile has some channels of a phase."""
         s = self.sizes
         rows = 1 if s.channels == 1 else products.ROWS
         words, shifts, sources, packed, start = [], [], [], 0, 0
@@ -254,12 +277,16 @@ class ConvolutionSteps(Steps):
         return {**arguments, "shifts": self.tables.add(np.concatenate(shifts)), "dy": self.windows, "dx": self.field}
 
 
-class TransposedSteps(Steps):
-    """x and what windows add up to, dy: dx is a sum of shifted signals of dy times filters, too; all phases of it."""
+class TransposedSteps(SignalSteps):
+    """Transposed convolution: x has a number for each window, and windows slide over dy.
+
+    dx is a sum of shifted signals of dy times filters here, too, of all phases of dy.
+    """
 
     def chunk(self, images: Images) -> None:
-        if "db" in self.sums:
-            self.sum_planes(images)
+        if "db" in self.sums:  # of all elements of dy: its signals lack those that no window reaches
+            size = math.prod(axis.size for axis in self.layout.along)
+            self.sum_planes(images, self.sizes.group * self.sizes.channels, size)
         if "dw" in self.sums or "dx" in self.wanted:
             self.to_signals("dy", self.field, self.field_images, images)
         if "dw" in self.sums:
@@ -269,16 +296,9 @@ class TransposedSteps(Steps):
             self.correlate(self.to_windows, images)
             self.from_signals(self.windows, self.window_images, True, images)
 
-    def sum_planes(self, images: Images) -> None:
-        """Signals lack the elements that no window reaches."""
-        channels, size = self.sizes.group * self.sizes.channels, math.prod(axis.size for axis in self.layout.along)
-        arguments = {"images": images, "channels": channels, "size": size}
-        arguments |= {"x": self.problem["dy"], "sums": self.sums["db"]}
-        self.steps.append(shared_out(products.sum_planes, channels, images.count * size * self.item, arguments))
-
     @once
     def to_windows(self) -> dict[str, Any]:
-        """The arguments of `correlate` but the number of images: tiles are channels of x."""
+        """The arguments of `correlate` except for the number of images; a tile has some channels of x."""
         s = self.sizes
         rows, terms = 1 if s.filters == 1 else products.ROWS, s.channels * s.taps
         words = [

@@ -5,19 +5,16 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
 from opgrad.contract.windows import Axis
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
-from opgrad.cpu.kernels.convolution import products, windows
+from opgrad.cpu.kernels.convolution import windows
 from opgrad.cpu.kernels.convolution.signals import Images
 from opgrad.cpu.kernels.convolution.windows import Gathered, Memory, PlaneBlocks, Windows
 from opgrad.cpu.programs.convolution.grid import SignalLayout
-from opgrad.cpu.programs.convolution.steps import CHUNK_BYTES, Sizes, fixed_parts, round_up, sums_written
-from opgrad.cpu.programs.layout import precision
-from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
-from opgrad.cpu.programs.workspace import Workspace
+from opgrad.cpu.programs.convolution.steps import CHUNK_BYTES, GradientSteps, Sizes, fixed_parts, round_up
+from opgrad.cpu.programs.program import shared_out
 
 # Signals take longer than matrices of windows where the grid has many elements for a window. A window's element costs a
 # product for each filter either way, by signals at half the rate; to write it into the matrix costs as much as 24
@@ -37,47 +34,33 @@ def by_windows(layout: SignalLayout, sizes: Sizes) -> bool:
     return waste > WASTE and sizes.filters * (waste - 0.5) > ELEMENT_PRODUCTS + RUN_PRODUCTS / run
 
 
-class WindowSteps:
-    """Puts the steps together; the workspace holds sums, and dy with a row for each filter of some images."""
+class WindowSteps(GradientSteps):
+    """The steps by matrices of windows; the workspace also holds dy with a row for each filter of some images."""
+
+    name = "windows"
 
     def __init__(self, problem: Problem, layout: SignalLayout, sizes: Sizes, wanted: Sequence[str]):
-        self.problem, self.layout, self.sizes, self.wanted = problem, layout, sizes, wanted
-        self.workspace = Workspace(precision(problem))
-        self.item = DTYPES[self.workspace.precision].itemsize
+        super().__init__(problem, layout, sizes, wanted)
         self.per_image = math.prod(axis.count for axis in layout.along)
         self.plane = math.prod(axis.size for axis in layout.along)
         self.filters, self.elements = sizes.group * sizes.filters, sizes.channels * sizes.taps
-        self.images = max(1, min(sizes.batch, CHUNK_BYTES // (self.item * self.filters * self.per_image)))
-        row = round_up(self.images * self.per_image, sizes.lanes) + sizes.lanes
+        self.images_at_once = max(1, min(sizes.batch, CHUNK_BYTES // (self.item * self.filters * self.per_image)))
+        row = round_up(self.images_at_once * self.per_image, sizes.lanes) + sizes.lanes
         self.dy: Any = Rows(self.workspace.shared(self.filters * row), row)
-        counts = {name: math.prod(problem.specs[name].shape) for name in wanted if name != "dx"}
-        self.sums = {name: self.workspace.shared(count) for name, count in counts.items()}
-        self.tables = Tables()
         self.axes, self.taps = map(self.tables.add, tables(layout.along))
         self.memory = Memory(
             *(self.workspace.private(size) for size in gemm.space(sizes.lanes)),
             self.workspace.private(windows.ELEMENTS * windows.POSITIONS),
         )
-        self.steps: list[Step] = []
-
-    def program(self) -> Program:
-        s = self.sizes
-        for first in range(0, s.batch, self.images):
-            self.chunk(Images(first, min(self.images, s.batch - first)))
-        written = [sums_written(self.problem, name, sums) for name, sums in self.sums.items()]
-        return Program([*self.steps, *written], self.workspace, name="windows", tables=self.tables)
 
     def chunk(self, images: Images) -> None:
         gathered = Gathered(images, images.count * self.per_image, self.dy)
-        row_bytes = 2 * self.item * gathered.windows
         if "db" in self.sums:
-            arguments = {"images": images, "channels": self.filters, "size": self.per_image}
-            arguments |= {"x": self.problem["dy"], "sums": self.sums["db"]}
-            self.steps.append(shared_out(products.sum_planes, self.filters, row_bytes, arguments))
+            self.sum_planes(images, self.filters, self.per_image)
         if "dw" in self.sums or "dx" in self.wanted:
             arguments = {"gathered": gathered, "filters": self.filters, "size": self.per_image}
             arguments |= {"dy": self.problem["dy"]}
-            self.steps.append(shared_out(windows.gather_dy, self.filters, row_bytes, arguments))
+            self.steps.append(shared_out(windows.gather_dy, self.filters, 2 * self.item * gathered.windows, arguments))
         if "dw" in self.sums:
             self.filters_back(gathered)
         if "dx" in self.wanted:

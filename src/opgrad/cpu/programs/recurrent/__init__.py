@@ -66,7 +66,7 @@ def lstm_grad(problem: Problem) -> Program:
 
 
 def _transposed_new(b: Building) -> Panels:
-    """What the steps multiply the states with for n."""
+    """The packed matrix by which the steps multiply the states for n."""
     return b.transposed("r", b.hidden, b.hidden, first=2 * b.hidden)
 
 
@@ -102,7 +102,7 @@ def gru_grad(problem: Problem) -> Program:
 
 
 def _reset_back(b: Building, dz: LayerMatrix, common: Mapping[str, Any]) -> LayerMatrix:
-    """The steps back, and dw and dr; the gradients of what R gives the gates are dz, too."""
+    """The steps back, dw and dr. Returns dz: the gradients of the gates' products with the states are the same."""
     resets = b.matrix(b.hidden)
     b.add_sequences(
         gru.gru_steps_back,

@@ -19,10 +19,10 @@ from opgrad.cpu.programs.workspace import Workspace
 from opgrad.locks import once
 from opgrad.native.threads import get_num_threads
 
-BLOCK_ROWS: Final = 64  # of a unit of a product: as many read a chunk of a panel while it is in the cache
+BLOCK_ROWS: Final = 64  # rows of a unit of a product, all of which read a chunk of a panel while it is in the cache
 FEWEST_UNITS: Final = 16
-FEWEST_SEQUENCES: Final = 4  # of a thread, for each of which all of R is read in every step
-PRODUCTS_OF_BYTE: Final = 2  # in the time that a byte takes to be touched
+FEWEST_SEQUENCES: Final = 4  # sequences of a thread: in every step, each thread reads all of R
+PRODUCTS_OF_BYTE: Final = 2  # products that take as long as touching a byte
 
 
 def _round_up(n: int, multiple: int) -> int:
@@ -30,7 +30,7 @@ def _round_up(n: int, multiple: int) -> int:
 
 
 class Part:
-    """Columns of dz from one on: rows of dw and dr."""
+    """Some columns of dz, which belong to the rows of dw and dr with the same numbers."""
 
     def __init__(self, building: "Building", dz: LayerMatrix, first: int, count: int):
         self.building, self.dz, self.first, self.count = building, dz, first, count
@@ -61,12 +61,12 @@ class Building:
 
     @property
     def rows(self) -> int:
-        """Those of W and R for a direction."""
+        """The rows of W and of R for one direction."""
         return self.gates * self.hidden
 
     @property
     def all_rows(self) -> int:
-        """Sequences of all steps."""
+        """The rows of a matrix with one for each sequence of each step."""
         return self.steps * self.batch
 
     def program(self, name: str) -> Program:
@@ -118,7 +118,7 @@ class Building:
         return self.problem[name] if self.given(name) else self.shared(count)
 
     def biases(self, joined: int, single: int = 0) -> Rows:
-        """The first biases of x and h added up, then so many of x, then of h; 0 where there are none."""
+        """For each direction: `joined` sums of a bias of x and one of h, `single` biases of x, as many of h."""
         size = joined + 2 * single
         added: Any = Rows(self.shared(self.directions * size), size)
         if self.given("bias"):
@@ -132,17 +132,17 @@ class Building:
     # --- matrices ---------------------------------------------------------------------------------------------------
 
     def weights(self, name: str, columns: int, first: int = 0) -> LayerMatrix:
-        """W or R from one of its rows on."""
+        """W or R as a matrix for each direction, from its row `first` on."""
         data: Any = self.problem[name]
         return LayerMatrix(data, first * columns, self.rows * columns, 0, columns)
 
     def inputs_of_steps(self, name: str) -> LayerMatrix:
-        """x or dx, the sequences of a step in a block."""
+        """x or dx as a matrix with a block of rows for each step."""
         data: Any = self.problem[name]
         return LayerMatrix(data, 0, 0, self.batch * self.inputs, self.inputs)
 
     def states_of_steps(self, name: str, parts: int = 1) -> LayerMatrix:
-        """y, or the gates, the sequences of a step in a block."""
+        """y or the gates as a matrix with a block of rows for each step."""
         data: Any = self.problem[name]
         row = parts * self.hidden
         return LayerMatrix(data, 0, self.batch * row, self.directions * self.batch * row, row)
@@ -196,7 +196,7 @@ class Building:
     def multiply_rows(
         self, c: LayerMatrix, a: LayerMatrix, b: Panels, depth: int, columns: int, first: int | None = None
     ) -> None:
-        """c = a @ b for all directions, or c (+)= for one of them, which the first one begins."""
+        """c = a @ b for all directions, or for direction `first` alone, which is added to c if it is not 0."""
         together = first is not None or self.directions == 1
         count, rows = (1, self.all_rows) if together else (self.steps, self.batch)
         per_unit = min(BLOCK_ROWS, _round_up(-(-rows // FEWEST_UNITS), gemm.ROWS) if together else rows)
@@ -207,7 +207,7 @@ class Building:
         self.add(products.multiply_rows, units, unit_products / PRODUCTS_OF_BYTE, {**arguments, "a": a, "b": b, "c": c})
 
     def parts(self, dz: LayerMatrix, rows: Sequence[int]) -> list[Part]:
-        """Columns of dz, so many in each part, packed when somebody asks."""
+        """dz cut into parts of so many columns; each is packed when it is first needed."""
         firsts = [sum(rows[:index]) for index in range(len(rows))]
         return [Part(self, dz, first, count) for first, count in zip(firsts, rows, strict=True)]
 
@@ -226,13 +226,13 @@ class Building:
                 self.multiply_panels("dw", part, x, self.inputs)
 
     def gradient_of_r(self, parts: Sequence[Part], states: Sequence[Callable[[], Panels]]) -> None:
-        """dr = dz.T @ the states that each part meets."""
+        """dr = dz.T @ states; `states` gives, for each part of dz, those that its rows of R were multiplied by."""
         if self.given("dr"):
             for part, packed in zip(parts, states, strict=True):
                 self.multiply_panels("dr", part, packed(), self.hidden)
 
     def multiply_panels(self, name: str, part: Part, b: Panels, columns: int) -> None:
-        """The rows of dw or dr that belong to a part of dz: its transpose times b."""
+        """The rows of dw or dr that belong to a part of dz: the part's transpose times b."""
         c, count = self.weights(name, columns, part.first), -(-part.count // self.width)
         arguments = {"panels": count, "depth": self.all_rows, "rows": part.count, "columns": columns}
         arguments |= {"a": part.packed, "b": b, "c": c}
@@ -240,7 +240,7 @@ class Building:
         self.add(products.multiply_panels, self.directions * count, unit_products / PRODUCTS_OF_BYTE, arguments)
 
     def sum_columns(self, x: LayerMatrix, first: int, again: int) -> None:
-        """The gradient of the biases from `first` on, and of those `again` elements behind, if that is not 0."""
+        """Write the gradient of the biases from `first` on, and once more `again` elements behind, if not 0."""
         if not self.given("dbias"):
             return
         y: Any = Rows(self.problem["dbias"], 2 * self.rows)
