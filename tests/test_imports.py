@@ -69,7 +69,7 @@ LAYERS = {
     "interop/torch_private": ("torch", ""),
     "interop/torch_calls": ("torch", "interop interop/torch_private native/ native/threads/"),
     "interop/cupy": ("numpy cupy torch triton", "native/arrays contract/ cuda/ interop interop/"),
-    "interop/torch_storages": ("torch", f"contract/ {STEPS} native/ native/threads/"),
+    "interop/torch_storages": ("torch", f"contract/ {STEPS} interop interop/torch_private native/ native/threads/"),
     "interop/torch_tensors": (
         "numpy ml_dtypes torch",
         "native/arrays contract/ cuda/ interop interop/ interop/torch_calls interop/torch_private"
@@ -79,8 +79,8 @@ LAYERS = {
     "interop/jax_arrays": ("numpy jax torch cupy", "contract/ interop interop/jax_private locks native/arrays"),
     "jax/": (
         "numpy jax",
-        f"contract/ {COMPILER} fused/ interop interop/ interop/jax_arrays interop/jax_private locks native/ native/arrays"
-        " native/threads/",
+        f"contract/ {COMPILER} fused/ interop interop/ interop/jax_arrays interop/jax_private locks native/"
+        " native/arrays native/threads/",
     ),
     "interop/jax": ("numpy jax torch cupy", "contract/ interop interop/jax_arrays jax/ locks native/arrays"),
     "jax": ("numpy jax", "contract/ opgrad jax/"),
