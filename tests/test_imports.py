@@ -109,7 +109,7 @@ LAYERS = {
         f"contract/ {COMPILER} {STEPS} forms/ graph/ locks native/ native/arrays native/threads/ reading writing",
     ),
     # training: files and data, graphs with gradients, blocks that build them; what trains; what is made of these
-    "training/data/": ("numpy sklearn", "reading"),
+    "training/data/": ("numpy", "reading"),
     "training/engine/distributed": ("numpy torch", f"{STEPS} native/ native/threads/"),
     "training/engine/optimizer": ("numpy onnx", f"contract/ cpu/kernels/ cpu/programs/ {STEPS} native/"),
     "training/formats/": (

@@ -1,4 +1,4 @@
-"""Make the page's folder: python build.py [SITE]. It needs opgrad, scikit-learn, and onnxruntime-web from npm.
+"""Make the page's folder: python build.py [SITE]. It needs opgrad, and onnxruntime-web from npm.
 
 SITE has all that the page asks for, so that any server of files will do, and none is needed beside it.
 """
@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits
 
+from opgrad.training import TensorSpec, load_named
 from opgrad.training.portable import export_step
 
 HERE = Path(__file__).parent
@@ -44,9 +44,11 @@ def build(site: Path, modules: Path) -> None:
 
 def write_digits(site: Path) -> None:
     """Write the digits: for each 64 bytes of pixels, 0 to 16, and its label; those for the test come last."""
-    pixels, labels = load_digits(return_X_y=True)
+    byte = np.dtype(np.uint8)
+    digits = load_named("digits", [TensorSpec("pixels", byte, ("rows", 64)), TensorSpec("labels", byte, ("rows",))])
+    labels = digits.arrays["labels"]
     order = np.random.default_rng(1).permutation(len(labels))
-    content = np.column_stack([pixels, labels]).astype(np.uint8)[order].tobytes()
+    content = np.column_stack([digits.arrays["pixels"], labels])[order].tobytes()
     (site / "digits.bin").write_bytes(content)
     told = {"name": "digits.bin", "pixels": 64, "train": len(labels) - TEST_ROWS, "test": TEST_ROWS}
     told["sha256"] = hashlib.sha256(content).hexdigest()
