@@ -7,13 +7,15 @@ import numpy as np
 import onnx
 from onnx import TypeProto, helper, numpy_helper, shape_inference
 
+from opgrad.graph.messages import names_of
 from opgrad.graph.sizes import known, sizes_in
 
 LARGEST_FOLDED = 1 << 19  # the most bytes of a constant that is computed here, and of all of its inputs together
-FOLDED = (
-    *("Shape", "Size", "Gather", "Concat", "Unsqueeze", "Squeeze", "Slice", "Cast", "Add", "Sub", "Mul", "Div"),
-    *("Neg", "Floor", "Ceil", "Range", "ConstantOfShape", "Identity", "Reshape", "Min", "Max", "Equal", "Where"),
-    *("Transpose", "Expand", "Not", "And", "Or", "Less", "Greater", "ReduceProd", "Mod", "Sqrt", "Reciprocal", "Pow"),
+FOLDED = names_of(
+    """
+    Shape Size Gather Concat Unsqueeze Squeeze Slice Cast Add Sub Mul Div Neg Floor Ceil Range ConstantOfShape
+    Identity Reshape Min Max Equal Where Transpose Expand Not And Or Less Greater ReduceProd Mod Sqrt Reciprocal Pow
+    """
 )
 
 

@@ -41,6 +41,11 @@ def keep(values: Any, kept: list[Any]) -> None:
     values.extend(copies)
 
 
+def names_of(text: str) -> frozenset[str]:
+    """The names in a text, separated by blanks and line breaks."""
+    return frozenset(text.split())
+
+
 def free_name(name: str, taken: set[str]) -> str:
     """A name that is not taken yet; it is added to `taken`."""
     found, number = name, 1

@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.graph.formulas import Body, Value
-from opgrad.graph.messages import MICROSOFT, domain_of
+from opgrad.graph.messages import MICROSOFT, domain_of, names_of
 from opgrad.graph.node_view import NodeView, fused_product
 from opgrad.graph.nodes import attributes_of
 
@@ -17,12 +17,13 @@ OF_AI_ONNX = (
     "SimplifiedLayerNormalization",
     "GroupNormalization",
 )  # of the domain ai.onnx; the others are com.microsoft's
-ELEMENTWISE = (
-    *("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "BiasSoftmax", "BiasAdd", "FakeQuant", "Inverse", "Trilu"),
-    *("BatchNormInternal", "BatchNormTraining", "SimplifiedLayerNormalization", "GroupNormalization", "GroupNorm"),
-    *("RotaryEmbedding", "GemmaRotaryEmbedding", "ComplexMul", "ComplexMulConj", "LongformerAttention", "MoE", "QMoE"),
-    *("DecoderAttention", "BiasDropout", "BitmaskBiasDropout", "BitmaskDropout", "QLinearLeakyRelu", "QLinearSigmoid"),
-    *("QLinearSoftmax", "ScaledSiLU"),
+ELEMENTWISE = names_of(
+    """
+    Gelu FastGelu BiasGelu QuickGelu BiasSoftmax BiasAdd FakeQuant Inverse Trilu BatchNormInternal BatchNormTraining
+    SimplifiedLayerNormalization GroupNormalization GroupNorm RotaryEmbedding GemmaRotaryEmbedding ComplexMul
+    ComplexMulConj LongformerAttention MoE QMoE DecoderAttention BiasDropout BitmaskBiasDropout BitmaskDropout
+    QLinearLeakyRelu QLinearSigmoid QLinearSoftmax ScaledSiLU
+    """
 )
 # Operators with results of the type and shape of an input: from the place of the result to that of the input.
 LIKE: dict[str, dict[int, int]] = {

@@ -69,14 +69,14 @@ ELEMENT_TYPES = {
 DTYPES = {number: dtype for dtype, number in ELEMENT_TYPES.items()}
 
 
-MEMBERS = (
-    *("CreateKernel", "GetName", "GetExecutionProviderType", "GetInputType", "GetInputTypeCount"),
-    *("GetOutputType", "GetOutputTypeCount", "KernelCompute", "KernelDestroy", "GetInputCharacteristic"),
-    *("GetOutputCharacteristic", "GetInputMemoryType", "GetVariadicInputMinArity"),
-    *("GetVariadicInputHomogeneity", "GetVariadicOutputMinArity", "GetVariadicOutputHomogeneity"),
-    *("CreateKernelV2", "KernelComputeV2", "InferOutputShapeFn", "GetStartVersion", "GetEndVersion"),
-    *("GetMayInplace", "ReleaseMayInplace", "GetAliasMap", "ReleaseAliasMap"),
-)
+MEMBER_NAMES = """
+    CreateKernel GetName GetExecutionProviderType GetInputType GetInputTypeCount GetOutputType GetOutputTypeCount
+    KernelCompute KernelDestroy GetInputCharacteristic GetOutputCharacteristic GetInputMemoryType
+    GetVariadicInputMinArity GetVariadicInputHomogeneity GetVariadicOutputMinArity GetVariadicOutputHomogeneity
+    CreateKernelV2 KernelComputeV2 InferOutputShapeFn GetStartVersion GetEndVersion GetMayInplace ReleaseMayInplace
+    GetAliasMap ReleaseAliasMap
+"""
+MEMBERS = tuple(MEMBER_NAMES.split())
 
 
 class CustomOp(ctypes.Structure):

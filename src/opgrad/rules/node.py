@@ -118,13 +118,13 @@ class Node(NodeView):
 
     def leads_to(self, *operators: str) -> bool:
         """Whether one of these operators reads the first output, as it is or in another type."""
-        names = {self.proto.output[0]}
-        for node in self._forward.graph.node:
-            if names.intersection(node.input):
+        waiting = [self.proto.output[0]]
+        while waiting:
+            for node in self._forward.readers.get(waiting.pop(), ()):
                 if node.op_type in operators:
                     return True
                 if node.op_type in ("Cast", "CastLike", "Identity"):
-                    names.update(node.output)
+                    waiting += node.output
         return False
 
     # --- axes ---

@@ -29,10 +29,21 @@ from opgrad.graph.passes.sums import chain_sums
 Pass = Callable[[Graph], bool]
 
 CLEANING: tuple[Pass, ...] = (
-    *(fold_constants, share_constants, simplify_shapes, remove_no_ops, join_pairs, share_nodes, remove_dead),
+    fold_constants,
+    share_constants,
+    simplify_shapes,
+    remove_no_ops,
+    join_pairs,
+    share_nodes,
+    remove_dead,
 )
 FUSIONS: tuple[Pass, ...] = (
-    *(fuse_layer_normalization, fuse_rms_normalization, fuse_gelu, fuse_swish, fuse_cross_entropy, split_parts),
+    fuse_layer_normalization,
+    fuse_rms_normalization,
+    fuse_gelu,
+    fuse_swish,
+    fuse_cross_entropy,
+    split_parts,
     remove_dead,
 )
 MOST_ROUNDS = 8  # of `clean`; each round finds less to do than the one before
