@@ -37,16 +37,17 @@ from opgrad.jax.abi import (
     number,
     word,
 )
-from opgrad.native.plan import NO_MEMORY, REPORT, find_prepared
+from opgrad.native.plan import NO_MEMORY, REPORT
+from opgrad.native.prepared import OWN, PARTS, PLAN, find_prepared
 
 # Words of the table that the process calls TABLE: functions of Python and of the runtime, the address of the word that
 # has the team of threads, the minor version of XLA's FFI, and the first of each bucket's prepared plans.
 TABLE = "opgrad_jax_table"
 PREPARE, REFUSE, START_TEAM, EXECUTE_PLAN, RUN, TEAM, MINOR, BUCKETS = range(8)
 BUCKET_COUNT = 1024
-# Words of a prepared plan; PLACES is the address of the operands' numbers of all buffers, and the key comes last. FILL
-# is 0, or the address of the results' bytes, which become NaN, and -1, where the plan fails.
-NEXT, PLAN, PARTS, OPERANDS, PLACES, FILL, KEY = range(7)
+# The handler's own words of a prepared plan; PLACES is the address of the operands' numbers of all buffers, and the key
+# comes last. FILL is 0, or the address of the results' bytes, which become NaN, and -1, where the plan fails.
+OPERANDS, PLACES, FILL, KEY = range(OWN, OWN + 4)
 FAILURE_CODE, FAILURE_MESSAGE = range(2)  # words of what Python could not do
 
 DIGEST_BYTES = 32

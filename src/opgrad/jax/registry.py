@@ -33,6 +33,7 @@ from opgrad.jax.handler import (
 from opgrad.locks import settling
 from opgrad.native import plans, threads
 from opgrad.native.plan import REPORT, execute
+from opgrad.native.prepared import Prepared, words
 
 CODES = {TypeError: abi.INVALID_ARGUMENT, ValueError: abi.INVALID_ARGUMENT}
 CODES |= {NotImplementedError: abi.UNIMPLEMENTED, MemoryError: abi.RESOURCE_EXHAUSTED}
@@ -109,26 +110,8 @@ def known(called: Called) -> str:
 # --- plans ----------------------------------------------------------------------------------------------------------
 
 
-class Prepared:
-    """A plan with its key and the operands' numbers of all buffers, as words."""
-
-    def __init__(self, called: Called, plan: plans.Plan, key: tuple[int, ...], following: int):
-        self.called, self.plan, self.key = called, plan, key
-        operands = [*called.operator.arrays, *called.operator.results]
-        self._places = _words([operands.index(name) for name in (*called.given, *called.results)])
-        self._sizes = _words([math.prod(spec.shape) * spec.dtype.itemsize for spec in plan.results])
-        fill = ctypes.addressof(self._sizes) if called.is_part else 0
-        facts = [plan.address, plan.parts_max, len(operands), ctypes.addressof(self._places), fill]
-        self._words = _words([following, *facts, *key])  # as `handler` numbers them
-        self.address = ctypes.addressof(self._words)
-
-
 _prepared: dict[tuple[int, ...], Prepared] = {}  # by key
-_by_address: dict[int, Prepared] = {}
-
-
-def _words(values: Sequence[int]) -> Any:
-    return (ctypes.c_int64 * len(values))(*values)
+_by_address: dict[int, tuple[Called, Prepared]] = {}
 
 
 def _prepare(key: int, bucket: int, found: int) -> int:
@@ -137,12 +120,12 @@ def _prepare(key: int, bucket: int, found: int) -> int:
     Others may be walking through the bucket's plans in native code: a new one goes before them.
     """
     try:
-        words = tuple((ctypes.c_int64 * _at(key).value).from_address(key))
+        whole = tuple((ctypes.c_int64 * _at(key).value).from_address(key))
         with settling:
-            if words not in _prepared:
-                _keep(Prepared(*_plan_for(words), words, _at(bucket).value))
-                _at(bucket).value = _prepared[words].address
-            _at(found).value = _prepared[words].address
+            if whole not in _prepared:
+                _prepared[whole] = _prepared_plan(whole, _at(bucket).value)
+                _at(bucket).value = _prepared[whole].address
+            _at(found).value = _prepared[whole].address
         return 0
     except BaseException as error:
         return _failure(error)
@@ -151,8 +134,15 @@ def _prepare(key: int, bucket: int, found: int) -> int:
 _at = ctypes.c_int64.from_address
 
 
-def _keep(prepared: Prepared) -> None:
-    _prepared[prepared.key] = _by_address[prepared.address] = prepared
+def _prepared_plan(key: tuple[int, ...], following: int) -> Prepared:
+    """The plan that a key stands for, with the operands' numbers of all buffers."""
+    called, plan = _plan_for(key)
+    operands = [*called.operator.arrays, *called.operator.results]
+    places = words(operands.index(name) for name in (*called.given, *called.results))
+    sizes = words(math.prod(spec.shape) * spec.dtype.itemsize for spec in plan.results)
+    made = Prepared(plan, key, [len(operands), places, sizes if called.is_part else 0], following)
+    _by_address[made.address] = called, made
+    return made
 
 
 def _plan_for(key: tuple[int, ...]) -> tuple[Called, plans.Plan]:
@@ -160,7 +150,7 @@ def _plan_for(key: tuple[int, ...]) -> tuple[Called, plans.Plan]:
     if not key:
         expected = f"at most {MOST_BUFFERS} arrays with {MOST_KEY_WORDS - KEY_HEAD} dimensions in all"
         raise ValueError(f"opgrad.jax: a call has too many arrays or dimensions, expected {expected}")
-    called = _called.get(bytes(_words(key[1:KEY_HEAD])))
+    called = _called.get(bytes(words(key[1:KEY_HEAD])))
     if called is None:
         raise ValueError(
             "opgrad.jax: this function was compiled in another process and not traced in this one: trace it again"
@@ -169,8 +159,8 @@ def _plan_for(key: tuple[int, ...]) -> tuple[Called, plans.Plan]:
     return called, called.plan(shapes[: len(called.given)], shapes[len(called.given) :])
 
 
-def _shapes(words: Sequence[int]) -> Iterator[Shape]:
-    rest = iter(words)
+def _shapes(sizes: Sequence[int]) -> Iterator[Shape]:
+    rest = iter(sizes)
     for rank in rest:
         yield tuple(itertools.islice(rest, rank))
 
@@ -178,9 +168,9 @@ def _shapes(words: Sequence[int]) -> Iterator[Shape]:
 def _refuse(prepared: int, report: int) -> int:
     """The handler calls this when a plan has refused its arguments, or its working memory could not be had (0)."""
     try:
-        this = _by_address[prepared]
-        words = list((ctypes.c_int64 * REPORT).from_address(report)) if report else None
-        raise in_name_of(this.called.operator, this.called.name, this.plan.error(words))
+        called, this = _by_address[prepared]
+        told = list((ctypes.c_int64 * REPORT).from_address(report)) if report else None
+        raise in_name_of(called.operator, called.name, this.plan.error(told))
     except BaseException as error:
         return _failure(error)
 
@@ -192,9 +182,9 @@ def _failure(error: BaseException) -> int:
     """The words of a failure, as the handler reads them."""
     code = next((code for kind, code in CODES.items() if isinstance(error, kind)), abi.INTERNAL)
     text = ctypes.create_string_buffer(str(error).encode())
-    words = _words([code, ctypes.addressof(text)])
-    _failures[threading.get_ident()] = words, text
-    return ctypes.addressof(words)
+    told = words([code, ctypes.addressof(text)])
+    _failures[threading.get_ident()] = told, text
+    return ctypes.addressof(told)
 
 
 # --- what the handler finds by name -----------------------------------------------------------------------------------
@@ -211,7 +201,7 @@ def _table() -> Any:
         callbacks = [*functions, start]
         natives = [execute.address, threads.run.address, threads.team_word()]
         addresses = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in callbacks]
-        table = _words([*addresses, *natives, _minor_version(), *[0] * BUCKET_COUNT])
+        table = words([*addresses, *natives, _minor_version(), *[0] * BUCKET_COUNT])
         kept = (table, callbacks, _prepared, _by_address, _failures)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         _tables.append(table)

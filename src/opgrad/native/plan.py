@@ -10,7 +10,7 @@ from struct import pack, unpack
 from typing import Any, Final
 
 from opgrad.contract.problem import Operand
-from opgrad.cpu.compiler.memory import atomic_load, call_address, load_word, stack_words, store_word
+from opgrad.cpu.compiler.memory import call_address, load_word, stack_words, store_word
 from opgrad.cpu.compiler.native import inline, native
 from opgrad.cpu.compiler.parameters import POINTERS, Float, Private, values
 from opgrad.cpu.programs.program import Address, Operands, Program, Step
@@ -147,24 +147,6 @@ def run_steps(plan: int, operands: int, scratch: int, run: int, context: int) ->
         if scratch and load_word(scratch, 0):
             return load_word(scratch, 0)
         step = filled + 8 * (count + 2 * patches)
-    return 0
-
-
-@inline
-def find_prepared(first: int, key: int, begin: int) -> int:
-    """The plan that was prepared for this key in a linked list, or 0. first: the address of the word that has its head.
-
-    The first word of a prepared plan is the address of the next, and its key begins at the word `begin`. The first word
-    of a key is its length.
-    """
-    prepared, words = atomic_load(first), load_word(key, 0)
-    while prepared != 0:
-        same = 0
-        while same < words and load_word(prepared, begin + same) == load_word(key, same):
-            same += 1
-        if same == words:
-            return prepared
-        prepared = load_word(prepared, 0)
     return 0
 
 

@@ -14,7 +14,8 @@ from opgrad.cpu.compiler.memory import (
     store_word,
 )
 from opgrad.cpu.compiler.native import inline, native
-from opgrad.native.plan import NO_MEMORY, REPORT, find_prepared
+from opgrad.native.plan import NO_MEMORY, REPORT
+from opgrad.native.prepared import OWN, PARTS, PLAN, find_prepared
 from opgrad.native.scratch import STACK_WORDS, give, take
 from opgrad.onnxruntime.abi import (
     GET_DIMENSIONS,
@@ -32,11 +33,11 @@ from opgrad.onnxruntime.abi import (
 # three operands for each of them: the result, the input, and an output that gets a copy.
 API, PLANS, CLOSED, INPUTS, OVERWRITES, BUFFERS = range(6)
 PREPARE, REFUSE, EXECUTE, SPREAD, COPY_BYTES, OPERANDS, MOST_DIMENSIONS, KINDS = range(6, 14)
-# The words of a prepared plan. SPARE_BYTES is the size of the memory for results without an output of the node, and
-# SPARE_FROM the source of this memory, see `scratch.source`. At OUTPUTS there is the number of outputs, with operand,
-# rank and dimensions of each. Behind them there is the number of results that may have no output, with the operand of
-# each and its place in the spare memory.
-NEXT, PLAN, SPARE_BYTES, SPARE_FROM, PARTS, BUFFER_BYTES, OUTPUTS, KEY = range(8)
+# A node's own words of a prepared plan. SPARE_BYTES is the size of the memory for results without an output of the
+# node, and SPARE_FROM the source of this memory, see `scratch.source`. At OUTPUTS there is the number of outputs, with
+# operand, rank and dimensions of each. Behind them there is the number of results that may have no output, with the
+# operand of each and its place in the spare memory.
+SPARE_BYTES, SPARE_FROM, BUFFER_BYTES, OUTPUTS, KEY = range(OWN, OWN + 5)
 
 LIMIT = 64  # the most dimensions of an input, or values of an input that is read as an attribute
 FEW_INPUTS, MOST_INPUTS = 10, 1024

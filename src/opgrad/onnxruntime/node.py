@@ -17,6 +17,7 @@ from opgrad.locks import settling
 from opgrad.native import scratch
 from opgrad.native.plan import REPORT
 from opgrad.native.plans import Plan, plan
+from opgrad.native.prepared import OWN, Prepared, words
 from opgrad.onnxruntime.abi import Api, forever
 from opgrad.onnxruntime.attributes import SPATIAL
 from opgrad.onnxruntime.compute import (
@@ -28,6 +29,7 @@ from opgrad.onnxruntime.compute import (
     LIMIT,
     MOST_INPUTS,
     PLANS,
+    SPARE_BYTES,
     SPECIAL,
     dimensions_of,
 )
@@ -36,36 +38,6 @@ from opgrad.onnxruntime.overloads import VALUE, Overload, Port
 MOST_PLANS = 256  # the most plans that a node keeps; of further ones each thread keeps its last
 
 _nodes: dict[int, "Node"] = forever({})  # by address
-
-
-def words(values: Iterable[int]) -> Any:
-    """A block of int64 words."""
-    block = tuple(values)
-    return (ctypes.c_int64 * len(block))(*block)
-
-
-class PlanWords:
-    """A plan with its key and its outputs, as words; `compute` walks from one to the next.
-
-    An output that the node does not have, but the plan writes, gets a place in spare memory.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        key: tuple[int, ...],
-        outputs: Iterable[int],
-        spare: int,
-        overwritten: Iterable[int],
-        following: int,
-    ):
-        """`spare`: the bytes of that memory; `overwritten`: the bytes of each result that is written over an input."""
-        self.plan, self.key, self.spare = plan, key, spare
-        self._outputs, self._overwritten = words(outputs), words(overwritten)
-        tables = [ctypes.addressof(self._overwritten), ctypes.addressof(self._outputs)]
-        facts = [plan.address, spare, scratch.source(spare), plan.parts_max, *tables]
-        self._words = words([following, *facts, *key])
-        self.address = ctypes.addressof(self._words)
 
 
 class Node:
@@ -101,8 +73,8 @@ class Node:
         overwrites = [len(overload.onnx.overwrites), ctypes.addressof(self._buffers)]
         facts = [api.address, 0, 0, len(kinds), *overwrites, *natives, operands, self.most_dimensions]
         self._words = words([*facts, *kinds])
-        self._plans: dict[tuple[int, ...], PlanWords] = {}
-        self._last: dict[int, PlanWords] = {}  # by thread
+        self._plans: dict[tuple[int, ...], Prepared] = {}
+        self._last: dict[int, Prepared] = {}  # by thread
         self.address = ctypes.addressof(self._words)
         for gone in [node for node in list(_nodes.values()) if node._words[CLOSED]]:
             _nodes.pop(gone.address, None)
@@ -128,20 +100,20 @@ class Node:
         index = names.index(port.parameter) if port.parameter in names else 0
         return replace(port, operand=len(self.operator.arrays) + index)
 
-    def prepare(self, key: tuple[int, ...]) -> PlanWords:
+    def prepare(self, key: tuple[int, ...]) -> Prepared:
         """The plan for a key; TypeError or ValueError if the operator refuses such inputs."""
         last = self._last.get(threading.get_ident())
         if last is not None and last.key == key:
             return last
         return self._plans.get(key) or self._keep(key, self._plan(key))
 
-    def plan_at(self, address: int) -> PlanWords:
+    def plan_at(self, address: int) -> Prepared:
         """The prepared plan at this address."""
         with settling:
             known = itertools.chain(self._plans.values(), self._last.values())
             return next(prepared for prepared in known if prepared.address == address)
 
-    def _keep(self, key: tuple[int, ...], plan: Plan) -> PlanWords:
+    def _keep(self, key: tuple[int, ...], plan: Plan) -> Prepared:
         """Put a plan before the others; if there are too many, keep it until this thread needs another one.
 
         Other threads may be walking through the plans in native code, so no plan is ever removed.
@@ -150,8 +122,9 @@ class Node:
             if key in self._plans:
                 return self._plans[key]
             outputs, spare = self._outputs(plan)
-            overwritten = [_bytes(self._result(plan, name)) for name in self.overload.onnx.overwrites]
-            prepared = PlanWords(plan, key, outputs, spare, overwritten, self._words[PLANS])
+            overwritten = words(_bytes(self._result(plan, name)) for name in self.overload.onnx.overwrites)
+            own = [spare, scratch.source(spare), overwritten, words(outputs)]
+            prepared = Prepared(plan, key, own, self._words[PLANS])
             if len(self._plans) == MOST_PLANS:
                 self._last[threading.get_ident()] = prepared
             else:
@@ -304,7 +277,8 @@ def refuse(node: int, prepared: int, report: int) -> int:
     """`compute` calls this when a plan has refused its arguments, or for lack of memory (0); returns a status."""
     this = _nodes[node]
     try:
-        words = this.plan_at(prepared)
-        raise words.plan.error(list((ctypes.c_int64 * REPORT).from_address(report)) if report else None, words.spare)
+        found = this.plan_at(prepared)
+        told = list((ctypes.c_int64 * REPORT).from_address(report)) if report else None
+        raise found.plan.error(told, more=found.own[SPARE_BYTES - OWN])
     except BaseException as exception:
         return this.api.error(exception)
