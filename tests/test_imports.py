@@ -35,7 +35,7 @@ LAYERS = {
     "cpu/": ("", ""),
     "cpu/compiler/": ("", ""),
     "cpu/compiler/target": ("llvmlite", "cpu/compiler/"),
-    "cpu/compiler/lowering/": ("numba llvmlite", "cpu/compiler/ cpu/compiler/target"),
+    "cpu/compiler/lowering/": ("numba llvmlite", "cpu/compiler/ cpu/compiler/target locks"),
     "cpu/compiler/emit": ("llvmlite", "cpu/compiler/target cpu/compiler/lowering/"),
     "cpu/compiler/interpret/": ("numpy ml_dtypes", "cpu/compiler/ cpu/compiler/target"),
     "cpu/compiler/native": (

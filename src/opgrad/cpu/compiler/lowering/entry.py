@@ -7,8 +7,9 @@ from typing import Any
 import numba
 from llvmlite import ir
 from numba.core.cgutils import get_or_insert_function
-from numba.core.registry import cpu_target
 
+from opgrad.cpu.compiler.lowering.modules import linked
+from opgrad.cpu.compiler.lowering.numba_private import cpu_target
 from opgrad.cpu.compiler.lowering.pipeline import Pipeline
 from opgrad.cpu.compiler.lowering.words import I64, definition
 
@@ -68,4 +69,4 @@ class Entry:
         """End the function with the value `result`; returns the module, linked with all functions that it calls."""
         self.builder.ret(result)
         self.library.add_ir_module(self._module)
-        return self.library.linked()
+        return linked(self.library)

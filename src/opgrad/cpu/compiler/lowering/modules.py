@@ -7,21 +7,19 @@ kernel's module is optimised, once: 16 kernels take 7.4 s; with Numba's way they
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
 import llvmlite.binding as llvm
-from numba import _dynfunc
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler_lock import global_compiler_lock
-from numba.core.registry import cpu_target
 
+from opgrad.cpu.compiler.lowering import numba_private
+from opgrad.cpu.compiler.lowering.numba_private import cpu_target, global_compiler_lock
 from opgrad.cpu.compiler.lowering.pipeline import shortened
 
 
-class _Library(JITCodeLibrary):
+class _Library(numba_private.JITCodeLibrary or object):  # type: ignore[misc]
     """Functions in LLVM's language as Numba lowers them, neither optimised nor compiled, until a kernel links them."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
@@ -60,9 +58,17 @@ class _Library(JITCodeLibrary):
         return self._shared_module
 
 
+def linked(library: Any) -> Any:
+    """A module with a library's functions and with all that they call."""
+    if isinstance(library, _Library):
+        return library.linked()
+    library.finalize()  # as Numba does it, which optimises and compiles every function for itself
+    return llvm.parse_assembly(library.get_llvm_str())
+
+
 def _uncallable(library: Any, fndesc: Any, env: Any) -> Any:
     """An object in place of the Python function that Numba makes of a compiled one; only compiled code calls ours."""
-    return _dynfunc.make_function(fndesc.lookup_module(), fndesc.qualname, "", 0, env, (library,))
+    return numba_private.make_function(fndesc.lookup_module(), fndesc.qualname, "", 0, env, (library,))
 
 
 def _refresh(context: Any) -> None:
@@ -96,13 +102,13 @@ def unoptimised() -> Iterator[None]:
     with global_compiler_lock:
         context = cpu_target.target_context
         _refresh(context)  # before the patches below: this may compile Numba's own runtime, which must be done in full
-        code = context.codegen()
-        code._library_class, context.get_executable = _Library, _uncallable
-        try:
-            with shortened():
-                yield
-        finally:
-            del code._library_class, context.get_executable
+        with ExitStack() as patches:
+            if numba_private.JITCodeLibrary and numba_private.codegen:
+                patches.enter_context(patch.object(context.codegen(), "_library_class", _Library))
+            if numba_private.make_function and numba_private.get_executable:
+                patches.enter_context(patch.object(context, "get_executable", _uncallable))
+            patches.enter_context(shortened())
+            yield
 
 
 def optimised(module: Any, entry: str, machine: Any) -> Any:

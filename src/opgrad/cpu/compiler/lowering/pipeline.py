@@ -4,60 +4,48 @@ With this pipeline, and an entry function that Numba need not compile (`entry`),
 """
 
 import gc
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 from llvmlite import ir as llvm_ir
-from numba.core import event, ir, types
-from numba.core.base import BaseContext
-from numba.core.compiler import CompilerBase, DefaultPassBuilder
-from numba.core.compiler_machinery import PassManager
-from numba.core.postproc import PostProcessor
-from numba.core.transforms import canonicalize_cfg
 
-# Kernels define no functions, use no `with`, raise nothing and unroll no tuples. These passes look for such things.
-UNNEEDED = {
-    "WithLifting",
-    "InlineClosureLikes",
-    "RewriteDynamicRaises",
-    "MakeFunctionToJitFunction",
-    "InlineInlinables",
-    "FindLiterallyCalls",
-    "LiteralUnroll",
-    "LiteralPropagationSubPipelinePass",
-    "InlineOverloads",
-    "NoPythonSupportedFeatureValidation",
-    "AnnotateTypes",
-    "DumpParforDiagnostics",
-}
+from opgrad.cpu.compiler.lowering import numba_private as private
+from opgrad.cpu.compiler.lowering.numba_private import CompilerBase, DefaultPassBuilder, Inst, PassManager, Var
 
 
-class _Passes(PassManager):
-    def _runPass(self, index: int, one: Any, state: Any) -> None:
-        one.analysis = self._analysis
-        one.run_initialization(state)
-        one.run_pass(state)
-        one.run_finalizer(state)
+def _run_pass(manager: Any, index: int, one: Any, state: Any) -> None:
+    one.analysis = manager._analysis
+    one.run_initialization(state)
+    one.run_pass(state)
+    one.run_finalizer(state)
 
 
-class Pipeline(CompilerBase):
-    """The compiler for every function of a kernel: Numba's default passes but those in UNNEEDED."""
+class _Passes(PassManager):  # type: ignore[misc]
+    """Numba's passes, run without the notes that it takes for each."""
 
-    def define_pipelines(self) -> list[PassManager]:
+    if private.run_pass and private.has_analysis:
+        _runPass = _run_pass
+
+
+class Pipeline(CompilerBase):  # type: ignore[misc]
+    """The compiler for every function of a kernel: Numba's default passes but those that kernels do not need."""
+
+    def define_pipelines(self) -> list[Any]:
         if not PASSES:
             everything = DefaultPassBuilder.define_nopython_pipeline(self.state).passes
             passes = _Passes("kernel")
-            passes.passes = [each for each in everything if each[0].__name__ not in UNNEEDED]
+            passes.passes = private.without_unneeded(everything)
             passes.finalize()
             PASSES.append(passes)
         return PASSES
 
 
-PASSES: list[PassManager] = []  # one manager for all functions, since all are compiled with the same options
+PASSES: list[Any] = []  # one manager for all functions, since all are compiled with the same options
 SIGNATURES: dict[Any, Any] = {}
-RESOLVE = types.BaseFunction.get_call_type
+RESOLVE = getattr(private.BaseFunction, "get_call_type", None)
 
 
 def _signature(function: Any, context: Any, arguments: Any, keywords: Any) -> Any:
@@ -72,7 +60,7 @@ def _signature(function: Any, context: Any, arguments: Any, keywords: Any) -> An
     return signature
 
 
-LIFETIMES = PostProcessor.run
+LIFETIMES = getattr(private.PostProcessor, "run", None)
 
 
 def _lifetimes(post: Any, emit_dels: bool = False, **options: Any) -> None:
@@ -84,26 +72,26 @@ def _lifetimes(post: Any, emit_dels: bool = False, **options: Any) -> None:
     if emit_dels or post.func_ir.is_generator:
         LIFETIMES(post, emit_dels, **options)
     else:
-        post.func_ir.blocks = canonicalize_cfg(post.func_ir.blocks)
+        post.func_ir.blocks = private.canonicalize_cfg(post.func_ir.blocks)
         post.func_ir.generator_info = None
 
 
-VARIABLES = ir.Inst._rec_list_vars
+VARIABLES = getattr(Inst, "_rec_list_vars", None)
 HOLDS_VARIABLES: dict[type, bool] = {}
 
 
 def _variables(instruction: Any, value: Any) -> list[Any]:
     """The variables in a value of an instruction. Most kinds of values, such as source locations, cannot hold any."""
     kind = type(value)
-    if kind is ir.Var:
+    if kind is Var:
         return [value]
     holds = HOLDS_VARIABLES.get(kind)
     if holds is None:
-        holds = HOLDS_VARIABLES[kind] = issubclass(kind, ir.Var | ir.Inst | list | tuple | dict)
+        holds = HOLDS_VARIABLES[kind] = issubclass(kind, Var | Inst | list | tuple | dict)
     return VARIABLES(instruction, value) if holds else []
 
 
-SIZE_OF = BaseContext.get_abi_sizeof
+SIZE_OF = getattr(private.BaseContext, "get_abi_sizeof", None)
 SIZES: dict[str, int] = {}
 
 
@@ -133,15 +121,21 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+# The functions of Numba that are replaced while kernels compile, if this release has them: whose, which, by what.
+SHORTCUTS: list[tuple[Any, str, Any]] = [
+    *([(private.BaseFunction, "get_call_type", _signature)] if private.BaseFunction else []),
+    *([(private.PostProcessor, "run", _lifetimes)] if private.PostProcessor and private.canonicalize_cfg else []),
+    *([(Inst, "_rec_list_vars", _variables)] if private.has_rec_list_vars else []),
+    *([(private.BaseContext, "get_abi_sizeof", _size_of)] if private.BaseContext else []),
+    *((sys.modules[each.__module__], each.__name__, _unseen) for each in private.events if each),
+]
+
+
 @contextmanager
 def shortened() -> Iterator[None]:
     """Within this context, Numba's slow functions are replaced by those above, and it reports no events."""
-    with (
-        uncollected(),
-        patch.object(types.BaseFunction, "get_call_type", _signature),
-        patch.object(PostProcessor, "run", _lifetimes),
-        patch.object(ir.Inst, "_rec_list_vars", _variables),
-        patch.object(BaseContext, "get_abi_sizeof", _size_of),
-        patch.multiple(event, start_event=_unseen, end_event=_unseen),
-    ):
+    with ExitStack() as patches:
+        patches.enter_context(uncollected())
+        for owner, name, replacement in SHORTCUTS:
+            patches.enter_context(patch.object(owner, name, replacement))
         yield
