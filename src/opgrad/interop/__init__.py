@@ -120,8 +120,8 @@ def _run(library: Library, op: Operator, given: Mapping[str, Any], call: Call | 
     noted = getattr(library, "noted", None)
     if noted is None or call is None:
         return library.run(op, given)
-    known, args, kwargs = call
-    return noted(known, lambda *args, **kwargs: library.run(op, given), args, kwargs)
+    its_entries, args, kwargs = call
+    return noted(its_entries, lambda *args, **kwargs: library.run(op, given), args, kwargs)
 
 
 def _run_graph_operator(op: Operator, given: Mapping[str, Any]) -> Any:

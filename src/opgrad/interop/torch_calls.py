@@ -1,7 +1,7 @@
 """What native code needs of PyTorch in order to handle calls on tensors without Python.
 
 `abi` describes the layout of tensors in memory. PyTorch's own functions tell whether a dispatch mode, a trace or a
-transformation is active. If one of these functions is missing, or tensors have another layout than the known one, calls
+transformation is active. If one of these functions is missing, or tensors have another layout than `abi` describes, calls
 on tensors are left to Python.
 """
 
@@ -103,7 +103,7 @@ def prepare() -> None:
 
 
 def _found() -> TorchTensors:
-    """What is known of this PyTorch, tried. Raises what `abi.tensor_layout` raises."""
+    """What native code reads of this PyTorch, after a test. Raises what `abi.tensor_layout` raises."""
     if not _watchers() or torch_private.forward_state.get("_current_level") is None:
         raise LookupError
     return TorchTensors(abi.tensor_layout(torch))
@@ -119,14 +119,14 @@ def native(python: F, watched: bool = True) -> F:
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return noted(known, python, args, kwargs, watched)
+        return noted(its_entries, python, args, kwargs, watched)
 
-    function, known = function_of(call)
-    return cast(F, functools.wraps(python)(function) if known else python)
+    function, its_entries = function_of(call)
+    return cast(F, functools.wraps(python)(function) if its_entries else python)
 
 
 def noted(
-    known: Entries | None,
+    its_entries: Entries | None,
     python: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -136,18 +136,18 @@ def noted(
 
     watched: whether PyTorch may have to know of the call.
     """
-    if known is None or torch.compiler.is_compiling():
+    if its_entries is None or torch.compiler.is_compiling():
         return python(*args, **kwargs)
-    return unseen(_noted)(known, python, args, kwargs, watched)
+    return unseen(_noted)(its_entries, python, args, kwargs, watched)
 
 
 def _noted(
-    known: Entries, python: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], watched: bool
+    its_entries: Entries, python: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], watched: bool
 ) -> Any:
     if is_watched():
         return python(*args, **kwargs)
     prepare()
-    return answer(known, python, args, kwargs, watched)
+    return answer(its_entries, python, args, kwargs, watched)
 
 
 def unseen(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -76,7 +76,7 @@ CONTAINERS: Final = 16  # most containers of one call: its arguments, and the se
 
 # Words of a record of a value: the number of words to the next record; the number of its container in the table of
 # containers, and its index there; its kind, and the words that `objects` compares it with.
-NEXT, CONTAINER, INDEX, KIND, KNOWN = range(5)
+NEXT, CONTAINER, INDEX, KIND, EXPECTED = range(5)
 # Words of a record of an operand. WHERE is the number of its container and WHICH its index there. Otherwise WHERE is
 # one of these: NOTHING, the operand is left out; NEW, WHICH is the number of a new result; KEPT, WHICH is the address
 # of an object that the entry keeps alive; NUMBERS, WHICH is the address of the words that `objects.write_numbers`
@@ -106,14 +106,14 @@ def _find(table: int, arguments: int, positional: int, named: int, names: int, i
 @inline
 def _fits(table: int, entry: int, named: int, names: int, items: int) -> bool:
     """Whether the arguments are those of the entry."""
-    known_names = entry + 8 * load_word(entry, NAMES_AT)
+    expected_names = entry + 8 * load_word(entry, NAMES_AT)
     for number in range(named):
-        if load_word(names + TUPLE_ITEMS, number) != load_word(known_names, number):
+        if load_word(names + TUPLE_ITEMS, number) != load_word(expected_names, number):
             return False
     functions, torch, record = load_word(table, FUNCTIONS), load_word(table, TORCH), _at(entry, RECORDS_AT)
     for _ in range(load_word(entry, RECORDS)):
         value = load_word(load_word(items, load_word(record, CONTAINER)), load_word(record, INDEX))
-        if not fits(functions, torch, value, load_word(record, KIND), record + 8 * KNOWN, items):
+        if not fits(functions, torch, value, load_word(record, KIND), record + 8 * EXPECTED, items):
             return False
         record += 8 * load_word(record, NEXT)
     return True

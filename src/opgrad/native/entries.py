@@ -90,17 +90,17 @@ class Entry:
         self.used = 0  # how many operands were found among the arguments
         if len(self.values) > MOST_VALUES:
             raise NotNative
-        self.known = Values(tensors, self.by_plan, () if answered.new else answered.results)
+        self.arguments = Values(tensors, self.by_plan, () if answered.new else answered.results)
         for place, value in enumerate(self.values):
-            self.known.record(value, 0, place)
-        self.places, self.kept = self.known.places, self.known.kept
+            self.arguments.record(value, 0, place)
+        self.places, self.kept = self.arguments.places, self.arguments.kept
         self.kept += [answered.by, getattr(answered.by, "plan", None), answered.kept]
         self.is_torch = any(type(each) in tensors.kinds for each in flattened(self.values))
         words = self._words()
         self._check_unchanged()
         self._kept = (ctypes.c_int64 * len(words))(*words)
         self.address = ctypes.addressof(self._kept)
-        del self.answered, self.values, self.places, self.known  # the caller's arrays go
+        del self.answered, self.values, self.places, self.arguments  # the caller's arrays go
 
     def _check_unchanged(self) -> None:
         """Raise NotNative if another thread has given an array another shape since the plan was made for it."""
@@ -116,12 +116,12 @@ class Entry:
         answered = self.answered
         by_plan = self.by_plan
         operands = [word for each in answered.operands for word in self._operand(each)]
-        if self.used != self.known.given:  # an array that is no operand is an attribute's value, which may change
+        if self.used != self.arguments.arrays:  # an array that is no operand is an attribute's value, which may change
             raise NotNative
         results = [word for number in range(len(answered.results)) for word in self._result(number)] if by_plan else []
         parts = {
             calls.NAMES_AT: [id(name) for name in self.names],
-            calls.RECORDS_AT: [word for record in self.known.records for word in record],
+            calls.RECORDS_AT: [word for record in self.arguments.records for word in record],
             calls.OPERANDS_AT: operands,
             calls.RESULTS_AT: results,
             calls.ORDER_AT: range(len(answered.operands)),
@@ -129,7 +129,7 @@ class Entry:
         header = {
             calls.POSITIONAL: self.positional,
             calls.NAMED: len(self.names),
-            calls.RECORDS: len(self.known.records),
+            calls.RECORDS: len(self.arguments.records),
             calls.OWNER: id(self),
             calls.OPERANDS: len(answered.operands),
             calls.IS_TORCH: self.is_torch,
@@ -197,7 +197,7 @@ class Entry:
             for number, each in enumerate(answered.results):
                 if operand is each:
                     return calls.NEW, number
-        if by_plan and id(operand) in self.known.fields_at:
+        if by_plan and id(operand) in self.arguments.fields_at:
             return self._numbers(operand)
         if id(operand) in self.places:
             self.used += 1
@@ -213,7 +213,7 @@ class Entry:
         places = [fields(kind).index(each) for each in RECORDS[kind]]
         if len(places) > calls.MOST_NUMBERS:
             raise NotNative
-        words = (ctypes.c_int64 * (2 + len(places)))(self.known.fields_at[id(value)], len(places), *places)
+        words = (ctypes.c_int64 * (2 + len(places)))(self.arguments.fields_at[id(value)], len(places), *places)
         self.kept.append(words)
         return calls.NUMBERS, ctypes.addressof(words)
 

@@ -171,7 +171,11 @@ def note_effect() -> None:
 
 
 def answer(
-    known: Entries, python: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], watched: bool = True
+    its_entries: Entries,
+    python: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    watched: bool = True,
 ) -> Any:
     """Return python(*args, **kwargs), and make an entry for such calls if exactly one note says how it was answered.
 
@@ -183,7 +187,7 @@ def answer(
     finally:
         _notes.answered = outside
     if len(noted) == 1:
-        known.enter(replace(noted[0], answer=found, watched=watched), args, kwargs)
+        its_entries.enter(replace(noted[0], answer=found, watched=watched), args, kwargs)
     return found
 
 

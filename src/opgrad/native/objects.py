@@ -36,90 +36,93 @@ EQ: Final = 2  # Py_EQ
 
 # The kinds of values, and the words that follow the kind. OBJECT: its address. FLOAT: address, type, the float's bits.
 # EQUAL, compared by ==: address, type. TUPLE and LIST: type, length, the number that its items get as a container.
-# SAME, an object that occurred before in this call: the container and index of the first. KNOWN_ARRAY: the words of
-# `known` below. TENSOR: type, keys, whether autograd records it, dtype, rank, sizes, strides. RECORD, an object with
-# slots: type, the number that its fields get as a container. INTEGER, of any value: type.
-OBJECT, FLOAT, EQUAL, TUPLE, LIST, SAME, KNOWN_ARRAY, TENSOR, RECORD, INTEGER = range(10)
+# SAME, an object that occurred before in this call: the container and index of the first. AN_ARRAY: `array_words`.
+# TENSOR: type, keys, whether autograd records it, dtype, rank, sizes, strides. RECORD, an object with slots: type, the
+# number that its fields get as a container. INTEGER, of any value: type.
+OBJECT, FLOAT, EQUAL, TUPLE, LIST, SAME, AN_ARRAY, TENSOR, RECORD, INTEGER = range(10)
 OF_TYPE, OF_KEYS, OF_GRAD, OF_DTYPE, OF_RANK, OF_SIZES = range(6)
 
 
 # The words of an array: its type, its dtype's address, the flags that it must have, its rank; then sizes and strides.
-KNOWN: Final = 4
+ARRAY_SIZES: Final = 4
 
 
 @inline
-def is_as_planned(array: int, known: int) -> bool:
-    flags, rank = load_word(known, 2), load_word(known, 3)
-    as_planned = load_word(array + TYPE, 0) == load_word(known, 0)
+def is_as_planned(array: int, expected: int) -> bool:
+    """Whether an array has the type, dtype, flags, rank, sizes and strides that these words describe."""
+    flags, rank = load_word(expected, 2), load_word(expected, 3)
+    as_planned = load_word(array + TYPE, 0) == load_word(expected, 0)
     if as_planned:
-        as_planned = load_word(array + DTYPE, 0) == load_word(known, 1) and load_i32(array + RANK, 0) == rank
+        as_planned = load_word(array + DTYPE, 0) == load_word(expected, 1) and load_i32(array + RANK, 0) == rank
         as_planned &= load_i32(array + FLAGS, 0) & flags == flags
     if as_planned:
         shape, strides = load_word(array + SHAPE, 0), load_word(array + STRIDES, 0)
         for axis in range(rank):
-            as_planned &= load_word(shape, axis) == load_word(known, KNOWN + axis)
-            as_planned &= load_word(strides, axis) == load_word(known, KNOWN + rank + axis)
+            as_planned &= load_word(shape, axis) == load_word(expected, ARRAY_SIZES + axis)
+            as_planned &= load_word(strides, axis) == load_word(expected, ARRAY_SIZES + rank + axis)
     return as_planned
 
 
-def known(array: Any, writeable: bool) -> list[int]:
+def array_words(array: Any, writeable: bool) -> list[int]:
     """The words of an array, with which `is_as_planned` compares another."""
     flags = WRITEABLE if writeable else 0
     return [id(type(array)), id(array.dtype), flags, array.ndim, *array.shape, *array.strides]
 
 
 @inline
-def is_number(functions: int, value: int, kind: int, known: int) -> bool:
+def is_number(functions: int, value: int, kind: int, expected: int) -> bool:
     """Whether a value has exactly the number's type, one of Python's own, and equals the number."""
-    if value == load_word(known, 0):
+    if value == load_word(expected, 0):
         return True
-    if load_word(value + TYPE, 0) != load_word(known, 1):
+    if load_word(value + TYPE, 0) != load_word(expected, 1):
         return False
     if kind == FLOAT:
-        return load_word(value + VALUE, 0) == load_word(known, 2)
-    return call_address(load_word(functions, EQUALS), value, load_word(known, 0), EQ) & 0xFFFFFFFF == 1
+        return load_word(value + VALUE, 0) == load_word(expected, 2)
+    return call_address(load_word(functions, EQUALS), value, load_word(expected, 0), EQ) & 0xFFFFFFFF == 1
 
 
 @inline
-def is_sequence(value: int, kind: int, known: int, items: int) -> bool:
+def is_sequence(value: int, kind: int, expected: int, items: int) -> bool:
     """Whether a value has this type and length; if so, write the address of its items to the table of containers."""
-    if load_word(value + TYPE, 0) != load_word(known, 0) or load_word(value + SIZE, 0) != load_word(known, 1):
+    if load_word(value + TYPE, 0) != load_word(expected, 0) or load_word(value + SIZE, 0) != load_word(expected, 1):
         return False
-    store_word(items, load_word(known, 2), value + TUPLE_ITEMS if kind == TUPLE else load_word(value + LIST_ITEMS, 0))
+    store_word(
+        items, load_word(expected, 2), value + TUPLE_ITEMS if kind == TUPLE else load_word(value + LIST_ITEMS, 0)
+    )
     return True
 
 
 @inline
-def fits(functions: int, torch: int, value: int, kind: int, known: int, items: int) -> bool:
+def fits(functions: int, torch: int, value: int, kind: int, expected: int, items: int) -> bool:
     """Whether a value fits its record; 0, a field that holds no object, never does."""
     if value == 0:
         return False
-    if kind == KNOWN_ARRAY:
-        return is_as_planned(value, known)
+    if kind == AN_ARRAY:
+        return is_as_planned(value, expected)
     if kind == OBJECT:
-        return value == load_word(known, 0)
+        return value == load_word(expected, 0)
     if kind == TENSOR:
-        return _is_tensor(functions, torch, value, known)
+        return _is_tensor(functions, torch, value, expected)
     if kind in (TUPLE, LIST):
-        return is_sequence(value, kind, known, items)
+        return is_sequence(value, kind, expected, items)
     if kind == SAME:
-        return value == load_word(load_word(items, load_word(known, 0)), load_word(known, 1))
+        return value == load_word(load_word(items, load_word(expected, 0)), load_word(expected, 1))
     if kind in (RECORD, INTEGER):
         if kind == RECORD:
-            store_word(items, load_word(known, 1), value + FIELDS)
-        return load_word(value + TYPE, 0) == load_word(known, 0)
-    return is_number(functions, value, kind, known)
+            store_word(items, load_word(expected, 1), value + FIELDS)
+        return load_word(value + TYPE, 0) == load_word(expected, 0)
+    return is_number(functions, value, kind, expected)
 
 
 @inline
-def write_numbers(functions: int, items: int, known: int, numbers: int) -> bool:
+def write_numbers(functions: int, items: int, expected: int, numbers: int) -> bool:
     """Write the integers that stand in fields of a record; False if one of them does not fit int64.
 
-    known: the number of the container that holds the fields, the number of integers, and the index of each field.
+    expected: the number of the container that holds the fields, the number of integers, and the index of each field.
     """
-    found, fit = load_word(items, load_word(known, 0)), True
-    for number in range(load_word(known, 1)):
-        value = call_address(load_word(functions, AS_INT64), load_word(found, load_word(known, 2 + number)))
+    found, fit = load_word(items, load_word(expected, 0)), True
+    for number in range(load_word(expected, 1)):
+        value = call_address(load_word(functions, AS_INT64), load_word(found, load_word(expected, 2 + number)))
         if value == -1 and call_address(load_word(functions, OCCURRED)):
             call_address(load_word(functions, CLEAR))
             fit = False
@@ -153,29 +156,29 @@ def collect(functions: int, new: int, set_item: int, results: int, count: int) -
 
 
 @inline
-def _is_tensor(functions: int, torch: int, value: int, known: int) -> bool:
-    if load_word(value + TYPE, 0) != load_word(known, OF_TYPE):
+def _is_tensor(functions: int, torch: int, value: int, expected: int) -> bool:
+    if load_word(value + TYPE, 0) != load_word(expected, OF_TYPE):
         return False
     handle = value + load_word(torch, IMPL)
-    if load_word(load_word(handle, 0) + load_word(torch, KEYS), 0) != load_word(known, OF_KEYS):
+    if load_word(load_word(handle, 0) + load_word(torch, KEYS), 0) != load_word(expected, OF_KEYS):
         return False
-    return _has_layout(torch, handle, known) and _records(functions, torch, value) == load_word(known, OF_GRAD)
+    return _has_layout(torch, handle, expected) and _records(functions, torch, value) == load_word(expected, OF_GRAD)
 
 
 @inline
-def _has_layout(torch: int, handle: int, known: int) -> bool:
+def _has_layout(torch: int, handle: int, expected: int) -> bool:
     """Whether a tensor has the dtype, sizes and strides of its record."""
-    found, rank = stack_words(4), load_word(known, OF_RANK)
+    found, rank = stack_words(4), load_word(expected, OF_RANK)
     failed = call_address(load_word(torch, GET_DIM), handle, found)
     failed |= call_address(load_word(torch, GET_DTYPE), handle, found + 8)
     failed |= call_address(load_word(torch, GET_SIZES), handle, found + 16)
     failed |= call_address(load_word(torch, GET_STRIDES), handle, found + 24)
-    if failed & 0xFFFFFFFF or load_word(found, 0) != rank or load_i32(found + 8, 0) != load_word(known, OF_DTYPE):
+    if failed & 0xFFFFFFFF or load_word(found, 0) != rank or load_i32(found + 8, 0) != load_word(expected, OF_DTYPE):
         return False
     same, sizes, strides = True, load_word(found, 2), load_word(found, 3)
     for axis in range(rank):
-        same &= load_word(sizes, axis) == load_word(known, OF_SIZES + axis)
-        same &= load_word(strides, axis) == load_word(known, OF_SIZES + rank + axis)
+        same &= load_word(sizes, axis) == load_word(expected, OF_SIZES + axis)
+        same &= load_word(strides, axis) == load_word(expected, OF_SIZES + rank + axis)
     return same
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from opgrad.contract.plain import PLAIN, RECORDS, fields, is_plain
 from opgrad.native import abi, calls, objects
-from opgrad.native.objects import known
+from opgrad.native.objects import array_words
 
 MOST_ITEMS = 4096
 
@@ -71,7 +71,7 @@ class Values:
     """The records of a call's arguments, and where the arrays among them are found.
 
     places: the container and index of each array and sequence, by its id. fields_at: the container number of each
-    record's fields, by the record's id. given: how many arrays there are. kept: objects whose addresses are compared,
+    record's fields, by the record's id. arrays: how many there are. kept: objects whose addresses are compared,
     which must therefore stay alive.
     """
 
@@ -81,19 +81,19 @@ class Values:
         self.fields_at: dict[int, int] = {}
         self.records: list[list[int]] = []
         self.kept: list[Any] = []
-        self.containers, self.given = 1, 0
+        self.containers, self.arrays = 1, 0
 
     def record(self, value: Any, container: int, index: int) -> None:
         """Append the record of a value, and those of its items or fields."""
-        words = self._known(value, container, index)
-        self.records.append([calls.KNOWN + len(words) - 1, container, index, *words])
+        words = self._expected(value, container, index)
+        self.records.append([calls.EXPECTED + len(words) - 1, container, index, *words])
         if words[0] in (objects.TUPLE, objects.LIST):
             for place, item in enumerate(value):
                 self.record(item, words[3], place)
         elif words[0] == objects.RECORD:
             self._fields(value, words[2])
 
-    def _known(self, value: Any, container: int, index: int) -> list[int]:
+    def _expected(self, value: Any, container: int, index: int) -> list[int]:
         if is_sequence(value):
             return self._sequence(value, container, index)
         kind = type(value)
@@ -102,7 +102,7 @@ class Values:
         is_tensor = kind in self.tensors.kinds
         if kind is not np.ndarray and not is_tensor:
             return self._number(value)
-        self.given += 1
+        self.arrays += 1
         place = self.places.setdefault(id(value), (container, index))
         if place != (container, index):
             return [objects.SAME, *place]
@@ -113,7 +113,7 @@ class Values:
                 raise NotNative
             return [objects.TENSOR, *words]
         self.kept.append(value.dtype)
-        return [objects.KNOWN_ARRAY, *known(value, writeable=any(value is each for each in self.written))]
+        return [objects.AN_ARRAY, *array_words(value, writeable=any(value is each for each in self.written))]
 
     def _fields_of(self, value: Any) -> list[int]:
         """The words for a record. Raises NotNative if its layout in memory is not the one that native code reads."""
@@ -128,7 +128,7 @@ class Values:
     def _fields(self, value: Any, container: int) -> None:
         for place, name in enumerate(fields(type(value))):
             if name in RECORDS[type(value)]:
-                self.records.append([calls.KNOWN + 1, container, place, objects.INTEGER, id(int)])
+                self.records.append([calls.EXPECTED + 1, container, place, objects.INTEGER, id(int)])
             else:
                 self.record(getattr(value, name, None), container, place)
 
@@ -141,7 +141,7 @@ class Values:
     def _sequence(self, value: Any, container: int, index: int) -> list[int]:
         place = self.places.setdefault(id(value), (container, index))
         if value and place != (container, index):
-            self.given += sum(id(each) in self.places for each in flattened(value))
+            self.arrays += sum(id(each) in self.places for each in flattened(value))
             return [objects.SAME, *place]
         if len(value) > MOST_ITEMS:
             raise NotNative
