@@ -22,6 +22,7 @@ ONNX = "numpy onnx onnxruntime google"
 # layers of opgrad that they import beside their own. A file belongs to the longest beginning of its path that is here.
 LAYERS = {
     "locks": ("", ""),
+    "limits": ("", ""),
     "reading": ("", ""),
     "writing": ("", ""),
     "terminal": ("rich typer", ""),
@@ -38,18 +39,20 @@ LAYERS = {
     "cpu/compiler/lowering/": ("numba llvmlite", "cpu/compiler/ cpu/compiler/target locks"),
     "cpu/compiler/emit": ("llvmlite", "cpu/compiler/target cpu/compiler/lowering/"),
     "cpu/compiler/interpret/": ("numpy ml_dtypes", "cpu/compiler/ cpu/compiler/target"),
+    "cpu/compiler/processes": ("", "cpu/compiler/ cpu/compiler/target limits locks"),
     "cpu/compiler/native": (
         "llvmlite",
-        "cpu/compiler/ cpu/compiler/emit cpu/compiler/interpret/ cpu/compiler/target locks",
+        "cpu/compiler/ cpu/compiler/emit cpu/compiler/interpret/ cpu/compiler/processes cpu/compiler/target locks",
     ),
     # native calls: threads, then what programs are made of, then what runs their plans
-    "native/threads/": ("", f"{COMPILER} cpu/compiler/target locks"),
+    "native/threads/": ("", f"{COMPILER} cpu/compiler/target limits locks"),
     "cpu/programs/partition": ("", ""),
     "cpu/programs/workspace": ("", f"contract/ {COMPILER} native/threads/"),
     "cpu/programs/program": ("numpy", f"contract/ {COMPILER} cpu/programs/partition cpu/programs/workspace"),
     "native/": (
         "numpy",
-        f"contract/ {COMPILER} cpu/compiler/interpret/ cpu/compiler/target {STEPS} locks native/threads/",
+        f"contract/ {COMPILER} cpu/compiler/interpret/ cpu/compiler/processes cpu/compiler/target {STEPS} limits locks"
+        " native/threads/",
     ),
     "cpu/kernels/": ("", COMPILER),
     "cpu/programs/": (
@@ -120,7 +123,7 @@ LAYERS = {
     "training/onnxblock/": ("numpy onnx", "graph/ reading training/building/ training/formats/"),
     "training/engine/": (
         "numpy onnx onnxruntime rich",
-        "graph/ native/ native/threads/ onnxruntime/ ops/ optim training/building/ training/data/"
+        "cpu/compiler/processes graph/ native/ native/threads/ onnxruntime/ ops/ optim training/building/ training/data/"
         " training/engine/optimizer training/formats/ writing",
     ),
     "training/inspect/": (
@@ -162,12 +165,12 @@ LAYERS = {
     ),
     "compile": (
         "numpy rich typer",
-        "bench/ contract/ cpu/compiler/native native/ native/threads/ onnxruntime/ terminal testing/ training"
+        "bench/ contract/ cpu/compiler/native limits native/ native/threads/ onnxruntime/ terminal testing/ training"
         " training/engine/",
     ),
     "check": (
         "numpy rich typer",
-        "opgrad bench/ compile contract/ cpu/compiler/native machine native/ native/threads/ onnxruntime/ terminal"
+        "opgrad bench/ compile contract/ cpu/compiler/native limits machine native/ native/threads/ onnxruntime/ terminal"
         " testing/",
     ),
     "commands/": (

@@ -25,8 +25,8 @@ from opgrad import machine
 from opgrad.compile import Job, compile_calls, compile_operator, run
 from opgrad.contract import FLOATS, Operator, graph_operators, operators
 from opgrad.cpu.compiler.native import noting, object_cache
+from opgrad.limits import default_threads
 from opgrad.native.plans import plan
-from opgrad.native.threads import default_threads
 from opgrad.terminal import console
 from opgrad.testing.accuracy import error_in_ulp, tolerance
 from opgrad.testing.examples import Example, examples, expected, listed, signatures

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from opgrad.contract import FLOATS, Operator, graph_operators, operators
 from opgrad.cpu.compiler.native import Native, object_cache
-from opgrad.native.threads import default_threads
+from opgrad.limits import default_threads
 from opgrad.terminal import console, folders_argument
 
 if TYPE_CHECKING:

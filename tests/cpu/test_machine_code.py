@@ -5,7 +5,7 @@ import struct
 import pytest
 from subprocesses import run_python
 
-from opgrad.cpu.compiler import machine_code, memory, native, target
+from opgrad.cpu.compiler import machine_code, memory, native, sources, target
 from opgrad.native import threads
 from opgrad.native.plan import execute
 
@@ -24,7 +24,7 @@ print([name for name in ("numba", "llvmlite") if name in sys.modules])
 
 def code_of(function):
     function.link()
-    return native.object_cache().read(native.entry(function.function, function.form))
+    return native.object_cache().read(sources.object_name(function.function, function.form))
 
 
 def test_a_warm_process_does_without_llvm():

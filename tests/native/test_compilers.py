@@ -16,22 +16,22 @@ ARTIFACTS = Path(__file__).parents[1] / "artifacts"
 
 BEGIN = """
 import os, signal, sys, time
-from opgrad.native import compilers
+from opgrad.cpu.compiler import processes
 from opgrad.native import plan
 from opgrad.native.threads import workers
-found = compilers.compilers()
+found = processes.compilers()
 """
 
 LIFE = """
-found.add(compilers.missing([plan.execute]), first=True)
+found.add(processes.missing([plan.execute]), first=True)
 plan.execute.link()
 done = ["numba" not in sys.modules]
 if hasattr(os, "fork"):
     child = os.fork()
     if child == 0:
-        os._exit(0 if compilers._compilers is None else 1)
+        os._exit(0 if processes._compilers is None else 1)
     done.append(os.waitpid(child, 0)[1] == 0)
-found.add(compilers.missing([workers.run]))
+found.add(processes.missing([workers.run]))
 for process in found._processes:
     process.kill()
 workers.run.link()  # which is not waited for in vain
@@ -41,16 +41,16 @@ print(all(done))
 
 STOPPED = """
 found.wait_for_cpu()
-compilers.PATIENCE = 0.5
+processes.PATIENCE = 0.5
 for process in found._processes:
     os.kill(process.pid, signal.SIGSTOP)
-found.add(compilers.missing([plan.execute]))
+found.add(processes.missing([plan.execute]))
 plan.execute.link()
 print("numba" in sys.modules, [process.wait() for process in found._processes])
 """
 
 ORPHANS = """
-found.add(compilers.missing([workers.run, workers.work]))
+found.add(processes.missing([workers.run, workers.work]))
 print(*[process.pid for process in found._processes], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -112,7 +112,7 @@ def _state(pid):
 
 
 def test_the_number_of_processes_may_be_given():
-    code = "from opgrad.native import compilers\nprint(compilers.compilers())"
+    code = "from opgrad.cpu.compiler import processes\nprint(processes.compilers())"
     assert run_python(code, OPGRAD_COMPILERS="0") == "None"
     wrong = code.replace("print(", "try:\n print(").replace("())", "())\nexcept ValueError as error:\n print(error)", 1)
     assert "OPGRAD_COMPILERS is 'x'" in run_python(wrong, OPGRAD_COMPILERS="x")

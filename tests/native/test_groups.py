@@ -5,8 +5,8 @@ import os
 
 import pytest
 
+from opgrad import limits
 from opgrad.native import pool, threads
-from opgrad.native.threads import groups
 
 pytestmark = pytest.mark.any_cpu
 
@@ -32,7 +32,7 @@ def system(root, group, mounts, files):
 
 def found(*arguments):
     root = system(*arguments)
-    return groups.cpus(root), groups.memory(root)
+    return limits.cpus(root), limits.memory(root)
 
 
 def test_version_2_takes_the_smallest_on_the_way_up(tmp_path):
@@ -87,27 +87,27 @@ def test_what_is_no_limit(tmp_path, text):
     """Also of a system that has none of these files."""
     files = {"cpu.max": text, "memory.max": text.split(" ")[0].replace("100000", "max").replace("5", "max")}
     assert found(tmp_path / "1", "0::/\n", [NEW.format(top="/")], files) == (math.inf, math.inf)
-    assert groups.cpus(tmp_path) == groups.memory(tmp_path) == math.inf
+    assert limits.cpus(tmp_path) == limits.memory(tmp_path) == math.inf
 
 
 def test_a_file_that_is_no_text(tmp_path):
     root = system(tmp_path, "0::/\n", [NEW.format(top="/")], {"cpu.max": ""})
     (root / "sys/fs/cgroup/cpu.max").write_bytes(b"\xff\xfe")
-    assert groups.cpus(root) == math.inf
+    assert limits.cpus(root) == math.inf
 
 
 @pytest.mark.parametrize(("quota", "count"), [(0.5, 1), (1.0, 1), (2.5, 2), (7.99, 7), (math.inf, 8)])
 def test_threads_stay_within_the_quota(monkeypatch, quota, count):
     monkeypatch.delenv("OPGRAD_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
-    monkeypatch.setattr(groups, "cpus", lambda: quota)
+    monkeypatch.setattr(limits, "cpus", lambda: quota)
     assert threads.default_threads() == count
     monkeypatch.setenv("OPGRAD_NUM_THREADS", "16")
     assert threads.default_threads() == 16
 
 
 def test_the_pool_stays_within_the_limit(monkeypatch):
-    monkeypatch.setattr(groups, "memory", lambda: 12345)
+    monkeypatch.setattr(limits, "memory", lambda: 12345)
     assert pool._memory() == 12345
-    monkeypatch.setattr(groups, "memory", lambda: math.inf)
+    monkeypatch.setattr(limits, "memory", lambda: math.inf)
     assert pool._memory() > 12345

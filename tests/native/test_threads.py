@@ -16,8 +16,8 @@ from samples import bits, call, sample
 from subprocesses import TIMEOUT, run_python
 
 import opgrad
+from opgrad import limits
 from opgrad.native import threads
-from opgrad.native.threads import groups
 
 SHAPES = [(7, 40_000), (3000, 37), (40, 33, 65), (1, 300_000), (20_000, 4)]
 GATHERED = 1 << 18  # elements, about, that indices name
@@ -200,7 +200,7 @@ import ctypes, os, threading, time, warnings
 warnings.simplefilter("ignore")
 import numpy as np, opgrad, torch
 from opgrad.native import threads
-from opgrad.native.threads import groups
+from opgrad import limits
 torch.set_num_threads(2)
 x = torch.randn(64, 20000)
 expected = opgrad.softmax(x)
@@ -423,14 +423,14 @@ def test_default_is_the_process_s_cpus():
     environment = {name: value for name, value in os.environ.items() if name != "OPGRAD_NUM_THREADS"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    assert int(done.stdout) == max(1, int(min(cpus, groups.cpus())))
+    assert int(done.stdout) == max(1, int(min(cpus, limits.cpus())))
 
 
 FAULT = """
 import ctypes, faulthandler, threading, time
 import opgrad
 from opgrad.native import threads
-from opgrad.native.threads import groups
+from opgrad import limits
 faulthandler.enable()
 opgrad.set_num_threads(2)
 @ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)

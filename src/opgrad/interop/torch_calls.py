@@ -1,8 +1,8 @@
 """What native code needs of PyTorch in order to handle calls on tensors without Python.
 
 `abi` describes the layout of tensors in memory. PyTorch's own functions tell whether a dispatch mode, a trace or a
-transformation is active. If one of these functions is missing, or tensors have another layout than `abi` describes, calls
-on tensors are left to Python.
+transformation is active. If one of these functions is missing, or tensors have another layout than `abi` describes,
+calls on tensors are left to Python.
 """
 
 import ctypes

@@ -16,14 +16,13 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from opgrad.cpu.compiler import native
+from opgrad.cpu.compiler import native, processes, sources
 from opgrad.cpu.compiler.memory import atomic_store
+from opgrad.cpu.compiler.requests import Made, Request
 from opgrad.cpu.programs.program import Program
 from opgrad.locks import in_child, settling
-from opgrad.native import compilers
 from opgrad.native.plan import FIRST_STEP, STEPS, dtypes_of, step_words
 from opgrad.native.plan import words as plan_words
-from opgrad.native.requests import Made, Request
 
 VARIABLE = "OPGRAD_FUSION"
 LATER, NOW, NEVER = CHOICES = ("later", "now", "never")
@@ -52,7 +51,7 @@ def chosen(later: Program | None, program: Callable[[], Program]) -> Program:
         return program()
     if choice == NOW or not lacking(later):
         return later
-    return replace(program(), later=later if compilers.count() else None)
+    return replace(program(), later=later if processes.count() else None)
 
 
 def lacking(program: Program) -> list[Request]:
@@ -66,9 +65,9 @@ def lacking(program: Program) -> list[Request]:
             dtypes = dtypes_of(step)
             if not step.kernel.task(dtypes):
                 form = f"task({','.join(dtypes)})"
-                entry: Any = native.entry(step.kernel.function, form)
+                name: Any = sources.object_name(step.kernel.function, form)
                 made: Any = step.kernel.made
-                found.append((entry, Made._make((*made, form))))
+                found.append((name, Made._make((*made, form))))
     return found if missing else []
 
 
@@ -110,7 +109,7 @@ def _go_over(job: Job) -> None:
 
 _jobs: SimpleQueue[Job] = SimpleQueue()
 _thread: threading.Thread | None = None
-_compiler: compilers.Compilers | None = None
+_compiler: processes.Compilers | None = None
 _open = 0  # the number of jobs that are not finished
 
 
@@ -143,7 +142,7 @@ def _compile(requests: Sequence[Request]) -> None:
     global _compiler
     with settling:  # no fork may happen here: the child would keep the compiling process's input open
         if _compiler is None or not _compiler.usable:
-            _compiler = compilers.Compilers(1, beside=True)
+            _compiler = processes.Compilers(1, beside=True)
     _compiler.wait(_compiler.add(requests))
 
 
@@ -151,7 +150,7 @@ def wait(seconds: float = float("inf")) -> bool:
     """Wait, at most so many seconds, until no plan is to be switched any more. Returns whether that is so."""
     end = time.monotonic() + seconds
     while _open and time.monotonic() < end:
-        time.sleep(compilers.LOOK / 10)
+        time.sleep(processes.LOOK / 10)
     return not _open
 
 

@@ -1,7 +1,7 @@
 """The main function of a process that compiles kernels for another one: it reads requests, and fills the cache.
 
-The process that started this one (`opgrad.native.compilers`) sends pickled requests. The answer to a request is one
-line: the name of the entry if the cache has it now, else an empty line. This process ends when its input ends, so it
+The process that started this one (`opgrad.cpu.compiler.processes`) sends pickled requests. The answer to a request is
+one line: the object's name if the cache has it now, else an empty line. This process ends when its input ends, so it
 never outlives the process that started it.
 """
 
@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 
 from opgrad.contract import DTYPES, Spec, graph_operators, only, operators, spread
 from opgrad.cpu.compiler.native import Kernel, host, noting, object_cache
+from opgrad.cpu.compiler.requests import Call, Made, Named, Request
 from opgrad.native.plans import plan
-from opgrad.native.requests import Call, Made, Named, Request
 
 
 def main(nice: int = 0) -> None:
@@ -33,13 +33,13 @@ def main(nice: int = 0) -> None:
     threading.Thread(target=_read, args=(requests, waiting.put), daemon=True).start()
     host()  # writes what LLVM says of the CPU to the cache
     while True:
-        entry, what = waiting.get()
+        name, what = waiting.get()
         try:
-            _compile(entry, what)
-            kept = object_cache().read(entry) is not None
+            _compile(name, what)
+            kept = object_cache().read(name) is not None
         except Exception:  # the process that needs the kernel compiles it itself, and raises the error
             kept = False
-        print(entry if kept else "", file=answers, flush=True)
+        print(name if kept else "", file=answers, flush=True)
 
 
 def _read(requests: BinaryIO, put: Callable[[Request], None]) -> None:
@@ -54,7 +54,7 @@ def _read(requests: BinaryIO, put: Callable[[Request], None]) -> None:
         os._exit(0)
 
 
-def _compile(entry: str, what: Named | Call | Made) -> None:
+def _compile(name: str, what: Named | Call | Made) -> None:
     if isinstance(what, Made):
         _task(getattr(import_module(what.module), what.function)(*what.arguments)[what.number], what.form)
         return
@@ -65,7 +65,7 @@ def _compile(entry: str, what: Named | Call | Made) -> None:
         else:
             found.link()
         return
-    with noting([entry]):
+    with noting([name]):
         plan(_operator(what), _specs(what), what.attributes)
 
 

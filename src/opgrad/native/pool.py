@@ -16,6 +16,7 @@ import os
 from functools import cache
 from typing import Final
 
+from opgrad import limits
 from opgrad.cpu.compiler.memory import (
     atomic_add,
     atomic_load,
@@ -28,7 +29,6 @@ from opgrad.cpu.compiler.memory import (
 )
 from opgrad.cpu.compiler.native import inline, native
 from opgrad.locks import in_child, settling
-from opgrad.native.threads import groups
 from opgrad.native.threads.system import system
 
 # Words of the table, then of each slot: its block, the bytes that the block has for data, and when it was released.
@@ -263,7 +263,7 @@ def bound() -> int:
 def _memory() -> int:
     """The bytes of memory that this process may use: the machine's, or the limit of its control groups if less."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else MOST * SHARE
-    return int(min(machine, groups.memory()))
+    return int(min(machine, limits.memory()))
 
 
 _words: ctypes.Array[ctypes.c_int64] | None = None

@@ -18,10 +18,10 @@ import onnxruntime
 
 from opgrad.contract import DTYPES, Operator
 from opgrad.cpu.compiler.native import noting
+from opgrad.cpu.compiler.requests import Call, Request
 from opgrad.graph.messages import copied
 from opgrad.locks import settling
 from opgrad.native.plans import plan
-from opgrad.native.requests import Call, Request
 from opgrad.onnxruntime import abi, custom_ops, library
 from opgrad.onnxruntime.abi import Api, callback
 from opgrad.onnxruntime.attributes import LONGEST_LIST, declaration, length_of_name, read_attributes
@@ -103,7 +103,7 @@ def _of_node(node: Node, key: tuple[int, ...]) -> Iterator[Request]:
         return
     given = tuple(None if spec is None else (spec.shape, spec.dtype.name) for spec in specs)
     call = Call(node.overload.operator.name, node.needs, node.lists, given, attributes)
-    yield from ((entry, call) for entry in missing)
+    yield from ((name, call) for name in missing)
 
 
 # --- what onnxruntime calls ------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ changed compile flag (numba issues 8359 and 6845).
 
 import ctypes
 import functools
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -104,14 +103,13 @@ class _Notes(NamedTuple):
 
 
 _notes: list[_Notes] = []
-_helpers: list[Callable[[Callable[..., Any], str, str], None]] = []
 
 
 @contextmanager
 def noting(wanted: Collection[str] = ()) -> Iterator[dict[str, None]]:
-    """Within this context, kernels that the cache lacks are not compiled; the names of their entries are noted instead.
+    """Within this context, kernels that the cache lacks are not compiled; the names of their objects are noted instead.
 
-    Plans that are made within it lack kernels and must not be run. wanted: names of entries that are compiled
+    Plans that are made within it lack kernels and must not be run. wanted: names of objects that are compiled
     nevertheless. Yields the noted names, to which later ones are added.
     """
     with settling:
@@ -127,18 +125,10 @@ def is_noting() -> bool:
     return bool(_notes)
 
 
-def ask_first(helper: Callable[[Callable[..., Any], str, str], None]) -> None:
-    """Add a helper, called with function, form and entry before a kernel is compiled.
-
-    Another process may do it then.
-    """
-    _helpers.append(helper)
-
-
 def _link(function: Callable[..., Any], form: str, noted: bool = False) -> int:
     """The address of `function`, loaded or compiled; 0 if it was only noted (see `noting`), which `noted` permits."""
     with settling:
-        name = entry(function, form)
+        name = sources.object_name(function, form)
         code = object_cache().read(name) if name else None
         if code is None and name and noted and _notes and name not in _notes[-1].wanted:
             _notes[-1].missing[name] = None
@@ -147,11 +137,13 @@ def _link(function: Callable[..., Any], form: str, noted: bool = False) -> int:
 
 
 def _made_elsewhere(function: Callable[..., Any], form: str, name: str | None) -> bytes | None:
+    """The code, if processes are running that could compile it; they may also be started now, to compile it first."""
+    from opgrad.cpu.compiler import processes
+
     if name is None:
         return None
-    for helper in _helpers:
-        helper(function, form, name)
-    return object_cache().read(name) if _helpers else None
+    processes.compile_first(function, form, name)
+    return object_cache().read(name)
 
 
 def _made_here(function: Callable[..., Any], form: str, name: str | None) -> bytes:
@@ -165,12 +157,6 @@ def _made_here(function: Callable[..., Any], form: str, name: str | None) -> byt
             if sources.compiler_is_imported():
                 object_cache().write(name, code)
     return code
-
-
-def entry(function: Callable[..., Any], form: str) -> str | None:
-    """The name of a function's code in the cache; None if the function has no digest, so that it cannot be kept."""
-    made_of = sources.digest(function)
-    return made_of and hashlib.sha256(form.encode() + b"\0" + made_of).hexdigest()[:32]
 
 
 def _load(code: bytes) -> int:

@@ -72,6 +72,12 @@ def digest(function: Callable[..., Any]) -> bytes | None:
     return COMPILER and hashlib.sha256(COMPILER + made_of.encode()).digest()
 
 
+def object_name(function: Callable[..., Any], form: str) -> str | None:
+    """The name of a function's object code in the cache; None if it has no digest, so that the code cannot be kept."""
+    made_of = digest(function)
+    return made_of and hashlib.sha256(form.encode() + b"\0" + made_of).hexdigest()[:32]
+
+
 def reached(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """The function and all functions that it calls, directly or through others, each once, in a fixed order."""
     found, waiting = set(), [function]

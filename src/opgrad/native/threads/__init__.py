@@ -2,31 +2,15 @@
 
 import ctypes
 import operator
-import os
 import warnings
 from typing import Final
 
+from opgrad.limits import MOST_THREADS, default_threads
 from opgrad.locks import in_child, settling
-from opgrad.native.threads import groups, openmp
-from opgrad.native.threads.workers import MOST_THREADS, Pool, run
+from opgrad.native.threads import openmp
+from opgrad.native.threads.workers import Pool, run
 
-__all__ = ["MOST_THREADS", "default_threads", "get_num_threads", "join_openmp", "run", "set_num_threads", "team"]
-
-
-def default_threads() -> int:
-    """OPGRAD_NUM_THREADS, else the number of CPUs that this process may use; at most MOST_THREADS.
-
-    That is those it may run on, and no more than the quota of its control groups: a group that has used its time up
-    stands still for the rest of the period, so a quota of 2.5 CPUs makes two threads. The variable is not refused for
-    being large: it travels between machines, and results do not depend on it.
-    """
-    wanted = os.environ.get("OPGRAD_NUM_THREADS")
-    if wanted is None:
-        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return max(1, int(min(cpus, groups.cpus(), MOST_THREADS)))
-    if not wanted.isdecimal() or int(wanted) < 1:
-        raise ValueError(f"OPGRAD_NUM_THREADS is {wanted!r}, expected a whole number of at least 1")
-    return min(int(wanted), MOST_THREADS)
+__all__ = ["get_num_threads", "join_openmp", "run", "set_num_threads", "team"]
 
 
 _pool: Pool | None = None

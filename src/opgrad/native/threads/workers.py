@@ -26,7 +26,6 @@ How a job goes. Every atomic access is sequentially consistent.
 """
 
 import ctypes
-import os
 from collections.abc import Sequence
 
 from opgrad.cpu.compiler.memory import (
@@ -40,6 +39,7 @@ from opgrad.cpu.compiler.memory import (
     store_word,
 )
 from opgrad.cpu.compiler.native import inline, native
+from opgrad.limits import MOST_THREADS
 from opgrad.native.threads.system import system
 
 # Words of the pool's memory block; what several threads write stands on cache lines of its own.
@@ -68,7 +68,6 @@ NO_CPU = -1
 
 GENERATION, MAY_JOIN = 32, 16  # how far these are shifted in JOB
 FIELD = 0xFFFF
-MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))  # of a call; more than four for each CPU only wait
 SPINS = 1500  # about 50 µs of waiting for the next job before a worker sleeps
 
 

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 import onnx
 import onnxruntime
 
-from opgrad.native import compilers, plan, pool
-from opgrad.native.compilers import Progress
+from opgrad.cpu.compiler import processes
+from opgrad.cpu.compiler.processes import Progress
+from opgrad.native import plan, pool
 from opgrad.native.threads import workers
 from opgrad.onnxruntime import compute
 
@@ -24,8 +25,8 @@ def begin(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> None:
 
     options: the session options that the graph will run with.
     """
-    missing = compilers.missing(CALLS)
-    if missing and (found := compilers.compilers()):
+    missing = processes.missing(CALLS)
+    if missing and (found := processes.compilers()):
         found.add(missing, first=True)
         found.wait_for_cpu()
         from opgrad.onnxruntime.needed_kernels import requests
@@ -49,7 +50,7 @@ def first_run(
     """
 
     def compile_all() -> None:
-        found = compilers.compilers()
+        found = processes.compilers()
         if found:
             from opgrad.onnxruntime.needed_kernels import requests
 
@@ -60,7 +61,7 @@ def first_run(
     run = onnxruntime.RunOptions()
     if options.enable_cpu_mem_arena:
         run.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-    with compilers.before_missing(compile_all):
+    with processes.before_missing(compile_all):
         yield run
 
 

@@ -35,4 +35,4 @@ class Made(NamedTuple):
     form: str
 
 
-Request = tuple[str, Named | Call | Made]  # the name of the cache entry, and how its kernel is found
+Request = tuple[str, Named | Call | Made]  # the name of the object code, and how its kernel is found

@@ -1,4 +1,4 @@
-"""The limits of Linux's control groups, in which containers run: how many CPUs and how much memory a process may use.
+"""How many CPUs and how much memory a process may use: the limits of Linux's control groups, in which containers run.
 
 A process lies in a group of each hierarchy that is mounted, and a group in those above it. Any of them may have a
 limit, of which the smallest holds. Groups of version 1 have a hierarchy for each controller, those of version 2 one
@@ -6,10 +6,28 @@ for all; a system may have both.
 """
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/")
+MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))  # of a call; more than four for each CPU only wait
+
+
+def default_threads() -> int:
+    """OPGRAD_NUM_THREADS, else the number of CPUs that this process may use; at most MOST_THREADS.
+
+    That is those it may run on, and no more than the quota of its control groups: a group that has used its time up
+    stands still for the rest of the period, so a quota of 2.5 CPUs makes two threads. The variable is not refused for
+    being large: it travels between machines, and results do not depend on it.
+    """
+    wanted = os.environ.get("OPGRAD_NUM_THREADS")
+    if wanted is None:
+        available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return max(1, int(min(available, cpus(), MOST_THREADS)))
+    if not wanted.isdecimal() or int(wanted) < 1:
+        raise ValueError(f"OPGRAD_NUM_THREADS is {wanted!r}, expected a whole number of at least 1")
+    return min(int(wanted), MOST_THREADS)
 
 
 def cpus(root: Path = ROOT) -> float:

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from opgrad.cpu.compiler import native, sources
+from opgrad.cpu.compiler import sources
 from opgrad.cpu.compiler.cache import VARIABLE as CACHE
-from opgrad.cpu.compiler.target import cpu_is_known
+from opgrad.cpu.compiler.requests import Named, Request
+from opgrad.cpu.compiler.target import cpu_is_known, object_cache
+from opgrad.limits import default_threads
 from opgrad.locks import in_child, settling
-from opgrad.native.requests import Named, Request
-from opgrad.native.threads import default_threads
 
 VARIABLE = "OPGRAD_COMPILERS"
 MOST = 16  # processes
@@ -47,7 +47,7 @@ class Compilers:
     def __init__(self, count: int, beside: bool = False):
         self._beside = beside
         self._todo: deque[Request] = deque()
-        self._known: dict[str, threading.Event] = {}  # by entry: set when there is nothing more to wait for
+        self._requested: dict[str, threading.Event] = {}  # by object name: set when there is nothing more to wait for
         self._news = threading.Event()
         self._answered = 0.0  # when the last answer came
         self._processes: list[Any] = []
@@ -67,24 +67,24 @@ class Compilers:
         return self._alive > 0
 
     def add(self, requests: Iterable[Request], first: bool = False) -> list[str]:
-        """Queue the requests that are new, at the front if `first`. Returns the entries of all of them."""
-        entries = []
+        """Queue the requests that are new, at the front if `first`. Returns the names of their objects."""
+        names = []
         for request in requests:
-            entries.append(request[0])
-            if request[0] not in self._known:
-                self._known[request[0]] = threading.Event()
+            names.append(request[0])
+            if request[0] not in self._requested:
+                self._requested[request[0]] = threading.Event()
                 (self._todo.appendleft if first else self._todo.append)(request)
         self._news.set()
         self._give_up_unless_alive()
-        return entries
+        return names
 
-    def knows(self, entry: str) -> bool:
-        """Whether an entry was requested."""
-        return entry in self._known
+    def knows(self, name: str) -> bool:
+        """Whether the object of this name was requested."""
+        return name in self._requested
 
-    def wait(self, entries: Iterable[str], progress: Progress = lambda done, total: None) -> None:
+    def wait(self, names: Iterable[str], progress: Progress = lambda done, total: None) -> None:
         """Wait until these are compiled, or no process is left for them; processes that hang are ended."""
-        events, began = [self._known[each] for each in entries], time.monotonic()
+        events, began = [self._requested[each] for each in names], time.monotonic()
         for event in events:
             while not event.wait(LOOK):
                 progress(sum(each.is_set() for each in events), len(events))
@@ -130,7 +130,7 @@ class Compilers:
                     alive = bool(process.stdout.readline())
                     self._answered = time.monotonic()
                 finally:
-                    self._known[request[0]].set()
+                    self._requested[request[0]].set()
                 if not alive:
                     break
         except (OSError, ValueError):  # it has died, or its pipes were closed
@@ -152,12 +152,12 @@ class Compilers:
     def _give_up_unless_alive(self) -> None:
         """If no process is left, end all waiting for the requests that are left."""
         while not self._alive and self._todo:
-            self._known[self._todo.popleft()[0]].set()
+            self._requested[self._todo.popleft()[0]].set()
 
 
 def _start(nice: int) -> Any:
     """Start a process that imports the same opgrad as this one, wherever it is started."""
-    folder = os.path.dirname(native.object_cache().folder or "")
+    folder = os.path.dirname(object_cache().folder or "")
     environment = os.environ | {CACHE: folder, "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", BOOT.format(PROCESS, nice)],
@@ -204,7 +204,7 @@ def count() -> int:
     wanted = os.environ.get(VARIABLE)
     if wanted is not None and not wanted.isdecimal():
         raise ValueError(f"{VARIABLE} is {wanted!r}, expected a whole number of at least 0")
-    possible = sys.executable and not getattr(sys, "frozen", False) and not native.object_cache().problem()
+    possible = sys.executable and not getattr(sys, "frozen", False) and not object_cache().problem()
     return min(default_threads() if wanted is None else int(wanted), MOST) if possible else 0
 
 
@@ -213,14 +213,14 @@ def named(function: Any, form: str) -> Request | None:
     module, name = function.__module__, function.__qualname__
     found = getattr(sys.modules.get(module), name, None) if module.startswith("opgrad.") else None
     is_found = getattr(found, "function", None) is function
-    entry = native.entry(function, form) if is_found else None
-    return (entry, Named(module, name, form)) if entry else None
+    kept_as = sources.object_name(function, form) if is_found else None
+    return (kept_as, Named(module, name, form)) if kept_as else None
 
 
-def missing(functions: Iterable[native.Native]) -> list[Request]:
+def missing(functions: Iterable[Any]) -> list[Request]:
     """The requests for those native functions that the cache lacks."""
     requests = (named(each.function, each.form) for each in functions if "address" not in vars(each))
-    return [each for each in requests if each and native.object_cache().read(each[0]) is None]
+    return [each for each in requests if each and object_cache().read(each[0]) is None]
 
 
 @contextmanager
@@ -233,16 +233,19 @@ def before_missing(prepare: Callable[[], None]) -> Iterator[None]:
         _prepare[:] = [each for each in _prepare if each is not prepare]
 
 
-def _help(function: Any, form: str, entry: str) -> None:
-    """Have running processes compile a kernel: request it if they can find it, and wait for it."""
+def compile_first(function: Any, form: str, name: str) -> None:
+    """Have running processes compile a kernel: request it if they can find it, and wait for it.
+
+    name: that of its object code.
+    """
     while _prepare:
         _prepare.pop()()
     found = None if _compilers is None else compilers()
     if found is not None:
-        request = None if found.knows(entry) else named(function, form)
-        if request or found.knows(entry):
+        request = None if found.knows(name) else named(function, form)
+        if request or found.knows(name):
             found.add([request] if request else [], first=True)
-            found.wait([entry])
+            found.wait([name])
 
 
 def _close() -> None:
@@ -257,6 +260,5 @@ def _forget_after_fork() -> None:
         _compilers = None
 
 
-native.ask_first(_help)
 in_child(_forget_after_fork)
 atexit.register(_close)
