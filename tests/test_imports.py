@@ -123,8 +123,8 @@ LAYERS = {
     "training/onnxblock/": ("numpy onnx", "graph/ reading training/building/ training/formats/"),
     "training/engine/": (
         "numpy onnx onnxruntime rich",
-        "cpu/compiler/processes graph/ native/ native/threads/ onnxruntime/ ops/ optim training/building/ training/data/"
-        " training/engine/optimizer training/formats/ writing",
+        "cpu/compiler/processes graph/ native/ native/threads/ onnxruntime/ ops/ optim training/building/"
+        " training/data/ training/engine/optimizer training/formats/ writing",
     ),
     "training/inspect/": (
         "numpy onnx rich",
@@ -170,8 +170,8 @@ LAYERS = {
     ),
     "check": (
         "numpy rich typer",
-        "opgrad bench/ compile contract/ cpu/compiler/native limits machine native/ native/threads/ onnxruntime/ terminal"
-        " testing/",
+        "opgrad bench/ compile contract/ cpu/compiler/native limits machine native/ native/threads/ onnxruntime/"
+        " terminal testing/",
     ),
     "commands/": (
         "onnx rich typer",
