@@ -22,21 +22,9 @@ def orders(direction: str, steps: int) -> list[range]:
     return each[direction]
 
 
-def _initial(state: Array | None, r: Array, batch: int) -> Array:
-    directions, _, hidden = r.shape
-    return np.zeros((directions, batch, hidden)) if state is None else state.copy()
-
-
-def _biases(bias: Array | None, w: Array) -> Array:
-    """[directions, 2, rows of W]: what joins W @ x, and what joins R @ h."""
-    directions, rows, _ = w.shape
-    return np.zeros((directions, 2, rows)) if bias is None else bias.reshape(directions, 2, rows)
-
-
-def _peepholes(peepholes: Array | None, r: Array) -> Array:
-    """[directions, 3, H]: of the gates i, o and f."""
-    directions, _, hidden = r.shape
-    return np.zeros((directions, 3, hidden)) if peepholes is None else peepholes.reshape(directions, 3, hidden)
+def _or_zeros(array: Array | None, *shape: int) -> Array:
+    """A copy of an array in this shape, or zeros in place of one that is not given."""
+    return np.zeros(shape) if array is None else array.reshape(shape).copy()
 
 
 def before(order: range, states: Array, first: Array) -> Array:
@@ -45,10 +33,6 @@ def before(order: range, states: Array, first: Array) -> Array:
     for place, t in enumerate(order):
         found[t] = states[order[place - 1]] if place else first
     return found
-
-
-def _optional(state: Array | None, like: Array) -> Array:
-    return np.zeros_like(like) if state is None else state
 
 
 # --- LSTM ---
@@ -65,11 +49,12 @@ def lstm(
     direction: str,
 ) -> tuple[Array, Array, Array, Array, Array]:
     """y, the last states and cells, the cells and the gates of all steps."""
-    steps, batch, _ = x.shape
-    y_h, y_c = _initial(initial_h, r, batch), _initial(initial_c, r, batch)
+    (steps, batch, _), (directions, _, hidden) = x.shape, r.shape
+    y_h, y_c = (_or_zeros(state, directions, batch, hidden) for state in (initial_h, initial_c))
     y = np.zeros((steps, *y_h.shape))
     cells, gates = np.zeros_like(y), np.zeros((*y.shape[:-1], 4 * y.shape[-1]))
-    biases, peep = _biases(bias, w).sum(1), _peepholes(peepholes, r)
+    # What joins W @ x and what joins R @ h are added to the same sums; peepholes are of the gates i, o and f.
+    biases, peep = _or_zeros(bias, directions, 2, 4 * hidden).sum(1), _or_zeros(peepholes, directions, 3, hidden)
     for d, order in enumerate(orders(direction, steps)):
         h, c = y_h[d], y_c[d]
         for t in order:
@@ -88,9 +73,10 @@ def lstm_gradients(
 ) -> tuple[Array, Array, Array, Array, Array, Array, Array]:
     """dx, dw, dr, dbias, dinitial_h, dinitial_c and dpeepholes, from the arrays of lstm_grad by name."""
     x, w, r, y, cells, gates = (_given(arrays, name) for name in ("x", "w", "r", "y", "cells", "gates"))
-    dy, peep = _optional(arrays["dy"], y), _peepholes(arrays["peepholes"], r)
-    first_h, first_c = (_initial(arrays[name], r, x.shape[1]) for name in ("initial_h", "initial_c"))
-    dh0, dc0 = (_optional(arrays[name], first_h).copy() for name in ("dy_h", "dy_c"))
+    state = len(r), x.shape[1], r.shape[2]
+    dy, peep = _or_zeros(arrays["dy"], *y.shape), _or_zeros(arrays["peepholes"], len(r), 3, r.shape[2])
+    names = "initial_h", "initial_c", "dy_h", "dy_c"
+    first_h, first_c, dh0, dc0 = (_or_zeros(arrays[name], *state) for name in names)
     dp, dz = np.zeros_like(peep), np.zeros_like(gates)
     for d, order in enumerate(orders(direction, len(x))):
         dh, dc, c_before = dh0[d], dc0[d], before(order, cells[:, d], first_c[d])
@@ -130,10 +116,10 @@ def gru(
     x: Array, w: Array, r: Array, bias: Array | None, initial_h: Array | None, direction: str, linear_before_reset: bool
 ) -> tuple[Array, Array, Array]:
     """y, the last states and the gates of all steps."""
-    steps, batch, _ = x.shape
-    y_h = _initial(initial_h, r, batch)
+    (steps, batch, _), (directions, _, hidden) = x.shape, r.shape
+    y_h = _or_zeros(initial_h, directions, batch, hidden)
     y = np.zeros((steps, *y_h.shape))
-    gates, biases = np.zeros((*y.shape[:-1], 3 * y.shape[-1])), _biases(bias, w)
+    gates, biases = np.zeros((*y.shape[:-1], 3 * hidden)), _or_zeros(bias, directions, 2, 3 * hidden)
     for d, order in enumerate(orders(direction, steps)):
         h = y_h[d]
         for t in order:
@@ -153,8 +139,9 @@ def gru_gradients(
 ) -> tuple[Array, Array, Array, Array, Array]:
     """dx, dw, dr, dbias and dinitial_h, from the arrays of gru_grad by name."""
     x, w, r, y, gates = (_given(arrays, name) for name in ("x", "w", "r", "y", "gates"))
-    dy, first_h = _optional(arrays["dy"], y), _initial(arrays["initial_h"], r, x.shape[1])
-    dh0, biases = _optional(arrays["dy_h"], first_h).copy(), _biases(arrays["bias"], w)[:, 1]
+    directions, _, hidden = r.shape
+    dy, biases = _or_zeros(arrays["dy"], *y.shape), _or_zeros(arrays["bias"], directions, 2, 3 * hidden)[:, 1]
+    first_h, dh0 = (_or_zeros(arrays[name], directions, x.shape[1], hidden) for name in ("initial_h", "dy_h"))
     dz_x, dz_h, dr = np.zeros_like(gates), np.zeros_like(gates), np.zeros(r.shape)
     back = _linear_back if linear_before_reset else _reset_back
     for d, order in enumerate(orders(direction, len(x))):

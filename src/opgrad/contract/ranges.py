@@ -12,40 +12,37 @@ Explain = Callable[[int, int], Exception]  # explain(position of a wrong number 
 
 def wrong_label(problem: Problem, operator: str) -> Explain:
     """The message for a label that is out of range."""
-    shape, order = problem.specs["labels"].shape, problem.orders["labels"]
     ignore, classes = problem.attributes.get("ignore_index"), problem.n
-
-    def explain(position: int, value: int) -> Exception:
-        place = position_of(position, shape, order)
-        expected = f"0 to {classes - 1}" if classes else "no label, as there are 0 classes"
-        also = "" if ignore is None else f" or ignore_index {ignore}"
-        return ValueError(f"{operator}: labels{place} is {value}, expected {expected}{also}")
-
-    return explain
+    expected = f"0 to {classes - 1}" if classes else "no label, as there are 0 classes"
+    also = "" if ignore is None else f" or ignore_index {ignore}"
+    return _wrong(problem, operator, "labels", lambda position: expected + also)
 
 
 def wrong_index(problem: Problem, operator: str, size: int) -> Explain:
     """The message for an index that is out of range on an axis of this size."""
-    shape = problem.specs["indices"].shape
-
-    def explain(position: int, value: int) -> Exception:
-        place = position_of(position, shape, tuple(range(len(shape))))
-        expected = f"{-size} to {size - 1}" if size else "no index, as the axis has size 0"
-        return ValueError(f"{operator}: indices{place} is {value}, expected {expected}")
-
-    return explain
+    expected = f"{-size} to {size - 1}" if size else "no index, as the axis has size 0"
+    return _wrong(problem, operator, "indices", lambda position: expected)
 
 
 def wrong_maximum(problem: Problem, operator: str) -> Explain:
     """The message for the place of a window's maximum that is not in the window's image and channel."""
-    shape, x = problem.specs["indices"].shape, problem.attributes["shape"]
-    windows, plane = math.prod(shape[2:]), math.prod(x[2:])
+    windows, plane = (math.prod(shape[2:]) for shape in (problem.specs["indices"].shape, problem.attributes["shape"]))
+
+    def expected(position: int) -> str:
+        first = position // windows * plane
+        within = f"{first} to {first + plane - 1}" if plane else "no index, as shape has a size of 0"
+        return f"{within}, in its image and channel"
+
+    return _wrong(problem, operator, "indices", expected)
+
+
+def _wrong(problem: Problem, operator: str, name: str, expected: Callable[[int], str]) -> Explain:
+    """expected: what a message says of the number at a position."""
+    shape, order = problem.specs[name].shape, problem.orders[name]
 
     def explain(position: int, value: int) -> Exception:
-        place = position_of(position, shape, tuple(range(len(shape))))
-        first = position // windows * plane
-        expected = f"{first} to {first + plane - 1}" if plane else "no index, as shape has a size of 0"
-        return ValueError(f"{operator}: indices{place} is {value}, expected {expected}, in its image and channel")
+        place = position_of(position, shape, order)
+        return ValueError(f"{operator}: {name}{place} is {value}, expected {expected(position)}")
 
     return explain
 
