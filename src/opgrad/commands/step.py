@@ -33,10 +33,6 @@ class Dtype(StrEnum):
     Float16 = "float16"
 
 
-# The attributes of rules by option; those of `betas` are a list of numbers.
-ATTRIBUTES = {"betas": ("alpha", "beta"), "eps": ("epsilon",), "bias_correction": ("correct_bias",)}
-
-
 def _option(panel: str, *names: str, help: str, **settings: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, **settings)
 
@@ -60,6 +56,7 @@ class StepOptimizerOptions:
 
     def rule(self) -> "StepRule | None":
         """The rule, None for that of the set. Raises ValueError for an attribute of another optimizer."""
+        from opgrad.training.inspect.tables import SETTINGS
         from opgrad.training.portable import rule
 
         given = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
@@ -70,7 +67,7 @@ class StepOptimizerOptions:
             return None
         attributes: dict[str, Any] = {}
         for name, value in given.items():
-            names = ATTRIBUTES.get(name, (name,))
+            names = SETTINGS.get(name, (name,))
             values = [float(each) for each in value.split(",")] if name == "betas" else [value]
             if len(values) != len(names):
                 raise ValueError(f"step: --{name} is {value}, expected {len(names)} numbers")

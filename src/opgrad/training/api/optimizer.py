@@ -40,15 +40,11 @@ class Optimizer:
 
         Raises RuntimeError before the first call of a module in training mode, if no gradient was set otherwise.
         """
-        if not self._memory.computed:
-            self._check_gradients()
-        self._module.reduce_gradients()
-        self._update.step()
-
-    def _check_gradients(self) -> None:
-        if not self._memory.gradients.flat.any():
+        if not self._memory.computed and not self._memory.gradients.flat.any():
             raise RuntimeError("Optimizer.step: there are no gradients yet, call the module in training mode first")
         self._memory.computed = True
+        self._module.reduce_gradients()
+        self._update.step()
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate of the next steps; it is rounded to float32, as checkpoints hold it."""

@@ -1,16 +1,15 @@
 """The trained model as an ordinary ONNX inference model."""
 
-import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.graph.large import LARGE
+from opgrad.graph.large import LARGE, size_of
 from opgrad.graph.loading import read_model
 from opgrad.graph.messages import copied, import_microsoft
 from opgrad.graph.nodes import needed, read_by
@@ -127,19 +126,10 @@ def _inference_model(
     inputs = [value for value in source.graph.input if value.name in read and value.name not in parameters]
     held: dict[str, Held] = {each.name: each for each in source.graph.initializer if each.name in read}
     held |= {name: array for name, array in parameters.items() if name in read}
-    large = {name: each for name, each in held.items() if _size(each) > LARGE}
-    constants = [_placeholder(name, each) if name in large else tensor_of(name, each) for name, each in held.items()]
+    sizes = {name: each.size if isinstance(each, np.ndarray) else size_of(each) for name, each in held.items()}
+    large = {name: each for name, each in held.items() if sizes[name] > LARGE}
+    constants = [placeholder(name, each) if name in large else tensor_of(name, each) for name, each in held.items()]
     return _model(source, helper.make_graph(nodes, name, inputs, outputs, constants)), large
-
-
-def _size(held: Held) -> int:
-    return held.size if isinstance(held, np.ndarray) else math.prod(held.dims)
-
-
-def _placeholder(name: str, held: Held) -> TensorProto:
-    if isinstance(held, TensorProto):
-        return placeholder(name, held.data_type, held.dims)
-    return placeholder(name, helper.np_dtype_to_tensor_dtype(held.dtype), held.shape)
 
 
 def _model(source: onnx.ModelProto, graph: onnx.GraphProto) -> onnx.ModelProto:

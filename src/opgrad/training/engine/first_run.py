@@ -31,11 +31,9 @@ def begin(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> None:
         found.wait_for_cpu()
         from opgrad.onnxruntime.needed_kernels import requests
 
-        found.add(requests(model, {value.name: _likely(value) for value in model.graph.input}, options))
-
-
-def _likely(value: onnx.ValueInfoProto) -> tuple[int, ...]:
-    return tuple(size.dim_value or ROWS for size in value.type.tensor_type.shape.dim)
+        sizes = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
+        likely = {name: tuple(size.dim_value or ROWS for size in dims) for name, dims in sizes.items()}
+        found.add(requests(model, likely, options))
 
 
 @contextmanager

@@ -345,7 +345,9 @@ def _write(builder: Any, kind: Any, value: Any) -> Any:
     if kind is str:
         return builder.CreateString(value)
     if kind is bytes:
-        return _write_array(builder, value)
+        builder.StartVector(1, value.nbytes, ALIGNMENT)
+        builder.leave_room(value)
+        return builder.EndVector()
     if kind is list:
         builder.StartVector(8, len(value), 8)
         for number in reversed(value):
@@ -355,10 +357,4 @@ def _write(builder: Any, kind: Any, value: Any) -> Any:
     builder.StartVector(4, len(places), 4)
     for place in reversed(places):
         builder.PrependUOffsetTRelative(place)
-    return builder.EndVector()
-
-
-def _write_array(builder: Any, array: np.ndarray) -> int:
-    builder.StartVector(1, array.nbytes, ALIGNMENT)
-    builder.leave_room(array)
     return builder.EndVector()

@@ -76,7 +76,8 @@ def _pieces(model: onnx.ModelProto, values: Mapping[str, Held]) -> Iterator[byte
         return
     (before, after), (first, last) = _around(model, GRAPH), _around(model.graph, INITIALIZER)
     heads = [_head(each, values) for each in model.graph.initializer]
-    sizes = [len(head) + _filled(each, values) for head, each in zip(heads, model.graph.initializer, strict=True)]
+    filled = [nbytes_of(values[each.name]) if is_placeholder(each) else 0 for each in model.graph.initializer]
+    sizes = [len(head) + size for head, size in zip(heads, filled, strict=True)]
     starts = [_start(INITIALIZER, size) for size in sizes]
     yield before + _start(GRAPH, len(first) + sum(map(len, starts)) + sum(sizes) + len(last)) + first
     for tensor, start, head in zip(model.graph.initializer, starts, heads, strict=True):
@@ -105,10 +106,6 @@ def _head(tensor: TensorProto, values: Mapping[str, Held]) -> bytes:
         return tensor.SerializeToString(deterministic=True)
     named = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
     return named.SerializeToString(deterministic=True) + _start(RAW_DATA, nbytes_of(values[tensor.name]))
-
-
-def _filled(tensor: TensorProto, values: Mapping[str, Held]) -> int:
-    return nbytes_of(values[tensor.name]) if is_placeholder(tensor) else 0
 
 
 def _start(number: int, size: int) -> bytes:

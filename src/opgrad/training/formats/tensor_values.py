@@ -51,7 +51,7 @@ def _taken_out(
 ) -> tuple[list[TensorProto], dict[str, Held]]:
     """The initializers with placeholders for the chosen ones, and these by name."""
     apart: dict[str, Held] = {each.name: each for each in graph.initializer if chosen(each)}
-    return [_placeholder_of(each) if each.name in apart else each for each in graph.initializer], apart
+    return [placeholder(each.name, each) if each.name in apart else each for each in graph.initializer], apart
 
 
 def read_apart(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, Held]]:
@@ -64,7 +64,7 @@ def read_apart(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, Held]]:
         for tensor in model.graph.initializer:
             if uses_external_data(tensor) and (found := _mapped(tensor, path.parent)) is not None:
                 apart[tensor.name] = found
-                tensor.CopyFrom(_placeholder_of(tensor))
+                tensor.CopyFrom(placeholder(tensor.name, tensor))
     read_outside(model, path, who, is_placeholder)
     return model, apart
 
@@ -114,16 +114,15 @@ def nbytes_of(held: Held) -> int:
     )
 
 
-def placeholder(name: str, data_type: int, dims: Iterable[int]) -> TensorProto:
-    """An initializer without its values."""
-    empty = TensorProto(name=name, data_type=data_type, dims=dims)
+def placeholder(name: str, held: Held) -> TensorProto:
+    """An initializer of the type and shape of these values, without them."""
+    if isinstance(held, TensorProto):
+        empty = TensorProto(name=name, data_type=held.data_type, dims=held.dims)
+    else:
+        empty = TensorProto(name=name, data_type=checkpoint_tables.element_type(held.dtype), dims=held.shape)
     empty.data_location = TensorProto.EXTERNAL
     empty.external_data.add(key="location", value=APART)
     return empty
-
-
-def _placeholder_of(tensor: TensorProto) -> TensorProto:
-    return placeholder(tensor.name, tensor.data_type, tensor.dims)
 
 
 def is_placeholder(tensor: TensorProto) -> bool:

@@ -150,7 +150,9 @@ def _inspect_folder(folder: Path) -> Inspection:
         parts |= found | {"problem": parts.get("problem") or found["problem"]}
         parts["fused"] = fuse(model)
     if EVALUATION in files and not parts.get("problem"):
-        parts["problem"] = _not_evaluated(folder / EVALUATION)
+        model = _load(folder / EVALUATION)  # as the training API would read it
+        evaluating(model)
+        parts["problem"] = _run(folder / EVALUATION, model)["problem"]
     if OPTIMIZER in files:
         parts |= _optimizer(_load(folder / OPTIMIZER))
     return Inspection(str(folder), files, **parts)
@@ -205,14 +207,6 @@ def _not_loaded(path: Path, model: onnx.ModelProto, found: Iterable[Operator]) -
     except (ValueError, OSError) as error:
         return str(error)
     return None
-
-
-def _not_evaluated(path: Path) -> str | None:
-    """Why the eval model cannot be run, as the training API would read it."""
-    model = _load(path)
-    evaluating(model)
-    problem: str | None = _run(path, model)["problem"]
-    return problem
 
 
 def _tensor(value: onnx.ValueInfoProto) -> Tensor:

@@ -35,8 +35,11 @@ def stages(forward: Graph, weights: Mapping[str, int]) -> list[Stage]:
         own = {each for node in nodes for name in node.input for each in origins.get(name, ())} - counted
         count = sum(weights[name] for name in own)
         counted |= own
-        operators = _joined([node.op_type for node in nodes if domain_of(node) or node.op_type not in SILENT])
-        shape = _shape(forward, nodes[-1].output[0]) if nodes[-1].output else None
+        shown = [node.op_type for node in nodes if domain_of(node) or node.op_type not in SILENT]
+        runs = [(name, len(list(run))) for name, run in groupby(shown)]
+        operators = ", ".join(name if times == 1 else f"{times} {name}" for name, times in runs)
+        sizes = forward.sizes(nodes[-1].output[0]) if nodes[-1].output else None
+        shape = None if sizes is None else tuple("?" if size is None else size for size in sizes)
         if found and found[-1].operators == operators:
             before = found.pop()
             found.append(Stage(operators, before.weights + count, shape, before.times + 1))
@@ -72,14 +75,3 @@ def _parts(nodes: Iterable[onnx.NodeProto], weights: Collection[str]) -> list[li
             parts.append([])
         parts[-1].append(node)
     return parts
-
-
-def _joined(names: Iterable[str]) -> str:
-    """The names in one text; names that repeat are followed by their number."""
-    runs = [(name, len(list(run))) for name, run in groupby(names)]
-    return ", ".join(name if count == 1 else f"{count} {name}" for name, count in runs)
-
-
-def _shape(forward: Graph, name: str) -> tuple[int | str, ...] | None:
-    sizes = forward.sizes(name)
-    return None if sizes is None else tuple("?" if size is None else size for size in sizes)

@@ -18,7 +18,7 @@ from opgrad.training.inspect.trainability import Trainability
 
 LONGEST = 60  # the most characters of a property in a table
 PIPE_WIDTH = 160  # the width of a table in a file or a pipe
-# The attributes of optimizers by the option that sets them, where that has another name.
+# The attributes of optimizers by the option that sets them, where that has another name; `betas` takes two numbers.
 SETTINGS = {"betas": ("alpha", "beta"), "eps": ("epsilon",), "bias_correction": ("correct_bias",)}
 SETTINGS |= {"clip_norm": ("max_norm",)}
 MOST_STAGES = 30  # in a picture of a graph

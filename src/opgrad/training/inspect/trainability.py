@@ -85,6 +85,7 @@ def _looked_at(model: onnx.ModelProto, apart: Mapping[str, Held], found: Trainab
     floats = [each.name for each in model.graph.output if forward.element_type(each.name) in (None, *FLOATS)]
     depended = set().union(*(reaching(model, name) for name in floats))
     trainable = [name for name in candidates.weights if name in depended]
+    refusal = refused_types(candidates.tensors[name].data_type for name in trainable)
     return Trainability(
         opset=found.opset,
         nodes=found.nodes,
@@ -95,7 +96,7 @@ def _looked_at(model: onnx.ModelProto, apart: Mapping[str, Held], found: Trainab
         numbers=sum(size_of(candidates.tensors[name]) for name in trainable),
         outputs=[_output(forward, name) for name in floats],
         stages=stages(forward, {name: size_of(candidates.tensors[name]) for name in trainable}),
-        problems=[*_problems(model, floats, trainable, bool(candidates.weights)), *_refused(candidates, trainable)],
+        problems=[*_problems(model, floats, trainable, bool(candidates.weights)), *filter(None, [refusal])],
         as_inputs=_as_inputs(forward),
     )
 
@@ -121,12 +122,6 @@ def _problems(model: onnx.ModelProto, floats: Sequence[str], trainable: Sequence
         return problems(model, floats, trainable)
     except (NotImplementedError, ValueError) as error:
         return [str(error).removeprefix("gradients: ")]
-
-
-def _refused(candidates: Candidates, trainable: Sequence[str]) -> list[str]:
-    """The message that opgrad trains no weights of these types; empty if it does."""
-    refusal = refused_types(candidates.tensors[name].data_type for name in trainable)
-    return [refusal] if refusal else []
 
 
 def _as_inputs(forward: Graph) -> list[str]:

@@ -4,11 +4,10 @@ import os
 from collections.abc import Sequence
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from opgrad.training.formats.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from opgrad.training.formats.checkpoint_tables import raw
-from opgrad.training.formats.tensor_values import arrays_of
+from opgrad.training.formats.tensor_values import arrays_of, tensor_of
 
 
 def save_checkpoint(
@@ -48,8 +47,7 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
     held = {each.name: each for each in graph.initializer}
     given = {each.name: each for each in graph.input}
     for name, array in checkpoint.parameters.items():
-        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-        found = TensorProto(name=name, data_type=kind, dims=array.shape, raw_data=raw(array).tobytes())
+        found = tensor_of(name, array)
         _check(found, held.get(name), given.get(name))
         if name in held:
             held[name].CopyFrom(found)

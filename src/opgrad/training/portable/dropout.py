@@ -24,7 +24,8 @@ def seed_dropout(packing: Packing, types: Mapping[str, onnx.TypeProto]) -> None:
     graph = packing.model.graph
     idle = {each.name for each in graph.initializer if not each.dims and not numpy_helper.to_array(each)}
     plain = (node for node in graph.node if node.op_type == "Dropout" and not domain_of(node))
-    dropping = [node for node in plain if _trains(node) and not idle.intersection(node.input[1:])]
+    trained = (node for node in plain if len(node.input) > 2 and node.input[2])  # in training mode, by the third input
+    dropping = [node for node in trained if not idle.intersection(node.input[1:])]
     if not dropping:
         return
     body = packing.body
@@ -40,11 +41,6 @@ def seed_dropout(packing: Packing, types: Mapping[str, onnx.TypeProto]) -> None:
         else:
             nodes.append(node)
     keep(graph.node, nodes)
-
-
-def _trains(node: onnx.NodeProto) -> bool:
-    """Whether a Dropout node is in training mode, by its third input."""
-    return len(node.input) > 2 and bool(node.input[2])
 
 
 def _write(body: Body, node: onnx.NodeProto, start: Value, types: Mapping[str, onnx.TypeProto]) -> None:

@@ -192,7 +192,7 @@ class _Export:
     def write(self, output: Path, models: Mapping[str, onnx.ModelProto], held: bytes, accuracy: bool) -> Exported:
         """Write all files, the manifest last."""
         contents = {
-            output.name if kind == "step" else f"{output.stem}.{kind}.onnx": _bytes(model)
+            output.name if kind == "step" else f"{output.stem}.{kind}.onnx": model.SerializeToString(deterministic=True)
             for kind, model in models.items()
         }
         kinds = dict(zip(models, contents, strict=True)) | {"weights": f"{output.stem}.safetensors"}
@@ -206,10 +206,6 @@ class _Export:
             for name, content in contents.items():
                 new_file(folder / name, content)
         return Exported(described, {kind: output.with_name(name) for kind, name in kinds.items()})
-
-
-def _bytes(model: onnx.ModelProto) -> bytes:
-    return model.SerializeToString(deterministic=True)
 
 
 def _dtype_of(artifacts: ArtifactSet) -> str:

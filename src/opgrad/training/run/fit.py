@@ -130,7 +130,10 @@ class Fit:
                 self._check_finite()
             if self._stops(interrupt):
                 break
-        self._put_together()
+        # Each process has added its part of each batch's loss.
+        parts = np.array([self.state.loss_sum, *self.batch_losses[-1]])
+        self._processes.add(parts)
+        state.loss_sum, self.batch_losses[-1] = float(parts[0]), parts[1:].tolist()
 
     def _stops(self, interrupt: "_Interrupt") -> bool:
         """Whether the user has stopped the training; several processes stop after the same step."""
@@ -166,12 +169,6 @@ class Fit:
         gradients.extended[-1] = interrupt.requested
         self._processes.add(gradients.extended)
         self._all_stop = bool(gradients.extended[-1])
-
-    def _put_together(self) -> None:
-        """Sum the parts of the batches' losses over all processes."""
-        losses = np.array([self.state.loss_sum, *self.batch_losses[-1]])
-        self._processes.add(losses)
-        self.state.loss_sum, self.batch_losses[-1] = float(losses[0]), losses[1:].tolist()
 
     def _validate(self) -> Evaluation | None:
         """The evaluation of the validation rows by the first process, on all of them."""
@@ -226,17 +223,14 @@ class Fit:
         """Write checkpoints of these names, and the epochs' metrics, on the first process alone."""
 
         def work() -> None:
+            self.state.optimizer_steps = self.trainer.optimizer.steps
+            properties = {**self._properties, PROPERTY: self.state.to_text()}
             for name in names:
-                self._save(name)
+                write_checkpoint(self.trainer.checkpoint(properties), self.output / name)
             if with_metrics:
                 write_csv(self.state.history, self.output / "metrics.csv")
 
         self._processes.on_first(work)
-
-    def _save(self, name: str) -> None:
-        self.state.optimizer_steps = self.trainer.optimizer.steps
-        properties = {**self._properties, PROPERTY: self.state.to_text()}
-        write_checkpoint(self.trainer.checkpoint(properties), self.output / name)
 
 
 def _is_finite(array: np.ndarray) -> bool:

@@ -2,7 +2,6 @@
 
 import json
 import zlib
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -144,10 +143,7 @@ def _best(path: Path, checkpoint: Checkpoint, state: RunState) -> Checkpoint | N
     if not file.is_file():
         raise ValueError(f"resume: {file} is missing, expected the parameters of epoch {epoch}, the best so far")
     best = read_checkpoint(file)
-    if repr(_history(best.properties)) != repr(state.history[:epoch]):  # a NaN is not equal to itself
+    history = RunState.from_text(best.properties.get(PROPERTY)).history
+    if repr(history) != repr(state.history[:epoch]):  # a NaN is not equal to itself
         raise ValueError(f"resume: {file} is of another run or another epoch, expected epoch {epoch} of this run")
     return best
-
-
-def _history(properties: Mapping[str, Any]) -> list[EpochMetrics]:
-    return RunState.from_text(properties.get(PROPERTY)).history
