@@ -32,7 +32,7 @@ ELSEWHERE = {
     "docs/artifacts.md": "training/test_artifacts_docs.py",
     "docs/cuda.md": "cuda/test_gpu.py",
     "docs/gradients.md": "gradients/test_gradients.py",
-    "docs/lowering.md": "onnxruntime/test_lower_model.py",
+    "docs/lowering.md": "forms/test_lower_model.py",
     "docs/migration.md": "training/test_api_calls.py",
     "docs/onednn.md": "test_docs.py",
     "docs/portable.md": "training/test_portable.py",

@@ -20,7 +20,7 @@ import onnx
 import onnxruntime
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "onnxruntime")]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "forms")]
 
 from opgrad.onnxruntime import lower  # noqa: E402
 
