@@ -122,7 +122,7 @@ def test_regimes_are_those_of_the_current_device(monkeypatch):
     """Not of the first one, nor of what was supposed before a driver was there."""
     from types import SimpleNamespace
 
-    from opgrad.cuda import execute
+    from opgrad.cuda import execute, triton_private
 
     def driver(current):
         sizes = [{"multiprocessor_count": 10 * (i + 1), "max_shared_mem": 1000 * (i + 1)} for i in range(2)]
@@ -147,6 +147,6 @@ def test_regimes_are_those_of_the_current_device(monkeypatch):
         current[0] = index
         if active is not None:
             fake = SimpleNamespace(runtime=SimpleNamespace(driver=SimpleNamespace(active=active)))
-            monkeypatch.setattr(execute, "triton", fake)
+            monkeypatch.setattr(triton_private, "triton", fake)
         assert execute.device() == wanted
         assert regimes.clusters() == (wanted.architecture >= 90 and regimes._release() >= regimes.CLUSTERS_SINCE)

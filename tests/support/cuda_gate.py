@@ -117,6 +117,8 @@ def specialised(value: Any, aligned: bool) -> Any:
 
     if isinstance(value, Operand | Scratch):
         return value.dtype, aligned or isinstance(value, Scratch)
+    if isinstance(value, float):
+        return "float"
     if isinstance(value, tuple):
         return tuple(specialised(each, aligned) for each in value)
     if isinstance(value, int) and value != 1:

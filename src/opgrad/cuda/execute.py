@@ -6,14 +6,12 @@ keeps the compiled kernels and their arguments in order; a call fills in the add
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import partial
 from typing import Any
-
-import triton
 
 from opgrad.contract.problem import Operand
 from opgrad.contract.ranges import Explain
-from opgrad.cuda import ALIGNMENT
+from opgrad.cuda import ALIGNMENT, triton_private
 
 
 @dataclass(frozen=True)
@@ -139,13 +137,12 @@ class _Launch:
         self.scratch = [(place, v.offset) for place, v in enumerate(self.arguments) if isinstance(v, Scratch)]
         several = [(place, value) for place, value in enumerate(self.arguments) if _are_operands(value)]
         self.several = [(place, [operand.number for operand in value]) for place, value in several]
-        if triton.knobs.runtime.interpret:
-            self.interpreted = launch.kernel[launch.grid]
-        else:
-            grid = (*launch.grid, 1, 1)[:3]
-            self.interpreted = None
-            given = self._addressed(addresses, scratch)
-            self.launch = launch.kernel.warmup(*given, grid=grid, **launch.options)[grid]
+        self.launch = None
+        options = {} if triton_private.is_interpreting() else launch.options
+        if options:
+            grid, given = (*launch.grid, 1, 1)[:3], self._addressed(addresses, scratch)
+            self.launch = triton_private.launcher(launch.kernel, given, grid, options)
+        self.dispatched = partial(launch.kernel[launch.grid], **options)
 
     def _addressed(self, addresses: Sequence[int], scratch: int) -> list[Any]:
         """The arguments as Triton's own dispatch takes them."""
@@ -167,10 +164,10 @@ class _Launch:
         return values
 
     def run(self, addresses: Sequence[int], scratch: int, stream: int | None) -> None:
-        if self.interpreted is None:
+        if self.launch is not None:
             self.launch(*self._filled(addresses, scratch), stream=stream)
         else:
-            self.interpreted(*self._addressed(addresses, scratch))
+            self.dispatched(*self._addressed(addresses, scratch))
 
 
 @dataclass(frozen=True)
@@ -183,16 +180,6 @@ class Device:
 
 
 def device() -> Device:
-    """The current device; an H200 where there is none to ask yet."""
-    try:
-        active = triton.runtime.driver.active
-        return _device(active, active.get_current_device())
-    except (RuntimeError, AttributeError, TypeError):
-        return Device()
-
-
-@cache
-def _device(driver: Any, index: int) -> Device:
-    """The device of this number, which is the current one."""
-    properties, architecture = driver.utils.get_device_properties(index), driver.get_current_target().arch
-    return Device(properties["multiprocessor_count"], properties["max_shared_mem"], architecture)
+    """The current device; an H200 where there is none."""
+    properties = triton_private.device_properties()
+    return Device(**properties) if properties else Device()

@@ -7,20 +7,15 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.backends.driver import DriverBase
-
 from opgrad.contract.problem import Operand
+from opgrad.cuda import triton_private
 from opgrad.cuda.execute import Launch, Program, Scratch, addressed
 
-WARP_SIZE = 32
 BASE = 1 << 12  # an address that stands for aligned memory; it is never used
 
 # ld.global.L1::evict_last.v4.b32: the number of words and the bits of a word.
@@ -65,52 +60,11 @@ def compiled(program: Program, addresses_aligned: bool = True, arch: int = 90) -
             print(report.name, report.registers, report.loads, report.stores)
             print(report.ptx)
     """
-    if triton.knobs.runtime.interpret:
+    if triton_private.is_interpreting():
         raise RuntimeError("opgrad.cuda.inspect: TRITON_INTERPRET is set, so that kernels are interpreted; unset it")
     address = BASE if addresses_aligned else BASE + 8
-    with _driver(_Compiler(arch)):
+    with triton_private.compiler_for(arch):
         return [_report(_compile(launch, address)) for launch in (*program.checks, *program.launches)]
-
-
-class _Compiler(DriverBase):  # type: ignore[misc]
-    """Tells Triton what to compile for, and nothing else."""
-
-    def __init__(self, arch: int):
-        self.arch = arch
-
-    @classmethod
-    def is_active(cls) -> bool:
-        return True
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.arch, WARP_SIZE)
-
-    def get_current_device(self) -> str:
-        """What Triton keeps its compiled kernels under: apart from those of the real devices."""
-        return f"sm_{self.arch}"
-
-    def get_current_stream(self, device: Any = None) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> Any:
-        raise NotImplementedError("opgrad.cuda.inspect: kernels are only compiled")
-
-    def get_benchmarker(self) -> Callable[..., Any]:
-        raise NotImplementedError("opgrad.cuda.inspect: kernels are only compiled")
-
-    def map_python_to_cpp_type(self, kind: str) -> str:
-        return kind
-
-
-@contextmanager
-def _driver(driver: DriverBase) -> Iterator[None]:
-    """Make a driver Triton's own for a while; on a machine without a GPU there is none before or after."""
-    before = triton.runtime.driver._active
-    triton.runtime.driver.set_active(driver)
-    try:
-        yield
-    finally:
-        triton.runtime.driver.set_active(before)
 
 
 def _compile(launch: Launch, address: int) -> Any:
@@ -118,7 +72,7 @@ def _compile(launch: Launch, address: int) -> Any:
         return BASE if isinstance(array, Scratch) else address
 
     values = [addressed(launch.arguments[name], address_of) for name in launch.kernel.arg_names]
-    return launch.kernel.warmup(*values, grid=(*launch.grid, 1, 1)[:3], **launch.options)
+    return triton_private.compiled(launch.kernel, values, (*launch.grid, 1, 1)[:3], launch.options)
 
 
 def _report(kernel: Any) -> Report:
@@ -133,8 +87,8 @@ def _usage(cubin: bytes) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cubin")
         file.write_bytes(cubin)
-        tool = triton.knobs.nvidia.cuobjdump.path
-        said = subprocess.run([tool, "--dump-resource-usage", file], check=True, capture_output=True, text=True)
+        command = [triton_private.disassembler(), "--dump-resource-usage", file]
+        said = subprocess.run(command, check=True, capture_output=True, text=True)
     return {name: int(amount) for name, amount in USAGE.findall(said.stdout)}
 
 

@@ -20,20 +20,24 @@ LEAST_EXPONENT: tl.constexpr = tl.constexpr(-150.0)
 MOST_EXPONENT: tl.constexpr = tl.constexpr(128.0)
 
 
-# Kernels get floats as the integers of their bits, XORed with this mask. Triton compiles a kernel anew for an integer
-# of less than 32 bits or a multiple of 16; with the mask the bits of few floats in common use are such integers.
-TURNED: tl.constexpr = tl.constexpr(0x5555555555555555)
-
-
 def bits_of(value: float) -> int:
-    """The integer that a kernel gets for a number: Triton rounds floats to float32, and compiles for each constant."""
-    return int(unpack("q", pack("d", value))[0]) ^ int(TURNED.value)
+    """The integer that stands for a number in a tuple of numbers, of which Triton would round floats to float32."""
+    return int(unpack("q", pack("d", value))[0])
 
 
 @triton.jit
 def number_of(bits, NUMBER: tl.constexpr):
     """The number that `bits_of` gives a kernel."""
-    return (tl.cast(bits, tl.int64) ^ TURNED).to(tl.float64, bitcast=True).to(NUMBER)
+    return tl.cast(bits, tl.int64).to(tl.float64, bitcast=True).to(NUMBER)
+
+
+@triton.jit
+def scalar(value, NUMBER: tl.constexpr):
+    """An argument of a kernel that is declared as tl.float64, in the precision of the computation.
+
+    Triton compiles a kernel once for all values of such an argument. Its interpreter has it as a number of Python.
+    """
+    return tl.full([], value, NUMBER)
 
 
 @triton.jit

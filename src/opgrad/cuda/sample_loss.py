@@ -17,7 +17,7 @@ from opgrad.cuda import regimes
 from opgrad.cuda.execute import Launch, Program, Space
 from opgrad.cuda.functions import hyperbolic_tangent
 from opgrad.cuda.labels import checks, read_labels, weights_of
-from opgrad.cuda.numbers import MINUS_INFINITY, bits_of, exp, narrow, number_of
+from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow, scalar
 from opgrad.cuda.rows import (
     aligned,
     body_of,
@@ -182,19 +182,15 @@ def coefficients(
 
 
 @triton.jit
-def numbers_of(before, after, base, share, NUMBER: tl.constexpr):
-    """What z and the targets are made with, of the bits that the kernel is given."""
-    return number_of(before, NUMBER), number_of(after, NUMBER), number_of(base, NUMBER), number_of(share, NUMBER)
-
-
-@triton.jit
 def losses(
     x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, q, q_outer, q_n, q_inner, labels, weight, dloss, dlse,
-    dlse_square, dlog_prob, dentropy, loss, lse, log_prob, entropy, predicted, samples, n, inner, ignore, before, after,
-    base, share, IGNORES: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    dlse_square, dlog_prob, dentropy, loss, lse, log_prob, entropy, predicted, samples, n, inner, ignore,
+    before: tl.float64, after: tl.float64, base: tl.float64, share: tl.float64,
+    IGNORES: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    before, after, base, share = numbers_of(before, after, base, share, NUMBER)
+    before, after = scalar(before, NUMBER), scalar(after, NUMBER)
+    base, share = scalar(base, NUMBER), scalar(share, NUMBER)
     sample, exists = samples_of(tl.program_id(0), samples, ROWS)
     label, counts, valid = read_labels(labels, sample, exists, n, ignore, IGNORES)
     label = tl.where(valid, label, -1)
@@ -247,10 +243,10 @@ def options(problem: Problem) -> dict[str, Any]:
         "ignore": given["ignore_index"] or 0,
         "IGNORES": given["ignore_index"] is not None,
         "CAPPED": softcap > 0,
-        "before": bits_of(1 / softcap if softcap else 1 / temperature),
-        "after": bits_of(softcap / temperature if softcap else 1.0),
-        "base": bits_of(smoothing / max(problem.n, 1)),
-        "share": bits_of(1 - smoothing),
+        "before": 1 / softcap if softcap else 1 / temperature,
+        "after": softcap / temperature if softcap else 1.0,
+        "base": smoothing / max(problem.n, 1),
+        "share": 1.0 - smoothing,
     }
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from opgrad.contract.problem import Problem
 from opgrad.cuda.execute import Launch, Program
 from opgrad.cuda.functions import hyperbolic_tangent
-from opgrad.cuda.numbers import MINUS_INFINITY, bits_of, exp, number_of, only_if
+from opgrad.cuda.numbers import MINUS_INFINITY, exp, only_if, scalar
 from opgrad.cuda.regimes import choose, pointwise
 from opgrad.cuda.rows import (
     aligned,
@@ -70,11 +70,12 @@ def taken(found, x, x_row, x_n, first, k, inside, weight, cap, inverse, factor,
 
 @triton.jit
 def shard_statistics(
-    x, x_outer, x_n, x_inner, labels, weight, statistics, samples, n, inner, first_class, cap, inverse, factor,
+    x, x_outer, x_n, x_inner, labels, weight, statistics, samples, n, inner, first_class,
+    cap: tl.float64, inverse: tl.float64, factor: tl.float64,
     CAPPED: tl.constexpr, MOMENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
     PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    cap, inverse, factor = number_of(cap, NUMBER), number_of(inverse, NUMBER), number_of(factor, NUMBER)
+    cap, inverse, factor = scalar(cap, NUMBER), scalar(inverse, NUMBER), scalar(factor, NUMBER)
     sample, exists = samples_of(tl.program_id(0), samples, ROWS)
     x_row = row_of(sample, inner, x_outer, x_inner)
     head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
@@ -127,11 +128,11 @@ def factor_of(factors, place, sample, samples, exists, NUMBER: tl.constexpr):
 @triton.jit
 def shard_gradient(
     x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, labels, weight, factors, samples, n, inner, parts,
-    first_class, cap, inverse, factor,
+    first_class, cap: tl.float64, inverse: tl.float64, factor: tl.float64,
     CAPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
     PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    cap, inverse, factor = number_of(cap, NUMBER), number_of(inverse, NUMBER), number_of(factor, NUMBER)
+    cap, inverse, factor = scalar(cap, NUMBER), scalar(inverse, NUMBER), scalar(factor, NUMBER)
     sample, exists = samples_of(tl.program_id(0) // parts, samples, ROWS)
     part = (tl.program_id(0) % parts).to(INDEX)
     x_row, y_row = row_of(sample, inner, x_outer, x_inner), row_of(sample, inner, y_outer, y_inner)
@@ -173,9 +174,9 @@ def _common(problem: Problem) -> dict[str, Any]:
         "labels": problem["labels"],
         "weight": problem["weight"],
         "first_class": problem.attributes["first"],
-        "cap": bits_of(cap),
-        "inverse": bits_of(1 / cap if cap else 0.0),
-        "factor": bits_of(1 / problem.attributes["temperature"]),
+        "cap": float(cap),
+        "inverse": 1 / cap if cap else 0.0,
+        "factor": 1 / problem.attributes["temperature"],
         "CAPPED": cap != 0,
     }
 

@@ -103,7 +103,9 @@ def _check_driver(op: Operator) -> None:
         return  # The plan says so, for every library.
     import triton
 
-    if triton.knobs.runtime.interpret:
+    from opgrad.cuda import triton_private
+
+    if triton_private.is_interpreting():
         return
     alone = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= FIRST_WITHOUT_TORCH
     if alone and _reaches_gpu():
@@ -130,17 +132,17 @@ def _reaches_gpu() -> bool:
     Looking for devices, Triton imports PyTorch where it is installed, and from then on asks it, even one for the CPU
     alone. A driver that was made before does not.
     """
-    import triton
+    from opgrad.cuda import triton_private
 
     if "torch" in sys.modules:
         return False
     if importlib.util.find_spec("torch") is None:
         return True
-    own = triton.backends.backends["nvidia"].driver()
+    use = triton_private.use_own_driver()
     import torch
 
     if not torch.cuda.is_available():
-        triton.runtime.driver.set_active(own)
+        use()
     return True
 
 

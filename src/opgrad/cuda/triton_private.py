@@ -1,0 +1,161 @@
+"""The private names of Triton that opgrad uses, looked up here alone.
+
+What a release of Triton lacks costs speed or the feature that needed it, with one warning when it is first needed:
+neither the import nor a call fails. `missing` names it, for a test.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from operator import attrgetter
+from typing import Any
+
+import triton
+
+WARP_SIZE = 32
+# Below the module `triton`; a driver's names and a kernel's are looked up when there is one.
+NAMES = (
+    "knobs.runtime.interpret",
+    "knobs.nvidia.cuobjdump.path",
+    "runtime.driver._active",
+    "runtime.driver.set_active",
+    "backends.compiler.GPUTarget",
+    "backends.driver.DriverBase",
+    "backends.backends",
+    "runtime.jit.JITFunction.warmup",
+    "compiler.CompiledKernel.__getitem__",
+)
+OF_DRIVERS = ("get_current_device", "get_current_target", "utils.get_device_properties")
+
+
+def missing() -> list[str]:
+    """The names that this Triton has not."""
+    return [name for name in NAMES if not _has(triton, name)]
+
+
+def _has(owner: Any, name: str) -> bool:
+    try:
+        attrgetter(name)(owner)
+    except AttributeError:
+        return False
+    return True
+
+
+@cache
+def _warn(costs: str) -> None:
+    """Say once what a missing name costs."""
+    warnings.warn(f"opgrad: Triton {triton.__version__} is unknown: {costs}", RuntimeWarning, stacklevel=3)
+
+
+def is_interpreting() -> bool:
+    """Whether kernels are interpreted."""
+    if _has(triton, "knobs.runtime.interpret"):
+        return bool(triton.knobs.runtime.interpret)
+    return os.environ.get("TRITON_INTERPRET", "0") != "0"
+
+
+# --- launching -------------------------------------------------------------------------------------------------------
+
+
+def compiled(kernel: Any, values: Sequence[Any], grid: tuple[int, ...], options: Mapping[str, Any]) -> Any:
+    """The kernel, compiled for these arguments."""
+    return kernel.warmup(*values, grid=grid, **options)
+
+
+def launcher(
+    kernel: Any, values: Sequence[Any], grid: tuple[int, ...], options: Mapping[str, Any]
+) -> Callable[..., Any] | None:
+    """What launches a kernel, compiled for these arguments, with addresses as integers; None if there is no such way.
+
+    Triton's own dispatch is taken then, which looks at every argument at every call.
+    """
+    try:
+        launch: Callable[..., Any] = compiled(kernel, values, grid, options)[grid]
+    except (AttributeError, TypeError):
+        _warn("each call of a CUDA kernel takes tens of microseconds more")
+        return None
+    return launch
+
+
+# --- devices ---------------------------------------------------------------------------------------------------------
+
+
+def device_properties() -> Mapping[str, int] | None:
+    """What the current device can do; None where there is no driver, and where Triton does not tell."""
+    try:
+        driver = triton.runtime.driver.active
+        index = driver.get_current_device()
+    except RuntimeError:  # there is no device here
+        return None
+    except AttributeError:
+        _warn("plans of CUDA kernels are those for an H200")
+        return None
+    return _properties(driver, index)
+
+
+@cache
+def _properties(driver: Any, index: int) -> Mapping[str, int] | None:
+    """Of the device of this number, which is the current one."""
+    if not all(_has(driver, name) for name in OF_DRIVERS):
+        _warn("plans of CUDA kernels are those for an H200")
+        return None
+    found = driver.utils.get_device_properties(index)
+    return {
+        "multiprocessors": found["multiprocessor_count"],
+        "shared_memory": found["max_shared_mem"],
+        "architecture": driver.get_current_target().arch,
+    }
+
+
+# --- compiling for devices that are not here --------------------------------------------------------------------------
+
+
+@contextmanager
+def compiler_for(arch: int) -> Iterator[None]:
+    """Meanwhile Triton compiles for an architecture; on a machine without a GPU it has no driver before or after.
+
+    Raises RuntimeError where this Triton lacks a name that is needed.
+    """
+    if lacking := missing():
+        raise RuntimeError(f"opgrad.cuda.inspect: Triton {triton.__version__} has no {', '.join(lacking)}")
+    before = triton.runtime.driver._active
+    triton.runtime.driver.set_active(_compiler(arch))
+    try:
+        yield
+    finally:
+        triton.runtime.driver.set_active(before)
+
+
+def _compiler(arch: int) -> Any:
+    """A driver that tells Triton what to compile for, and nothing else."""
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.driver import DriverBase
+
+    def refuse(*_: Any) -> Any:
+        raise NotImplementedError("opgrad.cuda.inspect: kernels are only compiled")
+
+    methods = {
+        "__init__": lambda self: None,
+        "is_active": classmethod(lambda cls: True),
+        "get_current_target": lambda self: GPUTarget("cuda", arch, WARP_SIZE),
+        # What Triton keeps its compiled kernels under: apart from those of the real devices.
+        "get_current_device": lambda self: f"sm_{arch}",
+        "get_current_stream": lambda self, device=None: 0,
+        "get_active_torch_device": refuse,
+        "get_benchmarker": refuse,
+        "map_python_to_cpp_type": lambda self, kind: kind,
+    }
+    return type("Compiler", (DriverBase,), methods)()
+
+
+def disassembler() -> str:
+    """The program that comes with Triton and says what resources a kernel takes."""
+    return str(triton.knobs.nvidia.cuobjdump.path)
+
+
+def use_own_driver() -> Callable[[], None]:
+    """Make a driver that asks PyTorch for nothing; what is returned makes it the one that Triton uses."""
+    own = triton.backends.backends["nvidia"].driver()
+    return lambda: triton.runtime.driver.set_active(own)
