@@ -86,7 +86,7 @@ def test_long_rows_leave_no_room_for_a_second_program(kinds):
     for name, each in kinds.items():
         copied = each.vector * DTYPES[each.kind["dtype"]].itemsize >= COPIED
         if each.kind["regime"] == "long rows" and is_wide(each.kind) and copied:
-            (loop,) = [kernel for kernel in each.kernels if kernel["name"].endswith("_loop")]
+            (loop,) = [kernel for kernel in each.kernels if kernel["name"].endswith("_rows")]
             _, memory, _ = DEVICES[each.kind["arch"]]
             assert memory / 2 < loop["shared"] <= memory, name
 

@@ -70,7 +70,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("name", [*NAMES, "sample_losses", "sample_losses_and_grad"])
 def test_options_are_numbers_that_kernels_are_given(name):
-    """By their bits: Triton takes a float for a float32, and compiles anew for each constant."""
+    """Declared as float64: Triton would take a float for a float32, and would compile anew for each constant."""
     op = {**graph_operators(), **loss_operators()}[name]
     found = []
     for temperature in (1.5, 0.7):
@@ -85,8 +85,10 @@ def test_options_are_numbers_that_kernels_are_given(name):
         given |= {"softcap": 0.3 * temperature, "temperature": temperature}
         problem = prepare(op, specs, {**op.attributes, **given}, any_stride=True).problem
         for launch in op.kernel("cuda")(problem).launches:
-            assert not [each for each, value in launch.arguments.items() if isinstance(value, float)]
             annotations = launch.kernel.fn.__annotations__
+            floats = [each for each, value in launch.arguments.items() if isinstance(value, float)]
+            assert floats
+            assert [annotations.get(each) for each in floats] == [tl.float64] * len(floats)
             constants = {each for each in launch.kernel.arg_names if annotations.get(each) is tl.constexpr}
             assert "CAPPED" in constants
             found.append({each: launch.arguments[each] for each in constants & launch.arguments.keys()})

@@ -1,6 +1,6 @@
 """Softmax cross-entropy from integer labels: the loss, its gradient, and both in one pass over the logits.
 
-The kernels go over rows as those of opgrad.cuda.softmax do. A sample whose label is out of range has a loss and a
+The kernels go over rows by the skeleton of opgrad.cuda.rows. A sample whose label is out of range has a loss and a
 gradient of NaN; its label is never followed.
 """
 
@@ -14,24 +14,18 @@ from opgrad.contract.ranges import wrong_label
 from opgrad.cuda.execute import Launch, Program, Scratch, Space
 from opgrad.cuda.labels import add_up, checks, read_labels, sum_blocks, sum_sums, sum_weights, weights_of
 from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow, only_if
-from opgrad.cuda.regimes import Regime, choose, pointwise
+from opgrad.cuda.regimes import choose, pointwise
 from opgrad.cuda.rows import (
-    aligned,
-    body_of,
-    columns_from,
-    ends,
-    fold,
+    FINISH,
+    SHARE,
+    array_of,
     frame,
-    joined,
-    no_rows,
-    read,
-    row_of,
-    samples_of,
-    shared,
-    store_share,
+    point_launch,
+    row_launches,
+    rows_of,
+    statistics,
     strides,
-    tiles,
-    write,
+    write_rows,
 )
 
 SUMMED = 4096  # losses or weights that one program adds up
@@ -73,154 +67,56 @@ def losses_of(picked, m, d, weights):
 
 
 @triton.jit
-def outcome(x, m, d, column, target, factor, silent, GRADIENT: tl.constexpr):
-    """The second result: the gradient factor * (p - onehot), or log_prob."""
-    if GRADIENT:
-        p = exp(x - m[:, None]) * (1.0 / d)[:, None]
-        onehot = tl.where(column == target[:, None], 1.0, 0.0)
-        return tl.where(silent[:, None], 0.0, factor[:, None] * (p - onehot))
-    else:
-        return x - m[:, None] - tl.log(d)[:, None]
+def loss_gradient(x, other, numbers, column, inside, given):
+    """factor * (p - onehot)."""
+    m, d, target, factor, silent = numbers
+    p = exp(x - m[:, None]) * (1.0 / d)[:, None]
+    onehot = tl.where(column == target[:, None], 1.0, 0.0)
+    return tl.where(silent[:, None], 0.0, factor[:, None] * (p - onehot))
 
 
 @triton.jit
-def pick(x, row, target, stride, NUMBER: tl.constexpr):
-    """The logits of the samples' classes; 0 where there is none."""
-    return tl.load(x + row + target * stride, mask=target >= 0, other=0.0).to(NUMBER)
+def log_prob(x, other, numbers, column, inside, given):
+    m, d, _, _, _ = numbers
+    return x - m[:, None] - tl.log(d)[:, None]
 
 
 @triton.jit
-def store_losses(losses, sample, exists, picked, m, d, weights, target, silent):
-    value = tl.where(silent & (target < 0), 0.0, losses_of(picked, m, d, weights))
-    tl.store(losses + sample, narrow(value, losses.dtype.element_ty), mask=exists)
-
-
-@triton.jit
-def loss_tile(
-    x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, labels, weight, total, losses, samples, n, inner, ignore,
-    GRADIENT: tl.constexpr, IGNORES: tl.constexpr, REDUCTION: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr,
-    NUMBER: tl.constexpr,
-):  # fmt: skip
-    sample, exists = samples_of(tl.program_id(0), samples, ROWS)
-    target, weights, factor, silent = targets(
-        labels, weight, total, sample, exists, samples, n, ignore, IGNORES, REDUCTION, ROWS
-    )
-    x_row = row_of(sample, inner, x_outer, x_inner)
-    head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
-    x_body = body_of(x_row, head, VECTOR)
-    k = columns_from(0, BLOCK, INDEX)
-    inside = exists[:, None] & (k < body[:, None])
-
-    picked = pick(x, x_row, target, x_n, NUMBER)
-    value = read(x, x_body, k, x_n, inside, MINUS_INFINITY).to(NUMBER)
-    m = tl.max(value, 1)
-    if PEEL:
-        k_end, inside_end = ends(head, body, n, exists, VECTOR)
-        end = read(x, x_row, k_end, x_n, inside_end, MINUS_INFINITY).to(NUMBER)
-        m = tl.maximum(m, tl.max(end, 1))
-    d = tl.sum(exp(value - m[:, None]), 1)
-    if PEEL:
-        d += tl.sum(exp(end - m[:, None]), 1)
-    store_losses(losses, sample, exists, picked, m, d, weights, target, silent)
-    if y is not None:
-        y_row, f = row_of(sample, inner, y_outer, y_inner), factor.to(NUMBER)
-        if PEEL:
-            write(y, y_row, k_end, y_n, inside_end, outcome(end, m, d, k_end, target, f, silent, GRADIENT))
-        column = k + head[:, None]
-        y_body = body_of(y_row, head, VECTOR)
-        write(y, y_body, k, y_n, inside, outcome(value, m, d, column, target, f, silent, GRADIENT))
-
-
-@triton.jit
-def loss_loop(
-    x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, labels, weight, total, losses, samples, n, inner, ignore,
-    GRADIENT: tl.constexpr, IGNORES: tl.constexpr, REDUCTION: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr,
-    NUMBER: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    sample, exists = samples_of(tl.program_id(0), samples, ROWS)
-    target, weights, factor, silent = targets(
-        labels, weight, total, sample, exists, samples, n, ignore, IGNORES, REDUCTION, ROWS
-    )
-    x_row = row_of(sample, inner, x_outer, x_inner)
-    head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
-    x_body = body_of(x_row, head, VECTOR)
-
-    picked = pick(x, x_row, target, x_n, NUMBER)
-    m, d = no_rows(ROWS, NUMBER)
-    if PEEL:
-        k_end, inside_end = ends(head, body, n, exists, VECTOR)
-        end = read(x, x_row, k_end, x_n, inside_end, MINUS_INFINITY).to(NUMBER)
-        m, d = fold(m, d, end)
-    for start in tl.range(0, n, BLOCK, num_stages=STAGES):
-        k = columns_from(start, BLOCK, INDEX)
-        inside = exists[:, None] & (k < body[:, None])
-        m, d = fold(m, d, read(x, x_body, k, x_n, inside, MINUS_INFINITY).to(NUMBER))
-    store_losses(losses, sample, exists, picked, m, d, weights, target, silent)
-    if y is not None:
-        y_row, f = row_of(sample, inner, y_outer, y_inner), factor.to(NUMBER)
-        if PEEL:
-            write(y, y_row, k_end, y_n, inside_end, outcome(end, m, d, k_end, target, f, silent, GRADIENT))
-        y_body = body_of(y_row, head, VECTOR)
-        last = (n - 1) // BLOCK * BLOCK
-        for done in tl.range(0, n, BLOCK, num_stages=STAGES):
-            k = columns_from(last - done, BLOCK, INDEX)
-            inside = exists[:, None] & (k < body[:, None])
-            value = read(x, x_body, k, x_n, inside, MINUS_INFINITY).to(NUMBER)
-            column = k + head[:, None]
-            write(y, y_body, k, y_n, inside, outcome(value, m, d, column, target, f, silent, GRADIENT))
-
-
-@triton.jit
-def loss_share(
-    x, x_outer, x_n, x_inner, labels, maxima, sums, picks, samples, n, inner, ignore, parts, per_part,
-    IGNORES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr,
-    INDEX: tl.constexpr, NUMBER: tl.constexpr,
-):  # fmt: skip
-    """Leave the statistics of a part, and the logits of the labels' classes, before a result can overwrite these."""
-    sample, exists = samples_of(tl.program_id(0), samples, ROWS)
-    part = tl.program_id(1).to(INDEX)
-    label, _, valid = read_labels(labels, sample, exists, n, ignore, IGNORES)
-    x_row = row_of(sample, inner, x_outer, x_inner)
-    store_share(
-        x, x_row, x_n, maxima, sums, sample, exists, part, n, parts, per_part,
-        ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER,
-    )  # fmt: skip
-    picked = pick(x, x_row, tl.where(valid, label, -1), x_n, NUMBER)
-    tl.store(picks + sample, picked, mask=only_if(part == 0, exists))
-
-
-@triton.jit
-def loss_finish(
+def loss_rows(
     x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, labels, weight, total, losses, maxima, sums, picks,
     samples, n, inner, ignore, parts, per_part,
-    GRADIENT: tl.constexpr, IGNORES: tl.constexpr, REDUCTION: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr,
-    NUMBER: tl.constexpr, PARTS: tl.constexpr,
+    RESULT: tl.constexpr, IGNORES: tl.constexpr, REDUCTION: tl.constexpr, WAY: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
+    STAGES: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    sample, exists = samples_of(tl.program_id(0), samples, ROWS)
-    part = tl.program_id(1).to(INDEX)
+    rows = rows_of(samples, n, inner, x_outer, x_inner, parts, WAY, ROWS, VECTOR, PEEL, INDEX)
+    sample, exists, _, _, part = rows
     target, weights, factor, silent = targets(
         labels, weight, total, sample, exists, samples, n, ignore, IGNORES, REDUCTION, ROWS
     )
-    m, d = joined(maxima, sums, sample, exists, parts, PARTS)
-    picked = tl.load(picks + sample, mask=exists, other=0.0)
-    store_losses(losses, sample, only_if(part == 0, exists), picked, m, d, weights, target, silent)
-    if y is not None:
-        x_row, y_row = row_of(sample, inner, x_outer, x_inner), row_of(sample, inner, y_outer, y_inner)
-        head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
-        x_body, y_body, f = body_of(x_row, head, VECTOR), body_of(y_row, head, VECTOR), factor.to(NUMBER)
-        if PEEL:
-            k_end, inside_end = ends(head, body, n, only_if(part == 0, exists), VECTOR)
-            end = read(x, x_row, k_end, x_n, inside_end, MINUS_INFINITY).to(NUMBER)
-            write(y, y_row, k_end, y_n, inside_end, outcome(end, m, d, k_end, target, f, silent, GRADIENT))
-        for step in range(0, per_part, BLOCK):
-            k = columns_from(part * per_part + step, BLOCK, INDEX)
-            inside = exists[:, None] & (k < body[:, None])
-            value = read(x, x_body, k, x_n, inside, MINUS_INFINITY).to(NUMBER)
-            column = k + head[:, None]
-            write(y, y_body, k, y_n, inside, outcome(value, m, d, column, target, f, silent, GRADIENT))
+    a, nothing = array_of(x, rows, inner, x_outer, x_n, x_inner), array_of(None, rows, inner, 0, 0, 0)
+    if WAY == FINISH:
+        picked = tl.load(picks + sample, mask=exists, other=0.0)
+    else:
+        picked = tl.load(x + a[1] + target * x_n, mask=target >= 0, other=0.0).to(NUMBER)
+    found, kept = statistics(
+        a, nothing, maxima, sums, rows, n, parts, per_part, WAY, ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES, PARTS
+    )
+    m, d = found
+    first = exists  # of the programs that share rows
+    if WAY >= SHARE:
+        first = only_if(part == 0, exists)
+    if WAY == SHARE:  # before a result can overwrite them
+        tl.store(picks + sample, picked, mask=first)
+    else:
+        value = tl.where(silent & (target < 0), 0.0, losses_of(picked, m, d, weights))
+        tl.store(losses + sample, narrow(value, losses.dtype.element_ty), mask=first)
+        if y is not None:
+            numbers = (m, d, target, factor.to(NUMBER), silent)
+            write_rows(
+                array_of(y, rows, inner, y_outer, y_n, y_inner), a, nothing, kept, rows, n, per_part, numbers, None,
+                RESULT, MINUS_INFINITY, WAY, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -279,8 +175,8 @@ def reducing(
     return [*launches, Launch(reduce_losses, (1,), arguments, WARPS)]
 
 
-def with_loss(problem: Problem, operator: str, second: Operand | None, gradient: bool) -> Program:
-    """The program of the operators that read logits; `second` is the result beside the loss."""
+def with_loss(problem: Problem, operator: str, second: Operand | None, result: Any) -> Program:
+    """The program of the operators that read logits; `second` is the result beside the loss, of elements `result`."""
     operands = [problem["logits"]] + ([second] if second else [])
     samples, space = problem.outer * problem.inner, Space()
     space.take(2, "int64")  # the status of the checks
@@ -291,9 +187,11 @@ def with_loss(problem: Problem, operator: str, second: Operand | None, gradient:
     if samples:
         regime = choose(problem, operands, streams=1, labelled=True)
         name = regime.name
-        given |= {"total": total, "losses": losses, "GRADIENT": gradient}
+        given |= {"total": total, "losses": losses, "RESULT": result, "picks": None}
         given |= frame(problem, regime, operands) | strides(x=problem["logits"], y=second)
-        launches += over_rows(problem, regime, given, space)
+        if regime.parts > 1:
+            given["picks"] = space.take(samples, "float64" if given["NUMBER"] == tl.float64 else "float32")
+        launches += row_launches(loss_rows, problem, regime, given, ("maxima", "sums"), space)
     if given["REDUCTION"] != "none":
         launches += reducing(problem, given, losses, total, space)
     ignore = problem.attributes["ignore_index"]
@@ -301,44 +199,38 @@ def with_loss(problem: Problem, operator: str, second: Operand | None, gradient:
     return Program(launches, space.size, name, checking, wrong_label(problem, operator))
 
 
-def over_rows(problem: Problem, regime: Regime, given: dict[str, Any], space: Space) -> list[Launch]:
-    if regime.parts > 1:
-        given["picks"] = space.take(given["samples"], "float64" if given["NUMBER"] == tl.float64 else "float32")
-        return shared(loss_share, loss_finish, problem, regime, given, ("maxima", "sums"), space)
-    kernel = loss_loop if regime.name.startswith("long") else loss_tile
-    return [Launch(kernel, (tiles(problem, regime),), given, regime.warps, regime.ctas)]
-
-
 def softmax_cross_entropy_loss(problem: Problem) -> Program:
-    return with_loss(problem, "softmax_cross_entropy_loss", problem["log_prob"], gradient=False)
+    return with_loss(problem, "softmax_cross_entropy_loss", problem["log_prob"], log_prob)
 
 
 def softmax_cross_entropy_loss_only(problem: Problem) -> Program:
-    return with_loss(problem, "softmax_cross_entropy_loss_only", None, gradient=False)
+    return with_loss(problem, "softmax_cross_entropy_loss_only", None, log_prob)
 
 
 def softmax_cross_entropy_loss_and_grad(problem: Problem) -> Program:
-    return with_loss(problem, "softmax_cross_entropy_loss_and_grad", problem["dlogits"], gradient=True)
+    return with_loss(problem, "softmax_cross_entropy_loss_and_grad", problem["dlogits"], loss_gradient)
 
 
 # --- the gradient from log_prob ------------------------------------------------------------------------------------
 
 
 @triton.jit
-def log_prob_grad(x, column, target, factor, silent):
+def log_prob_grad(x, bias, numbers, column, inside, has_bias):
+    target, factor, silent = numbers
     onehot = tl.where(column == target[:, None], 1.0, 0.0)
-    return tl.where(silent[:, None], 0.0, factor[:, None] * (exp(x) - onehot))
+    value = tl.where(silent[:, None], 0.0, factor[:, None] * (exp(x) - onehot))
+    return value + bias if has_bias else value
 
 
 @triton.jit
 def loss_grad(
     x, x_outer, x_n, x_inner, bias, bias_outer, bias_n, bias_inner, dx, dx_outer, dx_n, dx_inner,
     dy, labels, weight, total, samples, n, inner, ignore, parts,
-    IGNORES: tl.constexpr, REDUCTION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
-    PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
+    IGNORES: tl.constexpr, REDUCTION: tl.constexpr, WAY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    sample, exists = samples_of(tl.program_id(0) // parts, samples, ROWS)
-    part = (tl.program_id(0) % parts).to(INDEX)
+    rows = rows_of(samples, n, inner, x_outer, x_inner, parts, WAY, ROWS, VECTOR, PEEL, INDEX)
+    sample, exists, _, _, _ = rows
     target, _, factor, silent = targets(
         labels, weight, total, sample, exists, samples, n, ignore, IGNORES, REDUCTION, ROWS
     )
@@ -346,25 +238,13 @@ def loss_grad(
         upstream = tl.load(dy + sample, mask=exists, other=0.0).to(tl.float64)
     else:
         upstream = tl.load(dy).to(tl.float64)
-    f = (factor * upstream).to(NUMBER)
-    x_row, dx_row = row_of(sample, inner, x_outer, x_inner), row_of(sample, inner, dx_outer, dx_inner)
-    head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
-    bias_row = row_of(sample, inner, bias_outer, bias_inner)
-
-    k = columns_from(part * BLOCK, BLOCK, INDEX)
-    inside = exists[:, None] & (k < body[:, None])
-    x_value = read(x, body_of(x_row, head, VECTOR), k, x_n, inside, 0.0).to(NUMBER)
-    value = log_prob_grad(x_value, k + head[:, None], target, f, silent)
-    if bias is not None:
-        value += read(bias, body_of(bias_row, head, VECTOR), k, bias_n, inside, 0.0)
-    if PEEL:
-        k_end, inside_end = ends(head, body, n, only_if(part == 0, exists), VECTOR)
-        x_end = read(x, x_row, k_end, x_n, inside_end, 0.0).to(NUMBER)
-        end = log_prob_grad(x_end, k_end, target, f, silent)
-        if bias is not None:
-            end += read(bias, bias_row, k_end, bias_n, inside_end, 0.0)
-        write(dx, dx_row, k_end, dx_n, inside_end, end)
-    write(dx, body_of(dx_row, head, VECTOR), k, dx_n, inside, value)
+    numbers = (target, (factor * upstream).to(NUMBER), silent)
+    a = array_of(x, rows, inner, x_outer, x_n, x_inner)
+    b = array_of(bias, rows, inner, bias_outer, bias_n, bias_inner)
+    write_rows(
+        array_of(dx, rows, inner, dx_outer, dx_n, dx_inner), a, b, a, rows, n, 0, numbers, bias is not None,
+        log_prob_grad, 0.0, WAY, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
+    )  # fmt: skip
 
 
 def softmax_cross_entropy_loss_grad(problem: Problem) -> Program:
@@ -377,8 +257,7 @@ def softmax_cross_entropy_loss_grad(problem: Problem) -> Program:
     if samples * problem.n:
         given |= frame(problem, regime, operands) | {"total": total, "dy": problem["dy"]}
         given |= strides(x=problem["log_prob"], bias=problem["bias"], dx=problem["dlogits"])
-        given["parts"] = -(-problem.n // regime.block)
-        launches.append(Launch(loss_grad, (tiles(problem, regime) * given["parts"],), given, regime.warps))
+        launches.append(point_launch(loss_grad, problem, regime, given))
     checking = checks(problem["labels"], samples, 0, problem.n, problem.attributes["ignore_index"])
     explain = wrong_label(problem, "softmax_cross_entropy_loss_grad")
     return Program(launches, space.size, regime.name, checking, explain)

@@ -1,8 +1,23 @@
-"""What kernels over rows share: where rows lie, how they are read and written, and their running statistics.
+"""The skeleton of kernels over rows: where rows lie, and how they are read, reduced and written.
 
 A row is the n elements that are reduced together; samples are the outer * inner rows, numbered in memory order.
 A tile is ROWS rows of BLOCK elements. Where rows do not begin at aligned addresses (PEEL), the tile covers the
-aligned body of each row, and a small second tile the up to VECTOR - 1 elements before and behind it.
+aligned body of each row, and a small second tile, its ends, the up to VECTOR - 1 elements before and behind it.
+
+A kernel is compiled for one of five ways (WAY) to go over its rows; opgrad.cuda.regimes says which when.
+
+    TILE     a program holds its rows in registers, and reduces and writes what it has
+    LOOP     a program goes over its rows twice: it reduces, then reads again, from the end, and writes
+    SHARE    several programs share rows, and each leaves what it finds in its part
+    FINISH   the launch behind it puts together what was found, and writes
+    POINT    nothing is reduced, and each program writes a tile
+
+A family of kernels gives the skeleton functions. They see the elements of one array or of two, `x` and `other`, and
+`given`, what the family passes on.
+
+    whole(x, other, ends, given, PEEL)                what a tile of whole rows and its ends come to
+    take(found, x, other, column, inside, given)      what was found in rows before and in this tile
+    result(x, other, numbers, column, inside, given)  the elements that are written, given the rows' numbers
 """
 
 from collections.abc import Mapping, Sequence
@@ -73,6 +88,173 @@ def write(y, row, column, stride, inside, value):
     tl.store(y + row[:, None] + column * stride, narrow(value, y.dtype.element_ty), mask=inside)
 
 
+# --- the skeleton ----------------------------------------------------------------------------------------------------
+
+TILE, LOOP, SHARE, FINISH, POINT = map(tl.constexpr, range(5))
+
+
+@triton.jit
+def rows_of(
+    samples, n, inner, outer_stride, inner_stride, parts, WAY: tl.constexpr, ROWS: tl.constexpr, VECTOR: tl.constexpr,
+    PEEL: tl.constexpr, INDEX: tl.constexpr,
+):  # fmt: skip
+    """This program's rows: their numbers, which exist, where their bodies begin, how long these are; and its part.
+
+    The strides are those of the array that decides where bodies begin.
+    """
+    tile, part = tl.program_id(0), tl.program_id(1)
+    if WAY == POINT:
+        tile, part = tl.program_id(0) // parts, tl.program_id(0) % parts
+    sample, exists = samples_of(tile, samples, ROWS)
+    head, body = aligned(row_of(sample, inner, outer_stride, inner_stride), n, VECTOR, PEEL, INDEX)
+    return sample, exists, head, body, part.to(INDEX)
+
+
+@triton.jit
+def array_of(x, rows, inner, outer_stride, stride, inner_stride):
+    """An array, which may be None, with the places of rows in it and the stride along them."""
+    return x, row_of(rows[0], inner, outer_stride, inner_stride), stride
+
+
+@triton.jit
+def tiles_of(
+    a, b, rows, column, inside, BODY: tl.constexpr, VECTOR: tl.constexpr, OTHER: tl.constexpr, NUMBER: tl.constexpr
+):  # fmt: skip
+    """A tile of each of two arrays, that of the first again if there is no second.
+
+    BODY: columns are counted from where bodies begin.
+    """
+    x = read(a[0], place_of(a, rows, BODY, VECTOR), column, a[2], inside, OTHER).to(NUMBER)
+    if b[0] is None:
+        other = x
+    else:
+        other = read(b[0], place_of(b, rows, BODY, VECTOR), column, b[2], inside, OTHER).to(NUMBER)
+    return x, other
+
+
+@triton.jit
+def place_of(array, rows, BODY: tl.constexpr, VECTOR: tl.constexpr):
+    return body_of(array[1], rows[2], VECTOR) if BODY else array[1]
+
+
+@triton.jit
+def ends_of(rows, n, WAY: tl.constexpr, VECTOR: tl.constexpr):
+    """The columns of the rows' ends, and which exist; of shared rows the first program has the ends."""
+    exists = rows[1]
+    if WAY >= SHARE:
+        exists = only_if(rows[4] == 0, exists)
+    return ends(rows[2], rows[3], n, exists, VECTOR)
+
+
+@triton.jit
+def body_columns(rows, start, BLOCK: tl.constexpr, INDEX: tl.constexpr):
+    """A tile's columns, counted from the bodies' beginning, and which exist."""
+    k = columns_from(start, BLOCK, INDEX)
+    return k, rows[1][:, None] & (k < rows[3][:, None])
+
+
+@triton.jit
+def take_step(
+    found, a, b, rows, start, given, TAKE: tl.constexpr, OTHER: tl.constexpr, BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
+):  # fmt: skip
+    k, inside = body_columns(rows, start, BLOCK, INDEX)
+    x, other = tiles_of(a, b, rows, k, inside, True, VECTOR, OTHER, NUMBER)
+    return TAKE(found, x, other, k + rows[2][:, None], inside, given)
+
+
+@triton.jit
+def fold_rows(
+    found, a, b, rows, n, per_part, given, TAKE: tl.constexpr, OTHER: tl.constexpr, WAY: tl.constexpr,
+    BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """What is found in whole rows (LOOP), or in this program's part of them (SHARE), beginning with `found`."""
+    if PEEL:
+        k_end, inside_end = ends_of(rows, n, WAY, VECTOR)
+        end, other_end = tiles_of(a, b, rows, k_end, inside_end, False, VECTOR, OTHER, NUMBER)
+        found = TAKE(found, end, other_end, k_end, inside_end, given)
+    if WAY == SHARE:
+        for step in range(0, per_part, BLOCK):
+            start = rows[4] * per_part + step
+            found = take_step(found, a, b, rows, start, given, TAKE, OTHER, BLOCK, VECTOR, INDEX, NUMBER)
+    else:
+        for start in tl.range(0, n, BLOCK, num_stages=STAGES):
+            found = take_step(found, a, b, rows, start, given, TAKE, OTHER, BLOCK, VECTOR, INDEX, NUMBER)
+    return found
+
+
+@triton.jit
+def reduce_rows(
+    nothing, a, b, rows, n, per_part, given, WHOLE: tl.constexpr, TAKE: tl.constexpr, OTHER: tl.constexpr,
+    WAY: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr,
+    NUMBER: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """What is found in rows, and the tiles that a program keeps of them (TILE). nothing: what no element comes to."""
+    if WAY == TILE:
+        k, inside = body_columns(rows, 0, BLOCK, INDEX)
+        x, other = tiles_of(a, b, rows, k, inside, True, VECTOR, OTHER, NUMBER)
+        end, other_end = x, other
+        if PEEL:
+            k_end, inside_end = ends_of(rows, n, WAY, VECTOR)
+            end, other_end = tiles_of(a, b, rows, k_end, inside_end, False, VECTOR, OTHER, NUMBER)
+        found = WHOLE(x, other, (end, other_end), given, PEEL)
+        kept = (x, other, end, other_end)
+    else:
+        found = fold_rows(
+            nothing, a, b, rows, n, per_part, given, TAKE, OTHER, WAY, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES
+        )
+        kept = found  # for want of tiles: functions in kernels return something
+    return found, kept
+
+
+@triton.jit
+def write_step(
+    y, a, b, rows, start, numbers, given, RESULT: tl.constexpr, OTHER: tl.constexpr, BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
+):  # fmt: skip
+    k, inside = body_columns(rows, start, BLOCK, INDEX)
+    x, other = tiles_of(a, b, rows, k, inside, True, VECTOR, OTHER, NUMBER)
+    value = RESULT(x, other, numbers, k + rows[2][:, None], inside, given)
+    write(y[0], place_of(y, rows, True, VECTOR), k, y[2], inside, value)
+
+
+@triton.jit
+def write_rows(
+    y, a, b, kept, rows, n, per_part, numbers, given, RESULT: tl.constexpr, OTHER: tl.constexpr, WAY: tl.constexpr,
+    BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Write the results of rows, given their numbers; kept: what `reduce_rows` has read of them."""
+    if PEEL:
+        k_end, inside_end = ends_of(rows, n, WAY, VECTOR)
+        if WAY == TILE:
+            end, other_end = kept[2], kept[3]
+        else:
+            end, other_end = tiles_of(a, b, rows, k_end, inside_end, False, VECTOR, OTHER, NUMBER)
+        write(y[0], y[1], k_end, y[2], inside_end, RESULT(end, other_end, numbers, k_end, inside_end, given))
+    if WAY == TILE:
+        k, inside = body_columns(rows, 0, BLOCK, INDEX)
+        value = RESULT(kept[0], kept[1], numbers, k + rows[2][:, None], inside, given)
+        write(y[0], place_of(y, rows, True, VECTOR), k, y[2], inside, value)
+    elif WAY == POINT:
+        write_step(y, a, b, rows, rows[4] * BLOCK, numbers, given, RESULT, OTHER, BLOCK, VECTOR, INDEX, NUMBER)
+    elif WAY == FINISH:
+        for step in range(0, per_part, BLOCK):
+            start = rows[4] * per_part + step
+            write_step(y, a, b, rows, start, numbers, given, RESULT, OTHER, BLOCK, VECTOR, INDEX, NUMBER)
+    else:
+        last = (n - 1) // BLOCK * BLOCK
+        for done in tl.range(0, n, BLOCK, num_stages=STAGES):
+            write_step(y, a, b, rows, last - done, numbers, given, RESULT, OTHER, BLOCK, VECTOR, INDEX, NUMBER)
+
+
+@triton.jit
+def store_part(found, rows, parts, value):
+    """Leave what a program has found in its part of rows."""
+    tl.store(found + rows[0] * parts + rows[4], value, mask=rows[1])
+
+
 # --- running statistics --------------------------------------------------------------------------------------------
 
 
@@ -101,40 +283,54 @@ def fold(m, d, x):
 
 
 @triton.jit
-def store_share(
-    x, x_row, x_n, maxima, sums, sample, exists, part, n, parts, per_part,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr,
-    INDEX: tl.constexpr, NUMBER: tl.constexpr,
-):  # fmt: skip
-    """The maximum and the sum of exponentials of this program's part of its rows; the first one has the ends."""
-    head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
-    x_body = body_of(x_row, head, VECTOR)
-    m, d = no_rows(ROWS, NUMBER)
-    if PEEL:
-        k_end, inside_end = ends(head, body, n, only_if(part == 0, exists), VECTOR)
-        m, d = fold(m, d, read(x, x_row, k_end, x_n, inside_end, MINUS_INFINITY).to(NUMBER))
-    for step in range(0, per_part, BLOCK):
-        k = columns_from(part * per_part + step, BLOCK, INDEX)
-        inside = exists[:, None] & (k < body[:, None])
-        m, d = fold(m, d, read(x, x_body, k, x_n, inside, MINUS_INFINITY).to(NUMBER))
-    tl.store(maxima + sample * parts + part, m, mask=exists)
-    tl.store(sums + sample * parts + part, d, mask=exists)
-
-
-@triton.jit
-def of_parts(found, sample, exists, parts, other, PARTS: tl.constexpr):
+def of_parts(found, rows, parts, other, PARTS: tl.constexpr):
     """What the programs that share rows have found, as [ROWS, PARTS]."""
     part = tl.arange(0, PARTS)[None, :]
-    return tl.load(found + sample[:, None] * parts + part, mask=exists[:, None] & (part < parts), other=other)
+    return tl.load(found + rows[0][:, None] * parts + part, mask=rows[1][:, None] & (part < parts), other=other)
 
 
 @triton.jit
-def joined(maxima, sums, sample, exists, parts, PARTS: tl.constexpr):
-    """The maximum and the sum of exponentials of rows, from those of their parts."""
-    m = of_parts(maxima, sample, exists, parts, MINUS_INFINITY, PARTS)
-    d = of_parts(sums, sample, exists, parts, 0.0, PARTS)
-    largest = tl.max(m, 1)
-    return largest, tl.sum(d * exp(m - shift_for(largest)[:, None]), 1)
+def fold_tile(found, x, other, column, inside, given):
+    """`fold` for the skeleton."""
+    return fold(found[0], found[1], x)
+
+
+@triton.jit
+def whole_tile(x, other, end, given, PEEL: tl.constexpr):
+    """The maximum and the sum of exponentials of whole rows: all of them are there, so that nothing is rescaled."""
+    m = tl.max(x, 1)
+    if PEEL:
+        m = tl.maximum(m, tl.max(end[0], 1))
+    d = tl.sum(exp(x - m[:, None]), 1)
+    if PEEL:
+        d += tl.sum(exp(end[0] - m[:, None]), 1)
+    return m, d
+
+
+@triton.jit
+def statistics(
+    x, nothing, maxima, sums, rows, n, parts, per_part, WAY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """The maximum and the sum of exponentials of rows, and the tiles that a program keeps of them.
+
+    nothing: an array that is None. maxima, sums: where those of parts are, or are left.
+    """
+    if WAY == FINISH:
+        m, d = of_parts(maxima, rows, parts, MINUS_INFINITY, PARTS), of_parts(sums, rows, parts, 0.0, PARTS)
+        largest = tl.max(m, 1)
+        found = largest, tl.sum(d * exp(m - shift_for(largest)[:, None]), 1)
+        kept = found
+    else:
+        found, kept = reduce_rows(
+            no_rows(ROWS, NUMBER), x, nothing, rows, n, per_part, None, whole_tile, fold_tile, MINUS_INFINITY,
+            WAY, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
+        )  # fmt: skip
+    if WAY == SHARE:
+        store_part(maxima, rows, parts, found[0])
+        store_part(sums, rows, parts, found[1])
+    return found, kept
 
 
 # --- for kernel functions ------------------------------------------------------------------------------------------
@@ -169,21 +365,29 @@ def strides(**operands: Operand | None) -> dict[str, Any]:
     return given
 
 
-def shared(
-    share: Any,
-    finish: Any,
-    problem: Problem,
-    regime: Regime,
-    given: Mapping[str, Any],
-    found: Sequence[str],
-    space: Space,
+def row_launches(
+    kernel: Any, problem: Problem, regime: Regime, given: Mapping[str, Any], found: Sequence[str], space: Space
 ) -> list[Launch]:
-    """The two launches for rows that several programs share; `found` names what the first hands to the second."""
-    dtype = "float64" if given["NUMBER"] == tl.float64 else "float32"
-    given = {**given, "parts": regime.parts, "per_part": regime.per_part, "PARTS": power_of_2(regime.parts)}
-    given |= {name: space.take(given["samples"] * regime.parts, dtype) for name in found}
-    grid = (tiles(problem, regime), regime.parts)
-    return [Launch(kernel, grid, given, regime.warps) for kernel in (share, finish)]
+    """The launch of a kernel over rows, or the two of rows that several programs share.
+
+    found: the arguments by which the first of these hands to the second what it has found.
+    """
+    grid: tuple[int, ...] = (tiles(problem, regime),)
+    ways = [LOOP if regime.name.startswith("long") else TILE]
+    parts = {"parts": 1, "per_part": 0, "PARTS": 1, **dict.fromkeys(found)}
+    if regime.parts > 1:
+        grid, ways = (*grid, regime.parts), [SHARE, FINISH]
+        parts = {"parts": regime.parts, "per_part": regime.per_part, "PARTS": power_of_2(regime.parts)}
+        dtype = "float64" if given["NUMBER"] == tl.float64 else "float32"
+        parts |= {name: space.take(given["samples"] * regime.parts, dtype) for name in found}
+    return [Launch(kernel, grid, {**given, **parts, "WAY": way.value}, regime.warps, regime.ctas) for way in ways]
+
+
+def point_launch(kernel: Any, problem: Problem, regime: Regime, given: Mapping[str, Any]) -> Launch:
+    """The launch of a kernel that reduces nothing."""
+    parts = -(-problem.n // regime.block)
+    grid = (tiles(problem, regime) * parts,)
+    return Launch(kernel, grid, {**given, "parts": parts, "WAY": POINT.value}, regime.warps)
 
 
 def tiles(problem: Problem, regime: Regime) -> int:

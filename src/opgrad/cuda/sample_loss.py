@@ -18,55 +18,43 @@ from opgrad.cuda.execute import Launch, Program, Space
 from opgrad.cuda.functions import hyperbolic_tangent
 from opgrad.cuda.labels import checks, read_labels, weights_of
 from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow, scalar
-from opgrad.cuda.rows import (
-    aligned,
-    body_of,
-    columns_from,
-    ends,
-    frame,
-    read,
-    row_of,
-    samples_of,
-    shift_for,
-    strides,
-    tiles,
-    write,
-)
+from opgrad.cuda.rows import LOOP, array_of, fold_rows, frame, rows_of, shift_for, strides, tiles, write_rows
 
 LEAST: tl.constexpr = tl.constexpr(-800.0)  # z - m of which exp is 0, in the place of -inf, where that would make NaN
 
 
 @triton.jit
-def bent(x, before, after, CAPPED: tl.constexpr):
-    """z of the logits."""
-    return hyperbolic_tangent(x * before) * after if CAPPED else x * before
+def bent(x, before, after):
+    """z of the logits; after is None where they have no cap."""
+    return x * before if after is None else hyperbolic_tangent(x * before) * after
 
 
 @triton.jit
-def targets_of(
-    q, q_row, k, q_n, weight, column, inside, base, share, NUMBER: tl.constexpr
-):  # fmt: skip
-    """weight * q without what labels add; 0 outside."""
+def targets_of(q, column, inside, given):
+    """weight * q without what labels add; 0 outside. q: probabilities, if there are any."""
+    weight, base, share, _, _, probabilities = given
     if weight is None:
-        factor = tl.where(inside, 1.0, 0.0).to(NUMBER)
+        factor = tl.where(inside, 1.0, 0.0).to(q.dtype)
     else:
-        factor = tl.load(weight + column, mask=inside, other=0.0).to(NUMBER)
-    if q is None:
+        factor = tl.load(weight + column, mask=inside, other=0.0).to(q.dtype)
+    if probabilities is None:
         target = factor * base
     else:
-        target = factor * base + factor * read(q, q_row, k, q_n, inside, 0.0).to(NUMBER) * share
+        target = factor * base + factor * q * share
     return target
 
 
 @triton.jit
-def take(found, x, z, target, column, inside):
+def take(found, x, q, column, inside, given):
     """Take a tile into the running sums of its rows.
 
     They are the largest z, the sum of exp(z - m), that of exp(z - m) * (z - m), the largest logit, its place, the sums
     of target * z and of targets.
     """
     m, d, slack, best, place, spread, mass = found
-    z = tl.where(inside, z, MINUS_INFINITY)
+    _, _, _, before, after, _ = given
+    target = targets_of(q, column, inside, given)
+    z = tl.where(inside, bent(x, before, after), MINUS_INFINITY)
     larger = tl.maximum(m, tl.max(z, 1))
     shift = shift_for(larger)
     down = tl.where(d == 0, 0.0, m - shift)
@@ -80,6 +68,14 @@ def take(found, x, z, target, column, inside):
     place = tl.where(top > best, first, place)
     spread += tl.sum(tl.where(target == 0, 0.0, target * z), 1)
     return larger, d, slack, tl.maximum(best, top), place, spread, mass + tl.sum(target, 1)
+
+
+@triton.jit
+def no_sums(ROWS: tl.constexpr, NUMBER: tl.constexpr):
+    """The sums of `take` for no element."""
+    zero = tl.zeros([ROWS], NUMBER)
+    lowest = tl.full([ROWS], MINUS_INFINITY, NUMBER)
+    return lowest, zero, zero, lowest, tl.full([ROWS], -1, tl.int64), zero, zero
 
 
 @triton.jit
@@ -98,76 +94,26 @@ def store(pointer, sample, exists, counts, value):
 
 
 @triton.jit
-def gradient_of(
-    x, target, column, label, numbers, before, after, CAPPED: tl.constexpr
-):  # fmt: skip
-    m, inverse, constant, curved, of_target, of_label, counts = numbers
-    z = bent(x, before, after, CAPPED)
+def gradient_of(x, q, numbers, column, inside, given):
+    m, inverse, constant, curved, of_target, of_label, counts, label = numbers
+    _, _, _, before, after, _ = given
+    z = bent(x, before, after)
     below = z - m[:, None]
     p = exp(below) * inverse[:, None]
     dz = p * (constant[:, None] + curved[:, None] * tl.where(below < LEAST, LEAST, below))
-    dz += tl.where(column == label[:, None], of_label[:, None], 0.0) - of_target[:, None] * target
-    if CAPPED:
+    of_column = tl.where(column == label[:, None], of_label[:, None], 0.0)
+    dz += of_column - of_target[:, None] * targets_of(q, column, inside, given)
+    if after is None:
+        dx = dz * before
+    else:
         t = z * (1.0 / after)
         dx = dz * (1.0 - t * t) * (before * after)
-    else:
-        dx = dz * before
     return tl.where(counts[:, None], dx, 0.0)
 
 
 @triton.jit
-def reduced(
-    x, x_row, x_n, q, q_row, q_n, weight, n, head, body, exists, before, after,
-    CAPPED: tl.constexpr, base, share, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """What `take` has found when it has seen whole rows."""
-    x_body, q_body = body_of(x_row, head, VECTOR), body_of(q_row, head, VECTOR)
-    zero = tl.zeros([ROWS], NUMBER)
-    lowest = tl.full([ROWS], MINUS_INFINITY, NUMBER)
-    found = (lowest, zero, zero, lowest, tl.full([ROWS], -1, tl.int64), zero, zero)
-    if PEEL:
-        k_end, inside_end = ends(head, body, n, exists, VECTOR)
-        end = read(x, x_row, k_end, x_n, inside_end, 0.0).to(NUMBER)
-        end_target = targets_of(q, q_row, k_end, q_n, weight, k_end, inside_end, base, share, NUMBER)
-        found = take(found, end, bent(end, before, after, CAPPED), end_target, k_end, inside_end)
-    for start in tl.range(0, n, BLOCK, num_stages=STAGES):
-        k = columns_from(start, BLOCK, INDEX)
-        inside = exists[:, None] & (k < body[:, None])
-        column = k + head[:, None]
-        value = read(x, x_body, k, x_n, inside, 0.0).to(NUMBER)
-        target = targets_of(q, q_body, k, q_n, weight, column, inside, base, share, NUMBER)
-        found = take(found, value, bent(value, before, after, CAPPED), target, column, inside)
-    return found
-
-
-@triton.jit
-def write_gradients(
-    x, x_row, x_n, y, y_row, y_n, q, q_row, q_n, weight, label, numbers, n, head, body, exists, before,
-    after, CAPPED: tl.constexpr, base, share, BLOCK: tl.constexpr,
-    VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """y = the gradients of rows, from their last columns on, which are still in the cache."""
-    x_body, q_body, y_body = body_of(x_row, head, VECTOR), body_of(q_row, head, VECTOR), body_of(y_row, head, VECTOR)
-    if PEEL:
-        k_end, inside_end = ends(head, body, n, exists, VECTOR)
-        end = read(x, x_row, k_end, x_n, inside_end, 0.0).to(NUMBER)
-        end_target = targets_of(q, q_row, k_end, q_n, weight, k_end, inside_end, base, share, NUMBER)
-        end_slope = gradient_of(end, end_target, k_end, label, numbers, before, after, CAPPED)
-        write(y, y_row, k_end, y_n, inside_end, end_slope)
-    last = (n - 1) // BLOCK * BLOCK
-    for done in tl.range(0, n, BLOCK, num_stages=STAGES):
-        k = columns_from(last - done, BLOCK, INDEX)
-        inside = exists[:, None] & (k < body[:, None])
-        column = k + head[:, None]
-        value = read(x, x_body, k, x_n, inside, 0.0).to(NUMBER)
-        target = targets_of(q, q_body, k, q_n, weight, column, inside, base, share, NUMBER)
-        write(y, y_body, k, y_n, inside, gradient_of(value, target, column, label, numbers, before, after, CAPPED))
-
-
-@triton.jit
 def coefficients(
-    found, log_d, spare, of_label, sample, exists, valid, counts, dloss, dlse, dlse_square, dlog_prob, dentropy,
+    found, log_d, spare, of_label, sample, exists, valid, counts, label, dloss, dlse, dlse_square, dlog_prob, dentropy,
     NUMBER: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The numbers of rows that `gradient_of` takes: made of the gradients of their results."""
@@ -178,7 +124,7 @@ def coefficients(
     constant = upstream * (mass + of_label) + given_or(dlse, sample, exists, 0.0, NUMBER, ROWS) - by_log_prob
     constant += 2.0 * (m + log_d) * given_or(dlse_square, sample, exists, 0.0, NUMBER, ROWS)
     constant += by_entropy * (log_d - spare) + tl.where(valid, 0.0, float("nan"))
-    return m, 1.0 / d, constant, -by_entropy, upstream, by_log_prob - upstream * of_label, counts
+    return m, 1.0 / d, constant, -by_entropy, upstream, by_log_prob - upstream * of_label, counts, label
 
 
 @triton.jit
@@ -189,21 +135,21 @@ def losses(
     IGNORES: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    before, after = scalar(before, NUMBER), scalar(after, NUMBER)
+    before, cap = scalar(before, NUMBER), scalar(after, NUMBER) if CAPPED else None
     base, share = scalar(base, NUMBER), scalar(share, NUMBER)
-    sample, exists = samples_of(tl.program_id(0), samples, ROWS)
+    given = (weight, base, share, before, cap, q)
+    rows = rows_of(samples, n, inner, x_outer, x_inner, 1, LOOP, ROWS, VECTOR, PEEL, INDEX)
+    sample, exists, _, _, _ = rows
     label, counts, valid = read_labels(labels, sample, exists, n, ignore, IGNORES)
     label = tl.where(valid, label, -1)
-    x_row, q_row = row_of(sample, inner, x_outer, x_inner), row_of(sample, inner, q_outer, q_inner)
-    head, body = aligned(x_row, n, VECTOR, PEEL, INDEX)
-    found = reduced(
-        x, x_row, x_n, q, q_row, q_n, weight, n, head, body, exists, before, after, CAPPED, base, share, ROWS, BLOCK,
-        VECTOR, PEEL, INDEX, NUMBER, STAGES,
-    )  # fmt: skip
+    a, b = array_of(x, rows, inner, x_outer, x_n, x_inner), array_of(q, rows, inner, q_outer, q_n, q_inner)
+    found = fold_rows(
+        no_sums(ROWS, NUMBER), a, b, rows, n, 0, given, take, 0.0, LOOP, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES
+    )
     m, d, slack, _, place, spread, mass = found
-    picked = tl.load(x + x_row + label * x_n, mask=label >= 0, other=float("nan")).to(NUMBER)
+    picked = tl.load(x + a[1] + label * x_n, mask=label >= 0, other=float("nan")).to(NUMBER)
     log_d = tl.log(d)
-    below = log_d + (m - bent(picked, before, after, CAPPED))
+    below = log_d + (m - bent(picked, before, cap))
     total = mass * (m + log_d) - spread
     of_label = tl.zeros([ROWS], NUMBER)
     if q is None:
@@ -217,12 +163,12 @@ def losses(
     tl.store(predicted + sample, tl.where(counts & (d == d), place, -1), mask=exists)
     if y is not None:
         numbers = coefficients(
-            found, log_d, spare, of_label, sample, exists, valid, counts, dloss, dlse, dlse_square, dlog_prob,
+            found, log_d, spare, of_label, sample, exists, valid, counts, label, dloss, dlse, dlse_square, dlog_prob,
             dentropy, NUMBER, ROWS,
         )  # fmt: skip
-        write_gradients(
-            x, x_row, x_n, y, row_of(sample, inner, y_outer, y_inner), y_n, q, q_row, q_n, weight, label, numbers, n,
-            head, body, exists, before, after, CAPPED, base, share, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
+        write_rows(
+            array_of(y, rows, inner, y_outer, y_n, y_inner), a, b, a, rows, n, 0, numbers, given, gradient_of, 0.0,
+            LOOP, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
         )  # fmt: skip
 
 
