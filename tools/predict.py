@@ -31,7 +31,7 @@ from opgrad.bench.cuda.cells import workloads  # noqa: E402
 from opgrad.contract import DTYPES, Spec  # noqa: E402
 from opgrad.contract.problem import Operand  # noqa: E402
 from opgrad.contract.signature import prepare  # noqa: E402
-from opgrad.cuda import inspect  # noqa: E402
+from opgrad.cuda import inspect, triton_private  # noqa: E402
 from opgrad.cuda.execute import Scratch  # noqa: E402
 from opgrad.testing.arguments import arguments  # noqa: E402
 
@@ -122,14 +122,14 @@ def predicted(cell, architecture, gpus):
 
 def executed(launch, architecture, arrays, scratch):
     """What `predict` needs to know of a launch, from some of its thread blocks."""
-    with inspect._driver(inspect._Compiler(architecture)):
+    with triton_private.compiler_for(architecture):
         kernel = inspect._compile(launch, inspect.BASE)
     memory = GlobalMemory()
     for number, array in enumerate([*arrays, scratch]):
         if array is not None and array.size:
             memory.add(array, f"array {number}")
-    values = [value for value, kind in _flat(launch, kernel) if kind != "constexpr"]
-    bits = [_bits(value, arrays, scratch) for value in values] + [0, 0]
+    values = [(value, kind) for value, kind in _flat(launch, kernel) if kind != "constexpr"]
+    bits = [_bits(value, kind, arrays, scratch) for value, kind in values] + [0, 0]
     grid = (*launch.grid, 1, 1)[:3]
     grid = (grid[0] * launch.ctas, *grid[1:])
     traffic = Traffic()
@@ -151,11 +151,13 @@ def _flat(launch, kernel):
         yield from zip(value, kind, strict=True) if isinstance(kind, tuple) else [(value, kind)]
 
 
-def _bits(value, arrays, scratch):
+def _bits(value, kind, arrays, scratch):
     if isinstance(value, Operand):
         return arrays[value.number].ctypes.data
     if isinstance(value, Scratch):
         return scratch.ctypes.data + value.offset
+    if kind == "fp64":
+        return int(np.float64(value).view(np.uint64))
     if isinstance(value, float):
         return int(np.float32(value).view(np.uint32))
     return int(value or 0) & (2**64 - 1)
