@@ -3,7 +3,7 @@
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.elements import elementwise
-from opgrad.cpu.kernels.numerics import math
+from opgrad.cpu.kernels.numerics import elementary
 
 
 @elementwise
@@ -18,7 +18,7 @@ def relu_grad(dy: Vector, x: Vector, alpha: float) -> Vector:
 
 @elementwise
 def sigmoid(x: Vector, alpha: float) -> Vector:
-    return math.sigmoid(x)
+    return elementary.sigmoid(x)
 
 
 @elementwise
@@ -28,7 +28,7 @@ def sigmoid_grad(dy: Vector, y: Vector, alpha: float) -> Vector:
 
 @elementwise
 def tanh(x: Vector, alpha: float) -> Vector:
-    return math.tanh(x)
+    return elementary.tanh(x)
 
 
 @elementwise
@@ -38,13 +38,13 @@ def tanh_grad(dy: Vector, y: Vector, alpha: float) -> Vector:
 
 @elementwise
 def quick_gelu(x: Vector, alpha: float) -> Vector:
-    return x * math.sigmoid(x * alpha)
+    return x * elementary.sigmoid(x * alpha)
 
 
 @elementwise
 def quick_gelu_grad(dy: Vector, x: Vector, alpha: float) -> Vector:
     scaled = x * alpha
-    s = math.sigmoid(scaled)
+    s = elementary.sigmoid(scaled)
     return dy * s * v.fma(scaled, 1.0 - s, 1.0)
 
 

@@ -13,7 +13,7 @@ from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Part, Pointer, Units
 from opgrad.cpu.kernels.loops.fold import fold
 from opgrad.cpu.kernels.loops.map import get, put, write_times
-from opgrad.cpu.kernels.numerics.math import exp
+from opgrad.cpu.kernels.numerics.elementary import exp
 
 # The float64 numbers in memory that a step reads: the learning rate, which includes AdamW's bias correction; epsilon;
 # the factors by which p is multiplied before and after the step, one of which is the weight decay; the factor by which

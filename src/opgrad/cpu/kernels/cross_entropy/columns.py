@@ -26,7 +26,7 @@ from opgrad.cpu.kernels.loops.map import get, put
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY
 from opgrad.cpu.kernels.loops.transpose import transpose_in, transpose_out
 from opgrad.cpu.kernels.numerics import logsumexp as lse
-from opgrad.cpu.kernels.numerics.math import exp, exp_up_to_zero, log
+from opgrad.cpu.kernels.numerics.elementary import exp, exp_up_to_zero, log
 
 # --- the kernels ----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from opgrad.cpu.kernels.loops.elements import BLOCK
 from opgrad.cpu.kernels.loops.fold import fold_in_chunks
 from opgrad.cpu.kernels.loops.map import get, mapped
 from opgrad.cpu.kernels.loops.rows import row_log_sum, write_log
-from opgrad.cpu.kernels.numerics.math import exp
+from opgrad.cpu.kernels.numerics.elementary import exp
 
 
 @inline

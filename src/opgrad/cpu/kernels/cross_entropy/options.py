@@ -21,7 +21,7 @@ from opgrad.cpu.kernels.loops.fold import fold_down, fold_in_chunks
 from opgrad.cpu.kernels.loops.map import get, put, row_writer
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, first_place, row_max
 from opgrad.cpu.kernels.numerics import logsumexp as lse
-from opgrad.cpu.kernels.numerics.math import exp_up_to_zero, tanh
+from opgrad.cpu.kernels.numerics.elementary import exp_up_to_zero, tanh
 
 
 class Scaling(NamedTuple):

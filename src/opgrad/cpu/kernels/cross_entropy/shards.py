@@ -16,7 +16,7 @@ from opgrad.cpu.kernels.loops.fold import add_value, fold_in_chunks
 from opgrad.cpu.kernels.loops.map import get, mapped, mapped_by_index
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, row_rests
 from opgrad.cpu.kernels.numerics import logsumexp as lse
-from opgrad.cpu.kernels.numerics.math import exp, exp_up_to_zero
+from opgrad.cpu.kernels.numerics.elementary import exp, exp_up_to_zero
 
 
 class Classes(NamedTuple):

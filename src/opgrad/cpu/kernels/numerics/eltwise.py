@@ -5,8 +5,8 @@ from collections.abc import Callable
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.kernels.numerics import elementary
 from opgrad.cpu.kernels.numerics import functions as f
-from opgrad.cpu.kernels.numerics import math
 from opgrad.cpu.kernels.numerics.power import power
 
 MISH_IS_LINEAR = 20.0  # from here on mish(s) is s
@@ -54,14 +54,14 @@ FORMULAS: dict[str, Callable[..., Vector]] = {
     "clip": lambda s, alpha, beta: f.between(s, alpha, beta),
     "clip_v2": lambda s, alpha, beta: f.between(s, alpha, beta),
     "elu": lambda s, alpha, beta: v.select(s > 0.0, s, f.expm1_up_to_zero(f.minimum(s, 0.0)) * alpha),
-    "exp": lambda s, alpha, beta: math.exp(s),
+    "exp": lambda s, alpha, beta: elementary.exp(s),
     "gelu_erf": gelu_erf,
     "gelu_tanh": gelu_tanh,
     "hardsigmoid": lambda s, alpha, beta: f.between(f.line(s, alpha, beta), 0.0, 1.0),
     "hardswish": lambda s, alpha, beta: s * f.between(f.line(s, alpha, beta), 0.0, 1.0),
     "linear": lambda s, alpha, beta: f.line(s, alpha, beta),
     "log": lambda s, alpha, beta: f.log_any(s),
-    "logistic": lambda s, alpha, beta: math.sigmoid(s),
+    "logistic": lambda s, alpha, beta: elementary.sigmoid(s),
     "mish": _mish,
     "pow": lambda s, alpha, beta: power(s, v.like(s, alpha), beta),
     "relu": _relu,
@@ -70,5 +70,5 @@ FORMULAS: dict[str, Callable[..., Vector]] = {
     "sqrt": lambda s, alpha, beta: v.sqrt(s),
     "square": lambda s, alpha, beta: s * s,
     "swish": _swish,
-    "tanh": lambda s, alpha, beta: math.tanh(s),
+    "tanh": lambda s, alpha, beta: elementary.tanh(s),
 }

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.kernels.numerics import elementary
 from opgrad.cpu.kernels.numerics import functions as f
-from opgrad.cpu.kernels.numerics import math
 from opgrad.cpu.kernels.numerics.eltwise import MISH_IS_LINEAR
 from opgrad.cpu.kernels.numerics.power import power
 
@@ -28,7 +28,7 @@ def gelu_erf(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
 def gelu_tanh(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
     high, low = f.gelu_argument(s)
     growth = f.between(s, -f.NO_TAIL, f.NO_TAIL) * f.gelu_argument_slope(s)
-    slope = v.fma(growth, math.sigmoid(-high), 1.0)
+    slope = v.fma(growth, elementary.sigmoid(-high), 1.0)
     return f.unless_infinite(f.logistic_times(g * slope, high, low), s)
 
 
@@ -46,7 +46,7 @@ def _hardswish(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
 
 @inline
 def _logistic(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
-    e = math.exp_up_to_zero(-v.absolute(s))
+    e = elementary.exp_up_to_zero(-v.absolute(s))
     return g / (e + 1.0) * (e / (e + 1.0))
 
 
@@ -77,14 +77,14 @@ def _soft_relu(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
 @inline
 def _swish(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
     high, low = f.product(s, alpha)
-    slope = v.fma(f.between(high, -FAR, FAR), math.sigmoid(-high), 1.0)
+    slope = v.fma(f.between(high, -FAR, FAR), elementary.sigmoid(-high), 1.0)
     return f.unless_infinite(f.logistic_times(g * slope, high, low), s)
 
 
 @inline
 def _tanh(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
     """1 - tanh(s)**2 = 4 * logistic(2 s) * logistic(-2 s)."""
-    e = math.exp_up_to_zero(v.absolute(s) * -2.0)
+    e = elementary.exp_up_to_zero(v.absolute(s) * -2.0)
     return g / (e + 1.0) * (e * 4.0 / (e + 1.0))
 
 
@@ -92,7 +92,7 @@ FORMULAS: dict[str, Callable[..., Vector]] = {
     "abs": lambda g, s, alpha, beta: v.select(s > 0.0, g, v.select(s < 0.0, -g, s * 0.0)),
     "clip": lambda g, s, alpha, beta: v.select(s > alpha, v.select(s <= beta, g, 0.0), 0.0),
     "clip_v2": lambda g, s, alpha, beta: v.select(s > alpha, v.select(s < beta, g, 0.0), 0.0),
-    "elu": lambda g, s, alpha, beta: v.select(s > 0.0, g, g * (math.exp_up_to_zero(f.minimum(s, 0.0)) * alpha)),
+    "elu": lambda g, s, alpha, beta: v.select(s > 0.0, g, g * (elementary.exp_up_to_zero(f.minimum(s, 0.0)) * alpha)),
     "exp": lambda g, s, alpha, beta: f.exp_times(g, s, v.like(s, 0.0)),
     "gelu_erf": gelu_erf,
     "gelu_tanh": gelu_tanh,

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import by_precision, constant, inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.numerics.math import LOG2_E, ROUNDER, expm1_parts, expm1_reduced, log, remainder
+from opgrad.cpu.kernels.numerics.elementary import LOG2_E, ROUNDER, expm1_parts, expm1_reduced, log, remainder
 
 # --- exp on a row's own scale ---------------------------------------------------------------------------------------
 

@@ -3,8 +3,8 @@
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.kernels.numerics.elementary import LN2_HIGH, LN2_LOW, polynomials
 from opgrad.cpu.kernels.numerics.functions import INFINITY, REST_COUNTS, exp_times, normal, rest_of
-from opgrad.cpu.kernels.numerics.math import LN2_HIGH, LN2_LOW, polynomials
 
 # --- log(x) = e * ln 2 + 2 * atanh(q), q = (m - 1) / (m + 1), m in [sqrt(1/2), sqrt(2)) -----------------------------
 

@@ -11,7 +11,7 @@ from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.kernels.gemm import multiply
 from opgrad.cpu.kernels.loops.fold import fold
 from opgrad.cpu.kernels.loops.map import get, put
-from opgrad.cpu.kernels.numerics.math import sigmoid, tanh
+from opgrad.cpu.kernels.numerics.elementary import sigmoid, tanh
 from opgrad.cpu.kernels.recurrent.layer import (
     Layer,
     States,

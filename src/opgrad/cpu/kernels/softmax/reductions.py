@@ -15,7 +15,7 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops import columns, rows
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, minus_both
 from opgrad.cpu.kernels.numerics import logsumexp as lse
-from opgrad.cpu.kernels.numerics.math import exp
+from opgrad.cpu.kernels.numerics.elementary import exp
 
 NAN: Final = float("nan")
 INFINITY: Final = float("inf")

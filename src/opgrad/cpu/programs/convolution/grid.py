@@ -71,7 +71,7 @@ class SignalLayout:
 
     @once
     def sources(self) -> list[list[tuple[int, int, int]]]:
-        """For each phase and axis: the grid's first element that x has, the one behind the last, that first one in x."""
+        """For each phase and axis: the grid's first element that x has, the one behind the last, that first in x."""
         return [
             [
                 (low - begin, high - begin, low * axis.stride + part - axis.begin)

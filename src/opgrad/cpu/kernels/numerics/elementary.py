@@ -1,6 +1,6 @@
 """exp, log, sigmoid and tanh on vectors, each for float32 and float64.
 
-The polynomials are Chebyshev fits on the reduced range; tests/cpu/test_math.py holds the errors against higher
+The polynomials are Chebyshev fits on the reduced range; tests/cpu/test_elementary.py holds the errors against higher
 precision to 2 ulp. Infinities, NaN and denormal results come out as IEEE arithmetic would have them.
 """
 
