@@ -8,12 +8,10 @@ from opgrad.cpu.compiler.memory import copy_bytes
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.loops.elements import elementwise
+from opgrad.cpu.kernels.loops.elements import elementwise, scaling
 from opgrad.cpu.kernels.loops.fold import BLOCK
-from opgrad.cpu.kernels.loops.map import get, row_writer
+from opgrad.cpu.kernels.loops.map import get, row_writer, times
 from opgrad.cpu.kernels.strided import both_offsets
-
-# --- division ------------------------------------------------------------------------------------------------------
 
 
 class Broadcast(NamedTuple):
@@ -61,9 +59,6 @@ def quotient_kernel(a_of: Callable[..., Vector], b_of: Callable[..., Vector]) ->
 EACH, ONE_DIVIDEND, ONE_DIVISOR = quotient_kernel(get, get), quotient_kernel(_one, get), quotient_kernel(get, _one)
 
 
-# --- shapes and zeros ----------------------------------------------------------------------------------------------
-
-
 @kernel
 def copy_words(source, count, target: Pointer):
     copy_bytes(v.address_of(target), source, 8 * count)
@@ -72,3 +67,7 @@ def copy_words(source, count, target: Pointer):
 @elementwise
 def zero_gradient(x: Vector, alpha: float) -> Vector:
     return v.like(x, 0.0)
+
+
+SUM, VALUE = elementwise(lambda buffer, value, alpha: buffer + value), elementwise(lambda value, alpha: value)
+TIMES, DIVIDED = scaling(times), scaling(lambda x, factor: x / factor)

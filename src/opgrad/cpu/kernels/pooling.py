@@ -14,8 +14,6 @@ from opgrad.cpu.kernels.loops.fold import CHUNK
 from opgrad.cpu.kernels.loops.map import write_same
 from opgrad.cpu.kernels.loops.weighted import Along, add_rows, add_times
 
-# --- max pooling ---------------------------------------------------------------------------------------------------
-
 
 @kernel
 def check_planes(planes: Units, part: Part, windows, size, indices: Pointer, found):
@@ -96,9 +94,6 @@ def add_to_maxima_apart(
         write_same(addends, 0, windows, 0, (dy + begin,), ())
         _add_plane(sums, 0, windows, first, sizes, columns_first, addends, indices + begin)
         write_same(dx + first, 0, size, 0, (sums,), ())
-
-
-# --- average pooling -----------------------------------------------------------------------------------------------
 
 
 @inline

@@ -14,9 +14,6 @@ COPY_BYTES: Final = 1 << 16  # bytes that are copied in one go
 INFINITY: Final = float("inf")
 
 
-# --- moving --------------------------------------------------------------------------------------------------------
-
-
 class ByteRows(NamedTuple):
     """Rows of bytes inside an array: where the first one begins, and how far apart they are."""
 
@@ -37,9 +34,6 @@ def copy_rows(units: Units, blocks, size, x: ByteRows, y: ByteRows):
 @kernel
 def store_lengths(count, table, lengths: Pointer):
     copy_bytes(v.address_of(lengths), table, 8 * count)
-
-
-# --- one number for all of them ------------------------------------------------------------------------------------
 
 
 @inline
@@ -85,9 +79,6 @@ def root_of_sum(count, partial: Pointer, y: Pointer):
     for i in range(count):
         total += v.load_one(partial, i)
     v.store_one(y, 0, v.first_lane(v.sqrt(v.full(partial, total))))
-
-
-# --- scaling -------------------------------------------------------------------------------------------------------
 
 
 @kernel

@@ -6,8 +6,7 @@ from opgrad.contract import Shape
 from opgrad.contract.problem import Problem
 from opgrad.contract.shapes import broadcast_axes, reduced_axes
 from opgrad.cpu.kernels import arithmetic as kernels
-from opgrad.cpu.kernels.accumulate import SUM, VALUE
-from opgrad.cpu.kernels.arithmetic import EACH, ONE_DIVIDEND, ONE_DIVISOR, Broadcast, copy_words
+from opgrad.cpu.kernels.arithmetic import EACH, ONE_DIVIDEND, ONE_DIVISOR, SUM, VALUE, Broadcast, copy_words
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.elements import operator, program
@@ -22,9 +21,6 @@ def reduce_sum_training(problem: Problem) -> Program:
     summed = reduced_axes(shape, of["axes"], of["noop_with_empty_axes"])
     workspace = Workspace(precision(problem))
     return Program(sum_steps(grouped(shape, summed), problem["x"], problem["y"], workspace), workspace)
-
-
-# --- division ------------------------------------------------------------------------------------------------------
 
 
 def broadcast_loops(shape: Shape, a: Shape, b: Shape) -> list[tuple[int, int, int]]:
@@ -71,9 +67,6 @@ def div_grad(problem: Problem) -> Program:
     return Program(steps, workspace, tables=tables)
 
 
-# --- shapes and zeros ----------------------------------------------------------------------------------------------
-
-
 def broadcast_gradient_args(problem: Problem) -> Program:
     found = broadcast_axes(problem.attributes["a_shape"], problem.attributes["b_shape"])
     steps, tables = [], Tables()
@@ -85,9 +78,6 @@ def broadcast_gradient_args(problem: Problem) -> Program:
 
 
 zero_gradient = operator(kernels.zero_gradient, "y", "x")
-
-
-# --- accumulation --------------------------------------------------------------------------------------------------
 
 
 def accumulate(problem: Problem) -> Program:

@@ -8,18 +8,8 @@ from opgrad.contract.problem import Operand, Problem
 from opgrad.contract.ranges import wrong_index
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Rows
-from opgrad.cpu.kernels.gather import (
-    AHEAD,
-    SLICES_BY_TARGET,
-    WIDE,
-    Slices,
-    add_pieces,
-    check_indices,
-    copy_slices,
-    report_indices,
-    sum_hot_slices,
-    sum_slices,
-)
+from opgrad.cpu.kernels import gather as kernels
+from opgrad.cpu.kernels.gather import Slices
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.sort import HOT, MOST_SORTED
 from opgrad.cpu.programs import partition
@@ -38,23 +28,18 @@ SHORTEST_PIECE: Final = 256  # each of at least so many slices of dy,
 FEW_COLUMNS: Final = 4096  # if slices have at most so many columns; others are cut into strips of columns
 
 
-# --- indices -------------------------------------------------------------------------------------------------------
-
-
 def checking(kernel: Kernel, workspace: Workspace, units: int, per_part: int, arguments: dict[str, Any]) -> list[Step]:
     """The steps in which every part looks for a wrong index, and the first one is reported."""
     parts = partition.count(units, per_part)
     arguments = {**arguments, "parts": parts, "found": workspace.shared(parts, "int64"), "status": Scratch()}
-    return [Step(kernel, units, arguments, per_part), Step(report_indices, 1, arguments)]
+    return [Step(kernel, units, arguments, per_part), Step(kernels.report_indices, 1, arguments)]
 
 
 def index_steps(problem: Problem, workspace: Workspace, size: int) -> list[Step]:
     """The steps that check the indices."""
     count = math.prod(problem.specs["indices"].shape)
-    return checking(check_indices, workspace, count, INDICES_PER_PART, {"size": size, "indices": problem["indices"]})
-
-
-# --- forward -------------------------------------------------------------------------------------------------------
+    arguments = {"size": size, "indices": problem["indices"]}
+    return checking(kernels.check_indices, workspace, count, INDICES_PER_PART, arguments)
 
 
 def gather(problem: Problem) -> Program:
@@ -85,10 +70,7 @@ def copy_steps(problem: Problem, workspace: Workspace, pre: int, slices: Slices)
     near = pre * slices.size * slice_bytes <= NEAR
     soon = 0 if near else max(SOON, SOON_BYTES // slice_bytes)
     arguments |= {"soon": soon, "stream": partition.streams(traffic)}
-    return [shared_out(copy_slices, units, 2 * slice_bytes, arguments)]
-
-
-# --- backward: sum -------------------------------------------------------------------------------------------------
+    return [shared_out(kernels.copy_slices, units, 2 * slice_bytes, arguments)]
 
 
 def hot_steps(
@@ -102,12 +84,12 @@ def hot_steps(
     """
     count, _, post = slices
     pieces = max(1, min(PIECES, count // SHORTEST_PIECE)) if pre * post <= FEW_COLUMNS else 1
-    width = post if pieces > 1 else WIDE * vector_lanes(workspace.precision)
+    width = post if pieces > 1 else kernels.WIDE * vector_lanes(workspace.precision)
     strips = partition.count(post, width)
     sums = workspace.shared(pre * HOT * pieces * post) if pieces > 1 else problem["dx"]
     arguments = {**arguments, "pieces": pieces, "width": width, "strips": strips, "sums": sums}
-    summing, adding = Step(sum_hot_slices, pre * pieces * strips, arguments), Step(add_pieces, pre, arguments)
-    return [summing, adding] if pieces > 1 else [summing]
+    summing = Step(kernels.sum_hot_slices, pre * pieces * strips, arguments)
+    return [summing, Step(kernels.add_pieces, pre, arguments)] if pieces > 1 else [summing]
 
 
 def gather_grad(problem: Problem) -> Program:
@@ -133,14 +115,14 @@ def sum_steps(problem: Problem, workspace: Workspace, pre: int, slices: Slices) 
     if not count:
         elements = pre * size * post
         return [zero_step(problem["dx"], elements, elements * DTYPES[problem["dx"].dtype].itemsize)]
-    sorting, order = Sorting(workspace, count, size), workspace.shared(count + AHEAD, "int32")
+    sorting, order = Sorting(workspace, count, size), workspace.shared(count + kernels.AHEAD, "int32")
     ranges = max(1, min(size, round(problem.bytes / (pre * partition.MAX_PART_BYTES))))
     units = pre * ranges
     arguments = {"slices": slices, "dy": problem["dy"], "dx": problem["dx"], "order": order}
     arguments |= {"starts": sorting.starts, "hot": sorting.hot, "ranges": ranges}
     arguments |= {"per_range": -(-size // ranges), "stream": partition.streams(problem.bytes)}
     return [
-        *sorting.steps(SLICES_BY_TARGET, problem["indices"], order),
-        shared_out(sum_slices, units, problem.bytes / units, arguments),
+        *sorting.steps(kernels.SLICES_BY_TARGET, problem["indices"], order),
+        shared_out(kernels.sum_slices, units, problem.bytes / units, arguments),
         *hot_steps(problem, workspace, pre, slices, arguments),
     ]

@@ -5,20 +5,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from opgrad.contract.problem import Operand, Problem
+from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.kernels.loops.elements import BLOCK
-from opgrad.cpu.kernels.optimizer import (
-    FACTORS,
-    LogRates,
-    Rates,
-    State,
-    adamw,
-    adamw_factors,
-    clip,
-    clip_factor,
-    sgd,
-    sgd_factors,
-    squares,
-)
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.program import Program, Step
 from opgrad.cpu.programs.workspace import Scratch, Workspace
@@ -55,11 +43,8 @@ def sgd_in_place(operands: Sequence[Operand], factors: int) -> dict[str, Any]:
 
 def adamw_in_place(operands: Sequence[Operand], alpha: float, beta: float, factors: int) -> dict[str, Any]:
     """The arguments of `adamw` for parameters, gradients and moments that it overwrites."""
-    state = State(*operands)
-    return {"old": state, "new": state, "rates": Rates(alpha, beta), "factors": factors}
-
-
-# --- the operators on lists of arrays --------------------------------------------------------------------------------
+    state = kernels.State(*operands)
+    return {"old": state, "new": state, "rates": kernels.Rates(alpha, beta), "factors": factors}
 
 
 def _lists(problem: Problem, *names: str) -> list[tuple[int, list[Operand]]]:
@@ -74,32 +59,32 @@ def _lists(problem: Problem, *names: str) -> list[tuple[int, list[Operand]]]:
 
 def sgd_optimizer(problem: Problem) -> Program:
     workspace = Workspace("float64")
-    factors = workspace.shared(FACTORS)
-    steps = [Step(sgd_factors, 1, {"lr": problem["lr"], "factors": factors})]
+    factors = workspace.shared(kernels.FACTORS)
+    steps = [Step(kernels.sgd_factors, 1, {"lr": problem["lr"], "factors": factors})]
     for size, (p, g, new_p) in _lists(problem, "weights", "gradients", "new_weights"):
         arguments = {"p": p, "g": g, "new_p": new_p, "new_g": None, "factors": factors}
-        steps.append(Step(sgd, size, arguments, BLOCK))
+        steps.append(Step(kernels.sgd, size, arguments, BLOCK))
     return Program(steps, workspace)
 
 
 def adamw_optimizer(problem: Problem) -> Program:
     rates = _rates(problem)
     workspace = Workspace("float64")
-    attributes, factors = problem.attributes, workspace.shared(FACTORS)
+    attributes, factors = problem.attributes, workspace.shared(kernels.FACTORS)
     arguments = {"lr": problem["lr"], "step": problem["step"], "factors": factors, "status": Scratch()}
-    arguments |= {"log_rates": LogRates(*(math.log(rate) if rate else -math.inf for rate in rates))}
+    arguments |= {"log_rates": kernels.LogRates(*(math.log(rate) if rate else -math.inf for rate in rates))}
     arguments |= {"epsilon": attributes["epsilon"], "weight_decay": attributes["weight_decay"]}
     arguments |= {"mode": attributes["adam_mode"], "corrects": attributes["correct_bias"]}
-    steps = [Step(adamw_factors, 1, arguments)]
+    steps = [Step(kernels.adamw_factors, 1, arguments)]
     old, new = ("weights", "gradients", "momentums_1", "momentums_2"), ("weights", "momentums_1", "momentums_2")
     for size, arrays in _lists(problem, *old, *(f"new_{name}" for name in new)):
         p, m, value = arrays[len(old) :]
-        states = {"old": State(*arrays[: len(old)]), "new": State(p, None, m, value)}
-        steps.append(Step(adamw, size, {**states, "rates": rates, "factors": factors}, BLOCK))
+        states = {"old": kernels.State(*arrays[: len(old)]), "new": kernels.State(p, None, m, value)}
+        steps.append(Step(kernels.adamw, size, {**states, "rates": rates, "factors": factors}, BLOCK))
     return Program(steps, workspace, _wrong_step)
 
 
-def _rates(problem: Problem) -> Rates:
+def _rates(problem: Problem) -> kernels.Rates:
     """The moments' decay rates. Raises ValueError for attributes that have no meaning."""
     attributes = problem.attributes
     if attributes["adam_mode"] not in (0, 1):
@@ -109,7 +94,7 @@ def _rates(problem: Problem) -> Rates:
     for name in ("alpha", "beta"):
         if not 0 <= attributes[name] <= 1:
             raise ValueError(f"adamw_optimizer: {name} is {attributes[name]}, expected 0 to 1")
-    return Rates(attributes["alpha"], attributes["beta"])
+    return kernels.Rates(attributes["alpha"], attributes["beta"])
 
 
 def _wrong_step(position: int, value: int) -> Exception:
@@ -123,10 +108,10 @@ def clip_grad_norm(problem: Problem) -> Program:
     steps, first_part = [], 0
     for (size, (gradient, _)), count in zip(lists, parts, strict=True):
         sums = Scratch(found.offset + 8 * first_part, "float64")
-        steps.append(Step(squares, size, {"g": gradient, "sums": sums}, BLOCK))
+        steps.append(Step(kernels.squares, size, {"g": gradient, "sums": sums}, BLOCK))
         first_part += count
     arguments = {"count": sum(parts), "found": found, "factor": factor, "max_norm": problem.attributes["max_norm"]}
-    steps.append(Step(clip_factor, 1, arguments))
+    steps.append(Step(kernels.clip_factor, 1, arguments))
     for size, (gradient, clipped) in lists:
-        steps.append(Step(clip, size, {"factor": factor, "g": gradient, "new_g": clipped}, BLOCK))
+        steps.append(Step(kernels.clip, size, {"factor": factor, "g": gradient, "new_g": clipped}, BLOCK))
     return Program(steps, workspace)

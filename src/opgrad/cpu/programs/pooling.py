@@ -9,15 +9,8 @@ from opgrad.contract import Array
 from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import wrong_maximum
 from opgrad.contract.windows import MOST_AXES, Axis, average_pool_axes
+from opgrad.cpu.kernels import pooling as kernels
 from opgrad.cpu.kernels.loops.weighted import Along
-from opgrad.cpu.kernels.pooling import (
-    PlaneSizes,
-    RowWindows,
-    add_to_maxima,
-    add_to_maxima_apart,
-    check_planes,
-    share_out,
-)
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.gather import checking
 from opgrad.cpu.programs.layout import precision
@@ -26,9 +19,6 @@ from opgrad.cpu.programs.weighted import along
 from opgrad.cpu.programs.workspace import Workspace
 
 ONE_WINDOW: Final = Axis(1, 1, 1)
-
-
-# --- max pooling ---------------------------------------------------------------------------------------------------
 
 
 def max_pool_grad(problem: Problem) -> Program:
@@ -42,16 +32,13 @@ def max_pool_grad(problem: Problem) -> Program:
     arguments = {
         "windows": windows,
         "size": size,
-        "sizes": PlaneSizes(*(1,) * (2 + MOST_AXES - len(shape)), *shape[2:]),
+        "sizes": kernels.PlaneSizes(*(1,) * (2 + MOST_AXES - len(shape)), *shape[2:]),
     }
     arguments |= {"columns_first": problem.attributes["storage_order"], "indices": problem["indices"]}
     arguments |= {"dy": problem["dy"], "dx": problem["dx"]} | memory
-    steps = checking(check_planes, workspace, planes, per_part, arguments)
-    steps.append(Step(add_to_maxima_apart if apart else add_to_maxima, planes, arguments, per_part))
+    steps = checking(kernels.check_planes, workspace, planes, per_part, arguments)
+    steps.append(Step(kernels.add_to_maxima_apart if apart else kernels.add_to_maxima, planes, arguments, per_part))
     return Program(steps, workspace, wrong_maximum(problem, "max_pool_grad"))
-
-
-# --- average pooling -----------------------------------------------------------------------------------------------
 
 
 def _shares(axis: Axis, count_padding: bool) -> Array:
@@ -93,7 +80,7 @@ def average_pool_grad(problem: Problem) -> Program:
     workspace, shares, tables = Workspace(precision(problem)), _shares(wide, padding), Tables()
     longest = max(wide.count, wide.size)
     same = bool((shares == shares[:1]).all())
-    width = RowWindows(
+    width = kernels.RowWindows(
         wide.size, wide.count, wide.kernel, wide.stride, wide.dilation, wide.begin, tables.add(shares, "float64"), same
     )
     arguments = {name: workspace.private(longest) for name in ("sums", "line", "chunk")}
@@ -101,5 +88,5 @@ def average_pool_grad(problem: Problem) -> Program:
     arguments["new_rows"] = tables.add(_new_rows(high))
     arguments |= {"dy": problem["dy"], "dx": problem["dx"]}
     rows = math.prod(shape[:-1])
-    step = shared_out(share_out, rows, problem.bytes / rows, arguments)
+    step = shared_out(kernels.share_out, rows, problem.bytes / rows, arguments)
     return Program([step], workspace, tables=tables)

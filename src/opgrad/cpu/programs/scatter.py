@@ -17,10 +17,19 @@ from opgrad.cpu.compiler.memory import CACHE_LINE
 from opgrad.cpu.kernels.gather import AHEAD, Slices
 from opgrad.cpu.kernels.loops.elements import BLOCK
 from opgrad.cpu.kernels.loops.fold import CHUNK
-from opgrad.cpu.kernels.scatter.along_axis import LineStrips, add_apart, add_in_place, copy_elements
-from opgrad.cpu.kernels.scatter.radix_sort import KEYS_BY_DIGIT, Sorted, sum_sorted
-from opgrad.cpu.kernels.scatter.ranges import AxisRange, Plane, scatter_rows
-from opgrad.cpu.kernels.scatter.tuples import number_tuples
+from opgrad.cpu.kernels.scatter import (
+    KEYS_BY_DIGIT,
+    AxisRange,
+    LineStrips,
+    Plane,
+    Sorted,
+    add_apart,
+    add_in_place,
+    copy_elements,
+    number_tuples,
+    scatter_rows,
+    sum_sorted,
+)
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.elements import zero_step
 from opgrad.cpu.programs.gather import INDICES_PER_PART, check_count, checking, copy_steps, index_steps, sum_steps

@@ -7,30 +7,19 @@ from typing import Any
 
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel
+from opgrad.cpu.kernels import several as kernels
 from opgrad.cpu.kernels.loops.elements import BLOCK
-from opgrad.cpu.kernels.several import (
-    COPY_BYTES,
-    ByteRows,
-    copy_rows,
-    find_nonfinite,
-    none_found,
-    root_of_sum,
-    scale_elements,
-    store_lengths,
-    sum_squares,
-)
+from opgrad.cpu.kernels.several import ByteRows
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
 from opgrad.cpu.programs.workspace import Workspace
 
-# --- moving --------------------------------------------------------------------------------------------------------
-
 
 def copying(rows: int, size: int, x: ByteRows, y: ByteRows) -> Step:
     """The step that copies so many rows of so many bytes."""
-    blocks = partition.count(size, COPY_BYTES)
+    blocks = partition.count(size, kernels.COPY_BYTES)
     arguments = {"blocks": blocks, "size": size, "x": x, "y": y}
-    return shared_out(copy_rows, rows * blocks, 2 * min(size, COPY_BYTES), arguments)
+    return shared_out(kernels.copy_rows, rows * blocks, 2 * min(size, kernels.COPY_BYTES), arguments)
 
 
 def _byte_rows(problem: Problem, name: str, offset: int, step: int) -> ByteRows:
@@ -64,7 +53,7 @@ def concat_training(problem: Problem) -> Program:
     axis = problem.attributes["axis"].start
     lengths, tables = [problem.specs[name].shape[axis] for name in _names(problem, "arrays")], Tables()
     arguments = {"count": len(lengths), "table": tables.add(lengths), "lengths": problem["lengths"]}
-    return Program([*steps, Step(store_lengths, 1, arguments)], tables=tables)
+    return Program([*steps, Step(kernels.store_lengths, 1, arguments)], tables=tables)
 
 
 def split_training(problem: Problem) -> Program:
@@ -81,9 +70,6 @@ def pass_through(problem: Problem) -> Program:
         size = _elements(problem, name) * problem.specs[name].dtype.itemsize
         steps.append(copying(1, size, _byte_rows(problem, name, 0, 0), _byte_rows(problem, copy, 0, 0)))
     return Program(steps)
-
-
-# --- one number for all of them ------------------------------------------------------------------------------------
 
 
 def _elements(problem: Problem, name: str) -> int:
@@ -107,14 +93,12 @@ def is_all_finite(problem: Problem) -> Program:
     infinities, nans = not problem.attributes["isnan_only"], not problem.attributes["isinf_only"]
     if not infinities and not nans:
         raise ValueError("is_all_finite: isinf_only and isnan_only are both set, expected at most one")
-    return _reduction(problem, find_nonfinite, none_found, "finite", "int64", infinities=infinities, nans=nans)
+    wanted = {"infinities": infinities, "nans": nans}
+    return _reduction(problem, kernels.find_nonfinite, kernels.none_found, "finite", "int64", **wanted)
 
 
 def reduce_all_l2(problem: Problem) -> Program:
-    return _reduction(problem, sum_squares, root_of_sum, "norm", "float64")
-
-
-# --- scaling -------------------------------------------------------------------------------------------------------
+    return _reduction(problem, kernels.sum_squares, kernels.root_of_sum, "norm", "float64")
 
 
 def mixed_precision_scale(problem: Problem) -> Program:
@@ -125,5 +109,5 @@ def mixed_precision_scale(problem: Problem) -> Program:
     for i, (name, size, end) in enumerate(zip(names, sizes, accumulate(sizes), strict=True)):
         scaled, offset = (problem["scaled[0]"], end - size) if fused else (problem[f"scaled[{i}]"], 0)
         arguments = {**common, "x": problem[name], "y": scaled, "offset": offset}
-        steps.append(Step(scale_elements, size, arguments, BLOCK))
+        steps.append(Step(kernels.scale_elements, size, arguments, BLOCK))
     return Program(steps)

@@ -15,6 +15,7 @@ from opgrad.cpu.kernels.loops.map import get, put
 from opgrad.cpu.kernels.numerics.elementary import sigmoid, tanh
 from opgrad.cpu.kernels.recurrent.layer import (
     Layer,
+    Panels,
     States,
     copy_states,
     place_of,
@@ -22,7 +23,6 @@ from opgrad.cpu.kernels.recurrent.layer import (
     states_before,
     time_of,
 )
-from opgrad.cpu.kernels.recurrent.products import Panels
 
 
 class GateWeights(NamedTuple):

@@ -1,4 +1,9 @@
-"""What the programs of recurrent layers have in common: packed matrices, missing operands, products over all steps."""
+"""The programs of recurrent layers and of their gradients.
+
+The gates are sums of a product with x and a product with the states. The products with x of all steps are one product
+of matrices, and so is each gradient of the weights. The products with the states go from step to step, in a kernel
+whose units are sequences.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +15,9 @@ from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.loops.fill import fill_zeros
-from opgrad.cpu.kernels.recurrent import products, sums
-from opgrad.cpu.kernels.recurrent.layer import Layer, States
-from opgrad.cpu.kernels.recurrent.products import BlockUnits, LayerMatrix, Panels
+from opgrad.cpu.kernels.recurrent import gru, lstm
+from opgrad.cpu.kernels.recurrent import layer as layers
+from opgrad.cpu.kernels.recurrent.layer import BlockUnits, Layer, LayerMatrix, Panels, States
 from opgrad.cpu.programs.layout import precision
 from opgrad.cpu.programs.program import Program, Step, shared_out
 from opgrad.cpu.programs.workspace import Workspace
@@ -124,7 +129,7 @@ class Building:
         if self.given("bias"):
             bias = Rows(self.problem["bias"], 2 * self.rows)
             arguments = {"rows": self.rows, "joined": joined, "single": single, "bias": bias, "sums": added}
-            self.add(sums.add_biases, self.directions, 3 * size * self.item, arguments)
+            self.add(layers.add_biases, self.directions, 3 * size * self.item, arguments)
         else:
             self.add(fill_zeros, self.directions * size, self.item, {"y": added.data, "stream": 0})
         return added
@@ -165,7 +170,7 @@ class Building:
         packed, count = self.panels(depth, rows, self.directions)
         x = self.weights(name, depth, first)
         arguments = {"panels": count, "rows": rows, "depth": depth, "x": x, "packed": packed}
-        self.add(products.pack_transposed, self.directions * count, 2 * packed.panel * self.item, arguments)
+        self.add(layers.pack_transposed, self.directions * count, 2 * packed.panel * self.item, arguments)
         return packed
 
     def packed(self, x: LayerMatrix, blocks: int, rows: int, columns: int, directions: int | None = None) -> Panels:
@@ -174,7 +179,7 @@ class Building:
         packed, count = self.panels(blocks * rows, columns, directions)
         arguments = {"panels": count, "blocks": blocks, "rows": rows, "columns": columns, "x": x, "packed": packed}
         units, unit_bytes = directions * count * blocks, 2 * rows * self.width * self.item
-        self.add(products.pack_rows, units, unit_bytes, arguments)
+        self.add(layers.pack_rows, units, unit_bytes, arguments)
         return packed
 
     def packed_weights(self, name: str, columns: int, rows: int | None = None, first: int = 0) -> Panels:
@@ -188,7 +193,7 @@ class Building:
         arguments |= {"reverse": self.layer.reverse, "x": self.states_of_steps("y"), "packed": packed}
         arguments["first"] = self.states("initial_h")
         units, unit_bytes = self.directions * count * self.steps, 2 * self.batch * self.width * self.item
-        self.add(products.pack_before, units, unit_bytes, arguments)
+        self.add(layers.pack_before, units, unit_bytes, arguments)
         return packed
 
     # --- products over all steps ------------------------------------------------------------------------------------
@@ -204,7 +209,7 @@ class Building:
         arguments = {"blocks": blocks, "first": first or 0, "depth": depth, "columns": columns, "add": bool(first)}
         units = count * blocks.units * (1 if together else self.directions)
         unit_products = blocks.per_unit * depth * columns
-        self.add(products.multiply_rows, units, unit_products / PRODUCTS_OF_BYTE, {**arguments, "a": a, "b": b, "c": c})
+        self.add(layers.multiply_rows, units, unit_products / PRODUCTS_OF_BYTE, {**arguments, "a": a, "b": b, "c": c})
 
     def parts(self, dz: LayerMatrix, rows: Sequence[int]) -> list[Part]:
         """dz cut into parts of so many columns; each is packed when it is first needed."""
@@ -237,7 +242,7 @@ class Building:
         arguments = {"panels": count, "depth": self.all_rows, "rows": part.count, "columns": columns}
         arguments |= {"a": part.packed, "b": b, "c": c}
         unit_products = self.width * self.all_rows * columns
-        self.add(products.multiply_panels, self.directions * count, unit_products / PRODUCTS_OF_BYTE, arguments)
+        self.add(layers.multiply_panels, self.directions * count, unit_products / PRODUCTS_OF_BYTE, arguments)
 
     def sum_columns(self, x: LayerMatrix, first: int, again: int) -> None:
         """Write the gradient of the biases from `first` on, and once more `again` elements behind, if not 0."""
@@ -247,4 +252,130 @@ class Building:
         strips, columns = -(-self.rows // self.lanes), self.rows
         arguments = {"strips": strips, "rows": self.all_rows, "columns": columns, "first": first, "again": again}
         arguments |= {"x": Rows(x.data, x.direction), "y": y}
-        self.add(sums.sum_columns, self.directions * strips, self.all_rows * self.lanes * self.item, arguments)
+        self.add(layers.sum_columns, self.directions * strips, self.all_rows * self.lanes * self.item, arguments)
+
+
+# --- operators ------------------------------------------------------------------------------------------------------
+
+
+LSTM, GRU = 4, 3  # gates
+
+
+def _gates_from_x(building: Building) -> None:
+    """Write the gates' products with x into the result that holds the gates later."""
+    weights = building.transposed("w", building.inputs, building.rows)
+    gates = building.states_of_steps("gates", building.gates)
+    building.multiply_rows(gates, building.inputs_of_steps("x"), weights, building.inputs, building.rows)
+
+
+def lstm_training(problem: Problem) -> Program:
+    b = Building(problem, LSTM)
+    _gates_from_x(b)
+    b.add_sequences(
+        lstm.lstm_steps,
+        weights=lstm.CellWeights(b.transposed("r", b.hidden, b.rows), *b.peepholes()),
+        bias=b.biases(b.rows),
+        start=lstm.Start(b.states("initial_h"), b.states("initial_c")),
+        **{name: problem[name] for name in ("gates", "y", "cells", "y_h", "y_c")},
+    )
+    return b.program("lstm_training")
+
+
+def lstm_grad(problem: Problem) -> Program:
+    b = Building(problem, LSTM)
+    dz, state = b.matrix(b.rows), b.directions * b.batch * b.hidden
+    c0, cells = b.states("initial_c"), problem["cells"]
+    b.add_sequences(
+        lstm.lstm_steps_back,
+        weights=lstm.CellWeights(b.packed_weights("r", b.hidden), *b.peepholes()),
+        c0=c0,
+        gates=problem["gates"],
+        cells=cells,
+        above=lstm.Above(b.of_steps("dy"), b.states("dy_h"), b.states("dy_c")),
+        dz=dz.data,
+        dh=b.result("dinitial_h", state),
+        dc=b.result("dinitial_c", state),
+    )
+    parts = b.parts(dz, [b.rows])
+    b.gradient_of_x(dz)
+    b.gradient_of_w(parts)
+    b.gradient_of_r(parts, [b.packed_before])
+    b.sum_columns(dz, 0, b.rows)
+    if b.given("dpeepholes"):
+        strips = -(-b.hidden // b.lanes)
+        arguments = {"strips": strips, "layer": b.layer, "cells": cells, "c0": c0, "dz": dz.data}
+        arguments["dp"] = problem["dpeepholes"]
+        b.add(lstm.peepholes_back, b.directions * strips, 5 * b.all_rows * b.lanes * b.item, arguments)
+    return b.program("lstm_grad")
+
+
+def _transposed_new(b: Building) -> Panels:
+    """The packed matrix by which the steps multiply the states for n."""
+    return b.transposed("r", b.hidden, b.hidden, first=2 * b.hidden)
+
+
+def gru_training(problem: Problem) -> Program:
+    b = Building(problem, GRU)
+    linear = problem.attributes["linear_before_reset"]
+    _gates_from_x(b)
+    b.add_sequences(
+        gru.gru_steps_linear if linear else gru.gru_steps,
+        r=gru.GateWeights(b.transposed("r", b.hidden, 2 * b.hidden), _transposed_new(b)),
+        bias=b.biases(2 * b.hidden, b.hidden) if linear else b.biases(b.rows),
+        h0=b.states("initial_h"),
+        product=b.shared(b.directions * b.batch * b.hidden),
+        **{name: problem[name] for name in ("gates", "y", "y_h")},
+    )
+    return b.program("gru_training")
+
+
+def gru_grad(problem: Problem) -> Program:
+    b = Building(problem, GRU)
+    dz = b.matrix(b.rows)
+    common = {
+        "kept": gru.Kept(problem["gates"], problem["y"], b.states("initial_h")),
+        "above": gru.Above(b.of_steps("dy"), b.states("dy_h")),
+        "dh": b.result("dinitial_h", b.directions * b.batch * b.hidden),
+    }
+    back = _linear_back if problem.attributes["linear_before_reset"] else _reset_back
+    dz_h = back(b, dz, common)
+    b.gradient_of_x(dz)
+    b.sum_columns(dz, 0, 0)
+    b.sum_columns(dz_h, b.rows, 0)
+    return b.program("gru_grad")
+
+
+def _reset_back(b: Building, dz: LayerMatrix, common: Mapping[str, Any]) -> LayerMatrix:
+    """The steps back, dw and dr. Returns dz: the gradients of the gates' products with the states are the same."""
+    resets = b.matrix(b.hidden)
+    b.add_sequences(
+        gru.gru_steps_back,
+        r=gru.GateWeights(
+            b.packed_weights("r", b.hidden, 2 * b.hidden),
+            b.packed_weights("r", b.hidden, b.hidden, first=2 * b.hidden),
+        ),
+        dz=dz.data,
+        product=resets.data,
+        **common,
+    )
+    parts = b.parts(dz, [2 * b.hidden, b.hidden])
+    b.gradient_of_w(parts)
+    # The state that is multiplied by the weights of n is the one after the reset gate.
+    b.gradient_of_r(parts, [b.packed_before, lambda: b.packed(resets, b.steps, b.batch, b.hidden)])
+    return dz
+
+
+def _linear_back(b: Building, dz: LayerMatrix, common: Mapping[str, Any]) -> LayerMatrix:
+    """`_reset_back` for linear_before_reset: the reset gate multiplies the product for n, so its gradient differs."""
+    dz_h = b.matrix(b.rows)
+    b.add_sequences(
+        gru.gru_steps_linear_back,
+        r=gru.GateWeights(b.packed_weights("r", b.hidden), _transposed_new(b)),
+        bias=b.biases(2 * b.hidden, b.hidden),
+        dz=gru.GateGradients(dz.data, dz_h.data),
+        product=b.shared(b.directions * b.batch * b.hidden),
+        **common,
+    )
+    b.gradient_of_w(b.parts(dz, [b.rows]))
+    b.gradient_of_r(b.parts(dz_h, [b.rows]), [b.packed_before])
+    return dz_h
