@@ -88,9 +88,11 @@ def given_or(pointer, sample, exists, DEFAULT: tl.constexpr, NUMBER: tl.constexp
 
 
 @triton.jit
-def store(pointer, sample, exists, counts, value):
-    """A result of samples: 0 for those that are ignored."""
-    tl.store(pointer + sample, narrow(tl.where(counts, value, 0.0), pointer.dtype.element_ty), mask=exists)
+def store_results(pointers, sample, exists, counts, values):
+    """Four results of samples: 0 for those that are ignored."""
+    for i in tl.static_range(4):
+        value = tl.where(counts, values[i], 0.0)
+        tl.store(pointers[i] + sample, narrow(value, pointers[i].dtype.element_ty), mask=exists)
 
 
 @triton.jit
@@ -156,10 +158,8 @@ def losses(
         of_label = weights_of(weight, label, counts, valid).to(NUMBER) * share
         total += tl.where(of_label == 0, 0.0, of_label * below)
     spare = log_d - slack / d
-    store(loss, sample, exists, counts, total + tl.where(valid, d - d, float("nan")))
-    store(lse, sample, exists, counts, m + log_d)
-    store(log_prob, sample, exists, counts, -below)
-    store(entropy, sample, exists, counts, spare)
+    total += tl.where(valid, d - d, float("nan"))
+    store_results((loss, lse, log_prob, entropy), sample, exists, counts, (total, m + log_d, -below, spare))
     tl.store(predicted + sample, tl.where(counts & (d == d), place, -1), mask=exists)
     if y is not None:
         numbers = coefficients(
