@@ -1,43 +1,36 @@
 """Recognition of Gelu, exact and by tanh, and of x * sigmoid(alpha * x): QuickGelu, SiLU, Swish."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import onnx
 from onnx import TensorProto
 
 from opgrad.graph.graph import Graph
-from opgrad.graph.messages import FLOATS, MICROSOFT, domain_of
+from opgrad.graph.messages import FLOATS, MICROSOFT
 from opgrad.graph.passes.patterns import factors, is_near, plus, power, same_shape, without
+from opgrad.graph.passes.single_nodes import at_each
 
 GELU_FROM, SWISH_FROM = 20, 24  # the first opsets with Gelu and Swish
 CUBIC, SLOPE = 0.044715, math.sqrt(2 / math.pi)  # tanh(SLOPE * (x + CUBIC * x^3)) is nearly erf(x / sqrt(2))
-Recognize = Callable[[Graph, onnx.NodeProto], onnx.NodeProto | None]
 
 
-def fuse_gelu(graph: Graph) -> bool:
+@at_each("Mul")
+def fuse_gelu(graph: Graph, node: onnx.NodeProto) -> bool:
     """x * (1 + erf(x / sqrt(2))) / 2, or with tanh, becomes Gelu."""
-    if graph.plain and graph.opset < GELU_FROM:
-        return False
-    return _fuse(graph, _gelu)
+    return _replace(graph, node, None if graph.plain and graph.opset < GELU_FROM else _gelu(graph, node))
 
 
-def fuse_swish(graph: Graph) -> bool:
+@at_each("Mul")
+def fuse_swish(graph: Graph, node: onnx.NodeProto) -> bool:
     """x * sigmoid(alpha * x) becomes QuickGelu, or Swish of ONNX."""
-    if graph.plain and graph.opset < SWISH_FROM:
-        return False
-    return _fuse(graph, _swish)
+    return _replace(graph, node, None if graph.plain and graph.opset < SWISH_FROM else _swish(graph, node))
 
 
-def _fuse(graph: Graph, recognize: Recognize) -> bool:
-    changed = False
-    for node in list(graph.nodes()):
-        if not domain_of(node) and node.op_type == "Mul" and node.output[0] in graph.producers:
-            replacement = recognize(graph, node)
-            if replacement is not None:
-                graph.substitute(node, [replacement])
-                changed = True
-    return changed
+def _replace(graph: Graph, node: onnx.NodeProto, by: onnx.NodeProto | None) -> bool:
+    if by is not None:
+        graph.substitute(node, [by])
+    return by is not None
 
 
 # --- Gelu ---

@@ -5,8 +5,9 @@ from onnx import helper, numpy_helper
 
 from opgrad.graph.evaluation import FOLDED, constant_tensor, evaluate
 from opgrad.graph.graph import Graph
-from opgrad.graph.messages import copied, domain_of, names_of
+from opgrad.graph.messages import copied, names_of
 from opgrad.graph.nodes import subgraphs
+from opgrad.graph.passes.single_nodes import at_each
 
 GROWTH = 1 << 12  # the most bytes by which a folded value may be larger than the constants it is computed from
 FOLDABLE = FOLDED | names_of(
@@ -18,17 +19,15 @@ FOLDABLE = FOLDED | names_of(
 )
 
 
-def fold_constants(graph: Graph) -> bool:
+@at_each()
+def fold_constants(graph: Graph, node: onnx.NodeProto) -> bool:
     """Replace Constant nodes, and nodes whose inputs are all constants, by initializers."""
-    changed = False
-    for node in list(graph.nodes()):
-        if domain_of(node) or graph.kept.intersection(node.output) or any(subgraphs(node)):
-            continue
-        tensors = _constant(node) if node.op_type == "Constant" else _computed(graph, node)
-        if tensors is not None:
-            graph.become_constants(node, tensors)
-            changed = True
-    return changed
+    if graph.kept.intersection(node.output) or any(subgraphs(node)):
+        return False
+    tensors = _constant(node) if node.op_type == "Constant" else _computed(graph, node)
+    if tensors is not None:
+        graph.become_constants(node, tensors)
+    return tensors is not None
 
 
 def _constant(node: onnx.NodeProto) -> dict[str, onnx.TensorProto] | None:

@@ -6,6 +6,7 @@ from onnx import helper
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import MICROSOFT, domain_of, import_microsoft
 from opgrad.graph.nodes import attributes_of
+from opgrad.graph.passes.single_nodes import at_each
 
 ONE_AXIS_FROM = 13  # before this opset LogSoftmax takes all axes from `axis` on together as one row
 CLASSES = 1  # the axis of the classes
@@ -17,20 +18,17 @@ DEFAULTS = {"reduction": "mean", "ignore_index": -1}  # opgrad's defaults for th
 # --- before differentiation ---
 
 
-def fuse_cross_entropy(graph: Graph) -> bool:
+@at_each("NegativeLogLikelihoodLoss")
+def fuse_cross_entropy(graph: Graph, node: onnx.NodeProto) -> bool:
     """Fuse LogSoftmax and NegativeLogLikelihoodLoss into SoftmaxCrossEntropyLoss.
 
     The result of LogSoftmax becomes the second result of the fused node.
     """
-    changed = False
-    for node in list(graph.nodes()):
-        if domain_of(node) or node.op_type != "NegativeLogLikelihoodLoss":
-            continue
-        softmax = graph.maker(node.input[0], "LogSoftmax")
-        if softmax is not None and _is_over_classes(graph, softmax) and _may_move(graph, softmax):
-            _write(graph, softmax, node)
-            changed = True
-    return changed
+    softmax = graph.maker(node.input[0], "LogSoftmax")
+    if softmax is None or not _is_over_classes(graph, softmax) or len(graph.readers[softmax.output[0]]) > 1:
+        return False  # of another axis, or another node reads the log-probabilities, too
+    _write(graph, softmax, node)
+    return True
 
 
 def _is_over_classes(graph: Graph, softmax: onnx.NodeProto) -> bool:
@@ -40,12 +38,6 @@ def _is_over_classes(graph: Graph, softmax: onnx.NodeProto) -> bool:
     early = graph.opset < ONE_AXIS_FROM
     axis = attributes_of(softmax).get("axis", 1 if early else -1) % len(sizes)
     return axis == CLASSES and (not early or len(sizes) == 2)
-
-
-def _may_move(graph: Graph, softmax: onnx.NodeProto) -> bool:
-    """Whether the log-probabilities may be computed by the loss node: no node but the loss reads them."""
-    readers = graph.readers[softmax.output[0]]
-    return len(readers) == 1
 
 
 def _write(graph: Graph, softmax: onnx.NodeProto, node: onnx.NodeProto) -> None:

@@ -1,6 +1,5 @@
 """Recognition of layer normalization and RMS normalization in the forms that exporters write."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +11,7 @@ from opgrad.graph.graph import Graph
 from opgrad.graph.messages import domain_of
 from opgrad.graph.nodes import attributes_of
 from opgrad.graph.passes.patterns import is_near, mean_axes, plus, power
+from opgrad.graph.passes.single_nodes import at_each
 
 LAYER_FROM, RMS_FROM = 17, 23  # the first opsets of ONNX with LayerNormalization and RMSNormalization
 RAISED_FROM = 13  # onnxruntime has them in older opsets, too, but onnx cannot convert older models that have them
@@ -34,40 +34,29 @@ class Normalized:
     bias: str = ""
 
 
-Find = Callable[[Graph, onnx.NodeProto], Normalized | None]
-
-
-def fuse_layer_normalization(graph: Graph) -> bool:
+@at_each("Sub", "Add")
+def fuse_layer_normalization(graph: Graph, node: onnx.NodeProto) -> bool:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias becomes LayerNormalization."""
-    return _fuse(graph, LAYER_FROM, _whole_layer, "Layer")
-
-
-def fuse_rms_normalization(graph: Graph) -> bool:
-    """x / sqrt(mean(x * x) + epsilon) * scale becomes SimplifiedLayerNormalization, or RMSNormalization of ONNX."""
-    return _fuse(graph, RMS_FROM, _whole_rms, "RMS")
-
-
-def _fuse(graph: Graph, least: int, find: Find, kind: str) -> bool:
-    """Replace what `find` finds at each node by one node; in a plain graph only from the opset `least` on."""
-    if graph.opset < (least if graph.plain else RAISED_FROM):
+    if not _may_have(graph, LAYER_FROM):
         return False
-    changed = False
-    for node in list(graph.nodes()):
-        found = find(graph, node)
-        changed |= found is not None and _write(graph, found, kind)
-    return changed
+    if node.op_type == "Add":
+        whole = _expanded_layer(graph, node)
+    else:
+        found = _layer(graph, node)
+        whole = None if found is None else _with_bias(graph, _with_scale(graph, _with_casts(graph, found)))
+    return whole is not None and _write(graph, whole, "Layer")
 
 
-def _whole_layer(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
-    found = _layer(graph, node)
-    if found is None:
-        return _expanded_layer(graph, node)
-    return _with_bias(graph, _with_scale(graph, _with_casts(graph, found)))
+@at_each("ReduceMean")
+def fuse_rms_normalization(graph: Graph, node: onnx.NodeProto) -> bool:
+    """x / sqrt(mean(x * x) + epsilon) * scale becomes SimplifiedLayerNormalization, or RMSNormalization of ONNX."""
+    found = _rms(graph, node) if _may_have(graph, RMS_FROM) else None
+    return found is not None and _write(graph, _with_scale(graph, _with_casts(graph, found)), "RMS")
 
 
-def _whole_rms(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
-    found = _rms(graph, node)
-    return None if found is None else _with_scale(graph, _with_casts(graph, found))
+def _may_have(graph: Graph, least: int) -> bool:
+    """Whether a graph may have a normalization of its own; a plain graph from the opset `least` on."""
+    return graph.opset >= (least if graph.plain else RAISED_FROM)
 
 
 # --- x by its deviation ---
@@ -75,8 +64,6 @@ def _whole_rms(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
 
 def _layer(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
     """The layer normalization that begins with this node, which subtracts the mean; None if there is none."""
-    if domain_of(node) or node.op_type != "Sub":
-        return None
     mean = graph.maker(node.input[1], "ReduceMean") if graph.inner(node.input[1]) else None
     axis = mean_axes(graph, mean) if mean is not None and mean.input[0] == node.input[0] else None
     if axis is None or not graph.inner(node.output[0], 2):
@@ -87,8 +74,6 @@ def _layer(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
 
 def _rms(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
     """The RMS normalization that begins with this node, a mean of squares; None if there is none."""
-    if domain_of(node) or node.op_type != "ReduceMean":
-        return None
     x, axis = power(graph, node.input[0], 2), mean_axes(graph, node)
     return _divided(graph, x, axis) if x is not None and axis is not None else None
 
@@ -142,8 +127,6 @@ def _is_mean_of_squares(graph: Graph, name: str, x: str, axis: int) -> bool:
 
 def _expanded_layer(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
     """What a node makes that is x * g + (bias - mean * g), g = scale / sqrt(variance + epsilon), as Keras writes it."""
-    if domain_of(node) or node.op_type != "Add":
-        return None
     for first, second in (tuple(node.input), tuple(node.input)[::-1]):
         product, moved = graph.maker(first, "Mul"), graph.maker(second, "Sub")
         shift = graph.maker(moved.input[1], "Mul") if moved is not None and graph.inner(moved.input[1]) else None

@@ -4,22 +4,20 @@ import onnx
 from onnx import helper
 
 from opgrad.graph.graph import Graph
-from opgrad.graph.messages import domain_of
 from opgrad.graph.nodes import attributes_of
+from opgrad.graph.passes.single_nodes import at_each
 
 
-def transpose_products(graph: Graph) -> bool:
+@at_each("Transpose")
+def transpose_products(graph: Graph, node: onnx.NodeProto) -> bool:
     """Replace (a @ b).T by b.T @ a.T; gradients of weights that a graph transposes have this form."""
-    changed = False
-    for node in list(graph.nodes()):
-        product = None if domain_of(node) or node.op_type != "Transpose" else graph.maker(node.input[0], "Gemm")
-        if product is None or not graph.inner(node.input[0]) or len([name for name in product.input if name]) > 2:
-            continue
-        if attributes_of(node).get("perm", [1, 0]) != [1, 0]:
-            continue
-        graph.substitute(node, [_exchanged(graph, product, node.output[0])])
-        changed = True
-    return changed
+    product = graph.maker(node.input[0], "Gemm")
+    if product is None or not graph.inner(node.input[0]) or len([name for name in product.input if name]) > 2:
+        return False
+    if attributes_of(node).get("perm", [1, 0]) != [1, 0]:
+        return False
+    graph.substitute(node, [_exchanged(graph, product, node.output[0])])
+    return True
 
 
 def _exchanged(graph: Graph, product: onnx.NodeProto, output: str) -> onnx.NodeProto:

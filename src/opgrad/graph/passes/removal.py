@@ -7,8 +7,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.graph.graph import Graph
-from opgrad.graph.messages import domain_of
 from opgrad.graph.nodes import attributes_of
+from opgrad.graph.passes.single_nodes import at_each
 from opgrad.graph.passes.sizes import Shapes, slice_limits, terms_of
 from opgrad.graph.sizes import Term, Terms
 
@@ -35,13 +35,11 @@ def unchanged(*operators: str) -> Callable[[Test], Test]:
     return declare
 
 
-def remove_no_ops(graph: Graph) -> bool:
+@at_each()
+def remove_no_ops(graph: Graph, node: onnx.NodeProto) -> bool:
     """Let the readers of a node that changes nothing read the node's input instead."""
-    changed = False
-    for node in list(graph.nodes()):
-        by = None if domain_of(node) or not _is_read(graph, node) else _equal_input(graph, node)
-        changed |= by is not None and graph.alias(node.output[0], by)
-    return changed
+    by = _equal_input(graph, node) if _is_read(graph, node) else None
+    return by is not None and graph.alias(node.output[0], by)
 
 
 def _is_read(graph: Graph, node: onnx.NodeProto) -> bool:
@@ -188,15 +186,11 @@ def _is_neutral(graph: Graph, operands: Sequence[str], number: float) -> bool:
 # --- pairs ---
 
 
-def join_pairs(graph: Graph) -> bool:
+@at_each("Cast", "Transpose", "Reshape")
+def join_pairs(graph: Graph, node: onnx.NodeProto) -> bool:
     """Replace two successive Casts, Transposes or Reshapes by one, or by none if they cancel out."""
-    changed = False
-    for node in list(graph.nodes()):
-        join = PAIRS.get(node.op_type) if not domain_of(node) and _is_read(graph, node) else None
-        first = graph.maker(node.input[0], node.op_type) if join is not None else None
-        if join is not None and first is not None:
-            changed |= join(graph, first, node)
-    return changed
+    first = graph.maker(node.input[0], node.op_type) if _is_read(graph, node) else None
+    return first is not None and PAIRS[node.op_type](graph, first, node)
 
 
 def _casts(graph: Graph, first: onnx.NodeProto, node: onnx.NodeProto) -> bool:

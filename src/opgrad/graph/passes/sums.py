@@ -3,22 +3,21 @@
 import onnx
 
 from opgrad.graph.graph import Graph
-from opgrad.graph.messages import domain_of
+from opgrad.graph.passes.single_nodes import at_each
 from opgrad.graph.sizes import Sizes, are_equal
 
 
-def chain_sums(graph: Graph) -> bool:
+@at_each("Sum")
+def chain_sums(graph: Graph, node: onnx.NodeProto) -> bool:
     """Replace a Sum of values of one shape by additions in its order.
 
     onnxruntime's Sum needs memory for its result while all of its inputs are in memory. An addition writes into its
     first input, and the memory of each other input is free as soon as it was added.
     """
-    changed = False
-    for node in list(graph.nodes()):
-        if not domain_of(node) and node.op_type == "Sum" and len(node.input) > 1 and not _broadcasts(graph, node):
-            graph.substitute(node, _additions(graph, node))
-            changed = True
-    return changed
+    if len(node.input) < 2 or _broadcasts(graph, node):
+        return False
+    graph.substitute(node, _additions(graph, node))
+    return True
 
 
 def _broadcasts(graph: Graph, node: onnx.NodeProto) -> bool:

@@ -1,0 +1,29 @@
+"""Passes that look at one node at a time."""
+
+import functools
+from collections.abc import Callable
+
+import onnx
+
+from opgrad.graph.graph import Graph
+from opgrad.graph.messages import domain_of
+
+Change = Callable[[Graph, onnx.NodeProto], bool]
+
+
+def at_each(*operators: str) -> Callable[[Change], Callable[[Graph], bool]]:
+    """Make a pass of a function that changes a graph at one node and tells whether it did.
+
+    It is called for every node of these operators of ai.onnx, or of all, that the graph has when the pass begins.
+    """
+
+    def decorate(change: Change) -> Callable[[Graph], bool]:
+        @functools.wraps(change)
+        def run(graph: Graph) -> bool:
+            nodes = [each for each in graph.nodes() if not domain_of(each)]
+            changes = [change(graph, each) for each in nodes if not operators or each.op_type in operators]
+            return any(changes)
+
+        return run
+
+    return decorate
