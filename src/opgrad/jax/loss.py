@@ -18,7 +18,7 @@ from opgrad.contract import loss_operators, operators
 from opgrad.contract.loss_options import IGNORED, LossOptions, divisors, over
 from opgrad.jax.calls import alike, call
 from opgrad.jax.derivative import scaled
-from opgrad.jax.formulas import sample_weights, weighted_losses, wide
+from opgrad.jax.formulas import weighted_losses, wide
 
 _plain = {each: operators()[f"softmax_cross_entropy_loss{each}"] for each in ("_only", "_and_grad")}
 _samples, _samples_and_grad = (loss_operators()[f"sample_losses{each}"] for each in ("", "_and_grad"))
@@ -59,14 +59,14 @@ def cross_entropy(
         loss, lse = sample_losses(options)(logits, targets)
         return loss + square * lse * lse if _is_given(square) else loss
     is_plain = targets.probabilities is None and not options.label_smoothing and not options.bends
-    if is_plain and not _is_given(square):
-        natural = reduction if num_items is None and logits.dtype != jnp.float16 else "sum"
-        total = _plain_loss(options, natural)(logits, targets)
-        return (
-            total if natural == reduction else total * divided(options, targets, reduction, num_items, total.dtype)[0]
-        )
     by_weight, by_count = divided(options, targets, reduction, num_items, wide(logits.dtype))
-    return _total(options, _is_given(square))(*alike((logits, targets, by_weight, by_count * square)))
+    if not is_plain or _is_given(square):
+        total = _total(options, _is_given(square), False)
+        return total(*alike((logits, targets, by_weight, by_count * square)))
+    total, one = _total(options, False, True), jnp.ones_like(by_weight)
+    if logits.dtype == jnp.float16:  # most of a mean's gradient would underflow, so it is divided last
+        return total(*alike((logits, targets, one, one))) * by_weight
+    return total(*alike((logits, targets, by_weight, one)))
 
 
 def _is_given(square: Any) -> bool:
@@ -94,75 +94,51 @@ def divided(options: Options, targets: Targets, reduction: str, num_items: Any, 
 # --- sums and means -------------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(1024)
-def _plain_loss(options: Options, reduction: str) -> Any:
-    """The loss of labels without options, by the kernel that is made for it."""
+def _plain_sum(which: str, options: Options, logits: Array, targets: Targets, factor: Array) -> tuple[Array, ...]:
+    """The sum of the losses of labels without options, times a factor, by the kernel that is made for it.
 
-    def run(which: str, logits: Array, targets: Targets) -> tuple[Array, ...]:
-        dtype, given = wide(logits.dtype), {"logits": logits, "labels": targets.labels, "weight": targets.weight}
-        dtypes = (np.dtype(dtype).name, logits.dtype.name)
-        asked = {"out_dtype": dtypes if which == "_and_grad" else dtypes[0]}
-        attributes = {"ignore_index": options.ignore_index, "reduction": reduction, **asked}
-        return call(_plain[which], given, attributes, options.name)
-
-    @jax.custom_vjp
-    def loss(logits: Array, targets: Targets) -> Array:
-        return run("_only", logits, targets)[0]
-
-    def forward(logits: Any, targets: Any) -> tuple[Array, Any]:
-        plain, wanted = _values(targets), _wanted(targets)
-        found, dlogits = run("_and_grad", logits.value, plain)
-        divisor = divided(options, plain, reduction, None, found.dtype)[0] if wanted else None
-        return found, (dlogits, (found, logits.value, plain, divisor) if wanted else None, wanted)
-
-    def backward(kept: Any, dloss: Any) -> tuple[Any, Any]:
-        dlogits, others, wanted = kept
-        if isinstance(dloss, SymbolicZero):
-            return None, None
-        grads = {}
-        if others is not None:
-            found, logits, targets, divisor = others
-            each = jnp.full(targets.labels.shape, 1, divisor.dtype) * (dloss * divisor)
-            grads = target_gradients(options, wanted, logits, targets, each)
-            if reduction == "mean":  # the divisor of the mean depends on the weights, too
-                grads = _less_mean(grads, options, targets, dloss * divisor * found)
-        return scaled(dlogits, dloss), _as_targets(grads)
-
-    loss.defvjp(forward, backward, symbolic_zeros=True)
-    return loss
-
-
-def _less_mean(grads: dict[str, Array], options: Options, targets: Targets, each: Array) -> dict[str, Array]:
-    """The gradients less the part that comes through the mean's divisor: `each` for each sample, at its class."""
-
-    def divisor(weight: Array) -> Array:
-        return sample_weights(targets.labels, weight, options.ignore_index, each.dtype).sum()
-
-    taken = jax.grad(divisor)(targets.weight) * each
-    return {**grads, "weight": (grads["weight"] - taken).astype(grads["weight"].dtype)}
+    The factor is multiplied into the class weights, so that the gradient is multiplied by it before it is rounded.
+    """
+    dtype = wide(logits.dtype)
+    ones = jnp.ones(logits.shape[1], dtype)
+    weight = factor * (ones if targets.weight is None else targets.weight.astype(dtype))
+    dtypes = (np.dtype(dtype).name, logits.dtype.name)
+    asked = {"out_dtype": dtypes if which == "_and_grad" else dtypes[0]}
+    attributes = {"ignore_index": options.ignore_index, "reduction": "sum", **asked}
+    return call(_plain[which], {"logits": logits, "labels": targets.labels, "weight": weight}, attributes, options.name)
 
 
 @functools.lru_cache(1024)
-def _total(options: Options, squares: bool) -> Any:
+def _total(options: Options, squares: bool, is_plain: bool) -> Any:
     """by_weight times the sum of the losses, and by_count times that of the squares of lse, with all options."""
 
     @jax.custom_vjp
     def total(logits: Array, targets: Targets, by_weight: Array, by_count: Array) -> Array:
+        if is_plain:
+            return _plain_sum("_only", options, logits, targets, by_weight)[0]
         losses, lse = sample_losses(options)(logits, targets)
-        return _summed(losses, lse, by_weight, by_count, squares)
+        return _summed(losses.sum(), (lse * lse).sum(), by_weight, by_count)
+
+    def _summed(losses: Array, square: Array, by_weight: Array, by_count: Array) -> Array:
+        return losses * by_weight + square * by_count if squares else losses * by_weight
 
     def forward(logits: Any, targets: Any, by_weight: Any, by_count: Any) -> tuple[Array, Any]:
         plain, wanted = _values(targets), _wanted(targets)
-        shape = plain.labels.shape
-        upstream = {"dloss": jnp.broadcast_to(by_weight.value, shape)}
-        upstream |= {"dlse_square": jnp.broadcast_to(by_count.value, shape)} if squares else {}
-        losses, lse, dlogits = with_gradient(options, logits.value, plain, upstream)
-        found = _summed(losses, lse, by_weight.value, by_count.value, squares)
+        if is_plain:
+            found, dlogits = _plain_sum("_and_grad", options, logits.value, plain, by_weight.value)
+            losses, square = found * over(jnp, by_weight.value), jnp.zeros_like(found)
+        else:
+            shape = plain.labels.shape
+            upstream = {"dloss": jnp.broadcast_to(by_weight.value, shape)}
+            upstream |= {"dlse_square": jnp.broadcast_to(by_count.value, shape)} if squares else {}
+            each, lse, dlogits = with_gradient(options, logits.value, plain, upstream)
+            losses, square = each.sum(), (lse * lse).sum() if squares else jnp.zeros_like(by_weight.value)
+            found = _summed(losses, square, by_weight.value, by_count.value)
         others = (logits.value, plain) if wanted else None
-        return found, (dlogits, losses, lse, by_weight.value, others, wanted)
+        return found, (dlogits, losses, square, by_weight.value, others, wanted)
 
     def backward(kept: Any, dtotal: Any) -> tuple[Any, ...]:
-        dlogits, losses, lse, by_weight, others, wanted = kept
+        dlogits, losses, square, by_weight, others, wanted = kept
         if isinstance(dtotal, SymbolicZero):
             return None, None, None, None
         grads = {}
@@ -170,16 +146,10 @@ def _total(options: Options, squares: bool) -> Any:
             logits, targets = others
             each = jnp.broadcast_to(dtotal * by_weight, targets.labels.shape)
             grads = target_gradients(options, wanted, logits, targets, each)
-        by_count = dtotal * (lse * lse).sum() if squares else jnp.zeros_like(by_weight)
-        return scaled(dlogits, dtotal), _as_targets(grads), dtotal * losses.sum(), by_count
+        return scaled(dlogits, dtotal), _as_targets(grads), dtotal * losses, dtotal * square
 
     total.defvjp(forward, backward, symbolic_zeros=True)
     return total
-
-
-def _summed(losses: Array, lse: Array, by_weight: Array, by_count: Array, squares: bool) -> Array:
-    found = losses.sum() * by_weight
-    return found + (lse * lse).sum() * by_count if squares else found
 
 
 # --- sample by sample -----------------------------------------------------------------------------------------------

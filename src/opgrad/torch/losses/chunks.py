@@ -25,6 +25,7 @@ from opgrad.torch.formulas import wide
 from opgrad.torch.losses.samples import LOSSES
 from opgrad.torch.losses.statistics import (
     Part,
+    check_exact,
     combined,
     factors_of_results,
     gradient_of,
@@ -145,23 +146,27 @@ def chunks_of(layer: Layer, rows: int | None, with_gradient: bool) -> Chunks:
 
 def statistics_of_layer(layer: Layer, part: Part, chunks: Chunks) -> Tensor:
     """The statistics of the layer's logits; those of several chunks of classes in float64."""
-    found = [layer.x.new_empty(part.numbers, 0, dtype=layer.number)]
-    for rows, classes, logits in chunks.logits(layer):
-        chunk = statistics_of(logits, layer.labels[rows], _of_chunk(part, classes))
-        if chunks.by_classes:
-            chunk = chunk.double()
-            found = [combined(torch.stack([*found, chunk]), part)] if len(found[0][0]) else [chunk]
-        else:
-            found.append(chunk)
-    return torch.cat(found, 1)
+    if not chunks.by_classes:
+        found = [layer.x.new_empty(part.numbers, 0, dtype=layer.number)]
+        found += [statistics_of(logits, layer.labels[rows], part) for rows, _, logits in chunks.logits(layer)]
+        return torch.cat(found, 1)
+    check_exact(part, len(layer.w), layer.number)
+    every: list[Tensor] = []
+    for _, classes, logits in chunks.logits(layer):
+        chunk = statistics_of(logits, *_of_chunk(layer.labels, part, classes)).double()
+        if part.predicted:
+            chunk[4 + part.moment] += part.first + classes.start
+        every = [combined(torch.stack([*every, chunk]), part)]
+    return every[0]
 
 
-def _of_chunk(part: Part, classes: slice) -> Part:
-    """These of the part's classes."""
-    if classes.start is None:
-        return part
+def _of_chunk(labels: Tensor, part: Part, classes: slice) -> tuple[Tensor, Part]:
+    """The labels and the part for some of the part's classes, counted from the first of them.
+
+    So all chunks are calls of one signature, whose plan is kept.
+    """
     weight = None if part.weight is None else part.weight[classes]
-    return part._replace(weight=weight, first=part.first + classes.start)
+    return labels - (part.first + classes.start), part._replace(weight=weight, first=0)
 
 
 # --- gradients -----------------------------------------------------------------------------------------------------
@@ -246,7 +251,10 @@ def gradients_of_statistics(
     """The gradients of the layer, given the factors of cross_entropy_shard_grad."""
 
     def of_chunk(rows: slice, classes: slice, logits: Tensor) -> Tensor:
-        return gradient_of(logits, layer.labels[rows], _of_chunk(part, classes), factors[:, rows], logits)
+        labels, own = layer.labels[rows], part
+        if chunks.by_classes:
+            labels, own = _of_chunk(labels, part, classes)
+        return gradient_of(logits, labels, own, factors[:, rows], logits)
 
     return gradients_of(layer, needs, chunks, of_chunk, dx_dtype)
 

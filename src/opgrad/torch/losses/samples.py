@@ -4,7 +4,6 @@ The composition is what transformations of torch.func see, what is recorded and 
 derivative is made of.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ REGISTERED.update(LOSSES)
 _loss = OPERATORS["softmax_cross_entropy_loss"]
 sample_losses, losses_and_grad = LOSSES["sample_losses"], LOSSES["sample_losses_and_grad"]
 
-UPSTREAM = ("dloss", "dlse", "dlse_square", "dlog_prob", "dentropy")
+UPSTREAM = ("dloss", "dlse", "dlog_prob", "dentropy", "dlse_square")  # as the results, and the squares of lse
 Settings = tuple[int | None, float, float, float]  # ignore_index, label_smoothing, softcap, temperature
 
 
@@ -99,40 +98,6 @@ def _from_log_prob(
     return kept[0], kept[1], kept[2], kept[3], predicted.masked_fill(ignored, -1)
 
 
-def composed_gradient(
-    logits: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
-    probabilities: Tensor | None,
-    upstream: Mapping[str, Tensor],
-    settings: Settings,
-) -> Tensor:
-    """The gradient that sample_losses_and_grad gives, differentiable itself."""
-    ignore_index, smoothing, softcap, temperature = settings
-    z = scaled(logits, softcap, temperature)
-    lse = z.logsumexp(1, keepdim=True)
-    p = torch.exp(z - lse)
-    target = targets(z, labels, weight, probabilities, smoothing)
-    dz = torch.zeros_like(z)
-    of = {name: each.to(z.dtype).unsqueeze(1) for name, each in upstream.items()}
-    if "dloss" in of:
-        dz = dz + of["dloss"] * (p * target.sum(1, keepdim=True) - target)
-    if "dlse" in of:
-        dz = dz + of["dlse"] * p
-    if "dlse_square" in of:
-        dz = dz + 2 * lse * of["dlse_square"] * p
-    if "dlog_prob" in of:
-        dz = dz + of["dlog_prob"] * (onehot(labels, z.shape[1], z.dtype) - p)
-    if "dentropy" in of:
-        below = torch.where(p == 0, 0, lse - z)
-        dz = dz + of["dentropy"] * p * (below - (p * below).sum(1, keepdim=True))
-    slope = (1 - (z * (temperature / softcap)) ** 2) / temperature if softcap else 1 / temperature
-    dlogits = dz * slope
-    if ignore_index is not None:
-        dlogits = torch.where((labels == ignore_index).unsqueeze(1), 0, dlogits)
-    return dlogits.to(logits.dtype)
-
-
 # --- the operators' gradients --------------------------------------------------------------------------------------
 
 
@@ -201,28 +166,31 @@ def _losses_and_grad(
     softcap: float,
     temperature: float,
 ) -> Gradients:
-    """By the vector-Jacobian product of the composition."""
+    """By the vector-Jacobian product of the composition's results and of their own such product."""
     options = (ignore_index, label_smoothing, softcap, temperature)
-    given = {
-        name: each
-        for name, each in zip(UPSTREAM, (dloss, dlse, dlse_square, dlog_prob, dentropy), strict=True)
-        if each is not None
-    }
-    constant = {} if "dloss" in given else {"dloss": torch.ones_like(labels, dtype=wide(logits.dtype))}
-    values = {"logits": logits, **given} | ({} if probabilities is None else {"probabilities": probabilities})
-    names = [name for name in values if needs[name]]
+    dloss = torch.ones_like(labels, dtype=wide(logits.dtype)) if dloss is None else dloss
+    given = dict(zip(UPSTREAM, (dloss, dlse, dlog_prob, dentropy, dlse_square), strict=True))
+    values = {"logits": logits, "probabilities": probabilities, **given}
+    names = [name for name, value in values.items() if value is not None and needs[name]]
     directions = (dloss_of, dlse_of, dlog_prob_of, dentropy_of, ddlogits)
+    vjp: Any = torch.func.vjp
 
     def results(*moved: Tensor) -> tuple[Tensor, ...]:
-        now = values | dict(zip(names, moved, strict=True))
-        x, q = now.pop("logits"), now.pop("probabilities", None)
-        made: list[Tensor] = list(_of_known_labels(x, labels, weight, q, options)[:4])
-        made.append(composed_gradient(x, labels, weight, q, {**constant, **now}, options))
-        return tuple(each for each, direction in zip(made, directions, strict=True) if direction is not None)
+        now: dict[str, Any] = values | dict(zip(names, moved, strict=True))
 
-    moved = tuple(values[name] for name in names)
-    vjp: Any = torch.func.vjp
-    found, pull = vjp(results, *moved)
+        def samples(x: Tensor) -> tuple[Tensor, ...]:
+            loss, lse, log_prob, entropy, _ = _of_known_labels(x, labels, weight, now["probabilities"], options)
+            return loss, lse, log_prob, entropy, lse * lse
+
+        made, pull = vjp(samples, now["logits"])
+        slopes = pull(tuple(
+            torch.zeros_like(each) if now[name] is None else now[name].to(each.dtype)
+            for name, each in zip(UPSTREAM, made, strict=True)
+        ))  # fmt: skip
+        pairs = zip((*made[:4], *slopes), directions, strict=True)
+        return tuple(each for each, direction in pairs if direction is not None)
+
+    found, pull = vjp(results, *[values[name] for name in names])
     wanted = [direction for direction in directions if direction is not None]
     slopes = pull(tuple(direction.to(each.dtype) for direction, each in zip(wanted, found, strict=True)))
     return dict(zip(names, slopes, strict=True))

@@ -73,12 +73,17 @@ def largest_class(logits: Tensor, part: Part) -> list[Tensor]:
     dtype, (rows, classes) = wide(logits.dtype), logits.shape
     if not classes:
         return [logits.new_full((rows,), value, dtype=dtype) for value in (-1.0, -torch.inf)[: 1 + part.bends]]
-    if part.first + classes > EXACT and dtype != torch.float64:
+    check_exact(part, classes, dtype)
+    value, place = logits.detach().max(1)
+    return [each.to(dtype) for each in (place + part.first, value)[: 1 + part.bends]]
+
+
+def check_exact(part: Part, classes: int, dtype: torch.dtype) -> None:
+    """Raise ValueError unless a statistic of this dtype can be the number of any of the part's classes."""
+    if part.predicted and part.first + classes > EXACT and dtype != torch.float64:
         raise ValueError(
             f"predicted_tokens of {part.first + classes} classes, expected at most {EXACT} but for float64"
         )
-    value, place = logits.detach().max(1)
-    return [each.to(dtype) for each in (place + part.first, value)[: 1 + part.bends]]
 
 
 def gradient_of(logits: Tensor, labels: Tensor, part: Part, factors: Tensor, out: Tensor | None = None) -> Tensor:

@@ -85,7 +85,7 @@ def vocab_parallel_linear_cross_entropy(
 ) -> Any:  # fmt: skip
     """Cross-entropy of input @ linear_weight.T + linear_bias, of which each process has the rows of a range.
 
-    The logits exist a chunk of tokens at a time, in the forward pass and again in the backward pass.
+    The logits exist a chunk of tokens or of classes at a time, in the forward pass and again in the backward pass.
 
     input: shape (…, H), the same on all processes; float32, float64, float16 or bfloat16.
     linear_weight: shape (C, H), this process's rows of the last layer. linear_bias: shape (C,), or None. Or DTensors
