@@ -82,6 +82,7 @@ def losses_by_columns(visit: Callable[..., Vector], options_type: Any = Caching)
             total += note_losses(losses, reduction.each, samples.loss, sample, left, whole, mask, buffer)
         store_f64(reduction.sums, part, total)
 
+    by_columns.__name__ = visit.__name__
     return by_columns
 
 
@@ -108,6 +109,7 @@ def losses_transposed(visit: Callable[..., Vector], transpose_back: Callable[...
             transpose_back(y.data + row * y.step, y.step, tile, n, min(left, w))
         store_f64(reduction.sums, part, total)
 
+    transposed.__name__ = visit.__name__
     return transposed
 
 
