@@ -155,7 +155,7 @@ LAYERS = {
         "training/api/ training/data/ training/engine/ training/engine/optimizer training/formats/ training/run/",
     ),
     # commands, and what they measure and test
-    "machine": ("", "cpu/compiler/native"),
+    "machine": ("", "cpu/compiler/native cpu/programs/partition"),
     "testing/": ("numpy ml_dtypes", "opgrad native/arrays contract/"),
     "bench/": (
         f"{ONNX} jax markdown_it matplotlib ml_dtypes rich torch typer",

@@ -15,12 +15,12 @@ from typing import Any
 
 FEATURES = ("avx512f", "avx512bf16", "avx2", "fma", "f16c", "neon")  # instruction sets that make kernels faster
 PACKAGES = ("opgrad", "numpy", "ml_dtypes", "numba", "llvmlite", "onnxruntime", "torch", "triton", "scipy")
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def describe() -> dict[str, Any]:
     """The machine as a result file keeps it."""
     from opgrad.cpu.compiler.native import host, vector_bytes
+    from opgrad.cpu.programs.partition import caches
 
     name, features = host()
     present = features.split(",")
@@ -45,16 +45,6 @@ def versions(more: Sequence[str] = ()) -> dict[str, str | None]:
         except PackageNotFoundError:
             found[package] = None
     return found
-
-
-def caches() -> dict[str, int]:
-    """Bytes of the data caches that the first core sees; empty where the system does not say."""
-    sizes = {}
-    for folder in sorted(CACHES.glob("index*")):
-        level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
-        if kind != "Instruction" and size.endswith("K"):
-            sizes[f"L{level}"] = int(size[:-1]) << 10
-    return sizes
 
 
 def _cpu_name() -> str:

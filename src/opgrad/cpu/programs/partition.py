@@ -11,14 +11,19 @@ DEFAULT_CACHE = 32 << 20
 
 
 @functools.cache
+def caches() -> dict[str, int]:
+    """Bytes of the first core's data caches by level, "L1" first; empty where the system does not say."""
+    sizes = {}
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
+        if kind != "Instruction" and size.endswith("K") and size[:-1].isdecimal():
+            sizes[f"L{level}"] = int(size[:-1]) << 10
+    return sizes
+
+
 def last_level_cache() -> int:
     """The size of the largest cache in bytes."""
-    sizes = []
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text().strip()
-        if text.endswith("K") and text[:-1].isdecimal():
-            sizes.append(int(text[:-1]) << 10)
-    return max(sizes, default=DEFAULT_CACHE)
+    return max(caches().values(), default=DEFAULT_CACHE)
 
 
 def streams(size: int) -> bool:

@@ -7,7 +7,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.fold import BLOCK, CHUNK, fold
-from opgrad.cpu.kernels.loops.map import get, get_or, mapped, next_vector
+from opgrad.cpu.kernels.loops.map import get_or, mapped, next_vector
 from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.kernels.numerics import row_blocks
 
@@ -180,25 +180,6 @@ def row_log_sum(x, n: int, ahead):
     """The largest of x[0:n], and log(sum of exp(x - largest)). The row `ahead` is prefetched."""
     m, rest, count = row_rests(x, n, ahead)
     return m, v.first_lane(lse.row_log_of_sum(x, rest, count, m))
-
-
-def row_sum(term: Callable[..., Vector], step: Callable[..., int]) -> Callable[..., Any]:
-    """The loop that sums term(dy[i], y[i]) over [begin, end), and writes out[j:stop] as `row_sum_exp` does."""
-    inline(term)
-
-    @inline
-    def value(both, i: int, whole: bool, mask, none) -> Vector:
-        v.prefetch(both[0], i + AHEAD)
-        v.prefetch(both[1], i + AHEAD)
-        return term(get(both[0], i, whole, mask), get(both[1], i, whole, mask))
-
-    add_values = row_sum_of(value, step)
-
-    @inline
-    def add_up(dy, y, begin: int, end: int, out, j: int, stop: int, arrays, numbers):
-        return add_values(dy, begin, end, (dy, y), (), out, j, stop, arrays, numbers)
-
-    return add_up
 
 
 def row_sum_of(value: Callable[..., Vector], step: Callable[..., int]) -> Callable[..., Any]:
