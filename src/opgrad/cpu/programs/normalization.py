@@ -76,7 +76,7 @@ def _backward(problem: Problem, kernels: GradientKernels) -> Program:
     per_block = CHUNK if rows >= FEW_ROWS * CHUNK else FEW_ROWS
     blocks, step = partition.count(rows, per_block), whole_vectors(n, workspace.precision)
     arguments = {**_arguments(problem, "dy", "x", "scale", "dx", "dscale", "dbias")}
-    arguments |= {"shape": RowBlocks(rows, n, per_block), "n": n, "blocks": blocks}
+    arguments |= {"shape": RowBlocks(rows, n, per_block), "n": n, "blocks": blocks, "coefficients": None}
     arguments |= {"sums": Rows(workspace.shared(blocks * 2 * step), step)}
     split = n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * layer_grad.STRIP)
     steps = []

@@ -5,7 +5,6 @@ on the shape alone; `sums` has two rows for each block: dscale and dbias.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
@@ -27,9 +26,6 @@ class RowBlocks(NamedTuple):
     rows: int
     n: int
     per_block: int
-
-
-# --- whole rows ----------------------------------------------------------------------------------------------------
 
 
 def gradient_sums(variant: Variant, add: Callable[..., None], add_bias: Callable[..., None]) -> Any:
@@ -75,33 +71,39 @@ def gradient_value(variant: Variant) -> Callable[..., Vector]:
     return value
 
 
-def rows_kernel(variant: Variant) -> Kernel:
-    """dx of whole rows, and dscale and dbias of each block of rows."""
+def rows_kernel(variant: Variant, by_strips: bool) -> Kernel:
+    """dx, and dscale and dbias of each block of rows: of whole rows, or of strips of columns of rows that are split."""
     add_up, write = gradient_sums(variant, FULL.add, variant.add), mapped(gradient_value(variant))
-    mean_at, or_zero = variant.mean_at, variant.or_zero
+    number_at, or_zero = variant.mean_at, variant.or_zero
 
     @kernel
     def grad_rows(
-        blocks: Units, shape: RowBlocks, dy: Pointer, x: Pointer, scale: Pointer, statistics: Statistics, dx: Pointer,
-        sums: Rows, stream,
+        units: Units, shape: RowBlocks, dy: Pointer, x: Pointer, scale: Pointer, statistics: Statistics,
+        coefficients: Pointer, dx: Pointer, sums: Rows, stream,
     ):  # fmt: skip
         rows, n, per_block = shape
+        width = STRIP if by_strips else n
+        strips = (n + width - 1) // width
         inverse, zero = v.number(x, 1.0 / n), v.number(x, 0.0)
-        for block in blocks:
-            dscale = sums.data + 2 * block * sums.step
+        for unit in units:
+            block, begin = unit // strips, unit % strips * width
+            columns = min(width, n - begin)
+            dscale = sums.data + (2 * block * sums.step + begin)
             dbias = dscale + sums.step
-            clear(dscale, 2 * sums.step)
+            clear(dscale, columns)
+            clear(dbias, columns)
             for row in range(block * per_block, min((block + 1) * per_block, rows)):
-                arrays = dy + row * n, x + row * n, scale
-                mean, inv_std = mean_at(statistics.mean, row), v.load_one(statistics.inv_std, row)
-                g, t = add_up(n, (*arrays, dscale, dbias), (mean, inv_std, n))
-                numbers = mean, inv_std, or_zero(-inverse * g, zero), -inverse * t
-                write(dx + row * n, 0, n, stream, arrays, numbers)
+                at = row * n + begin
+                arrays = dy + at, x + at, scale + begin
+                mean, inv_std = number_at(statistics.mean, row), v.load_one(statistics.inv_std, row)
+                g, t = add_up(columns, (*arrays, dscale, dbias), (mean, inv_std, n))
+                if by_strips:
+                    from_bias, from_scale = number_at(coefficients, 2 * row), v.load_one(coefficients, 2 * row + 1)
+                else:
+                    from_bias, from_scale = or_zero(-inverse * g, zero), -inverse * t
+                write(dx + at, 0, columns, stream, arrays, (mean, inv_std, from_bias, from_scale))
 
     return grad_rows
-
-
-# --- split rows ----------------------------------------------------------------------------------------------------
 
 
 def row_sums_kernel(variant: Variant) -> Kernel:
@@ -136,36 +138,6 @@ def row_coefficients(shape: RowBlocks, per_row, partial: Pointer, coefficients: 
         v.store_one(coefficients, 2 * row + 1, -t * inverse)
 
 
-def strips_kernel(variant: Variant) -> Kernel:
-    """dx of a strip of columns, and dscale and dbias of each block of its rows."""
-    add_up, write = gradient_sums(variant, FULL.add, variant.add), mapped(gradient_value(variant))
-    number_at = variant.mean_at
-
-    @kernel
-    def grad_strips(
-        units: Units, shape: RowBlocks, dy: Pointer, x: Pointer, scale: Pointer, statistics: Statistics,
-        coefficients: Pointer, dx: Pointer, sums: Rows, stream,
-    ):  # fmt: skip
-        rows, n, per_block = shape
-        strips = (n + STRIP - 1) // STRIP
-        for unit in units:
-            block, begin = unit // strips, unit % strips * STRIP
-            columns = min(STRIP, n - begin)
-            dscale = sums.data + (2 * block * sums.step + begin)
-            dbias = dscale + sums.step
-            clear(dscale, columns)
-            clear(dbias, columns)
-            for row in range(block * per_block, min((block + 1) * per_block, rows)):
-                at = row * n + begin
-                arrays = dy + at, x + at, scale + begin
-                mean, inv_std = number_at(statistics.mean, row), v.load_one(statistics.inv_std, row)
-                add_up(columns, (*arrays, dscale, dbias), (mean, inv_std, n))
-                numbers = mean, inv_std, number_at(coefficients, 2 * row), v.load_one(coefficients, 2 * row + 1)
-                write(dx + at, 0, columns, stream, arrays, numbers)
-
-    return grad_strips
-
-
 def add_blocks_kernel(variant: Variant) -> Kernel:
     """dscale and dbias: the sums of all blocks of rows added up."""
     put_bias = variant.store_masked
@@ -180,8 +152,7 @@ def add_blocks_kernel(variant: Variant) -> Kernel:
     return add_blocks
 
 
-@dataclass(frozen=True)
-class GradientKernels:
+class GradientKernels(NamedTuple):
     """For whole rows, dx and the sums of blocks; for split rows, their sums, then dx and the sums of blocks by strips.
 
     add_blocks adds up the sums of all blocks.
@@ -194,9 +165,8 @@ class GradientKernels:
 
 
 def gradient_kernels(variant: Variant) -> GradientKernels:
-    return GradientKernels(
-        rows_kernel(variant), row_sums_kernel(variant), strips_kernel(variant), add_blocks_kernel(variant)
-    )
+    by_rows, by_strips = rows_kernel(variant, by_strips=False), rows_kernel(variant, by_strips=True)
+    return GradientKernels(by_rows, row_sums_kernel(variant), by_strips, add_blocks_kernel(variant))
 
 
 LAYER, SIMPLIFIED = gradient_kernels(FULL), gradient_kernels(bundles.SIMPLIFIED)
