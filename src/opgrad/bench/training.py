@@ -19,10 +19,10 @@ from opgrad.bench.options import Options
 from opgrad.bench.run import dated, surroundings
 from opgrad.bench.step_process import OLD_API, start, step_process
 from opgrad.bench.training_torch import torch_step
-from opgrad.training import ArtifactSet, CheckpointState, Module, Optimizer, Recipe
+from opgrad.training import ArtifactSet, Checkpoint, CheckpointState, Module, Optimizer, Recipe
 from opgrad.training.data.dataset import load_named
-from opgrad.training.engine.flat_tensors import FlatTensors
 from opgrad.training.engine.labels import label_shape
+from opgrad.training.engine.memory import Memory
 from opgrad.training.engine.training_graph import TrainingGraph, read_model, session_options
 
 BATCHES = (4, 50, 500)
@@ -250,13 +250,11 @@ def _our_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool
 
 def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool = True) -> Callable[[], object]:
     """The training graph alone, as the step runs it, with the batch in its place."""
-    parameters, frozen = (
-        {name: array.copy() for name, array in group.items()} for group in (artifacts.trainable, artifacts.frozen)
-    )
-    gradients = FlatTensors({name: array.shape for name, array in parameters.items()})
+    frozen = {name: array.copy() for name, array in artifacts.frozen.items()}
+    memory = Memory("bench", Checkpoint(dict(artifacts.trainable), frozen), unchanged=False)
     options = session_options(opgrad.get_num_threads())
     model = read_model(artifacts.training_model, "bench")
-    graph = TrainingGraph(model, parameters, frozen, gradients, options, "bench", fuse)
+    graph = TrainingGraph(model, memory, {}, options, "bench", fuse)
     graph(list(data.values()))
     graph.reset = True
     return graph.bound

@@ -79,8 +79,7 @@ class Module:
         _fit(model.graph, self._memory)
         memory = self._memory
         what = f"{WHO}: {name_of(train_model_uri)}"
-        others = {**memory.frozen, **constants}
-        self._graph = TrainingGraph(model, memory.parameters, others, memory.gradients, options, what, fuse)
+        self._graph = TrainingGraph(model, memory, constants, options, what, fuse)
         self._eval_graph = None
         if self._eval_model is not None and eval_model_uri is not None:
             fixed = {**memory.parameters, **memory.frozen, **of_eval}

@@ -15,6 +15,7 @@ from opgrad.graph.graph import Graph
 from opgrad.graph.messages import FLOATS, MICROSOFT, copied, keep
 from opgrad.training.building.checks import listed
 from opgrad.training.building.forms import with_running_statistics
+from opgrad.training.building.outputs import inputs_as_constants
 from opgrad.training.formats.names import BUFFER_SUFFIX, RESET, RESULT_SUFFIX
 
 
@@ -40,7 +41,7 @@ def training_graph(
     segments = passes.checked_segments(checkpoint_segments)
     with_running_statistics(model)
     inputs = [copied(each) for each in model.graph.input]
-    _replace_inputs(model.graph, known)
+    inputs_as_constants(model.graph, known)
     simple = passes.prepare(inline_functions(model), [loss, *([] if isinstance(segments, int) else segments)])
     forward = prepared(simple, [loss], wanted, LEAST_OPSET)
     outputs = [each.name for each in forward.graph.output]
@@ -54,15 +55,8 @@ def training_graph(
     return finished
 
 
-def _replace_inputs(graph: onnx.GraphProto, known: Sequence[TensorProto]) -> None:
-    """Turn inputs into initializers with these values, so that shapes which depend on them are known."""
-    names = {each.name for each in known}
-    keep(graph.input, [each for each in graph.input if each.name not in names])
-    graph.initializer.extend(known)
-
-
 def _restore_inputs(graph: onnx.GraphProto, inputs: Sequence[onnx.ValueInfoProto]) -> None:
-    """Undo `_replace_inputs`: give the graph these inputs again, and remove the initializers of these names."""
+    """Undo `inputs_as_constants`: give the graph these inputs again, and remove the initializers of these names."""
     names = {each.name for each in inputs}
     keep(graph.initializer, [each for each in graph.initializer if each.name not in names])
     del graph.input[:]

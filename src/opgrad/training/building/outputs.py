@@ -1,4 +1,4 @@
-"""Sets the outputs of a graph, and declares the types of its values."""
+"""Sets the outputs of a graph, turns inputs into constants, and declares the types of values."""
 
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -76,3 +76,10 @@ def _output(forward: Graph, before: dict[str, onnx.ValueInfoProto], name: str, w
     if found is None:
         raise LookupError(f"{who}: nothing tells the type of {name!r}, expected it in the graph's value_info")
     return found
+
+
+def inputs_as_constants(graph: onnx.GraphProto, tensors: Collection[onnx.TensorProto]) -> None:
+    """Turn the inputs of these names into initializers with these values."""
+    names = {each.name for each in tensors}
+    keep(graph.input, [each for each in graph.input if each.name not in names])
+    graph.initializer.extend(tensors)

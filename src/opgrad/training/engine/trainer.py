@@ -65,8 +65,7 @@ class Trainer:
         checkpoint = Checkpoint(dict(artifacts.trainable), frozen)
         memory = self._memory = Memory("Trainer", checkpoint, unchanged=True, row_wise=row_wise)
         what = f"Trainer: {artifacts.training_model}"
-        others = {**frozen, **constants, **memory.tables}
-        self._graph = TrainingGraph(model, memory.parameters, others, memory.gradients, options, what, fuse)
+        self._graph = TrainingGraph(model, memory, constants, options, what, fuse)
         self.evaluator = Evaluator(artifacts, options)
         self.optimizer: SGD | AdamW = memory.start(artifacts.rule, _learning_rate("Trainer", learning_rate))
         self.rows = memory.rows

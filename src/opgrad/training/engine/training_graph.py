@@ -15,7 +15,7 @@ from opgrad.onnxruntime import LOWERED, loading, lower, private
 from opgrad.training.data.batches import TensorSpec
 from opgrad.training.engine import first_run, fusions, rewriting
 from opgrad.training.engine.binding import BoundGraph, Value, declared
-from opgrad.training.engine.flat_tensors import FlatTensors
+from opgrad.training.engine.memory import Memory
 from opgrad.training.formats.names import BUFFER_SUFFIX, RESET
 
 
@@ -63,11 +63,10 @@ def run_error(error: Exception, who: str) -> Exception:
 
 
 class TrainingGraph:
-    """Computes loss and gradients of a batch.
+    """Computes loss and gradients of a batch, reading parameters from memory and writing gradients there.
 
-    model: the training graph.
-    parameters, gradients: the trainable ones by name; the graph reads and writes their memory itself.
-    frozen: the other parameters.
+    model: the training graph. memory: its parameters and gradients. constants: the values of its other inputs that
+    are those of no batch.
     options: onnxruntime's session options.
     fuse: whether `fusions.fuse` replaces nodes.
 
@@ -80,20 +79,20 @@ class TrainingGraph:
     def __init__(
         self,
         model: onnx.ModelProto,
-        parameters: Mapping[str, np.ndarray],
-        frozen: Mapping[str, np.ndarray],
-        gradients: FlatTensors,
+        memory: Memory,
+        constants: Mapping[str, np.ndarray],
         options: onnxruntime.SessionOptions,
         who: str,
         fuse: bool = True,
     ):
-        buffers = {name + BUFFER_SUFFIX: array for name, array in gradients.items()}
-        fixed = {**parameters, **frozen, **buffers, RESET: np.zeros(1, np.bool_)}
+        buffers = {name + BUFFER_SUFFIX: array for name, array in memory.gradients.items()}
+        parameters = {**memory.parameters, **memory.tables, **memory.frozen}
+        fixed = {**parameters, **constants, **buffers, RESET: np.zeros(1, np.bool_)}
         flags = {name for node in model.graph.node if node.op_type == "InPlaceAccumulatorV2" for name in node.output}
         self.inputs = tuple(declared(value) for value in model.graph.input if value.name not in fixed)
         self.outputs = tuple(declared(value) for value in model.graph.output if value.name not in flags)
         self.reset = True
-        self._flag, self._fixed, self._gradients = fixed[RESET], fixed, gradients
+        self._flag, self._fixed, self._gradients = fixed[RESET], fixed, memory.gradients
         self._options, self._who = options, who
         self._model = copied(model)
         self.fused = fusions.fuse(self._model) if fuse else []

@@ -10,16 +10,16 @@ from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
 from opgrad.graph.messages import keep, opset_of
 from opgrad.graph.nodes import names_in, rename_inputs
+from opgrad.training.building.outputs import inputs_as_constants
 from opgrad.training.portable.layout import PARAMETERS, STATISTICS, Layout, Part, Tensor
 
 FLOAT = TensorProto.FLOAT
 
 
 def bake(graph: onnx.GraphProto, frozen: Mapping[str, np.ndarray]) -> None:
-    """Turn inputs into initializers with these values."""
-    held = [each.name for each in graph.input if each.name in frozen]
-    keep(graph.input, [each for each in graph.input if each.name not in held])
-    graph.initializer.extend(numpy_helper.from_array(np.array(frozen[name]), name) for name in held)
+    """Turn the inputs that are frozen parameters into initializers with these values."""
+    names = [each.name for each in graph.input if each.name in frozen]
+    inputs_as_constants(graph, [numpy_helper.from_array(np.array(frozen[name]), name) for name in names])
 
 
 class Packing:
