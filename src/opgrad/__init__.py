@@ -1,8 +1,5 @@
 """Training kernels for NumPy arrays and, under their original names, for stock onnxruntime."""
 
-from opgrad.native import arrays as arrays  # before the declarations, whose calls it answers
-
-# isort: split
 from opgrad import post_ops
 from opgrad.fused.dropout import Dropout
 from opgrad.losses import (

@@ -27,7 +27,6 @@ from opgrad.contract.declaration import General as General
 from opgrad.contract.declaration import OnnxName as OnnxName
 from opgrad.contract.declaration import Operator as Operator
 from opgrad.contract.declaration import Tensor as Tensor
-from opgrad.contract.declaration import answer_with as answer_with
 from opgrad.contract.declaration import graph_operators as graph_operators
 from opgrad.contract.declaration import loss_operators as loss_operators
 from opgrad.contract.declaration import operator as operator

@@ -140,6 +140,11 @@ class Operator:
         """The names of the array arguments, in order."""
         return tuple(self.inputs)
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The public function of a declared operator."""
+        return typing.cast(Callable[..., Any], getattr(importlib.import_module(f"opgrad.ops.{self.family}"), self.name))
+
     def kernel(self, backend: str = "cpu") -> Callable[..., Any]:
         """The function of the operator's name in the module of its family, in the backend's package of programs.
 
@@ -224,17 +229,10 @@ def operator(
             **_interface(function, (*(general.keywords if general else ()), *(instead or ()))),
         )
         _declared[declared.name] = declared
-        return typing.cast(F, functools.wraps(function)(_front_end[0](declared)))
+        answering = importlib.import_module("opgrad.native.arrays").dispatcher(declared)
+        return typing.cast(F, functools.wraps(function)(answering))
 
     return declare
-
-
-_front_end: list[Callable[[Operator], Callable[..., Any]]] = []
-
-
-def answer_with(dispatcher: Callable[[Operator], Callable[..., Any]]) -> None:
-    """Set the function that makes the public function of each operator which is declared from now on."""
-    _front_end[:] = [dispatcher]
 
 
 def _interface(function: Callable[..., Any], general: tuple[str, ...]) -> dict[str, Any]:

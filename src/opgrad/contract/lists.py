@@ -130,7 +130,7 @@ def choosing() -> General:
         if not known or not needs:
             expected = f"some of {', '.join(op.results)} in a tuple"
             raise ValueError(f"{op.name}: {NEEDS} is {shown(needs)}, expected {expected}")
-        return only(op, needs), given
+        return only(op, tuple(needs)), given
 
     def over_arrays(given: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
         return dict(given)

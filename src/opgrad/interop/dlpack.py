@@ -1,17 +1,14 @@
 """Arrays of libraries that only have DLPack: NumPy borrows their memory, and the results are NumPy arrays."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from opgrad import interop
 from opgrad.contract import Operator
-from opgrad.native import arrays
 
 NAME = "DLPack array"
-
-_dispatchers: dict[str, Callable[..., Any]] = {}
 
 
 def run(op: Operator, given: Mapping[str, Any]) -> Any:
@@ -22,8 +19,7 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
     for name, array in interop.arrays_of(op, given).items():
         if name.startswith("out for ") and _is_lent(array):
             raise TypeError(f"{op.name}: {name} is {type(array).__name__}, expected a NumPy array")
-    compute = _dispatchers.get(op.name) or _dispatchers.setdefault(op.name, arrays.dispatcher(op))
-    return compute(**interop.over_arrays(op, given, lambda name, array: _borrowed(op, name, array)))
+    return op.function(**interop.over_arrays(op, given, lambda name, array: _borrowed(op, name, array)))
 
 
 def _is_lent(array: Any) -> bool:

@@ -19,7 +19,6 @@ from opgrad import interop
 from opgrad.contract import DTYPES, Operator
 from opgrad.interop import jax_private
 from opgrad.locks import in_child
-from opgrad.native import arrays
 
 KNOWN = frozenset(DTYPES.values())
 NAME = "JAX array"
@@ -125,18 +124,13 @@ def _is_host(device: Any) -> bool:
 # --- on the CPU -----------------------------------------------------------------------------------------------------
 
 
-@cache
-def _dispatcher(op: Operator) -> Callable[..., Any]:
-    return arrays.dispatcher(op)
-
-
 def _run_on_host(op: Operator, given: Mapping[str, Any], found: Mapping[str, jax.Array], device: Any) -> Any:
     """Run the NumPy kernels. The results become JAX arrays where they lie, unless they are short.
 
     `arrays` aligns results from 64 KiB on; JAX copies those that are not. Like the results of JAX's functions, they
     are committed to the device if an argument is.
     """
-    results = _dispatcher(op)(**interop.over_arrays(op, given, lambda name, _: np.asarray(found[name])))
+    results = op.function(**interop.over_arrays(op, given, lambda name, _: np.asarray(found[name])))
     if any(map(jax_private.is_committed, found.values())):
         return jax.device_put(results, device, may_alias=True)
     with jax.default_device(device):

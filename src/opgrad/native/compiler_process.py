@@ -77,7 +77,7 @@ def _task(kernel: Kernel, form: str) -> None:
 def _operator(call: Call) -> Any:
     found = {**operators(), **graph_operators()}[call.operator]
     if call.needs is not None:
-        return only(found, call.needs)
+        return only(found, tuple(call.needs))
     return found if call.lists is None else spread(found, *call.lists)
 
 

@@ -84,7 +84,7 @@ class Node:
         """The operator; one with lists of arrays is specialized for the number of arrays of this node."""
         operator = self.overload.operator
         if self.needs:
-            return only(operator, self.needs)
+            return only(operator, tuple(self.needs))
         return operator if self.lists is None else spread(operator, *self.lists)
 
     def _lists(self, outputs: tuple[Port, ...]) -> tuple[int, int] | None:
