@@ -29,7 +29,7 @@ done = ["numba" not in sys.modules]
 if hasattr(os, "fork"):
     child = os.fork()
     if child == 0:
-        os._exit(0 if processes._compilers is None else 1)
+        os._exit(0 if not processes._running else 1)
     done.append(os.waitpid(child, 0)[1] == 0)
 found.add(processes.missing([workers.run]))
 for process in found._processes:

@@ -5,7 +5,6 @@ one, is faster. One word of the plan tells which of them runs. So a plan is swit
 whoever keeps its address need not know. Both programs give the same bits.
 """
 
-import atexit
 import os
 import threading
 import time
@@ -109,7 +108,6 @@ def _go_over(job: Job) -> None:
 
 _jobs: SimpleQueue[Job] = SimpleQueue()
 _thread: threading.Thread | None = None
-_compiler: processes.Compilers | None = None
 _open = 0  # the number of jobs that are not finished
 
 
@@ -139,11 +137,8 @@ def _work() -> None:
 
 
 def _compile(requests: Sequence[Request]) -> None:
-    global _compiler
-    with settling:  # no fork may happen here: the child would keep the compiling process's input open
-        if _compiler is None or not _compiler.usable:
-            _compiler = processes.Compilers(1, beside=True)
-    _compiler.wait(_compiler.add(requests))
+    if found := processes.compilers(beside=True):
+        found.wait(found.add(requests))
 
 
 def wait(seconds: float = float("inf")) -> bool:
@@ -154,18 +149,10 @@ def wait(seconds: float = float("inf")) -> bool:
     return not _open
 
 
-def _close() -> None:
-    if _compiler is not None:
-        _compiler.close()
-
-
 def _forget_after_fork() -> None:
     """A forked child lacks the thread. Its plans keep their first programs; the next job starts a new thread."""
-    global _jobs, _thread, _compiler, _open
-    if _compiler is not None:
-        _compiler.abandon()
-    _jobs, _thread, _compiler, _open = SimpleQueue(), None, None, 0
+    global _jobs, _thread, _open
+    _jobs, _thread, _open = SimpleQueue(), None, 0
 
 
 in_child(_forget_after_fork)
-atexit.register(_close)

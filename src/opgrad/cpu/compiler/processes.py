@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from opgrad.cpu.compiler import sources
@@ -179,21 +179,23 @@ def _end(process: Any) -> None:
 
 # --- those of this process -------------------------------------------------------------------------------------------
 
-_compilers: Compilers | None = None
+_running: dict[bool, Compilers] = {}  # by whether they have a low priority
 _prepare: list[Callable[[], None]] = []
 
 
-def compilers() -> Compilers | None:
-    """The compiling processes, started if there are none; None if they cannot be used."""
-    global _compilers
-    with settling:
-        if _compilers is None or not _compilers.usable:
-            wanted = count()
-            try:
-                _compilers = Compilers(wanted) if wanted else None
-            except OSError:
-                _compilers = None
-        return _compilers
+def compilers(beside: bool = False) -> Compilers | None:
+    """The compiling processes, started if there are none; None if they cannot be used.
+
+    beside: one of low priority, whose work nobody waits for.
+    """
+    with settling:  # no fork may happen here: the child would keep the input of the processes open
+        if beside not in _running or not _running[beside].usable:
+            _running.pop(beside, None)
+            wanted = 1 if beside else count()
+            with suppress(OSError):
+                if wanted:
+                    _running[beside] = Compilers(wanted, beside)
+        return _running.get(beside)
 
 
 def count() -> int:
@@ -240,7 +242,7 @@ def compile_first(function: Any, form: str, name: str) -> None:
     """
     while _prepare:
         _prepare.pop()()
-    found = None if _compilers is None else compilers()
+    found = compilers() if False in _running else None
     if found is not None:
         request = None if found.knows(name) else named(function, form)
         if request or found.knows(name):
@@ -249,15 +251,14 @@ def compile_first(function: Any, form: str, name: str) -> None:
 
 
 def _close() -> None:
-    if _compilers is not None:
-        _compilers.close()
+    for each in _running.values():
+        each.close()
 
 
 def _forget_after_fork() -> None:
-    global _compilers
-    if _compilers is not None:
-        _compilers.abandon()
-        _compilers = None
+    for each in _running.values():
+        each.abandon()
+    _running.clear()
 
 
 in_child(_forget_after_fork)
