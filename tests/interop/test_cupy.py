@@ -298,7 +298,7 @@ class OnHost:
         if results is None:
             results = [Ndarray(make()) for make in self.runner.makers]
         inputs = [self.host(given.get(name)) for name in self.op.inputs]
-        self.runner.run_on([*inputs, *(each.host for each in results)], [each.host for each in results])
+        self.runner.computed(inputs, tuple(each.host for each in results))
         return (self.op.finish or runners.one_or_tuple)(tuple(results))
 
 

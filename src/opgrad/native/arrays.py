@@ -25,8 +25,6 @@ from opgrad.native.functions import function_of
 from opgrad.native.plans import RUNNERS, Kept
 from opgrad.native.runners import HostRunner, as_tuple
 
-ABSENT: Array = np.empty(0)  # passed in place of an operand that was left out; no kernel reads it
-
 
 class ArrayMemory:
     """`contract.libraries.Memory` for NumPy's arrays."""
@@ -63,11 +61,10 @@ class ArrayRunner(HostRunner):
     """Runs the calls of a public function on NumPy's arrays that have one signature."""
 
     def __init__(self, op: Operator, args: tuple[Any, ...], given: Mapping[str, Any]):
-        super().__init__(ArrayMemory(), op, given)
+        readable = unlike().isdisjoint((ARRAYS, TUPLES))  # else native code cannot read addresses from arrays here
+        super().__init__(ArrayMemory(), op, given, by_arrays=readable)
         positions = dict(zip(op.parameters, range(len(args)), strict=False))
         self.sources = [(positions.get(name), name) for name in op.arrays]
-        self.complete = None not in self.specs
-        self.unlike = not unlike().isdisjoint((ARRAYS, TUPLES))  # native code cannot read addresses from arrays here
         self.can_be_native = False  # `_find` sets it if it keeps the runner
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -78,12 +75,9 @@ class ArrayRunner(HostRunner):
         out = kwargs.get("out")
         if out is not None:
             check_writeable(self.op, as_tuple(out))
-        return self.answered([kwargs.get(name) if place is None else args[place] for place, name in self.sources], out)
-
-    def located(self, operands: Sequence[Any]) -> tuple[Any, tuple[Array, ...]]:
-        if self.unlike:
-            return super().located(operands)
-        return self.table(), tuple(operands if self.complete else [ABSENT if x is None else x for x in operands])
+        arrays = [kwargs.get(name) if place is None else args[place] for place, name in self.sources]
+        operands, results = self.computed(arrays, out)
+        return Answered(self, operands, results, out is None, self.finish(tuple(results)))
 
     def views(self, operands: Sequence[Any]) -> Sequence[Any]:
         return operands

@@ -32,6 +32,9 @@ def model_of(op: Operator, result: str) -> str | None:
     return next((name for name, tensor in op.inputs.items() if tensor.role == "element"), None)
 
 
+ABSENT = np.empty(0)  # passed in place of an operand that was left out; no kernel reads it
+
+
 class Runner:
     """Runs the calls of one signature: results are made, and operands copied where kernels cannot use them.
 
@@ -53,6 +56,7 @@ class Runner:
             if made != [self.prepared.problem.specs[name] for name in op.results]:
                 self.prepared = prepare(op, specs, attributes, made, any_stride)
             self.makers = [memory.maker(spec, arrays and arrays[self.like]) for spec in made]
+        self.copies = self.prepared.copies
         self.specs = [self.prepared.problem.specs.get(name) for name in (*op.inputs, *op.results)]
 
     def _made(self, name: str, given: Mapping[str, Any]) -> Spec:
@@ -68,27 +72,24 @@ class Runner:
 
     def computed(self, arrays: Sequence[Any], out: Any) -> tuple[list[Any], Sequence[Any]]:
         """Run on these arrays, None for one that is left out; returns all operands, and the results among them."""
-        results: Sequence[Any] = [make() for make in self.makers] if out is None else as_tuple(out)
+        new = out is None
+        results: Sequence[Any] = [make() for make in self.makers] if new else as_tuple(out)
         operands = [*arrays, *results]
-        self.run_on(operands, results, trusted=out is None)
+        if self.copies:
+            self._on_copies(operands, results, trusted=new)
+        else:
+            self.execute(operands, new)
         return operands, results
 
-    def run_on(self, operands: list[Any], results: Sequence[Any], trusted: bool = False) -> None:
-        """Run on all operands in the plan's order, results last.
-
-        Operands whose strides kernels cannot use are copied, and such results are copied back.
-        trusted: whether the results are new, so that none overlaps.
-        """
-        if not self.prepared.copies:
-            self.execute(operands, trusted)
-            return
+    def _on_copies(self, operands: list[Any], results: Sequence[Any], trusted: bool) -> None:
+        """Run on copies of the operands whose strides kernels cannot use, and copy such results back."""
         if not trusted:
             self.check_overlap(operands)
         inputs, memory = len(operands) - len(results), self.memory
-        for number, order in self.prepared.copies:
+        for number, order in self.copies:
             operands[number] = memory.packed(operands[number], order)
         self.execute(operands, trusted=True)
-        for number, _ in self.prepared.copies:
+        for number, _ in self.copies:
             if number >= inputs:
                 memory.assign(results[number - inputs], operands[number])
 
@@ -115,50 +116,53 @@ class Runner:
 
 
 class HostRunner(Runner):
-    """Runs the calls of one signature on the CPU."""
+    """Runs the calls of one signature on the CPU.
 
-    def __init__(self, memory: Memory, op: Operator, given: Mapping[str, Any]):
+    by_arrays: whether the operands are NumPy arrays, from which native code reads their addresses.
+    """
+
+    def __init__(self, memory: Memory, op: Operator, given: Mapping[str, Any], by_arrays: bool = False):
         super().__init__(memory, op, given)
+        self.by_arrays, self.complete = by_arrays, None not in self.specs
         self.plan = plan_for(self.prepared)
+        self.address, self.threads = self.plan.address, self.plan.parts_max > 1
         self.nowhere = sum(1 for spec in self.specs if spec is None or 0 in spec.shape)
         self.table = ctypes.c_int64 * (len(self.specs) + REPORT)  # operands' addresses, then what a kernel reports
 
     def run(self, given: Mapping[str, Any]) -> Any:
         """Run on arrays of this signature, given by parameter name, and note how the call was answered."""
-        answered = self.answered([given.get(name) for name in self.op.inputs], given.get("out"))
-        note(answered)
-        return answered.answer
-
-    def answered(self, arrays: Sequence[Any], out: Any) -> Answered:
-        """Run a call; return its answer, and how it was found."""
-        operands, results = self.computed(arrays, out)
-        return Answered(self, operands, results, out is None, self.finish(tuple(results)))
+        out = given.get("out")
+        operands, results = self.computed([given.get(name) for name in self.op.inputs], out)
+        answer = self.finish(tuple(results))
+        note(Answered(self, operands, results, out is None, answer))
+        return answer
 
     def execute(self, operands: Sequence[Any], trusted: bool) -> None:
-        """Run the plan in native code, with threads."""
+        """Run the plan in native code, with threads.
+
+        Raises ValueError for a tensor whose memory its library has given back.
+        """
         if INTERPRETING:
             self._interpret(operands, trusted)
             return
-        run, context = threads_for() if self.plan.parts_max > 1 else (0, 0)
-        table, arrays = self.located(operands)
+        run, context = threads_for() if self.threads else (0, 0)
+        arrays: tuple[Any, ...] = ()
+        if self.by_arrays:
+            table = self.table()
+            arrays = tuple(operands if self.complete else [ABSENT if each is None else each for each in operands])
+        else:
+            addresses = self.addresses(operands)
+            if addresses.count(0) > self.nowhere:
+                raise self._lost(addresses)
+            table = self.table(*addresses)
         place, count = ctypes.addressof(table), len(operands)
         items, report = id(arrays) + TUPLE_ITEMS if arrays else 0, place + 8 * count
-        status = execute.call(self.plan.address, place, items, count, trusted, run, context, report)
+        status = execute.call(self.address, place, items, count, trusted, run, context, report)
         if status == OVERLAP:
             self.check_overlap(operands)
             self.execute(operands, trusted=True)
         elif status:
             raise self.plan.error(None if status == NO_MEMORY else table[count:])
-
-    def located(self, operands: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
-        """The table with the operands' addresses; or an empty one, and NumPy arrays from which native code reads them.
-
-        Raises ValueError for an array whose memory its library has given back.
-        """
-        addresses = self.addresses(operands)
-        if addresses.count(0) > self.nowhere:
-            raise self._lost(addresses)
-        return self.table(*addresses), ()
 
     def _lost(self, addresses: Sequence[int]) -> ValueError:
         named = zip((*self.op.arrays, *self.op.results), self.specs, addresses, strict=True)
