@@ -8,12 +8,8 @@ that makes the new values the current ones. The second file takes up to about tw
 """
 
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
-
-import numpy as np
 
 from opgrad.reading import NoFile
 from opgrad.training.formats import checkpoint_tables, mapped_files
@@ -23,7 +19,9 @@ from opgrad.writing import flush, flush_folder, naming, opened_in_place, replace
 def replace_pair(path: Path, root: checkpoint_tables.Values) -> None:
     """Write a checkpoint and, into the file beside it, the data of its tensors."""
     tensors = [tensor for tensor in checkpoint_tables.tensors(root) if tensor["data"].nbytes]
-    offset = _free_bytes(path, sum(checkpoint_tables.aligned(tensor["data"].nbytes) for tensor in tensors))
+    length = sum(checkpoint_tables.aligned(tensor["data"].nbytes) for tensor in tensors)
+    start, end = bytes_in_use(path) or (0, 0)
+    offset = 0 if length <= start else checkpoint_tables.aligned(end)
     root["model"]["outside"] = True
     segments = []
     for tensor in tensors:
@@ -35,7 +33,10 @@ def replace_pair(path: Path, root: checkpoint_tables.Values) -> None:
     data = opened_in_place(data_path(path))
     try:
         with naming(data_path(path)), data:
-            _write_segments(data, segments)
+            for start, array in segments:
+                data.seek(start)
+                data.write(checkpoint_tables.raw(array).data)
+            flush(data)
         flush_folder(path.parent)
         replace_file(path, content)
     finally:
@@ -75,16 +76,3 @@ def cut_data(path: Path) -> None:
         data_path(path).unlink(missing_ok=True)
     else:
         os.truncate(data_path(path), used[1])
-
-
-def _free_bytes(path: Path, length: int) -> int:
-    """Where `length` bytes may be written in the file beside a checkpoint."""
-    start, end = bytes_in_use(path) or (0, 0)
-    return 0 if length <= start else checkpoint_tables.aligned(end)
-
-
-def _write_segments(file: BinaryIO, segments: Iterable[tuple[int, np.ndarray]]) -> None:
-    for offset, array in segments:
-        file.seek(offset)
-        file.write(checkpoint_tables.raw(array).data)
-    flush(file)

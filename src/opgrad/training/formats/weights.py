@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +65,8 @@ def decode(content: bytes | memoryview) -> Weights:
     optimizer, dtype = metadata.get("optimizer", ""), metadata.get("dtype")
     if dtype not in PRESENT:
         raise Damaged(f"is damaged, its dtype is {dtype!r}")
-    of_parameters = set(_moment_keys(arrays))
+    parted = {name: name.partition("/") for name in arrays}
+    of_parameters = {name for name, (kind, _, owner) in parted.items() if kind in MOMENTS and owner in arrays}
     names = _statistics(metadata, arrays)
     held = {name: each.astype(dtype, copy=False) for name, each in arrays.items() if name not in of_parameters}
     trainable = {name: each for name, each in held.items() if name not in names}
@@ -78,13 +79,6 @@ def decode(content: bytes | memoryview) -> Weights:
         step=_number(metadata, "step", int),
         learning_rate=_number(metadata, "learning_rate", float),
     )
-
-
-def _moment_keys(arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
-    for name in arrays:
-        moment, _, parameter = name.partition("/")
-        if moment in MOMENTS and parameter in arrays:
-            yield name
 
 
 def _statistics(metadata: Mapping[str, str], arrays: Mapping[str, np.ndarray]) -> list[str]:
