@@ -229,7 +229,7 @@ def test_nothing_is_lost_or_kept():
         (abi, "TORCH_FUNCTIONS", (*abi.TORCH_FUNCTIONS[:-1], ("a_name_of_another_release",))),
         (abi, "GET_DIM", abi.GET_DATA),
         (abi, "GET_SIZES", abi.GET_DATA),
-        (torch_calls, "_forward_level", lambda: None),
+        (torch_calls.torch_private, "forward_state", {}),
         (torch_calls, "_watchers", list),
     ],
 )

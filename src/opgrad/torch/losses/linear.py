@@ -23,7 +23,7 @@ from opgrad.torch.losses.chunks import Chunks, Layer, Slopes, chunks_of, gradien
 from opgrad.torch.losses.layer_operators import NAME, layer_of, layer_statistics, put_back
 from opgrad.torch.losses.logits import of_options as of_logits
 from opgrad.torch.losses.options import read_labels, read_options
-from opgrad.torch.losses.reduced import Found, OnePass, Upstream, of_each, reduced, shaped, upstream_of
+from opgrad.torch.losses.reduced import Found, OnePass, Upstream, reduced, same_for_each, shaped, upstream_of
 from opgrad.torch.losses.sharded import is_class_sharded
 from opgrad.torch.losses.statistics import Part, samples_of_parts
 from opgrad.torch.operators import is_exported
@@ -200,9 +200,9 @@ def _with_gradients(
     if options.is_plain and not chunks.by_classes:
         loss, grads = plain_gradients(layer, upstream.of_loss, options.ignore_index, needs, chunks)
         return loss.sum(dtype=torch.float64), grads
-    dloss, squares = of_each(layer.labels, upstream.of_loss, layer.number), None
+    dloss, squares = same_for_each(layer.labels, upstream.of_loss, layer.number), None
     if options.lse_square_scale:
-        squares = of_each(layer.labels, upstream.of_square, layer.number)
+        squares = same_for_each(layer.labels, upstream.of_square, layer.number)
     loss, lse, grads = gradients(layer, dloss, squares, options, needs, chunks)
     total = loss.sum(dtype=torch.float64) * upstream.of_loss
     if squares is not None:

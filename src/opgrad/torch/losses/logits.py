@@ -15,7 +15,7 @@ from opgrad.torch.autocast import widens_softmax
 from opgrad.torch.formulas import over, wide
 from opgrad.torch.losses.checks import check_dense, check_shape, check_tensors, check_weight
 from opgrad.torch.losses.options import divisors, read_labels, read_options
-from opgrad.torch.losses.reduced import Found, OnePass, of_each, output, reduced, upstream_of
+from opgrad.torch.losses.reduced import Found, OnePass, output, reduced, same_for_each, upstream_of
 from opgrad.torch.losses.samples import composed, losses_and_grad, sample_losses, settings
 from opgrad.torch.losses.sharded import is_class_sharded
 from opgrad.torch.operators import OPERATORS, is_exported
@@ -168,10 +168,17 @@ def _plain(
     """The loss of integer classes without options; with its gradient, which is kept, if one is needed."""
     if not _needs_gradient(input):
         return _loss_only(input, labels, weight, options.ignore_index, options.reduction, dtype, check)
-    way = _PlainPass(options, dtype, in_place, check)
     if in_place and not torch.compiler.is_compiling() and not is_transformed():
-        return way(input, labels, weight)[0]
-    return way.loss_and_gradient(input, labels, weight)[0]
+        return _PlainPass(options, dtype, in_place, check)(input, labels, weight)[0]
+    return _plain_and_gradient(options, dtype, check, input, labels, weight)[0]
+
+
+def _plain_and_gradient(
+    options: LossOptions, dtype: torch.dtype, check: bool, logits: Tensor, labels: Tensor, weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    arguments = (logits, labels, weight, options.ignore_index, options.reduction, dtype, logits.dtype, check)
+    loss, dlogits = _loss_and_grad(*arguments)
+    return loss, dlogits
 
 
 @dataclass(frozen=True)
@@ -180,13 +187,8 @@ class _PlainPass(OnePass):
 
     check: bool = False
 
-    def loss_and_gradient(self, logits: Tensor, labels: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        ignored, reduction = self.options.ignore_index, self.options.reduction
-        loss, dlogits = _loss_and_grad(logits, labels, weight, ignored, reduction, self.dtype, logits.dtype, self.check)
-        return loss, dlogits
-
     def compute(self, tensors: Sequence[Any], needs: Sequence[bool]) -> Found:
-        loss, dlogits = self.loss_and_gradient(*tensors)
+        loss, dlogits = _plain_and_gradient(self.options, self.dtype, self.check, *tensors)
         return Found(loss, [dlogits])
 
 
@@ -200,8 +202,8 @@ class _LogitsPass(OnePass):
         logits, labels, weight, probabilities = tensors
         is_dense, number = probabilities is not None, wide(logits.dtype)
         upstream = upstream_of(labels, weight, is_dense, self.options, logits.dtype)
-        square = of_each(labels, upstream.of_square, number) if self.options.lse_square_scale else None
-        given = (of_each(labels, upstream.of_loss, number), None, square, None, None)
+        square = same_for_each(labels, upstream.of_square, number) if self.options.lse_square_scale else None
+        given = (same_for_each(labels, upstream.of_loss, number), None, square, None, None)
         *found, dlogits = losses_and_grad.execute(*tensors, *given, *settings(self.options), self.check)
         loss = reduced(found, labels, weight, is_dense, self.options, self.dtype)
         return Found(loss, [dlogits], upstream.later, found[4])

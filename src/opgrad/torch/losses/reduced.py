@@ -196,7 +196,7 @@ def upstream_of(
     return Upstream(inverse, of_square, 1.0)
 
 
-def of_each(labels: Tensor, value: Tensor | float, dtype: torch.dtype) -> Tensor:
+def same_for_each(labels: Tensor, value: Tensor | float, dtype: torch.dtype) -> Tensor:
     """The same number for each sample."""
     made = torch.empty(labels.shape, dtype=dtype, device=labels.device)
     return made.copy_(value) if isinstance(value, Tensor) else made.fill_(value)
