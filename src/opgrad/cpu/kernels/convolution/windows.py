@@ -1,9 +1,9 @@
-"""A convolution's gradients where windows are large beside the images they slide over: products of matrices of windows.
+"""Kernels of a convolution's gradients where windows are large in proportion to the images: products of matrices.
 
-Signals (`signals`) compute a product for each element of a grid, which is as large as an image with its padding. Where
-windows reach across much of it, most of these belong to no window: with one that is as high as the image, as many of
-a hundred as it has rows. Here each product belongs to a window. Blocks of the matrix that has a column for each window
-and a row for each of its elements (im2col) are written into memory of a part's own, and multiplied (`gemm`).
+Signals (`signals`) take a product for each element of a grid, which is as large as an image with its padding. If
+windows reach across much of that, most of these products belong to no window: a window as high as an image of a
+hundred rows wastes 99 of 100. Here each product belongs to a window. The matrix of windows has a column for each window
+and a row for each of its elements (im2col). Blocks of it are written to private memory, and multiplied (`gemm`).
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ ENDLESS: Final = 1 << 60  # windows along the third axis
 
 
 class Windows(NamedTuple):
-    """The tables of the axes and of a window's elements, how many these are; channels and filters of a group.
+    """The tables of the axes and of a window's elements; the number of its elements, a group's channels and filters.
 
     plane, image: the elements of a channel of x, and of all channels of an image.
     """
@@ -48,7 +48,7 @@ class Windows(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """Images at a time, as a row for each filter of dy with the windows of all of them: how many, and how many rows."""
+    """Some images, the number of their windows, and dy for them: a row for each filter, a number for each window."""
 
     images: Images
     windows: int
