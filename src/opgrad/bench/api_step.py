@@ -12,7 +12,7 @@ import importlib.util
 import json
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import distributions
 from pathlib import Path
@@ -27,7 +27,9 @@ def main() -> None:
     """Answer until the input ends."""
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE]  # our files are no libraries
     measure = _measure()
-    step, optimizer_step = _calls(import_module(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    api, folder = import_module(sys.argv[1]), Path(sys.argv[2])
+    arrays = list(import_module("numpy").load(sys.argv[3]).values())
+    step, optimizer_step = calls(api, folder, arrays, int(sys.argv[4]))
     _answer({"loss": float(step())})
     _answer({"versions": _versions()})
     turns = {"step": measure.hot_turns(step), "optimizer": measure.hot_turns(optimizer_step), "resident": _resident}
@@ -61,19 +63,20 @@ def _measure() -> ModuleType:
     return module
 
 
-def _calls(api: Any, folder: Path, batch: str, threads: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """A whole step, and the optimizer's alone."""
-    import numpy as np
+def calls(
+    api: Any, folder: Path, arrays: Sequence[Any], threads: int, **more: Any
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """A whole step on these inputs with a learning rate of 0, and the optimizer's alone. more: for the module."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    options.log_severity_level = 4  # what is logged stands in exceptions
     state = api.CheckpointState.load_checkpoint(str(folder / "checkpoint"))
     models = str(folder / "training_model.onnx"), state, str(folder / "eval_model.onnx")
-    module = api.Module(*models, session_options=options)
+    module = api.Module(*models, session_options=options, **more)
     optimizer = api.Optimizer(str(folder / "optimizer_model.onnx"), module)
     optimizer.set_learning_rate(0.0)
-    arrays = list(np.load(batch).values())
     module.train()
 
     def step() -> Any:

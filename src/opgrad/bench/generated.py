@@ -39,7 +39,7 @@ class Subject:
     model: onnx.ModelProto
     parameters: Mapping[str, np.ndarray]
     feeds: Mapping[str, np.ndarray]
-    others: Mapping[str, Callable[[], object]]
+    others: Mapping[str, Callable[[], Any]]
 
 
 def of_modules(rows: int) -> Iterator[Subject]:
@@ -58,14 +58,14 @@ def of_modules(rows: int) -> Iterator[Subject]:
         yield Subject(name, model, found, {"x": x.numpy(), "labels": labels.numpy()}, others)
 
 
-def of_set(artifacts: ArtifactSet, feeds: Mapping[str, np.ndarray], graph: Callable[[], object]) -> Subject:
+def of_set(artifacts: ArtifactSet, feeds: Mapping[str, np.ndarray], graph: Callable[[], BoundGraph]) -> Subject:
     """The model of an artifact set, whose gradients are generated anew. graph: runs the set's own training graph."""
     model = copied(artifacts.eval_model)
     parameters = {**artifacts.frozen, **artifacts.trainable}
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in parameters.items())
     for value in [value for value in model.graph.input if value.name in parameters]:
         model.graph.input.remove(value)
-    return Subject(artifacts.name, model, artifacts.trainable, feeds, {OLD_GRAPH: graph})
+    return Subject(artifacts.name, model, artifacts.trainable, feeds, {OLD_GRAPH: lambda: graph().loss})
 
 
 def measure(subject: Subject, seconds: float) -> dict[str, Any]:
@@ -80,10 +80,8 @@ def measure(subject: Subject, seconds: float) -> dict[str, Any]:
     ours = {name: _runner(subject, model) for name, model in graphs.items()}
     contestants = {name: turns(call) for name, call in {**ours, **subject.others}.items()}
     times = best_of_torch(take_turns(contestants, seconds))
-    losses = {name: call() for name, call in subject.others.items()}
-    notes = disagreements(
-        {name: float(np.asarray(loss)) for name, loss in losses.items() if loss is not None}, ours[GENERATED]()
-    )
+    losses = {name: float(np.asarray(call())) for name, call in subject.others.items()}
+    notes = disagreements(losses, ours[GENERATED]())
     return {
         "model": subject.name,
         "batch": len(next(iter(subject.feeds.values()))),
@@ -138,8 +136,4 @@ def _runner(subject: Subject, model: onnx.ModelProto) -> Callable[[], float]:
     runner = BoundGraph(session, inputs, [declared(graph.output[0])], fixed, dict(written))
     runner([subject.feeds[spec.name] for spec in inputs])
 
-    def run() -> float:
-        runner()
-        return runner.loss
-
-    return run
+    return lambda: runner().loss

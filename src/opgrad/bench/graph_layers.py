@@ -252,25 +252,19 @@ def _windows(t: Torch, axes: int) -> tuple[list[int], list[int], list[int]] | No
     return list(t["strides"]) or [1] * axes, begin, list(t["dilations"]) or [1] * axes
 
 
-def _conv_grad(t: Torch) -> Call | None:
-    axes = t["x"].ndim - 2
-    if t["needs"] is not None or (windows := _windows(t, axes)) is None:
-        return None
-    t.only(NEW)
-    w = t["w"]
-    given = (t["dy"], t["x"], w, [len(w)], *windows, False, [0] * axes, t["group"])
-    return partial(t.aten.convolution_backward, *given, ALL)
+def _conv_grad(transposed: bool) -> Callable[[Torch], Call | None]:
+    """A convolution's gradients, or those of a transposed one."""
 
+    def setup(t: Torch) -> Call | None:
+        axes = t["x"].ndim - 2
+        if t["needs"] is not None or t["output_shape"] or (windows := _windows(t, axes)) is None:
+            return None
+        t.only(NEW)
+        bias, more = [t["dy"].shape[1]], list(t["output_padding"] or ()) or [0] * axes
+        given = (t["dy"], t["x"], t["w"], bias, *windows, transposed, more, t["group"])
+        return partial(t.aten.convolution_backward, *given, ALL)
 
-def _conv_transpose_grad(t: Torch) -> Call | None:
-    axes = t["x"].ndim - 2
-    told = t["needs"] is None and not t["output_shape"]
-    if not told or (windows := _windows(t, axes)) is None:
-        return None
-    t.only(NEW)
-    more = list(t["output_padding"]) or [0] * axes
-    given = (t["dy"], t["x"], t["w"], [t["dy"].shape[1]], *windows, True, more, t["group"])
-    return partial(t.aten.convolution_backward, *given, ALL)
+    return setup
 
 
 def _as_images(tensor: Any) -> Any:
@@ -345,8 +339,8 @@ LAYERS: Setups = {
     "lstm_grad": _layer_grad("LSTM"),
     "gru_training": _layer("GRU"),
     "gru_grad": _layer_grad("GRU"),
-    "conv_grad": _conv_grad,
-    "conv_transpose_grad": _conv_transpose_grad,
+    "conv_grad": _conv_grad(False),
+    "conv_transpose_grad": _conv_grad(True),
     "max_pool_grad": _max_pool_grad,
     "average_pool_grad": _average_pool_grad,
     "resize_grad": _resize_grad,

@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 
 import opgrad
-from opgrad.bench import generated
+import opgrad.training
+from opgrad.bench import api_step, generated
 from opgrad.bench.generated import TORCH, best_of_torch, disagreements, thread_counts
 from opgrad.bench.measure import hot_turns, measure_each, take_turns
 from opgrad.bench.options import Options
 from opgrad.bench.run import dated, surroundings
 from opgrad.bench.step_process import OLD_API, start, step_process
 from opgrad.bench.training_torch import torch_step
-from opgrad.training import ArtifactSet, Checkpoint, CheckpointState, Module, Optimizer, Recipe
+from opgrad.training import ArtifactSet, Checkpoint, Recipe
 from opgrad.training.data.dataset import load_named
+from opgrad.training.engine.binding import BoundGraph
 from opgrad.training.engine.labels import label_shape
 from opgrad.training.engine.memory import Memory
 from opgrad.training.engine.training_graph import TrainingGraph, read_model, session_options
@@ -229,26 +231,13 @@ def batch_of(artifacts: ArtifactSet, rows: int) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _our_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool = True) -> Callable[[], object]:
+def _our_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool) -> Callable[[], Any]:
     """A step through the api: forward and backward, optimizer, reset."""
-    folder, arrays = artifacts.directory, list(data.values())
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
-    threads = session_options(opgrad.get_num_threads())
-    module = Module(artifacts.training_model, state, folder / "eval_model.onnx", session_options=threads, fuse=fuse)
-    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
-    optimizer.set_learning_rate(0.0)
-    module.train()
-
-    def step() -> object:
-        loss = module(*arrays)
-        optimizer.step()
-        module.lazy_reset_grad()
-        return loss
-
-    return step
+    arrays, threads = list(data.values()), opgrad.get_num_threads()
+    return api_step.calls(opgrad.training, artifacts.directory, arrays, threads, fuse=fuse)[0]
 
 
-def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool = True) -> Callable[[], object]:
+def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool = True) -> BoundGraph:
     """The training graph alone, as the step runs it, with the batch in its place."""
     frozen = {name: array.copy() for name, array in artifacts.frozen.items()}
     memory = Memory("bench", Checkpoint(dict(artifacts.trainable), frozen), unchanged=False)

@@ -85,28 +85,44 @@ def log_prob(x, other, numbers, column, inside, given):
 def loss_rows(
     x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, labels, weight, total, losses, maxima, sums, picks,
     samples, n, inner, ignore, parts, per_part,
-    RESULT: tl.constexpr, IGNORES: tl.constexpr, REDUCTION: tl.constexpr, WAY: tl.constexpr, ROWS: tl.constexpr,
+    RESULT: tl.constexpr, IGNORES: tl.constexpr, REDUCTION: tl.constexpr, MODE: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
     STAGES: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    rows = rows_of(samples, n, inner, x_outer, x_inner, parts, WAY, ROWS, VECTOR, PEEL, INDEX)
+    rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, ROWS, VECTOR, PEEL, INDEX)
     sample, exists, _, _, part = rows
     target, weights, factor, silent = targets(
         labels, weight, total, sample, exists, samples, n, ignore, IGNORES, REDUCTION, ROWS
     )
     a, nothing = array_of(x, rows, inner, x_outer, x_n, x_inner), array_of(None, rows, inner, 0, 0, 0)
-    if WAY == FINISH:
+    if MODE == FINISH:
         picked = tl.load(picks + sample, mask=exists, other=0.0)
     else:
         picked = tl.load(x + a[1] + target * x_n, mask=target >= 0, other=0.0).to(NUMBER)
     found, kept = statistics(
-        a, nothing, maxima, sums, rows, n, parts, per_part, WAY, ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES, PARTS
+        a,
+        nothing,
+        maxima,
+        sums,
+        rows,
+        n,
+        parts,
+        per_part,
+        MODE,
+        ROWS,
+        BLOCK,
+        VECTOR,
+        PEEL,
+        INDEX,
+        NUMBER,
+        STAGES,
+        PARTS,
     )
     m, d = found
     first = exists  # of the programs that share rows
-    if WAY >= SHARE:
+    if MODE >= SHARE:
         first = only_if(part == 0, exists)
-    if WAY == SHARE:  # before a result can overwrite them
+    if MODE == SHARE:  # before a result can overwrite them
         tl.store(picks + sample, picked, mask=first)
     else:
         value = tl.where(silent & (target < 0), 0.0, losses_of(picked, m, d, weights))
@@ -115,7 +131,7 @@ def loss_rows(
             numbers = (m, d, target, factor.to(NUMBER), silent)
             write_rows(
                 array_of(y, rows, inner, y_outer, y_n, y_inner), a, nothing, kept, rows, n, per_part, numbers, None,
-                RESULT, MINUS_INFINITY, WAY, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
+                RESULT, MINUS_INFINITY, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
             )  # fmt: skip
 
 
@@ -226,10 +242,10 @@ def log_prob_grad(x, bias, numbers, column, inside, has_bias):
 def loss_grad(
     x, x_outer, x_n, x_inner, bias, bias_outer, bias_n, bias_inner, dx, dx_outer, dx_n, dx_inner,
     dy, labels, weight, total, samples, n, inner, ignore, parts,
-    IGNORES: tl.constexpr, REDUCTION: tl.constexpr, WAY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    IGNORES: tl.constexpr, REDUCTION: tl.constexpr, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    rows = rows_of(samples, n, inner, x_outer, x_inner, parts, WAY, ROWS, VECTOR, PEEL, INDEX)
+    rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, ROWS, VECTOR, PEEL, INDEX)
     sample, exists, _, _, _ = rows
     target, _, factor, silent = targets(
         labels, weight, total, sample, exists, samples, n, ignore, IGNORES, REDUCTION, ROWS
@@ -243,7 +259,7 @@ def loss_grad(
     b = array_of(bias, rows, inner, bias_outer, bias_n, bias_inner)
     write_rows(
         array_of(dx, rows, inner, dx_outer, dx_n, dx_inner), a, b, a, rows, n, 0, numbers, bias is not None,
-        log_prob_grad, 0.0, WAY, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
+        log_prob_grad, 0.0, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ A row is the n elements that are reduced together; samples are the outer * inner
 A tile is ROWS rows of BLOCK elements. Where rows do not begin at aligned addresses (PEEL), the tile covers the
 aligned body of each row, and a small second tile, its ends, the up to VECTOR - 1 elements before and behind it.
 
-A kernel is compiled for one of five ways (WAY) to go over its rows; opgrad.cuda.regimes says which when.
+A kernel is compiled for one of five modes of going over its rows (MODE); opgrad.cuda.regimes says which when.
 
     TILE     a program holds its rows in registers, and reduces and writes what it has
     LOOP     a program goes over its rows twice: it reduces, then reads again, from the end, and writes
@@ -95,7 +95,7 @@ TILE, LOOP, SHARE, FINISH, POINT = map(tl.constexpr, range(5))
 
 @triton.jit
 def rows_of(
-    samples, n, inner, outer_stride, inner_stride, parts, WAY: tl.constexpr, ROWS: tl.constexpr, VECTOR: tl.constexpr,
+    samples, n, inner, outer_stride, inner_stride, parts, MODE: tl.constexpr, ROWS: tl.constexpr, VECTOR: tl.constexpr,
     PEEL: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """This program's rows: their numbers, which exist, where their bodies begin, how long these are; and its part.
@@ -103,7 +103,7 @@ def rows_of(
     The strides are those of the array that decides where bodies begin.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
-    if WAY == POINT:
+    if MODE == POINT:
         tile, part = tl.program_id(0) // parts, tl.program_id(0) % parts
     sample, exists = samples_of(tile, samples, ROWS)
     head, body = aligned(row_of(sample, inner, outer_stride, inner_stride), n, VECTOR, PEEL, INDEX)
@@ -138,10 +138,10 @@ def place_of(array, rows, BODY: tl.constexpr, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def ends_of(rows, n, WAY: tl.constexpr, VECTOR: tl.constexpr):
+def ends_of(rows, n, MODE: tl.constexpr, VECTOR: tl.constexpr):
     """The columns of the rows' ends, and which exist; of shared rows the first program has the ends."""
     exists = rows[1]
-    if WAY >= SHARE:
+    if MODE >= SHARE:
         exists = only_if(rows[4] == 0, exists)
     return ends(rows[2], rows[3], n, exists, VECTOR)
 
@@ -165,16 +165,16 @@ def take_step(
 
 @triton.jit
 def fold_rows(
-    found, a, b, rows, n, per_part, given, TAKE: tl.constexpr, OTHER: tl.constexpr, WAY: tl.constexpr,
+    found, a, b, rows, n, per_part, given, TAKE: tl.constexpr, OTHER: tl.constexpr, MODE: tl.constexpr,
     BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """What is found in whole rows (LOOP), or in this program's part of them (SHARE), beginning with `found`."""
     if PEEL:
-        k_end, inside_end = ends_of(rows, n, WAY, VECTOR)
+        k_end, inside_end = ends_of(rows, n, MODE, VECTOR)
         end, other_end = tiles_of(a, b, rows, k_end, inside_end, False, VECTOR, OTHER, NUMBER)
         found = TAKE(found, end, other_end, k_end, inside_end, given)
-    if WAY == SHARE:
+    if MODE == SHARE:
         for step in range(0, per_part, BLOCK):
             start = rows[4] * per_part + step
             found = take_step(found, a, b, rows, start, given, TAKE, OTHER, BLOCK, VECTOR, INDEX, NUMBER)
@@ -187,22 +187,22 @@ def fold_rows(
 @triton.jit
 def reduce_rows(
     nothing, a, b, rows, n, per_part, given, WHOLE: tl.constexpr, TAKE: tl.constexpr, OTHER: tl.constexpr,
-    WAY: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr,
+    MODE: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr,
     NUMBER: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """What is found in rows, and the tiles that a program keeps of them (TILE). nothing: what no element comes to."""
-    if WAY == TILE:
+    if MODE == TILE:
         k, inside = body_columns(rows, 0, BLOCK, INDEX)
         x, other = tiles_of(a, b, rows, k, inside, True, VECTOR, OTHER, NUMBER)
         end, other_end = x, other
         if PEEL:
-            k_end, inside_end = ends_of(rows, n, WAY, VECTOR)
+            k_end, inside_end = ends_of(rows, n, MODE, VECTOR)
             end, other_end = tiles_of(a, b, rows, k_end, inside_end, False, VECTOR, OTHER, NUMBER)
         found = WHOLE(x, other, (end, other_end), given, PEEL)
         kept = (x, other, end, other_end)
     else:
         found = fold_rows(
-            nothing, a, b, rows, n, per_part, given, TAKE, OTHER, WAY, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES
+            nothing, a, b, rows, n, per_part, given, TAKE, OTHER, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES
         )
         kept = found  # for want of tiles: functions in kernels return something
     return found, kept
@@ -221,25 +221,25 @@ def write_step(
 
 @triton.jit
 def write_rows(
-    y, a, b, kept, rows, n, per_part, numbers, given, RESULT: tl.constexpr, OTHER: tl.constexpr, WAY: tl.constexpr,
+    y, a, b, kept, rows, n, per_part, numbers, given, RESULT: tl.constexpr, OTHER: tl.constexpr, MODE: tl.constexpr,
     BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """Write the results of rows, given their numbers; kept: what `reduce_rows` has read of them."""
     if PEEL:
-        k_end, inside_end = ends_of(rows, n, WAY, VECTOR)
-        if WAY == TILE:
+        k_end, inside_end = ends_of(rows, n, MODE, VECTOR)
+        if MODE == TILE:
             end, other_end = kept[2], kept[3]
         else:
             end, other_end = tiles_of(a, b, rows, k_end, inside_end, False, VECTOR, OTHER, NUMBER)
         write(y[0], y[1], k_end, y[2], inside_end, RESULT(end, other_end, numbers, k_end, inside_end, given))
-    if WAY == TILE:
+    if MODE == TILE:
         k, inside = body_columns(rows, 0, BLOCK, INDEX)
         value = RESULT(kept[0], kept[1], numbers, k + rows[2][:, None], inside, given)
         write(y[0], place_of(y, rows, True, VECTOR), k, y[2], inside, value)
-    elif WAY == POINT:
+    elif MODE == POINT:
         write_step(y, a, b, rows, rows[4] * BLOCK, numbers, given, RESULT, OTHER, BLOCK, VECTOR, INDEX, NUMBER)
-    elif WAY == FINISH:
+    elif MODE == FINISH:
         for step in range(0, per_part, BLOCK):
             start = rows[4] * per_part + step
             write_step(y, a, b, rows, start, numbers, given, RESULT, OTHER, BLOCK, VECTOR, INDEX, NUMBER)
@@ -309,7 +309,7 @@ def whole_tile(x, other, end, given, PEEL: tl.constexpr):
 
 @triton.jit
 def statistics(
-    x, nothing, maxima, sums, rows, n, parts, per_part, WAY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x, nothing, maxima, sums, rows, n, parts, per_part, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -317,7 +317,7 @@ def statistics(
 
     nothing: an array that is None. maxima, sums: where those of parts are, or are left.
     """
-    if WAY == FINISH:
+    if MODE == FINISH:
         m, d = of_parts(maxima, rows, parts, MINUS_INFINITY, PARTS), of_parts(sums, rows, parts, 0.0, PARTS)
         largest = tl.max(m, 1)
         found = largest, tl.sum(d * exp(m - shift_for(largest)[:, None]), 1)
@@ -325,9 +325,9 @@ def statistics(
     else:
         found, kept = reduce_rows(
             no_rows(ROWS, NUMBER), x, nothing, rows, n, per_part, None, whole_tile, fold_tile, MINUS_INFINITY,
-            WAY, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
+            MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
         )  # fmt: skip
-    if WAY == SHARE:
+    if MODE == SHARE:
         store_part(maxima, rows, parts, found[0])
         store_part(sums, rows, parts, found[1])
     return found, kept
@@ -373,21 +373,21 @@ def row_launches(
     found: the arguments by which the first of these hands to the second what it has found.
     """
     grid: tuple[int, ...] = (tiles(problem, regime),)
-    ways = [LOOP if regime.name.startswith("long") else TILE]
+    modes = [LOOP if regime.name.startswith("long") else TILE]
     parts = {"parts": 1, "per_part": 0, "PARTS": 1, **dict.fromkeys(found)}
     if regime.parts > 1:
-        grid, ways = (*grid, regime.parts), [SHARE, FINISH]
+        grid, modes = (*grid, regime.parts), [SHARE, FINISH]
         parts = {"parts": regime.parts, "per_part": regime.per_part, "PARTS": power_of_2(regime.parts)}
         dtype = "float64" if given["NUMBER"] == tl.float64 else "float32"
         parts |= {name: space.take(given["samples"] * regime.parts, dtype) for name in found}
-    return [Launch(kernel, grid, {**given, **parts, "WAY": way.value}, regime.warps, regime.ctas) for way in ways]
+    return [Launch(kernel, grid, {**given, **parts, "MODE": mode.value}, regime.warps, regime.ctas) for mode in modes]
 
 
 def point_launch(kernel: Any, problem: Problem, regime: Regime, given: Mapping[str, Any]) -> Launch:
     """The launch of a kernel that reduces nothing."""
     parts = -(-problem.n // regime.block)
     grid = (tiles(problem, regime) * parts,)
-    return Launch(kernel, grid, {**given, "parts": parts, "WAY": POINT.value}, regime.warps)
+    return Launch(kernel, grid, {**given, "parts": parts, "MODE": POINT.value}, regime.warps)
 
 
 def tiles(problem: Problem, regime: Regime) -> int:

@@ -41,18 +41,34 @@ def log_probability(x, other, found, column, inside, given):
 @triton.jit
 def forward_rows(
     x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, maxima, sums, samples, n, inner, parts, per_part,
-    RESULT: tl.constexpr, WAY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
+    RESULT: tl.constexpr, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
     PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    rows = rows_of(samples, n, inner, x_outer, x_inner, parts, WAY, ROWS, VECTOR, PEEL, INDEX)
+    rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, ROWS, VECTOR, PEEL, INDEX)
     a, nothing = array_of(x, rows, inner, x_outer, x_n, x_inner), array_of(None, rows, inner, 0, 0, 0)
     found, kept = statistics(
-        a, nothing, maxima, sums, rows, n, parts, per_part, WAY, ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES, PARTS
+        a,
+        nothing,
+        maxima,
+        sums,
+        rows,
+        n,
+        parts,
+        per_part,
+        MODE,
+        ROWS,
+        BLOCK,
+        VECTOR,
+        PEEL,
+        INDEX,
+        NUMBER,
+        STAGES,
+        PARTS,
     )
-    if WAY != SHARE:
+    if MODE != SHARE:
         write_rows(
             array_of(y, rows, inner, y_outer, y_n, y_inner), a, nothing, kept, rows, n, per_part, found, None, RESULT,
-            MINUS_INFINITY, WAY, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
+            MINUS_INFINITY, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
         )  # fmt: skip
 
 
@@ -120,26 +136,26 @@ def add_terms(total, dy, y, column, inside, TERM):
 def gradient_rows(
     dy, dy_outer, dy_n, dy_inner, y, y_outer, y_n, y_inner, dx, dx_outer, dx_n, dx_inner, totals,
     samples, n, inner, parts, per_part,
-    TERM: tl.constexpr, RESULT: tl.constexpr, WAY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    TERM: tl.constexpr, RESULT: tl.constexpr, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
-    rows = rows_of(samples, n, inner, dy_outer, dy_inner, parts, WAY, ROWS, VECTOR, PEEL, INDEX)
+    rows = rows_of(samples, n, inner, dy_outer, dy_inner, parts, MODE, ROWS, VECTOR, PEEL, INDEX)
     a, b = array_of(dy, rows, inner, dy_outer, dy_n, dy_inner), array_of(y, rows, inner, y_outer, y_n, y_inner)
-    if WAY == FINISH:
+    if MODE == FINISH:
         total = tl.sum(of_parts(totals, rows, parts, 0.0, PARTS), 1)
         kept = total
     else:
         total, kept = reduce_rows(
             tl.zeros([ROWS], NUMBER), a, b, rows, n, per_part, TERM, total_of, add_terms, 0.0,
-            WAY, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
+            MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
         )  # fmt: skip
-    if WAY == SHARE:
+    if MODE == SHARE:
         store_part(totals, rows, parts, total)
     else:
         write_rows(
             array_of(dx, rows, inner, dx_outer, dx_n, dx_inner), a, b, kept, rows, n, per_part, total, None, RESULT,
-            0.0, WAY, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
+            0.0, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
         )  # fmt: skip
 
 

@@ -120,12 +120,12 @@ def factor_of(factors, place, sample, samples, exists, NUMBER: tl.constexpr):
 def shard_gradient(
     x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, labels, weight, factors, samples, n, inner, parts,
     first_class, cap: tl.float64, inverse: tl.float64, factor: tl.float64,
-    CAPPED: tl.constexpr, WAY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
+    CAPPED: tl.constexpr, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
     PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     softcap, inverse = scalar(cap, NUMBER) if CAPPED else None, scalar(inverse, NUMBER)
     factor = scalar(factor, NUMBER)
-    rows = rows_of(samples, n, inner, x_outer, x_inner, parts, WAY, ROWS, VECTOR, PEEL, INDEX)
+    rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, ROWS, VECTOR, PEEL, INDEX)
     sample, exists, _, _, _ = rows
     numbers = (
         tl.load(labels + sample, mask=exists, other=0).to(tl.int64) - first_class,
@@ -139,7 +139,7 @@ def shard_gradient(
     a, nothing = array_of(x, rows, inner, x_outer, x_n, x_inner), array_of(None, rows, inner, 0, 0, 0)
     write_rows(
         array_of(y, rows, inner, y_outer, y_n, y_inner), a, nothing, a, rows, n, 0, numbers,
-        (weight, softcap, inverse, factor), slope, 0.0, WAY, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
+        (weight, softcap, inverse, factor), slope, 0.0, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
     )  # fmt: skip
 
 
