@@ -100,24 +100,9 @@ def loss_rows(
     else:
         picked = tl.load(x + a[1] + target * x_n, mask=target >= 0, other=0.0).to(NUMBER)
     found, kept = statistics(
-        a,
-        nothing,
-        maxima,
-        sums,
-        rows,
-        n,
-        parts,
-        per_part,
-        MODE,
-        ROWS,
-        BLOCK,
-        VECTOR,
-        PEEL,
-        INDEX,
-        NUMBER,
-        STAGES,
+        a, nothing, maxima, sums, rows, n, parts, per_part, MODE, ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
         PARTS,
-    )
+    )  # fmt: skip
     m, d = found
     first = exists  # of the programs that share rows
     if MODE >= SHARE:

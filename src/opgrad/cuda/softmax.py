@@ -47,24 +47,9 @@ def forward_rows(
     rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, ROWS, VECTOR, PEEL, INDEX)
     a, nothing = array_of(x, rows, inner, x_outer, x_n, x_inner), array_of(None, rows, inner, 0, 0, 0)
     found, kept = statistics(
-        a,
-        nothing,
-        maxima,
-        sums,
-        rows,
-        n,
-        parts,
-        per_part,
-        MODE,
-        ROWS,
-        BLOCK,
-        VECTOR,
-        PEEL,
-        INDEX,
-        NUMBER,
-        STAGES,
+        a, nothing, maxima, sums, rows, n, parts, per_part, MODE, ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
         PARTS,
-    )
+    )  # fmt: skip
     if MODE != SHARE:
         write_rows(
             array_of(y, rows, inner, y_outer, y_n, y_inner), a, nothing, kept, rows, n, per_part, found, None, RESULT,
