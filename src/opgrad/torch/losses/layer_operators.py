@@ -47,12 +47,12 @@ def counted(labels: Tensor, ignore_index: int | None) -> Tensor | None:
     return None if len(kept) == len(labels) else kept
 
 
-def put_back(found: Tensor, kept: Tensor | None, count: int, ignored: int = 0, axis: int = 0) -> Tensor:
-    """What was computed of the samples that count, for all of them along an axis; `ignored` for the others."""
+def put_back(found: Tensor, kept: Tensor | None, count: int, axis: int = 0) -> Tensor:
+    """What was computed of the samples that count, for all of them along an axis; 0 for the others."""
     if kept is None:
         return found
     shape = (*found.shape[:axis], count, *found.shape[axis + 1 :])
-    return found.new_full(shape, ignored).index_copy_(axis, kept, found)
+    return found.new_zeros(shape).index_copy_(axis, kept, found)
 
 
 def _statistics(x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, *others: Any) -> Tensor:
