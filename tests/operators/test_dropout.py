@@ -95,7 +95,7 @@ def test_in_place():
 def test_seeds_share_a_plan():
     x = np.ones(64, np.float32)
     opgrad.dropout(x, 0.125, seed=0)
-    runners = inspect.getclosurevars(opgrad.dropout._python).nonlocals["runners"]
+    runners = inspect.getclosurevars(opgrad.dropout._python).nonlocals["runners"].values
     before = len(runners)
     for seed in range(1, 10):
         opgrad.dropout(x, 0.125, seed=seed)
