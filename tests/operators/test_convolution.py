@@ -125,7 +125,7 @@ def test_chunks_of_any_size_give_the_same_sums(monkeypatch):
     expected = expected_of(OP, given)
     for size in (1, 100_000, 1 << 30):
         monkeypatch.setattr(convolution, "CHUNK_BYTES", size)
-        check_close(call(OP, {**given, "pads": list(given["pads"])}), expected, 28_000)  # a list: planned anew
+        check_close(listed(dispatcher(OP)(**given)), expected, 28_000)
 
 
 @pytest.mark.parametrize(
