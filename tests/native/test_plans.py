@@ -10,6 +10,7 @@ from subprocesses import run_python
 import opgrad
 from opgrad.contract import Spec, graph_operators, operators
 from opgrad.contract.signature import prepare
+from opgrad.cpu.compiler import native
 from opgrad.native import plans
 from opgrad.testing.examples import signatures
 
@@ -97,9 +98,19 @@ def test_the_oldest_plan_goes_first(monkeypatch, made):
     assert len(made) == 4
 
 
+def test_a_plan_that_may_lack_kernels_is_not_kept(made):
+    """While kernels are noted, and not compiled, plans cannot be run."""
+    op = operators()["tanh"]
+    with native.noting():
+        noted = plans.plan(op, [Spec(X.shape, X.dtype)], {})
+    assert plans.plan(op, [Spec(X.shape, X.dtype)], {}) is not noted
+    assert made == ["tanh", "tanh"]
+
+
 FORK = """
 import os
 import numpy as np, opgrad
+from opgrad.cpu.compiler import native
 from opgrad.native import plans
 x = np.ones((3, 41), np.float32)
 opgrad.relu(x)
