@@ -9,13 +9,11 @@ from opgrad.cpu.compiler.native import vector_lanes
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.kernels.softmax import split
-from opgrad.cpu.programs import softmax as kernels
+from opgrad.cpu.programs.softmax import FORWARD, GRADIENTS, in_place
 
 LENGTHS = [*range(1, 131), 4095, 4096, 4097]
 LAYOUTS = ["rows", "transposed", "columns"]
 FORWARD_LAYOUTS = [*LAYOUTS, "groups", "split"]
-FORWARD = {"softmax": kernels.SOFTMAX_IN_PLACE, "log_softmax": kernels.LOG_SOFTMAX_IN_PLACE}
-BACKWARD = {"softmax_grad": kernels.SOFTMAX_GRAD_IN_PLACE, "log_softmax_grad": kernels.LOG_SOFTMAX_GRAD_IN_PLACE}
 WIDER = {"float32": np.float64, "float64": np.longdouble}
 GUARD = 64
 SENTINEL = -12345.0
@@ -116,7 +114,7 @@ def sums(request):
 def test_forward_of_every_length(name, layout, dtype, rng, sums):
     for n in LENGTHS:
         x = rng.normal(0, 3, (5 if n > 200 else vector_lanes(dtype) + 3, n)).astype(dtype)
-        given, stats = run(FORWARD[name][sums], layout, x)
+        given, stats = run(in_place(name, sums), layout, x)
         y, lse = exact(name, x)
         assert_close(given, y, np.abs(y), f"{n}")
         if sums:  # kernels whose sums are plain keep none
@@ -124,13 +122,13 @@ def test_forward_of_every_length(name, layout, dtype, rng, sums):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", BACKWARD)
+@pytest.mark.parametrize("name", GRADIENTS)
 def test_backward_of_every_length(name, layout, dtype, rng):
     forward = name.removesuffix("_grad")
     for n in LENGTHS:
         x, dy = rng.normal(0, 3, (2, 5 if n > 200 else vector_lanes(dtype) + 3, n)).astype(dtype)
         y = exact(forward, x)[0].astype(dtype)
-        given, _ = run(BACKWARD[name], layout, dy, y)
+        given, _ = run(in_place(name), layout, dy, y)
         terms = np.abs(dy * y) if forward == "softmax" else np.abs(dy)
         factor = np.abs(y) if forward == "softmax" else np.exp(y)
         expected = exact_gradient(name, dy, y)
@@ -142,7 +140,7 @@ def test_backward_of_every_length(name, layout, dtype, rng):
 def test_rows_longer_than_the_cache(name, layout, rng, sums):
     x = rng.normal(0, 3, (1, 1 << 20)).astype("float32")
     y, lse = exact(name, x)
-    given, stats = run(FORWARD[name][sums], layout, x)
+    given, stats = run(in_place(name, sums), layout, x)
     assert_close(given, y, np.abs(y), "a million")
     if sums:
         assert_close(stats, lse, np.abs(lse), "a million: stats")
@@ -157,7 +155,7 @@ def test_special_values_in_every_place(name, layout, inf_as_zero, dtype, sums):
         for bad in (np.nan, np.inf, -np.inf, -1e-40):
             x = np.zeros((n + 1, n), dtype)
             np.fill_diagonal(x, bad)
-            given, stats = run(FORWARD[name][sums], layout, x, inf_as_zero=inf_as_zero)
+            given, stats = run(in_place(name, sums), layout, x, inf_as_zero=inf_as_zero)
             y, lse = exact(name, x, inf_as_zero)
             assert_close(given, y, np.abs(y), f"{bad} in {n}")
             if sums:
@@ -174,7 +172,7 @@ def test_rows_of_minus_infinity(name, layout, inf_as_zero, dtype, sums):
         x = np.zeros((2 * lanes + 1, n), dtype)
         x[::3] = -np.inf
         x[6, n // 2] = np.nan
-        given, stats = run(FORWARD[name][sums], layout, x, inf_as_zero=inf_as_zero)
+        given, stats = run(in_place(name, sums), layout, x, inf_as_zero=inf_as_zero)
         y, lse = exact(name, x, inf_as_zero)
         zero = inf_as_zero and name == "softmax"
         assert (given[3] == 0).all() if zero else np.isnan(given[3]).all()

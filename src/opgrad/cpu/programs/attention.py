@@ -10,7 +10,7 @@ from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.fused import post_ops
 from opgrad.cpu.programs.fused import stages as fused
 from opgrad.cpu.programs.program import Program
-from opgrad.cpu.programs.softmax import SOFTMAX_GRAD_IN_PLACE, SOFTMAX_IN_PLACE
+from opgrad.cpu.programs.softmax import in_place
 from opgrad.random import kept_scale
 
 ORDER = (0, 1, 2)
@@ -47,7 +47,7 @@ def bias_softmax(problem: Problem) -> Program:
     values, bias = work.block("values"), work.chunk("bias")
     added = work.of_buffers(post_ops.VALUES["add"], values, bias)
     before = [work.read("x", values), work.read("bias", bias), added]
-    return work.program(SOFTMAX_IN_PLACE[False], before, (), [work.write("y", values)])
+    return work.program(in_place("softmax"), before, (), [work.write("y", values)])
 
 
 def softmax_dropout_grad(problem: Problem) -> Program:
@@ -58,4 +58,4 @@ def softmax_dropout_grad(problem: Problem) -> Program:
     g, y, kept = work.block("values"), work.block("y"), work.chunk("kept")
     dropped = work.of_buffers(post_ops.drop, g, kept, alpha=kept_scale(problem.attributes["ratio"]))
     before = [work.read("y", y), work.read("dy", g), work.read("mask", kept), dropped]
-    return work.program(SOFTMAX_GRAD_IN_PLACE, before, (), [work.write("dx", g)], other=y)
+    return work.program(in_place("softmax_grad"), before, (), [work.write("dx", g)], other=y)

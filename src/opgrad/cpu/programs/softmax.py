@@ -1,12 +1,12 @@
 """Softmax, log-softmax and their gradients: chooses the kernels for a shape, and reserves their working memory.
 
-Each layout of opgrad.cpu.programs.layout has a file with its plain kernels, and with its kernels in place, which
-programs of stages use. The files fused_*.py make the kernels for calls with attributes.
+Each layout of opgrad.cpu.programs.layout has a file in cpu/kernels/softmax, with its plain kernels, its kernels in
+place, which programs of stages use, and its kernels for calls with attributes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,19 +15,8 @@ from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.kernels.fused.form import Form, GradientForm
 from opgrad.cpu.kernels.fused.operands import Source, Switches
 from opgrad.cpu.kernels.loops import combine
-from opgrad.cpu.kernels.loops.columns import nothing
 from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
-from opgrad.cpu.kernels.softmax import (
-    columns,
-    fused_columns,
-    fused_gradients,
-    groups,
-    rows,
-    split,
-    transposed,
-    variants,
-)
-from opgrad.cpu.kernels.softmax.reductions import GRADIENTS
+from opgrad.cpu.kernels.softmax import columns, groups, rows, split, transposed
 from opgrad.cpu.programs.fused import fusing, stages
 from opgrad.cpu.programs.layout import (
     Loops,
@@ -47,134 +36,103 @@ from opgrad.cpu.programs.program import Program
 from opgrad.cpu.programs.workspace import Workspace
 from opgrad.native import background
 
-InPlace = Mapping[bool, Mapping[str, Kernel]]
-SOFTMAX = {
-    "rows": rows.softmax_rows,
-    "columns": columns.softmax_columns,
-    "transposed": transposed.softmax_transposed,
-    "groups": groups.softmax_groups,
-    "split": split.forward(Form("softmax", "split"), is_plain=True),
-}
-LOG_SOFTMAX = {
-    "rows": rows.log_softmax_rows,
-    "columns": columns.log_softmax_columns,
-    "transposed": transposed.log_softmax_transposed,
-    "groups": groups.log_softmax_groups,
-    "split": split.forward(Form("log_softmax", "split"), is_plain=True),
-}
-
-
-def _in_place(operator: str, of_lines: Callable[..., Any], of_group: Callable[..., Any]) -> InPlace:
-    """The kernels in place, which work on buffers, by whether sums are exact, and then by layout."""
-
-    def kernels(exact: bool) -> dict[str, Kernel]:
-        variant = variants.COLUMNS_IN_PLACE[exact]
-        lines = of_lines(variant, nothing)
-        return {
-            "rows": rows.forward_in_place(operator, exact),
-            "split": split.forward_in_place(operator, exact),
-            "columns": columns.columns_in_place(lines),
-            "transposed": transposed.transposed_in_place(lines),
-            "groups": groups.groups_in_place(of_group(variant)),
+FORWARD: Final = ("softmax", "log_softmax")
+GRADIENTS: Final = ("softmax_grad", "log_softmax_grad")
+# Of each operator the plain kernels by layout: one, or those of several steps.
+PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
+    "softmax": {
+        "rows": rows.softmax_rows,
+        "columns": columns.softmax_columns,
+        "transposed": transposed.forward_transposed("softmax"),
+        "groups": groups.softmax_groups,
+        "split": split.forward(Form("softmax", "split"), is_plain=True),
+    },
+    "log_softmax": {
+        "rows": rows.log_softmax_rows,
+        "columns": columns.log_softmax_columns,
+        "transposed": transposed.forward_transposed("log_softmax"),
+        "groups": groups.log_softmax_groups,
+        "split": split.forward(Form("log_softmax", "split"), is_plain=True),
+    },
+    **{
+        operator: {
+            "rows": rows.gradient_rows(operator),
+            "columns": columns.gradient_columns(operator),
+            "transposed": transposed.gradient_transposed(operator),
+            "split": split.gradient(GradientForm(operator, "split")),
         }
-
-    return {exact: kernels(exact) for exact in (False, True)}
-
-
-SOFTMAX_IN_PLACE = _in_place("softmax", columns.softmax_lines, groups.softmax_group)
-LOG_SOFTMAX_IN_PLACE = _in_place("log_softmax", columns.log_softmax_lines, groups.log_softmax_group)
-
-
-def _gradient_kernels(operator: str) -> tuple[dict[str, Any], ...]:
-    """The plain kernels of dx = formula(dy, y, sum(term(dy, y))), and those in place."""
-    term, formula = GRADIENTS[operator]
-    plain = {
-        "rows": rows.gradient_rows(operator),
-        "columns": columns.gradient_columns(term, formula),
-        "transposed": transposed.gradient_transposed(term, formula),
-        "split": split.gradient(GradientForm(operator, "split")),
-    }
-    in_place = {
-        "rows": rows.gradient_in_place(operator),
-        "columns": columns.gradient_columns_in_place(term, formula),
-        "transposed": transposed.gradient_transposed_in_place(term, formula),
-    }
-    return plain, in_place
-
-
-SOFTMAX_GRAD, SOFTMAX_GRAD_IN_PLACE = _gradient_kernels("softmax_grad")
-LOG_SOFTMAX_GRAD, LOG_SOFTMAX_GRAD_IN_PLACE = _gradient_kernels("log_softmax_grad")
-
-
-def _of_columns(form: GradientForm) -> tuple[Kernel, ...]:
-    return fused_gradients.of_columns(form, GRADIENTS[form.operator])
-
-
-FUSED: Mapping[tuple[str, str], Callable[[Any], tuple[Kernel, ...]]] = {
-    ("softmax", "rows"): lambda form: (rows.forward_with_attributes(form),),
-    ("softmax", "columns"): fused_columns.softmax,
-    ("softmax", "split"): split.forward,
-    ("log_softmax", "split"): split.forward,
-    ("log_softmax", "rows"): lambda form: (rows.forward_with_attributes(form),),
-    ("log_softmax", "columns"): fused_columns.log_softmax,
-    ("softmax_grad", "rows"): lambda form: (rows.gradient_with_attributes(form),),
-    ("softmax_grad", "columns"): _of_columns,
-    ("softmax_grad", "split"): split.gradient,
-    ("log_softmax_grad", "split"): split.gradient,
-    ("log_softmax_grad", "rows"): lambda form: (rows.gradient_with_attributes(form),),
-    ("log_softmax_grad", "columns"): _of_columns,
+        for operator in GRADIENTS
+    },
 }
 
 
 @cache
-def fused(form: Any) -> tuple[Kernel, ...]:
+def in_place(operator: str, exact: bool = False) -> Mapping[str, Kernel]:
+    """The kernels that work on buffers, by layout. exact: whether sums keep what is rounded off their terms."""
+    both = {"rows": rows, "columns": columns, "transposed": transposed}
+    if operator in GRADIENTS:
+        return {name: layout.gradient_in_place(operator) for name, layout in both.items()}
+    layouts = {**both, "groups": groups, "split": split}
+    return {name: layout.forward_in_place(operator, exact) for name, layout in layouts.items()}
+
+
+@cache
+def fused(form: Form | GradientForm) -> tuple[Kernel, ...]:
     """The kernels, in order, of calls with attributes that have this form (opgrad.cpu.kernels.fused.form)."""
-    kernels = FUSED[form.operator, form.layout](form)
+    forward, layout = form.operator in FORWARD, {"rows": rows, "columns": columns}.get(form.layout)
+    if layout is None:
+        kernels = split.forward(form) if forward else split.gradient(form)
+    else:
+        kernels = ((layout.forward_with_attributes if forward else layout.gradient_with_attributes)(form),)
     for number, each in enumerate(kernels):
         each.made = __name__, fused.__name__, (form,), number
     return kernels
 
 
 def softmax(problem: Problem) -> Program:
-    return _forward_of("softmax", problem, SOFTMAX, SOFTMAX_IN_PLACE)
+    return _forward_of("softmax", problem)
 
 
 def log_softmax(problem: Problem) -> Program:
-    return _forward_of("log_softmax", problem, LOG_SOFTMAX, LOG_SOFTMAX_IN_PLACE)
+    return _forward_of("log_softmax", problem)
 
 
 def softmax_grad(problem: Problem) -> Program:
-    return _gradient_of("softmax_grad", problem, SOFTMAX_GRAD, SOFTMAX_GRAD_IN_PLACE)
+    return _gradient_of("softmax_grad", problem)
 
 
 def log_softmax_grad(problem: Problem) -> Program:
-    return _gradient_of("log_softmax_grad", problem, LOG_SOFTMAX_GRAD, LOG_SOFTMAX_GRAD_IN_PLACE)
+    return _gradient_of("log_softmax_grad", problem)
 
 
-def _forward_of(operator: str, problem: Problem, plain: Mapping[str, Any], in_place: InPlace) -> Program:
+def _forward_of(operator: str, problem: Problem) -> Program:
     if not problem.is_general:
-        return _forward(problem, plain, operator == "log_softmax")
-    by_stages = partial(stages.forward, problem, in_place[stages.is_exact(problem)])
+        return _forward(problem, operator)
+    by_stages = partial(stages.forward, problem, in_place(operator, stages.is_exact(problem)))
     return background.chosen(fusing.forward(operator, problem, fused), by_stages)
 
 
-def _gradient_of(operator: str, problem: Problem, plain: Mapping[str, Any], in_place: Mapping[str, Kernel]) -> Program:
+def _gradient_of(operator: str, problem: Problem) -> Program:
     if not problem.is_general:
-        return _gradient(problem, plain)
-    return background.chosen(fusing.gradient(operator, problem, fused), partial(stages.gradient, problem, in_place))
+        return _gradient(problem, PLAIN[operator])
+    by_stages = partial(stages.gradient, problem, in_place(operator))
+    return background.chosen(fusing.gradient(operator, problem, fused), by_stages)
 
 
-def _forward(problem: Problem, kernels: Mapping[str, Any], logarithm: bool) -> Program:
+def _forward(problem: Problem, operator: str) -> Program:
     if not problem.outer * problem.n * problem.inner:
         return Program(())
-    layout = forward_layout(problem, kernels, logarithm)
+    kernels = PLAIN[operator]
+    layout = forward_layout(problem, kernels, operator == "log_softmax")
     stream = forward_streams(problem) and row_streams(problem, layout, "y")
     loops = loops_of(problem, layout, spare_columns(problem, "y", stream), stream, x=problem["x"], y=problem["y"])
-    workspace = Workspace(precision(problem))
     if layout == "split":
         return _split(problem, kernels[layout], loops, ("x",), "y")
-    memory = _private(workspace, layout, problem.n) if kernels[layout].takes_private else {}
-    return Program((loops.step(kernels[layout], **memory),), workspace)
+    kernel, workspace = kernels[layout], Workspace(precision(problem))
+    if kernel is columns.softmax_columns and not keeps_column(problem.n, vector_lanes(workspace.precision)):
+        kernel = columns.softmax_long_columns
+    memory = _private(workspace, layout, problem.n) if kernel.takes_private else {}
+    return Program((loops.step(kernel, **memory),), workspace)
 
 
 def _private(workspace: Workspace, layout: str, n: int) -> dict[str, Any]:
@@ -184,15 +142,8 @@ def _private(workspace: Workspace, layout: str, n: int) -> dict[str, Any]:
         return {"tile": workspace.private(tile_size(n, width))} | _waiting(workspace, n)
     if layout == "groups":
         return {"tile": workspace.private(group_tiles(width)), "e": workspace.private((n + width) * width)}
-    if layout == "rows":
-        return {"e": workspace.private(n + width), "done": workspace.private(n + width)}
-    keep = keeps_column(n, width)
-    strip = n * width if keep else width
-    return {"e": workspace.private(strip), "done": workspace.private(strip), "keep": keep}
-
-
-def _combining(workspace: Workspace) -> dict[str, Any]:
-    return {"buffer": workspace.private(combine.size(np.dtype(workspace.precision).itemsize))}
+    size = n * width if layout == "columns" else n + width
+    return {"e": workspace.private(size), "done": workspace.private(size)}
 
 
 def _waiting(workspace: Workspace, n: int) -> dict[str, Any]:
@@ -224,7 +175,7 @@ def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
         return _split(problem, kernels[layout], loops, ("dy", "y"), "dx")
     memory = {}
     if layout == "rows":
-        memory = _combining(workspace)
+        memory = {"buffer": workspace.private(combine.size(np.dtype(workspace.precision).itemsize))}
     elif layout == "transposed":
         size = tile_size(problem.n, vector_lanes(workspace.precision))
         memory = {"dy_tile": workspace.private(size), "y_tile": workspace.private(size)}

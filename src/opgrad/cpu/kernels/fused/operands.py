@@ -130,6 +130,7 @@ IN_COLUMNS = Places(
     inline(lambda s, line, i, whole, mask: get(line.data, i * line.step, whole, mask)),
     inline(lambda s, line, i, whole, mask: v.like(s, v.load_one(line.data, i * line.step))),
 )
+OF_PLAIN_STRIP = {ALONG: inline(lambda like, x, strip: Line(x.data + (strip[0] * x.outer + strip[1]), x.step))}
 OF_STRIP = {
     ALONG: inline(lambda like, source, strip: Line(start(source, strip[0]) + strip[1], source.step)),
     SAME: inline(lambda like, source, strip: Line(start(source, strip[0]), source.step)),

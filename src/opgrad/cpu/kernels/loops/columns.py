@@ -9,7 +9,7 @@ from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.fold import CHUNK
 from opgrad.cpu.kernels.loops.map import get
-from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, minus_both, number_equal
+from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, number_equal
 from opgrad.cpu.kernels.numerics import logsumexp as lse
 
 
@@ -47,29 +47,18 @@ def column_max(x, x_n: int, n: int, whole: bool, mask) -> Vector:
     return m
 
 
-def of_strip(formula: Callable[..., Vector]) -> Callable[..., Vector]:
-    """The function value(a, a_n, i, numbers) = formula(a[i], *numbers), for a vector of columns."""
-    return inline(lambda a, a_n, i, numbers: formula(v.load(a, i * a_n), *numbers))
-
-
-def of_two_strips(formula: Callable[..., Vector]) -> Callable[..., Vector]:
-    """The function value(arrays, steps, i, numbers) = formula(a[i], b[i], *numbers), for vectors of columns."""
-    inline(formula)
-    return inline(lambda a, a_n, i, numbers: formula(v.load(a[0], i * a_n[0]), v.load(a[1], i * a_n[1]), *numbers))
-
-
 def writing(value: Callable[..., Vector]) -> Callable[..., None]:
     """The function write(i, before), which writes row i of the previous strip, if that is still to be written.
 
-    It stores value(a, a_n, i, numbers) past the cache. A kernel calls it while it reads the next strip, because writing
-    a strip by itself leaves the memory idle while the next one is read and computed.
+    It stores value(arrays, i, whole, mask, numbers) past the cache. A kernel calls it while it reads the next strip,
+    because writing a strip by itself leaves the memory idle while the next one is read and computed.
     """
 
     @inline
     def write(i: int, before) -> None:
-        out, out_n, pending, a, a_n, numbers = before
+        out, out_n, pending, arrays, numbers = before
         if pending:
-            v.store_streaming(out, i * out_n, value(a, a_n, i, numbers))
+            v.store_streaming(out, i * out_n, value(arrays, i, True, v.first(out, v.lanes(out)), numbers))
 
     return write
 
@@ -120,30 +109,17 @@ def column_rest(meanwhile: Callable[..., None], adding: lse.AddingBelow) -> Call
     return add_rest
 
 
-def write_column(formula: Callable[..., Vector]) -> Callable[..., None]:
-    """The function that writes out[i] = formula(a[i], *numbers) down a whole strip with non-temporal stores."""
+def column_sum(value: Callable[..., Vector], meanwhile: Callable[..., None]) -> Callable[..., Vector]:
+    """The loop that sums value(arrays, i, whole, mask, numbers) down a strip, and calls meanwhile(i, before)."""
+    inline(value)
 
     @inline
-    def write(out, out_n: int, n: int, a, a_n: int, numbers) -> None:
-        for i in range(n):
-            v.store_streaming(out, i * out_n, formula(v.load(a, i * a_n), *numbers))
-
-    return write
-
-
-def column_sum(term: Callable[..., Vector], meanwhile: Callable[..., None]) -> Callable[..., Vector]:
-    """The loop that sums term(dy, y) down a strip. It prefetches both strips `ahead` and calls meanwhile(i, before)."""
-    inline(term)
-
-    @inline
-    def add_up(dy, dy_n: int, y, y_n: int, n: int, whole: bool, mask, ahead, before) -> Vector:
-        total = v.full(dy, 0.0)
+    def add_up(like, n: int, arrays, whole: bool, mask, numbers, before) -> Vector:
+        total = v.full(like, 0.0)
         for begin in range(0, n, CHUNK):
-            chunk = v.full(dy, 0.0)
+            chunk = v.full(like, 0.0)
             for i in range(begin, min(begin + CHUNK, n)):
-                chunk = chunk + term(get(dy, i * dy_n, whole, mask), get(y, i * y_n, whole, mask))
-                v.prefetch(ahead[0], i * dy_n)
-                v.prefetch(ahead[1], i * y_n)
+                chunk = chunk + value(arrays, i, whole, mask, numbers)
                 meanwhile(i, before)
             total = total + chunk
         return total
@@ -151,7 +127,4 @@ def column_sum(term: Callable[..., Vector], meanwhile: Callable[..., None]) -> C
     return add_up
 
 
-sum_exp_dividing_columns = column_sum_exp(writing(of_strip(lse.quotient)), lse.PLAIN)
-add_rest_logging_columns = column_rest(writing(of_strip(minus_both)), lse.PLAIN_BELOW)
 add_rest_columns = column_rest(nothing, lse.PLAIN_BELOW)
-write_quotient_column, write_log_column = write_column(lse.quotient), write_column(minus_both)

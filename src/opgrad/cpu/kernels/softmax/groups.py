@@ -5,7 +5,7 @@ group: each row gives a vector of maxima or of sums, and these vectors are trans
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
@@ -14,11 +14,10 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.columns import column_max
 from opgrad.cpu.kernels.loops.fold import fold
 from opgrad.cpu.kernels.loops.map import get_or, mapped, put
-from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, number_equal, row_top, write_log
+from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, number_equal, row_top
 from opgrad.cpu.kernels.loops.transpose import TILES, transpose_in
 from opgrad.cpu.kernels.numerics import logsumexp as lse
-from opgrad.cpu.kernels.softmax import variants
-from opgrad.cpu.kernels.softmax.columns import log_sum_exp
+from opgrad.cpu.kernels.softmax.reductions import Reduction, of_columns
 from opgrad.cpu.kernels.softmax.rows import Block
 
 # --- one row, up to the reduction across lanes ----------------------------------------------------------------------
@@ -72,7 +71,7 @@ def of_row(x, numbers, which: int, row: int) -> Vector:
 
 
 @inline
-def scale_of_row(x, numbers, row: int):
+def three_of_row(x, numbers, row: int):
     return of_row(x, numbers, 0, row), of_row(x, numbers, 1, row), of_row(x, numbers, 2, row)
 
 
@@ -83,7 +82,7 @@ def two_of_row(x, numbers, row: int):
 
 @inline
 def four_of_row(x, numbers, row: int):
-    high, low, top = scale_of_row(x, numbers, row)
+    high, low, top = three_of_row(x, numbers, row)
     return high, low, top, of_row(x, numbers, 3, row)
 
 
@@ -160,88 +159,97 @@ def counts_across(x, counts, transposed, filled: int) -> Vector:
 # --- the kernels ---------------------------------------------------------------------------------------------------
 
 
-def softmax_group(variant: variants.Variant) -> Callable[..., Vector]:
-    """y = softmax(x) for as many rows as a vector has lanes, or fewer; their log-sum-exp, or the largest.
+class Passes(NamedTuple):
+    """The two passes over the rows of a group in which softmax and log-softmax differ.
 
-    `e` has room for the exponentials, `e_row` from one row to the next.
+    add_up: (x, x_row, n, filled, tile, e, e_row, m): the sums of exponentials, as a reduction of columns has them.
+    row: (x, e): where the values lie from which a row's results are written.
     """
-    buffer, subtracted, divide = variant.buffer, variant.subtracted, variant.divide
-    add_up, (keep_sums, across) = row_exponentials(variant.sums), ACROSS[variant.sums]
-    divisor_of_row = two_of_row if variant.quotient is lse.quotient else four_of_row
-    write = mapped(variant.quotient)
+
+    add_up: Callable[..., Any]
+    row: Callable[..., Any]
+
+
+def _exponentials(reduction: Reduction, in_place: bool) -> Passes:
+    add_up, (keep_sums, across) = row_exponentials(reduction.adding), ACROSS[reduction.adding]
+    place = inline(lambda x, e: x) if in_place else inline(lambda x, e: e)
 
     @inline
-    def group(
-        x, x_row: int, y, y_row: int, n: int, filled: int, tile, e, e_row: int, fine,
-        inf_as_zero: int, keeps_stats: int,
-    ) -> Vector:  # fmt: skip
+    def sums(x, x_row: int, n: int, filled: int, tile, e, e_row: int, m: Vector):
         w = v.lanes(x)
         low, transposed, numbers = tile + w * w, tile + 2 * w * w, tile + TILES * w * w
-        largest = group_maxima(x, x_row, n, filled, tile, transposed)
-        m = subtracted(x, largest)
         keep_numbers(numbers, lse.scale_for(m))
         for r in range(filled):
             row = x + r * x_row
-            exps = buffer(row, e + r * e_row)
-            sums = add_up(row, n, scale_of_row(x, numbers, r), exps, row + w * x_row)
-            keep_sums(x, sums, tile, low, r)
-        s = across(x, tile, low, transposed, filled)
-        keep_numbers(numbers, divide(x, s, m, inf_as_zero))
-        for r in range(filled):
-            exps = buffer(x + r * x_row, e + r * e_row)
-            write(y + r * y_row, 0, n, 0, (exps,), (divisor_of_row(x, numbers, r), fine))
-        return log_sum_exp(largest, m, s) if keeps_stats else largest
+            found = add_up(row, n, three_of_row(x, numbers, r), place(row, e + r * e_row), row + w * x_row)
+            keep_sums(x, found, tile, low, r)
+        return across(x, tile, low, transposed, filled)
 
-    return group
+    return Passes(sums, place)
 
 
-def log_softmax_group(variant: variants.Variant) -> Callable[..., Vector]:
-    """y = log_softmax(x) for as many rows as a vector has lanes, or fewer; their log-sum-exp."""
-    subtracted, count_of = variant.subtracted, variant.count_of
-    add_rest, (keep_sums, across) = row_rest(variant.rests), ACROSS[variant.rests]
+def _rests(reduction: Reduction) -> Passes:
+    add_rest, (keep_sums, across) = row_rest(reduction.adding), ACROSS[reduction.adding]
 
     @inline
-    def group(
-        x, x_row: int, y, y_row: int, n: int, filled: int, tile, e, e_row: int, fine,
-        inf_as_zero: int, keeps_stats: int,
-    ) -> Vector:  # fmt: skip
+    def sums(x, x_row: int, n: int, filled: int, tile, e, e_row: int, m: Vector):
         w = v.lanes(x)
         low, counts, transposed, numbers = tile + w * w, tile + 2 * w * w, tile + 3 * w * w, tile + TILES * w * w
-        largest = group_maxima(x, x_row, n, filled, tile, transposed)
-        m = subtracted(x, largest)
         scale = lse.scale_for(m)
         keep_numbers(numbers, (scale[0], scale[1], scale[2], m))
         for r in range(filled):
             row = x + r * x_row
             m_of_row, ahead = of_row(x, numbers, 3, r), row + w * x_row
-            sums, equal = add_rest(row, n, m_of_row, scale_of_row(x, numbers, r), ahead)
-            keep_sums(x, sums, tile, low, r)
+            found, equal = add_rest(row, n, m_of_row, three_of_row(x, numbers, r), ahead)
+            keep_sums(x, found, tile, low, r)
             v.store(counts, r * w, equal)
         rests = across(x, tile, low, transposed, filled)
-        count = count_of(largest, counts_across(x, counts, transposed, filled))
-        log_s = lse.column_log_of_sum(rests[0] + rests[1], count, m)
-        keep_numbers(numbers, (largest, log_s))
+        return rests[0] + rests[1], counts_across(x, counts, transposed, filled)
+
+    return Passes(sums, inline(lambda x, e: x))
+
+
+def forward_group(operator: str, exact: bool = False, in_place: bool = False) -> Callable[..., Vector]:
+    """y = softmax(x) for as many rows as a vector has lanes, or fewer; returns their log-sum-exp if sums are exact.
+
+    `e` has room for the exponentials, `e_row` from one row to the next.
+    """
+    reduction = of_columns(operator, exact)
+    is_softmax = operator == "softmax"
+    add_up, place = _exponentials(reduction, in_place) if is_softmax else _rests(reduction)
+    subtracted, numbers_of = reduction.subtracted, reduction.numbers
+    log_sum_exp = reduction.log_sum_exp if exact else inline(lambda x, sums, largest, m, numbers: largest)
+    write, numbers_of_row = mapped(reduction.result), four_of_row if is_softmax and exact else two_of_row
+
+    @inline
+    def group(x, x_row: int, y, y_row: int, n: int, filled: int, tile, e, e_row: int, fine, inf_as_zero: int) -> Vector:
+        w = v.lanes(x)
+        transposed, kept = tile + 2 * w * w, tile + TILES * w * w
+        largest = group_maxima(x, x_row, n, filled, tile, transposed)
+        m = subtracted(x, largest)
+        sums = add_up(x, x_row, n, filled, tile, e, e_row, m)
+        numbers = numbers_of(x, sums, largest, m, inf_as_zero)
+        keep_numbers(kept, numbers)
         for r in range(filled):
-            numbers_of_row = of_row(x, numbers, 0, r), of_row(x, numbers, 1, r)
-            write_log(y + r * y_row, 0, n, 0, (x + r * x_row,), numbers_of_row)
-        return largest + log_s
+            values = place(x + r * x_row, e + r * e_row)
+            write(y + r * y_row, 0, n, 0, (values,), (numbers_of_row(x, kept, r), fine))
+        return log_sum_exp(x, sums, largest, m, numbers)
 
     return group
 
 
-def groups_in_place(group: Callable[..., Vector]) -> Kernel:
+def forward_in_place(operator: str, exact: bool) -> Kernel:
+    group = forward_group(operator, exact, in_place=True)
+
     @kernel
-    def by_groups_in_place(block: Block):
+    def forward_groups_in_place(block: Block):
         w, n = v.lanes(block.values), block.n
         for row in range(0, block.rows, w):
             xs, filled = block.values + row * n, min(w, block.rows - row)
-            found = group(xs, n, xs, n, n, filled, block.tile, xs, n, True, block.inf_as_zero, 1)
+            found = group(xs, n, xs, n, n, filled, block.tile, xs, n, True, block.inf_as_zero)
             v.store_masked(block.stats, row, found, v.first(block.stats, filled))
 
-    return by_groups_in_place
-
-
-_softmax, _log_softmax = softmax_group(variants.PLAIN_COLUMNS), log_softmax_group(variants.PLAIN_COLUMNS)
+    return forward_groups_in_place
 
 
 def _by_groups(group: Callable[..., Vector]) -> Callable[..., None]:
@@ -256,12 +264,12 @@ def _by_groups(group: Callable[..., Vector]) -> Callable[..., None]:
         w = v.lanes(tile)
         for row in range(units.start * w, min(units.stop * w, count), w):
             xs, ys = x.data + row * x.step, y.data + row * y.step
-            group(xs, x.step, ys, y.step, n, min(w, count - row), tile, e, e_row, v.is_fine(xs), 0, 0)
+            group(xs, x.step, ys, y.step, n, min(w, count - row), tile, e, e_row, v.is_fine(xs), 0)
 
     return write
 
 
-_write_softmax, _write_log_softmax = _by_groups(_softmax), _by_groups(_log_softmax)
+_write_softmax, _write_log_softmax = _by_groups(forward_group("softmax")), _by_groups(forward_group("log_softmax"))
 
 
 @kernel

@@ -1,8 +1,8 @@
 """What softmax and log-softmax compute for a row, between the loops that a layout makes.
 
 In rows, largest elements and sums are numbers; in columns, they are vectors with a lane for each column. A row may be
--inf everywhere. Then 0 is subtracted in place of its largest element, so that all its exponentials are 0, and their
-sum, which is at least 1 otherwise, tells that the row is empty.
+-inf everywhere. Then 0 is subtracted in place of its largest element, so that its exponentials and their sum are 0, and
+their quotients NaN. The sum, which is at least 1 otherwise, tells that the row is empty.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,6 @@ from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, minus_both
 from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.kernels.numerics.elementary import exp
 
-NAN: Final = float("nan")
 INFINITY: Final = float("inf")
 
 
@@ -35,6 +34,10 @@ class Reduction(NamedTuple):
     result: Callable[..., Vector]  # (value, numbers, fine): an element of the result; fine: whether it shows all digits
     log_sum_exp: Callable[..., Any]  # (x, sums, largest, subtracted, numbers)
 
+
+# Values of a row or strip wait in a buffer until they are written, while the next row goes to another buffer; or they
+# are read again where they lie, and no buffer is used.
+swapped: Final = {True: inline(lambda e, done: (done, e)), False: inline(lambda e, done: (e, done))}
 
 # The term of a gradient's sum over a row, from dy and y; and dx from dy, y and the sum.
 GRADIENTS: Final = {
@@ -57,24 +60,25 @@ def _subtracted_from_columns(x, largest: Vector) -> Vector:
 
 @inline
 def _sum_of_row(s: float, inf_as_zero: int) -> float:
-    """A number whose reciprocal is 0 or NaN in place of the sum of an empty row, which is below 1."""
-    return s if not s < 1.0 else (INFINITY if inf_as_zero else NAN)
+    """The sum of a row, by which all is 0 if the row is empty and inf_as_zero; its quotients are NaN otherwise."""
+    return INFINITY if inf_as_zero and s < 1.0 else s
 
 
 @inline
-def _without_empty(s: Vector, reciprocal, inf_as_zero: int):
-    """The reciprocals of sums, in two parts, with those by which a quotient is 0 or NaN where the sum is below 1."""
-    high, low = reciprocal
-    empty = s < 1.0
-    return v.select(empty, 0.0 if inf_as_zero else NAN, high), v.select(empty, 0.0, low)
+def _zero_if_empty(s: Vector, reciprocal, inf_as_zero: int):
+    """The reciprocals of sums, in two parts, by which all is 0 in empty columns if inf_as_zero."""
+    if inf_as_zero:
+        high, low = reciprocal
+        reciprocal = v.select(s < 1.0, 0.0, high), v.select(s < 1.0, 0.0, low)
+    return reciprocal
 
 
 @inline
-def _exact_without_empty(s: Vector, divisor, inf_as_zero: int):
-    high, low, top, largest = divisor
-    empty = s < 1.0
-    value = 0.0 if inf_as_zero else NAN
-    return v.select(empty, value, high), v.select(empty, value, low), v.select(empty, NAN, top), largest
+def _exact_zero_if_empty(s: Vector, divisor, inf_as_zero: int):
+    if inf_as_zero:
+        high, low, top, largest = divisor
+        divisor = v.select(s < 1.0, 0.0, high), v.select(s < 1.0, 0.0, low), top, largest
+    return divisor
 
 
 # --- softmax -------------------------------------------------------------------------------------------------------
@@ -92,12 +96,12 @@ def _exact_divisor_of_row(x, s: float, largest, m, inf_as_zero: int):
 
 @inline
 def _reciprocal_of_columns(x, s, largest: Vector, m: Vector, inf_as_zero: int):
-    return _without_empty(s[0], lse.column_reciprocal(s), inf_as_zero)
+    return _zero_if_empty(s[0], lse.column_reciprocal(s), inf_as_zero)
 
 
 @inline
 def _exact_divisor_of_columns(x, s, largest: Vector, m: Vector, inf_as_zero: int):
-    return _exact_without_empty(s[0], lse.column_divisor(s, m), inf_as_zero)
+    return _exact_zero_if_empty(s[0], lse.column_divisor(s, m), inf_as_zero)
 
 
 @inline
@@ -141,8 +145,10 @@ def _log_numbers_of_row(x, sums, largest, m, inf_as_zero: int):
 
 @inline
 def _log_numbers_of_columns(x, sums, largest: Vector, m: Vector, inf_as_zero: int):
-    rest, count = sums
-    return largest, lse.column_log_of_sum(rest, v.select(largest > MINUS_INFINITY, count, 1.0), m)
+    """An empty column is one in which no element equals m; so the largest need not stay in registers during the sum."""
+    (rest, count), minus_infinity = sums, v.full(x, MINUS_INFINITY)
+    log_s = lse.column_log_of_sum(rest, v.select(count > 0.0, count, 1.0), m)
+    return v.select(count > 0.0, m, minus_infinity), log_s
 
 
 _log_result = inline(lambda x, numbers, fine: minus_both(x, numbers[0], numbers[1]))

@@ -44,7 +44,7 @@ from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.fold import fold
 from opgrad.cpu.kernels.loops.map import get, put, row_stepper, row_writer, write_same
-from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, Reduction, of_rows
+from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, Reduction, of_rows, swapped
 
 # Rows up to this length that are not written past the cache are written after the exponentials of the next row. A row's
 # divisor is the result of a long chain of dependent operations; rows of 1,000 would otherwise wait for it.
@@ -166,11 +166,15 @@ class Arguments(NamedTuple):
     inf_as_zero: int
 
 
-def forward_body(form: Form, reduction: Reduction, read: Callable[..., Any]) -> Callable[..., None]:
-    """Write y of the rows from `first` to `stop` to `out`, each row while the next one is reduced."""
+def forward_body(form: Form, reduction: Reduction, read: Callable[..., Any], is_kept: bool) -> Callable[..., None]:
+    """Write y of the rows from `first` to `stop` to `out`, each row while the next one is reduced.
+
+    is_kept: whether values or exponentials wait in a buffer until they are written, and are not read from x again.
+    """
     value, others, decide = _written(form, reduction.result), _other_results(form, reduction), DECIDE[form.drops]
     add_up, write, outer = reduction.loop(row_stepper(value)), row_writer(value), arrays_outwards(form, OF_ROW)
     subtracted, numbers_of, none = reduction.subtracted, reduction.numbers, reduction.no_numbers
+    swap = swapped[is_kept]
 
     @inline
     def write_rows(first, stop, n, out, past, arguments):
@@ -192,14 +196,14 @@ def forward_body(form: Form, reduction: Reduction, read: Callable[..., Any]) -> 
             head = 0 if is_late else loops.line_head(ys, n, past)
             others(results, row, kept, dropped, n, of_row, s, largest, m)
             write(ys, 0, head, 0, arrays, (of_row, fine, numbers))
-            e, done = done, e
+            e, done = swap(e, done)
         write(ys, head, n, past, arrays, (of_row, fine, numbers))
 
     return write_rows
 
 
-_softmax = forward_body(Form("softmax", "rows"), of_rows("softmax"), _reads_plain)
-_log_softmax = forward_body(Form("log_softmax", "rows"), of_rows("log_softmax"), _reads_in_place)
+_softmax = forward_body(Form("softmax", "rows"), of_rows("softmax"), _reads_plain, is_kept=True)
+_log_softmax = forward_body(Form("log_softmax", "rows"), of_rows("log_softmax"), _reads_in_place, is_kept=False)
 
 
 @kernel
@@ -217,7 +221,7 @@ def log_softmax_rows(rows: Units, n, x: Rows, y: Rows, stream):
 def forward_in_place(operator: str, exact: bool) -> Kernel:
     """A stage's kernel; exact ones also keep each row's log-sum-exp."""
     form = Form(operator, "rows", results=("stats",) if exact else ())
-    body = forward_body(form, of_rows(operator, exact), _reads_in_place)
+    body = forward_body(form, of_rows(operator, exact), _reads_in_place, is_kept=False)
 
     @kernel
     def forward_rows_in_place(block: Block):
@@ -229,7 +233,8 @@ def forward_in_place(operator: str, exact: bool) -> Kernel:
 
 
 def forward_with_attributes(form: Form) -> Kernel:
-    write_rows = combine.combining(forward_body(form, of_rows(form.operator, form.exact), _reads_with_attributes(form)))
+    reduction, read = of_rows(form.operator, form.exact), _reads_with_attributes(form)
+    write_rows = combine.combining(forward_body(form, reduction, read, is_kept=True))
     count, floats = form.sources, form.numbers
 
     @kernel
@@ -298,6 +303,7 @@ def gradient_body(form: GradientForm, place: Any, is_kept: bool) -> Callable[...
     if is_kept:
         keep = inline(lambda buffer, i, g, whole, mask: put(buffer, i, g, whole, mask, 0))
         again = inline(lambda a, i, whole, mask, numbers: (get(a[0], i, whole, mask), get(a[y], i, whole, mask)))
+    swap = swapped[is_kept]
     result, decide, arrays_of = gradient_result(form, again), DECIDE[form.drops], arrays_backwards(form, place)
     add_up, write = gradient_loop(form, row_stepper(result), keep), row_writer(result)
 
@@ -313,7 +319,7 @@ def gradient_body(form: GradientForm, place: Any, is_kept: bool) -> Callable[...
             dxs, before, s_before = out + (row - first) * dx_step, arrays, s
             head = loops.line_head(dxs, n, past)
             write(dxs, 0, head, 0, before, (s_before, numbers))
-            e, done = done, e
+            e, done = swap(e, done)
         write(dxs, head, n, past, before, (s_before, numbers))
 
     return write_rows

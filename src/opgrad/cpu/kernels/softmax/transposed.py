@@ -1,22 +1,17 @@
 """Softmax, log-softmax and their gradients of short rows: as many as a vector has lanes are transposed into columns."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Private, Rows, Units
-from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.columns import nothing
 from opgrad.cpu.kernels.loops.map import write_same
 from opgrad.cpu.kernels.loops.transpose import transpose_in, transpose_out
-from opgrad.cpu.kernels.softmax import variants
-from opgrad.cpu.kernels.softmax.columns import (
-    gradient_lines,
-    log_softmax_lines,
-    softmax_lines,
-)
+from opgrad.cpu.kernels.softmax.columns import forward_lines, gradient_lines
+from opgrad.cpu.kernels.softmax.reductions import of_columns
 from opgrad.cpu.kernels.softmax.rows import Block
 
 AHEAD: Final = 2  # groups between the prefetch of rows and their use
@@ -56,8 +51,8 @@ def writing_groups(compute: Callable[..., None]) -> Callable[..., None]:
     return write
 
 
-def transposed(make_lines: Callable[..., Any]) -> Kernel:
-    lines = make_lines(variants.PLAIN_COLUMNS, combine.write_waiting)
+def forward_transposed(operator: str) -> Kernel:
+    lines = forward_lines(of_columns(operator), combine.write_waiting)
 
     @inline
     def compute(row: int, rows: int, n: int, waiting, arguments) -> None:
@@ -76,7 +71,9 @@ def transposed(make_lines: Callable[..., Any]) -> Kernel:
     return by_transposed_rows
 
 
-def transposed_in_place(lines: Callable[..., Vector]) -> Kernel:
+def forward_in_place(operator: str, exact: bool) -> Kernel:
+    lines = forward_lines(of_columns(operator, exact), nothing)
+
     @kernel
     def by_transposed_rows_in_place(block: Block):
         w, n, tile = v.lanes(block.values), block.n, block.tile
@@ -90,15 +87,9 @@ def transposed_in_place(lines: Callable[..., Vector]) -> Kernel:
     return by_transposed_rows_in_place
 
 
-softmax_transposed = transposed(softmax_lines)
-log_softmax_transposed = transposed(log_softmax_lines)
-
-
-def gradient_body(
-    term: Callable[..., Vector], formula: Callable[..., Vector], meanwhile: Callable[..., None]
-) -> Callable[..., None]:
-    """dx = formula(dy, y, sum(term(dy, y))) for as many rows as a vector has lanes, or fewer, in the first tile."""
-    lines = gradient_lines(term, formula, meanwhile)
+def _gradient_in_tile(operator: str, meanwhile: Callable[..., None]) -> Callable[..., None]:
+    """dx of as many rows as a vector has lanes, or fewer, in the first tile."""
+    lines = gradient_lines(operator, meanwhile)
 
     @inline
     def body(dy, dy_row: int, y, y_row: int, n: int, filled: int, dy_tile, y_tile, ahead, before) -> None:
@@ -109,8 +100,8 @@ def gradient_body(
     return body
 
 
-def gradient_transposed(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
-    body = gradient_body(term, formula, combine.write_waiting)
+def gradient_transposed(operator: str) -> Kernel:
+    body = _gradient_in_tile(operator, combine.write_waiting)
 
     @inline
     def compute(row: int, rows: int, n: int, waiting, arguments) -> None:
@@ -132,8 +123,8 @@ def gradient_transposed(term: Callable[..., Vector], formula: Callable[..., Vect
     return by_transposed_rows
 
 
-def gradient_transposed_in_place(term: Callable[..., Vector], formula: Callable[..., Vector]) -> Kernel:
-    body = gradient_body(term, formula, nothing)
+def gradient_in_place(operator: str) -> Kernel:
+    body = _gradient_in_tile(operator, nothing)
 
     @kernel
     def by_transposed_rows_in_place(block: Block):
