@@ -1,7 +1,6 @@
 """Cross-entropy with all its options for NumPy arrays: of logits, and of a linear layer whose logits are not stored."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -148,7 +147,7 @@ class _Reduction:
     weight: Array | None
     options: LossOptions
 
-    @cached_property
+    @property
     def factors(self) -> tuple[float, float]:
         """What the sums of losses and of squares of lse are multiplied by."""
         weight = None if self.weight is None else np.asarray(self.weight)
