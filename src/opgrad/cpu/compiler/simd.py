@@ -96,6 +96,7 @@ def add_products(sums: Any, numbers: Any, v: Vector) -> Any: ...
 def scale_by_power(
     v: Vector, n: Vector
 ) -> Vector: ...  # v * 2**n for whole n; denormal results are rounded, not flushed
+def scales_at_once(v: Vector) -> bool: ...  # whether that is one instruction; a compile-time constant
 def exponent_of(v: Vector) -> Vector: ...  # e, for positive normal v
 def mantissa_of(v: Vector) -> Vector: ...  # m, for positive normal v
 # 2**n for v = 1.5 * 2**23 + 127 + n (float64: 1.5 * 2**52 + 1023 + n), inside the normal range.

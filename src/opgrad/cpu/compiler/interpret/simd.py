@@ -203,6 +203,7 @@ WORDS: dict[str, Callable[..., Any]] = {
     "add_each": lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)),
     "add_products": lambda sums, numbers, v: tuple(_fma(x, v, s) for x, s in zip(numbers, sums, strict=True)),
     "scale_by_power": _scale_by_power,
+    "scales_at_once": lambda v: False,
     "exponent_of": lambda v: Vector(_split(v)[0].astype(v.lanes.dtype)),
     "mantissa_of": lambda v: Vector(_split(v)[1]),
     "power_of": _power_of,

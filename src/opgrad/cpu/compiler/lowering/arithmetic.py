@@ -5,12 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
+from numba.core import cgutils, types
 
 from opgrad.cpu.compiler import simd
 from opgrad.cpu.compiler.lowering.vectors import element_of
 from opgrad.cpu.compiler.lowering.words import (
     ELEMENT,
+    I1,
     I32,
     SCALAR,
     VectorType,
@@ -171,6 +172,16 @@ def _power(builder: Any, v: VectorType, n: Any) -> Any:
     return builder.bitcast(builder.shl(biased, constant(word, MANTISSA[v.element])), v.llvm)
 
 
+def _has_scalef(v: VectorType) -> bool:
+    """Whether the vector is two registers of AVX-512, which has an instruction for v * 2**n."""
+    return has("avx512f") and v.lanes * int(v.element[1:]) == 1024
+
+
+@defines(simd.scales_at_once)
+def _(v: Any) -> Any:
+    return types.boolean, lambda context, builder, x: I1(_has_scalef(v))
+
+
 @defines(simd.scale_by_power)
 def _(v: Any, n: Any) -> Any:
     word = v.of("i" + v.element[1:])
@@ -199,8 +210,7 @@ def _(v: Any, n: Any) -> Any:
         join = ir.Constant(ir.VectorType(I32, v.lanes), list(range(v.lanes)))
         return builder.shuffle_vector(*pieces, join)
 
-    use_scalef = has("avx512f") and v.lanes * bits == 1024
-    return v, lambda context, builder, x, n: (scalef if use_scalef else halves)(builder, x, n)
+    return v, lambda context, builder, x, n: (scalef if _has_scalef(v) else halves)(builder, x, n)
 
 
 def _split(builder: Any, v: VectorType, x: Any) -> tuple[Any, Any]:

@@ -5,10 +5,10 @@ precision to 2 ulp. Infinities, NaN and denormal results come out as IEEE arithm
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import by_precision, constant, inline, vector_bytes
+from opgrad.cpu.compiler.native import by_precision, constant, inline
 from opgrad.cpu.compiler.simd import Vector
 
 LOG2_E = 1.44269504088896341
@@ -63,7 +63,6 @@ ROUNDER = constant(1.5 * 2**23 + 127, 1.5 * 2**52 + 1023)
 # each took 7 operations more with AVX2. With AVX-512 the instruction is faster: losses of 10 classes take 0.9 of the
 # time.
 LIFT, LOWERED = constant(64.0, 256.0), constant(2.0**-64, 2.0**-256)
-HAS_SCALING: Final = vector_bytes() == 64  # AVX-512's scalef
 
 
 @inline
@@ -82,13 +81,11 @@ def _exp_lowered(d: Vector) -> Vector:
     return v.fma(power, expm1_reduced(remainder(d, rounded - rounder)), power) * LOWERED(d)
 
 
-_exp_of_negative = _exp_by_scaling if HAS_SCALING else _exp_lowered
-
-
 @inline
 def exp_up_to_zero(x: Vector) -> Vector:
     """e**x for x that is at most 0, or NaN."""
-    return _exp_of_negative(v.maximum(LOWEST(x), x))
+    d = v.maximum(LOWEST(x), x)
+    return _exp_by_scaling(d) if v.scales_at_once(d) else _exp_lowered(d)
 
 
 @inline
