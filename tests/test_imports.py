@@ -21,6 +21,7 @@ ONNX = "numpy onnx onnxruntime google"
 # From the bottom up: a layer, the packages beside the standard library that its files import, at any place, and the
 # layers of opgrad that they import beside their own. A file belongs to the longest beginning of its path that is here.
 LAYERS = {
+    "private_names": ("", ""),
     "locks": ("", ""),
     "limits": ("", ""),
     "reading": ("", ""),
@@ -36,7 +37,7 @@ LAYERS = {
     "cpu/": ("", ""),
     "cpu/compiler/": ("", ""),
     "cpu/compiler/target": ("llvmlite", "cpu/compiler/"),
-    "cpu/compiler/lowering/": ("numba llvmlite", "cpu/compiler/ cpu/compiler/target locks"),
+    "cpu/compiler/lowering/": ("numba llvmlite", "cpu/compiler/ cpu/compiler/target locks private_names"),
     "cpu/compiler/emit": ("llvmlite", "cpu/compiler/target cpu/compiler/lowering/"),
     "cpu/compiler/interpret/": ("numpy ml_dtypes", "cpu/compiler/ cpu/compiler/target"),
     "cpu/compiler/processes": ("", "cpu/compiler/ cpu/compiler/target limits locks"),
@@ -69,7 +70,7 @@ LAYERS = {
     "optim": ("numpy ml_dtypes", f"cpu/kernels/ cpu/programs/ {STEPS} native/ native/threads/"),
     "opgrad": ("", "losses fused/ native/ native/arrays native/user_plans native/threads/ ops/ post_ops"),
     "interop/": ("numpy", f"native/arrays contract/ {STEPS} native/ native/threads/ cuda/ interop locks"),
-    "interop/torch_private": ("torch", ""),
+    "interop/torch_private": ("torch", "private_names"),
     "interop/torch_calls": ("torch", "interop interop/torch_private native/ native/threads/"),
     "interop/cupy": ("numpy cupy torch triton", "native/arrays contract/ cuda/ interop interop/"),
     "interop/torch_storages": ("torch", f"contract/ {STEPS} interop interop/torch_private native/ native/threads/"),

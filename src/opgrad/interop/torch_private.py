@@ -6,7 +6,6 @@ import and plain calls work without any of them. Native code looks up its own na
 
 import contextlib
 import functools
-import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,20 +14,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+from opgrad.private_names import look_up
+
 MISSING: list[str] = []
 
 
 def _found(path: str, otherwise: Any = None) -> Any:
-    """The object at this path, which begins with a module; if it is missing, `otherwise`, and the path is recorded."""
-    module, _, name = path.rpartition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError):
-        MISSING.append(path)
-        return otherwise
-    return found
+    """The object at this path; if it is missing, `otherwise`, and the path is recorded."""
+    return look_up(path, MISSING, otherwise)
 
 
 def _unpacked(tensor: Tensor, level: int) -> tuple[Tensor, Tensor | None]:

@@ -4,7 +4,6 @@ Kernels are compiled without those that only save time: a release of Numba that 
 warning says so. Without the others nothing can be compiled, and the first kernel that has to be raises ImportError.
 """
 
-import importlib
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -13,22 +12,18 @@ import llvmlite
 import numba
 
 from opgrad.locks import compilers_locks
+from opgrad.private_names import look_up
 
 MISSING: list[str] = []
 
 
 def _found(path: str, *inside: str) -> Any:
-    """The object at this path, which begins with a module; None if it is missing, and its path is recorded.
+    """The object at this path; None if it is missing, and its path is recorded.
 
     inside: fields that objects of this class must have, set by `__init__` or declared by the class.
     """
-    module, _, name = path.rpartition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError):
-        MISSING.append(path)
+    found = look_up(path, MISSING)
+    if found is None:
         return None
     lacking = [each for each in inside if not _has(found, each)]
     MISSING.extend(f"{path}.{each}" for each in lacking)
