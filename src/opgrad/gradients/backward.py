@@ -1,107 +1,23 @@
 """Reverse-mode differentiation of a graph: it turns the gradients of some values into those of earlier values."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx
 from onnx import TensorProto
 
 from opgrad.gradients.advice import hint
+from opgrad.gradients.reach import depending, differentiable_inputs, paths, quantized, rule_of
 from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
 from opgrad.graph.graph import Graph, title
-from opgrad.graph.messages import FLOATS, domain_of
-from opgrad.graph.nodes import captured, subgraphs
 from opgrad.rules.node import Node
-from opgrad.rules.registry import RULES, Declared, Gradients, NoGradient
+from opgrad.rules.registry import Declared, NoGradient
 
 SUFFIX = "_grad"
-NO_RULE = "there is no rule for it; opgrad.gradients.register_gradient adds one"
-REASONS = {
-    "If": "which branch it takes is not known before it runs; give it a constant condition",
-    "Loop": "how often it runs is not known before; unroll it",
-    "Scan": "its steps have no gradient; unroll it",
-}
-# The integers that these operators write or read carry gradients, too: the gradient passes straight through the
-# rounding and is that of the floats which the integers stand for (straight-through estimator).
-QUANTIZING, DEQUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear"), "DequantizeLinear"
 COMPUTES = (
     "it computes with integers of a quantized tensor, whose gradient only operators carry that move or choose them; "
     "expected DequantizeLinear before it"
 )
-
-
-def paths(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> list[onnx.NodeProto]:
-    """The nodes between the values `wanted` and the values `of`, in the graph's order."""
-    reached, between = depending(forward, wanted), set(of)
-    nodes = []
-    for node in reversed(forward.graph.node):
-        if between.intersection(node.output) and reached.intersection(node.output):
-            carried = [name for name in differentiable_inputs(forward, node) if name in reached]
-            if carried:
-                nodes.append(node)
-                between.update(carried)
-    return nodes[::-1]
-
-
-def depending(forward: Graph, wanted: Iterable[str]) -> set[str]:
-    """The wanted values and all values that can be differentiated with respect to one of them."""
-    reached = set(wanted)
-    for node in forward.graph.node:
-        if reached.intersection(differentiable_inputs(forward, node)):
-            reached.update(name for name in node.output if name and _carries(forward, name))
-    return reached
-
-
-def _carries(forward: Graph, name: str) -> bool:
-    """Whether a value can have a gradient."""
-    return forward.element_type(name) in (None, *FLOATS) or name in quantized(forward)
-
-
-def quantized(forward: Graph) -> set[str]:
-    """The names of all integer values that stand for floats.
-
-    They are what the graph quantizes floats to, and what it copies, selects or computes from such integers.
-    """
-    if forward.quantized is None:
-        forward.quantized = found = set[str]()
-        for node in forward.graph.node:
-            if node.op_type in QUANTIZING and not domain_of(node):
-                found.add(node.output[0])
-            elif node.op_type != DEQUANTIZING and (read := found.intersection(_differentiable(node))):
-                found.update(name for name in node.output if name and _is_quantized(forward, node, name, read))
-    return forward.quantized
-
-
-def _is_quantized(forward: Graph, node: onnx.NodeProto, name: str, read: Collection[str]) -> bool:
-    """Whether a result of a node that reads quantized integers stands for floats, too.
-
-    A float, a condition or an index does not.
-    """
-    kind = forward.element_type(name)
-    moved = _rule(node).integers and node.op_type not in ("Cast", "CastLike")
-    return kind in map(forward.element_type, read) if moved else kind not in (None, TensorProto.BOOL, *FLOATS)
-
-
-def _differentiable(node: onnx.NodeProto) -> Iterator[str]:
-    """The names that a node reads at places that have a gradient."""
-    if any(subgraphs(node)):
-        return captured(node)
-    skipped = _rule(node).constant
-    return (name for index, name in enumerate(node.input) if name and index not in skipped)
-
-
-def differentiable_inputs(forward: Graph, node: onnx.NodeProto) -> list[str]:
-    """The names that a node reads and that have a gradient if its results have one."""
-    return [name for name in _differentiable(node) if _carries(forward, name)]
-
-
-def _rule(node: onnx.NodeProto) -> Declared:
-    """The rule of a node; an operator without a rule gets one that raises NoGradient with the reason."""
-    return RULES.get((domain_of(node), node.op_type)) or Declared(node.op_type, node.domain, _no_rule)
-
-
-def _no_rule(node: Node) -> Gradients:
-    raise NoGradient(REASONS.get(node.proto.op_type, NO_RULE))
 
 
 class Backward:
@@ -162,7 +78,7 @@ class Backward:
         dys = [self.gradient(name) if name else None for name in proto.output]
         if all(dy is None for dy in dys):
             return
-        declared = _rule(proto)
+        declared = rule_of(proto)
         carrying = set(differentiable_inputs(self.forward, proto)) & self.reached
         places = [
             index for index, name in enumerate(proto.input) if name in carrying and index not in declared.constant

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import defs, helper, inliner
 
-from opgrad.gradients.backward import paths
+from opgrad.gradients.reach import paths
 from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
 from opgrad.graph.graph import Graph

@@ -66,7 +66,7 @@ class Graph:
     def _read(self) -> None:
         self._slots = [[node] for node in self.graph.node]
         self.initializers = {each.name: each for each in self.graph.initializer}
-        self.quantized: set[str] | None = None  # see backward.quantized
+        self.quantized: set[str] | None = None  # see reach.quantized
         self.index()
         self._inferred: dict[str, TypeProto.Tensor] | None = None  # when a type is asked for
         self._folded: dict[str, np.ndarray | None] = {}

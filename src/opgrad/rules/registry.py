@@ -22,7 +22,7 @@ class Declared:
     constant: the places of inputs that have no gradient.
     replaces: the rule is a decomposition: it writes the node with other operators and returns their results; these
     operators replace the node and are differentiated in its place.
-    integers: the rule also holds for integers that stand for floats (see `backward.quantized`), because the operator
+    integers: the rule also holds for integers that stand for floats (see `reach.quantized`), because the operator
     copies or selects them and does not compute with them.
     """
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from opgrad.gradients.backward import differentiable_inputs
 from opgrad.gradients.expansion import inline_functions
+from opgrad.gradients.reach import differentiable_inputs
 from opgrad.graph.evaluation import constant_tensor
 from opgrad.graph.graph import Graph
 from opgrad.graph.large import size_of

@@ -1,0 +1,96 @@
+"""Which values of a graph carry gradients, and which nodes stand between the values that are asked for."""
+
+from collections.abc import Collection, Iterable, Iterator
+
+import onnx
+from onnx import TensorProto
+
+from opgrad.graph.graph import Graph
+from opgrad.graph.messages import FLOATS, domain_of
+from opgrad.graph.nodes import captured, subgraphs
+from opgrad.rules.node import Node
+from opgrad.rules.registry import RULES, Declared, Gradients, NoGradient
+
+NO_RULE = "there is no rule for it; opgrad.gradients.register_gradient adds one"
+REASONS = {
+    "If": "which branch it takes is not known before it runs; give it a constant condition",
+    "Loop": "how often it runs is not known before; unroll it",
+    "Scan": "its steps have no gradient; unroll it",
+}
+# The integers that these operators write or read carry gradients, too: the gradient passes straight through the
+# rounding and is that of the floats which the integers stand for (straight-through estimator).
+QUANTIZING, DEQUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear"), "DequantizeLinear"
+
+
+def paths(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> list[onnx.NodeProto]:
+    """The nodes between the values `wanted` and the values `of`, in the graph's order."""
+    reached, between = depending(forward, wanted), set(of)
+    nodes = []
+    for node in reversed(forward.graph.node):
+        if between.intersection(node.output) and reached.intersection(node.output):
+            carried = [name for name in differentiable_inputs(forward, node) if name in reached]
+            if carried:
+                nodes.append(node)
+                between.update(carried)
+    return nodes[::-1]
+
+
+def depending(forward: Graph, wanted: Iterable[str]) -> set[str]:
+    """The wanted values and all values that can be differentiated with respect to one of them."""
+    reached = set(wanted)
+    for node in forward.graph.node:
+        if reached.intersection(differentiable_inputs(forward, node)):
+            reached.update(name for name in node.output if name and _carries(forward, name))
+    return reached
+
+
+def _carries(forward: Graph, name: str) -> bool:
+    """Whether a value can have a gradient."""
+    return forward.element_type(name) in (None, *FLOATS) or name in quantized(forward)
+
+
+def quantized(forward: Graph) -> set[str]:
+    """The names of all integer values that stand for floats.
+
+    They are what the graph quantizes floats to, and what it copies, selects or computes from such integers.
+    """
+    if forward.quantized is None:
+        forward.quantized = found = set[str]()
+        for node in forward.graph.node:
+            if node.op_type in QUANTIZING and not domain_of(node):
+                found.add(node.output[0])
+            elif node.op_type != DEQUANTIZING and (read := found.intersection(_differentiable(node))):
+                found.update(name for name in node.output if name and _is_quantized(forward, node, name, read))
+    return forward.quantized
+
+
+def _is_quantized(forward: Graph, node: onnx.NodeProto, name: str, read: Collection[str]) -> bool:
+    """Whether a result of a node that reads quantized integers stands for floats, too.
+
+    A float, a condition or an index does not.
+    """
+    kind = forward.element_type(name)
+    moved = rule_of(node).integers and node.op_type not in ("Cast", "CastLike")
+    return kind in map(forward.element_type, read) if moved else kind not in (None, TensorProto.BOOL, *FLOATS)
+
+
+def _differentiable(node: onnx.NodeProto) -> Iterator[str]:
+    """The names that a node reads at places that have a gradient."""
+    if any(subgraphs(node)):
+        return captured(node)
+    skipped = rule_of(node).constant
+    return (name for index, name in enumerate(node.input) if name and index not in skipped)
+
+
+def differentiable_inputs(forward: Graph, node: onnx.NodeProto) -> list[str]:
+    """The names that a node reads and that have a gradient if its results have one."""
+    return [name for name in _differentiable(node) if _carries(forward, name)]
+
+
+def rule_of(node: onnx.NodeProto) -> Declared:
+    """The rule of a node; an operator without a rule gets one that raises NoGradient with the reason."""
+    return RULES.get((domain_of(node), node.op_type)) or Declared(node.op_type, node.domain, _no_rule)
+
+
+def _no_rule(node: Node) -> Gradients:
+    raise NoGradient(REASONS.get(node.proto.op_type, NO_RULE))
