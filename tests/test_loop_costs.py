@@ -54,3 +54,19 @@ def test_innermost_loop(assembly, text, instructions, stored_bytes):
     assert loop.stack_loads == 1
     assert loop.stored_bytes == stored_bytes
     assert not loop.is_masked
+
+
+@pytest.mark.any_cpu
+@pytest.mark.parametrize(
+    ("line", "masked"),
+    [
+        ("vmovups (%rdi,%rax,4), %zmm0 {%k1} {z}", True),
+        ("vmovdqu16 %zmm0, (%rsi) {%k2}", True),
+        ("vmaskmovps %ymm0, %ymm1, (%rsi)", True),
+        ("vmaxps %zmm0, %zmm1, %zmm2 {%k1}", False),
+        ("vmovaps %zmm0, %zmm2 {%k1}", False),
+        ("vmovups (%rdi), %zmm0", False),
+    ],
+)
+def test_masked_moves(assembly, line, masked):
+    assert assembly.Loop((line,)).is_masked == masked

@@ -2,8 +2,8 @@
 
     python tools/loop_costs [--sets NAME,…] [--ops NAME,…] [--out FILE]
 
-For each loop of each kernel: its instructions, how many of them load from the stack, and the cycles for one register of
-float32 as llvm-mca simulates them on each processor. Beside these the same formulas in C (`formulas.c`), compiled with
+For each loop of each kernel: its instructions, how many of them load from the stack, and the cycles of one iteration as
+llvm-mca simulates them on each processor. Beside these the same formulas in C (`formulas.c`), compiled with
 -O3. Needs llvm-mca and clang of LLVM 19 or newer, Debian's packages llvm-19 and clang-19; without clang there is no C.
 """
 
@@ -27,25 +27,23 @@ X86, ARM64 = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """What a set is compiled for, the bytes of its registers, and the processors on which its loops are simulated."""
+    """What a set is compiled for, and the processors on which its loops are simulated."""
 
     triple: str
     cpu: str
     features: str
-    register_bytes: int
     processors: tuple[str, ...]
 
 
 SETS = {
-    "avx2": InstructionSet(X86, "haswell", "+avx,+avx2,+fma,+f16c,+bmi,+bmi2", 32, ("haswell", "alderlake", "znver3")),
+    "avx2": InstructionSet(X86, "haswell", "+avx,+avx2,+fma,+f16c,+bmi,+bmi2", ("haswell", "alderlake", "znver3")),
     "avx512": InstructionSet(
         X86,
         "skylake-avx512",
         "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl",
-        64,
         ("znver4", "znver5", "sapphirerapids"),
     ),
-    "arm64": InstructionSet(ARM64, "neoverse-n1", "+neon,+fp-armv8,+fullfp16", 16, ("neoverse-n1", "neoverse-v2")),
+    "arm64": InstructionSet(ARM64, "neoverse-n1", "+neon,+fp-armv8,+fullfp16", ("neoverse-n1", "neoverse-v2")),
 }
 
 

@@ -12,6 +12,8 @@ REGISTER_BYTES = {"x": 16, "y": 32, "z": 64, "q": 16, "v": 16, "d": 8}
 STORE = re.compile(
     r"^v?mov\w*\s+.*,\s*[^,]*\([^)]*\)(?:\s*\{.*)?$|^vcvtps2ph\s.*\)(?:\s*\{.*)?$|^vpmov\w+\s.*\)(?:\s*\{.*)?$|^st"
 )
+# A move between memory and a register that leaves some lanes out. A mask on another instruction selects values.
+MASKED_MOVE = re.compile(r"^vp?maskmov|^vp?mov\w* .*\(.*\{%k[1-7]\}")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Loop:
     @property
     def is_masked(self) -> bool:
         """Whether a part of the lanes is loaded or stored, as at the end of a row."""
-        return any("maskmov" in line or re.search(r"\{%k[1-7]\}", line) for line in self.lines)
+        return any(MASKED_MOVE.match(line) for line in self.lines)
 
 
 def is_store(line: str) -> bool:

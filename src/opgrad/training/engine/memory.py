@@ -67,9 +67,10 @@ class Memory:
         optimizer = rule.start(self.parameters.flat, self.gradients.flat, learning_rate)
         rows = RowWise(optimizer, self.tables) if self.tables else None
         if group is not None:
+            moments = self._moments(optimizer, rows)
             if optimizer.moments:  # SGD goes on from the state of any optimizer
-                _check_moments("Optimizer", group, self._moments(optimizer, rows))
-            _restore(optimizer, group, self._moments(optimizer, rows))
+                _check_moments("Optimizer", group, moments)
+            _restore(optimizer, group, moments)
         self.optimizer, self.rows = optimizer, rows
         return optimizer
 
@@ -100,8 +101,9 @@ class Memory:
         Raises ValueError, with nothing changed, if the state has moments of other parameters or another optimizer.
         """
         assert self.optimizer is not None
-        _check_moments(who, group, self.moments())
-        _restore(self.optimizer, group, self.moments())
+        moments = self.moments()
+        _check_moments(who, group, moments)
+        _restore(self.optimizer, group, moments)
 
     # --- checkpoints ---
 
