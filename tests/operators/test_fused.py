@@ -1,24 +1,21 @@
-"""Softmax with attributes as one kernel: the bits of stages, within the same ranges; plans that go over to it."""
-
-import os
-import shutil
+"""Softmax with attributes as one kernel: the bits of stages, within the same ranges."""
 
 import numpy as np
 import pytest
 from primitive_cases import Placed, check_forward, check_gradient, fortran, laid_out, numbers
 from samples import bits, cast
-from subprocesses import run_python
 
 import opgrad
 from opgrad import Dropout, post_ops
 from opgrad.contract import operators
-from opgrad.native import arrays, background, plans
+from opgrad.cpu.programs.softmax import VARIABLE
+from opgrad.native import arrays, plans
 
 
 @pytest.fixture
 def fusion(monkeypatch):
     """Choose how calls from now on are computed."""
-    return lambda choice: monkeypatch.setenv(background.VARIABLE, choice)
+    return lambda choice: monkeypatch.setenv(VARIABLE, choice)
 
 
 def runner(name, values, attributes):
@@ -113,38 +110,5 @@ def test_rare_calls_go_through_stages(fusion, rng):
 
 def test_refuses_another_choice(fusion, rng):
     fusion("soon")
-    with pytest.raises(ValueError, match="OPGRAD_FUSION is 'soon', expected one of later, now, never"):
+    with pytest.raises(ValueError, match="OPGRAD_FUSION is 'soon', expected one of now, never"):
         opgrad.softmax(numbers(rng, (3, 211), "float32"), logit_scale=2.0)
-
-
-GOES_OVER = """
-import numpy as np, opgrad, os, sys
-from opgrad.cpu.compiler import processes
-from opgrad.native import background
-processes.BESIDE = 0  # the process that compiles stands back behind nobody here
-x = np.random.default_rng(0).standard_normal((40, 301), np.float32)
-attributes = {"logit_scale": 2.0, "post_ops": (opgrad.post_ops.swish(),)}
-plan = opgrad.softmax_plan(x.shape, "float32", **attributes)
-first, later = np.empty_like(x), np.empty_like(x)
-plan(x, out=first)
-opgrad.softmax(x, **attributes)
-found = [plan.implementation.startswith("stages"), background.wait()]
-found.append(plan.implementation == "fused, rows, float32")
-found.append(np.array_equal(plan(x, out=later), first) and np.array_equal(opgrad.softmax(x, **attributes), first))
-child = os.fork() if hasattr(os, "fork") else 0
-if child == 0 and hasattr(os, "fork"):
-    os._exit(0 if opgrad.softmax_plan((9, 301), "float32", **attributes).implementation.startswith("fused") else 1)
-found.append(not hasattr(os, "fork") or os.waitpid(child, 0)[1] == 0)
-print(found)
-"""
-
-
-def test_a_plan_goes_over(tmp_path):
-    """The first call is one of stages; the fused kernel comes from another process, and stays in the cache."""
-    folder = shutil.copytree(os.environ["OPGRAD_CACHE_DIR"], tmp_path / "cache")  # no other test has this form
-    found = run_python(GOES_OVER, OPGRAD_CACHE_DIR=str(folder), OPGRAD_FUSION="later")
-    assert found == str([True] * 5)
-
-
-def test_nothing_is_waited_for_where_nothing_is_compiled():
-    assert background.wait(0.0)

@@ -1,7 +1,6 @@
 """The arrays of a cell, our call on them, the bytes that it must move, and the error of what it wrote."""
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,6 @@ from opgrad.contract import DTYPES, Array, Operator, Shape, Spec
 from opgrad.contract.signature import Prepared, prepare
 from opgrad.cpu.compiler.memory import call_address
 from opgrad.cpu.compiler.native import native
-from opgrad.native import background
 from opgrad.native.arrays import as_given, form, spec_of
 from opgrad.native.plan import execute
 from opgrad.native.plans import plan
@@ -27,8 +25,6 @@ from opgrad.native.threads import threads_for
 from opgrad.testing.accuracy import error_in_ulp, reference
 from opgrad.testing.arguments import Numpy, Source, arguments, called
 from opgrad.testing.examples import examples, expected
-
-os.environ.setdefault(background.VARIABLE, background.NOW)  # what calls come to is measured, not how they begin
 
 CHECKED = 1 << 19  # elements of a result that are compared with the reference
 IN_PLACE = "optimizer"  # the family whose calls write over their arguments

@@ -17,14 +17,12 @@ from typing import Any, BinaryIO
 
 from opgrad.contract import DTYPES, Spec, graph_operators, only, operators, spread
 from opgrad.cpu.compiler.native import Kernel, host, noting, object_cache
-from opgrad.cpu.compiler.requests import Call, Made, Named, Request
+from opgrad.cpu.compiler.requests import Call, Named, Request
 from opgrad.native.plans import plan
 
 
-def main(nice: int = 0) -> None:
-    """Answer requests until the input ends. nice: by how much this process lowers its priority."""
-    if hasattr(os, "nice"):
-        os.nice(nice)
+def main() -> None:
+    """Answer requests until the input ends."""
     # Ctrl-C is meant for the process that started this one; when that ends, so does the input
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "w")
@@ -54,24 +52,17 @@ def _read(requests: BinaryIO, put: Callable[[Request], None]) -> None:
         os._exit(0)
 
 
-def _compile(name: str, what: Named | Call | Made) -> None:
-    if isinstance(what, Made):
-        _task(getattr(import_module(what.module), what.function)(*what.arguments)[what.number], what.form)
-        return
+def _compile(name: str, what: Named | Call) -> None:
     if isinstance(what, Named):
         found = getattr(import_module(what.module), what.name)
         if isinstance(found, Kernel):
-            _task(found, what.form)
+            kind, _, dtypes = what.form.rstrip(")").partition("(")
+            found.task(dtypes.split(",") if dtypes else [], kind)
         else:
             found.link()
         return
     with noting([name]):
         plan(_operator(what), _specs(what), what.attributes)
-
-
-def _task(kernel: Kernel, form: str) -> None:
-    kind, _, dtypes = form.rstrip(")").partition("(")
-    kernel.task(dtypes.split(",") if dtypes else [], kind)
 
 
 def _operator(call: Call) -> Any:

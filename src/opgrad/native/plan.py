@@ -31,11 +31,8 @@ TABLE: Final = -2  # the operand number of the table of all operands' addresses
 
 
 def words(program: Program, apart: Sequence[int] = NOTHING) -> list[int]:
-    """The plan's words. Its working memory is large enough for the program that may replace this one later, too.
-
-    apart: the words of `overlap.words`, which say which operands must not overlap.
-    """
-    size = max(program.scratch_bytes, program.later.scratch_bytes if program.later else 0)
+    """The plan's words. apart: the words of `overlap.words`, which say which operands must not overlap."""
+    size = program.scratch_bytes
     result = [len(program.steps), APART + len(apart), size, scratch.source(size), *apart]
     for step in program.steps:
         result += step_words(step, program)

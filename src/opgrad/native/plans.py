@@ -6,8 +6,7 @@ words that native code searches.
 
 The key of a plan is the problem that kernels are given. So an axis given as -1 or as a number, a result that a call
 makes or brings, and arrays of NumPy or of another library lead to the same plan, wherever these make no difference to
-kernels. When background compilation brings better kernels, the plan itself goes over to them (`background`), so all
-that use it follow.
+kernels.
 """
 
 import ctypes
@@ -21,7 +20,7 @@ from opgrad.contract.ranges import Explain
 from opgrad.contract.signature import Prepared, prepare
 from opgrad.cpu.compiler import native
 from opgrad.locks import settling
-from opgrad.native import background, overlap, threads
+from opgrad.native import overlap, threads
 from opgrad.native.plan import words
 
 T = TypeVar("T")
@@ -118,29 +117,18 @@ def _key(prepared: Prepared) -> Hashable:
 
 def _new_plan(prepared: Prepared) -> Plan:
     program = prepared.operator.kernel()(prepared.problem)
-    apart = overlap.words(prepared)
-    if program.later is None:
-        return _made(prepared, [program], words(program, apart))
-    code, place = background.words(program, apart)
-    found = _made(prepared, [program, program.later], code)
-    background.go_over_later(found, program.later, place)
-    return found
-
-
-def _made(prepared: Prepared, programs: Sequence[Any], code: Sequence[int]) -> Plan:
-    """The plan that runs the first of these programs, with working memory that is enough for each of them."""
-    op, program = prepared.operator, programs[0]
+    code = words(program, overlap.words(prepared))
     return Plan(
-        op,
+        prepared.operator,
         tuple(prepared.results.values()),
         prepared.copies,
-        max(each.scratch_bytes for each in programs),
-        max((step.parts for each in programs for step in each.steps), default=1),
+        program.scratch_bytes,
+        max((step.parts for step in program.steps), default=1),
         (ctypes.c_int64 * len(code))(*code),
         program.explain or _unexplained,
         program.name or " + ".join(dict.fromkeys(step.kernel.__name__ for step in program.steps)),
         prepared.problem.bytes,
-        [table for each in programs for table in each.tables],
+        program.tables,
     )
 
 

@@ -60,13 +60,7 @@ def native(count: int) -> Callable[[Callable[..., int]], Native]:
 
 
 class Kernel(Parameters):
-    """A function that does some units of the work; `task` compiles it to a native function `task(arguments, part)`.
-
-    made: how another process gets a kernel that is no global of a module but is returned by a function: the function's
-    module, name and arguments, and the kernel's number among those that it returns. None for a global of a module.
-    """
-
-    made: tuple[str, str, tuple[Any, ...], int] | None = None
+    """A function that does some units of the work; `task` compiles it to a native function `task(arguments, part)`."""
 
     def __init__(self, function: Callable[..., None]):
         super().__init__(function)

@@ -30,10 +30,8 @@ MOST = 16  # processes
 IDLE = 10.0  # seconds without work after which a process ends: it takes 150 MB
 LOOK = 0.1  # seconds between two looks at their progress
 PATIENCE = 120.0  # seconds without any answer after which the processes are taken to hang; a kernel takes up to ten
-PATIENCE_BESIDE = 1200.0  # the same for processes of low priority, which a busy machine may run a tenth of the time
 PROCESS = "opgrad.native.compiler_process"  # the module that each of them runs
-BOOT = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from {} import main; main({})"
-BESIDE = 10  # the niceness of a process whose work nobody waits for
+BOOT = f"import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from {PROCESS} import main; main()"
 
 Progress = Callable[[int, int], None]  # progress(kernels compiled, kernels in all)
 
@@ -41,11 +39,10 @@ Progress = Callable[[int, int], None]  # progress(kernels compiled, kernels in a
 class Compilers:
     """The processes, each with a thread that hands it one request after the other.
 
-    count: how many. beside: whether they get a low priority. Raises OSError if the system refuses to start them.
+    count: how many. Raises OSError if the system refuses to start them.
     """
 
-    def __init__(self, count: int, beside: bool = False):
-        self._beside = beside
+    def __init__(self, count: int):
         self._todo: deque[Request] = deque()
         self._requested: dict[str, threading.Event] = {}  # by object name: set when there is nothing more to wait for
         self._news = threading.Event()
@@ -53,7 +50,7 @@ class Compilers:
         self._processes: list[Any] = []
         try:
             for _ in range(count):
-                self._processes.append(_start(BESIDE if beside else 0))
+                self._processes.append(_start())
         except BaseException:
             self.close()
             raise
@@ -102,8 +99,7 @@ class Compilers:
 
     def _hang(self, began: float) -> bool:
         """Whether no process has answered for too long since `began`; if so, end them."""
-        patience = PATIENCE_BESIDE if self._beside else PATIENCE
-        hang = time.monotonic() - max(began, self._answered) > patience
+        hang = time.monotonic() - max(began, self._answered) > PATIENCE
         if hang:
             for process in self._processes:
                 process.kill()
@@ -155,12 +151,12 @@ class Compilers:
             self._requested[self._todo.popleft()[0]].set()
 
 
-def _start(nice: int) -> Any:
+def _start() -> Any:
     """Start a process that imports the same opgrad as this one, wherever it is started."""
     folder = os.path.dirname(object_cache().folder or "")
     environment = os.environ | {CACHE: folder, "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-I", "-c", BOOT.format(PROCESS, nice)],
+        [sys.executable, "-I", "-c", BOOT],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, env=environment,
         creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
     )  # fmt: skip
@@ -179,23 +175,19 @@ def _end(process: Any) -> None:
 
 # --- those of this process -------------------------------------------------------------------------------------------
 
-_running: dict[bool, Compilers] = {}  # by whether they have a low priority
+_running: Compilers | None = None
 _prepare: list[Callable[[], None]] = []
 
 
-def compilers(beside: bool = False) -> Compilers | None:
-    """The compiling processes, started if there are none; None if they cannot be used.
-
-    beside: one of low priority, whose work nobody waits for.
-    """
+def compilers() -> Compilers | None:
+    """The compiling processes, started if there are none; None if they cannot be used."""
+    global _running
     with settling:  # no fork may happen here: the child would keep the input of the processes open
-        if beside not in _running or not _running[beside].usable:
-            _running.pop(beside, None)
-            wanted = 1 if beside else count()
+        if _running is None or not _running.usable:
+            _running, wanted = None, count()
             with suppress(OSError):
-                if wanted:
-                    _running[beside] = Compilers(wanted, beside)
-        return _running.get(beside)
+                _running = Compilers(wanted) if wanted else None
+        return _running
 
 
 def count() -> int:
@@ -242,7 +234,7 @@ def compile_first(function: Any, form: str, name: str) -> None:
     """
     while _prepare:
         _prepare.pop()()
-    found = compilers() if False in _running else None
+    found = compilers() if _running else None
     if found is not None:
         request = None if found.knows(name) else named(function, form)
         if request or found.knows(name):
@@ -251,14 +243,15 @@ def compile_first(function: Any, form: str, name: str) -> None:
 
 
 def _close() -> None:
-    for each in _running.values():
-        each.close()
+    if _running:
+        _running.close()
 
 
 def _forget_after_fork() -> None:
-    for each in _running.values():
-        each.abandon()
-    _running.clear()
+    global _running
+    if _running:
+        _running.abandon()
+    _running = None
 
 
 in_child(_forget_after_fork)

@@ -25,14 +25,4 @@ class Call(NamedTuple):
     attributes: dict[str, Any]
 
 
-class Made(NamedTuple):
-    """A kernel that a function of a module returns for these arguments, by its number among those that it returns."""
-
-    module: str
-    function: str
-    arguments: tuple[Any, ...]
-    number: int
-    form: str
-
-
-Request = tuple[str, Named | Call | Made]  # the name of the object code, and how its kernel is found
+Request = tuple[str, Named | Call]  # the name of the object code, and how its kernel is found

@@ -58,7 +58,6 @@ class Program:
     """The steps, their working memory, and the function that makes the error which a kernel reports.
 
     name: which kernels run, for `PlannedCall.implementation`. tables: see `Tables`.
-    later: a program that replaces this one as soon as its kernels are compiled.
     """
 
     steps: Sequence[Step]
@@ -66,7 +65,6 @@ class Program:
     explain: Explain | None = None
     name: str = ""
     tables: Sequence[Any] = ()
-    later: "Program | None" = None
     slots: int = field(init=False)  # how many parts can have private memory at the same time
 
     def __post_init__(self) -> None:

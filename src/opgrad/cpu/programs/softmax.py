@@ -4,8 +4,9 @@ Each layout of opgrad.cpu.programs.layout has a file in cpu/kernels/softmax, wit
 place, which programs of stages use, and its kernels for calls with attributes.
 """
 
+import os
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -34,8 +35,8 @@ from opgrad.cpu.programs.layout import (
 )
 from opgrad.cpu.programs.program import Program
 from opgrad.cpu.programs.workspace import Workspace
-from opgrad.native import background
 
+VARIABLE: Final = "OPGRAD_FUSION"
 FORWARD: Final = ("softmax", "log_softmax")
 GRADIENTS: Final = ("softmax_grad", "log_softmax_grad")
 # Of each operator the plain kernels by layout: one, or those of several steps.
@@ -81,12 +82,19 @@ def fused(form: Form | GradientForm) -> tuple[Kernel, ...]:
     """The kernels, in order, of calls with attributes that have this form (opgrad.cpu.kernels.fused.form)."""
     forward, layout = form.operator in FORWARD, {"rows": rows, "columns": columns}.get(form.layout)
     if layout is None:
-        kernels = split.forward(form) if forward else split.gradient(form)
-    else:
-        kernels = ((layout.forward_with_attributes if forward else layout.gradient_with_attributes)(form),)
-    for number, each in enumerate(kernels):
-        each.made = __name__, fused.__name__, (form,), number
-    return kernels
+        return split.forward(form) if forward else split.gradient(form)
+    return ((layout.forward_with_attributes if forward else layout.gradient_with_attributes)(form),)
+
+
+def compiles_forms() -> bool:
+    """Whether kernels are compiled for the form of a call: OPGRAD_FUSION is "now", the default, not "never".
+
+    Raises ValueError for any other value.
+    """
+    choice = os.environ.get(VARIABLE, "now")
+    if choice not in ("now", "never"):
+        raise ValueError(f"{VARIABLE} is {choice!r}, expected one of now, never")
+    return choice == "now"
 
 
 def softmax(problem: Problem) -> Program:
@@ -108,15 +116,15 @@ def log_softmax_grad(problem: Problem) -> Program:
 def _forward_of(operator: str, problem: Problem) -> Program:
     if not problem.is_general:
         return _forward(problem, operator)
-    by_stages = partial(stages.forward, problem, in_place(operator, stages.is_exact(problem)))
-    return background.chosen(fusing.forward(operator, problem, fused), by_stages)
+    found = fusing.forward(operator, problem, fused) if compiles_forms() else None
+    return found or stages.forward(problem, in_place(operator, stages.is_exact(problem)))
 
 
 def _gradient_of(operator: str, problem: Problem) -> Program:
     if not problem.is_general:
         return _gradient(problem, PLAIN[operator])
-    by_stages = partial(stages.gradient, problem, in_place(operator))
-    return background.chosen(fusing.gradient(operator, problem, fused), by_stages)
+    found = fusing.gradient(operator, problem, fused) if compiles_forms() else None
+    return found or stages.gradient(problem, in_place(operator))
 
 
 def _forward(problem: Problem, operator: str) -> Program:
