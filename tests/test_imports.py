@@ -31,8 +31,9 @@ LAYERS = {
     "contract/": ("numpy ml_dtypes", ""),
     "post_ops": ("numpy", "contract/"),
     "recurrences": ("numpy", "contract/"),
+    "attention_reference": ("numpy", "contract/ random"),
     "fused/": ("numpy", "contract/ post_ops"),
-    "ops/": ("numpy", "contract/ fused/ post_ops random recurrences"),
+    "ops/": ("numpy", "attention_reference contract/ fused/ post_ops random recurrences"),
     # the CPU
     "cpu/": ("", ""),
     "cpu/compiler/": ("", ""),

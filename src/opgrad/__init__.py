@@ -33,7 +33,7 @@ from opgrad.ops.activation import (
     tanh_grad,
 )
 from opgrad.ops.arithmetic import accumulate, broadcast_gradient_args, div_grad, reduce_sum_training, zero_gradient
-from opgrad.ops.attention import bias_softmax, softmax_dropout_grad
+from opgrad.ops.attention import attention, attention_grad, bias_softmax, softmax_dropout_grad
 from opgrad.ops.convolution import conv_grad, conv_transpose_grad
 from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss,
@@ -82,6 +82,8 @@ __all__ = [
     "PlannedCall",
     "accumulate",
     "adamw_optimizer",
+    "attention",
+    "attention_grad",
     "average_pool_grad",
     "batch_norm_internal",
     "batch_normalization_grad",

@@ -40,7 +40,7 @@ def _check_dtype(op: Operator, name: str, spec: Spec, tensor: Tensor, specs: Map
         expected = ", ".join(tensor.dtypes)
         raise TypeError(f"{op.name}: {name} has dtype {spec.dtype.name}, expected one of {expected}")
     model = specs[tensor.dtype_of] if tensor.dtype_of else None
-    if model is not None and model.dtype != spec.dtype:
+    if model is not None and model.dtype != spec.dtype and spec.dtype.name not in tensor.besides:
         expected = f"{model.dtype.name}, the dtype of {tensor.dtype_of}"
         raise TypeError(f"{op.name}: {name} has dtype {spec.dtype.name}, expected {expected}")
 

@@ -19,8 +19,8 @@ from opgrad.contract.libraries import Arrays
 
 # What an operator's loops run over: single elements; rows along `axis`; rows of the classes, which are axis 1; slices
 # that indices name; blocks of rows, each of which passes through stages. The kernels of "whole" operators choose their
-# loops themselves; their arrays are contiguous.
-Kind = Literal["elements", "rows", "classes", "slices", "blocks", "whole"]
+# loops themselves; their arrays are contiguous. So do those of "strided" ones, of whose arrays only the last axis is.
+Kind = Literal["elements", "rows", "classes", "slices", "blocks", "whole", "strided"]
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,9 @@ class Tensor:
 
     dtypes: the names of those that it may have. shape: computes its shape from the shapes of the arrays before it and
     from the attributes; None: any shape is allowed. as_in: says in messages where the shape comes from.
-    dtype_of: the argument whose dtype it must have. If a result may not have that dtype, it has the first of `dtypes`;
-    the attribute `out_dtype` overrides both. ranks: how many dimensions it may have.
+    dtype_of: the argument whose dtype it must have, unless it has one of those in `besides`. If a result may not have
+    that dtype, it has the first of `dtypes`; the attribute `out_dtype` overrides both. ranks: how many dimensions it
+    may have.
     role: "element" if it has an entry for each element of the first array, "sample" if it has one for each sample,
     which is the first array's shape without axis 1, and "alone" if its shape has nothing to do with the loops.
     several: it stands for a list of any number of arrays (`opgrad.contract.lists`).
@@ -62,6 +63,7 @@ class Tensor:
     ranks: range = range(65)
     role: Literal["element", "sample", "alone"] = "element"
     several: bool = False
+    besides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -119,13 +119,16 @@ def only(op: Operator, needs: Sequence[str]) -> Operator:
     return replace(op, results={name: tensor for name, tensor in op.results.items() if name in needs}, general=None)
 
 
-def choosing() -> General:
-    """The general form of an operator with the keyword `needs`, which names the results that a call wants."""
+def choosing(unasked: tuple[str, ...] | None = None) -> General:
+    """The general form of an operator with the keyword `needs`, which names the results that a call wants.
+
+    unasked: those that a call gets whose `needs` is None; None stands for all.
+    """
 
     def expand(op: Operator, given: dict[str, Any], library: Arrays) -> tuple[Operator, dict[str, Any]]:
         needs = given.get(NEEDS)
         if needs is None:
-            return op, given
+            return (op if unasked is None else only(op, unasked)), given
         known = isinstance(needs, tuple | list) and all(isinstance(each, str) and each in op.results for each in needs)
         if not known or not needs:
             expected = f"some of {', '.join(op.results)} in a tuple"

@@ -93,6 +93,9 @@ def prepare(
         # Its kernels read and write where an array lies; threads of a GPU only whole elements from one to the next.
         broken = {numbers[name] for name, spec in present.items() if any_stride and _is_broken(spec)}
         copies = tuple(each for each in copies if each[0] in broken)
+    if op.kind == "strided":
+        apart = {numbers[name] for name, spec in present.items() if _is_broken(spec) or not _is_dense_last(spec)}
+        copies = tuple(each for each in copies if each[0] in apart)
     given = {name: _placed(spec, orders[name]) for name, spec in present.items()}
     size = sum(_bytes(spec) for spec in given.values())
     every = {name: operands.get(name) for name in tensors}
@@ -125,6 +128,11 @@ def _is_broken(spec: Spec) -> bool:
     return any(stride % spec.dtype.itemsize for size, stride in steps if size > 1)
 
 
+def _is_dense_last(spec: Spec) -> bool:
+    """Whether neighbours along the last axis are neighbours in memory."""
+    return not spec.shape or spec.shape[-1] <= 1 or _strides(spec)[-1] == spec.dtype.itemsize
+
+
 def _placed(spec: Spec, order: tuple[int, ...]) -> Spec:
     """The spec with strides; an array without strides, which is still to be made, gets its axes in this order."""
     return replace(spec, strides=_strides(spec, order))
@@ -146,7 +154,7 @@ def covered(spec: Spec) -> tuple[int, int]:
 
 def _loops(op: Operator, elements: Mapping[str, Spec], attributes: Attributes, any_stride: bool) -> layout.Layout:
     """The loops over the arrays that have an entry for each element."""
-    if op.kind in ("slices", "whole"):
+    if op.kind in ("slices", "whole", "strided"):
         return layout.Layout(1, 1, 1, (), {})
     shape = next(iter(elements.values())).shape
     strides = {name: (_strides(spec), spec.dtype.itemsize) for name, spec in elements.items()}

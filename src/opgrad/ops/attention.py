@@ -1,11 +1,26 @@
-"""Softmax as attention uses it: with a bias before it, with dropout behind it."""
+"""Attention and its gradient, and softmax as attention uses it: with a bias before it, with dropout behind it."""
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import FLOATS, IN_GRAPHS, Array, Attributes, Axis, OnnxName, Shape, Shapes, Tensor, operator
+from opgrad import attention_reference as whole
+from opgrad.contract import (
+    FLOATS,
+    IN_GRAPHS,
+    INTEGERS,
+    Array,
+    Attributes,
+    Axis,
+    OnnxName,
+    Shape,
+    Shapes,
+    Tensor,
+    attending,
+    choosing,
+    operator,
+)
 from opgrad.ops.dropout import ratio_checked
 from opgrad.random import kept_scale
 
@@ -140,3 +155,176 @@ def softmax_dropout_grad(
     g = _rows(np.where(mask, dy * kept_scale(ratio), 0.0), axis)
     p = _rows(y, axis)
     return (p * (g - (p * g).sum(1, keepdims=True))).reshape(y.shape)
+
+
+# --- attention: softmax between two products -------------------------------------------------------------------------
+
+
+def _q(operator: str) -> Tensor:
+    return Tensor(FLOATS, attending.checked_q(operator), role="alone")
+
+
+def _k(operator: str) -> Tensor:
+    as_in = "the batch and the size of a head of q, the heads and the length of k"
+    return Tensor(FLOATS, attending.checked_k(operator), as_in, dtype_of="q", role="alone")
+
+
+def _v(operator: str) -> Tensor:
+    as_in = "the batch, the heads and the length of k"
+    return Tensor(FLOATS, attending.checked_v(operator), as_in, dtype_of="q", role="alone")
+
+
+def _in_q(shape: Any, as_in: str, *besides: str, dtypes: tuple[str, ...] = FLOATS) -> Tensor:
+    """An array of the dtype of q, or one of those besides."""
+    return Tensor(dtypes, shape, as_in, dtype_of="q", besides=besides, role="alone")
+
+
+OF_Y, OF_DY = "the shape of q with heads as large as v's", "the shape of y"
+OF_ROWS, OF_HEADS = "batch, heads and length of q", "the heads of q"
+OF_SCORES = "that of the scores, or sizes of 1 in place of some of its"
+LSE = _in_q(attending.of_rows, OF_ROWS, "float32", dtypes=("float32", "float64"))
+Mask4 = Annotated[Array, _in_q(attending.of_mask, OF_SCORES, "bool", "float32", dtypes=("bool", *FLOATS))]
+Sink = Annotated[Array, _in_q(attending.of_heads, OF_HEADS, "float32")]
+KeyLengths = Annotated[Array, Tensor(INTEGERS, attending.of_batch, "the batch of q", role="alone")]
+Starts = Annotated[
+    Array,
+    Tensor(INTEGERS, attending.of_starts, "one number more than sequences", ranks=range(1, 2), role="alone"),
+]
+Seed = Annotated[Array, Tensor(INTEGERS, attending.one_number("seed"), "one number", role="alone")]
+Offset = Annotated[Array, Tensor(INTEGERS, attending.one_number("offset"), "one number", role="alone")]
+Rows = Annotated[Array, LSE]
+Q, GradientQ = Annotated[Array, _q("attention")], Annotated[Array, _q("attention_grad")]
+K, GradientK = Annotated[Array, _k("attention")], Annotated[Array, _k("attention_grad")]
+V, GradientV = Annotated[Array, _v("attention")], Annotated[Array, _v("attention_grad")]
+Y = Annotated[Array, _in_q(attending.of_result, OF_Y)]
+Dy = Annotated[Array, _in_q(attending.checked_dy, OF_DY)]
+Scale = Annotated[float | None, attending.scale]
+Causal = Annotated[bool | str, attending.causal]
+Window = Annotated[Any, attending.window]
+Softcap = Annotated[float, attending.not_negative]
+Probability = Annotated[float, attending.probability]
+Layout = Annotated[str, attending.layout]
+
+
+@operator(
+    "y = dropout(softmax(softcap(scale * q k) + mask)) v",
+    kind="strided",
+    support=IN_GRAPHS,
+    results={"y": _in_q(attending.of_result, OF_Y), "lse": LSE},
+    general=choosing(("y",)),
+)
+def attention(
+    q: Q, k: K, v: V, *, mask: Mask4 | None = None, scale: Scale = None, causal: Causal = False,
+    window: Window = None, softcap: Softcap = 0.0, sink: Sink | None = None, key_lengths: KeyLengths | None = None,
+    dropout: Probability = 0.0, seed: Seed | None = None, offset: Offset | None = None, layout: Layout = "BHLD",
+    cu_seqlens_q: Starts | None = None, cu_seqlens_k: Starts | None = None,
+    needs: tuple[str, ...] | None = None, out: Any = None,
+) -> Any:  # fmt: skip
+    """Attention of queries to keys, in tiles: the matrix of scores is never whole in memory.
+
+    q: queries, [batch, heads, length, size of a head]; float32, float64, float16 or bfloat16.
+    k, v: keys and values, likewise, with a length of their own; the size of v's heads may differ from that of q and k.
+        All sizes of heads are 1 to 256. k may have fewer heads than q, a divisor of their number: neighbouring heads
+        of q share one of k and v. Arrays are read where they lie, if their last axis is contiguous.
+    mask: what is added to the scores, of the dtype of q or float32; or bool, True where a query sees a key. It is
+        broadcast to [batch, heads, length of q, length of k].
+    scale: what products of q and k are multiplied with; None: 1 / sqrt(size of a head).
+    causal: True or "top_left": query i sees keys up to i; "bottom_right": the last query sees the last key, query i
+        keys up to i + length of k - length of q.
+    window: (left, right): of the keys to the left and to the right of the last one that a causal query i sees, so many
+        are seen; -1 or None sets no limit.
+    softcap: c > 0 replaces scores s by c * tanh(s / c) before the mask is added; 0 does not.
+    sink: a logit of each head that takes a share of its probability and has no value; shape (heads of q,).
+    key_lengths: int32 or int64, how many keys each sequence of the batch has; those behind are not read.
+    dropout: the probability at which an element of the softmax is dropped; the others are scaled up.
+    seed, offset: ints, or arrays of one; None: 0. Decisions depend on them and on an element's place in C order in
+        [batch, heads, length of q, length of k] alone, as those of opgrad.Dropout do.
+    layout: "BHLD", or "BLHD" for q, k, v and y as [batch, length, heads, size].
+    cu_seqlens_q: for sequences behind each other, where each starts and the last one ends, n + 1 ints. q, k, v and y
+        are [length, heads, size] then, lse is [heads, length], places of dropout are in [heads, length of q, length of
+        k]; mask and key_lengths are refused, and layout does not matter.
+    cu_seqlens_k: likewise for k and v; None: as cu_seqlens_q.
+    needs: the results that are wanted, ("y",), ("lse",) or both; None: y alone.
+    out: where to write; a tuple of two if both results are wanted; must not overlap an input.
+
+    Returns y like q, with heads of the size of v's; or (y, lse), lse the logarithm of the sum of exponentials of a
+    query's scores, sink included: [batch, heads, length of q], float32, or float64 for float64. Queries that see no key
+    have y = 0, and lse = -inf without a sink. Keys that no mask or length hides should be finite, like their values: a
+    hidden key's score does not count, but 0 * NaN is NaN where its value is in a tile with others that are seen.
+    Raises TypeError, ValueError.
+
+    Formula: p = softmax(softcap * tanh(scale * q k / softcap) + mask); y = dropout(p) v.
+    Source: ONNX Attention, com.microsoft MultiHeadAttention and GroupQueryAttention.
+
+    Example:
+    >>> q = k = np.eye(2, 3, dtype=np.float32)[None, None]
+    >>> v = np.array([[[[1.0], [3.0]]]], np.float32)
+    >>> opgrad.attention(q, k, v, scale=1.0, causal=True, needs=("y", "lse"))
+    (array([[[[1.    ],
+             [2.4621]]]], dtype=float32), array([[[1.    , 1.3133]]], dtype=float32))
+    """
+    options = whole.Options(mask, sink, key_lengths, cu_seqlens_q, cu_seqlens_k, seed, offset, scale, causal, window,
+                            softcap, dropout, layout)  # fmt: skip
+    return _chosen(dict(zip(("y", "lse"), whole.attention(q, k, v, options), strict=True)), needs or ("y",))
+
+
+@operator(
+    "dv = dropout(p).T dy, ds = p * (dropout(dy v.T) - rowsum(dy * y)), dq = scale * ds k, dk = scale * ds.T q",
+    kind="strided",
+    support=IN_GRAPHS,
+    results={
+        "dq": _in_q(lambda shapes, _: shapes["q"], "the shape of q"),
+        "dk": _in_q(lambda shapes, _: shapes["k"], "the shape of k"),
+        "dv": _in_q(lambda shapes, _: shapes["v"], "the shape of v"),
+        "dmask": Tensor(
+            FLOATS, attending.given("attention_grad", "dmask", "mask"), "the shape of mask", "mask", role="alone"
+        ),
+        "dsink": Tensor(
+            FLOATS, attending.given("attention_grad", "dsink", "sink"), "the shape of sink", "sink", role="alone"
+        ),
+    },
+    general=choosing(("dq", "dk", "dv")),
+)
+def attention_grad(
+    dy: Dy, q: GradientQ, k: GradientK, v: GradientV, y: Y, lse: Rows, *, dlse: Rows | None = None,
+    mask: Mask4 | None = None, scale: Scale = None, causal: Causal = False, window: Window = None,
+    softcap: Softcap = 0.0, sink: Sink | None = None, key_lengths: KeyLengths | None = None,
+    dropout: Probability = 0.0, seed: Seed | None = None, offset: Offset | None = None, layout: Layout = "BHLD",
+    cu_seqlens_q: Starts | None = None, cu_seqlens_k: Starts | None = None,
+    needs: tuple[str, ...] | None = None, out: Any = None,
+) -> Any:  # fmt: skip
+    """Gradients of attention with respect to q, k, v, an additive mask and the sink.
+
+    dy: gradient with respect to y, of its shape; of the dtype of q.
+    q, k, v, mask, scale, causal, window, softcap, sink, key_lengths, dropout, seed, offset, layout, cu_seqlens_q,
+        cu_seqlens_k: as given to attention.
+    y, lse: its results. Probabilities are computed again from q, k and lse.
+    dlse: gradient with respect to lse, of its shape; None: 0.
+    needs: the results that are wanted, a tuple with some of "dq", "dk", "dv", "dmask" and "dsink"; the last two need
+        an additive mask and a sink. None: ("dq", "dk", "dv").
+    out: where to write; a tuple if there are several results; must not overlap an input.
+
+    Returns (dq, dk, dv), or those in needs, of the shapes and dtypes of q, k, v, mask and sink. Sums are formed in
+    float32 (float64 for float64), in an order that depends on shapes alone. Raises TypeError, ValueError.
+
+    Formula: delta = rowsum(dy * y) - dlse; p = exp(s - lse); dv = sum of dropout(p) dy; ds = p * (dropout(dy v) -
+    delta); dmask = sum of ds; with dr = scale * ds * (1 - tanh(r / softcap)**2): dq = dr k, dk = sum of dr q;
+    dsink = -sum of exp(sink - lse) * delta.
+
+    Example:
+    >>> q = k = np.eye(2, 3, dtype=np.float32)[None, None]
+    >>> v = np.array([[[[1.0], [3.0]]]], np.float32)
+    >>> y, lse = opgrad.attention(q, k, v, causal=True, needs=("y", "lse"))
+    >>> dq, dk, dv = opgrad.attention_grad(np.ones_like(y), q, k, v, y, lse, causal=True)
+    >>> dv
+    array([[[[1.3595],
+             [0.6405]]]], dtype=float32)
+    """
+    options = whole.Options(mask, sink, key_lengths, cu_seqlens_q, cu_seqlens_k, seed, offset, scale, causal, window,
+                            softcap, dropout, layout)  # fmt: skip
+    return _chosen(whole.attention_grad(dy, q, k, v, y, lse, dlse, options), needs or ("dq", "dk", "dv"))
+
+
+def _chosen(results: dict[str, Array], needs: tuple[str, ...]) -> Any:
+    found = tuple(results[name] for name in results if name in needs)
+    return found if len(found) > 1 else found[0]

@@ -1,9 +1,11 @@
 """Example arguments for the operators of opgrad.ops.attention."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from opgrad.contract import reference
 from opgrad.testing.examples import Example
 
 LARGE = (4, 16, 256, 256)  # samples, heads, queries, keys: 16 MiB of float32
@@ -53,4 +55,56 @@ def softmax_dropout_grad(rng: np.random.Generator, large: bool) -> Sequence[Exam
             "axis": axis,
         }
         found.append(Example(arguments, terms=np.prod(shape[axis:], dtype=int)))
+    return found
+
+
+# --- attention: sizes as (batch, heads of q, heads of k, length of q, length of k, size of a head, size of v's) -------
+
+LARGE_ATTENTION = (1, 12, 12, 1024, 1024, 64, 64)
+SEQUENCES = {"cu_seqlens_q": np.array([0, 3, 3, 20], np.int32), "cu_seqlens_k": np.array([2, 9, 10, 40], np.int32)}
+LENGTHS = np.array([9, 0])
+# The sizes, the shape of the mask and whether it is bool, the other options. Together they take all ways of the kernel.
+ATTENTIONS: tuple[tuple[tuple[int, ...], Any, bool, dict[str, Any]], ...] = (
+    ((2, 2, 2, 7, 9, 8, 8), None, False, {}),
+    ((1, 4, 2, 65, 70, 16, 5), None, False, {"causal": "bottom_right", "sink": True}),
+    ((2, 2, 1, 5, 11, 3, 1), (2, 1, 5, 11), False, {"scale": 0.3, "softcap": 2.0, "key_lengths": LENGTHS}),
+    ((1, 2, 2, 9, 9, 1, 65), (1, 9), True, {"causal": True, "layout": "BLHD", "window": (4, 0)}),
+    ((1, 4, 1, 20, 40, 17, 17), None, False, {"causal": True, "dropout": 0.3, "seed": 7, **SEQUENCES}),
+    ((1, 1, 1, 3, 300, 8, 8), (), False, {"window": (100, 150), "dropout": 0.5, "seed": 3, "offset": 5}),
+    ((1, 2, 2, 3, 0, 4, 4), None, False, {}),
+)
+
+
+def _of_attention(rng: np.random.Generator, large: bool) -> Iterator[tuple[dict[str, Any], int]]:
+    """The arguments of attention, and the length of the longest sum."""
+    cases = [(LARGE_ATTENTION, None, False, {"causal": True})] if large else ATTENTIONS
+    for (batch, heads, kv_heads, queries, keys, size, v_size), mask, is_bool, options in cases:
+        shapes = {"q": (batch, heads, queries, size)}
+        shapes |= {"k": (batch, kv_heads, keys, size), "v": (batch, kv_heads, keys, v_size)}
+        given = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+        if "cu_seqlens_q" in options:
+            given = {name: each[0].swapaxes(0, 1).copy() for name, each in given.items()}
+        elif options.get("layout") == "BLHD":
+            given = {name: each.swapaxes(1, 2).copy() for name, each in given.items()}
+        if mask is not None:
+            given["mask"] = rng.random(mask) > 0.3 if is_bool else rng.normal(size=mask)
+        given |= options
+        if "sink" in options:
+            given["sink"] = rng.normal(size=heads)
+        yield given, max(keys, size)
+
+
+def attention(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    needs = ("y",) if large else ("y", "lse")
+    return [Example(given | {"needs": needs}, terms) for given, terms in _of_attention(rng, large)]
+
+
+def attention_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    found = []
+    for given, terms in _of_attention(rng, large):
+        y, lse = reference("attention")(**given, needs=("y", "lse"))
+        more = {"dmask": given.get("mask"), "dsink": given.get("sink")}
+        needs = ("dq", "dk", "dv", *(name for name, each in more.items() if each is not None and each.dtype != bool))
+        kept = {"y": y, "lse": lse} | ({} if large else {"dlse": rng.normal(size=lse.shape)})
+        found.append(Example({"dy": rng.normal(size=y.shape), **given, **kept, "needs": needs}, terms))
     return found
