@@ -116,6 +116,7 @@ def losses_transposed(visit: Callable[..., Vector], transpose_back: Callable[...
 # --- the plain losses of a strip ------------------------------------------------------------------------------------
 
 sum_exp_columns = loops.column_sum_exp(loops.nothing, lse.ROUNDED)
+add_rest_columns = loops.column_rest(loops.nothing, lse.PLAIN_BELOW)
 
 
 @inline
@@ -124,7 +125,7 @@ def loss_column(strip, n: int, place, label: Vector, w: Vector, divisor: float, 
     x, x_n, whole, mask = strip
     past = loops.streams_columns(y, y_n, caching[1])
     m = loops.column_max(x, x_n, n, whole, mask)
-    rest, equal = loops.add_rest_columns(x, x_n, n, whole, mask, m, x + v.lanes(x), 0)
+    rest, equal = add_rest_columns(x, x_n, n, whole, mask, m, x, 0, x + v.lanes(x), 0)
     log_s = lse.column_log_of_sum(rest, equal, m)
     losses = v.full(x, 0.0)
     for i in range(n):

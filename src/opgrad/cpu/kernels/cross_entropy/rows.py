@@ -90,7 +90,8 @@ begin_log_prob = begin_row(loops.write_log)
 def loss_row(x, n: int, ahead, out, row: int, samples, divisor: float, options, before, stream: int):
     label, largest = v.load_one(samples.classes, row), loops.row_max(x, 0, n)
     target = v.load_one(x, max(label, 0)) - largest
-    rest, equal, j = loops.add_rest_logging(x, 0, n, largest, ahead, before[0], before[1], n, (before[2],), before[3])
+    out_before, written, source, numbers = before
+    (rest, equal), j = loops.add_rest_logging(x, 0, n, largest, x, 0, ahead, out_before, written, n, (source,), numbers)
     log_s = lse.row_log_of_sum(x, rest, equal, largest)
     before = begin_log_prob(before, j, n, out, x, (v.full(x, largest), log_s), stream)
     if label < 0:

@@ -92,15 +92,13 @@ def keep_elements(kept, count: int, index: int, dropout: Dropout) -> None:
 
 
 @inline
-def _keep_strip(kept, n: int, index: int, step: int, dropout: Dropout) -> None:
+def keep_strip(kept, n: int, index: int, step: int, dropout: Dropout) -> None:
     """Write dropout's decisions down a strip of columns, whose lines are `step` elements apart."""
     for i in range(n):
         keep_elements(kept.data + i * kept.step, kept.step, index + i * step, dropout)
 
 
-DECIDE_STRIP = {True: _keep_strip, False: inline(lambda kept, n, index, step, dropout: None)}
-DECIDE = {True: keep_elements, False: inline(lambda kept, count, index, dropout: None)}
-
+without_dropout = inline(lambda *arguments: None)  # in place of `keep_elements` or `keep_strip`
 
 # --- rows: an operand is a pointer, or a vector of the row's number ---------------------------------------------------
 

@@ -91,11 +91,11 @@ def column_sum_exp(meanwhile: Callable[..., None], adding: lse.Adding) -> Callab
 
 
 def column_rest(meanwhile: Callable[..., None], adding: lse.AddingBelow) -> Callable[..., Any]:
-    """The loop of `column_sum_exp` that leaves out the numbers equal to m, and counts them."""
+    """The loop of `column_sum_exp` without the numbers equal to m, which it counts. It stores nothing in `e`."""
     terms, add, _ = adding
 
     @inline
-    def add_rest(x, x_n: int, n: int, whole: bool, mask, m: Vector, ahead, before):
+    def add_rest(x, x_n: int, n: int, whole: bool, mask, m: Vector, e, keep: int, ahead, before):
         scale, sums, count = lse.scale_for(m), lse.no_sums(x), v.full(x, 0.0)
         for begin in range(0, n, terms):
             for i in range(begin, min(begin + terms, n)):
@@ -125,6 +125,3 @@ def column_sum(value: Callable[..., Vector], meanwhile: Callable[..., None]) -> 
         return total
 
     return add_up
-
-
-add_rest_columns = column_rest(nothing, lse.PLAIN_BELOW)

@@ -97,12 +97,13 @@ def row_rest(step: Callable[..., int], adding: lse.AddingBelow) -> Callable[...,
     """The loop that sums the exponentials of the numbers in x[begin:end] that differ from m, and counts those equal to
     m.
 
-    In the same loop it prefetches the row `ahead` and writes a part of out[j:stop] with `step`, as `row_sum_exp` does.
+    In the same loop it prefetches the row `ahead` and writes a part of out[j:stop] with `step`, as `row_sum_exp` does,
+    whose parameters it has; it stores nothing in `e`. It returns the sum with the count, and the index.
     """
     chunk, add, add_two = adding
 
     @inline
-    def add_rest(x, begin: int, end: int, m: float, ahead, out, j: int, stop: int, arrays, numbers):
+    def add_rest(x, begin: int, end: int, m: float, e, keep: int, ahead, out, j: int, stop: int, arrays, numbers):
         w, largest, zero = v.lanes(x), v.full(x, m), v.full(x, 0.0)
         scale, sums, count = lse.scale_for(largest), lse.no_sums(x), zero
         i = begin
@@ -123,7 +124,7 @@ def row_rest(step: Callable[..., int], adding: lse.AddingBelow) -> Callable[...,
             sums, count = add(x, sums, value, largest, scale), number_equal(count, value, largest)
             i += w
         sums = lse.join_plain(x, sums)
-        return v.reduce_add_wide(sums[2], sums[3]), v.reduce_add_wide(count, zero), j
+        return (v.reduce_add_wide(sums[2], sums[3]), v.reduce_add_wide(count, zero)), j
 
     return add_rest
 
@@ -151,8 +152,8 @@ def rest_of_block(x, begin: int, end: int, m: float, ahead):
     For a block of -inf alone the sum is 0, not NaN, since other blocks may be finite.
     """
     top = max(m, v.number(x, row_blocks.LOWEST))
-    rest, count, _ = add_rest_logging(x, begin, end, top, ahead, x, end, end, (x,), (v.full(x, top), v.full(x, top)))
-    return rest, count
+    numbers = v.full(x, top), v.full(x, top)
+    return add_rest_logging(x, begin, end, top, x, 0, ahead, x, end, end, (x,), numbers)[0]
 
 
 @inline

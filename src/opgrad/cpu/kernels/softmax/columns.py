@@ -22,11 +22,9 @@ from opgrad.cpu.kernels.fused.form import (
     backwards,
     inwards,
     one_after_the_other,
-    out_of_gradient,
     outwards,
 )
 from opgrad.cpu.kernels.fused.operands import (
-    DECIDE_STRIP,
     IN_COLUMNS,
     OF_PLAIN_STRIP,
     OF_STRIP,
@@ -36,11 +34,13 @@ from opgrad.cpu.kernels.fused.operands import (
     Memory,
     Source,
     Switches,
+    keep_strip,
+    without_dropout,
 )
 from opgrad.cpu.kernels.loops import columns as loops
 from opgrad.cpu.kernels.loops.map import get, put
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY
-from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, Reduction, of_columns, swapped
+from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, Reduction, gradient_result, of_columns
 from opgrad.cpu.kernels.softmax.rows import Block
 
 # --- a strip in place: a buffer, or a tile of transposed rows -------------------------------------------------------
@@ -202,14 +202,11 @@ def forward_body(form: Form, reduction: Reduction, read: Callable[..., Any], is_
 
     is_kept: whether values or exponentials wait in a buffer until they are written, and are not read from x again.
     """
-    value, others, decide = _written(form, reduction.result), _other_results(form, reduction), DECIDE_STRIP[form.drops]
-    add_up, outer, subtracted = (
-        reduction.loop(loops.writing(value)),
-        arrays_outwards(form, OF_STRIP),
-        reduction.subtracted,
-    )
-    numbers_of, no_numbers = reduction.numbers, reduction.no_numbers
-    place, swap = _in_buffer if is_kept else _where_they_lie, swapped[is_kept]
+    value, others = _written(form, reduction.result), _other_results(form, reduction)
+    decide = keep_strip if form.drops else without_dropout
+    add_up, outer = reduction.loop(loops.writing(value)), arrays_outwards(form, OF_STRIP)
+    subtracted, numbers_of, no_numbers = reduction.subtracted, reduction.numbers, reduction.no_numbers
+    place = _in_buffer if is_kept else _where_they_lie
 
     @inline
     def write_strips(units, strips, n: int, y, stream: int, arguments) -> None:
@@ -223,7 +220,7 @@ def forward_body(form: Form, reduction: Reduction, read: Callable[..., Any], is_
             xs, every, lanes, ahead, largest = read(sources, o, j, n, whole, mask, e, numbers)
             m = subtracted(xs.data, largest)
             before = out, y.step, pending, arrays, (of_strip, fine, numbers)
-            s = add_up(xs.data, xs.step, n, every, lanes, m, e, w, ahead, before)
+            s = add_up(xs.data, xs.step, n, every, lanes, m, e, w if is_kept else 0, ahead, before)
             out, of_strip = y.data + (o * y.outer + j), numbers_of(xs.data, s, largest, m, inf_as_zero)
             decide(dropped, n, o * n * strips.inner + j, strips.inner, dropout)
             others(results, o, j, strips.inner, n, mask, e, dropped, (of_strip, s, largest, m))
@@ -233,7 +230,8 @@ def forward_body(form: Form, reduction: Reduction, read: Callable[..., Any], is_
                 for i in range(n):
                     found = value(arrays, i, whole, mask, (of_strip, fine, numbers))
                     put(out, i * y.step, found, whole, mask, 0)
-            e, done = swap(e, done)
+            if is_kept:
+                e, done = done, e
         if pending:
             for i in range(n):
                 found = value(arrays, i, True, v.first(out, w), (of_strip, fine, numbers))
@@ -314,19 +312,6 @@ def _gradient_value(form: GradientForm, keep: Callable[..., None]) -> Callable[.
     return value
 
 
-def _gradient_result(form: GradientForm, both: Callable[..., tuple[Vector, Vector]]) -> Callable[..., Vector]:
-    """(arrays, i, whole, mask, (the sum, numbers)): dx; both: see `_gradient_terms`."""
-    formula, out = GRADIENTS[form.operator][1], out_of_gradient(form, IN_COLUMNS)
-
-    @inline
-    def result(arrays, i: int, whole: bool, mask, numbers) -> Vector:
-        s, of_links = numbers
-        g, y = both(arrays, i, whole, mask, of_links)
-        return out(formula(g, y, s), arrays, i, whole, mask, of_links)
-
-    return result
-
-
 def gradient_body(form: GradientForm, place: Any, is_kept: bool) -> Callable[..., None]:
     """Write the strips `units` of dx, as `forward_body` writes y; place, is_kept: as in `rows`."""
     y, keep, again = 2 + form.drops, inline(lambda buffer, i, g: None), _gradient_terms(form)
@@ -338,20 +323,15 @@ def gradient_body(form: GradientForm, place: Any, is_kept: bool) -> Callable[...
                 get(a[y].data, i * a[y].step, whole, mask),
             )
         )
-    swap = swapped[is_kept]
-    result, decide, arrays_of = _gradient_result(form, again), DECIDE_STRIP[form.drops], arrays_backwards(form, place)
+    result, arrays_of = gradient_result(form, again, IN_COLUMNS), arrays_backwards(form, place)
+    decide = keep_strip if form.drops else without_dropout
     add_up = loops.column_sum(_gradient_value(form, keep), loops.writing(result))
 
     @inline
     def write_strips(units, strips, n: int, dx, past: int, arguments) -> None:
         beside, sources, numbers, e, done, dropped, dropout = arguments
-        w, out, pending, s, before = (
-            v.lanes(e),
-            dx.data,
-            0,
-            v.full(e, 0.0),
-            arrays_of(done, dropped, e, sources, (0, 0)),
-        )
+        w, out, pending, s = v.lanes(e), dx.data, 0, v.full(e, 0.0)
+        before = arrays_of(done, dropped, e, sources, (0, 0))
         for unit in units:
             o, j, whole, mask = loops.strip_of(unit, strips, beside, dx, w, past)
             if j >= strips.inner:
@@ -364,7 +344,8 @@ def gradient_body(form: GradientForm, place: Any, is_kept: bool) -> Callable[...
             if not pending:
                 for i in range(n):
                     put(out, i * dx.step, result(before, i, whole, mask, (s, numbers)), whole, mask, 0)
-            e, done = swap(e, done)
+            if is_kept:
+                e, done = done, e
         if pending:
             for i in range(n):
                 v.store_streaming(out, i * dx.step, result(before, i, True, v.first(out, w), (s, numbers)))

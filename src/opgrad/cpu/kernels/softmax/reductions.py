@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.kernels.fused.chain import Places
+from opgrad.cpu.kernels.fused.form import GradientForm, out_of_gradient
 from opgrad.cpu.kernels.loops import columns, rows
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, minus_both
 from opgrad.cpu.kernels.numerics import logsumexp as lse
@@ -34,10 +36,6 @@ class Reduction(NamedTuple):
     result: Callable[..., Vector]  # (value, numbers, fine): an element of the result; fine: whether it shows all digits
     log_sum_exp: Callable[..., Any]  # (x, sums, largest, subtracted, numbers)
 
-
-# Values of a row or strip wait in a buffer until they are written, while the next row goes to another buffer; or they
-# are read again where they lie, and no buffer is used.
-swapped: Final = {True: inline(lambda e, done: (done, e)), False: inline(lambda e, done: (e, done))}
 
 # The term of a gradient's sum over a row, from dy and y; and dx from dy, y and the sum.
 GRADIENTS: Final = {
@@ -118,22 +116,6 @@ def _log_sum_exp_of_columns(x, s, largest: Vector, m: Vector, numbers) -> Vector
 _no_reciprocal = inline(lambda x: (v.full(x, 0.0), v.full(x, 0.0)))
 
 
-def _recomputed(softmax: Reduction, kept: Callable[..., Any], full: Callable[..., Vector]) -> Reduction:
-    """Softmax from x itself: its exponentials are not kept in memory but computed a second time."""
-    numbers, no_numbers, result = softmax.numbers, softmax.no_numbers, softmax.result
-
-    @inline
-    def with_scale(x, s, largest, m, inf_as_zero: int):
-        return lse.scale_for(full(x, m)), numbers(x, s, largest, m, inf_as_zero)
-
-    return softmax._replace(
-        loop=partial(kept, adding=softmax.adding, keep=0),
-        numbers=with_scale,
-        no_numbers=inline(lambda x: (lse.scale_for(v.full(x, 0.0)), no_numbers(x))),
-        result=inline(lambda x, numbers, fine: result(lse.exp_scaled(x, numbers[0]), numbers[1], fine)),
-    )
-
-
 # --- log-softmax ---------------------------------------------------------------------------------------------------
 
 
@@ -151,96 +133,114 @@ def _log_numbers_of_columns(x, sums, largest: Vector, m: Vector, inf_as_zero: in
     return v.select(count > 0.0, m, minus_infinity), log_s
 
 
-_log_result = inline(lambda x, numbers, fine: minus_both(x, numbers[0], numbers[1]))
-
-# --- the loops of a row, and of a strip of columns -----------------------------------------------------------------
+# --- reductions ----------------------------------------------------------------------------------------------------
 
 
-def _row_exponentials(step: Callable[..., int], adding: lse.Adding, keep: int = 1) -> Callable[..., Any]:
-    sum_exp = rows.row_sum_exp(step, adding)
-    return inline(
-        lambda x, begin, end, m, e, ahead, out, j, stop, arrays, numbers: sum_exp(
-            x, begin, end, m, e, keep, ahead, out, j, stop, arrays, numbers
-        )
-    )
+class _Layout(NamedTuple):
+    """The functions in which the reductions of rows and those of columns differ."""
+
+    subtracted: Callable[..., Any]
+    sum_exp: Callable[..., Any]  # (meanwhile, adding): softmax's loop
+    reciprocal: Callable[..., Any]  # softmax's numbers
+    exact_divisor: Callable[..., Any]  # the same for exact sums
+    log_sum_exp: Callable[..., Any]  # from softmax's sums
+    full: Callable[..., Vector]  # (x, m): m as a vector
+    rest: Callable[..., Any]  # (meanwhile, adding): log-softmax's loop
+    log_numbers: Callable[..., Any]  # log-softmax's numbers
+    log_sum_exp_of_numbers: Callable[..., Any]  # from log-softmax's numbers
 
 
-def _row_rests(step: Callable[..., int], adding: lse.AddingBelow) -> Callable[..., Any]:
-    add_rest = rows.row_rest(step, adding)
-
-    @inline
-    def loop(x, begin: int, end: int, m, e, ahead, out, j: int, stop: int, arrays, numbers):
-        rest, count, j = add_rest(x, begin, end, m, ahead, out, j, stop, arrays, numbers)
-        return (rest, count), j
-
-    return loop
-
-
-def _column_exponentials(meanwhile: Callable[..., None], adding: lse.Adding, keep: int = 1) -> Callable[..., Any]:
-    sum_exp = columns.column_sum_exp(meanwhile, adding)
-    return inline(
-        lambda x, x_n, n, whole, mask, m, e, e_n, ahead, before: sum_exp(
-            x, x_n, n, whole, mask, m, e, keep * e_n, ahead, before
-        )
-    )
-
-
-def _column_rests(meanwhile: Callable[..., None], adding: lse.AddingBelow) -> Callable[..., Any]:
-    add_rest = columns.column_rest(meanwhile, adding)
-    return inline(
-        lambda x, x_n, n, whole, mask, m, e, e_n, ahead, before: add_rest(x, x_n, n, whole, mask, m, ahead, before)
-    )
+_ROWS: Final = _Layout(
+    _subtracted_from_row,
+    rows.row_sum_exp,
+    _reciprocal_of_row,
+    _exact_divisor_of_row,
+    _log_sum_exp_of_row,
+    v.full,
+    rows.row_rest,
+    _log_numbers_of_row,
+    inline(lambda x, sums, largest, m, numbers: largest + v.first_lane(numbers[1])),
+)
+_COLUMNS: Final = _Layout(
+    _subtracted_from_columns,
+    columns.column_sum_exp,
+    _reciprocal_of_columns,
+    _exact_divisor_of_columns,
+    _log_sum_exp_of_columns,
+    inline(lambda x, m: m),
+    columns.column_rest,
+    _log_numbers_of_columns,
+    inline(lambda x, sums, largest, m, numbers: numbers[0] + numbers[1]),
+)
 
 
-@cache
 def of_rows(operator: str, exact: bool = False, recomputed: bool = False) -> Reduction:
     """The reduction of rows. recomputed: whether softmax takes its exponentials twice and stores none."""
-    if operator == "log_softmax":
-        adding: Any = lse.EXACT_BELOW if exact else lse.PLAIN_BELOW
-        return Reduction(
-            adding,
-            partial(_row_rests, adding=adding),
-            _subtracted_from_row,
-            _log_numbers_of_row,
-            _no_reciprocal,
-            _log_result,
-            inline(lambda x, sums, largest, m, numbers: largest + v.first_lane(numbers[1])),
-        )
-    adding = lse.EXACT if exact else lse.PLAIN
-    softmax = Reduction(
-        adding,
-        partial(_row_exponentials, adding=adding),
-        _subtracted_from_row,
-        _exact_divisor_of_row if exact else _reciprocal_of_row,
-        lse.no_sums if exact else _no_reciprocal,
-        inline(lse.scaled if exact else lse.quotient),
-        _log_sum_exp_of_row,
-    )
-    return _recomputed(softmax, _row_exponentials, v.full) if recomputed else softmax
+    return _reduction(_ROWS, operator, exact, recomputed)
+
+
+def of_columns(operator: str, exact: bool = False, recomputed: bool = False) -> Reduction:
+    """The reduction of columns, or of rows that are transposed."""
+    return _reduction(_COLUMNS, operator, exact, recomputed)
 
 
 @cache
-def of_columns(operator: str, exact: bool = False, recomputed: bool = False) -> Reduction:
-    """The reduction of columns, or of rows that are transposed."""
+def _reduction(layout: _Layout, operator: str, exact: bool, recomputed: bool) -> Reduction:
     if operator == "log_softmax":
         adding: Any = lse.EXACT_BELOW if exact else lse.PLAIN_BELOW
         return Reduction(
             adding,
-            partial(_column_rests, adding=adding),
-            _subtracted_from_columns,
-            _log_numbers_of_columns,
+            partial(layout.rest, adding=adding),
+            layout.subtracted,
+            layout.log_numbers,
             _no_reciprocal,
-            _log_result,
-            inline(lambda x, sums, largest, m, numbers: numbers[0] + numbers[1]),
+            inline(lambda x, numbers, fine: minus_both(x, numbers[0], numbers[1])),
+            layout.log_sum_exp_of_numbers,
         )
     adding = lse.EXACT if exact else lse.PLAIN
     softmax = Reduction(
         adding,
-        partial(_column_exponentials, adding=adding),
-        _subtracted_from_columns,
-        _exact_divisor_of_columns if exact else _reciprocal_of_columns,
+        partial(layout.sum_exp, adding=adding),
+        layout.subtracted,
+        layout.exact_divisor if exact else layout.reciprocal,
         lse.no_sums if exact else _no_reciprocal,
         inline(lse.scaled if exact else lse.quotient),
-        _log_sum_exp_of_columns,
+        layout.log_sum_exp,
     )
-    return _recomputed(softmax, _column_exponentials, inline(lambda x, m: m)) if recomputed else softmax
+    return _recomputed(softmax, layout) if recomputed else softmax
+
+
+def _recomputed(softmax: Reduction, layout: _Layout) -> Reduction:
+    """Softmax from x itself: its exponentials are not kept in memory but computed a second time."""
+    numbers, no_numbers, result, full = softmax.numbers, softmax.no_numbers, softmax.result, layout.full
+
+    @inline
+    def with_scale(x, s, largest, m, inf_as_zero: int):
+        return lse.scale_for(full(x, m)), numbers(x, s, largest, m, inf_as_zero)
+
+    return softmax._replace(
+        numbers=with_scale,
+        no_numbers=inline(lambda x: (lse.scale_for(v.full(x, 0.0)), no_numbers(x))),
+        result=inline(lambda x, numbers, fine: result(lse.exp_scaled(x, numbers[0]), numbers[1], fine)),
+    )
+
+
+# --- gradients -----------------------------------------------------------------------------------------------------
+
+
+def gradient_result(
+    form: GradientForm, both: Callable[..., tuple[Vector, Vector]], places: Places
+) -> Callable[..., Vector]:
+    """(arrays, i, whole, mask, (the sum, numbers)): dx.
+
+    both: (arrays, i, whole, mask, numbers): the gradient with respect to the softmax, and y.
+    """
+    formula, out = GRADIENTS[form.operator][1], out_of_gradient(form, places)
+
+    @inline
+    def result(arrays, i: int, whole: bool, mask, numbers) -> Vector:
+        s, of_links = numbers
+        g, y = both(arrays, i, whole, mask, of_links)
+        return out(formula(g, y, s), arrays, i, whole, mask, of_links)
+
+    return result

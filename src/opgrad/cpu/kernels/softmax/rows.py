@@ -25,11 +25,9 @@ from opgrad.cpu.kernels.fused.form import (
     backwards,
     inwards,
     one_after_the_other,
-    out_of_gradient,
     outwards,
 )
 from opgrad.cpu.kernels.fused.operands import (
-    DECIDE,
     IN_ROWS,
     OF_PLAIN_ROW,
     OF_ROW,
@@ -38,13 +36,15 @@ from opgrad.cpu.kernels.fused.operands import (
     Results,
     Source,
     Switches,
+    keep_elements,
     start,
+    without_dropout,
 )
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.fold import fold
 from opgrad.cpu.kernels.loops.map import get, put, row_stepper, row_writer, write_same
-from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, Reduction, of_rows, swapped
+from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, Reduction, gradient_result, of_rows
 
 # Rows up to this length that are not written past the cache are written after the exponentials of the next row. A row's
 # divisor is the result of a long chain of dependent operations; rows of 1,000 would otherwise wait for it.
@@ -171,10 +171,10 @@ def forward_body(form: Form, reduction: Reduction, read: Callable[..., Any], is_
 
     is_kept: whether values or exponentials wait in a buffer until they are written, and are not read from x again.
     """
-    value, others, decide = _written(form, reduction.result), _other_results(form, reduction), DECIDE[form.drops]
+    value, others = _written(form, reduction.result), _other_results(form, reduction)
+    decide = keep_elements if form.drops else without_dropout
     add_up, write, outer = reduction.loop(row_stepper(value)), row_writer(value), arrays_outwards(form, OF_ROW)
     subtracted, numbers_of, none = reduction.subtracted, reduction.numbers, reduction.no_numbers
-    swap = swapped[is_kept]
 
     @inline
     def write_rows(first, stop, n, out, past, arguments):
@@ -188,7 +188,7 @@ def forward_body(form: Form, reduction: Reduction, read: Callable[..., Any], is_
         for row in range(first, stop):
             xs, kept, ahead, largest = read(sources, row, n, e, numbers)
             m = subtracted(xs, largest)
-            s, j = add_up(xs, 0, n, m, kept, ahead, ys, head, limit, arrays, (of_row, fine, numbers))
+            s, j = add_up(xs, 0, n, m, kept, 1, ahead, ys, head, limit, arrays, (of_row, fine, numbers))
             write(ys, j, n, 0, arrays, (of_row, fine, numbers))
             ys, of_row = out + (row - first) * y_step, numbers_of(xs, s, largest, m, inf_as_zero)
             decide(dropped, n, row * n, dropout)
@@ -196,7 +196,8 @@ def forward_body(form: Form, reduction: Reduction, read: Callable[..., Any], is_
             head = 0 if is_late else loops.line_head(ys, n, past)
             others(results, row, kept, dropped, n, of_row, s, largest, m)
             write(ys, 0, head, 0, arrays, (of_row, fine, numbers))
-            e, done = swap(e, done)
+            if is_kept:
+                e, done = done, e
         write(ys, head, n, past, arrays, (of_row, fine, numbers))
 
     return write_rows
@@ -277,19 +278,6 @@ def gradient_loop(form: GradientForm, step: Callable[..., int], keep: Callable[.
     return loops.row_sum_of(value, step)
 
 
-def gradient_result(form: GradientForm, both: Callable[..., tuple[Vector, Vector]]) -> Callable[..., Vector]:
-    """(arrays, i, whole, mask, (the sum, numbers)): dx; both: see `gradient_terms`."""
-    formula, out = GRADIENTS[form.operator][1], out_of_gradient(form, IN_ROWS)
-
-    @inline
-    def result(arrays, i: int, whole: bool, mask, numbers) -> Vector:
-        s, of_links = numbers
-        g, y = both(arrays, i, whole, mask, of_links)
-        return out(formula(g, y, s), arrays, i, whole, mask, of_links)
-
-    return result
-
-
 nothing_kept = inline(lambda buffer, i, g, whole, mask: None)
 read_again = inline(lambda like, row, i, whole, mask: get(row, i, whole, mask))  # without asking for what lies ahead
 
@@ -303,8 +291,8 @@ def gradient_body(form: GradientForm, place: Any, is_kept: bool) -> Callable[...
     if is_kept:
         keep = inline(lambda buffer, i, g, whole, mask: put(buffer, i, g, whole, mask, 0))
         again = inline(lambda a, i, whole, mask, numbers: (get(a[0], i, whole, mask), get(a[y], i, whole, mask)))
-    swap = swapped[is_kept]
-    result, decide, arrays_of = gradient_result(form, again), DECIDE[form.drops], arrays_backwards(form, place)
+    result, arrays_of = gradient_result(form, again, IN_ROWS), arrays_backwards(form, place)
+    decide = keep_elements if form.drops else without_dropout
     add_up, write = gradient_loop(form, row_stepper(result), keep), row_writer(result)
 
     @inline
@@ -319,7 +307,8 @@ def gradient_body(form: GradientForm, place: Any, is_kept: bool) -> Callable[...
             dxs, before, s_before = out + (row - first) * dx_step, arrays, s
             head = loops.line_head(dxs, n, past)
             write(dxs, 0, head, 0, before, (s_before, numbers))
-            e, done = swap(e, done)
+            if is_kept:
+                e, done = done, e
         write(dxs, head, n, past, before, (s_before, numbers))
 
     return write_rows

@@ -24,16 +24,26 @@ from opgrad.cpu.kernels.fused.form import (
     one_after_the_other,
     outwards,
 )
-from opgrad.cpu.kernels.fused.operands import DECIDE, IN_ROWS, OF_BLOCK, Cut, Dropout, Results, Source, Switches, start
+from opgrad.cpu.kernels.fused.operands import (
+    IN_ROWS,
+    OF_BLOCK,
+    Cut,
+    Dropout,
+    Results,
+    Source,
+    Switches,
+    keep_elements,
+    start,
+    without_dropout,
+)
 from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.map import get, row_writer, write_same
 from opgrad.cpu.kernels.numerics import row_blocks
-from opgrad.cpu.kernels.softmax.reductions import Reduction, of_rows
+from opgrad.cpu.kernels.softmax.reductions import Reduction, gradient_result, of_rows
 from opgrad.cpu.kernels.softmax.rows import (
     Block,
     gradient_loop,
-    gradient_result,
     gradient_terms,
     nothing_kept,
     read_again,
@@ -101,7 +111,7 @@ def _block_noting(blocks: Blocks) -> Callable[..., None]:
     def note(x, n: int, largest, stats: int, block: int) -> None:
         # so that the sum of a block of -inf is 0 and not NaN: other blocks may be finite
         top = max(largest, v.number(x, row_blocks.LOWEST))
-        sums, _ = add_up(x, 0, n, top, x, x, x, n, n, (x,), ())
+        sums, _ = add_up(x, 0, n, top, x, 0, x, x, n, n, (x,), ())
         _store(stats, block, largest, two(sums))
 
     return note
@@ -206,7 +216,8 @@ def _softmax_of_block(form: Form, reduction: Reduction) -> Callable[..., Vector]
 def _block_results(form: Form, blocks: Blocks, is_plain: bool) -> Kernel:
     inner, outer = arrays_inwards(form, OF_BLOCK), arrays_outwards(form, OF_BLOCK)
     of_softmax, behind = _softmax_of_block(form, blocks.reduction), outwards(form, IN_ROWS)
-    reduction, sums_of, decide = blocks.reduction, blocks.sums, DECIDE[form.drops]
+    reduction, sums_of = blocks.reduction, blocks.sums
+    decide = keep_elements if form.drops else without_dropout
     subtracted, numbers_of = reduction.subtracted, reduction.numbers
     count, floats, others = form.sources, form.numbers, _other_results(form, of_softmax)
     is_fine = inline(v.is_fine) if is_plain else inline(lambda x: True)
@@ -287,7 +298,8 @@ def gradient(form: GradientForm) -> tuple[Kernel, Kernel]:
 
 
 def _gradient_sums(form: GradientForm) -> Kernel:
-    place, decide, count, floats = arrays_backwards(form, OF_BLOCK), DECIDE[form.drops], form.sources, form.numbers
+    place, count, floats = arrays_backwards(form, OF_BLOCK), form.sources, form.numbers
+    decide = keep_elements if form.drops else without_dropout
     add_up, buffer = gradient_loop(form, no_step, nothing_kept), Private if form.drops else int
 
     @kernel
@@ -308,8 +320,12 @@ def _gradient_sums(form: GradientForm) -> Kernel:
 
 
 def _gradient_results(form: GradientForm) -> Kernel:
-    place, decide, count, floats = arrays_backwards(form, OF_BLOCK), DECIDE[form.drops], form.sources, form.numbers
-    buffer, write = Private if form.drops else int, row_writer(gradient_result(form, gradient_terms(form, read_again)))
+    place, count, floats = arrays_backwards(form, OF_BLOCK), form.sources, form.numbers
+    decide = keep_elements if form.drops else without_dropout
+    buffer, write = (
+        Private if form.drops else int,
+        row_writer(gradient_result(form, gradient_terms(form, read_again), IN_ROWS)),
+    )
 
     @kernel
     def split_gradient_results(
