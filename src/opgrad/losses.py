@@ -1,6 +1,6 @@
 """Cross-entropy with all its options for NumPy arrays: of logits, and of a linear layer whose logits are not stored."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -139,45 +139,42 @@ def _read(name: str, shift: int, options: tuple[Any, ...]) -> LossOptions:
     return replace(chosen, ignore_index=IGNORED) if shift and chosen.ignore_index is None else chosen
 
 
-@dataclass(frozen=True)
-class _Reduction:
-    """How the losses of samples are reduced. weight: None for class probabilities, whose samples count alike."""
+class _Reduction(NamedTuple):
+    """How the losses of samples are reduced.
+
+    by_weight, by_count: what the sums of losses and of squares of lse are multiplied by.
+    """
 
     labels: Array
-    weight: Array | None
     options: LossOptions
-
-    @property
-    def factors(self) -> tuple[float, float]:
-        """What the sums of losses and of squares of lse are multiplied by."""
-        weight = None if self.weight is None else np.asarray(self.weight)
-        both = divisors(np, self.labels, weight, self.options, np.float64, _converted)
-        return float(over(np, both[0])), float(over(np, both[1]))
+    by_weight: float
+    by_count: float
 
     def upstream(self, dloss: Array | float) -> dict[str, Any]:
         """The gradients of the samples' losses and squares of lse."""
-        by_weight, by_count = self.factors
         given = np.broadcast_to(np.asarray(dloss, np.float64), self.labels.shape)
-        found = {"dloss": given * by_weight}
+        found = {"dloss": given * self.by_weight}
         if self.options.lse_square_scale:
-            found["dlse_square"] = given * (self.options.lse_square_scale * by_count)
+            found["dlse_square"] = given * (self.options.lse_square_scale * self.by_count)
         return {name: each.astype(np.float32, order="C") for name, each in found.items()}
 
     def output(self, found: Any) -> CrossEntropyOutput:
         (loss, lse, log_prob, entropy, predicted), labels, ignored = found, self.labels, self.options.ignore_index
         z_loss = (self.options.lse_square_scale * lse * lse).astype(lse.dtype)
         if self.options.reduction != "none":
-            by_weight, by_count = self.factors
-            loss = np.asarray(loss.sum(dtype=np.float64) * by_weight)
-            z_loss = np.asarray(z_loss.sum(dtype=np.float64) * by_count)
+            loss = np.asarray(loss.sum(dtype=np.float64) * self.by_weight)
+            z_loss = np.asarray(z_loss.sum(dtype=np.float64) * self.by_count)
         counts = np.ones(labels.shape, bool) if ignored is None else labels != ignored
         accuracy = np.asarray(np.float32((counts & (predicted == labels)).sum() / max(counts.sum(), 1)))
         total = np.asarray(loss + z_loss).astype(lse.dtype)
         return CrossEntropyOutput(total, z_loss.astype(lse.dtype), lse, log_prob, entropy, accuracy, predicted)
 
 
-def _converted(array: Any, dtype: Any) -> Array:
-    return np.asarray(array).astype(dtype)
+def _reduction(labels: Array, weight: Array | None, options: LossOptions) -> _Reduction:
+    """The reduction of samples with these labels. weight: None for class probabilities, whose samples count alike."""
+    weight = None if weight is None else np.asarray(weight)
+    both = divisors(np, labels, weight, options, np.float64, lambda array, dtype: np.asarray(array).astype(dtype))
+    return _Reduction(labels, options, float(over(np, both[0])), float(over(np, both[1])))
 
 
 def _of_logits(
@@ -195,12 +192,14 @@ def _of_logits(
     labels = shifted(np, name, labels, shift, chosen.ignore_index, is_dense)
     if not is_dense and logits.ndim > 1:
         check_labels(name, "labels", labels, logits.shape[1], chosen.ignore_index)
-    reduction = _Reduction(labels, None if is_dense else weight, chosen)
     given: dict[str, Any] = {"labels": labels, "weight": weight, "probabilities": probabilities, **chosen.attributes}
+    counted = None if is_dense else weight
     if dloss is None:
-        return reduction.output(sample_losses(logits, **given)), None
-    *found, dlogits = sample_losses_and_grad(logits, **given, **reduction.upstream(dloss), **upstream)
-    return reduction.output(found), dlogits
+        found = sample_losses(logits, **given)
+        return _reduction(labels, counted, chosen).output(found), None
+    reduction = _reduction(labels, counted, chosen)
+    *results, dlogits = sample_losses_and_grad(logits, **given, **reduction.upstream(dloss), **upstream)
+    return reduction.output(results), dlogits
 
 
 def _array(name: str, argument: str, value: Any) -> Array:
@@ -225,7 +224,7 @@ def _of_layer(
     chosen = _read(name, shift, options)
     labels = shifted(np, name, labels, shift, chosen.ignore_index, False)
     check_labels(name, "labels", labels, len(w), chosen.ignore_index)
-    reduction = _Reduction(labels, weight, chosen)
+    reduction = _reduction(labels, weight, chosen)
     number = np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
     kept = np.arange(len(x)) if chosen.ignore_index is None else np.flatnonzero(labels != chosen.ignore_index)
     wide, bias = w.astype(number, copy=False), None if b is None else np.asarray(b).astype(number)
