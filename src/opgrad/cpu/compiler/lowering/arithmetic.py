@@ -35,7 +35,7 @@ def lifted(word: Any, result: Callable[[VectorType], VectorType], emit_pair: Cal
         def operand(context: Any, builder: Any, value: Any, of: Any) -> Any:
             if isinstance(of, VectorType):
                 return value
-            return splat(builder, kind, element_of(context, builder, value, of, kind.element))
+            return splat(builder, kind.lanes, element_of(context, builder, value, of, kind.element))
 
         def emit(context: Any, builder: Any, x: Any, y: Any) -> Any:
             x, y = operand(context, builder, x, a), operand(context, builder, y, b)
@@ -100,7 +100,9 @@ def _(a: Any, b: Any, c: Any) -> Any:
 
     def emit(context: Any, builder: Any, *values: Any) -> Any:
         operands = [
-            x if isinstance(t, VectorType) else splat(builder, kind, element_of(context, builder, x, t, kind.element))
+            x
+            if isinstance(t, VectorType)
+            else splat(builder, kind.lanes, element_of(context, builder, x, t, kind.element))
             for x, t in zip(values, (a, b, c), strict=True)
         ]
         return intrinsic(builder, "llvm.fma", kind.llvm, operands)
@@ -112,7 +114,9 @@ def _(a: Any, b: Any, c: Any) -> Any:
 def _(sums: Any, numbers: Any, v: Any) -> Any:
     def emit(context: Any, builder: Any, totals: Any, factors: Any, x: Any) -> Any:
         pairs = zip(cgutils.unpack_tuple(builder, totals), cgutils.unpack_tuple(builder, factors), strict=True)
-        made = [intrinsic(builder, "llvm.fma", v.llvm, [splat(builder, v, number), x, each]) for each, number in pairs]
+        made = [
+            intrinsic(builder, "llvm.fma", v.llvm, [splat(builder, v.lanes, number), x, each]) for each, number in pairs
+        ]
         return context.make_tuple(builder, sums, made)
 
     return sums, emit
@@ -122,7 +126,9 @@ def _(sums: Any, numbers: Any, v: Any) -> Any:
 def _(v: Any, coefficients: Any) -> Any:
     def emit(context: Any, builder: Any, x: Any, values: Any) -> Any:
         numbers = zip(cgutils.unpack_tuple(builder, values), coefficients, strict=True)
-        result, *others = [splat(builder, v, element_of(context, builder, c, kind, v.element)) for c, kind in numbers]
+        result, *others = [
+            splat(builder, v.lanes, element_of(context, builder, c, kind, v.element)) for c, kind in numbers
+        ]
         for each in others:
             result = intrinsic(builder, "llvm.fma", v.llvm, [result, x, each])
         return result
@@ -136,7 +142,9 @@ def _(mask: Any, a: Any, b: Any) -> Any:
 
     def emit(context: Any, builder: Any, m: Any, x: Any, y: Any) -> Any:
         operands = [
-            v if isinstance(t, VectorType) else splat(builder, kind, element_of(context, builder, v, t, kind.element))
+            v
+            if isinstance(t, VectorType)
+            else splat(builder, kind.lanes, element_of(context, builder, v, t, kind.element))
             for v, t in ((x, a), (y, b))
         ]
         return builder.select(m, *operands)

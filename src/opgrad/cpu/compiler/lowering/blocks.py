@@ -46,7 +46,7 @@ def row_masks(builder: Any, size: int, rows: Any, columns: Any) -> list[Any]:
     masks = []
     for row in range(size):
         exists = builder.icmp_signed("<", I64(row), rows)
-        limit = splat(builder, word, builder.select(exists, width, I32(0)))
+        limit = splat(builder, word.lanes, builder.select(exists, width, I32(0)))
         masks.append(builder.icmp_signed("<", lane, limit))
     return masks
 

@@ -30,7 +30,8 @@ def _(p: Any, start: Any, step: Any) -> Any:
 
     def emit(context: Any, builder: Any, base: Any, first: Any, by: Any) -> Any:
         first, by = (
-            splat(builder, kind, context.cast(builder, x, t, types.int64)) for x, t in ((first, start), (by, step))
+            splat(builder, kind.lanes, context.cast(builder, x, t, types.int64))
+            for x, t in ((first, start), (by, step))
         )
         return builder.add(first, builder.mul(integers(kind, range(kind.lanes)), by))
 

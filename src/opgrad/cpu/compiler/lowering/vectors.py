@@ -77,7 +77,7 @@ def _(p: Any, i: Any, mask: Any, fill: Any) -> Any:
         kind = ir.VectorType(p.memory, p.lanes)
         address = at(builder, p, base, i, kind)
         wide = widen(builder, p, masked_load(builder, address, kind, p.size, mask), p.lanes)
-        other = splat(builder, vector_of(p), element_of(context, builder, fill_value, fill, p.element))
+        other = splat(builder, p.lanes, element_of(context, builder, fill_value, fill, p.element))
         return builder.select(mask, wide, other)
 
     return vector_of(p), emit
@@ -239,7 +239,7 @@ def _ask_for(builder: Any, address: Any) -> None:
 @defines(simd.full)
 def _(p: Any, value: Any) -> Any:
     def emit(context: Any, builder: Any, base: Any, x: Any) -> Any:
-        return splat(builder, vector_of(p), element_of(context, builder, x, value, p.element))
+        return splat(builder, p.lanes, element_of(context, builder, x, value, p.element))
 
     return vector_of(p), emit
 
@@ -247,7 +247,7 @@ def _(p: Any, value: Any) -> Any:
 @defines(simd.like)
 def _(v: Any, value: Any) -> Any:
     def emit(context: Any, builder: Any, _: Any, x: Any) -> Any:
-        return splat(builder, v, element_of(context, builder, x, value, v.element))
+        return splat(builder, v.lanes, element_of(context, builder, x, value, v.element))
 
     return v, emit
 
@@ -264,7 +264,7 @@ def _(p: Any, count: Any) -> Any:
         small = builder.icmp_signed("<", count, I64(p.lanes))
         limit = builder.trunc(builder.select(small, count, I64(p.lanes)), I32)
         negative = builder.icmp_signed("<", count, I64(0))
-        limit = splat(builder, word, builder.select(negative, I32(0), limit))
+        limit = splat(builder, word.lanes, builder.select(negative, I32(0), limit))
         return builder.icmp_signed("<", integers(word, range(p.lanes)), limit)
 
     return VectorType("i1", p.lanes), emit
@@ -276,7 +276,7 @@ def _(p: Any, i: Any) -> Any:
 
     def emit(context: Any, builder: Any, base: Any, i: Any) -> Any:
         start = builder.trunc(i, I32) if p.bits == 32 else i
-        return builder.add(splat(builder, kind, start), integers(kind, range(p.lanes)))
+        return builder.add(splat(builder, kind.lanes, start), integers(kind, range(p.lanes)))
 
     return kind, emit
 

@@ -127,10 +127,11 @@ def integers(kind: VectorType, values: Any) -> ir.Constant:
     return ir.Constant(kind.llvm, list(values))
 
 
-def splat(builder: Any, kind: VectorType, value: Any) -> Any:
-    undefined = ir.Constant(kind.llvm, ir.Undefined)
+def splat(builder: Any, lanes: int, value: Any) -> Any:
+    """A vector with the value in each of so many lanes."""
+    undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
     one = builder.insert_element(undefined, value, I32(0))
-    return builder.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(I32, kind.lanes), [0] * kind.lanes))
+    return builder.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
 
 
 def mangled(kind: Any) -> str:
