@@ -58,29 +58,24 @@ LOSS: Final = Limits(transposed=64)
 LOSS_ALONE: Final = Limits(transposed=96)  # more than LOSS, since no result is transposed back
 
 
-# The longest row that is grouped, in vectors: for softmax and for log-softmax, by whether elements have 16 bits and
-# whether the problem is large. Groups save the work that is done once for each row. That work is a larger share where
-# elements have 16 bits, whose arithmetic is short, and in log-softmax, which takes a logarithm. In the cache,
-# log-softmax of rows of 256 float32 took 0.25 ns an element grouped and 0.3 as rows, but softmax 0.25 and 0.23. Beyond
-# the cache, groups gain less, since a group is not written while the next is computed, as transposed and single rows
-# are.
-GROUPED: Final[Mapping[tuple[bool, bool], tuple[int, int]]] = {
-    (False, False): (5, 24),
-    (False, True): (0, 0),
-    (True, False): (24, 24),
-    (True, True): (7, 12),
-}
-
-
 def forward_limits(width: int, sixteen_bits: bool, large: bool, logarithm: bool) -> Limits:
     """The limits of softmax or log-softmax. large: whether the arrays are taken to lie in memory, not in a cache.
 
     In the cache, transposed rows of any length take 0.3 ns an element, grouped rows of 49 take 0.44 and of 128 0.26.
     Beyond it, on two threads, both take 0.17 to 0.22. Rows of 129 took 0.24 in the layout "rows". Rows of 196 took
     0.21 there, less than the 0.23 of transposed rows.
+
+    Groups save the work that is done once for each row. That work is a larger share where elements have 16 bits, whose
+    arithmetic is short, and in log-softmax, which takes a logarithm. In the cache, log-softmax of rows of 256 float32
+    took 0.25 ns an element grouped and 0.3 as rows, but softmax 0.25 and 0.23. Beyond the cache, groups gain less,
+    since a group is not written while the next is computed, as transposed and single rows are.
     """
     transposed = 5 * width if large and not sixteen_bits else 7 * width // 2
-    return Limits(transposed, GROUPED[sixteen_bits, large][logarithm] * width)
+    if large:
+        softmax, log_softmax = (7, 12) if sixteen_bits else (0, 0)
+    else:
+        softmax, log_softmax = (24, 24) if sixteen_bits else (5, 24)
+    return Limits(transposed, width * (log_softmax if logarithm else softmax))
 
 
 def gradient_limits(sixteen_bits: bool) -> Limits:
