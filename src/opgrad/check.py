@@ -22,9 +22,10 @@ from rich.text import Text
 
 import opgrad
 from opgrad import machine
-from opgrad.compile import Job, compile_calls, compile_operator, run
+from opgrad.compile import compile_calls, compile_operator, run
 from opgrad.contract import FLOATS, Operator, graph_operators, operators
 from opgrad.cpu.compiler.native import noting, object_cache
+from opgrad.cpu.compiler.requests import Work
 from opgrad.limits import default_threads
 from opgrad.native.plans import plan
 from opgrad.terminal import console
@@ -83,15 +84,15 @@ def compile_missing(extent: Extent, screen: Console) -> None:
     """Compile what the tests need and the cache lacks, in several processes; what fails there, fails in its test."""
     if object_cache().problem():
         return
-    jobs = [
-        Job(f"compiling {name} {dtype}", compile_operator, (name, dtype, extent.examples))
+    todo = [
+        (f"{name} {dtype}", Work(compile_operator, (name, dtype, extent.examples)))
         for name, op in {**operators(), **graph_operators()}.items()
         for dtype in extent.dtypes
         if _lacks_kernels(op, dtype, extent.examples)
     ]
-    if jobs:
+    if todo:
         with suppress(Exception):
-            run([Job("compiling calls", compile_calls), *jobs], default_threads(), screen)
+            run([("calls", Work(compile_calls)), *todo], default_threads(), screen)
 
 
 def _lacks_kernels(op: Operator, dtype: str, most: int | None) -> bool:

@@ -1,23 +1,22 @@
 """The command `opgrad compile`: kernels are compiled ahead, in several processes, into the cache."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from opgrad.contract import FLOATS, Operator, graph_operators, operators
 from opgrad.cpu.compiler.native import Native, object_cache
+from opgrad.cpu.compiler.processes import LONG_PATIENCE, Compilers
+from opgrad.cpu.compiler.requests import Work
 from opgrad.limits import default_threads
 from opgrad.terminal import console, folders_argument
 
@@ -25,15 +24,6 @@ if TYPE_CHECKING:
     from opgrad.training import ArtifactSet
 
 FEW_ROWS = 1  # of a batch: what is left at the end of an epoch may take other kernels than a whole batch
-
-
-@dataclass(frozen=True)
-class Job:
-    """What one process compiles at a time: `work(*arguments)`."""
-
-    name: str
-    work: Callable[..., None]
-    arguments: tuple[Any, ...] = ()
 
 
 def compile_kernels(
@@ -60,7 +50,7 @@ def compile_kernels(
     cache = object_cache()
     if problem := cache.problem():
         raise RuntimeError(f"compile: compiled kernels cannot be kept: {problem}")
-    todo = [Job("calls", compile_calls), *_jobs(folders or [], _names(ops), _names(dtypes))]
+    todo = [("calls", Work(compile_calls)), *_work(folders or [], _names(ops), _names(dtypes))]
     before, start = cache.count(), time.perf_counter()
     screen = console()
     run(todo, jobs or default_threads(), screen)
@@ -68,38 +58,35 @@ def compile_kernels(
     screen.print(f"{now - before} kernels compiled in {seconds:.0f} s, {now} in {cache.folder}", soft_wrap=True)
 
 
-def run(todo: Sequence[Job], processes: int, console: Console) -> None:
-    """Do all jobs with a progress bar; the first exception of one ends it."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    # Spawned, not forked: a fork of a process with threads may hang.
-    with (
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
-        ProcessPoolExecutor(min(processes, len(todo)), get_context("spawn")) as pool,
-    ):
-        task = bar.add_task("", total=len(todo))
-        waiting: dict[Future[None], Job] = {pool.submit(_do, job): job for job in todo}
-        try:
-            for done in as_completed(waiting):
-                done.result()
-                bar.update(task, advance=1, description=waiting[done].name)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+def run(todo: Sequence[tuple[str, Work]], processes: int, console: Console) -> None:
+    """Do all work in other processes, with a progress bar; what fails there is done here, and raises its exception."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    pool = Compilers(min(processes, len(todo)), patience=LONG_PATIENCE)
+    try:
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("", total=len(todo))
+            failed = pool.wait(pool.add(todo), lambda done, total: bar.update(task, completed=done))
+    finally:
+        pool.close()
+    for name, work in todo:
+        if name in failed:
+            work.function(*work.arguments)
 
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _jobs(folders: Sequence[Path], ops: Sequence[str], dtypes: Sequence[str]) -> Iterator[Job]:
-    """The jobs for artifact sets, and for operators unless only sets are named."""
+def _work(folders: Sequence[Path], ops: Sequence[str], dtypes: Sequence[str]) -> Iterator[tuple[str, Work]]:
+    """The work for artifact sets, and for operators unless only sets are named."""
     declared = {**operators(), **graph_operators()}
     _check("operator", ops, declared)
     _check("dtype", dtypes, FLOATS)
     for folder in folders:
-        yield Job(folder.resolve().name, compile_set, (folder,))
+        yield str(folder.resolve()), Work(compile_set, (folder,))
     for name in ops or (() if folders else declared):
         for dtype in _taken(declared[name], dtypes or FLOATS):
-            yield Job(f"{name} {dtype}", compile_operator, (name, dtype))
+            yield f"{name} {dtype}", Work(compile_operator, (name, dtype))
 
 
 def _check(what: str, names: Sequence[str], known: Any) -> None:
@@ -115,16 +102,6 @@ def _taken(op: Operator, dtypes: Sequence[str]) -> Sequence[str]:
 
 
 # --- what a process does ---------------------------------------------------------------------------------------------
-
-
-def _do(job: Job) -> None:
-    """Do a job; onnxruntime's exceptions cannot be handed to another process."""
-    try:
-        job.work(*job.arguments)
-    except Exception as error:
-        if type(error).__module__.startswith("onnxruntime"):
-            raise RuntimeError(f"{job.name}: {error}") from None
-        raise
 
 
 def compile_calls() -> None:

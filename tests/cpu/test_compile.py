@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from opgrad import compile as compiling
@@ -14,11 +15,13 @@ from opgrad.cli import app
 from opgrad.contract import FLOATS, graph_operators, operators
 from opgrad.cpu.compiler import native
 from opgrad.cpu.compiler.cache import ObjectCache
+from opgrad.cpu.compiler.requests import Work
 from opgrad.native.plans import plan
 from opgrad.testing.arguments import SHAPES, signature
 
 pytestmark = pytest.mark.any_cpu
 
+DONE: list[str] = []
 SETS = Path(__file__).parents[2] / "examples"
 CALL = """
 import sys
@@ -91,8 +94,21 @@ def test_no_artifact_set(tmp_path):
     assert text.startswith(f"opgrad: ArtifactSet: {tmp_path} has no training_model.onnx")
 
 
+def only_in(process, done):
+    if os.getpid() != process:
+        os._exit(1)
+    DONE.append(done)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_work_is_done_here_where_a_process_ends(processes):
+    DONE.clear()
+    compiling.run([(name, Work(only_in, (os.getpid(), name))) for name in "abc"], processes, Console(quiet=True))
+    assert DONE == ["a", "b", "c"]
+
+
 def test_all_operators_in_the_dtypes_they_take():
-    names = [job.name for job in compiling._jobs([], [], [])]
+    names = [name for name, _ in compiling._work([], [], [])]
     for op in operators().values():
         assert {f"{op.name} {dtype}" for dtype in FLOATS} <= set(names)
     for name in graph_operators():

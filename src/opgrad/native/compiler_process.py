@@ -1,8 +1,8 @@
 """The main function of a process that compiles kernels for another one: it reads requests, and fills the cache.
 
 The process that started this one (`opgrad.cpu.compiler.processes`) sends pickled requests. The answer to a request is
-one line: the object's name if the cache has it now, else an empty line. This process ends when its input ends, so it
-never outlives the process that started it.
+one line: the request's name if the cache has the object now, or if the work ended without an exception, else an empty
+line. This process ends when its input ends, so it never outlives the process that started it.
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from opgrad.contract import DTYPES, Spec, graph_operators, only, operators, spread
 from opgrad.cpu.compiler.native import Kernel, host, noting, object_cache
-from opgrad.cpu.compiler.requests import Call, Named, Request
+from opgrad.cpu.compiler.requests import Call, Named, Request, Work
 from opgrad.native.plans import plan
 
 
@@ -34,10 +34,10 @@ def main() -> None:
         name, what = waiting.get()
         try:
             _compile(name, what)
-            kept = object_cache().read(name) is not None
-        except Exception:  # the process that needs the kernel compiles it itself, and raises the error
-            kept = False
-        print(name if kept else "", file=answers, flush=True)
+            done = isinstance(what, Work) or object_cache().read(name) is not None
+        except Exception:  # the process that sent the request does it itself, and raises the error
+            done = False
+        print(name if done else "", file=answers, flush=True)
 
 
 def _read(requests: BinaryIO, put: Callable[[Request], None]) -> None:
@@ -52,7 +52,10 @@ def _read(requests: BinaryIO, put: Callable[[Request], None]) -> None:
         os._exit(0)
 
 
-def _compile(name: str, what: Named | Call) -> None:
+def _compile(name: str, what: Named | Call | Work) -> None:
+    if isinstance(what, Work):
+        what.function(*what.arguments)
+        return
     if isinstance(what, Named):
         found = getattr(import_module(what.module), what.name)
         if isinstance(found, Kernel):

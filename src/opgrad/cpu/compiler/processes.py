@@ -30,6 +30,7 @@ MOST = 16  # processes
 IDLE = 10.0  # seconds without work after which a process ends: it takes 150 MB
 LOOK = 0.1  # seconds between two looks at their progress
 PATIENCE = 120.0  # seconds without any answer after which the processes are taken to hang; a kernel takes up to ten
+LONG_PATIENCE = 1200.0  # the same for work on many kernels
 PROCESS = "opgrad.native.compiler_process"  # the module that each of them runs
 BOOT = f"import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from {PROCESS} import main; main()"
 
@@ -39,12 +40,14 @@ Progress = Callable[[int, int], None]  # progress(kernels compiled, kernels in a
 class Compilers:
     """The processes, each with a thread that hands it one request after the other.
 
-    count: how many. Raises OSError if the system refuses to start them.
+    count: how many. patience: see PATIENCE. Raises OSError if the system refuses to start them.
     """
 
-    def __init__(self, count: int):
+    def __init__(self, count: int, patience: float = PATIENCE):
+        self._patience = patience
         self._todo: deque[Request] = deque()
         self._requested: dict[str, threading.Event] = {}  # by object name: set when there is nothing more to wait for
+        self._done: set[str] = set()  # the names of what was answered with success
         self._news = threading.Event()
         self._answered = 0.0  # when the last answer came
         self._processes: list[Any] = []
@@ -79,14 +82,18 @@ class Compilers:
         """Whether the object of this name was requested."""
         return name in self._requested
 
-    def wait(self, names: Iterable[str], progress: Progress = lambda done, total: None) -> None:
-        """Wait until these are compiled, or no process is left for them; processes that hang are ended."""
-        events, began = [self._requested[each] for each in names], time.monotonic()
-        for event in events:
+    def wait(self, names: Iterable[str], progress: Progress = lambda done, total: None) -> set[str]:
+        """Wait until these are compiled, or no process is left for them; processes that hang are ended.
+
+        Returns the names of those that no process could compile.
+        """
+        events, began = {each: self._requested[each] for each in names}, time.monotonic()
+        for event in events.values():
             while not event.wait(LOOK):
-                progress(sum(each.is_set() for each in events), len(events))
+                progress(sum(each.is_set() for each in events.values()), len(events))
                 if self._hang(began):
-                    return
+                    return set(events) - self._done
+        return set(events) - self._done
 
     def wait_for_cpu(self) -> None:
         """Wait until a process has written what LLVM says of the CPU to the cache.
@@ -99,7 +106,7 @@ class Compilers:
 
     def _hang(self, began: float) -> bool:
         """Whether no process has answered for too long since `began`; if so, end them."""
-        hang = time.monotonic() - max(began, self._answered) > PATIENCE
+        hang = time.monotonic() - max(began, self._answered) > self._patience
         if hang:
             for process in self._processes:
                 process.kill()
@@ -123,11 +130,13 @@ class Compilers:
             while (request := self._next()) is not None:
                 try:
                     process.stdin.write(pickle.dumps(request))
-                    alive = bool(process.stdout.readline())
+                    answer = process.stdout.readline()
                     self._answered = time.monotonic()
+                    if answer.strip():
+                        self._done.add(request[0])
                 finally:
                     self._requested[request[0]].set()
-                if not alive:
+                if not answer:
                     break
         except (OSError, ValueError):  # it has died, or its pipes were closed
             pass

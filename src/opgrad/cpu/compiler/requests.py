@@ -1,5 +1,6 @@
-"""Requests that one process sends to another for a kernel to be compiled: they tell how the kernel is found there."""
+"""Requests that one process sends to another for kernels to be compiled: they tell how the kernels are found there."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
@@ -25,4 +26,12 @@ class Call(NamedTuple):
     attributes: dict[str, Any]
 
 
-Request = tuple[str, Named | Call]  # the name of the object code, and how its kernel is found
+class Work(NamedTuple):
+    """A function to call, a global of a module, because it compiles several kernels while it runs."""
+
+    function: Callable[..., None]
+    arguments: tuple[Any, ...] = ()
+
+
+# The name of the object code, and how its kernel is found; for work, any name that tells it from other work.
+Request = tuple[str, Named | Call | Work]
