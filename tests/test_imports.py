@@ -167,12 +167,12 @@ LAYERS = {
     ),
     "compile": (
         "numpy rich typer",
-        "bench/ contract/ cpu/compiler/native limits native/ native/threads/ onnxruntime/ terminal testing/ training"
-        " training/engine/",
+        f"bench/ contract/ {COMPILER} cpu/compiler/processes limits native/ native/threads/ onnxruntime/ terminal"
+        " testing/ training training/engine/",
     ),
     "check": (
         "numpy rich typer",
-        "opgrad bench/ compile contract/ cpu/compiler/native limits machine native/ native/threads/ onnxruntime/"
+        f"opgrad bench/ compile contract/ {COMPILER} limits machine native/ native/threads/ onnxruntime/"
         " terminal testing/",
     ),
     "commands/": (
