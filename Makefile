@@ -6,10 +6,11 @@ RUN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 # The oldest Python and the lowest versions of all packages that pyproject.toml allows: every operator, and training.
 OLDEST_PYTHON ?= python3.11
 MINIMUM := .venv-minimum
+REAL := .venv-real
 MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
 	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
 
-.PHONY: setup train test test-avx2 test-gate test-ptx test-minimum test-portable test-arm64 test-haswell test-nehalem lint docs docs-serve \
+.PHONY: setup train test test-avx2 test-gate test-ptx test-minimum test-portable test-real test-arm64 test-haswell test-nehalem lint docs docs-serve \
 	notebooks bench tables dist review clean help
 
 help:
@@ -21,6 +22,7 @@ help:
 	@echo "make test-ptx   set up, then run them on what the CUDA kernels are compiled to, without a GPU"
 	@echo "make test-minimum  a few of them with the lowest versions of all dependencies"
 	@echo "make test-portable  set up, then run exported steps in Node, in Chromium and from C++; needs these, and npm"
+	@echo "make test-real  train models that ship inside packages, which it downloads"
 	@echo "make test-arm64  some of them on an emulated arm64; test-haswell, test-nehalem: on older x86-64; need qemu-user"
 	@echo "make lint    ruff, mypy, and zizmor on the workflows"
 	@echo "make docs    the documentation's site, into build/site; docs-serve shows it while you write"
@@ -71,6 +73,11 @@ test-minimum: $(MINIMUM)/.installed
 test-portable: $(VENV)/.portable examples/browser/node_modules examples/node/node_modules
 	OPGRAD_PORTABLE=1 $(RUN)/python -m pytest tests/portable
 
+# The models lie within the environment, and are fetched once.
+test-real: $(REAL)/.installed
+	$(REAL)/bin/python tests/support/real_models.py $(REAL)/models
+	OPGRAD_REAL=$(REAL)/models $(REAL)/bin/python -m pytest tests/real
+
 # On processors that qemu emulates: kernels of some operators; on older x86-64 the shared object and sessions, too, for
 # which onnxruntime's library for arm64 crashes in qemu 7.2 when it is loaded.
 KERNEL_TESTS := fewest_dimensions and float32 and (softmax or relu or gather)
@@ -119,7 +126,7 @@ tables: $(VENV)/.dev
 	$(RUN)/python tools/report.py
 
 clean:
-	rm -rf $(VENV) $(MINIMUM) build dist
+	rm -rf $(VENV) $(MINIMUM) $(REAL) build dist
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -140,4 +147,9 @@ $(MINIMUM)/.installed: pyproject.toml tools/minimum.py
 	$(OLDEST_PYTHON) tools/minimum.py > $(MINIMUM)/constraints.txt
 	$(MINIMUM)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(MINIMUM)/constraints.txt \
 		--editable ".[train,test]"
+	@touch $@
+
+$(REAL)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(REAL)
+	$(REAL)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[train,test]"
 	@touch $@
