@@ -62,6 +62,7 @@ from opgrad.ops.optimizer import adamw_optimizer, clip_grad_norm, sgd_optimizer
 from opgrad.ops.pooling import average_pool_grad, max_pool_grad
 from opgrad.ops.recurrent import gru_grad, gru_training, lstm_grad, lstm_training
 from opgrad.ops.resize import resize_grad
+from opgrad.ops.rotary import rotary_embedding, rotary_embedding_grad
 from opgrad.ops.scatter import gather_elements, gather_elements_grad, gather_nd, gather_nd_grad, slice_grad
 from opgrad.ops.several import (
     concat_training,
@@ -142,6 +143,8 @@ __all__ = [
     "relu",
     "relu_grad",
     "resize_grad",
+    "rotary_embedding",
+    "rotary_embedding_grad",
     "scale",
     "set_num_threads",
     "sgd_optimizer",

@@ -10,6 +10,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from recurrent_reference import GRU, LSTM, RNN, Scan
 
+from opgrad.contract.declaration import reference as opgrad_reference
 from opgrad.gradients import gradients
 from opgrad.onnxruntime import lower
 
@@ -116,6 +117,12 @@ def _quick_gelu(x, alpha=1.702):
     return x / (1 + np.exp(-alpha * x))
 
 
+def _rotary_embedding(x, positions, cos, sin, **_):
+    """Heads in front of tokens; one position is that of the first token."""
+    places = np.arange(x.shape[2])[None] + positions if positions.ndim == 1 else positions
+    return opgrad_reference("rotary_embedding")(x, cos, sin, np.broadcast_to(places, (x.shape[0], x.shape[2])))
+
+
 class SimplifiedLayerNormalization(OpRun):
     """Layer normalization without mean, which onnxruntime has in the domain of ai.onnx."""
 
@@ -124,7 +131,11 @@ class SimplifiedLayerNormalization(OpRun):
         return x * inv_std * scale, inv_std
 
 
-MICROSOFT = {"Gelu": _gelu, "BiasGelu": _gelu, "FastGelu": _fast_gelu, "QuickGelu": _quick_gelu}
+ROTARY = {
+    "RotaryEmbedding": _rotary_embedding,
+    "RotaryEmbeddingTraining": lambda x, *tables, **_: opgrad_reference("rotary_embedding")(x, *tables),
+}
+MICROSOFT = ROTARY | {"Gelu": _gelu, "BiasGelu": _gelu, "FastGelu": _fast_gelu, "QuickGelu": _quick_gelu}
 OTHERS = (SimplifiedLayerNormalization, *(_microsoft(name, function) for name, function in MICROSOFT.items()))
 OWN = (Erf, Gelu, GroupNormalization, GlobalLpPool, LpNormalization, LRN, MeanVarianceNormalization, RNN, GRU, LSTM)
 

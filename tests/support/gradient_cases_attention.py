@@ -31,6 +31,21 @@ add(
 )
 ANGLES = [np.cos(numbers(3, 2)), np.sin(numbers(3, 2))]
 add("RotaryEmbedding", 23, numbers(1, 2, 3, 4), *ANGLES, ints(0, 1, 2).reshape(1, 3), wanted=(0,))
+PART = [each[:, :1] for each in ANGLES]
+rotary = {"interleaved": 1, "rotary_embedding_dim": 2, "wanted": (0,)}
+add(
+    "RotaryEmbedding",
+    23,
+    numbers(2, 2, 3, 4),
+    *(np.stack([each] * 2) for each in PART),
+    form="part of a head",
+    **rotary,
+)
+add("RotaryEmbedding", 23, numbers(1, 3, 8), *ANGLES, ints(2, 1, 1).reshape(1, 3), num_heads=2, form="three axes")
+TURNED = numbers(2, 2, 2, 4)
+for form, positions in {"positions": ints(0, 1, 2, 1).reshape(2, 2), "first position": ints(1)}.items():
+    add("RotaryEmbedding", 17, TURNED, positions, *ANGLES, domain=MICROSOFT, form=form)
+add("RotaryEmbeddingTraining", 17, TURNED, *ANGLES, domain=MICROSOFT)
 
 # --- com.microsoft ---
 TOKENS, WIDE = numbers(2, 3, 4), numbers(2, 3, 8)

@@ -292,7 +292,55 @@ def rms(axis):
     return formula
 
 
+def rotated(sign, size, interleaved):
+    """Rotary embedding of x [B, H, L, D] by complex numbers."""
+
+    def formula(x, cos, sin):
+        turned = (
+            (x[..., 0:size:2] + 1j * x[..., 1:size:2])
+            if interleaved
+            else x[..., : size // 2] + 1j * x[..., size // 2 : size]
+        )
+        turned = turned * (cos + sign * 1j * sin)
+        pair = [turned.real, turned.imag]
+        joined = np.stack(pair, -1).reshape(*x.shape[:-1], size) if interleaved else np.concatenate(pair, -1)
+        return np.concatenate([joined, x[..., size:]], -1)
+
+    return formula
+
+
+def rotated_by_position(x, cos, sin, positions):
+    """Rotary embedding of x [B, L, 2 * D]."""
+    x = x.reshape(*x.shape[:2], 2, -1).swapaxes(1, 2)
+    y = rotated(1, x.shape[-1], False)(x, cos[positions][:, None], sin[positions][:, None])
+    return y.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
+
+
 CONTRIB = [
+    Case(
+        "RotaryEmbeddingTraining",
+        normal((2, 3, 4, 6), (5, 3), (5, 3)),
+        lambda x, c, s: rotated(1, 6, False)(x, c[:4], s[:4]),
+    ),
+    Case(
+        "RotaryEmbeddingTraining",
+        lambda rng: [*normal((2, 4, 12), (5, 3), (5, 3))(rng), rng.integers(0, 5, (2, 4))],
+        rotated_by_position,
+        {"num_heads": 2},
+    ),
+    Case("RotaryEmbeddingGrad", normal((2, 3, 4, 6), (4, 3), (4, 3)), rotated(-1, 6, False)),
+    Case(
+        "RotaryEmbeddingGrad",
+        normal((2, 3, 4, 7), (2, 4, 2), (2, 4, 2)),
+        lambda dy, c, s: rotated(-1, 4, True)(dy, c[:, None], s[:, None]),
+        {"interleaved": 1, "rotary_embedding_dim": 4},
+    ),
+    Case(
+        "RotaryEmbeddingGrad",
+        normal((2, 4, 3, 6), (5, 3), (5, 3)),
+        lambda dy, c, s: rotated(-1, 6, False)(dy.swapaxes(1, 2), c[:4], s[:4]).swapaxes(1, 2),
+        {"layout": "BLHD"},
+    ),
     Case("FusedMatMul", normal((2, 3, 4), (2, 4, 5)), lambda a, b: 0.5 * (a @ b), {"alpha": 0.5}),
     Case("FusedMatMul", normal((4, 3), (5, 4)), lambda a, b: a.T @ b.T, {"transA": 1, "transB": 1}),
     Case(

@@ -22,6 +22,7 @@ from opgrad.contract.checks import check_arrays as check_arrays
 from opgrad.contract.checks import normalise as normalise
 from opgrad.contract.declaration import IN_GRAPHS as IN_GRAPHS
 from opgrad.contract.declaration import IN_LOSSES as IN_LOSSES
+from opgrad.contract.declaration import ON_CPU as ON_CPU
 from opgrad.contract.declaration import ON_SHARDS as ON_SHARDS
 from opgrad.contract.declaration import General as General
 from opgrad.contract.declaration import OnnxName as OnnxName
@@ -32,6 +33,7 @@ from opgrad.contract.declaration import loss_operators as loss_operators
 from opgrad.contract.declaration import operator as operator
 from opgrad.contract.declaration import operators as operators
 from opgrad.contract.declaration import reference as reference
+from opgrad.contract.declaration import tensor_operators as tensor_operators
 from opgrad.contract.dtypes import BYTES as BYTES
 from opgrad.contract.dtypes import DTYPES as DTYPES
 from opgrad.contract.dtypes import FLOAT8 as FLOAT8

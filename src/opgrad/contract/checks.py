@@ -23,8 +23,9 @@ def check_arrays(op: Operator, specs: Mapping[str, Spec | None], attributes: Att
     for name, shape in shapes.items():
         tensor = op.inputs[name]
         if len(shape) not in tensor.ranks:
-            low = f"at least {tensor.ranks.start}" if tensor.ranks.stop > 64 else str(tensor.ranks.start)
-            raise ValueError(f"{op.name}: {name} has {dimensions(len(shape))}, expected {low}")
+            several = " or ".join(map(str, tensor.ranks))
+            expected = f"at least {tensor.ranks.start}" if tensor.ranks.stop > 64 else several
+            raise ValueError(f"{op.name}: {name} has {dimensions(len(shape))}, expected {expected}")
     normalise(op, attributes, shapes)
     for name, shape in shapes.items():
         tensor = op.inputs[name]

@@ -36,6 +36,8 @@ PROGRAMS = {"cpu": "opgrad.cpu.programs", "cuda": "opgrad.cuda"}
 EVERYWHERE = Support(("cpu", "cuda"), ("numpy", "torch", "cupy", "jax", "onnxruntime"))
 # Operators that only training graphs contain. PyTorch and JAX differentiate the forward operators themselves.
 IN_GRAPHS = Support(("cpu",), ("numpy", "onnxruntime"))
+# Operators that PyTorch's and JAX's arrays have on the CPU alone; PyTorch has its own for CUDA.
+ON_CPU = Support(("cpu",), ("numpy", "torch", "jax", "onnxruntime"))
 # Operators of which the functions of losses are made. Users call the functions.
 IN_LOSSES = Support(("cpu", "cuda"), ("numpy", "torch"))
 # Operators on one process's part of arrays that are split over several. opgrad.torch combines the parts' results.
@@ -178,9 +180,14 @@ def operators() -> dict[str, Operator]:
     return {op.name: op for op in _all() if op.support == EVERYWHERE}
 
 
+def tensor_operators() -> dict[str, Operator]:
+    """The operators that PyTorch's and JAX's arrays have, by name: those of `operators`, and those on the CPU alone."""
+    return {op.name: op for op in _all() if op.support in (EVERYWHERE, ON_CPU)}
+
+
 def graph_operators() -> dict[str, Operator]:
-    """The other operators that are called by themselves: those of training graphs, and those on shards."""
-    return {op.name: op for op in _all() if op.support in (IN_GRAPHS, ON_SHARDS)}
+    """The other operators that are called by themselves: on the CPU alone, of training graphs, and on shards."""
+    return {op.name: op for op in _all() if op.support in (ON_CPU, IN_GRAPHS, ON_SHARDS)}
 
 
 def loss_operators() -> dict[str, Operator]:

@@ -18,10 +18,10 @@ def wrong_label(problem: Problem, operator: str) -> Explain:
     return _wrong(problem, operator, "labels", lambda position: expected + also)
 
 
-def wrong_index(problem: Problem, operator: str, size: int) -> Explain:
-    """The message for an index that is out of range on an axis of this size."""
+def wrong_index(problem: Problem, operator: str, size: int, name: str = "indices") -> Explain:
+    """The message for an index, of the operand of this name, that is out of range on an axis of this size."""
     expected = f"{-size} to {size - 1}" if size else "no index, as the axis has size 0"
-    return _wrong(problem, operator, "indices", lambda position: expected)
+    return _wrong(problem, operator, name, lambda position: expected)
 
 
 def wrong_maximum(problem: Problem, operator: str) -> Explain:

@@ -15,5 +15,6 @@ from opgrad.forms import (  # noqa: F401
     pooling,
     recurrent,
     resize,
+    rotary,
     softmax,
 )

@@ -20,8 +20,8 @@ OF_AI_ONNX = (
 ELEMENTWISE = names_of(
     """
     Gelu FastGelu BiasGelu QuickGelu BiasSoftmax BiasAdd FakeQuant Inverse Trilu BatchNormInternal BatchNormTraining
-    SimplifiedLayerNormalization GroupNormalization GroupNorm RotaryEmbedding GemmaRotaryEmbedding ComplexMul
-    ComplexMulConj LongformerAttention MoE QMoE DecoderAttention BiasDropout BitmaskBiasDropout BitmaskDropout
+    SimplifiedLayerNormalization GroupNormalization GroupNorm RotaryEmbedding RotaryEmbeddingTraining GemmaRotaryEmbedding
+    ComplexMul ComplexMulConj LongformerAttention MoE QMoE DecoderAttention BiasDropout BitmaskBiasDropout BitmaskDropout
     QLinearLeakyRelu QLinearSigmoid QLinearSoftmax ScaledSiLU
     """
 )

@@ -8,13 +8,13 @@ import jax
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
-from opgrad.contract import Operator, operators
+from opgrad.contract import Operator, tensor_operators
 from opgrad.jax.calls import alike, call
 from opgrad.jax.formulas import FORMULAS, loss_of
 
 Values = Mapping[str, Any]
 Attributes = tuple[tuple[str, Any], ...]
-OPERATORS = operators()
+OPERATORS = tensor_operators()
 
 
 class Rule(NamedTuple):
@@ -132,6 +132,19 @@ def _gather_grad(saved: Values, upstream: Values, attributes: dict[str, Any], wa
     return {"dy": dy}
 
 
+def _rotation(of: str, by: str, result: str) -> Rule:
+    """The rule of a rotation, whose first array's gradient is another rotation by the same angles."""
+    array, *tables = OPERATORS[of].arrays
+
+    def turned(saved: Values, upstream: Values, attributes: dict[str, Any], wanted: Sequence[str]) -> Values:
+        if any(name != array for name in wanted):
+            raise NotImplementedError(f"{of}: no gradient with respect to cos_cache and sin_cache under jax.grad")
+        given = {OPERATORS[by].arrays[0]: upstream[result], **saved}
+        return {array: differentiable(OPERATORS[by], given, attributes)[0]}
+
+    return Rule(tuple(tables), turned)
+
+
 def scaled(gradient: Array, factor: Array) -> Array:
     """A gradient of logits times a number, or one for each sample, in its dtype."""
     each = jax.numpy.expand_dims(factor, 1) if factor.ndim else factor
@@ -196,6 +209,8 @@ _RULES = {
             OPERATORS["leaky_relu"], OPERATORS["leaky_relu_grad"], {"y": saved["x"]}, *rest
         ),
     ),
+    "rotary_embedding": _rotation("rotary_embedding", "rotary_embedding_grad", "y"),
+    "rotary_embedding_grad": _rotation("rotary_embedding_grad", "rotary_embedding", "dx"),
     "gather": Rule(("x", "indices"), _gather),
     "gather_grad": Rule(("indices",), _gather_grad),
     "softmax_cross_entropy_loss": Rule(("logits", "labels", "weight", "log_prob"), _loss),

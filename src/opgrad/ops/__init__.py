@@ -3,6 +3,6 @@
 # In the order of the documentation.
 FAMILIES = (
     *("softmax", "cross_entropy", "sample_loss", "activation", "gather", "accumulate"),
-    *("gelu", "dropout", "attention", "loss", "arithmetic", "normalization"),
+    *("gelu", "dropout", "attention", "rotary", "loss", "arithmetic", "normalization"),
     *("convolution", "recurrent", "pooling", "resize", "scatter", "several", "optimizer", "vocab_parallel"),
 )

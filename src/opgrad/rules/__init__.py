@@ -19,6 +19,7 @@ from opgrad.rules import (  # noqa: F401
     recurrent,
     reduction,
     resize,
+    rotary,
     sampling,
     scatter,
     softmax,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from opgrad.contract import Spec
+from opgrad.contract.rotary import PACKED
 from opgrad.interop.torch_tensors import numpy_dtype
 from opgrad.torch.formulas import factors, wide
 from opgrad.torch.operators import OPERATORS, TensorOperator
@@ -176,7 +177,38 @@ def _shifted(indices: Tensor, size: int) -> Tensor:
     return torch.where((indices < -size) | (indices >= size), outside, inside)
 
 
+# --- rotary embedding -------------------------------------------------------------------------------------------------
+
+
+def _rotary(batch: Batch) -> Batched:
+    """More sequences. Tables that each call has for itself become a row of angles for each of its tokens."""
+    first = batch.operator.names[0]
+    x, positions = batch.every(first), batch.given["position_ids"]
+    changed: dict[str, Any] = {first: x.flatten(0, 1)}
+    tables = [batch.given[name] for name in ("cos_cache", "sin_cache")]
+    if batch.batched & {"cos_cache", "sin_cache"} or tables[0].dim() == PACKED:
+        changed |= {name: _rows_of_tokens(batch, name, x) for name in ("cos_cache", "sin_cache")}
+        changed["position_ids"] = None
+    elif positions is not None:
+        changed["position_ids"] = batch.every("position_ids").flatten(0, 1)
+    return batch.call(**changed).unflatten(0, x.shape[:2]), 0
+
+
+def _rows_of_tokens(batch: Batch, name: str, x: Tensor) -> Tensor:
+    """A table as [calls * B, L, R / 2]."""
+    table, given = batch.every(name), batch.given
+    sequences, tokens = x.shape[1], x.shape[3 if x.dim() == 5 and given["layout"] == "BHLD" else 2]
+    if given["position_ids"] is not None:
+        positions = batch.every("position_ids").long()
+        calls = torch.arange(batch.size, device=x.device).view(-1, 1, 1)
+        return table[calls, positions].flatten(0, 1)
+    table = table if table.dim() > PACKED else table[:, None, :tokens]
+    return table.expand(batch.size, sequences, tokens, table.shape[-1]).flatten(0, 1)
+
+
 RULES = {
+    "rotary_embedding": _rotary,
+    "rotary_embedding_grad": _rotary,
     "scale": _scale,
     "softmax_cross_entropy_loss_grad": _loss_grad,
     "gather": _gather,

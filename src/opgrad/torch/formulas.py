@@ -280,6 +280,25 @@ def _scale(dy: Tensor, needs: Needs, x: Tensor, factor: Tensor, scale_down: bool
     return {"x": scale(dy, factor, scale_down) if needs["x"] else None, "factor": by_factor}
 
 
+# --- rotary embedding -------------------------------------------------------------------------------------------------
+
+
+def _turned(name: str, array: str, by: Callable[..., Tensor]) -> None:
+    """Give a rotation the gradient of its first array: another rotation by the same angles."""
+
+    @gradient(name)
+    def turned(
+        g: Tensor, cos_cache: Tensor, sin_cache: Tensor, position_ids: Tensor | None, interleaved: bool,
+        rotary_embedding_dim: int, num_heads: int, layout: str,
+    ) -> Gradients:  # fmt: skip
+        options = (interleaved, rotary_embedding_dim, num_heads, layout)
+        return {array: by(g, cos_cache, sin_cache, position_ids, *options)}
+
+
+_turned("rotary_embedding", "x", OPERATORS["rotary_embedding_grad"].call)
+_turned("rotary_embedding_grad", "dy", OPERATORS["rotary_embedding"].call)
+
+
 # --- gradients that are operators themselves --------------------------------------------------------------------------
 
 

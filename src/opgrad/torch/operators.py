@@ -243,5 +243,5 @@ def call(op: Operator, given: Mapping[str, Any]) -> Any:
     return operator(*operator.arguments(given))
 
 
-OPERATORS = {name: TensorOperator(op) for name, op in contract.operators().items()}
+OPERATORS = {name: TensorOperator(op) for name, op in contract.tensor_operators().items()}
 REGISTERED.update(OPERATORS)

@@ -12,6 +12,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from opgrad.contract import Operator, Tensor
+from opgrad.contract.rotary import PACKED
 from opgrad.interop import torch_private
 from opgrad.torch.schema import REGISTERED, Registered
 
@@ -71,6 +72,25 @@ def _slices(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
         yield {"indices": Shard(place), slices: Shard(axis + place), table: Partial("sum") if backward else Replicate()}
 
 
+def _rotary(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
+    """Shards of sequences, tokens or heads; tables and positions go with their tokens."""
+    array, result = op.arrays[0], next(iter(op.results))
+    packed = len(shapes[array]) == PACKED
+    heads_first = not packed and given["layout"] == "BHLD"
+    cos, both = shapes["cos_cache"], ("cos_cache", "sin_cache")
+    positions = "position_ids" in shapes
+    found: Placements = {array: Shard(0), result: Shard(0)} | ({"position_ids": Shard(0)} if positions else {})
+    yield found | ({name: Shard(0) for name in both} if len(cos) == PACKED and cos[0] > 1 else {})
+    tokens = 2 if heads_first else 1
+    if positions:
+        yield {array: Shard(tokens), result: Shard(tokens), "position_ids": Shard(1)}
+    elif len(cos) == PACKED:
+        yield {array: Shard(tokens), result: Shard(tokens), **{name: Shard(1) for name in both}}
+    if not packed:
+        yield {array: Shard(3 - tokens), result: Shard(3 - tokens)}
+
+
+FAMILIES: dict[str, Callable[[Operator, Shapes, Given], Iterator[Placements]]] = {"rotary": _rotary}
 KINDS: dict[str, Callable[[Operator, Shapes, Given], Iterator[Placements]]] = {
     "elements": _elements,
     "rows": _rows,
@@ -90,7 +110,7 @@ def _rule(operator: Registered, *arguments: Any) -> list[tuple[list[Any], list[A
             [placements.get(name, whole) for name in op.results],
             [placements.get(name, whole) if name in shapes else None for name in operator.names[: len(arguments)]],
         )
-        for placements in ({}, *KINDS[op.kind](op, shapes, given))
+        for placements in ({}, *(FAMILIES.get(op.family) or KINDS[op.kind])(op, shapes, given))
     ]
 
 

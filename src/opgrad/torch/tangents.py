@@ -159,6 +159,27 @@ def _loss_grad(t_dy: Tangent, t_log_prob: Tangent, t_bias: Tangent, values: Mapp
     return added(by_dy, by_log_prob, t_bias)
 
 
+# --- rotary embedding -------------------------------------------------------------------------------------------------
+
+
+def _turned(name: str, array: str) -> None:
+    """Give a rotation, which is linear in its first array, its tangent."""
+    operator = OPERATORS[name]
+
+    def turned(given: Mapping[str, Tensor], values: Mapping[str, Any]) -> Tangent:
+        for argument in given:
+            if argument != array:
+                raise operator.derivative.missing(argument)
+        found: Tensor = operator.call(given[array], *[values[each] for each in operator.names[1:]])
+        return found
+
+    operator.derivative.tangent = turned
+
+
+_turned("rotary_embedding", "x")
+_turned("rotary_embedding_grad", "dy")
+
+
 # --- gather ---------------------------------------------------------------------------------------------------------
 
 

@@ -35,10 +35,10 @@ def checking(kernel: Kernel, workspace: Workspace, units: int, per_part: int, ar
     return [Step(kernel, units, arguments, per_part), Step(kernels.report_indices, 1, arguments)]
 
 
-def index_steps(problem: Problem, workspace: Workspace, size: int) -> list[Step]:
-    """The steps that check the indices."""
-    count = math.prod(problem.specs["indices"].shape)
-    arguments = {"size": size, "indices": problem["indices"]}
+def index_steps(problem: Problem, workspace: Workspace, size: int, name: str = "indices") -> list[Step]:
+    """The steps that check the indices, the operand of this name."""
+    count = math.prod(problem.specs[name].shape)
+    arguments = {"size": size, "indices": problem[name]}
     return checking(kernels.check_indices, workspace, count, INDICES_PER_PART, arguments)
 
 
