@@ -16,6 +16,7 @@ PAGES = Path("docs/operators")
 TITLES = {
     "several": "Any number of arrays",
     "vocab_parallel": "Vocabulary-parallel cross-entropy",
+    "rotary": "Rotary embedding",
     "loss": "Losses of training graphs",
 }
 # A docstring's formula, and what stands before and behind it.

@@ -98,7 +98,7 @@ def rotary_embedding(
         are taken.
     position_ids: the position of each token, shape [B, L]; int32 or int64 in [-P, P), where negative ones count from
         the end.
-    interleaved: which elements are a pair: 2i and 2i + 1; by default i and i + R / 2.
+    interleaved: which elements a and b are a pair: 2i and 2i + 1; by default i and i + R / 2.
     rotary_embedding_dim: R, an even number up to D; elements from R on stay as they are. 0: D.
     num_heads: H, for x of three dimensions; otherwise it need not be given.
     layout: "BHLD" or "BLHD", the axes of x if it has four.
@@ -107,8 +107,8 @@ def rotary_embedding(
     Returns y, of the shape and dtype of x. Raises TypeError, ValueError, the latter for a position out of range, too,
     naming the first one, before anything is written.
 
-    Formula: y[a] = x[a] * cos - x[b] * sin; y[b] = x[b] * cos + x[a] * sin, for each pair of elements a, b of a head.
-    Source: ONNX RotaryEmbedding; RotaryEmbeddingTraining is its node of com.microsoft here.
+    Formula: y[a] = x[a] * cos - x[b] * sin; y[b] = x[b] * cos + x[a] * sin. Source: ONNX RotaryEmbedding, of which
+    RotaryEmbeddingTraining is the node in com.microsoft here.
 
     Example:
     >>> x = np.array([[[[1.0, 0.0], [1.0, 0.0]]]], np.float32)
@@ -146,8 +146,8 @@ def rotary_embedding_grad(
 
     Returns dx, of the shape and dtype of dy. Raises TypeError, ValueError, as rotary_embedding.
 
-    Formula: dx[a] = dy[a] * cos + dy[b] * sin; dx[b] = dy[b] * cos - dy[a] * sin, for each pair of elements a, b of a
-    head. Source: the gradient of ONNX RotaryEmbedding; RotaryEmbeddingGrad is its node of com.microsoft here.
+    Formula: dx[a] = dy[a] * cos + dy[b] * sin; dx[b] = dy[b] * cos - dy[a] * sin. Source: the gradient of ONNX
+    RotaryEmbedding, of which RotaryEmbeddingGrad is the node in com.microsoft here.
 
     Example:
     >>> dy = np.array([[[[1.0, 0.0], [1.0, 0.0]]]], np.float32)
