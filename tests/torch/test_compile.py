@@ -5,7 +5,7 @@ import pytest
 from samples import sample
 
 import opgrad
-from opgrad.contract import operators
+from opgrad.contract import tensor_operators
 
 torch = pytest.importorskip("torch")
 
@@ -267,5 +267,5 @@ def test_eager_calls_go_round_the_dispatcher(name, monkeypatch):
 
 
 def test_every_operator_is_registered():
-    assert set(OPERATORS) == set(operators())
+    assert set(OPERATORS) == set(tensor_operators())
     assert all(torch.Tag.pt2_compliant_tag in operator.overload.tags for operator in OPERATORS.values())

@@ -24,8 +24,8 @@ def check_arrays(op: Operator, specs: Mapping[str, Spec | None], attributes: Att
         tensor = op.inputs[name]
         if len(shape) not in tensor.ranks:
             several = " or ".join(map(str, tensor.ranks))
-            expected = f"at least {tensor.ranks.start}" if tensor.ranks.stop > 64 else several
-            raise ValueError(f"{op.name}: {name} has {dimensions(len(shape))}, expected {expected}")
+            allowed = f"at least {tensor.ranks.start}" if tensor.ranks.stop > 64 else several
+            raise ValueError(f"{op.name}: {name} has {dimensions(len(shape))}, expected {allowed}")
     normalise(op, attributes, shapes)
     for name, shape in shapes.items():
         tensor = op.inputs[name]

@@ -20,9 +20,9 @@ OF_AI_ONNX = (
 ELEMENTWISE = names_of(
     """
     Gelu FastGelu BiasGelu QuickGelu BiasSoftmax BiasAdd FakeQuant Inverse Trilu BatchNormInternal BatchNormTraining
-    SimplifiedLayerNormalization GroupNormalization GroupNorm RotaryEmbedding RotaryEmbeddingTraining GemmaRotaryEmbedding
-    ComplexMul ComplexMulConj LongformerAttention MoE QMoE DecoderAttention BiasDropout BitmaskBiasDropout BitmaskDropout
-    QLinearLeakyRelu QLinearSigmoid QLinearSoftmax ScaledSiLU
+    SimplifiedLayerNormalization GroupNormalization GroupNorm RotaryEmbedding RotaryEmbeddingTraining
+    GemmaRotaryEmbedding ComplexMul ComplexMulConj LongformerAttention MoE QMoE DecoderAttention BiasDropout
+    BitmaskBiasDropout BitmaskDropout QLinearLeakyRelu QLinearSigmoid QLinearSoftmax ScaledSiLU
     """
 )
 # Operators with results of the type and shape of an input: from the place of the result to that of the input.

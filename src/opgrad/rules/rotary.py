@@ -14,17 +14,12 @@ def _given(node: Node) -> dict[str, int | str]:
     return {name: node.attributes[name] for name in ATTRIBUTES if name in node.attributes}
 
 
+@gradient("RotaryEmbeddingTraining", domain=MICROSOFT, constant=TABLES)
 @gradient("RotaryEmbedding", constant=TABLES)
 def rotary_embedding(node: Node) -> Value:
     """dx = dy, every pair turned back."""
     tables = node.required(1), node.required(2), node.input(3)
     return node.microsoft("RotaryEmbeddingGrad", node.dy, *tables, **_given(node))
-
-
-@gradient("RotaryEmbeddingTraining", domain=MICROSOFT, constant=TABLES)
-def rotary_embedding_training(node: Node) -> Value:
-    """dx = dy, every pair turned back."""
-    return rotary_embedding(node)
 
 
 @gradient("RotaryEmbedding", domain=MICROSOFT, constant=TABLES)

@@ -79,8 +79,8 @@ def _rotary(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
     heads_first = not packed and given["layout"] == "BHLD"
     cos, both = shapes["cos_cache"], ("cos_cache", "sin_cache")
     positions = "position_ids" in shapes
-    found: Placements = {array: Shard(0), result: Shard(0)} | ({"position_ids": Shard(0)} if positions else {})
-    yield found | ({name: Shard(0) for name in both} if len(cos) == PACKED and cos[0] > 1 else {})
+    by_batch = [array, result, *(["position_ids"] if positions else [])]
+    yield {name: Shard(0) for name in (*by_batch, *(both if len(cos) == PACKED and cos[0] > 1 else ()))}
     tokens = 2 if heads_first else 1
     if positions:
         yield {array: Shard(tokens), result: Shard(tokens), "position_ids": Shard(1)}
