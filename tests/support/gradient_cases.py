@@ -219,6 +219,32 @@ MODELS = "models against PyTorch"
 DIFFERENCES, NOTHING = "central differences", "dx = 0, nothing to differ"
 RUNTIME = "in onnxruntime, against"
 QUANTIZATION = ("QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear")
+QUANTIZED_PRODUCTS = [
+    *(("", op) for op in ("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv")),
+    *(
+        (MICROSOFT, op)
+        for op in ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeMatMul", "MatMulIntegerToFloat")
+    ),
+    *((MICROSOFT, op) for op in ("MatMulInteger16", "QGemm", "QAttention", "NhwcMaxPool")),
+    *(
+        (MICROSOFT, f"QLinear{op}")
+        for op in [
+            "Conv",
+            "Add",
+            "Mul",
+            "Sigmoid",
+            "LeakyRelu",
+            "Softmax",
+            "AveragePool",
+            "GlobalAveragePool",
+            "Concat",
+            "Where",
+        ]
+    ),
+]
+OF_RUNTIME = [  # tests/support/runtime_cases.py
+    (MICROSOFT, "MatMulNBits"),
+]
 ELSEWHERE = {
     ("", "If"): "against known values",
     **{("", op): "straight through, against known values" for op in QUANTIZATION},
@@ -228,4 +254,5 @@ ELSEWHERE = {
     **{(MICROSOFT, op): f"by BatchNormalization, and {MODELS}" for op in ("BatchNormInternal", "BatchNormTraining")},
     (MICROSOFT, "FakeQuant"): f"{RUNTIME} QuantizeLinear and DequantizeLinear",
     **{(MICROSOFT, f"{op}Training"): f"{RUNTIME} {op}" for op in ("GRU", "LSTM")},
+    **dict.fromkeys([*QUANTIZED_PRODUCTS, *OF_RUNTIME], f"{RUNTIME} PyTorch"),
 }

@@ -7,9 +7,11 @@ from onnx import TensorProto
 
 from opgrad.gradients.advice import hint
 from opgrad.gradients.reach import depending, differentiable_inputs, paths, quantized, rule_of
+from opgrad.gradients.recomputation import formula
 from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
 from opgrad.graph.graph import Graph, title
+from opgrad.graph.messages import FLOATS
 from opgrad.rules.node import Node
 from opgrad.rules.registry import Declared, NoGradient
 
@@ -94,7 +96,7 @@ class Backward:
             read = quantized(self.forward).intersection(node.proto.input[index] for index in node.needed)
             if read and not declared.integers:
                 raise NoGradient(COMPUTES)
-            given = declared.rule(node)
+            given = self._recomputed(declared, node) if declared.recomputes else declared.rule(node)
             if given is None or isinstance(given, Value):
                 given = [given]
             found = [(index, given[index]) for index in sorted(node.needed) if index < len(given)]
@@ -106,6 +108,27 @@ class Backward:
             for name in set(differentiable_inputs(self.forward, node.proto)) - set(node.proto.input):
                 self._add(name, Value(self.body, name, self.forward.element_type(name), self.forward.sizes(name)))
             return [(index, node.required(index)) for index in sorted(node.needed)]
+
+    def _recomputed(self, declared: Declared, node: Node) -> list[Value | None]:
+        """The gradients of all inputs, through the formula of the node, which is computed once more."""
+        again, results = formula(declared, node, self.forward, self.body)
+        seeds = {name: self._seed(again, name, node.gradient(place)) for place, name in results.items()}
+        wanted = dict.fromkeys(node.proto.input[place] for place in sorted(node.needed))
+        inner = Backward(again, self.body, seeds, wanted)
+        before = len(self.body.nodes)
+        inner.walk(seeds)
+        if inner.problems:
+            raise NoGradient(f"of what it is made of, {'; '.join(inner.problems)}")
+        self.body.nodes[before:before] = again.graph.node
+        self.body.initializers.extend(again.graph.initializer)
+        names = node.proto.input
+        first = {name: place for place, name in reversed(list(enumerate(names)))}
+        return [inner.gradient(name) if first[name] == place else None for place, name in enumerate(names)]
+
+    def _seed(self, again: Graph, name: str, dy: Value) -> Value:
+        """The gradient of a result in the type in which the formula gives it, which integers do not tell."""
+        kind = again.element_type(name)
+        return dy.cast(kind) if kind in FLOATS and kind != dy.element_type else dy
 
     def _name(self) -> None:
         """Name each gradient after its value: `<value>_grad`."""

@@ -6,7 +6,7 @@ import onnx
 from onnx import TensorProto
 
 from opgrad.graph.graph import Graph
-from opgrad.graph.messages import FLOATS, domain_of
+from opgrad.graph.messages import FLOATS, MICROSOFT, domain_of
 from opgrad.graph.nodes import captured, subgraphs
 from opgrad.rules.node import Node
 from opgrad.rules.registry import RULES, Declared, Gradients, NoGradient
@@ -20,6 +20,7 @@ REASONS = {
 # The integers that these operators write or read carry gradients, too: the gradient passes straight through the
 # rounding and is that of the floats which the integers stand for (straight-through estimator).
 QUANTIZING, DEQUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear"), "DequantizeLinear"
+RETYPING = ("Cast", "CastLike", "MatMulInteger", "MatMulInteger16", "ConvInteger")  # which give integers of other types
 
 
 def paths(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> list[onnx.NodeProto]:
@@ -52,16 +53,21 @@ def _carries(forward: Graph, name: str) -> bool:
 def quantized(forward: Graph) -> set[str]:
     """The names of all integer values that stand for floats.
 
-    They are what the graph quantizes floats to, and what it copies, selects or computes from such integers.
+    They are what the graph quantizes floats to, what it copies, selects or computes from such integers, and integers
+    whose gradient is asked for.
     """
     if forward.quantized is None:
-        forward.quantized = found = set[str]()
+        forward.quantized = found = {name for name in forward.variable if _is_integer(forward.element_type(name))}
         for node in forward.graph.node:
-            if node.op_type in QUANTIZING and not domain_of(node):
+            if node.op_type in QUANTIZING and domain_of(node) in ("", MICROSOFT):
                 found.add(node.output[0])
             elif node.op_type != DEQUANTIZING and (read := found.intersection(_differentiable(node))):
                 found.update(name for name in node.output if name and _is_quantized(forward, node, name, read))
     return forward.quantized
+
+
+def _is_integer(kind: int | None) -> bool:
+    return kind not in (None, TensorProto.BOOL, *FLOATS)
 
 
 def _is_quantized(forward: Graph, node: onnx.NodeProto, name: str, read: Collection[str]) -> bool:
@@ -70,8 +76,8 @@ def _is_quantized(forward: Graph, node: onnx.NodeProto, name: str, read: Collect
     A float, a condition or an index does not.
     """
     kind = forward.element_type(name)
-    moved = rule_of(node).integers and node.op_type not in ("Cast", "CastLike")
-    return kind in map(forward.element_type, read) if moved else kind not in (None, TensorProto.BOOL, *FLOATS)
+    moved = rule_of(node).integers and node.op_type not in RETYPING
+    return kind in map(forward.element_type, read) if moved else _is_integer(kind)
 
 
 def _differentiable(node: onnx.NodeProto) -> Iterator[str]:

@@ -48,6 +48,10 @@ class GraphBody(Body):
         """A name that is not taken yet; from now on it is."""
         return free_name(name, self._taken)
 
+    def beside(self) -> "GraphBody":
+        """An empty body for the same graph, which takes its names from the same ones."""
+        return GraphBody(self.opset, self._taken, self.plain)
+
     def nodes_of(self, op: str, outputs: int, *inputs: Value | None, **attributes: Any) -> list[Value]:
         """The outputs of a node; it is appended unless an equal node is already there."""
         given = ["" if each is None else each.name for each in inputs]

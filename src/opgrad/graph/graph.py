@@ -51,7 +51,7 @@ class Graph:
         self, model: onnx.ModelProto, variable: Iterable[str] = (), keep: Iterable[str] = (), plain: bool = False
     ):
         self.model, self.graph, self.plain = model, model.graph, plain
-        self.opset, self._variable = opset_of(model), frozenset(variable)
+        self.opset, self.variable = opset_of(model), frozenset(variable)
         self._given = {each.name for each in self.graph.input}
         self.outputs = frozenset(each.name for each in self.graph.output)
         self.kept = frozenset(keep) | self._given | self.outputs
@@ -125,7 +125,7 @@ class Graph:
         return self._folded[name]
 
     def _constant(self, name: str) -> np.ndarray | None:
-        if name in self._variable:
+        if name in self.variable:
             return None
         if name in self.initializers:
             tensor = self.initializers[name]

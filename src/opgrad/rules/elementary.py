@@ -5,7 +5,8 @@ import math
 from opgrad.graph.formulas import Value
 from opgrad.graph.messages import FLOATS
 from opgrad.rules.node import Node
-from opgrad.rules.registry import NoGradient, gradient
+from opgrad.rules.quantization import scale_of
+from opgrad.rules.registry import gradient
 
 
 @gradient("Identity", integers=True)
@@ -16,13 +17,12 @@ def identity(node: Node) -> Value:
 
 @gradient("Cast", "CastLike", constant=(1,), integers=True)
 def cast(node: Node) -> Value:
-    """dx = dy, in the type of x."""
+    """dx = dy, in the type of x; of integers that stand for floats dx = dy / scale."""
     kind = node.x.element_type
     if kind in (None, *FLOATS):
         return node.dy if kind in (None, node.y.element_type) else node.dy.cast(kind or 0)
-    if node.y.element_type in (None, *FLOATS):
-        raise NoGradient("it takes integers of a quantized tensor as they are, expected DequantizeLinear")
-    return node.dy
+    scale = scale_of(node, 0) if node.y.element_type in (None, *FLOATS) else None
+    return node.dy if scale is None else node.dy / scale.like(node.dy)
 
 
 @gradient("Neg")

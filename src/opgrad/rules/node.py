@@ -127,6 +127,16 @@ class Node(NodeView):
                     waiting += node.output
         return False
 
+    def value(self, name: str) -> Value:
+        """A value of the forward graph by its name."""
+        found = self._value(name)
+        assert found is not None
+        return found
+
+    def maker(self, name: str) -> onnx.NodeProto | None:
+        """The node of the forward graph that makes a value, None if no node does."""
+        return self._forward.producers.get(name)
+
     # --- axes ---
 
     def axes(self) -> list[int] | Value | None:
@@ -197,6 +207,12 @@ class Node(NodeView):
             [None if each is None else widened(each) for each in values]
             for values in (self.inputs, self.outputs, self.dys)
         )
+        return other
+
+    def on(self, *inputs: Value | None) -> "Node":
+        """The same node on other inputs."""
+        other = copy.copy(self)
+        other.inputs = list(inputs)
         return other
 
     def with_sizes(self, value: Value, sizes: Sizes) -> Value:

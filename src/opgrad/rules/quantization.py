@@ -3,6 +3,8 @@
 Between the two operators there are integers; their gradient is the gradient of the floats that they stand for.
 """
 
+from collections.abc import Iterator
+
 from onnx import TensorProto
 
 from opgrad.graph.formulas import Value
@@ -18,10 +20,21 @@ LIMITS: dict[int, tuple[int, int]] = {
     TensorProto.UINT4: (0, 15),
     TensorProto.INT4: (-8, 7),
 }
+# Operators whose results are sums of products of integers, which stand for themselves.
+SUMS = ("MatMulInteger", "MatMulInteger16", "ConvInteger")
+# The places of the scales of results.
+SCALES = {
+    "QuantizeLinear": 1,
+    "QLinearConcat": 0,
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QLinearAdd", "QLinearMul"), 6),
+    **dict.fromkeys(("QGemm", "QLinearWhere"), 7),
+    **{f"QLinear{op}": 3 for op in ("Sigmoid", "LeakyRelu", "Softmax", "AveragePool", "GlobalAveragePool")},
+}
 EIGHT_BITS = {(0, 255): TensorProto.UINT8, (-128, 127): TensorProto.INT8}
 
 
 @gradient("QuantizeLinear", constant=(1, 2))
+@gradient("QuantizeLinear", domain=MICROSOFT, constant=(1, 2))
 def quantize(node: Node) -> Value:
     """dx = dy where x lies within what the integers reach."""
     limits = LIMITS.get(node.y.element_type or 0)
@@ -54,9 +67,41 @@ def dynamic_quantize(node: Node) -> Value | None:
 
 
 @gradient("DequantizeLinear", constant=(1, 2), integers=True)
+@gradient("DequantizeLinear", domain=MICROSOFT, constant=(1, 2), integers=True)
 def dequantize(node: Node) -> Gradients:
     """The gradient of the numbers that the integers stand for: dy."""
     return node.dy
+
+
+def scale_of(node: Node, place: int) -> Value | None:
+    """How much larger the floats are than the integers of an input that stand for them; None if they are the integers.
+
+    It is found where the integers were made. Raises NoGradient where that is not known, or there are several scales.
+    """
+    found = set(_scales(node, node.proto.input[place]))
+    if len(found) != 1:
+        raise NoGradient(f"the integers of its input {place} have {len(found) or 'no known'} scales, expected one")
+    (name,) = found
+    scale = None if name is None else node.value(name)
+    if scale is not None and (scale.sizes is None or list(scale.sizes) not in ([], [1])):
+        raise NoGradient(f"the integers of its input {place} have a scale for each place along an axis, expected one")
+    return None if scale is None else scale.scalar()
+
+
+def _scales(node: Node, name: str) -> Iterator[str | None]:
+    """The names of the scales of integers, None for integers that are the floats."""
+    maker = node.maker(name)
+    if maker is None:
+        return
+    if maker.op_type in SUMS:
+        yield None
+    elif maker.op_type == "DynamicQuantizeLinear":
+        yield maker.output[1]
+    elif maker.op_type in SCALES:
+        yield maker.input[SCALES[maker.op_type]]
+    else:  # it moves or chooses integers
+        for each in maker.input:
+            yield from _scales(node, each)
 
 
 @decomposition("FakeQuant", domain=MICROSOFT)

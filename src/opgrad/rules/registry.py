@@ -22,6 +22,8 @@ class Declared:
     constant: the places of inputs that have no gradient.
     replaces: the rule is a decomposition: it writes the node with other operators and returns their results; these
     operators replace the node and are differentiated in its place.
+    recomputes: the rule is a decomposition, but the node stays: the backward part computes the other operators from the
+    node's inputs, and differentiates them.
     integers: the rule also holds for integers that stand for floats (see `reach.quantized`), because the operator
     copies or selects them and does not compute with them.
     """
@@ -31,6 +33,7 @@ class Declared:
     rule: Rule
     constant: Collection[int] = ()
     replaces: bool = False
+    recomputes: bool = False
     integers: bool = False
 
 
@@ -47,6 +50,13 @@ def gradient(
 def decomposition(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
     """Register a function that writes these operators with others, which are then differentiated."""
     return _declaration(names, domain, replaces=True)
+
+
+def recomputed(
+    *names: str, domain: str = "", constant: Collection[int] = (), integers: bool = False
+) -> Callable[[Rule], Rule]:
+    """Register a function that writes these operators with others, through which their gradients are computed."""
+    return _declaration(names, domain, constant=constant, integers=integers, recomputes=True)
 
 
 def _declaration(names: Sequence[str], domain: str, **options: Any) -> Callable[[Rule], Rule]:

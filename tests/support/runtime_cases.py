@@ -1,0 +1,131 @@
+"""Operators that NumPy's evaluator of ONNX lacks: their gradients in stock onnxruntime, against PyTorch.
+
+A case has a formula in PyTorch, written after the operator's documentation. In float64 it gives the results that the
+operator's own kernel has to give, and by autograd the gradients.
+"""
+
+from dataclasses import dataclass, field
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from onnx import helper
+
+from opgrad.gradients import gradients
+from opgrad.onnxruntime import lower
+
+MICROSOFT = "com.microsoft"
+NARROW = {np.dtype("float16"): 2.0**-10, np.dtype("float32"): 2.0**-22, np.dtype(ml_dtypes.bfloat16): 2.0**-7}
+
+
+@dataclass(frozen=True)
+class RuntimeCase:
+    """An operator on arrays, and what it computes.
+
+    arrays: the inputs, None for one that is left out. formula: of tensors in the same order, gives all results that
+    are compared, None for one that is not. wanted: the places of the inputs to differentiate with respect to.
+    terms: how many terms the longest sum has, by which the tolerance grows. runs: whether onnxruntime has a kernel.
+    """
+
+    op: str
+    arrays: list
+    formula: object
+    wanted: tuple = (0,)
+    attributes: dict = field(default_factory=dict)
+    domain: str = MICROSOFT
+    opset: int = 21
+    outputs: int = 1
+    terms: int = 16
+    runs: bool = True
+
+    @property
+    def feeds(self):
+        """The inputs by name."""
+        return {f"x{place}": array for place, array in enumerate(self.arrays) if array is not None}
+
+    def model(self):
+        """The operator alone."""
+        names = ["" if array is None else f"x{place}" for place, array in enumerate(self.arrays)]
+        results = [f"y{place}" for place in range(self.outputs)]
+        node = helper.make_node(self.op, names, results, domain=self.domain, **self.attributes)
+        inputs = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            for name, array in self.feeds.items()
+        ]
+        outputs = [onnx.ValueInfoProto(name=each) for each in results]
+        imports = [helper.make_opsetid("", self.opset), helper.make_opsetid(MICROSOFT, 1)]
+        return helper.make_model(
+            helper.make_graph([node], "graph", inputs, outputs), opset_imports=imports, ir_version=10
+        )
+
+
+def session_of(model):
+    """A session of stock onnxruntime that says nothing of the model."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+
+
+def tensors_of(case):
+    """The inputs as tensors; floats in float64, those to differentiate with respect to with gradients."""
+    tensors = []
+    for place, array in enumerate(case.arrays):
+        if array is None or array.dtype.kind not in "iub":
+            array = None if array is None else np.asarray(array, np.float64)
+        elif array.dtype.name in ("uint4", "int4", "uint2", "int2"):
+            array = array.astype(np.int64)
+        tensor = None if array is None else torch.tensor(array)
+        if place in case.wanted:
+            tensor.requires_grad_(True)
+        tensors.append(tensor)
+    return tensors
+
+
+def check(case):
+    """Compare an operator's results and gradients in onnxruntime with those of its formula."""
+    tensors = tensors_of(case)
+    expected = case.formula(*tensors)
+    expected = list(expected) if isinstance(expected, (list, tuple)) else [expected]
+    kind = next(array.dtype for array in case.arrays if array is not None and array.dtype in NARROW)
+    tolerance = NARROW[kind] * case.terms
+    if case.runs:
+        for mine, other in zip(session_of(case.model()).run(None, case.feeds), expected, strict=False):
+            if other is not None:
+                close(mine, other.detach().numpy(), tolerance)
+    model, factors = weighted(case, kind, expected)
+    wanted = [f"x{place}" for place in case.wanted]
+    found = session_of(lower(gradients(model, "loss", wanted))).run([f"{name}_grad" for name in wanted], case.feeds)
+    total = sum(
+        (each * torch.tensor(factors[f"f{place}"])).sum() for place, each in enumerate(expected) if each is not None
+    )
+    total.backward()
+    for place, gradient in zip(case.wanted, found, strict=True):
+        close(gradient, tensors[place].grad.numpy(), tolerance, f"gradient of input {place}")
+
+
+def weighted(case, kind, expected):
+    """The model with the sum of its results, each times random numbers, as its only output; the numbers by place."""
+    random, model, factors, terms = np.random.default_rng(5), case.model(), {}, []
+    for place, result in enumerate(expected):
+        if result is None:
+            continue
+        factor = random.normal(size=tuple(result.shape)).astype(kind)
+        factors[place] = factor.astype(np.float64)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(factor, f"f{place}"))
+        model.graph.node.append(helper.make_node("Mul", [f"y{place}", f"f{place}"], [f"w{place}"]))
+        model.graph.node.append(helper.make_node("ReduceSum", [f"w{place}"], [f"t{place}"], keepdims=0))
+        terms.append(f"t{place}")
+    model.graph.node.append(helper.make_node("Sum", terms, ["loss"]))
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info("loss", helper.np_dtype_to_tensor_dtype(kind), []))
+    return model, factors
+
+
+def close(mine, other, tolerance, what="result"):
+    """Compare with the largest element, which a sum of this size is rounded to."""
+    assert mine.shape == other.shape, (what, mine.shape, other.shape)
+    scale = max(np.abs(other).max(initial=0), 1e-3)
+    worst = np.abs(mine.astype(np.float64) - other).max(initial=0)
+    assert worst <= tolerance * scale, f"{what}: off by {worst / scale:.2e}, at most {tolerance:.2e}"
