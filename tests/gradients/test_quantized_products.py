@@ -23,6 +23,8 @@ CONSTANTS = {
     "filter": FILTER, "whole": RANDOM.integers(-900, 900, 4).astype(np.int32), "out": np.float32(2.0**-2),
     "other": RANDOM.integers(0, 255, (2, 3)).astype(np.uint8), "shares": np.float32(1 / 256), "none": np.uint8(0),
     "condition": np.array([[True], [False]]), "no": np.int8(0),
+    "projections": RANDOM.integers(-100, 100, (8, 24)).astype(np.int8), "no16": np.int16(0),
+    "bias24": RANDOM.normal(size=24).astype(np.float32), "w16": WEIGHTS.astype(np.int16),
 }  # fmt: skip
 FLOATS = {name: torch.tensor(value.astype(np.float64)) for name, value in CONSTANTS.items() if name != "condition"}
 W = (FLOATS["w"] - WZERO) * WS
@@ -75,7 +77,8 @@ CASES = {
         dynamic("ConvInteger <pads = [1, 1, 1, 1], strides = [2, 1]>", "ws", "filter", "o", "wz"),
         lambda x: conv(x, FILTERED, padding=1, stride=(2, 1)), IMAGE,
     ),
-    "Cast": ("q = QuantizeLinear(x, s, none)\n f = Cast <to = 1> (q)\n y = Mul(f, s)", lambda x: torch.relu(x), (2, 3)),
+    "Cast": ("q = QuantizeLinear(x, s, none)\n f = Cast <to = 1> (q)\n y = Mul(f, s)",
+             lambda x: torch.where(x >= 0, x, 0), (2, 3)),
     "DynamicQuantizeMatMul": (
         "y = com.microsoft.DynamicQuantizeMatMul(x, w, columns, offsets, bias)",
         lambda x: x @ BY_COLUMN + FLOATS["bias"], (2, 3),
@@ -119,6 +122,26 @@ CASES = {
 }  # fmt: skip
 
 
+def attention(x):
+    """Two heads of 4, of quantized projections."""
+    parts = (x @ (FLOATS["projections"] * WS) + FLOATS["bias24"]).split(8, -1)
+    q, k, v = (each.reshape(2, 3, 2, 4).transpose(1, 2) for each in parts)
+    p = torch.softmax(q @ k.transpose(2, 3) / 2, -1)
+    return (p @ v).transpose(1, 2).reshape(2, 3, 8)
+
+
+CASES["QAttention"] = (
+    "q = QuantizeLinear(x, s, z)\n"
+    "y = com.microsoft.QAttention <num_heads = 2> (q, projections, bias24, s, ws, , z, no)",
+    attention,
+    (2, 3, 8),
+)
+CASES["MatMulInteger16"] = (
+    "q = com.microsoft.QuantizeLinear(x, s, no16)\n i = com.microsoft.MatMulInteger16(q, w16)\n"
+    " f = Cast <to = 1> (i)\n y = Mul(f, s)", lambda x: x @ FLOATS["w16"], (2, 3),
+)  # fmt: skip
+
+
 def model_of(body, shape, result):
     model = build(f"g (float{list(shape)} x) => (float{list(result)} y) {{ {body} }}")
     constants = {**CONSTANTS, "no4": np.zeros(4, np.int8)}
@@ -129,7 +152,8 @@ def model_of(body, shape, result):
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_the_floats(name):
     body, formula, shape = CASES[name]
-    x = RANDOM.normal(size=shape).astype(np.float32)
+    random = np.random.default_rng(len(name))
+    x = random.normal(size=shape).astype(np.float32)
     x = (
         (np.round(x / S) * S).astype(np.float32) if "Dynamic" not in body else x
     )  # whose rounding moves no largest element
@@ -138,7 +162,7 @@ def test_gradients_are_those_of_the_floats(name):
     model = model_of(body, shape, expected.shape)
     step = 2.0**-7 if "shares" in body else 2.0**-2
     np.testing.assert_allclose(session_of(model).run(None, {"x": x})[0], expected.detach(), atol=step)
-    factor = RANDOM.normal(size=expected.shape).astype(np.float32)
+    factor = random.normal(size=expected.shape).astype(np.float32)
     model.graph.initializer.append(numpy_helper.from_array(factor, "factor"))
     model.graph.node.append(onnx.helper.make_node("Mul", ["y", "factor"], ["weighted"]))
     found = session_of(lower(gradients(model, "weighted", "x"))).run(["x_grad"], {"x": x})[0]

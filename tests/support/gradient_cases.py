@@ -219,28 +219,12 @@ MODELS = "models against PyTorch"
 DIFFERENCES, NOTHING = "central differences", "dx = 0, nothing to differ"
 RUNTIME = "in onnxruntime, against"
 QUANTIZATION = ("QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear")
+QUANTIZED = """QuantizeLinear DequantizeLinear DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger16 QGemm
+    QAttention NhwcMaxPool QLinearConv QLinearAdd QLinearMul QLinearSigmoid QLinearLeakyRelu QLinearSoftmax
+    QLinearAveragePool QLinearGlobalAveragePool QLinearConcat QLinearWhere"""
 QUANTIZED_PRODUCTS = [
     *(("", op) for op in ("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv")),
-    *(
-        (MICROSOFT, op)
-        for op in ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeMatMul", "MatMulIntegerToFloat")
-    ),
-    *((MICROSOFT, op) for op in ("MatMulInteger16", "QGemm", "QAttention", "NhwcMaxPool")),
-    *(
-        (MICROSOFT, f"QLinear{op}")
-        for op in [
-            "Conv",
-            "Add",
-            "Mul",
-            "Sigmoid",
-            "LeakyRelu",
-            "Softmax",
-            "AveragePool",
-            "GlobalAveragePool",
-            "Concat",
-            "Where",
-        ]
-    ),
+    *((MICROSOFT, op) for op in QUANTIZED.split()),
 ]
 OF_RUNTIME = [  # tests/support/runtime_cases.py
     (MICROSOFT, "MatMulNBits"),

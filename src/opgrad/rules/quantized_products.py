@@ -17,22 +17,19 @@ from opgrad.rules.quantization import scale_of
 from opgrad.rules.registry import Gradients, recomputed
 from opgrad.rules.shaping import sizes_of
 
+FIRST_OF_16_BITS = 21  # opset of DequantizeLinear
 WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")  # attributes of a convolution
 
 
-def dequantized(node: Node, place: int, scale: Value | None, zero: Value | None, axis: int = -1) -> Value:
+def dequantized(node: Node, place: int, scale: Value, zero: Value | None, axis: int = -1) -> Value:
     """The floats that an input's integers stand for. axis: along which there are several scales."""
     q = node.required(place)
-    scale = node.body.number(1.0, _a_float(node)) if scale is None else scale
     several = scale.sizes is None or list(scale.sizes) not in ([], [1])
     attributes = {"axis": axis % len(sizes_of(q))} if several else {}
     scalars = [each if several or each is None else each.scalar() for each in (scale, zero)]
-    value = node.body.node("DequantizeLinear", q, *scalars, **attributes)
+    old = q.element_type in (TensorProto.INT16, TensorProto.UINT16) and node.opset < FIRST_OF_16_BITS
+    value = node.body.node("DequantizeLinear", q, *scalars, domain=MICROSOFT if old else "", **attributes)
     return Value(node.body, value.name, scale.element_type, q.sizes)
-
-
-def _a_float(node: Node) -> Value:
-    return Value(node.body, "", TensorProto.FLOAT)
 
 
 def operand(node: Node, place: int, axis: int = -1) -> Value:
@@ -120,19 +117,21 @@ def conv_integer(node: Node) -> Value:
 
 
 def _difference(node: Node, place: int, zero: int, axis: int = -1) -> Value:
-    """An input minus its zero point: a float; as a function of the floats that the input's integers stand for.
+    """An input minus its zero point, as floats; axis: along which there are several zero points.
 
-    These are the scale times as large, and the gradient is that of them.
+    Of integers that stand for floats with gradients it is a function of the floats, which are divided by the scale.
     """
-    scale = scale_of(node, place) if place in node.needed else None
-    offset = node.input(zero)
-    if offset is None or list(offset.sizes or ()) in ([], [1]):
-        value = dequantized(node, place, scale, offset, axis)
-        return value if scale is None else value / scale
-    rank = len(sizes_of(node.required(place)))
-    column = offset.reshape([-1 if each == axis % rank else 1 for each in range(rank)])
-    value = dequantized(node, place, scale, None)
-    return (value if scale is None else value / scale) - column.cast(TensorProto.FLOAT)
+    q, offset = node.required(place), node.input(zero)
+    if place in node.needed and (scale := scale_of(node, place)) is not None:
+        value = dequantized(node, place, scale, None) / scale
+    else:
+        value = q.cast(TensorProto.FLOAT)
+    if offset is None:
+        return value
+    axis, rank = axis % len(sizes_of(q)), len(sizes_of(q))
+    several = offset.sizes is None or list(offset.sizes) not in ([], [1])
+    column = offset.reshape([-1 if each == axis else 1 for each in range(rank)]) if several else offset.scalar()
+    return value - column.cast(TensorProto.FLOAT)
 
 
 @recomputed("QAttention", domain=MICROSOFT, constant=(3, 4, 5, 6, 7), integers=True)
