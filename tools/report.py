@@ -217,7 +217,7 @@ def headlines(root: Path, folder: Path) -> str:
 def speed(root: Path, _: Path) -> str:
     """The newest result in one sentence."""
     from opgrad.bench.figures import figures, geometric_mean, losses
-    from opgrad.bench.ways import NEW
+    from opgrad.bench.measure import NEW
 
     result = newest(root, "cpu")
     if result is None:

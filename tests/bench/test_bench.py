@@ -33,12 +33,12 @@ from opgrad.bench.cells import (
 from opgrad.bench.command import bench
 from opgrad.bench.copying import copier
 from opgrad.bench.figures import figures, geometric_mean, losses, read
+from opgrad.bench.measure import GIVEN, NEW, WAYS
 from opgrad.bench.memories import MEMORIES
 from opgrad.bench.options import Options
 from opgrad.bench.run import prepared, previous, run, store
 from opgrad.bench.tables import NOBODY, TITLES, duration, full_table, headline_table, show, summary
 from opgrad.bench.targets import Cpu, target
-from opgrad.bench.ways import GIVEN, NEW, WAYS
 from opgrad.contract import DTYPES as NUMPY_DTYPES
 from opgrad.contract import FLOATS, graph_operators, operators
 from opgrad.testing.accuracy import error_in_ulp, last_place

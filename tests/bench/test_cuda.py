@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from opgrad import machine
 from opgrad.bench.cells import Cell, Workload
 from opgrad.bench.figures import figures, read
+from opgrad.bench.measure import GIVEN, LACKING, NEW
 from opgrad.bench.peers import LONGEST_NOTE, reason
 from opgrad.bench.run import run
 from opgrad.bench.tables import full_table, left_out, machine_line
-from opgrad.bench.ways import GIVEN, LACKING, NEW
 from opgrad.cli import app
 from opgrad.contract import DTYPES, operators
 from opgrad.testing.accuracy import error_in_ulp, reference

@@ -13,8 +13,8 @@ pytest.importorskip("matplotlib")
 import opgrad
 from opgrad.bench import plots
 from opgrad.bench.figures import read
+from opgrad.bench.measure import GIVEN, NEW, WAYS
 from opgrad.bench.page import page
-from opgrad.bench.ways import GIVEN, NEW, WAYS
 from opgrad.cli import app
 
 ROOT = Path(__file__).parents[2]

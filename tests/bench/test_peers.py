@@ -12,8 +12,8 @@ from graph_cases import arrays_of, check_close, each_operator
 from opgrad.bench import peers, torch_peers
 from opgrad.bench.case import IN_PLACE, Case, FormCase, GraphCase
 from opgrad.bench.cells import DTYPES, EXAMPLE, PLANS, Cell
+from opgrad.bench.measure import GIVEN, LACKING, NEW, WAYS, NoSuchWay, only
 from opgrad.bench.torch_tensors import fastest
-from opgrad.bench.ways import GIVEN, LACKING, NEW, WAYS, NoSuchWay, only
 from opgrad.contract import graph_operators, operators
 from opgrad.testing.accuracy import error_in_ulp, reference
 from opgrad.testing.examples import examples, listed

@@ -11,9 +11,8 @@ import numpy as np
 import opgrad
 from opgrad.bench.cells import GRAPH, PLAIN, PLANS, SWEEP, Cell
 from opgrad.bench.forms import FORMS, leading
-from opgrad.bench.measure import CALL, KERNEL
+from opgrad.bench.measure import CALL, GIVEN, KERNEL, NEW, WAYS, Call
 from opgrad.bench.memories import MEMORIES
-from opgrad.bench.ways import GIVEN, NEW, WAYS, Call
 from opgrad.contract import DTYPES, Array, Operator, Shape, Spec
 from opgrad.contract.signature import Prepared, prepare
 from opgrad.cpu.compiler.memory import call_address

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from opgrad.bench.case import FormCase
+from opgrad.bench.measure import Call
 from opgrad.bench.torch_tensors import Torch
-from opgrad.bench.ways import Call
 from opgrad.post_ops import PostOp
 
 LOWEST = float("-inf")
@@ -34,7 +34,7 @@ class _Chain:
             x, y = t["x"], t["y"]
             self.same = x.dtype == y.dtype and x.is_floating_point()
             middle = y if self.same else torch.empty(x.shape, dtype=self.computed)
-            self.softmax = t.into(torch.softmax, dim=self.axis, out=middle)
+            self.softmax = t.into("softmax", dim=self.axis, out=middle)
 
     @property
     def _post_ops(self) -> tuple[PostOp, ...]:
@@ -44,7 +44,7 @@ class _Chain:
     def forward(self) -> Any:
         """Softmax into the result, or into a buffer if the dtypes differ; the rest in place; what is left converted."""
         x, y = self._logits(), self.t["y"]
-        stats = self.t.into(self.torch.logsumexp, x, self.axis, keepdim=True, out=self.t["stats"])
+        stats = self.t.into("logsumexp", x, self.axis, keepdim=True, out="stats")
         kept = stats() if "stats" in self.t.results else None
         v, mask = self._after(self.softmax(x))
         if not self.same:
@@ -82,10 +82,10 @@ class _Chain:
         torch, t = self.torch, self.t
         dy, y, dx = t["dy"], t["y"], t["dx"]
         if "post_ops" not in self.values:
-            backward = torch.ops.aten._softmax_backward_data.out
+            backward = "aten._softmax_backward_data.out"
             if dy.dtype == y.dtype == dx.dtype:
-                return self.t.into(backward, dy, y, self.axis, dy.dtype, grad_input=dx)
-            computed = self.t.into(backward, grad_input=torch.empty(dx.shape))
+                return t.into(backward, dy, y, self.axis, dy.dtype, grad_input=dx)
+            computed = t.into(backward, grad_input=torch.empty(dx.shape))
             return lambda: self._stored(computed(dy.float(), y.float(), self.axis, torch.float32))
         x = torch.log(y.float()).to(y.dtype).requires_grad_()
         v, _ = self._after(torch.softmax(x, self.axis).clone())

@@ -7,9 +7,8 @@ from opgrad.bench import loss_case, peers
 from opgrad.bench.case import Case, case_of
 from opgrad.bench.cells import LOSSES, PLAIN, WORKLOADS, Cell
 from opgrad.bench.copying import MOST_COPIED, copier
-from opgrad.bench.measure import COPY, OURS, interleaved
+from opgrad.bench.measure import COPY, GIVEN, OURS, Call, interleaved, measured
 from opgrad.bench.peers import COMPILE
-from opgrad.bench.ways import GIVEN, Call, measured
 
 COMPILED_FROM = 1 << 16  # bytes moved: with fewer, the checks before torch.compile's code runs take longest
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from opgrad.bench.cells import GROUPS, LOSSES, PLAIN, PLANS
-from opgrad.bench.measure import OURS
+from opgrad.bench.measure import NEW, OURS
 from opgrad.bench.memories import DEFAULT
-from opgrad.bench.ways import NEW
 from opgrad.reading import read_regular
 
 FORMAT = 2  # of result files of cells; those of training steps have 1

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from opgrad.bench.torch_tensors import Setups, Torch
-from opgrad.bench.ways import GIVEN, NEW, Call
+from opgrad.bench.measure import GIVEN, Call
+from opgrad.bench.torch_tensors import Setups, Torch, direct
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------
 
@@ -14,9 +14,7 @@ from opgrad.bench.ways import GIVEN, NEW, Call
 def _sum(t: Torch) -> Call:
     """All axes are summed over where none is named."""
     axes = sorted({axis % t["x"].ndim for axis in t["axes"]}) or ([] if t["noop_with_empty_axes"] else None)
-    if axes == []:
-        return _copy(t, "x", "y")
-    return t.into(t.torch.sum, t["x"], axes, keepdim=t["keepdims"], out=t["y"])
+    return _copy(t, "x", "y") if axes == [] else t.into("sum", "x", axes, keepdim=t["keepdims"], out="y")
 
 
 def _copy(t: Torch, name: str, result: str) -> Call:
@@ -24,9 +22,9 @@ def _copy(t: Torch, name: str, result: str) -> Call:
 
 
 def _div_grad(t: Torch) -> Call:
-    dy, a, b = t["dy"], t["a"], t["b"]
-    div = t.into(t.torch.div, dy, b, out=t["da"] if a.shape == dy.shape else t.torch.empty_like(dy))
-    mul = t.into(t.torch.mul, out=t.torch.empty_like(dy))
+    a, b = t["a"], t["b"]
+    div = t.into("div", "dy", b, out="da" if a.shape == t["dy"].shape else t.like("dy"))
+    mul = t.into("mul", out=t.like("dy"))
 
     def backward() -> object:
         quotient = div()
@@ -37,9 +35,7 @@ def _div_grad(t: Torch) -> Call:
 
 
 def _accumulate(t: Torch) -> Call:
-    if not t["update"]:
-        return _copy(t, "buffer", "sum")
-    return t.into(t.torch.add, t["buffer"], t["value"], out=t["sum"])
+    return t.into("add", "buffer", "value", out="sum") if t["update"] else _copy(t, "buffer", "sum")
 
 
 # --- elements and slices ---------------------------------------------------------------------------------------------
@@ -55,8 +51,7 @@ def _from_start(indices: Any, size: int) -> Any:
 
 
 def _gather(t: Torch) -> Call:
-    indices = _from_start(t["indices"], t["x"].shape[t["axis"]])
-    return t.into(t.torch.gather, t["x"], t["axis"], indices, out=t["y"])
+    return t.into("gather", "x", "axis", _from_start(t["indices"], t["x"].shape[t["axis"]]), out="y")
 
 
 def _gather_grad(t: Torch) -> Call:
@@ -79,7 +74,7 @@ def _named(t: Torch, x: Any) -> tuple[Any, Any]:
 
 def _gather_nd(t: Torch) -> Call:
     slices, places = _named(t, t["x"])
-    return t.into(t.torch.index_select, slices, 0, places, out=t["y"].view(len(places), slices.shape[1]))
+    return t.into("index_select", slices, 0, places, out=t["y"].view(len(places), slices.shape[1]))
 
 
 def _gather_nd_grad(t: Torch) -> Call:
@@ -114,15 +109,11 @@ def _slice_grad(t: Torch) -> Call | None:
 def _all_finite(t: Torch) -> Call | None:
     if t["isinf_only"] or t["isnan_only"]:
         return None
-    isfinite, arrays = t.torch.isfinite, t["arrays"]
-    return lambda: all(bool(isfinite(each).all()) for each in arrays)
+    return lambda: all(bool(t.torch.isfinite(each).all()) for each in t["arrays"])
 
 
 def _scaled(t: Torch) -> Call | None:
-    if t["fuse_outputs"] or t["out_dtype"] is not None:
-        return None
-    t.only(NEW)
-    return partial(t.torch._foreach_mul, t["arrays"], t["scale"])
+    return None if t["fuse_outputs"] or t["out_dtype"] is not None else t.into("_foreach_mul", "arrays", "scale")
 
 
 def _norm(t: Torch, arrays: Any) -> Any:
@@ -132,7 +123,7 @@ def _norm(t: Torch, arrays: Any) -> Any:
 
 
 def _split(t: Torch) -> Call:
-    return t.into(t.aten.split_with_sizes_copy.out, t["x"], t["split"], t["axis"], out=list(t.results.values()))
+    return t.into("aten.split_with_sizes_copy.out", "x", "split", "axis", out=list(t.results.values()))
 
 
 def _adamw(t: Torch) -> Call | None:
@@ -154,10 +145,9 @@ def _adamw(t: Torch) -> Call | None:
 
 
 def _sgd(t: Torch) -> Call:
-    weights, rate = t["weights"], -float(t["lr"])
-    if t.is_given:
-        return partial(t.torch._foreach_add_, [each.clone() for each in weights], t["gradients"], alpha=rate)
-    return partial(t.torch._foreach_add, weights, t["gradients"], alpha=rate)
+    weights = [each.clone() for each in t["weights"]] if t.is_given else t["weights"]
+    add = t.torch._foreach_add_ if t.is_given else t.torch._foreach_add
+    return partial(add, weights, t["gradients"], alpha=-float(t["lr"]))
 
 
 def _clip(t: Torch) -> Call:
@@ -169,10 +159,9 @@ def _clip(t: Torch) -> Call:
 
 
 def _pass_through(t: Torch) -> Call:
-    arrays = t["arrays"]
     if t.is_given:
-        return partial(t.torch._foreach_copy_, list(t.results.values()), arrays)
-    return lambda: [each.clone() for each in arrays]
+        return partial(t.torch._foreach_copy_, list(t.results.values()), t["arrays"])
+    return lambda: [each.clone() for each in t["arrays"]]
 
 
 ARRAYS: Setups = {
@@ -185,7 +174,7 @@ ARRAYS: Setups = {
     "gather_nd": _gather_nd,
     "gather_nd_grad": _gather_nd_grad,
     "slice_grad": _slice_grad,
-    "concat_training": lambda t: t.into(t.torch.cat, t["arrays"], t["axis"], out=t["y"]),
+    "concat_training": direct("cat", "arrays", "axis", out="y"),
     "split_training": _split,
     "pass_through": _pass_through,
     "is_all_finite": _all_finite,

@@ -1,12 +1,11 @@
 """PyTorch on the layers of training graphs: activations, dropout, attention, losses, normalization, windows."""
 
 import math
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from opgrad.bench.torch_tensors import Setups, Torch
-from opgrad.bench.ways import NEW, Call
+from opgrad.bench.measure import NEW, Call
+from opgrad.bench.torch_tensors import Setups, Torch, direct
 
 ALL = [True, True, True]  # gradients that are wanted
 CORNERS = "align_corners"
@@ -14,20 +13,13 @@ CORNERS = "align_corners"
 # --- activations, dropout, attention ---------------------------------------------------------------------------------
 
 
-def _gelu_grad(approximate: str) -> Callable[[Torch], Call]:
-    def setup(t: Torch) -> Call:
-        dx, dy, x, bias = t["dx"], t["dy"], t["x"], t["bias"]
-        backward = t.into(t.aten.gelu_backward.grad_input, dy, approximate=approximate, grad_input=dx)
-        if bias is None:
-            return partial(backward, x)
-        add = t.into(t.torch.add, x, bias, out=t.torch.empty_like(x))
-        return lambda: backward(add())
-
-    return setup
-
-
-def _gelu(approximate: str) -> Callable[[Torch], Call]:
-    return lambda t: t.into(t.aten.gelu.out, t["x"], approximate=approximate, out=t["y"])
+def _gelu_grad(approximate: str, t: Torch) -> Call:
+    """The bias, where there is one, is added to x before."""
+    backward = t.into("aten.gelu_backward.grad_input", "dy", approximate=approximate, grad_input="dx")
+    if t["bias"] is None:
+        return partial(backward, t["x"])
+    add = t.into("add", "x", "bias", out=t.like("x"))
+    return lambda: backward(add())
 
 
 def _scale(ratio: float) -> float:
@@ -36,18 +28,14 @@ def _scale(ratio: float) -> float:
 
 def _dropout(t: Torch) -> Call | None:
     """With random numbers of torch's own."""
-    if not t["training_mode"]:
-        return None
-    t.only(NEW)
-    return partial(t.torch.native_dropout, t["x"], float(t["ratio"]), True)
+    return t.into("native_dropout", "x", float(t["ratio"]), True) if t["training_mode"] else None
 
 
 def _dropout_grad(t: Torch) -> Call | None:
     """torch's looks at the mask even where nothing is dropped."""
     if not t["training_mode"] or t["ratio"] == 0:
         return None
-    t.only(NEW)
-    return partial(t.aten.native_dropout_backward, t["dy"], t["mask"], _scale(t["ratio"]))
+    return t.into("aten.native_dropout_backward", "dy", "mask", _scale(t["ratio"]))
 
 
 def _bias_softmax(t: Torch) -> Call:
@@ -56,7 +44,7 @@ def _bias_softmax(t: Torch) -> Call:
     repeats, inner = len(x) // len(bias), t["is_inner_broadcast"]
     shape = (len(bias), repeats, x.shape[1]) if inner else (repeats, *bias.shape)
     x, y, bias = x.view(shape), y.view(shape), bias.unsqueeze(1) if inner else bias
-    add, softmax = t.into(t.torch.add, x, bias, out=t.torch.empty_like(x)), t.into(t.torch.softmax, dim=-1, out=y)
+    add, softmax = t.into("add", x, bias, out=t.torch.empty_like(x)), t.into("softmax", dim=-1, out=y)
     whole = t["y"].shape
     return lambda: softmax(add()).view(whole)
 
@@ -64,36 +52,28 @@ def _bias_softmax(t: Torch) -> Call:
 def _softmax_dropout_grad(t: Torch) -> Call:
     dy, mask, y, dx = (t.rows(name, t["axis"]) for name in ("dy", "mask", "y", "dx"))
     dropout, scale, whole = t.aten.native_dropout_backward, _scale(t["ratio"]), t["dx"].shape
-    softmax = t.into(t.aten._softmax_backward_data.out, grad_input=dx)
+    softmax = t.into("aten._softmax_backward_data.out", grad_input=dx)
     return lambda: softmax(dropout(dy, mask, scale), y, 1, y.dtype).view(whole)
 
 
 # --- losses ----------------------------------------------------------------------------------------------------------
 
 
-def _dense_loss(t: Torch) -> Call:
-    logits, labels, log_prob = (t.rows(name, -1) for name in ("logits", "labels", "log_prob"))
-    log_softmax = t.into(t.torch.log_softmax, logits, 1, out=log_prob)
-    mul, whole = t.into(t.torch.mul, labels, out=t.torch.empty_like(labels)), t["log_prob"].shape
-    losses, divisor = t["loss"].shape, -len(labels) if t["reduction"] == "mean" else -1
+def _loss(t: Torch) -> Call:
+    """The log-softmax of rows, the loss of each by its label or its probabilities, and their mean, sum or neither."""
+    log_softmax = t.into("log_softmax", t.rows("logits"), 1, out=t.rows("log_prob"))
+    weight, reduction, shape, whole = _weights(t), t["reduction"], t["loss"].shape, t["log_prob"].shape
+    labels, nll_loss = _labels(t), t.torch.nn.functional.nll_loss
+    mul = t.into("mul", labels, out=t.torch.empty_like(labels))
+
+    def each(log_prob: Any) -> Any:
+        if labels.ndim == 2:
+            return mul(log_prob).sum(1).neg()
+        return nll_loss(log_prob, labels, reduction="none").mul_(weight)
 
     def loss() -> object:
         kept = log_softmax()
-        products = mul(kept)
-        total = products.sum(1).neg().view(losses) if t["reduction"] == "none" else products.sum() / divisor
-        return total, kept.view(whole)
-
-    return loss
-
-
-def _sparse_loss(t: Torch) -> Call:
-    log_softmax = t.into(t.torch.log_softmax, t.rows("logits", -1), 1, out=t.rows("log_prob", -1))
-    labels, weight, reduction = t["labels"].long().view(-1), _sample_weights(t), t["reduction"]
-    nll_loss, shape, whole = t.torch.nn.functional.nll_loss, t["labels"].shape, t["log_prob"].shape
-
-    def loss() -> object:
-        kept = log_softmax()
-        losses = nll_loss(kept, labels, reduction="none").mul_(weight)
+        losses = each(kept)
         if reduction == "none":
             return losses.view(shape), kept.view(whole)
         return (losses.sum() / weight.sum() if reduction == "mean" else losses.sum()), kept.view(whole)
@@ -101,54 +81,35 @@ def _sparse_loss(t: Torch) -> Call:
     return loss
 
 
-def _sample_weights(t: Torch) -> Any:
-    if t["weight"] is not None:
-        return t["weight"].view(-1)
-    rows = t.rows("log_prob", -1)
-    return rows.new_ones(len(rows))
+def _loss_grad(t: Torch) -> Call:
+    """By the gradient of each row's loss, which goes to its probabilities or to its label, and of log-softmax."""
+    log_prob, labels, weight, dy = t.rows("log_prob"), _labels(t), _weights(t), t["dy"].view(-1)
+    middle, whole = t.torch.empty_like(log_prob), t["dlogits"].shape
+    log_softmax = t.into("aten._log_softmax_backward_data.out", out=t.rows("dlogits"))
+    mul = t.into("mul", labels, out=middle)
+    nll = t.into("aten.nll_loss_backward.grad_input", grad_input=middle)
+    given = (log_prob, labels, None, 0, -100, log_prob.new_zeros(()))
+
+    def backward() -> object:
+        upstream = weight * (dy / weight.sum() if t["reduction"] == "mean" else dy)
+        gradient = mul(upstream.neg().unsqueeze(1)) if labels.ndim == 2 else nll(upstream, *given)
+        return log_softmax(gradient, log_prob, 1, log_prob.dtype).view(whole)
+
+    return backward
 
 
-def _upstream(t: Torch) -> Callable[[], Any]:
-    """What computes the gradient of each sample's loss."""
-    dy, weight = t["dy"].view(-1), _sample_weights(t)
-    return lambda: weight * (dy / weight.sum() if t["reduction"] == "mean" else dy)
+def _labels(t: Torch) -> Any:
+    """The probabilities of the classes in rows, or a class for each row."""
+    return t.rows("labels") if t["labels"].is_floating_point() else t["labels"].long().view(-1)
 
 
-def _dense_loss_grad(t: Torch) -> Call:
-    log_prob, labels, dlogits = (t.rows(name, -1) for name in ("log_prob", "labels", "dlogits"))
-    backward = t.into(t.aten._log_softmax_backward_data.out, out=dlogits)
-    mul, upstream = t.into(t.torch.mul, labels, out=t.torch.empty_like(log_prob)), _upstream(t)
-    whole = t["dlogits"].shape
-    return lambda: backward(mul(upstream().neg().unsqueeze(1)), log_prob, 1, log_prob.dtype).view(whole)
-
-
-def _sparse_loss_grad(t: Torch) -> Call:
-    log_prob, dlogits = t.rows("log_prob", -1), t.rows("dlogits", -1)
-    nll = t.into(t.aten.nll_loss_backward.grad_input, grad_input=t.torch.empty_like(log_prob))
-    log_softmax, upstream = t.into(t.aten._log_softmax_backward_data.out, out=dlogits), _upstream(t)
-    given = (log_prob, t["labels"].long().view(-1), None, 0, -100, log_prob.new_zeros(()))
-    whole = t["dlogits"].shape
-    return lambda: log_softmax(nll(upstream(), *given), log_prob, 1, log_prob.dtype).view(whole)
+def _weights(t: Torch) -> Any:
+    """Of the samples."""
+    log_prob = t.rows("log_prob")
+    return log_prob.new_ones(len(log_prob)) if t["weight"] is None else t["weight"].view(-1)
 
 
 # --- normalization ---------------------------------------------------------------------------------------------------
-
-
-def _layer_norm(t: Torch) -> Call:
-    t.only(NEW)
-    return partial(t.torch.native_layer_norm, t["x"], t["scale"].shape, t["scale"], t["bias"], t["epsilon"])
-
-
-def _layer_norm_grad(t: Torch) -> Call:
-    """The bias only says that its gradient is wanted."""
-    t.only(NEW)
-    given = (t["dy"], t["x"], t["scale"].shape, t["mean"], t["inv_std"], t["scale"], t["scale"])
-    return partial(t.aten.native_layer_norm_backward, *given, ALL)
-
-
-def _rms_norm(t: Torch) -> Call:
-    t.only(NEW)
-    return partial(t.aten._fused_rms_norm, t["x"], t["scale"].shape, t["scale"], t["epsilon"])
 
 
 def _rms_norm_grad(t: Torch) -> Call:
@@ -162,23 +123,18 @@ def _rms_norm_grad(t: Torch) -> Call:
 def _batch_norm(t: Torch) -> Call:
     """torch mixes the running variance with one that is divided by one element less."""
     running = (t["running_mean"].clone(), t["running_var"].clone())
-    given = (t["x"], t["scale"], t["bias"], *running, t["training_mode"], 1.0 - t["momentum"], t["epsilon"])
-    out = {"out": t["y"], "save_mean": t["saved_mean"], "save_invstd": t["saved_inv_std"]}
-    return t.into(t.aten.native_batch_norm.out, *given, **out)
-
-
-def _batch_norm_grad(t: Torch) -> Call:
-    t.only(NEW)
-    given = (t["dy"], t["x"], t["scale"], None, None, t["mean"], t["inv_std"])
-    return partial(t.aten.native_batch_norm_backward, *given, True, 1e-5, ALL)
+    given = ("x", "scale", "bias", *running, "training_mode", 1.0 - t["momentum"], "epsilon")
+    out = {"out": "y", "save_mean": "saved_mean", "save_invstd": "saved_inv_std"}
+    return t.into("aten.native_batch_norm.out", *given, **out)
 
 
 # --- recurrent layers ------------------------------------------------------------------------------------------------
 
 ORDERS = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2)}  # of torch's gates among those of ONNX
+UPSTREAM = {"LSTM": ("dy", "dy_h", "dy_c"), "GRU": ("dy", "dy_h")}
 
 
-def _recurrent(t: Torch, kind: str) -> tuple[Any, Any]:
+def _layer(t: Torch, kind: str) -> tuple[Any, Any]:
     """A layer of torch with the same weights, and its input."""
     layer = getattr(t.torch.nn, kind)(t["x"].shape[2], t["r"].shape[2])
     bias = t["r"].new_zeros(1, 2 * t["r"].shape[1]) if t["bias"] is None else t["bias"]
@@ -194,50 +150,33 @@ def _recurrent(t: Torch, kind: str) -> tuple[Any, Any]:
 def _is_torchs(t: Torch, kind: str) -> bool:
     """Whether torch has such a layer, and all gradients of its results are given, or none."""
     missing = all(t[name] is None for name in ("initial_h", "initial_c", "peepholes"))
-    upstream = ("dy", "dy_h", "dy_c") if kind == "LSTM" else ("dy", "dy_h")
-    given = "y" not in t.values or all(t[name] is not None for name in upstream)
+    given = "y" not in t.values or all(t[name] is not None for name in UPSTREAM[kind])
     return t["direction"] == "forward" and missing and given and bool(kind == "LSTM" or t["linear_before_reset"])
 
 
-def _padded(t: Torch, found: Sequence[Any]) -> list[Any]:
-    """The first results, and None for those that torch does not have in this form."""
-    return [*found, *[None] * (len(t.results) - len(found))]
+def _recurrent(kind: str, of_gradient: bool, t: Torch) -> Call | None:
+    """The layer, with what autograd keeps for its gradient; or what autograd makes of that.
 
+    Of the gradients dx alone has the order that ours has. None stands for results that torch does not have.
+    """
+    if not _is_torchs(t, kind):
+        return None
+    t.only(NEW)
+    layer, x = _layer(t, kind)
 
-def _layer(kind: str) -> Callable[[Torch], Call | None]:
-    """The layer, with what autograd keeps for its gradient."""
-
-    def setup(t: Torch) -> Call | None:
-        if not _is_torchs(t, kind):
-            return None
-        t.only(NEW)
-        layer, x = _recurrent(t, kind)
-
-        def call() -> object:
-            y, last = layer(x)
-            found = y.unsqueeze(1), *(last if isinstance(last, tuple) else (last,))
-            return _padded(t, [each.detach() for each in found])
-
-        return call
-
-    return setup
-
-
-def _layer_grad(kind: str) -> Callable[[Torch], Call | None]:
-    """What autograd makes of the layer: all gradients, of which dx alone has the order that ours has."""
-
-    def setup(t: Torch) -> Call | None:
-        if not _is_torchs(t, kind):
-            return None
-        t.only(NEW)
-        layer, x = _recurrent(t, kind)
+    def forward() -> list[Any]:
         y, last = layer(x)
-        outputs = [y, *(last if isinstance(last, tuple) else (last,))]
-        upstream = [t["dy"][:, 0], t["dy_h"], t["dy_c"]][: len(outputs)]
-        inputs, grad = (x, *layer.parameters()), t.torch.autograd.grad
-        return lambda: _padded(t, grad(outputs, inputs, upstream, retain_graph=True)[:1])
+        return [y.unsqueeze(1), *(last if isinstance(last, tuple) else (last,))]
 
-    return setup
+    if not of_gradient:
+        return lambda: _padded(t, [each.detach() for each in forward()])
+    outputs, inputs, upstream = forward(), (x, *layer.parameters()), [t[name] for name in UPSTREAM[kind]]
+    grad = t.torch.autograd.grad
+    return lambda: _padded(t, grad(outputs, inputs, upstream, retain_graph=True)[:1])
+
+
+def _padded(t: Torch, found: Any) -> list[Any]:
+    return [*found, *[None] * (len(t.results) - len(found))]
 
 
 # --- windows ---------------------------------------------------------------------------------------------------------
@@ -252,41 +191,26 @@ def _windows(t: Torch, axes: int) -> tuple[list[int], list[int], list[int]] | No
     return list(t["strides"]) or [1] * axes, begin, list(t["dilations"]) or [1] * axes
 
 
-def _conv_grad(transposed: bool) -> Callable[[Torch], Call | None]:
+def _conv_grad(transposed: bool, t: Torch) -> Call | None:
     """A convolution's gradients, or those of a transposed one."""
-
-    def setup(t: Torch) -> Call | None:
-        axes = t["x"].ndim - 2
-        if t["needs"] is not None or t["output_shape"] or (windows := _windows(t, axes)) is None:
-            return None
-        t.only(NEW)
-        bias, more = [t["dy"].shape[1]], list(t["output_padding"] or ()) or [0] * axes
-        given = (t["dy"], t["x"], t["w"], bias, *windows, transposed, more, t["group"])
-        return partial(t.aten.convolution_backward, *given, ALL)
-
-    return setup
-
-
-def _as_images(tensor: Any) -> Any:
-    """Two axes behind the channels; a single one as an image of one row."""
-    return tensor.unsqueeze(2) if tensor.ndim == 3 else tensor
+    axes = t["x"].ndim - 2
+    if t["needs"] is not None or t["output_shape"] or (windows := _windows(t, axes)) is None:
+        return None
+    bias, more = [t["dy"].shape[1]], list(t["output_padding"] or ()) or [0] * axes
+    return t.into("aten.convolution_backward", "dy", "x", "w", bias, *windows, transposed, more, "group", ALL)
 
 
 def _max_pool_grad(t: Torch) -> Call | None:
     """torch takes the place of a maximum in its plane, and windows that would give as many of them."""
-    if t["storage_order"] or len(t["shape"]) > 4:
+    sizes = list(zip(t["dx"].shape[2:], t["dy"].shape[2:], strict=True))
+    if t["storage_order"] or len(sizes) > 2 or any(count > size or not count for size, count in sizes):
         return None
-    dx, dy, indices = (_as_images(each) for each in (t["dx"], t["dy"], t["indices"]))
-    axes = list(zip(dx.shape[2:], dy.shape[2:], strict=True))
-    if any(count > size or not count for size, count in axes):
-        return None
-    strides = [size // count for size, count in axes]
-    window = [size - (count - 1) * (size // count) for size, count in axes]
-    local = indices % math.prod(dx.shape[2:])
-    given = (dy, t.torch.empty_like(dx), window, strides, [0, 0], [1, 1], False, local)
-    backward, whole = t.aten.max_pool2d_with_indices_backward.grad_input, t["dx"].shape
-    pool = t.into(backward, *given, grad_input=dx)
-    return lambda: pool().view(whole)
+    strides = [size // count for size, count in sizes]
+    window = [size - (count - 1) * stride for (size, count), stride in zip(sizes, strides, strict=True)]
+    local = t["indices"] % math.prod(t["dx"].shape[2:])
+    more = [1] * (2 - len(sizes))
+    given = (more + window, more + strides, [0, 0], [1, 1], False, _image(local))
+    return _pooled(t, "aten.max_pool2d_with_indices_backward.grad_input", *given)
 
 
 def _average_pool_grad(t: Torch) -> Call | None:
@@ -294,53 +218,67 @@ def _average_pool_grad(t: Torch) -> Call | None:
     windows = _windows(t, axes)
     if axes > 2 or windows is None or windows[2] != [1] * axes:
         return None
-    dx, dy = _as_images(t["dx"]), _as_images(t["dy"])
     more = [1] * (2 - axes)
-    window, strides, pads = more + list(t["kernel_shape"]), more + windows[0], [0] * (2 - axes) + windows[1]
-    given = (dy, t.torch.empty_like(dx), window, strides, pads, t["ceil_mode"], t["count_include_pad"], None)
-    pool, whole = t.into(t.aten.avg_pool2d_backward.grad_input, *given, grad_input=dx), t["dx"].shape
+    given = (more + list(t["kernel_shape"]), more + windows[0], [0] * (2 - axes) + windows[1])
+    more_given = (t["ceil_mode"], t["count_include_pad"], None)
+    return _pooled(t, "aten.avg_pool2d_backward.grad_input", *given, *more_given)
+
+
+def _pooled(t: Torch, backward: str, *given: Any) -> Call:
+    """A pool's gradient on images."""
+    dx, dy = _image(t["dx"]), _image(t["dy"])
+    pool, whole = t.into(backward, dy, t.torch.empty_like(dx), *given, grad_input=dx), t["dx"].shape
     return lambda: pool().view(whole)
+
+
+def _image(tensor: Any) -> Any:
+    """Two axes behind the channels; a single one as an image of one row."""
+    return tensor.unsqueeze(2) if tensor.ndim == 3 else tensor
 
 
 def _resize_grad(t: Torch) -> Call | None:
     """torch has images, whose last two axes it resizes; no smoothing, and coordinates of two kinds."""
-    name = {"linear": "upsample_bilinear2d_backward", "cubic": "upsample_bicubic2d_backward"}.get(t["mode"])
+    name = {"linear": "bilinear2d", "cubic": "bicubic2d"}.get(t["mode"])
     dy, dx, kind = t["dy"], t["dx"], t["coordinate_transformation_mode"]
     own = t["axes"] or t["antialias"] or t["exclude_outside"] or t["cubic_coeff_a"] != -0.75
     if name is None or own or dx.ndim != 4 or dx.shape[:2] != dy.shape[:2] or kind not in ("half_pixel", CORNERS):
         return None
-    scales = list(t["scales"])[2:] or [None, None]
-    backward = getattr(t.aten, name).grad_input
-    return t.into(backward, dy, list(dy.shape[2:]), list(dx.shape), kind == CORNERS, *scales, grad_input=dx)
+    given = (list(dy.shape[2:]), list(dx.shape), kind == CORNERS, *(list(t["scales"])[2:] or [None, None]))
+    return t.into(f"aten.upsample_{name}_backward.grad_input", dy, *given, grad_input=dx)
 
 
 LAYERS: Setups = {
-    "gelu": _gelu("none"),
-    "gelu_grad": _gelu_grad("none"),
-    "fast_gelu": _gelu("tanh"),
-    "fast_gelu_grad": _gelu_grad("tanh"),
-    "bias_gelu_grad_dx": _gelu_grad("none"),
-    "bias_fast_gelu_grad_dx": _gelu_grad("tanh"),
+    "gelu": direct("aten.gelu.out", "x", approximate="none", out="y"),
+    "gelu_grad": partial(_gelu_grad, "none"),
+    "fast_gelu": direct("aten.gelu.out", "x", approximate="tanh", out="y"),
+    "fast_gelu_grad": partial(_gelu_grad, "tanh"),
+    "bias_gelu_grad_dx": partial(_gelu_grad, "none"),
+    "bias_fast_gelu_grad_dx": partial(_gelu_grad, "tanh"),
     "dropout": _dropout,
     "dropout_grad": _dropout_grad,
     "bias_softmax": _bias_softmax,
     "softmax_dropout_grad": _softmax_dropout_grad,
-    "softmax_cross_entropy": _dense_loss,
-    "softmax_cross_entropy_grad": _dense_loss_grad,
-    "sparse_softmax_cross_entropy": _sparse_loss,
-    "sparse_softmax_cross_entropy_grad": _sparse_loss_grad,
-    "layer_normalization": _layer_norm,
-    "layer_normalization_grad": _layer_norm_grad,
-    "simplified_layer_normalization": _rms_norm,
+    "softmax_cross_entropy": _loss,
+    "softmax_cross_entropy_grad": _loss_grad,
+    "sparse_softmax_cross_entropy": _loss,
+    "sparse_softmax_cross_entropy_grad": _loss_grad,
+    "layer_normalization": direct("native_layer_norm", "x", "scale.shape", "scale", "bias", "epsilon"),
+    # The second scale, in a bias's place, only says that the bias's gradient is wanted.
+    "layer_normalization_grad": direct(
+        "aten.native_layer_norm_backward", "dy", "x", "scale.shape", "mean", "inv_std", "scale", "scale", ALL
+    ),
+    "simplified_layer_normalization": direct("aten._fused_rms_norm", "x", "scale.shape", "scale", "epsilon"),
     "simplified_layer_normalization_grad": _rms_norm_grad,
     "batch_norm_internal": _batch_norm,
-    "batch_normalization_grad": _batch_norm_grad,
-    "lstm_training": _layer("LSTM"),
-    "lstm_grad": _layer_grad("LSTM"),
-    "gru_training": _layer("GRU"),
-    "gru_grad": _layer_grad("GRU"),
-    "conv_grad": _conv_grad(False),
-    "conv_transpose_grad": _conv_grad(True),
+    "batch_normalization_grad": direct(
+        "aten.native_batch_norm_backward", "dy", "x", "scale", None, None, "mean", "inv_std", True, 1e-5, ALL
+    ),
+    "lstm_training": partial(_recurrent, "LSTM", False),
+    "lstm_grad": partial(_recurrent, "LSTM", True),
+    "gru_training": partial(_recurrent, "GRU", False),
+    "gru_grad": partial(_recurrent, "GRU", True),
+    "conv_grad": partial(_conv_grad, False),
+    "conv_transpose_grad": partial(_conv_grad, True),
     "max_pool_grad": _max_pool_grad,
     "average_pool_grad": _average_pool_grad,
     "resize_grad": _resize_grad,

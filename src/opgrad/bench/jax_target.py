@@ -12,8 +12,7 @@ from opgrad.bench import peers
 from opgrad.bench.case import Case
 from opgrad.bench.cells import CLASSES, ROWS, Cell, Workload, Workloads
 from opgrad.bench.cpu_target import Cpu, raced
-from opgrad.bench.measure import OURS
-from opgrad.bench.ways import NEW, Call
+from opgrad.bench.measure import NEW, OURS, Call
 
 PEER = "jax.nn"
 WORKLOADS: Workloads = {"elements": (), "rows": ROWS, "classes": (*CLASSES, Workload((1, 1000))), "slices": ()}

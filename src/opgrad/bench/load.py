@@ -11,8 +11,7 @@ from typing import Any
 from opgrad.bench import peers
 from opgrad.bench.case import Case
 from opgrad.bench.cells import Cell, select
-from opgrad.bench.measure import OURS, interleaved, measure_each
-from opgrad.bench.ways import GIVEN
+from opgrad.bench.measure import GIVEN, OURS, interleaved, measure_each
 
 OPERATORS = ("softmax", "softmax_grad", "relu")
 SHAPES = ("2048x32000", "16777216")

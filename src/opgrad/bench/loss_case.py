@@ -10,9 +10,8 @@ from typing import Any
 import opgrad
 from opgrad.bench import loss_forms
 from opgrad.bench.cells import Cell
-from opgrad.bench.measure import OURS, interleaved
+from opgrad.bench.measure import NEW, OURS, Call, interleaved
 from opgrad.bench.peers import COMPILE, tried
-from opgrad.bench.ways import NEW, Call
 
 TORCH, WHOLE, CHUNKED = "torch", "torch, linear_cross_entropy", "torch, in chunks"
 SPREAD = 0.05  # of a linear layer's numbers, so that logits are of the size of a model's

@@ -1,4 +1,7 @@
-"""How time is taken: turn by turn, so that a slow moment of the machine hits everybody alike."""
+"""How time is taken: turn by turn, so that a slow moment of the machine hits everybody alike.
+
+Users work in two ways: with results in new memory, and in memory that is given (`out=`).
+"""
 
 import gc
 import math
@@ -18,6 +21,10 @@ QUIET = 0.2  # share of a core: below, no other's threads are spinning any more
 WINDOW = 0.01  # seconds of a look: a thread's time is only counted at the ticks of the system's clock
 LONGEST_WAIT = 0.1  # seconds
 Cell = TypeVar("Cell")
+Call = Callable[[], object]
+
+NEW, GIVEN = WAYS = ("new", "given")
+LACKING = {NEW: "always wants memory for its results", GIVEN: "has no way to write into memory that is given"}
 
 
 class Enough(Exception):
@@ -44,7 +51,7 @@ def measure_each(
     return measured
 
 
-def interleaved(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, dict[str, float]]:
+def interleaved(calls: Mapping[str, Call], seconds: float) -> dict[str, dict[str, float]]:
     """Median and minimum time of each call by name; they take turns for about this many seconds.
 
     A turn begins when the threads of the one before have stopped spinning.
@@ -52,7 +59,7 @@ def interleaved(calls: Mapping[str, Callable[[], object]], seconds: float) -> di
     return take_turns({name: turns(call) for name, call in calls.items()}, seconds)
 
 
-def turns(call: Callable[[], object], short: float = TURN) -> Callable[[], list[float]]:
+def turns(call: Call, short: float = TURN) -> Callable[[], list[float]]:
     """What takes a turn with a call; it is called now, to find out how long a turn is.
 
     short: seconds of a call below which the first of a turn only wakes the threads.
@@ -63,7 +70,7 @@ def turns(call: Callable[[], object], short: float = TURN) -> Callable[[], list[
     return partial(_settled_turn, call, max(1, math.ceil(BATCH / max(once, 1e-7))), once < short)
 
 
-def hot_turns(call: Callable[[], object]) -> Callable[[], list[float]]:
+def hot_turns(call: Call) -> Callable[[], list[float]]:
     """The same for a step of training, however long: in a loop its threads have just had work."""
     return turns(call, math.inf)
 
@@ -88,7 +95,7 @@ def _summary(samples: list[float]) -> dict[str, float]:
     return {"median": statistics.median(samples), "minimum": min(samples), "samples": len(samples)}
 
 
-def _settled_turn(call: Callable[[], object], batch: int, short: bool) -> list[float]:
+def _settled_turn(call: Call, batch: int, short: bool) -> list[float]:
     """Seconds of a call, once, or several times if it is a short one: then the first only wakes the threads."""
     settle()
     first = _seconds(call, batch)
@@ -100,7 +107,7 @@ def _settled_turn(call: Callable[[], object], batch: int, short: bool) -> list[f
     return samples
 
 
-def _seconds(call: Callable[[], object], count: int) -> float:
+def _seconds(call: Call, count: int) -> float:
     """Of one run; a call is one, or says in `runs` how many it is."""
     start = time.perf_counter()
     for _ in range(count):
@@ -116,3 +123,42 @@ def settle() -> None:
         time.sleep(WINDOW)
         if time.process_time() - busy < QUIET * (time.perf_counter() - start):
             return
+
+
+# --- ways of working ------------------------------------------------------------------------------------------------
+
+
+class NoSuchWay(Exception):
+    """What a peer raises that does not work in a way."""
+
+
+def only(way: str, asked: str) -> None:
+    """Raise NoSuchWay unless that is the way which is asked for."""
+    if way != asked:
+        raise NoSuchWay(LACKING[asked])
+
+
+def by_way(times: Mapping[str, Any], notes: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, Any]]:
+    """What a result file holds of each way: times by name, and what kept peers from it."""
+    found: dict[str, dict[str, Any]] = {way: {"times": {}, "notes": dict(each)} for way, each in notes.items()}
+    for key, taken in times.items():
+        way, _, name = key.partition(" ")
+        found[way]["times"][name] = taken
+    return found
+
+
+def measured(
+    times: Mapping[str, Any], notes: Mapping[str, Mapping[str, str]], traffic: int, copied: int, error: float
+) -> dict[str, Any]:
+    """What a result file holds of a cell's measurement.
+
+    times: of the copy, and of each way and contestant. notes: by way, what kept peers from it. traffic: bytes that a
+    call moves. copied: bytes that the copy moves. error: of our results, in units in the last place.
+    """
+    return {
+        "bytes": traffic,
+        "copied_bytes": copied,
+        "error_ulp": error if math.isfinite(error) else None,
+        "copy": times[COPY],
+        "ways": by_way({name: taken for name, taken in times.items() if name != COPY}, notes),
+    }

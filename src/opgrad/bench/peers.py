@@ -18,8 +18,8 @@ import numpy as np
 import opgrad
 from opgrad.bench import torch_peers
 from opgrad.bench.case import Case, FormCase, GraphCase
+from opgrad.bench.measure import NEW, Call, NoSuchWay, only
 from opgrad.bench.torch_tensors import ML_DTYPES
-from opgrad.bench.ways import NEW, Call, NoSuchWay, only
 from opgrad.contract import Array
 
 COMPILE = "torch.compile"

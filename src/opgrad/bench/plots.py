@@ -11,8 +11,8 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FuncFormatter
 
 from opgrad.bench.figures import Figures, figures, geometric_mean, is_training
+from opgrad.bench.measure import GIVEN, NEW, WAYS
 from opgrad.bench.sweep import Curve, curves
-from opgrad.bench.ways import GIVEN, NEW, WAYS
 
 COLOURS = {"float32": "tab:blue", "bfloat16": "tab:orange", "float16": "tab:green", "float64": "tab:purple"}
 TITLES = {NEW: "results in new memory", GIVEN: "results in memory that is given"}

@@ -11,8 +11,8 @@ from typing import Any
 
 from opgrad.bench.cells import SWEEP, Cell, Workload
 from opgrad.bench.figures import Figures, measured_as
+from opgrad.bench.measure import GIVEN
 from opgrad.bench.peers import COMPILE
-from opgrad.bench.ways import GIVEN
 from opgrad.contract import operators
 
 ELEMENTS = 1 << 24  # of an array: beyond the cache

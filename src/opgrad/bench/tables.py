@@ -10,10 +10,9 @@ from rich.table import Table as RichTable
 from opgrad.bench.cells import ATTRIBUTES, BROADCAST, GRADIENTS, GRAPH, LOSSES, PLANS, POST_OPS, TYPES
 from opgrad.bench.figures import Figures, Times, figures, forms, geometric_mean, losses, medians, times_of_fastest
 from opgrad.bench.load import Loss
-from opgrad.bench.measure import CALL, KERNEL, OURS
+from opgrad.bench.measure import CALL, GIVEN, KERNEL, NEW, OURS, WAYS
 from opgrad.bench.memories import DEFAULT
 from opgrad.bench.sweep import Curve, curves
-from opgrad.bench.ways import GIVEN, NEW, WAYS
 
 PEERS_IN = ("best peer", "its time", "ratio")
 COLUMNS = ("operator", "shape", "dtype", "time", "GB/s", "of copy", *PEERS_IN, "given", *PEERS_IN, "ulp")

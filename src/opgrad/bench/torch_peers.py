@@ -1,6 +1,6 @@
 """PyTorch beside opgrad: how each operator is set up, in either way, and what torch.compile makes of that."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -8,12 +8,16 @@ from opgrad.bench import composed
 from opgrad.bench.case import Case, FormCase, GraphCase
 from opgrad.bench.graph_arrays import ARRAYS
 from opgrad.bench.graph_layers import LAYERS
-from opgrad.bench.torch_tensors import Setups, Torch, compiled, fastest
-from opgrad.bench.ways import NEW, Call
+from opgrad.bench.measure import NEW, Call
+from opgrad.bench.torch_tensors import Setups, Torch, Traced, compiled, direct
+
+AND_GRAD = "softmax_cross_entropy_loss_and_grad"
+MEAN, IGNORE_INDEX = 1, -100  # how aten's losses reduce, and the label that they leave out
+SIGMOIDS = 1.702  # QuickGelu's alpha
 
 
 def _loss(t: Torch) -> Call:
-    log_softmax = t.into(t.torch.log_softmax, t["logits"], 1, out=t["log_prob"])
+    log_softmax = t.into("log_softmax", "logits", 1, out="log_prob")
     nll_loss, labels = t.torch.nn.functional.nll_loss, t["labels"]
 
     def loss() -> object:
@@ -32,20 +36,18 @@ def _loss_only(t: Torch) -> Call:
 
 
 def _loss_grad(t: Torch) -> Call:
-    return partial(_backward(t, t["dy"]), t["log_prob"])
+    return partial(_backward(t, t["dy"], t["log_prob"]), t["log_prob"])
 
 
-def _backward(t: Torch, dy: Any) -> Callable[[Any], Any]:
-    """What computes the gradient of the mean loss from log_prob."""
-    labels, logits = t["labels"], t["dlogits"]
-    middle, total = t.torch.empty_like(logits), logits.new_tensor(float(labels.numel()))
-    name = "nll_loss_backward" if logits.ndim == 2 else "nll_loss2d_backward"
-    mean, ignore_index = 1, -100
-    nll = t.into(getattr(t.aten, name).grad_input, grad_input=middle)
-    log_softmax = t.into(t.aten._log_softmax_backward_data.out, out=t["dlogits"])
+def _backward(t: Torch, dy: Any, like: Any) -> Callable[[Any], Any]:
+    """What computes the gradient of the mean loss from log_prob. like: has the shape and dtype of logits."""
+    labels, total = t["labels"], like.new_full((), float(t["labels"].numel()))
+    name = "aten.nll_loss_backward" if like.ndim == 2 else "aten.nll_loss2d_backward"
+    nll = t.into(f"{name}.grad_input", grad_input=t.like("dlogits"))
+    log_softmax = t.into("aten._log_softmax_backward_data.out", out="dlogits")
 
     def backward(log_prob: Any) -> Any:
-        gradient = nll(dy, log_prob, labels, None, mean, ignore_index, total)
+        gradient = nll(dy, log_prob, labels, None, MEAN, IGNORE_INDEX, total)
         return log_softmax(gradient, log_prob, 1, log_prob.dtype)
 
     return backward
@@ -53,15 +55,14 @@ def _backward(t: Torch, dy: Any) -> Callable[[Any], Any]:
 
 def _loss_and_grad(t: Torch) -> Call:
     """By autograd, which makes new memory; into memory that is given, by the steps that autograd takes."""
-    cross_entropy, nll_loss = t.torch.nn.functional.cross_entropy, t.torch.nn.functional.nll_loss
+    functional, logits, labels = t.torch.nn.functional, t["logits"], t["labels"]
     if not t.is_given:
-        return with_grad(cross_entropy, t)
-    logits, labels = t["logits"], t["labels"]
-    kept, backward = t.torch.empty_like(logits), _backward(t, logits.new_ones(()))
+        return with_grad(functional.cross_entropy, t)
+    kept, backward = t.like("logits"), _backward(t, logits.new_ones(()), logits)
 
     def loss_and_grad() -> object:
         log_prob = t.torch.log_softmax(logits, 1, out=kept)
-        return nll_loss(log_prob, labels), backward(log_prob)
+        return functional.nll_loss(log_prob, labels), backward(log_prob)
 
     return loss_and_grad
 
@@ -77,21 +78,8 @@ def with_grad(loss: Callable[[Any, Any], Any], t: Torch) -> Call:
     return loss_and_grad
 
 
-def _softmax_grad(name: str, result: str) -> Callable[[Torch], Call]:
-    def setup(t: Torch) -> Call:
-        backward = getattr(t.aten, name).out
-        return t.into(backward, t["dy"], t["y"], t.case.axis, t["y"].dtype, **{result: t["dx"]})
-
-    return setup
-
-
-def _elementwise(name: str, kept: str, *extra: Any) -> Callable[[Torch], Call]:
-    """A gradient of aten from dy and what the forward operator kept."""
-
-    def setup(t: Torch) -> Call:
-        return t.into(getattr(t.aten, name).grad_input, t["dy"], t[kept], *extra, grad_input=t["dx"])
-
-    return setup
+def _relu(t: Torch) -> Call:
+    return t.into("clamp_min", "x", 0, out="y") if t.is_given else t.into("relu", "x")
 
 
 def _gather_grad(t: Torch) -> Call:
@@ -99,55 +87,84 @@ def _gather_grad(t: Torch) -> Call:
     dy, indices, dx = t["dy"], t["indices"], t["dx"]
     if t.is_given:
         return lambda: dx.zero_().index_add_(0, indices, dy)
-    embedding = partial(t.aten.embedding_dense_backward, dy, indices, len(dx), -1, False)
+    embedding = t.into("aten.embedding_dense_backward", dy, indices, len(dx), -1, False)
     if dy.is_cuda:
         return embedding
-    return fastest(embedding, lambda: t.torch.zeros_like(dx).index_add_(0, indices, dy))
+    return t.fastest(embedding, lambda: t.torch.zeros_like(dx).index_add_(0, indices, dy))
 
 
 TORCH: Setups = {
-    "softmax": lambda t: t.into(t.torch.softmax, t["x"], t.case.axis, out=t["y"]),
-    "log_softmax": lambda t: t.into(t.torch.log_softmax, t["x"], t.case.axis, out=t["y"]),
-    "softmax_grad": _softmax_grad("_softmax_backward_data", "grad_input"),
-    "log_softmax_grad": _softmax_grad("_log_softmax_backward_data", "out"),
+    "softmax": direct("softmax", "x", "axis", out="y"),
+    "log_softmax": direct("log_softmax", "x", "axis", out="y"),
+    "softmax_grad": direct("aten._softmax_backward_data.out", "dy", "y", "axis", "y.dtype", grad_input="dx"),
+    "log_softmax_grad": direct("aten._log_softmax_backward_data.out", "dy", "y", "axis", "y.dtype", out="dx"),
     "softmax_cross_entropy_loss": _loss,
     "softmax_cross_entropy_loss_only": _loss_only,
     "softmax_cross_entropy_loss_grad": _loss_grad,
-    "softmax_cross_entropy_loss_and_grad": _loss_and_grad,
-    "relu": lambda t: t.into(t.torch.clamp_min, t["x"], 0, out=t["y"]) if t.is_given else partial(t.torch.relu, t["x"]),
-    "sigmoid": lambda t: t.into(t.torch.sigmoid, t["x"], out=t["y"]),
-    "tanh": lambda t: t.into(t.torch.tanh, t["x"], out=t["y"]),
-    "quick_gelu": lambda t: t.into(t.aten.silu.out, t["x"], out=t["y"]),
-    "leaky_relu": lambda t: t.into(t.aten.leaky_relu.out, t["x"], 0.01, out=t["y"]),
-    "relu_grad": _elementwise("threshold_backward", "x", 0),
-    "sigmoid_grad": _elementwise("sigmoid_backward", "y"),
-    "tanh_grad": _elementwise("tanh_backward", "y"),
-    "quick_gelu_grad": _elementwise("silu_backward", "x"),
-    "leaky_relu_grad": _elementwise("leaky_relu_backward", "y", 0.01, True),
-    "gather": lambda t: t.into(t.torch.index_select, t["x"], t.case.axis, t["indices"], out=t["y"]),
+    AND_GRAD: _loss_and_grad,
+    "relu": _relu,
+    "sigmoid": direct("sigmoid", "x", out="y"),
+    "tanh": direct("tanh", "x", out="y"),
+    "quick_gelu": direct("aten.silu.out", "x", out="y"),
+    "leaky_relu": direct("aten.leaky_relu.out", "x", 0.01, out="y"),
+    "relu_grad": direct("aten.threshold_backward.grad_input", "dy", "x", 0, grad_input="dx"),
+    "sigmoid_grad": direct("aten.sigmoid_backward.grad_input", "dy", "y", grad_input="dx"),
+    "tanh_grad": direct("aten.tanh_backward.grad_input", "dy", "y", grad_input="dx"),
+    "quick_gelu_grad": direct("aten.silu_backward.grad_input", "dy", "x", grad_input="dx"),
+    "leaky_relu_grad": direct("aten.leaky_relu_backward.grad_input", "dy", "y", 0.01, True, grad_input="dx"),
+    "gather": direct("index_select", "x", "axis", "indices", out="y"),
     "gather_grad": _gather_grad,
-    "in_place_accumulator": lambda t: t.into(t.torch.add, t["buffer"], t["value"], out=t["sum"]),
-    "scale": lambda t: t.into(t.torch.mul, t["x"], t["factor"], out=t["y"]),
+    "in_place_accumulator": direct("add", "buffer", "value", out="sum"),
+    "scale": direct("mul", "x", "factor", out="y"),
 }
-
-
-GRAPH_OPERATORS: Setups = {**LAYERS, **ARRAYS}
 
 
 def call(case: Case, way: str) -> Call | None:
     """The call of torch, if it has the operator and can take the arguments. Raises NoSuchWay."""
     if isinstance(case, FormCase):
         return composed.call(case, Torch(case, way))
-    setup = (GRAPH_OPERATORS if isinstance(case, GraphCase) else TORCH).get(case.op.name)
+    setup = ({**LAYERS, **ARRAYS} if isinstance(case, GraphCase) else TORCH).get(case.op.name)
     return setup(Torch(case, way)) if setup else None
 
 
 def compiled_call(case: Case, way: str) -> Call | None:
     """torch's call compiled; of the loss with its gradient by autograd the loss, whose gradient is compiled with it."""
-    if case.op.name == "softmax_cross_entropy_loss_and_grad" and way == NEW:
-        t = Torch(case, way)
-        t.torch.compiler.reset()
-        loss = t.torch.nn.functional.cross_entropy
-        return with_grad(t.torch.compile(lambda x, labels: loss(x, labels), dynamic=False, fullgraph=True), t)
+    if case.op.name == AND_GRAD and way == NEW:
+        return compiled_for([Torch(case, way)])[0]
     eager = call(case, way)
     return eager and compiled(eager)
+
+
+# --- one compiled function for several arrays -----------------------------------------------------------------------
+
+
+def _quick_gelu(t: Torch) -> Call:
+    return lambda: t["x"] * t.torch.sigmoid(SIGMOIDS * t["x"])
+
+
+def _quick_gelu_grad(t: Torch) -> Call:
+    def backward() -> object:
+        gate = t.torch.sigmoid(SIGMOIDS * t["x"])
+        return t["dy"] * gate * (1 + SIGMOIDS * t["x"] * (1 - gate))
+
+    return backward
+
+
+# What users write where the compiler makes one kernel of it, while the eager peer is the nearest single kernel.
+EXPRESSIONS: Setups = {**TORCH, "quick_gelu": _quick_gelu, "quick_gelu_grad": _quick_gelu_grad}
+
+
+def compiled_for(every: Sequence[Torch]) -> list[Call]:
+    """The calls of one operator on several arrays of one shape by one compiled function, with results in new memory."""
+    first, setup = every[0], EXPRESSIONS[every[0].case.op.name]
+    if first.case.op.name == AND_GRAD:
+        loss = compiled(first.torch.nn.functional.cross_entropy)
+        return [with_grad(loss, t) for t in every]
+    names = [name for name in first.case.op.arrays if name in first.values]
+
+    def run(*arrays: Any) -> object:
+        made = setup(Traced(first, dict(zip(names, arrays, strict=True))))
+        return made and made()
+
+    made = compiled(run)
+    return [partial(made, *(t[name] for name in names)) for t in every]

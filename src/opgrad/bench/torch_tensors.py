@@ -4,14 +4,14 @@ import importlib
 import math
 import timeit
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 
 import opgrad
 from opgrad.bench.case import Case
-from opgrad.bench.ways import GIVEN, Call, only
+from opgrad.bench.measure import GIVEN, NEW, Call, only
 from opgrad.contract import FLOAT8
 
 ML_DTYPES = ("bfloat16", *FLOAT8)  # those that NumPy and torch know from each other by their bits alone
@@ -53,11 +53,22 @@ class Torch:
         found = self.results if name in self.results else self.values
         return found[name] if name in found else self.case.op.attributes.get(name)
 
-    def rows(self, name: str, axis: int) -> Any:
+    def named(self, given: Any) -> Any:
+        """What a word names: "x" an argument or a result, "x.dtype" its dtype. Anything else stays as it is."""
+        if not isinstance(given, str):
+            return given
+        name, _, attribute = given.partition(".")
+        return getattr(self[name], attribute) if attribute else self[name]
+
+    def rows(self, name: str, axis: int = -1) -> Any:
         """An argument or a result as rows, each of all axes from `axis` on."""
         shape = self[name].shape
         start = axis % len(shape)
         return self[name].view(math.prod(shape[:start]), math.prod(shape[start:]))
+
+    def like(self, name: str) -> Any:
+        """New memory for what comes between two calls, of the shape and dtype of an argument or a result."""
+        return self.torch.empty_like(self[name])
 
     @property
     def is_given(self) -> bool:
@@ -68,30 +79,58 @@ class Torch:
         """Raise NoSuchWay unless that is the way which is asked for."""
         only(way, self.way)
 
-    def into(self, function: Callable[..., Any], *args: Any, **keywords: Any) -> Callable[..., Any]:
+    def into(self, function: str, *given: Any, **keywords: Any) -> Callable[..., Any]:
         """The call with these arguments, which writes into the results named by keyword, or makes new ones.
 
-        An overload of aten's that writes is then replaced by the plain one.
+        function: of torch, such as "softmax" or "aten.silu.out"; an overload of aten's that writes is replaced by the
+        plain one where new memory is asked for. given, keywords: arguments; words name the case's, see `named`.
+        Raises NoSuchWay where no result is named, and they have to go into memory that is given.
         """
-        if self.is_given:
-            return partial(function, *args, **keywords)
-        packet = getattr(function, "overloadpacket", None)
-        plain = {name: value for name, value in keywords.items() if name not in RESULTS}
-        return partial(function if packet is None else packet.default, *args, **plain)
+        found = reduce(getattr, function.split("."), self.torch.ops if function.startswith("aten.") else self.torch)
+        arguments = [self.named(each) for each in given]
+        memory = {name: self.named(value) for name, value in keywords.items() if name in RESULTS}
+        others = {name: value for name, value in keywords.items() if name not in RESULTS}
+        if self.is_given and memory:
+            return partial(found, *arguments, **others, **memory)
+        self.only(NEW)
+        packet = getattr(found, "overloadpacket", None)
+        return partial(found if packet is None or not memory else packet.default, *arguments, **others)
+
+    def fastest(self, *calls: Call) -> Call:
+        """That of several calls for the same thing which takes the least time."""
+        return fastest(*calls)
 
 
-Setups = Mapping[str, Callable[[Torch], Call | None]]
+Setup = Callable[[Torch], Call | None]
+Setups = Mapping[str, Setup]
 
 
-def compiled(call: Call) -> Call:
-    """What torch.compile makes of a call, for these very tensors; it compiles when it is first called."""
+def direct(function: str, *given: Any, **keywords: Any) -> Setup:
+    """The setup of what one call of torch computes, see `Torch.into`."""
+    return lambda t: t.into(function, *given, **keywords)
+
+
+class Traced(Torch):
+    """The same case with other tensors as its arguments, which torch.compile traces through a setup."""
+
+    def __init__(self, like: Torch, values: Mapping[str, Any]):
+        self.torch, self.aten, self.case, self.way = like.torch, like.aten, like.case, like.way
+        self.values, self.results = {**like.values, **values}, like.results
+
+    def fastest(self, *calls: Call) -> Call:
+        """The first: while a call is traced, it takes no time."""
+        return calls[0]
+
+
+def compiled(call: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch.compile makes of a call, for tensors of one shape; it compiles when it is first called."""
     torch = importlib.import_module("torch")
     torch.compiler.reset()  # after 8 calls PyTorch would compile no more
 
-    def run() -> object:
-        return call()
+    def run(*arrays: Any) -> object:
+        return call(*arrays)
 
-    made: Call = torch.compile(run, dynamic=False, fullgraph=True)
+    made: Callable[..., Any] = torch.compile(run, dynamic=False, fullgraph=True)
     return made
 
 

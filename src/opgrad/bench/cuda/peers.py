@@ -6,24 +6,19 @@ those of the CPU, in either way; the other peers return what they compute, in ne
 
 import importlib
 import importlib.util
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy, nll_loss
 
 from opgrad.bench.case import Case
+from opgrad.bench.measure import NEW, Call, NoSuchWay, only
 from opgrad.bench.peers import tried
-from opgrad.bench.torch_peers import TORCH, with_grad
+from opgrad.bench.torch_peers import EXPRESSIONS, TORCH, compiled_for, with_grad
 from opgrad.bench.torch_tensors import Torch
-from opgrad.bench.ways import NEW, Call, NoSuchWay, only
 
 PEERS = {"torch": "torch", "torch.compile": "torch", "liger": "liger_kernel", "quack": "quack"}  # name, module
-
-aten = torch.ops.aten
 
 
 def installed() -> list[str]:
@@ -62,65 +57,13 @@ def _torch(cases: Sequence[Case], way: str) -> list[Call]:
 
 # --- torch.compile --------------------------------------------------------------------------------------------------
 
-# What users write, of the case and its arrays by their names.
-EXPRESSIONS: Mapping[str, Callable[..., Any]] = {
-    "softmax": lambda case, x: torch.softmax(x, case.axis),
-    "log_softmax": lambda case, x: torch.log_softmax(x, case.axis),
-    "softmax_grad": lambda case, dy, y: aten._softmax_backward_data(dy, y, case.axis, y.dtype),
-    "log_softmax_grad": lambda case, dy, y: aten._log_softmax_backward_data(dy, y, case.axis, y.dtype),
-    "softmax_cross_entropy_loss": lambda case, logits, labels: _loss(logits, labels),
-    "softmax_cross_entropy_loss_only": lambda case, logits, labels: cross_entropy(logits, labels),
-    "softmax_cross_entropy_loss_grad": lambda case, dy, log_prob, labels: _loss_grad(dy, log_prob, labels),
-    "softmax_cross_entropy_loss_and_grad": lambda case, logits, labels: cross_entropy(logits, labels),
-    "relu": lambda case, x: torch.relu(x),
-    "sigmoid": lambda case, x: torch.sigmoid(x),
-    "tanh": lambda case, x: torch.tanh(x),
-    "quick_gelu": lambda case, x: x * torch.sigmoid(1.702 * x),
-    "leaky_relu": lambda case, x: torch.nn.functional.leaky_relu(x, 0.01),
-    "relu_grad": lambda case, dy, x: aten.threshold_backward(dy, x, 0),
-    "sigmoid_grad": lambda case, dy, y: aten.sigmoid_backward(dy, y),
-    "tanh_grad": lambda case, dy, y: aten.tanh_backward(dy, y),
-    "quick_gelu_grad": lambda case, dy, x: _quick_gelu_grad(dy, x),
-    "leaky_relu_grad": lambda case, dy, y: aten.leaky_relu_backward(dy, y, 0.01, True),
-    "gather": lambda case, x, indices: torch.index_select(x, case.axis, indices),
-    "gather_grad": lambda case, dy, indices: aten.embedding_dense_backward(dy, indices, case.rows, -1, False),
-    "in_place_accumulator": lambda case, buffer, value: buffer + value,
-    "scale": lambda case, x, factor: x * factor,
-}
-
-
-def _loss(logits: Any, labels: Any) -> Any:
-    log_prob = torch.log_softmax(logits, 1)
-    return nll_loss(log_prob, labels), log_prob
-
-
-def _loss_grad(dy: Any, log_prob: Any, labels: Any) -> Any:
-    nll = aten.nll_loss_backward if log_prob.ndim == 2 else aten.nll_loss2d_backward
-    mean, ignore_index, total = 1, -100, log_prob.new_full((), float(labels.numel()))
-    middle = nll(dy, log_prob, labels, None, mean, ignore_index, total)
-    return aten._log_softmax_backward_data(middle, log_prob, 1, log_prob.dtype)
-
-
-def _quick_gelu_grad(dy: Any, x: Any) -> Any:
-    gate = torch.sigmoid(1.702 * x)
-    return dy * gate * (1 + 1.702 * x * (1 - gate))
-
 
 def _compiled(cases: Sequence[Case], way: str) -> list[Call]:
-    """The operator's expression compiled for this shape alone; of the fused loss, what autograd makes of it."""
-    name, first = cases[0].op.name, cases[0]
-    if name not in EXPRESSIONS:
+    """The operator compiled for this shape alone; of the fused loss, what autograd makes of it."""
+    if cases[0].op.name not in EXPRESSIONS:
         return []
     only(NEW, way)
-    expression = EXPRESSIONS[name]
-    numbers = SimpleNamespace(axis=first.axis, rows=first.shape[0])
-    torch.compiler.reset()  # after 8 shapes of one expression, PyTorch would compile no more
-    compiled = torch.compile(lambda *arrays: expression(numbers, *arrays), dynamic=False, fullgraph=True)
-    every = [Torch(case, way) for case in cases]
-    if name == "softmax_cross_entropy_loss_and_grad":
-        return [with_grad(compiled, t) for t in every]
-    arguments = list(inspect.signature(expression).parameters)[1:]
-    return [partial(compiled, *[t[argument] for argument in arguments]) for t in every]
+    return compiled_for([Torch(case, way) for case in cases])
 
 
 # --- Liger-Kernel and QuACK -----------------------------------------------------------------------------------------

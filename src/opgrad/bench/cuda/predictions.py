@@ -11,9 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from opgrad.bench.figures import medians
-from opgrad.bench.measure import OURS
+from opgrad.bench.measure import NEW, OURS
 from opgrad.bench.tables import Table, print_parts
-from opgrad.bench.ways import NEW
 
 FILE = Path(__file__).with_name("predictions.json")
 GPUS = ("A100", "H100", "H200", "B200")

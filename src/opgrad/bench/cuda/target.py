@@ -11,8 +11,7 @@ from opgrad.bench.cells import Cell
 from opgrad.bench.cuda import cells, peers
 from opgrad.bench.cuda.case import TensorCase
 from opgrad.bench.cuda.measure import Device, interleaved
-from opgrad.bench.measure import COPY, OURS
-from opgrad.bench.ways import WAYS, measured
+from opgrad.bench.measure import COPY, OURS, WAYS, measured
 
 ROTATED = 2  # times the L2 cache: one round through the copies of a cell's arrays moves more
 SMALL = 1 << 20  # bytes below which it is not the device that takes the time
