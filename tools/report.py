@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,11 @@ def write(root: Path) -> None:
         page.write_text(text, encoding="utf-8")
     for path in documents(root):
         path.write_text(rewritten(path, root), encoding="utf-8")
-    pictures = {PLOT: newest(root, "cpu"), CUDA_PLOT: newest(root, "cuda"), SWEEP_PLOT: newest_sweep(root)}
-    for picture, result in pictures.items():
-        if result:
-            from opgrad.bench.plots import plot
+    pictures = {PLOT: newest_of_sets(root), CUDA_PLOT: [newest(root, "cuda")], SWEEP_PLOT: newest_sweeps(root)}
+    for picture, (result, *others) in ((picture, found) for picture, found in pictures.items() if any(found)):
+        from opgrad.bench.plots import plot
 
-            plot(result, root / picture)
+        plot(result, root / picture, *others)
 
 
 # --- operators ----------------------------------------------------------------------------------------------
@@ -164,10 +163,10 @@ def _gradient_cases(root: Path) -> Any:
 
 def results(root: Path, device: str) -> dict[str, dict[str, Any]]:
     """The result files of a device, cpu or cuda, by name, the newest last, but those of training steps and sweeps."""
-    from opgrad.bench.sweep import curves
+    from opgrad.bench.sweep import curves, shapes
 
     every = all_results(root).items()
-    found = {name: result for name, result in every if "training" not in result and not curves(result)}
+    found = {name: each for name, each in every if "training" not in each and not (curves(each) or shapes(each))}
     return {name: result for name, result in found.items() if ("device" in result) == (device == "cuda")}
 
 
@@ -196,53 +195,72 @@ def newest(root: Path, device: str) -> dict[str, Any] | None:
     return next((result for result in reversed(results(root, device).values()) if figures(result)), None)
 
 
-def newest_sweep(root: Path) -> dict[str, Any] | None:
-    """The newest result of a sweep, None if there is none."""
+def newest_of_sets(root: Path) -> list[dict[str, Any]]:
+    """The newest result with plain cells for each instruction set of CPUs, the slower set first."""
+    from opgrad.bench.figures import figures
+
+    return _of_each_set(result for result in results(root, "cpu").values() if figures(result))
+
+
+def newest_sweeps(root: Path) -> list[dict[str, Any]]:
+    """The newest result of a sweep for each instruction set, the slower set first."""
     from opgrad.bench.sweep import curves
 
-    found = [result for result in all_results(root).values() if "training" not in result and curves(result)]
-    return found[-1] if found else None
+    return _of_each_set(each for each in all_results(root).values() if "training" not in each and curves(each))
+
+
+def _of_each_set(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last for each instruction set."""
+    from opgrad.bench import instruction_sets
+
+    last = {instruction_sets.of(result["machine"]): result for result in found}
+    return sorted(last.values(), key=lambda result: int(result["machine"]["vector_bits"]))
 
 
 def headlines(root: Path, folder: Path) -> str:
-    """The plot and ten rows of the newest result."""
+    """The plot and ten rows of the newest result, beside that of the other instruction set."""
     from opgrad.bench.tables import short_table
 
-    result = newest(root, "cpu")
-    if result is None:
-        return NO_RESULT
-    return f"{speed(root, folder)}\n\n{_plot(root, folder, PLOT)}\n\n{short_table(result, TEN)}"
+    found = newest_of_sets(root)
+    return f"{speed(root, folder)}\n\n{_plot(root, folder, PLOT)}\n\n{short_table(found, TEN)}" if found else NO_RESULT
 
 
 def speed(root: Path, _: Path) -> str:
-    """The newest result in one sentence."""
+    """The newest result in one sentence, for each instruction set if there are several, the slower first."""
+    from opgrad.bench import instruction_sets
     from opgrad.bench.figures import figures, geometric_mean, losses
     from opgrad.bench.measure import NEW
 
-    result = newest(root, "cpu")
-    if result is None:
-        return NO_RESULT
-    cells = figures(result)
-    mean, behind = geometric_mean(cells, NEW), len(losses(cells, NEW)) or "none"
-    of = f"the geometric mean of {len(cells)} cells, each of one operator on arrays of one shape and dtype"
-    return f"**{mean:.1f} times as fast** as the fastest peer, in {of}; slower in {behind}."
+    sentences, found = [], newest_of_sets(root)
+    for result in found:
+        cells = figures(result)
+        mean, behind = geometric_mean(cells, NEW), len(losses(cells, NEW)) or "none"
+        of = f"the geometric mean of {len(cells)} cells, each of one operator on arrays of one shape and dtype"
+        title = f"{instruction_sets.title(result['machine'])}: " if len(found) > 1 else ""
+        sentences.append(f"{title}**{mean:.1f} times as fast** as the fastest peer, in {of}; slower in {behind}.")
+    return "\n\n".join(sentences) or NO_RESULT
 
 
 def benchmark(root: Path, folder: Path) -> str:
-    """The plot and the short table of the newest result."""
-    result = newest(root, "cpu")
-    return _plot_and_table(result, root, folder, PLOT) if result else NO_RESULT
+    """The plot and the short table of the newest result, for each instruction set if there are several."""
+    from opgrad.bench import instruction_sets
+    from opgrad.bench.tables import headline_table
+
+    found = newest_of_sets(root)
+    if len(found) < 2:
+        return _plot_and_table(found[0], root, folder, PLOT) if found else NO_RESULT
+    tables = (f"### {instruction_sets.title(each['machine'])}\n\n{headline_table(each)}" for each in found)
+    return "\n\n".join([_plot(root, folder, PLOT), *tables])
 
 
 def sweep(root: Path, folder: Path) -> str:
-    """The plot and the table of the newest sweep."""
+    """The plot and the table of the newest sweep, for each instruction set if there are several."""
     from opgrad.bench.tables import sweep_table
 
-    result = newest_sweep(root)
-    if result is None:
-        return NO_RESULT
+    tables = map(sweep_table, newest_sweeps(root))
     picture = (Path(os.path.relpath(root, folder)) / SWEEP_PLOT).as_posix()
-    return f"![Time per element over the length of rows]({picture})\n\n{sweep_table(result)}"
+    found = "\n\n".join(tables)
+    return f"![Time per element over the length of rows]({picture})\n\n{found}" if found else NO_RESULT
 
 
 def cells_of(name: str, root: Path, _: Path) -> str:

@@ -65,7 +65,7 @@ def test_arrays_lie_in_the_memory_asked_for(memory):
         arrays = [array for array in [*case.values.values(), *case.results.values()] if array is not None]
         starts = {array.ctypes.data % 64 for array in arrays if array.dtype.kind in "fV" and array.ndim}
         assert memory != "view" or all(start % 64 for start in starts)
-        assert memory not in ("aligned", "torch") or starts == {0}
+        assert memory not in ("aligned", "torch", "huge") or starts == {0}
     assert cell.name.endswith(memory + " memory") or memory == "numpy"
 
 

@@ -8,7 +8,7 @@ from bench_results import made_up_result, summarized
 
 from opgrad.bench import loss_case
 from opgrad.bench.cells import LOSSES, WORKLOADS, select
-from opgrad.bench.loss_forms import FORMS, LINEAR, LOGITS
+from opgrad.bench.loss_forms import FORMS, LINEAR, LOGITS, SHAPES
 from opgrad.bench.measure import OURS
 from opgrad.bench.peers import COMPILE
 from opgrad.bench.run import run
@@ -36,6 +36,19 @@ def test_everybody_computes_the_same_loss_and_gradients(cell):
     assert len(found) > 1
     for values in found.values():
         torch.testing.assert_close(values, found[OURS])
+
+
+@pytest.mark.parametrize("form", SHAPES)
+def test_classes_may_lie_along_axis_1(form):
+    (large,) = [each for each in WORKLOADS[LOGITS] if each.form == form]
+    assert len(large.shape) == 4
+    cell = replace(EVERY[0], workload=replace(large, shape=(3, 7, 2, 5)))
+    case = loss_case.LossCase(cell)
+    values = []
+    for loss in case.losses(["torch"]).values():
+        case.step(loss)
+        values.append([loss(*case.leaves).detach(), *(leaf.grad for leaf in case.leaves)])
+    torch.testing.assert_close(*values)
 
 
 def test_selection_of_losses():

@@ -92,3 +92,16 @@ def test_the_results_of_every_release_are_kept_and_drawn():
     lines = plots.history(report.history(ROOT)).axes[0].lines
     drawn = {line.get_label().partition(",")[0] for line in lines}
     assert drawn == {name for device in ("cpu", "cuda") for name in report.results(ROOT, device)}
+
+
+def test_instruction_sets_have_panels_of_their_own():
+    results = [made_up_result([ratio]) for ratio in (2.0, 3.0)]
+    results[1]["machine"] |= {"vector_bits": 512}
+    drawn = plots.drawing(*results)
+    titles = [f"{name}, {plots.TITLES[way]}" for name in ("AVX2", "AVX-512") for way in WAYS]
+    assert [axes.get_title() for axes in drawn.axes] == titles
+    assert [dots(axes)[0] for axes in drawn.axes] == [{"float32": [2.0]}, {}, {"float32": [3.0]}, {}]
+    assert page(*results).count("<table>") == 2
+    steps = {"set": "a", "batch": 4, "times": {"step": {"median": 1e-3}}}
+    (axes,) = plots.drawing(*(result | {"training": [steps]} for result in results)).axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["a, 4 rows, AVX2", "a, 4 rows, AVX-512"]

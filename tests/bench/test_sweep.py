@@ -50,6 +50,32 @@ def test_every_length_is_swept_by_default():
     assert [cell.workload.shape[1] for cell in found[: len(sweep.LENGTHS)]] == sorted(sweep.LENGTHS)
 
 
+def test_other_axes_and_pages_are_swept_too(tiny, tmp_path):
+    every = sweep.cells([], ["float32"], [], quick=False)
+    shapes = [(cell.workload.shape, cell.workload.attributes.get("axis", -1), cell.memory) for cell in every]
+    for shape in ((8, 1000, 49, 81), (32, 150, 32, 32), (16, 1000, 7, 7), (16, 1000, 56, 56)):
+        assert shapes.count((shape, 1, "numpy")) == len(sweep.OPERATORS)
+    assert {axis for _, axis, _ in shapes} == {-1, 0, 1}
+    assert {memory for *_, memory in shapes} == {"numpy", "huge", "torch"}
+    assert len({(cell.op.name, shape) for cell, shape in zip(every, map(str, shapes), strict=True)}) == len(every)
+    assert {cell.memory for cell in sweep.cells([], ["float32"], ["view"], quick=False)} == {"view"}
+
+
+def test_curves_along_other_axes(monkeypatch, tiny, tmp_path):
+    for name, value in {"INNER_SIZES": (3, 49), "INNER_LENGTHS": (2, 5), "FIRST_LENGTHS": (2, 10)}.items():
+        monkeypatch.setattr(sweep, name, value)
+    monkeypatch.setattr(sweep, "NETWORKS", ((2, 3, 2, 2), (2, 5, 3, 1)))
+    result = measured(ops="softmax", peers="numpy", groups="inner,axes,shapes,rows")
+    found = {curve.along: list(curve.lengths) for curve in curves(result)}
+    inner = {"axis 1, inner 3": [2, 5], "axis 1, inner 49": [2, 5]}
+    assert found == {**inner, "axis 0": [2, 10], "rows": [1, 7, 2000]}
+    assert [cell.workload for cell in sweep.shapes(result)] == ["2x3x2x2, axis 1", "2x5x3x1, axis 1"]
+    text = sweep_table(result)
+    assert "| `softmax` | float32 | axis 1, inner 49 | numpy | 2 |" in text
+    assert "| `softmax` | 2x5x3x1, axis 1 | float32 |" in text
+    plot(result, tmp_path / "sweep.png")
+
+
 def test_a_sweep_has_neither_shapes_nor_other_operators():
     for options in (Options(sweep=True, shapes="3x4"), Options(sweep=True, groups="plain")):
         with pytest.raises(ValueError, match="the sweep is of the CPU"):

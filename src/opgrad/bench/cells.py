@@ -140,7 +140,10 @@ GRADIENT_FORMS = (
 )
 
 LOSS_DTYPES = ("float32", "bfloat16")
-LOGITS_FORMS = _forms(LOSSES, list(loss_forms.FORMS), LOSS_DTYPES, ((512, 32000),))
+LOGITS_FORMS = [
+    replace(workload, shape=loss_forms.SHAPES.get(workload.form, workload.shape))
+    for workload in _forms(LOSSES, list(loss_forms.FORMS), LOSS_DTYPES, ((512, 32000),))
+]
 LAYERS = _forms(LOSSES, [""], LOSS_DTYPES, tuple((512, 32000, hidden) for hidden in (64, 256, 512, 1024)))
 
 Workloads = Mapping[str, Sequence[Workload]]  # by kind of operator; an operator's forms by its name

@@ -1,14 +1,19 @@
 """The command `opgrad bench`."""
 
 import inspect
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Annotated, Any, get_type_hints
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
 import typer
 
-from opgrad.bench.options import LOAD, OPTIONS, TRAINING, Options, flag_of
+from opgrad.bench.options import CELLS, HINTS, LOAD, SAID, TRAINING, Options, flag_of
 from opgrad.terminal import console, folders_argument
+
+Result = Mapping[str, Any]
 
 # Seconds that a cell takes beside those of --seconds, on two cores: arrays, compiling, the reference.
 CELL, SWEEP_CELL, TRAINING_CELL = 3.5, 0.4, 6.0
@@ -32,58 +37,103 @@ def bench(**given: Any) -> None:
     that opgrad generates, of the sets' models and of some in torch.
 
     With --sweep softmax, log_softmax and their gradients, or --ops, on rows
-    of 1 to 4 million elements: time per element. With --load a few cells
-    while another process computes.
+    of 1 to 4 million elements, along inner axes, and in memory of several
+    kinds of pages: time per element. With --load a few cells while another
+    process computes. With --isa for other instruction sets.
 
     Example: opgrad bench --ops relu,softmax_grad --json result.json
     """
     options = Options(**given)
     options.check()
-    {TRAINING: _bench_training, LOAD: _bench_load}.get(options.kind, _bench_cells)(options)
+    from opgrad.bench import instruction_sets
+
+    if sets := instruction_sets.in_processes(options):
+        _bench_sets(options, sets)
+    elif not options.predict or _has_device(options):
+        write_pictures = _picture_writer(options)
+        result = {TRAINING: _bench_training, LOAD: _bench_load}.get(options.kind, _bench_cells)(options)
+        write_pictures(*result)
 
 
-def _parameter(option: Any, kind: Any) -> inspect.Parameter:
-    """An option as typer takes it. option: a field of `Options`. kind: its type."""
-    said, flag = OPTIONS[option.name], flag_of(option.name)
+def _parameter(name: str, default: Any) -> inspect.Parameter:
+    """An option as typer takes it."""
+    said, flag = SAID[name], flag_of(name)
     if flag.startswith("--"):
-        least = 0 if option.name == "seconds" else None
-        told = typer.Option(flag, metavar=said.metavar, help=said.help, min=least)
+        told = typer.Option(flag, metavar=said.metavar, help=said.help, min=0 if name == "seconds" else None)
     else:
         told = folders_argument(said.help)
-    annotation = Annotated[kind, told]
-    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation)
+    kind: Any = Annotated[HINTS[name].__origin__, told]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
-HINTS = get_type_hints(Options)
-PARAMETERS = [_parameter(each, HINTS[each.name]) for each in fields(Options)]
+PARAMETERS = [_parameter(each.name, each.default) for each in fields(Options)]
 bench.__signature__ = inspect.Signature(PARAMETERS)  # type: ignore[attr-defined]
 
 
-def _bench_cells(options: Options) -> None:
-    """Measure cells, print the tables, write and draw the result."""
-    from opgrad.bench.progress import QUICK_LIMIT, told
-    from opgrad.bench.run import prepared, previous, store
+def _bench_cells(options: Options) -> list[Result]:
+    """Measure cells, print the tables, write the result."""
+    from opgrad.bench.run import measured
     from opgrad.bench.tables import show
 
-    if options.predict and not _has_device(options):
-        return
-    write_pictures = _picture_writer(options)
-    if options.update and options.json is None:
-        raise ValueError("bench: --update needs --json with the file to be updated")
-    screen = console()
-    old = previous(options.json, options.update)
-    measure = prepared(options, old)
-    each = (SWEEP_CELL if options.sweep else CELL) + (options.seconds or 0.0)
-    with told(each, QUICK_LIMIT if options.quick else None) as progress:
-        result = measure(progress)
-    show(screen, result)
+    with _told(options, (SWEEP_CELL if options.sweep else CELL) + (options.seconds or 0.0)) as progress:
+        result, written = measured(options, progress)
+    show(console(), result)
     if options.predict:
         from opgrad.bench.cuda import predictions
 
-        predictions.show(screen, "", "", result)
-    if options.json is not None:
-        result = store(options.json, result, old)
-    write_pictures(result)
+        predictions.show(console(), "", "", result)
+    return [written]
+
+
+def _bench_load(options: Options) -> list[Result]:
+    """Measure with and without another process that computes, print the table."""
+    from opgrad.bench.load import PEERS, SECONDS, cells, measure
+    from opgrad.bench.peers import chosen, installed
+    from opgrad.bench.tables import show_load
+
+    wanted = chosen(options.names("peers") or [name for name in PEERS if name in installed()], installed())
+    found = cells(options.names("ops"), options.names("dtypes"), options.names("shapes"))
+    seconds = options.seconds_of(SECONDS, SECONDS)
+    with _told(options, CELL + seconds) as progress:
+        losses = measure(found, wanted, seconds, progress)
+    show_load(console(), losses)
+    return []
+
+
+def _bench_training(options: Options) -> list[Result]:
+    """Measure training steps, print the table, write the result."""
+    from opgrad.bench import training
+    from opgrad.bench.run import store
+    from opgrad.bench.training_tables import show
+
+    seconds = options.seconds_of(training.SECONDS, training.QUICK_SECONDS)
+    with _told(options, TRAINING_CELL + seconds) as progress:
+        result = training.run(options, progress)
+    show(console(), result)
+    return [result if options.json is None else store(options.json, result, None)]
+
+
+def _bench_sets(options: Options, sets: list[str]) -> None:
+    """Measure each instruction set in a process of its own, which prints its tables; then set them side by side."""
+    from opgrad.bench import instruction_sets
+    from opgrad.bench.figures import read
+    from opgrad.bench.tables import show_sets
+
+    write_pictures = _picture_writer(options)
+    with TemporaryDirectory() as folder:
+        json = options.json or (None if options.kind == LOAD else Path(folder) / "result.json")
+        files = instruction_sets.measure_each(replace(options, json=json), sets, ["opgrad", "bench"])
+        results = [read(file) for file in files.values()]
+    if options.kind == CELLS:
+        show_sets(console(), results)
+    write_pictures(*results)
+
+
+def _told(options: Options, each: float) -> AbstractContextManager[Any]:
+    """What tells of the progress. each: seconds that a cell is likely to take."""
+    from opgrad.bench.progress import QUICK_LIMIT, told
+
+    return told(each, QUICK_LIMIT if options.quick else None)
 
 
 def _has_device(options: Options) -> bool:
@@ -99,52 +149,20 @@ def _has_device(options: Options) -> bool:
     return not problem
 
 
-def _picture_writer(options: Options) -> Callable[[Any], None]:
-    """What draws a result into files; found before measuring, as a library may be missing."""
+def _picture_writer(options: Options) -> Callable[..., None]:
+    """What draws results, one for each instruction set; found before measuring, as a library may be missing."""
     if options.plot is None and options.html is None:
-        return lambda _: None
+        return lambda *_: None
     from opgrad.bench.page import page
     from opgrad.bench.plots import plot
     from opgrad.writing import replace_file
 
-    def write(result: Any) -> None:
+    def write(result: Result, *others: Result) -> None:
         for file in filter(None, (options.plot, options.html)):
             file.parent.mkdir(parents=True, exist_ok=True)
         if options.plot is not None:
-            plot(result, options.plot)
+            plot(result, options.plot, *others)
         if options.html is not None:
-            replace_file(options.html, page(result).encode())
+            replace_file(options.html, page(result, *others).encode())
 
     return write
-
-
-def _bench_load(options: Options) -> None:
-    """Measure with and without another process that computes, print the table."""
-    from opgrad.bench.load import PEERS, SECONDS, cells, measure
-    from opgrad.bench.peers import chosen, installed
-    from opgrad.bench.progress import told
-    from opgrad.bench.tables import show_load
-
-    wanted = chosen(options.names("peers") or [name for name in PEERS if name in installed()], installed())
-    found = cells(options.names("ops"), options.names("dtypes"), options.names("shapes"))
-    seconds = options.seconds_of(SECONDS, SECONDS)
-    with told(CELL + seconds) as progress:
-        losses = measure(found, wanted, seconds, progress)
-    show_load(console(), losses)
-
-
-def _bench_training(options: Options) -> None:
-    """Measure training steps, print the table, write the result."""
-    from opgrad.bench import training
-    from opgrad.bench.progress import QUICK_LIMIT, told
-    from opgrad.bench.run import store
-    from opgrad.bench.training_tables import show
-
-    screen, write_pictures = console(), _picture_writer(options)
-    each = TRAINING_CELL + options.seconds_of(training.SECONDS, training.QUICK_SECONDS)
-    with told(each, QUICK_LIMIT if options.quick else None) as progress:
-        result = training.run(options, progress)
-    show(screen, result)
-    if options.json is not None:
-        store(options.json, result, None)
-    write_pictures(result)

@@ -54,6 +54,11 @@ class Figures:
         return f"{self.operator} {self.workload} {self.dtype}{where}"
 
     @property
+    def typed(self) -> str:
+        """The dtype, and whose memory it is if not NumPy's."""
+        return self.dtype if self.memory == DEFAULT else f"{self.dtype}, {self.memory} memory"
+
+    @property
     def shape(self) -> str:
         """The workload's shape alone."""
         return self.workload.partition(",")[0]

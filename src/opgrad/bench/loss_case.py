@@ -30,19 +30,19 @@ class LossCase:
         self.torch, self.cell = torch, cell
         self.dtype = getattr(torch, cell.dtype)
         made = torch.Generator().manual_seed(0)
-        rows, classes, *hidden = cell.workload.shape
-        self.is_linear = bool(hidden)
-        sizes = [(rows, *hidden), (classes, *hidden)] if hidden else [(rows, classes)]
-        spread = SPREAD if hidden else 1.0
+        shape = rows, classes, *inner = cell.workload.shape
+        self.is_linear = cell.op.name == loss_forms.LINEAR
+        sizes = [(rows, *inner), (classes, *inner)] if self.is_linear else [shape]
+        spread = SPREAD if self.is_linear else 1.0
         self.leaves = [
             (torch.randn(size, generator=made) * spread).to(self.dtype).requires_grad_() for size in sizes
         ]  # fmt: skip
         self.options = dict(loss_forms.FORMS[cell.workload.form])
-        self.target = torch.randint(0, classes, (rows,), generator=made)
+        self.target = torch.randint(0, classes, (rows,) if self.is_linear else (rows, *inner), generator=made)
         if self.options.pop("ignored", False):
             self.target[::2] = IGNORED
         if self.options.pop("probabilities", False):
-            self.target = torch.randn(rows, classes, generator=made).softmax(1).to(self.dtype)
+            self.target = torch.randn(shape, generator=made).softmax(1).to(self.dtype)
         if self.options.pop("weight", False):
             self.options["weight"] = torch.rand(classes, generator=made) + 0.5
             self.options["weight"] = self.options["weight"].to(self.dtype)

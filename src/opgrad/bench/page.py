@@ -33,18 +33,23 @@ th {{ position: sticky; top: 0; background: Canvas; }}
 """
 
 
-def page(result: Mapping[str, Any]) -> str:
-    """The page of a result, of cells or of training steps, as `bench.run.run` or `bench.training.run` returns it."""
-    drawn = drawing(result)
+def page(result: Mapping[str, Any], *others: Mapping[str, Any]) -> str:
+    """The page of a result, of cells or of training steps, as `bench.run.run` or `bench.training.run` returns it.
+
+    others: the same for other instruction sets.
+    """
+    drawn = drawing(result, *others)
     parts = [] if drawn is None else [f'<div class="wide">{svg(drawn)}</div>']
-    text = MarkdownIt("commonmark", {"html": False}).enable("table").render(_tables(dict(result)))
+    text = (
+        MarkdownIt("commonmark", {"html": False}).enable("table").render("\n\n".join(map(_tables, (result, *others))))
+    )
     parts.append(text.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>"))
     title = f"opgrad {result['versions'].get('opgrad') or ''} on {result['machine']['cpu']}"
     return PAGE.format(title=escape(title), body="\n".join(parts))
 
 
-def _tables(result: dict[str, Any]) -> str:
-    if is_training(result):
+def _tables(given: Mapping[str, Any]) -> str:
+    if is_training(result := dict(given)):
         from opgrad.bench.training_tables import markdown
 
         return markdown(result)

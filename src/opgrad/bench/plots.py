@@ -10,9 +10,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FuncFormatter
 
+from opgrad.bench import instruction_sets
 from opgrad.bench.figures import Figures, figures, geometric_mean, is_training
 from opgrad.bench.measure import GIVEN, NEW, WAYS
-from opgrad.bench.sweep import Curve, curves
+from opgrad.bench.sweep import ROWS, Curve, curves
+
+Result = Mapping[str, Any]
 
 COLOURS = {"float32": "tab:blue", "bfloat16": "tab:orange", "float16": "tab:green", "float64": "tab:purple"}
 TITLES = {NEW: "results in new memory", GIVEN: "results in memory that is given"}
@@ -24,12 +27,13 @@ SVG: Any = {"svg.fonttype": "none", "svg.hashsalt": "opgrad"}
 NO_DATE = {"Date": None}
 
 
-def plot(result: Mapping[str, Any], path: str | PathLike[str]) -> None:
+def plot(result: Result, path: str | PathLike[str], *others: Result) -> None:
     """Draw a result into a PNG file.
 
-    result: as `bench.run.run` returns it. path: the file. Raises ValueError if there is nothing to draw.
+    result: as `bench.run.run` returns it. path: the file. others: the same for other instruction sets.
+    Raises ValueError if there is nothing to draw.
     """
-    drawn = drawing(result)
+    drawn = drawing(result, *others)
     if drawn is None:
         raise ValueError("bench: no cell has a peer, nothing to plot")
     drawn.savefig(path, format="png")
@@ -43,15 +47,21 @@ def svg(drawn: Drawing) -> str:
     return content.getvalue()[content.getvalue().index("<svg") :]
 
 
-def drawing(result: Mapping[str, Any]) -> Drawing | None:
-    """The picture of a result: of cells, of a sweep or of training steps; None where there is nothing to draw."""
-    if is_training(result):
-        return _steps(result)
-    found = curves(result)
-    return _sweep(found) if found else _cells(figures(dict(result)))
+def drawing(*results: Result) -> Drawing | None:
+    """The picture of a result, or of several for different instruction sets; None where there is nothing to draw.
+
+    Results are of cells, of a sweep or of training steps, all of one kind.
+    """
+    named = {instruction_sets.title(each["machine"]) if len(results) > 1 else "": each for each in results}
+    if is_training(results[0]):
+        return _steps({name: [cell for cell in each["training"] if "times" in cell] for name, each in named.items()})
+    found = {name: curves(result) for name, result in named.items()}
+    if any(curve.along == ROWS for each in found.values() for curve in each):
+        return _sweep(found)
+    return _cells({name: figures(dict(each)) for name, each in named.items()})
 
 
-def history(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> Drawing | None:
+def history(results: Mapping[str, Sequence[Result]]) -> Drawing | None:
     """How many times as fast as the best peer, by release: a line for each machine and way.
 
     results: of each machine, its results in the order of the releases. Returns None where no result has peers.
@@ -75,16 +85,21 @@ def history(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> Drawing | Non
     return figure
 
 
-def _cells(every: Sequence[Figures]) -> Drawing | None:
-    """The ratio to the best peer: a row for each operator, a dot for each of its cells, a panel for each way."""
-    panels = {way: [cell for cell in every if way in cell.ways and cell.ways[way].ratio] for way in WAYS}
+def _cells(sets: Mapping[str, Sequence[Figures]]) -> Drawing | None:
+    """The ratio to the best peer: a row for each operator, a dot for each of its cells; panels for ways and sets."""
+    panels = {
+        (name, way): [cell for cell in cells if way in cell.ways and cell.ways[way].ratio]
+        for name, cells in sets.items()
+        for way in WAYS
+    }
     if not any(panels.values()):
         return None
-    operators = list(dict.fromkeys(cell.operator for cell in every))
-    figure = _figure(11.0, 1.5 + ROW * len(operators))
-    all_axes = figure.subplots(1, len(panels), sharex=True, sharey=True)
-    for axes, (way, cells) in zip(all_axes, panels.items(), strict=True):
+    operators = list(dict.fromkeys(cell.operator for cells in sets.values() for cell in cells))
+    figure = _figure(11.0, len(sets) * (1.5 + ROW * len(operators)))
+    all_axes = figure.subplots(len(sets), len(WAYS), sharex=True, sharey=True, squeeze=False)
+    for axes, ((name, way), cells) in zip(all_axes.flat, panels.items(), strict=True):
         _draw(axes, cells, way, operators)
+        axes.set_title(", ".join(filter(None, (name, TITLES[way]))), fontsize=9)
     figure.supxlabel("times as fast as the best peer, one dot for each cell", fontsize=9)
     return figure
 
@@ -102,7 +117,6 @@ def _draw(axes: Any, cells: Sequence[Figures], way: str, operators: Sequence[str
     if mean:
         axes.axvline(mean, color="grey", linestyle="--", linewidth=0.8, label=f"geometric mean: {mean:.2f}")
         axes.legend(fontsize=8, loc="lower right")
-    axes.set_title(TITLES[way], fontsize=9)
     axes.set_yticks(range(len(operators)), operators, fontsize=8)
     if not axes.yaxis_inverted():
         axes.invert_yaxis()
@@ -111,11 +125,14 @@ def _draw(axes: Any, cells: Sequence[Figures], way: str, operators: Sequence[str
     axes.grid(axis="x", alpha=0.3)
 
 
-def _steps(result: Mapping[str, Any]) -> Drawing | None:
-    """The times of training steps: a bar for each contestant, by artifact set and batch."""
-    cells = [cell for cell in result["training"] if "times" in cell]
+def _steps(sets: Mapping[str, Sequence[Mapping[str, Any]]]) -> Drawing | None:
+    """The times of training steps: a bar for each contestant, by artifact set, batch and instruction set."""
+    cells = [cell for of_set in sets.values() for cell in of_set]
     if not cells:
         return None
+    what = [
+        ", ".join(filter(None, (cell["set"], f"{cell['batch']} rows", name))) for name in sets for cell in sets[name]
+    ]
     names = {key: name for key, name in STEPS.items() if any(key in cell["times"] for cell in cells)}
     figure = _figure(8.0, 1.0 + ROW * len(names) * len(cells))
     axes = figure.subplots()
@@ -124,7 +141,7 @@ def _steps(result: Mapping[str, Any]) -> Drawing | None:
         heights = [place + (number - (len(names) - 1) / 2) / (len(names) + 1) for place in having]
         times = [1e3 * cells[place]["times"][key]["median"] for place in having]
         axes.barh(heights, times, height=1 / (len(names) + 1), label=name)
-    axes.set_yticks(range(len(cells)), [f"{cell['set']}, {cell['batch']} rows" for cell in cells], fontsize=8)
+    axes.set_yticks(range(len(cells)), what, fontsize=8)
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(PLAIN_NUMBERS)
@@ -134,17 +151,18 @@ def _steps(result: Mapping[str, Any]) -> Drawing | None:
     return figure
 
 
-def _sweep(found: Sequence[Curve]) -> Drawing:
+def _sweep(sets: Mapping[str, Sequence[Curve]]) -> Drawing:
     """The time per element over the length of rows: a panel for each operator and dtype."""
-    operators = list(dict.fromkeys(curve.operator for curve in found))
-    dtypes = list(dict.fromkeys(curve.dtype for curve in found))
-    memories = list(dict.fromkeys(curve.memory for curve in found))
+    every = [(name, curve) for name, found in sets.items() for curve in found if curve.along == ROWS]
+    operators = list(dict.fromkeys(curve.operator for _, curve in every))
+    dtypes = list(dict.fromkeys(curve.dtype for _, curve in every))
+    lines = list(dict.fromkeys((name, curve.memory) for name, curve in every))
     figure = _figure(4.0 * len(dtypes), 2.4 * len(operators) + 0.5)
     grid = figure.subplots(len(operators), len(dtypes), sharex=True, squeeze=False)
-    for curve in found:
+    for name, curve in every:
         axes = grid[operators.index(curve.operator)][dtypes.index(curve.dtype)]
-        colour = f"C{memories.index(curve.memory)}"
-        where = f", {curve.memory} memory" if len(memories) > 1 else ""
+        colour = f"C{lines.index((name, curve.memory))}"
+        where = "".join(f", {each}" for each in (name, f"{curve.memory} memory") if each and len(lines) > 1)
         axes.plot(curve.lengths, curve.ours, color=colour, linewidth=1.2, label=f"opgrad{where}")
         best = [float("nan") if time is None else time for time in curve.best]
         axes.plot(curve.lengths, best, color=colour, linewidth=0.9, linestyle="--", label=f"best peer{where}")

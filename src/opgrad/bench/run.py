@@ -11,7 +11,7 @@ from typing import Any
 
 import opgrad
 from opgrad import machine
-from opgrad.bench import sweep
+from opgrad.bench import instruction_sets, sweep
 from opgrad.bench.cells import DTYPES, Cell, check_names, select
 from opgrad.bench.figures import FORMAT, read
 from opgrad.bench.measure import measure_each
@@ -23,6 +23,16 @@ from opgrad.contract import graph_operators, operators
 from opgrad.writing import replace_file
 
 Progress = Callable[[int, int, Cell], None]  # how many cells are done, of how many, and the next
+
+
+def measured(options: Options, progress: Progress) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Measure what the options ask for; the result, and what its file holds, with the cells that it had before.
+
+    Raises what `prepared` and `previous` raise.
+    """
+    old = previous(options.json, options.update)
+    result = prepared(options, old)(progress)
+    return result, result if options.json is None else store(options.json, result, old)
 
 
 def prepared(options: Options, old: dict[str, Any] | None = None) -> Callable[[Progress], dict[str, Any]]:
@@ -62,11 +72,12 @@ def _selected(options: Options, chosen: Target) -> tuple[Sequence[Cell], Sequenc
 
 def _swept(options: Options, chosen: Target) -> tuple[Sequence[Cell], Sequence[str]]:
     """The cells and the peers of a sweep."""
-    if options.device != "cpu" or options.shapes or options.groups:
-        raise ValueError("bench: the sweep is of the CPU, and has its own shapes and groups")
-    ops, dtypes, memories, peers = map(options.names, ("ops", "dtypes", "memory", "peers"))
+    ops, dtypes, memories, peers, groups = map(options.names, ("ops", "dtypes", "memory", "peers", "groups"))
+    if options.device != "cpu" or options.shapes or not set(groups) <= set(sweep.GROUPS):
+        own = ", ".join(sweep.GROUPS)
+        raise ValueError(f"bench: the sweep is of the CPU, and has its own shapes and groups: {own}")
     check_names(dtypes, memories)
-    cells = sweep.cells(ops, dtypes or DTYPES, memories or (DEFAULT,), options.quick)
+    cells = sweep.cells(ops, dtypes or DTYPES, memories, options.quick, groups)
     return cells, sweep.peers(peers, chosen.peers(peers))
 
 
@@ -93,18 +104,18 @@ def run(
     seconds: how long to measure each cell. options: kept in the result. progress: called before each cell.
     """
     began = time.perf_counter()
-    measured = measure_each(cells, lambda cell: chosen.measure(cell, peers, seconds), progress)
+    found = measure_each(cells, lambda cell: chosen.measure(cell, peers, seconds), progress)
     if options.get("quick"):  # in which operators take turns
         memories, names = (
             list(dict.fromkeys(each)) for each in zip(*((c.memory, c.op.name) for c in cells), strict=True)
         )
-        measured.sort(key=lambda cell: (memories.index(cell.get("memory", DEFAULT)), names.index(cell["operator"])))
+        found.sort(key=lambda cell: (memories.index(cell.get("memory", DEFAULT)), names.index(cell["operator"])))
     return {
         "format": FORMAT,
         **dated(began),
         **_surroundings_of(chosen),
         "options": options,
-        **_parts(measured),
+        **_parts(found),
     }
 
 
@@ -117,7 +128,7 @@ def dated(began: float) -> dict[str, Any]:
 def surroundings(device: Mapping[str, Any] | None = None, packages: Sequence[str] = ()) -> dict[str, Any]:
     """All that a time depends on besides the cell. device: if it is not the CPU. packages: those of peers."""
     return {
-        "machine": machine.describe(),
+        "machine": instruction_sets.describe(machine.describe()),
         **({"device": device} if device else {}),
         "versions": machine.versions(packages),
         "threads": opgrad.get_num_threads(),
@@ -155,8 +166,9 @@ def store(path: Path, result: dict[str, Any], old: dict[str, Any] | None) -> dic
 
 
 def _check_same(old: dict[str, Any], now: dict[str, Any]) -> None:
+    named = {**old, "machine": {**old["machine"], "instruction_set": instruction_sets.of(old["machine"])}}
     for what in ("machine", "device", "versions", "threads"):
-        if old.get(what) != now.get(what):
+        if named.get(what) != now.get(what):
             raise ValueError(f"bench: the file has another {what}, so its cells cannot be kept: leave --update away")
 
 

@@ -1,10 +1,12 @@
-"""The sweep: rows of every length, as many as fill the same memory, in memory that is given; a curve for each operator.
+"""The sweep: softmax and its kin on shapes of every kind that fill the same memory, into memory that is given.
 
-`opgrad bench --sweep` measures it instead of the table's cells; its result file is one of the same form.
+Rows of every length; axes with something behind them, of many inner sizes; the first axis; shapes of networks; rows in
+memory of other pages. `opgrad bench --sweep` measures it instead of the table's cells; its result file is one of the
+same form.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,11 +14,13 @@ from typing import Any
 from opgrad.bench.cells import SWEEP, Cell, Workload
 from opgrad.bench.figures import Figures, measured_as
 from opgrad.bench.measure import GIVEN
+from opgrad.bench.memories import DEFAULT
 from opgrad.bench.peers import COMPILE
-from opgrad.contract import operators
+from opgrad.contract import Shape, operators
 
 ELEMENTS = 1 << 24  # of an array: beyond the cache
 OPERATORS = ("softmax", "softmax_grad", "log_softmax", "log_softmax_grad")
+ROWS, INNER, AXES, SHAPES, PAGES = GROUPS = ("rows", "inner", "axes", "shapes", "pages")
 # Short rows densely, with what people reduce over (classes, heads, vocabularies); then powers of two, their
 # neighbours, primes, and the lengths at which one layout of the kernels gives way to another.
 LENGTHS = (
@@ -25,21 +29,57 @@ LENGTHS = (
     32000, 32768, 50257, 65536, 65537, 131072, 151936, 262144, 1 << 20, 1 << 22,
 )  # fmt: skip
 QUICK_LENGTHS = (7, 49, 128, 1000, 32000)
+# Behind the axis: a few elements, part of a cache line, planes of images; and the lengths of the axis beside each.
+INNER_SIZES, INNER_LENGTHS = (2, 3, 7, 8, 16, 31, 49, 64, 196, 1024, 3136), (3, 10, 21, 100, 150, 1000, 4096)
+FIRST_LENGTHS = (2, 10, 100, 1000, 4096, 32000)  # of the first axis
+# Of classifiers' and segmenters' planes, with the classes along axis 1.
+NETWORKS = ((8, 1000, 49, 81), (32, 150, 32, 32), (16, 1000, 7, 7), (16, 1000, 56, 56), (16, 21, 128, 128))
+PAGE_LENGTHS, PAGE_MEMORIES = (24, 128, 1000, 4096, 32000), ("huge", "torch")  # beside NumPy's
 SECONDS, QUICK_SECONDS = 0.2, 0.05
 
 
-def cells(ops: Sequence[str], dtypes: Sequence[str], memories: Sequence[str], quick: bool) -> list[Cell]:
-    """The sweep of these operators, dtypes and memories. Raises ValueError for an operator that reduces no rows."""
+def cells(
+    ops: Sequence[str], dtypes: Sequence[str], memories: Sequence[str], quick: bool, groups: Sequence[str] = ()
+) -> list[Cell]:
+    """The sweep of these operators, dtypes, memories and groups; empty sequences mean the default, rows alone if quick.
+
+    Raises ValueError for an operator that reduces no rows.
+    """
     known = {name: op for name, op in operators().items() if op.kind == "rows"}
     if wrong := [name for name in ops if name not in known]:
         raise ValueError(f"bench: operator is {wrong[0]!r}, expected for the sweep one of {', '.join(known)}")
+    every = [ROWS] if quick else [group for group in GROUPS if group != PAGES or not memories]
     return [
-        Cell(known[name], Workload((max(ELEMENTS // n, 1), n), group=SWEEP), dtype, memory)
-        for memory in memories
+        Cell(known[name], workload, dtype, memory)
+        for group in groups or every
+        for memory in memories or (PAGE_MEMORIES if group == PAGES else (DEFAULT,))
         for name in ops or OPERATORS
         for dtype in dtypes
-        for n in (QUICK_LENGTHS if quick else LENGTHS)
+        for workload in _workloads(group, quick)
     ]
+
+
+def _workloads(group: str, quick: bool) -> Iterator[Workload]:
+    """The shapes of a group, each with the axis that is reduced, where that is not the last."""
+    lengths = {ROWS: QUICK_LENGTHS if quick else LENGTHS, PAGES: PAGE_LENGTHS}.get(group, ())
+    yield from (Workload((_rest(n), n), group=SWEEP) for n in lengths)
+    for axis, shapes in _shapes(group):
+        yield from (Workload(shape, {"axis": axis}, group=SWEEP) for shape in shapes)
+
+
+def _shapes(group: str) -> Iterator[tuple[int, Sequence[Shape]]]:
+    """An axis, and the shapes in which it is reduced."""
+    if group == INNER:
+        yield 1, [(_rest(n * inner), n, inner) for inner in INNER_SIZES for n in INNER_LENGTHS]
+    elif group == AXES:
+        yield 0, [(n, _rest(n)) for n in FIRST_LENGTHS]
+    elif group == SHAPES:
+        yield 1, NETWORKS
+
+
+def _rest(size: int) -> int:
+    """What an axis has beside others with so many elements."""
+    return max(ELEMENTS // size, 1)
 
 
 def peers(names: Sequence[str], present: Sequence[str]) -> list[str]:
@@ -52,7 +92,10 @@ def peers(names: Sequence[str], present: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Curve:
-    """Time per element over the length of rows: ours, and the best peer's where there is one, in nanoseconds."""
+    """Time per element over the length of rows: ours, and the best peer's where there is one, in nanoseconds.
+
+    along: of what lengths are: "rows", "axis 0", or "axis 1, inner 49".
+    """
 
     operator: str
     dtype: str
@@ -60,6 +103,7 @@ class Curve:
     lengths: Sequence[int]
     ours: Sequence[float]
     best: Sequence[float | None]
+    along: str = ROWS
 
     @property
     def ratios(self) -> list[float]:
@@ -86,19 +130,35 @@ class Curve:
 
 
 def curves(result: Mapping[str, Any]) -> list[Curve]:
-    """The curves of a result: operator by operator, dtype by dtype, memory by memory."""
-    found: dict[tuple[str, str, str], dict[int, Figures]] = {}
+    """The curves of a result: operator by operator, dtype by dtype, memory by memory, rows before other axes."""
+    found: dict[tuple[str, str, str, str], dict[int, Figures]] = {}
     for cell in measured_as(result, SWEEP):
-        n = int(cell.shape.rpartition("x")[2])
-        found.setdefault((cell.operator, cell.dtype, cell.memory), {})[n] = cell
+        if place := _place(cell):
+            along, n = place
+            found.setdefault((cell.operator, cell.dtype, cell.memory, along), {})[n] = cell
     return [_curve(*key, dict(sorted(points.items()))) for key, points in found.items()]
 
 
-def _curve(operator: str, dtype: str, memory: str, points: Mapping[int, Figures]) -> Curve:
+def shapes(result: Mapping[str, Any]) -> list[Figures]:
+    """The cells of a sweep that lie on no curve."""
+    return [cell for cell in measured_as(result, SWEEP) if not _place(cell)]
+
+
+def _place(cell: Figures) -> tuple[str, int] | None:
+    """The curve that a cell lies on, and where; None for the shapes of networks."""
+    sizes, axis = [*map(int, cell.shape.split("x"))], cell.workload.partition(", ")[2]
+    if len(sizes) > 3:
+        return None
+    if len(sizes) == 3:
+        return f"{axis}, inner {sizes[2]}", sizes[1]
+    return (axis, sizes[0]) if axis else (ROWS, sizes[1])
+
+
+def _curve(operator: str, dtype: str, memory: str, along: str, points: Mapping[int, Figures]) -> Curve:
     ours, best = [], []
     for cell in points.values():
         elements = math.prod(map(int, cell.shape.split("x")))
         times = cell.ways[GIVEN]
         ours.append(times.seconds / elements * 1e9)
         best.append(None if times.peer_seconds is None else times.peer_seconds / elements * 1e9)
-    return Curve(operator, dtype, memory, list(points), ours, best)
+    return Curve(operator, dtype, memory, list(points), ours, best, along)

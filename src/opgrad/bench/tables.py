@@ -7,12 +7,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from opgrad.bench import instruction_sets
 from opgrad.bench.cells import ATTRIBUTES, BROADCAST, GRADIENTS, GRAPH, LOSSES, PLANS, POST_OPS, TYPES
 from opgrad.bench.figures import Figures, Times, figures, forms, geometric_mean, losses, medians, times_of_fastest
 from opgrad.bench.load import Loss
 from opgrad.bench.measure import CALL, GIVEN, KERNEL, NEW, OURS, WAYS
-from opgrad.bench.memories import DEFAULT
-from opgrad.bench.sweep import Curve, curves
+from opgrad.bench.sweep import Curve, curves, shapes
 
 PEERS_IN = ("best peer", "its time", "ratio")
 COLUMNS = ("operator", "shape", "dtype", "time", "GB/s", "of copy", *PEERS_IN, "given", *PEERS_IN, "ulp")
@@ -32,8 +32,9 @@ TITLES = {
     GRAPH: "Operators of training graphs",
     LOSSES: "Losses in PyTorch",
 }
-SWEEP_TITLE = "Rows of every length"
-SWEEP_COLUMNS = ("operator", "dtype", "memory", "lengths", "ratio", "behind", "worst", "at", "step up", "at")
+SWEEP_TITLE, SHAPES_TITLE = "Rows of every length", "Shapes of networks"
+SHAPES_COLUMNS = ("operator", "shape", "dtype", "given", "GB/s", "of copy", *PEERS_IN)
+SWEEP_COLUMNS = ("operator", "dtype", "along", "memory", "lengths", "ratio", "behind", "worst", "at", "step up", "at")
 LOAD_COLUMNS = ("operator", "shape", "dtype", "of", "alone", "with a core busy", "lost")
 HOST = "host"  # one more on a device: the time after which a call returns
 NAMES = ("operator", "function")  # columns whose entries are code in Markdown
@@ -96,8 +97,7 @@ def _shown(result: dict[str, Any]) -> Iterator[str | Table]:
     if cells:
         yield from (_plain_table(result), summary(cells))
     yield from _form_tables(result)
-    if found := curves(result):
-        yield _sweep_table(found)
+    yield from _sweep_tables(result)
     yield machine_line(result)
     yield from (f"  slower: {cell.name}, {cell.new.ratio:.2f}x {cell.new.peer}" for cell in losses(cells))
     yield from (f"  left out: {line}" for line in left_out(result))
@@ -116,16 +116,56 @@ def full_table(result: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def short_table(result: dict[str, Any], rows: Sequence[tuple[str, str]]) -> str:
-    """Markdown: these operators and shapes in float32, with results in new memory: our time, and how it compares."""
-    found = {(cell.operator, cell.workload): cell.new for cell in figures(result) if cell.dtype == "float32"}
-    columns = ("operator, float32", "time of a call", "beside the fastest peer")
+def short_table(results: Sequence[dict[str, Any]], rows: Sequence[tuple[str, str]]) -> str:
+    """Markdown: these operators and shapes in float32, with results in new memory: our time, and how it compares.
+
+    results: one, or one for each instruction set, with columns of its own.
+    """
+    found = [_cells_of(result) for result in results]
+    columns = ["operator, float32"]
+    for result in results:
+        of_set = f"{instruction_sets.title(result['machine'])}: " if len(results) > 1 else ""
+        columns += [f"{of_set}time of a call", f"{of_set}beside the fastest peer"]
     shown = [
-        (f"`{name}` {shape}", duration(found[name, shape].seconds), _rival(found[name, shape]))
+        [f"`{name}` {shape}", *(text for cells in found for text in _short(cells.get((name, shape, "float32"))))]
         for name, shape in rows
-        if (name, shape) in found
+        if any((name, shape, "float32") in cells for cells in found)
     ]
-    return f"{Table(columns, shown, align='lrl').markdown()}\n\n{machine_line(result)}"
+    table = Table(columns, shown, align="l" + "rl" * len(results)).markdown()
+    return "\n\n".join([table, *map(machine_line, results)])
+
+
+def _short(cell: Figures | None) -> tuple[str, str]:
+    return (duration(cell.new.seconds), _rival(cell.new)) if cell else ("", "")
+
+
+def _cells_of(result: dict[str, Any]) -> dict[tuple[str, str, str], Figures]:
+    """The plain cells by operator, shape and dtype, in whose-ever memory they are."""
+    return {(cell.operator, cell.workload, cell.typed): cell for cell in figures(result)}
+
+
+def sets_table(results: Sequence[dict[str, Any]]) -> Table:
+    """Every plain cell, with our time and the ratio to the best peer in both ways for each instruction set."""
+    found = [_cells_of(result) for result in results]
+    columns = ["operator", "shape", "dtype"]
+    for result in results:
+        columns += [instruction_sets.title(result["machine"]), "ratio", "given", "ratio"]
+    keys = dict.fromkeys(key for cells in found for key in cells)
+    return Table(columns, [[*key, *(text for cells in found for text in _both_ways(cells.get(key)))] for key in keys])
+
+
+def _both_ways(cell: Figures | None) -> Iterator[str]:
+    for way in WAYS:
+        times = cell.ways.get(way) if cell else None
+        yield duration(times.seconds) if times else ""
+        yield f"{times.ratio:.2f}" if times and times.ratio else ""
+
+
+def show_sets(console: Console, results: Sequence[dict[str, Any]]) -> None:
+    """Print the plain cells of results for several instruction sets side by side, if there are several."""
+    if len(results) > 1 and any(map(figures, results)):
+        lines = (f"{instruction_sets.title(each['machine'])}: {summary(figures(each))}" for each in results)
+        print_parts(console, [sets_table(results), *lines])
 
 
 def headline_table(result: dict[str, Any]) -> str:
@@ -143,8 +183,8 @@ def headline_table(result: dict[str, Any]) -> str:
 
 
 def sweep_table(result: dict[str, Any]) -> str:
-    """Markdown: a row for each curve of a sweep."""
-    return f"{_sweep_table(curves(result)).markdown()}\n\n{machine_line(result)}"
+    """Markdown: a row for each curve of a sweep, and for each other shape."""
+    return "\n\n".join([*(table.markdown() for table in _sweep_tables(result)), machine_line(result)])
 
 
 def show_load(console: Console, found: Sequence[Loss]) -> None:
@@ -202,7 +242,8 @@ def machine_line(result: Mapping[str, Any]) -> str:
         return f"{_device(result['device'])}; on {machine['cpu']}; {packages}; {result['date']}."
     caches = ", ".join(f"{level} {size >> 10} KiB" for level, size in machine["caches"].items())
     cpu = f"{machine['cpu']} ({machine['llvm_cpu']}, {machine['vector_bits']}-bit vectors)"
-    return f"{cpu}, {result['threads']} threads; {caches}; {packages}; {result['date']}."
+    legend = instruction_sets.legend(machine)
+    return f"{cpu}, {result['threads']} threads; {caches}; {packages}; {result['date']}.{legend}"
 
 
 def _device(device: dict[str, Any]) -> str:
@@ -241,15 +282,17 @@ def _row(cell: Figures) -> list[str]:
     return [
         cell.operator,
         cell.workload,
-        cell.dtype if cell.memory == DEFAULT else f"{cell.dtype}, {cell.memory} memory",
-        duration(new.seconds),
-        f"{new.gigabytes:.1f}",
-        f"{new.share_of_copy:.0%}",
-        *_best(new),
+        cell.typed,
+        *_timed(new),
         *([duration(given.seconds), *_best(given)] if given else [""] * 4),
         f"{cell.error_ulp:.2f}" if cell.error_ulp is not None else "not finite",
         *([] if new.host_seconds is None else [duration(new.host_seconds)]),
     ]
+
+
+def _timed(times: Times) -> list[str]:
+    """Our time, speed and share of a copy's, and the best peer."""
+    return [duration(times.seconds), f"{times.gigabytes:.1f}", f"{times.share_of_copy:.0%}", *_best(times)]
 
 
 def _best(times: Times) -> tuple[str, str, str]:
@@ -280,8 +323,13 @@ def _loss_row(cell: Mapping[str, Any]) -> list[str]:
     return [*known, _mebibytes(beyond[peer] if peer else None), _mebibytes(least)]
 
 
-def _sweep_table(found: Sequence[Curve]) -> Table:
-    return Table(SWEEP_COLUMNS, list(map(_curve_row, found)), SWEEP_TITLE)
+def _sweep_tables(result: dict[str, Any]) -> Iterator[Table]:
+    """A table of the curves, and one of the shapes that lie on none."""
+    if found := curves(result):
+        yield Table(SWEEP_COLUMNS, list(map(_curve_row, found)), SWEEP_TITLE, align="llll")
+    if others := shapes(result):
+        rows = [[cell.operator, cell.workload, cell.typed, *_timed(cell.ways[GIVEN])] for cell in others]
+        yield Table(SHAPES_COLUMNS, rows, SHAPES_TITLE)
 
 
 def _curve_row(curve: Curve) -> list[str]:
@@ -291,7 +339,7 @@ def _curve_row(curve: Curve) -> list[str]:
     behind = sum(round(ratio, 2) < 1 for ratio in curve.ratios)
     mean = f"{curve.mean:.2f}" if curve.mean else NOBODY
     lowest = (f"{worst:.2f}", str(at)) if worst else ("", "")
-    known = [curve.operator, curve.dtype, curve.memory, str(len(curve.lengths)), mean, str(behind)]
+    known = [curve.operator, curve.dtype, curve.along, curve.memory, str(len(curve.lengths)), mean, str(behind)]
     return [*known, *lowest, f"{step:.2f}", str(length)]
 
 

@@ -86,7 +86,8 @@ class Torch:
         plain one where new memory is asked for. given, keywords: arguments; words name the case's, see `named`.
         Raises NoSuchWay where no result is named, and they have to go into memory that is given.
         """
-        found = reduce(getattr, function.split("."), self.torch.ops if function.startswith("aten.") else self.torch)
+        found: Any = self.torch.ops if function.startswith("aten.") else self.torch
+        found = reduce(getattr, function.split("."), found)
         arguments = [self.named(each) for each in given]
         memory = {name: self.named(value) for name, value in keywords.items() if name in RESULTS}
         others = {name: value for name, value in keywords.items() if name not in RESULTS}

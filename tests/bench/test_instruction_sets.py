@@ -1,0 +1,148 @@
+"""`opgrad bench --isa`: each instruction set in a process of its own, and what is said of several."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import report
+from bench_results import made_up_result
+from rich.console import Console
+from typer.testing import CliRunner
+
+from opgrad.bench import instruction_sets
+from opgrad.bench.figures import read
+from opgrad.bench.options import Options
+from opgrad.bench.tables import machine_line, sets_table, short_table, show_sets
+from opgrad.cli import app
+
+TINY = ["--ops", "relu", "--dtypes", "float32", "--shapes", "8x9", "--seconds", "0"]
+
+
+@pytest.fixture
+def of_width(monkeypatch):
+    """As on a processor with vectors of so many bytes."""
+    return lambda width: monkeypatch.setattr(instruction_sets, "vector_bytes", lambda: width)
+
+
+def result_of(width, ratios, name="avx2", **more):
+    made = made_up_result(ratios)
+    made["machine"] |= {"vector_bits": width, "instruction_set": name, **more}
+    return made
+
+
+def test_what_a_processor_lacks_is_refused_in_a_sentence(of_width):
+    of_width(32)
+    done = CliRunner().invoke(app, ["bench", "--isa", "avx512"])
+    expected = "opgrad: bench: isa is 'avx512', but this processor has no AVX-512\n"
+    assert (done.exit_code, done.output) == (1, expected)
+    of_width(16)
+    for name in instruction_sets.TITLES:
+        with pytest.raises(ValueError, match=f"isa is '{name}', but this processor has no AVX"):
+            instruction_sets.in_processes(Options(isa=name))
+    with pytest.raises(ValueError, match=r"isa is 'sse', expected of avx2, avx512$"):
+        instruction_sets.in_processes(Options(isa="sse"))
+    with pytest.raises(ValueError, match=r"isa is of processors, but the device is 'cuda'$"):
+        instruction_sets.in_processes(Options(isa="avx2", device="cuda"))
+
+
+def test_the_processors_own_set_needs_no_other_process(of_width):
+    of_width(64)
+    assert instruction_sets.in_processes(Options()) == instruction_sets.in_processes(Options(isa="avx512")) == []
+    assert instruction_sets.in_processes(Options(isa="avx2")) == ["avx2"]
+    assert instruction_sets.in_processes(Options(isa="avx512,avx2,avx512")) == ["avx512", "avx2"]
+    of_width(32)
+    assert instruction_sets.in_processes(Options(isa="avx2")) == []
+
+
+def test_a_process_is_told_what_was_asked_for(of_width, monkeypatch, tmp_path):
+    started = []
+
+    class Process:
+        def __init__(self, command, env):
+            started.append((command, env))
+            self.interrupts = len(started) == 2
+
+        def wait(self):
+            if self.interrupts:
+                self.interrupts = False
+                raise KeyboardInterrupt
+            return 0
+
+    of_width(64)
+    monkeypatch.setattr(instruction_sets.subprocess, "Popen", Process)
+    options = Options(ops="relu", quick=True, json=tmp_path / "r.json", plot=tmp_path / "r.png")
+    written = instruction_sets.measure_each(options, ["avx2", "avx512", "avx2"], ["opgrad", "bench"])
+    assert written == {name: tmp_path / f"r-{name}.json" for name in ("avx2", "avx512")}
+    assert len(started) == 2  # the user ended the second
+    command, environment = started[0]
+    words = ["--isa", "avx2", "--ops", "relu", "--json", str(tmp_path / "r-avx2.json"), "--quick"]
+    assert command == [sys.executable, "-m", "opgrad", "bench", *words]
+    assert {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}.items() <= environment.items()
+    assert environment["NUMBA_CPU_NAME"] == "haswell"
+    assert environment[instruction_sets.PROCESSOR] == "avx512"
+    assert instruction_sets.PROCESSOR not in started[1][1]
+    monkeypatch.setattr(Process, "wait", lambda self: 3)
+    with pytest.raises(RuntimeError, match=r"^bench: the process that measures AVX2 ended with status 3$"):
+        instruction_sets.measure_each(options, ["avx2"], ["opgrad", "bench"])
+
+
+def test_every_option_has_its_words(tmp_path):
+    assert Options().words() == []
+    options = Options(folders=[tmp_path], training=True, fuse=False, seconds=0.5, old_python=tmp_path / "python")
+    old = ["--old-python", str(tmp_path / "python")]
+    assert options.words() == [str(tmp_path), "--training", *old, "--seconds", "0.5", "--no-fuse"]
+
+
+def test_a_result_names_its_set(monkeypatch):
+    assert [instruction_sets.of({"vector_bits": bits}) for bits in (512, 256, 128)] == ["avx512", "avx2", "128 bits"]
+    monkeypatch.delenv(instruction_sets.PROCESSOR, raising=False)
+    assert instruction_sets.describe({"vector_bits": 512})["instruction_set"] == "avx512"
+    monkeypatch.setenv(instruction_sets.PROCESSOR, "avx512")
+    machine = instruction_sets.describe({"vector_bits": 256})
+    assert machine == {"vector_bits": 256, "instruction_set": "avx2", "processor_has": "avx512"}
+    legend = "Held to AVX2 on a processor with AVX-512, but for onnxruntime and SciPy, which use all it has."
+    assert machine_line(result_of(256, [], processor_has="avx512")).endswith(legend)
+    assert "Held" not in machine_line(result_of(512, [], "avx512"))
+
+
+@pytest.mark.skipif(instruction_sets.vector_bytes() < 32, reason="no AVX2 here")
+def test_a_process_held_to_avx2_measures(tmp_path):
+    """Without typer, as the command starts it; the file and everybody who can be told are of AVX2."""
+    path = tmp_path / "held.json"
+    command = [sys.executable, "-m", "opgrad.bench", *TINY, "--peers", "numpy", "--isa", "avx2", "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "1/1 relu 8x9 float32\n")
+    machine = read(path)["machine"]
+    assert (machine["instruction_set"], machine["vector_bits"]) == ("avx2", 256)
+    assert ("processor_has" in machine) == (instruction_sets.vector_bytes() == 64)
+
+
+def test_tables_set_them_side_by_side():
+    results = [result_of(256, [2.0, 0.5]), result_of(512, [4.0, 3.0], "avx512")]
+    table = sets_table(results).markdown()
+    assert "| operator | shape | dtype | AVX2 | ratio | given | ratio | AVX-512 | ratio | given | ratio |" in table
+    assert "| `softmax` | 0x7 | float32 | 1 ms | 2.00 | 2 ms |  | 1 ms | 4.00 | 2 ms |  |" in table
+    short = short_table(results, [("softmax", "0x7"), ("relu", "9")])
+    assert "| AVX2: time of a call | AVX2: beside the fastest peer | AVX-512: time of a call |" in short
+    assert "| `softmax` 0x7 | 1 ms | 2.00x torch | 1 ms | 4.00x torch |" in short
+    show_sets(screen := Console(record=True, width=200), results)
+    assert "AVX-512: Over 3 cells, 3.46 times as fast" in screen.export_text()
+    show_sets(screen := Console(record=True, width=200), results[:1])
+    assert not screen.export_text()
+
+
+def test_documents_have_one_set_or_both(tmp_path):
+    folder = tmp_path / report.RESULTS
+    folder.mkdir(parents=True)
+    made = result_of(512, [4.0], "avx512")
+    (folder / "wide.json").write_text(json.dumps(made))
+    assert report.speed(tmp_path, tmp_path).startswith("**4.0 times as fast**")
+    assert "AVX" not in report.headlines(tmp_path, tmp_path) + report.benchmark(tmp_path, tmp_path)
+    (folder / "wide-avx2.json").write_text(json.dumps(result_of(256, [2.0], processor_has="avx512")))
+    first, second = report.speed(tmp_path, tmp_path).split("\n\n")
+    assert first.startswith("AVX2: **2.0 times as fast**")
+    assert second.startswith("AVX-512: **4.0 times as fast**")
+    text = report.benchmark(tmp_path, tmp_path)
+    assert text.index("### AVX2\n\nOver 2 cells, 2.00 times") < text.index("### AVX-512\n\nOver 2 cells, 4.00 times")
+    assert "Held to AVX2" in text
