@@ -52,6 +52,7 @@ def store_each(pointers: Any, i: int, vectors: Any) -> None: ...  # `store` of e
 def store_each_masked(pointers: Any, i: int, vectors: Any, mask: Mask) -> None: ...
 def store_streaming(p: Any, i: int, v: Vector) -> None: ...  # past the cache; element i must be aligned to a cache line
 def store_one(p: Any, i: int, x: float) -> None: ...
+def store_one_each(pointers: Any, i: int, numbers: Any) -> None: ...  # each number to the pointer of its place
 
 
 # --- transposing a block of half as many rows and columns as a vector has lanes ------------------------------------
@@ -67,6 +68,7 @@ def transpose_block_out(y: Any, row: int, tile: Any, stride: int, rows: int, col
 
 
 def full(p: Any, value: float) -> Vector: ...  # `value` in every lane
+def full_each(pointers: Any, value: float) -> Any: ...  # `full` for each pointer in a tuple, as a tuple
 def like(v: Vector, value: float) -> Vector: ...  # the same for a vector like `v`
 def number(p: Any, value: float) -> Any: ...  # `value` in the precision of the kernel
 def first(p: Any, count: int) -> Mask: ...  # the first `count` lanes; none if it is negative, all if it is large
@@ -86,8 +88,8 @@ def absolute(v: Vector) -> Vector: ...
 def sqrt(v: Vector) -> Vector: ...  # rounded once
 def copy_sign(v: Vector, sign: Vector) -> Vector: ...  # v with the sign of `sign`
 def add_each(a: Any, b: Any) -> Any: ...  # the sums of the vectors of two tuples, as a tuple
-# numbers[r] * v + sums[r] for each r, rounded once, as a tuple: a column of a tile of products.
-def add_products(sums: Any, numbers: Any, v: Vector) -> Any: ...
+# factors[r] * v + sums[r] for each r, rounded once, as a tuple; factors are numbers or vectors.
+def add_products(sums: Any, factors: Any, v: Vector) -> Any: ...
 
 
 # --- powers of two: v = m * 2**e with m in [sqrt(1/2), sqrt(2)) ----------------------------------------------------
@@ -108,6 +110,7 @@ def power_of(v: Vector) -> Vector: ...
 
 def first_lane(v: Vector) -> Any: ...
 def reduce_add(v: Vector) -> Any: ...  # the sum, pairwise
+def reduce_add_each(vectors: Any) -> Any: ...  # `reduce_add` of each vector in a tuple, as a tuple
 def reduce_add_wide(v: Vector, w: Vector) -> float: ...  # the sum of the lanes of both, pairwise, in float64
 def reduce_max(v: Vector) -> Any: ...  # NaN lanes may or may not be ignored
 

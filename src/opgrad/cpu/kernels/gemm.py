@@ -73,18 +73,6 @@ def four(p, step: int, row: int, last: int):
 
 
 @inline
-def zeros_six(p):
-    zero = v.full(p, 0.0)
-    return zero, zero, zero, zero, zero, zero
-
-
-@inline
-def zeros_four(p):
-    zero = v.full(p, 0.0)
-    return zero, zero, zero, zero
-
-
-@inline
 def put_vectors(rows, column: int, columns: int, sums, add: int) -> None:
     """Store a vector of each row, or add it to what stands there, in the first `columns` columns."""
     if columns >= v.lanes(rows[0]):
@@ -98,13 +86,13 @@ def put_vectors(rows, column: int, columns: int, sums, add: int) -> None:
         v.store_each_masked(rows, column, sums, mask)
 
 
-def tile_of(rows_of: Callable[..., Any], zeros: Callable[..., Any]) -> Callable[..., None]:
+def tile_of(rows_of: Callable[..., Any]) -> Callable[..., None]:
     """The tile of some rows and one panel: c (+)= a @ b over [first, stop) of the sums, in the first columns."""
 
     @inline
     def tile(c, c_row: int, a, a_row: int, step: int, panel, row: int, last: int, columns: int, first, stop, add: int):
         w, rows, out = v.lanes(panel), rows_of(a, a_row, row, last), rows_of(c, c_row, row, last)
-        left = right = zeros(panel)
+        left = right = v.full_each(rows, 0.0)
         for k in range(first, stop):
             numbers, at = v.load_one_each(rows, k * step), k * VECTORS * w
             left = v.add_products(left, numbers, v.load(panel, at))
@@ -117,7 +105,7 @@ def tile_of(rows_of: Callable[..., Any], zeros: Callable[..., Any]) -> Callable[
     return tile
 
 
-tile_of_six, tile_of_four = tile_of(six, zeros_six), tile_of(four, zeros_four)
+tile_of_six, tile_of_four = tile_of(six), tile_of(four)
 
 
 @inline

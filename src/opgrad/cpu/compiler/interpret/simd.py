@@ -159,6 +159,11 @@ def _store_each_masked(pointers: Sequence[Pointer], i: int, vectors: Sequence[Ve
         _store_masked(p, i, v, mask)
 
 
+def _store_one_each(pointers: Sequence[Pointer], i: int, numbers: Sequence[Any]) -> None:
+    for p, x in zip(pointers, numbers, strict=True):
+        _store_one(p, i, x)
+
+
 def _nothing(*_: Any) -> None:
     """What only asks the processor for something."""
 
@@ -185,9 +190,11 @@ WORDS: dict[str, Callable[..., Any]] = {
     "store_each_masked": _store_each_masked,
     "store_streaming": _store_streaming,
     "store_one": lambda p, i, x: _store_one(p, i, x),
+    "store_one_each": _store_one_each,
     "transpose_block_in": _transpose_in,
     "transpose_block_out": _transpose_out,
     "full": lambda p, value: Vector(lanes_of(value, _zeros(p))),
+    "full_each": lambda pointers, value: tuple(Vector(lanes_of(value, _zeros(p))) for p in pointers),
     "like": lambda v, value: Vector(lanes_of(value, v)),
     "number": lambda p, value: p.element.type(value),
     "first": lambda p, count: Vector(np.arange(p.lanes) < int(count)),
@@ -201,7 +208,7 @@ WORDS: dict[str, Callable[..., Any]] = {
     "sqrt": lambda v: Vector(np.sqrt(v.lanes)),
     "copy_sign": lambda v, sign: Vector(np.copysign(v.lanes, sign.lanes)),
     "add_each": lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)),
-    "add_products": lambda sums, numbers, v: tuple(_fma(x, v, s) for x, s in zip(numbers, sums, strict=True)),
+    "add_products": lambda sums, factors, v: tuple(_fma(x, v, s) for x, s in zip(factors, sums, strict=True)),
     "scale_by_power": _scale_by_power,
     "scales_at_once": lambda v: False,
     "exponent_of": lambda v: Vector(_split(v)[0].astype(v.lanes.dtype)),
@@ -209,6 +216,7 @@ WORDS: dict[str, Callable[..., Any]] = {
     "power_of": _power_of,
     "first_lane": lambda v: v.lanes[0],
     "reduce_add": lambda v: _folded(v.lanes, operator.add),
+    "reduce_add_each": lambda vectors: tuple(_folded(v.lanes, operator.add) for v in vectors),
     "reduce_add_wide": _reduce_add_wide,
     "reduce_max": lambda v: _folded(v.lanes, _maximum),
     "progression": _progression,

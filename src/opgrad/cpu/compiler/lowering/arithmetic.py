@@ -1,14 +1,14 @@
 """Arithmetic on vectors, powers of two, and reductions across lanes."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
 
 from opgrad.cpu.compiler import simd
-from opgrad.cpu.compiler.lowering.vectors import element_of
+from opgrad.cpu.compiler.lowering.vectors import element_of, for_each
 from opgrad.cpu.compiler.lowering.words import (
     ELEMENT,
     I1,
@@ -23,6 +23,14 @@ from opgrad.cpu.compiler.lowering.words import (
 )
 
 
+def in_lanes(context: Any, builder: Any, kind: VectorType, values: Sequence[Any], types_: Sequence[Any]) -> list[Any]:
+    """The values of these types as vectors of `kind`: vectors as they are, numbers in every lane."""
+    return [
+        x if isinstance(t, VectorType) else splat(builder, kind.lanes, element_of(context, builder, x, t, kind.element))
+        for x, t in zip(values, types_, strict=True)
+    ]
+
+
 def lifted(word: Any, result: Callable[[VectorType], VectorType], emit_pair: Callable[..., Any]) -> None:
     """Define a binary operator for vector and vector, vector and number, number and vector."""
 
@@ -32,14 +40,8 @@ def lifted(word: Any, result: Callable[[VectorType], VectorType], emit_pair: Cal
         if not isinstance(kind, VectorType):
             return None
 
-        def operand(context: Any, builder: Any, value: Any, of: Any) -> Any:
-            if isinstance(of, VectorType):
-                return value
-            return splat(builder, kind.lanes, element_of(context, builder, value, of, kind.element))
-
         def emit(context: Any, builder: Any, x: Any, y: Any) -> Any:
-            x, y = operand(context, builder, x, a), operand(context, builder, y, b)
-            return emit_pair(builder, kind, x, y)
+            return emit_pair(builder, kind, *in_lanes(context, builder, kind, (x, y), (a, b)))
 
         return result(kind), emit
 
@@ -99,24 +101,17 @@ def _(a: Any, b: Any, c: Any) -> Any:
     kind = next(t for t in (a, b, c) if isinstance(t, VectorType))
 
     def emit(context: Any, builder: Any, *values: Any) -> Any:
-        operands = [
-            x
-            if isinstance(t, VectorType)
-            else splat(builder, kind.lanes, element_of(context, builder, x, t, kind.element))
-            for x, t in zip(values, (a, b, c), strict=True)
-        ]
-        return intrinsic(builder, "llvm.fma", kind.llvm, operands)
+        return intrinsic(builder, "llvm.fma", kind.llvm, in_lanes(context, builder, kind, values, (a, b, c)))
 
     return kind, emit
 
 
 @defines(simd.add_products)
-def _(sums: Any, numbers: Any, v: Any) -> Any:
-    def emit(context: Any, builder: Any, totals: Any, factors: Any, x: Any) -> Any:
-        pairs = zip(cgutils.unpack_tuple(builder, totals), cgutils.unpack_tuple(builder, factors), strict=True)
-        made = [
-            intrinsic(builder, "llvm.fma", v.llvm, [splat(builder, v.lanes, number), x, each]) for each, number in pairs
-        ]
+def _(sums: Any, factors: Any, v: Any) -> Any:
+    def emit(context: Any, builder: Any, totals: Any, values: Any, x: Any) -> Any:
+        vectors = in_lanes(context, builder, v, cgutils.unpack_tuple(builder, values), factors)
+        pairs = zip(vectors, cgutils.unpack_tuple(builder, totals), strict=True)
+        made = [intrinsic(builder, "llvm.fma", v.llvm, [factor, x, total]) for factor, total in pairs]
         return context.make_tuple(builder, sums, made)
 
     return sums, emit
@@ -125,10 +120,7 @@ def _(sums: Any, numbers: Any, v: Any) -> Any:
 @defines(simd.polynomial)
 def _(v: Any, coefficients: Any) -> Any:
     def emit(context: Any, builder: Any, x: Any, values: Any) -> Any:
-        numbers = zip(cgutils.unpack_tuple(builder, values), coefficients, strict=True)
-        result, *others = [
-            splat(builder, v.lanes, element_of(context, builder, c, kind, v.element)) for c, kind in numbers
-        ]
+        result, *others = in_lanes(context, builder, v, cgutils.unpack_tuple(builder, values), coefficients)
         for each in others:
             result = intrinsic(builder, "llvm.fma", v.llvm, [result, x, each])
         return result
@@ -141,13 +133,7 @@ def _(mask: Any, a: Any, b: Any) -> Any:
     kind = a if isinstance(a, VectorType) else b
 
     def emit(context: Any, builder: Any, m: Any, x: Any, y: Any) -> Any:
-        operands = [
-            v
-            if isinstance(t, VectorType)
-            else splat(builder, kind.lanes, element_of(context, builder, v, t, kind.element))
-            for v, t in ((x, a), (y, b))
-        ]
-        return builder.select(m, *operands)
+        return builder.select(m, *in_lanes(context, builder, kind, (x, y), (a, b)))
 
     return kind, emit
 
@@ -257,6 +243,9 @@ def fold(builder: Any, v: VectorType, x: Any, combine: Callable[..., Any]) -> An
 @defines(simd.reduce_add)
 def _(v: Any) -> Any:
     return SCALAR[v.element], lambda context, builder, x: fold(builder, v, x, arithmetic("fadd", "add"))
+
+
+for_each(simd.reduce_add_each, simd.reduce_add)
 
 
 @defines(simd.reduce_max)

@@ -197,6 +197,9 @@ def _(p: Any, i: Any, x: Any) -> Any:
     return types.none, emit
 
 
+store_several(simd.store_one_each, simd.store_one)
+
+
 @defines(simd.to_line)
 def _(p: Any, i: Any) -> Any:
     def emit(context: Any, builder: Any, base: Any, i: Any) -> Any:
@@ -242,6 +245,9 @@ def _(p: Any, value: Any) -> Any:
         return splat(builder, p.lanes, element_of(context, builder, x, value, p.element))
 
     return vector_of(p), emit
+
+
+for_each(simd.full_each, simd.full)
 
 
 @defines(simd.like)
