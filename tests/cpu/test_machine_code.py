@@ -60,19 +60,28 @@ def test_addresses_by_name():
         assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)(1) == 6
 
 
-@pytest.mark.parametrize("kind", [2, 24])
-def test_what_is_not_foreseen_is_left_to_llvm(kind):
-    """Another relocation than that of an absolute address, and another system's object file."""
-    code = bytearray(code_of(execute) + b"")
-    if kind == 24:
-        assert machine_code.link(b"\xcf\xfa\xed\xfe" + code[4:], native.ENTRY) is None
-        return
+def test_other_relocations_are_left_to_llvm():
+    code = bytearray(code_of(second_word))
     file = machine_code._ObjectFile(bytes(code))
     tables = [each for each in file._sections if each.kind == machine_code.RELOCATIONS and each.info in file._places]
+    assert tables
     for table in tables:
-        number = struct.unpack_from("<Q", code, table.offset + 8)[0]
-        struct.pack_into("<Q", code, table.offset + 8, number >> 32 << 32 | kind)
-    assert (machine_code.link(bytes(code), native.ENTRY) is None) == bool(tables)
+        (number,) = struct.unpack_from("<Q", code, table.offset + 8)
+        struct.pack_into("<Q", code, table.offset + 8, number >> 32 << 32 | 3)
+    assert machine_code.link(bytes(code), native.ENTRY) is None
+
+
+def test_object_files_of_other_systems_are_left_to_llvm():
+    assert machine_code.link(b"\xcf\xfa\xed\xfe" + code_of(execute)[4:], native.ENTRY) is None
+
+
+def test_functions_far_away_are_called_by_a_jump():
+    near, far, jump = 1 << 20, 1 << 40, 1 << 10
+    assert machine_code._distance(machine_code.CALL, near, jump) == near
+    assert machine_code._distance(machine_code.CALL, -far, jump) == jump
+    assert machine_code._distance(machine_code.PLACES_OF_ADDRESSES[0], near, jump) == jump + len(machine_code.JUMP)
+    with pytest.raises(machine_code._Unforeseen):
+        machine_code._distance(machine_code.DISTANCE, far, jump)
 
 
 def test_the_cpu_is_the_same_every_time(monkeypatch):

@@ -78,7 +78,8 @@ def target_machine(triple: str) -> Any:
     llvm.initialize_all_asmprinters()
     llvm.initialize_native_asmparser()
     name, features = host()
-    return llvm.Target.from_triple(triple).create_target_machine(cpu=name, features=features, opt=3, jit=True)
+    options = emit.code_model(triple.startswith("x86_64"))
+    return llvm.Target.from_triple(triple).create_target_machine(cpu=name, features=features, opt=3, **options)
 
 
 def optimised_for(triple: str) -> Any:

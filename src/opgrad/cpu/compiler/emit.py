@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from opgrad.cpu.compiler import machine_code
 from opgrad.cpu.compiler.target import host
 
 ENTRY = "opgrad_entry"  # the one exported symbol of an object file
@@ -39,5 +40,14 @@ def machine() -> Any:
     llvm.initialize_native_asmprinter()
     llvm.initialize_native_asmparser()
     name, features = host()
-    target = llvm.Target.from_triple(llvm.get_process_triple())
-    return target.create_target_machine(cpu=name, features=features, opt=3, jit=True)
+    return llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(
+        cpu=name, features=features, opt=3, **code_model(machine_code.HERE)
+    )
+
+
+def code_model(near: bool) -> dict[str, Any]:
+    """Options of a target machine: whether code finds its constants by distances, which fit into instructions.
+
+    Otherwise LLVM, which links code for itself, takes addresses of 64 bits: an instruction and a register for each.
+    """
+    return {"reloc": "pic", "codemodel": "small"} if near else {"jit": True}

@@ -26,7 +26,14 @@ SECTION, SYMBOL, RELOCATION = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBH
 CONTENTS, SYMBOLS, RELOCATIONS, SHORT_RELOCATIONS, UNWINDING = 1, 2, 4, 9, 0x70000001  # kinds of sections
 WRITE, IN_MEMORY = 1, 2  # flags of sections
 UNDEFINED = 0  # the section of a symbol that is elsewhere
-ABSOLUTE = 1  # the one relocation: the address of a symbol in 64 bits
+# Kinds of relocations: the address of a symbol in 64 bits, and distances in 32 bits: to a symbol, to a function, which
+# may be too far away, and to a place that holds the address of a symbol.
+ADDRESS, DISTANCE, CALL, PLACES_OF_ADDRESSES = 1, 2, 4, (9, 41, 42)
+# A jump (nop; jmp *0(%rip)) to the address that follows it: calls of functions that are too far away go there, and the
+# address is the place that holds it.
+JUMP = bytes.fromhex("6690 ff2500000000")
+JUMP_BYTES = len(JUMP) + 8
+FAR = (1 << 31) - (1 << 16)  # bytes that a distance in 32 bits reaches, less what is added to it
 # The functions of the C library that LLVM's code calls; the mathematical ones on CPUs without FMA or SSE 4.1.
 CALLED = ("memcpy", "memmove", "memset", "fma", "fmaf", "rint", "rintf")
 named: dict[str, int] = {}  # addresses that kernels find by name (`memory.named_address`)
@@ -46,6 +53,15 @@ class _Section(NamedTuple):
     entry_size: int
 
 
+class _Relocation(NamedTuple):
+    """Something to write into the code at a place, where the symbol with this number is needed."""
+
+    place: int
+    kind: int
+    symbol: int
+    addend: int
+
+
 class _Unforeseen(Exception):
     """An object file that has to be linked by LLVM."""
 
@@ -58,8 +74,8 @@ def give_name(name: str, address: int) -> None:
 def link(code: bytes, entry: str) -> int | None:
     """Load an object file of LLVM into executable memory, for good; returns the address of its function `entry`.
 
-    None if it cannot be linked here: on another system, or if it holds more than code and constants which absolute
-    addresses connect. Tables for unwinding are left out, since kernels raise nothing.
+    None if it cannot be linked here: on another system, or if it holds more than code and constants which addresses
+    and distances connect. Tables for unwinding are left out, since kernels raise nothing.
     """
     if not HERE or not code.startswith(OBJECT_FILE) or struct.unpack_from("<HH", code, 16) != (RELOCATABLE, X86_64):
         return None
@@ -88,14 +104,25 @@ class _ObjectFile:
         self._places[number], self._size = start, start + section.size
 
     def load(self, entry: str) -> int:
-        base = new_memory(self._size)
-        image = bytearray(self._size)
-        for number, start in self._places.items():
+        relocations = list(self._relocations())
+        called = dict.fromkeys(each.symbol for each in relocations if each.kind in (CALL, *PLACES_OF_ADDRESSES))
+        start = -(-self._size // JUMP_BYTES) * JUMP_BYTES
+        jumps = {symbol: start + JUMP_BYTES * i for i, symbol in enumerate(called)}
+        image = bytearray(start + JUMP_BYTES * len(jumps))
+        base = new_memory(len(image))
+        for number, place in self._places.items():
             section = self._sections[number]
-            image[start : start + section.size] = self._content(section)
+            image[place : place + section.size] = self._content(section)
         symbols = list(self._symbols(base))
-        for place, symbol, addend in self._addresses():
-            struct.pack_into("<Q", image, place, _known(symbols[symbol][1]) + addend)
+        for symbol, place in jumps.items():
+            image[place : place + JUMP_BYTES] = JUMP + _known(symbols[symbol][1]).to_bytes(8, "little")
+        for place, kind, symbol, addend in relocations:
+            address = _known(symbols[symbol][1])
+            if kind == ADDRESS:
+                struct.pack_into("<Q", image, place, address + addend)
+            else:
+                distances = address - base - place, jumps.get(symbol, 0) - place
+                struct.pack_into("<i", image, place, _distance(kind, *distances) + addend)
         make_executable(base, image)
         return _known(dict(symbols)[entry])
 
@@ -113,16 +140,23 @@ class _ObjectFile:
                 else:
                     yield name, (named.get(name) or _called().get(name)) if number == UNDEFINED else None
 
-    def _addresses(self) -> Iterator[tuple[int, int, int]]:
-        """Where an address is to be written, the number of its symbol, and what is added."""
+    def _relocations(self) -> Iterator[_Relocation]:
         for table in self._sections:
             if table.kind == RELOCATIONS and table.info in self._places:
                 for at, what, addend in RELOCATION.iter_unpack(self._content(table)):
-                    if what & 0xFFFFFFFF != ABSOLUTE:
-                        raise _Unforeseen
-                    yield self._places[table.info] + at, what >> 32, addend
+                    yield _Relocation(self._places[table.info] + at, what & 0xFFFFFFFF, what >> 32, addend)
             elif table.kind == SHORT_RELOCATIONS:
                 raise _Unforeseen
+
+
+def _distance(kind: int, to_symbol: int, to_jump: int) -> int:
+    """What a relocation of a distance is about: the symbol itself, the jump to it, or the address behind the jump."""
+    is_near = -FAR <= to_symbol < FAR
+    if kind in PLACES_OF_ADDRESSES:
+        return to_jump + len(JUMP)
+    if kind == CALL or (kind == DISTANCE and is_near):
+        return to_symbol if is_near else to_jump
+    raise _Unforeseen
 
 
 def _known(address: int | None) -> int:
