@@ -172,7 +172,8 @@ def test_assembly_holds_vectors_and_no_calls(op, monkeypatch):
     texts = {kernel.__name__: native.assembly(kernel.function, dtypes) for kernel, dtypes in used}
     assert any(f"%{register}" in text for text in texts.values()), list(texts)
     for name, text in texts.items():
-        assert not re.findall(r"^\s+call\w*\s+(?!\*)\S+", text, re.MULTILINE), name
+        # LLVM fills long runs of memory by memset and memcpy.
+        assert not re.findall(r"^\s+call\w*\s+(?!\*|mem(?:set|cpy)@PLT)\S+", text, re.MULTILINE), name
 
 
 def test_words_of_vectors_exist_in_kernels_alone():
