@@ -39,7 +39,7 @@ LAYERS = {
     "cpu/compiler/": ("", ""),
     "cpu/compiler/target": ("llvmlite", "cpu/compiler/"),
     "cpu/compiler/lowering/": ("numba llvmlite", "cpu/compiler/ cpu/compiler/target locks private_names"),
-    "cpu/compiler/emit": ("llvmlite", "cpu/compiler/target cpu/compiler/lowering/"),
+    "cpu/compiler/emit": ("llvmlite", "cpu/compiler/ cpu/compiler/target cpu/compiler/lowering/"),
     "cpu/compiler/interpret/": ("numpy ml_dtypes", "cpu/compiler/ cpu/compiler/target"),
     "cpu/compiler/processes": ("", "cpu/compiler/ cpu/compiler/target limits locks"),
     "cpu/compiler/native": (
