@@ -1,11 +1,12 @@
 """Operators of onnxruntime that have kernels of their own: results and gradients against formulas in PyTorch."""
 
 import pytest
+import runtime_cases_attention
 import runtime_cases_packed
 from gradient_cases import OF_RUNTIME
 from runtime_cases import check
 
-CASES = {**runtime_cases_packed.CASES}
+CASES = {**runtime_cases_packed.CASES, **runtime_cases_attention.CASES}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -227,7 +227,8 @@ QUANTIZED_PRODUCTS = [
     *((MICROSOFT, op) for op in QUANTIZED.split()),
 ]
 OF_RUNTIME = [  # tests/support/runtime_cases.py
-    (MICROSOFT, "MatMulNBits"),
+    ("", "RotaryEmbedding"),
+    *((MICROSOFT, op) for op in ("MatMulNBits", "RotaryEmbedding")),
 ]
 ELSEWHERE = {
     ("", "If"): "against known values",

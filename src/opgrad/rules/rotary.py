@@ -1,5 +1,6 @@
 """Rotary embedding, of ai.onnx and of com.microsoft, whose gradient is the rotation the other way round."""
 
+from opgrad.contract.rotary import PACKED
 from opgrad.graph.formulas import Value
 from opgrad.graph.messages import MICROSOFT
 from opgrad.rules.node import Node
@@ -11,7 +12,7 @@ TABLES = (1, 2, 3)  # the places of the inputs that have no gradient: cosines, s
 
 
 def _given(node: Node) -> dict[str, int | str]:
-    return {name: node.attributes[name] for name in ATTRIBUTES if name in node.attributes}
+    return {name: node.attributes[name] for name in ATTRIBUTES if node.attributes.get(name)}
 
 
 @gradient("RotaryEmbeddingTraining", domain=MICROSOFT, constant=TABLES)
@@ -33,4 +34,14 @@ def rotary_embedding_of_microsoft(node: Node) -> Value:
         every = node.body.range(x.shape(place, place + 1).squeeze(0)) + positions
         positions = every.unsqueeze(0).expand(node.body.concat(x.shape(0, 1), x.shape(place, place + 1)))
     tables = node.required(2), node.required(3), positions
-    return node.microsoft("RotaryEmbeddingGrad", node.dy, *tables, **_given(node))
+    return node.microsoft("RotaryEmbeddingGrad", node.dy, *tables, **_given(node), **_heads(node))
+
+
+def _heads(node: Node) -> dict[str, int]:
+    """The number of heads of [B, L, H * D] where the node does not tell it: heads are as wide as the tables then."""
+    if node.rank() > PACKED or node.get("num_heads", 0):
+        return {}
+    width, half = sizes_of(node.x)[2], sizes_of(node.required(2))[1]
+    if not isinstance(width, int) or not isinstance(half, int):
+        raise NoGradient("the graph does not tell how wide its input and its tables are")
+    return {"num_heads": width // (2 * half)}
