@@ -228,7 +228,7 @@ QUANTIZED_PRODUCTS = [
 ]
 OF_RUNTIME = [  # tests/support/runtime_cases.py
     ("", "RotaryEmbedding"),
-    *((MICROSOFT, op) for op in ("MatMulNBits", "RotaryEmbedding")),
+    *((MICROSOFT, op) for op in ("MatMulNBits", "RotaryEmbedding", "GroupQueryAttention")),
 ]
 ELSEWHERE = {
     ("", "If"): "against known values",

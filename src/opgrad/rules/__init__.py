@@ -8,6 +8,7 @@ from opgrad.rules import (  # noqa: F401
     einsum,
     elementary,
     extrema,
+    grouped_attention,
     indexing,
     layout,
     losses,

@@ -1,6 +1,5 @@
 """Rotary embedding, of ai.onnx and of com.microsoft, whose gradient is the rotation the other way round."""
 
-from opgrad.contract.rotary import PACKED
 from opgrad.graph.formulas import Value
 from opgrad.graph.messages import MICROSOFT
 from opgrad.rules.node import Node
@@ -8,6 +7,7 @@ from opgrad.rules.registry import NoGradient, gradient
 from opgrad.rules.shaping import sizes_of
 
 ATTRIBUTES = ("interleaved", "rotary_embedding_dim", "num_heads", "layout")
+PACKED = 3  # axes of x where a token's heads lie in one axis: [B, L, H * D]
 TABLES = (1, 2, 3)  # the places of the inputs that have no gradient: cosines, sines, positions
 
 

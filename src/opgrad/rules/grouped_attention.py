@@ -1,0 +1,187 @@
+"""Attention with fewer heads of keys than of queries, and with caches of keys, as language models have it.
+
+A key's place in its row is that in the cache: those of the past come first, new ones behind them, at a place that each
+row of the batch has for itself.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from onnx import TensorProto
+
+from opgrad.graph.formulas import LAST, Value
+from opgrad.graph.messages import MICROSOFT
+from opgrad.graph.sizes import known
+from opgrad.rules.node import Node
+from opgrad.rules.registry import Gradients, NoGradient, recomputed
+from opgrad.rules.shaping import sizes_of
+
+LOWEST = -3.4e38  # the score of a key that does not count
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How a row of numbers is divided: queries by query heads, keys and values by key heads; a head has `width`."""
+
+    queries: int
+    keys: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where tokens are in their rows.
+
+    before: how many keys each row has before the new ones, int64 [N, 1, 1, 1]. new: the number of new tokens, of
+    shape (). total: how many places the keys have, of shape ().
+    """
+
+    before: Value
+    new: Value
+    total: Value
+
+    def queries(self) -> Value:
+        """The places of the queries, [N, 1, L, 1]."""
+        return self.before + self.new.body.range(self.new).unsqueeze(1)
+
+    def keys(self) -> Value:
+        """The places of the keys, [T]."""
+        return self.new.body.range(self.total)
+
+
+@recomputed("GroupQueryAttention", domain=MICROSOFT, constant=(5, 6, 7, 8, 9))
+def group_query_attention(node: Node) -> Gradients:
+    """y = softmax(scale * q @ k.T + mask) @ v of each head of q, with the keys of its group; caches come first."""
+    _refuse(node)
+    kind, node = node.x, node.wide()
+    heads = _heads(node)
+    q, k, v = _projections(node, heads)
+    new = node.x.shape(1, 2).squeeze(0)
+    counted = node.required(5).cast(TensorProto.INT64).reshape([-1, 1, 1, 1]) + 1
+    places = _places(node, new, counted)
+    if node.get("do_rotary", 0):
+        q, k = (_turned(node, each, places) for each in (q, k))
+    k, v = (_in_cache(node.input(place), each, places) for place, each in ((3, k), (4, v)))
+    mask = _mask(node, places, counted)
+    y = attended(node, (q, k, v), heads, mask, node.input(10), node.input(11))
+    return [each.like(kind) for each in (y, k, v)]
+
+
+def _refuse(node: Node) -> None:
+    reasons = {
+        "its caches are quantized": node.get("k_quant_type", "NONE") != "NONE" or node.input(12) is not None,
+        "its caches are windows that slide": node.get("sliding_window_cache", 0),
+        "its heads are normalized": node.input(14) is not None,
+        "its rows have lengths of their own": node.input(16) is not None,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise NoGradient(f"{reason}, which onnxruntime does on GPUs or for generation alone")
+
+
+def _heads(node: Node) -> Heads:
+    queries, keys, width = node.get("num_heads"), node.get("kv_num_heads"), sizes_of(node.x)[2]
+    if not isinstance(width, int):
+        raise NoGradient("the graph does not tell the width of its query")
+    return Heads(queries, keys, width // (queries if node.input(1) is not None else queries + 2 * keys))
+
+
+def _projections(node: Node, heads: Heads) -> list[Value]:
+    """Query, key and value as [N, heads, L, H]; they may lie behind each other in the query."""
+    x, key, value = node.x, node.input(1), node.input(2)
+    if key is None or value is None:
+        ends = [0, heads.queries, heads.queries + heads.keys, heads.queries + 2 * heads.keys]
+        x, key, value = (x.slice(start * heads.width, end * heads.width, 2) for start, end in pairwise(ends))
+    return [each.reshape([0, 0, -1, heads.width]).transpose(0, 2, 1, 3) for each in (x, key, value)]
+
+
+def _places(node: Node, new: Value, counted: Value) -> Places:
+    """In a first prompt all keys are new, whatever the rows' lengths are."""
+    past, total = node.input(3), node.required(6).cast(TensorProto.INT64).scalar()
+    before = node.where(total.equals(new), 0, counted - new)
+    if past is None or known(list(past.sizes or [None] * 4)[2:3]) == [0]:
+        return Places(before, new, new)
+    return Places(before, new, node.body.node("Max", total, past.shape(2, 3).squeeze(0)))
+
+
+def _turned(node: Node, x: Value, places: Places) -> Value:
+    """x with its pairs turned by the angles of their places; places beyond the cache of angles belong to no token."""
+    cos, sin, given = node.required(7), node.required(8), node.input(9)
+    own = places.queries().squeeze(1, 3)
+    if given is not None:  # of a first prompt onnxruntime reads the first position alone
+        prompt = node.required(6).cast(TensorProto.INT64).scalar().equals(places.new)
+        own = node.where(prompt, own + given.slice(0, 1, 0).slice(0, 1, 1), given)
+    positions = node.body.node("Min", own, cos.shape(0, 1).squeeze(0) - 1)
+    return node.microsoft(
+        "RotaryEmbeddingTraining",
+        x,
+        cos,
+        sin,
+        positions,
+        **_partial(node),
+        interleaved=node.get("rotary_interleaved", 0),
+    )
+
+
+def _partial(node: Node) -> dict[str, int]:
+    half = sizes_of(node.required(7))[1]
+    if not isinstance(half, int):
+        raise NoGradient("the graph does not tell the width of its cache of cosines")
+    return {"rotary_embedding_dim": 2 * half}
+
+
+def _in_cache(past: Value | None, now: Value, places: Places) -> Value:
+    """The keys of the past with the new ones behind them, [N, heads, T, H]."""
+    if past is None or known(list(past.sizes or [None] * 4)[2:3]) == [0]:
+        return now
+    body, room = past.body, past.shape(2, 3).squeeze(0)
+    both, place = body.concat(past, now, axis=2), places.keys().unsqueeze(1)
+    # A place behind the past has a new key, which follows the whole cache in `both`; one behind these has none.
+    at = body.where(place < places.before, place, body.node("Min", place - places.before, places.new - 1) + room)
+    shape = body.concat(now.shape(0, 2), places.total.reshape([1]), now.shape(3, 4))
+    return body.node("GatherElements", both, at.expand(shape), axis=2)
+
+
+def _mask(node: Node, places: Places, counted: Value) -> Value:
+    """Which keys count for which queries, [N, 1, L, T]."""
+    at, keys = places.queries(), places.keys()
+    window = node.get("local_window_size", -1)
+    counts = ~(keys > at) if node.get("causal", 1) else keys < counted
+    return counts if window < 0 else counts & (keys > at - window)
+
+
+def attended(
+    node: Node,
+    projections: tuple[Value, Value, Value],
+    heads: Heads,
+    mask: Value,
+    bias: Value | None,
+    sink: Value | None,
+) -> Value:
+    """The result of attention, [N, L, heads * H].
+
+    The queries of a group are rows of one product with their keys.
+    """
+    body, (q, k, v) = node.body, projections
+    rows = q.reshape([0, heads.keys, -1, heads.width])
+    scores = body.node("MatMul", rows, k.transpose(0, 1, 3, 2)) * (node.get("scale", 0.0) or heads.width**-0.5)
+    softcap = node.get("softcap", 0.0)
+    if softcap:
+        scores = (scores / softcap).apply("Tanh") * softcap
+    shape = body.concat(q.shape(0, 3), k.shape(2, 3))
+    scores = scores.reshape(shape)
+    scores = scores if bias is None else scores + bias
+    scores = node.where(mask, scores, LOWEST)
+    p = _softmax(node, scores, sink)
+    y = body.node("MatMul", p.reshape(body.concat(rows.shape(0, 3), k.shape(2, 3))), v)
+    return y.reshape(q.shape()).transpose(0, 2, 1, 3).reshape([0, 0, heads.queries * heads.width])
+
+
+def _softmax(node: Node, scores: Value, sink: Value | None) -> Value:
+    """Softmax over the keys. A sink takes a share of each head, as a key without a value would."""
+    if sink is None and not node.get("smooth_softmax", 0):
+        return scores.apply("Softmax", axis=3)
+    body = node.body
+    column = body.concat(scores.shape(0, 3), body.ints([1]))
+    given = body.number(0, scores) if sink is None else sink.reshape([1, -1, 1, 1])
+    return body.concat(given.expand(column), scores, axis=3).apply("Softmax", axis=3).slice(1, LAST, 3)

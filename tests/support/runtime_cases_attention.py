@@ -1,0 +1,161 @@
+"""Attention of onnxruntime's models of language: rotary embeddings, grouped heads, caches."""
+
+import numpy as np
+import torch
+from runtime_cases import RuntimeCase
+
+RANDOM = np.random.default_rng(1)
+
+
+def numbers(*shape, kind=np.float32):
+    return RANDOM.normal(size=shape).astype(kind)
+
+
+# --- rotary embeddings ---
+
+
+def rotated(x, cos, sin, interleaved=0):
+    """[N, heads, L, H] with the first pairs rotated by angles [N, 1, L, pairs]."""
+    pairs = cos.shape[-1]
+    turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
+    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else (turned[..., :pairs], turned[..., pairs:])
+    parts = a * cos - b * sin, b * cos + a * sin
+    both = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
+    return torch.cat([both, rest], -1)
+
+
+def embedding(shape, positions, domain, kind=np.float32, pairs=2, **attributes):
+    """A RotaryEmbedding of x [N, L, hidden] or [N, heads, L, H]. positions: "first", "all" or "none"."""
+    n, length = shape[0], shape[2] if len(shape) == 4 else shape[1]
+    rows = (n, length) if positions == "none" else (9,)
+    caches = [each(numbers(*rows, pairs)).astype(kind) for each in (np.cos, np.sin)]
+    places = {"first": np.array([2]), "all": RANDOM.integers(0, 9, (n, length)), "none": None}[positions]
+    heads = attributes.get("num_heads")
+
+    def formula(*given):
+        x, cos, sin = (given[place] for place in ((0, 2, 3) if domain else (0, 1, 2)))
+        if positions != "none":
+            rows = torch.tensor(np.arange(2, 2 + length)[None].repeat(n, 0) if positions == "first" else places)
+            cos, sin = cos[rows], sin[rows]
+        split = x if x.ndim == 4 else x.reshape(n, length, heads or shape[2] // (2 * pairs), -1).transpose(1, 2)
+        y = rotated(split, cos[:, None], sin[:, None], attributes.get("interleaved", 0))
+        return y if x.ndim == 4 else y.transpose(1, 2).reshape(shape)
+
+    x = numbers(*shape, kind=kind)
+    arrays = [x, places, *caches] if domain else [x, *caches, places]
+    return RuntimeCase("RotaryEmbedding", arrays, formula, (0,), attributes, domain, opset=23)
+
+
+MS = "com.microsoft"
+CASES = {
+    "RotaryEmbedding of com.microsoft": embedding((2, 3, 8), "all", MS),
+    "RotaryEmbedding of com.microsoft, from the first": embedding((2, 3, 8), "first", MS, interleaved=1),
+    "RotaryEmbedding of com.microsoft, four axes": embedding((2, 2, 3, 4), "all", MS, interleaved=1),
+    "RotaryEmbedding of com.microsoft, a part": embedding((2, 3, 12), "all", MS, num_heads=2, rotary_embedding_dim=4),
+    "RotaryEmbedding of com.microsoft, float16": embedding((2, 3, 8), "all", MS, np.float16),
+    "RotaryEmbedding": embedding((2, 2, 3, 4), "all", ""),
+    "RotaryEmbedding, no positions": embedding((2, 2, 3, 4), "none", "", interleaved=1),
+    "RotaryEmbedding, three axes": embedding((2, 3, 8), "all", "", num_heads=2),
+    "RotaryEmbedding, a part": embedding((2, 2, 3, 6), "all", "", rotary_embedding_dim=4),
+    "RotaryEmbedding, float16": embedding((2, 2, 3, 4), "all", "", np.float16),
+}
+
+
+# --- grouped heads ---
+
+
+def grouped(
+    new=4, past=None, counted=None, queries=4, keys=2, width=16, n=2, room=None, packed=False, bias=False, sink=False,
+    rotary=False, positions=None, kind=np.float32, wanted=None, causal=True, **attributes,
+):  # fmt: skip
+    """A GroupQueryAttention. counted: how many keys each row has in the end; past: how many are in the cache at most.
+
+    room: how many the cache has room for. packed: keys and values lie in the query.
+    """
+    if room is None:
+        room = past
+    counted = np.array([(past or 0) + new] * n if counted is None else counted)
+    total = int(max(counted.max(), new if not past else 0))
+    shapes = [(n, new, queries * width), (n, new, keys * width), (n, new, keys * width)]
+    parts = [numbers(*shape, kind=kind) for shape in shapes]
+    x = [np.concatenate(parts, 2), None, None] if packed else parts
+    caches = [None if room is None else numbers(n, keys, room, width, kind=kind) for _ in range(2)]
+    angles = [each(numbers(16, width // 2)).astype(kind) if rotary else None for each in (np.cos, np.sin)]
+    arrays = [
+        *x, *caches, (counted - 1).astype(np.int32), np.array(total, np.int32), *angles, positions,
+        numbers(n, queries, new, total, kind=kind) if bias else None, numbers(queries, kind=kind) if sink else None,
+    ]  # fmt: skip
+    given = {"num_heads": queries, "kv_num_heads": keys, **attributes}
+    if rotary:
+        given["do_rotary"] = 1
+    if not causal:
+        given["causal"] = 0
+
+    def formula(*tensors):
+        x, key, value, past_key, past_value, _, _, cos, sin, places, added, sinks = tensors
+        if packed:
+            x, key, value = x.split([queries * width, keys * width, keys * width], 2)
+        split = [each.reshape(n, new, -1, width) for each in (x, key, value)]
+        others = past_key, past_value, cos, sin, places, added, sinks
+        return torch.stack([of_row(row, split, *others) for row in range(n)])
+
+    def of_row(row, split, past_key, past_value, cos, sin, places, added, sinks):
+        before = 0 if total == new else int(counted[row]) - new
+        q, k, v = (each[row].transpose(0, 1) for each in split)
+        if rotary:
+            own = np.arange(new) + before if places is None else places[row].numpy()
+            own = np.arange(new) + int(places[0, 0]) if places is not None and total == new else own
+            turn = [each[np.minimum(own, 15)][None, None] for each in (cos, sin)]
+            q, k = (rotated(each[None], *turn, attributes.get("rotary_interleaved", 0))[0] for each in (q, k))
+        if past_key is not None:
+            k, v = (torch.cat([a[row, :, :before], b], 1) for a, b in ((past_key, k), (past_value, v)))
+        k, v = (each.repeat_interleave(queries // keys, 0) for each in (k, v))
+        scores = q @ k.transpose(1, 2) * attributes.get("scale", width**-0.5)
+        cap = attributes.get("softcap", 0)
+        scores = torch.tanh(scores / cap) * cap if cap else scores
+        scores = scores if added is None else scores + added[row][:, :, : before + new]
+        at, key_at = torch.arange(new)[:, None] + before, torch.arange(before + new)
+        allowed = key_at <= at if causal else (key_at < int(counted[row])).expand(new, -1)
+        window = attributes.get("local_window_size", -1)
+        if window >= 0:
+            allowed = allowed & (key_at > at - window)
+        scores = scores.masked_fill(~allowed, -torch.inf)
+        if sinks is not None or attributes.get("smooth_softmax"):
+            column = (torch.zeros(queries) if sinks is None else sinks)[:, None, None].expand(-1, new, 1)
+            p = torch.softmax(torch.cat([column, scores], 2), 2)[:, :, 1:]
+        else:
+            p = torch.softmax(scores, 2)
+        return (p @ v).transpose(0, 1).reshape(new, -1)
+
+    floats = [place for place, array in enumerate(arrays) if array is not None and array.dtype == kind]
+    wanted = tuple(place for place in floats if place not in (7, 8)) if wanted is None else wanted
+    return RuntimeCase("GroupQueryAttention", arrays, formula, wanted, given, MS, outputs=3, terms=256)
+
+
+CASES |= {
+    f"GroupQueryAttention, {form}": grouped(**given)
+    for form, given in {
+        "first prompt": {},
+        "one group": {"queries": 2},
+        "packed": {"packed": True},
+        "rotary": {"rotary": True},
+        "rotary, interleaved, packed": {"rotary": True, "packed": True, "rotary_interleaved": 1},
+        "rotary, positions": {"rotary": True, "positions": np.array([[2, 3, 4, 5], [1, 2, 3, 4]])},
+        "window": {"local_window_size": 2},
+        "softcap": {"softcap": 1.5, "scale": 0.7},
+        "sink": {"sink": True},
+        "smooth softmax": {"smooth_softmax": 1},
+        "bias": {"bias": True},
+        "empty past": {"past": 0, "wanted": (0, 1, 2)},
+        "past": {"past": 3, "n": 1},
+        "past of several lengths": {"past": 3, "new": 1, "counted": [4, 2]},
+        "past, rotary": {"past": 3, "new": 1, "counted": [4, 2], "rotary": True},
+        "past, room left": {"past": 3, "room": 8, "new": 2, "n": 1},
+        "past, window, softcap, sink": {
+            "past": 5, "new": 2, "local_window_size": 3, "softcap": 2.0, "sink": True, "rotary": True, "n": 1,
+        },
+        "first prompt, padded": {"counted": [4, 2]},
+        "all keys": {"causal": False},
+        "float16": {"kind": np.float16, "rotary": True, "past": 2, "new": 3, "n": 1},
+    }.items()
+}  # fmt: skip
