@@ -96,6 +96,10 @@ def prepare(
     if op.kind == "strided":
         apart = {numbers[name] for name, spec in present.items() if _is_broken(spec) or not _is_dense_last(spec)}
         copies = tuple(each for each in copies if each[0] in apart)
+        copied = dict(copies)
+        present = {
+            name: replace(spec, strides=None) if numbers[name] in copied else spec for name, spec in present.items()
+        }
     given = {name: _placed(spec, orders[name]) for name, spec in present.items()}
     size = sum(_bytes(spec) for spec in given.values())
     every = {name: operands.get(name) for name in tensors}

@@ -160,8 +160,8 @@ def softmax_dropout_grad(
 # --- attention: softmax between two products -------------------------------------------------------------------------
 
 
-def _q(operator: str) -> Tensor:
-    return Tensor(FLOATS, attending.checked_q(operator), role="alone")
+def _q(operator: str, dtype_of: str | None = None) -> Tensor:
+    return Tensor(FLOATS, attending.checked_q(operator), "its own shape", dtype_of=dtype_of, role="alone")
 
 
 def _k(operator: str) -> Tensor:
@@ -193,11 +193,11 @@ Starts = Annotated[
 Seed = Annotated[Array, Tensor(INTEGERS, attending.one_number("seed"), "one number", role="alone")]
 Offset = Annotated[Array, Tensor(INTEGERS, attending.one_number("offset"), "one number", role="alone")]
 Rows = Annotated[Array, LSE]
-Q, GradientQ = Annotated[Array, _q("attention")], Annotated[Array, _q("attention_grad")]
+Q, GradientQ = Annotated[Array, _q("attention")], Annotated[Array, _q("attention_grad", "dy")]
 K, GradientK = Annotated[Array, _k("attention")], Annotated[Array, _k("attention_grad")]
 V, GradientV = Annotated[Array, _v("attention")], Annotated[Array, _v("attention_grad")]
 Y = Annotated[Array, _in_q(attending.of_result, OF_Y)]
-Dy = Annotated[Array, _in_q(attending.checked_dy, OF_DY)]
+Dy = Annotated[Array, Tensor(FLOATS, attending.checked_dy, OF_DY, role="alone")]
 Scale = Annotated[float | None, attending.scale]
 Causal = Annotated[bool | str, attending.causal]
 Window = Annotated[Any, attending.window]
@@ -249,9 +249,9 @@ def attention(
 
     Returns y like q, with heads of the size of v's; or (y, lse), lse the logarithm of the sum of exponentials of a
     query's scores, sink included: [batch, heads, length of q], float32, or float64 for float64. Queries that see no key
-    have y = 0, and lse = -inf without a sink. Keys that no mask or length hides should be finite, like their values: a
-    hidden key's score does not count, but 0 * NaN is NaN where its value is in a tile with others that are seen.
-    Raises TypeError, ValueError.
+    have y = 0, and lse = -inf without a sink. The score of a key that a query does not see counts for nothing, whatever
+    it is; values should be finite nevertheless, since 0 * NaN is NaN: of keys beside others that are seen, values are
+    multiplied with 0. Raises TypeError, ValueError.
 
     Formula: p = softmax(softcap * tanh(scale * q k / softcap) + mask); y = dropout(p) v.
     Source: ONNX Attention, com.microsoft MultiHeadAttention and GroupQueryAttention.
@@ -295,9 +295,9 @@ def attention_grad(
 ) -> Any:  # fmt: skip
     """Gradients of attention with respect to q, k, v, an additive mask and the sink.
 
-    dy: gradient with respect to y, of its shape; of the dtype of q.
+    dy: gradient with respect to y, of its shape; float32, float64, float16 or bfloat16.
     q, k, v, mask, scale, causal, window, softcap, sink, key_lengths, dropout, seed, offset, layout, cu_seqlens_q,
-        cu_seqlens_k: as given to attention.
+        cu_seqlens_k: as given to attention; q, k, v and y of the dtype of dy.
     y, lse: its results. Probabilities are computed again from q, k and lse.
     dlse: gradient with respect to lse, of its shape; None: 0.
     needs: the results that are wanted, a tuple with some of "dq", "dk", "dv", "dmask" and "dsink"; the last two need
@@ -308,8 +308,8 @@ def attention_grad(
     float32 (float64 for float64), in an order that depends on shapes alone. Raises TypeError, ValueError.
 
     Formula: delta = rowsum(dy * y) - dlse; p = exp(s - lse); dv = sum of dropout(p) dy; ds = p * (dropout(dy v) -
-    delta); dmask = sum of ds; with dr = scale * ds * (1 - tanh(r / softcap)**2): dq = dr k, dk = sum of dr q;
-    dsink = -sum of exp(sink - lse) * delta.
+    delta); dmask = sum of ds; dr = scale * ds * (1 - tanh(scale * q k / softcap)**2); dq = dr k; dk = sum of dr q;
+    dsink = -sum of exp(sink - lse) * delta. Source: Dao, "FlashAttention-2", 2023.
 
     Example:
     >>> q = k = np.eye(2, 3, dtype=np.float32)[None, None]

@@ -1,19 +1,23 @@
-"""Softmax as attention uses it, by stages: with a bias before it, with dropout behind it."""
+"""Attention and its gradient; softmax as attention uses it, by stages: with a bias before it, dropout behind it."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from opgrad.contract import Shape, Spec
 from opgrad.contract.layout import contiguous
 from opgrad.contract.problem import Problem
+from opgrad.cpu.kernels.attention import forward
 from opgrad.cpu.kernels.fused import post_ops
+from opgrad.cpu.programs.attending import Building, Gradient
 from opgrad.cpu.programs.fused import stages as fused
-from opgrad.cpu.programs.program import Program
+from opgrad.cpu.programs.program import Program, Step
 from opgrad.cpu.programs.softmax import in_place
 from opgrad.random import kept_scale
 
 ORDER = (0, 1, 2)
+ROWS: Final = 192  # of a tile of attention's scores
 
 
 def _row_sizes(problem: Problem, name: str) -> tuple[int, int]:
@@ -59,3 +63,44 @@ def softmax_dropout_grad(problem: Problem) -> Program:
     dropped = work.of_buffers(post_ops.drop, g, kept, alpha=kept_scale(problem.attributes["ratio"]))
     before = [work.read("y", y), work.read("dy", g), work.read("mask", kept), dropped]
     return work.program(in_place("softmax_grad"), before, (), [work.write("dx", g)], other=y)
+
+
+def attention(problem: Problem) -> Program:
+    b = Building(problem, "attention")
+    s = b.sizes
+    if not s.batch * s.heads * s.queries:
+        return b.program("attention")
+    sizes = b.with_block(ROWS)
+    rows, private = sizes.block * b.group, b.workspace.private
+    pitch = -(-s.v_size // b.lanes) * b.lanes
+    keys = forward.KEYS
+    (k, k_panel), (v, v_panel) = b.panels(s.size, keys), b.panels(keys, s.v_size)
+    tile = private(rows * forward.PITCH), private(keys)
+    memory = forward.Memory(private(rows * s.size), k, v, k_panel, v_panel, *tile)
+    arguments = {
+        "sizes": sizes,
+        "seen": b.seen,
+        "scores": b.scores(),
+        "drop": b.drop(),
+        "inputs": forward.Inputs(b.heads("q"), b.heads("k"), b.heads("v"), *b.sink()),
+        "results": forward.Results(b.heads("y"), b.rows("lse"), int(b.given("y")), int(b.given("lse"))),
+        "memory": memory,
+        "sums": forward.Sums(private(rows * pitch), pitch, private(rows), private(rows)),
+    }
+    units = s.batch * s.kv_heads * -(-s.queries // sizes.block)
+    b.steps.append(Step(forward.attend, units, arguments))
+    return b.program("attention")
+
+
+def attention_grad(problem: Problem) -> Program:
+    b = Gradient(problem)
+    b.prepare()
+    if b.given("dsink"):
+        b.sinks()
+    if b.given("dmask"):
+        if problem["mask"].dtype == "bool":
+            raise TypeError("attention_grad: mask has dtype bool, expected one of floats, as needs has dmask")
+        b.masks()
+    if b.wanted:
+        b.add_waves()
+    return b.program("attention_grad")

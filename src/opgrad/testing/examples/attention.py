@@ -70,7 +70,7 @@ ATTENTIONS: tuple[tuple[tuple[int, ...], Any, bool, dict[str, Any]], ...] = (
     ((2, 2, 1, 5, 11, 3, 1), (2, 1, 5, 11), False, {"scale": 0.3, "softcap": 2.0, "key_lengths": LENGTHS}),
     ((1, 2, 2, 9, 9, 1, 65), (1, 9), True, {"causal": True, "layout": "BLHD", "window": (4, 0)}),
     ((1, 4, 1, 20, 40, 17, 17), None, False, {"causal": True, "dropout": 0.3, "seed": 7, **SEQUENCES}),
-    ((1, 1, 1, 3, 300, 8, 8), (), False, {"window": (100, 150), "dropout": 0.5, "seed": 3, "offset": 5}),
+    ((1, 1, 1, 3, 300, 8, 8), (300,), False, {"window": (100, 150), "dropout": 0.5, "seed": 3, "offset": 5}),
     ((1, 2, 2, 3, 0, 4, 4), None, False, {}),
 )
 
@@ -91,7 +91,8 @@ def _of_attention(rng: np.random.Generator, large: bool) -> Iterator[tuple[dict[
         given |= options
         if "sink" in options:
             given["sink"] = rng.normal(size=heads)
-        yield given, max(keys, size)
+        # Each term of a sum over queries or keys is made of products, which are sums over the numbers of a head.
+        yield given, max(keys, heads // kv_heads * queries) * (size + v_size)
 
 
 def attention(rng: np.random.Generator, large: bool) -> Sequence[Example]:

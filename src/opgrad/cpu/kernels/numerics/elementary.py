@@ -94,6 +94,22 @@ def exp(x: Vector) -> Vector:
     return _exp_by_scaling(v.maximum(LOWEST(x), v.select(x > HIGHEST(x), HIGHEST(x), x)))
 
 
+LN2, LOWEST_POWER = 0.693147180559945309, constant(-151.0, -1076.0)
+
+
+@inline
+def exp2_up_to_one(x: Vector) -> Vector:
+    """2**x for x that is at most 1, or NaN. The whole part of x is an exact factor."""
+    d = v.maximum(LOWEST_POWER(x), x)
+    if v.scales_at_once(d):
+        n = v.round_even(d)
+        return v.scale_by_power(expm1_reduced((d - n) * LN2) + 1.0, n)
+    rounder = ROUNDER(d) + LIFT(d)
+    rounded = d + rounder
+    power = v.power_of(rounded)
+    return v.fma(power, expm1_reduced((d - (rounded - rounder)) * LN2), power) * LOWERED(d)
+
+
 # --- log(x) = e * ln 2 + log(m), m in [sqrt(1/2), sqrt(2)) ---------------------------------------------------------
 
 

@@ -1,0 +1,1 @@
+"""Attention in tiles: products, softmax with the sums so far, products again."""

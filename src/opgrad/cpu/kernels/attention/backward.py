@@ -1,0 +1,369 @@
+"""The gradient of attention: tiles of probabilities, computed again from q, k and lse, and of their gradients.
+
+A unit is a block of queries and a block of keys of all heads that share the keys. It adds its products to rows of dq,
+and to rows of dk and dv. The blocks of a wave have neither queries nor keys in common, so that threads share them; and
+each wave ends before the next one begins, so that all sums are formed in one order.
+"""
+
+from typing import Any, NamedTuple
+
+from opgrad.cpu.compiler import simd as v
+from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Units
+from opgrad.cpu.kernels.attention.tiles import (
+    LOG2_E,
+    MINUS_INFINITY,
+    Drop,
+    Heads,
+    Scores,
+    Seen,
+    Sizes,
+    first_span,
+    keys_of,
+    mask_of,
+    pack_columns,
+    pack_rows,
+    place,
+    put_kept,
+    put_mask,
+    queries_of,
+    span_of,
+)
+from opgrad.cpu.kernels.gemm import CHUNK, VECTORS, multiply
+from opgrad.cpu.kernels.loops.fill import write_zeros
+from opgrad.cpu.kernels.loops.fold import fold, fold_in_chunks
+from opgrad.cpu.kernels.loops.map import get, get_or, mapped, put, write_same, write_times
+from opgrad.cpu.kernels.numerics.elementary import exp2_up_to_one, tanh
+
+ROWS = CHUNK  # of a tile
+
+
+class Wave(NamedTuple):
+    """Its number, how many there are, how many blocks of queries, the keys of a block, and its first head of keys."""
+
+    number: int
+    count: int
+    blocks: int
+    keys: int
+    first: int
+
+
+class Inputs(NamedTuple):
+    """q, k, v, dy; of each query lse * log2(e), and rowsum(dy * y) - dlse; the factor of q in scores."""
+
+    q: Heads
+    k: Heads
+    v: Heads
+    dy: Heads
+    power: Pointer
+    delta: Pointer
+    scale: Float
+
+
+class Results(NamedTuple):
+    """Where the gradients are summed up, and which are wanted."""
+
+    dq: Heads
+    dk: Heads
+    dv: Heads
+    wants_q: int
+    wants_k: int
+    wants_v: int
+
+
+class Packed(NamedTuple):
+    """Packed queries and gradients of a tile, as rows and as panels."""
+
+    q: Private
+    dy: Private
+    q_panels: Private
+    dy_panels: Private
+    q_panel: int
+    dy_panel: int
+
+
+class PackedKeys(NamedTuple):
+    """Panels of a block's keys, of their transpose, and of that of the values."""
+
+    rows: Private
+    k: Private
+    v: Private
+    row_panel: int
+    k_panel: int
+    v_panel: int
+
+
+class Tile(NamedTuple):
+    """Probabilities and their gradients, `pitch` numbers a row; slopes of softcap and dropout's decisions of a row."""
+
+    p: Private
+    ds: Private
+    pitch: int
+    slope: Private
+    kept: Private
+
+
+class Memory(NamedTuple):
+    keys: PackedKeys
+    tile: Tile
+
+
+# --- of each query --------------------------------------------------------------------------------------------------
+
+
+@inline
+def _add_product(total, arrays, i: int, whole: bool, mask, numbers):
+    return (v.fma(get(arrays[0], i, whole, mask), get(arrays[1], i, whole, mask), total[0]),)
+
+
+sum_products = fold(_add_product)
+
+
+class OfQueries(NamedTuple):
+    """lse, and its gradient if it has one."""
+
+    lse: Heads
+    dlse: Heads
+    has_dlse: int
+
+
+@kernel
+def prepare_rows(units: Units, sizes: Sizes, dy: Heads, y: Heads, given: OfQueries, power: Pointer, delta: Pointer):
+    """Write lse * log2(e), 0 for queries that see no key, and rowsum(dy * y) - dlse; a unit is a query of a head."""
+    heads, queries, size = sizes.heads, sizes.queries, sizes.v_size
+    for unit in units:
+        query, head, batch = unit % queries, unit // queries % heads, unit // queries // heads
+        both = place(dy, batch, head, query), place(y, batch, head, query)
+        total = v.reduce_add(sum_products((v.full(delta, 0.0),), 0, size, both, ())[0])
+        value = v.load_one(place(given.lse, batch, head, query), 0)
+        if given.has_dlse:
+            total = total - v.load_one(place(given.dlse, batch, head, query), 0)
+        v.store_one(delta, unit, total)
+        v.store_one(power, unit, 0.0 if value == MINUS_INFINITY else value * LOG2_E)
+
+
+@inline
+def _add_sink(total, arrays, i: int, whole: bool, mask, numbers):
+    power = get_or(arrays[0], i, whole, mask, float("inf"))
+    return (v.fma(exp2_up_to_one(numbers[0] - power), get(arrays[1], i, whole, mask), total[0]),)
+
+
+sum_of_sink = fold_in_chunks(_add_sink)
+
+
+@kernel
+def sum_sinks(units: Units, batches, heads, queries, sink: Pointer, power: Pointer, delta: Pointer, dsink: Pointer):
+    """A unit is a head."""
+    for head in units:
+        total, value = 0.0, v.load_one(sink, head) * LOG2_E
+        for batch in range(batches):
+            first = (batch * heads + head) * queries
+            found = sum_of_sink((v.full(power, 0.0),), 0, queries, (power + first, delta + first), (value,))[0]
+            total -= v.reduce_add(found)
+        v.store_one(dsink, head, total)
+
+
+# --- where sums are formed ------------------------------------------------------------------------------------------
+
+
+@kernel
+def clear_rows(units: Units, first, heads, length, size, x: Heads):
+    """Write zeros to rows of heads from `first` on, counted through the batch; a unit is a row."""
+    for unit in units:
+        head = first + unit // length
+        write_zeros(place(x, head // heads, head % heads, unit % length), 0, size, 0)
+
+
+@kernel
+def round_rows(units: Units, first, heads, length, size, x: Heads, y: Heads):
+    """Write sums to the result, rounded; units as in `clear_rows`."""
+    for unit in units:
+        head = first + unit // length
+        batch, head, row = head // heads, head % heads, unit % length
+        write_same(place(y, batch, head, row), 0, size, 0, (place(x, batch, head, row),), ())
+
+
+# --- a tile ---------------------------------------------------------------------------------------------------------
+
+
+@inline
+def _gradients(total, arrays, i: int, whole: bool, mask, numbers):
+    s, dp = arrays
+    power, delta, scale = numbers
+    p = exp2_up_to_one(get(s, i, whole, mask) - power)
+    put(s, i, p, whole, mask, 0)
+    put(dp, i, p * (get(dp, i, whole, mask) - delta) * scale, whole, mask, 0)
+    return total
+
+
+@inline
+def _gradients_with_options(total, arrays, i: int, whole: bool, mask, numbers):
+    s, dp, slope, kept = arrays
+    power, delta, scale, kept_scale = numbers
+    p, factor = exp2_up_to_one(get(s, i, whole, mask) - power), get(kept, i, whole, mask) * kept_scale
+    put(s, i, p * factor, whole, mask, 0)
+    ds = p * v.fma(get(dp, i, whole, mask), factor, -delta)
+    put(dp, i, ds * (get(slope, i, whole, mask) * scale), whole, mask, 0)
+    return total
+
+
+@inline
+def _cap(total, arrays, i: int, whole: bool, mask, numbers):
+    """Replace products by capped scores; `slope` becomes the derivative."""
+    s, slope = arrays
+    t = tanh(get(s, i, whole, mask))
+    put(s, i, t * numbers[0], whole, mask, 0)
+    put(slope, i, v.fma(-t, t, 1.0), whole, mask, 0)
+    return total
+
+
+gradients, gradients_with_options, caps = fold(_gradients), fold(_gradients_with_options), fold(_cap)
+write_ones = mapped(lambda x: v.like(x, 1.0))
+
+
+@inline
+def _row_back(tile: Tile, row: int, part: Any, at: Any, scores: Scores, drop: Drop, sizes: Sizes, numbers: Any) -> None:
+    """Products [begin, end) of a row become probabilities and gradients: of scores, or of products if `of_products`.
+
+    part: begin, end, the key of the row's first product, of_products. at: batch entry, head and query. numbers: the
+    row's power and delta, and the factor of gradients.
+    """
+    begin, end, key, of_products = part
+    batch, head, query = at
+    s, ds, kept_scale = tile.p + row * tile.pitch, tile.ds + row * tile.pitch, 1.0
+    has_options = scores.cap != 0.0 or drop.threshold != 0
+    if scores.cap != 0.0:
+        caps((), begin, end, (s, tile.slope), (scores.cap,))
+    if has_options and (scores.cap == 0.0 or not of_products):
+        write_ones(tile.slope, begin, end, 0, (tile.slope,), ())
+    if has_options and not drop.threshold:
+        write_ones(tile.kept, begin, end, 0, (tile.kept,), ())
+    put_mask(s, begin, end, scores.mask.kind, mask_of(scores.mask, batch, head, query), key)
+    if drop.threshold:
+        kept_scale = drop.scale
+        put_kept(tile.kept, end, sizes, (batch * sizes.heads + head) * sizes.queries + query, key, drop)
+    power, delta, scale = numbers
+    if has_options:
+        gradients_with_options((), begin, end, (s, ds, tile.slope, tile.kept), (power, delta, scale, kept_scale))
+    else:
+        gradients((), begin, end, (s, ds), (power, delta, scale))
+
+
+@inline
+def pack_queries(inputs: Inputs, sizes: Sizes, factor: float, packed: Packed, at: Any, first: int, count: int) -> None:
+    """Rows of q, multiplied by a factor, and of dy."""
+    batch, head = at
+    for row in range(count):
+        q, dy = place(inputs.q, batch, head, first + row), place(inputs.dy, batch, head, first + row)
+        write_times(packed.q + row * sizes.size, 0, sizes.size, 0, (q,), (factor,))
+        write_same(packed.dy + row * sizes.v_size, 0, sizes.v_size, 0, (dy,), ())
+
+
+@inline
+def pack_values(inputs: Inputs, sizes: Sizes, keys: PackedKeys, at: Any, first: int, stop: int) -> None:
+    """Panels of the transposes of k and v."""
+    batch, kv_head = at
+    k, v_ = place(inputs.k, batch, kv_head, first), place(inputs.v, batch, kv_head, first)
+    pack_columns(keys.k, keys.k_panel, k, inputs.k.row, stop - first, sizes.size)
+    pack_columns(keys.v, keys.v_panel, v_, inputs.v.row, stop - first, sizes.v_size)
+
+
+@inline
+def fill_tile(
+    inputs: Inputs, sizes: Sizes, seen: Seen, scores: Scores, drop: Drop, packed: Packed, keys: PackedKeys, tile: Tile,
+    at: Any, span: Any,
+) -> None:  # fmt: skip
+    """Probabilities and gradients of packed queries and keys, 0 where a query does not see a key.
+
+    at: batch entry, head, queries [low, high), the panel of the first key, that key, the number of keys, and whether
+    the gradients are those of products of q and k, and not of the scores that a mask is added to. span: its keys, shift
+    """
+    batch, head, low, high, panel, key, columns, of_products = at
+    k, k_end, shift = span
+    count, size, v_size, pitch = high - low, sizes.size, sizes.v_size, tile.pitch
+    right_k, right_v = keys.k + panel * keys.k_panel, keys.v + panel * keys.v_panel
+    multiply(tile.p, pitch, packed.q, size, 1, right_k, keys.k_panel, size, columns, range(count), 0)
+    multiply(tile.ds, pitch, packed.dy, v_size, 1, right_v, keys.v_panel, v_size, columns, range(count), 0)
+    factor = inputs.scale if of_products else 1.0
+    for row in range(count):
+        begin, end = keys_of(seen, low + row, k, k_end, shift)
+        begin = min(max(begin - key, 0), columns)
+        end = min(max(end - key, begin), columns)
+        place_of_row = (batch * sizes.heads + head) * sizes.queries + low + row
+        numbers = v.load_one(inputs.power, place_of_row), v.load_one(inputs.delta, place_of_row), factor
+        part = begin, end, key, of_products
+        _row_back(tile, row, part, (batch, head, low + row), scores, drop, sizes, numbers)
+        for values in (tile.p, tile.ds):
+            write_zeros(values + row * pitch, 0, begin, 0)
+            write_zeros(values + row * pitch, end, columns, 0)
+
+
+@inline
+def _tile_back(
+    inputs: Inputs, sizes: Sizes, seen: Seen, scores: Scores, drop: Drop, results: Results, packed: Packed,
+    memory: Memory, at: Any, span: Any,
+) -> None:  # fmt: skip
+    """Add what a tile gives the gradients.
+
+    at: batch entry, head of keys, head, queries [low, high), and the packed keys [first, stop). span: its keys, shift.
+    """
+    batch, kv_head, head, low, high, first, stop = at
+    k, k_end, shift = span
+    keys, tile = memory
+    count, width = high - low, VECTORS * v.lanes(tile.p)
+    begin, _ = keys_of(seen, low, k, k_end, shift)
+    _, end = keys_of(seen, high - 1, k, k_end, shift)
+    panel = max(begin - first, 0) // width
+    key = first + panel * width
+    columns = min(end, stop) - key
+    if columns <= 0:
+        return
+    pack_queries(inputs, sizes, scores.factor, packed, (batch, head), low, count)
+    part = batch, head, low, high, panel, key, columns, 1
+    fill_tile(inputs, sizes, seen, scores, drop, packed, keys, tile, part, span)
+    size, v_size, pitch, every = sizes.size, sizes.v_size, tile.pitch, range(columns)
+    if results.wants_v:
+        pack_rows(packed.dy_panels, packed.dy_panel, place(inputs.dy, batch, head, low), inputs.dy.row, count, v_size)
+        dv = place(results.dv, batch, kv_head, key)
+        multiply(dv, results.dv.row, tile.p, 1, pitch, packed.dy_panels, packed.dy_panel, count, v_size, every, 1)
+    if results.wants_k:
+        pack_rows(packed.q_panels, packed.q_panel, place(inputs.q, batch, head, low), inputs.q.row, count, size)
+        dk = place(results.dk, batch, kv_head, key)
+        multiply(dk, results.dk.row, tile.ds, 1, pitch, packed.q_panels, packed.q_panel, count, size, every, 1)
+    if results.wants_q:
+        dq, rows = place(results.dq, batch, head, low), keys.rows + panel * width * width
+        multiply(dq, results.dq.row, tile.ds, pitch, 1, rows, keys.row_panel, columns, size, range(count), 1)
+
+
+@kernel
+def attend_back(
+    units: Units, wave: Wave, sizes: Sizes, seen: Seen, scores: Scores, drop: Drop, inputs: Inputs, results: Results,
+    packed: Packed, memory: Memory,
+):  # fmt: skip
+    group = sizes.heads // sizes.kv_heads
+    for unit in units:
+        kv_head, block = wave.first + unit // wave.blocks, unit % wave.blocks
+        batch, kv_head = kv_head // sizes.kv_heads, kv_head % sizes.kv_heads
+        first_q, first_k = block * sizes.block, (block + wave.number) % wave.count * wave.keys
+        stop_q, stop_k = min(first_q + sizes.block, sizes.queries), min(first_k + wave.keys, sizes.keys)
+        for number in range(first_span(seen, batch, first_q), (batch + 1) * seen.count if first_k < stop_k else 0):
+            q, q_end, k, k_end, shift = span_of(seen, number)
+            if q >= stop_q:
+                break
+            q, q_end = max(q, first_q), min(q_end, stop_q)
+            begin, _ = keys_of(seen, q, k, k_end, shift)
+            _, end = keys_of(seen, q_end - 1, k, k_end, shift)
+            first, stop = max(begin, first_k), min(end, stop_k)
+            if first >= stop or q >= q_end:
+                continue
+            low, high = queries_of(seen, first, stop, shift)
+            low, high = max(low, q), min(high, q_end)
+            keys, at_k = memory.keys, place(inputs.k, batch, kv_head, first)
+            pack_values(inputs, sizes, keys, (batch, kv_head), first, stop)
+            if results.wants_q:
+                pack_rows(keys.rows, keys.row_panel, at_k, inputs.k.row, stop - first, sizes.size)
+            for head in range(kv_head * group, (kv_head + 1) * group):
+                for query in range(low, high, ROWS):
+                    at = batch, kv_head, head, query, min(query + ROWS, high), first, stop
+                    span = k, k_end, shift
+                    _tile_back(inputs, sizes, seen, scores, drop, results, packed, memory, at, span)

@@ -1,0 +1,184 @@
+"""What the kernels of attention share: where arrays lie, which keys a query sees, packing, and scores of a row.
+
+Scores are kept in powers of two, s * log2(e): the whole part of such a number is an exact factor, so that what was
+summed up relative to one largest score is rescaled to the next one without rounding.
+"""
+
+from typing import Final, NamedTuple
+
+from opgrad.cpu.compiler import simd as v
+from opgrad.cpu.compiler.memory import load_word
+from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.parameters import Float, Pointer
+from opgrad.cpu.kernels.gemm import VECTORS, pack_panel, pack_panel_transposed
+from opgrad.cpu.kernels.loops.map import mapped
+from opgrad.cpu.kernels.numerics.elementary import LOG2_E, tanh
+from opgrad.cpu.kernels.numerics.philox import keep_run
+
+MINUS_INFINITY: Final = -float("inf")
+SPAN: Final = 4  # words of a span: its first query, the one behind its last, its first key, the one behind its last
+NO_MASK, ADDED, ADDED_TO_ROW, SELECTED, ROW_SELECTED = range(5)  # what a mask is: numbers or bool, of keys or of rows
+
+
+class Heads(NamedTuple):
+    """An array of queries, keys or values, and the elements from one batch entry, head and place to the next."""
+
+    data: Pointer
+    batch: int
+    head: int
+    row: int
+
+
+class Sizes(NamedTuple):
+    """Batch, heads of queries and of keys, lengths, numbers of a head of q and k, and of v; the queries of a block."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    size: int
+    v_size: int
+    block: int
+
+
+class Seen(NamedTuple):
+    """The table of spans, how many each batch entry has, and which of its span's keys a query sees.
+
+    bottom: whether the last query is aligned with the last key, and not the first with the first. left, right: how many
+    keys it sees besides the one that it is aligned with.
+    """
+
+    spans: int
+    count: int
+    bottom: int
+    left: int
+    right: int
+
+
+class Mask(NamedTuple):
+    """A mask, what it is, and the elements from one batch entry, head and query to the next."""
+
+    data: Pointer
+    kind: int
+    batch: int
+    head: int
+    row: int
+
+
+class Drop(NamedTuple):
+    """Dropout: its seed and offset, the largest word that is dropped, and the factor of the others; 0: none is."""
+
+    seed: Pointer
+    offset: Pointer
+    threshold: int
+    scale: Float
+
+
+class Scores(NamedTuple):
+    """How products become scores: their factor, what tanh of them is multiplied with unless it is 0, and the mask."""
+
+    factor: Float
+    cap: Float
+    mask: Mask
+
+
+@inline
+def place(x: Heads, batch: int, head: int, row: int):
+    """Where a row begins."""
+    return x.data + (batch * x.batch + head * x.head + row * x.row)
+
+
+# --- spans: queries that see some keys ------------------------------------------------------------------------------
+
+
+@inline
+def first_span(seen: Seen, batch: int, query: int) -> int:
+    """The first span of a batch entry that ends behind this query."""
+    low, high = batch * seen.count, (batch + 1) * seen.count
+    while low < high:
+        middle = (low + high) // 2
+        if load_word(seen.spans, SPAN * middle + 1) > query:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@inline
+def span_of(seen: Seen, number: int) -> tuple[int, int, int, int, int]:
+    """A span's first query, the one behind its last, its keys likewise, and the key that query 0 is aligned with."""
+    at = SPAN * number
+    q, q_end = load_word(seen.spans, at), load_word(seen.spans, at + 1)
+    k, k_end = load_word(seen.spans, at + 2), load_word(seen.spans, at + 3)
+    return q, q_end, k, k_end, k - q + ((k_end - k) - (q_end - q) if seen.bottom else 0)
+
+
+@inline
+def keys_of(seen: Seen, query: int, k: int, k_end: int, shift: int) -> tuple[int, int]:
+    """The first key of a span that a query sees, and the one behind the last."""
+    first = min(max(k, query + shift - seen.left), k_end)
+    return first, max(min(k_end, query + shift + seen.right + 1), first)
+
+
+@inline
+def queries_of(seen: Seen, first: int, stop: int, shift: int) -> tuple[int, int]:
+    """The first query that may see a key of [first, stop), and the one behind the last."""
+    return first - shift - seen.right, stop - shift + seen.left
+
+
+# --- packing --------------------------------------------------------------------------------------------------------
+
+
+@inline
+def pack_columns(packed, panel: int, x, row: int, count: int, size: int) -> None:
+    """Panels of the transpose of x: each of its rows is a column."""
+    width = VECTORS * v.lanes(packed)
+    for j in range(0, count, width):
+        pack_panel_transposed(packed + j // width * panel, x + j * row, row, size, count - j)
+
+
+@inline
+def pack_rows(packed, panel: int, x, row: int, count: int, size: int) -> None:
+    """Panels of x, which has `count` rows of `size` numbers."""
+    width = VECTORS * v.lanes(packed)
+    for j in range(0, size, width):
+        pack_panel(packed + j // width * panel, x + j, row, count, size - j)
+
+
+# --- scores of a row ------------------------------------------------------------------------------------------------
+
+
+write_capped = mapped(lambda x, cap: tanh(x) * cap)
+write_added = mapped(lambda x, mask: v.fma(mask, LOG2_E, x))
+write_plus = mapped(lambda x, number: x + number)
+write_seen = mapped(lambda x, mask: v.select(mask != 0.0, x, MINUS_INFINITY))
+write_hidden = mapped(lambda x: v.like(x, MINUS_INFINITY))
+
+
+@inline
+def mask_of(mask: Mask, batch: int, head: int, query: int):
+    """Where a mask's row begins."""
+    return mask.data + (batch * mask.batch + head * mask.head + query * mask.row)
+
+
+@inline
+def put_mask(values, begin: int, end: int, kind: int, mask, first: int) -> None:
+    """Add a row of a mask to the scores of keys from `first` on, or hide those where it is False."""
+    if kind == ADDED:
+        write_added(values, begin, end, 0, (values, mask + first), ())
+    elif kind == SELECTED:
+        write_seen(values, begin, end, 0, (values, mask + first), ())
+    elif kind != NO_MASK:
+        number = v.first_lane(v.load_masked(mask, 0, v.first(values, 1), 0.0))
+        if kind == ADDED_TO_ROW:
+            write_plus(values, begin, end, 0, (values,), (number * LOG2_E,))
+        elif number == 0.0:
+            write_hidden(values, begin, end, 0, (values,), ())
+
+
+@inline
+def put_kept(kept, count: int, sizes: Sizes, row: int, key: int, drop: Drop) -> None:
+    """kept[i] = 1 if dropout keeps the probability of key + i in a row of all scores, else 0."""
+    seed, offset = v.load_one(drop.seed, 0), v.load_one(drop.offset, 0)
+    keep_run(kept, 0, count, row * sizes.keys + key, 1, seed, offset, drop.threshold)

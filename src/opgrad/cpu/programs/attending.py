@@ -1,0 +1,322 @@
+"""What the steps of attention and of its gradient are made of."""
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from opgrad.contract import DTYPES, attending
+from opgrad.contract.problem import Problem
+from opgrad.cpu.compiler.native import Kernel, vector_lanes
+from opgrad.cpu.kernels import gemm
+from opgrad.cpu.kernels.attention import backward as backward_kernels
+from opgrad.cpu.kernels.attention import masks as mask_kernels
+from opgrad.cpu.kernels.attention import spans as span_kernels
+from opgrad.cpu.kernels.attention.tiles import (
+    ADDED,
+    ADDED_TO_ROW,
+    NO_MASK,
+    ROW_SELECTED,
+    SELECTED,
+    SPAN,
+    Drop,
+    Heads,
+    Mask,
+    Scores,
+    Seen,
+    Sizes,
+)
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.program import Address, Program, Step, Tables, shared_out
+from opgrad.cpu.programs.workspace import Scratch, Workspace
+from opgrad.random import keep_threshold, kept_scale
+
+LOG2_E: Final = math.log2(math.e)
+KEYS_BACK: Final = 4 * gemm.CHUNK  # of a block of the gradient whose heads are small
+SMALL_HEAD: Final = 64
+SUMS_BYTES: Final = 8 << 20  # of working memory in which gradients are summed up
+FAR: Final = 1 << 40  # keys on a side of a query, where they are not limited
+
+
+class Building:
+    """What the steps of both programs are given, made of a problem."""
+
+    def __init__(self, problem: Problem, operator: str):
+        self.problem, self.operator = problem, operator
+        self.shapes = {name: spec.shape for name, spec in problem.specs.items()}
+        self.sizes = attending.sizes(self.shapes, problem.attributes)
+        self.group = self.sizes.heads // max(self.sizes.kv_heads, 1)
+        self.is_packed = "cu_seqlens_q" in self.shapes
+        self.workspace, self.tables = Workspace(precision(problem)), Tables()
+        self.lanes = vector_lanes(self.workspace.precision)
+        self.width = gemm.VECTORS * self.lanes
+        self.steps: list[Step] = []
+        self.seen = self._seen()
+
+    def program(self, name: str) -> Program:
+        return Program(self.steps, self.workspace, self._explain, name=name, tables=self.tables)
+
+    # --- arrays -----------------------------------------------------------------------------------------------------
+
+    def given(self, name: str) -> bool:
+        return self.problem.operands.get(name) is not None
+
+    def strides(self, name: str) -> tuple[int, ...]:
+        """In elements."""
+        spec = self.problem.specs[name]
+        assert spec.strides is not None
+        steps = zip(spec.shape, spec.strides, strict=True)
+        return tuple(stride // spec.dtype.itemsize if size > 1 else 0 for size, stride in steps)
+
+    def heads(self, name: str) -> Any:
+        """Queries, keys or values; None if they are not given."""
+        if not self.given(name):
+            return None
+        strides = self.strides(name)
+        if self.is_packed:
+            row, head, batch = strides[0], strides[1], 0
+        elif self.problem.attributes["layout"] == "BHLD":
+            batch, head, row = strides[:3]
+        else:
+            batch, row, head = strides[:3]
+        return Heads(self.problem[name], batch, head, row)
+
+    def rows(self, name: str) -> Any:
+        """What there is of each query of each head; None if it is not given."""
+        if not self.given(name):
+            return None
+        strides = (0, *self.strides(name))[-3:]
+        return Heads(self.problem[name], *strides)
+
+    def mask(self) -> Mask:
+        if not self.given("mask"):
+            return Mask(None, NO_MASK, 0, 0, 0)  # type: ignore[arg-type]
+        batch, head, row, column = (0, 0, 0, 0, *self.strides("mask"))[-4:]
+        numbers, of_row = self.problem["mask"].dtype != "bool", column == 0 and self.sizes.keys > 1
+        kind = (ADDED_TO_ROW if of_row else ADDED) if numbers else (ROW_SELECTED if of_row else SELECTED)
+        return Mask(self.problem["mask"], kind, batch, head, row)
+
+    def sink(self) -> tuple[Any, int]:
+        return (self.problem["sink"], 1) if self.given("sink") else (None, 0)
+
+    # --- scores -----------------------------------------------------------------------------------------------------
+
+    def scores(self) -> Scores:
+        scale, cap = self.problem.attributes["scale"], self.problem.attributes["softcap"]
+        scale = self.sizes.size**-0.5 if scale is None else scale
+        return Scores(scale / cap if cap else scale * LOG2_E, cap * LOG2_E, self.mask())
+
+    def drop(self) -> Drop:
+        probability = self.problem.attributes["dropout"]
+        threshold = keep_threshold(probability) if probability else 0
+        return Drop(self._number("seed"), self._number("offset"), threshold, kept_scale(probability))
+
+    def _number(self, name: str) -> Any:
+        return self.problem[name] if self.given(name) else Address(self.tables.add([0]), "int64")
+
+    # --- which keys a query sees ------------------------------------------------------------------------------------
+
+    def _seen(self) -> Seen:
+        left, right = (FAR if side < 0 else side for side in self.problem.attributes["window"])
+        causal = self.problem.attributes["causal"]
+        count = self.shapes["cu_seqlens_q"][0] - 1 if self.is_packed else 1
+        return Seen(self._spans(), count, int(causal == "bottom_right"), left, 0 if causal else right)
+
+    def _spans(self) -> Any:
+        batch, queries, keys = self.sizes.batch, self.sizes.queries, self.sizes.keys
+        if not self.is_packed and not self.given("key_lengths"):
+            return self.tables.add(np.array([[0, queries, 0, keys]] * batch))
+        count = self.shapes["cu_seqlens_q"][0] - 1 if self.is_packed else batch
+        spans = self.workspace.shared(max(SPAN * count, 1), "int64")
+        arguments = {"queries": queries, "keys": keys, "spans": spans, "status": Scratch()}
+        if self.is_packed:
+            q = self.problem["cu_seqlens_q"]
+            arguments |= {
+                "count": count,
+                "q": q,
+                "k": self.problem["cu_seqlens_k"] if self.given("cu_seqlens_k") else q,
+            }
+            self.steps.append(Step(span_kernels.spans_of_sequences, 1, arguments))
+        else:
+            arguments |= {"batch": batch, "lengths": self.problem["key_lengths"]}
+            self.steps.append(Step(span_kernels.spans_of_lengths, 1, arguments))
+        return spans
+
+    def _explain(self, position: int, value: int) -> Exception:
+        """The error for a wrong length or start."""
+        if not self.is_packed:
+            return self._wrong("key_lengths", position, value, self.sizes.keys)
+        count = self.shapes["cu_seqlens_q"][0]
+        name, length = ("cu_seqlens_k", self.sizes.keys) if position >= count else ("cu_seqlens_q", self.sizes.queries)
+        if not self.given("cu_seqlens_k"):
+            name = "cu_seqlens_q"
+        return self._wrong(name, position % count, value, length, rising=True)
+
+    def _wrong(self, name: str, position: int, value: int, largest: int, rising: bool = False) -> Exception:
+        expected = f"0 to {largest}" + (", rising" if rising else "")
+        return ValueError(f"{self.operator}: {name}[{position}] is {value}, expected {expected}")
+
+    # --- working memory ---------------------------------------------------------------------------------------------
+
+    def panels(self, depth: int, columns: int) -> tuple[Scratch, int]:
+        """Private memory for packed rows, and the numbers of a panel."""
+        panel = -(-depth // (self.lanes // 2)) * (self.lanes // 2) * self.width
+        return self.workspace.private(-(-columns // self.width) * panel), panel
+
+    def with_block(self, rows: int) -> Sizes:
+        """The sizes with blocks of queries that make about so many rows in all heads that share keys."""
+        s = self.sizes
+        block = max(1, min(rows // self.group, s.queries))
+        return Sizes(*s, block)
+
+
+# --- the gradient ---------------------------------------------------------------------------------------------------
+
+
+class Gradient(Building):
+    """Puts the steps of the gradient together."""
+
+    def __init__(self, problem: Problem):
+        super().__init__(problem, "attention_grad")
+        s = self.sizes
+        self.item = DTYPES[self.workspace.precision].itemsize
+        self.block_keys = KEYS_BACK if max(s.size, s.v_size) <= SMALL_HEAD else KEYS_BACK // 2
+        self.block_queries = self.block_keys
+        self.wanted = [name for name in ("dq", "dk", "dv") if self.given(name)]
+        self.power, self.delta = (self.workspace.shared(s.batch * s.heads * s.queries) for _ in range(2))
+
+    def add_rows(self, kernel: Kernel, heads: int, length: int, size: int, arguments: Mapping[str, Any]) -> None:
+        """A step whose units are rows of heads."""
+        self.steps.append(shared_out(kernel, heads * length, 2 * size * self.item, arguments))
+
+    def prepare(self) -> None:
+        s, has_dlse = self.sizes, self.given("dlse")
+        lse = self.rows("lse")
+        given = backward_kernels.OfQueries(lse, self.rows("dlse") if has_dlse else lse, int(has_dlse))
+        arguments = {"sizes": self.with_block(1), "dy": self.heads("dy"), "y": self.heads("y"), "given": given}
+        arguments |= {"power": self.power, "delta": self.delta}
+        self.add_rows(backward_kernels.prepare_rows, s.batch * s.heads, s.queries, s.v_size, arguments)
+
+    def masks(self) -> None:
+        """The step that writes dmask."""
+        keys, rows = self.block_keys, backward_kernels.ROWS
+        batches, heads, queries, columns = (1, 1, 1, 1, *self.shapes["dmask"])[-4:]
+        strides = (0, 0, 0, 0, *self.strides("dmask"))[-4:-1]
+        sizes = (batches, heads, queries, columns)
+        dmask = mask_kernels.MaskGradient(self.problem["dmask"], *strides, *sizes, keys)
+        sums = self.workspace.private(rows * (keys + gemm.SPARE))
+        arguments = {**self.memory, "dmask": dmask, "sums": sums}
+        units = batches * heads * -(-queries // rows) * -(-columns // keys)
+        self.steps.append(Step(mask_kernels.sum_mask, units, arguments))
+
+    def sinks(self) -> None:
+        s = self.sizes
+        arguments = {"batches": s.batch, "heads": s.heads, "queries": s.queries, "sink": self.problem["sink"]}
+        arguments |= {"power": self.power, "delta": self.delta, "dsink": self.problem["dsink"]}
+        self.steps.append(shared_out(backward_kernels.sum_sinks, s.heads, 8 * s.batch * s.queries, arguments))
+
+    # --- where sums are formed --------------------------------------------------------------------------------------
+
+    def of_result(self, name: str) -> tuple[int, int, int]:
+        """A result's heads for each head of keys, its length, and the numbers of a head."""
+        s = self.sizes
+        return {
+            "dq": (self.group, s.queries, s.size),
+            "dk": (1, s.keys, s.size),
+            "dv": (1, s.keys, s.v_size),
+        }[name]
+
+    @property
+    def rounds(self) -> bool:
+        """Whether sums are formed in working memory, and rounded when they are complete."""
+        return self.problem["q"].dtype != self.workspace.precision
+
+    def heads_at_once(self) -> int:
+        """The heads of keys whose gradients are summed up together."""
+        every = self.sizes.batch * self.sizes.kv_heads
+        if not self.rounds:
+            return every
+        of_head = sum(math.prod(self.of_result(name)) for name in self.wanted) * self.item
+        return max(1, min(every, SUMS_BYTES // max(of_head, 1)))
+
+    def sums(self, at_once: int) -> dict[str, Any]:
+        """Where the gradients of the first heads of keys are summed up, by name."""
+        if not self.rounds:
+            return {name: self.heads(name) for name in self.wanted}
+        found = {}
+        for name in self.wanted:
+            heads, length, size = self.of_result(name)
+            of_batch = heads * self.sizes.kv_heads * length * size
+            found[name] = Heads(self.workspace.shared(at_once * heads * length * size), of_batch, length * size, size)
+        return found
+
+    def sums_from(self, sums: Any, name: str, first: int) -> Any:
+        """The sums that the memory of the first head of keys is used for from head `first` on."""
+        if not self.rounds:
+            return sums
+        heads, length, size = self.of_result(name)
+        data = replace(sums.data, offset=sums.data.offset - first * heads * length * size * self.item)
+        return sums._replace(data=data)
+
+    # --- waves ------------------------------------------------------------------------------------------------------
+
+    def add_waves(self) -> None:
+        every, at_once = self.sizes.batch * self.sizes.kv_heads, self.heads_at_once()
+        sums = self.sums(at_once)
+        for first in range(0, every, at_once):
+            count = min(at_once, every - first)
+            self.add_round(first, count, {name: self.sums_from(sums[name], name, first) for name in sums})
+
+    def add_round(self, first: int, count: int, sums: Mapping[str, Any]) -> None:
+        """The steps of some heads of keys: clear the sums, add to them in waves, round them."""
+        s = self.sizes
+
+        def of_rows(name: str) -> tuple[int, int, int, dict[str, Any]]:
+            heads, length, size = self.of_result(name)
+            arguments = {"first": first * heads, "heads": heads * s.kv_heads, "length": length, "size": size}
+            return count * heads, length, size, arguments | {"x": sums[name]}
+
+        for name in sums:
+            heads, length, size, arguments = of_rows(name)
+            self.add_rows(backward_kernels.clear_rows, heads, length, size, arguments)
+        blocks, key_blocks = -(-s.queries // self.block_queries), -(-s.keys // self.block_keys)
+        waves = max(blocks, key_blocks)
+        nothing = Heads(None, 0, 0, 0)  # type: ignore[arg-type]
+        results = [sums.get(name, nothing) for name in ("dq", "dk", "dv")]
+        results += [int(name in sums) for name in ("dq", "dk", "dv")]
+        for wave in range(waves if key_blocks else 0):
+            arguments = {**self.memory, "results": backward_kernels.Results(*results)}
+            arguments["wave"] = backward_kernels.Wave(wave, waves, blocks, self.block_keys, first)
+            self.steps.append(Step(backward_kernels.attend_back, count * blocks, arguments))
+        for name in sums if self.rounds else ():
+            heads, length, size, arguments = of_rows(name)
+            arguments["y"] = self.heads(name)
+            self.add_rows(backward_kernels.round_rows, heads, length, size, arguments)
+
+    @functools.cached_property
+    def memory(self) -> dict[str, Any]:
+        """The arguments that all waves share, and the step of dmask."""
+        s, private, rows, keys = self.sizes, self.workspace.private, backward_kernels.ROWS, self.block_keys
+        scale = s.size**-0.5 if self.problem.attributes["scale"] is None else self.problem.attributes["scale"]
+        (q, q_panel), (dy, dy_panel) = self.panels(rows, s.size), self.panels(rows, s.v_size)
+        (of_rows, row_panel), (k, k_panel) = self.panels(keys, s.size), self.panels(s.size, keys)
+        v, v_panel = self.panels(s.v_size, keys)
+        pitch = keys + gemm.SPARE
+        tile = backward_kernels.Tile(private(rows * pitch), private(rows * pitch), pitch, private(keys), private(keys))
+        arrays = [self.heads(name) for name in ("q", "k", "v", "dy")]
+        return {
+            "sizes": self.with_block(self.block_queries * self.group),
+            "seen": self.seen,
+            "scores": self.scores(),
+            "drop": self.drop(),
+            "inputs": backward_kernels.Inputs(*arrays, self.power, self.delta, scale),
+            "packed": backward_kernels.Packed(
+                private(rows * s.size), private(rows * s.v_size), q, dy, q_panel, dy_panel
+            ),
+            "memory": backward_kernels.Memory(
+                backward_kernels.PackedKeys(of_rows, k, v, row_panel, k_panel, v_panel), tile
+            ),
+        }
