@@ -5,19 +5,11 @@ import itertools
 import numpy as np
 import pytest
 from differences import OWN, check, in_onnxruntime, run
-from gradient_cases import CASES, ELSEWHERE, NEWEST
+from gradient_cases import CASES, ELSEWHERE, NEWEST, REFERENCE_FROM
 
 from opgrad.rules import registry
 from opgrad.rules.zero import zero
 
-# Operators, and the first opset in which the reference evaluator has them as ONNX says, in float64.
-REFERENCE_FROM = {
-    **dict.fromkeys(("Softmax", "LogSoftmax"), 13),
-    **dict.fromkeys(("Pad", "Slice", "TopK"), 11),
-    **dict.fromkeys(("GridSample", "Scatter", "Upsample"), 99),
-    "BatchNormalization": 14,
-    "Resize": 11,
-}
 # What onnx cannot convert with the gradients in it, or the reference only has in newer opsets.
 PLAIN = ("MaxPool", "AveragePool", "BatchNormalization")
 BY_OPERATOR = {

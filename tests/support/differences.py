@@ -41,10 +41,9 @@ class Erf(OpRun):
 class Gelu(OpRun):
     """Gelu, likewise."""
 
+    @in_its_type
     def _run(self, x, approximate="none"):
-        if approximate == "tanh":
-            return (0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),)
-        return (0.5 * x * (1 + np.vectorize(math.erf, otypes=[x.dtype])(x / math.sqrt(2))),)
+        return (_fast_gelu(x) if approximate == "tanh" else _gelu(x),)
 
 
 class GroupNormalization(OpRun):
@@ -62,6 +61,7 @@ class GroupNormalization(OpRun):
 class GlobalLpPool(OpRun):
     """Global pooling by a norm, which the reference evaluator lacks."""
 
+    @in_its_type
     def _run(self, x, p=2):
         return ((np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1 / p),)
 
@@ -98,6 +98,7 @@ class MeanVarianceNormalization(OpRun):
 def _microsoft(name, function):
     """An operator of com.microsoft."""
 
+    @in_its_type
     def _run(self, *inputs, **attributes):
         return (function(*inputs, **{key: value for key, value in attributes.items() if value is not None}),)
 
@@ -105,7 +106,7 @@ def _microsoft(name, function):
 
 
 def _gelu(x, bias=0.0, **_):
-    return 0.5 * (x + bias) * (1 + np.vectorize(math.erf)((x + bias) / math.sqrt(2)))
+    return 0.5 * (x + bias) * (1 + np.vectorize(math.erf, otypes=[float])((x + bias) / math.sqrt(2)))
 
 
 def _fast_gelu(x, bias=0.0):
@@ -126,6 +127,7 @@ def _rotary_embedding(x, positions, cos, sin, **_):
 class SimplifiedLayerNormalization(OpRun):
     """Layer normalization without mean, which onnxruntime has in the domain of ai.onnx."""
 
+    @in_its_type
     def _run(self, x, scale, axis=-1, epsilon=1e-5, stash_type=1):
         inv_std = 1 / np.sqrt((x * x).mean(axis, keepdims=True) + epsilon)
         return x * inv_std * scale, inv_std

@@ -54,7 +54,7 @@ def numbers(*shape, low=-2.0, high=2.0, seed=0):
     """Numbers without ties, none of them close to a whole number of halves."""
     random = np.random.default_rng([seed, *shape])
     values = random.permutation(np.linspace(low, high, max(int(np.prod(shape)), 1)))
-    return (values + 1e-3 * random.uniform(0.2, 1, values.shape)).reshape(shape)
+    return (values + 1e-3 * random.uniform(0.2, 1, values.shape))[: int(np.prod(shape))].reshape(shape)
 
 
 def ints(*values):

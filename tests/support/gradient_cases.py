@@ -12,7 +12,15 @@ import numpy as np
 from gradient_case import CASES, MICROSOFT, NEWEST, add, ints, numbers
 from onnx import TensorProto
 
-__all__ = ["CASES", "ELSEWHERE", "NEWEST", "gradient_cases_attention", "gradient_cases_layers", "numbers"]
+__all__ = [
+    "CASES",
+    "ELSEWHERE",
+    "NEWEST",
+    "REFERENCE_FROM",
+    "gradient_cases_attention",
+    "gradient_cases_layers",
+    "numbers",
+]
 
 SMALL, POSITIVE, UNIT = numbers(2, 3), numbers(2, 3, low=0.3), numbers(2, 3, low=-0.9, high=0.9)
 
@@ -62,8 +70,8 @@ add("Where", (9, 16), np.array([[True], [False]]), SMALL, numbers(3), wanted=(1,
 add("Expand", (8, 13), numbers(3, 1), ints(2, 3, 4))
 add("Clip", (11, 12, 13), SMALL, np.array(-1.0), np.array(1.2), wanted=(0, 1, 2), form="bounds as inputs")
 add("Clip", 13, SMALL, None, np.array(1.2), form="upper bound alone")
-add("Clip", (7, 10), SMALL, min=-1.0, max=1.2, form="bounds as attributes")
-add("Clip", 7, SMALL, max=1.2, form="upper bound alone")
+add("Clip", (7, 10), SMALL, min=-1.0, max=1.25, form="bounds as attributes")
+add("Clip", 7, SMALL, max=1.25, form="upper bound alone")
 
 # --- reductions ---
 REDUCED = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare")
@@ -206,6 +214,15 @@ newest = {(case.op, case.form): case for case in sorted(CASES, key=lambda case: 
 for case in newest.values():
     if case.opset < CHANGED.get(case.op, 0) and not OLD_FORMS.search(case.form):
         CASES.append(replace(case, opset=CHANGED[case.op]))
+
+# Operators, and the first opset in which the reference evaluator has them as ONNX says, in float64.
+REFERENCE_FROM = {
+    **dict.fromkeys(("Softmax", "LogSoftmax"), 13),
+    **dict.fromkeys(("Pad", "Slice", "TopK"), 11),
+    **dict.fromkeys(("GridSample", "Scatter", "Upsample"), 99),
+    "BatchNormalization": 14,
+    "Resize": 11,
+}
 
 # Operators without a rule that have gradients all the same: what they become.
 FUNCTION = "That of the operators by which ONNX defines it."

@@ -55,11 +55,9 @@ def hard_sigmoid(node: Node) -> Value:
 
 @gradient("HardSwish")
 def hard_swish(node: Node) -> Value:
-    """dx = dy * (h + x / 6 where 0 < h < 1), h = clip(x / 6 + 1 / 2, 0, 1)."""
-    sixth = node.x * (1 / 6)
-    line = sixth + 0.5
-    slope = node.where(line > 0, line + sixth, 0)
-    return node.dy * node.where(line < 1, slope, 1)
+    """dx = 0 where x <= -3, dy where x >= 3, dy * (x / 3 + 1 / 2) between."""
+    slope = node.where(node.x > -3, node.x * (1 / 3) + 0.5, 0)
+    return node.dy * node.where(node.x < 3, slope, 1)
 
 
 @gradient("Elu")
