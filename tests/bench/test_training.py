@@ -20,7 +20,6 @@ from opgrad.bench.options import Options
 from opgrad.bench.step_process import OLD_API
 from opgrad.bench.training import batch_of, examples, measure, run
 from opgrad.bench.training_tables import GENERATED_COLUMNS, generated_rows, markdown, rows
-from opgrad.bench.training_torch import chain, torch_step
 from opgrad.cli import app
 from opgrad.training import ArtifactSet, Trainer
 
@@ -81,17 +80,18 @@ def test_a_step_has_all_its_parts() -> None:
 
 
 def test_torch_computes_the_same_step() -> None:
-    pytest.importorskip("torch")
+    training_models = pytest.importorskip("opgrad.bench.training_models")
     artifacts = ArtifactSet.load(EXAMPLES / "digits")
     data = batch_of(artifacts, 9)
-    step = torch_step(artifacts, data, 1)
+    step = training_models.chain_step(artifacts, data, 1)
     expected = Trainer(artifacts).compute_gradients(data)
     assert [float(step()), float(step())] == pytest.approx([expected, expected], rel=1e-6)  # the learning rate is 0
 
 
 def test_a_graph_that_is_no_chain_has_no_torch_model() -> None:
+    training_models = pytest.importorskip("opgrad.bench.training_models")
     with pytest.raises(NotImplementedError, match="no torch model is built of Gather"):
-        chain(onnx.load(EXAMPLES / "digits_attention" / "eval_model.onnx").graph)
+        training_models.chain(onnx.load(EXAMPLES / "digits_attention" / "eval_model.onnx").graph)
 
 
 def test_a_batch_comes_from_the_recipe_or_by_chance(tmp_path: Path) -> None:

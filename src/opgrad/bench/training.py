@@ -19,7 +19,6 @@ from opgrad.bench.measure import hot_turns, measure_each, take_turns
 from opgrad.bench.options import Options
 from opgrad.bench.run import dated, surroundings
 from opgrad.bench.step_process import OLD_API, start, step_process
-from opgrad.bench.training_torch import torch_step
 from opgrad.training import ArtifactSet, Checkpoint, Recipe
 from opgrad.training.data.dataset import load_named
 from opgrad.training.engine.binding import BoundGraph
@@ -123,8 +122,8 @@ def _architecture(name: str, seconds: float, old_python: Path | None, fuse: bool
     from opgrad.bench.training_models import architecture
 
     with TemporaryDirectory() as folder:
-        made = architecture(name, Path(folder))
-        return measure(made.artifacts, made.rows, seconds, old_python, fuse, made.batch, made.step)
+        artifacts, rows, batch, step = architecture(name, Path(folder))
+        return measure(artifacts, rows, seconds, old_python, fuse, batch, step)
 
 
 def _start(artifacts: ArtifactSet, batch: int, old_python: Path | None) -> dict[str, Any]:
@@ -153,7 +152,7 @@ def measure(
 ) -> dict[str, Any]:
     """One set with one batch: the times of all contestants, which take turns; or why our step cannot be made.
 
-    data: the batch; None: what `batch_of` gives. in_torch: gives torch's step for so many threads; None: `torch_step`.
+    data: the batch; None: what `batch_of` gives. in_torch: gives torch's step for so many threads; None: `chain_step`.
     The learning rate is 0: every step computes the same, however many there are.
     """
     data = batch_of(artifacts, batch) if data is None else data
@@ -169,7 +168,7 @@ def measure(
         contestants[GRAPH] = hot_turns(_graph(artifacts, data, fuse))
         contestants[OPTIMIZER] = hot_turns(_optimizer(artifacts))
         try:
-            losses[TORCH] = _add_torch(contestants, in_torch or partial(torch_step, artifacts, data))
+            losses[TORCH] = _add_torch(contestants, in_torch or _chain_step(artifacts, data))
         except (ImportError, NotImplementedError) as error:
             notes[TORCH] = str(error)
         if old_python is not None:
@@ -187,6 +186,13 @@ def measure(
         **({"notes": notes} if notes else {}),
         **({"old_versions": versions} if versions else {}),
     }
+
+
+def _chain_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[int], Callable[[], Any]]:
+    """What gives torch's step of a set. Raises ImportError without torch."""
+    from opgrad.bench.training_models import chain_step
+
+    return partial(chain_step, artifacts, data)
 
 
 def _add_torch(contestants: dict[str, Turn], make: Callable[[int], Callable[[], Any]]) -> float:

@@ -1,12 +1,11 @@
-"""Models in PyTorch: well-known architectures, smaller than published, and layers of the usual kinds.
+"""Models in PyTorch: well-known architectures, smaller than published, layers of the usual kinds, chains of sets.
 
 What the exporter makes of them, the artifact sets that opgrad makes of the architectures, and torch's own steps.
 """
 
 import io
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,14 @@ from onnx import TensorProto, helper
 from torch import nn
 from torch.nn import functional
 
-from opgrad.training import ArtifactSet
+from opgrad.training import AdamWRule, ArtifactSet
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 
 OPSET = 17
 CLASSES = 10
-WIDTH, LENGTH, WORDS, SIDE = 64, 32, 1000, 16  # of the plain models
+WORDS, LENGTH = 8192, 64  # of the architectures' sequences
+PLAIN_WORDS, PLAIN_LENGTH, WIDTH, SIDE = 1000, 32, 64, 16  # of the plain models
+Step = Callable[[], Any]
 
 
 class Layer(nn.Module):
@@ -56,72 +57,28 @@ class Layer(nn.Module):
         return self.narrow(functional.gelu(self.wide(x), approximate=self.approximate))
 
 
-class GPT2(nn.Module):
-    """GPT-2 with two layers, 256 wide: a score for every word behind every token."""
+class Tokens(nn.Module):
+    """What tokens and their places are embedded as."""
 
-    words, length, rows = 8192, 64, 4
-
-    def __init__(self) -> None:
+    def __init__(self, width: int):
         super().__init__()
-        self.embed, self.place = nn.Embedding(self.words, 256), nn.Embedding(self.length, 256)
-        self.layers = nn.Sequential(*(Layer(256, 4, True, "tanh", causal=True) for _ in range(2)))
-        self.norm, self.head = nn.LayerNorm(256), nn.Linear(256, self.words, bias=False)
+        self.embed, self.place = nn.Embedding(WORDS, width), nn.Embedding(LENGTH, width)
 
     def forward(self, x: Any) -> Any:
-        hidden = self.embed(x) + self.place(torch.arange(self.length))
-        return self.head(self.norm(self.layers(hidden))).flatten(0, 1)
-
-    def batch(self) -> tuple[Any, Any]:
-        """Tokens, and those that follow."""
-        drawn = torch.randint(0, self.words, (self.rows, self.length + 1))
-        return drawn[:, :-1].contiguous(), drawn[:, 1:].reshape(-1)
+        return self.embed(x) + self.place(torch.arange(LENGTH))
 
 
-class BERT(nn.Module):
-    """BERT with two layers, 256 wide: a class for each sequence."""
+class Patches(nn.Module):
+    """An image of 64 x 64 as 16 patches behind a first vector, each with its place."""
 
-    words, length, rows = 8192, 64, 8
-
-    def __init__(self) -> None:
+    def __init__(self, width: int):
         super().__init__()
-        self.embed, self.place, self.norm = nn.Embedding(self.words, 256), nn.Embedding(64, 256), nn.LayerNorm(256)
-        self.layers = nn.Sequential(*(Layer(256, 4, False, "none") for _ in range(2)))
-        self.pool, self.classify = nn.Linear(256, 256), nn.Linear(256, CLASSES)
-
-    def forward(self, x: Any) -> Any:
-        hidden = self.layers(self.norm(self.embed(x) + self.place(torch.arange(self.length))))
-        return self.classify(torch.tanh(self.pool(hidden[:, 0])))
-
-    def batch(self) -> tuple[Any, Any]:
-        """Tokens, and a class for each sequence."""
-        return torch.randint(0, self.words, (self.rows, self.length)), torch.randint(0, CLASSES, (self.rows,))
-
-
-class ViT(nn.Module):
-    """ViT-tiny with two layers, for images of 64 x 64."""
-
-    width, rows = 192, 8
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, self.width, 16, 16)
-        self.first, self.place = (nn.Parameter(0.02 * torch.randn(1, size, self.width)) for size in (1, 17))
-        self.layers = nn.Sequential(*(Layer(self.width, 3, True, "none") for _ in range(2)))
-        self.norm, self.classify = nn.LayerNorm(self.width), nn.Linear(self.width, CLASSES)
+        self.patches = nn.Conv2d(3, width, 16, 16)
+        self.first, self.place = (nn.Parameter(0.02 * torch.randn(1, size, width)) for size in (1, 17))
 
     def forward(self, x: Any) -> Any:
         patches = self.patches(x).flatten(2).transpose(1, 2)
-        hidden = torch.cat([self.first.expand(x.shape[0], -1, -1), patches], 1) + self.place
-        return self.classify(self.norm(self.layers(hidden))[:, 0])
-
-    def batch(self) -> tuple[Any, Any]:
-        """Images with their classes."""
-        return torch.randn(self.rows, 3, 64, 64), torch.randint(0, CLASSES, (self.rows,))
-
-
-def _normalized(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> list[nn.Module]:
-    convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
-    return [convolution, nn.BatchNorm2d(outputs)]
+        return torch.cat([self.first.expand(x.shape[0], -1, -1), patches], 1) + self.place
 
 
 class Inverted(nn.Module):
@@ -138,41 +95,80 @@ class Inverted(nn.Module):
         return x + self.block(x) if self.adds else self.block(x)
 
 
-class MobileNetV2(nn.Module):
-    """MobileNetV2 with its 17 blocks, for images of 64 x 64."""
+class Apply(nn.Module):
+    """A function as a layer."""
 
-    rows = 8
-    stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-
-    def __init__(self) -> None:
+    def __init__(self, function: Callable[[Any], Any]):
         super().__init__()
-        layers, width = [*_normalized(3, 32, 3, 2), nn.ReLU6()], 32
-        for expansion, outputs, count, stride in self.stages:
-            for place in range(count):
-                layers.append(Inverted(width, outputs, stride if place == 0 else 1, expansion))
-                width = outputs
-        self.features = nn.Sequential(*layers, *_normalized(width, 1280), nn.ReLU6())
-        self.classify = nn.Linear(1280, CLASSES)
+        self.function = function
 
     def forward(self, x: Any) -> Any:
-        return self.classify(self.features(x).mean((2, 3)))
-
-    def batch(self) -> tuple[Any, Any]:
-        """Images with their classes."""
-        return torch.randn(self.rows, 3, 64, 64), torch.randint(0, CLASSES, (self.rows,))
+        return self.function(x)
 
 
-MODELS: dict[str, Callable[[], Any]] = {"GPT-2": GPT2, "BERT": BERT, "ViT": ViT, "MobileNetV2": MobileNetV2}
+def _normalized(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return [convolution, nn.BatchNorm2d(outputs)]
+
+
+def _gpt2() -> nn.Module:
+    """GPT-2 with two layers, 256 wide: a score for every word behind every token."""
+    layers = [Layer(256, 4, True, "tanh", causal=True) for _ in range(2)]
+    return nn.Sequential(Tokens(256), *layers, nn.LayerNorm(256), nn.Linear(256, WORDS, bias=False), nn.Flatten(0, 1))
+
+
+def _bert() -> nn.Module:
+    """BERT with two layers, 256 wide: a class for each sequence."""
+    layers = [Layer(256, 4, False, "none") for _ in range(2)]
+    pooled = [Apply(lambda x: x[:, 0]), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, CLASSES)]
+    return nn.Sequential(Tokens(256), nn.LayerNorm(256), *layers, *pooled)
+
+
+def _vit() -> nn.Module:
+    """ViT-tiny with two layers."""
+    layers = [Layer(192, 3, True, "none") for _ in range(2)]
+    first = Apply(lambda x: x[:, 0])
+    return nn.Sequential(Patches(192), *layers, nn.LayerNorm(192), first, nn.Linear(192, CLASSES))
+
+
+def _mobile_net() -> nn.Module:
+    """MobileNetV2 with its 17 blocks."""
+    stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+    layers, width = [*_normalized(3, 32, 3, 2), nn.ReLU6()], 32
+    for expansion, outputs, count, stride in stages:
+        for place in range(count):
+            layers.append(Inverted(width, outputs, stride if place == 0 else 1, expansion))
+            width = outputs
+    mean = Apply(lambda x: x.mean((2, 3)))
+    return nn.Sequential(*layers, *_normalized(width, 1280), nn.ReLU6(), mean, nn.Linear(1280, CLASSES))
+
+
+def _following(rows: int) -> tuple[Any, Any]:
+    """Tokens, and those that follow."""
+    drawn = torch.randint(0, WORDS, (rows, LENGTH + 1))
+    return drawn[:, :-1].contiguous(), drawn[:, 1:].reshape(-1)
+
+
+def _sequences(rows: int) -> tuple[Any, Any]:
+    """Tokens, and a class for each sequence."""
+    return torch.randint(0, WORDS, (rows, LENGTH)), torch.randint(0, CLASSES, (rows,))
+
+
+def _images(rows: int) -> tuple[Any, Any]:
+    """Images of 64 x 64, and their classes."""
+    return torch.randn(rows, 3, 64, 64), torch.randint(0, CLASSES, (rows,))
+
+
+# By name what makes a model, the rows of its batch, and what makes a batch with its labels.
+MODELS: Mapping[str, tuple[Callable[[], nn.Module], int, Callable[[int], tuple[Any, Any]]]] = {
+    "GPT-2": (_gpt2, 4, _following),
+    "BERT": (_bert, 8, _sequences),
+    "ViT": (_vit, 8, _images),
+    "MobileNetV2": (_mobile_net, 8, _images),
+}
 
 
 # --- plain models ---------------------------------------------------------------------------------------------------
-
-
-class Mean(nn.Module):
-    """The mean over a sequence."""
-
-    def forward(self, x: Any) -> Any:
-        return x.mean(1)
 
 
 def _perceptron() -> nn.Module:
@@ -189,36 +185,30 @@ def _convolutions() -> nn.Module:
 
 def _transformer() -> nn.Module:
     layers = [Layer(WIDTH, 4, True, "none") for _ in range(2)]
-    return nn.Sequential(nn.Embedding(WORDS, WIDTH), *layers, nn.LayerNorm(WIDTH), Mean(), nn.Linear(WIDTH, CLASSES))
+    pooled = [nn.LayerNorm(WIDTH), Apply(lambda x: x.mean(1)), nn.Linear(WIDTH, CLASSES)]
+    return nn.Sequential(nn.Embedding(PLAIN_WORDS, WIDTH), *layers, *pooled)
 
 
 # By name what makes a model, and what makes a batch of so many rows for it.
-PLAIN: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
+PLAIN: Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
     "perceptron": (_perceptron, lambda rows: torch.randn(rows, WIDTH)),
     "convolutions": (_convolutions, lambda rows: torch.randn(rows, 3, SIDE, SIDE)),
-    "transformer": (_transformer, lambda rows: torch.randint(0, WORDS, (rows, LENGTH))),
+    "transformer": (_transformer, lambda rows: torch.randint(0, PLAIN_WORDS, (rows, PLAIN_LENGTH))),
 }
 
 
 # --- what is made of them -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """A model to be trained. artifacts: its set; rows: of the batch; batch: by name; step: torch's, given threads."""
+def architecture(name: str, folder: Path) -> tuple[ArtifactSet, int, dict[str, np.ndarray], Callable[[int], Step]]:
+    """Make one of the `MODELS` and write its artifact set, with AdamW, into a folder of that name.
 
-    artifacts: ArtifactSet
-    rows: int
-    batch: dict[str, np.ndarray]
-    step: Callable[[int], Callable[[], Any]]
-
-
-def architecture(name: str, folder: Path) -> Architecture:
-    """Make one of the `MODELS` and write its artifact set, with AdamW, into a folder of that name."""
+    Returns the set, the rows of a batch, the batch by name, and what gives torch's step with so many threads.
+    """
     torch.manual_seed(0)
-    module = MODELS[name]()
-    x, labels = module.batch()
-    place = folder / name
+    make, rows, draw = MODELS[name]
+    module, place = make(), folder / name
+    x, labels = draw(rows)
     place.mkdir()
     model = _exported(module, x, 1e-4, training=torch.onnx.TrainingMode.TRAINING)
     trained = [each for each, _ in module.named_parameters()]
@@ -227,11 +217,11 @@ def architecture(name: str, folder: Path) -> Architecture:
     made = generate_artifacts(model, trained, frozen, artifact_directory=place, batch_norm="train", **kinds)
     batch = dict(zip(made.inputs, (x.numpy(), labels.numpy()), strict=True))
 
-    def step(threads: int) -> Callable[[], Any]:
+    def step(threads: int) -> Step:
         module.train()
         return torch_step(module, x, labels, threads, torch.optim.AdamW(module.parameters(), lr=0.0))
 
-    return Architecture(ArtifactSet.load(place), module.rows, batch, step)
+    return ArtifactSet.load(place), rows, batch, step
 
 
 def with_loss(module: nn.Module, x: Any) -> onnx.ModelProto:
@@ -263,7 +253,7 @@ def _exported(module: nn.Module, x: Any, spread: float, **options: Any) -> onnx.
 
 def torch_step(
     module: nn.Module, x: Any, labels: Any, threads: int, optimizer: torch.optim.Optimizer | None = None
-) -> Callable[[], Any]:
+) -> Step:
     """Forward and backward in torch as a user would write it, and the optimizer's step; returns the loss."""
 
     def step() -> Any:
@@ -276,3 +266,54 @@ def torch_step(
         return loss.detach()
 
     return step
+
+
+# --- artifact sets that are a chain of layers -----------------------------------------------------------------------
+
+ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {"Relu": nn.ReLU, "Tanh": nn.Tanh, "Sigmoid": nn.Sigmoid}
+LINEAR = {"transA": 0, "transB": 1, "alpha": 1.0, "beta": 1.0}  # Gemm as torch's linear layer
+
+
+def chain(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes of a graph of linear layers and activations before a softmax cross-entropy.
+
+    Raises NotImplementedError for any other graph.
+    """
+    *layers, loss = graph.node
+    tensor = graph.input[0].name
+    for node in layers:
+        if node.input[0] != tensor or not _is_layer(node):
+            raise NotImplementedError(f"no torch model is built of {node.op_type}")
+        tensor = node.output[0]
+    if loss.op_type != "SoftmaxCrossEntropyLoss" or loss.input[0] != tensor or loss.attribute[0].s != b"mean":
+        raise NotImplementedError(f"no torch model is built with {loss.op_type}")
+    return layers
+
+
+def _is_layer(node: onnx.NodeProto) -> bool:
+    if node.op_type != "Gemm":
+        return node.op_type in ACTIVATIONS
+    given = {item.name: helper.get_node_attr_value(node, item.name) for item in node.attribute}
+    return len(node.input) == 3 and given.items() <= LINEAR.items() and given.get("transB") == 1
+
+
+def chain_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], threads: int) -> Step:
+    """torch's step of a set with a learning rate of 0. Raises NotImplementedError for what is no chain of layers."""
+    parameters = {name: torch.tensor(array) for name, array in {**artifacts.frozen, **artifacts.trainable}.items()}
+    layers = chain(artifacts.eval_model.graph)
+    model = nn.Sequential(*(_module(node, parameters) for node in layers))
+    rule, optimizer = artifacts.rule, torch.optim.SGD(model.parameters(), lr=0.0)
+    if isinstance(rule, AdamWRule):
+        betas, given = (rule.alpha, rule.beta), {"eps": rule.epsilon, "weight_decay": rule.weight_decay}
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=betas, **given)
+    x, labels = (torch.tensor(array) for array in data.values())
+    return torch_step(model, x, labels, threads, optimizer)
+
+
+def _module(node: onnx.NodeProto, parameters: Mapping[str, Any]) -> nn.Module:
+    if node.op_type != "Gemm":
+        return ACTIVATIONS[node.op_type]()
+    weight, bias = (nn.Parameter(parameters[name]) for name in node.input[1:])
+    layer = nn.Linear(weight.shape[1], weight.shape[0])
+    layer.weight, layer.bias = weight, bias
+    return layer
