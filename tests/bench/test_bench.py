@@ -38,7 +38,7 @@ from opgrad.bench.memories import MEMORIES
 from opgrad.bench.options import Options
 from opgrad.bench.run import prepared, previous, run, store
 from opgrad.bench.tables import NOBODY, TITLES, duration, full_table, headline_table, show, summary
-from opgrad.bench.targets import Cpu, target
+from opgrad.bench.targets import Target, target
 from opgrad.contract import DTYPES as NUMPY_DTYPES
 from opgrad.contract import FLOATS, graph_operators, operators
 from opgrad.testing.accuracy import error_in_ulp, last_place
@@ -260,7 +260,7 @@ def test_a_result_is_json(op):
     def progress(done, total, cell):
         seen.append((done, total, cell.name))
 
-    result = run(Cpu(), tiny_cells(op)[:1], ["numpy"], 0, {}, progress)
+    result = run(Target(), tiny_cells(op)[:1], ["numpy"], 0, {}, progress)
     assert seen == [(0, 1, tiny_cells(op)[0].name)]
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
@@ -269,7 +269,7 @@ def test_a_result_with_forms_is_json_and_is_shown():
     forms = [group for group in GROUPS if group not in (PLAIN, GRAPH, LOSSES)]
     cells = [tiny_form(cell) for cell in select([], [], [], quick=True, groups=forms)]
     cells += select(["reduce_all_l2"], ["float32"], [], quick=True, groups=[GRAPH])
-    result = run(Cpu(), cells, ["numpy"], 0, {}, lambda done, total, cell: None)
+    result = run(Target(), cells, ["numpy"], 0, {}, lambda done, total, cell: None)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert {cell["group"] for cell in result["cells"]} == set(GROUPS) - {PLAIN, LOSSES}
     console = Console(record=True, file=io.StringIO())
@@ -285,10 +285,10 @@ def test_an_interrupt_keeps_what_was_measured():
 
     relu = operators()["relu"]
     cells = [Cell(relu, Workload((size,)), "float32") for size in (8, 9)]
-    result = run(Cpu(), cells, [], 0, {}, progress)
+    result = run(Target(), cells, [], 0, {}, progress)
     assert [cell["workload"] for cell in result["cells"]] == ["8"]
     with pytest.raises(KeyboardInterrupt):
-        run(Cpu(), cells, [], 0, {}, lambda done, total, cell: progress(1, total, cell))
+        run(Target(), cells, [], 0, {}, lambda done, total, cell: progress(1, total, cell))
 
 
 def test_a_result_file_is_updated(tmp_path):

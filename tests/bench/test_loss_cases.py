@@ -13,7 +13,7 @@ from opgrad.bench.measure import OURS
 from opgrad.bench.peers import COMPILE
 from opgrad.bench.run import run
 from opgrad.bench.tables import TITLES, full_table
-from opgrad.bench.targets import Cpu
+from opgrad.bench.targets import Target
 
 torch = pytest.importorskip("torch")
 
@@ -64,7 +64,7 @@ def test_selection_of_losses():
 
 def test_a_result_is_json_and_is_shown(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **_: _broken)
-    result = run(Cpu(), EVERY[-1:], ["torch", COMPILE], 0, {}, lambda done, total, cell: None)
+    result = run(Target(), EVERY[-1:], ["torch", COMPILE], 0, {}, lambda done, total, cell: None)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     (cell,) = result["cells"]
     assert cell["ways"]["new"]["notes"] == {COMPILE: "RuntimeError: no compiler"}
@@ -97,7 +97,7 @@ def test_the_table_has_the_fastest_peer_and_the_least_memory_of_any():
 
 def test_without_pytorch_the_cells_are_left_out(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    result = run(Cpu(), EVERY[:1], [], 0, {}, lambda done, total, cell: None)
+    result = run(Target(), EVERY[:1], [], 0, {}, lambda done, total, cell: None)
     assert [cell["left_out"] for cell in result["left_out"]] == ["needs PyTorch"]
 
 

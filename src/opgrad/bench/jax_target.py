@@ -2,35 +2,33 @@
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 import opgrad
-from opgrad.bench import peers
 from opgrad.bench.case import Case
-from opgrad.bench.cells import CLASSES, ROWS, Cell, Workload, Workloads
-from opgrad.bench.cpu_target import Cpu, raced
+from opgrad.bench.cells import CLASSES, ROWS, Cell, Workload
 from opgrad.bench.measure import NEW, OURS, Call
+from opgrad.bench.targets import Target, raced
 
 PEER = "jax.nn"
-WORKLOADS: Workloads = {"elements": (), "rows": ROWS, "classes": (*CLASSES, Workload((1, 1000))), "slices": ()}
 
 
-def missing() -> str | None:
-    """Why there is no such target, if so."""
-    return None if importlib.util.find_spec("jax") else "JAX is not installed"
-
-
-class Jax(Cpu):
+class Jax(Target):
     """Compiled functions of JAX on this machine's CPU; their results are in new memory."""
 
-    workloads = WORKLOADS
+    workloads: Mapping[str, Sequence[Workload]] = {
+        "elements": (), "rows": ROWS, "classes": (*CLASSES, Workload((1, 1000))), "slices": (),
+    }  # fmt: skip
     packages: Sequence[str] = ("jax", "jaxlib")
 
-    def peers(self, names: Sequence[str]) -> list[str]:
-        return peers.chosen(names, [PEER])
+    def __init__(self) -> None:
+        if not importlib.util.find_spec("jax"):
+            raise RuntimeError("bench: device is 'jax', but JAX is not installed")
+
+    def installed(self) -> list[str]:
+        return [PEER]
 
     def measure(self, cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
         import jax
@@ -39,20 +37,15 @@ class Jax(Cpu):
         if theirs is None:
             return {**cell.known, "left_out": f"{PEER} has nothing that computes it"}
         case = Case(cell)
-        arrays = [jax.numpy.asarray(case.values[name]) for name in case.op.arrays if name in case.values]
-        ours = jax.jit(partial(_ours, case))
-        found = ours(*arrays)
+        arrays = {name: jax.numpy.asarray(case.values[name]) for name in case.op.arrays if name in case.values}
+        rest = {name: value for name, value in case.values.items() if name not in arrays}
+        ours = jax.jit(lambda *given: getattr(opgrad, case.op.name)(**dict(zip(arrays, given, strict=True)), **rest))
+        found = ours(*arrays.values())
         several = found if isinstance(found, tuple) else (found,)
         case.results = {name: np.asarray(each) for name, each in zip(case.results, several, strict=True)}
         functions = {OURS: ours} | ({PEER: jax.jit(theirs)} if PEER in names else {})
-        calls = {f"{NEW} {name}": _call(function, arrays) for name, function in functions.items()}
+        calls = {f"{NEW} {name}": _call(function, list(arrays.values())) for name, function in functions.items()}
         return raced(case, calls, {NEW: {}}, case.error(), seconds)
-
-
-def _ours(case: Case, *arrays: Any) -> Any:
-    names = [name for name in case.op.arrays if name in case.values]
-    rest = {name: value for name, value in case.values.items() if name not in names}
-    return getattr(opgrad, case.op.name)(**dict(zip(names, arrays, strict=True)), **rest)
 
 
 def _call(function: Callable[..., Any], arrays: Sequence[Any]) -> Call:
@@ -74,13 +67,10 @@ def _theirs(cell: Cell) -> Callable[..., Any] | None:
         log_prob = jax.nn.log_softmax(logits, 1)
         return -jnp.mean(jnp.take_along_axis(log_prob, labels[:, None], 1))
 
-    def softmax_grad(dy: Any, y: Any) -> Any:
-        return y * (dy - (y * dy).sum(axis, keepdims=True))
-
     found: Mapping[str, Callable[..., Any]] = {
         "softmax": lambda x: jax.nn.softmax(x, axis),
         "log_softmax": lambda x: jax.nn.log_softmax(x, axis),
-        "softmax_grad": softmax_grad,
+        "softmax_grad": lambda dy, y: y * (dy - (y * dy).sum(axis, keepdims=True)),
         "log_softmax_grad": lambda dy, y: dy - jnp.exp(y) * dy.sum(axis, keepdims=True),
         "softmax_cross_entropy_loss": lambda x, labels: (loss(x, labels), jax.nn.log_softmax(x, 1)),
         "softmax_cross_entropy_loss_only": loss,

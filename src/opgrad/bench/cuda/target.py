@@ -6,19 +6,20 @@ from typing import Any
 import torch
 
 from opgrad import machine
-from opgrad.bench import peers as cpu_peers
 from opgrad.bench.cells import Cell
 from opgrad.bench.cuda import cells, peers
 from opgrad.bench.cuda.case import TensorCase
 from opgrad.bench.cuda.measure import Device, interleaved
 from opgrad.bench.measure import COPY, OURS, WAYS, measured
+from opgrad.bench.peers import reason
+from opgrad.bench.targets import Target
 
 ROTATED = 2  # times the L2 cache: one round through the copies of a cell's arrays moves more
 SMALL = 1 << 20  # bytes below which it is not the device that takes the time
 MOST_COPIED = 1 << 31  # bytes moved: more of them are not faster, and take memory
 
 
-class Cuda:
+class Cuda(Target):
     """PyTorch's current CUDA device."""
 
     seconds, quick_seconds = 0.6, 0.2  # a cell, by default
@@ -33,20 +34,18 @@ class Cuda:
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
         return cls(Device("cuda", found.L2_cache_size, found.total_memory))
 
-    def peers(self, names: Sequence[str]) -> list[str]:
-        """These peers, or all that are installed. Raises ValueError for one that is unknown or not installed."""
-        return cpu_peers.chosen(names, peers.installed())
+    def installed(self) -> list[str]:
+        return peers.installed()
 
     def describe(self) -> dict[str, Any] | None:
-        """What a result file says of the device."""
         return machine.cuda_device()
 
     def measure(self, cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
-        """One cell of a result; `left_out` says why there are no times, if so."""
+        """The same, or under `left_out` why there are no times."""
         try:
             return cell.known | self._measure(cell, names, seconds)
         except Exception as error:  # too large for this device, no kernel: the other cells are still worth measuring
-            return cell.known | {"left_out": cpu_peers.reason(error)}
+            return cell.known | {"left_out": reason(error)}
         finally:
             torch.cuda.empty_cache()
 
