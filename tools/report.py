@@ -219,7 +219,7 @@ def _of_each_set(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def headlines(root: Path, folder: Path) -> str:
     """The plot and ten rows of the newest result, beside that of the other instruction set."""
-    from opgrad.bench.tables import short_table
+    from benchmark_tables import short_table
 
     found = newest_of_sets(root)
     return f"{speed(root, folder)}\n\n{_plot(root, folder, PLOT)}\n\n{short_table(found, TEN)}" if found else NO_RESULT
@@ -243,8 +243,9 @@ def speed(root: Path, _: Path) -> str:
 
 def benchmark(root: Path, folder: Path) -> str:
     """The plot and the short table of the newest result, for each instruction set if there are several."""
+    from benchmark_tables import headline_table
+
     from opgrad.bench import instruction_sets
-    from opgrad.bench.tables import headline_table
 
     found = newest_of_sets(root)
     if len(found) < 2:
@@ -317,7 +318,7 @@ def cuda_benchmark(root: Path, folder: Path) -> str:
 
 
 def _plot_and_table(result: dict[str, Any], root: Path, folder: Path, plot: Path) -> str:
-    from opgrad.bench.tables import headline_table
+    from benchmark_tables import headline_table
 
     return f"{_plot(root, folder, plot)}\n\n{headline_table(result)}"
 

@@ -12,6 +12,7 @@ import pytest
 import typer
 from bench_cells import FORMS, tiny_cells, tiny_form
 from bench_results import made_up_result, summarized
+from benchmark_tables import headline_table
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -37,7 +38,7 @@ from opgrad.bench.measure import GIVEN, NEW, WAYS
 from opgrad.bench.memories import MEMORIES
 from opgrad.bench.options import Options
 from opgrad.bench.run import prepared, previous, run, store
-from opgrad.bench.tables import NOBODY, TITLES, duration, full_table, headline_table, show, summary
+from opgrad.bench.tables import NOBODY, TITLES, duration, full_table, show, summary
 from opgrad.bench.targets import Target, target
 from opgrad.contract import DTYPES as NUMPY_DTYPES
 from opgrad.contract import FLOATS, graph_operators, operators

@@ -7,13 +7,14 @@ import sys
 import pytest
 import report
 from bench_results import made_up_result
+from benchmark_tables import short_table
 from rich.console import Console
 from typer.testing import CliRunner
 
 from opgrad.bench import instruction_sets
 from opgrad.bench.figures import read
 from opgrad.bench.options import Options
-from opgrad.bench.tables import machine_line, sets_table, short_table, show_sets
+from opgrad.bench.tables import machine_line, sets_table, show_sets
 from opgrad.cli import app
 
 TINY = ["--ops", "relu", "--dtypes", "float32", "--shapes", "8x9", "--seconds", "0"]

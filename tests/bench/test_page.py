@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import benchmark_tables
 import pytest
 import report
 from bench_results import made_up_result
@@ -38,7 +39,7 @@ def test_a_picture_has_a_dot_for_each_cell_with_a_peer():
 def test_without_a_peer_there_is_no_picture(tmp_path):
     assert plots.drawing(made_up_result([])) is None
     assert plots.drawing(made_up_result([]) | {"training": []}) is None
-    assert plots.history({"machine": [made_up_result([])]}) is None
+    assert benchmark_tables.history({"machine": [made_up_result([])]}) is None
     with pytest.raises(ValueError, match=r"^bench: no cell has a peer, nothing to plot$"):
         plots.plot(made_up_result([]), tmp_path / "plot.png")
 
@@ -55,7 +56,7 @@ def test_releases_are_a_line_for_each_machine():
     results = [made_up_result([ratio]) for ratio in (2.0, 3.0)]
     for result, version in zip(results, ("0.1.0", "0.2.0"), strict=True):
         result["versions"]["opgrad"] = version
-    (line,) = plots.history({"fast": results}).axes[0].lines
+    (line,) = benchmark_tables.history({"fast": results}).axes[0].lines
     assert (list(line.get_xdata()), list(line.get_ydata())) == (["0.1.0", "0.2.0"], pytest.approx([2.0, 3.0]))
 
 
@@ -89,7 +90,7 @@ def test_the_results_of_every_release_are_kept_and_drawn():
         version = result["versions"]["opgrad"]
         if version != opgrad.__version__:
             assert name in kept(ROOT / report.HISTORY / version), f"copy it to {report.HISTORY / version}"
-    lines = plots.history(report.history(ROOT)).axes[0].lines
+    lines = benchmark_tables.history(report.history(ROOT)).axes[0].lines
     drawn = {line.get_label().partition(",")[0] for line in lines}
     assert drawn == {name for device in ("cpu", "cuda") for name in report.results(ROOT, device)}
 

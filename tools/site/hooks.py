@@ -19,6 +19,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
 
+import benchmark_tables  # noqa: E402
 import report  # noqa: E402
 
 from opgrad.bench import plots, tables, training_tables  # noqa: E402
@@ -242,7 +243,7 @@ def _performance(text: str) -> str:
     for name, result in reversed(report.all_results(ROOT).items()):
         said = training_tables.surroundings(result) if is_training(result) else tables.machine_line(result)
         lines += [f"## {name}", "", said, "", _picture(plots.drawing(result)), ""]
-    parts = {"charts": "\n".join(lines), "history": _picture(plots.history(report.history(ROOT)))}
+    parts = {"charts": "\n".join(lines), "history": _picture(benchmark_tables.history(report.history(ROOT)))}
     return re.sub(r"<!-- (charts|history): .*? -->", lambda part: parts[part[1]], text)
 
 

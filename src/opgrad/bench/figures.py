@@ -1,7 +1,7 @@
 """What the times of a result file say: speeds, shares and ratios of each cell, and of all."""
 
 import json
-import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +12,13 @@ from opgrad.bench.measure import NEW, OURS
 from opgrad.bench.memories import DEFAULT
 from opgrad.reading import read_regular
 
+Result = Mapping[str, Any]  # what a result file holds
 FORMAT = 2  # of result files of cells; those of training steps have 1
 
 
 @dataclass(frozen=True)
 class Times:
-    """One way of a cell. `peer` is the fastest peer, `ratio` its time over ours; None where nobody else works so.
+    """One way of a cell. `peer` is the fastest peer, None where nobody else works so.
 
     `host_seconds`: after which a call on a device returns; None on the CPU.
     """
@@ -27,8 +28,12 @@ class Times:
     share_of_copy: float
     peer: str | None
     peer_seconds: float | None
-    ratio: float | None
     host_seconds: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """The fastest peer's time over ours."""
+        return self.peer_seconds / self.seconds if self.peer_seconds else None
 
     @property
     def is_slower(self) -> bool:
@@ -77,36 +82,28 @@ def read(path: Path) -> dict[str, Any]:
     return result
 
 
-def is_training(result: Mapping[str, Any]) -> bool:
+def is_training(result: Result) -> bool:
     """Whether a result file is of training steps."""
     return "training" in result
 
 
-def figures(result: dict[str, Any]) -> list[Figures]:
-    """The figures of every plain cell, from median times."""
-    return measured_as(result, PLAIN)
-
-
-def measured_as(result: Mapping[str, Any], group: str) -> list[Figures]:
-    """The figures of every cell of a group."""
+def figures(result: Result, group: str = PLAIN) -> list[Figures]:
+    """The figures of every cell of a group, from median times."""
     return [_figures(cell) for cell in result["cells"] if cell.get("group", PLAIN) == group]
 
 
-def forms(result: dict[str, Any]) -> dict[str, list[Figures]]:
+def forms(result: Result) -> dict[str, list[Figures]]:
     """The figures of the forms of softmax by group; plans and losses have others."""
-    of_group = {group: [cell for cell in result["cells"] if cell.get("group") == group] for group in GROUPS}
-    return {
-        group: list(map(_figures, cells)) for group, cells in of_group.items() if cells and group not in (PLANS, LOSSES)
-    }
+    found = {group: figures(result, group) for group in GROUPS if group not in (PLAIN, PLANS, LOSSES)}
+    return {group: cells for group, cells in found.items() if cells}
 
 
 def times_of_fastest(cells: Sequence[Figures]) -> list[float]:
     """The time of each cell over that of the fastest of the same operator, shape and dtypes."""
-    fastest: dict[tuple[str, str, str], float] = {}
-    for cell in cells:
-        key = cell.operator, cell.shape, cell.dtype
-        fastest[key] = min(cell.new.seconds, fastest.get(key, cell.new.seconds))
-    return [cell.new.seconds / fastest[cell.operator, cell.shape, cell.dtype] for cell in cells]
+    keys = [(cell.operator, cell.shape, cell.dtype) for cell in cells]
+    times = [cell.new.seconds for cell in cells]
+    fastest = {key: min(t for other, t in zip(keys, times, strict=True) if other == key) for key in keys}
+    return [t / fastest[key] for key, t in zip(keys, times, strict=True)]
 
 
 def medians(measured: Mapping[str, Any]) -> dict[str, float]:
@@ -114,38 +111,30 @@ def medians(measured: Mapping[str, Any]) -> dict[str, float]:
     return {name: taken["median"] for name, taken in measured["times"].items()}
 
 
-def _figures(cell: dict[str, Any]) -> Figures:
-    return Figures(
-        cell["operator"],
-        cell["workload"],
-        cell["dtype"],
-        cell.get("memory", DEFAULT),
-        cell["headline"],
-        cell["error_ulp"],
-        {way: _times(cell, measured) for way, measured in cell["ways"].items()},
-    )
-
-
-def _times(cell: dict[str, Any], measured: dict[str, Any]) -> Times:
+def rivals(measured: Mapping[str, Any]) -> tuple[float, str | None, float | None]:
+    """Our seconds, the fastest peer and its seconds, of what was measured in one way."""
     peers = medians(measured)
-    ours, copy = peers.pop(OURS), cell["copy"]["median"]
-    speed = cell["bytes"] / ours
+    ours = peers.pop(OURS)
     peer = min(peers, key=lambda name: peers[name], default=None)
-    return Times(
-        ours,
-        speed / 1e9,
-        speed / (cell["copied_bytes"] / copy),
-        peer,
-        peers[peer] if peer else None,
-        peers[peer] / ours if peer else None,
-        measured["times"][OURS].get("host"),
-    )
+    return ours, peer, peers[peer] if peer else None
+
+
+def _figures(cell: Mapping[str, Any]) -> Figures:
+    ways = {way: _times(cell, measured) for way, measured in cell["ways"].items()}
+    where = cell["operator"], cell["workload"], cell["dtype"], cell.get("memory", DEFAULT)
+    return Figures(*where, cell["headline"], cell["error_ulp"], ways)
+
+
+def _times(cell: Mapping[str, Any], measured: Mapping[str, Any]) -> Times:
+    ours, peer, theirs = rivals(measured)
+    speed, copying = cell["bytes"] / ours, cell["copied_bytes"] / cell["copy"]["median"]
+    return Times(ours, speed / 1e9, speed / copying, peer, theirs, measured["times"][OURS].get("host"))
 
 
 def geometric_mean(cells: Sequence[Figures], way: str = NEW) -> float | None:
     """Of the ratios to the best peer; None if there are none."""
-    logs = [math.log(ratio) for cell in cells if way in cell.ways and (ratio := cell.ways[way].ratio)]
-    return math.exp(sum(logs) / len(logs)) if logs else None
+    ratios = [ratio for cell in cells if way in cell.ways and (ratio := cell.ways[way].ratio)]
+    return statistics.geometric_mean(ratios) if ratios else None
 
 
 def losses(cells: Sequence[Figures], way: str = NEW) -> list[Figures]:

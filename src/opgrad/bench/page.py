@@ -1,12 +1,10 @@
 """A result as one HTML page that needs nothing else: its picture, and every table."""
 
-from collections.abc import Mapping
 from html import escape
-from typing import Any
 
 from markdown_it import MarkdownIt
 
-from opgrad.bench.figures import is_training
+from opgrad.bench.figures import Result, is_training
 from opgrad.bench.plots import drawing, svg
 from opgrad.bench.sweep import curves
 from opgrad.bench.tables import full_table, sweep_table
@@ -33,7 +31,7 @@ th {{ position: sticky; top: 0; background: Canvas; }}
 """
 
 
-def page(result: Mapping[str, Any], *others: Mapping[str, Any]) -> str:
+def page(result: Result, *others: Result) -> str:
     """The page of a result, of cells or of training steps, as `bench.run.run` or `bench.training.run` returns it.
 
     others: the same for other instruction sets.
@@ -48,8 +46,8 @@ def page(result: Mapping[str, Any], *others: Mapping[str, Any]) -> str:
     return PAGE.format(title=escape(title), body="\n".join(parts))
 
 
-def _tables(given: Mapping[str, Any]) -> str:
-    if is_training(result := dict(given)):
+def _tables(result: Result) -> str:
+    if is_training(result):
         from opgrad.bench.training_tables import markdown
 
         return markdown(result)

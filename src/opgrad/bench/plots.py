@@ -11,11 +11,9 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FuncFormatter
 
 from opgrad.bench import instruction_sets
-from opgrad.bench.figures import Figures, figures, geometric_mean, is_training
+from opgrad.bench.figures import Figures, Result, figures, geometric_mean, is_training
 from opgrad.bench.measure import GIVEN, NEW, WAYS
 from opgrad.bench.sweep import ROWS, Curve, curves
-
-Result = Mapping[str, Any]
 
 COLOURS = {"float32": "tab:blue", "bfloat16": "tab:orange", "float16": "tab:green", "float64": "tab:purple"}
 TITLES = {NEW: "results in new memory", GIVEN: "results in memory that is given"}
@@ -58,31 +56,7 @@ def drawing(*results: Result) -> Drawing | None:
     found = {name: curves(result) for name, result in named.items()}
     if any(curve.along == ROWS for each in found.values() for curve in each):
         return _sweep(found)
-    return _cells({name: figures(dict(each)) for name, each in named.items()})
-
-
-def history(results: Mapping[str, Sequence[Result]]) -> Drawing | None:
-    """How many times as fast as the best peer, by release: a line for each machine and way.
-
-    results: of each machine, its results in the order of the releases. Returns None where no result has peers.
-    """
-    lines = {}
-    for machine, found in results.items():
-        for way in WAYS:
-            means = {each["versions"].get("opgrad"): geometric_mean(figures(dict(each)), way) for each in found}
-            if known := {version: mean for version, mean in means.items() if version and mean}:
-                lines[f"{machine}, {TITLES[way]}"] = known
-    if not lines:
-        return None
-    figure = _figure(8.0, 3.6)
-    axes = figure.subplots()
-    for name, known in lines.items():
-        axes.plot(list(known), list(known.values()), "o-", label=name)
-    axes.set(xlabel="release", ylabel="times as fast as the best peer")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    return figure
+    return _cells({name: figures(each) for name, each in named.items()})
 
 
 def _cells(sets: Mapping[str, Sequence[Figures]]) -> Drawing | None:
@@ -95,7 +69,7 @@ def _cells(sets: Mapping[str, Sequence[Figures]]) -> Drawing | None:
     if not any(panels.values()):
         return None
     operators = list(dict.fromkeys(cell.operator for cells in sets.values() for cell in cells))
-    figure = _figure(11.0, len(sets) * (1.5 + ROW * len(operators)))
+    figure = blank(11.0, len(sets) * (1.5 + ROW * len(operators)))
     all_axes = figure.subplots(len(sets), len(WAYS), sharex=True, sharey=True, squeeze=False)
     for axes, ((name, way), cells) in zip(all_axes.flat, panels.items(), strict=True):
         _draw(axes, cells, way, operators)
@@ -134,7 +108,7 @@ def _steps(sets: Mapping[str, Sequence[Mapping[str, Any]]]) -> Drawing | None:
         ", ".join(filter(None, (cell["set"], f"{cell['batch']} rows", name))) for name in sets for cell in sets[name]
     ]
     names = {key: name for key, name in STEPS.items() if any(key in cell["times"] for cell in cells)}
-    figure = _figure(8.0, 1.0 + ROW * len(names) * len(cells))
+    figure = blank(8.0, 1.0 + ROW * len(names) * len(cells))
     axes = figure.subplots()
     for number, (key, name) in enumerate(names.items()):
         having = [place for place, cell in enumerate(cells) if key in cell["times"]]
@@ -157,7 +131,7 @@ def _sweep(sets: Mapping[str, Sequence[Curve]]) -> Drawing:
     operators = list(dict.fromkeys(curve.operator for _, curve in every))
     dtypes = list(dict.fromkeys(curve.dtype for _, curve in every))
     lines = list(dict.fromkeys((name, curve.memory) for name, curve in every))
-    figure = _figure(4.0 * len(dtypes), 2.4 * len(operators) + 0.5)
+    figure = blank(4.0 * len(dtypes), 2.4 * len(operators) + 0.5)
     grid = figure.subplots(len(operators), len(dtypes), sharex=True, squeeze=False)
     for name, curve in every:
         axes = grid[operators.index(curve.operator)][dtypes.index(curve.dtype)]
@@ -178,8 +152,8 @@ def _sweep(sets: Mapping[str, Sequence[Curve]]) -> Drawing:
     return figure
 
 
-def _figure(width: float, height: float) -> Drawing:
-    """So many inches."""
+def blank(width: float, height: float) -> Drawing:
+    """A picture without content, of so many inches."""
     figure = Drawing(figsize=(width, height), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     return figure

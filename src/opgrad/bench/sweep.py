@@ -6,13 +6,13 @@ same form.
 """
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from opgrad.bench.cells import SWEEP, Cell, Workload
-from opgrad.bench.figures import Figures, measured_as
+from opgrad.bench.figures import Figures, Result, figures
 from opgrad.bench.measure import GIVEN
 from opgrad.bench.memories import DEFAULT
 from opgrad.bench.peers import COMPILE
@@ -113,8 +113,7 @@ class Curve:
     @property
     def mean(self) -> float | None:
         """The geometric mean of the ratios."""
-        ratios = self.ratios
-        return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+        return statistics.geometric_mean(self.ratios) if self.ratios else None
 
     @property
     def worst(self) -> tuple[float, int] | None:
@@ -129,19 +128,19 @@ class Curve:
         return max(steps, default=(1.0, 0))
 
 
-def curves(result: Mapping[str, Any]) -> list[Curve]:
+def curves(result: Result) -> list[Curve]:
     """The curves of a result: operator by operator, dtype by dtype, memory by memory, rows before other axes."""
     found: dict[tuple[str, str, str, str], dict[int, Figures]] = {}
-    for cell in measured_as(result, SWEEP):
+    for cell in figures(result, SWEEP):
         if place := _place(cell):
             along, n = place
             found.setdefault((cell.operator, cell.dtype, cell.memory, along), {})[n] = cell
     return [_curve(*key, dict(sorted(points.items()))) for key, points in found.items()]
 
 
-def shapes(result: Mapping[str, Any]) -> list[Figures]:
+def shapes(result: Result) -> list[Figures]:
     """The cells of a sweep that lie on no curve."""
-    return [cell for cell in measured_as(result, SWEEP) if not _place(cell)]
+    return [cell for cell in figures(result, SWEEP) if not _place(cell)]
 
 
 def _place(cell: Figures) -> tuple[str, int] | None:

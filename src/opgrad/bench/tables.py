@@ -9,7 +9,18 @@ from rich.table import Table as RichTable
 
 from opgrad.bench import instruction_sets
 from opgrad.bench.cells import ATTRIBUTES, BROADCAST, GRADIENTS, GRAPH, LOSSES, PLANS, POST_OPS, TYPES
-from opgrad.bench.figures import Figures, Times, figures, forms, geometric_mean, losses, medians, times_of_fastest
+from opgrad.bench.figures import (
+    Figures,
+    Result,
+    Times,
+    figures,
+    forms,
+    geometric_mean,
+    losses,
+    medians,
+    rivals,
+    times_of_fastest,
+)
 from opgrad.bench.load import Loss
 from opgrad.bench.measure import CALL, GIVEN, KERNEL, NEW, OURS, WAYS
 from opgrad.bench.sweep import Curve, curves, shapes
@@ -87,12 +98,12 @@ def print_parts(console: Console, parts: Iterable[str | Table]) -> None:
             console.print(part, highlight=False, markup=False)
 
 
-def show(console: Console, result: dict[str, Any]) -> None:
+def show(console: Console, result: Result) -> None:
     """Print every cell, the geometric mean and the cells where a peer is faster."""
     print_parts(console, _shown(result))
 
 
-def _shown(result: dict[str, Any]) -> Iterator[str | Table]:
+def _shown(result: Result) -> Iterator[str | Table]:
     cells = figures(result)
     if cells:
         yield from (_plain_table(result), summary(cells))
@@ -103,7 +114,7 @@ def _shown(result: dict[str, Any]) -> Iterator[str | Table]:
     yield from (f"  left out: {line}" for line in left_out(result))
 
 
-def full_table(result: dict[str, Any]) -> str:
+def full_table(result: Result) -> str:
     """Markdown: every cell, the forms of softmax in tables of their own."""
     cells = figures(result)
     parts = [machine_line(result)]
@@ -116,37 +127,14 @@ def full_table(result: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def short_table(results: Sequence[dict[str, Any]], rows: Sequence[tuple[str, str]]) -> str:
-    """Markdown: these operators and shapes in float32, with results in new memory: our time, and how it compares.
-
-    results: one, or one for each instruction set, with columns of its own.
-    """
-    found = [_cells_of(result) for result in results]
-    columns = ["operator, float32"]
-    for result in results:
-        of_set = f"{instruction_sets.title(result['machine'])}: " if len(results) > 1 else ""
-        columns += [f"{of_set}time of a call", f"{of_set}beside the fastest peer"]
-    shown = [
-        [f"`{name}` {shape}", *(text for cells in found for text in _short(cells.get((name, shape, "float32"))))]
-        for name, shape in rows
-        if any((name, shape, "float32") in cells for cells in found)
-    ]
-    table = Table(columns, shown, align="l" + "rl" * len(results)).markdown()
-    return "\n\n".join([table, *map(machine_line, results)])
-
-
-def _short(cell: Figures | None) -> tuple[str, str]:
-    return (duration(cell.new.seconds), _rival(cell.new)) if cell else ("", "")
-
-
-def _cells_of(result: dict[str, Any]) -> dict[tuple[str, str, str], Figures]:
+def by_key(result: Result) -> dict[tuple[str, str, str], Figures]:
     """The plain cells by operator, shape and dtype, in whose-ever memory they are."""
     return {(cell.operator, cell.workload, cell.typed): cell for cell in figures(result)}
 
 
-def sets_table(results: Sequence[dict[str, Any]]) -> Table:
+def sets_table(results: Sequence[Result]) -> Table:
     """Every plain cell, with our time and the ratio to the best peer in both ways for each instruction set."""
-    found = [_cells_of(result) for result in results]
+    found = [by_key(result) for result in results]
     columns = ["operator", "shape", "dtype"]
     for result in results:
         columns += [instruction_sets.title(result["machine"]), "ratio", "given", "ratio"]
@@ -161,28 +149,14 @@ def _both_ways(cell: Figures | None) -> Iterator[str]:
         yield f"{times.ratio:.2f}" if times and times.ratio else ""
 
 
-def show_sets(console: Console, results: Sequence[dict[str, Any]]) -> None:
+def show_sets(console: Console, results: Sequence[Result]) -> None:
     """Print the plain cells of results for several instruction sets side by side, if there are several."""
     if len(results) > 1 and any(map(figures, results)):
         lines = (f"{instruction_sets.title(each['machine'])}: {summary(figures(each))}" for each in results)
         print_parts(console, [sets_table(results), *lines])
 
 
-def headline_table(result: dict[str, Any]) -> str:
-    """Markdown: the workloads with large arrays, one column for each dtype."""
-    cells = figures(result)
-    chosen = [cell for cell in cells if cell.headline]
-    dtypes = list(dict.fromkeys(cell.dtype for cell in chosen))
-    found = {(cell.operator, cell.workload, cell.dtype): cell for cell in chosen}
-    rows = [
-        [operator, workload, *(_entry(found.get((operator, workload, dtype))) for dtype in dtypes)]
-        for operator, workload in dict.fromkeys((cell.operator, cell.workload) for cell in chosen)
-    ]
-    table = Table(("operator", "shape", *dtypes), rows, align="ll")
-    return "\n\n".join([summary(cells), table.markdown(), machine_line(result)])
-
-
-def sweep_table(result: dict[str, Any]) -> str:
+def sweep_table(result: Result) -> str:
     """Markdown: a row for each curve of a sweep, and for each other shape."""
     return "\n\n".join([*(table.markdown() for table in _sweep_tables(result)), machine_line(result)])
 
@@ -216,7 +190,7 @@ def _summary_of(cells: Sequence[Figures], way: str) -> str:
     return f"{mean:.2f} times as fast as the best peer with results in {where} (geometric mean), {slower}"
 
 
-def left_out(result: dict[str, Any]) -> list[str]:
+def left_out(result: Result) -> list[str]:
     """The cells that could not be measured, and what kept a peer from how many cells."""
     lines = [f"{_name(cell)}: {cell['left_out']}" for cell in result.get("left_out", [])]
     kept: dict[tuple[str, str], list[str]] = {}
@@ -234,7 +208,7 @@ def _name(cell: dict[str, Any]) -> str:
     return f"{cell['operator']} {cell['workload']} {cell['dtype']}"
 
 
-def machine_line(result: Mapping[str, Any]) -> str:
+def machine_line(result: Result) -> str:
     """Machine, threads or device, versions and date in one sentence."""
     machine, versions = result["machine"], result["versions"]
     packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
@@ -255,14 +229,14 @@ def _device(device: dict[str, Any]) -> str:
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
-def _plain_table(result: dict[str, Any]) -> Table:
+def _plain_table(result: Result) -> Table:
     cells = figures(result)
     slower = [place for place, cell in enumerate(cells) if cell.new.is_slower]
     columns = (*COLUMNS, HOST) if "device" in result else COLUMNS
     return Table(columns, list(map(_row, cells)), slower=slower)
 
 
-def _form_tables(result: dict[str, Any]) -> Iterator[Table]:
+def _form_tables(result: Result) -> Iterator[Table]:
     """A table for each group of cells that are not plain."""
     for group, cells in forms(result).items():
         rows = list(map(_row, cells))
@@ -313,17 +287,16 @@ def _loss_row(cell: Mapping[str, Any]) -> list[str]:
 
     `over needed` is our peak over the bytes of arguments and gradients: 1 would be nothing beyond them.
     """
-    times, beyond = medians(cell["ways"][NEW]), cell["beyond"]
-    ours, mine = times.pop(OURS), beyond[OURS]
-    peer = min(times, key=lambda name: times[name], default=None)
-    best = [peer, _milliseconds(times[peer]), f"{times[peer] / ours:.2f}"] if peer else [NOBODY, "", ""]
+    (ours, peer, theirs), beyond = rivals(cell["ways"][NEW]), cell["beyond"]
+    mine = beyond[OURS]
+    best = [peer, _milliseconds(theirs), f"{theirs / ours:.2f}"] if peer and theirs else [NOBODY, "", ""]
     least = min((size for name, size in beyond.items() if name != OURS and size is not None), default=None)
     over = "" if mine is None else f"{1 + mine / cell['needed']:.2f}"
     known = [cell["operator"], cell["workload"], cell["dtype"], _milliseconds(ours), *best, _mebibytes(mine), over]
     return [*known, _mebibytes(beyond[peer] if peer else None), _mebibytes(least)]
 
 
-def _sweep_tables(result: dict[str, Any]) -> Iterator[Table]:
+def _sweep_tables(result: Result) -> Iterator[Table]:
     """A table of the curves, and one of the shapes that lie on none."""
     if found := curves(result):
         yield Table(SWEEP_COLUMNS, list(map(_curve_row, found)), SWEEP_TITLE, align="llll")
@@ -341,19 +314,6 @@ def _curve_row(curve: Curve) -> list[str]:
     lowest = (f"{worst:.2f}", str(at)) if worst else ("", "")
     known = [curve.operator, curve.dtype, curve.along, curve.memory, str(len(curve.lengths)), mean, str(behind)]
     return [*known, *lowest, f"{step:.2f}", str(length)]
-
-
-def _entry(cell: Figures | None) -> str:
-    """Our time and speed with results in new memory, and both ways' ratios."""
-    if cell is None:
-        return ""
-    given = cell.ways.get(GIVEN)
-    of_given = f"; given {_rival(given)}" if given else ""
-    return f"{duration(cell.new.seconds)}, {cell.new.gigabytes:.0f} GB/s, **{_rival(cell.new)}**{of_given}"
-
-
-def _rival(times: Times) -> str:
-    return f"{times.ratio:.2f}x {times.peer}" if times.ratio else "no peer"
 
 
 def duration(seconds: float) -> str:

@@ -6,6 +6,7 @@ What the exporter makes of them, the artifact sets that opgrad makes of the arch
 import io
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -302,12 +303,13 @@ def chain_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], threads: 
     parameters = {name: torch.tensor(array) for name, array in {**artifacts.frozen, **artifacts.trainable}.items()}
     layers = chain(artifacts.eval_model.graph)
     model = nn.Sequential(*(_module(node, parameters) for node in layers))
-    rule, optimizer = artifacts.rule, torch.optim.SGD(model.parameters(), lr=0.0)
+    rule: Any = artifacts.rule
+    optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.0)
     if isinstance(rule, AdamWRule):
-        betas, given = (rule.alpha, rule.beta), {"eps": rule.epsilon, "weight_decay": rule.weight_decay}
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=betas, **given)
+        given: dict[str, Any] = {"eps": rule.epsilon, "weight_decay": rule.weight_decay}
+        optimizer = partial(torch.optim.AdamW, lr=0.0, betas=(rule.alpha, rule.beta), **given)
     x, labels = (torch.tensor(array) for array in data.values())
-    return torch_step(model, x, labels, threads, optimizer)
+    return torch_step(model, x, labels, threads, optimizer(model.parameters()))
 
 
 def _module(node: onnx.NodeProto, parameters: Mapping[str, Any]) -> nn.Module:
