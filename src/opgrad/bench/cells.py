@@ -10,6 +10,7 @@ from opgrad.bench.memories import DEFAULT, MEMORIES
 from opgrad.contract import FLOATS, Operator, Shape, graph_operators, operators
 
 DTYPES = ("float32", "bfloat16", "float16")
+UNASKED = "float64"  # what is measured only if it is asked for
 PLAIN, TYPES, POST_OPS, BROADCAST, ATTRIBUTES, GRADIENTS, PLANS, GRAPH, LOSSES = GROUPS = (
     "plain", "types", "post-ops", "broadcast", "attributes", "gradients", "plans", "graph", "losses",
 )  # fmt: skip
@@ -203,15 +204,11 @@ def select(
     plain = not groups or PLAIN in groups
     cells = []
     for op in [declared[name] for name in ops or declared]:
-        if op.name in graphs:
-            if not shapes and (not groups or GRAPH in groups):
-                taken, count = _taken(op, dtypes or DTYPES, quick), 0 if quick else MORE_EXAMPLES.get(op.name, 0)
-                large = [EXAMPLE, *(replace(EXAMPLE, example=1 + n, quick=False) for n in range(count))]
-                cells += [Cell(op, workload, dtype) for workload in large for dtype in taken]
-            continue
-        for workload in _workloads(op, workloads[op.kind], shapes, quick) if plain and op.name not in losses else []:
-            cells += [Cell(op, workload, dtype) for dtype in dtypes or DTYPES]
-        for workload in (*workloads.get(op.name, ()), *_layers(op, shapes)):
+        if plain and op.name not in {**graphs, **losses}:
+            usual = _workloads(op, workloads[op.kind], shapes, quick)
+            cells += [Cell(op, workload, dtype) for workload in usual for dtype in dtypes or DTYPES]
+        own = _examples(op) if op.name in graphs else (*workloads.get(op.name, ()), *_layers(op, shapes))
+        for workload in own:
             if (not groups or workload.group in groups) and _is_asked(workload, shapes, quick):
                 cells += [Cell(op, workload, pair) for pair in _pairs(workload, dtypes, quick)]
     return [
@@ -222,11 +219,12 @@ def select(
     ]
 
 
-def _taken(op: Operator, dtypes: Sequence[str], quick: bool) -> Sequence[str]:
-    """The dtypes that an operator takes."""
+def _examples(op: Operator) -> list[Workload]:
+    """The large examples of an operator of training graphs, the first of them quick, in the dtypes that it takes."""
     floats = {name for tensor in op.inputs.values() for name in tensor.dtypes}
-    found = [dtype for dtype in dtypes if dtype in floats]
-    return found[:1] if quick else found
+    dtypes = tuple(dtype for dtype in (*DTYPES, UNASKED) if dtype in floats)
+    count = 1 + MORE_EXAMPLES.get(op.name, 0)
+    return [replace(EXAMPLE, example=number, quick=number == 0, dtypes=dtypes) for number in range(count)]
 
 
 def _layers(op: Operator, shapes: Sequence[str]) -> list[Workload]:
@@ -244,7 +242,8 @@ def _is_asked(workload: Workload, shapes: Sequence[str], quick: bool) -> bool:
 
 def _pairs(workload: Workload, dtypes: Sequence[str], quick: bool) -> Sequence[str]:
     """The dtypes of a form, or those with nothing but these dtypes in them."""
-    found = [pair for pair in workload.dtypes if not dtypes or set(pair.replace("->", ",").split(",")) <= set(dtypes)]
+    parts = {pair: set(pair.replace("->", ",").split(",")) for pair in workload.dtypes}
+    found = [pair for pair, each in parts.items() if (each <= set(dtypes) if dtypes else pair != UNASKED)]
     return found[:1] if quick else found
 
 
