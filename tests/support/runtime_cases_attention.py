@@ -115,7 +115,7 @@ def grouped(
         scores = torch.tanh(scores / cap) * cap if cap else scores
         scores = scores if added is None else scores + added[row][:, :, : before + new]
         at, key_at = torch.arange(new)[:, None] + before, torch.arange(before + new)
-        allowed = key_at <= at if causal else (key_at < int(counted[row])).expand(new, -1)
+        allowed = (key_at < int(counted[row])) & ((key_at <= at) | (not causal))
         window = attributes.get("local_window_size", -1)
         if window >= 0:
             allowed = allowed & (key_at > at - window)

@@ -146,7 +146,9 @@ def _mask(node: Node, places: Places, counted: Value) -> Value:
     """Which keys count for which queries, [N, 1, L, T]."""
     at, keys = places.queries(), places.keys()
     window = node.get("local_window_size", -1)
-    counts = ~(keys > at) if node.get("causal", 1) else keys < counted
+    counts = keys < counted
+    if node.get("causal", 1):
+        counts = counts & ~(keys > at)
     return counts if window < 0 else counts & (keys > at - window)
 
 
