@@ -2,11 +2,12 @@
 
 import pytest
 import runtime_cases_attention
+import runtime_cases_fused
 import runtime_cases_packed
 from gradient_cases import OF_RUNTIME
 from runtime_cases import check
 
-CASES = {**runtime_cases_packed.CASES, **runtime_cases_attention.CASES}
+CASES = {**runtime_cases_packed.CASES, **runtime_cases_attention.CASES, **runtime_cases_fused.CASES}
 
 
 @pytest.mark.parametrize("name", CASES)

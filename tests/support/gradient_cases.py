@@ -243,10 +243,11 @@ QUANTIZED_PRODUCTS = [
     *(("", op) for op in ("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv")),
     *((MICROSOFT, op) for op in QUANTIZED.split()),
 ]
-OF_RUNTIME = [  # tests/support/runtime_cases.py
-    ("", "RotaryEmbedding"),
-    *((MICROSOFT, op) for op in ("MatMulNBits", "RotaryEmbedding", "GroupQueryAttention")),
-]
+NAMES_OF_RUNTIME = """MatMulNBits RotaryEmbedding GroupQueryAttention ScaledSiLU GatedAdd GatedRMSNorm BranchwiseRMSNorm
+    LinearAttentionGate EngramGate HyperConnectionPreMix HyperConnectionPostMix TransposeMatMul GatherND Pad Trilu
+    ExpandDims SampleOp UnfoldTensor CDist GridSample ConvTransposeWithDynamicPads BiasAdd BiasSplitGelu GemmFastGelu
+    FusedMatMulActivation SwiGLU NhwcConv NhwcFusedConv GroupNorm SkipGroupNorm MoE"""
+OF_RUNTIME = [("", "RotaryEmbedding"), *((MICROSOFT, op) for op in NAMES_OF_RUNTIME.split())]  # of runtime_cases.py
 ELSEWHERE = {
     ("", "If"): "against known values",
     **{("", op): "straight through, against known values" for op in QUANTIZATION},

@@ -27,6 +27,7 @@ class RuntimeCase:
     arrays: the inputs, None for one that is left out. formula: of tensors in the same order, gives all results that
     are compared, None for one that is not. wanted: the places of the inputs to differentiate with respect to.
     terms: how many terms the longest sum has, by which the tolerance grows. runs: whether onnxruntime has a kernel.
+    constants: the places of inputs that are constants of the model.
     """
 
     op: str
@@ -39,11 +40,16 @@ class RuntimeCase:
     outputs: int = 1
     terms: int = 16
     runs: bool = True
+    constants: tuple = ()
 
     @property
     def feeds(self):
-        """The inputs by name."""
-        return {f"x{place}": array for place, array in enumerate(self.arrays) if array is not None}
+        """The inputs by name, but for constants."""
+        return {
+            f"x{place}": array
+            for place, array in enumerate(self.arrays)
+            if array is not None and place not in self.constants
+        }
 
     def model(self):
         """The operator alone."""
@@ -55,9 +61,10 @@ class RuntimeCase:
             for name, array in self.feeds.items()
         ]
         outputs = [onnx.ValueInfoProto(name=each) for each in results]
+        constants = [onnx.numpy_helper.from_array(self.arrays[place], f"x{place}") for place in self.constants]
         imports = [helper.make_opsetid("", self.opset), helper.make_opsetid(MICROSOFT, 1)]
         return helper.make_model(
-            helper.make_graph([node], "graph", inputs, outputs), opset_imports=imports, ir_version=10
+            helper.make_graph([node], "graph", inputs, outputs, constants), opset_imports=imports, ir_version=10
         )
 
 
@@ -96,8 +103,11 @@ def check(case):
                 close(mine, other.detach().numpy(), tolerance)
     model, factors = weighted(case, kind, expected)
     wanted = [f"x{place}" for place in case.wanted]
-    found = session_of(lower(gradients(model, "loss", wanted))).run([f"{name}_grad" for name in wanted], case.feeds)
-    sum((expected[place] * torch.tensor(factor)).sum() for place, factor in factors.items()).backward()
+    names = ["loss", *(f"{name}_grad" for name in wanted)]
+    loss, *found = session_of(lower(gradients(model, "loss", wanted))).run(names, case.feeds)
+    total = sum((expected[place] * torch.tensor(factor)).sum() for place, factor in factors.items())
+    close(loss, total.detach().numpy(), tolerance * 16, "loss")
+    total.backward()
     for place, gradient in zip(case.wanted, found, strict=True):
         close(gradient, tensors[place].grad.numpy(), tolerance, f"gradient of input {place}")
 

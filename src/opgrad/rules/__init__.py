@@ -2,12 +2,16 @@
 
 from opgrad.rules import (  # noqa: F401
     activation,
+    aliases,
     arithmetic,
     attention,
     convolution,
     einsum,
     elementary,
+    experts,
     extrema,
+    fused,
+    gated,
     grouped_attention,
     indexing,
     layout,

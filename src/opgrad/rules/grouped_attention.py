@@ -13,7 +13,7 @@ from opgrad.graph.formulas import LAST, Value
 from opgrad.graph.messages import MICROSOFT
 from opgrad.graph.sizes import known
 from opgrad.rules.node import Node
-from opgrad.rules.registry import Gradients, NoGradient, recomputed
+from opgrad.rules.registry import Gradients, NoGradient, in_float32, recomputed
 from opgrad.rules.shaping import sizes_of
 
 LOWEST = -3.4e38  # the score of a key that does not count
@@ -50,10 +50,10 @@ class Places:
 
 
 @recomputed("GroupQueryAttention", domain=MICROSOFT, constant=(5, 6, 7, 8, 9))
+@in_float32
 def group_query_attention(node: Node) -> Gradients:
     """y = softmax(scale * q @ k.T + mask) @ v of each head of q, with the keys of its group; caches come first."""
     _refuse(node)
-    kind, node = node.x, node.wide()
     heads = _heads(node)
     q, k, v = _projections(node, heads)
     new = node.x.shape(1, 2).squeeze(0)
@@ -64,7 +64,7 @@ def group_query_attention(node: Node) -> Gradients:
     k, v = (_in_cache(node.input(place), each, places) for place, each in ((3, k), (4, v)))
     mask = _mask(node, places, counted)
     y = attended(node, (q, k, v), heads, mask, node.input(10), node.input(11))
-    return [each.like(kind) for each in (y, k, v)]
+    return [y, k, v]
 
 
 def _refuse(node: Node) -> None:

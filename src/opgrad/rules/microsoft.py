@@ -69,7 +69,7 @@ def fused_gemm(node: Node) -> Value:
     """y = activation(gemm(a, b, c))."""
     names = ("alpha", "beta", "transA", "transB")
     y = node.body.node("Gemm", *node.inputs, **{name: node.get(name) for name in names if name in node.attributes})
-    return _activated(node, y)
+    return activated(node, y)
 
 
 @decomposition("FusedConv", domain=MICROSOFT)
@@ -78,10 +78,10 @@ def fused_conv(node: Node) -> Value:
     own = ("activation", "activation_params")
     attributes = {name: value for name, value in node.attributes.items() if name not in own}
     y, z = node.body.node("Conv", *node.inputs[:3], **attributes), node.input(3)
-    return _activated(node, y if z is None else y + z)
+    return activated(node, y if z is None else y + z)
 
 
-def _activated(node: Node, y: Value) -> Value:
+def activated(node: Node, y: Value) -> Value:
     """The activation that the node's attribute names, applied to y."""
     op, given = node.get("activation", ""), node.get("activation_params") or []
     alpha, beta = (node.get(f"activation_{name}", value) for name, value in zip_longest(("alpha", "beta"), given[:2]))

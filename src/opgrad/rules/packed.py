@@ -4,7 +4,7 @@ from opgrad.graph.formulas import Value
 from opgrad.graph.messages import MICROSOFT
 from opgrad.rules.errors import NoGradient
 from opgrad.rules.node import Node
-from opgrad.rules.registry import recomputed
+from opgrad.rules.registry import in_float32, recomputed
 from opgrad.rules.shaping import sizes_of
 
 BYTE = 8  # bits
@@ -33,16 +33,16 @@ def _shifted(bytes_: Value, count: int, direction: str) -> Value:
 
 
 @recomputed("MatMulNBits", domain=MICROSOFT, constant=(1, 4))
+@in_float32
 def matmul_nbits(node: Node) -> Value:
     """y = a @ w.T + bias, w = (b - zero_points) * scales by blocks."""
     if node.get("weight_prepacked", 0):
         raise NoGradient("its weights are in the order of a kernel; export it with weight_prepacked=0")
-    x, node = node.x, node.wide()
     rows, depth, block = (node.get(name) for name in ("N", "K", "block_size"))
     blocks = -(-depth // block)
     w = _weights(node, rows, depth, blocks, block)
     y, bias = node.body.node("MatMul", node.x, w.transpose(1, 0)), node.input(5)
-    return (y if bias is None else y + bias).like(x)
+    return y if bias is None else y + bias
 
 
 def _weights(node: Node, rows: int, depth: int, blocks: int, block: int) -> Value:

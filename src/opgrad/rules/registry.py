@@ -1,10 +1,13 @@
 """The gradient rules of operators, and the decorator with which users add their own."""
 
+import functools
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from opgrad.graph.formulas import Value
+from opgrad.graph.messages import HALVES
 from opgrad.rules.errors import NoGradient as NoGradient
 from opgrad.rules.node import Node
 
@@ -57,6 +60,20 @@ def recomputed(
 ) -> Callable[[Rule], Rule]:
     """Register a function that writes these operators with others, through which their gradients are computed."""
     return _declaration(names, domain, constant=constant, integers=integers, recomputes=True)
+
+
+def in_float32(rule: Rule) -> Rule:
+    """The same decomposition, computed in float32 where the node has halves; results are rounded once."""
+
+    @functools.wraps(rule)
+    def wide(node: Node) -> Gradients:
+        given = rule(node.wide())
+        results = [given] if isinstance(given, Value) else list(given or [])
+        kinds = [None if each is None else each.element_type for each in node.outputs]
+        pairs = itertools.zip_longest(results, kinds[: len(results)])
+        return [each if each is None or kind not in HALVES else each.cast(kind) for each, kind in pairs]
+
+    return wide
 
 
 def _declaration(names: Sequence[str], domain: str, **options: Any) -> Callable[[Rule], Rule]:

@@ -1,0 +1,134 @@
+"""Gates and normalizations that onnxruntime has in one kernel for newer language models."""
+
+from opgrad.graph.formulas import Value
+from opgrad.graph.messages import MICROSOFT
+from opgrad.rules.node import Node
+from opgrad.rules.registry import Gradients, NoGradient, in_float32, recomputed
+from opgrad.rules.shaping import sizes_of
+
+
+def rms_normalized(x: Value, axis: int, epsilon: float) -> Value:
+    """x / sqrt(mean(x * x) + epsilon), the mean along one axis."""
+    return x / ((x * x).mean(axis) + epsilon).apply("Sqrt")
+
+
+def silu(x: Value) -> Value:
+    """x * sigmoid(x)."""
+    return x * x.apply("Sigmoid")
+
+
+@recomputed("ScaledSiLU", domain=MICROSOFT)
+@in_float32
+def scaled_silu(node: Node) -> Value:
+    """y = silu(scale * x)."""
+    scale = node.input(1)
+    return silu(node.x * (node.get("alpha", 1.0) if scale is None else scale))
+
+
+@recomputed("GatedAdd", domain=MICROSOFT)
+def gated_add(node: Node) -> Value:
+    """output = x + y * gate, or, where the gate has weights, x + y * sigmoid(gate @ weights)."""
+    gate, weights = node.required(2), node.input(3)
+    if weights is not None:
+        gate = node.body.node("MatMul", gate, weights).apply("Sigmoid")
+    return node.x + node.required(1) * gate
+
+
+@recomputed("GatedRMSNorm", domain=MICROSOFT)
+@in_float32
+def gated_rms_norm(node: Node) -> Value:
+    """y = x / sqrt(mean(x * x) + epsilon) * scale * activation(gate), over as many elements as the scale has."""
+    scale, gate = node.required(1), node.required(2)
+    rank, shape = node.rank(), node.x.shape()
+    heads = node.x.reshape(node.body.concat(node.x.shape(0, rank - 1), node.body.ints([-1]), scale.shape()))
+    n = rms_normalized(heads, rank, node.get("epsilon", 1e-5)) * scale
+    gates = gate.apply("Sigmoid") if node.get("activation", "silu") == "sigmoid" else silu(gate)
+    return n.reshape(shape) * gates
+
+
+@recomputed("BranchwiseRMSNorm", domain=MICROSOFT)
+@in_float32
+def branchwise_rms_norm(node: Node) -> Value:
+    """y = x / sqrt(mean(x * x) + epsilon) * scale, the mean over each branch."""
+    x, branches = _branches(node, node.x)
+    n = rms_normalized(x, branches, node.get("epsilon", 1e-5))
+    scale = node.input(1)
+    if scale is not None:
+        several = len(sizes_of(scale)) == 1 and not _is_width(node, scale)
+        n = n * (scale.reshape(x.shape(branches - 1)) if several else scale)
+    return n.reshape(node.x.shape())
+
+
+def _branches(node: Node, x: Value) -> tuple[Value, int]:
+    """[.., C * H] as [.., C, H], and the axis of H."""
+    count, rank = node.get("num_branches", 0), len(sizes_of(x))
+    if not count:
+        return x, rank - 1
+    split = x.reshape(node.body.concat(x.shape(0, rank - 1), node.body.ints([count, -1])))
+    return split, rank
+
+
+def _is_width(node: Node, scale: Value) -> bool:
+    """Whether the scale has the size of one branch."""
+    size, width, count = sizes_of(scale)[0], sizes_of(node.x)[-1], node.get("num_branches", 0)
+    if not isinstance(size, int) or not isinstance(width, int):
+        raise NoGradient("the graph does not tell the sizes of its scale and its branches")
+    return size == (width // count if count else width)
+
+
+@recomputed("EngramGate", domain=MICROSOFT)
+@in_float32
+def engram_gate(node: Node) -> Gradients:
+    """y = value * sigmoid(sign(d) * sqrt(max(abs(d), 1e-6))), d the product of normalized key and query."""
+    epsilon, width = node.get("epsilon", 1e-5), sizes_of(node.x)[3]
+    if not isinstance(width, int):
+        raise NoGradient("the graph does not tell the width of its key")
+    key, query = (rms_normalized(node.required(at), 3, epsilon) * node.required(at + 3) for at in (0, 1))
+    d = (key * query).sum([3]) * width**-0.5
+    size = node.body.node("Max", d.apply("Abs"), node.body.number(1e-6, d))
+    y = (d.apply("Sign") * size.apply("Sqrt")).apply("Sigmoid") * node.required(2).unsqueeze(2)
+    scale = node.input(5)
+    return [y, None if scale is None else rms_normalized(y, 3, epsilon) * scale]
+
+
+@recomputed("HyperConnectionPreMix", domain=MICROSOFT)
+@in_float32
+def hyper_connection_pre_mix(node: Node) -> Value:
+    """y[h] = reduction_scale * sum over c of x[c, h] * gate[c, h]."""
+    x, axis = _branches(node, node.x)
+    gates = _gates(node, node.required(1), axis)
+    return (x * gates).sum([axis - 1], keepdims=False) * node.get("reduction_scale", 1.0)
+
+
+def _gates(node: Node, gates: Value, axis: int) -> Value:
+    """Gates of branches, [.., C], or of each feature, [.., C * H], as they go with [.., C, H]."""
+    count, sizes = node.get("num_branches", 0), sizes_of(gates)
+    if len(sizes) > axis:
+        return gates
+    if count and sizes[-1] not in (count, None) and not isinstance(sizes[-1], str):
+        return gates.reshape(node.body.concat(gates.shape(0, axis - 1), node.body.ints([count, -1])))
+    return gates.unsqueeze(axis)
+
+
+@recomputed("HyperConnectionPostMix", domain=MICROSOFT)
+@in_float32
+def hyper_connection_post_mix(node: Node) -> Value:
+    """y[k, h] = sum over c of mix[c, k] * x[c, h] + gate[k, h] * block[h]; without mix x is the first term."""
+    x, axis = _branches(node, node.x)
+    mix, block = node.input(3), node.required(1).unsqueeze(axis - 1)
+    gates = _gates(node, node.required(2), axis)
+    if mix is not None:
+        rank = len(sizes_of(mix))
+        x = node.body.node("MatMul", mix.transpose(*range(rank - 2), rank - 1, rank - 2), x)
+    return (x + gates * block).reshape(node.x.shape())
+
+
+@recomputed("LinearAttentionGate", domain=MICROSOFT)
+@in_float32
+def linear_attention_gate(node: Node) -> Gradients:
+    """decay = scale * softplus(a + bias), beta = sigmoid(b)."""
+    names = ("a", "dt_bias", "decay_scale", "b")
+    a, bias, scale, b = (node.input(place) for place in range(len(names)))
+    if a is None or bias is None or scale is None:
+        raise NoGradient(f"it lacks one of its inputs {', '.join(names[:3])}")
+    return [(a + bias).apply("Softplus") * scale, None if b is None else b.apply("Sigmoid")]

@@ -1,0 +1,270 @@
+"""Operators that do in one kernel what several of ai.onnx do."""
+
+import numpy as np
+import torch
+from runtime_cases import RuntimeCase
+from torch.nn import functional
+
+RANDOM = np.random.default_rng(2)
+CASES = {}
+
+
+def numbers(*shape, kind=np.float32, low=None):
+    """Normal numbers, or uniform ones from `low` to 1.5."""
+    return (RANDOM.normal(size=shape) if low is None else RANDOM.uniform(low, 1.5, shape)).astype(kind)
+
+
+def add(name, arrays, formula, wanted=None, form="", **options):
+    """A case of an operator of com.microsoft; by default all floats are differentiated."""
+    floats = [place for place, array in enumerate(arrays) if array is not None and array.dtype.kind not in "iub"]
+    attributes = {key: options.pop(key) for key in list(options) if key not in RuntimeCase.__dataclass_fields__}
+    case = RuntimeCase(name, arrays, formula, tuple(floats if wanted is None else wanted), attributes, **options)
+    CASES[f"{name}{', ' * bool(form)}{form}"] = case
+
+
+def rms(x, epsilon=1e-5):
+    return x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt()
+
+
+silu = functional.silu
+
+# --- gates and normalizations ---
+for kind in (np.float32, np.float16):
+    form = kind.__name__
+    X = numbers(2, 3, 8, kind=kind)
+    add("ScaledSiLU", [X], lambda x: silu(0.7 * x), alpha=0.7, form=form)
+    add("GatedAdd", [X, numbers(2, 3, 8, kind=kind), numbers(2, 3, 1, kind=kind)], lambda x, y, g: x + y * g, form=form)
+    add(
+        "GatedRMSNorm",
+        [X, numbers(4, kind=kind), numbers(2, 3, 8, kind=kind)],
+        lambda x, scale, g: (rms(x.reshape(2, 3, 2, 4)) * scale).reshape(2, 3, 8) * silu(g),
+        form=form,
+    )
+    add(
+        "BranchwiseRMSNorm",
+        [X, numbers(8, kind=kind)],
+        lambda x, scale: rms(x.reshape(2, 3, 2, 4)).reshape(2, 3, 8) * scale,
+        num_branches=2,
+        form=form,
+        terms=64,
+    )
+    add("LinearAttentionGate", [X, numbers(8), numbers(8), numbers(2, 3, 8, kind=kind)],
+        lambda a, bias, scale, b: (functional.softplus(a + bias) * scale, torch.sigmoid(b)),
+        outputs=2, form=form)  # fmt: skip
+add("ScaledSiLU", [numbers(2, 3), numbers()], lambda x, scale: silu(scale * x), form="scale as input")
+add("GatedRMSNorm", [numbers(2, 8), numbers(8), numbers(2, 8)], lambda x, scale, g: rms(x) * scale * torch.sigmoid(g),
+    activation="sigmoid", form="sigmoid")  # fmt: skip
+add("BranchwiseRMSNorm", [numbers(3, 2, 4), numbers(2, 4)], lambda x, scale: rms(x) * scale, form="grouped", terms=64)
+add(
+    "BranchwiseRMSNorm",
+    [numbers(3, 8), numbers(4)],
+    lambda x, scale: (rms(x.reshape(3, 2, 4)) * scale).reshape(3, 8),
+    num_branches=2,
+    form="one scale",
+    terms=64,
+)
+
+
+def engram(key, query, value, key_scale, query_scale, scale):
+    d = (rms(key) * key_scale * rms(query) * query_scale).sum(-1, keepdim=True) / 4**0.5
+    y = torch.sigmoid(torch.sign(d) * torch.clamp(d.abs(), min=1e-6).sqrt()) * value[:, :, None]
+    return y, rms(y) * scale
+
+
+add(
+    "EngramGate",
+    [numbers(2, 3, 2, 4), numbers(2, 3, 2, 4), numbers(2, 3, 4), *(numbers(2, 4) for _ in range(3))],
+    engram,
+    outputs=2,
+    terms=64,
+)
+STREAMS = numbers(2, 3, 4, 5)
+add(
+    "HyperConnectionPreMix",
+    [STREAMS, numbers(2, 3, 4)],
+    lambda x, gate: 0.5 * (x * gate[..., None]).sum(2),
+    reduction_scale=0.5,
+)
+add(
+    "HyperConnectionPreMix",
+    [numbers(2, 8), numbers(2, 8)],
+    lambda x, gate: (x * gate).reshape(2, 2, 4).sum(1),
+    num_branches=2,
+    form="flat",
+)
+add(
+    "HyperConnectionPostMix",
+    [STREAMS, numbers(2, 3, 5), numbers(2, 3, 4), numbers(2, 3, 4, 4)],
+    lambda x, block, gate, mix: mix.transpose(2, 3) @ x + gate[..., None] * block[:, :, None],
+)
+add("HyperConnectionPostMix", [numbers(2, 8), numbers(2, 4), numbers(2, 2, 1)],
+    lambda x, block, gate: x + (gate * block[:, None]).reshape(2, 8), num_branches=2, form="flat, no mix")  # fmt: skip
+
+# --- other names ---
+PADS = np.array([1, 0, 0, 2])
+add(
+    "TransposeMatMul",
+    [numbers(2, 4, 3), numbers(2, 5, 4)],
+    lambda a, b: 0.5 * a.transpose(1, 2) @ b.transpose(1, 2),
+    transA=1,
+    transB=1,
+    alpha=0.5,
+)
+add("GatherND", [numbers(2, 3), np.array([[0, 1], [1, 2], [0, 1]])], lambda x, at: x[at[:, 0], at[:, 1]])
+add("Pad", [numbers(2, 3), PADS, numbers(1)], lambda x, _, v: functional.pad(x - v, (0, 2, 1, 0)) + v, mode="constant")
+add("Trilu", [numbers(3, 4), np.array(1)], lambda x, _: torch.triu(x, 1))
+add("ExpandDims", [numbers(2, 3), np.array(1, np.int32)], lambda x, _: x[:, None], constants=(1,))
+add("SampleOp", [numbers(2, 3)], lambda x: x * 1)
+add("UnfoldTensor", [numbers(2, 7, 3)], lambda x: x.unfold(1, 3, 2), dim=1, size=3, step=2)
+add("UnfoldTensor", [numbers(2, 6)], lambda x: x.unfold(-1, 2, 1), size=2, form="last axis")
+PAIRS = [numbers(3, 4), numbers(5, 4)]
+add("CDist", PAIRS, lambda a, b: (a[:, None] - b[None]).square().sum(2), metric="sqeuclidean")
+add("CDist", PAIRS, lambda a, b: (a[:, None] - b[None]).norm(dim=2), metric="euclidean", form="euclidean")
+GRID = [numbers(1, 2, 4, 5), numbers(1, 3, 3, 2, low=-0.9) * 0.6]
+add(
+    "GridSample",
+    GRID,
+    lambda x, at: functional.grid_sample(x, at, align_corners=True),
+    align_corners=1,
+    mode="bilinear",
+)
+add("ConvTransposeWithDynamicPads", [numbers(1, 2, 4, 4), numbers(2, 3, 3, 3), np.array([1, 1, 1, 1])],
+    lambda x, w, _: functional.conv_transpose2d(x, w, padding=1), terms=64, constants=(2,))  # fmt: skip
+
+# --- operators that the CPU lacks ---
+absent = {"runs": False, "terms": 64}
+ROWS = [numbers(2, 3, 8), numbers(8), numbers(2, 3, 8)]
+add("BiasAdd", ROWS, lambda x, b, s: x + b + s, **absent)
+add("BiasSplitGelu", ROWS[:2], lambda x, b: (x + b)[..., :4] * functional.gelu((x + b)[..., 4:]), **absent)
+add(
+    "GemmFastGelu",
+    [numbers(3, 4), numbers(4, 5), numbers(5)],
+    lambda x, w, b: functional.gelu(x @ w + b, approximate="tanh"),
+    **absent,
+)
+add(
+    "FusedMatMulActivation",
+    [numbers(3, 4), numbers(5, 4)],
+    lambda a, b: functional.leaky_relu(0.7 * a @ b.T, 0.2),
+    activation="LeakyRelu",
+    activation_alpha=0.2,
+    alpha=0.7,
+    transB=1,
+    **absent,
+)
+add("SwiGLU", [numbers(3, 8)], lambda x: silu(x[:, :4]) * x[:, 4:], form="halves", **absent)
+add(
+    "SwiGLU",
+    [numbers(3, 4), numbers(3, 4)],
+    lambda g, u: (
+        torch.clamp(g, max=0.8) * torch.sigmoid(1.7 * torch.clamp(g, max=0.8)) * (torch.clamp(u, -0.8, 0.8) + 1)
+    ),
+    activation_alpha=1.7,
+    activation_beta=1.0,
+    limit=0.8,
+    **absent,
+)
+IMAGE, FILTER = numbers(2, 5, 4, 3), [numbers(4, 3, 3, 3), numbers(4)]
+
+
+def nhwc(x, w, b):
+    return functional.conv2d(x.permute(0, 3, 1, 2), w, b, padding=1).permute(0, 2, 3, 1)
+
+
+add("NhwcConv", [IMAGE, *FILTER], nhwc, pads=[1, 1, 1, 1], **absent)
+add(
+    "NhwcFusedConv",
+    [IMAGE, *FILTER, numbers(2, 5, 4, 4)],
+    lambda x, w, b, z: torch.relu(nhwc(x, w, b) + z),
+    pads=[1, 1, 1, 1],
+    activation="Relu",
+    **absent,
+)
+
+
+def group_norm(x, gamma, beta, last, activation):
+    y = functional.group_norm(x.permute(0, 3, 1, 2) if last else x, 2, gamma, beta, 1e-5)
+    y = silu(y) if activation else y
+    return y.permute(0, 2, 3, 1) if last else y
+
+
+def skip_group_norm(x, gamma, beta, skip, bias):
+    total = x + skip[:, None, None] + bias
+    return group_norm(total, gamma, beta, True, True), total
+
+
+for kind in (np.float32, np.float16):
+    given = [numbers(4), numbers(4)]
+    add(
+        "GroupNorm",
+        [numbers(2, 3, 5, 4, kind=kind), *given],
+        lambda *x: group_norm(*x, True, True),
+        groups=2,
+        activation=1,
+        form=f"channels last, {kind.__name__}",
+        **absent,
+    )
+    add(
+        "SkipGroupNorm",
+        [numbers(2, 3, 5, 4, kind=kind), *given, numbers(2, 4, kind=kind), numbers(4, kind=kind)],
+        skip_group_norm,
+        groups=2,
+        activation=1,
+        outputs=2,
+        form=kind.__name__,
+        **absent,
+    )
+add("GroupNorm", [numbers(2, 4, 3, 5), *given], lambda *x: group_norm(*x, False, False),
+    groups=2, activation=0, channels_last=0, **absent)  # fmt: skip
+
+
+# --- mixtures of experts ---
+def experts(x, p, w1, b1, w2, b2, w3=None, b3=None, k=1, normalize=False, activation=torch.relu):
+    shares, chosen = torch.softmax(p, 1).topk(k, 1)
+    shares = shares / shares.sum(1, keepdim=True) if normalize else shares
+    rows = []
+    for token, row in enumerate(x.reshape(-1, x.shape[-1])):
+        parts = []
+        for share, e in zip(shares[token], chosen[token], strict=True):
+            hidden = row @ w1[e].T + (0 if b1 is None else b1[e])
+            other = None if w3 is None else row @ w3[e].T + (0 if b3 is None else b3[e])
+            hidden = activation(hidden) if other is None else activation(hidden, other)
+            parts.append(share * (hidden @ w2[e].T + (0 if b2 is None else b2[e])))
+        rows.append(sum(parts))
+    return torch.stack(rows).reshape(x.shape)
+
+
+def gate(g, u, alpha=1.702, beta=1.0, limit=7.0):
+    g, u = torch.clamp(g, max=limit), torch.clamp(u, -limit, limit)
+    return g * torch.sigmoid(alpha * g) * (u + beta)
+
+
+LAYERS = [numbers(4, 6, 8), numbers(4, 6), numbers(4, 8, 6), numbers(4, 8)]
+FUSED = [numbers(4, 12, 8), numbers(4, 12), numbers(4, 8, 6), numbers(4, 8)]
+TOKENS = [numbers(2, 3, 8), numbers(6, 4)]
+clamped = {"activation_alpha": 1.702, "activation_beta": 1.0, "swiglu_limit": 7.0, "terms": 128}
+functions = {
+    "relu": torch.relu, "gelu": lambda x: functional.gelu(x, approximate="tanh"), "silu": silu, "identity": lambda x: x,
+}  # fmt: skip
+for name, function in functions.items():
+    add(
+        "MoE",
+        [*TOKENS, *LAYERS],
+        lambda *x, f=function: experts(*x, k=2, activation=f),
+        k=2,
+        activation_type=name,
+        terms=128,
+        form=name,
+    )
+add(
+    "MoE",
+    [numbers(5, 8), numbers(5, 4), LAYERS[0], None, LAYERS[2]],
+    lambda x, p, w, _, v: experts(x, p, w, None, v, None, k=3, normalize=True),
+    k=3,
+    normalize_routing_weights=1,
+    terms=128,
+    form="rows, normalized",
+)
+add("MoE", [*TOKENS, *FUSED],
+    lambda *x: experts(*x, k=2, activation=lambda h: gate(h[0::2], h[1::2])),
+    k=2, activation_type="swiglu", swiglu_fusion=1, form="swiglu, interleaved", **clamped)  # fmt: skip
