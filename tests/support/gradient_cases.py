@@ -247,7 +247,11 @@ NAMES_OF_RUNTIME = """MatMulNBits RotaryEmbedding GroupQueryAttention ScaledSiLU
     LinearAttentionGate EngramGate HyperConnectionPreMix HyperConnectionPostMix TransposeMatMul GatherND Pad Trilu
     ExpandDims SampleOp UnfoldTensor CDist GridSample ConvTransposeWithDynamicPads BiasAdd BiasSplitGelu GemmFastGelu
     FusedMatMulActivation SwiGLU NhwcConv NhwcFusedConv GroupNorm SkipGroupNorm MoE"""
-OF_RUNTIME = [("", "RotaryEmbedding"), *((MICROSOFT, op) for op in NAMES_OF_RUNTIME.split())]  # of runtime_cases.py
+OLD_OF_RUNTIME = "RotaryEmbedding Affine Scale ScaledTanh ParametricSoftplus ImageScaler Crop DynamicSlice"
+OF_RUNTIME = [  # of runtime_cases.py
+    *(("", op) for op in OLD_OF_RUNTIME.split()),
+    *((MICROSOFT, op) for op in NAMES_OF_RUNTIME.split()),
+]
 ELSEWHERE = {
     ("", "If"): "against known values",
     **{("", op): "straight through, against known values" for op in QUANTIZATION},

@@ -268,3 +268,17 @@ add(
 add("MoE", [*TOKENS, *FUSED],
     lambda *x: experts(*x, k=2, activation=lambda h: gate(h[0::2], h[1::2])),
     k=2, activation_type="swiglu", swiglu_fusion=1, form="swiglu, interleaved", **clamped)  # fmt: skip
+
+# --- old operators of ai.onnx, which onnxruntime still runs ---
+old = {"domain": "", "opset": 9}
+PICTURE = numbers(1, 2, 5, 6)
+add("Affine", [numbers(5)], lambda x: 0.6 * x + 0.2, alpha=0.6, beta=0.2, **old)
+add("Scale", [numbers(5)], lambda x: 0.6 * x, scale=0.6, **old)
+add("ScaledTanh", [numbers(5)], lambda x: 0.6 * torch.tanh(1.2 * x), alpha=0.6, beta=1.2, **old)
+add("ParametricSoftplus", [numbers(5)], lambda x: 0.6 * functional.softplus(1.2 * x), alpha=0.6, beta=1.2, **old)
+add("ImageScaler", [PICTURE], lambda x: 0.5 * x + torch.tensor([0.1, 0.2]).reshape(1, 2, 1, 1),
+    scale=0.5, bias=[0.1, 0.2], **old)  # fmt: skip
+add("Crop", [PICTURE], lambda x: x[:, :, 1:3, 2:5], border=[2, 1, 1, 2], **old)
+add("Crop", [PICTURE], lambda x: x[:, :, 1:4, 2:4], border=[2, 1, 0, 0], scale=[3, 2], form="size", **old)
+PARTS = [np.array([1]), np.array([3]), np.array([2])]  # starts, ends, axes
+add("DynamicSlice", [PICTURE, *PARTS], lambda x, *_: x[:, :, 1:3], **old)
