@@ -86,6 +86,15 @@ class LRN(OpRun):
         return (x / (bias + alpha / size * np.stack(sums, 1)) ** beta,)
 
 
+class AffineGrid(OpRun):
+    """The places of a grid, likewise."""
+
+    def _run(self, theta, size, align_corners=0):
+        spans = [np.linspace(-1, 1, n) if align_corners else (2 * np.arange(n) + 1) / n - 1 for n in size[2:]]
+        places = np.stack([*np.meshgrid(*spans, indexing="ij")[::-1], np.ones(size[2:])], axis=-1)
+        return (np.einsum("...j,nij->n...i", places, theta).astype(theta.dtype),)
+
+
 class MeanVarianceNormalization(OpRun):
     """Normalization over axes, which the reference evaluator has for float32."""
 
@@ -139,7 +148,19 @@ ROTARY = {
 }
 MICROSOFT = ROTARY | {"Gelu": _gelu, "BiasGelu": _gelu, "FastGelu": _fast_gelu, "QuickGelu": _quick_gelu}
 OTHERS = (SimplifiedLayerNormalization, *(_microsoft(name, function) for name, function in MICROSOFT.items()))
-OWN = (Erf, Gelu, GroupNormalization, GlobalLpPool, LpNormalization, LRN, MeanVarianceNormalization, RNN, GRU, LSTM)
+OWN = (
+    AffineGrid,
+    Erf,
+    Gelu,
+    GroupNormalization,
+    GlobalLpPool,
+    LpNormalization,
+    LRN,
+    MeanVarianceNormalization,
+    RNN,
+    GRU,
+    LSTM,
+)
 
 
 def reference(model):

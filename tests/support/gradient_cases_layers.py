@@ -255,7 +255,17 @@ for padding in ("border", "reflection"):
     add("GridSample", 20, PICTURE, GRID, mode="cubic", padding_mode=padding, wanted=(0, 1), form=f"cubic, {padding}")
 add("GridSample", 16, PICTURE, GRID, mode="bilinear", wanted=(0, 1), form="bilinear")
 add("GridSample", 16, PICTURE, GRID, mode="bicubic", wanted=(0, 1), form="bicubic")
-add("GridSample", 20, PICTURE, GRID, mode="nearest", form="nearest")
+add("GridSample", 20, PICTURE, GRID, mode="nearest", wanted=(0, 1), form="nearest")
+for corners in (0, 1):
+    add("AffineGrid", 20, numbers(2, 2, 3), ints(2, 1, 3, 4), align_corners=corners, form=f"corners {corners}")
+    add(
+        "AffineGrid",
+        20,
+        numbers(1, 3, 4),
+        ints(1, 2, 3, 4, 2),
+        align_corners=corners,
+        form=f"volume, corners {corners}",
+    )
 add(
     "GridSample",
     20,

@@ -17,6 +17,7 @@ from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_t
 
 from opgrad.graph.batch_norm import one_output
 from opgrad.graph.messages import copied
+from opgrad.graph.recurrent import time_first
 from opgrad.graph.repair import mend
 from opgrad.reading import check_regular, read_regular
 
@@ -42,13 +43,14 @@ def load(model: Model, who: str, outside: bool = True) -> onnx.ModelProto:
 
 
 def check_and_repair(model: onnx.ModelProto, what: str) -> None:
-    """Raise ValueError for a damaged model, and correct what onnxruntime accepts although ONNX does not, in place.
+    """Raise ValueError for a damaged model, and correct in place what only one of ONNX and onnxruntime accepts.
 
     what: the caller and the model's name, for messages.
     """
     check_model(model, what)
     mend(model)
     one_output(model)
+    time_first(model)
 
 
 def read_model(source: Source, who: str, outside: bool = True) -> onnx.ModelProto:
@@ -73,6 +75,7 @@ def read_model(source: Source, who: str, outside: bool = True) -> onnx.ModelProt
         raise ValueError(f"{who}: {name} is no ONNX model, or empty")
     mend(model)
     one_output(model)
+    time_first(model)
     if outside and not isinstance(source, bytes):
         read_outside(model, Path(source), who)
     return model

@@ -79,12 +79,9 @@ def _layer(node: Node, gates: int, write: Callable[[Steps], Parts]) -> Gradients
         if value is None or not own:
             found.append(None)
         elif place == 0:
-            dx = own[0] if len(own) == 1 else own[0] + own[1]
-            found.append(dx.transpose(1, 0, 2) if node.get("layout", 0) else dx)
+            found.append(own[0] if len(own) == 1 else own[0] + own[1])
         else:
-            stacked = node.body.concat(*(each.unsqueeze(0) for each in own), axis=0)
-            batch_first = node.get("layout", 0) and place in (5, 6)
-            found.append(stacked.transpose(1, 0, 2) if batch_first else stacked)
+            found.append(node.body.concat(*(each.unsqueeze(0) for each in own), axis=0))
     return found
 
 
@@ -92,8 +89,7 @@ def _has_kernels(node: Node, op: str) -> bool:
     """Whether opgrad has kernels for the node and its gradient. Raises what `_check` raises."""
     _check(node)
     kinds = TensorProto.FLOAT, TensorProto.DOUBLE
-    batch_first, lengths = node.get("layout", 0), node.input(LENGTHS)
-    return not (node.body.plain or batch_first or lengths is not None) and node.x.element_type in kinds
+    return not node.body.plain and node.input(LENGTHS) is None and node.x.element_type in kinds
 
 
 def _become(node: Node, op: str, **more: Any) -> dict[str, Any]:
@@ -113,7 +109,7 @@ def _upstream(node: Node, outputs: int) -> list[Value | None]:
 def _check(node: Node) -> int:
     """The number of directions. Raises NoGradient for what has no rule."""
     op, directions = node.proto.op_type, 2 if node.get("direction", "forward") == "bidirectional" else 1
-    for name in ("clip", "input_forget"):
+    for name in ("clip", "input_forget", "layout"):
         if node.get(name, 0):
             raise NoGradient(f"its attribute {name} is {node.get(name)}, expected none")
     given = [each.lower() for each in node.get("activations") or ACTIVATIONS[op] * directions]

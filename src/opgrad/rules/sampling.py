@@ -8,11 +8,12 @@ import itertools
 from collections.abc import Sequence
 from functools import reduce
 
-from onnx import TensorProto
+import numpy as np
+from onnx import TensorProto, helper
 
 from opgrad.graph.formulas import Value, widened
 from opgrad.rules.node import Node
-from opgrad.rules.registry import NoGradient, decomposition
+from opgrad.rules.registry import NoGradient, decomposition, gradient
 from opgrad.rules.shaping import sizes_of
 
 CUBIC = -0.75  # the coefficient of the cubic convolution
@@ -38,6 +39,19 @@ def grid_sample(node: Node) -> Value:
     return total.transpose(0, 2, 1).reshape(body.concat(x.shape(0, 2), out)).like(node.x)
 
 
+@gradient("AffineGrid", constant=(1,))
+def affine_grid(node: Node) -> Value:
+    """dtheta = dy.T @ g for its square part, g the grid of the identity; the sum of dy for its last column."""
+    body, dy, axes = node.body, widened(node.dy), sizes_of(node.x)[1]
+    if not isinstance(axes, int):
+        raise NoGradient("the graph does not tell how many rows its theta has")
+    kind = dy.element_type or TensorProto.FLOAT
+    identity = body.constant(np.eye(axes, axes + 1, dtype=helper.tensor_dtype_to_np_dtype(kind))[None])
+    grid = node.same(identity, body.concat(body.ints([1]), node.required(1).slice(1, axes + 2)))
+    rows = dy.reshape(body.concat(node.x.shape(0, 1), body.ints([-1, axes]))).transpose(0, 2, 1)
+    return body.concat(body.node("MatMul", rows, grid.reshape([-1, axes])), rows.sum([2]), axis=2)
+
+
 def _count(node: Node, axis: int) -> Value:
     """The size of a spatial axis, of shape ()."""
     return node.x.shape(axis + 2, axis + 3).reshape([])
@@ -58,7 +72,8 @@ def _taps(node: Node, place: Value, axis: int, mode: str) -> list[Tap]:
     """The elements along an axis from which a place is interpolated, with their weights."""
     size, padding = _size(node, axis), node.get("padding_mode", "zeros")
     if mode == "nearest":
-        return [(_padded(node, place, size, padding).apply("Round"), None)]
+        # The weight is 1 everywhere, and depends on the place, so that the grid has a gradient: 0, as in PyTorch.
+        return [(_padded(node, place, size, padding).apply("Round"), node.where(place > place, place, 1))]
     if mode == "linear":
         place = _padded(node, place, size, padding)
         first = place.apply("Floor")

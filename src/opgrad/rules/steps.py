@@ -28,18 +28,17 @@ class Steps:
         direction = node.get("direction", "forward")
         self.backward = direction == "reverse" or index == 1
         self.lengths = node.input(LENGTHS)
-        self.x = self._in_time(self._time_first(node.x, (1, 0, 2)))
+        self.x = self._in_time(node.x)
         self.mask = self._mask()
         self.w, self.r = self._required(W), self._required(R)
         bias = self.of(B)
         parts: list[Value | None] = [None, None] if bias is None else [*self.split(bias, 0, 2)]
         self.wb, self.rb = parts
-        states = self._time_first(node.output(0, "_states"), (1, 2, 0, 3))
-        self.h = self._in_time(self._direction(states, 1))
+        self.h = self._in_time(self._direction(node.output(0, "_states"), 1))
         self.h_before = self.shifted(self.h, self.initial(H0))
         dys = node.dys[0] if node.dys else None
         zeros = self._like(self.h, 0)
-        self.dy = zeros if dys is None else self._in_time(self._direction(self._time_first(dys, (1, 2, 0, 3)), 1))
+        self.dy = zeros if dys is None else self._in_time(self._direction(dys, 1))
         self.dh, self.dc = self._last(1), self._last(2)
 
     # --- the layer's values ---
@@ -57,9 +56,6 @@ class Steps:
 
     def _direction(self, value: Value, axis: int) -> Value:
         return value.slice(self.index, self.index + 1, axis).squeeze(axis)
-
-    def _time_first(self, value: Value, order: Sequence[int]) -> Value:
-        return value.transpose(*order) if self.node.get("layout", 0) else value
 
     def _in_time(self, value: Value) -> Value:
         """[T, N, ..] in the order of this direction's time, or back in that of the layer."""
@@ -81,15 +77,13 @@ class Steps:
     def initial(self, place: int) -> Value:
         """The initial state, zeros where there is none: [N, H]."""
         value = self.node.input(place)
-        if value is None:
-            return self._zeros()
-        return self._direction(self._time_first(value, (1, 0, 2)), 0)
+        return self._zeros() if value is None else self._direction(value, 0)
 
     def _last(self, output: int) -> Value:
         """The gradient of the last state or cell, [N, H]."""
         dys = self.node.dys
         found = dys[output] if output < len(dys) else None
-        return self._zeros() if found is None else self._direction(self._time_first(found, (1, 0, 2)), 0)
+        return self._zeros() if found is None else self._direction(found, 0)
 
     def _zeros(self) -> Value:
         hidden = sizes_of(self.node.required(R))[2]
