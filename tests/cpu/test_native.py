@@ -1,5 +1,6 @@
 """Compiled code: the cache on disk, CPUs without special instructions, and what the assembly holds."""
 
+import ctypes
 import os
 import platform
 import re
@@ -12,7 +13,9 @@ import pytest
 from samples import call, sample
 
 from opgrad.contract import FLOATS, operators
-from opgrad.cpu.compiler import memory, native, simd
+from opgrad.cpu.compiler import memory, native, simd, target
+from opgrad.cpu.compiler.memory import CACHE_LINE
+from opgrad.cpu.compiler.parameters import Pointer
 
 SUPPORT = Path(__file__).parents[1] / "support"
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -187,3 +190,29 @@ def test_vector_loops_with_a_tail_stand_in_one_place():
     folder = Path(native.__file__).parents[1]
     written = {path.parent.relative_to(folder) for path in folder.rglob("*.py") if "while i + w <=" in path.read_text()}
     assert written == {Path("kernels", "loops")}
+
+
+@pytest.mark.parametrize("register", [16, 32, 64])
+def test_vectors_of_whole_lines(register, monkeypatch):
+    """Each kind of register: at least a line of results of any dtype, and never less than two registers."""
+    monkeypatch.setattr(target, "vector_bytes", lambda: register)
+    for dtype, item in (("float32", 4), ("float64", 8)):
+        for size in (1, 2, 4, 8):
+            lanes = target.line_lanes(dtype, size)
+            assert lanes * size >= CACHE_LINE
+            assert lanes * item >= 2 * register
+            assert lanes in (CACHE_LINE // size, target.vector_lanes(dtype))
+
+
+@native.kernel
+def count_lanes(result: Pointer):
+    simd.store_one(result, 0, float(simd.lanes(result)))
+
+
+def test_a_form_names_the_lanes():
+    result = np.zeros(1, np.float32)
+    words = (ctypes.c_int64 * 1)(result.ctypes.data)
+    for form, lanes in (("task", native.vector_lanes("float32")), ("task of 64", 64), ("task of 16", 16)):
+        task = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(count_lanes.task(["float32"], form))
+        task(ctypes.addressof(words), 0)
+        assert result[0] == lanes

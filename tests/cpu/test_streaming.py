@@ -117,6 +117,25 @@ def test_rows_in_parts_strided_and_in_place(name, dtype, rng, streaming):
 
 # --- the size of the cache -------------------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", ROWS)
+def test_strips_of_whole_lines_give_the_same_bits(name, dtype, rng, streaming, monkeypatch):
+    """Large columns are computed by vectors as wide as a line of the result, small ones by two registers."""
+    op, dtype = operators()[name], DTYPES[dtype]
+    for shape in ((2, 5, 3), (2, 33, 65), (1, 7, 130), (3, 2, 32)):
+        arguments = sample(op, shape, dtype.name, rng, axis=1)
+        (expected,) = check(op, arguments)
+        with monkeypatch.context() as context:
+            context.setattr(layout, "LARGE", 0)
+            run = dispatcher(op)
+            for offset in range(LINE // dtype.itemsize):
+                memory, out = placed(shape, dtype, offset)
+                run(**arguments, out=out)
+                assert bits(out) == bits(expected), (shape, offset)
+                assert holds(memory, out), (shape, offset)
+
+
 REDUCING = [op for op in (*operators().values(), *loss_operators().values()) if op.kind in ("rows", "classes")]
 # Rows of every layout, few long ones among them, and columns, alone and behind others.
 ROW_SHAPES = [(count, n) for n in (1, 7, 24, 33, 50, 79, 97, 130, 150, 200, 300, 700, 1100) for count in (3, 40)]

@@ -54,7 +54,14 @@ def step_words(step: Step, program: Program) -> list[int]:
         raise RuntimeError(f"opgrad: a kernel takes {len(filled)} words of arguments, expected at most {MAX_ARGUMENTS}")
     patches = [word for index, (kind, value) in enumerate(filled) for word in _patch(index, kind, value)]
     arguments = [_word(value, kind) for kind, value in filled]
-    return [step.kernel.task(dtypes_of(step)), step.parts, len(filled), len(patches) // 2, *arguments, *patches]
+    return [
+        step.kernel.task(dtypes_of(step), step.form),
+        step.parts,
+        len(filled),
+        len(patches) // 2,
+        *arguments,
+        *patches,
+    ]
 
 
 def _header(step: Step, program: Program) -> list[tuple[Any, Any]]:

@@ -20,9 +20,9 @@ def object_code(function: Callable[..., Any], form: str, symbol: str) -> bytes:
     return bytes(machine().emit_object(module))
 
 
-def assembly(function: Callable[..., Any], dtypes: Iterable[str]) -> str:
-    """The assembly text of a kernel's function for pointers of these dtypes."""
-    return str(machine().emit_assembly(_module(function, "task(" + ",".join(dtypes) + ")")))
+def assembly(function: Callable[..., Any], dtypes: Iterable[str], form: str = "task") -> str:
+    """The assembly text of a kernel's function for pointers of these dtypes, in one of the forms of `Kernel.task`."""
+    return str(machine().emit_assembly(_module(function, f"{form}({','.join(dtypes)})")))
 
 
 def _module(function: Callable[..., Any], form: str) -> Any:

@@ -19,8 +19,10 @@ from opgrad.cpu.compiler.emit import assembly as assembly
 from opgrad.cpu.compiler.helpers import by_precision as by_precision
 from opgrad.cpu.compiler.helpers import constant as constant
 from opgrad.cpu.compiler.helpers import inline as inline
-from opgrad.cpu.compiler.parameters import Parameters
+from opgrad.cpu.compiler.parameters import Parameters, lanes_of
+from opgrad.cpu.compiler.target import form_of as form_of
 from opgrad.cpu.compiler.target import host as host
+from opgrad.cpu.compiler.target import line_lanes as line_lanes
 from opgrad.cpu.compiler.target import object_cache as object_cache
 from opgrad.cpu.compiler.target import vector_bytes as vector_bytes
 from opgrad.cpu.compiler.target import vector_lanes as vector_lanes
@@ -71,14 +73,14 @@ class Kernel(Parameters):
         """The address of the kernel compiled for pointers of these dtypes, in the order of its parameters.
 
         form: "task", or "stage" for a kernel that a task calls. Only a task ends with a store fence, which waits for
-        non-temporal stores.
+        non-temporal stores. "task of 32" is one whose vectors have 32 elements, and not as many as `vector_lanes` says.
         """
         key = (form, *dtypes)
         found = self._tasks.get(key)
         if found is None and INTERPRETING:
             from opgrad.cpu.compiler import interpret
 
-            found = self._tasks[key] = interpret.task(self, key[1:])
+            found = self._tasks[key] = interpret.task(self, key[1:], lanes_of(form))
         if found is None:
             found = _link(self.function, f"{form}({','.join(key[1:])})", noted=True)
             if found:

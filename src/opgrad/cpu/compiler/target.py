@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 from opgrad.cpu.compiler import machine_code, sources
 from opgrad.cpu.compiler.cache import HOST, ObjectCache, directory
+from opgrad.cpu.compiler.memory import CACHE_LINE
 
 
 def host() -> tuple[str, str]:
@@ -80,3 +81,17 @@ def vector_bytes() -> int:
 def vector_lanes(dtype: str) -> int:
     """Elements in a kernel's vectors when it computes in float32 or float64: two registers full."""
     return 2 * vector_bytes() // (8 if dtype == "float64" else 4)
+
+
+def form_of(lanes: int, dtype: str) -> str:
+    """The form of a task whose vectors have so many elements; see `Kernel.task`."""
+    return "task" if lanes == vector_lanes(dtype) else f"task of {lanes}"
+
+
+def line_lanes(dtype: str, item: int) -> int:
+    """Elements in the vectors of a kernel that writes whole cache lines of elements of `item` bytes.
+
+    Two registers of 32 bytes hold 16 numbers, and 16 results of two bytes are half a line. Written past the cache, they
+    would go to memory twice.
+    """
+    return max(vector_lanes(dtype), CACHE_LINE // item)

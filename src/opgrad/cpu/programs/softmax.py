@@ -31,7 +31,6 @@ from opgrad.cpu.programs.layout import (
     loops_of,
     precision,
     row_streams,
-    spare_columns,
 )
 from opgrad.cpu.programs.program import Program
 from opgrad.cpu.programs.workspace import Workspace
@@ -133,19 +132,21 @@ def _forward(problem: Problem, operator: str) -> Program:
     kernels = PLAIN[operator]
     layout = forward_layout(problem, kernels, operator == "log_softmax")
     stream = forward_streams(problem) and row_streams(problem, layout, "y")
-    loops = loops_of(problem, layout, spare_columns(problem, "y", stream), stream, x=problem["x"], y=problem["y"])
+    loops = loops_of(problem, layout, "y", stream, x=problem["x"], y=problem["y"])
     if layout == "split":
         return _split(problem, kernels[layout], loops, ("x",), "y")
     kernel, workspace = kernels[layout], Workspace(precision(problem))
-    if kernel is columns.softmax_columns and not keeps_column(problem.n, vector_lanes(workspace.precision)):
+    if kernel is columns.softmax_columns and not keeps_column(problem.n, loops.lanes):
         kernel = columns.softmax_long_columns
-    memory = _private(workspace, layout, problem.n) if kernel.takes_private else {}
+    memory = _private(workspace, layout, problem.n, loops.lanes) if kernel.takes_private else {}
     return Program((loops.step(kernel, **memory),), workspace)
 
 
-def _private(workspace: Workspace, layout: str, n: int) -> dict[str, Any]:
-    """The private memory of a forward kernel: tiles of transposed rows, the exponentials of this row and the last."""
-    width = vector_lanes(workspace.precision)
+def _private(workspace: Workspace, layout: str, n: int, width: int) -> dict[str, Any]:
+    """The private memory of a forward kernel: tiles of transposed rows, the exponentials of this row and the last.
+
+    width: the elements of a vector.
+    """
     if layout == "transposed":
         return {"tile": workspace.private(tile_size(n, width))} | _waiting(workspace, n)
     if layout == "groups":
@@ -178,7 +179,7 @@ def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
     # fetched.
     stream = stream and (not sixteen_bits or row_streams(problem, layout, "dx"))
     operands = {name: problem[name] for name in ("dy", "y", "dx")}
-    loops = loops_of(problem, layout, spare_columns(problem, "dx", stream), stream, **operands)
+    loops = loops_of(problem, layout, "dx", stream, **operands)
     if layout == "split":
         return _split(problem, kernels[layout], loops, ("dy", "y"), "dx")
     memory = {}

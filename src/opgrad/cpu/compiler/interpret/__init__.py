@@ -36,8 +36,10 @@ from opgrad.cpu.compiler.parameters import (
 _callbacks: list[Any] = []  # kept, since plans hold their addresses
 
 
-def task(kernel: Parameters, dtypes: Sequence[str]) -> int:
+def task(kernel: Parameters, dtypes: Sequence[str], lanes: int) -> int:
     """The address of a kernel for pointers of these dtypes: calling it runs the kernel's Python function.
+
+    lanes: the elements of its vectors; as many as `vector_lanes` says if it is 0.
 
     An exception reaches the caller of `run`. It cannot pass through native code: where that calls the address, as
     onnxruntime's threads do, the exception goes to sys.unraisablehook, which prints it.
@@ -47,7 +49,7 @@ def task(kernel: Parameters, dtypes: Sequence[str]) -> int:
         before = len(STACK)
         try:
             with np.errstate(all="ignore"):
-                kernel.function(*_given(kernel, list(dtypes), arguments, part))
+                kernel.function(*_given(kernel, list(dtypes), arguments, part, lanes))
         finally:
             del STACK[before:]
         return 0
@@ -59,7 +61,7 @@ def task(kernel: Parameters, dtypes: Sequence[str]) -> int:
     return address
 
 
-def _given(kernel: Parameters, dtypes: list[str], arguments: int, part: int) -> Iterator[Any]:
+def _given(kernel: Parameters, dtypes: list[str], arguments: int, part: int, lanes: int) -> Iterator[Any]:
     """The values of a kernel's parameters, from the words of its arguments as a compiled task reads them."""
     load = _word  # unchecked: arguments lie on a stack that belongs to no region
     start = UNITS_HEADER if kernel.takes_units or kernel.takes_private else 0
@@ -75,25 +77,27 @@ def _given(kernel: Parameters, dtypes: list[str], arguments: int, part: int) -> 
     bits = 64 if "float64" in dtypes else 32
     storages, places = iter(dtypes), iter(range(start, 1 << 20))
     for kind in kernel.parameters.values():
-        yield _value(kind, arguments, places, storages, bits, private)
+        yield _value(kind, arguments, places, storages, bits, private, lanes)
 
 
 def _word(address: int, index: int) -> int:
     return ctypes.c_int64.from_address(address + 8 * index).value
 
 
-def _value(kind: Any, arguments: int, places: Iterator[int], storages: Iterator[str], bits: int, private: int) -> Any:
+def _value(
+    kind: Any, arguments: int, places: Iterator[int], storages: Iterator[str], bits: int, private: int, lanes: int
+) -> Any:
     """One parameter, from the next words."""
     inside = fields(kind)
     if inside:
-        values = [_value(each, arguments, places, storages, bits, private) for each in inside]
+        values = [_value(each, arguments, places, storages, bits, private, lanes) for each in inside]
         return kind(*values) if isinstance(kind, type) else tuple(values)
     place = next(places)
     if kind is Float:
         return np.int64(_word(arguments, place)).view(np.float64)
     word = _word(arguments, place)
     if kind in POINTERS:
-        return Pointer(word + (private if kind is Private else 0), next(storages), bits)
+        return Pointer(word + (private if kind is Private else 0), next(storages), bits, lanes)
     return word
 
 

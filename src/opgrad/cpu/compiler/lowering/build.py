@@ -26,6 +26,7 @@ from opgrad.cpu.compiler.parameters import (
     Parameters,
     Private,
     fields,
+    lanes_of,
 )
 from opgrad.cpu.compiler.slots import release_slot, take_slot
 
@@ -45,20 +46,20 @@ def register_helpers() -> None:
         _choose(helpers.CHOOSE.pop())
 
 
-def type_of(annotation: Any, dtypes: Iterator[str], precision: int) -> Any:
+def type_of(annotation: Any, dtypes: Iterator[str], precision: int, lanes: int) -> Any:
     """The Numba type of a parameter. `dtypes` gives the dtypes of its pointers, and then those of later parameters."""
-    inside = [type_of(each, dtypes, precision) for each in fields(annotation)]
+    inside = [type_of(each, dtypes, precision, lanes) for each in fields(annotation)]
     if inside:
         return types.NamedTuple(inside, annotation) if isinstance(annotation, type) else types.Tuple(inside)
     if annotation in POINTERS:
-        return PointerType(next(dtypes), precision)
+        return PointerType(next(dtypes), precision, lanes)
     return types.float64 if annotation is Float else types.int64
 
 
-def _parameters(kernel: Parameters, dtypes: list[str]) -> list[Any]:
+def _parameters(kernel: Parameters, dtypes: list[str], lanes: int) -> list[Any]:
     """The Numba types of a kernel's arguments."""
     pointers, precision = iter(dtypes), 64 if "float64" in dtypes else 32
-    return [type_of(kind, pointers, precision) for kind in kernel.parameters.values()]
+    return [type_of(kind, pointers, precision, lanes) for kind in kernel.parameters.values()]
 
 
 def _read(entry: Entry, annotation: Any, kind: Any, words: Iterator[Any], private: Any) -> Any:
@@ -73,7 +74,7 @@ def _read(entry: Entry, annotation: Any, kind: Any, words: Iterator[Any], privat
     return entry.builder.load(entry.builder.bitcast(word, form.as_pointer()))
 
 
-def _task(kernel: Parameters, dtypes: list[str], fences: bool, name: str) -> Any:
+def _task(kernel: Parameters, dtypes: list[str], form: str, name: str) -> Any:
     """A module with the function task(address of the arguments, number of the part), which calls the kernel."""
     entry = Entry(name, 2)
     arguments, part = entry.function.args
@@ -97,13 +98,13 @@ def _task(kernel: Parameters, dtypes: list[str], fences: bool, name: str) -> Any
         own = entry.builder.mul(slot, word(start + PRIVATE_BYTES))
         private = entry.builder.add(word(start + PRIVATE), own)
         start += PRIVATE_HEADER
-    given = _parameters(kernel, dtypes)
+    given = _parameters(kernel, dtypes, lanes_of(form))
     places = words(start)
     values += [_read(entry, *each, places, private) for each in zip(kernel.parameters.values(), given, strict=True)]
     entry.call(compiled(kernel.function, *kinds, *given), *values)
     if kernel.takes_private:
         entry.call(compiled_once(release_slot, types.int64, types.int64), in_use, slot)
-    if fences:
+    if form != "stage":
         entry.emit(memory.store_fence)
     return entry.finish(I64(0))
 
@@ -130,7 +131,7 @@ def build(function: Callable[..., Any], form: str, name: str, machine: Any) -> A
     register_helpers()
     kind, _, inside = form.rstrip(")").partition("(")
     with unoptimised():
-        if kind in ("task", "stage"):
-            dtypes = [each for each in inside.split(",") if each]
-            return optimised(_task(Parameters(function), dtypes, kind == "task", name), name, machine)
-        return optimised(_native(function, int(inside), name), name, machine)
+        if kind == "native":
+            return optimised(_native(function, int(inside), name), name, machine)
+        dtypes = [each for each in inside.split(",") if each]
+        return optimised(_task(Parameters(function), dtypes, kind, name), name, machine)

@@ -42,14 +42,14 @@ SCALAR = {"f32": types.float32, "f64": types.float64, "i32": types.int64, "i64":
 class PointerType(types.Type):
     """A pointer to elements of dtype `storage`.
 
-    Kernels compute in `element` (f32, f64, i32, i64), `lanes` at a time.
+    Kernels compute in `element` (f32, f64, i32, i64), `lanes` at a time; as many as `vector_lanes` says if it is 0.
     """
 
-    def __init__(self, storage: str, precision: int):
+    def __init__(self, storage: str, precision: int, lanes: int = 0):
         self.storage = storage
         self.element = ("i" if storage in INDICES else "f") + str(precision)
         self.bits = precision
-        self.lanes = vector_lanes(f"float{precision}")
+        self.lanes = lanes or vector_lanes(f"float{precision}")
         self.memory, self.size = STORAGE[storage]
         super().__init__(f"Pointer({storage}, {precision}, {self.lanes})")
 
