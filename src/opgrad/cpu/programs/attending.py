@@ -48,7 +48,7 @@ class Building:
         self.problem, self.operator = problem, operator
         self.shapes = {name: spec.shape for name, spec in problem.specs.items()}
         self.sizes = attending.sizes(self.shapes, problem.attributes)
-        self.group = self.sizes.heads // max(self.sizes.kv_heads, 1)
+        self.group = max(self.sizes.heads // max(self.sizes.kv_heads, 1), 1)
         self.is_packed = "cu_seqlens_q" in self.shapes
         self.workspace, self.tables = Workspace(precision(problem)), Tables()
         self.lanes = vector_lanes(self.workspace.precision)
@@ -236,7 +236,7 @@ class Gradient(Building):
 
     def heads_at_once(self) -> int:
         """The heads of keys whose gradients are summed up together."""
-        every = self.sizes.batch * self.sizes.kv_heads
+        every = max(self.sizes.batch * self.sizes.kv_heads, 1)
         if not self.rounds:
             return every
         of_head = sum(math.prod(self.of_result(name)) for name in self.wanted) * self.item

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Units
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.attention.tiles import (
     LOG2_E,
     MINUS_INFINITY,
@@ -187,10 +188,16 @@ def round_rows(units: Units, first, heads, length, size, x: Heads, y: Heads):
 
 
 @inline
+def _probability(s: Vector, power) -> Vector:
+    """Of scores around 10**10 the rounding of lse alone would make probabilities infinite."""
+    return exp2_up_to_one(-v.maximum(0.0, power - s))
+
+
+@inline
 def _gradients(total, arrays, i: int, whole: bool, mask, numbers):
     s, dp = arrays
     power, delta, scale = numbers
-    p = exp2_up_to_one(get(s, i, whole, mask) - power)
+    p = _probability(get(s, i, whole, mask), power)
     put(s, i, p, whole, mask, 0)
     put(dp, i, p * (get(dp, i, whole, mask) - delta) * scale, whole, mask, 0)
     return total
@@ -200,7 +207,7 @@ def _gradients(total, arrays, i: int, whole: bool, mask, numbers):
 def _gradients_with_options(total, arrays, i: int, whole: bool, mask, numbers):
     s, dp, slope, kept = arrays
     power, delta, scale, kept_scale = numbers
-    p, factor = exp2_up_to_one(get(s, i, whole, mask) - power), get(kept, i, whole, mask) * kept_scale
+    p, factor = _probability(get(s, i, whole, mask), power), get(kept, i, whole, mask) * kept_scale
     put(s, i, p * factor, whole, mask, 0)
     ds = p * v.fma(get(dp, i, whole, mask), factor, -delta)
     put(dp, i, ds * (get(slope, i, whole, mask) * scale), whole, mask, 0)

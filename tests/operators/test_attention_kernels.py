@@ -1,0 +1,458 @@
+"""Attention on the CPU against its reference: sizes around blocks, options, layouts, values at the limits, memory."""
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+from attention_cases import check_gradient
+from guards import Guarded
+from relayouts import reversed_rows, spaced_planes, spaced_rows, unaligned
+
+import opgrad
+from opgrad.contract import DTYPES, FLOATS, Spec, graph_operators
+from opgrad.contract.signature import prepare
+from opgrad.cpu.kernels.attention.forward import KEYS
+from opgrad.cpu.kernels.gemm import CHUNK
+
+INF, NAN = np.inf, np.nan
+OPERATORS = graph_operators()
+
+
+def normal(rng, shape, dtype="float32", scale=1.0):
+    return (scale * rng.normal(size=shape)).astype(DTYPES[dtype])
+
+
+def arrays(rng, sizes, dtype="float32"):
+    """q, k, v and dy for sizes as (batch, heads, heads of keys, length, length of keys, size, size of v's heads)."""
+    b, h, kv, n, m, d, e = sizes
+    shapes = {"q": (b, h, n, d), "k": (b, kv, m, d), "v": (b, kv, m, e), "dy": (b, h, n, e)}
+    found = {name: normal(rng, shape, dtype) for name, shape in shapes.items()}
+    return found, found.pop("dy")
+
+
+SIZES = [
+    *((1, 1, 1, 5, 7, size, size) for size in (1, 3, 31, 63, 64, 65, 127, 128, 129, 255, 256)),
+    (1, 2, 2, 3, 4, 1, 256),
+    (1, 2, 1, 3, 4, 256, 1),
+    *((1, 1, 1, length, length + 1, 8, 8) for length in (1, 5, 6, 7, CHUNK - 1, CHUNK, CHUNK + 1, 191, 192, 193)),
+    *((1, 1, 1, 4, length, 5, 3) for length in (1, 31, 32, 33, 63, 65, KEYS - 1, KEYS, KEYS + 1, 2 * KEYS + 5)),
+    (2, 6, 2, 70, 90, 12, 10),
+    (3, 5, 1, 100, 33, 16, 16),
+    (1, 300, 1, 2, 9, 4, 4),
+    (1, 1, 1, 2 * KEYS + 3, KEYS + 9, 6, 6),
+]
+
+
+@pytest.mark.parametrize("causal", [False, "top_left", "bottom_right"])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_sizes(sizes, causal, rng):
+    given, dy = arrays(rng, sizes)
+    check_gradient(given | {"causal": causal}, dy)
+
+
+OPTIONS = {
+    "scale": {"scale": -0.4},
+    "no scale": {"scale": 0.0},
+    "softcap": {"softcap": 1.5, "scale": 1.0},
+    "window": {"window": (20, 30)},
+    "left window": {"causal": True, "window": (0, None)},
+    "window of the end": {"causal": "bottom_right", "window": (50, 5)},
+    "lengths": {"key_lengths": np.array([33, 0])},
+    "lengths and causality": {"key_lengths": np.array([150, 70], np.int32), "causal": "bottom_right"},
+    "dropout": {"dropout": 0.2, "seed": 3},
+    "dropout with offset": {"dropout": 0.7, "seed": np.array([2**40 + 1]), "offset": -5, "causal": True},
+    "all dropped": {"dropout": 1.0},
+    "all of them": {"dropout": 0.1, "seed": 1, "softcap": 3.0, "window": (90, 10), "key_lengths": np.array([140, 101])},
+}
+MASKS = [None, (2, 4, 130, 150), (1, 1, 130, 150), (4, 1, 1), (2, 1, 1, 150), (2, 4, 130, 1), (150,), ()]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_options(options, mask, rng):
+    given, dy = arrays(rng, (2, 4, 2, 130, 150, 9, 11))
+    given |= options | {"sink": normal(rng, 4)}
+    if mask is not None:
+        given["mask"] = normal(rng, mask)
+    check_gradient(given, dy, normal(rng, dy.shape[:3]))
+
+
+@pytest.mark.parametrize("mask", MASKS[1:], ids=str)
+def test_bool_masks(mask, rng):
+    given, dy = arrays(rng, (2, 4, 2, 130, 150, 9, 11))
+    check_gradient(given | {"mask": rng.random(mask) > 0.5}, dy)
+
+
+@pytest.mark.parametrize("options", [{}, OPTIONS["all of them"], {"causal": True}], ids=["plain", "all", "causal"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_dtypes(dtype, options, rng):
+    given, dy = arrays(rng, (2, 4, 2, 130, 150, 40, 72), dtype)
+    check_gradient(given | options, dy)
+    sink, mask = normal(rng, 4, "float32"), normal(rng, (130, 150), "float32")
+    check_gradient(given | options | {"sink": sink, "mask": mask}, dy)
+    check_gradient(given | options | {"sink": sink.astype(DTYPES[dtype]), "mask": mask.astype(DTYPES[dtype])}, dy)
+
+
+STARTS = [
+    {"cu_seqlens_q": np.array([0, 7, 7, 200, 290])},
+    {"cu_seqlens_q": np.array([3, 7, 100, 290], np.int32), "cu_seqlens_k": np.array([0, 90, 90, 333], np.int32)},
+    {"cu_seqlens_q": np.arange(0, 291, 5), "cu_seqlens_k": np.arange(0, 291, 5) + 10},
+    {"cu_seqlens_q": np.array([0, 290]), "cu_seqlens_k": np.array([0, 400])},
+    {"cu_seqlens_q": np.array([5]), "cu_seqlens_k": np.array([7])},
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": "bottom_right", "window": (30, 0)}, {"dropout": 0.3}], ids=str)
+@pytest.mark.parametrize("starts", STARTS, ids=lambda starts: str(len(starts["cu_seqlens_q"])))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sequences_behind_each_other(starts, options, dtype, rng):
+    keys = 400 if "cu_seqlens_k" in starts else 290
+    given, dy = arrays(rng, (1, 4, 2, 290, keys, 9, 11), dtype)
+    given = {name: each[0].swapaxes(0, 1).copy() for name, each in given.items()}
+    given |= starts | options | {"sink": normal(rng, 4)}
+    check_gradient(given, dy[0].swapaxes(0, 1).copy(), normal(rng, (4, 290)))
+
+
+def test_layouts_give_the_same_bits(rng):
+    given, dy = arrays(rng, (2, 4, 2, 60, 70, 9, 11))
+    y, lse = opgrad.attention(**given, causal=True, needs=("y", "lse"))
+    expected = opgrad.attention_grad(dy, **given, y=y, lse=lse, causal=True)
+    turned = {name: each.swapaxes(1, 2) for name, each in given.items()}
+    for arrays_given in (turned, {name: each.copy() for name, each in turned.items()}):
+        z, same = opgrad.attention(**arrays_given, causal=True, layout="BLHD", needs=("y", "lse"))
+        assert z.tobytes() == y.swapaxes(1, 2).tobytes()
+        assert same.tobytes() == lse.tobytes()
+        found = opgrad.attention_grad(dy.swapaxes(1, 2), **arrays_given, y=z, lse=lse, causal=True, layout="BLHD")
+        for got, wanted in zip(found, expected, strict=True):
+            assert got.tobytes() == wanted.swapaxes(1, 2).tobytes()
+
+
+def test_packed_projections_are_read_and_written_in_place(rng):
+    """q, k and v are thirds of one array, and so are their gradients; nothing is copied."""
+    packed = normal(rng, (2, 50, 3, 4, 16))
+    q, k, v = (packed[:, :, each] for each in range(3))
+    op, specs = OPERATORS["attention"], [Spec(each.shape, each.dtype, each.strides) for each in (q, k, v)]
+    assert not prepare(op, specs + [None] * (len(op.arrays) - 3), {"layout": "BLHD"}).copies
+    y, lse = opgrad.attention(q, k, v, layout="BLHD", needs=("y", "lse"))
+    expected = opgrad.attention(*(each.copy() for each in (q, k, v)), layout="BLHD")
+    assert y.tobytes() == expected.tobytes()
+    gradient, dy = np.full_like(packed, 7), normal(rng, y.shape)
+    opgrad.attention_grad(dy, q, k, v, y, lse, layout="BLHD", out=tuple(gradient[:, :, each] for each in range(3)))
+    apart = opgrad.attention_grad(dy, *(each.copy() for each in (q, k, v)), y, lse, layout="BLHD")
+    for each, wanted in enumerate(apart):
+        np.testing.assert_array_equal(gradient[:, :, each], wanted)
+
+
+@pytest.mark.parametrize("change", [reversed_rows, spaced_rows, spaced_planes, unaligned])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_other_memory_gives_the_same_bits(change, dtype, rng):
+    given, dy = arrays(rng, (2, 4, 2, 60, 70, 9, 11), dtype)
+    given["mask"] = normal(rng, (4, 60, 70), dtype)
+    y, lse = opgrad.attention(**given, needs=("y", "lse"))
+    needs = ("dq", "dk", "dv", "dmask")
+    expected = opgrad.attention_grad(dy, **given, y=y, lse=lse, needs=needs)
+    moved = {name: change(each) for name, each in given.items()}
+    for each in moved.values():
+        each.flags.writeable = False
+    assert opgrad.attention(**moved).tobytes() == y.tobytes()
+    found = opgrad.attention_grad(change(dy), **moved, y=change(y), lse=change(lse), needs=needs)
+    for got, wanted in zip(found, expected, strict=True):
+        assert got.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nothing_around_results_is_written(dtype, offset, rng):
+    given, dy = arrays(rng, (1, 2, 1, 7, 9, 5, 3), dtype)
+    given["mask"] = normal(rng, (2, 1, 9), dtype)
+    y, lse = opgrad.attention(**given, causal=True, needs=("y", "lse"))
+    guards = [Guarded(each.shape, each.dtype, offset) for each in (y, lse)]
+    opgrad.attention(**given, causal=True, needs=("y", "lse"), out=tuple(guard.array for guard in guards))
+    needs = ("dq", "dk", "dv", "dmask")
+    found = opgrad.attention_grad(dy, **given, y=y, lse=lse, causal=True, needs=needs)
+    more = [Guarded(each.shape, each.dtype, offset) for each in found]
+    out = tuple(guard.array for guard in more)
+    opgrad.attention_grad(dy, **given, y=y, lse=lse, causal=True, needs=needs, out=out)
+    for guard, wanted in zip([*guards, *more], [y, lse, *found], strict=True):
+        assert guard.untouched()
+        assert guard.array.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 2, 700, 700, 16, 16), (1, 2, 1, 1, 5000, 8, 8), (1, 1, 1, 900, 900, 8, 8)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_number_of_threads_changes_no_bit(sizes, dtype, threads, rng):
+    given, dy = arrays(rng, sizes, dtype)
+    given |= {"causal": "bottom_right", "dropout": 0.1, "seed": 5, "mask": normal(rng, (sizes[3], 1), dtype)}
+    found = []
+    for count in (1, 2, 3):
+        opgrad.set_num_threads(count)
+        y, lse = opgrad.attention(**given, needs=("y", "lse"))
+        gradients = opgrad.attention_grad(dy, **given, y=y, lse=lse, needs=("dq", "dk", "dv", "dmask"))
+        found.append([each.tobytes() for each in (y, lse, *gradients)])
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("needs", [("dq",), ("dk",), ("dv",), ("dq", "dv"), ("dmask",), ("dsink",), ("dk", "dsink")])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_only_what_is_needed(needs, dtype, rng):
+    given, dy = arrays(rng, (2, 4, 2, 60, 70, 9, 11), dtype)
+    given |= {"mask": normal(rng, (60, 70), dtype), "sink": normal(rng, 4, dtype)}
+    y, lse = opgrad.attention(**given, needs=("y", "lse"))
+    assert opgrad.attention(**given, needs=("lse",)).tobytes() == lse.tobytes()
+    every = ("dq", "dk", "dv", "dmask", "dsink")
+    all_found = dict(zip(every, opgrad.attention_grad(dy, **given, y=y, lse=lse, needs=every), strict=True))
+    found = opgrad.attention_grad(dy, **given, y=y, lse=lse, needs=needs)
+    for name, got in zip(needs, found if len(needs) > 1 else (found,), strict=True):
+        assert got.tobytes() == all_found[name].tobytes()
+
+
+# --- values at the limits -------------------------------------------------------------------------------------------
+
+
+def everything(given, dy):
+    y, lse = opgrad.attention(**given, needs=("y", "lse"))
+    return y, lse, *opgrad.attention_grad(dy, **given, y=y, lse=lse)
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        {"mask": np.zeros((60, 70), bool)},
+        {"mask": np.full((60, 70), -INF, "f4")},
+        {"key_lengths": np.array([0, 0])},
+        {"window": (None, 0), "causal": "bottom_right", "key_lengths": np.array([0, 0])},
+    ],
+    ids=["bool", "-inf", "lengths", "window"],
+)
+def test_queries_that_see_no_key(hidden, rng):
+    given, dy = arrays(rng, (2, 4, 2, 60, 70, 9, 11))
+    y, lse, *gradients = everything(given | hidden, dy)
+    assert np.isneginf(lse).all()
+    assert not any(each.any() for each in (y, *gradients))
+    sink = normal(rng, 4)
+    y, lse = opgrad.attention(**given, **hidden, sink=sink, needs=("y", "lse"))
+    np.testing.assert_allclose(lse, np.broadcast_to(sink[:, None], lse.shape), rtol=1e-6)
+    assert not y.any()
+
+
+def test_some_queries_see_no_key(rng):
+    given, dy = arrays(rng, (1, 2, 2, 60, 70, 9, 11))
+    mask = normal(rng, (60, 70))
+    mask[::3] = -INF
+    mask[1::3, :50] = -INF
+    check_gradient(given | {"mask": mask}, dy)
+    assert not opgrad.attention(**given, mask=mask)[:, :, ::3].any()
+
+
+def test_no_keys_no_queries_no_batch(rng):
+    for sizes in ((1, 2, 2, 3, 0, 4, 4), (1, 2, 2, 0, 3, 4, 4), (0, 2, 2, 3, 3, 4, 4), (1, 0, 0, 3, 3, 4, 4)):
+        given, dy = arrays(rng, sizes)
+        given |= {"mask": np.zeros((sizes[3], 1), "f4"), "sink": np.full(sizes[1], -INF, "f4")}
+        y, lse = opgrad.attention(**given, needs=("y", "lse"))
+        needs = ("dq", "dk", "dv", "dmask", "dsink")
+        assert not any(each.any() for each in opgrad.attention_grad(dy, **given, y=y, lse=lse, needs=needs))
+        assert not y.any()
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e10, 1e18])
+def test_huge_scores(factor, rng):
+    """The largest takes all; none of them is near another."""
+    q, k, v = (
+        np.ones((1, 1, 3, 1), "f4"),
+        np.array([[3.0], [-7.0], [2.0], [5.0]], "f4")[None, None],
+        normal(rng, (1, 1, 4, 6)),
+    )
+    for sign in (1, -1):
+        y, lse = opgrad.attention(q, sign * k, v, scale=factor, needs=("y", "lse"))
+        best = 3 if sign == 1 else 1
+        np.testing.assert_allclose(y, np.broadcast_to(v[:, :, best], y.shape), rtol=3e-7)
+        np.testing.assert_allclose(lse, np.full_like(lse, factor * abs(k[0, 0, best, 0])), rtol=1e-6)
+        dq, dk, dv = opgrad.attention_grad(
+            np.ones_like(y), q, sign * k, v, y, lse, scale=factor, needs=("dq", "dk", "dv")
+        )
+        assert np.isfinite(dq).all()
+        assert np.isfinite(dk).all()
+        # An error of lse is a relative error of all probabilities: from some size on they are 0 or 1.
+        if factor == 1e3:
+            np.testing.assert_allclose(dv[0, 0, best], 3, rtol=2 * np.finfo("f4").eps * lse.max())
+        assert (dv >= 0).all()
+        assert (dv <= 3).all()
+
+
+def test_scores_that_overflow(rng):
+    """A score of inf, like a NaN, makes the query's row NaN and leaves the others alone; one of -inf counts for 0."""
+    given, dy = arrays(rng, (1, 1, 1, 9, 500, 4, 4))
+    plain = opgrad.attention(**given)
+    mask = np.zeros((9, 500), "f4")
+    mask[2, 100], mask[4, 499], mask[6, 3:] = INF, NAN, -INF
+    y, lse, *gradients = everything(given | {"mask": mask}, dy)
+    others = [0, 1, 3, 5, 7, 8]
+    np.testing.assert_array_equal(y[:, :, others], plain[:, :, others])
+    assert np.isnan(y[:, :, [2, 4]]).all()
+    assert np.isnan(lse[:, :, [2, 4]]).all()
+    assert np.isfinite(y[:, :, 6]).all()
+    assert np.isfinite(gradients[0][:, :, [*others, 6]]).all()
+
+
+def test_nan_in_queries_keys_and_values(rng):
+    given, _ = arrays(rng, (1, 1, 1, 9, 20, 4, 4))
+    plain = opgrad.attention(**given)
+    q = given["q"].copy()
+    q[0, 0, 5, 2] = NAN
+    y = opgrad.attention(**given | {"q": q})
+    assert np.isnan(y[0, 0, 5]).all()
+    np.testing.assert_array_equal(np.delete(y, 5, 2), np.delete(plain, 5, 2))
+    k = given["k"].copy()
+    k[0, 0, 7, 1] = NAN
+    assert np.isnan(opgrad.attention(**given | {"k": k})).all()
+    seen = np.arange(20) != 7
+    np.testing.assert_array_equal(opgrad.attention(**given | {"k": k}, mask=seen), opgrad.attention(**given, mask=seen))
+    v = given["v"].copy()
+    v[0, 0, 7, 3] = NAN
+    y = opgrad.attention(**given | {"v": v})
+    assert np.isnan(y[..., 3]).all()
+    np.testing.assert_array_equal(y[..., :3], plain[..., :3])
+
+
+def test_keys_behind_the_lengths_are_not_read(rng):
+    given, dy = arrays(rng, (2, 2, 1, 40, 500, 8, 8))
+    lengths = np.array([450, 3])
+    expected = everything(given | {"key_lengths": lengths}, dy)
+    for name in ("k", "v"):
+        for entry, length in enumerate(lengths):
+            given[name][entry, :, length:] = NAN
+    for got, wanted in zip(everything(given | {"key_lengths": lengths}, dy), expected, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_one_key(rng):
+    """It takes all of the probability: y is its value, and scores have no gradient."""
+    given, dy = arrays(rng, (2, 2, 2, 5, 1, 8, 8))
+    y, _, dq, dk, dv = everything(given, dy)
+    np.testing.assert_allclose(y, np.broadcast_to(given["v"], y.shape), rtol=3e-7)
+    np.testing.assert_allclose(dq, 0, atol=1e-5)
+    np.testing.assert_allclose(dk, 0, atol=1e-5)
+    np.testing.assert_allclose(dv, dy.sum(2, keepdims=True), rtol=1e-5, atol=1e-5)
+
+
+def test_parts_of_the_keys_are_put_together_by_lse(rng):
+    """What those do who split the keys: softmax over the parts' lse weighs the parts' results."""
+    given, dy = arrays(rng, (1, 2, 2, 9, 100, 8, 8), "float64")
+    parts = [slice(0, 33), slice(33, 100)]
+    q, k, v = given.values()
+    found = [opgrad.attention(q, k[:, :, part], v[:, :, part], needs=("y", "lse")) for part in parts]
+    weights = opgrad.softmax(np.stack([lse for _, lse in found]), 0)
+    y, lse = opgrad.attention(**given, needs=("y", "lse"))
+    np.testing.assert_allclose(sum(w[..., None] * y for w, (y, _) in zip(weights, found, strict=True)), y, rtol=1e-12)
+    expected = opgrad.attention_grad(dy, **given, y=y, lse=lse)
+    for place, part in enumerate(parts):
+        own, own_lse = found[place]
+        w = weights[place][..., None]
+        dlse = w[..., 0] * (dy * (own - y)).sum(-1)
+        _, dk, dv = opgrad.attention_grad(w * dy, q, k[:, :, part], v[:, :, part], own, own_lse, dlse=dlse)
+        np.testing.assert_allclose(dk, expected[1][:, :, part], rtol=1e-10, atol=1e-13)
+        np.testing.assert_allclose(dv, expected[2][:, :, part], rtol=1e-10, atol=1e-13)
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+Q = np.zeros((2, 4, 5, 8), "f4")
+K = np.zeros((2, 2, 7, 8), "f4")
+PACKED = {"q": Q[0], "k": Q[0], "v": Q[0], "cu_seqlens_q": np.array([0, 4])}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": Q[0]}, "q has 3 dimensions, expected 4, as cu_seqlens_q is None"),
+        ({"v": K[0]}, "v has 3 dimensions, expected 4, as cu_seqlens_q is None"),
+        ({"q": Q[..., :0]}, "q has heads of 0 numbers, expected 1 to 256"),
+        ({"q": np.zeros((1, 1, 1, 257), "f4")}, "q has heads of 257 numbers, expected 1 to 256"),
+        ({"v": np.zeros((2, 2, 7, 257), "f4")}, "v has heads of 257 numbers, expected 1 to 256"),
+        ({"k": Q[:, :3], "v": Q[:, :3]}, "k has 3 heads, expected a divisor of 4, the heads of q"),
+        ({"k": K[:, :0], "v": K[:, :0]}, "k has 0 heads, expected a divisor of 4, the heads of q"),
+        ({"k": K[:1]}, "k has shape (1, 2, 7, 8), expected (2, 2, 7, 8), the batch and the size of a head of q"),
+        ({"k": K[..., :7]}, "k has shape (2, 2, 7, 7), expected (2, 2, 7, 8)"),
+        (
+            {"v": K[:, :, 1:]},
+            "v has shape (2, 2, 6, 8), expected (2, 2, 7, 8), the batch, the heads and the length of k",
+        ),
+        ({"mask": np.zeros((5, 6), "f4")}, "mask has shape (5, 6), expected (2, 4, 5, 7), that of the scores"),
+        ({"mask": np.zeros((1, 1, 1, 1, 1), "f4")}, "mask has shape (1, 1, 1, 1, 1), expected (2, 4, 5, 7)"),
+        ({"sink": np.zeros(2, "f4")}, "sink has shape (2,), expected (4,), the heads of q"),
+        ({"key_lengths": np.zeros(3, int)}, "key_lengths has shape (3,), expected (2,), the batch of q"),
+        ({"key_lengths": np.array([7, 8])}, "key_lengths[1] is 8, expected 0 to 7"),
+        ({"key_lengths": np.array([-1, 8])}, "key_lengths[0] is -1, expected 0 to 7"),
+        ({"scale": INF}, "scale is inf, expected a finite number"),
+        ({"softcap": -1.0}, "softcap is -1.0, expected a finite number of at least 0"),
+        ({"dropout": 1.5}, "dropout is 1.5, expected 0 to 1"),
+        ({"causal": "left"}, "causal is 'left', expected a bool or one of top_left, bottom_right"),
+        ({"window": (1, -2)}, "window is (1, -2), expected sizes of at least 0, or -1 or None for no limit"),
+        ({"layout": "LBHD"}, "layout is 'LBHD', expected one of BHLD, BLHD"),
+        ({"seed": np.zeros(2, int), "dropout": 0.5}, "seed has shape (2,), expected (), one number"),
+        ({"needs": ("x",)}, "needs is ('x',), expected some of y, lse in a tuple"),
+        ({"cu_seqlens_k": np.array([0, 1])}, "cu_seqlens_k is given, expected None, as cu_seqlens_q is None"),
+        (PACKED | {"q": Q}, "q has 4 dimensions, expected 3, as cu_seqlens_q is given"),
+        (PACKED | {"mask": Q[0, 0]}, "mask is given, expected None, as cu_seqlens_q is given"),
+        (PACKED | {"k": Q[0, :3]}, "k has 3 places, expected 4, those of q, as cu_seqlens_k is None"),
+        (PACKED | {"cu_seqlens_q": np.zeros(0, int)}, "cu_seqlens_q has shape (0,), expected (1,)"),
+        (PACKED | {"cu_seqlens_k": np.array([0])}, "cu_seqlens_k has shape (1,), expected (2,)"),
+        (PACKED | {"cu_seqlens_q": np.array([0, 5])}, "cu_seqlens_q[1] is 5, expected 0 to 4, rising"),
+        (PACKED | {"cu_seqlens_q": np.array([2, 1])}, "cu_seqlens_q[1] is 1, expected 0 to 4, rising"),
+        (PACKED | {"cu_seqlens_k": np.array([-1, 1])}, "cu_seqlens_k[0] is -1, expected 0 to 4, rising"),
+    ],
+)
+def test_errors(change, message):
+    given = {"q": Q, "k": K, "v": K} | change
+    with pytest.raises(ValueError, match=re.escape(f"attention: {message}")):
+        opgrad.attention(**given)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": K.astype("f8")}, "k has dtype float64, expected float32, the dtype of q"),
+        ({"mask": np.zeros(7, "f8")}, "mask has dtype float64, expected float32, the dtype of q"),
+        ({"mask": np.zeros(7, int)}, "mask has dtype int64, expected one of bool, float32"),
+        ({"key_lengths": np.zeros(2)}, "key_lengths has dtype float64, expected one of int32, int64"),
+        ({"causal": 1}, "causal is 1, expected a bool"),
+        ({"window": 3}, "window is 3, expected None or a tuple (left, right)"),
+    ],
+)
+def test_errors_of_types(change, message):
+    with pytest.raises(TypeError, match=re.escape(f"attention: {message}")):
+        opgrad.attention(**{"q": Q, "k": K, "v": K} | change)
+
+
+def test_errors_of_the_gradient():
+    y, lse = opgrad.attention(Q, K, K, needs=("y", "lse"))
+    with pytest.raises(ValueError, match=r"^attention_grad: dy has shape \(2, 4, 5, 7\), expected \(2, 4, 5, 8\), the"):
+        opgrad.attention_grad(y[..., :7], Q, K, K, y, lse)
+    with pytest.raises(ValueError, match=r"^attention_grad: lse has shape \(2, 4\), expected \(2, 4, 5\), batch"):
+        opgrad.attention_grad(y, Q, K, K, y, lse[..., 0])
+    with pytest.raises(ValueError, match=r"^attention_grad: needs has dmask, expected it to have mask as an argument"):
+        opgrad.attention_grad(y, Q, K, K, y, lse, needs=("dmask",))
+    with pytest.raises(TypeError, match=r"^attention_grad: mask has dtype bool, expected one of floats, as needs has"):
+        opgrad.attention_grad(y, Q, K, K, y, lse, mask=np.ones((5, 7), bool), needs=("dmask",))
+    with pytest.raises(TypeError, match=r"^attention_grad: q has dtype float32, expected bfloat16, the dtype of dy"):
+        opgrad.attention_grad(y.astype(ml_dtypes.bfloat16), Q, K, K, y, lse)
+    wrong = np.array([9, 1])
+    out = tuple(np.full_like(each, 3) for each in (Q, K, K))
+    with pytest.raises(ValueError, match=r"^attention_grad: key_lengths\[0\] is 9, expected 0 to 7"):
+        opgrad.attention_grad(y, Q, K, K, y, lse, key_lengths=wrong, out=out)
+    assert all((each == 3).all() for each in out)
+
+
+def test_results_may_not_overlap():
+    memory = np.zeros(2 * Q.size, "f4")
+    q, out = memory[: Q.size].reshape(Q.shape), memory[1 : Q.size + 1].reshape(Q.shape)
+    with pytest.raises(ValueError, match=r"^attention: out for y overlaps q, expected separate memory"):
+        opgrad.attention(q, K, K, out=out)
+    with pytest.raises(ValueError, match=r"^attention: out for y overlaps q, expected separate memory"):
+        opgrad.attention(q, K, K, out=q)
+    y, lse = opgrad.attention(Q, K, K, needs=("y", "lse"))
+    same = K.copy()
+    with pytest.raises(ValueError, match=r"^attention_grad: out for dv overlaps dk, expected separate memory"):
+        opgrad.attention_grad(y, Q, K, K, y, lse, out=(np.empty_like(Q), same, same))
