@@ -105,8 +105,8 @@ SMOOTH = [case for case in ELTWISE if case[0] in post_ops.GRADIENTS and case[0] 
 # --- running kernels -------------------------------------------------------------------------------------------------
 
 
-def run(kernel, values, operand=None, third=None, alpha=0.0, beta=0.0, offset=0):
-    """The kernel's result, on arrays off their alignment by `offset` bytes, with nothing written around it."""
+def run(formula, values, operand=None, third=None, alpha=0.0, beta=0.0, offset=0):
+    """What a formula's stage makes of arrays off their alignment by `offset` bytes, with nothing written around it."""
     dtype, n = values.dtype.name, values.size
     guarded = [Guarded((n,), dtype, offset) for _ in range(3)]
     for place, given in zip(guarded, (values, operand, third), strict=True):
@@ -117,7 +117,7 @@ def run(kernel, values, operand=None, third=None, alpha=0.0, beta=0.0, offset=0)
     words[:3] = [0 if a is None else g.array.ctypes.data for a, g in zip(used, guarded, strict=True)]
     words[3] = n
     words[4:] = np.array([alpha, beta], np.float64).view(np.int64)
-    task = kernel.task([dtype] * 3)
+    task = post_ops.on_buffers(formula).task([dtype] * 3)
     ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(task)(words.ctypes.data, 0)
     assert all(place.untouched() for place in guarded)
     for place, given in zip(guarded[1:], (operand, third), strict=True):

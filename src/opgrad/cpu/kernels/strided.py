@@ -13,8 +13,9 @@ def both_offsets(table: int, axes: int, number: int) -> tuple[int, int]:
     a, b, rest = 0, 0, number
     for each in range(axes):
         axis = table + 24 * each
-        size = load_word(axis, 0)
-        a += rest % size * load_word(axis, 1)
-        b += rest % size * load_word(axis, 2)
-        rest //= size
+        above = rest // load_word(axis, 0)
+        index = rest - above * load_word(axis, 0)
+        a += index * load_word(axis, 1)
+        b += index * load_word(axis, 2)
+        rest = above
     return a, b

@@ -1,22 +1,24 @@
-"""Attention and its gradient; softmax as attention uses it, by stages: with a bias before it, dropout behind it."""
+"""Attention and its gradient; softmax with a bias before it, or with dropout behind it, as softmax with attributes."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from opgrad.contract import Shape, Spec
 from opgrad.contract.layout import contiguous
 from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.attention import forward
-from opgrad.cpu.kernels.fused import post_ops
 from opgrad.cpu.programs.attending import Building, Gradient
-from opgrad.cpu.programs.fused import stages as fused
 from opgrad.cpu.programs.program import Program, Step
-from opgrad.cpu.programs.softmax import in_place
+from opgrad.cpu.programs.softmax import softmax, softmax_grad
 from opgrad.random import kept_scale
 
-ORDER = (0, 1, 2)
+ORDER: Final = (0, 1, 2)
+ATTRIBUTES: Final[Mapping[str, Any]] = {
+    "axis": (2,), "logit_scale": 1.0, "result_scale": 1.0, "out_scale": 1.0, "dropout": None, "post_ops": (),
+    "inf_as_zero": False, "accumulation": "any",
+}  # fmt: skip
 ROWS: Final = 192  # of a tile of attention's scores
 
 
@@ -26,7 +28,7 @@ def _row_sizes(problem: Problem, name: str) -> tuple[int, int]:
     return math.prod(shape[:start]), math.prod(shape[start:])
 
 
-def _as_rows(problem: Problem, shape: Shape, repeated: Mapping[str, int]) -> Problem:
+def _as_rows(problem: Problem, shape: Shape, repeated: Mapping[str, int], **attributes: float) -> Problem:
     """The problem on arrays of this shape, reduced over the last axis; `repeated` ones stay the same along an axis."""
 
     def spec(name: str, original: Spec) -> Spec:
@@ -37,7 +39,9 @@ def _as_rows(problem: Problem, shape: Shape, repeated: Mapping[str, int]) -> Pro
 
     specs = {name: spec(name, original) for name, original in problem.specs.items()}
     sizes = {"outer": shape[0] * shape[1], "n": shape[2], "inner": 1}
-    return replace(problem, **sizes, specs=specs, orders=dict.fromkeys(specs, ORDER))
+    return replace(
+        problem, **sizes, specs=specs, orders=dict.fromkeys(specs, ORDER), attributes={**ATTRIBUTES, **attributes}
+    )
 
 
 def bias_softmax(problem: Problem) -> Program:
@@ -47,22 +51,19 @@ def bias_softmax(problem: Problem) -> Program:
     count = math.prod(problem.specs["bias"].shape) // n
     inner = problem.attributes["is_inner_broadcast"]
     shape = (count, rows // count, n) if inner else (rows // count, count, n)
-    work = fused.cut(_as_rows(problem, shape, {"bias": 1 if inner else 0}), "x", ("y",))
-    values, bias = work.block("values"), work.chunk("bias")
-    added = work.of_buffers(post_ops.VALUES["add"], values, bias)
-    before = [work.read("x", values), work.read("bias", bias), added]
-    return work.program(in_place("softmax"), before, (), [work.write("y", values)])
+    return softmax(_as_rows(problem, shape, {"bias": 1 if inner else 0}))
 
 
 def softmax_dropout_grad(problem: Problem) -> Program:
+    """Dropout's mask is that of the gradient's elements, whose scale is that of the result."""
     rows, n = _row_sizes(problem, "dy")
     if not rows * n:
         return Program(())
-    work = fused.cut(_as_rows(problem, (1, rows, n), {}), "dy", ("y", "dx"))
-    g, y, kept = work.block("values"), work.block("y"), work.chunk("kept")
-    dropped = work.of_buffers(post_ops.drop, g, kept, alpha=kept_scale(problem.attributes["ratio"]))
-    before = [work.read("y", y), work.read("dy", g), work.read("mask", kept), dropped]
-    return work.program(in_place("softmax_grad"), before, (), [work.write("dx", g)], other=y)
+    by_rows = _as_rows(problem, (1, rows, n), {}, result_scale=kept_scale(problem.attributes["ratio"]))
+    names = {"dy": "dy", "y": "y", "mask": "where", "dx": "dx"}
+    specs = {to: by_rows.specs[name] for name, to in names.items()}
+    operands = {to: by_rows.operands[name] for name, to in names.items()}
+    return softmax_grad(replace(by_rows, specs=specs, operands=operands, orders=dict.fromkeys(specs, ORDER)))
 
 
 def attention(problem: Problem) -> Program:

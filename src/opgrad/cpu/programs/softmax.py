@@ -18,7 +18,7 @@ from opgrad.cpu.kernels.fused.operands import Source, Switches
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.kernels.softmax import columns, groups, rows, split, transposed
-from opgrad.cpu.programs.fused import fusing, stages
+from opgrad.cpu.programs.fused import fusing, links, stages
 from opgrad.cpu.programs.layout import (
     Loops,
     forward_layout,
@@ -116,7 +116,7 @@ def _forward_of(operator: str, problem: Problem) -> Program:
     if not problem.is_general:
         return _forward(problem, operator)
     found = fusing.forward(operator, problem, fused) if compiles_forms() else None
-    return found or stages.forward(problem, in_place(operator, stages.is_exact(problem)))
+    return found or stages.forward(problem, in_place(operator, links.is_exact(problem)))
 
 
 def _gradient_of(operator: str, problem: Problem) -> Program:

@@ -10,6 +10,7 @@ A docstring such as "(s, arrays, i): …" names the parameters of the function t
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.fused import post_ops
@@ -32,16 +33,16 @@ class Places(NamedTuple):
 
 
 # What post-ops are not.
-OTHERS: Mapping[str, post_ops.OnBuffers] = {
-    "times": post_ops.multiply,
-    "where": post_ops.mask_out,
-    "dropout": post_ops.drop,
+OTHERS: Mapping[str, Callable[..., Vector]] = {
+    "times": inline(lambda s, operand, third, alpha, beta: s * alpha),
+    "where": inline(lambda s, mask, third, alpha, beta: v.select(mask != 0.0, s, alpha)),
+    "dropout": inline(lambda s, kept, third, alpha, beta: v.select(kept != 0.0, s * alpha, 0.0)),
 }
 
 
 def formula_of(name: str) -> Callable[..., Vector]:
     """(s, operand, third, alpha, beta): the result of the link of this name."""
-    return (OTHERS.get(name) or post_ops.VALUES[name]).on_vectors
+    return OTHERS.get(name) or post_ops.VALUES[name]
 
 
 def read_at(places: Places, along: Sequence[bool], operand: int, first: int) -> Callable[..., Vector]:

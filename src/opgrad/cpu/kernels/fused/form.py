@@ -131,7 +131,7 @@ def _back(links: Sequence[Link], places: Places, array: int, alpha: int) -> Call
         return _no_step_back
     link, beta = links[0], alpha + 1
     others = _back(links[1:], places, array + len(link.along), alpha + 2)
-    forward, gradient = formula_of(link.name), post_ops.GRADIENTS[link.name].on_vectors
+    forward, gradient = formula_of(link.name), post_ops.GRADIENTS[link.name]
     operand, third = (read_at(places, link.along, each, array) for each in (0, 1))
 
     @inline

@@ -1,11 +1,11 @@
 """Finds the form of a softmax call with attributes, and makes the program of the kernel that is compiled for it.
 
-Rare calls have no form and run as programs of stages (opgrad.cpu.programs.fused.stages). A call is rare if an operand's
-outer axes make three loops or more or its vectors are not contiguous, if float32 does not hold a factor, or if the call
-has too many post-ops.
+Rare calls have no such kernel and run as programs of stages (opgrad.cpu.programs.fused.stages). A call is rare if an
+operand's outer axes make three loops or more or its vectors are not contiguous, if its rows are short, or if it has too
+many post-ops.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +13,7 @@ from opgrad.contract import layout
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
-from opgrad.cpu.kernels.fused.chain import ALONG, Link
+from opgrad.cpu.kernels.fused.chain import Link
 from opgrad.cpu.kernels.fused.form import Form, GradientForm
 from opgrad.cpu.kernels.fused.operands import (
     ColumnResults,
@@ -28,13 +28,15 @@ from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.softmax.split import STATS
 from opgrad.cpu.programs import partition
-from opgrad.cpu.programs.fused import stages
+from opgrad.cpu.programs.fused import links
+from opgrad.cpu.programs.fused.links import Formula
 from opgrad.cpu.programs.layout import few, in_place_limits, keeps_column, spare_columns
 from opgrad.cpu.programs.program import Program, Step, shared_out
 from opgrad.cpu.programs.workspace import Workspace
 from opgrad.fused.primitive import STATE, gradient_name
-from opgrad.random import keep_threshold, kept_scale
+from opgrad.random import keep_threshold
 
+KernelsOf = Callable[[Any], Sequence[Kernel]]  # from a form to its kernels
 MOST_WORDS: Final = 36  # of operands, five each, and numbers, two a link; with all other words a kernel takes up to 64
 
 
@@ -46,16 +48,8 @@ class Lying(NamedTuple):
     outer_loops: int
 
 
-class Linked(NamedTuple):
-    """Some links, the names of their operands, and their numbers."""
-
-    links: tuple[Link, ...] = ()
-    sources: tuple[Source, ...] = ()
-    numbers: tuple[float, ...] = ()
-
-
 class Rare(Exception):
-    """Raised for a call without a form, which runs as a program of stages."""
+    """Raised for a call that has no kernel of this kind, and runs as a program of stages."""
 
 
 def lying(problem: Problem, first: str, name: str) -> Lying:
@@ -70,7 +64,7 @@ def lying(problem: Problem, first: str, name: str) -> Lying:
     if vectors[1] not in (0, 1) and count > 1:
         raise Rare
     far, period = (outer[0][1], outer[1][0]) if len(outer) == 2 else (0, max(problem.outer, 1))
-    operand = replace(problem[name], dtype=stages.storage(spec))
+    operand = replace(problem[name], dtype=links.storage(spec))
     along = vectors[1] == 1 or count == 1
     return Lying(Source(operand, period, far, outer[-1][1], along_n[0][1]), along, len(outer))
 
@@ -103,50 +97,7 @@ def columns_of(problem: Problem, first: str, name: str) -> Columns | None:
     return Columns(found.source.data, found.source.near, found.source.step)
 
 
-# --- links ------------------------------------------------------------------------------------------------------------
-
-
-def _times(factors: Sequence[float]) -> Iterator[tuple[str, tuple[str, ...], float, float]]:
-    if len(factors) > 1:
-        raise Rare
-    return iter([("times", (), factors[0], 0.0)] if factors[0] != 1.0 else [])
-
-
-def _linked(problem: Problem, first: str, steps: Sequence[tuple[str, tuple[str, ...], float, float]]) -> Linked:
-    """The links of these steps, each given by its formula's name, its operands, alpha and beta."""
-    links, sources, numbers = [], [], []
-    for name, operands, alpha, beta in steps:
-        found = [lying(problem, first, each) for each in operands]
-        along = (ALONG,) if name == "dropout" else tuple(each.along for each in found)
-        links.append(Link(name, along))
-        sources += [each.source for each in found]
-        numbers += [alpha, beta]
-    return Linked(tuple(links), tuple(sources), tuple(numbers))
-
-
-def _before(problem: Problem) -> Linked:
-    attributes = problem.attributes
-    steps = list(_times(stages.factors(attributes["logit_scale"])))
-    if "where" in problem.specs:
-        steps.append(("where", ("where",), float("-inf"), 0.0))
-    return _linked(problem, "x", steps)
-
-
-def _after(problem: Problem) -> Linked:
-    attributes = problem.attributes
-    applied, probability = attributes["post_ops"], attributes["dropout"]
-    steps = list(_times(stages.factors(attributes["result_scale"]))) if applied else []
-    if probability:
-        steps.append(("dropout", (), kept_scale(probability), 0.0))
-    steps += [(each.name, each.operands, each.alpha, each.beta) for each in applied]
-    last = stages.quotient(1.0 if applied else attributes["result_scale"], attributes["out_scale"])
-    return _linked(problem, "x", [*steps, *_times(last)])
-
-
 # --- forward ----------------------------------------------------------------------------------------------------------
-
-
-KernelsOf = Callable[[Any], Sequence[Kernel]]  # from a form to its kernels
 
 
 def forward(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program | None:
@@ -160,18 +111,23 @@ def forward(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program |
 
 
 def _forward(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program:
-    linked = _before(problem), _after(problem)
-    before, after = (each.links for each in linked)
-    drops = any(link.name == "dropout" for link in after)
+    groups, drops = (links.before(problem), links.after(problem)), bool(problem.attributes["dropout"])
     if problem.attributes["dropout"] == 0.0 and "mask" in problem.specs:
         raise Rare  # the mask is a result, but with probability 0 no link makes one
-    precision = stages.precision_of(problem, "x", ("y",))
+    precision = links.precision_of(problem, "x", ("y",))
     layout = layout_of(problem, precision, in_place_limits(vector_lanes(precision)).grouped)
     wanted = tuple(name for name in ("stats", "saved", "mask") if name in problem.specs)
-    form = Form(operator, layout, before, after, drops, wanted, stages.is_exact(problem))
-    sources = _sources(problem, "x", ("x",), linked)
-    _check(problem, "x", drops, sources, (*before, *after), precision)
-    return _forward_program(problem, form, kernels_of(form), sources, _numbers(linked), precision)
+    places = _places(problem, "x", ("x",), groups, drops, precision)
+    form = Form(
+        operator,
+        layout,
+        *_links(groups, places),
+        drops,
+        wanted,
+        links.is_exact(problem),
+    )
+    sources = tuple(each.source for each in places.values())
+    return _forward_program(problem, form, kernels_of(form), sources, _numbers(groups), precision)
 
 
 def _forward_program(
@@ -223,25 +179,15 @@ def gradient(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program 
 
 
 def _gradient(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program:
-    attributes, probability = problem.attributes, problem.attributes["dropout"]
-    applied, scale = attributes["post_ops"], attributes["result_scale"]
-    if any(gradient_name(name) in problem.specs for each in applied for name in each.operands):
+    groups, drops = links.gradient(problem), bool(problem.attributes["dropout"])
+    if any(gradient_name(name) in problem.specs for name in links.operands(groups[2])):
         raise Rare
-    scaled = list(_times(stages.factors(scale))) if applied else []
-    dropped = [("dropout", (), kept_scale(probability), 0.0)] if probability else []
-    masked = [("where", ("where",), 0.0, 0.0)] if "where" in problem.specs else []
-    before = list(_times(stages.quotient(1.0 if applied else scale, attributes["out_scale"])))
-    operations = [(each.name, each.operands, each.alpha, each.beta) for each in applied]
-    inputs = [*scaled, *dropped] if applied else []
-    after = list(_times(stages.factors(attributes["logit_scale"])))
-    groups = before, inputs, operations, [*scaled, *dropped, *masked], after
-    linked = [_linked(problem, "dy", each) for each in groups]
-    precision = stages.precision_of(problem, "dy", ("y", "dx"))
+    precision = links.precision_of(problem, "dy", ("y", "dx"))
     layout = layout_of(problem, precision, in_place_limits(vector_lanes(precision)).transposed)
-    form = GradientForm(operator, layout, *(each.links for each in linked), bool(dropped))
-    sources = _sources(problem, "dy", ("dy", "y"), linked)
-    _check(problem, "dy", form.drops, sources, form.links, precision)
-    return _gradient_program(problem, form, kernels_of(form), sources, _numbers(linked), precision)
+    places = _places(problem, "dy", ("dy", "y"), groups, drops, precision)
+    form = GradientForm(operator, layout, *_links(groups, places), drops)
+    sources = tuple(each.source for each in places.values())
+    return _gradient_program(problem, form, kernels_of(form), sources, _numbers(groups), precision)
 
 
 def _gradient_program(
@@ -261,29 +207,29 @@ def _gradient_program(
 # --- what they share --------------------------------------------------------------------------------------------------
 
 
-def _sources(problem: Problem, first: str, own: Sequence[str], linked: Sequence[Linked]) -> tuple[Source, ...]:
-    """The operands, in the order in which forms count them. Raises Rare unless the first ones are contiguous."""
-    found = [lying(problem, first, name) for name in own]
-    if not all(each.along for each in found):
+def _places(
+    problem: Problem, first: str, own: Sequence[str], groups: Sequence[Sequence[Formula]], drops: bool, precision: str
+) -> dict[str, Lying]:
+    """Where each operand lies, in the order in which forms count them. Raises Rare for what kernels do not take."""
+    order, formulas = problem.orders[first], [each for group in groups for each in group]
+    found = {name: lying(problem, first, name) for name in (*own, *links.operands(formulas))}
+    if not all(found[name].along for name in own):
         raise Rare
-    return (*(each.source for each in found), *(source for each in linked for source in each.sources))
-
-
-def _numbers(linked: Sequence[Linked]) -> tuple[float, ...]:
-    return tuple(number for each in linked for number in each.numbers)
-
-
-def _check(
-    problem: Problem, first: str, drops: bool, sources: Sequence[Source], links: Sequence[Link], precision: str
-) -> None:
-    """Raise Rare for calls that fused kernels do not support."""
-    order = problem.orders[first]
     if drops and order != tuple(range(len(order))):
         raise Rare  # dropout counts elements in C order, which is not their order in memory
-    if precision != "float64" and any(each.data.dtype == "float64" for each in sources):
+    if precision != "float64" and any(each.source.data.dtype == "float64" for each in found.values()):
         raise Rare  # one float64 array would make the whole kernel compute in float64
-    if 5 * len(sources) + 2 * len(links) > MOST_WORDS:
+    if 5 * len(found) + 2 * len(formulas) > MOST_WORDS:
         raise Rare
+    return found
+
+
+def _links(groups: Sequence[Sequence[Formula]], places: Mapping[str, Lying]) -> Iterator[tuple[Link, ...]]:
+    return (links.links(group, lambda name: places[name].along) for group in groups)
+
+
+def _numbers(groups: Sequence[Sequence[Formula]]) -> tuple[float, ...]:
+    return links.numbers(each for group in groups for each in group)
 
 
 def layout_of(problem: Problem, precision: str, shortest: int) -> str:

@@ -1,0 +1,128 @@
+"""What each element of a softmax call with attributes goes through, in order, and the links that kernels make of it.
+
+Forward    logit_scale, where | softmax | result_scale, dropout, post-ops, out_scale
+Gradient   the same way back from dy, with the post-ops' inputs computed again from y | softmax | logit_scale
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from opgrad.contract import DTYPES, Spec
+from opgrad.contract.problem import Problem
+from opgrad.cpu.kernels.fused.chain import ALONG, Link
+from opgrad.random import kept_scale
+
+LEAST: Final = 1e-37
+
+
+class Formula(NamedTuple):
+    """A formula's name, the names of its operands, and its two numbers."""
+
+    name: str
+    operands: tuple[str, ...] = ()
+    alpha: float = 0.0
+    beta: float = 0.0
+
+
+def before(problem: Problem) -> list[Formula]:
+    """What comes before softmax. A problem of attention may have a bias, which is added last."""
+    found = _times(factors(problem.attributes["logit_scale"]))
+    if "where" in problem.specs:
+        found.append(Formula("where", ("where",), float("-inf")))
+    if "bias" in problem.specs:
+        found.append(Formula("add", ("bias",)))
+    return found
+
+
+def after(problem: Problem) -> list[Formula]:
+    """What comes behind softmax. The result's scale and the output's are one factor unless post-ops stand between."""
+    attributes = problem.attributes
+    scaled, last = _scales(problem)
+    dropped = [Formula("dropout", (), kept_scale(attributes["dropout"]))] if attributes["dropout"] else []
+    return [*scaled, *dropped, *_post_ops(problem), *last]
+
+
+def gradient(problem: Problem) -> tuple[list[Formula], ...]:
+    """The five groups of a gradient's links, as `GradientForm` has them.
+
+    The scales commute with what follows, but the post-ops' operands have their gradients before.
+    """
+    attributes, applied = problem.attributes, _post_ops(problem)
+    scaled, first = _scales(problem)
+    dropped = [Formula("dropout", (), kept_scale(attributes["dropout"]))] if attributes["dropout"] else []
+    masked = [Formula("where", ("where",))] if "where" in problem.specs else []
+    inputs = [*scaled, *dropped] if applied else []
+    return first, inputs, applied, [*scaled, *dropped, *masked], _times(factors(attributes["logit_scale"]))
+
+
+def _scales(problem: Problem) -> tuple[list[Formula], list[Formula]]:
+    """The factors before the post-ops, and those behind them."""
+    attributes = problem.attributes
+    scale, divisor, applied = attributes["result_scale"], attributes["out_scale"], attributes["post_ops"]
+    return _times(factors(scale)) if applied else [], _times(quotient(1.0 if applied else scale, divisor))
+
+
+def _post_ops(problem: Problem) -> list[Formula]:
+    return [Formula(each.name, each.operands, each.alpha, each.beta) for each in problem.attributes["post_ops"]]
+
+
+def _times(by: Sequence[float]) -> list[Formula]:
+    return [Formula("times", (), factor) for factor in by if factor != 1.0]
+
+
+def quotient(scale: float, divisor: float) -> list[float]:
+    """Factors of scale / divisor that are normal in float32 too: 0 / 1e-40 is 0, but 0 * (1 / 1e-40) would be NaN."""
+    if scale == 0.0 or LEAST < abs(scale / divisor) < 1 / LEAST:
+        return [scale / divisor]
+    return [*factors(scale), *(1.0 / each for each in factors(divisor))]
+
+
+def factors(scale: float) -> list[float]:
+    if scale == 0.0 or LEAST < abs(scale) < 1 / LEAST:
+        return [scale]
+    root = math.sqrt(abs(scale))
+    return [*factors(root), *factors(math.copysign(root, scale))]
+
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+
+def links(formulas: Iterable[Formula], is_along: Callable[[str], bool] = lambda name: ALONG) -> tuple[Link, ...]:
+    """The links of these formulas. is_along: whether the operand of this name has a number for each element."""
+    return tuple(
+        Link(each.name, (ALONG,) if each.name == "dropout" else tuple(map(is_along, each.operands)))
+        for each in formulas
+    )
+
+
+def operands(formulas: Iterable[Formula]) -> list[str]:
+    """The names of the operands of these formulas, in order."""
+    return [name for each in formulas for name in each.operands]
+
+
+def numbers(formulas: Iterable[Formula]) -> tuple[float, ...]:
+    """The numbers of the links of these formulas, in order."""
+    return tuple(number for each in formulas for number in (each.alpha, each.beta))
+
+
+# --- what all programs ask of a problem -------------------------------------------------------------------------------
+
+
+def storage(spec: Spec) -> str:
+    """The name under which a kernel gets an operand's dtype.
+
+    As int32, its elements would be integers, used as indices.
+    """
+    return "int32_number" if spec.dtype.name == "int32" else spec.dtype.name
+
+
+def precision_of(problem: Problem, first: str, results: Sequence[str]) -> str:
+    """The dtype of the computation."""
+    double = any(problem.specs[name].dtype == DTYPES["float64"] for name in (first, *results))
+    return "float64" if double else "float32"
+
+
+def is_exact(problem: Problem) -> bool:
+    """Whether sums keep what is rounded off their terms: for 2 ulp in place of 4, and for a sum that is a result."""
+    return problem.attributes["accumulation"] == "strict" or "stats" in problem.specs
