@@ -16,7 +16,7 @@ CONSTANTS = {
     "one": np.array([1]), "two": np.array([2]), "ten": np.array([9]), "axes": np.array([0]), "halves": np.array([2, 2]),
     "wide": np.array([2, 1, 1, 1]), "pads": np.array([0, 0, 1, 2, 0, 0, 0, 1]), "flag": np.array(True),
     "elements": np.array([0, 3]).reshape(1, 2, 1, 1).repeat(4, 2).repeat(3, 3), "rows": np.array([[0, 1], [0, 0]]),
-    "k": np.array([2]),
+    "k": np.array([2]), "length": np.array([3]), "planes": np.zeros((2, 4, 3), np.int8),
     "updates": np.zeros((1, 2, 4, 3), np.int8), "roi": np.zeros(0, np.float32),
     "sizes": np.array([1, 4, 8, 8]), "lengths": np.array([3]), "some": np.array([True, False, True, True]),
 }  # fmt: skip
@@ -48,6 +48,14 @@ MOVES = {
     "ReduceMax": "r = ReduceMax <axes = [2]> (q)",
     "Resize": 'r = Resize <mode = "nearest"> (q, roi, , sizes)',
     "Cast": "w = Cast <to = 6> (q)\n t = Transpose <perm = [0, 2, 3, 1]> (w)\n r = Cast <to = 3> (t)",
+    "SpaceToDepth": "r = SpaceToDepth <blocksize = 1> (q)",
+    "ReverseSequence": "r = ReverseSequence <time_axis = 1, batch_axis = 0> (q, length)",
+    "ScatterND": "r = ScatterND(q, rows, planes)",
+    "ReduceMin": "r = ReduceMin <axes = [1, 3]> (q)",
+    "Max, of two": "t = Transpose <perm = [0, 2, 1, 3]> (q)\n r = Max(q, t)",
+    "Where, of two": "w = Greater(q, zero)\n t = Transpose <perm = [0, 2, 1, 3]> (q)\n r = Where(w, q, t)",
+    "Pad, reflect": 'r = Pad <mode = "reflect"> (q, pads)',
+    "Pad, edge": 'r = Pad <mode = "edge"> (q, pads)',
     "two of them": "t = Transpose <perm = [1, 0, 2, 3]> (q)\n r = Reshape(t, shape)",
 }
 
@@ -101,6 +109,22 @@ def test_what_computes_with_integers_is_named(name):
     with pytest.raises(
         NotImplementedError, match=rf"{name}.*integers of a quantized tensor.*expected DequantizeLinear"
     ):
+        gradients(model, "y", "x")
+
+
+CUT = {
+    "Cast": "i = Cast <to = 3> (x)\n d = DequantizeLinear(i, scale, zero)",
+    "CastLike": "i = CastLike(x, zero)\n t = Transpose(i)\n d = DequantizeLinear(t, scale, zero)",
+    "SequenceAt": "q = QuantizeLinear(x, scale, zero)\n s = SequenceConstruct(q, q)\n r = SequenceAt(s, one)\n"
+    " d = DequantizeLinear(r, scale, zero)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_what_cuts_values_off_beside_a_residual_is_named(name):
+    model = build(f"g (float[3, 3] x) => (float[3, 3] y) {{ {CUT[name]}\n y = Add(x, d) }}")
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), key) for key, each in CONSTANTS.items())
+    with pytest.raises(NotImplementedError, match=rf"{name}.*integers of a quantized tensor.*expected"):
         gradients(model, "y", "x")
 
 

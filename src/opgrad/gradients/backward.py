@@ -6,7 +6,7 @@ import onnx
 from onnx import TensorProto
 
 from opgrad.gradients.advice import hint
-from opgrad.gradients.reach import depending, differentiable_inputs, paths, quantized, rule_of
+from opgrad.gradients.reach import cut_off, depending, differentiable_inputs, paths, quantized, rule_of
 from opgrad.gradients.recomputation import formula
 from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
@@ -20,6 +20,7 @@ COMPUTES = (
     "it computes with integers of a quantized tensor, whose gradient only operators carry that move or choose them; "
     "expected DequantizeLinear before it"
 )
+CUTS = "it casts floats to integers of a quantized tensor, which no gradient passes; expected QuantizeLinear"
 
 
 class Backward:
@@ -59,6 +60,7 @@ class Backward:
             self._add(name, value)
         for node in reversed(self.nodes):
             self._node(node)
+        self.problems += [f"{title(node)}: {CUTS}" for node in cut_off(self.forward, seeds, self.reached)]
         self.problems.reverse()
 
     def gradient(self, name: str) -> Value | None:

@@ -7,7 +7,7 @@ from onnx import TensorProto
 
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import FLOATS, MICROSOFT, domain_of
-from opgrad.graph.nodes import captured, subgraphs
+from opgrad.graph.nodes import captured, needed, subgraphs
 from opgrad.rules.node import Node
 from opgrad.rules.registry import RULES, Declared, Gradients, NoGradient
 
@@ -20,7 +20,8 @@ REASONS = {
 # The integers that these operators write or read carry gradients, too: the gradient passes straight through the
 # rounding and is that of the floats which the integers stand for (straight-through estimator).
 QUANTIZING, DEQUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear"), "DequantizeLinear"
-RETYPING = ("Cast", "CastLike", "MatMulInteger", "MatMulInteger16", "ConvInteger")  # which give integers of other types
+CASTS = ("Cast", "CastLike")
+RETYPING = (*CASTS, "MatMulInteger", "MatMulInteger16", "ConvInteger")  # which give integers of other types
 
 
 def paths(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> list[onnx.NodeProto]:
@@ -73,11 +74,30 @@ def _is_integer(kind: int | None) -> bool:
 def _is_quantized(forward: Graph, node: onnx.NodeProto, name: str, read: Collection[str]) -> bool:
     """Whether a result of a node that reads quantized integers stands for floats, too.
 
-    A float, a condition or an index does not.
+    A float, a condition or an index does not. A result of unknown type, or a sequence, may hold such integers.
     """
     kind = forward.element_type(name)
     moved = rule_of(node).integers and node.op_type not in RETYPING
-    return kind in map(forward.element_type, read) if moved else _is_integer(kind)
+    return kind is None or (kind in map(forward.element_type, read) if moved else _is_integer(kind))
+
+
+def cut_off(forward: Graph, of: Iterable[str], reached: Collection[str]) -> Iterator[onnx.NodeProto]:
+    """The casts of floats to integers that DequantizeLinear takes for floats again.
+
+    No gradient passes through such a cast, and beside another way to the same floats nobody would notice.
+    of: the values that are differentiated. reached: those that depend on the wanted ones.
+    """
+    moved = set[str]()
+    for node in reversed(needed(forward.graph.node, of)):
+        if node.op_type == DEQUANTIZING:
+            moved.add(node.input[0])
+        elif moved.isdisjoint(node.output):
+            continue
+        elif node.op_type in CASTS and forward.element_type(node.input[0]) in FLOATS:
+            if node.input[0] in reached:
+                yield node
+        elif rule_of(node).integers:
+            moved.update(_differentiable(node))
 
 
 def _differentiable(node: onnx.NodeProto) -> Iterator[str]:
