@@ -336,9 +336,9 @@ def _full_tables(found: dict[str, dict[str, Any]]) -> str:
 
 def cuda_predictions(root: Path, folder: Path) -> str:
     """What a model of the time says of the cells on CUDA devices."""
-    from opgrad.bench.cuda.predictions import markdown
+    from benchmark_tables import predictions_table
 
-    return markdown()
+    return predictions_table()
 
 
 PARTS: dict[str, Callable[[Path, Path], str]] = {

@@ -29,23 +29,19 @@ class _Chain:
         self.computed = torch.float64 if case.dtype == "float64" else torch.float32
         where = case.values.get("where")
         self.left_out = None if where is None else torch.from_numpy(~where)
-        self.operands = [[torch.from_numpy(np.asarray(each)) for each in op.operands] for op in self._post_ops]
+        self.post_ops: tuple[PostOp, ...] = case.values.get("post_ops", ())
+        self.operands = [[torch.from_numpy(np.asarray(each)) for each in op.operands] for op in self.post_ops]
         if not case.op.forward:
             x, y = t["x"], t["y"]
             self.same = x.dtype == y.dtype and x.is_floating_point()
             middle = y if self.same else torch.empty(x.shape, dtype=self.computed)
             self.softmax = t.into("softmax", dim=self.axis, out=middle)
-
-    @property
-    def _post_ops(self) -> tuple[PostOp, ...]:
-        found: tuple[PostOp, ...] = self.values.get("post_ops", ())
-        return found
+            self.logsumexp = t.into("logsumexp", dim=self.axis, keepdim=True, out="stats")
 
     def forward(self) -> Any:
         """Softmax into the result, or into a buffer if the dtypes differ; the rest in place; what is left converted."""
         x, y = self._logits(), self.t["y"]
-        stats = self.t.into("logsumexp", x, self.axis, keepdim=True, out="stats")
-        kept = stats() if "stats" in self.t.results else None
+        kept = self.logsumexp(x) if "stats" in self.t.results else None
         v, mask = self._after(self.softmax(x))
         if not self.same:
             v = v if y.is_floating_point() else self._rounded(v)
@@ -69,7 +65,7 @@ class _Chain:
                 self.t["mask"].copy_(mask)
         elif "dropout" in values:
             v = torch.nn.functional.dropout(v, values["dropout"].probability, inplace=True)
-        for op, operands in zip(self._post_ops, self.operands, strict=True):
+        for op, operands in zip(self.post_ops, self.operands, strict=True):
             v = OPERATIONS[op.name](torch, op, v, *operands)
         return v.mul_(1 / values["out_scale"]) if "out_scale" in values else v, mask
 

@@ -71,12 +71,10 @@ def of_set(artifacts: ArtifactSet, feeds: Mapping[str, np.ndarray], graph: Calla
 def measure(subject: Subject, seconds: float) -> dict[str, Any]:
     """The times of a subject's graphs, which take turns, and the most bytes that are alive in ours."""
     began = time.perf_counter()
-    whole = gradients(subject.model, subject.model.graph.output[0].name, list(subject.parameters))
+    asked = subject.model, subject.model.graph.output[0].name, list(subject.parameters)
+    whole = gradients(*asked)
     took = time.perf_counter() - began
-    segments = gradients(
-        subject.model, subject.model.graph.output[0].name, list(subject.parameters), checkpoint_segments=SEGMENTS
-    )
-    graphs = {GENERATED: whole, RECOMPUTED: segments}
+    graphs = {GENERATED: whole, RECOMPUTED: gradients(*asked, checkpoint_segments=SEGMENTS)}
     ours = {name: _runner(subject, model) for name, model in graphs.items()}
     contestants = {name: turns(call) for name, call in {**ours, **subject.others}.items()}
     times = best_of_torch(take_turns(contestants, seconds))

@@ -107,9 +107,10 @@ def _slice_grad(t: Torch) -> Call | None:
 
 
 def _all_finite(t: Torch) -> Call | None:
+    isfinite, arrays = t.torch.isfinite, t["arrays"]
     if t["isinf_only"] or t["isnan_only"]:
         return None
-    return lambda: all(bool(t.torch.isfinite(each).all()) for each in t["arrays"])
+    return lambda: all(bool(isfinite(each).all()) for each in arrays)
 
 
 def _scaled(t: Torch) -> Call | None:
@@ -159,9 +160,10 @@ def _clip(t: Torch) -> Call:
 
 
 def _pass_through(t: Torch) -> Call:
+    arrays = t["arrays"]
     if t.is_given:
-        return partial(t.torch._foreach_copy_, list(t.results.values()), t["arrays"])
-    return lambda: [each.clone() for each in t["arrays"]]
+        return partial(t.torch._foreach_copy_, list(t.results.values()), arrays)
+    return lambda: [each.clone() for each in arrays]
 
 
 ARRAYS: Setups = {

@@ -34,9 +34,7 @@ class LossCase:
         self.is_linear = cell.op.name == loss_forms.LINEAR
         sizes = [(rows, *inner), (classes, *inner)] if self.is_linear else [shape]
         spread = SPREAD if self.is_linear else 1.0
-        self.leaves = [
-            (torch.randn(size, generator=made) * spread).to(self.dtype).requires_grad_() for size in sizes
-        ]  # fmt: skip
+        self.leaves = [(torch.randn(size, generator=made) * spread).to(self.dtype).requires_grad_() for size in sizes]
         self.options = dict(loss_forms.FORMS[cell.workload.form])
         self.target = torch.randint(0, classes, (rows,) if self.is_linear else (rows, *inner), generator=made)
         if self.options.pop("ignored", False):
@@ -44,8 +42,7 @@ class LossCase:
         if self.options.pop("probabilities", False):
             self.target = torch.randn(shape, generator=made).softmax(1).to(self.dtype)
         if self.options.pop("weight", False):
-            self.options["weight"] = torch.rand(classes, generator=made) + 0.5
-            self.options["weight"] = self.options["weight"].to(self.dtype)
+            self.options["weight"] = (torch.rand(classes, generator=made) + 0.5).to(self.dtype)
 
     def losses(self, names: Sequence[str]) -> dict[str, Loss]:
         """Ours and those of these peers, by name: each takes the leaves."""
@@ -73,9 +70,8 @@ class LossCase:
         import opgrad.torch
 
         function = getattr(opgrad.torch, self.cell.op.name)
-        share = self.options.get("entropy")
-        given = {name: value for name, value in self.options.items() if name != "entropy"}
-        if not share:
+        given = dict(self.options)
+        if not (share := given.pop("entropy", None)):
             return lambda *leaves: function(*leaves, self.target, **given)
 
         def loss(*leaves: Any) -> Any:
@@ -93,21 +89,16 @@ class LossCase:
         z = z / options["temperature"] if "temperature" in options else z
         if shift := options.get("shift", 0):
             target = functional.pad(target[shift:], (0, shift), value=IGNORED)
-        summed = "num_items" in options
-        loss = functional.cross_entropy(
-            z,
-            target,
-            options.get("weight"),
-            reduction="sum" if summed else "mean",
-            label_smoothing=options.get("label_smoothing", 0.0),
-        )
-        loss = loss / options["num_items"] if summed else loss
+        given = {"weight": options.get("weight"), "label_smoothing": options.get("label_smoothing", 0.0)}
+        if items := options.get("num_items"):
+            loss = functional.cross_entropy(z, target, reduction="sum", **given) / items
+        else:
+            loss = functional.cross_entropy(z, target, **given)
         if not options.keys() & {"lse_square_scale", "entropy"}:
             return loss
         kept, lse = target != IGNORED, z.logsumexp(1)
         if scale := options.get("lse_square_scale"):
-            count = options.get("num_items") or kept.sum()
-            loss = loss + scale * torch.where(kept, lse, 0).square().sum() / count
+            loss = loss + scale * torch.where(kept, lse, 0).square().sum() / (items or kept.sum())
         if share := options.get("entropy"):
             entropy = lse - (z.softmax(1) * z).sum(1)
             loss = loss - share * torch.where(kept, entropy, 0).mean()

@@ -118,52 +118,52 @@ def _onnxruntime(case: Case, way: str) -> Call | None:
     if case.op.name not in ONNX or isinstance(case, FormCase):
         return None
     runtime = importlib.import_module("onnxruntime")
-    session = _session(runtime, case)
+    types = {name: _onnx_type(array) for name, array in case.arrays.items()}
+    session = _session(runtime, case, types)
     if session is None:
         return None
     if way == NEW:
-        values = {name: _ort_value(runtime, case.arrays[name]) for name in ONNX[case.op.name][1]}
+        inputs = {name: case.arrays[name] for name in ONNX[case.op.name][1]}
+        values = {name: _ort_value(runtime, array, types[name]) for name, array in inputs.items()}
         return partial(session.run_with_ort_values, list(case.results), values)
     binding = session.io_binding()
     for name, array in case.arrays.items():
         bind = binding.bind_output if name in case.results else binding.bind_input
-        bind(name, "cpu", 0, _onnx_type(array), array.shape, array.ctypes.data)
+        bind(name, "cpu", 0, types[name], array.shape, array.ctypes.data)
     return partial(session.run_with_iobinding, binding)
 
 
-def _ort_value(runtime: Any, array: Array) -> Any:
+def _ort_value(runtime: Any, array: Array, kind: int) -> Any:
     """An array as onnxruntime takes it, bfloat16 by its bits."""
     if array.dtype.name not in ML_DTYPES:
         return runtime.OrtValue.ortvalue_from_numpy(array)
-    return runtime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _onnx_type(array))
+    return runtime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), kind)
 
 
 def _onnx_type(array: Array) -> int:
     return int(importlib.import_module("onnx").helper.np_dtype_to_tensor_dtype(array.dtype))
 
 
-def _model(case: Case) -> bytes:
+def _model(case: Case, types: Mapping[str, int]) -> bytes:
     """An ONNX model with this one operator."""
     helper = importlib.import_module("onnx").helper
     name, inputs, passed = ONNX[case.op.name]
     attributes = {key: case.values.get(key, case.op.attributes[key]) for key in passed}
     domain, _, kind = name.rpartition(".")
     node = helper.make_node(kind, inputs, list(case.results), domain=domain, **attributes)
-    infos = {
-        key: helper.make_tensor_value_info(key, _onnx_type(array), array.shape) for key, array in case.arrays.items()
-    }
+    infos = {key: helper.make_tensor_value_info(key, types[key], each.shape) for key, each in case.arrays.items()}
     graph = helper.make_graph([node], kind, [infos[key] for key in inputs], [infos[key] for key in case.results])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
 
 
-def _session(runtime: Any, case: Case) -> Any:
+def _session(runtime: Any, case: Case, types: Mapping[str, int]) -> Any:
     """A session with this one operator; None if there is no kernel for the dtype."""
     options = runtime.SessionOptions()
     options.intra_op_num_threads = opgrad.get_num_threads()
     options.log_severity_level = 4
     try:
-        return runtime.InferenceSession(_model(case), options, providers=["CPUExecutionProvider"])
+        return runtime.InferenceSession(_model(case, types), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         if type(error).__name__ in ("NotImplemented", "InvalidGraph"):
             return None
@@ -172,40 +172,24 @@ def _session(runtime: Any, case: Case) -> Any:
 
 # --- SciPy and NumPy ----------------------------------------------------------------------------------------
 
-
-def _expit(special: Any, case: Case, way: str) -> Call:
-    return partial(special.expit, case.values["x"], **case.out(way))
-
-
-def _of_rows(name: str) -> Callable[[Any, Case, str], Call]:
-    def setup(special: Any, case: Case, way: str) -> Call:
-        only(NEW, way)
-        return partial(getattr(special, name), case.values["x"], axis=case.axis)
-
-    return setup
-
-
-SCIPY: Mapping[str, Callable[[Any, Case, str], Call]] = {
-    "softmax": _of_rows("softmax"),
-    "log_softmax": _of_rows("log_softmax"),
-    "sigmoid": _expit,
-}
+SCIPY = {"softmax": "softmax", "log_softmax": "log_softmax", "sigmoid": "expit"}  # of scipy.special
 
 
 def _scipy(case: Case, way: str) -> Call | None:
-    setup = SCIPY.get(case.op.name)
-    if setup is None or isinstance(case, FormCase) or case.dtype not in ("float32", "float64") or _too_large(case):
+    name, is_form = SCIPY.get(case.op.name), isinstance(case, FormCase)
+    if name is None or is_form or case.dtype not in ("float32", "float64") or _too_large(case):
         return None
-    return setup(importlib.import_module("scipy.special"), case, way)
+    function, x = getattr(importlib.import_module("scipy.special"), name), case.values["x"]
+    if case.op.kind != "rows":
+        return partial(function, x, **case.out(way))
+    only(NEW, way)
+    return partial(function, x, axis=case.axis)
 
 
 def _numpy(case: Case, way: str) -> Call | None:
     """The reference as it stands, in the array's own dtype; of the forms of softmax those in one float dtype."""
-    if isinstance(case, GraphCase):
-        return None
-    if isinstance(case, FormCase) and ("out_dtype" in case.values or "dropout" in case.values):
-        return None
-    if _too_large(case):
+    mixed = isinstance(case, FormCase) and ("out_dtype" in case.values or "dropout" in case.values)
+    if isinstance(case, GraphCase) or mixed or _too_large(case):
         return None
     only(NEW, way)
     return partial(case.op.reference, **case.values)

@@ -2,10 +2,10 @@
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,7 @@ def prepared(options: Options, old: dict[str, Any] | None = None) -> Callable[[P
         _check_same(old, _surroundings_of(chosen))
         if options.sweep:  # it goes on where it ended
             known = {_key(cell) for cell in old["cells"]}
-            cells = [
-                cell for cell in cells if (cell.op.name, cell.workload.label, cell.dtype, cell.memory) not in known
-            ]
+            cells = [cell for cell in cells if _key({**cell.known, "memory": cell.memory}) not in known]
     usual = (sweep.SECONDS, sweep.QUICK_SECONDS) if options.sweep else (chosen.seconds, chosen.quick_seconds)
     seconds = options.seconds_of(*usual)
     return partial(run, chosen, cells, peers, seconds, options.kept() | {"seconds": seconds})
@@ -83,12 +81,10 @@ def _swept(options: Options, chosen: Target) -> tuple[Sequence[Cell], Sequence[s
 
 def _in_turns(cells: Sequence[Cell]) -> list[Cell]:
     """The first cell of each operator, then the second of each."""
-    seen = Counter[str]()
-    turns: list[tuple[int, int]] = []
-    for place, cell in enumerate(cells):
-        turns.append((seen[cell.op.name], place))
-        seen[cell.op.name] += 1
-    return [cells[place] for _, place in sorted(turns)]
+    of_each: dict[str, list[Cell]] = {}
+    for cell in cells:
+        of_each.setdefault(cell.op.name, []).append(cell)
+    return [cell for turn in zip_longest(*of_each.values()) for cell in turn if cell is not None]
 
 
 def run(
@@ -110,13 +106,7 @@ def run(
             list(dict.fromkeys(each)) for each in zip(*((c.memory, c.op.name) for c in cells), strict=True)
         )
         found.sort(key=lambda cell: (memories.index(cell.get("memory", DEFAULT)), names.index(cell["operator"])))
-    return {
-        "format": FORMAT,
-        **dated(began),
-        **_surroundings_of(chosen),
-        "options": options,
-        **_parts(found),
-    }
+    return {"format": FORMAT, **dated(began), **_surroundings_of(chosen), "options": options, **_parts(found)}
 
 
 def dated(began: float) -> dict[str, Any]:

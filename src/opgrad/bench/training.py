@@ -55,7 +55,8 @@ def run(options: Options, progress: Progress) -> dict[str, Any]:
     began = time.perf_counter()
     batches = _batches(options.batches) if options.batches else BATCHES
     seconds = options.seconds_of(SECONDS, QUICK_SECONDS)
-    models, alone = _chosen_models(options.names("models")), bool(options.folders or options.models)
+    alone = bool(options.folders or options.models)
+    models = _architectures(options.names("models")) if options.models or not alone else ()
     sets = [ArtifactSet.load(folder) for folder in options.folders or ([] if alone else examples())]
     cells = [(artifacts, batch) for artifacts in sets for batch in batches]
     modules = [] if alone else list(_modules(batches[0]))
@@ -65,7 +66,7 @@ def run(options: Options, progress: Progress) -> dict[str, Any]:
         name = artifacts.name
         jobs["training"].append((f"{name}, batch {batch}", partial(measure, artifacts, batch, *how)))
         jobs["generated"].append((f"{name}, generated, batch {batch}", partial(_generated, artifacts, batch, seconds)))
-    for name in models if alone else _architectures():
+    for name in models:
         jobs["training"].append((name, partial(_architecture, name, *how)))
     for artifacts in sets:
         first = partial(_start, artifacts, batches[0], options.old_python)
@@ -91,38 +92,34 @@ def _batches(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def _chosen_models(names: Sequence[str]) -> Sequence[str]:
-    """These names. Raises ValueError for one that is of no architecture, and without PyTorch."""
-    known = _architectures() if names else ()
+def _models() -> Any:
+    """The module with models in PyTorch; None without PyTorch."""
+    try:
+        from opgrad.bench import training_models
+    except ImportError:
+        return None
+    return training_models
+
+
+def _architectures(names: Sequence[str]) -> Sequence[str]:
+    """These architectures, or all. Raises ValueError for a name that is of none, and without PyTorch."""
+    models = _models()
+    known = tuple(models.MODELS) if models else ()
     for name in names:
         if name not in known:
             raise ValueError(f"bench: models has {name!r}, expected of {', '.join(known) or 'none, without PyTorch'}")
-    return names
+    return names or known
 
 
 def _modules(rows: int) -> Iterator[generated.Subject]:
-    """The models in PyTorch, none without it."""
-    try:
-        yield from generated.of_modules(rows)
-    except ImportError:
-        return
-
-
-def _architectures() -> Sequence[str]:
-    """The names of the architectures, none without PyTorch."""
-    try:
-        from opgrad.bench.training_models import MODELS
-    except ImportError:
-        return ()
-    return tuple(MODELS)
+    """The plain models in PyTorch, none without it."""
+    return generated.of_modules(rows) if _models() else iter(())
 
 
 def _architecture(name: str, seconds: float, old_python: Path | None, fuse: bool) -> dict[str, Any]:
     """The step of an architecture, whose artifact set is made now."""
-    from opgrad.bench.training_models import architecture
-
     with TemporaryDirectory() as folder:
-        artifacts, rows, batch, step = architecture(name, Path(folder))
+        artifacts, rows, batch, step = _models().architecture(name, Path(folder))
         return measure(artifacts, rows, seconds, old_python, fuse, batch, step)
 
 
@@ -167,9 +164,11 @@ def measure(
         contestants[STEP] = hot_turns(ours)
         contestants[GRAPH] = hot_turns(_graph(artifacts, data, fuse))
         contestants[OPTIMIZER] = hot_turns(_optimizer(artifacts))
+        if in_torch is None and (models := _models()):
+            in_torch = partial(models.chain_step, artifacts, data)
         try:
-            losses[TORCH] = _add_torch(contestants, in_torch or _chain_step(artifacts, data))
-        except (ImportError, NotImplementedError) as error:
+            losses[TORCH] = _add_torch(contestants, in_torch)
+        except NotImplementedError as error:
             notes[TORCH] = str(error)
         if old_python is not None:
             losses[OLD], versions = _add_old(contestants, stack, old_python, artifacts, data)
@@ -188,15 +187,13 @@ def measure(
     }
 
 
-def _chain_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[int], Callable[[], Any]]:
-    """What gives torch's step of a set. Raises ImportError without torch."""
-    from opgrad.bench.training_models import chain_step
+def _add_torch(contestants: dict[str, Turn], make: Callable[[int], Callable[[], Any]] | None) -> float:
+    """Add torch's step with one thread and with all of them; returns its loss.
 
-    return partial(chain_step, artifacts, data)
-
-
-def _add_torch(contestants: dict[str, Turn], make: Callable[[int], Callable[[], Any]]) -> float:
-    """Add torch's step with one thread and with all of them; returns its loss."""
+    Raises NotImplementedError where torch has no such step.
+    """
+    if make is None:
+        raise NotImplementedError("PyTorch is not installed")
     for threads in thread_counts():
         theirs = make(threads)
         loss = float(theirs())

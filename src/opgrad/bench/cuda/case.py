@@ -10,9 +10,9 @@ import torch
 
 from opgrad.bench.case import Case, signature
 from opgrad.bench.cells import Cell
-from opgrad.contract import Array, Shape, Spec
+from opgrad.contract import Array, Shape
 from opgrad.contract.signature import Prepared, prepare
-from opgrad.interop.torch_tensors import TORCH_DTYPES, numpy_dtype
+from opgrad.interop.torch_tensors import TORCH_DTYPES, spec
 from opgrad.testing.arguments import Source
 
 REFERENCE_ELEMENTS = 1 << 26  # of a loss's logits that are widened to float64 at once
@@ -69,15 +69,15 @@ class TensorCase(Case):
         return value
 
     def prepared(self) -> Prepared:
-        return prepare(self.op, *signature(self.op, self.values, _spec))
+        return prepare(self.op, *signature(self.op, self.values, spec))
 
     def numpy(self, array: torch.Tensor) -> Array:
         return download(array)
 
     def regime(self) -> str:
         """The name of the regime that the kernel runs in."""
-        out = list(map(_spec, self.results.values()))
-        checked = prepare(self.op, *signature(self.op, self.values, _spec), out, any_stride=True)
+        out = list(map(spec, self.results.values()))
+        checked = prepare(self.op, *signature(self.op, self.values, spec), out, any_stride=True)
         return str(self.op.kernel("cuda")(checked.problem).regime)
 
     def copies(self, count: int) -> list["TensorCase"]:
@@ -100,8 +100,3 @@ class TensorCase(Case):
         for some, theirs in zip(logits.split(samples), labels.split(samples), strict=True):
             total += torch.nn.functional.cross_entropy(some.double(), theirs, reduction="sum").item()
         return np.array(total / labels.numel())
-
-
-def _spec(array: torch.Tensor) -> Spec:
-    """A tensor as the checks see it."""
-    return Spec(tuple(array.shape), numpy_dtype(array.dtype))

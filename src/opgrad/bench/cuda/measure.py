@@ -9,16 +9,14 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
-from opgrad.bench.measure import take_turns
-
-Call = Callable[[], object]
+from opgrad.bench.measure import Call, take_turns
 
 FASTEST_CLOCK = 2.1e9  # cycles a second: no multiprocessor runs faster for long
 TURN = 0.005  # seconds of calls in a turn
@@ -92,12 +90,13 @@ def interleaved(
     calls: for each contestant, one for each copy of the arrays. small: take the host's time for many calls. `host`
     in the result is the time after which a call returns, whether or not the device is done.
     """
-    contestants = {name: Contestant(each) for name, each in calls.items()}
-    numbers = _Numbers()
+    numbers = itertools.count()  # of calls: all share them, so that each begins with the arrays not used for longest
     turns, hosts = {}, {}
-    for name, contestant in contestants.items():
+    for name, each in calls.items():
+        contestant = Contestant(each)
         expected = _warm_up(contestant, clock)
-        hosts[name] = _host_seconds(contestant, numbers, clock)
+        samples = [_host_seconds(contestant, TRIED, numbers, clock, wait=False) for _ in range(REPEATED)]
+        hosts[name] = statistics.median(samples)
         if small:
             turns[name] = partial(_turn_on_host, contestant, max(1, math.ceil(TURN / expected)), numbers, clock)
         else:
@@ -106,48 +105,37 @@ def interleaved(
     return {name: taken | {"host": hosts[name]} for name, taken in times.items()}
 
 
-class _Numbers:
-    """Numbers for calls. All contestants share them: each begins with the arrays whose last use is longest ago."""
-
-    def __init__(self) -> None:
-        self.next = 0
-
-    def take(self, count: int) -> int:
-        """The first of so many numbers."""
-        self.next += count
-        return self.next - count
+def _taken(numbers: Iterator[int], count: int) -> int:
+    """The first of the next so many numbers."""
+    first, *_ = itertools.islice(numbers, count)
+    return first
 
 
 def _warm_up(contestant: Contestant, clock: Clock) -> float:
     """Call with all arrays, twice; the seconds of a call the second time."""
     copies = len(contestant.calls)
     contestant.run(0, copies)
+    return _host_seconds(contestant, copies, iter(range(copies)), clock)
+
+
+def _host_seconds(contestant: Contestant, count: int, numbers: Iterator[int], clock: Clock, wait: bool = True) -> float:
+    """Seconds of a call by the host's clock: until it returns, or until the device has done it."""
+    first = _taken(numbers, count)
     clock.wait()
     start = time.perf_counter()
-    contestant.run(0, copies)
-    clock.wait()
-    return (time.perf_counter() - start) / copies
-
-
-def _host_seconds(contestant: Contestant, numbers: _Numbers, clock: Clock) -> float:
-    """After how many seconds a call returns."""
-    samples = []
-    for _ in range(REPEATED):
+    contestant.run(first, count)
+    if wait:
         clock.wait()
-        first = numbers.take(TRIED)
-        start = time.perf_counter()
-        contestant.run(first, TRIED)
-        samples.append((time.perf_counter() - start) / TRIED)
-    return statistics.median(samples)
+    return (time.perf_counter() - start) / count
 
 
 def _turn_on_device(
-    contestant: Contestant, expected: float, host: float, numbers: _Numbers, clock: Clock
+    contestant: Contestant, expected: float, host: float, numbers: Iterator[int], clock: Clock
 ) -> list[float]:
     """Seconds of a call on the device, several times."""
     batch = min(QUEUE, math.ceil(SAMPLE / expected))
     batches = max(1, min(QUEUE // batch, math.ceil(TURN / (expected * batch))))
-    firsts = [numbers.take(batch) for _ in range(batches)]
+    firsts = [_taken(numbers, batch) for _ in range(batches)]
     clock.wait()
     clock.hold(min(LONGEST_HOLD, SLACK * host * batch * batches))
     marks = [clock.mark()]
@@ -158,11 +146,6 @@ def _turn_on_device(
     return [clock.seconds(begin, end) / batch for begin, end in itertools.pairwise(marks)]
 
 
-def _turn_on_host(contestant: Contestant, count: int, numbers: _Numbers, clock: Clock) -> list[float]:
-    """Seconds of a call by the host's clock, from many calls until the device has done them."""
-    first = numbers.take(count)
-    clock.wait()
-    start = time.perf_counter()
-    contestant.run(first, count)
-    clock.wait()
-    return [(time.perf_counter() - start) / count]
+def _turn_on_host(contestant: Contestant, count: int, numbers: Iterator[int], clock: Clock) -> list[float]:
+    """Seconds of a call, from many calls until the device has done them."""
+    return [_host_seconds(contestant, count, numbers, clock)]

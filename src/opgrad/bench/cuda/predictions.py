@@ -17,7 +17,6 @@ from opgrad.bench.tables import Table, print_parts
 FILE = Path(__file__).with_name("predictions.json")
 GPUS = ("A100", "H100", "H200", "B200")
 BESIDE = ("operator", "shape", "dtype", "regime", "bound", "predicted", "measured", "measured / predicted")
-LEFT = 3  # columns that name a cell
 
 Predictions = Mapping[str, Mapping[str, Mapping[str, Any]]]  # by the cell's name and the device's
 
@@ -33,7 +32,7 @@ def show(console: Console, ops: str, dtypes: str, result: dict[str, Any] | None 
     measured, beside its times, where there is a result."""
     columns: Sequence[str]
     if result is None:
-        rows = [row for row in _rows() if _is_asked(row[0], ops) and _is_asked(row[2], dtypes)]
+        rows = [row for row in every() if _is_asked(row[0], ops) and _is_asked(row[2], dtypes)]
         columns = ("operator", "shape", "dtype", *GPUS)
     else:
         device = next((name for name in GPUS if name in result["device"]["name"]), "")
@@ -42,16 +41,6 @@ def show(console: Console, ops: str, dtypes: str, result: dict[str, Any] | None 
             return
         rows, columns = list(_beside(device, result)), BESIDE
     print_parts(console, [Table(columns, rows, "Predicted by a model of the time (docs/cuda.md)")])
-
-
-def markdown() -> str:
-    """The table of docs/cuda.md: all predictions, and how many bytes memory moves for the fewest possible."""
-    rows = []
-    for row, own in zip(_rows(), predictions().values(), strict=True):
-        regimes = dict.fromkeys(said["regime"] for said in own.values())
-        traffic = max(said["traffic"] for said in own.values())
-        rows.append([*row[:LEFT], " / ".join(regimes), f"{traffic:.3f}", *row[LEFT:]])
-    return Table(("operator", "shape", "dtype", "regime", "traffic / fewest", *GPUS), rows, align="llll").markdown()
 
 
 def _is_asked(name: str, names: str) -> bool:
@@ -79,7 +68,7 @@ def _beside(device: str, result: Mapping[str, Any]) -> Iterator[Sequence[str]]:
             yield *_parts(name), said["regime"], said["bound"], *times
 
 
-def _rows() -> Iterator[Sequence[str]]:
+def every() -> Iterator[Sequence[str]]:
     """All predictions, a column for each device."""
     for name, own in predictions().items():
         yield *_parts(name), *(_cell(own.get(gpu)) for gpu in GPUS)
