@@ -163,10 +163,10 @@ def _gradient_cases(root: Path) -> Any:
 
 def results(root: Path, device: str) -> dict[str, dict[str, Any]]:
     """The result files of a device, cpu or cuda, by name, the newest last, but those of training steps and sweeps."""
-    from opgrad.bench.sweep import curves, shapes
+    from opgrad.bench.sweep import is_sweep
 
     every = all_results(root).items()
-    found = {name: each for name, each in every if "training" not in each and not (curves(each) or shapes(each))}
+    found = {name: result for name, result in every if "training" not in result and not is_sweep(result)}
     return {name: result for name, result in found.items() if ("device" in result) == (device == "cuda")}
 
 
@@ -204,9 +204,9 @@ def newest_of_sets(root: Path) -> list[dict[str, Any]]:
 
 def newest_sweeps(root: Path) -> list[dict[str, Any]]:
     """The newest result of a sweep for each instruction set, the slower set first."""
-    from opgrad.bench.sweep import curves
+    from opgrad.bench.sweep import is_sweep
 
-    return _of_each_set(each for each in all_results(root).values() if "training" not in each and curves(each))
+    return _of_each_set(each for each in all_results(root).values() if is_sweep(each))
 
 
 def _of_each_set(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

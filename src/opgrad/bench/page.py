@@ -6,7 +6,7 @@ from markdown_it import MarkdownIt
 
 from opgrad.bench.figures import Result, is_training
 from opgrad.bench.plots import drawing, svg
-from opgrad.bench.sweep import curves
+from opgrad.bench.sweep import is_sweep
 from opgrad.bench.tables import full_table, sweep_table
 
 PAGE = """<!doctype html>
@@ -51,4 +51,4 @@ def _tables(result: Result) -> str:
         from opgrad.bench.training_tables import markdown
 
         return markdown(result)
-    return sweep_table(result) if curves(result) else full_table(result)
+    return sweep_table(result) if is_sweep(result) else full_table(result)

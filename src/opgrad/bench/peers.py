@@ -18,6 +18,7 @@ import numpy as np
 import opgrad
 from opgrad.bench import torch_peers
 from opgrad.bench.case import Case, FormCase, GraphCase
+from opgrad.bench.cells import SWEEP
 from opgrad.bench.measure import NEW, Call, NoSuchWay, only
 from opgrad.bench.torch_tensors import ML_DTYPES
 from opgrad.contract import Array
@@ -27,6 +28,7 @@ PEERS = ("torch", COMPILE, "onnxruntime", "scipy", "numpy")
 # Elements beyond which one call of NumPy's many passes takes over a tenth of a second; it is not measured there.
 NUMPY_LIMIT = {"float32": 1 << 22, "float64": 1 << 21, "float16": 1 << 19, "bfloat16": 1 << 19}
 LONGEST = {"scipy": 0.1, "numpy": 0.1}  # seconds of a call of these many passes, beyond which they are not measured
+LONGEST_SWEPT = {**LONGEST, "onnxruntime": 0.25}  # which takes over a second along axis 1
 LONGEST_NOTE = 160  # characters
 LACKS_DTYPE = "not implemented"
 
@@ -52,7 +54,8 @@ def calls(case: Case, names: Sequence[str], way: str) -> tuple[dict[str, Call], 
     """
     if ours := case.beside():
         return ours, {}
-    return tried(names, lambda name: SETUPS[name](case, way), LONGEST)
+    longest = LONGEST_SWEPT if case.cell.workload.group == SWEEP else LONGEST
+    return tried(names, lambda name: SETUPS[name](case, way), longest)
 
 
 def tried(

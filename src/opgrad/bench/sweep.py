@@ -138,6 +138,11 @@ def curves(result: Result) -> list[Curve]:
     return [_curve(*key, dict(sorted(points.items()))) for key, points in found.items()]
 
 
+def is_sweep(result: Result) -> bool:
+    """Whether a result file is of a sweep."""
+    return any(cell.get("group") == SWEEP for cell in result["cells"])
+
+
 def shapes(result: Result) -> list[Figures]:
     """The cells of a sweep that lie on no curve."""
     return [cell for cell in figures(result, SWEEP) if not _place(cell)]

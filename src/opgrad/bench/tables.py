@@ -317,7 +317,9 @@ def _curve_row(curve: Curve) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """Three digits of milliseconds or microseconds."""
+    """Three digits of seconds, milliseconds or microseconds."""
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
     return _milliseconds(seconds) if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 

@@ -164,10 +164,8 @@ def measure(
         contestants[STEP] = hot_turns(ours)
         contestants[GRAPH] = hot_turns(_graph(artifacts, data, fuse))
         contestants[OPTIMIZER] = hot_turns(_optimizer(artifacts))
-        if in_torch is None and (models := _models()):
-            in_torch = partial(models.chain_step, artifacts, data)
         try:
-            losses[TORCH] = _add_torch(contestants, in_torch)
+            losses[TORCH] = _add_torch(contestants, in_torch or _chain(artifacts, data))
         except NotImplementedError as error:
             notes[TORCH] = str(error)
         if old_python is not None:
@@ -187,13 +185,15 @@ def measure(
     }
 
 
-def _add_torch(contestants: dict[str, Turn], make: Callable[[int], Callable[[], Any]] | None) -> float:
-    """Add torch's step with one thread and with all of them; returns its loss.
+def _chain(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[int], Callable[[], Any]]:
+    """What gives torch's step of a set. Raises NotImplementedError without PyTorch."""
+    if models := _models():
+        return partial(models.chain_step, artifacts, data)
+    raise NotImplementedError("PyTorch is not installed")
 
-    Raises NotImplementedError where torch has no such step.
-    """
-    if make is None:
-        raise NotImplementedError("PyTorch is not installed")
+
+def _add_torch(contestants: dict[str, Turn], make: Callable[[int], Callable[[], Any]]) -> float:
+    """Add torch's step with one thread and with all of them; returns its loss."""
     for threads in thread_counts():
         theirs = make(threads)
         loss = float(theirs())
