@@ -56,6 +56,21 @@ def _softmax_dropout_grad(t: Torch) -> Call:
     return lambda: softmax(dropout(dy, mask, scale), y, 1, y.dtype).view(whole)
 
 
+# What torch's attention on the CPU lacks, or has in another form.
+OTHER_ATTENTION = ("mask", "sink", "key_lengths", "cu_seqlens_q", "window", "softcap", "dropout", "dlse")
+
+
+def _attention(backward: bool, t: Torch) -> Call | None:
+    """torch's flash attention, or its gradient, of as many heads of keys as of queries."""
+    shapes_differ = t["q"].shape[:2] != t["k"].shape[:2] or (t["causal"] and t["q"].shape[2] != t["k"].shape[2])
+    if shapes_differ or t["layout"] != "BHLD" or any(map(t.has, OTHER_ATTENTION)):
+        return None
+    flash = "aten._scaled_dot_product_flash_attention_for_cpu"
+    if backward:
+        return t.into(f"{flash}_backward", "dy", "q", "k", "v", "y", "lse", 0.0, "causal", scale=t["scale"])
+    return t.into(flash, "q", "k", "v", 0.0, "causal", scale=t["scale"])
+
+
 # --- losses ----------------------------------------------------------------------------------------------------------
 
 
@@ -257,6 +272,8 @@ LAYERS: Setups = {
     "dropout": _dropout,
     "dropout_grad": _dropout_grad,
     "bias_softmax": _bias_softmax,
+    "attention": partial(_attention, False),
+    "attention_grad": partial(_attention, True),
     "softmax_dropout_grad": _softmax_dropout_grad,
     "softmax_cross_entropy": _loss,
     "softmax_cross_entropy_grad": _loss_grad,

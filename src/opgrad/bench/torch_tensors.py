@@ -60,6 +60,10 @@ class Torch:
         name, _, attribute = given.partition(".")
         return getattr(self[name], attribute) if attribute else self[name]
 
+    def has(self, name: str) -> bool:
+        """Whether an input is given, or an attribute is neither None nor zero."""
+        return isinstance(self[name], self.torch.Tensor) or bool(self[name])
+
     def rows(self, name: str, axis: int = -1) -> Any:
         """An argument or a result as rows, each of all axes from `axis` on."""
         shape = self[name].shape
