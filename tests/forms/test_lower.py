@@ -5,7 +5,7 @@ import onnx
 import pytest
 from accuracy import relative_tolerance
 from lowering_cases import ACTIVATIONS, GATHER, JOINS, SOFTMAX
-from lowering_cases_layers import CONTRIB, LOSSES, NORMALIZATION, SUMS
+from lowering_cases_layers import ATTENTION, CONTRIB, LOSSES, NORMALIZATION, SUMS
 from lowering_cases_windows import CONVOLUTION, POOLING, RESIZING, TRANSPOSED
 from lowering_models import graph_of, run
 from onnx import helper
@@ -14,7 +14,7 @@ from opgrad.contract import operators
 from opgrad.onnxruntime import LOWERED, NOT_LOWERED, InferenceSession, lower
 
 CASES = [*ACTIVATIONS, *SOFTMAX, *GATHER, *JOINS, *LOSSES, *NORMALIZATION, *SUMS]
-CASES += [*CONVOLUTION, *TRANSPOSED, *POOLING, *RESIZING, *CONTRIB]
+CASES += [*CONVOLUTION, *TRANSPOSED, *POOLING, *RESIZING, *CONTRIB, *ATTENTION]
 CHANGED = [*GATHER, *JOINS, *NORMALIZATION, *POOLING, *LOSSES]  # whose bodies have operators that opset 18 changed
 # Operators on sequences and MaxPoolGrad, which needs its forward node, have tests of their own.
 ELSEWHERE = {"AdamWOptimizer", "InplaceClipGradNorm", "MaxPoolGrad", "SGDOptimizerV2"}

@@ -130,7 +130,8 @@ def _quick_gelu(x, alpha=1.702):
 def _rotary_embedding(x, positions, cos, sin, **_):
     """Heads in front of tokens; one position is that of the first token."""
     places = np.arange(x.shape[2])[None] + positions if positions.ndim == 1 else positions
-    return opgrad_reference("rotary_embedding")(x, cos, sin, np.broadcast_to(places, (x.shape[0], x.shape[2])))
+    places = np.broadcast_to(places, (x.shape[0], x.shape[2])).astype(int)  # which have become floats with the others
+    return opgrad_reference("rotary_embedding")(x, cos, sin, places)
 
 
 class SimplifiedLayerNormalization(OpRun):

@@ -257,6 +257,7 @@ ELSEWHERE = {
     **{("", op): "straight through, against known values" for op in QUANTIZATION},
     ("", "SparseSoftmaxCrossEntropy"): f"{RUNTIME} SoftmaxCrossEntropyLoss",
     ("", "SimplifiedLayerNormalization"): "by SkipSimplifiedLayerNormalization",
+    (MICROSOFT, "AttentionTraining"): "by Attention of ONNX, in tiles",
     (MICROSOFT, "SoftmaxCrossEntropyLossInternal"): "against SoftmaxCrossEntropyLoss",
     **{(MICROSOFT, op): f"by BatchNormalization, and {MODELS}" for op in ("BatchNormInternal", "BatchNormTraining")},
     (MICROSOFT, "FakeQuant"): f"{RUNTIME} QuantizeLinear and DequantizeLinear",

@@ -3,6 +3,8 @@
 import numpy as np
 from lowering_cases import SINGLE, Case, normal, softmax
 
+from opgrad.contract.declaration import reference
+
 # --- cross-entropy ---------------------------------------------------------------------------------------------------
 
 
@@ -316,6 +318,72 @@ def rotated_by_position(x, cos, sin, positions):
     return y.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
 
+def attending(**options):
+    """The formula of AttentionTraining with these arguments of the operator."""
+
+    def formula(q, k, v, mask=None, key_lengths=None, sink=None, seed=None):
+        given = {"mask": mask, "key_lengths": key_lengths, "sink": sink, "seed": seed}
+        return reference("attention")(q, k, v, **given, **options, needs=("y", "lse"))
+
+    return formula
+
+
+def attention_gradients(needs=("dq", "dk", "dv"), **options):
+    """The formula of AttentionGrad with these arguments of the operator."""
+
+    def formula(dy, q, k, v, y, lse, mask=None, key_lengths=None, sink=None):
+        given = {"mask": mask, "key_lengths": key_lengths, "sink": sink}
+        return reference("attention_grad")(dy, q, k, v, y, lse, **given, **options, needs=needs)
+
+    return formula
+
+
+def attended(*shapes, mask=None, lengths=None, heads=0, **options):
+    """The inputs of AttentionGrad: dy, q, k, v, y, lse, and those from the mask on that are given."""
+
+    def inputs(rng):
+        q, k, v = (rng.standard_normal(shape) for shape in shapes)
+        more = [None if mask is None else mask(rng), lengths, rng.standard_normal(heads) if heads else None]
+        y, lse = attending(**options)(q, k, v, *more)
+        while more and more[-1] is None:
+            more.pop()
+        return [rng.standard_normal(y.shape), q, k, v, y, lse, *more]
+
+    return inputs
+
+
+ATTENTION = [
+    Case("AttentionTraining", normal((2, 4, 5, 3), (2, 2, 6, 3), (2, 2, 6, 4)), attending(scale=0.25), {"scale": 0.25}),
+    Case(
+        "AttentionTraining",
+        lambda rng: [*normal(*[(2, 5, 2, 3)] * 3)(rng), None, np.array([5, 3]), rng.standard_normal(2)],
+        attending(scale=1.0, causal="bottom_right", softcap=2.0, layout="BLHD", window=(2, -1)),
+        {"causal": "bottom_right", "softcap": 2.0, "layout": "BLHD", "window": [2, -1], "scale": 1.0},
+    ),
+    Case(
+        "AttentionTraining",
+        lambda rng: [*normal(*[(2, 2, 5, 3)] * 3)(rng), rng.random((2, 1, 5, 5)) > 0.3],
+        attending(scale=1.0, causal="top_left"),
+        {"causal": "top_left", "scale": 1.0},
+        "bool mask, rows without keys",
+    ),
+    Case(
+        "AttentionGrad",
+        attended((2, 4, 5, 3), (2, 2, 6, 3), (2, 2, 6, 4), mask=lambda rng: rng.standard_normal((4, 1, 6)), scale=0.25),
+        attention_gradients(("dq", "dk", "dv", "dmask"), scale=0.25),
+        {"scale": 0.25},
+    ),
+    Case(
+        "AttentionGrad",
+        attended(*[(2, 5, 2, 3)] * 3, lengths=np.array([5, 3]), heads=2, scale=1.0, softcap=2.0, layout="BLHD"),
+        lambda *given: (
+            *attention_gradients(scale=1.0, softcap=2.0, layout="BLHD")(*given),
+            None,
+            attention_gradients(("dsink",), scale=1.0, softcap=2.0, layout="BLHD")(*given),
+        ),
+        {"softcap": 2.0, "layout": "BLHD", "scale": 1.0},
+    ),
+]
 CONTRIB = [
     Case(
         "RotaryEmbeddingTraining",

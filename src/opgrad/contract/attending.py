@@ -27,7 +27,7 @@ def scale(what: str, value: Any, beside: Beside) -> float | None:
 def causal(what: str, value: Any, beside: Beside) -> str:
     """How queries are aligned with keys where none sees a later one; "" where all see all keys."""
     if isinstance(value, str):
-        if value not in ALIGNED:
+        if value not in ("", *ALIGNED):
             raise ValueError(f"{what} is {shown(value)}, expected a bool or one of {', '.join(ALIGNED)}")
         return str(value)
     return ALIGNED[0] if flag(what, value) else ""

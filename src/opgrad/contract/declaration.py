@@ -77,8 +77,8 @@ class OnnxName:
     be known, a tensor in CPU memory.
     attributes: the ONNX attributes with the original defaults. until_13: a node's axis k means all axes from k on, as
     in Softmax before opset 13.
-    types: for inputs that share a dtype, a letter; for inputs that are read as attributes, their dtypes. By default all
-    inputs of floats share one dtype.
+    types: for inputs that share a dtype, a letter or a word; for inputs that are read as attributes, or are arrays that
+    may have more dtypes elsewhere, their dtypes. By default all inputs of floats share one dtype.
     origin: the domain of the original operator. overwrites: for a result that is written over an input, that input; the
     caller keeps its memory.
     shape_of: the result whose declared shape is the attribute `shape`, if the node lacks the optional input `shape`.

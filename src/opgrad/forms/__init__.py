@@ -3,6 +3,7 @@
 from opgrad.forms import (  # noqa: F401
     accumulate,
     activation,
+    attention,
     contrib,
     convolution,
     cross_entropy,

@@ -13,10 +13,11 @@ from opgrad.gradients.expansion import expand, inline_functions
 from opgrad.graph import passes
 from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
-from opgrad.graph.graph import Graph
+from opgrad.graph.graph import Graph, overridable
 from opgrad.graph.loading import load
-from opgrad.graph.messages import FLOATS, MICROSOFT, import_microsoft
+from opgrad.graph.messages import FLOATS, MICROSOFT, copied, import_microsoft
 from opgrad.graph.opset import raise_opset
+from opgrad.graph.passes.attention import Recognition, fuse_attention
 
 LEAST_OPSET = 11  # the least opset of a model with gradients
 PLAIN_OPSET = 16  # the least opset of the plain form
@@ -55,7 +56,7 @@ def gradients(
     model = load(model, WHO)
     given = {name for node in model.graph.node if node.op_type == UPDATING for name in node.output}
     simple = _simplified(model, [*sources, *named], targets, opset, plain)
-    forward = prepared(simple, sources, targets, opset)
+    forward = prepared(simple, sources, targets, opset, plain)
     before = [*sources, *(each.name for each in forward.graph.output)]
     body = GraphBody(forward.opset, forward.names(), plain)
     found = differentiate(forward, body, {name: _seed(forward, body, name) for name in sources}, targets)
@@ -107,10 +108,12 @@ def _names(argument: str, names: str | Sequence[str]) -> list[str]:
     return list(dict.fromkeys(given))
 
 
-def prepared(model: onnx.ModelProto, of: Sequence[str], wanted: Sequence[str], opset: int = LEAST_OPSET) -> Graph:
+def prepared(
+    model: onnx.ModelProto, of: Sequence[str], wanted: Sequence[str], opset: int = LEAST_OPSET, plain: bool = False
+) -> Graph:
     """A graph in which what stands between the values `wanted` and `of` is written in operators that have rules.
 
-    opset: of ai.onnx, which the model has at least afterwards.
+    opset: of ai.onnx, which the model has at least afterwards. plain: whether all nodes have to be of ai.onnx.
 
     Raises ValueError for a name that the graph does not have and NotImplementedError for what no newer opset has.
     """
@@ -119,7 +122,23 @@ def prepared(model: onnx.ModelProto, of: Sequence[str], wanted: Sequence[str], o
     forward = Graph(model, wanted)
     for name in (*of, *wanted):
         _check(forward, name)
-    return expand(forward, of, wanted)
+    expanded = expand(forward, of, wanted)
+    return expanded if plain else with_attention(expanded, of, wanted)[0]
+
+
+def with_attention(forward: Graph, of: Sequence[str], wanted: Sequence[str]) -> tuple[Graph, list[Recognition]]:
+    """The graph with nodes that stand for attention as a whole, and what became of each softmax before a product."""
+    if not any(node.op_type == "Softmax" for node in forward.nodes()):
+        return forward, []
+    forward.commit()
+    graph = Graph(copied(forward.model), overridable(forward.model).union(wanted), {*of, *wanted})
+    passes.clean(graph)
+    found = fuse_attention(graph)
+    if all(each.reason for each in found):
+        return forward, found
+    graph.refresh()
+    passes.clean(graph)
+    return Graph(graph.model, wanted), found
 
 
 def _check(forward: Graph, name: str) -> None:

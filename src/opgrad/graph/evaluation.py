@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import TypeProto, helper, numpy_helper, shape_inference
 
-from opgrad.graph.messages import names_of
+from opgrad.graph.messages import FLOATS, names_of
 from opgrad.graph.sizes import known, sizes_in
 
 LARGEST_FOLDED = 1 << 19  # the most bytes of a constant that is computed here, and of all of its inputs together
@@ -35,9 +35,13 @@ def is_exact(node: onnx.NodeProto, inputs: list[np.ndarray]) -> bool:
     """Whether ONNX's reference evaluator and all runtimes give the same result."""
     if node.op_type in ("Div", "Mod") and inputs[0].dtype.kind == "i":
         return bool((inputs[1] > 0).all() and (inputs[0] >= 0).all())  # quotients below 0 are rounded differently
-    if node.op_type in ("Cast", "CastLike") and inputs[0].dtype.kind not in "iub":
+    if node.op_type in ("Cast", "CastLike") and inputs[0].dtype.kind not in "iub" and not _casts_to_float(node):
         return bool(np.isfinite(inputs[0].astype(np.float64)).all())  # the integer for NaN or infinity is not defined
     return True
+
+
+def _casts_to_float(node: onnx.NodeProto) -> bool:
+    return any(each.name == "to" and each.i in FLOATS for each in node.attribute)
 
 
 def evaluate(node: onnx.NodeProto, inputs: list[np.ndarray], opset: int, most: int) -> list[np.ndarray] | None:

@@ -11,6 +11,7 @@ from opgrad.graph.messages import attribute_of
 # The operators whose results may be left out, and the place of the first such result. Gradients of normalizations are
 # not among them, because onnxruntime-training 1.19.2 demands all of their results.
 OPTIONAL_RESULTS = {
+    "AttentionGrad": 0,
     "ConvGrad": 0,
     "ConvTransposeGrad": 0,
     "DivGrad": 0,

@@ -168,6 +168,15 @@ def _attention(node: Unknown) -> Sequence[Value | None]:
     return [value, present]
 
 
+@stand_in_for("AttentionTraining")
+def _attention_in_tiles(node: Unknown) -> Sequence[Value | None]:
+    """The shape of q with heads as large as v's, and a number for each query of each head."""
+    q, v = node.required(0), node.required(2)
+    rows = q.slice(0, 1, 3)
+    lse = rows.transpose(0, 2, 1, 3) if node.attributes.get("layout", "BHLD") == "BLHD" else rows
+    return [rows + v.slice(0, 1, 1).slice(0, 1, 2), lse.squeeze(3)]
+
+
 @stand_in_for("PackedAttention")
 def _packed_attention(node: Unknown) -> Sequence[Value]:
     return [_value_part(node, node.required(0), node.required(1))]

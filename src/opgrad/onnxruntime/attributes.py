@@ -70,12 +70,13 @@ def _read(api: Api, entry: int, info: int, name: str, *arguments: Any) -> bool:
 
 
 def _attribute(api: Api, info: int, overload: Overload, name: str) -> Any:
-    """The value of an attribute, by the type of its default (None: an int), or the default."""
+    """The value of an attribute, by the type of its default (None: by that of the operator's), or the default."""
     default = overload.onnx.attributes[name]
     if isinstance(default, tuple):
         return _integers(api, info, overload, name)
-    value: Any = ctypes.c_float() if isinstance(default, float) else ctypes.c_int64()
-    entry = abi.KERNEL_INFO_GET_FLOAT if isinstance(default, float) else abi.KERNEL_INFO_GET_INT64
+    is_float = isinstance(default, float) or (default is None and overload.operator.types.get(name) == float | None)
+    value: Any = ctypes.c_float() if is_float else ctypes.c_int64()
+    entry = abi.KERNEL_INFO_GET_FLOAT if is_float else abi.KERNEL_INFO_GET_INT64
     arguments = [ctypes.byref(value)]
     if isinstance(default, str):
         value, entry = ctypes.create_string_buffer(LONGEST_STRING), abi.KERNEL_INFO_GET_STRING

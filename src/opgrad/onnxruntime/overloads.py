@@ -82,9 +82,9 @@ def _group(operator: Operator, onnx: OnnxName, name: str) -> str:
 
 
 def _dtypes(operator: Operator, onnx: OnnxName, name: str) -> tuple[str, ...]:
-    if name in operator.inputs:
-        return operator.inputs[name].dtypes
     given = onnx.types.get(name)
+    if name in operator.inputs:
+        return given if isinstance(given, tuple) else operator.inputs[name].dtypes
     return VALUE_DTYPES.get(name, FLOATS) if given is None or isinstance(given, str) else given
 
 

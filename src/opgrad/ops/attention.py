@@ -204,6 +204,13 @@ Window = Annotated[Any, attending.window]
 Softcap = Annotated[float, attending.not_negative]
 Probability = Annotated[float, attending.probability]
 Layout = Annotated[str, attending.layout]
+NODE_ATTRIBUTES = {"scale": None, "causal": "", "window": (-1, -1), "softcap": 0.0, "dropout": 0.0, "layout": "BHLD"}
+NODE_INPUTS = ("mask?", "key_lengths?", "sink?", "seed?", "offset?", "cu_seqlens_q?", "cu_seqlens_k?")
+NODE_TYPES: dict[str, str | tuple[str, ...]] = {
+    **dict.fromkeys(("dy", "q", "k", "v", "y", "sink"), "T"),
+    **dict.fromkeys(("lse", "dlse"), "lse"),
+    **dict.fromkeys(("key_lengths", "seed", "offset", "cu_seqlens_q", "cu_seqlens_k"), ("int64",)),
+}
 
 
 @operator(
@@ -211,6 +218,9 @@ Layout = Annotated[str, attending.layout]
     kind="strided",
     support=IN_GRAPHS,
     results={"y": _in_q(attending.of_result, OF_Y), "lse": LSE},
+    onnx=(
+        OnnxName("AttentionTraining", ("q", "k", "v", *NODE_INPUTS), ("y?", "lse?"), NODE_ATTRIBUTES, types=NODE_TYPES),
+    ),
     general=choosing(("y",)),
 )
 def attention(
@@ -254,7 +264,8 @@ def attention(
     multiplied with 0. Raises TypeError, ValueError.
 
     Formula: p = softmax(softcap * tanh(scale * q k / softcap) + mask); y = dropout(p) v.
-    Source: ONNX Attention, com.microsoft MultiHeadAttention and GroupQueryAttention.
+    Source: ONNX Attention, com.microsoft MultiHeadAttention and GroupQueryAttention, of which AttentionTraining is the
+    node in com.microsoft here.
 
     Example:
     >>> q = k = np.eye(2, 3, dtype=np.float32)[None, None]
@@ -283,6 +294,15 @@ def attention(
             FLOATS, attending.given("attention_grad", "dsink", "sink"), "the shape of sink", "sink", role="alone"
         ),
     },
+    onnx=(
+        OnnxName(
+            "AttentionGrad",
+            ("dy", "q", "k", "v", "y", "lse", *NODE_INPUTS, "dlse?"),
+            ("dq?", "dk?", "dv?", "dmask?", "dsink?"),
+            NODE_ATTRIBUTES,
+            types=NODE_TYPES,
+        ),
+    ),
     general=choosing(("dq", "dk", "dv")),
 )
 def attention_grad(
@@ -309,7 +329,8 @@ def attention_grad(
 
     Formula: delta = rowsum(dy * y) - dlse; p = exp(s - lse); dv = sum of dropout(p) dy; ds = p * (dropout(dy v) -
     delta); dmask = sum of ds; dr = scale * ds * (1 - tanh(scale * q k / softcap)**2); dq = dr k; dk = sum of dr q;
-    dsink = -sum of exp(sink - lse) * delta. Source: Dao, "FlashAttention-2", 2023.
+    dsink = -sum of exp(sink - lse) * delta. Source: Dao, "FlashAttention-2", 2023;
+    AttentionGrad is its node in com.microsoft here.
 
     Example:
     >>> q = k = np.eye(2, 3, dtype=np.float32)[None, None]

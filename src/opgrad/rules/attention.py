@@ -9,12 +9,24 @@ from opgrad.graph.formulas import Value
 from opgrad.graph.messages import MICROSOFT
 from opgrad.graph.sizes import are_equal
 from opgrad.rules.node import Node
-from opgrad.rules.registry import Gradients, NoGradient, decomposition
+from opgrad.rules.registry import Gradients, NoGradient, decomposition, gradient
 from opgrad.rules.shaping import sizes_of
 
+ATTRIBUTES = ("scale", "causal", "window", "softcap", "dropout", "layout")  # of AttentionTraining and its gradient
 MASKED = -10000.0  # the default of the number that is added to the scores of masked keys
 SEVERAL = 5  # axes of an input that packs several projections: [N, L, heads, how many, H]
 ONE_AXIS_FROM = 13  # opset of Softmax
+
+
+@gradient("AttentionTraining", domain=MICROSOFT, constant=(4, 6, 7))
+def attention_training(node: Node) -> Gradients:
+    """dv = dropout(p).T @ dy, ds = scale * p * (dropout(dy @ v.T) - sum(dy * y)), dq = ds @ k, dk = ds.T @ q."""
+    kind = TensorProto.DOUBLE if node.x.element_type == TensorProto.DOUBLE else TensorProto.FLOAT
+    y, lse = node.y, node.output(1, "_lse", kind)
+    q, k, v, *more = (node.input(place) for place in range(8))
+    attributes = {name: node.attributes[name] for name in ATTRIBUTES if name in node.attributes}
+    dq, dk, dv, dmask, dsink = node.results("AttentionGrad", 5, node.dy, q, k, v, y, lse, *more, **attributes)
+    return [dq, dk, dv, dmask, None, dsink]
 
 
 @decomposition("Attention", domain=MICROSOFT)

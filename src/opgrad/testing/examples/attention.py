@@ -61,15 +61,15 @@ def softmax_dropout_grad(rng: np.random.Generator, large: bool) -> Sequence[Exam
 # --- attention: sizes as (batch, heads of q, heads of k, length of q, length of k, size of a head, size of v's) -------
 
 LARGE_ATTENTION = (1, 12, 12, 1024, 1024, 64, 64)
-SEQUENCES = {"cu_seqlens_q": np.array([0, 3, 3, 20], np.int32), "cu_seqlens_k": np.array([2, 9, 10, 40], np.int32)}
+SEQUENCES = {"cu_seqlens_q": np.array([0, 3, 3, 20]), "cu_seqlens_k": np.array([2, 9, 10, 40])}
 LENGTHS = np.array([9, 0])
 # The sizes, the shape of the mask and whether it is bool, the other options. Together they take all ways of the kernel.
 ATTENTIONS: tuple[tuple[tuple[int, ...], Any, bool, dict[str, Any]], ...] = (
     ((2, 2, 2, 7, 9, 8, 8), None, False, {}),
     ((1, 4, 2, 65, 70, 16, 5), None, False, {"causal": "bottom_right", "sink": True}),
-    ((2, 2, 1, 5, 11, 3, 1), (2, 1, 5, 11), False, {"scale": 0.3, "softcap": 2.0, "key_lengths": LENGTHS}),
-    ((1, 2, 2, 9, 9, 1, 65), (1, 9), True, {"causal": True, "layout": "BLHD", "window": (4, 0)}),
-    ((1, 4, 1, 20, 40, 17, 17), None, False, {"causal": True, "dropout": 0.3, "seed": 7, **SEQUENCES}),
+    ((2, 2, 1, 5, 11, 3, 1), (2, 1, 5, 11), False, {"scale": 0.25, "softcap": 2.0, "key_lengths": LENGTHS}),
+    ((1, 2, 2, 9, 9, 1, 65), (1, 9), True, {"causal": "top_left", "layout": "BLHD", "window": (4, 0)}),
+    ((1, 4, 1, 20, 40, 17, 17), None, False, {"causal": "top_left", "dropout": 0.25, "seed": 7, **SEQUENCES}),
     ((1, 1, 1, 3, 300, 8, 8), (300,), False, {"window": (100, 150), "dropout": 0.5, "seed": 3, "offset": 5}),
     ((1, 2, 2, 3, 0, 4, 4), None, False, {}),
 )

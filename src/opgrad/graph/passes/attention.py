@@ -1,0 +1,397 @@
+"""Recognition of attention, softmax between two products, in the forms that exporters and optimizers write.
+
+A match begins at the softmax. What lies between it and the product of queries and keys is read from there on: factors,
+addends and conditions that hide keys, casts, and a tanh that caps the scores. One node stands for all of it. Masks that
+are causal whatever the sizes are become an attribute of the node; the others its input.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from opgrad.graph.graph import Graph, title
+from opgrad.graph.messages import FLOATS, MICROSOFT
+from opgrad.graph.nodes import attributes_of
+from opgrad.graph.passes.masks import ALL, LOW, alignment, conditions
+from opgrad.graph.passes.operands import Operand, as_keys, scaled, shared_heads
+
+NODE = "AttentionTraining"
+LARGEST_HEAD = 256
+ONE_AXIS_FROM = 13  # opset of Softmax
+
+
+class NotAttention(Exception):
+    """The text says why a softmax between products is not replaced."""
+
+
+@dataclass(frozen=True)
+class Recognition:
+    """What became of a softmax between two products: replaced if `reason` is empty."""
+
+    node: str
+    reason: str = ""
+
+
+@dataclass
+class Scores:
+    """What is done to the product of queries and keys, before softmax.
+
+    product: the node of the product. masks: added values, in the scores' type, each with the factor that is applied to
+    it. seen: conditions under which a query sees a key. capped: whether the factors found from here on are inside of
+    the tanh of the softcap.
+    """
+
+    product: onnx.NodeProto | None = None
+    scale: float = 1.0
+    softcap: float = 0.0
+    masks: list[tuple[str, float]] = field(default_factory=list)
+    seen: list[tuple[str, bool]] = field(default_factory=list)
+
+
+def fuse_attention(graph: Graph) -> list[Recognition]:
+    """Replace attention by nodes of AttentionTraining; a line for each softmax that stands before a product."""
+    found = []
+    for node in list(graph.nodes()):
+        if node.op_type != "Softmax" or node.domain not in ("", "ai.onnx"):
+            continue
+        last = _product_behind(graph, node)
+        if last is None:
+            continue
+        try:
+            _write(graph, node, last)
+            found.append(Recognition(title(node)))
+        except NotAttention as reason:
+            found.append(Recognition(title(node), str(reason)))
+    return found
+
+
+# --- behind softmax ---
+
+
+@dataclass(frozen=True)
+class Last:
+    """The product with the values, and what dropout does before it. guard: the mask whose empty rows become 0 there."""
+
+    node: onnx.NodeProto
+    dropout: onnx.NodeProto | None = None
+    guard: str = ""
+
+
+def _product_behind(graph: Graph, softmax: onnx.NodeProto) -> Last | None:
+    """The product whose first operand the probabilities are; None if there is none."""
+    name, dropout, guard = softmax.output[0], None, ""
+    while True:
+        readers = graph.readers.get(name, [])
+        guarded = _without_guard(graph, name, readers)
+        if guarded is not None:
+            name, guard = guarded
+            continue
+        products = [each for each in readers if each.op_type == "MatMul" and each.input[0] == name]
+        if products:
+            return Last(products[0], dropout, guard) if graph.inner(name) else None
+        node = graph.reader(name, "Cast", "Dropout")
+        if node is None or (node.op_type == "Dropout" and dropout is not None):
+            return None
+        dropout = node if node.op_type == "Dropout" else dropout
+        name = node.output[0]
+
+
+def _without_guard(graph: Graph, name: str, readers: list[onnx.NodeProto]) -> tuple[str, str] | None:
+    """What stands for probabilities behind a Where that puts 0 into rows without a key, and the mask that it asks.
+
+    Exporters ask for NaN, the mask is "" then; the body of ONNX's Attention asks for a mask that is -inf everywhere.
+    """
+    wheres = [each for each in readers if each.op_type == "Where" and each.input[2] == name]
+    others = [each for each in readers if each.op_type not in ("Where", "CastLike")]
+    if len(wheres) != 1 or name in graph.kept or _number(graph, wheres[0].input[1]) != 0.0:
+        return None
+    test = graph.maker(wheres[0].input[0], "IsNaN", "Equal")
+    if test is not None and test.op_type == "IsNaN":
+        return (wheres[0].output[0], "") if test.input[0] == name and others == [test] else None
+    if test is None or others or _number(graph, test.input[1]) != -math.inf:
+        return None
+    largest = graph.maker(test.input[0], "ReduceMax")
+    if largest is None:
+        return (wheres[0].output[0], "") if graph.constant(test.input[0]) is not None else None
+    return wheres[0].output[0], largest.input[0]
+
+
+def _number(graph: Graph, name: str) -> float | None:
+    """The number in a constant, whatever type it is converted to."""
+    node = graph.maker(name, "CastLike")
+    return graph.scalar(name if node is None else node.input[0])
+
+
+# --- before softmax ---
+
+
+def _scores(graph: Graph, name: str) -> Scores | None:
+    """What is done to the product from which a value comes; None if no product is found."""
+    node = graph.producers.get(name)
+    if node is None or node.domain not in ("", "ai.onnx") or not graph.inner(name):
+        return None
+    if node.op_type == "MatMul":
+        return Scores(node)
+    if node.op_type == "Cast":
+        return _scores(graph, node.input[0])
+    if node.op_type in ("Mul", "Div"):
+        return _multiplied(graph, node)
+    if node.op_type == "Add":
+        return _masked(graph, node)
+    return _hidden(graph, node) if node.op_type == "Where" else None
+
+
+def _multiplied(graph: Graph, node: onnx.NodeProto) -> Scores | None:
+    """Scores times a number, outside of whatever was added to them before; or a softcap, c * tanh(scores / c)."""
+    for name, other in _either(node) if node.op_type == "Mul" else [tuple(node.input)]:
+        number = graph.scalar(other)
+        if number is None or not math.isfinite(number) or not number:
+            continue
+        factor = 1 / number if node.op_type == "Div" else number
+        tanh = graph.maker(name, "Tanh") if graph.inner(name) else None
+        if tanh is not None:
+            return _capped(graph, tanh, factor)
+        found = _scores(graph, name)
+        if found is not None:
+            if found.softcap:
+                return None
+            found.scale *= factor
+            found.masks = [(mask, own * factor) for mask, own in found.masks]
+            return found
+    return None
+
+
+def _capped(graph: Graph, tanh: onnx.NodeProto, cap: float) -> Scores | None:
+    found = _scores(graph, tanh.input[0])
+    if found is None or found.masks or found.seen or found.softcap or cap <= 0:
+        return None
+    found.scale, found.softcap = found.scale * cap, cap
+    return found
+
+
+def _masked(graph: Graph, node: onnx.NodeProto) -> Scores | None:
+    for name, other in _either(node):
+        found = _scores(graph, name)
+        if found is not None:
+            found.masks.append((other, 1.0))
+            return found
+    return None
+
+
+def _hidden(graph: Graph, node: onnx.NodeProto) -> Scores | None:
+    """Scores where a condition holds, and a number that hides a key elsewhere, or the other way round."""
+    condition, a, b = node.input
+    for name, other, holds in ((a, b, True), (b, a, False)):
+        low = graph.scalar(other)
+        found = _scores(graph, name) if low is not None and low <= LOW else None
+        if found is not None:
+            found.seen.append((condition, holds))
+            return found
+    return None
+
+
+def _either(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
+    yield node.input[0], node.input[1]
+    yield node.input[1], node.input[0]
+
+
+# --- the node ---
+
+
+def _write(graph: Graph, softmax: onnx.NodeProto, last: Last) -> None:
+    _check_axis(graph, softmax)
+    found = _scores(graph, softmax.input[0])
+    if found is None or found.product is None:
+        raise NotAttention("its input is no product of queries and keys that is only scaled, masked or capped")
+    if last.guard and last.guard not in [mask for mask, _ in found.masks]:
+        raise NotAttention("rows become 0 behind it by another mask than that of the scores")
+    (q, k), v = _operands(graph, found), last.node.input[1]
+    ratio = _ratio(graph, last.dropout) if last.dropout is not None else 0.0
+    heads = shared_heads(graph, k.name, v)
+    names = (q.name, *(heads or (k.name, v)))
+    _check_sizes(graph, names, found.product.output[0])
+    new: list[onnx.NodeProto] = []
+    rank = len(graph.sizes(q.name) or ())
+    inputs = [*names]
+    if k.turned:
+        inputs[1] = _added(graph, new, "Transpose", [names[1]], f"{names[1]}/keys", perm=_turned(rank))
+    causal, mask = _mask(graph, found, new, q.name, softmax.output[0])
+    if rank == 3:
+        inputs = [_unsqueezed(graph, new, name) for name in inputs]
+    attributes: dict[str, float | str] = {
+        "scale": found.scale * q.factor * k.factor,
+        "softcap": found.softcap,
+        "dropout": ratio,
+    }
+    attributes |= {"causal": causal}
+    y, lse = last.node.output[0], graph.free(f"{last.node.output[0]}/lse")
+    target = y if rank == 4 else graph.free(f"{y}/heads")
+    given = [*inputs, *([mask] if mask or ratio else [])]
+    if last.dropout is not None and ratio:
+        given += ["", "", _random(graph, new, last.dropout, y)]
+    new.append(graph.node(NODE, given, [target, lse], MICROSOFT, **attributes))
+    if rank == 3:
+        new.append(_squeeze(graph, target, y))
+    graph.substitute(last.node, new)
+
+
+def _check_axis(graph: Graph, softmax: onnx.NodeProto) -> None:
+    sizes = graph.sizes(softmax.input[0])
+    axis = attributes_of(softmax).get("axis", -1 if graph.opset >= ONE_AXIS_FROM else 1)
+    if sizes is None:
+        raise NotAttention("the graph does not tell the rank of its input")
+    if axis not in (-1, len(sizes) - 1):
+        raise NotAttention(f"its axis is {axis}, expected the last one")
+
+
+def _operands(graph: Graph, found: Scores) -> tuple[Operand, Operand]:
+    """The queries and keys of the product."""
+    assert found.product is not None
+    q, k = found.product.input
+    return scaled(graph, q), as_keys(graph, scaled(graph, k))
+
+
+def _check_sizes(graph: Graph, names: tuple[str, ...], scores: str) -> None:
+    kinds = [graph.element_type(name) for name in names]
+    if kinds[0] not in FLOATS or len(set(kinds)) > 1:
+        raise NotAttention("its operands are not known to have one float type")
+    ranks = [len(graph.sizes(name) or ()) for name in names]
+    if ranks[0] not in (3, 4) or len(set(ranks)) > 1:
+        raise NotAttention(f"its operands have {', '.join(map(str, ranks))} axes, expected three or four each")
+    q, k, v = (graph.sizes(name) or [] for name in names)
+    for size in (q[-1], v[-1]):
+        if not isinstance(size, int) or not 1 <= size <= LARGEST_HEAD:
+            raise NotAttention(f"heads have {size or 'an unknown number of'} elements, expected at most {LARGEST_HEAD}")
+    # Outside of the heads, sizes of 1 would be broadcast by products, and are not by the node.
+    for one, other in ((q[0], k[0]), (q[0], v[0]), (k[-3], v[-3])):
+        if (one == 1) != (other == 1) and (isinstance(one, int) and isinstance(other, int)):
+            raise NotAttention("its operands are broadcast to each other")
+
+
+# --- masks ---
+
+
+def _mask(graph: Graph, found: Scores, new: list[onnx.NodeProto], q: str, softmax: str) -> tuple[str, str]:
+    """How the mask is causal, and the name of the rest of it, or "". new: gets the nodes that compute it."""
+    aligned, parts, added = set[str](), list[str](), list[str]()
+    for condition, holds in found.seen:
+        for each in conditions(graph, condition) if holds else [condition]:
+            own = alignment(graph, each, hides=not holds)
+            if own:
+                aligned.add(own)
+            else:
+                parts.append(each if holds else _added(graph, new, "Not", [each], f"{each}/not"))
+    for name, factor in found.masks:
+        added += _split(graph, new, _stripped(graph, name), factor, aligned)
+    aligned.discard(ALL)
+    if len(aligned) > 1:
+        raise NotAttention("two of its masks are causal in different ways")
+    return "".join(aligned), _joined(graph, new, parts, added, q, softmax)
+
+
+def _stripped(graph: Graph, name: str) -> str:
+    """A mask before it is broadcast, which the node does itself."""
+    node = graph.maker(name, "Expand")
+    return _stripped(graph, node.input[0]) if node is not None else name
+
+
+def _split(graph: Graph, new: list[onnx.NodeProto], name: str, factor: float, aligned: set[str]) -> list[str]:
+    """An added mask without what of it is causal, which joins `aligned`; nothing if nothing is left."""
+    own = alignment(graph, name) if factor > 0 else None
+    if own:
+        aligned.add(own)
+        return []
+    node = graph.maker(name, "Where")
+    low = graph.scalar(node.input[2]) if node is not None and graph.scalar(node.input[1]) == 0.0 else None
+    if node is None or low is None or low > LOW or factor != 1:
+        return [_times(graph, new, name, factor)]
+    every = [(each, alignment(graph, each)) for each in conditions(graph, node.input[0])]
+    rest = [each for each, own in every if not own]
+    if len(rest) == len(every):
+        return [name]
+    aligned.update(own for _, own in every if own)
+    if not rest:
+        return []
+    seen = reduce(lambda a, b: _added(graph, new, "And", [a, b], f"{name}/and"), rest)
+    return [_added(graph, new, "Where", [seen, *node.input[1:]], f"{name}/rest")]
+
+
+def _times(graph: Graph, new: list[onnx.NodeProto], name: str, factor: float) -> str:
+    if factor == 1:
+        return name
+    kind = helper.tensor_dtype_to_np_dtype(graph.element_type(name) or TensorProto.FLOAT)
+    return _added(graph, new, "Mul", [name, graph.add_constant(np.array(factor, kind), f"{name}/factor")], name)
+
+
+def _joined(graph: Graph, new: list[onnx.NodeProto], parts: list[str], added: list[str], q: str, softmax: str) -> str:
+    """One mask of conditions and of added values."""
+    kind = graph.element_type(q) or TensorProto.FLOAT
+    seen = reduce(lambda a, b: _added(graph, new, "And", [a, b], f"{softmax}/seen"), parts) if parts else ""
+    total = reduce(lambda a, b: _added(graph, new, "Add", [a, b], f"{softmax}/mask"), added) if added else ""
+    if total and graph.element_type(total) not in (None, kind, TensorProto.FLOAT):
+        total = _added(graph, new, "Cast", [total], f"{softmax}/mask", to=kind)
+    if seen and total:
+        low = np.array(-np.inf, helper.tensor_dtype_to_np_dtype(graph.element_type(total) or kind))
+        return _added(graph, new, "Where", [seen, total, graph.add_constant(low, f"{softmax}/low")], f"{softmax}/mask")
+    return seen or total
+
+
+# --- dropout ---
+
+
+def _ratio(graph: Graph, dropout: onnx.NodeProto) -> float:
+    given = attributes_of(dropout).get("ratio", 0.5)
+    ratio = graph.scalar(dropout.input[1]) if len(dropout.input) > 1 and dropout.input[1] else given
+    if ratio is None:
+        raise NotAttention("the ratio of its dropout is not known before the graph runs")
+    training = graph.constant(dropout.input[2]) if len(dropout.input) > 2 and dropout.input[2] else np.array(False)
+    if training is None:
+        raise NotAttention("whether its dropout trains is not known before the graph runs")
+    return float(ratio) if training.all() else 0.0
+
+
+def _random(graph: Graph, new: list[onnx.NodeProto], dropout: onnx.NodeProto, y: str) -> str:
+    """The seed of a node's dropout: a number that each run draws, which forward and backward part read."""
+    given = attributes_of(dropout).get("seed")
+    options = {"seed": float(given)} if given is not None else {}
+    drawn = _added(graph, new, "RandomUniform", [], f"{y}/random", shape=[1], high=float(2**24), low=0.0, **options)
+    return _added(graph, new, "Cast", [drawn], f"{y}/seed", to=TensorProto.INT64)
+
+
+# --- small nodes ---
+
+
+def _added(graph: Graph, new: list[onnx.NodeProto], op: str, inputs: list[str], name: str, **attributes: Any) -> str:
+    """The result of a new node."""
+    result = graph.free(name)
+    node = graph.node(op, inputs, [result], **attributes)
+    new.append(node)
+    kind: int | None = TensorProto.INT64 if attributes.get("to") == TensorProto.INT64 else None
+    if op in ("Add", "Mul", "Where", "Transpose", "And", "Not"):
+        kind = graph.element_type(inputs[1 if op == "Where" else 0])
+    if kind is not None:
+        graph.declare(result, kind, None)
+    return result
+
+
+def _turned(rank: int) -> list[int]:
+    return [*range(rank - 2), rank - 1, rank - 2]
+
+
+def _unsqueezed(graph: Graph, new: list[onnx.NodeProto], name: str) -> str:
+    if graph.opset >= ONE_AXIS_FROM:
+        axes = graph.add_constant(np.array([0]), f"{name}/axes")
+        return _added(graph, new, "Unsqueeze", [name, axes], f"{name}/heads")
+    return _added(graph, new, "Unsqueeze", [name], f"{name}/heads", axes=[0])
+
+
+def _squeeze(graph: Graph, name: str, result: str) -> onnx.NodeProto:
+    if graph.opset >= ONE_AXIS_FROM:
+        return graph.node("Squeeze", [name, graph.add_constant(np.array([0]), f"{name}/axes")], [result])
+    return graph.node("Squeeze", [name], [result], axes=[0])

@@ -1,0 +1,88 @@
+"""The operands of attention: factors and transpositions before the product, and heads that queries share."""
+
+from dataclasses import dataclass, replace
+
+from opgrad.graph.graph import Graph
+from opgrad.graph.nodes import attributes_of
+from opgrad.graph.passes.sizes import terms_of
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An operand of the product of queries and keys: a value, times a factor.
+
+    turned: whether its last two axes still have to be exchanged, to have a row for each key.
+    """
+
+    name: str
+    factor: float = 1.0
+    turned: bool = False
+
+
+def scaled(graph: Graph, name: str) -> Operand:
+    """An operand without the number that it is multiplied with, or divided by."""
+    node = graph.maker(name, "Mul", "Div") if graph.inner(name) else None
+    if node is None:
+        return Operand(name)
+    pairs = [tuple(node.input)] if node.op_type == "Div" else [tuple(node.input), tuple(node.input)[::-1]]
+    for value, other in pairs:
+        number = graph.scalar(other)
+        sizes, own = graph.sizes(value), graph.sizes(name)
+        if number and sizes is not None and own is not None and len(sizes) == len(own):
+            found = scaled(graph, value)
+            return replace(found, factor=found.factor * (1 / number if node.op_type == "Div" else number))
+    return Operand(name)
+
+
+def as_keys(graph: Graph, found: Operand) -> Operand:
+    """The keys before they were transposed for the product."""
+    source = _before_transposition(graph, found.name)
+    if source is None:
+        return replace(found, turned=True)
+    inner = scaled(graph, source)
+    return Operand(inner.name, found.factor * inner.factor)
+
+
+def _before_transposition(graph: Graph, name: str) -> str | None:
+    """The value whose last two axes a Transpose exchanges, between two Reshapes or not; None if there is none."""
+    node = graph.maker(name, "Transpose", "Reshape")
+    if node is None:
+        return None
+    if node.op_type == "Transpose":
+        order = attributes_of(node).get("perm", [])
+        rank = len(order)
+        return node.input[0] if rank > 2 and order == [*range(rank - 2), rank - 1, rank - 2] else None
+    inner = graph.maker(node.input[0], "Transpose")
+    first = graph.maker(inner.input[0], "Reshape") if inner is not None else None
+    if inner is None or first is None or attributes_of(inner).get("perm") != [0, 2, 1]:
+        return None
+    before, flat, after = (terms_of(graph, each) for each in (first.input[0], first.output[0], name))
+    if before is None or flat is None or after is None or len(before) != 4 or len(after) != 4:
+        return None
+    same_rows = flat[-1] is not None and flat[-1] == before[-1] == after[-2]
+    return first.input[0] if same_rows and before[1] is not None and before[1] == after[1] else None
+
+
+def shared_heads(graph: Graph, k: str, v: str) -> tuple[str, str] | None:
+    """Keys and values before each of their heads was repeated for neighbouring heads of queries; None if not."""
+    found = [_before_repetition(graph, name) for name in (k, v)]
+    return (found[0], found[1]) if found[0] is not None and found[1] is not None else None
+
+
+def _before_repetition(graph: Graph, name: str) -> str | None:
+    """x [B, H, L, D] of Reshape(Expand(Unsqueeze(x, 2))), which repeats each head."""
+    last = graph.maker(name, "Reshape")
+    middle = graph.maker(last.input[0], "Expand") if last is not None else None
+    first = graph.maker(middle.input[0], "Unsqueeze", "Reshape") if middle is not None else None
+    if first is None or middle is None:
+        return None
+    before, split, wide, after = (
+        graph.sizes(each) for each in (first.input[0], first.output[0], middle.output[0], name)
+    )
+    if before is None or split is None or after is None or len(before) != 4 or len(split) != 5 or len(after) != 4:
+        return None
+    heads, every = before[1], after[1]
+    one_axis = split[2] == 1 and split[1] == heads and split[4] == before[3] == after[3]
+    if not one_axis or not isinstance(heads, int) or not isinstance(every, int) or not heads or every % heads:
+        return None
+    return first.input[0] if wide is None or wide[2] in (None, every // heads) else None

@@ -1,0 +1,263 @@
+"""Attention in graphs: the forms that exporters write are found, and give the results and gradients that they had."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, parser
+
+from opgrad.gradients import gradients
+from opgrad.gradients.differentiation import with_attention
+from opgrad.graph.graph import Graph
+from opgrad.onnxruntime import InferenceSession, lower
+
+B, H, L, D = 2, 4, 7, 8
+LOW = "-3.4028235e38"
+HEADER = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'
+CONSTANTS = f"""
+    scale = Constant <value_float: float = 0.35355338> ()
+    root = Constant <value_float: float = 2.8284271> ()
+    zero = Constant <value_float: float = 0.0> ()
+    one = Constant <value_float: float = 1.0> ()
+    low = Constant <value_float: float = {LOW}> ()
+    inf = Constant <value = float {{-inf}}> ()
+    cap = Constant <value_float: float = 3.0> ()
+    first = Constant <value_ints: ints = [0]> ()
+    second = Constant <value_ints: ints = [1]> ()
+    both = Constant <value_ints: ints = [2, 3]> ()
+    two = Constant <value_ints: ints = [2]> ()
+    three = Constant <value_ints: ints = [3]> ()
+    shape = Shape (q)
+    length = Slice (shape, two, three)
+    n = Squeeze (length)
+    nil = Constant <value_int: int = 0> ()
+    step = Constant <value_int: int = 1> ()
+"""
+RANGE = """
+    places = Range (nil, n, step)
+    rows = Unsqueeze (places, second)
+    columns = Unsqueeze (places, first)
+    causal = GreaterOrEqual (rows, columns)
+"""
+TRIL = """
+    square = Concat <axis = 0> (length, length)
+    ones = ConstantOfShape <value: tensor = float[1] {1.0}> (square)
+    lower = Trilu <upper = 0> (ones)
+    hidden = Equal (lower, zero)
+    causal_mask = Where (hidden, inf, zero)
+"""
+KEYS = "kt = Transpose <perm = [0, 1, 3, 2]> (k)"
+END = "p = Softmax <axis = -1> (s)\n y = MatMul (p, v)"
+# What stands between the constants and the result, and the attributes of the node; None: it is no attention.
+FORMS = {
+    "scaled scores": (f"{KEYS} a = MatMul (q, kt) s = Div (a, root) {END}", {}),
+    "scaled operands": (f"{KEYS} qs = Mul (q, scale) ks = Mul (scale, kt) s = MatMul (qs, ks) {END}", {"scale": 0.125}),
+    "scaled key before its transposition": (
+        f"ks = Mul (k, scale) kt = Transpose <perm = [0, 1, 3, 2]> (ks) s = MatMul (q, kt) {END}",
+        {},
+    ),
+    "no scale": (f"{KEYS} s = MatMul (q, kt) {END}", {"scale": 1.0}),
+    "fused product": (
+        "s = com.microsoft.FusedMatMul <alpha = 0.35355338, transB = 1> (q, k) " + END,
+        {},
+    ),
+    "causal by Range": (
+        f"{RANGE} {KEYS} a = MatMul (q, kt) b = Mul (a, scale) s = Where (causal, b, low) {END}",
+        {"causal": "top_left"},
+    ),
+    "causal, hidden where later": (
+        f"{RANGE} later = Less (rows, columns) {KEYS} a = MatMul (q, kt) b = Mul (a, scale) "
+        f"s = Where (later, inf, b) {END}",
+        {"causal": "top_left"},
+    ),
+    "causal by Trilu": (
+        f"{TRIL} {KEYS} a = MatMul (q, kt) b = Mul (a, scale) s = Add (b, causal_mask) {END}",
+        {"causal": "top_left"},
+    ),
+    "causal by a buffer": (
+        "stop = Concat <axis = 0> (length, length) start = Constant <value_ints: ints = [0, 0]> () "
+        f"seen = Slice (buffer, start, stop, both) {KEYS} a = MatMul (q, kt) b = Div (a, root) "
+        f"s = Where (seen, b, low) {END}",
+        {"causal": "top_left"},
+    ),
+    "causal and padding in one condition": (
+        f"{RANGE} seen = And (causal, keys) {KEYS} a = MatMul (q, kt) b = Mul (a, scale) "
+        f"s = Where (seen, b, low) {END}",
+        {"causal": "top_left", "mask": True},
+    ),
+    "causal and padding in an added mask": (
+        f"{RANGE} seen = And (keys, causal) m = Where (seen, zero, low) {KEYS} a = MatMul (q, kt) "
+        f"b = Mul (a, scale) s = Add (b, m) {END}",
+        {"causal": "top_left", "mask": True},
+    ),
+    "an added mask inside of the scale": (
+        f"{KEYS} a = MatMul (q, kt) b = Add (bias, a) s = Mul (b, scale) {END}",
+        {"mask": True},
+    ),
+    "two masks": (
+        f"{KEYS} a = MatMul (q, kt) b = Mul (a, scale) c = Add (b, bias) s = Where (keys, c, inf) {END}",
+        {"mask": True},
+    ),
+    "softcap": (
+        f"{KEYS} a = MatMul (q, kt) b = Mul (a, scale) c = Div (b, cap) d = Tanh (c) s = Mul (d, cap) {END}",
+        {"softcap": 3.0},
+    ),
+    "rows without a key": (
+        f"{KEYS} a = MatMul (q, kt) b = Mul (a, scale) s = Where (keys, b, inf) p0 = Softmax <axis = -1> (s) "
+        "none = IsNaN (p0) p = Where (none, zero, p0) y = MatMul (p, v)",
+        {"mask": True},
+    ),
+    "two transpositions of keys in one": (
+        f"kl = Transpose <perm = [0, 2, 1, 3]> (k) kt = Transpose <perm = [0, 2, 3, 1]> (kl) a = MatMul (q, kt) "
+        f"s = Mul (a, scale) {END}",
+        {},
+    ),
+    "keys transposed as a batch of matrices": (
+        "f = Constant <value_ints: ints = [-1, 7, 8]> () u = Constant <value_ints: ints = [2, 4, 8, 7]> () "
+        "kf = Reshape (k, f) kg = Transpose <perm = [0, 2, 1]> (kf) kt = Reshape (kg, u) a = MatMul (q, kt) "
+        f"s = Mul (a, scale) {END}",
+        {},
+    ),
+    "heads as one axis": (
+        "f = Constant <value_ints: ints = [8, 7, 8]> () qf = Reshape (q, f) kf = Reshape (k, f) vf = Reshape (v, f) "
+        "kt = Transpose <perm = [0, 2, 1]> (kf) a = MatMul (qf, kt) s = Mul (a, scale) p = Softmax <axis = -1> (s) "
+        "y = MatMul (p, vf)",
+        {},
+    ),
+    "softmax over queries": (
+        f"{KEYS} a = MatMul (q, kt) s = Mul (a, scale) p = Softmax <axis = 2> (s) y = MatMul (p, v)",
+        "its axis is 2, expected the last one",
+    ),
+    "scores that something else reads": (
+        f"{KEYS} a = MatMul (q, kt) s = Mul (a, scale) r = Relu (s) p = Softmax <axis = -1> (s) w = MatMul (p, v) "
+        "rv = MatMul (r, v) y = Add (w, rv)",
+        "its input is no product of queries and keys that is only scaled, masked or capped",
+    ),
+    "scores divided by learned temperatures": (
+        f"{KEYS} a = MatMul (q, kt) s = Mul (a, temperature) {END}",
+        "its input is no product of queries and keys that is only scaled, masked or capped",
+    ),
+}
+
+
+def model_of(body, sizes=f"{B}, {H}, {L}, {D}"):
+    text = f"""{HEADER} g (float[{sizes}] q, float[{sizes}] k, float[{sizes}] v, bool[{B}, 1, 1, {L}] keys,
+        float[1, {H}, {L}, {L}] bias, float[{H}, 1, 1] temperature, bool[1, 1, 12, 12] buffer) => (float z) {{
+        {CONSTANTS} {body}
+        t = Sin (y) z = ReduceSum <keepdims = 0> (t) }}"""
+    found = parser.parse_model(text)
+    table = np.tri(12, dtype=bool).reshape(1, 1, 12, 12)
+    found.graph.initializer.append(onnx.numpy_helper.from_array(table, "buffer"))
+    kept = [each for each in found.graph.input if each.name != "buffer"]
+    del found.graph.input[:]
+    found.graph.input.extend(kept)
+    return found
+
+
+def feeds_of(model, rng):
+    given = {"q": (B, H, L, D), "k": (B, H, L, D), "v": (B, H, L, D), "bias": (1, H, L, L), "temperature": (H, 1, 1)}
+    arrays = {name: rng.normal(size=shape).astype(np.float32) for name, shape in given.items()}
+    arrays["keys"] = np.arange(L) < np.array([[[[5]]], [[[L]]]])
+    return {each.name: arrays[each.name] for each in model.graph.input}
+
+
+def found_in(model, wanted=("q", "k", "v")):
+    graph, found = with_attention(Graph(model, wanted), ["z"], wanted)
+    return [node for node in graph.nodes() if node.op_type == "AttentionTraining"], found
+
+
+def results(model, feeds):
+    return InferenceSession(model.SerializeToString()).run(None, feeds)
+
+
+def expect_alike(model, feeds, wanted=("q", "k", "v")):
+    """Results and gradients are those of plain operators, in which nothing is recognized."""
+    fused, plain = gradients(model, "z", wanted), gradients(model, "z", wanted, plain=True)
+    assert any(node.op_type == "AttentionGrad" for node in fused.graph.node)
+    expected = results(plain, feeds)
+    for mine, other in zip(results(fused, feeds), expected, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0, atol=2e-5 * max(1, np.abs(other).max()))
+    for mine, other in zip(results(lower(fused), feeds), expected, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0, atol=2e-5 * max(1, np.abs(other).max()))
+    return fused
+
+
+@pytest.mark.parametrize("sizes", [f"{B}, {H}, {L}, {D}", f"batch, {H}, length, {D}"], ids=["numbers", "names"])
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form, sizes, rng):
+    body, expected = FORMS[form]
+    if "as one axis" in form or "as a batch" in form or "bias" in body:
+        sizes = f"{B}, {H}, {L}, {D}"
+    model = model_of(body, sizes)
+    feeds = feeds_of(model, rng)
+    if isinstance(expected, str):
+        _, (found,) = found_in(model)
+        assert found.reason == expected
+        return
+    fused = expect_alike(model, feeds)
+    node = next(each for each in fused.graph.node if each.op_type == "AttentionTraining")
+    given = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    assert given["scale"] == pytest.approx(expected.get("scale", D**-0.5), rel=1e-5)
+    assert given["causal"].decode() == expected.get("causal", "")
+    assert given["softcap"] == pytest.approx(expected.get("softcap", 0.0))
+    assert (len(node.input) > 3) == ("mask" in expected)
+
+
+def crossing(model, length):
+    """The values of at least length x length that the forward part makes and the backward part reads."""
+    shapes = model.graph.value_info
+    sizes = {each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim] for each in shapes}
+    nodes = list(model.graph.node)
+    middle = next(i for i, node in enumerate(nodes) if any(name.endswith("_grad") for name in node.output))
+    made = {name for node in nodes[:middle] for name in node.output}
+    read = {name for node in nodes[middle:] for name in node.input}
+    return [name for name in made & read if sizes.get(name, []).count(length) >= 2]
+
+
+@pytest.mark.parametrize("form", ["causal by Range", "causal and padding in one condition", "softcap"])
+def test_no_matrix_of_scores_passes_from_the_forward_part_to_the_backward_part(form):
+    model = model_of(FORMS[form][0])
+    assert crossing(gradients(model, "z", ["q", "k", "v"]), L) == []
+    assert crossing(gradients(model, "z", ["q", "k", "v"], plain=True), L) != []
+
+
+def test_the_gradient_of_a_learned_bias(rng):
+    model = model_of(f"{KEYS} a = MatMul (q, kt) b = Mul (a, scale) s = Add (b, bias) {END}")
+    expect_alike(model, feeds_of(model, rng), ("q", "bias"))
+
+
+def test_heads_that_queries_share(rng):
+    body = """wide = Constant <value_ints: ints = [2, 2, 2, 7, 8]> ()
+        every = Constant <value_ints: ints = [2, 4, 7, 8]> ()
+        k5 = Unsqueeze (k, two) ke = Expand (k5, wide) kr = Reshape (ke, every)
+        v5 = Unsqueeze (v, two) ve = Expand (v5, wide) vr = Reshape (ve, every)
+        kt = Transpose <perm = [0, 1, 3, 2]> (kr) a = MatMul (q, kt) s = Mul (a, scale)
+        p = Softmax <axis = -1> (s) y = MatMul (p, vr)"""
+    model = model_of(body)
+    for value in model.graph.input[1:3]:
+        value.type.tensor_type.shape.dim[1].dim_value = 2
+    feeds = feeds_of(model, rng)
+    feeds |= {name: np.ascontiguousarray(feeds[name][:, :2]) for name in ("k", "v")}
+    fused = expect_alike(model, feeds)
+    node = next(each for each in fused.graph.node if each.op_type == "AttentionTraining")
+    assert list(node.input[:3]) == ["q", "k", "v"]
+
+
+def test_dropout_draws_anew_in_each_run_and_the_gradient_has_the_same_decisions(rng):
+    """With v as the identity, y are the probabilities; the gradient of their sum by v is their transposed sum."""
+    body = f"""half = Constant <value_float: float = 0.5> () train = Constant <value: tensor = bool {{1}}> ()
+        {KEYS} a = MatMul (q, kt) s = Mul (a, scale) p = Softmax <axis = -1> (s)
+        d = Dropout (p, half, train) y0 = MatMul (d, v) y = Identity (y0)"""
+    model = model_of(body)
+    model.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, None))
+    feeds = feeds_of(model, rng)
+    feeds["v"] = np.broadcast_to(np.eye(L, D, dtype=np.float32), (B, H, L, D)).copy()
+    for fused in (gradients(model, "z", ["v"]), lower(gradients(model, "z", ["v"]))):
+        session, runs = InferenceSession(fused.SerializeToString()), []
+        for _ in range(2):
+            _, y, dv = session.run(None, feeds)
+            dropped = (y[..., :L] == 0).mean()
+            assert 0.3 < dropped < 0.7
+            expected = np.einsum("bhij,bhid->bhjd", y[..., :L], np.cos(y))
+            np.testing.assert_allclose(dv, expected, atol=1e-5)
+            runs.append(y)
+        assert (runs[0] != runs[1]).any()
