@@ -148,12 +148,35 @@ def gradient_rules(root: Path, folder: Path) -> str:
     return "\n".join(lines)
 
 
+def runtime_operators(root: Path, folder: Path) -> str:
+    """One row for each operator that a stock session of onnxruntime runs on the CPU: whether it has a gradient."""
+    from opgrad.rules.coverage import coverage
+
+    cases = _runtime_registry(root)
+    lines = ["| operator | gradient | how, or why not |", "|---|---|---|"]
+    for domain, name in cases.operators():
+        found = coverage(domain, name)
+        kind, text = ("?", "") if found is None else (found.kind, found.text)
+        lines.append(f"| {domain}{'.' * bool(domain)}{name} | {kind} | {text} |")
+    return "\n".join(lines)
+
+
+def _runtime_registry(root: Path) -> Any:
+    """What onnxruntime runs, which a module among the tests asks it."""
+    return _support(root, "runtime_registry")
+
+
 def _gradient_cases(root: Path) -> Any:
     """What the rules are checked with, which stands among the tests."""
+    return _support(root, "gradient_cases")
+
+
+def _support(root: Path, module: str) -> Any:
+    """A module of tests/support."""
     folder = str((root / "tests" / "support").resolve())
     sys.path.insert(0, folder)
     try:
-        return importlib.import_module("gradient_cases")
+        return importlib.import_module(module)
     finally:
         sys.path.remove(folder)
 
@@ -345,6 +368,7 @@ PARTS: dict[str, Callable[[Path, Path], str]] = {
     "operators": operator_table,
     "graph-operators": graph_operator_table,
     "gradient-rules": gradient_rules,
+    "runtime-operators": runtime_operators,
     "post-ops": post_op_table,
     "headlines": headlines,
     "speed": speed,

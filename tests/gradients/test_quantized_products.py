@@ -187,3 +187,43 @@ def test_integers_of_several_scales_are_no_numbers():
     )
     with pytest.raises(NotImplementedError, match=r"Cast.*a scale for each place along an axis"):
         gradients(model, "y", "x")
+
+
+def test_layers_with_quantized_weights():
+    random, hidden = np.random.default_rng(0), 4
+    w, r = (
+        random.integers(-100, 100, (1, 5, 16)).astype(np.int8),
+        random.integers(-100, 100, (1, 4, 16)).astype(np.int8),
+    )
+    scales, offsets = random.uniform(0.005, 0.01, (2, 1, 16)).astype(np.float32), np.zeros((1, 16), np.int8)
+    bias, x = random.normal(size=(1, 32)).astype(np.float32), random.normal(size=(3, 2, 5)).astype(np.float32)
+    call = "com.microsoft.DynamicQuantizeLSTM <hidden_size = 4> (x, lw, lr, lb, , , , , ls, lz, rs, lz)"
+    model = build(f"g (float[3, 2, 5] x) => (float[3, 1, 2, 4] y) {{ y, h, c = {call} }}")
+    given = {"lw": w, "lr": r, "lb": bias, "ls": scales[0], "rs": scales[1], "lz": offsets}
+    model.graph.initializer.extend(numpy_helper.from_array(each, key) for key, each in given.items())
+    wide = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    weights = [torch.tensor(q[0].astype(np.float64) * s).T for q, s in ((w, scales[0]), (r, scales[1]))]
+    h = c = torch.zeros(2, hidden, dtype=torch.float64)
+    b = torch.tensor(bias[0].reshape(2, 16).sum(0))
+    rows = []
+    for each in wide:
+        i, o, f, g = (each @ weights[0].T + h @ weights[1].T + b).split(hidden, 1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        rows.append(h)
+    expected, factor = torch.stack(rows)[:, None], random.normal(size=(3, 1, 2, 4)).astype(np.float32)
+    np.testing.assert_allclose(session_of(model).run(["y"], {"x": x})[0], expected.detach(), atol=0.03)
+    model.graph.initializer.append(numpy_helper.from_array(factor, "factor"))
+    model.graph.node.append(onnx.helper.make_node("Mul", ["y", "factor"], ["weighted"]))
+    found = session_of(lower(gradients(model, "weighted", "x"))).run(["x_grad"], {"x": x})[0]
+    (expected * torch.tensor(factor)).sum().backward()
+    np.testing.assert_allclose(found, wide.grad, rtol=2e-5, atol=2e-5)
+
+
+def test_scores_that_stay_have_gradients():
+    body = "y = com.microsoft.NGramRepeatBlock <ngram_size = 2> (tokens, x)"
+    model = build(f"g (float[1, 4] x, int64[1, 3] tokens) => (float[1, 4] y) {{ {body} }}")
+    feeds = {"x": np.ones((1, 4), np.float32), "tokens": np.array([[1, 2, 1]])}
+    y, dx = session_of(lower(gradients(model, "y", "x"))).run(["y", "x_grad"], feeds)
+    assert np.isinf(y[0]).tolist() == [False, False, True, False]
+    assert dx.tolist() == [[1, 1, 0, 1]]

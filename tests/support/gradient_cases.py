@@ -238,20 +238,22 @@ RUNTIME = "in onnxruntime, against"
 QUANTIZATION = ("QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear")
 QUANTIZED = """QuantizeLinear DequantizeLinear DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger16 QGemm
     QAttention NhwcMaxPool QLinearConv QLinearAdd QLinearMul QLinearSigmoid QLinearLeakyRelu QLinearSoftmax
-    QLinearAveragePool QLinearGlobalAveragePool QLinearConcat QLinearWhere"""
+    QLinearAveragePool QLinearGlobalAveragePool QLinearConcat QLinearWhere DynamicQuantizeLSTM NGramRepeatBlock"""
 QUANTIZED_PRODUCTS = [
     *(("", op) for op in ("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv")),
     *((MICROSOFT, op) for op in QUANTIZED.split()),
 ]
-NAMES_OF_RUNTIME = """MatMulNBits RotaryEmbedding GroupQueryAttention ScaledSiLU GatedAdd GatedRMSNorm BranchwiseRMSNorm
-    LinearAttentionGate EngramGate HyperConnectionPreMix HyperConnectionPostMix TransposeMatMul GatherND Pad Trilu
-    ExpandDims SampleOp UnfoldTensor CDist GridSample ConvTransposeWithDynamicPads BiasAdd BiasSplitGelu GemmFastGelu
-    FusedMatMulActivation SwiGLU NhwcConv NhwcFusedConv GroupNorm SkipGroupNorm MoE"""
-OLD_OF_RUNTIME = "RotaryEmbedding Affine Scale ScaledTanh ParametricSoftplus ImageScaler Crop DynamicSlice"
-OF_RUNTIME = [  # of runtime_cases.py
-    *(("", op) for op in OLD_OF_RUNTIME.split()),
-    *((MICROSOFT, op) for op in NAMES_OF_RUNTIME.split()),
-]
+NAMES_OF_RUNTIME = {  # of tests/support/runtime_cases.py
+    "": """RotaryEmbedding Affine Scale ScaledTanh ParametricSoftplus ImageScaler Crop DynamicSlice CumProd
+        TensorScatter Col2Im Det Unique""",
+    "ai.onnx.ml": "ArrayFeatureExtractor Scaler LinearRegressor Imputer FeatureVectorizer Normalizer",
+    MICROSOFT: """MatMulNBits RotaryEmbedding GroupQueryAttention ScaledSiLU GatedAdd GatedRMSNorm BranchwiseRMSNorm
+        LinearAttentionGate EngramGate HyperConnectionPreMix HyperConnectionPostMix TransposeMatMul GatherND Pad Trilu
+        ExpandDims SampleOp UnfoldTensor CDist GridSample ConvTransposeWithDynamicPads BiasAdd BiasSplitGelu
+        GemmFastGelu FusedMatMulActivation SwiGLU NhwcConv NhwcFusedConv GroupNorm SkipGroupNorm MoE Inverse
+        CausalConvWithState MRotaryEmbedding MoEGroupRouter MatMulBnb4 GatherBlockQuantized""",
+}
+OF_RUNTIME = [(domain, op) for domain, names in NAMES_OF_RUNTIME.items() for op in names.split()]
 ELSEWHERE = {
     ("", "If"): "against known values",
     **{("", op): "straight through, against known values" for op in QUANTIZATION},

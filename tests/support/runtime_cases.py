@@ -62,7 +62,8 @@ class RuntimeCase:
         ]
         outputs = [onnx.ValueInfoProto(name=each) for each in results]
         constants = [onnx.numpy_helper.from_array(self.arrays[place], f"x{place}") for place in self.constants]
-        imports = [helper.make_opsetid("", self.opset), helper.make_opsetid(MICROSOFT, 1)]
+        domains = {"": self.opset, MICROSOFT: 1, "ai.onnx.ml": 3}
+        imports = [helper.make_opsetid(*each) for each in domains.items()]
         return helper.make_model(
             helper.make_graph([node], "graph", inputs, outputs, constants), opset_imports=imports, ir_version=10
         )

@@ -8,6 +8,7 @@ from onnx import TensorProto
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import FLOATS, MICROSOFT, domain_of
 from opgrad.graph.nodes import captured, needed, subgraphs
+from opgrad.rules.coverage import reason
 from opgrad.rules.node import Node
 from opgrad.rules.registry import RULES, Declared, Gradients, NoGradient
 
@@ -119,4 +120,5 @@ def rule_of(node: onnx.NodeProto) -> Declared:
 
 
 def _no_rule(node: Node) -> Gradients:
-    raise NoGradient(REASONS.get(node.proto.op_type, NO_RULE))
+    op = node.proto.op_type
+    raise NoGradient(REASONS.get(op) or reason(domain_of(node.proto), op) or NO_RULE)

@@ -23,6 +23,7 @@ ELEMENTWISE = names_of(
     SimplifiedLayerNormalization GroupNormalization GroupNorm RotaryEmbedding RotaryEmbeddingTraining
     GemmaRotaryEmbedding ComplexMul ComplexMulConj LongformerAttention MoE QMoE DecoderAttention BiasDropout
     BitmaskBiasDropout BitmaskDropout QLinearLeakyRelu QLinearSigmoid QLinearSoftmax ScaledSiLU
+    GatedAdd GatedRMSNorm BranchwiseRMSNorm SampleOp HyperConnectionPostMix MRotaryEmbedding CausalConvWithState
     """
 )
 # Operators with results of the type and shape of an input: from the place of the result to that of the input.
@@ -30,13 +31,17 @@ LIKE: dict[str, dict[int, int]] = {
     **{op: {0: 0} for op in ELEMENTWISE},
     **{op: {0: 0, 3: 0} for op in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")},
     "SkipGroupNorm": {0: 0, 1: 0},
+    "EngramGate": {0: 0, 1: 0},
+    "LinearAttentionGate": {0: 0, 1: 3},
+    "NGramRepeatBlock": {0: 1},
 }
+CONVOLUTION = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 # Operators whose stand-in is one of ai.onnx: its name, the numbers of inputs and outputs, and the attributes it takes.
 RENAMED: dict[str, tuple[str, int, int, tuple[str, ...]]] = {
     "ConcatTraining": ("Concat", 2**31, 1, ("axis",)),
     "SoftmaxCrossEntropyLossInternal": ("SoftmaxCrossEntropyLoss", 3, 2, ("reduction",)),
     "FusedGemm": ("Gemm", 3, 1, ("transA", "transB")),
-    "FusedConv": ("Conv", 3, 1, ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")),
+    "FusedConv": ("Conv", 3, 1, CONVOLUTION),
     "GemmFastGelu": ("MatMul", 2, 1, ()),
     "GatherND": ("GatherND", 2, 1, ()),
     "QuantizeLinear": ("QuantizeLinear", 3, 1, ("axis",)),
@@ -44,8 +49,11 @@ RENAMED: dict[str, tuple[str, int, int, tuple[str, ...]]] = {
     "GRUTraining": ("GRU", 6, 2, ("direction", "hidden_size", "linear_before_reset", "layout")),
     "LSTMTraining": ("LSTM", 8, 2, ("direction", "hidden_size", "layout")),
     "Range": ("Range", 3, 1, ()),
+    "GridSample": ("GridSample", 2, 1, ()),
+    "MatMulInteger16": ("MatMulInteger", 2, 1, ()),
     "Pad": ("Pad", 3, 1, ("mode",)),
 }
+WINDOW = (*CONVOLUTION, "ceil_mode")
 Write = Callable[["Unknown"], Sequence[Value | None]]
 WRITTEN: dict[str, Write] = {}
 
@@ -55,7 +63,7 @@ class Unknown(NodeView):
 
     def __init__(self, node: onnx.NodeProto, opset: int):
         self.body = Body(opset, f"opgrad.stand_in.{next(filter(None, node.output), '')}.")
-        self.attributes = attributes_of(node)
+        self.attributes, self.op = attributes_of(node), node.op_type
         self.inputs = [Value(self.body, name) if name else None for name in node.input]
 
 
@@ -119,6 +127,32 @@ def _packed_product(node: Unknown) -> Sequence[Value]:
     return [node.body.node("MatMul", x, node.body.node("ConstantOfShape", node.body.ints(sizes)).like(x))]
 
 
+@stand_in_for("QGemm")
+def _quantized_gemm(node: Unknown) -> Sequence[Value]:
+    a, b = (node.required(place).cast(TensorProto.FLOAT) for place in (0, 3))
+    flags = {name: int(node.attributes.get(name, 0)) for name in ("transA", "transB")}
+    y, zero = node.body.node("Gemm", a, b, **flags), node.input(8)
+    return [y if zero is None else y.like(zero)]
+
+
+@stand_in_for("MoEGroupRouter")
+def _experts_of_rows(node: Unknown) -> Sequence[Value]:
+    experts = node.required(1).shape()
+    rows = node.required(0).reshape(node.body.concat(node.body.ints([-1]), experts))
+    return [rows, rows.cast(TensorProto.FLOAT), rows.cast(TensorProto.FLOAT)]
+
+
+@stand_in_for("HyperConnectionPreMix")
+def _one_branch(node: Unknown) -> Sequence[Value]:
+    x, count = node.required(0), int(node.attributes.get("num_branches", 0))
+    return [x.split(count, -1)[0] if count else x.along("ReduceSum", [-2], keepdims=0)]
+
+
+@stand_in_for("SwiGLU")
+def _gated(node: Unknown) -> Sequence[Value]:
+    return [node.required(0) if node.input(1) is not None else node.required(0).split(2, -1)[0]]
+
+
 @stand_in_for("QLinearAdd", "QLinearMul")
 def _integers_broadcast(node: Unknown) -> Sequence[Value]:
     return [node.required(0) + node.required(3)]
@@ -127,6 +161,75 @@ def _integers_broadcast(node: Unknown) -> Sequence[Value]:
 @stand_in_for("BiasSplitGelu")
 def _half(node: Unknown) -> Sequence[Value]:
     return node.required(0).split(2, -1)[:1]
+
+
+@stand_in_for("GatherBlockQuantized")
+def _rows_of_blocks(node: Unknown) -> Sequence[Value]:
+    """The scales of the chosen rows, once for each number of a block."""
+    scales = node.body.node("Gather", node.required(2), node.required(1))
+    return [node.body.concat(*[scales] * int(node.attributes.get("block_size", 128)), axis=-1)]
+
+
+# --- several tensors, and axes ---
+
+
+@stand_in_for("QLinearConcat")
+def _joined(node: Unknown) -> Sequence[Value]:
+    parts = [node.required(place) for place in range(2, len(node.inputs), 3)]
+    return [node.body.concat(*parts, axis=int(node.attributes["axis"]))]
+
+
+@stand_in_for("QLinearWhere")
+def _chosen(node: Unknown) -> Sequence[Value]:
+    return [node.body.node("Where", node.required(0), node.required(1), node.required(4))]
+
+
+@stand_in_for("ExpandDims")
+def _with_axis(node: Unknown) -> Sequence[Value]:
+    axis = node.required(1).cast(TensorProto.INT64).reshape([1])
+    return [node.body.node("Unsqueeze", node.required(0), axis)]
+
+
+@stand_in_for("CDist")
+def _distances(node: Unknown) -> Sequence[Value]:
+    return [node.body.node("MatMul", node.required(0), node.required(1).transpose(1, 0))]
+
+
+@stand_in_for("DynamicQuantizeLSTM")
+def _quantized_layer(node: Unknown) -> Sequence[Value]:
+    names = ("direction", "hidden_size")
+    given = {name: node.attributes[name] for name in names if name in node.attributes}
+    weights = [node.required(place).cast(TensorProto.FLOAT).transpose(0, 2, 1) for place in (1, 2)]
+    return node.body.nodes_of("LSTM", 3, node.required(0), *weights, **given)
+
+
+# --- images ---
+
+
+@stand_in_for("QLinearConv")
+def _convolved(node: Unknown) -> Sequence[Value]:
+    x, w = (node.required(place).cast(TensorProto.FLOAT) for place in (0, 3))
+    return [_of_images(node, x, "Conv", w).like(node.required(7))]
+
+
+@stand_in_for("NhwcConv", "NhwcFusedConv")
+def _convolved_images(node: Unknown) -> Sequence[Value]:
+    return [_of_images(node, node.required(0), "Conv", node.required(1), last=1)]
+
+
+@stand_in_for("QLinearAveragePool", "QLinearGlobalAveragePool", "NhwcMaxPool")
+def _pooled(node: Unknown) -> Sequence[Value]:
+    x, op = node.required(0), node.op.removeprefix("QLinear").removeprefix("Nhwc")
+    return [_of_images(node, x.cast(TensorProto.FLOAT), op, last=int(op == "MaxPool")).like(x)]
+
+
+def _of_images(node: Unknown, x: Value, op: str, *others: Value, last: int = 0) -> Value:
+    """A convolution or pooling. Where the channels are the last axis, images have two axes beside them."""
+    given = {name: value for name, value in node.attributes.items() if name in WINDOW}
+    if not (last or node.attributes.get("channels_last", 0)):
+        return node.body.node(op, x, *others, **given)
+    y = node.body.node(op, x.transpose(0, 3, 1, 2), *others, **given)
+    return y.transpose(0, 2, 3, 1)
 
 
 @stand_in_for("TorchEmbedding")
@@ -214,7 +317,7 @@ def _heads_attention(node: Unknown) -> Sequence[Value | None]:
     ]
 
 
-@stand_in_for("GroupQueryAttention")
+@stand_in_for("GroupQueryAttention", "SparseAttention")
 def _grouped_attention(node: Unknown) -> Sequence[Value]:
     """The query; if keys and values are packed into it, only its own part."""
     q = node.required(0)

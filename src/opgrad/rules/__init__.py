@@ -18,6 +18,7 @@ from opgrad.rules import (  # noqa: F401
     losses,
     matrix,
     microsoft,
+    newer,
     normalization,
     packed,
     pooling,

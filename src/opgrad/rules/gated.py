@@ -1,6 +1,6 @@
 """Gates and normalizations that onnxruntime has in one kernel for newer language models."""
 
-from opgrad.graph.formulas import Value
+from opgrad.graph.formulas import LAST, Value
 from opgrad.graph.messages import MICROSOFT
 from opgrad.rules.node import Node
 from opgrad.rules.registry import Gradients, NoGradient, in_float32, recomputed
@@ -132,3 +132,48 @@ def linear_attention_gate(node: Node) -> Gradients:
     if a is None or bias is None or scale is None:
         raise NoGradient(f"it lacks one of its inputs {', '.join(names[:3])}")
     return [(a + bias).apply("Softplus") * scale, None if b is None else b.apply("Sigmoid")]
+
+
+@recomputed("MoEGroupRouter", domain=MICROSOFT)
+@in_float32
+def moe_group_router(node: Node) -> Gradients:
+    """log(sigmoid(x)) of the experts that the operator chose; or scores, sigmoid(x) + bias, and weights, sigmoid(x)."""
+    x, projection = node.x, node.input(2)
+    s = (x if projection is None else node.body.node("MatMul", x, projection.transpose(1, 0))).apply("Sigmoid")
+    sentinel, chosen = node.get("router_sentinel", -100.0), node.outputs[0]
+    if chosen is None:
+        return [None, s + node.required(1), s]
+    at_least = node.body.number(1e-20, s)
+    return [node.where(chosen.equals(sentinel), sentinel, node.body.node("Max", s, at_least).apply("Log"))]
+
+
+@recomputed("CausalConvWithState", domain=MICROSOFT)
+@in_float32
+def causal_conv_with_state(node: Node) -> Gradients:
+    """y = activation(conv(past, then x)) of each channel for itself; the state is what the next call needs."""
+    if node.get("ndim", 1) != 1 or node.get("state_window", 0) or node.get("state_update_capacity", 0):
+        raise NoGradient("it has several axes of space, or keeps several states")
+    body, x, past, last = node.body, node.x, node.input(3), node.get("channels_last", 0)
+    channels, _, taps = sizes_of(node.required(1))
+    if not isinstance(channels, int) or not isinstance(taps, int):
+        raise NoGradient("the graph does not tell the size of its weight")
+    columns, dilation = (_channels_first(each, last) for each in (x, past)), node.get("dilation", 1)
+    x, past = columns
+    assert x is not None
+    kept = (taps - 1) * dilation
+    before = body.full(body.concat(x.shape(0, 2), body.ints([kept])), 0, x) if past is None else past
+    whole = body.concat(before, x, axis=2)
+    y = body.node("Conv", whole, node.required(1), node.input(2), group=channels, dilations=[dilation])
+    y = silu(y) if node.get("activation", "none") in ("silu", "swish") else y
+    state = whole.slice(-kept, LAST, 2) if kept else whole.slice(0, 0, 2)
+    return [_channels_last(node, each) if last else each for each in (y, state)]
+
+
+def _channels_first(value: Value | None, last: int) -> Value | None:
+    """[N, L, C, ..] as [N, C, L]."""
+    return value if value is None or not last else value.reshape([0, 0, -1]).transpose(0, 2, 1)
+
+
+def _channels_last(node: Node, value: Value) -> Value:
+    """[N, C, L] as [N, L, C, ..], with the axes of channels that the input has."""
+    return value.transpose(0, 2, 1).reshape(node.body.concat(node.body.ints([0, 0]), node.x.shape(2)))

@@ -142,6 +142,20 @@ def qattention(node: Node) -> Gradients:
     return attention(node.on(x, weights, node.input(2), node.input(5), node.input(8)))
 
 
+@recomputed("DynamicQuantizeLSTM", domain=MICROSOFT, constant=(1, 2, 8, 9, 10, 11))
+def dynamic_quantize_lstm(node: Node) -> Gradients:
+    """That of LSTM with the floats that the weights stand for; the gradient goes straight through other roundings."""
+    given = [_gates(node, place, scale).transpose(0, 2, 1) for place, scale in ((1, 8), (2, 10))]
+    return node.body.nodes_of("LSTM", 3, node.x, *given, *node.inputs[3:8], **node.attributes)
+
+
+def _gates(node: Node, place: int, scale: int) -> Value:
+    """The floats of weights [directions, in, gates], with a scale and zero point for each direction, or each gate."""
+    shape = [0, 1, -1] if len(sizes_of(node.required(scale))) > 1 else [-1, 1, 1]
+    columns = [node.required(each).reshape(shape).cast(TensorProto.FLOAT) for each in (scale, scale + 1)]
+    return (node.required(place).cast(TensorProto.FLOAT) - columns[1]) * columns[0]
+
+
 def of_operands(node: Node, places: Sequence[int]) -> list[Value]:
     """The floats of several inputs, each of them followed by its scale and its zero point."""
     return [operand(node, place) for place in places]

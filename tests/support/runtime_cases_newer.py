@@ -1,0 +1,286 @@
+"""Operators of newer opsets, of few models, and with weights in bytes."""
+
+import numpy as np
+import torch
+from runtime_cases import RuntimeCase
+from runtime_cases_packed import packed
+from torch.nn import functional
+
+from opgrad.rules.packed import TABLES
+
+RANDOM = np.random.default_rng(3)
+CASES = {}
+
+
+def numbers(*shape, kind=np.float32):
+    return RANDOM.normal(size=shape).astype(kind)
+
+
+def add(name, arrays, formula, wanted=None, form="", **options):
+    """A case; by default all floats are differentiated."""
+    floats = [place for place, array in enumerate(arrays) if array is not None and array.dtype.kind == "f"]
+    attributes = {key: options.pop(key) for key in list(options) if key not in RuntimeCase.__dataclass_fields__}
+    options.setdefault("terms", 64)
+    case = RuntimeCase(name, arrays, formula, tuple(floats if wanted is None else wanted), attributes, **options)
+    CASES[f"{name}{', ' * bool(form)}{form}"] = case
+
+
+# --- ai.onnx ---
+of_onnx = {"domain": "", "opset": 26}
+X = numbers(3, 5)
+X[1, 2] = X[2, 0] = X[2, 3] = 0
+
+
+def cum_prod(x, exclusive=False, reverse=False):
+    x = x.flip(1) if reverse else x
+    y = torch.cumprod(torch.cat([torch.ones_like(x[:, :1]), x[:, :-1]], 1) if exclusive else x, 1)
+    return y.flip(1) if reverse else y
+
+
+for exclusive in (0, 1):
+    for reverse in (0, 1):
+        add(
+            "CumProd",
+            [X, np.array(1)],
+            lambda x, _, e=exclusive, r=reverse: cum_prod(x, e, r),
+            constants=(1,),
+            exclusive=exclusive,
+            reverse=reverse,
+            form=f"exclusive {exclusive}, reverse {reverse}",
+            **of_onnx,
+        )
+add("CumProd", [numbers(2, 3, 2), np.array(-3)], lambda x, _: torch.cumprod(x, 0), constants=(1,), form="first axis",
+    **of_onnx)  # fmt: skip
+
+
+def scattered(past, update, at=None, axis=2, circular=False):
+    """Each row written by itself."""
+    rows = []
+    for row in range(len(past)):
+        first = 0 if at is None else int(at[row])
+        places = torch.arange(update.shape[axis]) + first
+        places = places % past.shape[axis] if circular else places
+        rows.append(past[row].index_copy(axis - 1, places, update[row]))
+    return torch.stack(rows)
+
+
+CACHE = [numbers(2, 3, 6, 4), numbers(2, 3, 2, 4)]
+add("TensorScatter", CACHE, scattered, **of_onnx)
+add("TensorScatter", [*CACHE, np.array([1, 4])], scattered, form="places", **of_onnx)
+add(
+    "TensorScatter",
+    [*CACHE, np.array([5, 4])],
+    lambda *x: scattered(*x, circular=True),
+    mode="circular",
+    form="circular",
+    **of_onnx,
+)
+add(
+    "TensorScatter",
+    [numbers(2, 6, 4), numbers(2, 3, 4), np.array([1, 3])],
+    lambda *x: scattered(*x, axis=1),
+    axis=1,
+    form="axis 1",
+    **of_onnx,
+)
+add(
+    "TensorScatter",
+    [*(each.astype(np.float16) for each in CACHE), np.array([1, 4])],
+    scattered,
+    form="float16",
+    **of_onnx,
+)
+add(
+    "Col2Im",
+    [numbers(2, 12, 16), np.array([5, 6]), np.array([2, 3])],
+    lambda x, *_: functional.fold(x, (5, 6), (2, 3)),
+    constants=(1, 2),
+    opset=18,
+    domain="",
+)
+add(
+    "Col2Im",
+    [numbers(1, 8, 9), np.array([5, 5]), np.array([2, 2])],
+    lambda x, *_: functional.fold(x, (5, 5), (2, 2), dilation=2, padding=1, stride=2),
+    constants=(1, 2),
+    dilations=[2, 2],
+    pads=[1, 1, 1, 1],
+    strides=[2, 2],
+    opset=18,
+    domain="",
+    form="strides",
+)
+MATRICES = (numbers(2, 3, 3) + 3 * np.eye(3)).astype(np.float32)
+add("Det", [MATRICES], torch.linalg.det, domain="", opset=22)
+add("Inverse", [MATRICES], torch.linalg.inv, terms=256)
+TIES = np.array([[1.5, 0.5, 1.5], [2.5, 0.5, 0.25]], np.float32)
+add("Unique", [TIES], lambda x: x.flatten()[torch.tensor([5, 1, 0, 3])], domain="", opset=22)
+
+# --- com.microsoft ---
+TAPS = [numbers(4, 1, 3), numbers(4)]
+
+
+def causal(x, w, b=None, past=None, dilation=1, activation=None):
+    kept = (w.shape[2] - 1) * dilation
+    whole = torch.cat([x.new_zeros(*x.shape[:2], kept) if past is None else past, x], 2)
+    y = functional.conv1d(whole, w, b, groups=x.shape[1], dilation=dilation)
+    return functional.silu(y) if activation else y, whole[:, :, whole.shape[2] - kept :]
+
+
+def last(function):
+    def of(x, w, b, past):
+        return [each.transpose(1, 2) for each in function(x.transpose(1, 2), w, b, past.transpose(1, 2))]
+
+    return of
+
+
+add("CausalConvWithState", [numbers(2, 4, 5), *TAPS], causal, outputs=2)
+add(
+    "CausalConvWithState",
+    [numbers(2, 4, 5), *TAPS, numbers(2, 4, 2)],
+    lambda *x: causal(*x, activation=True),
+    outputs=2,
+    activation="silu",
+    form="past, silu",
+)
+add(
+    "CausalConvWithState",
+    [numbers(2, 4, 5), *TAPS, numbers(2, 4, 4)],
+    lambda *x: causal(*x, dilation=2),
+    outputs=2,
+    dilation=2,
+    form="dilation",
+)
+add(
+    "CausalConvWithState",
+    [numbers(2, 5, 4), *TAPS, numbers(2, 2, 4)],
+    last(causal),
+    outputs=2,
+    channels_last=1,
+    form="channels last",
+)
+TOKENS, SCORES = np.array([[1, 2, 1, 2]]), numbers(1, 4)
+
+
+def turned(x, positions, cos, sin):
+    """Pairs half a head apart, of which the first section turns by the time, the others by height and width."""
+    pairs = torch.arange(4)
+    stream = torch.tensor([0, 0, 1, 2])
+    at = positions[stream].permute(1, 2, 0)
+    c, s = (each[at, pairs][:, :, None] for each in (cos, sin))
+    split = x.reshape(2, 3, 2, 8)
+    a, b = split[..., :4], split[..., 4:]
+    return torch.cat([a * c - b * s, b * c + a * s], -1).reshape(2, 3, 16)
+
+
+ANGLES = numbers(9, 4)
+add(
+    "MRotaryEmbedding",
+    [numbers(2, 3, 16), RANDOM.integers(0, 9, (3, 2, 3)), np.cos(ANGLES), np.sin(ANGLES)],
+    turned,
+    wanted=(0,),
+    mrope_section=[2, 1, 1],
+    num_heads=2,
+)
+LOGITS, SHIFT = numbers(5, 8), numbers(8)
+
+
+def routed(x, _):
+    s = torch.sigmoid(x)
+    chosen = torch.zeros_like(s).scatter(1, (s + torch.tensor(SHIFT)).topk(3, 1).indices, 1.0)
+    return torch.where(chosen > 0, torch.log(s), -100.0)
+
+
+add("MoEGroupRouter", [LOGITS, SHIFT], routed, wanted=(0,), top_k=3, router_sentinel=-100.0)
+
+# --- weights in bytes ---
+for kind, form in ((0, "fp4"), (1, "nf4")):
+    WHOLE = RANDOM.integers(0, 16, (6, 32))
+    BYTES = packed(WHOLE[:, np.arange(32) ^ 1], 4).reshape(-1)
+    add(
+        "MatMulBnb4",
+        [numbers(2, 32), BYTES, np.abs(numbers(12))],
+        lambda a, _, s, w=TABLES[kind][WHOLE]: a @ (torch.tensor(w) * s.repeat_interleave(16).reshape(6, 32)).T,
+        K=32,
+        N=6,
+        block_size=16,
+        quant_type=kind,
+        transB=1,
+        form=form,
+    )
+ROWS, PLACES = RANDOM.integers(0, 16, (7, 64)), np.array([[1, 6, 1], [0, 2, 5]])
+ZEROS, EIGHT = RANDOM.integers(0, 16, (7, 2)), RANDOM.integers(0, 256, (7, 64))
+
+
+def gathered(whole, offset):
+    def of(_, places, scales, *__):
+        return (
+            (torch.tensor(whole) - torch.tensor(offset).repeat_interleave(32, -1)) * scales.repeat_interleave(32, -1)
+        )[places]
+
+    return of
+
+
+SCALES, HALF = np.abs(numbers(7, 2)), np.full((7, 2), 8)
+blocks = {"block_size": 32, "quantize_axis": 1, "gather_axis": 0}
+add("GatherBlockQuantized", [packed(ROWS, 4), PLACES, SCALES], gathered(ROWS, HALF), bits=4, **blocks)
+add(
+    "GatherBlockQuantized",
+    [packed(ROWS, 4), PLACES, SCALES, packed(ZEROS, 4)],
+    gathered(ROWS, ZEROS),
+    bits=4,
+    form="zero points",
+    **blocks,
+)
+add(
+    "GatherBlockQuantized",
+    [EIGHT.astype(np.uint8), PLACES, SCALES.astype(np.float16)],
+    gathered(EIGHT, 16 * HALF),
+    bits=8,
+    form="8 bits, float16",
+    **blocks,
+)
+
+# --- classical models ---
+classical = {"domain": "ai.onnx.ml"}
+add("ArrayFeatureExtractor", [numbers(2, 4), np.array([3, 0, 3])], lambda x, at: x[:, at], **classical)
+add(
+    "Scaler",
+    [numbers(2, 3)],
+    lambda x: (x - torch.tensor([0.1, 0.2, 0.3])) * torch.tensor([0.5, 2.0, 1.0]),
+    offset=[0.1, 0.2, 0.3],
+    scale=[0.5, 2.0, 1.0],
+    **classical,
+)
+add(
+    "LinearRegressor",
+    [numbers(4, 3)],
+    lambda x: x @ torch.tensor([[1, 2, 3], [4, 5, 6.0]]).double().T + torch.tensor([0.5, 0.25]),
+    coefficients=[1.0, 2, 3, 4, 5, 6],
+    intercepts=[0.5, 0.25],
+    targets=2,
+    **classical,
+)
+MISSING = numbers(3, 4)
+MISSING[0, 1] = MISSING[2, 3] = np.nan
+add(
+    "Imputer",
+    [MISSING],
+    lambda x: torch.where(torch.isnan(x), torch.tensor([1, 2, 3, 4.0]).double(), x),
+    imputed_value_floats=[1.0, 2, 3, 4],
+    replaced_value_float=float("nan"),
+    **classical,
+)
+add(
+    "FeatureVectorizer",
+    [numbers(2, 3), numbers(2, 1)],
+    lambda a, b: torch.cat([a, b], 1),
+    inputdimensions=[3, 1],
+    **classical,
+)
+for norm, size in {
+    "L1": lambda x: x.abs().sum(1, keepdim=True),
+    "L2": lambda x: x.norm(dim=1, keepdim=True),
+    "MAX": lambda x: x.amax(1, keepdim=True),
+}.items():
+    add("Normalizer", [numbers(2, 5)], lambda x, f=size: x / f(x), norm=norm, form=norm, **classical)  # fmt: skip
