@@ -25,7 +25,7 @@ def in_its_type(compute):
     """The same method, computed in float64 and rounded once to the type of x."""
 
     def _run(self, x, *others, **attributes):
-        given = (each.astype(np.float64) for each in (x, *others))
+        given = (each if each is None or each.dtype.kind in "iub" else each.astype(np.float64) for each in (x, *others))
         return tuple(each.astype(x.dtype) for each in compute(self, *given, **attributes))
 
     return _run

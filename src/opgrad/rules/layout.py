@@ -6,7 +6,7 @@ from onnx import TensorProto
 from opgrad.graph.formulas import LAST, Value
 from opgrad.rules.node import Node
 from opgrad.rules.registry import Gradients, gradient
-from opgrad.rules.shaping import reshape_like
+from opgrad.rules.shaping import reshape_like, reshape_to
 
 SPLIT_SIZES_ARE_INPUT = 13  # opset
 AXES_OF_PAD = 3  # the place of this input
@@ -67,7 +67,8 @@ def tile(node: Node) -> Value:
     rank, body, repeats = node.rank(), node.body, node.required(1)
     columns = [each.reshape([-1, 1]) for each in (repeats.cast(TensorProto.INT64), node.x.shape())]
     # Each axis becomes two: the number of the copy, and the place inside a copy.
-    return node.dy.reshape(body.concat(*columns, axis=1).reshape([-1])).sum(list(range(0, 2 * rank, 2)), keepdims=False)
+    split = reshape_to(node.dy, body.concat(*columns, axis=1).reshape([-1]))
+    return split.sum(list(range(0, 2 * rank, 2)), keepdims=False)
 
 
 @gradient("Slice", constant=(1, 2, 3, 4), integers=True)
@@ -109,7 +110,8 @@ def depth_to_space(node: Node) -> Value:
         return node.body.node("SpaceToDepth", node.dy, blocksize=block)
     body, size = node.body, node.x.shape
     blocks = body.ints([block])
-    split = node.dy.reshape(body.concat(size(0, 1), body.ints([-1]), size(2, 3), blocks, size(3, 4), blocks))
+    shape = body.concat(size(0, 1), node.dy.shape(1, 2), size(2, 3), blocks, size(3, 4), blocks)
+    split = reshape_to(node.dy, shape)
     return reshape_like(split.transpose(0, 1, 3, 5, 2, 4), node.x)
 
 

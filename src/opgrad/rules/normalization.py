@@ -10,7 +10,7 @@ from opgrad.graph.messages import MICROSOFT
 from opgrad.graph.sizes import are_equal, known
 from opgrad.rules.node import Node
 from opgrad.rules.registry import Gradients, NoGradient, gradient
-from opgrad.rules.shaping import ratio, reshape_like, sizes_of, unbroadcast
+from opgrad.rules.shaping import ratio, reshape_like, reshape_to, sizes_of, unbroadcast
 
 FIRST_TRAINING_MODE = 14  # opset of BatchNormalization whose attribute says whether it trains
 
@@ -182,7 +182,7 @@ def lrn(node: Node) -> Value:
 def _window_mean(values: Value, node: Node, below: int, above: int) -> Value:
     """For each channel the sum over the channels from `below` before to `above` behind it, divided by `size`."""
     body, size = node.body, node.get("size")
-    columns = values.reshape(body.concat(node.x.shape(0, 2), body.ints([-1])))
+    columns = reshape_to(values, body.concat(node.x.shape(0, 2), node.x.shape(2).product()))
     image = columns.unsqueeze(1)
     pooled = body.node("AveragePool", image, kernel_shape=[size, 1], pads=[below, 0, above, 0], count_include_pad=1)
     return reshape_like(pooled, node.x)

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from opgrad.graph.formulas import Value, widened
 from opgrad.rules.node import Node
 from opgrad.rules.registry import NoGradient, decomposition, gradient
-from opgrad.rules.shaping import sizes_of
+from opgrad.rules.shaping import reshape_to, sizes_of
 
 CUBIC = -0.75  # the coefficient of the cubic convolution
 MODES = {"bilinear": "linear", "bicubic": "cubic"}  # names of opset 16
@@ -30,13 +30,13 @@ def grid_sample(node: Node) -> Value:
     if mode not in ("linear", "nearest", "cubic"):
         raise NoGradient(f"its mode is {mode!r}, expected linear, nearest or cubic")
     # Columns of the grid, one for each place; the first one names places along the last axis.
-    points = grid.reshape(body.concat(grid.shape(0, 1), body.ints([-1, axes])))
+    points = reshape_to(grid, body.concat(grid.shape(0, 1), grid.shape(1, axes + 1).product(), body.ints([axes])))
     places = [_place(node, points.slice(axes - 1 - axis, axes - axis, 2).squeeze(2), axis) for axis in range(axes)]
     taps = [_taps(node, place, axis, mode) for axis, place in enumerate(places)]
-    images = x.reshape(body.concat(x.shape(0, 2), body.ints([-1]))).transpose(0, 2, 1)
+    images = reshape_to(x, body.concat(x.shape(0, 2), x.shape(2).product())).transpose(0, 2, 1)
     total = reduce(Value.__add__, (_corner(node, images, corner) for corner in itertools.product(*taps)))
     out = grid.shape(1, axes + 1)
-    return total.transpose(0, 2, 1).reshape(body.concat(x.shape(0, 2), out)).like(node.x)
+    return reshape_to(total.transpose(0, 2, 1), body.concat(x.shape(0, 2), out)).like(node.x)
 
 
 @gradient("AffineGrid", constant=(1,))

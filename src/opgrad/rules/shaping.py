@@ -31,8 +31,13 @@ def reshape_like(value: Value, like: Value) -> Value:
     target = None if wanted is None else constant_target(wanted, ())
     if target is not None:
         return value.reshape(target)
+    return reshape_to(value, like.shape())
+
+
+def reshape_to(value: Value, shape: Value) -> Value:
+    """The elements in a shape in which 0 is a size of 0, so that values without elements are reshaped, too."""
     zeros = {"allowzero": 1} if value.body.opset >= ZERO_AS_SIZE else {}
-    return value.body.node("Reshape", value, like.shape(), **zeros)
+    return value.body.node("Reshape", value, shape, **zeros)
 
 
 def broadcast_to(value: Value, like: Value) -> Value:

@@ -1,0 +1,83 @@
+"""Gradients of batches without rows: a size that is open while the graph is made, and 0 when it runs."""
+
+import numpy as np
+import onnxruntime
+import pytest
+from gradient_cases import CASES, NEWEST
+from onnx import TensorProto, helper
+from typed_cases import typed
+
+from opgrad.gradients import gradients
+from opgrad.onnxruntime import InferenceSession, lower
+
+OTHERS = ("RNN", "GRU", "LSTM")  # onnxruntime ends the process when their batch is empty
+# The mean of no numbers, and Reshape, which finds no size beside one of 0: in the plain form, or in sessions of opgrad.
+REFUSED = {
+    "BatchNormalization-15-trains": True, "BatchNormalization-9-trains,_by_its_outputs": True, "Conv-11-groups": True,
+    "ConvTranspose-11-groups": True, "Tile-13": False,
+}  # fmt: skip
+
+
+def options():
+    """Sessions that say nothing about what fails."""
+    quiet = onnxruntime.SessionOptions()
+    quiet.log_severity_level = 4
+    return quiet
+
+
+def open_batch(case):
+    """The model of a case whose batch is open, with arrays without rows; None where a constant has the batch, too."""
+    model, fed = typed(case, TensorProto.FLOAT)
+    first = fed[f"x{case.wanted[0]}"]
+    if not first.ndim:
+        return None
+    rows = {
+        name
+        for name, array in case.feeds.items()
+        if array.ndim == first.ndim and array.shape[0] == first.shape[0] and case.op not in ("Gemm", "MatMul", "Einsum")
+    } | {f"x{case.wanted[0]}"}
+    if not rows <= fed.keys():
+        return None
+    for value in model.graph.input:
+        if value.name in rows:
+            value.type.tensor_type.shape.dim[0].dim_param = "N"
+    return model, {name: array[:0] if name in rows else array for name, array in fed.items()}
+
+
+def runs(model, feeds):
+    """Whether onnxruntime takes the batch at all."""
+    forward = lower(model)
+    for value in forward.graph.output:
+        if not value.type.WhichOneof("value"):
+            value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None))
+    try:
+        onnxruntime.InferenceSession(forward.SerializeToString(), options()).run(None, feeds)
+    except Exception:
+        return False
+    return True
+
+
+NAMED = {
+    str(case): case
+    for case in sorted(CASES, key=lambda case: case.opset)
+    if case.opset <= NEWEST and not case.domain and case.op not in OTHERS
+}
+LAST = {(case.op, case.form): name for name, case in NAMED.items()}
+
+
+@pytest.mark.parametrize("name", sorted(LAST.values()))
+def test_gradients_have_the_shapes_of_their_values(name):
+    made = open_batch(NAMED[name])
+    if made is None or not runs(*made):
+        return
+    model, feeds = made
+    for plain in (True, False):
+        graph = gradients(model, "y0", list(feeds), plain=plain).SerializeToString()
+        session = onnxruntime.InferenceSession(graph, options()) if plain else InferenceSession(graph)
+        if plain is REFUSED.get(name):
+            with pytest.raises(Exception, match="Reshape"):
+                session.run(None, feeds)
+            continue
+        found = session.run(None, feeds)[-len(feeds) :]
+        assert [each.shape for each in found] == [each.shape for each in feeds.values()]
+        assert all(np.isfinite(each).all() for each in found)
