@@ -24,7 +24,7 @@ print([name for name in ("numba", "llvmlite") if name in sys.modules])
 
 def code_of(function):
     function.link()
-    return native.object_cache().read(sources.object_name(function.function, function.form))
+    return native.object_cache().read(sources.object_name(function.function, function.interface))
 
 
 def test_a_warm_process_does_without_llvm():
@@ -38,7 +38,7 @@ def test_both_links_run_alike():
 
     code, seen = code_of(threads.run), []
     task = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(lambda given, part: seen.append(part) or 0)
-    for address in (machine_code.link(code, native.ENTRY), native._load_with_llvm(code)):
+    for address in (machine_code.link(code, native.EXPORTED), native._load_with_llvm(code)):
         call = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)(address)
         assert call(0, ctypes.cast(task, ctypes.c_void_p).value, 0, 3) == 0
     assert seen == [0, 1, 2] * 2
@@ -56,7 +56,7 @@ def test_addresses_by_name():
     words = (ctypes.c_int64 * 2)(5, 6)
     machine_code.give_name("opgrad_of_a_test", ctypes.addressof(words))
     code = code_of(second_word)
-    for address in (machine_code.link(code, native.ENTRY), native._load_with_llvm(code)):
+    for address in (machine_code.link(code, native.EXPORTED), native._load_with_llvm(code)):
         assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)(1) == 6
 
 
@@ -68,11 +68,11 @@ def test_other_relocations_are_left_to_llvm():
     for table in tables:
         (number,) = struct.unpack_from("<Q", code, table.offset + 8)
         struct.pack_into("<Q", code, table.offset + 8, number >> 32 << 32 | 3)
-    assert machine_code.link(bytes(code), native.ENTRY) is None
+    assert machine_code.link(bytes(code), native.EXPORTED) is None
 
 
 def test_object_files_of_other_systems_are_left_to_llvm():
-    assert machine_code.link(b"\xcf\xfa\xed\xfe" + code_of(execute)[4:], native.ENTRY) is None
+    assert machine_code.link(b"\xcf\xfa\xed\xfe" + code_of(execute)[4:], native.EXPORTED) is None
 
 
 def test_functions_far_away_are_called_by_a_jump():

@@ -36,7 +36,7 @@ def headline_steps(operators: list[str]) -> Iterator[tuple[str, Any]]:
     for cell in select(operators, ["float32", "bfloat16"], [], False):
         if cell.workload.headline and cell.workload.group == "plain":
             for step in _steps(cell):
-                key = step.kernel.function, step.form, *dtypes_of(step)
+                key = step.kernel.function, step.interface, *dtypes_of(step)
                 if key not in seen:
                     seen.add(key)
                     yield f"{cell.op.name} {cell.dtype} {cell.workload.label}: {step.kernel.__name__}", step
@@ -88,10 +88,10 @@ def optimised_for(triple: str) -> Any:
     Instructions that are written as assembly, fences and pauses, are left out where LLVM has no assembler for them.
     """
 
-    def optimised(module: Any, entry: str, machine: Any) -> Any:
+    def optimised(module: Any, exported: str, machine: Any) -> Any:
         found = llvm.parse_assembly(INLINE_ASSEMBLY.sub("", str(module)))
         found.triple, found.data_layout = triple, str(machine.target_data)
-        return OPTIMISED(found, entry, machine)
+        return OPTIMISED(found, exported, machine)
 
     return optimised
 
@@ -105,7 +105,7 @@ def main(triple: str, *operators: str) -> None:
         patch.object(llvm, "get_process_triple", lambda: triple).start()
     with patch.object(emit, "machine", lambda: machine):
         texts = {
-            label: emit.assembly(step.kernel.function, dtypes_of(step), step.form)
+            label: emit.assembly(step.kernel.function, dtypes_of(step), step.interface)
             for label, step in headline_steps(list(operators))
         }
     json.dump(texts, sys.stdout)

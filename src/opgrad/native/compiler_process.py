@@ -59,7 +59,7 @@ def _compile(name: str, what: Named | Call | Work) -> None:
     if isinstance(what, Named):
         found = getattr(import_module(what.module), what.name)
         if isinstance(found, Kernel):
-            kind, _, dtypes = what.form.rstrip(")").partition("(")
+            kind, _, dtypes = what.interface.rstrip(")").partition("(")
             found.task(dtypes.split(",") if dtypes else [], kind)
         else:
             found.link()

@@ -55,7 +55,7 @@ def step_words(step: Step, program: Program) -> list[int]:
     patches = [word for index, (kind, value) in enumerate(filled) for word in _patch(index, kind, value)]
     arguments = [_word(value, kind) for kind, value in filled]
     return [
-        step.kernel.task(dtypes_of(step), step.form),
+        step.kernel.task(dtypes_of(step), step.interface),
         step.parts,
         len(filled),
         len(patches) // 2,

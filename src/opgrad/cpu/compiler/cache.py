@@ -94,7 +94,7 @@ class ObjectCache:
             return f"there is no home directory; name a folder in {VARIABLE}"
         try:
             with trust.opened(self.folder, make=True) as place:
-                trial = place.entry(_temporary("trial"))  # a name of its own: other processes try at the same time
+                trial = place.file(_temporary("trial"))  # a name of its own: other processes try at the same time
                 os.close(os.open(trial, CREATE, 0o600, dir_fd=place.descriptor))
                 os.unlink(trial, dir_fd=place.descriptor)
         except trust.UntrustedError as problem:
@@ -106,7 +106,7 @@ class ObjectCache:
     def _contents(self, name: str) -> bytes:
         """The bytes of a file; none if it is not regular or too large; UntrustedError if others can change it."""
         with trust.opened(self.folder) as place:
-            descriptor = os.open(place.entry(name), READ, dir_fd=place.descriptor)
+            descriptor = os.open(place.file(name), READ, dir_fd=place.descriptor)
             with os.fdopen(descriptor, "rb") as file:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
@@ -130,12 +130,12 @@ def _replace(place: trust.Folder, name: str, data: bytes) -> None:
 
     If that fails, remove the temporary file.
     """
-    temporary, at = place.entry(_temporary(name)), place.descriptor
+    temporary, at = place.file(_temporary(name)), place.descriptor
     descriptor = os.open(temporary, CREATE, 0o600, dir_fd=at)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-        os.replace(temporary, place.entry(name), src_dir_fd=at, dst_dir_fd=at)
+        os.replace(temporary, place.file(name), src_dir_fd=at, dst_dir_fd=at)
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary, dir_fd=at)

@@ -44,7 +44,7 @@ def claimed(folder: str | None, name: str) -> Iterator[None]:
 def _claim(held: ExitStack, folder: str, name: str) -> None:
     """Take the claim, if that is possible here; closing `held` gives it back."""
     place = held.enter_context(trust.opened(folder, make=True))
-    path = place.entry(f".{name}.claim")
+    path = place.file(f".{name}.claim")
     descriptor = os.open(path, OPEN, 0o600, dir_fd=place.descriptor)
     held.callback(os.close, descriptor)
     status = os.fstat(descriptor)

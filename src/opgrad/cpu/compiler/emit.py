@@ -7,28 +7,28 @@ from typing import Any
 from opgrad.cpu.compiler import machine_code
 from opgrad.cpu.compiler.target import host
 
-ENTRY = "opgrad_entry"  # the one exported symbol of an object file
+EXPORTED = "opgrad_entry"  # the one exported symbol of an object file
 
 
-def object_code(function: Callable[..., Any], form: str, symbol: str) -> bytes:
-    """The object file of a function compiled in the given form.
+def object_code(function: Callable[..., Any], interface: str, symbol: str) -> bytes:
+    """The object file of a function compiled for the given interface.
 
     `symbol` names the module for people who read its code.
     """
-    module = _module(function, form)
+    module = _module(function, interface)
     module.name = symbol
     return bytes(machine().emit_object(module))
 
 
-def assembly(function: Callable[..., Any], dtypes: Iterable[str], form: str = "task") -> str:
+def assembly(function: Callable[..., Any], dtypes: Iterable[str], interface: str = "task") -> str:
     """The assembly text of a kernel's function for pointers of these dtypes, in one of the forms of `Kernel.task`."""
-    return str(machine().emit_assembly(_module(function, f"{form}({','.join(dtypes)})")))
+    return str(machine().emit_assembly(_module(function, f"{interface}({','.join(dtypes)})")))
 
 
-def _module(function: Callable[..., Any], form: str) -> Any:
+def _module(function: Callable[..., Any], interface: str) -> Any:
     from opgrad.cpu.compiler import lowering
 
-    return lowering.build(function, form, ENTRY, machine())
+    return lowering.build(function, interface, EXPORTED, machine())
 
 
 @functools.cache

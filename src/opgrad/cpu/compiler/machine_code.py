@@ -71,8 +71,8 @@ def give_name(name: str, address: int) -> None:
     named[name] = address
 
 
-def link(code: bytes, entry: str) -> int | None:
-    """Load an object file of LLVM into executable memory, for good; returns the address of its function `entry`.
+def link(code: bytes, exported: str) -> int | None:
+    """Load an object file of LLVM into executable memory, for good; returns the address of its function `exported`.
 
     None if it cannot be linked here: on another system, or if it holds more than code and constants which addresses
     and distances connect. Tables for unwinding are left out, since kernels raise nothing.
@@ -80,7 +80,7 @@ def link(code: bytes, entry: str) -> int | None:
     if not HERE or not code.startswith(OBJECT_FILE) or struct.unpack_from("<HH", code, 16) != (RELOCATABLE, X86_64):
         return None
     try:
-        return _ObjectFile(code).load(entry)
+        return _ObjectFile(code).load(exported)
     except _Unforeseen:
         return None
 
@@ -103,7 +103,7 @@ class _ObjectFile:
         start = -(-self._size // alignment) * alignment
         self._places[number], self._size = start, start + section.size
 
-    def load(self, entry: str) -> int:
+    def load(self, exported: str) -> int:
         relocations = list(self._relocations())
         called = dict.fromkeys(each.symbol for each in relocations if each.kind in (CALL, *PLACES_OF_ADDRESSES))
         start = -(-self._size // JUMP_BYTES) * JUMP_BYTES
@@ -124,7 +124,7 @@ class _ObjectFile:
                 distances = address - base - place, jumps.get(symbol, 0) - place
                 struct.pack_into("<i", image, place, _distance(kind, *distances) + addend)
         make_executable(base, image)
-        return _known(dict(symbols)[entry])
+        return _known(dict(symbols)[exported])
 
     def _content(self, section: _Section) -> bytes:
         return self._code[section.offset : section.offset + section.size]

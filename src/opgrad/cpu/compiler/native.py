@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import INTERPRETING, emit, machine_code, sources
-from opgrad.cpu.compiler.emit import ENTRY as ENTRY
+from opgrad.cpu.compiler.emit import EXPORTED as EXPORTED
 from opgrad.cpu.compiler.emit import assembly as assembly
 from opgrad.cpu.compiler.helpers import by_precision as by_precision
 from opgrad.cpu.compiler.helpers import constant as constant
 from opgrad.cpu.compiler.helpers import inline as inline
 from opgrad.cpu.compiler.parameters import Parameters, lanes_of
-from opgrad.cpu.compiler.target import form_of as form_of
 from opgrad.cpu.compiler.target import host as host
+from opgrad.cpu.compiler.target import interface_of as interface_of
 from opgrad.cpu.compiler.target import line_lanes as line_lanes
 from opgrad.cpu.compiler.target import object_cache as object_cache
 from opgrad.cpu.compiler.target import vector_bytes as vector_bytes
@@ -43,11 +43,11 @@ class Native:
 
     def link(self) -> int:
         """Compile the function, or load it from the cache; its address."""
-        return _link(self.function, self.form)
+        return _link(self.function, self.interface)
 
     @property
-    def form(self) -> str:
-        """The form in which `emit` compiles the function: "native" and the number of its parameters."""
+    def interface(self) -> str:
+        """The interface for which `emit` compiles the function: "native" and the number of its parameters."""
         return f"native({self.count})"
 
     @once
@@ -69,20 +69,21 @@ class Kernel(Parameters):
         self._tasks: dict[tuple[str, ...], int] = {}
         functools.update_wrapper(self, function)
 
-    def task(self, dtypes: Iterable[str], form: str = "task") -> int:
+    def task(self, dtypes: Iterable[str], interface: str = "task") -> int:
         """The address of the kernel compiled for pointers of these dtypes, in the order of its parameters.
 
-        form: "task", or "stage" for a kernel that a task calls. Only a task ends with a store fence, which waits for
-        non-temporal stores. "task of 32" is one whose vectors have 32 elements, and not as many as `vector_lanes` says.
+        interface: "task", or "stage" for a kernel that a task calls. Only a task ends with a store fence, which waits
+        for non-temporal stores. "task of 32" is a task whose vectors have 32 elements, and not as many as
+        `vector_lanes` says.
         """
-        key = (form, *dtypes)
+        key = (interface, *dtypes)
         found = self._tasks.get(key)
         if found is None and INTERPRETING:
             from opgrad.cpu.compiler import interpret
 
-            found = self._tasks[key] = interpret.task(self, key[1:], lanes_of(form))
+            found = self._tasks[key] = interpret.task(self, key[1:], lanes_of(interface))
         if found is None:
-            found = _link(self.function, f"{form}({','.join(key[1:])})", noted=True)
+            found = _link(self.function, f"{interface}({','.join(key[1:])})", noted=True)
             if found:
                 self._tasks[key] = found
         return found
@@ -121,42 +122,42 @@ def is_noting() -> bool:
     return bool(_notes)
 
 
-def _link(function: Callable[..., Any], form: str, noted: bool = False) -> int:
+def _link(function: Callable[..., Any], interface: str, noted: bool = False) -> int:
     """The address of `function`, loaded or compiled; 0 if it was only noted (see `noting`), which `noted` permits."""
     with settling:
-        name = sources.object_name(function, form)
+        name = sources.object_name(function, interface)
         code = object_cache().read(name) if name else None
         if code is None and name and noted and _notes and name not in _notes[-1].wanted:
             _notes[-1].missing[name] = None
             return 0
-        return _load(code or _made_elsewhere(function, form, name) or _made_here(function, form, name))
+        return _load(code or _made_elsewhere(function, interface, name) or _made_here(function, interface, name))
 
 
-def _made_elsewhere(function: Callable[..., Any], form: str, name: str | None) -> bytes | None:
+def _made_elsewhere(function: Callable[..., Any], interface: str, name: str | None) -> bytes | None:
     """The code, if processes are running that could compile it; they may also be started now, to compile it first."""
     from opgrad.cpu.compiler import processes
 
     if name is None:
         return None
-    processes.compile_first(function, form, name)
+    processes.compile_first(function, interface, name)
     return object_cache().read(name)
 
 
-def _made_here(function: Callable[..., Any], form: str, name: str | None) -> bytes:
-    symbol = f"{function.__module__}.{function.__qualname__}.{form}"
+def _made_here(function: Callable[..., Any], interface: str, name: str | None) -> bytes:
+    symbol = f"{function.__module__}.{function.__qualname__}.{interface}"
     if name is None:
-        return emit.object_code(function, form, symbol)
+        return emit.object_code(function, interface, symbol)
     with object_cache().claim(name):
         code = object_cache().read(name)  # another process may have stored it while this one waited for the claim
         if code is None:
-            code = emit.object_code(function, form, symbol)
+            code = emit.object_code(function, interface, symbol)
             if sources.compiler_is_imported():
                 object_cache().write(name, code)
     return code
 
 
 def _load(code: bytes) -> int:
-    address = machine_code.link(code, ENTRY)
+    address = machine_code.link(code, EXPORTED)
     return _load_with_llvm(code) if address is None else address
 
 
@@ -170,6 +171,6 @@ def _load_with_llvm(code: bytes) -> int:
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    address = int(engine.get_function_address(ENTRY))
+    address = int(engine.get_function_address(EXPORTED))
     engine.detach()  # threads may still run the code when the interpreter ends: it is never freed
     return address

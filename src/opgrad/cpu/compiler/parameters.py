@@ -89,9 +89,9 @@ def values(annotation: Any, value: Any) -> Iterator[tuple[Any, Any]]:
     return chain.from_iterable(values(each, part) for each, part in zip(inside, given, strict=True))
 
 
-def lanes_of(form: str) -> int:
-    """The elements in a kernel's vectors that the form names in which it is compiled, as "task of 32"; 0 if none."""
-    return int(form.partition(" of ")[2] or 0)
+def lanes_of(interface: str) -> int:
+    """The elements in a kernel's vectors that its interface names, as "task of 32"; 0 if none."""
+    return int(interface.partition(" of ")[2] or 0)
 
 
 class Parameters:

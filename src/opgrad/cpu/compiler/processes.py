@@ -211,18 +211,18 @@ def count() -> int:
     return min(default_threads() if wanted is None else int(wanted), MOST) if possible else 0
 
 
-def named(function: Any, form: str) -> Request | None:
+def named(function: Any, interface: str) -> Request | None:
     """The request for a function that is a global of a module of opgrad; None for any other, or without a digest."""
     module, name = function.__module__, function.__qualname__
     found = getattr(sys.modules.get(module), name, None) if module.startswith("opgrad.") else None
     is_found = getattr(found, "function", None) is function
-    kept_as = sources.object_name(function, form) if is_found else None
-    return (kept_as, Named(module, name, form)) if kept_as else None
+    kept_as = sources.object_name(function, interface) if is_found else None
+    return (kept_as, Named(module, name, interface)) if kept_as else None
 
 
 def missing(functions: Iterable[Any]) -> list[Request]:
     """The requests for those native functions that the cache lacks."""
-    requests = (named(each.function, each.form) for each in functions if "address" not in vars(each))
+    requests = (named(each.function, each.interface) for each in functions if "address" not in vars(each))
     return [each for each in requests if each and object_cache().read(each[0]) is None]
 
 
@@ -236,7 +236,7 @@ def before_missing(prepare: Callable[[], None]) -> Iterator[None]:
         _prepare[:] = [each for each in _prepare if each is not prepare]
 
 
-def compile_first(function: Any, form: str, name: str) -> None:
+def compile_first(function: Any, interface: str, name: str) -> None:
     """Have running processes compile a kernel: request it if they can find it, and wait for it.
 
     name: that of its object code.
@@ -245,7 +245,7 @@ def compile_first(function: Any, form: str, name: str) -> None:
         _prepare.pop()()
     found = compilers() if _running else None
     if found is not None:
-        request = None if found.knows(name) else named(function, form)
+        request = None if found.knows(name) else named(function, interface)
         if request or found.knows(name):
             found.add([request] if request else [], first=True)
             found.wait([name])

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 
 class Named(NamedTuple):
-    """A kernel or native function that is a global of a module, and the form in which it is compiled."""
+    """A kernel or native function that is a global of a module, and the interface for which it is compiled."""
 
     module: str
     name: str
-    form: str
+    interface: str
 
 
 class Call(NamedTuple):

@@ -72,10 +72,10 @@ def digest(function: Callable[..., Any]) -> bytes | None:
     return COMPILER and hashlib.sha256(COMPILER + made_of.encode()).digest()
 
 
-def object_name(function: Callable[..., Any], form: str) -> str | None:
+def object_name(function: Callable[..., Any], interface: str) -> str | None:
     """The name of a function's object code in the cache; None if it has no digest, so that the code cannot be kept."""
     made_of = digest(function)
-    return made_of and hashlib.sha256(form.encode() + b"\0" + made_of).hexdigest()[:32]
+    return made_of and hashlib.sha256(interface.encode() + b"\0" + made_of).hexdigest()[:32]
 
 
 def reached(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
@@ -169,7 +169,7 @@ def _value(value: Any, functions: list[Callable[..., Any]]) -> str:
         return repr(value)
     if isinstance(value, tuple):
         return f"{_named(type(value))}({','.join(_value(each, functions) for each in value)})"
-    if getattr(value, "is_word", False):  # its meaning stands in the compiler's files, which `COMPILER` covers
+    if getattr(value, "is_operation", False):  # its meaning stands in the compiler's files, which `COMPILER` covers
         return _named(value)
     if isinstance(value, FunctionType):
         functions.append(value)

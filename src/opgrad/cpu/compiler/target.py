@@ -83,8 +83,8 @@ def vector_lanes(dtype: str) -> int:
     return 2 * vector_bytes() // (8 if dtype == "float64" else 4)
 
 
-def form_of(lanes: int, dtype: str) -> str:
-    """The form of a task whose vectors have so many elements; see `Kernel.task`."""
+def interface_of(lanes: int, dtype: str) -> str:
+    """The interface of a task whose vectors have so many elements; see `Kernel.task`."""
     return "task" if lanes == vector_lanes(dtype) else f"task of {lanes}"
 
 

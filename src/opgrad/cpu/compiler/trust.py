@@ -32,7 +32,7 @@ class Folder:
     path: str
     descriptor: int | None
 
-    def entry(self, name: str) -> str:
+    def file(self, name: str) -> str:
         """The path of a file in the folder for functions of `os` that are called with `dir_fd=descriptor`."""
         return os.path.join(self.path, name) if self.descriptor is None else name
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.compiler.memory import CACHE_LINE
-from opgrad.cpu.compiler.native import Kernel, form_of, line_lanes, vector_lanes
+from opgrad.cpu.compiler.native import Kernel, interface_of, line_lanes, vector_lanes
 from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.programs import partition
@@ -158,18 +158,18 @@ def few(rows: int, n: int) -> bool:
 class Loops:
     """The units of work of a layout, and the arguments of all its kernels: sizes, and operands with their strides.
 
-    lanes: the elements of the kernels' vectors, and the form in which kernels are compiled for them.
+    lanes: the elements of the kernels' vectors, and the interface for which kernels are compiled.
     """
 
     units: int
     unit_bytes: float
     arguments: Mapping[str, Any]
     lanes: int
-    form: str
+    interface: str
 
     def step(self, kernel: Kernel, **more: Any) -> Step:
         """The step that runs a kernel over all units."""
-        return shared_out(kernel, self.units, self.unit_bytes, {**self.arguments, **more}, self.form)
+        return shared_out(kernel, self.units, self.unit_bytes, {**self.arguments, **more}, self.interface)
 
 
 def loops_of(problem: Problem, layout: str, result: str = "", stream: bool | None = None, **operands: Operand) -> Loops:
@@ -186,7 +186,7 @@ def loops_of(problem: Problem, layout: str, result: str = "", stream: bool | Non
     else:
         strided = {name: Rows(each, each.outer) for name, each in operands.items()}
     arguments = {"n": problem.n, "stream": stream, **sizes, **strided}
-    return Loops(units, problem.bytes / max(units, 1), arguments, lanes, form_of(lanes, precision(problem)))
+    return Loops(units, problem.bytes / max(units, 1), arguments, lanes, interface_of(lanes, precision(problem)))
 
 
 def _units(problem: Problem, layout: str, width: int, spare: int) -> tuple[int, dict[str, Any]]:

@@ -29,23 +29,25 @@ class Address:
 class Step:
     """A kernel with its arguments by parameter name, its number of units, and the units of each part.
 
-    form: in which the kernel is compiled; see `Kernel.task`.
+    interface: for which the kernel is compiled; see `Kernel.task`.
     """
 
     kernel: Kernel
     units: int = 1
     arguments: Mapping[str, Any] = field(default_factory=dict)
     per_part: int = 1
-    form: str = "task"
+    interface: str = "task"
 
     @property
     def parts(self) -> int:
         return partition.count(self.units, self.per_part)
 
 
-def shared_out(kernel: Kernel, units: int, unit_bytes: float, arguments: Mapping[str, Any], form: str = "task") -> Step:
+def shared_out(
+    kernel: Kernel, units: int, unit_bytes: float, arguments: Mapping[str, Any], interface: str = "task"
+) -> Step:
     """A step whose parts are large enough to be handed to threads; each unit touches `unit_bytes` bytes."""
-    return Step(kernel, units, arguments, partition.per_part(units, unit_bytes), form)
+    return Step(kernel, units, arguments, partition.per_part(units, unit_bytes), interface)
 
 
 class Tables(list[Any]):

@@ -1,4 +1,4 @@
-"""How many threads a call may use, and whose they are: opgrad's own, or those of the OpenMP that torch brought."""
+"""Keeps how many threads a call may use, and chooses whose they are: opgrad's own, or those of PyTorch's OpenMP."""
 
 import ctypes
 import operator
@@ -15,10 +15,12 @@ __all__ = ["get_num_threads", "join_openmp", "run", "set_num_threads", "team"]
 
 _pool: Pool | None = None
 UNSETTLED: Final = -1
-_team = ctypes.c_int64(UNSETTLED)  # what calls are given; UNSETTLED: the pool has yet to be started
-ctypes.pythonapi.Py_IncRef(ctypes.py_object(_team))  # native code reads it to the end of the process
+_team = ctypes.c_int64(UNSETTLED)  # the team that calls are given; UNSETTLED until the pool is started
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_team))  # native code reads it until the process ends
 _threads: int | None = None
-_forked = False  # OpenMP's threads do not survive a fork, and GNU's waits for them forever
+_forked = (
+    False  # whether this process was forked: OpenMP's threads do not survive that, and GNU's waits for them forever
+)
 
 
 def get_num_threads() -> int:
@@ -32,9 +34,9 @@ def get_num_threads() -> int:
 def set_num_threads(n: int) -> None:
     """Use at most `n` threads a call, the caller's included; results do not depend on it.
 
-    Calls that have begun keep the number that they began with. If the system refuses to start so many threads, calls
-    use as many as it allows: a RuntimeWarning tells, and `get_num_threads` has the number. Where PyTorch is loaded, on
-    Linux, its threads help, and calls use no more of them than `torch.get_num_threads()`.
+    Calls that have begun keep the number that they began with. If the system refuses to start so many threads, a
+    RuntimeWarning says so, calls use as many as it allows, and `get_num_threads` returns that number. If PyTorch is
+    loaded on Linux, its threads help, and calls use no more of them than `torch.get_num_threads()`.
 
     Raises TypeError unless `n` is an int, ValueError unless it is from 1 to four times the number of CPUs or 64,
     whichever is more.
@@ -54,24 +56,24 @@ def set_num_threads(n: int) -> None:
 
 
 def team() -> int:
-    """The address of the team to hand to `run`; 0 if calls shall use one thread."""
+    """Return the address of the team that `run` is given; 0 if calls shall use one thread."""
     settled = _team.value
     return _start() if settled == UNSETTLED else settled
 
 
 def threads_for() -> tuple[int, int]:
-    """The arguments `run` and `context` for work that is shared out to threads."""
+    """Return the arguments `run` and `context` of a native function whose work threads share."""
     found = team()
     return (run.address, found) if found else (0, 0)
 
 
 def team_word() -> int:
-    """The address of the word in which native code finds the team, or UNSETTLED."""
+    """Return the address of the word that holds the team for native code, or UNSETTLED."""
     return ctypes.addressof(_team)
 
 
 def _start() -> int:
-    """Start the pool, unless it is not needed; the team."""
+    """Start the pool if calls use more than one thread; return the team."""
     global _pool
     with settling:
         if _team.value == UNSETTLED:
@@ -84,9 +86,9 @@ def _start() -> int:
 
 
 def join_openmp() -> None:
-    """Let the threads of torch's OpenMP help the calls to come, where torch is loaded; called under the lock.
+    """Let the threads of PyTorch's OpenMP help later calls, if PyTorch is loaded. The caller holds the lock.
 
-    Where they cannot, the workers that help are no more than torch would use.
+    If they cannot help, calls use no more workers than PyTorch would use.
     """
     global _pool
     if not _forked and not (_pool and _pool.openmp) and (functions := openmp.region()):
@@ -101,7 +103,7 @@ def _limited(pool: Pool) -> Pool:
 
 
 def _choose(pool: Pool, threads: int) -> None:
-    """Give calls so many threads, or as many as the system allows."""
+    """Let calls use so many threads, or as many as the system allows."""
     global _threads
     refusal = pool.start(threads - 1)
     workers = min(threads - 1, pool.workers)

@@ -1,8 +1,9 @@
-"""The OpenMP runtime that PyTorch brought into the process, whose threads can do a call's parts.
+"""Finds the OpenMP runtime that PyTorch has brought into the process, whose threads can do a call's parts.
 
-After each of its operations that runtime's threads spin for some milliseconds on the very cores that workers of our
-own would need. Told to do our parts, they do them at once: softmax of 2048x32000 behind an operation of PyTorch's took
-15.1 ms with them and 19.0 with workers (15.5 alone), relu of 16 million elements 3.3 and 5.7 (Zen 5, 2 threads).
+After each operation of PyTorch the threads of that runtime spin for some milliseconds, on the cores that workers of our
+own would need. If they are told to do our parts, they begin at once. After an operation of PyTorch, softmax of 2048 x
+32000 took 15.1 ms with them and 19.0 with workers, alone 15.5; relu of 16 million elements took 3.3 and 5.7 (Zen 5, 2
+threads).
 """
 
 import ctypes
@@ -10,24 +11,24 @@ import os
 import sys
 from pathlib import Path
 
-# A parallel region, called with a function, its argument, how many threads, and flags; my number in the region. GNU's,
-# Intel's and, on Linux, LLVM's runtimes have the first.
+# The first runs a parallel region; it is called with a function, its argument, the number of threads, and flags. The
+# second returns the number of a thread in the region. GNU's and Intel's runtimes have the first, and LLVM's on Linux.
 REGION = ("GOMP_parallel", "omp_get_thread_num")
 LIMIT = "_ZN2at15get_num_threadsEv"  # at::get_num_threads
 
 
 def region() -> tuple[int, ...]:
-    """The addresses of the functions REGION in the very runtime that PyTorch uses; none where one is missing.
+    """Return the addresses of the functions REGION in the runtime that PyTorch uses; none if one of them is missing.
 
-    Looked up through PyTorch's library, since a process may hold several runtimes.
+    They are looked up through PyTorch's library, since a process may hold several runtimes.
     """
     return _functions(*REGION)
 
 
 def limit() -> int:
-    """The address of PyTorch's function that tells how many threads it would use in the calling thread; 0 without one.
+    """Return the address of PyTorch's function for how many threads it would use in the calling thread; 0 if missing.
 
-    It starts none, so a forked child may call it, too.
+    That function starts no thread, so a forked child may call it, too.
     """
     return next(iter(_functions(LIMIT)), 0)
 

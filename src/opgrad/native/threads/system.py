@@ -1,4 +1,4 @@
-"""What the runtime asks of the operating system: memory, threads, and which CPU a thread may run on.
+"""Asks the operating system for memory and threads, and sets on which CPUs a thread may run.
 
 Native code calls these functions by their addresses. A system is made from the library that holds them, and keeps no
 state, so a test can hand it a library of its own and see what is asked for on systems that are not there.
@@ -18,7 +18,7 @@ FAULTS: Final = "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "
 
 
 def address(library: Any, name: str) -> int:
-    """Where a function of a library begins."""
+    """Return the address of a function of a library."""
     return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
 
@@ -30,26 +30,26 @@ class Posix:
         self._library = library
 
     def heap(self, name: str) -> int:
-        """A function of HEAP."""
+        """Return the address of a function that HEAP names."""
         return address(self._library, name)
 
     def mappings(self) -> tuple[int, int, int, int]:
-        """Functions to map memory, to unmap it and to advise on it, and the flags of a new mapping."""
+        """Return the functions that map memory, unmap it and advise on it, and the flags of a new mapping."""
         names = "mmap", "munmap", "madvise"
         first, second, third = (address(self._library, name) for name in names)
         return first, second, third, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
     def waiting(self, mutex: int, condition: int) -> list[int]:
-        """Initialise a mutex and a condition, of 128 bytes each; functions to lock, unlock, wait and wake all."""
+        """Initialise a mutex and a condition of 128 bytes each; return what locks, unlocks, waits and wakes all."""
         self._library.pthread_mutex_init(ctypes.c_void_p(mutex), None)
         self._library.pthread_cond_init(ctypes.c_void_p(condition), None)
         names = "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_cond_wait", "pthread_cond_broadcast"
         return [address(self._library, name) for name in names]
 
     def copy_of(self, address: int, size: int) -> bytes | None:
-        """So many bytes, no more than a pipe holds, from an address; None if they cannot be read.
+        """Return so many bytes from an address, no more than a pipe holds; None if they cannot be read.
 
-        The system copies them, which refuses where loading them would end the process.
+        The system copies them. Where loading them would end the process, it refuses.
         """
         reading, writing = os.pipe()
         try:
@@ -60,17 +60,17 @@ class Posix:
             os.close(writing)
 
     def affinity(self) -> list[int]:
-        """Functions to set a thread's CPUs and to ask for them, to tell the thread and its CPU; none on macOS."""
+        """Return the functions that set and get a thread's CPUs, that name the thread, and its CPU; none on macOS."""
         if not hasattr(os, "sched_getaffinity") or not hasattr(self._library, "gettid"):
             return []
         names = "sched_setaffinity", "sched_getaffinity", "gettid", "sched_getcpu"
         return [address(self._library, name) for name in names]
 
     def start_thread(self, function: int, argument: int) -> str:
-        """Start a thread that Python does not know; the reason if the system refuses, else "".
+        """Start a thread that Python does not know. Returns why the system refused, or "" if it did not.
 
-        Signals to the process are left to Python's own threads. FAULTS are not blocked: a fault whose signal is blocked
-        ends the process before a handler such as faulthandler's has said where it happened.
+        The thread blocks signals, which are left to Python's own threads, but for FAULTS: if the signal of a fault is
+        blocked, the process ends before a handler such as faulthandler's can say where the fault happened.
         """
         entry, handle = ctypes.c_void_p(function), ctypes.c_void_p()
         faults = {getattr(signal, name) for name in FAULTS if hasattr(signal, name)}
@@ -83,21 +83,21 @@ class Posix:
 
 
 class Windows:
-    """Windows, whose result of a mapping is unlike that of POSIX: all memory is the heap's."""
+    """Windows. Its functions for mappings are unlike those of POSIX, so all memory comes from the heap."""
 
     def __init__(self, library: Any, kernel: Any) -> None:
         """library: the C library, ucrtbase; kernel: kernel32, with the last error kept."""
         self._library, self._kernel = library, kernel
 
     def heap(self, name: str) -> int:
-        """A function of HEAP."""
+        """Return the address of a function that HEAP names."""
         return address(self._library, name)
 
     def mappings(self) -> None:
-        """There are none."""
+        """Return None: no function maps memory as POSIX does."""
 
     def waiting(self, mutex: int, condition: int) -> list[int]:
-        """Initialise a lock and a condition variable; functions to lock, unlock, wait and wake all."""
+        """Initialise a lock and a condition variable; return what locks, unlocks, waits and wakes all."""
         self._kernel.InitializeSRWLock(ctypes.c_void_p(mutex))
         self._kernel.InitializeConditionVariable(ctypes.c_void_p(condition))
         lock, unlock = "AcquireSRWLockExclusive", "ReleaseSRWLockExclusive"
@@ -105,17 +105,17 @@ class Windows:
         return [address(self._kernel, name) for name in names]
 
     def copy_of(self, address: int, size: int) -> bytes | None:
-        """So many bytes from an address; None if they cannot be read."""
+        """Return so many bytes from an address; None if they cannot be read."""
         copied, process = ctypes.create_string_buffer(size), ctypes.c_void_p(-1)  # this one
         read = self._kernel.ReadProcessMemory(process, ctypes.c_void_p(address), copied, ctypes.c_size_t(size), None)
         return copied.raw if read else None
 
     def affinity(self) -> list[int]:
-        """None: the scheduler keeps threads apart."""
+        """Return no function: the scheduler keeps threads apart."""
         return []
 
     def start_thread(self, function: int, argument: int) -> str:
-        """Start a thread that Python does not know; the reason if the system refuses, else ""."""
+        """Start a thread that Python does not know. Returns why the system refused, or "" if it did not."""
         create = self._kernel.CreateThread
         create.restype = ctypes.c_void_p
         handle = create(None, ctypes.c_size_t(0), ctypes.c_void_p(function), ctypes.c_void_p(argument), 0, None)
@@ -127,7 +127,7 @@ class Windows:
 
 @functools.cache
 def system() -> Posix | Windows:
-    """The system that this process runs on."""
+    """Return the functions of the system that this process runs on."""
     if sys.platform == "win32":
         return Windows(ctypes.CDLL("ucrtbase"), ctypes.WinDLL("kernel32", use_last_error=True))
     return Posix(ctypes.CDLL(None))

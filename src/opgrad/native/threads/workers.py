@@ -1,28 +1,30 @@
-"""Who does a call's parts: native workers of our own that never touch Python, or torch's OpenMP threads.
+"""Runs the parts of a call on several threads: on workers of our own, which never touch Python, or on OpenMP's threads.
 
-No OpenMP of our own: two of its runtimes in one process stall each other, it hangs after a fork, and some systems
-lack it. Where torch has brought one, its threads do the parts (`openmp.py`). A worker spins for some tens of
-microseconds after its last job, then sleeps. Handing a job to spinning workers and joining them costs about 1 µs.
+opgrad brings no OpenMP. Two of its runtimes in one process stall each other, it hangs after a fork, and some systems
+lack it. If PyTorch has brought one, its threads do the parts (`openmp.py`). A worker spins for some tens of
+microseconds after its last job, and then sleeps. It costs about 1 µs to hand a job to spinning workers and to wait
+until they have done it.
 
-How a job goes. Every atomic access is sequentially consistent.
+A job goes as follows. Every atomic access is sequentially consistent.
 
-* A call has a team: two words that never change, the pool and how many of its workers may help. It is chosen when
-  the call starts; `set_num_threads` only chooses what calls to come are given.
-* One caller at a time owns the pool (LOCK); a second one runs its parts itself. The owner writes the job's words and
-  where each share begins, then publishes the job by one store of the word JOB: a new, odd generation, how many
-  workers may join, and nobody inside. The word tells all that a worker must know to join.
-* A worker joins by one compare-and-swap of the very word it has read, so only while that job is open, and only if
-  its number is below the one in this word. It then reads the words of this job and no other: the owner writes them
-  anew only when the job is closed and nobody is inside.
-* The shares' number comes from the word, too: all who are inside cut the parts alike, and the counter of each share
-  gives each part to one of them.
-* The owner closes the job (an even generation) when no part is left, then waits until nobody is inside. Whoever comes
-  late fails to swap, because the generation has changed, and looks again. What workers wrote is visible to the owner,
-  who has seen them leave.
-* Generations count modulo 2^32. A worker that slept through all of them between its reading and its swap joins the
-  job that is open now, whose word is the same.
-* A worker counts itself among the sleepers before it looks for a job for the last time; the owner publishes before it
-  looks for sleepers. One of them sees the other, and the mutex keeps the waking from coming before the sleeping.
+* A call is given a team. A team is two words that never change: the pool, and how many of its workers may help. It is
+  chosen when the call starts; `set_num_threads` only changes which team later calls are given.
+* One caller at a time owns the pool (LOCK). A second caller runs its parts itself. The owner writes the words of the
+  job and where each share begins. Then it publishes the job by one store to the word JOB, which holds a new, odd
+  generation, how many workers may join, and that nobody has joined. A worker needs nothing else in order to join.
+* A worker joins by one compare-and-swap of the word that it has read. So it joins only while that job is open, and only
+  if its own number is below the one in the word. Then it reads the words of this job and of no other, because the owner
+  writes them anew only after the job was closed and all workers have left.
+* The number of shares follows from the same word. So all threads divide the parts into the same shares, and the counter
+  of a share gives each of its parts to one thread.
+* When no part is left, the owner closes the job by an even generation. Then it waits until all workers have left. A
+  worker that comes late fails to swap, because the generation has changed, and looks again. The owner sees what the
+  workers wrote, since it has seen them leave.
+* Generations count modulo 2^32. A worker that slept through all of them between its reading and its swap joins the job
+  that is open now, whose word is the same.
+* A worker counts itself among the sleepers before it looks for a job for the last time, and the owner publishes a job
+  before it looks for sleepers. So at least one of them sees the other. The mutex ensures that the owner does not wake a
+  worker before it sleeps.
 """
 
 import ctypes
@@ -42,38 +44,39 @@ from opgrad.cpu.compiler.native import inline, native
 from opgrad.limits import MOST_THREADS
 from opgrad.native.threads.system import system
 
-# Words of the pool's memory block; what several threads write stands on cache lines of its own.
+# Words of the pool's memory block. Words that several threads write have cache lines of their own.
 LOCK = 0  # 1 while some caller owns the pool
-TASK, ARGUMENTS, PARTS, SHARES = 8, 9, 10, 11  # the job; shares: in a region of OpenMP
+TASK, ARGUMENTS, PARTS, SHARES = 8, 9, 10, 11  # the job; SHARES is used in a region of OpenMP alone
 JOB = 24  # generation << 32 | workers that may join << 16 | workers inside; the generation is odd while the job is open
 SLEEPERS, STARTED = 32, 33
 C_LOCK, C_UNLOCK, C_WAIT, C_WAKE = 40, 41, 42, 43  # addresses of the system's functions
 MUTEX, CONDITION = 48, 64
-NEXT, LINE = 80, 8  # for each thread, on a line of its own: the next part of its share
+NEXT, LINE = 80, 8  # the next part of each thread's share, each on a cache line of its own
 MOST_SHARES = 64
 # Linux: the CPU of the last caller, and the system's functions.
 CPU, C_GET_CPU, C_SET_AFFINITY, C_GET_AFFINITY, C_GET_THREAD = 34, 44, 45, 46, 47
-# Where OpenMP's threads do the parts, functions: a parallel region, my number in it. Where torch is loaded: how many
-# threads it would use.
+# Functions of OpenMP, if its threads do the parts: one runs a parallel region, one returns a thread's number in it.
+# C_LIMIT, if PyTorch is loaded: the function that returns how many threads PyTorch would use.
 C_REGION, C_NUMBER, C_LIMIT, WORK_IN_REGION = 36, 37, 38, 39
-# The workers' threads as the system numbers them; sets of CPUs: the caller's but its own, those that a worker has now;
-# for each worker those that it may use, and those among them that it was given.
+# THREADS: the system's number of each worker's thread. Then come sets of CPUs. CALLERS: those that the caller may use,
+# but the one that it runs on. NOW: those that a worker has now. MASKS: for each worker those that it may use, and those
+# of them that it was given.
 THREADS = NEXT + LINE * MOST_SHARES
 MASK_WORDS = 16  # 1024 CPUs
 CALLERS = THREADS + MOST_SHARES
 NOW, MASKS = CALLERS + MASK_WORDS, CALLERS + 2 * MASK_WORDS
-TEAMS = MASKS + 2 * MASK_WORDS * MOST_SHARES  # for each number of workers a team: the pool's address, and that number
+TEAMS = MASKS + 2 * MASK_WORDS * MOST_SHARES  # a team for each number of workers: the pool's address, and that number
 POOL, WORKERS, TEAM = 0, 1, 2
 NO_CPU = -1
 
 GENERATION, MAY_JOIN = 32, 16  # how far these are shifted in JOB
 FIELD = 0xFFFF
-SPINS = 1500  # about 50 µs of waiting for the next job before a worker sleeps
+SPINS = 1500  # how often a worker looks for the next job before it sleeps: for about 50 µs
 
 
 @inline
 def _open_job(pool: int, me: int, seen: int) -> int:
-    """The job word if worker `me` can join and its generation is not the one last seen, else 0."""
+    """Return the word JOB if worker `me` can join, and if its generation is not `seen`, the last one; else 0."""
     job = atomic_load(pool + 8 * JOB)
     generation = job >> GENERATION
     return job if generation & 1 and generation != seen and me < _may_join(job) else 0
@@ -86,16 +89,16 @@ def _may_join(job: int) -> int:
 
 @inline
 def _shares(workers: int) -> int:
-    """Into how many shares the parts are cut: one for each thread."""
+    """Return into how many shares the parts are divided: one for each thread."""
     return min(workers + 1, MOST_SHARES)
 
 
 @inline
 def _take_parts(pool: int, me: int, shares: int) -> None:
-    """Do my share of the parts, then help the others.
+    """Do the parts of share `me`, then those that are left of the other shares.
 
-    The same thread does the same parts in call after call, so they may still be in its cache: 75 µs against 91
-    for three arrays of 4 MiB.
+    So a thread does the same parts in call after call, whose memory may still be in its cache: three arrays of 4 MiB
+    took 75 µs instead of 91.
     """
     task, arguments, parts = load_word(pool, TASK), load_word(pool, ARGUMENTS), load_word(pool, PARTS)
     for step in range(shares):
@@ -148,7 +151,7 @@ def _keep_workers_apart(pool: int) -> None:
 
 @inline
 def _read_mask(pool: int, thread: int, place: int) -> bool:
-    """Write the CPUs of a thread, 0 for this one, into the pool's words; whether the system has told them."""
+    """Write the CPUs of a thread, 0 for this one, into the pool's words. Returns whether the system has told them."""
     return call_address(load_word(pool, C_GET_AFFINITY), thread, 8 * MASK_WORDS, pool + 8 * place) & 0xFFFFFFFF == 0
 
 
@@ -156,11 +159,12 @@ def _read_mask(pool: int, thread: int, place: int) -> bool:
 def _keep_apart(pool: int, thread: int, allowed: int) -> None:
     """Keep a worker off the caller's CPU, on others that both may use, if there are any.
 
-    It may use those that it had when it started. If it has others now than it was given, somebody has changed them, as
-    `taskset` does, and it may use these from then on. Whoever changes them to just those that it was given, with those
-    of all other threads, is respected because it never gets one that the caller may not use.
+    The worker may use the CPUs that it had when it started. If it has others now than it was given here, somebody has
+    changed them, as `taskset` does, and the worker may use these from then on. If somebody changes the CPUs of all
+    threads, and a worker's happen to be those that it was given, the change is respected all the same, because a worker
+    is never given a CPU that the caller may not use.
     """
-    if thread == 0 or not _read_mask(pool, thread, NOW):  # 0: it has not written it yet
+    if thread == 0 or not _read_mask(pool, thread, NOW):  # 0: the worker has not written its number yet
         return
     given, changed, left = allowed + MASK_WORDS, False, 0
     for word in range(MASK_WORDS):
@@ -177,7 +181,7 @@ def _keep_apart(pool: int, thread: int, allowed: int) -> None:
 
 @native(1)
 def work(pool: int) -> int:
-    """What a worker thread does, forever."""
+    """Run in each worker thread, forever: wait for jobs and do their parts."""
     me = atomic_add(pool + 8 * STARTED, 1)
     if load_word(pool, C_GET_CPU) and me < MOST_SHARES:
         atomic_store(pool + 8 * (THREADS + me), call_address(load_word(pool, C_GET_THREAD)) & 0xFFFFFFFF)
@@ -201,7 +205,7 @@ def _run_here(task: int, arguments: int, parts: int) -> None:
 
 @inline
 def _publish(pool: int, workers: int) -> None:
-    """Let workers join the job whose words are written, and wake those that sleep."""
+    """Publish the job whose words are written, so that workers can join, and wake those that sleep."""
     generation = (atomic_load(pool + 8 * JOB) >> GENERATION) + 1
     atomic_store(pool + 8 * JOB, generation << GENERATION | workers << MAY_JOIN)
     if atomic_load(pool + 8 * SLEEPERS):
@@ -212,7 +216,7 @@ def _publish(pool: int, workers: int) -> None:
 
 @inline
 def _write_job(pool: int, shares: int, task: int, arguments: int, parts: int) -> None:
-    """Write what a job does and where each share begins; nobody reads it yet."""
+    """Write what a job does and where each share begins. Nobody reads these words before the job is published."""
     store_word(pool, TASK, task)
     store_word(pool, ARGUMENTS, arguments)
     store_word(pool, PARTS, parts)
@@ -222,7 +226,7 @@ def _write_job(pool: int, shares: int, task: int, arguments: int, parts: int) ->
 
 @inline
 def _run_with_workers(pool: int, workers: int) -> None:
-    """Open the job that is written, do its parts, and close it."""
+    """Publish the job whose words are written, do its parts, close it, and wait until all workers have left."""
     _publish(pool, workers)
     _take_parts(pool, 0, _shares(workers))
     atomic_add(pool + 8 * JOB, 1 << GENERATION)
@@ -232,7 +236,7 @@ def _run_with_workers(pool: int, workers: int) -> None:
 
 @native(1)
 def work_in_region(pool: int) -> int:
-    """What a thread of OpenMP does in a parallel region: the parts of the share of its number first."""
+    """Run in each thread of a parallel region of OpenMP: do the share of the thread's number first."""
     number = call_address(load_word(pool, C_NUMBER)) & 0xFFFFFFFF
     _take_parts(pool, number, load_word(pool, SHARES))
     return 0
@@ -240,7 +244,7 @@ def work_in_region(pool: int) -> int:
 
 @inline
 def _helpers(pool: int, workers: int) -> int:
-    """How many threads may help the caller: no more than torch would use, where it is loaded."""
+    """Return how many threads may help the caller: if PyTorch is loaded, no more than it would use."""
     if load_word(pool, C_LIMIT):
         return min(workers, (call_address(load_word(pool, C_LIMIT)) & 0xFFFFFFFF) - 1)
     return workers
@@ -248,7 +252,7 @@ def _helpers(pool: int, workers: int) -> int:
 
 @native(4)
 def run(team: int, task: int, arguments: int, parts: int) -> int:
-    """Call task(arguments, part) for every part, with the team's helpers if the pool is free; 0: without."""
+    """Call task(arguments, part) for every part. The team's workers help if the pool is free. team: 0 for none."""
     if team == 0 or parts < 2:
         _run_here(task, arguments, parts)
         return 0
@@ -270,7 +274,7 @@ def run(team: int, task: int, arguments: int, parts: int) -> int:
 
 
 class Pool:
-    """The memory block of a call's helpers, and how many there are: own workers, or the threads of OpenMP."""
+    """The memory block of the threads that help callers, our workers or OpenMP's threads, and how many there are."""
 
     def __init__(self, openmp: Sequence[int] = ()) -> None:
         """openmp: the addresses of the functions of its parallel regions."""
@@ -294,7 +298,7 @@ class Pool:
             words[place + POOL], words[place + WORKERS] = self.address, workers
 
     def limit(self, function: int) -> None:
-        """Have no more threads at work than this function says, at an address, when a call starts; 0: no function."""
+        """Let no call use more threads than a function returns. function: its address; 0 if there is no such limit."""
         self._words[C_LIMIT], self.limited = function, function != 0
 
     def team(self, workers: int) -> int:
@@ -302,7 +306,7 @@ class Pool:
         return self.address + 8 * (TEAMS + TEAM * workers) if workers else 0
 
     def start(self, count: int) -> str:
-        """Start the workers that are missing for `count`; the reason if the system refused one of them, else ""."""
+        """Start workers until there are `count`. Returns why the system refused to start one, or "" if it did not."""
         if self.openmp:  # starts its threads itself
             self.workers = max(self.workers, count)
         while self.workers < count:

@@ -1,4 +1,4 @@
-"""Kernels run in Python, one vector at a time, with the vector words in NumPy: what a debugger can step through.
+"""Runs kernels in Python, one vector at a time, with operations in NumPy, so that a debugger can step through them.
 
 `OPGRAD_INTERPRET=1` runs every kernel of the process so; the functions that call kernels stay compiled. Each load and
 store is checked against the memory that a call was given: one outside raises IndexError with the address, where a
@@ -123,4 +123,4 @@ def run(run_steps: Callable[..., int], plan: Any, operands: Sequence[Any]) -> li
 
 
 if INTERPRETING:
-    INTERPRETED.update({**simd.WORDS, **memory.WORDS})
+    INTERPRETED.update({**simd.OPERATIONS, **memory.OPERATIONS})

@@ -1,4 +1,4 @@
-"""The words of opgrad.cpu.compiler.memory on checked memory."""
+"""The operations of opgrad.cpu.compiler.memory on checked memory."""
 
 import ctypes
 from collections.abc import Callable
@@ -50,19 +50,19 @@ def _call_address(address: int, *arguments: int) -> int:
 
 
 def _atomic_add(address: int, value: int) -> int:
-    before = WORDS["load_word"](address, 0)
-    WORDS["store_word"](address, 0, before + value)
+    before = OPERATIONS["load_word"](address, 0)
+    OPERATIONS["store_word"](address, 0, before + value)
     return int(before)
 
 
 def _atomic_swap_if(address: int, expected: int, value: int) -> bool:
-    found = WORDS["load_word"](address, 0) == expected
+    found = OPERATIONS["load_word"](address, 0) == expected
     if found:
-        WORDS["store_word"](address, 0, value)
+        OPERATIONS["store_word"](address, 0, value)
     return bool(found)
 
 
-WORDS: dict[str, Callable[..., Any]] = {
+OPERATIONS: dict[str, Callable[..., Any]] = {
     "load_word": _loads(ctypes.c_int64),
     "load_i32": _loads(ctypes.c_int32),
     "load_u8": _loads(ctypes.c_uint8),
@@ -74,8 +74,8 @@ WORDS: dict[str, Callable[..., Any]] = {
     "copy_bytes": _copy_bytes,
     "stack_words": _stack_words,
     "call_address": _call_address,
-    "atomic_load": lambda address: WORDS["load_word"](address, 0),
-    "atomic_store": lambda address, value: WORDS["store_word"](address, 0, value),
+    "atomic_load": lambda address: OPERATIONS["load_word"](address, 0),
+    "atomic_store": lambda address, value: OPERATIONS["store_word"](address, 0, value),
     "atomic_add": _atomic_add,
     "atomic_swap_if": _atomic_swap_if,
     "spin_hint": lambda: None,

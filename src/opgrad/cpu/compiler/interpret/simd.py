@@ -1,4 +1,4 @@
-"""The words of opgrad.cpu.compiler.simd in NumPy."""
+"""The operations of opgrad.cpu.compiler.simd in NumPy."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -168,7 +168,7 @@ def _nothing(*_: Any) -> None:
     """What only asks the processor for something."""
 
 
-WORDS: dict[str, Callable[..., Any]] = {
+OPERATIONS: dict[str, Callable[..., Any]] = {
     "lanes": lambda p: p.lanes,
     "line": lambda p: CACHE_LINE // p.dtype.itemsize,
     "is_fine": lambda p: p.dtype.itemsize * 8 >= p.bits,

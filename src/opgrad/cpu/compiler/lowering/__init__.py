@@ -1,4 +1,4 @@
-"""Lowers the words of `opgrad.cpu.compiler.simd` and `opgrad.cpu.compiler.memory` to LLVM's language, through Numba.
+"""Lowers the operations of `opgrad.cpu.compiler.simd` and `opgrad.cpu.compiler.memory` to LLVM, through Numba.
 
 Imported only when something has to be compiled; nothing else in opgrad imports Numba.
 """

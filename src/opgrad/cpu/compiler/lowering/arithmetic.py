@@ -8,8 +8,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from opgrad.cpu.compiler import simd
-from opgrad.cpu.compiler.lowering.vectors import element_of, for_each
-from opgrad.cpu.compiler.lowering.words import (
+from opgrad.cpu.compiler.lowering.operations import (
     ELEMENT,
     I1,
     I32,
@@ -21,6 +20,7 @@ from opgrad.cpu.compiler.lowering.words import (
     intrinsic,
     splat,
 )
+from opgrad.cpu.compiler.lowering.vectors import element_of, for_each
 
 
 def in_lanes(context: Any, builder: Any, kind: VectorType, values: Sequence[Any], types_: Sequence[Any]) -> list[Any]:
@@ -31,10 +31,10 @@ def in_lanes(context: Any, builder: Any, kind: VectorType, values: Sequence[Any]
     ]
 
 
-def lifted(word: Any, result: Callable[[VectorType], VectorType], emit_pair: Callable[..., Any]) -> None:
+def lifted(operation: Any, result: Callable[[VectorType], VectorType], emit_pair: Callable[..., Any]) -> None:
     """Define a binary operator for vector and vector, vector and number, number and vector."""
 
-    @defines(word)
+    @defines(operation)
     def _(a: Any, b: Any) -> Any:
         kind = a if isinstance(a, VectorType) else b
         if not isinstance(kind, VectorType):
@@ -71,8 +71,8 @@ lifted(operator.add, same, arithmetic("fadd", "add"))
 lifted(operator.sub, same, arithmetic("fsub", "sub"))
 lifted(operator.mul, same, arithmetic("fmul", "mul"))
 lifted(operator.truediv, same, arithmetic("fdiv", "sdiv"))
-for word, sign in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}.items():
-    lifted(getattr(operator, word), mask_of, comparison(sign))
+for name, sign in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}.items():
+    lifted(getattr(operator, name), mask_of, comparison(sign))
 
 
 def _maximum(builder: Any, kind: VectorType, x: Any, y: Any) -> Any:
@@ -138,8 +138,8 @@ def _(mask: Any, a: Any, b: Any) -> Any:
     return kind, emit
 
 
-def unary(word: Any, name: str) -> None:
-    @defines(word)
+def unary(operation: Any, name: str) -> None:
+    @defines(operation)
     def _(v: Any) -> Any:
         return v, lambda context, builder, x: intrinsic(builder, name, v.llvm, [x])
 

@@ -8,7 +8,7 @@ from numba.core import types
 from opgrad.cpu.compiler import simd
 from opgrad.cpu.compiler.lowering.conversion import narrow, widen
 from opgrad.cpu.compiler.lowering.masks import masked_load, masked_store
-from opgrad.cpu.compiler.lowering.words import (
+from opgrad.cpu.compiler.lowering.operations import (
     ELEMENT,
     I32,
     I64,

@@ -1,4 +1,4 @@
-"""Compiles a Python function to an LLVM module with the entry through which native code calls it."""
+"""Compiles a Python function to an LLVM module with the exported function that native code calls."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -8,10 +8,10 @@ from numba.core import types
 from numba.extending import overload, register_jitable
 
 from opgrad.cpu.compiler import helpers, memory
-from opgrad.cpu.compiler.lowering.entry import OPTIONS, Entry, compiled, compiled_once
+from opgrad.cpu.compiler.lowering.exported import OPTIONS, Exported, compiled, compiled_once
 from opgrad.cpu.compiler.lowering.memory import word_at
 from opgrad.cpu.compiler.lowering.modules import optimised, unoptimised
-from opgrad.cpu.compiler.lowering.words import I64, PointerType, VectorType
+from opgrad.cpu.compiler.lowering.operations import I64, PointerType, VectorType
 from opgrad.cpu.compiler.parameters import (
     IN_USE,
     PER_PART,
@@ -62,51 +62,51 @@ def _parameters(kernel: Parameters, dtypes: list[str], lanes: int) -> list[Any]:
     return [type_of(kind, pointers, precision, lanes) for kind in kernel.parameters.values()]
 
 
-def _read(entry: Entry, annotation: Any, kind: Any, words: Iterator[Any], private: Any) -> Any:
+def _read(exported: Exported, annotation: Any, kind: Any, words: Iterator[Any], private: Any) -> Any:
     """Load a parameter from its 8-byte words. The word of private memory is an offset, to which `private` is added."""
     if fields(annotation):
         inside = zip(fields(annotation), kind, strict=True)
-        values = [_read(entry, *each, words, private) for each in inside]
-        return entry.context.make_tuple(entry.builder, kind, values)
-    word, form = next(words), entry.context.get_value_type(kind)
+        values = [_read(exported, *each, words, private) for each in inside]
+        return exported.context.make_tuple(exported.builder, kind, values)
+    word, llvm_kind = next(words), exported.context.get_value_type(kind)
     if annotation is Private:
-        return entry.builder.inttoptr(entry.builder.add(entry.builder.load(word), private), form)
-    return entry.builder.load(entry.builder.bitcast(word, form.as_pointer()))
+        return exported.builder.inttoptr(exported.builder.add(exported.builder.load(word), private), llvm_kind)
+    return exported.builder.load(exported.builder.bitcast(word, llvm_kind.as_pointer()))
 
 
-def _task(kernel: Parameters, dtypes: list[str], form: str, name: str) -> Any:
+def _task(kernel: Parameters, dtypes: list[str], interface: str, name: str) -> Any:
     """A module with the function task(address of the arguments, number of the part), which calls the kernel."""
-    entry = Entry(name, 2)
-    arguments, part = entry.function.args
+    exported = Exported(name, 2)
+    arguments, part = exported.function.args
     kinds, values, private = [], [], I64(0)
 
     def words(start: int) -> Iterator[Any]:
-        return (word_at(entry.builder, arguments, I64(start + place), I64, 8) for place in count())
+        return (word_at(exported.builder, arguments, I64(start + place), I64, 8) for place in count())
 
     def word(place: int) -> Any:
-        return entry.builder.load(next(words(place)))
+        return exported.builder.load(next(words(place)))
 
     start = UNITS_HEADER if kernel.takes_units or kernel.takes_private else 0
     if start:
         units = compiled_once(units_of, types.int64, types.int64)
-        kinds, values = [units.signature.return_type], [entry.call(units, arguments, part)]
+        kinds, values = [units.signature.return_type], [exported.call(units, arguments, part)]
     if kernel.takes_part:
         kinds, values = [*kinds, types.int64], [*values, part]
     if kernel.takes_private:
         in_use = word(start + IN_USE)
-        slot = entry.call(compiled_once(take_slot, types.int64, types.int64), in_use, word(start + SLOTS))
-        own = entry.builder.mul(slot, word(start + PRIVATE_BYTES))
-        private = entry.builder.add(word(start + PRIVATE), own)
+        slot = exported.call(compiled_once(take_slot, types.int64, types.int64), in_use, word(start + SLOTS))
+        own = exported.builder.mul(slot, word(start + PRIVATE_BYTES))
+        private = exported.builder.add(word(start + PRIVATE), own)
         start += PRIVATE_HEADER
-    given = _parameters(kernel, dtypes, lanes_of(form))
+    given = _parameters(kernel, dtypes, lanes_of(interface))
     places = words(start)
-    values += [_read(entry, *each, places, private) for each in zip(kernel.parameters.values(), given, strict=True)]
-    entry.call(compiled(kernel.function, *kinds, *given), *values)
+    values += [_read(exported, *each, places, private) for each in zip(kernel.parameters.values(), given, strict=True)]
+    exported.call(compiled(kernel.function, *kinds, *given), *values)
     if kernel.takes_private:
-        entry.call(compiled_once(release_slot, types.int64, types.int64), in_use, slot)
-    if form != "stage":
-        entry.emit(memory.store_fence)
-    return entry.finish(I64(0))
+        exported.call(compiled_once(release_slot, types.int64, types.int64), in_use, slot)
+    if interface != "stage":
+        exported.emit(memory.store_fence)
+    return exported.finish(I64(0))
 
 
 @helpers.inline
@@ -119,17 +119,22 @@ def units_of(arguments: int, part: int) -> Any:
 
 def _native(function: Callable[..., Any], count: int, name: str) -> Any:
     """A module with a function of `count` integers, which calls `function`. It returns 0 if that returns nothing."""
-    entry = Entry(name, count)
+    exported = Exported(name, count)
     callee = compiled(function, *[types.int64] * count)
-    result = entry.call(callee, *entry.function.args)
+    result = exported.call(callee, *exported.function.args)
     kind = callee.signature.return_type
-    return entry.finish(I64(0) if kind == types.none else entry.context.cast(entry.builder, result, kind, types.int64))
+    return exported.finish(
+        I64(0) if kind == types.none else exported.context.cast(exported.builder, result, kind, types.int64)
+    )
 
 
-def build(function: Callable[..., Any], form: str, name: str, machine: Any) -> Any:
-    """The optimised LLVM module of `function` as a task, a stage or a native function (`form`), exported as `name`."""
+def build(function: Callable[..., Any], interface: str, name: str, machine: Any) -> Any:
+    """The optimised LLVM module of `function`, exported as `name`.
+
+    interface: that of a task, a stage or a native function.
+    """
     register_helpers()
-    kind, _, inside = form.rstrip(")").partition("(")
+    kind, _, inside = interface.rstrip(")").partition("(")
     with unoptimised():
         if kind == "native":
             return optimised(_native(function, int(inside), name), name, machine)

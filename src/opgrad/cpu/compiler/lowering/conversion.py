@@ -6,6 +6,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from opgrad.cpu.compiler.lowering import whole
+from opgrad.cpu.compiler.lowering.operations import I1, I16, I32, PointerType, VectorType, constant, has, intrinsic
 from opgrad.cpu.compiler.lowering.small_floats import (
     E4M3FN,
     E5M2,
@@ -15,7 +16,6 @@ from opgrad.cpu.compiler.lowering.small_floats import (
     half_to_float,
     to_small,
 )
-from opgrad.cpu.compiler.lowering.words import I1, I16, I32, PointerType, VectorType, constant, has, intrinsic
 
 
 class BFloat(ir.Type):

@@ -9,15 +9,15 @@ from numba.core import types
 
 from opgrad.cpu.compiler import simd
 from opgrad.cpu.compiler.lowering.arithmetic import lifted, same
-from opgrad.cpu.compiler.lowering.words import I32, PointerType, VectorType, constant, defines, integers, splat
+from opgrad.cpu.compiler.lowering.operations import I32, PointerType, VectorType, constant, defines, integers, splat
 
 
 def bitwise(instruction: str) -> Callable[..., Any]:
     return lambda builder, kind, x, y: getattr(builder, instruction)(x, y)
 
 
-for word, instruction in {"and_": "and_", "or_": "or_", "xor": "xor", "rshift": "lshr"}.items():
-    lifted(getattr(operator, word), same, bitwise(instruction))
+for name, instruction in {"and_": "and_", "or_": "or_", "xor": "xor", "rshift": "lshr"}.items():
+    lifted(getattr(operator, name), same, bitwise(instruction))
 
 
 def quarter_of(p: PointerType) -> VectorType:

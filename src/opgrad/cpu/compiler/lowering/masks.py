@@ -7,7 +7,17 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from opgrad.cpu.compiler.lowering.words import I1, I32, VectorType, has, integers, intrinsic, is_x86, mangled, splat
+from opgrad.cpu.compiler.lowering.operations import (
+    I1,
+    I32,
+    VectorType,
+    has,
+    integers,
+    intrinsic,
+    is_x86,
+    mangled,
+    splat,
+)
 
 WORD = 4  # bytes: AVX2 has no instruction that masks anything smaller
 

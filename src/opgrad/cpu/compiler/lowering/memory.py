@@ -6,7 +6,7 @@ from llvmlite import ir
 from numba.core import types
 
 from opgrad.cpu.compiler import memory
-from opgrad.cpu.compiler.lowering.words import BYTES, I1, I8, I32, I64, defines, intrinsic, is_x86
+from opgrad.cpu.compiler.lowering.operations import BYTES, I1, I8, I32, I64, defines, intrinsic, is_x86
 from opgrad.cpu.compiler.memory import CACHE_LINE
 
 
@@ -15,8 +15,8 @@ def word_at(builder: Any, address: Any, index: Any, kind: Any, size: int) -> Any
     return builder.inttoptr(offset, kind.as_pointer())
 
 
-def loads(word: Any, kind: Any, size: int, result: Any, extend: str | None = None) -> None:
-    @defines(word)
+def loads(operation: Any, kind: Any, size: int, result: Any, extend: str | None = None) -> None:
+    @defines(operation)
     def _(address: Any, index: Any) -> Any:
         def emit(context: Any, builder: Any, a: Any, i: Any) -> Any:
             value = builder.load(word_at(builder, a, i, kind, size))
@@ -25,8 +25,8 @@ def loads(word: Any, kind: Any, size: int, result: Any, extend: str | None = Non
         return result, emit
 
 
-def stores(word: Any, kind: Any, size: int, taken: Any) -> None:
-    @defines(word)
+def stores(operation: Any, kind: Any, size: int, taken: Any) -> None:
+    @defines(operation)
     def _(address: Any, index: Any, value: Any) -> Any:
         def emit(context: Any, builder: Any, a: Any, i: Any, x: Any) -> None:
             x = context.cast(builder, x, value, taken)
@@ -131,10 +131,10 @@ def _(address: Any, expected: Any, value: Any) -> Any:
     return types.boolean, emit
 
 
-def instruction(word: Any, text: dict[bool, str]) -> None:
-    """Define a word as one instruction without operands, on x86 (True) and elsewhere (False)."""
+def instruction(operation: Any, text: dict[bool, str]) -> None:
+    """Define an operation as one instruction without operands, on x86 (True) and elsewhere (False)."""
 
-    @defines(word)
+    @defines(operation)
     def _() -> Any:
         def emit(context: Any, builder: Any) -> None:
             builder.asm(ir.FunctionType(ir.VoidType(), []), text[is_x86()], "~{memory}", [], side_effect=True)

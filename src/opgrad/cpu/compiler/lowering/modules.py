@@ -111,8 +111,8 @@ def unoptimised() -> Iterator[None]:
             yield
 
 
-def optimised(module: Any, entry: str, machine: Any) -> Any:
-    """The module after LLVM's passes of level 3. Its function `entry` is the only exported one.
+def optimised(module: Any, exported: str, machine: Any) -> Any:
+    """The module after LLVM's passes of level 3. Its function `exported` is the only exported one.
 
     Every other function is inlined. Code from the cache runs in processes that have not loaded Numba, so it must not
     call any function outside the module. Raises RuntimeError if it does, for example if a kernel can raise an
@@ -120,7 +120,7 @@ def optimised(module: Any, entry: str, machine: Any) -> Any:
     """
     module.verify()
     for function in module.functions:
-        if not function.is_declaration and function.name != entry:
+        if not function.is_declaration and function.name != exported:
             function.linkage = llvm.Linkage.internal
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization, options.slp_vectorization = True, False

@@ -1,6 +1,6 @@
 """Numba's compiler reduced to the passes that a kernel needs, without its events for debuggers and profilers.
 
-With this pipeline, and an entry function that Numba need not compile (`entry`), 43 kernels take 16 s instead of 26.
+With this pipeline, and an exported function that Numba need not compile, 43 kernels take 16 s instead of 26.
 """
 
 import gc

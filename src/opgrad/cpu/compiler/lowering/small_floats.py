@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from opgrad.cpu.compiler.lowering.words import I8, I16, VectorType, constant, has, is_x86
+from opgrad.cpu.compiler.lowering.operations import I8, I16, VectorType, constant, has, is_x86
 
 
 class Format(NamedTuple):

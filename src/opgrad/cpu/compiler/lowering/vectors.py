@@ -9,7 +9,7 @@ from numba.core import cgutils, types
 from opgrad.cpu.compiler import simd
 from opgrad.cpu.compiler.lowering.conversion import narrow, widen
 from opgrad.cpu.compiler.lowering.masks import masked_load, masked_store
-from opgrad.cpu.compiler.lowering.words import (
+from opgrad.cpu.compiler.lowering.operations import (
     ELEMENT,
     I1,
     I32,
@@ -83,10 +83,10 @@ def _(p: Any, i: Any, mask: Any, fill: Any) -> Any:
     return vector_of(p), emit
 
 
-def for_each(word: Any, one: Any) -> None:
-    """Define `word` on a tuple: it applies the word `one` to each element."""
+def for_each(operation: Any, one: Any) -> None:
+    """Define an operation on a tuple: it applies the operation `one` to each element."""
 
-    @defines(word)
+    @defines(operation)
     def _(several: Any, *rest: Any) -> Any:
         found = [definition(one, (each, *rest)) for each in several]
         result = types.BaseTuple.from_types([kind for kind, _ in found])
@@ -162,10 +162,10 @@ def _(p: Any, i: Any, v: Any, mask: Any) -> Any:
     return types.none, emit
 
 
-def store_several(word: Any, one: Any) -> None:
-    """Define `word` on a tuple of pointers and one of vectors: it applies the word `one` to each pair."""
+def store_several(operation: Any, one: Any) -> None:
+    """Define an operation on a tuple of pointers and one of vectors: it applies `one` to each pair."""
 
-    @defines(word)
+    @defines(operation)
     def _(pointers: Any, i: Any, vectors: Any, *rest: Any) -> Any:
         found = [definition(one, (p, i, v, *rest)) for p, v in zip(pointers, vectors, strict=True)]
 

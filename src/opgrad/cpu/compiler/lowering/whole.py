@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from llvmlite import ir
 
-from opgrad.cpu.compiler.lowering.words import I8, I32, VectorType, constant, intrinsic
+from opgrad.cpu.compiler.lowering.operations import I8, I32, VectorType, constant, intrinsic
 
 LIMITS: Final = {"int8": (-128, 127), "uint8": (0, 255), "int32_number": (-(2**31), 2**31 - 1)}
 STORED: Final = {*LIMITS, "bool"}

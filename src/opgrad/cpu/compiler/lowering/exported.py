@@ -10,8 +10,8 @@ from numba.core.cgutils import get_or_insert_function
 
 from opgrad.cpu.compiler.lowering.modules import linked
 from opgrad.cpu.compiler.lowering.numba_private import cpu_target
+from opgrad.cpu.compiler.lowering.operations import I64, definition
 from opgrad.cpu.compiler.lowering.pipeline import Pipeline
-from opgrad.cpu.compiler.lowering.words import I64, definition
 
 OPTIONS = {
     "error_model": "numpy",
@@ -37,7 +37,7 @@ def compiled(function: Callable[..., Any], *kinds: Any) -> Any:
 compiled_once = functools.cache(compiled)  # for what every kernel calls
 
 
-class Entry:
+class Exported:
     """A function of int64 arguments and an int64 result, written in LLVM's own instructions."""
 
     def __init__(self, name: str, count: int):
@@ -61,9 +61,9 @@ class Entry:
         self.library.add_linking_library(callee.library)
         return result
 
-    def emit(self, word: Callable[..., Any]) -> None:
-        """Emit the instructions of a word without arguments."""
-        definition(word, ())[1](self.context, self.builder)
+    def emit(self, operation: Callable[..., Any]) -> None:
+        """Emit the instructions of an operation without arguments."""
+        definition(operation, ())[1](self.context, self.builder)
 
     def finish(self, result: Any) -> Any:
         """End the function with the value `result`; returns the module, linked with all functions that it calls."""

@@ -1,6 +1,6 @@
-"""Defines, for each word of opgrad.cpu.compiler.simd and opgrad.cpu.compiler.memory, its Numba type and LLVM code.
+"""Defines, for each operation of opgrad.cpu.compiler.simd and opgrad.cpu.compiler.memory, its Numba type and LLVM code.
 
-Each `@defines(word)` function takes the Numba types of the arguments and returns the type of the result with a
+Each `@defines(operation)` function takes the Numba types of the arguments and returns the type of the result with a
 function that emits the LLVM instructions.
 """
 
@@ -81,42 +81,42 @@ class VectorModel(models.PrimitiveModel):
 DEFINITIONS: dict[Any, list[Callable[..., Any]]] = {}
 
 
-def defines(word: Callable[..., Any], literal: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give `word` its typing and its code.
+def defines(operation: Callable[..., Any], literal: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give `operation` its typing and its code.
 
     The decorated function takes the arguments' types and returns (result type, emit(context, builder, *values)),
-    or None where it does not apply; a word may have several.
+    or None where it does not apply; an operation may have several.
     """
 
     def register(define: Callable[..., Any]) -> Callable[..., Any]:
-        if word not in DEFINITIONS:
-            _register_word(word, literal)
-        DEFINITIONS.setdefault(word, []).append(define)
+        if operation not in DEFINITIONS:
+            _register_operation(operation, literal)
+        DEFINITIONS.setdefault(operation, []).append(define)
         return define
 
     return register
 
 
-def definition(word: Callable[..., Any], kinds: Any) -> Any:
-    return next((found for define in DEFINITIONS[word] if (found := define(*kinds)) is not None), None)
+def definition(operation: Callable[..., Any], kinds: Any) -> Any:
+    return next((found for define in DEFINITIONS[operation] if (found := define(*kinds)) is not None), None)
 
 
-def _register_word(word: Callable[..., Any], literal: bool) -> None:
+def _register_operation(operation: Callable[..., Any], literal: bool) -> None:
     class Template(AbstractTemplate):
-        key = word
+        key = operation
         prefer_literal = literal
 
         def generic(self, args: Any, kws: Any) -> Any:
-            found = definition(word, args)
+            found = definition(operation, args)
             return found and signature(found[0], *args)
 
-    builtin_registry.register_global(word, types.Function(Template))
+    builtin_registry.register_global(operation, types.Function(Template))
 
     def emit(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        code = definition(word, sig.args)[1](context, builder, *values)
+        code = definition(operation, sig.args)[1](context, builder, *values)
         return context.get_dummy_value() if sig.return_type == types.none else code
 
-    lower_builtin(word, types.VarArg(types.Any))(emit)
+    lower_builtin(operation, types.VarArg(types.Any))(emit)
 
 
 def constant(kind: VectorType, value: float) -> ir.Constant:
