@@ -132,7 +132,7 @@ def multiply(c, c_row: int, a, a_row: int, step: int, b, panel: int, depth: int,
     """These rows of c (+)= a @ b, for b packed as a whole."""
     for first in range(0, max(depth, 1), CHUNK):
         stop = min(first + CHUNK, depth)
-        multiply_chunk(c, c_row, a, a_row, step, b, panel, columns, rows, first, stop, add + first)
+        multiply_chunk(c, c_row, a, a_row, step, b, panel, columns, rows, first, stop, add or first > 0)
 
 
 # --- packing ---------------------------------------------------------------------------------------------------------

@@ -18,9 +18,7 @@ UNSETTLED: Final = -1
 _team = ctypes.c_int64(UNSETTLED)  # the team that calls are given; UNSETTLED until the pool is started
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_team))  # native code reads it until the process ends
 _threads: int | None = None
-_forked = (
-    False  # whether this process was forked: OpenMP's threads do not survive that, and GNU's waits for them forever
-)
+_forked = False  # OpenMP's threads do not survive a fork, and GNU's runtime then waits for them forever
 
 
 def get_num_threads() -> int:

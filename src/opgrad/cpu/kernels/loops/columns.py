@@ -20,7 +20,7 @@ def streams_columns(p, p_n: int, stream: int) -> int:
 
 
 @inline
-def strip_of(unit: int, strips, x, y, w: int, stream: int):
+def aligned_strip(unit: int, strips, x, y, w: int, stream: int):
     """The outer index of a strip, its first column, whether all its columns exist, and the mask of those that do.
 
     If y is written past the cache, strips begin up to a line before the first column, so that each strip of y starts a

@@ -169,10 +169,11 @@ def row_rests(x, n: int, ahead):
         coming = block + READ_TWICE if begin + READ_TWICE < n else ahead
         top = row_max(block, 0, size)
         added, equal = rest_of_block(block, 0, size, top, coming)
-        if begin:
-            m, rest, count = row_blocks.joined_rests(x, m, rest, count, top, added, equal)
-        else:
+        is_first = begin == 0
+        if is_first:
             m, rest, count = top, added, equal
+        else:
+            m, rest, count = row_blocks.joined_rests(x, m, rest, count, top, added, equal)
     return m, rest, count
 
 

@@ -214,7 +214,7 @@ def forward_body(form: Form, reduction: Reduction, read: Callable[..., Any], is_
         w, fine, out, pending, of_strip = v.lanes(e), v.is_fine(x), y.data, 0, no_numbers(x)
         arrays = outer(place(Line(x, sources[0].step), done), dropped, e, sources, (0, 0))
         for unit in units:
-            o, j, whole, mask = loops.strip_of(unit, strips, y, y, w, stream)
+            o, j, whole, mask = loops.aligned_strip(unit, strips, y, y, w, stream)
             if j >= strips.inner:
                 continue
             xs, every, lanes, ahead, largest = read(sources, o, j, n, whole, mask, e, numbers)
@@ -333,7 +333,7 @@ def gradient_body(form: GradientForm, place: Any, is_kept: bool) -> Callable[...
         w, out, pending, s = v.lanes(e), dx.data, 0, v.full(e, 0.0)
         before = arrays_of(done, dropped, e, sources, (0, 0))
         for unit in units:
-            o, j, whole, mask = loops.strip_of(unit, strips, beside, dx, w, past)
+            o, j, whole, mask = loops.aligned_strip(unit, strips, beside, dx, w, past)
             if j >= strips.inner:
                 continue
             decide(dropped, n, o * n * strips.inner + j, strips.inner, dropout)

@@ -17,7 +17,7 @@ from opgrad.cpu.kernels.softmax.rows import Block
 AHEAD: Final = 2  # groups between the prefetch of rows and their use
 
 
-def writing_groups(compute: Callable[..., None]) -> Callable[..., None]:
+def loop_over_groups(compute: Callable[..., None]) -> Callable[..., None]:
     """The loop over groups of rows: compute(row, rows, n, waiting, arguments) leaves results in the tile; y is written.
 
     Past the cache, a group waits in the buffer and is written while the next one is computed, since writing it at once
@@ -61,7 +61,7 @@ def forward_transposed(operator: str) -> Kernel:
         transpose_in(tile, xs, x.step, n, rows)
         lines(tile, w, n, v.is_fine(xs), 0, xs + AHEAD * w * x.step, waiting)
 
-    write = writing_groups(compute)
+    write = loop_over_groups(compute)
 
     @kernel
     def by_transposed_rows(units: Units, count, n, x: Rows, y: Rows, tile: Private, buffer: Private, stream):
@@ -110,7 +110,7 @@ def gradient_transposed(operator: str) -> Kernel:
         ahead = dys + far * dy.step, ys + far * y.step
         body(dys, dy.step, ys, y.step, n, rows, dy_tile, y_tile, ahead, waiting)
 
-    write = writing_groups(compute)
+    write = loop_over_groups(compute)
 
     @kernel
     def by_transposed_rows(
