@@ -1,4 +1,4 @@
-"""Branches that are known are inlined; what has no gradient is refused by name, with the reason."""
+"""Branches: those that are known are inlined. What has no gradient is refused by name, with the reason."""
 
 import numpy as np
 import pytest
@@ -39,35 +39,26 @@ def test_a_branch_that_is_known_is_inlined(condition, expected):
     np.testing.assert_allclose(found, expected(x), rtol=1e-6)
 
 
-def test_a_branch_that_is_not_known_is_refused_by_name():
-    with pytest.raises(NotImplementedError, match=r"one node has no gradient: If \(node 'choice'\): which branch"):
-        gradients(branching(None), "y", "x")
+def test_gradients_of_a_branch_that_is_not_known():
+    x = np.array([0.5, -1, 2], np.float32)
+    model = gradients(branching(None), "y", "x", plain=True)
+    for condition, expected in ((True, np.exp(x)), (False, -np.ones_like(x))):
+        np.testing.assert_allclose(run(model, {"x": x, "condition": np.array(condition)})[1], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("operator", "reason"), [("Loop", "how often it runs"), ("Scan", "its steps have no gradient")]
-)
-def test_loops_are_refused_by_name(operator, reason):
-    """Also where what is differentiated reaches them from outside, as a value that their bodies read."""
-    state = helper.make_tensor_value_info("s", TensorProto.FLOAT, [3])
-    nodes = [helper.make_node("Add", ["s", "x"], ["t"])]
-    results = [helper.make_tensor_value_info("t", TensorProto.FLOAT, [3])]
-    if operator == "Loop":
-        given = [
-            helper.make_tensor_value_info(*each) for each in (("i", TensorProto.INT64, []), ("c", TensorProto.BOOL, []))
-        ]
-        nodes.append(helper.make_node("Identity", ["c"], ["d"]))
-        results.insert(0, helper.make_tensor_value_info("d", TensorProto.BOOL, []))
-        inputs, extra = ["count", "", "zeros"], {}
-    else:
-        given, inputs, extra = [], ["zeros", "rows"], {"num_scan_inputs": 1}
-        state = [state, helper.make_tensor_value_info("row", TensorProto.FLOAT, [3])]
-    state = state if isinstance(state, list) else [state]
-    body = helper.make_graph(nodes, "body", [*given, *state], results)
-    node = helper.make_node(operator, inputs, ["y"], "again", body=body, **extra)
-    model = build("g (float[3] x, int64 count, float[3] zeros, float[4, 3] rows) => (float[3] y) { y = Neg(x) }")
-    model.graph.node[0].CopyFrom(node)
-    with pytest.raises(NotImplementedError, match=rf"one node has no gradient: {operator} \(node 'again'\): {reason}"):
+def test_what_a_body_has_no_gradient_for_is_told_by_name():
+    model = build(
+        """g (float[3, 3] x, int64 n, bool t) => (float[3, 3] y) {
+            [again] y = Loop (n, t, x) <body = b (int64 i, bool c, float[3, 3] s) => (bool d, float[3, 3] r) {
+                d = Identity(c) [one] o = my.One(s) two = Exp(o) [three] r = my.Two(two)
+            }>
+        }"""
+    )
+    reason = (
+        r"one node has no gradient: Loop \(node 'again'\): in its body, my.One \(node 'one'\): there is no rule "
+        r"for it; [^;]*; my.Two \(node 'three'\): there is no rule"
+    )
+    with pytest.raises(NotImplementedError, match=reason):
         gradients(model, "y", "x")
 
 
@@ -85,11 +76,13 @@ def test_nodes_without_a_rule_are_told_with_those_whose_rule_refuses_them():
         """g (float[3, 3] x, bool c) => (float y) {
             a = Einsum <equation = "ij,jk->ik"> (x)  b = my.One(a)
             d = If (c) <then_branch = t () => (float[3, 3] p) { p = Exp(b) },
-                        else_branch = e () => (float[3, 3] q) { q = Identity(b) }>
-            y = Det(d)
+                        else_branch = e () => (float[3, 3] q) { q = my.Two(b) }>
+            y = my.Three(d)
         }"""
     )
-    reason = r"4 nodes have no gradient: Einsum .*; my\.One .*there is no rule.*; If .*which branch.*; Det "
+    reason = (
+        r"4 nodes have no gradient: Einsum .*; my\.One .*there is no rule.*; If .*in its body, my.Two.*; my\.Three "
+    )
     with pytest.raises(NotImplementedError, match=reason):
         gradients(model, "y", "x")
 

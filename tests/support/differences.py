@@ -5,10 +5,11 @@ import math
 import numpy as np
 import onnx
 import onnxruntime
+from loop_reference import Loop, Scan
 from onnx import TensorProto, helper, inliner, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-from recurrent_reference import GRU, LSTM, RNN, Scan
+from recurrent_reference import GRU, LSTM, RNN
 
 from opgrad.contract.declaration import reference as opgrad_reference
 from opgrad.gradients import gradients
@@ -167,7 +168,7 @@ OWN = (
 def reference(model):
     """What evaluates a model in NumPy; its functions are written out, as it knows no `new_ops` inside of them."""
     model = inliner.inline_local_functions(model) if model.functions else model
-    return ReferenceEvaluator(model, new_ops=[*OWN, *OTHERS, Scan])
+    return ReferenceEvaluator(model, new_ops=[*OWN, *OTHERS, Loop, Scan])
 
 
 def build(text, opset=17, domains='"com.microsoft": 1, "my": 1'):

@@ -254,8 +254,16 @@ NAMES_OF_RUNTIME = {  # of tests/support/runtime_cases.py
         CausalConvWithState MRotaryEmbedding MoEGroupRouter MatMulBnb4 GatherBlockQuantized""",
 }
 OF_RUNTIME = [(domain, op) for domain, names in NAMES_OF_RUNTIME.items() for op in names.split()]
+SEQUENCES = (
+    "SequenceConstruct",
+    "SequenceAt",
+    "SequenceInsert",
+    "SequenceErase",
+    "SplitToSequence",
+    "ConcatFromSequence",
+)
 ELSEWHERE = {
-    ("", "If"): "against known values",
+    **{("", op): "central differences, in onnxruntime" for op in ("If", "Loop", "Scan", *SEQUENCES)},
     **{("", op): "straight through, against known values" for op in QUANTIZATION},
     ("", "SparseSoftmaxCrossEntropy"): f"{RUNTIME} SoftmaxCrossEntropyLoss",
     ("", "SimplifiedLayerNormalization"): "by SkipSimplifiedLayerNormalization",

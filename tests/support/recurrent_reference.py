@@ -1,34 +1,7 @@
-"""Recurrent layers, and scans from the end, for the reference evaluator, which has them for one direction alone."""
+"""Recurrent layers for the reference evaluator, which has them for one direction alone."""
 
 import numpy as np
-import onnx
 from onnx.reference.op_run import OpRun
-from onnx.reference.ops import op_scan
-
-
-class Scan(op_scan.Scan):
-    """A scan whose sequences run in either direction."""
-
-    def __init__(self, node, run_params):
-        plain = onnx.NodeProto()
-        plain.CopyFrom(node)
-        self.turned = {}
-        for attribute in node.attribute:
-            if attribute.name.endswith("_directions"):
-                self.turned[attribute.name] = list(attribute.ints)
-                plain.attribute.remove(attribute)
-        super().__init__(plain, run_params)
-
-    def _run(self, *args, **attributes):
-        first = len(args) - self.num_scan_inputs
-        inputs = _turned(args, first, self.turned.get("scan_input_directions"))
-        return tuple(_turned(super()._run(*inputs, **attributes), first, self.turned.get("scan_output_directions")))
-
-
-def _turned(values, first, directions):
-    """Values from the first sequence on, those from the end turned round."""
-    backward = [0] * first + list(directions or [0] * len(values))
-    return [value[::-1] if turn else value for value, turn in zip(values, backward, strict=False)]
 
 
 def _sigmoid(z):

@@ -1,5 +1,6 @@
 """Reverse-mode differentiation of a graph: it turns the gradients of some values into those of earlier values."""
 
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx
@@ -12,6 +13,8 @@ from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
 from opgrad.graph.graph import Graph, title
 from opgrad.graph.messages import FLOATS
+from opgrad.graph.nodes import outside
+from opgrad.rules import lists
 from opgrad.rules.node import Node
 from opgrad.rules.registry import Declared, NoGradient
 
@@ -72,6 +75,8 @@ class Backward:
 
     def _sum(self, name: str, parts: Sequence[Value]) -> Value:
         self.body.scope(f"AccumulateGrad_{name}{SUFFIX}")
+        if self.forward.sequence(name):
+            return functools.reduce(lists.added, parts)
         total = self.body.node("Sum", *parts)
         return self.body.declare(total, parts[0].element_type or TensorProto.FLOAT, self.forward.sizes(name))
 
@@ -84,18 +89,17 @@ class Backward:
             return
         declared = rule_of(proto)
         carrying = set(differentiable_inputs(self.forward, proto)) & self.reached
-        places = [
-            index for index, name in enumerate(proto.input) if name in carrying and index not in declared.constant
-        ]
+        names = [*proto.input, *outside(proto)]
+        places = [index for index, name in enumerate(names) if name in carrying and index not in declared.constant]
         self.body.scope(f"{proto.name or proto.op_type}_Grad")
-        node = Node(proto, self.forward, self.body, dys, places)
+        node = Node(proto, self.forward, self.body, dys, places, _differentiate)
         for index, value in self._gradients(declared, node):
-            self._add(proto.input[index], value)
+            self._add(names[index], value)
 
     def _gradients(self, declared: Declared, node: Node) -> list[tuple[int, Value]]:
         """The gradients of the needed inputs, by their places."""
         try:
-            read = quantized(self.forward).intersection(node.proto.input[index] for index in node.needed)
+            read = quantized(self.forward).intersection(node.names[index] for index in node.needed)
             if read and not declared.integers:
                 raise NoGradient(COMPUTES)
             given = self._recomputed(declared, node) if declared.recomputes else declared.rule(node)
@@ -107,8 +111,6 @@ class Backward:
             self.problems.append(f"{title(node.proto)}: {reason}{hint(self.forward, node.proto)}")
             # The inputs stand in for their gradients, so that the walk goes on and also finds the problems of earlier
             # nodes. `run` raises afterwards, so that no such value is ever used.
-            for name in set(differentiable_inputs(self.forward, node.proto)) - set(node.proto.input):
-                self._add(name, Value(self.body, name, self.forward.element_type(name), self.forward.sizes(name)))
             return [(index, node.required(index)) for index in sorted(node.needed)]
 
     def _recomputed(self, declared: Declared, node: Node) -> list[Value | None]:
@@ -121,6 +123,7 @@ class Backward:
         inner.walk(seeds)
         if inner.problems:
             raise NoGradient(f"of what it is made of, {'; '.join(inner.problems)}")
+        again.write_nodes()
         self.body.nodes[before:before] = again.graph.node
         self.body.initializers.extend(again.graph.initializer)
         names = node.proto.input
@@ -143,6 +146,17 @@ class Backward:
         for source, value in self._sums.items():
             value.name = names.get(value.name, value.name)
             self._sums[source] = value
+
+
+def _differentiate(
+    forward: Graph, body: GraphBody, seeds: Mapping[str, Value], wanted: Sequence[str]
+) -> dict[str, Value | None]:
+    """The gradients of values of a body; see `Differentiate`. Raises NoGradient, which names the nodes without one."""
+    backward = Backward(forward, body, seeds, wanted)
+    try:
+        return backward.run(seeds)
+    except NotImplementedError:
+        raise NoGradient(f"in its body, {'; '.join(backward.problems)}") from None
 
 
 def problem_text(problems: Collection[str]) -> str:

@@ -197,6 +197,7 @@ def _output(forward: Graph, body: GraphBody, name: str, value: Value) -> onnx.Va
 def append(forward: Graph, body: GraphBody, outputs: Sequence[onnx.ValueInfoProto]) -> None:
     """Add the outputs to the graph, and the nodes and initializers of `body` that they depend on."""
     body.keep([output.name for output in outputs])
+    forward.write_nodes()
     graph, model = forward.graph, forward.model
     graph.output.extend(outputs)
     graph.initializer.extend(body.initializers)

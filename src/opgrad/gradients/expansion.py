@@ -11,12 +11,13 @@ import numpy as np
 import onnx
 from onnx import defs, helper, inliner
 
-from opgrad.gradients.reach import paths
+from opgrad.gradients.reach import carries, paths
 from opgrad.graph.body import GraphBody
+from opgrad.graph.enclosed import in_bodies
 from opgrad.graph.formulas import Value
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import copied, domain_of, free_name
-from opgrad.graph.nodes import rename
+from opgrad.graph.nodes import all_nodes, rename
 from opgrad.rules.node import Node
 from opgrad.rules.registry import RULES, NoGradient
 
@@ -39,13 +40,13 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
 def expand(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> Graph:
     """Expand the nodes between the values `wanted` and `of` that have no gradient rule.
 
+    Those in the bodies of loops and branches are expanded, too.
     The forward graph is changed in place; only where bodies of ONNX's functions are inserted is the result a new one.
     """
     of, wanted = list(of), list(wanted)
-    taken: set[str] = set()  # the graph's names and the prefixes of names from earlier rounds
+    taken = forward.taken  # the names of the graph and of those around it, and the prefixes of names of earlier rounds
     while True:
         nodes = paths(forward, of, wanted)
-        taken |= forward.names()
         found = [(node, _replacement(forward, node, taken)) for node in nodes if node.output]
         written = [(node, others) for node, others in found if others is not None]
         for node, others in written:
@@ -56,8 +57,16 @@ def expand(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> Graph:
         unknown = [node for node in nodes if (domain_of(node), node.op_type) not in RULES]
         model = _expand_functions(forward, unknown)
         if model is None:
+            in_bodies(forward, _expand_body)
+            forward.refresh()
             return forward
-        forward = Graph(model, wanted)
+        forward = Graph(model, wanted, taken=taken)
+
+
+def _expand_body(forward: Graph) -> Graph:
+    """Expand the nodes of a body, all of whose inputs and outputs may have gradients."""
+    inputs, outputs = ([each.name for each in values] for values in (forward.graph.input, forward.graph.output))
+    return expand(forward, outputs, [name for name in inputs if carries(forward, name)])
 
 
 def _replacement(forward: Graph, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:
@@ -80,13 +89,23 @@ def _expand_functions(forward: Graph, nodes: Iterable[onnx.NodeProto]) -> onnx.M
             functions.append(function)
     if not functions:
         return None
+    before = forward.names()
     forward.model.functions.extend(functions)
     forward.model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     inlined = _inlined(forward.model)
+    _name_anew(inlined.graph, before, forward.taken)
     kept = [each for each in inlined.opset_import if each.domain != DOMAIN]
     del inlined.opset_import[:]
     inlined.opset_import.extend(kept)
     return inlined
+
+
+def _name_anew(graph: onnx.GraphProto, before: set[str], taken: set[str]) -> None:
+    """Rename the values of inserted bodies that graphs around this one, or beside it, have already."""
+    new = {name for node in all_nodes(graph.node) for name in node.output if name} - before
+    names = {name: free_name(name, taken) for name in sorted(new)}
+    for node in graph.node:
+        rename(node, names)
 
 
 def _function(forward: Graph, node: onnx.NodeProto) -> onnx.FunctionProto | None:

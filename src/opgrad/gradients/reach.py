@@ -1,5 +1,6 @@
 """Which values of a graph carry gradients, and which nodes stand between the values that are asked for."""
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator
 
 import onnx
@@ -7,17 +8,12 @@ from onnx import TensorProto
 
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import FLOATS, MICROSOFT, domain_of
-from opgrad.graph.nodes import captured, needed, subgraphs
+from opgrad.graph.nodes import needed, outside
 from opgrad.rules.coverage import reason
 from opgrad.rules.node import Node
 from opgrad.rules.registry import RULES, Declared, Gradients, NoGradient
 
 NO_RULE = "there is no rule for it; opgrad.gradients.register_gradient adds one"
-REASONS = {
-    "If": "which branch it takes is not known before it runs; give it a constant condition",
-    "Loop": "how often it runs is not known before; unroll it",
-    "Scan": "its steps have no gradient; unroll it",
-}
 # The integers that these operators write or read carry gradients, too: the gradient passes straight through the
 # rounding and is that of the floats which the integers stand for (straight-through estimator).
 QUANTIZING, DEQUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear"), "DequantizeLinear"
@@ -43,13 +39,14 @@ def depending(forward: Graph, wanted: Iterable[str]) -> set[str]:
     reached = set(wanted)
     for node in forward.graph.node:
         if reached.intersection(differentiable_inputs(forward, node)):
-            reached.update(name for name in node.output if name and _carries(forward, name))
+            reached.update(name for name in node.output if name and carries(forward, name))
     return reached
 
 
-def _carries(forward: Graph, name: str) -> bool:
+def carries(forward: Graph, name: str) -> bool:
     """Whether a value can have a gradient."""
-    return forward.element_type(name) in (None, *FLOATS) or name in quantized(forward)
+    kind = forward.sequence(name) or forward.element_type(name)
+    return kind in (None, *FLOATS) or name in quantized(forward)
 
 
 def quantized(forward: Graph) -> set[str]:
@@ -103,15 +100,14 @@ def cut_off(forward: Graph, of: Iterable[str], reached: Collection[str]) -> Iter
 
 def _differentiable(node: onnx.NodeProto) -> Iterator[str]:
     """The names that a node reads at places that have a gradient."""
-    if any(subgraphs(node)):
-        return captured(node)
     skipped = rule_of(node).constant
-    return (name for index, name in enumerate(node.input) if name and index not in skipped)
+    given = (name for index, name in enumerate(node.input) if name and index not in skipped)
+    return itertools.chain(given, outside(node))
 
 
 def differentiable_inputs(forward: Graph, node: onnx.NodeProto) -> list[str]:
     """The names that a node reads and that have a gradient if its results have one."""
-    return [name for name in _differentiable(node) if _carries(forward, name)]
+    return [name for name in _differentiable(node) if carries(forward, name)]
 
 
 def rule_of(node: onnx.NodeProto) -> Declared:
@@ -120,5 +116,4 @@ def rule_of(node: onnx.NodeProto) -> Declared:
 
 
 def _no_rule(node: Node) -> Gradients:
-    op = node.proto.op_type
-    raise NoGradient(REASONS.get(op) or reason(domain_of(node.proto), op) or NO_RULE)
+    raise NoGradient(reason(domain_of(node.proto), node.proto.op_type) or NO_RULE)

@@ -17,7 +17,7 @@ from opgrad.graph.nodes import leave_out_results, needed, read_by, rename
 from opgrad.graph.sizes import Sizes
 
 BOOLEAN = ("And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor")
-INTEGER = ("ArgMax", "ArgMin", "BroadcastGradientArgs", "NonZero", "Shape", "Size")
+INTEGER = ("ArgMax", "ArgMin", "BroadcastGradientArgs", "NonZero", "SequenceLength", "Shape", "Size")
 OF_SECOND = ("CastLike", "SoftmaxCrossEntropyLossInternalGrad", "Where")  # their result has the type of input 1
 OF_THIRD = ("GatherGrad", "GatherNDGrad", "OneHot")  # their result has the type of input 2
 
@@ -34,7 +34,7 @@ class GraphBody(Body):
         self.plain = plain
         self.initializers: list[TensorProto] = []
         self.infos: dict[str, onnx.ValueInfoProto] = {}
-        self._taken = taken
+        self.taken = taken
         self._written: dict[Any, list[Value]] = {}
         self._arrays: dict[str, np.ndarray] = {}
         self._scope = ""
@@ -46,11 +46,11 @@ class GraphBody(Body):
 
     def free(self, name: str) -> str:
         """A name that is not taken yet; from now on it is."""
-        return free_name(name, self._taken)
+        return free_name(name, self.taken)
 
     def beside(self) -> "GraphBody":
         """An empty body for the same graph, which takes its names from the same ones."""
-        return GraphBody(self.opset, self._taken, self.plain)
+        return GraphBody(self.opset, self.taken, self.plain)
 
     def nodes_of(self, op: str, outputs: int, *inputs: Value | None, **attributes: Any) -> list[Value]:
         """The outputs of a node; it is appended unless an equal node is already there."""
@@ -119,6 +119,8 @@ class GraphBody(Body):
             leave_out_results(node, read)
         self.initializers = [each for each in self.initializers if each.name in read]
         self.infos = {name: info for name, info in self.infos.items() if name in read}
+        self._written.clear()
+        self._constants.clear()
 
 
 def _type(node: onnx.NodeProto, inputs: Sequence[Value | None], attributes: dict[str, Any]) -> int | None:
@@ -127,6 +129,8 @@ def _type(node: onnx.NodeProto, inputs: Sequence[Value | None], attributes: dict
         return TensorProto.BOOL
     if node.op_type in INTEGER:
         return TensorProto.INT64
+    if node.op_type in ("If", "Loop"):
+        return None  # their results have types of their own
     if node.op_type == "Cast":
         return int(attributes["to"])
     place = 2 if node.op_type in OF_THIRD else int(node.op_type in OF_SECOND)

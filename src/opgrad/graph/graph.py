@@ -40,6 +40,7 @@ class Graph:
 
     variable: the names of initializers that do not count as constants because they will be trained.
     keep: names that stay, beside those of inputs and outputs. plain: whether all nodes have to be of ai.onnx.
+    taken: the names of the graphs around this one and inside of it, to which new names are added; None if it is alone.
 
     graph: the message. Its nodes may be changed in place, and `refresh` reads them again; what `substitute`, `alias`
     and `reorder` change is in the message after `commit`.
@@ -48,14 +49,15 @@ class Graph:
     """
 
     def __init__(
-        self, model: onnx.ModelProto, variable: Iterable[str] = (), keep: Iterable[str] = (), plain: bool = False
-    ):
+        self, model: onnx.ModelProto, variable: Iterable[str] = (), keep: Iterable[str] = (), plain: bool = False,
+        taken: set[str] | None = None,
+    ):  # fmt: skip
         self.model, self.graph, self.plain = model, model.graph, plain
         self.opset, self.variable = opset_of(model), frozenset(variable)
         self._given = {each.name for each in self.graph.input}
         self.outputs = frozenset(each.name for each in self.graph.output)
         self.kept = frozenset(keep) | self._given | self.outputs
-        self._taken = self.names()
+        self.taken = self.names() if taken is None else taken
         self._read()
 
     def refresh(self) -> None:
@@ -69,6 +71,7 @@ class Graph:
         self.quantized: set[str] | None = None  # see reach.quantized
         self.index()
         self._inferred: dict[str, TypeProto.Tensor] | None = None  # when a type is asked for
+        self._sequences: dict[str, TypeProto.Tensor] = {}  # likewise, the types of the tensors in sequences
         self._folded: dict[str, np.ndarray | None] = {}
 
     def index(self) -> None:
@@ -89,7 +92,7 @@ class Graph:
     @property
     def _types(self) -> dict[str, TypeProto.Tensor]:
         if self._inferred is None:
-            self._inferred = infer(self.model, self._known_shapes)
+            self._inferred, self._sequences = infer(self.model, self._known_shapes)
             self._folded = {name: value for name, value in self._folded.items() if value is not None}
         return self._inferred
 
@@ -112,6 +115,20 @@ class Graph:
     def sizes(self, name: str) -> Sizes | None:
         """For each axis an int, a name, or None if its size is unknown; None for the whole if the rank is unknown."""
         return sizes_in(self._types.get(name))
+
+    def sequence(self, name: str) -> int | None:
+        """The TensorProto.DataType of the tensors in a sequence; None for another value, or where it is not known."""
+        found = self._sequences.get(name) if self._types is not None else None
+        return None if found is None else found.elem_type
+
+    def sizes_in_sequence(self, name: str) -> Sizes | None:
+        """The sizes of each tensor in a sequence, as of `sizes`."""
+        return sizes_in(self._sequences.get(name) if self._types is not None else None)
+
+    def declare_sequence(self, name: str, element_type: int, sizes: Sizes | None = None) -> None:
+        """Record that a value is a sequence of tensors, and their type and sizes."""
+        if self._types is not None:
+            self._sequences[name] = helper.make_tensor_type_proto(element_type, sizes).tensor_type
 
     def declare(self, name: str, element_type: int, sizes: Sizes | None) -> None:
         """Record type and sizes of a value that was added to the graph."""
@@ -196,7 +213,7 @@ class Graph:
 
     def free(self, name: str) -> str:
         """A name that is not taken yet; from now on it is."""
-        return free_name(name, self._taken)
+        return free_name(name, self.taken)
 
     def node(
         self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any
@@ -276,6 +293,11 @@ class Graph:
         self._slots = [[node] for node in nodes]
         self.index()
 
+    def put_first(self, node: onnx.NodeProto) -> None:
+        """Put a node without inputs before all others; it is in the message after `write_nodes`."""
+        self._slots.insert(0, [node])
+        self.index()
+
     def declare_like(self, name: str, other: str) -> None:
         """Declare that an added value has the type and sizes of another one."""
         kind = self.element_type(other)
@@ -284,20 +306,30 @@ class Graph:
 
     # --- the model ---
 
-    def _info(self, name: str, kind: int) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, kind, self.sizes(name))
+    def _info(self, name: str) -> onnx.ValueInfoProto | None:
+        kind = self.element_type(name)
+        if kind is not None:
+            return helper.make_tensor_value_info(name, kind, self.sizes(name))
+        kind, sizes = self.sequence(name), self.sizes_in_sequence(name)
+        return None if kind is None else helper.make_tensor_sequence_value_info(name, kind, sizes)
+
+    def write_nodes(self) -> None:
+        """Write the nodes into the model, but no types of values that were added."""
+        nodes = list(self.nodes())
+        del self.graph.node[:]
+        self.graph.node.extend(nodes)
 
     def commit(self) -> None:
         """Write nodes and types into the model; types of values that no longer exist are left out."""
-        graph, nodes = self.graph, list(self.nodes())
-        del graph.node[:]
-        graph.node.extend(nodes)
+        self.write_nodes()
+        graph = self.graph
         told = {each.name for each in (*graph.input, *graph.output)}
         made = [name for node in graph.node for name in node.output if name and name not in told]
-        infos = [self._info(name, kind) for name in made if (kind := self.element_type(name)) is not None]
+        infos = [info for name in made if (info := self._info(name)) is not None]
+        own = {each.name for each in infos}
         others = [copied(each) for each in graph.value_info if not each.type.HasField("tensor_type")]
         del graph.value_info[:]
-        graph.value_info.extend([*infos, *(each for each in others if each.name in made)])
+        graph.value_info.extend([*infos, *(each for each in others if each.name in made and each.name not in own)])
         domains = {node.domain for node in graph.node}
         if MICROSOFT in domains:
             import_microsoft(self.model)

@@ -5,7 +5,7 @@ shape and stores 200 bytes for each element, however long the array is. So a fir
 the long arrays; in the second run, with it, each long array has a symbolic size, so that onnx stores no elements.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -17,7 +17,7 @@ from opgrad.graph.large import LARGE, without_large
 from opgrad.graph.messages import copied_without, domain_of, opset_of
 from opgrad.graph.nodes import rename_inputs
 from opgrad.graph.opset import raise_opset
-from opgrad.graph.sizes import forget_vague, known, sizes_in
+from opgrad.graph.sizes import VAGUE, forget_vague, known, sizes_in
 from opgrad.graph.stand_ins import stand_ins
 
 KNOWN_BEST = 17  # older models are inferred as this opset: onnx propagates the data of more of its operators
@@ -33,34 +33,51 @@ def shapes_given(node: onnx.NodeProto) -> Iterator[str]:
     return (node.input[place] for place in places if place < len(node.input) and node.input[place])
 
 
-def infer(model: onnx.ModelProto, constants: Callable[[Types], Mapping[str, np.ndarray]]) -> Types:
-    """The types of the values of a model's graph, by name, as far as they can be inferred.
+def infer(model: onnx.ModelProto, constants: Callable[[Types], Mapping[str, np.ndarray]]) -> tuple[Types, Types]:
+    """The types of the tensors of a model's graph, by name, as far as they can be inferred, and those in sequences.
 
     constants: a function that gets the types known so far and returns the constants among the `shapes_given`, by name.
+
+    Returns the types of the tensors, and for each sequence of tensors the type of these.
     """
     stand_in = _stand_in(model)
     with suppress(NotImplementedError):  # onnx propagates the data of fewer operators of older opsets
         raise_opset(stand_in, KNOWN_BEST)
     own = {tensor.name: _type_of(tensor) for tensor in model.graph.initializer}
-    first = _inferred(stand_in, False) | own
+    found, sequences = _inferred(stand_in, False)
+    first = found | own
     given = constants(first)
     if given:
         _give(stand_in, given)
-        first = _inferred(stand_in, False) | own
+        first = _inferred(stand_in, False)[0] | own
     _hide(stand_in, {name: each for name, each in first.items() if _is_long(each)})
     try:
-        second = _inferred(stand_in, True)
+        second, made_up = _inferred(stand_in, True)
     except MemoryError:
-        return first
+        return first, sequences
     for name, each in first.items():
         if name not in second or not second[name].HasField("shape"):
             forget_vague(each)  # onnx makes up names for unknown sizes; the second run uses them for other sizes
-    return {**first, **{name: _merged(each, first.get(name)) for name, each in second.items()}, **own}
+    found = {**first, **{name: _merged(each, first.get(name)) for name, each in second.items()}, **own}
+    _forget([*found.values(), *sequences.values()], [*made_up.values(), *sequences.values()])
+    return found, sequences
 
 
-def _inferred(model: onnx.ModelProto, data_prop: bool) -> Types:
+def _forget(types: Iterable[TypeProto.Tensor], of: Iterable[TypeProto.Tensor]) -> None:
+    """Remove the names that onnx made up for sizes in `of`, tensors of sequences that need not be equal, from types."""
+    names = {size.dim_param for each in of for size in each.shape.dim if VAGUE.fullmatch(size.dim_param)} - {""}
+    for size in (size for each in types if names for size in each.shape.dim):
+        if size.dim_param in names:
+            size.Clear()
+
+
+def _inferred(model: onnx.ModelProto, data_prop: bool) -> tuple[Types, Types]:
+    """The types of tensors, and those of the tensors in sequences."""
     graph = shape_inference.infer_shapes(model, data_prop=data_prop).graph
-    return {each.name: each.type.tensor_type for each in (*graph.input, *graph.output, *graph.value_info)}
+    found = {each.name: each.type for each in (*graph.input, *graph.output, *graph.value_info)}
+    sequences = {name: each.sequence_type.elem_type.tensor_type for name, each in found.items()}
+    tensors = {name: each.tensor_type for name, each in found.items() if not each.HasField("sequence_type")}
+    return tensors, {name: each for name, each in sequences.items() if each.elem_type}
 
 
 def _is_long(declared: TypeProto.Tensor) -> bool:

@@ -54,12 +54,21 @@ def model_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 def captured(node: onnx.NodeProto) -> Iterator[str]:
     """The names that a node reads: its inputs, and the values that its subgraphs read from outside."""
     yield from (name for name in node.input if name)
-    for graph in subgraphs(node):
-        own = {each.name for each in (*graph.input, *graph.initializer)}
-        own |= {name for inner in graph.node for name in inner.output}
-        for inner in graph.node:
-            yield from (name for name in captured(inner) if name not in own)
-        yield from (each.name for each in graph.output if each.name not in own)
+    yield from outside(node)
+
+
+def outside(node: onnx.NodeProto) -> list[str]:
+    """The values that a node's subgraphs read from outside, each once."""
+    return list(dict.fromkeys(name for graph in subgraphs(node) for name in read_from_outside(graph)))
+
+
+def read_from_outside(graph: onnx.GraphProto) -> Iterator[str]:
+    """The names that the nodes and the outputs of a subgraph read and that it has not itself."""
+    own = {each.name for each in (*graph.input, *graph.initializer)}
+    own |= {name for inner in graph.node for name in inner.output}
+    for inner in graph.node:
+        yield from (name for name in captured(inner) if name not in own)
+    yield from (each.name for each in graph.output if each.name not in own)
 
 
 def read_by(nodes: Iterable[onnx.NodeProto]) -> set[str]:
@@ -71,7 +80,8 @@ def names_in(graph: onnx.GraphProto) -> set[str]:
     """Every name of a graph: those of values and those of nodes, also inside of subgraphs."""
     nodes = list(all_nodes(graph.node))
     found = {name for node in nodes for name in (node.name, *node.input, *node.output)}
-    return found | {each.name for each in (*graph.input, *graph.initializer, *graph.output)}
+    graphs = [graph, *(inner for node in nodes for inner in subgraphs(node))]
+    return found | {each.name for inner in graphs for each in (*inner.input, *inner.initializer, *inner.output)}
 
 
 def rename_inputs(node: onnx.NodeProto, names: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ from opgrad.graph.nodes import all_nodes
 
 LEAST = 16  # the first opset whose ScatterND and ScatterElements can add
 LAYER_NORMALIZATION = 17  # the first opset with LayerNormalization, which onnxruntime-training wrote into older ones
+SCAN_WITHOUT_BATCHES = 9  # the first opset whose Scan goes through its inputs along any axis, not along the second
 # Between these opsets only types were added, except to the operators below.
 UNCHANGED_FROM, UNCHANGED_TO = 13, 17
 
@@ -27,6 +28,12 @@ def raise_opset(model: onnx.ModelProto, least: int = LEAST, who: str = "lower") 
     wanted = max(entry.version, LAYER_NORMALIZATION if normalized and least == LEAST else least)
     if entry.version == wanted:
         return
+    scan = next((node for node in plain if node.op_type == "Scan"), None)
+    if scan is not None and entry.version < SCAN_WITHOUT_BATCHES:
+        raise NotImplementedError(
+            f"{who}: {(scan.name or scan.output[0])!r} is a Scan of opset {entry.version}, which has an axis for "
+            f"batches, expected opset {SCAN_WITHOUT_BATCHES} or later"
+        )
     changed = any(
         node.op_type == "RoiAlign" or (node.op_type == "BatchNormalization" and len(node.output) > 1) for node in plain
     )

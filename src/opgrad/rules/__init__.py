@@ -5,6 +5,7 @@ from opgrad.rules import (  # noqa: F401
     aliases,
     arithmetic,
     attention,
+    control_flow,
     convolution,
     einsum,
     elementary,
@@ -15,6 +16,7 @@ from opgrad.rules import (  # noqa: F401
     grouped_attention,
     indexing,
     layout,
+    loops,
     losses,
     matrix,
     microsoft,
@@ -31,6 +33,7 @@ from opgrad.rules import (  # noqa: F401
     rotary,
     sampling,
     scatter,
+    sequences,
     softmax,
     zero,
 )

@@ -28,7 +28,7 @@ NONE: Names = {
     **_named("", "RegexFullMatch StringConcat StringNormalizer StringSplit TfIdfVectorizer", _WORDS),
     **_named("", "BlackmanWindow HammingWindow HannWindow MelWeightMatrix", _SIZES),
     **_named("", "RandomNormal RandomUniform", "its result is random"),
-    **_named("", "OptionalHasElement SequenceEmpty SequenceLength", "its result is a condition, a number or empty"),
+    **_named("", "OptionalHasElement SequenceEmpty", "its result is a condition, a number or empty"),
     **_named(CLASSICAL, "CastMap DictVectorizer ZipMap", _WORDS),
     **_named(MICROSOFT, "BeamSearch GreedySearch Sampling WhisperBeamSearch BifurcationDetector", _CHOOSES),
     **_named(MICROSOFT, "DynamicTimeWarping", "its result is a way through the input, of integers"),
@@ -46,9 +46,6 @@ REFUSED: Names = {
     **_named("", "DFT STFT", "its result has complex numbers"),
     **_named("", "MemcpyFromHost MemcpyToHost", "onnxruntime inserts it between devices; take the model before it did"),
     **_named("", "Optional OptionalGetElement", "it has optional values, whose gradients would be optional, too"),
-    **_named("", "ConcatFromSequence SequenceAt SequenceConstruct SequenceErase SequenceInsert", "it has sequences"),
-    **_named("", "SplitToSequence", "it has sequences"),
-    **_named("", "Loop Scan", "its steps have no gradient; unroll it"),
     **_named(CLASSICAL, "LinearClassifier SVMClassifier SVMRegressor", "it is a classical model in one node"),
     **_named(MICROSOFT, "AttnLSTM", "its steps have an attention of their own"),
     **_named(MICROSOFT, "CropAndResize MaxpoolWithMask", _SAMPLES),
@@ -67,7 +64,6 @@ REFUSED: Names = {
 # Operators that become others before they are differentiated.
 BECOMES: Names = {
     ("", "Upsample"): "that of Resize, which it becomes",
-    ("", "If"): "that of the branch that a constant condition takes",
 }
 YES, NO, NOT_YET = "gradient", "none by nature", "refused"
 

@@ -1,8 +1,8 @@
 """The argument of a gradient rule: a node of the forward graph, whose inputs and outputs are values for formulas."""
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -13,19 +13,24 @@ from opgrad.graph.formulas import Value, widened
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import FLOATS, MICROSOFT, domain_of
 from opgrad.graph.node_view import NodeView
-from opgrad.graph.nodes import attributes_of
+from opgrad.graph.nodes import attributes_of, outside
 from opgrad.graph.sizes import Sizes
-from opgrad.rules import shaping
+from opgrad.rules import lists, shaping
 from opgrad.rules.errors import NoGradient
 
+# (graph, body, seeds, wanted): the gradients of the values `wanted` of a graph, written into `body`, by name; None for
+# a value without one. seeds: the gradients of the values that are differentiated, by name.
+Differentiate: TypeAlias = Callable[[Graph, GraphBody, Mapping[str, Value], Sequence[str]], dict[str, Value | None]]
 AXES_PLACE = 1  # the place of the input with the axes, in opsets where axes are an input
 
 
 class Node(NodeView):
     """A node of the forward graph whose gradient is being written.
 
-    body: where nodes are written to.
-    inputs, outputs: the node's values; None where an optional one is missing.
+    forward: the graph. body: where nodes are written to.
+    inputs: the node's values, and behind them those that its subgraphs read from outside; None where an optional one
+    is missing. names: their names. outputs: the node's results, likewise.
+    differentiate: writes the gradients of the values of another graph, such as a subgraph of the node.
     dys: the gradients of the outputs; None for an output that no differentiated value depends on.
     needed: the places of the inputs whose gradients are asked for.
     attributes: as the node has them, text decoded.
@@ -44,17 +49,16 @@ class Node(NodeView):
         body: GraphBody,
         dys: Sequence[Value | None],
         needed: Sequence[int],
+        differentiate: Differentiate | None = None,
     ):
+        self.differentiate = differentiate
         self.proto, self.body, self.dys, self.needed = proto, body, list(dys), frozenset(needed)
         self.opset = forward.opset
         self.attributes: Mapping[str, Any] = attributes_of(proto)
-        self._forward = forward
-        self.inputs = [self._value(name) for name in proto.input]
-        self.outputs = [self._value(name) for name in proto.output]
-
-    def _value(self, name: str) -> Value | None:
-        forward = self._forward
-        return Value(self.body, name, forward.element_type(name), forward.sizes(name)) if name else None
+        self.forward = forward
+        self.names = [*proto.input, *outside(proto)]
+        self.inputs = [self.value(name) if name else None for name in self.names]
+        self.outputs = [self.value(name) if name else None for name in proto.output]
 
     # --- what the node has ---
 
@@ -76,6 +80,8 @@ class Node(NodeView):
     def gradient(self, index: int) -> Value:
         """The gradient of an output: zeros if no differentiated value depends on it."""
         found = self.dys[index] if index < len(self.dys) else None
+        if found is None and self.forward.sequence(self.proto.output[index]):
+            return lists.zeros_like(self.output(index))
         # The gradient of a quantized tensor's integers is a float; it has the type of the other outputs' gradients.
         like = None if self.output(index).element_type in (None, *FLOATS) else next(filter(None, self.dys), None)
         return found if found is not None else shaping.filled_like(self.output(index), 0, like)
@@ -87,7 +93,7 @@ class Node(NodeView):
     def constant(self, index: int) -> np.ndarray | None:
         """The value of an input that is the same in every run, None if it is missing or is not."""
         value = self.input(index)
-        return None if value is None else self._forward.constant(value.name)
+        return None if value is None else self.forward.constant(value.name)
 
     def output(self, index: int, suffix: str = "", element_type: int | None = None) -> Value:
         """An output; an optional output that the forward node lacks is added to it.
@@ -102,8 +108,8 @@ class Node(NodeView):
         if found is None:
             first = next(filter(None, self.proto.output))
             name = self.body.free(f"{first}{suffix or f'_{index}'}")
-            kind = element_type or self._forward.element_type(first) or TensorProto.FLOAT
-            self._forward.declare(name, kind, None)
+            kind = element_type or self.forward.element_type(first) or TensorProto.FLOAT
+            self.forward.declare(name, kind, None)
             self.proto.output[index] = name
             found = self.outputs[index] = Value(self.body, name, kind)
             if not onnx.defs.has(self.proto.op_type, domain_of(self.proto)):
@@ -120,7 +126,7 @@ class Node(NodeView):
         """Whether one of these operators reads the first output, as it is or in another type."""
         waiting = [self.proto.output[0]]
         while waiting:
-            for node in self._forward.readers.get(waiting.pop(), ()):
+            for node in self.forward.readers.get(waiting.pop(), ()):
                 if node.op_type in operators:
                     return True
                 if node.op_type in ("Cast", "CastLike", "Identity"):
@@ -129,13 +135,12 @@ class Node(NodeView):
 
     def value(self, name: str) -> Value:
         """A value of the forward graph by its name."""
-        found = self._value(name)
-        assert found is not None
-        return found
+        forward = self.forward
+        return Value(self.body, name, forward.sequence(name) or forward.element_type(name), forward.sizes(name))
 
     def maker(self, name: str) -> onnx.NodeProto | None:
         """The node of the forward graph that makes a value, None if no node does."""
-        return self._forward.producers.get(name)
+        return self.forward.producers.get(name)
 
     # --- axes ---
 
@@ -191,6 +196,8 @@ class Node(NodeView):
     def declared(self, value: Value, index: int) -> Value:
         """The gradient of an input, cast to the input's type and declared in the graph with its sizes."""
         target = self.required(index)
+        if self.forward.sequence(target.name):
+            return value
         kind = target.element_type if target.element_type in FLOATS else value.element_type
         if kind is not None and value.element_type not in (kind, None):
             value = value.cast(kind)

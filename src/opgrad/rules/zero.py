@@ -10,7 +10,7 @@ CLASSICAL = "ai.onnx.ml"
 @gradient("ConstantOfShape", "EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli", constant=ALL_INPUTS)
 @gradient("Shape", "Size", "NonZero", "ArgMax", "ArgMin", "IsNaN", "IsInf", "Range", constant=ALL_INPUTS)
 @gradient("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And", "Or", "Xor", constant=ALL_INPUTS)
-@gradient("NonMaxSuppression", "Multinomial", constant=ALL_INPUTS)
+@gradient("NonMaxSuppression", "Multinomial", "SequenceLength", constant=ALL_INPUTS)
 @gradient("Binarizer", "CategoryMapper", "LabelEncoder", "OneHotEncoder", domain=CLASSICAL, constant=ALL_INPUTS)
 @gradient("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor", domain=CLASSICAL, constant=ALL_INPUTS)
 def zero(_: Node) -> None:

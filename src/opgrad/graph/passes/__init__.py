@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import onnx
 
+from opgrad.graph.enclosed import in_bodies
 from opgrad.graph.graph import Graph, overridable
 from opgrad.graph.messages import copied
 from opgrad.graph.passes.activation import fuse_gelu, fuse_swish
@@ -64,11 +65,17 @@ def prepare(
     Returns the new model. Equal calls give equal bytes.
     """
     graph = Graph(copied(model), overridable(model).union(variable), {*keep, *variable}, plain)
+    simplify(graph)
+    return graph.model
+
+
+def simplify(graph: Graph) -> None:
+    """Run the passes that `prepare` runs, first in the bodies of loops and branches."""
+    in_bodies(graph, simplify)
     clean(graph)
     if apply(graph, FUSIONS):
         graph.refresh()
         clean(graph)
-    return graph.model
 
 
 def finish(
@@ -96,14 +103,20 @@ def finish(
     named = [] if isinstance(segments, int) else segments
     forward = list(forward)
     graph = Graph(copied(model), overridable(model).union(variable), {*keep, *forward, *named, *variable})
-    clean(graph)
-    if apply(graph, (chain_sums, transpose_products)):
-        apply(graph, (remove_dead,))
+    _tidy(graph)
     if segments != 1:
         checkpoint(graph, forward, segments)
     order_ends(graph)
     graph.commit()
     return graph.model
+
+
+def _tidy(graph: Graph) -> None:
+    """Simplify what the rules wrote, first in the bodies of loops and branches."""
+    in_bodies(graph, _tidy)
+    clean(graph)
+    if apply(graph, (chain_sums, transpose_products)):
+        apply(graph, (remove_dead,))
 
 
 def checked_segments(given: int | Sequence[str] | None) -> int | list[str]:

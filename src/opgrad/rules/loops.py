@@ -1,0 +1,173 @@
+"""Loop and Scan: the gradient of the body runs in a Loop, from the last turn to the first.
+
+What it reads of a turn's values the forward pass keeps (`turns.py`). What the body reads from outside gets the sum of
+the gradients of all turns.
+"""
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from opgrad.graph.enclosed import FIRST_STATE, state_count
+from opgrad.graph.formulas import LAST, Value
+from opgrad.graph.messages import FLOATS, HALVES
+from opgrad.graph.nodes import subgraphs
+from opgrad.rules import lists, shaping
+from opgrad.rules.inside import Inside
+from opgrad.rules.node import Node
+from opgrad.rules.registry import Gradients, gradient
+from opgrad.rules.turns import Turns
+
+
+@gradient("Loop", constant=(0, 1))
+def loop(node: Node) -> Gradients:
+    """That of the body, turn by turn, from the last to the first; 0 for what no turn reads."""
+    return _Backward(node).gradients()
+
+
+@gradient("Scan")
+def scan(node: Node) -> Gradients:
+    """That of the body, step by step, from the last to the first."""
+    return _Backward(node).gradients()
+
+
+class _Backward:
+    """The gradient of a Loop or a Scan.
+
+    inside: its body. turns: what the gradient reads of each turn.
+    first, count: the place of the first state among the inputs, and how many there are.
+    before, after: the names of the states in the body, before and after a turn.
+    elements: the names of what a Scan's body gets of its sequences. given: those of what the body gives each turn.
+    active: the places of the states that have gradients. rows: the places of what the body gives that has a gradient.
+    summed: the places of the values from outside that have gradients.
+    """
+
+    def __init__(self, node: Node):
+        (body,) = subgraphs(node.proto)
+        self.node, self.inside = node, Inside(node, body)
+        self.first, self.count = FIRST_STATE[node.proto.op_type], state_count(node.proto)
+        inputs, outputs = self.inside.inputs[self.first :], self.inside.outputs[self.first // 2 :]
+        self.before, self.elements = inputs[: self.count], inputs[self.count :]
+        self.after, self.given = outputs[: self.count], outputs[self.count :]
+        self.dys = [*node.dys, *[None] * (len(outputs) - len(node.dys))]
+        self._name_outputs(outputs)
+        self.turns = Turns(node, self.inside, self.elements, self.given, self.count)
+        self.rows = [place for place in range(len(self.given)) if self.dys[self.count + place] is not None]
+        self.active = self._active()
+        self.summed: list[int] = []
+
+    def _name_outputs(self, outputs: list[str]) -> None:
+        """Give a name to each result of the node that has none."""
+        node = self.node
+        for place, name in enumerate(outputs):
+            if place == len(node.proto.output):
+                node.proto.output.append("")
+            if not node.proto.output[place]:
+                node.proto.output[place] = self.inside.named_result(name, stacked=place >= self.count)
+        node.outputs = [node.value(name) for name in node.proto.output]
+
+    def _active(self) -> list[int]:
+        """The places of the states on whose gradients those that are asked for may depend."""
+        node, forward = self.node, self.inside.forward
+        before = [forward.before(name) for name in self.after]
+        wanted = {node.names[place] for place in node.needed if place >= len(node.proto.input)}
+        wanted |= {self.elements[place] for place in self._needed_elements()}
+        carrying = [place for place in range(self.count) if self.inside.carries(self.before[place])]
+        reached = {place for place in carrying if self.first + place in node.needed}
+        leading = {place for place in carrying if self.dys[place] is not None}
+        read = {name for place in self.rows for name in forward.before(self.given[place])}
+        while True:
+            wanted |= {self.before[place] for place in reached}
+            read |= {name for place in leading for name in before[place]}
+            more = {place for place in carrying if before[place] & wanted} - reached
+            needing = {place for place in carrying if self.before[place] in read} - leading
+            if not more and not needing:
+                return sorted(reached & leading)
+            reached |= more
+            leading |= needing
+
+    def _needed_elements(self) -> list[int]:
+        first = self.first + self.count
+        return [place for place in range(len(self.elements)) if first + place in self.node.needed]
+
+    def gradients(self) -> Gradients:
+        """The gradients of the node's inputs, and behind them those of what the body reads from outside."""
+        if not self.active and not self.rows:
+            return None
+        body, turns = self.inside.body, self.turns
+        states = [self.inside.input("grad", self.after[place]) for place in self.active]
+        seeds = {self.after[place]: value for place, value in zip(self.active, states, strict=True)}
+        for place in self.rows:
+            dy = self.dys[self.count + place]
+            assert dy is not None
+            seeds[self.given[place]] = turns.row(self.given[place], dy.name, "output", place)
+        sums, results = self._differentiated(seeds)
+        go_on = Value(body, body.free("go_on"), TensorProto.BOOL, [])
+        turns.keep_what_is_read(results)
+        graph = self.inside.gradient_body([turns.step, go_on, *states, *sums], [go_on, *results])
+        self.inside.restore()
+        return self._finished(graph, len(results))
+
+    def _differentiated(self, seeds: dict[str, Value]) -> tuple[list[Value], list[Value]]:
+        """The inputs of the gradient's body that hold sums, and the results of the body."""
+        node, inside = self.node, self.inside
+        outside = {place: name for place, name in enumerate(node.names) if place in node.needed}
+        outside = {place: name for place, name in outside.items() if place >= len(node.proto.input)}
+        elements = [self.elements[place] for place in self._needed_elements()]
+        states = [self.before[place] for place in self.active]
+        found = inside.differentiate(seeds, [*states, *elements, *outside.values()])
+        own = [found[name] or self._zeros(name) for name in states]
+        self.summed = [place for place, name in outside.items() if found[name] is not None]
+        sums, totals = [], []
+        for place in self.summed:
+            value, more = node.required(place), found[node.names[place]]
+            assert more is not None
+            kind = self._kind_of_sum(value)
+            total = Value(inside.body, inside.body.free(f"{value.name}_sum"), kind, value.sizes)
+            sums.append(total)
+            totals.append(lists.added(total, more) if self._is_sequence(value) else total + more.like(total))
+        return sums, [*own, *totals, *(found[name] or self._zeros(name) for name in elements)]
+
+    def _zeros(self, name: str) -> Value:
+        return self.inside.zeros(self.inside.value(name), bool(self.inside.forward.sequence(name)))
+
+    def _is_sequence(self, value: Value) -> bool:
+        return bool(self.node.forward.sequence(value.name))
+
+    def _kind_of_sum(self, value: Value) -> int:
+        """The type in which gradients of all turns are summed: float32 for half precision."""
+        kind = value.element_type if value.element_type in FLOATS else TensorProto.FLOAT
+        wide = kind in HALVES and not self._is_sequence(value)
+        return TensorProto.FLOAT if wide or kind is None else kind
+
+    def _finished(self, graph: onnx.GraphProto, count: int) -> Gradients:
+        """The loop with the gradient's body, and the gradients that it gives."""
+        node, body = self.node, self.node.body
+        initial = [node.gradient(place) for place in self.active]
+        for place in self.summed:
+            value = node.required(place)
+            like = Value(body, "", self._kind_of_sum(value))
+            is_sequence = self._is_sequence(value)
+            initial.append(lists.zeros_like(value) if is_sequence else shaping.filled_like(value, 0, like))
+        always = body.constant(np.array(True))
+        found = body.nodes_of("Loop", count, self.turns.count, always, *initial, body=graph)
+        results: list[Value | None] = [None] * len(node.names)
+        places = [*(self.first + place for place in self.active), *self.summed]
+        for place, value, like in zip(places, found, initial, strict=False):
+            if place in node.needed:
+                results[place] = Value(body, value.name, like.element_type)
+        for place, value in zip(self._needed_elements(), found[len(places) :], strict=True):
+            results[self.first + self.count + place] = self._sequence(place, value)
+        return results
+
+    def _sequence(self, place: int, value: Value) -> Value:
+        """The gradient of a sequence that a Scan goes through, from the gradients of its steps, the last one first."""
+        whole = self.node.required(self.first + self.count + place)
+        value = Value(value.body, value.name, self.inside.value(self.elements[place]).element_type)
+        if not self.turns.is_reversed("input", place):
+            value = value.slice(-1, -LAST - 1, 0, -1)
+        axis = self.turns.axis(self.elements[place], "input", place)
+        if axis:
+            rank = len(shaping.sizes_of(self.inside.value(self.elements[place]))) + 1
+            value = value.transpose(*range(1, axis + 1), 0, *range(axis + 1, rank))
+        return shaping.reshape_like(value, whole)

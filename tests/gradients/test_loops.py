@@ -1,0 +1,245 @@
+"""Gradients of branches, loops, scans and sequences, against central differences in onnxruntime."""
+
+import numpy as np
+import pytest
+from control_flow import check
+from gradient_case import numbers
+
+VECTOR, WEIGHT, MATRIX = numbers(3), numbers(3, seed=1), numbers(3, 3, seed=1)
+ALWAYS = "t = Constant<value = bool {1}>()"
+
+
+def branches(then, otherwise, more=""):
+    """A model in which x decides which branch is taken: the sum of its elements is compared with a limit."""
+    return f"""g (double[3] x, double[3] w, double limit) => (double[3] y) {{
+        s = ReduceSum<keepdims = 0>(x)  c = Greater(s, limit)  {more}
+        y = If (c) <then_branch = a () => (double[3] p) {{ {then} }},
+                    else_branch = b () => (double[3] q) {{ {otherwise} }}>
+    }}"""
+
+
+@pytest.mark.parametrize("limit", [-100.0, 100.0])
+@pytest.mark.parametrize(
+    ("then", "otherwise"),
+    [
+        ("z = Mul(x, w)  p = Exp(z)", "u = Tanh(x)  v = Mul(u, w)  q = Mul(v, u)"),  # keeps values of other branches
+        ("z = Mul(x, w)  p = Exp(z)", "u = Tanh(x)  q = Mul(u, u)"),  # w has no gradient in one of them
+        ("p = Identity(x)", "u = Mul(w, x)  q = Identity(u)"),
+        (
+            "o = Constant<value = double[3] {1, 2, 3}>()  p = Mul(x, o)",
+            "k = Constant<value = double[3] {4, 4, 4}>() q = Mul(k, w)",
+        ),
+    ],
+)
+def test_the_branch_that_was_taken_has_the_gradient(limit, then, otherwise):
+    check(branches(then, otherwise), {"x": VECTOR, "w": WEIGHT, "limit": np.array(limit)}, ["x", "w"])
+
+
+@pytest.mark.parametrize("limit", [-100.0, 100.0])
+def test_a_branch_inside_of_a_branch(limit):
+    inner = """zero = Constant<value = double {0}>()  r = ReduceSum<keepdims = 0>(w)  d = Greater(r, zero)
+        e = Exp(x)  p = If (d) <then_branch = c () => (double[3] f) { f = Mul(e, w) },
+                                else_branch = d () => (double[3] h) { i = Mul(w, w) h = Mul(i, e) }>"""
+    for weight in (WEIGHT, -np.abs(WEIGHT), np.abs(WEIGHT)):
+        check(branches(inner, "q = Sin(w)"), {"x": VECTOR, "w": weight, "limit": np.array(limit)}, ["x", "w"])
+
+
+def loop(states, body, of="x", more="", results=""):
+    return f"""g (double[3] x, double[3, 3] w, double[3] v, int64 n) => ({results}) {{ {ALWAYS} {more}
+        {states} = Loop (n, t, {of}) <body = {body}>
+    }}"""
+
+
+@pytest.mark.parametrize("turns", [0, 1, 4])
+def test_states_rows_and_values_from_outside(turns):
+    body = """b (int64 i, bool c, double[3] h) => (bool d, double[3] k, double[3] e) {
+        d = Identity(c)  z = Transpose<perm = [1, 0]>(w)  a = MatMul(h, z)  k = Tanh(a)  e = Mul(k, v) }"""
+    text = loop("y, rows", body, results="double[3] y, double[k, 3] rows")
+    feeds = {"x": VECTOR, "w": MATRIX, "v": WEIGHT, "n": np.array(turns)}
+    for outputs in (None, ["y"], *([["rows"]] if turns else [])):
+        check(text, feeds, ["x", "w"] if outputs == ["y"] else ["x", "w", "v"], outputs)
+
+
+def test_a_loop_that_ends_by_its_condition():
+    text = f"""g (double[3] x, double[3, 3] w) => (double[3] y, int64 n) {{ {ALWAYS}
+        zero = Constant<value = int64 {{0}}>()  one = Constant<value = int64 {{1}}>()
+        most = Constant<value = double {{30}}>()
+        n, y = Loop (, t, zero, x) <body = b (int64 i, bool c, int64 k, double[3] h)
+            => (bool d, int64 l, double[3] m) {{
+            l = Add(k, one)  a = MatMul(h, w)  m = Add(a, h)  b = Abs(m)
+            s = ReduceSum<keepdims = 0>(b)  d = Less(s, most)
+        }}>
+    }}"""
+    check(text, {"x": VECTOR, "w": MATRIX})
+
+
+def test_states_that_change_places_and_states_that_stay():
+    text = f"""g (double[3] x, double[3] w, int64 n) => (double[3] y, double[3] z, double[k, 3] rows) {{ {ALWAYS}
+        y, z, rows = Loop (n, t, x, w) <body = b (int64 i, bool c, double[3] p, double[3] q)
+            => (bool c, double[3] q, double[3] p, double[3] q) {{ unused = Sin(p) }}>
+    }}"""
+    check(text, {"x": VECTOR, "w": WEIGHT, "n": np.array(3)})
+    same = f"""g (double[3] x, int64 n) => (double[3] y, double[3] z) {{ {ALWAYS}
+        y, z = Loop (n, t, x, x) <body = b (int64 i, bool c, double[3] p, double[3] q)
+            => (bool d, double[3] r, double[3] s) {{
+            d = Identity(c)  r = Mul(q, x)  s = Sin(p) }}>
+    }}"""
+    check(same, {"x": VECTOR, "n": np.array(3)})
+
+
+@pytest.mark.parametrize("turns", [0, 3])
+def test_shapes_that_differ_from_turn_to_turn(turns):
+    text = f"""g (double[2] x, double[2] w, int64 n) => (double[k] y) {{ {ALWAYS}
+        y = Loop (n, t, x) <body = b (int64 i, bool c, double[h] p) => (bool d, double[j] q) {{
+            d = Identity(c)  a = Concat<axis = 0>(p, w)  e = Tanh(a)  q = Mul(e, a) }}>
+    }}"""
+    check(text, {"x": numbers(2), "w": numbers(2, seed=1), "n": np.array(turns)})
+    prefixes = f"""g (double[7] x, int64 n) => (double y) {{ {ALWAYS}
+        start = Constant<value = double {{0.5}}>()  zero = Constant<value = int64[1] {{0}}>()
+        y = Loop (n, t, start) <body = b (int64 i, bool c, double h) => (bool d, double k) {{
+            d = Identity(c)  i1 = Unsqueeze(i, zero)  s = Slice(x, zero, i1)  e = Exp(s)
+            r = ReduceSum<keepdims = 0>(e)  m = Mul(h, r)  k = Tanh(m) }}>
+    }}"""
+    check(prefixes, {"x": numbers(7), "n": np.array(turns + 1)})
+
+
+INNER = {
+    "a state of one shape": """double[3] g) => (bool f, double[3] o) {
+        f = Identity(e) m = MatMul(g, w) a = Tanh(m) o = Mul(a, h) }""",
+    "a state that grows": """double[l] g) => (bool f, double[m] o) {
+        f = Identity(e) a = Concat<axis = 0>(g, v) b = Tanh(a) o = Mul(b, a) }""",
+}
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_loops_and_branches_inside_of_loops(inner):
+    text = f"""g (double[3] x, double[3, 3] w, double[3] v, int64 n) => (double[k] y) {{ {ALWAYS}
+        two = Constant<value = int64 {{2}}>()  zero = Constant<value = double {{0}}>()
+        y = Loop (n, t, x) <body = b (int64 i, bool c, double[j] h) => (bool d, double[k] r) {{ d = Identity(c)
+            u = Loop (two, t, h) <body = c (int64 i2, bool e, {INNER[inner]}>
+            s = ReduceSum<keepdims = 0>(u)  q = Greater(s, zero)
+            r = If (q) <then_branch = d () => (double[k] p) {{ ex = Exp(u) p = Sin(ex) }},
+                        else_branch = e () => (double[k] z) {{ z = Sin(u) }}>
+        }}>
+    }}"""
+    wanted = ["x", "w"] if "one" in inner else ["x", "v"]
+    check(text, {"x": VECTOR, "w": MATRIX, "v": WEIGHT, "n": np.array(3)}, wanted)
+
+
+def test_dropout_inside_of_a_loop_that_is_not_trained():
+    text = f"""g (double[3] x, int64 n) => (double[3] y) {{ {ALWAYS} r = Constant<value = float {{0.5}}>()
+        y = Loop (n, t, x) <body = b (int64 i, bool c, double[3] p) => (bool d, double[3] q) {{
+            d = Identity(c)  e = Dropout(p, r)  q = Sin(e) }}>
+    }}"""
+    check(text, {"x": VECTOR, "n": np.array(3)})
+
+
+# --- scans ---
+
+STEPS = numbers(5, 3, seed=2)
+
+
+@pytest.mark.parametrize("backward", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_scans_along_all_axes_in_both_directions(axis, backward):
+    ways = f"scan_input_axes = [{axis}], scan_output_axes = [{axis}], "
+    ways += f"scan_input_directions = [{backward}], scan_output_directions = [{backward}], num_scan_inputs = 1"
+    text = f"""g (double[3] x, double[3, 3] w, double[a, b, c] s) => (double[3] y, double[d, e, f] z) {{
+        first = Constant<value = int64[1] {{0}}>()
+        y, z = Scan <{ways}, body = b (double[3] h, double[j, k] e) => (double[3] o, double[j, k] r) {{
+            f = Flatten<axis = 0>(e)  u = Slice(f, first, three, one)  v = Reshape(u, three)
+            m = MatMul(h, w)  a = Add(m, v)  o = Tanh(a)  n = ReduceSum<keepdims = 0>(o)  r = Mul(e, n) }}> (x, s)
+    }}""".replace(
+        "first =", "three = Constant<value = int64[1] {3}>()  one = Constant<value = int64[1] {1}>()  first ="
+    )
+    check(text, {"x": VECTOR, "w": MATRIX, "s": numbers(2, 3, 4, seed=3)})
+
+
+@pytest.mark.parametrize("sizes", [("3", "3, 3", "5, 3"), ("n", "n, n", "t, n"), ("?", "?, ?", "?, ?")])
+def test_scans_of_any_size(sizes):
+    x, w, s = sizes
+    text = f"""g (double[{x}] x, double[{w}] w, double[{s}] s) => (double[{x}] y) {{
+        y = Scan <num_scan_inputs = 1, body = b (h, e) => (o) {{ a = MatMul(h, w) b = Add(a, e) o = Tanh(b) }}> (x, s)
+    }}"""
+    check(text, {"x": VECTOR, "w": MATRIX, "s": STEPS})
+
+
+def test_integer_states_and_rows():
+    text = """g (double[3] x, double[5, 3] s) => (double[3] y, int64 n, int64[5] k, double[5, 3] z) {
+        zero = Constant<value = int64 {0}>()  one = Constant<value = int64 {1}>()
+        n, y, k, z = Scan <num_scan_inputs = 1, body = b (int64 c, double[3] h, double[3] e)
+            => (int64 d, double[3] o, int64 l, double[3] p) {
+            d = Add(c, one)  f = Cast<to = 11>(d)  l = Identity(d)  a = Mul(h, e)  o = Div(a, f)  p = Mul(o, o)
+        }> (zero, x, s)
+    }"""
+    check(text, {"x": VECTOR, "s": STEPS})
+
+
+# --- sequences ---
+
+
+@pytest.mark.parametrize("turns", [1, 4])
+def test_a_list_that_a_loop_makes(turns):
+    text = f"""g (double[3] x, double[3] w, int64 n) => (double[k, 3] y, double[l] z) {{ {ALWAYS}
+        s = SequenceEmpty<dtype = 11>()
+        l, h = Loop (n, t, s, x) <body = b (int64 i, bool c, seq(double[3]) p, double[3] h)
+            => (bool d, seq(double[3]) q, double[3] o) {{
+            d = Identity(c)  m = Mul(h, w)  o = Tanh(m)  q = SequenceInsert(p, o) }}>
+        y = ConcatFromSequence<axis = 0, new_axis = 1>(l)  z = ConcatFromSequence<axis = -1>(l)
+    }}"""
+    check(text, {"x": VECTOR, "w": WEIGHT, "n": np.array(turns)})
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_a_list_that_a_loop_reads(keepdims):
+    text = f"""g (double[4, 3] x, double[3] w, int64 n) => (double[a] y) {{ {ALWAYS}
+        flat = Constant<value = int64[1] {{-1}}>()
+        l = SplitToSequence<axis = 0, keepdims = {keepdims}>(x)
+        y = Loop (n, t, w) <body = b (int64 i, bool c, double[j] h) => (bool d, double[k] o) {{
+            d = Identity(c)  e = SequenceAt(l, i)  r = Reshape(e, flat)  m = Mul(h, r)  o = Tanh(m) }}>
+    }}"""
+    check(text, {"x": numbers(4, 3), "w": WEIGHT, "n": np.array(4)})
+
+
+def test_a_list_that_a_loop_changes_and_reads():
+    text = f"""g (double[3] x, double[3] w, int64 n) => (double[k] y) {{ {ALWAYS} s = SequenceConstruct(x, w)
+        l = Loop (n, t, s) <body = b (int64 i, bool c, seq(double[3]) p) => (bool d, seq(double[3]) q) {{
+            last = Constant<value = int64 {{-1}}>()  before = Constant<value = int64 {{-2}}>()
+            d = Identity(c)  u = SequenceAt(p, last)  v = SequenceAt(p, before)  m = Mul(u, v)  e = Tanh(m)
+            q = SequenceInsert(p, e, last) }}>
+        y = ConcatFromSequence<axis = 0>(l)
+    }}"""
+    check(text, {"x": VECTOR, "w": WEIGHT, "n": np.array(3)})
+
+
+@pytest.mark.parametrize("place", [0, 1, -1, -3])
+def test_places_in_a_list(place):
+    text = f"""g (double[3] x, double[2] w, double[1] v) => (double[k] y, double[l] z, double[m] u) {{
+        p = Constant<value = int64 {{{place}}}>()  s = SequenceConstruct(x, w, v, x)
+        a = SequenceErase(s, p)  b = Mul(x, x)  c = SequenceInsert(s, b, p)  last = SequenceErase(c)
+        y = ConcatFromSequence<axis = 0>(a)  z = ConcatFromSequence<axis = 0>(last)  u = SequenceAt(c, p)
+    }}"""
+    check(text, {"x": VECTOR, "w": numbers(2), "v": numbers(1)})
+
+
+@pytest.mark.parametrize("limit", [-100.0, 100.0])
+def test_a_list_of_a_branch(limit):
+    text = """g (double[3] x, double limit) => (double[3] y) {
+        s = ReduceSum<keepdims = 0>(x)  c = Greater(s, limit)
+        zero = Constant<value = int64 {0}>()  one = Constant<value = int64 {1}>()
+        l = If (c)
+            <then_branch = a () => (seq(double[3]) p) { e = Exp(x)  f = Sin(x)  p = SequenceConstruct(e, f) },
+             else_branch = b () => (seq(double[3]) q) { d = Cos(x)  m = Mul(d, x)  q = SequenceConstruct(m, d, x) }>
+        u = SequenceAt(l, one)  v = SequenceAt(l, zero)  y = Mul(u, v)
+    }"""
+    check(text, {"x": VECTOR, "limit": np.array(limit)}, ["x"])
+
+
+def test_a_split_into_unequal_parts():
+    text = """g (double[5, 2] x) => (double[k, 2] y) {
+        lengths = Constant<value = int64[2] {2, 3}>()
+        zero = Constant<value = int64 {0}>()  one = Constant<value = int64 {1}>()
+        l = SplitToSequence<axis = 0>(x, lengths)  a = SequenceAt(l, zero)  b = SequenceAt(l, one)  c = Exp(a)
+        y = Concat<axis = 0>(b, c)
+    }"""
+    check(text, {"x": numbers(5, 2)})
