@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import report
@@ -86,6 +87,13 @@ def test_a_process_is_told_what_was_asked_for(of_width, monkeypatch, tmp_path):
     monkeypatch.setattr(Process, "wait", lambda self: 3)
     with pytest.raises(RuntimeError, match=r"^bench: the process that measures AVX2 ended with status 3$"):
         instruction_sets.measure_each(options, ["avx2"], ["opgrad", "bench"])
+
+
+def test_make_holds_kernels_down_in_the_same_way():
+    """`make test-avx2` tests the kernels that `--isa avx2` measures."""
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    words = [f"{name}={value}" for name, value in instruction_sets.HELD.items() if name.startswith("NUMBA")]
+    assert f"HELD_DOWN := {' '.join(words)}\n" in makefile
 
 
 def test_every_option_has_its_words(tmp_path):

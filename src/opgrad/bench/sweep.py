@@ -7,7 +7,7 @@ same form.
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -59,22 +59,17 @@ def cells(
     ]
 
 
-def _workloads(group: str, quick: bool) -> Iterator[Workload]:
-    """The shapes of a group, each with the axis that is reduced, where that is not the last."""
-    lengths = {ROWS: QUICK_LENGTHS if quick else LENGTHS, PAGES: PAGE_LENGTHS}.get(group, ())
-    yield from (Workload((_rest(n), n), group=SWEEP) for n in lengths)
-    for axis, shapes in _shapes(group):
-        yield from (Workload(shape, {"axis": axis}, group=SWEEP) for shape in shapes)
-
-
-def _shapes(group: str) -> Iterator[tuple[int, Sequence[Shape]]]:
-    """An axis, and the shapes in which it is reduced."""
-    if group == INNER:
-        yield 1, [(_rest(n * inner), n, inner) for inner in INNER_SIZES for n in INNER_LENGTHS]
-    elif group == AXES:
-        yield 0, [(n, _rest(n)) for n in FIRST_LENGTHS]
-    elif group == SHAPES:
-        yield 1, NETWORKS
+def _workloads(group: str, quick: bool) -> list[Workload]:
+    """The shapes of a group, with the axis that is reduced where that is not the last."""
+    every: Mapping[str, tuple[int, Sequence[Shape]]] = {
+        ROWS: (-1, [(_rest(n), n) for n in (QUICK_LENGTHS if quick else LENGTHS)]),
+        INNER: (1, [(_rest(n * inner), n, inner) for inner in INNER_SIZES for n in INNER_LENGTHS]),
+        AXES: (0, [(n, _rest(n)) for n in FIRST_LENGTHS]),
+        SHAPES: (1, NETWORKS),
+        PAGES: (-1, [(_rest(n), n) for n in PAGE_LENGTHS]),
+    }
+    axis, shapes = every[group]
+    return [Workload(shape, {} if axis < 0 else {"axis": axis}, group=SWEEP) for shape in shapes]
 
 
 def _rest(size: int) -> int:
