@@ -115,14 +115,14 @@ def log_softmax_grad(problem: Problem) -> Program:
 def _forward_of(operator: str, problem: Problem) -> Program:
     if not problem.is_general:
         return _forward(problem, operator)
-    found = fusing.forward(operator, problem, fused) if compiles_forms() else None
+    found = fusing.program(operator, problem, fused) if compiles_forms() else None
     return found or stages.forward(problem, in_place(operator, links.is_exact(problem)))
 
 
 def _gradient_of(operator: str, problem: Problem) -> Program:
     if not problem.is_general:
         return _gradient(problem, PLAIN[operator])
-    found = fusing.gradient(operator, problem, fused) if compiles_forms() else None
+    found = fusing.program(operator, problem, fused) if compiles_forms() else None
     return found or stages.gradient(problem, in_place(operator))
 
 

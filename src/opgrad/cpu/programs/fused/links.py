@@ -25,6 +25,11 @@ class Formula(NamedTuple):
     beta: float = 0.0
 
 
+def of_call(problem: Problem) -> tuple[list[Formula], ...]:
+    """The groups of formulas of a call, as its form has them."""
+    return gradient(problem) if "dy" in problem.specs else (before(problem), after(problem))
+
+
 def before(problem: Problem) -> list[Formula]:
     """What comes before softmax. A problem of attention may have a bias, which is added last."""
     found = _times(factors(problem.attributes["logit_scale"]))
@@ -117,10 +122,9 @@ def storage(spec: Spec) -> str:
     return "int32_number" if spec.dtype.name == "int32" else spec.dtype.name
 
 
-def precision_of(problem: Problem, first: str, results: Sequence[str]) -> str:
-    """The dtype of the computation."""
-    double = any(problem.specs[name].dtype == DTYPES["float64"] for name in (first, *results))
-    return "float64" if double else "float32"
+def precision_of(problem: Problem, names: Iterable[str]) -> str:
+    """The dtype of the computation of these arrays."""
+    return "float64" if any(problem.specs[name].dtype == DTYPES["float64"] for name in names) else "float32"
 
 
 def is_exact(problem: Problem) -> bool:

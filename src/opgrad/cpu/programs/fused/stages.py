@@ -56,7 +56,7 @@ class Blocks:
 
     def __init__(self, problem: Problem, first: str, results: Sequence[str]):
         self.problem, self.first = problem, first
-        self.precision = links.precision_of(problem, first, results)
+        self.precision = links.precision_of(problem, (first, *results))
         self.cut, self.tables, self.workspace = cut(problem, self.precision), Tables(), Workspace(self.precision)
         self.count = 1 + max(each.number for each in problem.operands.values() if each is not None)
         self.offsets: list[int] = []
