@@ -9,9 +9,11 @@ from opgrad.contract import Shape, Spec
 from opgrad.contract.layout import contiguous
 from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.attention import forward
+from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.attending import Building, Gradient
 from opgrad.cpu.programs.program import Program, Step
 from opgrad.cpu.programs.softmax import softmax, softmax_grad
+from opgrad.cpu.programs.workspace import whole_vectors
 from opgrad.random import kept_scale
 
 ORDER: Final = (0, 1, 2)
@@ -20,6 +22,7 @@ ATTRIBUTES: Final[Mapping[str, Any]] = {
     "inf_as_zero": False, "accumulation": "any",
 }  # fmt: skip
 ROWS: Final = 192  # of a tile of attention's scores
+FEWEST_UNITS: Final = 16  # into which attention is cut, if there are keys enough
 
 
 def _row_sizes(problem: Problem, name: str) -> tuple[int, int]:
@@ -72,12 +75,9 @@ def attention(problem: Problem) -> Program:
     if not s.batch * s.heads * s.queries:
         return b.program("attention")
     sizes = b.with_block(ROWS)
-    rows, private = sizes.block * b.group, b.workspace.private
-    pitch = -(-s.v_size // b.lanes) * b.lanes
-    keys = forward.KEYS
+    rows, keys, private = sizes.block * b.group, forward.KEYS, b.workspace.private
     (k, k_panel), (v, v_panel) = b.panels(s.size, keys), b.panels(keys, s.v_size)
     tile = private(rows * forward.PITCH), private(keys)
-    memory = forward.Memory(private(rows * s.size), k, v, k_panel, v_panel, *tile)
     arguments = {
         "sizes": sizes,
         "seen": b.seen,
@@ -85,12 +85,26 @@ def attention(problem: Problem) -> Program:
         "drop": b.drop(),
         "inputs": forward.Inputs(b.heads("q"), b.heads("k"), b.heads("v"), *b.sink()),
         "results": forward.Results(b.heads("y"), b.rows("lse"), int(b.given("y")), int(b.given("lse"))),
-        "memory": memory,
-        "sums": forward.Sums(private(rows * pitch), pitch, private(rows), private(rows)),
+        "memory": forward.Memory(private(rows * s.size), k, v, k_panel, v_panel, *tile),
     }
-    units = s.batch * s.kv_heads * -(-s.queries // sizes.block)
-    b.steps.append(Step(forward.attend, units, arguments))
+    units, pitch = s.batch * s.kv_heads * -(-s.queries // sizes.block), whole_vectors(s.v_size, b.workspace.precision)
+    parts = min(-(-FEWEST_UNITS // units), s.keys // keys)
+    if parts > 1:
+        return _in_parts(b, units, pitch, parts, arguments)
+    sums = forward.Sums(private(rows * pitch), pitch, private(rows), private(rows))
+    b.steps.append(Step(forward.attend, units, arguments | {"sums": sums}))
     return b.program("attention")
+
+
+def _in_parts(b: Building, units: int, pitch: int, count: int, arguments: Mapping[str, Any]) -> Program:
+    """The program that cuts the keys into parts, so that there are units for threads."""
+    rows, per_part = arguments["sizes"].block * b.group, partition.count(b.sizes.keys, count)
+    parts = forward.Parts(count, per_part, rows)
+    y, top, total = (b.workspace.shared(units * count * rows * size) for size in (pitch, 1, 1))
+    arguments = {**arguments, "parts": parts, "sums": forward.PartSums(y, pitch, top, total)}
+    b.steps.append(Step(forward.attend_parts, units * count, arguments))
+    b.steps.append(Step(forward.join_parts, units, arguments))
+    return b.program("attention_parts")
 
 
 def attention_grad(problem: Problem) -> Program:

@@ -79,6 +79,23 @@ class Sums(NamedTuple):
     total: Private
 
 
+class PartSums(NamedTuple):
+    """The sums of all parts of all units, one behind the other."""
+
+    y: Pointer
+    pitch: int
+    top: Pointer
+    total: Pointer
+
+
+class Parts(NamedTuple):
+    """How many parts the keys are cut into, the keys of a part, and the rows of a unit."""
+
+    count: int
+    keys: int
+    rows: int
+
+
 @inline
 def _power(total, arrays, i: int, whole: bool, mask, numbers):
     e = exp2_up_to_one(get_or(arrays[0], i, whole, mask, MINUS_INFINITY) - numbers[0])
@@ -91,7 +108,7 @@ write_dropped = mapped(lambda e, kept, scale: e * (kept * scale))
 
 
 @inline
-def _soften(scores, begin: int, end: int, row: int, size: int, sums: Sums) -> None:
+def _soften(scores, begin: int, end: int, row: int, size: int, sums: Any) -> None:
     """Scores [begin, end) of a row become powers of two, relative to its largest score, whose sum joins the total."""
     top, largest = v.load_one(sums.top, row), row_max(scores, begin, end)
     largest = v.first_lane(v.round_even(v.full(scores, largest)))
@@ -108,13 +125,13 @@ def _soften(scores, begin: int, end: int, row: int, size: int, sums: Sums) -> No
 
 
 @inline
-def _start(inputs: Inputs, sizes: Sizes, kv_head: int, rows: int, sums: Sums) -> None:
-    """No keys are summed up yet: a row's total is that of its sink."""
+def _start(inputs: Inputs, sizes: Sizes, kv_head: int, rows: int, sums: Any, is_first: int) -> None:
+    """No keys are summed up yet: a row's total is that of its sink, in the first part."""
     group = sizes.heads // sizes.kv_heads
     clear(sums.y, rows * sums.pitch)
     for row in range(rows):
         top, total = MINUS_INFINITY, 0.0
-        if inputs.has_sink:
+        if inputs.has_sink and is_first:
             sink = v.full(sums.y, v.load_one(inputs.sink, kv_head * group + row % group) * LOG2_E)
             rounded = v.round_even(sink)
             top = v.first_lane(rounded)
@@ -124,7 +141,7 @@ def _start(inputs: Inputs, sizes: Sizes, kv_head: int, rows: int, sums: Sums) ->
 
 
 @inline
-def _finish(results: Results, sizes: Sizes, batch: int, kv_head: int, first: int, rows: int, sums: Sums) -> None:
+def _finish(results: Results, sizes: Sizes, batch: int, kv_head: int, first: int, rows: int, sums: Any) -> None:
     """Write y and lse of a unit's rows, whose first query is `first`."""
     group = sizes.heads // sizes.kv_heads
     for row in range(rows):
@@ -144,7 +161,7 @@ def _finish(results: Results, sizes: Sizes, batch: int, kv_head: int, first: int
 
 @inline
 def _tile(
-    inputs: Inputs, sizes: Sizes, seen: Seen, scores: Scores, drop: Drop, memory: Memory, sums: Sums, at: Any, span: Any
+    inputs: Inputs, sizes: Sizes, seen: Seen, scores: Scores, drop: Drop, memory: Memory, sums: Any, at: Any, span: Any
 ) -> None:
     """Sum up a block of keys for the rows of a unit.
 
@@ -178,31 +195,92 @@ def _tile(
     multiply(sums.y, sums.pitch, memory.scores, PITCH, 1, memory.v, memory.v_panel, count, sizes.v_size, rows, 1)
 
 
+@inline
+def _unit(sizes: Sizes, unit: int) -> tuple[int, int, int, int]:
+    """A unit's batch entry, head of keys, first query, and number of rows."""
+    blocks = -(-sizes.queries // sizes.block)
+    head, first = unit // blocks, unit % blocks * sizes.block
+    rows = (min(first + sizes.block, sizes.queries) - first) * (sizes.heads // sizes.kv_heads)
+    return head // sizes.kv_heads, head % sizes.kv_heads, first, rows
+
+
+@inline
+def _sum_up(
+    inputs: Inputs, sizes: Sizes, seen: Seen, scores: Scores, drop: Drop, memory: Memory, sums: Any, unit: int,
+    low: int, high: int,
+) -> None:  # fmt: skip
+    """Sum up the keys [low, high) for the rows of a unit."""
+    batch, kv_head, first, rows = _unit(sizes, unit)
+    group, stop = sizes.heads // sizes.kv_heads, min(first + sizes.block, sizes.queries)
+    _start(inputs, sizes, kv_head, rows, sums, low == 0)
+    for row in range(rows):
+        source = place(inputs.q, batch, kv_head * group + row % group, first + row // group)
+        write_times(memory.q + row * sizes.size, 0, sizes.size, 0, (source,), (scores.factor,))
+    for number in range(first_span(seen, batch, first), (batch + 1) * seen.count):
+        q, q_end, k, k_end, shift = span_of(seen, number)
+        if q >= stop:
+            break
+        q, q_end = max(q, first), min(q_end, stop)
+        if q >= q_end:
+            continue
+        begin, _ = keys_of(seen, q, k, k_end, shift)
+        _, end = keys_of(seen, q_end - 1, k, k_end, shift)
+        end = min(end, high)
+        for key in range(max(begin, low), end, KEYS):
+            at = batch, kv_head, first, key, min(key + KEYS, end)
+            _tile(inputs, sizes, seen, scores, drop, memory, sums, at, (q, q_end, k, k_end, shift))
+
+
 @kernel
 def attend(
     units: Units, sizes: Sizes, seen: Seen, scores: Scores, drop: Drop, inputs: Inputs, results: Results,
     memory: Memory, sums: Sums,
 ):  # fmt: skip
-    blocks, group = -(-sizes.queries // sizes.block), sizes.heads // sizes.kv_heads
+    """A unit is a block of queries of a head of keys."""
     for unit in units:
-        head, first = unit // blocks, unit % blocks * sizes.block
-        batch, kv_head = head // sizes.kv_heads, head % sizes.kv_heads
-        stop = min(first + sizes.block, sizes.queries)
-        rows = (stop - first) * group
-        _start(inputs, sizes, kv_head, rows, sums)
-        for row in range(rows):
-            source = place(inputs.q, batch, kv_head * group + row % group, first + row // group)
-            write_times(memory.q + row * sizes.size, 0, sizes.size, 0, (source,), (scores.factor,))
-        for number in range(first_span(seen, batch, first), (batch + 1) * seen.count):
-            q, q_end, k, k_end, shift = span_of(seen, number)
-            if q >= stop:
-                break
-            q, q_end = max(q, first), min(q_end, stop)
-            if q >= q_end:
-                continue
-            begin, _ = keys_of(seen, q, k, k_end, shift)
-            _, end = keys_of(seen, q_end - 1, k, k_end, shift)
-            for key in range(begin, end, KEYS):
-                at = batch, kv_head, first, key, min(key + KEYS, end)
-                _tile(inputs, sizes, seen, scores, drop, memory, sums, at, (q, q_end, k, k_end, shift))
+        _sum_up(inputs, sizes, seen, scores, drop, memory, sums, unit, 0, sizes.keys)
+        batch, kv_head, first, rows = _unit(sizes, unit)
         _finish(results, sizes, batch, kv_head, first, rows, sums)
+
+
+@inline
+def _of_part(parts: Parts, sums: PartSums, number: int) -> PartSums:
+    rows = number * parts.rows
+    return PartSums(sums.y + rows * sums.pitch, sums.pitch, sums.top + rows, sums.total + rows)
+
+
+@kernel
+def attend_parts(
+    units: Units, sizes: Sizes, seen: Seen, scores: Scores, drop: Drop, inputs: Inputs, parts: Parts, memory: Memory,
+    sums: PartSums,
+):  # fmt: skip
+    """A unit is a part of the keys, for a block of queries of a head of keys: for few queries and many keys."""
+    for unit in units:
+        low = unit % parts.count * parts.keys
+        own, high = _of_part(parts, sums, unit), min(low + parts.keys, sizes.keys)
+        _sum_up(inputs, sizes, seen, scores, drop, memory, own, unit // parts.count, low, high)
+
+
+write_joined = mapped(lambda a, b, of_a, of_b: a * of_a + b * of_b)
+
+
+@kernel
+def join_parts(units: Units, sizes: Sizes, parts: Parts, results: Results, sums: PartSums):
+    """Add the sums of a block's parts to those of the first one, in their order; each is relative to its own top."""
+    for unit in units:
+        batch, kv_head, first, rows = _unit(sizes, unit)
+        total = _of_part(parts, sums, unit * parts.count)
+        for part in range(1, parts.count):
+            other = _of_part(parts, sums, unit * parts.count + part)
+            for row in range(rows):
+                a, b = v.load_one(total.top, row), v.load_one(other.top, row)
+                top = max(a, b)
+                if top != MINUS_INFINITY:
+                    of_a = v.first_lane(exp2_up_to_one(v.full(sums.y, a) - v.full(sums.y, top)))
+                    of_b = v.first_lane(exp2_up_to_one(v.full(sums.y, b) - v.full(sums.y, top)))
+                    y, more = total.y + row * sums.pitch, other.y + row * sums.pitch
+                    write_joined(y, 0, sizes.v_size, 0, (y, more), (of_a, of_b))
+                    added = v.load_one(total.total, row) * of_a + v.load_one(other.total, row) * of_b
+                    v.store_one(total.total, row, added)
+                    v.store_one(total.top, row, top)
+        _finish(results, sizes, batch, kv_head, first, rows, total)
