@@ -81,7 +81,7 @@ def _of_attention(rng: np.random.Generator, large: bool) -> Iterator[tuple[dict[
     for (batch, heads, kv_heads, queries, keys, size, v_size), mask, is_bool, options in cases:
         shapes = {"q": (batch, heads, queries, size)}
         shapes |= {"k": (batch, kv_heads, keys, size), "v": (batch, kv_heads, keys, v_size)}
-        given = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+        given: dict[str, Any] = {name: rng.normal(size=shape) for name, shape in shapes.items()}
         if "cu_seqlens_q" in options:
             given = {name: each[0].swapaxes(0, 1).copy() for name, each in given.items()}
         elif options.get("layout") == "BLHD":
