@@ -1,16 +1,18 @@
 """Gradients of quantized tensors: straight through the rounding, and through whatever moves the integers."""
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from differences import build, run
 from gradient_cases import numbers
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from opgrad.gradients import gradients, register_gradient
 from opgrad.onnxruntime import InferenceSession
 from opgrad.rules.registry import RULES
 
+RANDOM = np.random.default_rng(7)
 CONSTANTS = {
     "scale": np.float32(2**-4), "zero": np.int8(0), "shape": np.array([2, 3, 4, 2]), "places": np.array([3, 0, 2]),
     "one": np.array([1]), "two": np.array([2]), "ten": np.array([9]), "axes": np.array([0]), "halves": np.array([2, 2]),
@@ -160,3 +162,45 @@ def test_rules_of_users_may_carry_integers():
         assert [each.name for each in found.graph.output] == ["y", "x_grad"]
     finally:
         del RULES["my", "Odd"]
+
+
+def of_blocks(kind, low, high, opset=25, axis=1, block=2):
+    """QuantizeLinear with a scale for each block, and the gradient that goes straight through it."""
+    x = (RANDOM.normal(size=(3, 5)) * 4).astype(np.float32)
+    shape = [-(-size // block) if place == axis else size for place, size in enumerate(x.shape)]
+    scales = RANDOM.uniform(0.3, 1.2, shape).astype(np.float32)
+    zeros = np.full(shape, (low + high + 1) // 2)
+    body = f"q = QuantizeLinear <axis = {axis}, block_size = {block}> (x, s, z)\n"
+    body += f" d = DequantizeLinear <axis = {axis}, block_size = {block}> (q, s, z)\n y = Mul(d, d)"
+    model = build(f"g (float[3, 5] x) => (float[3, 5] y) {{ {body} }}", opset)
+    model.ir_version = 11
+    model.graph.initializer.append(numpy_helper.from_array(scales, "s"))
+    model.graph.initializer.append(onnx.helper.make_tensor("z", kind, shape, zeros.ravel().tolist()))
+    session = onnxruntime.InferenceSession(gradients(model, "y", "x", plain=True).SerializeToString())
+    y, dx = session.run(None, {"x": x})
+    wide, offset = (np.repeat(each, block, axis)[:, : x.shape[1]][: x.shape[0]] for each in (scales, zeros))
+    q = np.round(x / wide) + offset
+    inside = (q >= low) & (q <= high)
+    d = (np.clip(q, low, high) - offset) * wide
+    assert 0 < inside.sum() < inside.size
+    np.testing.assert_allclose(y, d * d, rtol=1e-5)
+    np.testing.assert_allclose(dx, np.where(inside, 2 * d, 0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_blocks_have_scales_of_their_own(axis):
+    of_blocks(TensorProto.INT4, -8, 7, axis=axis)
+    of_blocks(TensorProto.UINT4, 0, 15, axis=axis, block=3)
+
+
+def test_small_floats_saturate():
+    body = "q = QuantizeLinear(x, s, z)\n d = DequantizeLinear(q, s, z)\n y = Mul(d, two)"
+    model = build(f"g (float[4] x) => (float[4] y) {{ {body} }}", 21)
+    model.ir_version = 10
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(0.5), "s"))
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(2), "two"))
+    model.graph.initializer.append(onnx.helper.make_tensor("z", TensorProto.FLOAT8E4M3FN, [], [0.0]))
+    session = onnxruntime.InferenceSession(gradients(model, "y", "x", plain=True).SerializeToString())
+    y, dx = session.run(None, {"x": np.array([1, -3, 200, -300], np.float32)})
+    assert y.tolist() == [2, -6, 384, -448]
+    assert dx.tolist() == [2, 2, 2, 0]

@@ -23,7 +23,7 @@ def formula(declared: Declared, node: Node, forward: Graph, body: GraphBody) -> 
     """
     inner = body.beside()
     inner.scope(f"{node.proto.name or node.proto.op_type}_Again")
-    given = declared.rule(Node(copied(node.proto), forward, inner, [], node.needed))
+    given = declared.rule(Node(copied(node.proto), forward, inner, [], list(node.needed)))
     values = [given] if isinstance(given, Value) else list(given or [])
     results: dict[int, str] = {}
     for place, dy in enumerate(node.dys):

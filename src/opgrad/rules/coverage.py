@@ -5,6 +5,7 @@ An error gives the reason that stands here, and the table of docs/runtime-operat
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from onnx import defs
 
@@ -91,7 +92,7 @@ def coverage(domain: str, name: str) -> Coverage | None:
 def _is_function(domain: str, name: str) -> bool:
     if domain or not defs.has(name):
         return False
-    schema = defs.get_schema(name)
+    schema: Any = defs.get_schema(name)  # onnx's type stubs lack the members read below
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 

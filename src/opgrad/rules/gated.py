@@ -153,15 +153,14 @@ def causal_conv_with_state(node: Node) -> Gradients:
     """y = activation(conv(past, then x)) of each channel for itself; the state is what the next call needs."""
     if node.get("ndim", 1) != 1 or node.get("state_window", 0) or node.get("state_update_capacity", 0):
         raise NoGradient("it has several axes of space, or keeps several states")
-    body, x, past, last = node.body, node.x, node.input(3), node.get("channels_last", 0)
+    body, last = node.body, node.get("channels_last", 0)
     channels, _, taps = sizes_of(node.required(1))
     if not isinstance(channels, int) or not isinstance(taps, int):
         raise NoGradient("the graph does not tell the size of its weight")
-    columns, dilation = (_channels_first(each, last) for each in (x, past)), node.get("dilation", 1)
-    x, past = columns
-    assert x is not None
+    x, past, dilation = _channels_first(node.x, last), node.input(3), node.get("dilation", 1)
     kept = (taps - 1) * dilation
-    before = body.full(body.concat(x.shape(0, 2), body.ints([kept])), 0, x) if past is None else past
+    zeros = body.full(body.concat(x.shape(0, 2), body.ints([kept])), 0, x)
+    before = zeros if past is None else _channels_first(past, last)
     whole = body.concat(before, x, axis=2)
     y = body.node("Conv", whole, node.required(1), node.input(2), group=channels, dilations=[dilation])
     y = silu(y) if node.get("activation", "none") in ("silu", "swish") else y
@@ -169,9 +168,9 @@ def causal_conv_with_state(node: Node) -> Gradients:
     return [_channels_last(node, each) if last else each for each in (y, state)]
 
 
-def _channels_first(value: Value | None, last: int) -> Value | None:
+def _channels_first(value: Value, last: int) -> Value:
     """[N, L, C, ..] as [N, C, L]."""
-    return value if value is None or not last else value.reshape([0, 0, -1]).transpose(0, 2, 1)
+    return value if not last else value.reshape([0, 0, -1]).transpose(0, 2, 1)
 
 
 def _channels_last(node: Node, value: Value) -> Value:

@@ -19,6 +19,16 @@ LIMITS: dict[int, tuple[int, int]] = {
     TensorProto.INT16: (-32768, 32767),
     TensorProto.UINT4: (0, 15),
     TensorProto.INT4: (-8, 7),
+    TensorProto.UINT2: (0, 3),
+    TensorProto.INT2: (-2, 1),
+}
+# The largest numbers of the small floats, whose rounding saturates.
+LARGEST: dict[int, float] = {
+    TensorProto.FLOAT8E4M3FN: 448,
+    TensorProto.FLOAT8E4M3FNUZ: 240,
+    TensorProto.FLOAT8E5M2: 57344,
+    TensorProto.FLOAT8E5M2FNUZ: 57344,
+    TensorProto.FLOAT4E2M1: 6,
 }
 # Operators whose results are sums of products of integers, which stand for themselves.
 SUMS = ("MatMulInteger", "MatMulInteger16", "ConvInteger")
@@ -37,15 +47,16 @@ EIGHT_BITS = {(0, 255): TensorProto.UINT8, (-128, 127): TensorProto.INT8}
 @gradient("QuantizeLinear", domain=MICROSOFT, constant=(1, 2))
 def quantize(node: Node) -> Value:
     """dx = dy where x lies within what the integers reach."""
-    limits = LIMITS.get(node.y.element_type or 0)
-    if limits is None:
-        raise NoGradient("its integers are not of 4, 8 or 16 bits")
-    if node.get("block_size", 0):
-        raise NoGradient("it has a scale for each block")
+    kind = node.y.element_type or 0
+    largest, limits = LARGEST.get(kind), LIMITS.get(kind)
+    if largest is None and limits is None:
+        raise NoGradient("its integers are not of 2, 4, 8 or 16 bits")
     x, scale, zero = node.x, _column(node, node.required(1)), node.input(2)
+    if limits is None:  # a small float, whose zero point is 0
+        return node.where((x / scale.like(x)).apply("Abs") > (largest or 0), 0, node.dy)
     offset = None if zero is None else _column(node, zero.cast(x.element_type or TensorProto.FLOAT))
     low, high = ((limit - offset if offset is not None else limit) for limit in limits)
-    number = (x / scale).apply("Round")
+    number = (x / scale.like(x)).apply("Round")
     return node.where((number < low) | (number > high), 0, node.dy)
 
 
@@ -53,11 +64,20 @@ def _column(node: Node, values: Value) -> Value:
     """Scales or zero points along the axis, in a shape that broadcasts to x."""
     if values.sizes is not None and len(values.sizes) == 0:
         return values
+    if node.get("block_size", 0):
+        return _stretched(node, values)
     known = node.required(1).sizes
     if known is None or len(known) != 1 or known[0] == 1:
         return values.reshape([]) if known is not None and list(known) == [1] else values
     axis = node.get("axis", 1) % node.rank()
     return values.reshape([-1 if index == axis else 1 for index in range(node.rank())])
+
+
+def _stretched(node: Node, blocks: Value) -> Value:
+    """What each block along the axis has, for each of its numbers."""
+    axis = node.get("axis", 1) % node.rank()
+    places = node.body.range(node.x.shape(axis, axis + 1).squeeze(0)) / node.get("block_size", 0)
+    return node.body.node("Gather", blocks, places, axis=axis)
 
 
 @gradient("DynamicQuantizeLinear")
