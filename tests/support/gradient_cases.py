@@ -244,7 +244,7 @@ QUANTIZED_PRODUCTS = [
     *((MICROSOFT, op) for op in QUANTIZED.split()),
 ]
 NAMES_OF_RUNTIME = {  # of tests/support/runtime_cases.py
-    "": """RotaryEmbedding Affine Scale ScaledTanh ParametricSoftplus ImageScaler Crop DynamicSlice CumProd
+    "": """Attention RotaryEmbedding Affine Scale ScaledTanh ParametricSoftplus ImageScaler Crop DynamicSlice CumProd
         TensorScatter Col2Im Det Unique""",
     "ai.onnx.ml": "ArrayFeatureExtractor Scaler LinearRegressor Imputer FeatureVectorizer Normalizer",
     MICROSOFT: """MatMulNBits RotaryEmbedding GroupQueryAttention ScaledSiLU GatedAdd GatedRMSNorm BranchwiseRMSNorm

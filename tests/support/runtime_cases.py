@@ -4,7 +4,7 @@ A case has a formula in PyTorch, written after the operator's documentation. In 
 operator's own kernel has to give, and by autograd the gradients.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import ml_dtypes
 import numpy as np
@@ -137,3 +137,42 @@ def close(mine, other, tolerance, what="result"):
     scale = max(np.abs(other).max(initial=0), 1e-3)
     worst = np.abs(mine.astype(np.float64) - other).max(initial=0)
     assert worst <= tolerance * scale, f"{what}: off by {worst / scale:.2e}, at most {tolerance:.2e}"
+
+
+def check_in_bfloat16(case):
+    """Compare the gradients of an operator whose floats are bfloat16, rounded from float32 inputs, with its formula.
+
+    case: in float16, in which inputs of float32 stay what they are. Each gradient is rounded once.
+    """
+    narrow = {f"x{place}" for place, each in enumerate(case.arrays) if each is not None and each.dtype == np.float16}
+    rounded = [each if each is None or each.dtype != np.float16 else halved(each) for each in case.arrays]
+    wide = replace(case, arrays=rounded)
+    tensors = tensors_of(wide)
+    expected = case.formula(*tensors)
+    expected = list(expected) if isinstance(expected, (list, tuple)) else [expected]
+    model, factors = weighted(wide, np.dtype(np.float32), expected)
+    (node,) = [each for each in model.graph.node if each.op_type == case.op]
+    casts = [helper.make_node("Cast", [name], [f"{name}_narrow"], to=onnx.TensorProto.BFLOAT16) for name in narrow]
+    back = [helper.make_node("Cast", [f"{name}_narrow"], [name], to=onnx.TensorProto.FLOAT) for name in node.output]
+    node.input[:] = [f"{name}_narrow" if name in narrow else name for name in node.input]
+    node.output[:] = [f"{name}_narrow" for name in node.output]
+    nodes = [copied(each) for each in (*casts, node, *back, *(each for each in model.graph.node if each is not node))]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    wanted = [f"x{place}" for place in case.wanted]
+    found = session_of(lower(gradients(model, "loss", wanted))).run([f"{name}_grad" for name in wanted], wide.feeds)
+    sum((expected[place] * torch.tensor(factor)).sum() for place, factor in factors.items()).backward()
+    for place, gradient in zip(case.wanted, found, strict=True):
+        close(gradient, tensors[place].grad.numpy(), 2.0**-7, f"gradient of input {place}")
+
+
+def halved(array):
+    """The same numbers as bfloat16 has, in float32."""
+    return array.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def copied(node):
+    """A copy of a node."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    return copy

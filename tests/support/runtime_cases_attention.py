@@ -159,3 +159,79 @@ CASES |= {
         "float16": {"kind": np.float16, "rotary": True, "past": 2, "new": 3, "n": 1},
     }.items()
 }  # fmt: skip
+
+
+# --- ai.onnx ---
+
+
+def attention(
+    queries=3, keys=4, heads=4, groups=2, width=4, past=0, mask=None, nonpad=None, mode=None, axes=4, kind=np.float32,
+    opset=24, **attributes,
+):  # fmt: skip
+    """Attention of ai.onnx. mask: "boolean", "float" or "short"; mode: of the last result, None without it."""
+    total = past + keys
+    shapes = (heads, queries), (groups, keys), (groups, keys)
+    split = [numbers(2, *shape, width, kind=kind) for shape in shapes]
+    caches = [numbers(2, groups, past, width, kind=kind) if past else None for _ in range(2)]
+    masks = {
+        None: None, "float": numbers(2, 1, queries, total, kind=kind), "boolean": RANDOM.random((queries, total)) < 0.8,
+        "short": numbers(queries, total - 1, kind=kind),
+    }  # fmt: skip
+    added = masks[mask]
+    if mask == "boolean":
+        added[:, 0] = True
+    given = dict(attributes)
+    if axes == 3:
+        given |= {"q_num_heads": heads, "kv_num_heads": groups}
+    if mode is not None:
+        given["qk_matmul_output_mode"] = mode
+
+    def formula(q, k, v, added, past_key, past_value, nonpad=None):
+        if axes == 3:
+            counts = zip((q, k, v), (heads, groups, groups), strict=True)
+            q, k, v = (each.reshape(2, -1, count, width).transpose(1, 2) for each, count in counts)
+        k, v = (b if a is None else torch.cat([a, b], 2) for a, b in ((past_key, k), (past_value, v)))
+        whole = [each.repeat_interleave(heads // groups, 1) for each in (k, v)]
+        raw = q @ whole[0].transpose(2, 3) * attributes.get("scale", width**-0.5)
+        cap = attributes.get("softcap", 0)
+        capped = torch.tanh(raw / cap) * cap if cap else raw
+        allowed = torch.ones(2, 1, queries, total, dtype=torch.bool)
+        if attributes.get("is_causal"):
+            at = torch.arange(queries)[:, None] + (past if nonpad is None else 0)
+            at = at if nonpad is None else (at + nonpad[:, None, None] - queries)[:, None]
+            allowed = allowed & (torch.arange(total) <= at)
+        if nonpad is not None:
+            allowed = allowed & (torch.arange(total) < nonpad[:, None, None, None])
+        if mask == "boolean":
+            allowed = allowed & added
+        elif mask is not None:
+            short = total - added.shape[-1]
+            capped_and = capped + torch.nn.functional.pad(added, (0, short), value=-torch.inf)
+        biased = (capped if mask in (None, "boolean") else capped_and).masked_fill(~allowed, -torch.inf)
+        p = torch.softmax(biased, 3)
+        y = p @ whole[1]
+        y = y.transpose(1, 2).reshape(2, queries, -1) if axes == 3 else y
+        return [y, k, v, {None: None, 0: raw, 1: capped, 3: p}[mode]][:outputs]
+
+    x = [each.transpose(0, 2, 1, 3).reshape(2, each.shape[2], -1) if axes == 3 else each for each in split]
+    arrays = [*x, added, *caches, *([] if nonpad is None else [np.array(nonpad)])]
+    floats = [place for place, array in enumerate(arrays) if array is not None and array.dtype.kind == "f"]
+    outputs = 1 if not past and mode is None else 3 if mode is None else 4
+    return RuntimeCase("Attention", arrays, formula, tuple(floats), given, "", opset, outputs, terms=256)
+
+
+ATTENTION = {
+    "grouped heads": {},
+    "three axes": {"axes": 3},
+    "past": {"past": 2},
+    "past, causal": {"past": 2, "keys": 3, "is_causal": 1},
+    "past, mask, three axes": {"past": 2, "mask": "float", "axes": 3},
+    "booleans, softcap": {"mask": "boolean", "softcap": 1.5},
+    "scores": {"mode": 0, "softcap": 1.5, "scale": 0.4},
+    "capped scores": {"mode": 1, "softcap": 1.5, "past": 1},
+    "shares": {"mode": 3, "is_causal": 1, "queries": 4},
+    "lengths": {"nonpad": [4, 2]},
+    "float16": {"past": 2, "kind": np.float16, "mask": "float"},
+    "opset 23": {"past": 2, "opset": 23, "mask": "float"},
+}
+CASES |= {f"Attention, {form}": attention(**given) for form, given in ATTENTION.items()}
