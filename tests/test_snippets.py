@@ -14,6 +14,7 @@ from opgrad.cli import app
 # Documents whose snippets run here, and those that have a test of their own, which knows what they should come to.
 HERE = [
     "README.md",
+    "docs/attention.md",
     "docs/checkpoints.md",
     "docs/distributed.md",
     "docs/graph-operators.md",
