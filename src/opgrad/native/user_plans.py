@@ -222,7 +222,7 @@ def softmax_grad_plan(
     for C order. attributes: the keywords of softmax_grad but `out` and `post_op_grads`. Raises what softmax_grad
     raises.
     """
-    return _planned_gradient("softmax_grad", shape, dtype, axis, y_dtype, strides, out_strides, attributes)
+    return _planned("softmax_grad", _gradients(shape, dtype, y_dtype, strides), axis, out_strides, attributes)
 
 
 def log_softmax_grad_plan(
@@ -236,21 +236,12 @@ def log_softmax_grad_plan(
     **attributes: Any,
 ) -> PlannedCall:
     """A plan for log_softmax_grad; see softmax_grad_plan."""
-    return _planned_gradient("log_softmax_grad", shape, dtype, axis, y_dtype, strides, out_strides, attributes)
+    return _planned("log_softmax_grad", _gradients(shape, dtype, y_dtype, strides), axis, out_strides, attributes)
 
 
-def _planned_gradient(
-    name: str,
-    shape: Shape,
-    dtype: Any,
-    axis: int | tuple[int, ...],
-    y_dtype: Any,
-    strides: Shape | None,
-    out_strides: Shape | None,
-    attributes: dict[str, Any],
-) -> PlannedCall:
+def _gradients(shape: Shape, dtype: Any, y_dtype: Any, strides: Shape | None) -> dict[str, Array]:
     y = _example(shape, dtype if y_dtype is None else y_dtype, strides)
-    return _planned(name, {"dy": _example(shape, dtype, strides), "y": y}, axis, out_strides, attributes)
+    return {"dy": _example(shape, dtype, strides), "y": y}
 
 
 def _planned(

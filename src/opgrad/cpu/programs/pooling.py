@@ -15,7 +15,7 @@ from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.gather import checking
 from opgrad.cpu.programs.layout import precision
 from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
-from opgrad.cpu.programs.weighted import along
+from opgrad.cpu.programs.resize import along
 from opgrad.cpu.programs.workspace import Workspace
 
 ONE_WINDOW: Final = Axis(1, 1, 1)

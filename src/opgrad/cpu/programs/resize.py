@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from opgrad.contract import DTYPES
+from opgrad.contract import DTYPES, Array
 from opgrad.contract.problem import Problem
 from opgrad.contract.resizing import Resized, resized_axes
 from opgrad.cpu.kernels.loops.weighted import Along
@@ -19,7 +19,6 @@ from opgrad.cpu.kernels.resize import PIECE, ROWS, RowPieces, gather_rows
 from opgrad.cpu.programs.elements import zero_step
 from opgrad.cpu.programs.layout import precision
 from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
-from opgrad.cpu.programs.weighted import along
 from opgrad.cpu.programs.workspace import Workspace
 
 AXES: Final = 3  # of a plane
@@ -126,3 +125,15 @@ def _stays(size: int, tables: Tables) -> Along:
     """An axis whose size stays: each element takes itself."""
     every = np.arange(size)
     return along(size, size, (every, every, np.ones(size)), tables)
+
+
+def along(size: int, count: int, pairs: tuple[Array, Array, Array], tables: Tables) -> Along:
+    """The kernels' description of an axis, whose tables are added to `tables`.
+
+    pairs: three arrays of the same length: an element of the result, one of its sources, and that source's weight.
+    """
+    elements, sources, weights = pairs
+    order = elements.argsort(kind="stable")
+    starts = elements[order].searchsorted(range(size + 1))
+    addresses = tables.add(starts), tables.add(sources[order]), tables.add(weights[order], "float64")
+    return Along(size, count, *addresses)

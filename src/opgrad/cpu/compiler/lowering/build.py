@@ -28,7 +28,6 @@ from opgrad.cpu.compiler.parameters import (
     fields,
     lanes_of,
 )
-from opgrad.cpu.compiler.slots import release_slot, take_slot
 
 
 def _choose(helper: Callable[..., Any]) -> None:
@@ -115,6 +114,28 @@ def units_of(arguments: int, part: int) -> Any:
     per_part = memory.load_word(arguments, PER_PART)
     begin = part * per_part
     return range(begin, min(begin + per_part, memory.load_word(arguments, UNITS)))
+
+
+@helpers.inline
+def take_slot(in_use: int, slots: int) -> int:
+    """The number of a slot of private memory that no other part uses; the word at `in_use` has a bit for each.
+
+    Where more threads than slots are at work, which have been set since the call was planned, a part waits for one
+    that is done; whoever has a slot waits for nobody.
+    """
+    while True:
+        taken = memory.atomic_load(in_use)
+        for slot in range(slots):
+            if not taken >> slot & 1:
+                if memory.atomic_swap_if(in_use, taken, taken | 1 << slot):
+                    return slot
+                break
+        memory.spin_hint()
+
+
+@helpers.inline
+def release_slot(in_use: int, slot: int) -> None:
+    memory.atomic_add(in_use, -(1 << slot))
 
 
 def _native(function: Callable[..., Any], count: int, name: str) -> Any:

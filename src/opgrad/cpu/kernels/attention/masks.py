@@ -17,7 +17,7 @@ from opgrad.cpu.kernels.attention.backward import (
 from opgrad.cpu.kernels.attention.tiles import Drop, Scores, Seen, Sizes, keys_of, span_of
 from opgrad.cpu.kernels.loops.fill import clear
 from opgrad.cpu.kernels.loops.fold import sum_range
-from opgrad.cpu.kernels.loops.map import mapped, write_same
+from opgrad.cpu.kernels.loops.map import write_same, write_sum
 
 
 class MaskGradient(NamedTuple):
@@ -38,9 +38,6 @@ class MaskGradient(NamedTuple):
 def _axis(size: int, length: int, place: int, block: int) -> tuple[int, int]:
     """The places of an axis that are summed up for this place of the mask: a block of them, or all."""
     return (place * block, min((place + 1) * block, length)) if size == length else (0, length)
-
-
-write_sum = mapped(lambda a, b: a + b)
 
 
 @inline

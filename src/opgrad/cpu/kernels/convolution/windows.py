@@ -17,7 +17,7 @@ from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.convolution.signals import Images, copy_strided
 from opgrad.cpu.kernels.gemm import Matrix, ProductSizes, product
 from opgrad.cpu.kernels.loops.fill import write_zeros
-from opgrad.cpu.kernels.loops.map import mapped, write_same
+from opgrad.cpu.kernels.loops.map import write_same, write_sum
 
 POSITIONS: Final = 2 * gemm.CHUNK  # windows of a block
 ELEMENTS: Final = 256  # of windows, rows of a block: with so many windows it stays in the second-level cache
@@ -108,13 +108,10 @@ def _copy(block, x, step: int, first: int, stop: int, n: int) -> None:
     write_zeros(block, stop, n, 0)
 
 
-_sums = mapped(lambda a, b: a + b)
-
-
 @inline
 def _add(block, x, step: int, first: int, stop: int, n: int) -> None:
     if step == 1:
-        _sums(x, first, stop, 0, (x, block), ())
+        write_sum(x, first, stop, 0, (x, block), ())
     else:
         for i in range(first, stop):
             v.store_one(x, i * step, v.load_one(x, i * step) + v.load_one(block, i))

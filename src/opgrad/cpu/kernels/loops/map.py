@@ -121,4 +121,4 @@ def times(x: Vector, factor) -> Vector:
     return x * factor
 
 
-write_same, write_times = mapped(lambda x: x), mapped(times)
+write_same, write_sum, write_times = mapped(lambda x: x), mapped(lambda a, b: a + b), mapped(times)

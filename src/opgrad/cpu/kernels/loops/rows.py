@@ -9,7 +9,6 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.fold import BLOCK, CHUNK, fold
 from opgrad.cpu.kernels.loops.map import get_or, mapped, next_vector
 from opgrad.cpu.kernels.numerics import logsumexp as lse
-from opgrad.cpu.kernels.numerics import row_blocks
 
 AHEAD: Final = 2048  # elements between a prefetch and its use; the hardware's own prefetches stop at each 4 KiB page
 # Elements of a block of a row that is read twice: its 128 KiB of float32 stay in the second-level cache. Without
@@ -17,8 +16,8 @@ AHEAD: Final = 2048  # elements between a prefetch and its use; the hardware's o
 # 32,000.
 READ_TWICE: Final = 1 << 15
 
-
 MINUS_INFINITY: Final = float("-inf")
+LOWEST: Final = -3.4e38  # used in place of -inf where -inf would give NaN
 
 
 @inline
@@ -145,13 +144,38 @@ write_log, step_log = mapped(minus_both), next_vector(minus_both)
 add_rest_logging = row_rest(step_log, lse.PLAIN_BELOW)
 
 
+# --- the sums of blocks of a row, each of which is scaled by its block's largest number
+
+
+@inline
+def rescale(p, m: float, new_m: float) -> float:
+    """The factor that takes a sum of exponentials from the scale for m to the scale for new_m, which is larger."""
+    top = max(m, v.number(p, LOWEST))
+    return lse.exp_wide(p, m, new_m) / lse.exp_wide(p, top, top)
+
+
+@inline
+def _rest_below(p, m: float, rest: float, count: float, new_m: float) -> float:
+    return rest * rescale(p, m, new_m) + count * lse.exp_wide(p, m, new_m)
+
+
+@inline
+def joined_rests(p, m: float, rest: float, count: float, other_m: float, other_rest: float, other_count: float):
+    """For two blocks together: the largest number, the sum of the other exponentials, the count of the largest."""
+    if m == other_m:
+        return m, rest + other_rest, count + other_count
+    if m > other_m:
+        return m, rest + _rest_below(p, other_m, other_rest, other_count, m), count
+    return other_m, other_rest + _rest_below(p, m, rest, count, other_m), other_count
+
+
 @inline
 def rest_of_block(x, begin: int, end: int, m: float, ahead):
     """`row_rest` for a block of a row.
 
     For a block of -inf alone the sum is 0, not NaN, since other blocks may be finite.
     """
-    top = max(m, v.number(x, row_blocks.LOWEST))
+    top = max(m, v.number(x, LOWEST))
     numbers = v.full(x, top), v.full(x, top)
     return add_rest_logging(x, begin, end, top, x, 0, ahead, x, end, end, (x,), numbers)[0]
 
@@ -173,7 +197,7 @@ def row_rests(x, n: int, ahead):
         if is_first:
             m, rest, count = top, added, equal
         else:
-            m, rest, count = row_blocks.joined_rests(x, m, rest, count, top, added, equal)
+            m, rest, count = joined_rests(x, m, rest, count, top, added, equal)
     return m, rest, count
 
 

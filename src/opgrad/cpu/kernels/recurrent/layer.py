@@ -11,7 +11,7 @@ from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.kernels.gemm import VECTORS, multiply, pack_panel, pack_panel_transposed
 from opgrad.cpu.kernels.loops.fold import column_sum_of
-from opgrad.cpu.kernels.loops.map import mapped, write_same
+from opgrad.cpu.kernels.loops.map import write_same, write_sum
 
 
 class States(NamedTuple):
@@ -156,15 +156,10 @@ def pack_before(units: Units, panels, steps, rows, columns, reverse, x: LayerMat
         direction, panel = panel // panels, panel % panels
         target = packed.data + (direction * packed.direction + panel * packed.panel + step * rows * w)
         before = step + 1 if reverse or direction else step - 1
+        source, row = first.data + direction * first.direction, first.row
         if 0 <= before < steps:
-            source = x.data + (x.first + direction * x.direction + before * x.block + panel * w)
-            pack_panel(target, source, x.row, rows, columns - panel * w)
-        else:
-            start = first.data + (direction * first.direction + panel * w)
-            pack_panel(target, start, first.row, rows, columns - panel * w)
-
-
-write_sum = mapped(lambda a, b: a + b)
+            source, row = x.data + (x.first + direction * x.direction + before * x.block), x.row
+        pack_panel(target, source + panel * w, row, rows, columns - panel * w)
 
 
 @kernel

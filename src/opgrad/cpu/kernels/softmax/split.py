@@ -39,7 +39,6 @@ from opgrad.cpu.kernels.fused.operands import (
 from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.map import get, row_writer, write_same
-from opgrad.cpu.kernels.numerics import row_blocks
 from opgrad.cpu.kernels.softmax.reductions import Reduction, gradient_result, of_rows
 from opgrad.cpu.kernels.softmax.rows import (
     Block,
@@ -71,7 +70,7 @@ def _exponentials_of_blocks(x, m, stats: int, begin: int, end: int):
     s = 0.0
     for block in range(begin, end):
         of_block = v.number(x, load_f64(stats, STATS * block))
-        s += load_f64(stats, STATS * block + 1) * row_blocks.rescale(x, of_block, m)
+        s += load_f64(stats, STATS * block + 1) * loops.rescale(x, of_block, m)
     return s
 
 
@@ -81,7 +80,7 @@ def _rests_of_blocks(x, m, stats: int, begin: int, end: int):
     for block in range(begin, end):
         top, added = v.number(x, load_f64(stats, STATS * block)), load_f64(stats, STATS * block + 1)
         equal = load_f64(stats, STATS * block + 2)
-        largest, rest, count = row_blocks.joined_rests(x, largest, rest, count, top, added, equal)
+        largest, rest, count = loops.joined_rests(x, largest, rest, count, top, added, equal)
     return rest, count
 
 
@@ -110,7 +109,7 @@ def _block_noting(blocks: Blocks) -> Callable[..., None]:
     @inline
     def note(x, n: int, largest, stats: int, block: int) -> None:
         # so that the sum of a block of -inf is 0 and not NaN: other blocks may be finite
-        top = max(largest, v.number(x, row_blocks.LOWEST))
+        top = max(largest, v.number(x, loops.LOWEST))
         sums, _ = add_up(x, 0, n, top, x, 0, x, x, n, n, (x,), ())
         _store(stats, block, largest, two(sums))
 
