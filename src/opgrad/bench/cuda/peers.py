@@ -43,10 +43,6 @@ def calls(
     return {name: made[name] for name in found}, notes
 
 
-class Unsupported(NoSuchWay):
-    """What a peer is known not to do."""
-
-
 # --- torch ----------------------------------------------------------------------------------------------------------
 
 
@@ -71,10 +67,8 @@ def _compiled(cases: Sequence[Case], way: str) -> list[Call]:
 
 def _liger(cases: Sequence[Case], way: str) -> list[Call]:
     """Its loss writes the gradient over the logits, which are therefore copies."""
-    if cases[0].op.name not in ROWS_ONLY:
+    if not _reduces_rows(cases[0], way):
         return []
-    only(NEW, way)
-    _check_rows(cases[0])
     liger = importlib.import_module("liger_kernel.transformers.functional")
     setup = ROWS_ONLY[cases[0].op.name]
     return [setup(liger.liger_softmax, liger.liger_cross_entropy, _Copied(case)) for case in cases]
@@ -82,11 +76,9 @@ def _liger(cases: Sequence[Case], way: str) -> list[Call]:
 
 def _quack(cases: Sequence[Case], way: str) -> list[Call]:
     """Its fused loss gives each sample's loss and gradient; their mean is left out, to its advantage."""
-    name = cases[0].op.name
-    if name not in ROWS_ONLY:
+    if not _reduces_rows(cases[0], way):
         return []
-    only(NEW, way)
-    _check_rows(cases[0])
+    name = cases[0].op.name
     quack = importlib.import_module("quack")
     if name == "softmax_cross_entropy_loss_and_grad":
         fused = importlib.import_module("quack.cross_entropy").cross_entropy_fwd
@@ -103,9 +95,14 @@ class _Copied(Torch):
             self.values["logits"] = self.values["logits"].clone()
 
 
-def _check_rows(case: Case) -> None:
+def _reduces_rows(case: Case, way: str) -> bool:
+    """Whether these libraries have such an operator. Raises NoSuchWay for shapes that they do not take."""
+    if case.op.name not in ROWS_ONLY:
+        return False
+    only(NEW, way)
     if len(case.shape) != 2 or (case.op.kind == "rows" and case.axis % 2 != 1):
-        raise Unsupported("takes matrices alone, whose rows it reduces")
+        raise NoSuchWay("takes matrices alone, whose rows it reduces")
+    return True
 
 
 def _backward(function: Callable[[Any], Any], t: Torch) -> Call:
