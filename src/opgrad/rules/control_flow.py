@@ -54,7 +54,11 @@ def _branch(node: Node, inside: Inside, names: list[str]) -> list[Value | None]:
 
 def _zeros(node: Node, inside: Inside, place: int) -> Value:
     """The gradient of a value from outside that a branch does not read."""
-    return inside.zeros(node.required(place), bool(node.forward.sequence(node.names[place])))
+    value, body = node.required(place), inside.body
+    if node.forward.sequence(value.name):
+        return inside.zeros(value, is_sequence=True)
+    shape = value.shape()  # outside of the branch, so that a loop around the If keeps the shape and not the value
+    return Value(body, body.number(0, value).expand(Value(body, shape.name)).name, value.element_type, value.sizes)
 
 
 def _keep(inside: Inside, names: list[str], others: list[Inside]) -> None:

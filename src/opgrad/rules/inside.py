@@ -212,19 +212,24 @@ class Inside:
 
     def gradient_body(self, inputs: Sequence[Value], results: Sequence[Value]) -> onnx.GraphProto:
         """The body of the gradient, with these inputs and, as outputs, these results."""
-        given = [_told(each, each) for each in inputs]
-        outputs = [_told(each.apply("Identity"), each) for each in results]
-        return helper.make_graph(self.body.nodes, "gradient", given, outputs, self.body.initializers)
+        given = [_told(each.name, each) for each in inputs]
+        names = [self.body.free(f"{each.name}_result") for each in results]
+        copies = [
+            helper.make_node("Identity", [each.name], [name], name) for each, name in zip(results, names, strict=True)
+        ]
+        outputs = [_told(name, each) for each, name in zip(results, names, strict=True)]
+        nodes = [*self.body.nodes, *copies]
+        return helper.make_graph(nodes, "gradient", given, outputs, self.body.initializers)
 
 
-def _told(value: Value, like: Value) -> onnx.ValueInfoProto:
+def _told(name: str, like: Value) -> onnx.ValueInfoProto:
     """A value as an input or output, with type and sizes if all sizes are numbers.
 
     onnxruntime needs them of what counts the turns, and of what a loop gives that makes no turn.
     """
     if like.element_type is None or like.sizes is None or not all(isinstance(size, int) for size in like.sizes):
-        return onnx.ValueInfoProto(name=value.name)
-    return helper.make_tensor_value_info(value.name, like.element_type, like.sizes)
+        return onnx.ValueInfoProto(name=name)
+    return helper.make_tensor_value_info(name, like.element_type, like.sizes)
 
 
 def _unnamed(tensor: TensorProto) -> TensorProto:

@@ -102,7 +102,7 @@ class _Backward:
             assert dy is not None
             seeds[self.given[place]] = turns.row(self.given[place], dy.name, "output", place)
         sums, results = self._differentiated(seeds)
-        go_on = Value(body, body.free("go_on"), TensorProto.BOOL, [])
+        go_on = Value(body, body.free(f"{self.turns.step.name}/go_on"), TensorProto.BOOL, [])
         turns.keep_what_is_read(results)
         graph = self.inside.gradient_body([turns.step, go_on, *states, *sums], [go_on, *results])
         self.inside.restore()

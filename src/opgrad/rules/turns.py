@@ -31,9 +31,9 @@ class Turns:
     def __init__(self, node: Node, inside: Inside, elements: list[str], given: list[str], states: int):
         self.node, self.inside, self.elements, self.given, self._states = node, inside, elements, [*given], states
         self.is_loop = node.proto.op_type == LOOP
-        body = inside.body
-        self.step = Value(body, body.free("step"), TensorProto.INT64, [])
-        self.turn = Value(body, body.free("turn"), TensorProto.INT64, [])
+        body, title = inside.body, f"{node.proto.name or node.proto.op_type}_Grad"
+        self.step = Value(body, body.free(f"{title}/step"), TensorProto.INT64, [])
+        self.turn = Value(body, body.free(f"{title}/turn"), TensorProto.INT64, [])
         self._sequences = list(node.proto.input[states:]) if elements else []
         self._outputs = list(node.proto.output[states:])
         self.count = self._count()

@@ -1,0 +1,144 @@
+"""Models with branches and loops, from artifacts to the exported model, against PyTorch."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from portable_steps import client
+from small_models import build, normal
+from typer.testing import CliRunner
+
+from opgrad.cli import app
+from opgrad.graph.nodes import model_nodes
+from opgrad.training import ArtifactSet, Trainer
+from opgrad.training.api import CheckpointState, Module, Optimizer
+from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training.portable import export_step
+
+STEPS, ROWS, WORDS, RATE = 20, 8, 5, 0.2
+WEIGHTS = normal(w=(4, 6), r=(6, 6), gate=(6,), o=(6, 3), bias=(3,))
+RTOL = 1e-4  # of losses in float32 whose sums are formed in another order, after some steps
+# A recurrent layer over a batch of any size. If the states of all rows are positive on average, they pass a gate.
+TEXT = """g (float[batch, words, 4] x) => (float[batch, 3] scores) {
+    always = Constant <value = bool {1}> ()
+    zero = Constant <value = float {0}> ()
+    first = Constant <value = int64[1] {0}> ()
+    width = Constant <value = int64[1] {6}> ()
+    one = Constant <value = int64 {1}> ()
+    shape = Shape(x)
+    rows = Gather(shape, first)
+    words = Gather(shape, one)
+    sizes = Concat <axis = 0> (rows, width)
+    start = ConstantOfShape(sizes)
+    h = Loop (words, always, start) <body = step (int64 i, bool go, float[batch, 6] p) => (bool on, float[batch, 6] q) {
+        on = Identity(go)
+        e = Gather <axis = 1> (x, i)
+        u = MatMul(e, w)
+        v = MatMul(p, r)
+        a = Add(u, v)
+        n = Tanh(a)
+        mean = ReduceMean <keepdims = 0> (n)
+        positive = Greater(mean, zero)
+        q = If (positive) <
+            then_branch = yes () => (float[batch, 6] y) { s = Sigmoid(gate) y = Mul(n, s) },
+            else_branch = no () => (float[batch, 6] z) { z = Identity(n) }
+        >
+    }>
+    scores = Gemm(h, o, bias)
+}"""
+
+
+def batches():
+    random = np.random.default_rng(0)
+    for _ in range(STEPS):
+        x = random.normal(size=(ROWS, WORDS, 4)).astype(np.float32)
+        yield {"x": x, "labels": x[:, :, :3].sum(1).argmax(1)}
+
+
+def scores(weights, x):
+    """The same model in PyTorch."""
+    h = torch.zeros(len(x), 6)
+    for word in x.unbind(1):
+        h = torch.tanh(word @ weights["w"] + h @ weights["r"])
+        h = h * torch.sigmoid(weights["gate"]) if h.mean() > 0 else h
+    return h @ weights["o"] + weights["bias"]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The losses of PyTorch, and its weights after the last step."""
+    weights = {name: torch.tensor(value, requires_grad=True) for name, value in WEIGHTS.items()}
+    optimizer, losses = torch.optim.SGD(weights.values(), lr=RATE), []
+    for batch in batches():
+        x, labels = (torch.tensor(batch[name]) for name in ("x", "labels"))
+        loss = torch.nn.functional.cross_entropy(scores(weights, x), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, weights
+
+
+def made(folder, **settings):
+    generate_artifacts(
+        build(TEXT, WEIGHTS), list(WEIGHTS), loss=LossType.CrossEntropyLoss, optimizer=OptimType.SGD,
+        artifact_directory=folder, **settings,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize("settings", [{}, {"checkpoint_segments": 2}, {"checkpoint_segments": ["h"]}])
+def test_twenty_steps_and_an_export(settings, expected, tmp_path):
+    losses, weights = expected
+    trainer = Trainer(ArtifactSet.load(made(tmp_path, **settings)))
+    trainer.learning_rate = RATE
+    found = [trainer.step(batch) for batch in batches()]
+    np.testing.assert_allclose(found, losses, rtol=RTOL)
+    assert np.mean(found[-5:]) < np.mean(found[:5])
+    trainer.export(tmp_path / "trained.onnx")
+    x = next(batches())["x"][:3, :4]
+    session = onnxruntime.InferenceSession(tmp_path / "trained.onnx")
+    np.testing.assert_allclose(
+        session.run(None, {"x": x})[0], scores(weights, torch.tensor(x)).detach(), rtol=RTOL, atol=RTOL
+    )
+
+
+def test_by_the_api_of_onnxruntime_training(expected, tmp_path):
+    made(tmp_path)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(RATE)
+    found = []
+    for batch in batches():
+        found.append(float(module(batch["x"], batch["labels"])))
+        optimizer.step()
+        module.lazy_reset_grad()
+    np.testing.assert_allclose(found, expected[0], rtol=RTOL)
+    module.export_model_for_inferencing(tmp_path / "trained.onnx", ["scores"])
+    onnx.checker.check_model(tmp_path / "trained.onnx", full_check=True)
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_as_a_portable_step(inline, expected, tmp_path):
+    options = {"inline": inline, "evaluation": True, "inference": True}
+    files = export_step(made(tmp_path), tmp_path / "step.onnx", **options).files
+    for model in (onnx.load(path) for path in tmp_path.glob("step*.onnx")):
+        used = {node.domain for node in model_nodes(model)}
+        assert used <= ({""} if inline else {"", "opgrad"})
+    step = client().Step(files["manifest"])
+    np.testing.assert_allclose([step.train(batch, RATE) for batch in batches()], expected[0], rtol=RTOL)
+
+
+def test_by_the_command(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(build(TEXT, WEIGHTS).SerializeToString())
+    data = {key: np.concatenate([batch[key] for batch in batches()]) for key in ("x", "labels")}
+    np.savez(tmp_path / "data.npz", **data)
+    train = "train model.onnx --data data.npz --loss cross-entropy --epochs 2 --export out.onnx --output run.d"
+    for words in ("inspect model.onnx", train):
+        told = [str(tmp_path / word) if "." in word else word for word in words.split()]
+        done = CliRunner().invoke(app, told)
+        assert done.exit_code == 0, done.output
+        assert "no gradient" not in done.output
+    onnxruntime.InferenceSession(tmp_path / "out.onnx").run(None, {"x": data["x"][:2]})
