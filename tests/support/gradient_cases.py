@@ -250,8 +250,8 @@ NAMES_OF_RUNTIME = {  # of tests/support/runtime_cases.py
     MICROSOFT: """MatMulNBits RotaryEmbedding GroupQueryAttention ScaledSiLU GatedAdd GatedRMSNorm BranchwiseRMSNorm
         LinearAttentionGate EngramGate HyperConnectionPreMix HyperConnectionPostMix TransposeMatMul GatherND Pad Trilu
         ExpandDims SampleOp UnfoldTensor CDist GridSample ConvTransposeWithDynamicPads BiasAdd BiasSplitGelu
-        GemmFastGelu FusedMatMulActivation SwiGLU NhwcConv NhwcFusedConv GroupNorm SkipGroupNorm MoE Inverse
-        CausalConvWithState MRotaryEmbedding MoEGroupRouter MatMulBnb4 GatherBlockQuantized""",
+        GemmFastGelu FusedMatMulActivation SwiGLU NhwcConv NhwcFusedConv GroupNorm SkipGroupNorm MoE QMoE Inverse
+        CausalConvWithState MRotaryEmbedding SparseAttention MoEGroupRouter MatMulBnb4 GatherBlockQuantized""",
 }
 OF_RUNTIME = [(domain, op) for domain, names in NAMES_OF_RUNTIME.items() for op in names.split()]
 SEQUENCES = (

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 from runtime_cases import RuntimeCase
+from runtime_cases_packed import packed
 from torch.nn import functional
 
 RANDOM = np.random.default_rng(2)
@@ -219,8 +220,9 @@ add("GroupNorm", [numbers(2, 4, 3, 5), *given], lambda *x: group_norm(*x, False,
 
 
 # --- mixtures of experts ---
-def experts(x, p, w1, b1, w2, b2, w3=None, b3=None, k=1, normalize=False, activation=torch.relu):
+def experts(x, p, w1, b1, w2, b2, w3=None, b3=None, k=1, normalize=False, activation=torch.relu, weights=None):
     shares, chosen = torch.softmax(p, 1).topk(k, 1)
+    shares = shares if weights is None else weights.gather(1, chosen)
     shares = shares / shares.sum(1, keepdim=True) if normalize else shares
     rows = []
     for token, row in enumerate(x.reshape(-1, x.shape[-1])):
@@ -282,3 +284,52 @@ add("Crop", [PICTURE], lambda x: x[:, :, 1:3, 2:5], border=[2, 1, 1, 2], **old)
 add("Crop", [PICTURE], lambda x: x[:, :, 1:4, 2:4], border=[2, 1, 0, 0], scale=[3, 2], form="size", **old)
 PARTS = [np.array([1]), np.array([3]), np.array([2])]  # starts, ends, axes
 add("DynamicSlice", [PICTURE, *PARTS], lambda x, *_: x[:, :, 1:3], **old)
+
+
+# --- with quantized weights ---
+def quantized_experts(bits, block, zeros=False, kind=np.float32, shares=False):
+    """A QMoE of gelu's kind with weights of so many bits, with a scale for each row, or for each block."""
+    layers, arrays, offsets = [], [], []
+    for rows, columns in ((32, 32), (32, 32)):
+        whole = RANDOM.integers(0, 2**bits, (4, rows, columns))
+        shape = (4, rows, columns // block) if block else (4, rows)
+        scales = RANDOM.uniform(0.01, 0.05, shape).astype(kind)
+        zero = RANDOM.integers(0, 2**bits, shape) if zeros else np.full(shape, 2 ** (bits - 1))
+        layers.append((whole, scales, zero))
+        arrays += [packed(whole, bits), scales, numbers(4, rows, kind=kind)]
+        offsets.append(packed(zero, bits) if zeros else None)
+
+    def formula(x, p, _, s1, b1, __, s2, b2, *others):
+        weights = []
+        for (whole, ____, zero), scale in zip(layers, (s1, s2), strict=True):
+            q, z, s = torch.tensor(whole).double(), torch.tensor(zero).double(), scale
+            z, s = ((each.repeat_interleave(block, 2) if block else each[:, :, None]) for each in (z, s))
+            weights.append((q - z) * s)
+        return experts(
+            x,
+            p,
+            weights[0],
+            b1,
+            weights[1],
+            b2,
+            k=2,
+            activation=silu,
+            normalize=True,
+            weights=others[-1] if shares else None,
+        )
+
+    given = [numbers(3, 32, kind=kind), numbers(3, 4, kind=kind), *arrays, None, None, None, *offsets]
+    given += [None, np.abs(numbers(3, 4, kind=kind))] if shares else []
+    attributes = {"k": 2, "activation_type": "silu", "expert_weight_bits": bits, "normalize_routing_weights": 1}
+    attributes |= {"block_size": block} if block else {}
+    form = f"{bits} bits, blocks of {block}{', zero points' * zeros}{', shares' * shares}, {kind.__name__}"
+    wanted = (0, *([14] if shares else [1]), 3, 4, 6, 7)
+    add("QMoE", given, formula, form=form, wanted=wanted, terms=512, **attributes)
+
+
+for bits in (4, 8):
+    for block in (0, 16):
+        quantized_experts(bits, block)
+        quantized_experts(bits, block, zeros=True)
+quantized_experts(4, 16, kind=np.float16)
+quantized_experts(4, 16, shares=True)
