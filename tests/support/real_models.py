@@ -96,7 +96,7 @@ def fetch(folder: Path) -> None:
     """Download the packages, without what they need, and unpack their models into the folder."""
     for package in dict.fromkeys(model.package for model in MODELS):
         wheels = folder / package
-        if not wheels.is_dir():
+        if not any(wheels.glob("*.whl")):
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", wheels, package]
             subprocess.run(command, check=True)
         for wheel in wheels.glob("*.whl"):

@@ -25,6 +25,17 @@ def _shared(node: Node, dy: Value, axes: list[int] | Value | None) -> Value:
     return (wide * ratio(node.y, node.x, wide) if count is None else wide * (1 / max(count, 1))).like(dy)
 
 
+def _again(node: Node) -> Node:
+    """The node in float32 if it is of float16 or bfloat16, with its result computed again.
+
+    Each element of the gradient is as far off as the result that it is divided by, or whose exponential it is.
+    """
+    wide = node.wide()
+    if wide.x is not node.x:
+        wide.outputs = [node.same(*wide.inputs)]
+    return wide
+
+
 @gradient("ReduceSum", constant=(1,))
 def reduce_sum(node: Node) -> Value:
     """dx = dy."""
@@ -64,6 +75,7 @@ def reduce_l1(node: Node) -> Value:
 @gradient("ReduceL2", constant=(1,))
 def reduce_l2(node: Node) -> Value:
     """dx = x * dy / y, 0 where y is 0."""
+    node = _again(node)
     y = node.kept(node.y)
     zero = y.equals(0)
     return node.x * node.where(zero, 0, node.kept(node.dy) / node.where(zero, 1, y))
@@ -72,12 +84,14 @@ def reduce_l2(node: Node) -> Value:
 @gradient("ReduceLogSum", constant=(1,))
 def reduce_log_sum(node: Node) -> Value:
     """dx = dy / exp(y)."""
+    node = _again(node)
     return _spread(node, node.dy / node.y.apply("Exp"))
 
 
 @gradient("ReduceLogSumExp", constant=(1,))
 def reduce_log_sum_exp(node: Node) -> Value:
     """dx = dy * exp(x - y)."""
+    node = _again(node)
     return node.kept(node.dy) * (node.x - node.kept(node.y)).apply("Exp")
 
 
@@ -90,7 +104,7 @@ def reduce_sum_square(node: Node) -> Value:
 @gradient("CumSum", constant=(1,))
 def cumsum(node: Node) -> Value:
     """dx = the sum from the other end."""
-    return node.same(node.dy, node.required(1), reverse=1 - node.get("reverse", 0))
+    return node.same(widened(node.dy), node.required(1), reverse=1 - node.get("reverse", 0))
 
 
 @gradient("GlobalAveragePool")
