@@ -54,9 +54,9 @@ class Applied(NamedTuple):
     """A post-op as an attribute of a problem; `operands` names the inputs of the operator that hold its operands."""
 
     name: str
-    alpha: float
-    beta: float
-    operands: tuple[str, ...]
+    alpha: float = 0.0
+    beta: float = 0.0
+    operands: tuple[str, ...] = ()
 
 
 def over_arrays(given: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
@@ -229,25 +229,12 @@ def _operator(
     in_place: Mapping[str, tuple[str, ...]],
     finish: Callable[[tuple[Any, ...]], Any] | None = None,
 ) -> Operator:
-    optional: dict[str, Any] = {"dropout": None, "post_ops": ()}
-    return Operator(
-        name=op.name,
-        family=op.family,
-        kind="blocks",
-        formula=op.formula,
-        reference=op.reference,
-        forward=op.forward,
-        onnx=(),
-        in_place=in_place,
-        inputs=inputs,
-        optional=frozenset(),
-        attributes={"axis": -1, **SCALARS, **optional, **attributes},
-        parameters=op.parameters,
-        results=results,
-        checks=op.checks,
-        support=op.support,
-        finish=finish,
-    )
+    attributes = {"axis": -1, **SCALARS, "dropout": None, "post_ops": (), **attributes}
+    declared: dict[str, Any] = {"onnx": (), "optional": frozenset(), "types": {}, "general": None, "instead": {}}
+    return dataclasses.replace(
+        op, kind="blocks", in_place=in_place, inputs=inputs, attributes=attributes, results=results, finish=finish,
+        **declared,
+    )  # fmt: skip
 
 
 def _inputs(first: str, applied: tuple[Applied, ...], masked: bool, drops: bool) -> dict[str, Tensor]:

@@ -97,33 +97,27 @@ def compiles_forms() -> bool:
 
 
 def softmax(problem: Problem) -> Program:
-    return _forward_of("softmax", problem)
+    return _general("softmax", problem) if problem.is_general else _forward(problem, "softmax")
 
 
 def log_softmax(problem: Problem) -> Program:
-    return _forward_of("log_softmax", problem)
+    return _general("log_softmax", problem) if problem.is_general else _forward(problem, "log_softmax")
 
 
 def softmax_grad(problem: Problem) -> Program:
-    return _gradient_of("softmax_grad", problem)
+    return _general("softmax_grad", problem) if problem.is_general else _gradient(problem, PLAIN["softmax_grad"])
 
 
 def log_softmax_grad(problem: Problem) -> Program:
-    return _gradient_of("log_softmax_grad", problem)
+    name = "log_softmax_grad"
+    return _general(name, problem) if problem.is_general else _gradient(problem, PLAIN[name])
 
 
-def _forward_of(operator: str, problem: Problem) -> Program:
-    if not problem.is_general:
-        return _forward(problem, operator)
+def _general(operator: str, problem: Problem) -> Program:
     found = fusing.program(operator, problem, fused) if compiles_forms() else None
+    if operator in GRADIENTS:
+        return found or stages.gradient(problem, in_place(operator))
     return found or stages.forward(problem, in_place(operator, links.is_exact(problem)))
-
-
-def _gradient_of(operator: str, problem: Problem) -> Program:
-    if not problem.is_general:
-        return _gradient(problem, PLAIN[operator])
-    found = fusing.program(operator, problem, fused) if compiles_forms() else None
-    return found or stages.gradient(problem, in_place(operator))
 
 
 def _forward(problem: Problem, operator: str) -> Program:

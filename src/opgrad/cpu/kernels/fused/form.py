@@ -91,8 +91,12 @@ def arrays_inwards(form: Form, place: Any) -> Callable[..., Any]:
 def arrays_outwards(form: Form, place: Any) -> Callable[..., Any]:
     """(buffer, kept, like, sources, at): the buffer, `kept` if there is dropout, the operands of the links behind."""
     skipped = 1 + len(operands_of(form.before))
-    operands = each_operand(place, operands_of(form.after)[form.drops :], skipped)
-    if form.drops:
+    return _behind_buffers(form.drops, each_operand(place, operands_of(form.after)[form.drops :], skipped))
+
+
+def _behind_buffers(drops: bool, operands: Callable[..., Any]) -> Callable[..., Any]:
+    """(buffer, kept, like, sources, at): the operands behind the buffer and, if there is dropout, its decisions."""
+    if drops:
         return inline(lambda buffer, kept, like, sources, at: joined((buffer, kept), operands(like, sources, at)))
     return inline(lambda buffer, kept, like, sources, at: joined((buffer,), operands(like, sources, at)))
 
@@ -146,10 +150,7 @@ def _back(links: Sequence[Link], places: Places, array: int, alpha: int) -> Call
 
 def arrays_backwards(form: GradientForm, place: Any) -> Callable[..., Any]:
     """(buffer, kept, like, sources, at): the arrays that `backwards` reads, at a row or a strip."""
-    operands = each_operand(place, (True, True, *form.operands), 0)
-    if form.drops:
-        return inline(lambda buffer, kept, like, sources, at: joined((buffer, kept), operands(like, sources, at)))
-    return inline(lambda buffer, kept, like, sources, at: joined((buffer,), operands(like, sources, at)))
+    return _behind_buffers(form.drops, each_operand(place, (True, True, *form.operands), 0))
 
 
 def out_of_gradient(form: GradientForm, places: Places) -> Callable[..., Vector]:

@@ -29,11 +29,10 @@ from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.softmax.split import STATS
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.fused import links
-from opgrad.cpu.programs.fused.links import Formula
 from opgrad.cpu.programs.layout import few, in_place_limits, keeps_column, spare_columns
 from opgrad.cpu.programs.program import Program, Step, shared_out
 from opgrad.cpu.programs.workspace import Workspace
-from opgrad.fused.primitive import STATE, gradient_name
+from opgrad.fused.primitive import STATE, Applied, gradient_name
 from opgrad.random import keep_threshold
 
 KernelsOf = Callable[[Any], Sequence[Kernel]]  # from a form to its kernels
@@ -149,7 +148,7 @@ def result_of(problem: Problem, name: str, layout: str) -> Any:
 
 
 def _places(
-    problem: Problem, own: Sequence[str], groups: Sequence[Sequence[Formula]], precision: str
+    problem: Problem, own: Sequence[str], groups: Sequence[Sequence[Applied]], precision: str
 ) -> dict[str, Lying]:
     """Where each operand lies, in the order in which forms count them. Raises Rare for what kernels do not take."""
     order, formulas = problem.orders[own[0]], [each for group in groups for each in group]

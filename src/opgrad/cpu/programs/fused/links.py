@@ -2,78 +2,68 @@
 
 Forward    logit_scale, where | softmax | result_scale, dropout, post-ops, out_scale
 Gradient   the same way back from dy, with the post-ops' inputs computed again from y | softmax | logit_scale
+
+Each step is a formula with the names of its operands and its numbers, as a post-op is.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from opgrad.contract import DTYPES, Spec
 from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.fused.chain import ALONG, Link
+from opgrad.fused.primitive import Applied
 from opgrad.random import kept_scale
 
 LEAST: Final = 1e-37
 
 
-class Formula(NamedTuple):
-    """A formula's name, the names of its operands, and its two numbers."""
-
-    name: str
-    operands: tuple[str, ...] = ()
-    alpha: float = 0.0
-    beta: float = 0.0
-
-
-def of_call(problem: Problem) -> tuple[list[Formula], ...]:
+def of_call(problem: Problem) -> tuple[list[Applied], ...]:
     """The groups of formulas of a call, as its form has them."""
     return gradient(problem) if "dy" in problem.specs else (before(problem), after(problem))
 
 
-def before(problem: Problem) -> list[Formula]:
+def before(problem: Problem) -> list[Applied]:
     """What comes before softmax. A problem of attention may have a bias, which is added last."""
     found = _times(factors(problem.attributes["logit_scale"]))
     if "where" in problem.specs:
-        found.append(Formula("where", ("where",), float("-inf")))
+        found.append(Applied("where", float("-inf"), operands=("where",)))
     if "bias" in problem.specs:
-        found.append(Formula("add", ("bias",)))
+        found.append(Applied("add", operands=("bias",)))
     return found
 
 
-def after(problem: Problem) -> list[Formula]:
+def after(problem: Problem) -> list[Applied]:
     """What comes behind softmax. The result's scale and the output's are one factor unless post-ops stand between."""
     attributes = problem.attributes
     scaled, last = _scales(problem)
-    dropped = [Formula("dropout", (), kept_scale(attributes["dropout"]))] if attributes["dropout"] else []
-    return [*scaled, *dropped, *_post_ops(problem), *last]
+    dropped = [Applied("dropout", kept_scale(attributes["dropout"]))] if attributes["dropout"] else []
+    return [*scaled, *dropped, *attributes["post_ops"], *last]
 
 
-def gradient(problem: Problem) -> tuple[list[Formula], ...]:
+def gradient(problem: Problem) -> tuple[list[Applied], ...]:
     """The five groups of a gradient's links, as `GradientForm` has them.
 
     The scales commute with what follows, but the post-ops' operands have their gradients before.
     """
-    attributes, applied = problem.attributes, _post_ops(problem)
+    attributes, applied = problem.attributes, [*problem.attributes["post_ops"]]
     scaled, first = _scales(problem)
-    dropped = [Formula("dropout", (), kept_scale(attributes["dropout"]))] if attributes["dropout"] else []
-    masked = [Formula("where", ("where",))] if "where" in problem.specs else []
+    dropped = [Applied("dropout", kept_scale(attributes["dropout"]))] if attributes["dropout"] else []
+    masked = [Applied("where", operands=("where",))] if "where" in problem.specs else []
     inputs = [*scaled, *dropped] if applied else []
     return first, inputs, applied, [*scaled, *dropped, *masked], _times(factors(attributes["logit_scale"]))
 
 
-def _scales(problem: Problem) -> tuple[list[Formula], list[Formula]]:
+def _scales(problem: Problem) -> tuple[list[Applied], list[Applied]]:
     """The factors before the post-ops, and those behind them."""
     attributes = problem.attributes
     scale, divisor, applied = attributes["result_scale"], attributes["out_scale"], attributes["post_ops"]
     return _times(factors(scale)) if applied else [], _times(quotient(1.0 if applied else scale, divisor))
 
 
-def _post_ops(problem: Problem) -> list[Formula]:
-    return [Formula(each.name, each.operands, each.alpha, each.beta) for each in problem.attributes["post_ops"]]
-
-
-def _times(by: Sequence[float]) -> list[Formula]:
-    return [Formula("times", (), factor) for factor in by if factor != 1.0]
+def _times(by: Sequence[float]) -> list[Applied]:
+    return [Applied("times", factor) for factor in by if factor != 1.0]
 
 
 def quotient(scale: float, divisor: float) -> list[float]:
@@ -93,7 +83,7 @@ def factors(scale: float) -> list[float]:
 # --- links ------------------------------------------------------------------------------------------------------------
 
 
-def links(formulas: Iterable[Formula], is_along: Callable[[str], bool] = lambda name: ALONG) -> tuple[Link, ...]:
+def links(formulas: Iterable[Applied], is_along: Callable[[str], bool] = lambda name: ALONG) -> tuple[Link, ...]:
     """The links of these formulas. is_along: whether the operand of this name has a number for each element."""
     return tuple(
         Link(each.name, (ALONG,) if each.name == "dropout" else tuple(map(is_along, each.operands)))
@@ -101,12 +91,12 @@ def links(formulas: Iterable[Formula], is_along: Callable[[str], bool] = lambda 
     )
 
 
-def operands(formulas: Iterable[Formula]) -> list[str]:
+def operands(formulas: Iterable[Applied]) -> list[str]:
     """The names of the operands of these formulas, in order."""
     return [name for each in formulas for name in each.operands]
 
 
-def numbers(formulas: Iterable[Formula]) -> tuple[float, ...]:
+def numbers(formulas: Iterable[Applied]) -> tuple[float, ...]:
     """The numbers of the links of these formulas, in order."""
     return tuple(number for each in formulas for number in (each.alpha, each.beta))
 

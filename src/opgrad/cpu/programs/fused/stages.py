@@ -17,11 +17,10 @@ from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.kernels.softmax.split import STATS
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.fused import links
-from opgrad.cpu.programs.fused.links import Formula
 from opgrad.cpu.programs.layout import few, in_place_limits
 from opgrad.cpu.programs.program import Operands, Program, Tables, shared_out
 from opgrad.cpu.programs.workspace import Scratch, Workspace
-from opgrad.fused.primitive import STATE, gradient_name
+from opgrad.fused.primitive import STATE, Applied, gradient_name
 from opgrad.random import keep_threshold
 
 CHUNK: Final = 1 << 11  # elements, 8 KiB of float32; with as many of an operand they stay in the first-level cache
@@ -99,7 +98,7 @@ class Blocks:
         """The stage that applies a formula to buffers, of which it overwrites the first."""
         return _stage(on_buffers(formula).task((self.precision,) * 3, "stage"), arrays, alpha, beta)
 
-    def apply(self, formulas: Sequence[Formula], values: int) -> list[list[int]]:
+    def apply(self, formulas: Sequence[Applied], values: int) -> list[list[int]]:
         """The stages that read each formula's operands, into buffers that all formulas share, and apply it."""
         found = []
         for each in formulas:
@@ -182,7 +181,7 @@ def forward(problem: Problem, in_place: InPlace) -> Program:
     return blocks.program(in_place, before, of_rows, after, inf_as_zero=problem.attributes["inf_as_zero"])
 
 
-def _factor(formulas: Sequence[Formula]) -> tuple[float, Sequence[Formula]]:
+def _factor(formulas: Sequence[Applied]) -> tuple[float, Sequence[Applied]]:
     """The factor with which these formulas begin, 1 if there is none, and the other formulas."""
     if formulas and formulas[0].name == "times":
         return formulas[0].alpha, formulas[1:]
@@ -209,7 +208,7 @@ def gradient(problem: Problem, in_place: InPlace) -> Program:
     return blocks.program(in_place, before, (), [*blocks.apply(behind[::-1], g), blocks.write("dx", g, last)])
 
 
-def _forward_again(blocks: Blocks, y: int, inputs: Sequence[Formula], applied: Sequence[Formula]) -> list[list[int]]:
+def _forward_again(blocks: Blocks, y: int, inputs: Sequence[Applied], applied: Sequence[Applied]) -> list[list[int]]:
     """The stages that read the post-ops' operands and compute their inputs again, into buffers of their own."""
     found, before = [], y
     for number, each in enumerate(applied):
@@ -226,7 +225,7 @@ def _forward_again(blocks: Blocks, y: int, inputs: Sequence[Formula], applied: S
     return found
 
 
-def _back(blocks: Blocks, number: int, each: Formula, g: int) -> list[list[int]]:
+def _back(blocks: Blocks, number: int, each: Applied, g: int) -> list[list[int]]:
     """The stages that take g back through one post-op, and write the gradient of its operand if that is a result."""
     arrays, found = [blocks.buffer(f"input {number}"), *map(blocks.buffer, each.operands[:1])], []
     result = gradient_name(each.operands[-1]) if each.operands else ""
