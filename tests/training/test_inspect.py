@@ -275,3 +275,27 @@ def test_what_cannot_be_lowered_to_a_file_is_told_in_one_line(tmp_path):
         assert message in result.output
         assert len(result.output.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_attention_that_training_finds_and_why_not(tmp_path):
+    text = f"""{HEADER} g (float[n, 2, 5, 4] q) => (float[n, 2, 5, 4] y) {{
+        k = MatMul (q, w)
+        t = Transpose <perm = [0, 1, 3, 2]> (k)
+        s = MatMul (q, t)
+        p = Softmax <axis = -1> (s)
+        a = MatMul (p, k)
+        b = MatMul (a, t)
+        c = Sigmoid (b)
+        r = Softmax <axis = -1> (c)
+        y = MatMul (r, k)
+    }}"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32) / 2, "w"))
+    onnx.save(model, tmp_path / "two.onnx")
+    found = inspect(tmp_path / "two.onnx").training
+    assert found is not None
+    assert [bool(each.reason) for each in found.attention] == [False, True]
+    status, text = run(tmp_path / "two.onnx")
+    assert status == 0
+    assert "found 1 time: no matrix of scores is kept" in text
+    assert "the node that makes 'r'): its input is no product of queries and keys" in " ".join(text.split())

@@ -92,6 +92,12 @@ def problems(model: onnx.ModelProto, of: Sequence[str], with_respect_to: Sequenc
     return backward.problems
 
 
+def attentions(model: onnx.ModelProto, of: Sequence[str], with_respect_to: Sequence[str]) -> list[Recognition]:
+    """What `gradients` of these values makes of each softmax that stands before a product."""
+    simple = _simplified(load(model, WHO), of, with_respect_to, LEAST_OPSET, False)
+    return with_attention(prepared(simple, of, with_respect_to, plain=True), of, with_respect_to)[1]
+
+
 def _simplified(
     model: onnx.ModelProto, keep: Sequence[str], wanted: Sequence[str], opset: int, plain: bool
 ) -> onnx.ModelProto:

@@ -9,6 +9,7 @@ import torch
 import opgrad.torch.batching
 import opgrad.torch.tangents  # noqa: F401
 from opgrad.interop import library_of
+from opgrad.torch.attention import scaled_dot_product_attention
 from opgrad.torch.functions import (
     embedding,
     gather,
@@ -40,6 +41,7 @@ __all__ = [
     "patch",
     "quick_gelu",
     "relu",
+    "scaled_dot_product_attention",
     "sigmoid",
     "softmax",
     "tanh",

@@ -47,15 +47,15 @@ class Batch:
         return self.operator(*[changed.get(name, value) for name, value in self.given.items()])
 
 
-def _batching(operator: TensorOperator, rule: Callable[[Batch], Batched]) -> Callable[..., Batched]:
+def batching(operator: TensorOperator, rule: Callable[[Batch], Batched]) -> Callable[..., Batched]:
     """`Derivative.batching` from a rule. One call is checked first, so that messages speak of its shapes."""
 
-    def batching(size: int, in_dims: Sequence[Any], arguments: Sequence[Any]) -> Batched:
+    def rule_of_calls(size: int, in_dims: Sequence[Any], arguments: Sequence[Any]) -> Batched:
         given = dict(zip(operator.names, arguments, strict=True))
         dims = dict(zip(operator.names, in_dims, strict=True))
-        batched = frozenset(name for name in operator.op.inputs if dims[name] is not None)
+        batched = frozenset(name for name in operator.op.inputs if dims.get(name) is not None)
         given |= {name: given[name].movedim(dims[name], 0) for name in batched}
-        specs = {name: _spec(given[name], name in batched) for name in operator.op.inputs}
+        specs = {name: _spec(given.get(name), name in batched) for name in operator.op.inputs}
         attributes = operator.checked(specs, operator.given(arguments))
         try:
             return rule(Batch(operator, size, given, batched, attributes))
@@ -64,7 +64,7 @@ def _batching(operator: TensorOperator, rule: Callable[[Batch], Batched]) -> Cal
                 operator(*[value[call] if name in batched else value for name, value in given.items()])
             raise
 
-    return batching
+    return rule_of_calls
 
 
 def _spec(tensor: Tensor | None, batched: bool) -> Spec | None:
@@ -219,4 +219,4 @@ RULES_BY_KIND = {"elements": _elements, "rows": _rows, "classes": _losses}
 for name, operator in OPERATORS.items():
     if operator.eager is None:  # it has no gradient, and so no batching rule from it
         continue
-    operator.derivative.batching = _batching(operator, RULES.get(name) or RULES_BY_KIND[operator.op.kind])
+    operator.derivative.batching = batching(operator, RULES.get(name) or RULES_BY_KIND[operator.op.kind])

@@ -145,6 +145,33 @@ def _options(given: Given) -> dict[str, Any]:
     return {"reduction": given["reduction"]} | ({} if ignored is None else {"ignore_index": int(ignored)})
 
 
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+@form("attention")
+def _attention(graph: Graph, given: Given) -> Sequence[Value]:
+    q, v = given["q"], given["v"]
+    kind, rows = graph.dtype(q), graph.shape(q)[:-1]
+    results = [(kind, (*rows, graph.shape(v)[-1])), (kind if kind == torch.float64 else torch.float32, rows)]
+    return _attention_node(graph, "AttentionTraining", [q, given["k"], v], given, results)
+
+
+@form("attention_grad")
+def _attention_grad(graph: Graph, given: Given) -> Sequence[Value]:
+    arrays = [given[name] for name in ("dy", "q", "k", "v", "y", "lse")]
+    results = [(graph.dtype(each), graph.shape(each)) for each in arrays[1:4]]
+    return _attention_node(graph, "AttentionGrad", arrays, given, results)
+
+
+def _attention_node(graph: Graph, name: str, arrays: Sequence[Value], given: Given, results: Any) -> Sequence[Value]:
+    attributes = {"scale": float(graph.shape(given["q"])[-1] ** -0.5 if given["scale"] is None else given["scale"])}
+    more = {"causal": given["causal"], "dropout": float(given["dropout"])}
+    inputs = [*arrays, given["mask"], None, None, given["seed"]]
+    while inputs[-1] is None:
+        inputs.pop()
+    return graph.nodes(f"com.microsoft::{name}", inputs, results, **attributes, **more)
+
+
 # --- operators of training graphs -----------------------------------------------------------------------------------
 
 

@@ -17,11 +17,12 @@ TYPES: dict[Any, str] = {
     bool: "bool",
     float: "float",
     int: "SymInt",
+    float | None: "float?",
     str: "str",
     int | None: "SymInt?",
     int | tuple[int, ...]: "int[1]",
 }
-NAMED_TYPES = {"shape": "SymInt[]", "out_dtype": "ScalarType?"}
+NAMED_TYPES = {"shape": "SymInt[]", "out_dtype": "ScalarType?", "causal": "str"}
 # Inductor may lay out intermediate tensors anew; the results' strides follow those of the inputs, so it must not here.
 TAGS = (torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order))
 

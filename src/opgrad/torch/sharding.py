@@ -90,7 +90,27 @@ def _rotary(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
         yield {array: Shard(3 - tokens), result: Shard(3 - tokens)}
 
 
-FAMILIES: dict[str, Callable[[Operator, Shapes, Given], Iterator[Placements]]] = {"rotary": _rotary}
+def _attention(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
+    """Shards of sequences, and of heads where every device gets as many heads of keys.
+
+    With dropout nothing is shared out: an element's place in the whole decides.
+    """
+    if given.get("dropout"):
+        return
+    mask, heads = shapes.get("mask", ()), shapes["k"][1]
+    arrays = [name for name in (*op.inputs, *op.results) if name != "mask" and (name in shapes or name in op.results)]
+    for axis in (0, 1) if heads % given["q"].mesh.size() == 0 else (0,):
+        found: Placements = {name: Shard(axis) for name in arrays}
+        place = axis - (len(shapes["q"]) - len(mask))
+        if mask and place >= 0 and mask[place] > 1:
+            found["mask"] = Shard(place)
+        yield found
+
+
+FAMILIES: dict[str, Callable[[Operator, Shapes, Given], Iterator[Placements]]] = {
+    "rotary": _rotary,
+    "attention": _attention,
+}
 KINDS: dict[str, Callable[[Operator, Shapes, Given], Iterator[Placements]]] = {
     "elements": _elements,
     "rows": _rows,

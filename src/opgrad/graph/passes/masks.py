@@ -93,7 +93,7 @@ def _alignments(mask: np.ndarray) -> set[str]:
         return set()
     seen = mask.reshape(mask.shape[-2:])
     seen = seen if seen.dtype == bool else seen == 0
-    queries, keys = seen.shape
+    queries, keys = mask.shape[-2], mask.shape[-1]
     places: Mapping[str, int] = {ALL: keys, "top_left": 0, "bottom_right": keys - queries}
     return {each for each, place in places.items() if (seen == np.tri(queries, keys, place, dtype=bool)).all()}
 

@@ -84,6 +84,9 @@ def _training_rows(training: Trainability | None) -> list[tuple[str, str]]:
         rows.append(("inputs", f"{names}: nodes take them for weights; what is trained are initializers"))
     if training.unused:
         rows.append(("unused", f"no output depends on {', '.join(training.unused)}"))
+    if known := sum(not each.reason for each in training.attention):
+        rows.append(("attention", f"found {quantity(known, 'time')}: no matrix of scores is kept for the gradient"))
+    rows += [("attention", f"not found at {each.node}: {each.reason}") for each in training.attention if each.reason]
     for output in training.outputs:
         words = [", ".join(output.losses), output.hint]
         rows.append(("losses", f"of {output.name}: {'; '.join(filter(None, words))}"))

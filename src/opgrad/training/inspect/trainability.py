@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from opgrad.gradients.differentiation import problems
+from opgrad.gradients.differentiation import attentions, problems
 from opgrad.graph.graph import Graph
 from opgrad.graph.large import size_of
 from opgrad.graph.messages import FLOATS, domain_of, opset_of
+from opgrad.graph.passes.attention import Recognition
 from opgrad.training.building import forms
 from opgrad.training.building.checks import check_built, refused_types
 from opgrad.training.building.named_blocks import Loss
@@ -47,6 +48,7 @@ class Trainability:
     outputs: the outputs of float type. stages: the graph, divided at its weights.
     problems: the reasons why it cannot be trained, with a line for each node that has no gradient.
     as_inputs: inputs that a node uses as weights; they can only be trained if they become initializers.
+    attention: for each softmax before a product, whether training makes one node of the attention there, or why not.
     """
 
     opset: int = 0
@@ -60,6 +62,7 @@ class Trainability:
     stages: list[Stage] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     as_inputs: list[str] = field(default_factory=list)
+    attention: list[Recognition] = field(default_factory=list)
 
 
 def trainability(model: onnx.ModelProto, apart: Mapping[str, Held] | None = None) -> Trainability | None:
@@ -98,7 +101,16 @@ def _looked_at(model: onnx.ModelProto, apart: Mapping[str, Held], found: Trainab
         stages=stages(forward, {name: size_of(candidates.tensors[name]) for name in trainable}),
         problems=[*_problems(model, floats, trainable, bool(candidates.weights)), *filter(None, [refusal])],
         as_inputs=_as_inputs(forward),
+        attention=_attention(model, floats, trainable),
     )
+
+
+def _attention(model: onnx.ModelProto, floats: Sequence[str], trainable: Sequence[str]) -> list[Recognition]:
+    """What training makes of attention; nothing of a model that cannot be trained, whose problems tell why."""
+    try:
+        return attentions(model, floats, trainable)
+    except (NotImplementedError, ValueError):
+        return []
 
 
 def _constants(candidates: Candidates) -> dict[str, str]:

@@ -1,0 +1,252 @@
+"""scaled_dot_product_attention beside PyTorch's: values, gradients, gradients of gradients, transformations, shards."""
+
+import numpy as np
+import pytest
+
+import opgrad
+
+torch = pytest.importorskip("torch")
+
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
+import opgrad.torch  # noqa: E402
+from opgrad.torch.attention import _attention, _attention_grad  # noqa: E402
+
+attend = opgrad.torch.scaled_dot_product_attention
+EQUAL = [(2, 3, 5, 4)] * 3
+# Shapes of query, key and value, the shape of the mask and whether it is bool, and other arguments.
+CALLS = {
+    "plain": (EQUAL, None, False, {}),
+    "causal": (EQUAL, None, False, {"is_causal": True}),
+    "bool mask": (EQUAL, (5, 5), True, {}),
+    "added mask, scale": (EQUAL, (2, 1, 5, 5), False, {"scale": 0.3}),
+    "shared heads": ([(2, 4, 5, 4), (2, 2, 6, 4), (2, 2, 6, 3)], (6,), False, {"enable_gqa": True}),
+    "longer keys, causal": ([(1, 2, 3, 4), (1, 2, 7, 4), (1, 2, 7, 4)], None, False, {"is_causal": True}),
+    "three axes": ([(3, 5, 4)] * 3, (3, 5, 5), False, {}),
+    "two axes": ([(5, 4)] * 3, (5, 5), True, {}),
+    "five axes": ([(2, 2, 3, 5, 4)] * 3, (2, 1, 5, 5), False, {}),
+    "batches broadcast": ([(2, 3, 5, 4), (1, 3, 5, 4), (2, 3, 5, 4)], None, False, {}),
+    "no keys": ([(1, 2, 3, 4), (1, 2, 0, 4), (1, 2, 0, 4)], None, False, {}),
+}
+each_call = pytest.mark.parametrize("call", CALLS)
+
+
+def arguments(call, dtype=torch.float64):
+    torch.manual_seed(0)
+    shapes, mask, is_bool, options = CALLS[call]
+    tensors = [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
+    found = None if mask is None else torch.rand(mask) > 0.3 if is_bool else torch.randn(mask).to(dtype)
+    if is_bool:
+        found[..., 0] = True  # PyTorch's rows without a key are NaN in the oldest version that is tested
+    return tensors, found, options
+
+
+def theirs(*given, **options):
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.nn.functional.scaled_dot_product_attention(*given, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@each_call
+def test_values_and_gradients(call, dtype):
+    tensors, mask, options = arguments(call, dtype)
+    exact = [each.detach().double().requires_grad_() for each in tensors]
+    wide = mask if mask is None or mask.dtype == torch.bool else mask.double()
+    y, expected = attend(*tensors, mask, **options), theirs(*exact, wide, **options)
+    assert y.dtype == dtype
+    assert y.shape == expected.shape
+    g = torch.randn(expected.shape).to(dtype)
+    results = [y, *torch.autograd.grad(y, tensors, g)]
+    wanted = [expected, *torch.autograd.grad(expected, exact, g.double())]
+    for mine, other in zip(results, wanted, strict=True):
+        # Sums of up to eight products of numbers near 1, rounded a few times.
+        torch.testing.assert_close(mine.double(), other, rtol=0, atol=64 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # by forward_ad itself
+@pytest.mark.parametrize("call", ["plain", "causal", "shared heads", "added mask, scale"])
+def test_differentiable_twice_in_both_modes(call):
+    tensors, mask, options = arguments(call)
+    tensors = [each[:1, :, :3, :2].detach().requires_grad_() for each in tensors]
+    if mask is not None:
+        tensors.append(torch.randn(3, 3, dtype=torch.float64, requires_grad=True))
+
+    def function(*given):
+        return attend(*given, **options)
+
+    assert torch.autograd.gradcheck(function, tensors, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(function, tensors, check_fwd_over_rev=True, check_rev_over_rev=True)
+
+
+def test_queries_without_a_key():
+    tensors, _, _ = arguments("plain")
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    mask[2] = False
+    y = attend(*tensors, mask)
+    assert (y[..., 2, :] == 0).all()
+    for gradient in torch.autograd.grad(y.sum(), tensors):
+        assert torch.isfinite(gradient).all()
+
+
+def test_dropout():
+    """PyTorch's generator decides, and the gradient has the same decisions: y is linear in value."""
+    q, k, v = (torch.randn(1, 2, 40, 8, requires_grad=True) for _ in range(3))
+    torch.manual_seed(3)
+    y = attend(q, k, v, dropout_p=0.5)
+    torch.manual_seed(3)
+    assert torch.equal(attend(q, k, v, dropout_p=0.5), y)
+    assert not torch.equal(attend(q, k, v, dropout_p=0.5), y)
+    (dv,) = torch.autograd.grad(y.sum(), v, retain_graph=True)
+    torch.testing.assert_close((dv * v).sum(), y.sum(), rtol=1e-4, atol=1e-4)
+    (dq,) = torch.autograd.grad(y.sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="a call with dropout is differentiable once"):
+        dq.sum().backward()
+    assert (attend(q, k, v, dropout_p=1.0) == 0).all()
+
+
+def test_no_matrix_of_scores_is_kept():
+    tensors = [torch.randn(1, 2, 300, 8, requires_grad=True) for _ in range(3)]
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each) or each, lambda each: each):
+        attend(*tensors, is_causal=True)
+    assert sum(each.numel() for each in kept) == 4 * 2 * 300 * 8 + 2 * 300
+
+
+def test_tensors_are_read_where_they_lie():
+    packed = torch.randn(2, 5, 3, 4, 8)
+    q, k, v = packed.permute(2, 0, 3, 1, 4)
+    assert not q.is_contiguous()
+    torch.testing.assert_close(attend(q, k, v), theirs(q, k, v))
+    assert torch.equal(attend(q, k, v), attend(*(each.contiguous() for each in (q, k, v))))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_without_graph_breaks(dynamic):
+    tensors = [torch.randn(2, 4, 6, 8, requires_grad=True) for _ in range(3)]
+    mask = torch.randn(6, 6)
+
+    def function(q, k, v):
+        return attend(q, k, v, mask) + attend(q, k, v, is_causal=True)
+
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    found = torch.autograd.grad(compiled(*tensors).square().sum(), tensors)
+    for mine, other in zip(found, torch.autograd.grad(function(*tensors).square().sum(), tensors), strict=True):
+        assert torch.equal(mine, other)
+    torch.compile(lambda *given: attend(*given, dropout_p=0.5), backend="aot_eager", fullgraph=True)(*tensors)
+
+
+@pytest.mark.parametrize("batched", [(0, 0, 0, None), (0, None, 1, None), (None, None, None, 0), (0, 0, 0, 0)], ids=str)
+def test_vmap_is_a_loop(batched):
+    every = [*(torch.randn(3, 2, 4, 5, 8) for _ in range(3)), torch.randn(3, 2, 1, 5, 5)]
+    given = [each[0] if place is None else each.movedim(0, place) for each, place in zip(every, batched, strict=True)]
+
+    def gradient(*arrays):
+        return torch.func.grad(lambda *arrays: attend(*arrays).square().sum(), (0, 1, 2))(*arrays)
+
+    found, gradients = (torch.vmap(each, in_dims=batched)(*given) for each in (attend, gradient))
+    for call in range(3):
+        arrays = [each[0 if place is None else call] for each, place in zip(every, batched, strict=True)]
+        torch.testing.assert_close(found[call], attend(*arrays))
+        for mine, other in zip(gradients, gradient(*arrays), strict=True):
+            torch.testing.assert_close(mine[call], other)
+
+
+def test_hessian_and_jacobians():
+    q, k, v = (torch.randn(1, 1, 3, 2, dtype=torch.float64) for _ in range(3))
+    for whole in (torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(whole(attend)(q, k, v), whole(theirs)(q, k, v))
+    mine, other = (torch.func.hessian(lambda q, f=f: f(q, k, v).square().sum())(q) for f in (attend, theirs))
+    torch.testing.assert_close(mine, other)
+
+
+def test_the_rule_of_shards_holds_for_parts():
+    """Every placement that DTensor may choose on a mesh of two gives the parts of the whole result."""
+    from types import SimpleNamespace
+
+    from opgrad.torch.sharding import FAMILIES
+
+    q, k, v, dy = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 4, 5, 8)
+    options = {"scale": None, "causal": "", "dropout": 0.0, "seed": None}
+    for mask in (None, torch.randn(2, 4, 1, 6), torch.randn(4, 5, 6)):
+        forward = {"q": q, "k": k, "v": v, "mask": mask, **options}
+        y, lse = _attention(*_attention.arguments(forward))
+        for operator, given in ((_attention, forward), (_attention_grad, {"dy": dy, "y": y, "lse": lse, **forward})):
+            shapes = {key: tuple(each.shape) for key, each in given.items() if isinstance(each, torch.Tensor)}
+            spec = SimpleNamespace(mesh=SimpleNamespace(size=lambda: 2))
+            whole = operator(*operator.arguments(given))
+            rules = list(FAMILIES["attention"](operator.op, shapes, {**given, "q": spec}))
+            assert len(rules) == 2
+            for placements in rules:
+                for part in range(2):
+                    own = {
+                        key: each.chunk(2, placements[key].dim)[part] if key in placements else each
+                        for key, each in given.items()
+                    }
+                    results = operator(*operator.arguments(own))
+                    for name, mine, other in zip(operator.op.results, results, whole, strict=True):
+                        torch.testing.assert_close(mine, other.chunk(2, placements[name].dim)[part])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # by the exporters
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_exported(dynamo, tmp_path):
+    """As PyTorch's function is, which the differentiator recognizes."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    from opgrad.gradients import gradients
+    from opgrad.onnxruntime import InferenceSession
+
+    class Attending(torch.nn.Module):
+        def forward(self, q, k, v):
+            return attend(q, k, v, is_causal=True)
+
+    given = [torch.randn(2, 4, 6, 8) for _ in range(3)]
+    names = {"input_names": ["q", "k", "v"], "output_names": ["y"], **({"verbose": False} if dynamo else {})}
+    torch.onnx.export(Attending().eval(), tuple(given), str(tmp_path / "m.onnx"), dynamo=dynamo, **names)
+    differentiated = gradients(onnx.load(tmp_path / "m.onnx"), "y", ["q", "k", "v"])
+    assert [each.op_type for each in differentiated.graph.node if "Attention" in each.op_type] == [
+        "AttentionTraining", "AttentionGrad"
+    ]  # fmt: skip
+    found = InferenceSession(differentiated.SerializeToString()).run(
+        None, dict(zip("qkv", (each.numpy() for each in given), strict=True))
+    )
+    leaves = [each.clone().requires_grad_() for each in given]
+    y = attend(*leaves, is_causal=True)
+    for mine, other in zip(found, [y, *torch.autograd.grad(y.sum(), leaves)], strict=True):
+        np.testing.assert_allclose(mine, other.detach().numpy(), atol=1e-5)
+
+
+def test_exported_programs_keep_the_operator_or_become_its_node():
+    from opgrad.torch.export import decompositions
+
+    class Attending(torch.nn.Module):
+        def forward(self, q, k, v):
+            return attend(q, k, v)
+
+    program = torch.export.export(Attending(), tuple(torch.randn(2, 4, 6, 8) for _ in range(3)))
+    assert any("opgrad.attention" in str(node.target) for node in program.graph.nodes)
+    assert torch.ops.opgrad.attention.default in decompositions()
+
+
+Q = torch.zeros(1, 4, 3, 8)
+REFUSED = [
+    ((Q[0, 0, 0], Q, Q), {}, ValueError, "query has 1 dimensions, expected at least 2"),
+    ((Q, Q[0], Q), {}, ValueError, "key has 3 dimensions, expected 4, as query has"),
+    ((Q, Q[:, :2], Q[:, :2]), {}, ValueError, "key has 2 heads, expected 4, those of query: enable_gqa=True"),
+    ((Q, Q, Q, Q[:, :, :, :3]), {"is_causal": True}, ValueError, "attn_mask is given, expected None"),
+]
+
+
+@pytest.mark.parametrize(("given", "options", "error", "message"), REFUSED, ids=[each[3] for each in REFUSED])
+def test_refused(given, options, error, message):
+    with pytest.raises(error, match=f"^scaled_dot_product_attention: {message}"):
+        attend(*given, **options)
+
+
+def test_wrong_dtypes_and_sizes_are_told():
+    with pytest.raises(TypeError, match=r"^scaled_dot_product_attention: key has dtype float64, expected float32"):
+        attend(Q, Q.double(), Q)
+    with pytest.raises(
+        ValueError, match=r"^scaled_dot_product_attention: query has heads of 300 numbers, expected 1 to 256"
+    ):
+        attend(*[torch.zeros(1, 1, 2, 300)] * 3)
