@@ -37,13 +37,39 @@ task:
 """
 
 
-@pytest.fixture(scope="module")
-def assembly():
-    spec = importlib.util.spec_from_file_location("loop_costs_assembly", FILE)
+def loaded(path, name):
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def assembly():
+    return loaded(FILE, "assembly")
+
+
+@pytest.fixture(scope="module")
+def tool(assembly):
+    return loaded(FILE.parent / "__main__.py", "loop_costs")
+
+
+# The most loads from the stack in a loop over whole vectors: what elementwise kernels need, and what sums of
+# exponentials need, which keep two sums, what these lost, and the numbers of several vectors.
+SPILLS = {"avx2": (4, 24), "avx512": (4, 20), "arm64": (2, 16)}
+
+
+@pytest.mark.any_cpu
+@pytest.mark.parametrize("name", SPILLS)
+def test_values_of_the_headline_kernels_stay_in_registers(assembly, tool, name):
+    """Of assembly alone: it is compiled for each instruction set, whatever the processor here is."""
+    elementwise, sums = SPILLS[name]
+    operators = ["softmax_grad", "sigmoid", "tanh", "relu_grad", "log_softmax"]
+    for label, text in tool.kernels(tool.SETS[name], operators).items():
+        most = sums if label.startswith("log_softmax ") else elementwise
+        loops = [loop for loop in assembly.innermost_loops(text) if not loop.is_masked and len(loop.lines) > 9]
+        assert max((loop.stack_loads for loop in loops), default=0) <= most, label
 
 
 @pytest.mark.any_cpu

@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import json
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ from operator_pages import SOURCES
 from opgrad.contract import graph_operators, operators
 
 RESULTS = Path("bench/results")
+LOOPS = Path("bench/loops.json")  # what `python tools/loop_costs` counted
 HISTORY = Path("bench/history")  # a folder for each release, with the results as they were then
 PLOT = Path("docs/benchmark.png")
 CUDA_PLOT = Path("docs/benchmark-cuda.png")
@@ -364,6 +366,29 @@ def cuda_predictions(root: Path, folder: Path) -> str:
     return predictions_table()
 
 
+def loop_costs(root: Path, folder: Path) -> str:
+    """For each instruction set, the longest loop over whole vectors of each headline kernel, and of each C formula."""
+    found = json.loads((root / LOOPS).read_text(encoding="utf-8"))
+    return "\n\n".join(f"### {name}\n\n{_loops_of_set(costs)}" for name, costs in found.items())
+
+
+def _loops_of_set(costs: dict[str, list[dict[str, Any]]]) -> str:
+    longest = {
+        label: max((each for each in loops if not each["masked"]), key=lambda each: each["instructions"], default=None)
+        for label, loops in costs.items()
+    }
+    processors = next(iter(filter(None, longest.values())))["cycles"]
+    head = ["kernel", "instructions", "loads from the stack", "bytes written", *processors]
+    rows = [
+        [f"`{label}`", loop["instructions"], loop["stack_loads"], loop["stored_bytes"]]
+        + ["" if each is None else f"{each:.0f}" for each in loop["cycles"].values()]
+        for label, loop in longest.items()
+        if loop
+    ]
+    rule = "|:--|" + "--:|" * (len(head) - 1)
+    return "\n".join([f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
+
+
 PARTS: dict[str, Callable[[Path, Path], str]] = {
     "operators": operator_table,
     "graph-operators": graph_operator_table,
@@ -376,6 +401,7 @@ PARTS: dict[str, Callable[[Path, Path], str]] = {
     "results": result_pages,
     "sweep": sweep,
     "training-steps": training_steps,
+    "loop-costs": loop_costs,
     "cuda-speed": cuda_speed,
     "cuda-benchmark": cuda_benchmark,
     "cuda-predictions": cuda_predictions,

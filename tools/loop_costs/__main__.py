@@ -2,6 +2,8 @@
 
     python tools/loop_costs [--sets NAME,…] [--ops NAME,…] [--out FILE]
 
+The table in the documentation is made of bench/loops.json: `--out bench/loops.json`, then `make tables`.
+
 For each loop of each kernel: its instructions, how many of them load from the stack, and the cycles of one iteration as
 llvm-mca simulates them on each processor. Beside these the same formulas in C (`formulas.c`), compiled with
 -O3. Needs llvm-mca and clang of LLVM 19 or newer, Debian's packages llvm-19 and clang-19; without clang there is no C.
@@ -114,7 +116,12 @@ def main() -> None:
         result[name] = {label: measured(text, SETS[name]) for label, text in texts.items()}
         show(name, result[name])
     if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        lines = [f"{json.dumps(name)}: {{\n{_by_line(costs)}\n}}" for name, costs in result.items()]
+        options.out.write_text("{" + ",\n".join(lines) + "}\n", encoding="utf-8")
+
+
+def _by_line(costs: dict[str, Any]) -> str:
+    return ",\n".join(f"{json.dumps(label)}: {json.dumps(loops)}" for label, loops in costs.items())
 
 
 def show(name: str, costs: dict[str, list[dict[str, Any]]]) -> None:

@@ -91,7 +91,9 @@ def interface_of(lanes: int, dtype: str) -> str:
 def line_lanes(dtype: str, item: int) -> int:
     """Elements in the vectors of a kernel that writes whole cache lines of elements of `item` bytes.
 
-    Two registers of 32 bytes hold 16 numbers, and 16 results of two bytes are half a line. Written past the cache, they
-    would go to memory twice.
+    Two registers of 32 bytes hold 16 numbers, and 16 results of two bytes are half a line, which would be written to
+    memory by itself. Vectors have four registers at most: with eight of 16 bytes, gradients found no registers for
+    their values.
     """
-    return max(vector_lanes(dtype), CACHE_LINE // item)
+    usual = vector_lanes(dtype)
+    return max(usual, min(CACHE_LINE // item, 2 * usual))
