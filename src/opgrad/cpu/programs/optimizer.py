@@ -81,7 +81,8 @@ def adamw_optimizer(problem: Problem) -> Program:
         p, m, value = arrays[len(old) :]
         states = {"old": kernels.State(*arrays[: len(old)]), "new": kernels.State(p, None, m, value)}
         steps.append(Step(kernels.adamw, size, {**states, "rates": rates, "factors": factors}, BLOCK))
-    return Program(steps, workspace, _wrong_step)
+    wrong = "adamw_optimizer: step is {}, expected at least 1".format
+    return Program(steps, workspace, lambda position, value: ValueError(wrong(value)))
 
 
 def _rates(problem: Problem) -> kernels.Rates:
@@ -95,10 +96,6 @@ def _rates(problem: Problem) -> kernels.Rates:
         if not 0 <= attributes[name] <= 1:
             raise ValueError(f"adamw_optimizer: {name} is {attributes[name]}, expected 0 to 1")
     return kernels.Rates(attributes["alpha"], attributes["beta"])
-
-
-def _wrong_step(position: int, value: int) -> Exception:
-    return ValueError(f"adamw_optimizer: step is {value}, expected at least 1")
 
 
 def clip_grad_norm(problem: Problem) -> Program:

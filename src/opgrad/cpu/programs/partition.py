@@ -41,3 +41,7 @@ def per_part(units: int, unit_bytes: float) -> int:
 def count(units: int, per: int) -> int:
     """How many parts, each of `per` units, so many units make."""
     return -(-units // per)
+
+
+def round_up(n: int, multiple: int) -> int:
+    return count(n, multiple) * multiple

@@ -19,6 +19,7 @@ from opgrad.cpu.kernels.recurrent import gru, lstm
 from opgrad.cpu.kernels.recurrent import layer as layers
 from opgrad.cpu.kernels.recurrent.layer import BlockUnits, Layer, LayerMatrix, Panels, States
 from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.partition import round_up
 from opgrad.cpu.programs.program import Program, Step, shared_out
 from opgrad.cpu.programs.workspace import Workspace
 from opgrad.locks import once
@@ -28,10 +29,6 @@ BLOCK_ROWS: Final = 64  # rows of a unit of a product, all of which read a chunk
 FEWEST_UNITS: Final = 16
 FEWEST_SEQUENCES: Final = 4  # sequences of a thread: in every step, each thread reads all of R
 PRODUCTS_OF_BYTE: Final = 2  # products that take as long as touching a byte
-
-
-def _round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
 
 
 class Part:
@@ -161,7 +158,7 @@ class Building:
 
     def panels(self, depth: int, columns: int, directions: int) -> tuple[Panels, int]:
         """Memory for packed matrices, and how many panels each has."""
-        count, panel = -(-columns // self.width), _round_up(depth, self.lanes // 2) * self.width
+        count, panel = -(-columns // self.width), round_up(depth, self.lanes // 2) * self.width
         data: Any = self.shared(directions * count * panel)
         return Panels(data, count * panel if directions > 1 else 0, panel), count
 
@@ -204,7 +201,7 @@ class Building:
         """c = a @ b for all directions, or for direction `first` alone, which is added to c if it is not 0."""
         together = first is not None or self.directions == 1
         count, rows = (1, self.all_rows) if together else (self.steps, self.batch)
-        per_unit = min(BLOCK_ROWS, _round_up(-(-rows // FEWEST_UNITS), gemm.ROWS) if together else rows)
+        per_unit = min(BLOCK_ROWS, round_up(-(-rows // FEWEST_UNITS), gemm.ROWS) if together else rows)
         blocks = BlockUnits(count, rows, max(per_unit, 1), -(-rows // max(per_unit, 1)))
         arguments = {"blocks": blocks, "first": first or 0, "depth": depth, "columns": columns, "add": bool(first)}
         units = count * blocks.units * (1 if together else self.directions)

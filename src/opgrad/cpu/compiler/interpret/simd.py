@@ -149,19 +149,14 @@ def _interleave_words(*vectors: Vector) -> Vector:
     return Vector(np.stack([v.lanes.astype(np.int32) for v in vectors], axis=1).reshape(-1))
 
 
-def _store_each(pointers: Sequence[Pointer], i: int, vectors: Sequence[Vector]) -> None:
-    for p, v in zip(pointers, vectors, strict=True):
-        p.write(i, v.lanes)
+def _stores_each(store: Callable[..., None]) -> Callable[..., None]:
+    """The operation on a tuple of pointers and one of values that applies `store` to each pair."""
 
+    def each(pointers: Sequence[Pointer], i: int, values: Sequence[Any], *mask: Vector) -> None:
+        for p, value in zip(pointers, values, strict=True):
+            store(p, i, value, *mask)
 
-def _store_each_masked(pointers: Sequence[Pointer], i: int, vectors: Sequence[Vector], mask: Vector) -> None:
-    for p, v in zip(pointers, vectors, strict=True):
-        _store_masked(p, i, v, mask)
-
-
-def _store_one_each(pointers: Sequence[Pointer], i: int, numbers: Sequence[Any]) -> None:
-    for p, x in zip(pointers, numbers, strict=True):
-        _store_one(p, i, x)
+    return each
 
 
 def _nothing(*_: Any) -> None:
@@ -186,11 +181,11 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "load_one_each": lambda pointers, i: tuple(_one(p, i) for p in pointers),
     "store": lambda p, i, v: p.write(i, v.lanes),
     "store_masked": _store_masked,
-    "store_each": _store_each,
-    "store_each_masked": _store_each_masked,
+    "store_each": _stores_each(lambda p, i, v: p.write(i, v.lanes)),
+    "store_each_masked": _stores_each(_store_masked),
     "store_streaming": _store_streaming,
     "store_one": lambda p, i, x: _store_one(p, i, x),
-    "store_one_each": _store_one_each,
+    "store_one_each": _stores_each(lambda p, i, x: _store_one(p, i, x)),
     "transpose_block_in": _transpose_in,
     "transpose_block_out": _transpose_out,
     "full": lambda p, value: Vector(lanes_of(value, _zeros(p))),

@@ -1,5 +1,6 @@
 """Converts elements between their dtype in memory and the precision of the computation."""
 
+from functools import partial
 from typing import Any, Final
 
 from llvmlite import ir
@@ -95,14 +96,6 @@ def bfloat_to_float(builder: Any, v: Any, lanes: int) -> Any:
     return builder.bitcast(wide, ir.VectorType(ir.FloatType(), lanes))
 
 
-def float_to_e5m2(builder: Any, v: Any, lanes: int) -> Any:
-    return to_small(builder, v, lanes, E5M2)
-
-
-def float_to_e4m3fn(builder: Any, v: Any, lanes: int) -> Any:
-    return to_small(builder, v, lanes, E4M3FN)
-
-
 # --- integers and booleans
 
 LIMITS: Final = {"int8": (-128, 127), "uint8": (0, 255), "int32_number": (-(2**31), 2**31 - 1)}
@@ -146,8 +139,8 @@ def to_whole(builder: Any, storage: str, v: Any, kind: VectorType) -> Any:
 SMALL = {
     "float16": (half_to_float, float_to_half),
     "bfloat16": (bfloat_to_float, float_to_bfloat),
-    "float8_e5m2": (e5m2_to_float, float_to_e5m2),
-    "float8_e4m3fn": (e4m3fn_to_float, float_to_e4m3fn),
+    "float8_e5m2": (e5m2_to_float, partial(to_small, to=E5M2)),
+    "float8_e4m3fn": (e4m3fn_to_float, partial(to_small, to=E4M3FN)),
 }
 
 

@@ -1,32 +1,22 @@
 """Bits of vectors, and the integer arithmetic of random numbers."""
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba.core import types
 
 from opgrad.cpu.compiler import simd
-from opgrad.cpu.compiler.lowering.arithmetic import lifted, same
-from opgrad.cpu.compiler.lowering.operations import I32, PointerType, VectorType, constant, defines, integers, splat
-
-
-def bitwise(instruction: str) -> Callable[..., Any]:
-    return lambda builder, kind, x, y: getattr(builder, instruction)(x, y)
-
+from opgrad.cpu.compiler.lowering.arithmetic import arithmetic, lifted, same
+from opgrad.cpu.compiler.lowering.operations import I32, VectorType, constant, defines, integers, splat
 
 for name, instruction in {"and_": "and_", "or_": "or_", "xor": "xor", "rshift": "lshr"}.items():
-    lifted(getattr(operator, name), same, bitwise(instruction))
-
-
-def quarter_of(p: PointerType) -> VectorType:
-    return VectorType("i64", p.lanes // 4)
+    lifted(getattr(operator, name), same, arithmetic(instruction, instruction))
 
 
 @defines(simd.progression)
 def _(p: Any, start: Any, step: Any) -> Any:
-    kind = quarter_of(p)
+    kind = VectorType("i64", p.lanes // 4)
 
     def emit(context: Any, builder: Any, base: Any, first: Any, by: Any) -> Any:
         first, by = (

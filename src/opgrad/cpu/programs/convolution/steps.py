@@ -16,6 +16,7 @@ from opgrad.cpu.kernels.convolution.products import Filters, Ranges, Tiles
 from opgrad.cpu.kernels.convolution.signals import GridSteps, Images, ImageSizes, Phases, Signals
 from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.partition import round_up
 from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
 from opgrad.cpu.programs.workspace import Workspace
 from opgrad.locks import once
@@ -72,10 +73,6 @@ class Sizes:
     def length(self, images: int) -> int:
         """The numbers of a signal of so many images, in whole vectors."""
         return round_up(images * self.grid, self.lanes)
-
-
-def round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
 
 
 def fixed_parts(kernel: Kernel, units: int, unit_products: int, arguments: Mapping[str, Any]) -> Step:

@@ -13,7 +13,8 @@ from opgrad.cpu.kernels.convolution import windows
 from opgrad.cpu.kernels.convolution.signals import Images
 from opgrad.cpu.kernels.convolution.windows import Gathered, Memory, PlaneBlocks, Windows
 from opgrad.cpu.programs.convolution.grid import SignalLayout
-from opgrad.cpu.programs.convolution.steps import CHUNK_BYTES, GradientSteps, Sizes, fixed_parts, round_up
+from opgrad.cpu.programs.convolution.steps import CHUNK_BYTES, GradientSteps, Sizes, fixed_parts
+from opgrad.cpu.programs.partition import round_up
 from opgrad.cpu.programs.program import shared_out
 
 # Signals take longer than matrices of windows where the grid has many elements for a window. A window's element costs a
