@@ -1,4 +1,4 @@
-"""Pooling of pictures of any height and width: the gradient's shape is that of x when the graph runs."""
+"""Pictures of any height and width, and values of any rank: gradients have the shape of x when the graph runs."""
 
 import numpy as np
 import onnxruntime
@@ -86,3 +86,28 @@ def test_pictures_of_any_size_are_trained(tmp_path):
     np.testing.assert_allclose(free[:2], fixed, rtol=1e-5)
     assert free[1] < free[0]
     assert np.isfinite(free).all()
+
+
+UNKNOWN_RANK = {
+    "Conv": ("y = Conv <pads = [1, 1]> (s, w)", ["x", "w"]),
+    "ReduceMean": ("y = ReduceMean <axes = [1], keepdims = 0> (s)", ["x"]),
+    "ReduceMean, all": ("y = ReduceMean <keepdims = 0> (s)", ["x"]),
+}
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("name", UNKNOWN_RANK)
+def test_ranks_that_the_graph_does_not_tell(name, plain):
+    """Squeeze without axes, which exporters write for squeezing if a size is 1."""
+    body, wanted = UNKNOWN_RANK[name]
+    found = []
+    for squeezed in ("Squeeze(x)", "Squeeze <axes = [1]> (x)"):
+        model = build(f"g (float[N, A, 2, L] x) => (float y) {{ s = {squeezed}\n {body} }}", 11)
+        model.graph.output[0].type.tensor_type.ClearField("shape")
+        if "w" in wanted:
+            model.graph.initializer.append(numpy_helper.from_array(numbers(4, 2, 3).astype(np.float32), "w"))
+        graph = gradients(model, "y", wanted, plain=plain)
+        session = (onnxruntime.InferenceSession if plain else InferenceSession)(graph.SerializeToString())
+        found.append(session.run(None, {"x": numbers(3, 1, 2, 5).astype(np.float32)}))
+    for mine, other in zip(*found, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)

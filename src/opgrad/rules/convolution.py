@@ -49,7 +49,7 @@ def split_pads(totals: list[int], auto_pad: str) -> list[int]:
 @gradient("Conv")
 def conv(node: Node) -> Gradients:
     """dx = the transposed convolution of dy with w, dw = the convolution of x with dy, db = sum(dy)."""
-    attributes = window_attributes(node, node.rank() - 2)
+    attributes = window_attributes(node, node.rank(1) - 2)
     return node.results("ConvGrad", 3, node.dy, node.x, node.required(1), **attributes)
 
 

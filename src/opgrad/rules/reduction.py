@@ -20,8 +20,7 @@ def _reduced(node: Node) -> list[int] | Value | None:
 
 def _shared(node: Node, dy: Value, axes: list[int] | Value | None) -> Value:
     """dy, divided by the number of elements that make one of the result, which halves cannot hold."""
-    places = range(node.rank()) if axes is None else axes
-    count, wide = None if isinstance(places, Value) else element_count(node.x, places), widened(dy)
+    count, wide = None if isinstance(axes, Value) else element_count(node.x, axes), widened(dy)
     return (wide * ratio(node.y, node.x, wide) if count is None else wide * (1 / max(count, 1))).like(dy)
 
 

@@ -104,11 +104,13 @@ def filled_like(value: Value, number: float, like: Value | None = None) -> Value
     return value.body.number(number, like or value).expand(value.shape())
 
 
-def element_count(value: Value, axes: Sequence[int]) -> int | None:
-    """The number of elements along axes, None if it is not known."""
+def element_count(value: Value, axes: Sequence[int] | None) -> int | None:
+    """The number of elements along axes, along all if there are none given; None if it is not known."""
+    if value.sizes is None:
+        return None
     count = 1
-    for axis in axes:
-        size = sizes_of(value)[axis]
+    for axis in range(len(value.sizes)) if axes is None else axes:
+        size = value.sizes[axis]
         if not isinstance(size, int):
             return None
         count *= size
