@@ -98,7 +98,7 @@ def visible(batch: int, queries: int, keys: int, options: Options) -> Array:
 def _scores(q: Array, k: Array, options: Options) -> tuple[Array, Array]:
     """The scores, -inf where a query does not see a key, and their derivative by the scaled products."""
     scale = q.shape[-1] ** -0.5 if options.scale is None else options.scale
-    s = scale * np.einsum("bhid,bhjd->bhij", q, k)
+    s = scale * (q @ k.swapaxes(2, 3))
     slope = np.ones_like(s)
     if options.softcap:
         t = np.tanh(s / options.softcap)
@@ -133,13 +133,13 @@ def attention(q: Array, k: Array, v: Array, options: Options) -> tuple[Array, Ar
     with np.errstate(divide="ignore"):  # queries that see no key
         lse = np.log(total) + base
     p = _probabilities(s, lse) * _kept(s.shape, options)
-    y = np.einsum("bhij,bhjd->bhid", p, _repeated(v, q.shape[1]))
+    y = p @ _repeated(v, q.shape[1])
     return in_layout(y, options), lse if options.cu_seqlens_q is None else lse[0]
 
 
 def _probabilities(s: Array, lse: Array) -> Array:
-    """They are 0 in the rows of queries that see no key."""
-    return np.exp(s - np.where(lse == -np.inf, 0.0, lse)[..., None])
+    """They are 0 in the rows of queries that see no key, and at most 1, even if lse is too small by its rounding."""
+    return np.exp(np.minimum(s - np.where(lse == -np.inf, 0.0, lse)[..., None], 0.0))
 
 
 def attention_grad(
@@ -153,13 +153,13 @@ def attention_grad(
     s, slope = _scores(q, every_k, options)
     p, kept = _probabilities(s, lse), _kept(s.shape, options)
     delta = (dy * y).sum(-1) - (0.0 if dlse is None else dlse.reshape(lse.shape))
-    dp = np.einsum("bhid,bhjd->bhij", dy, every_v) * kept
+    dp = (dy @ every_v.swapaxes(2, 3)) * kept
     ds = p * (dp - delta[..., None])
     dr = ds * slope * scale
     found = {
-        "dq": in_layout(np.einsum("bhij,bhjd->bhid", dr, every_k), options),
-        "dk": in_layout(_summed(np.einsum("bhij,bhid->bhjd", dr, q), k.shape[1]), options),
-        "dv": in_layout(_summed(np.einsum("bhij,bhid->bhjd", p * kept, dy), k.shape[1]), options),
+        "dq": in_layout(dr @ every_k, options),
+        "dk": in_layout(_summed(dr.swapaxes(2, 3) @ q, k.shape[1]), options),
+        "dv": in_layout(_summed((p * kept).swapaxes(2, 3) @ dy, k.shape[1]), options),
     }
     if options.mask is not None:
         found["dmask"] = _summed_to(ds, options.mask.shape)

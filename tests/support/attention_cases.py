@@ -29,7 +29,7 @@ class Magnitudes:
         self.every_k, self.every_v = (whole._repeated(each, heads) for each in (self.k, self.v))
         self.s, self.slope = whole._scores(self.q, self.every_k, options)
         self.scale = abs(self.q.shape[-1] ** -0.5 if options.scale is None else options.scale)
-        size = self.scale * np.einsum("bhid,bhjd->bhij", abs(self.q), abs(self.every_k))
+        size = self.scale * (abs(self.q) @ abs(self.every_k).swapaxes(2, 3))
         if options.mask is not None and options.mask.dtype != bool:
             size = size + np.where(np.isfinite(options.mask), abs(options.mask), 0.0)
         largest = np.where(np.isfinite(self.s), size, 0.0).max(-1, initial=0.0, keepdims=True)
@@ -60,7 +60,7 @@ def check_forward(given):
         m = Magnitudes(wide)
         p = whole._probabilities(m.s, np.reshape(lse, m.q.shape[:3])) * m.kept
         error = unit(given["q"].dtype.name) * (m.of_scores + roundings(m.k.shape[2]))
-        of_y = whole.in_layout(error * np.einsum("bhij,bhjd->bhid", p, abs(m.every_v)), m.options)
+        of_y = whole.in_layout(error * (p @ abs(m.every_v)), m.options)
         finite = np.where(np.isfinite(lse), abs(lse), 0.0)
         of_lse = error.reshape(lse.shape) + unit(given["q"].dtype.name) * 4 * finite
     assert_within(got[0], y, of_y, "y")
@@ -92,16 +92,16 @@ def _errors(wide):
     lse = wide["lse"].reshape(m.q.shape[:3])
     p = whole._probabilities(m.s, lse)
     delta = (dy * y).sum(-1) + (0.0 if wide["dlse"] is None else abs(wide["dlse"]).reshape(lse.shape))
-    ds = p * (np.einsum("bhid,bhjd->bhij", dy, abs(m.every_v)) * m.kept + delta[..., None])
+    ds = p * ((dy @ abs(m.every_v).swapaxes(2, 3)) * m.kept + delta[..., None])
     longest = max(m.k.shape[2], m.q.shape[2] * m.q.shape[1] // max(m.k.shape[1], 1)) * m.q.shape[0]
     relative = (m.of_scores + abs(np.where(np.isfinite(lse), lse, 0.0))[..., None] + roundings(longest)).max(
         initial=0.0
     )
     terms = relative + roundings(m.v.shape[-1])
     found = {
-        "dq": whole.in_layout(m.scale * np.einsum("bhij,bhjd->bhid", ds, abs(m.every_k)), m.options),
-        "dk": m.scale * np.einsum("bhij,bhid->bhjd", ds, abs(m.q)),
-        "dv": np.einsum("bhij,bhid->bhjd", p * m.kept, dy),
+        "dq": whole.in_layout(m.scale * (ds @ abs(m.every_k)), m.options),
+        "dk": m.scale * (ds.swapaxes(2, 3) @ abs(m.q)),
+        "dv": (p * m.kept).swapaxes(2, 3) @ dy,
     }
     for name in ("dk", "dv"):
         found[name] = whole.in_layout(whole._summed(found[name], m.k.shape[1]), m.options)

@@ -330,8 +330,8 @@ def attention_grad(
     Returns (dq, dk, dv), or those in needs, of the shapes and dtypes of q, k, v, mask and sink. Sums are formed in
     float32 (float64 for float64), in an order that depends on shapes alone. Raises TypeError, ValueError.
 
-    Formula: delta = rowsum(dy * y) - dlse; p = exp(s - lse); dv = sum of dropout(p) dy; ds = p * (dropout(dy v) -
-    delta); dmask = sum of ds; dr = scale * ds * (1 - tanh(scale * q k / softcap)**2); dq = dr k; dk = sum of dr q;
+    Formula: delta = rowsum(dy * y) - dlse; p = min(exp(s - lse), 1); dv = sum of dropout(p) dy; ds = p * (dropout(dy v)
+    - delta); dmask = sum of ds; dr = scale * ds * (1 - tanh(scale * q k / softcap)**2); dq = dr k; dk = sum of dr q;
     dsink = -sum of exp(sink - lse) * delta. Source: Dao, "FlashAttention-2", 2023;
     AttentionGrad is its node in com.microsoft here.
 
