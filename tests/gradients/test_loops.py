@@ -3,7 +3,11 @@
 import numpy as np
 import pytest
 from control_flow import check
+from differences import build, run
 from gradient_case import numbers
+from onnx import helper
+
+from opgrad.gradients import gradients
 
 VECTOR, WEIGHT, MATRIX = numbers(3), numbers(3, seed=1), numbers(3, 3, seed=1)
 ALWAYS = "t = Constant<value = bool {1}>()"
@@ -243,3 +247,76 @@ def test_a_split_into_unequal_parts():
         y = Concat<axis = 0>(b, c)
     }"""
     check(text, {"x": numbers(5, 2)})
+
+
+def test_a_map_of_lists():
+    text = """g (double[4, 3] x, double[3] w) => (double[k, 3] y) {
+        l = SplitToSequence<axis = 0>(x)
+        s = SequenceMap (l, w) <body = b (double[1, 3] e, double[3] f) => (double[1, 3] o) {
+            m = Mul(e, f)  o = Tanh(m) }>
+        y = ConcatFromSequence<axis = 0>(s)
+    }"""
+    check(text, {"x": numbers(4, 3), "w": WEIGHT})
+
+
+# --- what onnxruntime and ONNX leave open ---
+
+
+@pytest.mark.parametrize(("axis", "backward"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_a_scan_that_cannot_keep_the_values_of_its_branches(axis, backward):
+    """It becomes a Loop, which keeps them in sequences."""
+    ways = f"scan_input_axes = [{axis}], scan_output_axes = [{axis}], "
+    ways += f"scan_input_directions = [{backward}], scan_output_directions = [{backward}], num_scan_inputs = 1"
+    text = f"""g (double[3] x, double[{"5, 3" if axis == 0 else "3, 5"}] s) => (double[3] y, double[d, e] z) {{
+        zero = Constant<value = double {{0}}>()
+        y, z = Scan <{ways}, body = b (double[3] h, double[3] e) => (double[3] o, double[3] r) {{
+            t = ReduceSum<keepdims = 0>(h)  c = Greater(t, zero)
+            i = If (c) <then_branch = a () => (double[3] p) {{ k = Exp(e)  p = Mul(k, h) }},
+                        else_branch = b () => (double[3] q) {{ l = Sin(e)  m = Mul(l, l)  q = Mul(m, h) }}>
+            o = Tanh(i)  r = Mul(o, e) }}> (x, s)
+    }}"""
+    check(text, {"x": VECTOR, "s": STEPS if axis == 0 else STEPS.T.copy()})
+
+
+@pytest.mark.parametrize("opset", [11, 12])
+def test_bodies_of_old_opsets(opset):
+    text = f"""g (double[1, 3] x, double[1, 3] w, int64 n) => (double[1, 3] y) {{ {ALWAYS}
+        y = Loop (n, t, x) <body = b (int64 i, bool c, double[1, 3] h) => (bool d, double[1, 3] o) {{
+            d = Identity(c)  s = Squeeze<axes = [0]>(h)  m = Unsqueeze<axes = [0]>(s)
+            r = ReduceSum<axes = [1], keepdims = 1>(m)  a = Mul(r, w)  o = Tanh(a) }}>
+    }}"""
+    check(build(text, opset), {"x": numbers(1, 3), "w": numbers(1, 3, seed=1), "n": np.array(3)})
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_sums_over_turns_of_half_precision(kind):
+    """float16 counts to 2048 in ones, bfloat16 to 256."""
+    number = {"float16": 10, "bfloat16": 16}[kind]
+    text = f"""g ({kind}[2] x, {kind}[2] w, int64 n) => ({kind}[2] y) {{ {ALWAYS}
+        y = Loop (n, t, x) <body = b (int64 i, bool c, {kind}[2] h) => (bool d, {kind}[2] o) {{
+            d = Identity(c)  o = Add(h, w) }}>
+    }}"""
+    turns = {"float16": 4000, "bfloat16": 1024}[kind]
+    model = build(text)
+    found = run(gradients(model, "y", "w", plain=True), {
+        **{name: np.zeros(2, helper.tensor_dtype_to_np_dtype(number)) for name in ("x", "w")}, "n": np.array(turns),
+    })  # fmt: skip
+    np.testing.assert_array_equal(found[-1].astype(np.float32), turns)
+
+
+def test_what_cannot_be_kept_is_refused():
+    text = f"""g (float[2] x, int64 n) => (float[k] y) {{ {ALWAYS}
+        [again] y = Loop (n, t, x) <body = b (int64 i, bool c, float[h] p) => (bool d, float[j] q) {{
+            d = Identity(c)  a = Concat<axis = 0>(p, x)  q = Tanh(a) }}>
+    }}"""
+    with pytest.raises(NotImplementedError, match=r"Loop \(node 'again'\): the graph does not tell .* of opset 13"):
+        gradients(build(text, 12), "y", "x")
+
+
+def test_scans_with_an_axis_for_batches_are_refused():
+    text = """g (float[1, 3] x, float[1, 5, 3] s) => (float[1, 3] y) {
+        [again] y = Scan <num_scan_inputs = 1, body = b (float[3] h, float[3] e) => (float[3] o) {
+            o = Add(h, e) }> ("", x, s)
+    }"""
+    with pytest.raises(NotImplementedError, match="'again' is a Scan of opset 8, which has an axis for batches"):
+        gradients(build(text, 8), "y", "x")

@@ -15,6 +15,7 @@ from opgrad.graph.graph import Graph, title
 from opgrad.graph.messages import FLOATS
 from opgrad.graph.nodes import outside
 from opgrad.rules import lists
+from opgrad.rules.errors import Instead
 from opgrad.rules.node import Node
 from opgrad.rules.registry import Declared, NoGradient
 
@@ -107,11 +108,21 @@ class Backward:
                 given = [given]
             found = [(index, given[index]) for index in sorted(node.needed) if index < len(given)]
             return [(index, node.declared(value, index)) for index, value in found if value is not None]
+        except Instead as other:
+            self._replace(node.proto, other.nodes)
+            return []
         except NoGradient as reason:
             self.problems.append(f"{title(node.proto)}: {reason}{hint(self.forward, node.proto)}")
             # The inputs stand in for their gradients, so that the walk goes on and also finds the problems of earlier
             # nodes. `run` raises afterwards, so that no such value is ever used.
             return [(index, node.required(index)) for index in sorted(node.needed)]
+
+    def _replace(self, node: onnx.NodeProto, others: Sequence[onnx.NodeProto]) -> None:
+        """Differentiate other nodes in the place of a node."""
+        self.forward.substitute(node, others)
+        self.reached.update(name for each in others for name in each.output)
+        for each in reversed(others):
+            self._node(each)
 
     def _recomputed(self, declared: Declared, node: Node) -> list[Value | None]:
         """The gradients of all inputs, through the formula of the node, which is computed once more."""

@@ -16,6 +16,7 @@ from opgrad.graph.formulas import Value
 from opgrad.graph.graph import Graph, overridable
 from opgrad.graph.loading import load
 from opgrad.graph.messages import FLOATS, MICROSOFT, copied, import_microsoft
+from opgrad.graph.nodes import all_nodes
 from opgrad.graph.opset import raise_opset
 from opgrad.graph.passes.attention import Recognition, fuse_attention
 
@@ -54,7 +55,7 @@ def gradients(
     named = [] if isinstance(segments, int) else segments
     opset = PLAIN_OPSET if plain else LEAST_OPSET
     model = load(model, WHO)
-    given = {name for node in model.graph.node if node.op_type == UPDATING for name in node.output}
+    given = {name for node in all_nodes(model.graph.node) if node.op_type == UPDATING for name in node.output}
     simple = _simplified(model, [*sources, *named], targets, opset, plain)
     forward = prepared(simple, sources, targets, opset, plain)
     before = [*sources, *(each.name for each in forward.graph.output)]
@@ -78,7 +79,7 @@ def _keep_statistics(model: onnx.ModelProto, given: set[str]) -> None:
     constants or the caller's arrays, and a run must not change them.
     given: the results of the nodes that the model had already; these nodes stay as they are.
     """
-    for node in model.graph.node:
+    for node in all_nodes(model.graph.node):
         if node.op_type == UPDATING and node.domain == MICROSOFT and given.isdisjoint(node.output):
             node.op_type = "BatchNormTraining"
 

@@ -13,7 +13,7 @@ from onnx import defs, helper, inliner
 
 from opgrad.gradients.reach import carries, paths
 from opgrad.graph.body import GraphBody
-from opgrad.graph.enclosed import in_bodies
+from opgrad.graph.enclosed import in_bodies, sequence_type
 from opgrad.graph.formulas import Value
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import copied, domain_of, free_name
@@ -120,7 +120,7 @@ def _function(forward: Graph, node: onnx.NodeProto) -> onnx.FunctionProto | None
     versions = [each for each in schema.function_opset_versions if each <= forward.opset]
     if versions:
         function.ParseFromString(schema.get_function_with_opset_version(max(versions)))
-    elif any(name and forward.element_type(name) is None for name in node.input):
+    elif any(name and not _type_bytes(forward, name) for name in node.input):
         return None  # onnx builds this body from the inputs' types, and one of them is unknown
     elif dependent := [each for each in schema.context_dependent_function_opset_versions if each <= forward.opset]:
         types = [_type_bytes(forward, name) for name in node.input]
@@ -139,9 +139,12 @@ def _function(forward: Graph, node: onnx.NodeProto) -> onnx.FunctionProto | None
 
 
 def _type_bytes(forward: Graph, name: str) -> bytes:
+    """The type of a value as a message, empty if it is not known or the value is missing."""
     kind = forward.element_type(name) if name else None
-    sizes = forward.sizes(name) if name else None
-    return helper.make_tensor_type_proto(kind, sizes).SerializeToString() if kind else b""
+    if kind is not None:
+        return helper.make_tensor_type_proto(kind, forward.sizes(name)).SerializeToString()
+    inside = forward.sequence(name) if name else None
+    return sequence_type(inside, forward.sizes_in_sequence(name)).SerializeToString() if inside else b""
 
 
 def _call(node: onnx.NodeProto, function: onnx.FunctionProto) -> None:

@@ -10,13 +10,15 @@ from onnx import TensorProto
 
 from opgrad.graph.enclosed import FIRST_STATE, state_count
 from opgrad.graph.formulas import LAST, Value
-from opgrad.graph.messages import FLOATS, HALVES
+from opgrad.graph.messages import FLOATS, HALVES, copied
 from opgrad.graph.nodes import subgraphs
 from opgrad.rules import lists, shaping
+from opgrad.rules.errors import Instead, NotKept
 from opgrad.rules.inside import Inside
 from opgrad.rules.node import Node
 from opgrad.rules.registry import Gradients, gradient
-from opgrad.rules.turns import Turns
+from opgrad.rules.scans import as_loop
+from opgrad.rules.turns import SEQUENCE_STATES_FROM, Turns
 
 
 @gradient("Loop", constant=(0, 1))
@@ -28,7 +30,13 @@ def loop(node: Node) -> Gradients:
 @gradient("Scan")
 def scan(node: Node) -> Gradients:
     """That of the body, step by step, from the last to the first."""
-    return _Backward(node).gradients()
+    given = copied(node.proto)
+    try:
+        return _Backward(node).gradients()
+    except NotKept:
+        if node.opset < SEQUENCE_STATES_FROM:
+            raise
+        raise Instead(as_loop(node, given)) from None
 
 
 class _Backward:

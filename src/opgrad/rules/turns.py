@@ -13,7 +13,7 @@ from opgrad.graph.formulas import Value
 from opgrad.graph.messages import keep
 from opgrad.graph.nodes import attributes_of
 from opgrad.rules import lists, shaping
-from opgrad.rules.errors import NoGradient
+from opgrad.rules.errors import NotKept
 from opgrad.rules.inside import Inside
 from opgrad.rules.node import Node
 
@@ -113,7 +113,7 @@ class Turns:
         """Keep the values of all turns in a sequence."""
         inside, body = self.inside, self.inside.body
         if not self.is_loop or self.node.opset < SEQUENCE_STATES_FROM:
-            raise NoGradient(
+            raise NotKept(
                 f"the graph does not tell that {name!r} has the same shape in each turn, and only a Loop of opset "
                 f"{SEQUENCE_STATES_FROM} or later can keep it"
             )
