@@ -7,7 +7,7 @@ from samples import bits, cast
 
 import opgrad
 from opgrad import Dropout, post_ops
-from opgrad.contract import operators
+from opgrad.contract import graph_operators, operators
 from opgrad.cpu.programs.softmax import VARIABLE
 from opgrad.native import arrays, plans
 
@@ -20,7 +20,7 @@ def fusion(monkeypatch):
 
 def runner(name, values, attributes):
     """A new plan for this call, and what runs it."""
-    op = operators()[name]
+    op = (operators() | graph_operators())[name]
     of, given = arrays.form(op, dict(zip(op.parameters, values, strict=False)) | attributes)
     given = arrays.as_given(of, given)
     plans.PLANS.values.clear()
@@ -105,6 +105,29 @@ def test_rare_calls_go_through_stages(fusion, rng):
     ]:
         found, _ = runner("softmax", values, attributes)
         assert found.plan.implementation.startswith("stages"), attributes
+
+
+def test_a_scale_that_float32_does_not_hold(fusion, rng):
+    x = numbers(rng, (9, 131), "float32") * np.float32(1e37)
+    fusion("never")
+    expected = several(runner("softmax", (x,), {"logit_scale": 1e-40})[1]())
+    fusion("now")
+    found, call = runner("softmax", (x,), {"logit_scale": 1e-40})
+    assert found.plan.implementation == "fused, rows, float32"
+    assert several(call()) == expected
+    check_forward("softmax", x, place=Placed, logit_scale=1e-40)
+
+
+def test_softmax_of_attention(fusion, rng):
+    x, bias = numbers(rng, (4, 6, 131), "float32"), numbers(rng, (4, 1, 131), "float32")
+    mask, y = rng.random(x.shape) < 0.7, np.exp(-np.abs(x))
+    for name, values in [("bias_softmax", (x, bias)), ("softmax_dropout_grad", (x, mask, y))]:
+        fusion("never")
+        expected = several(runner(name, values, {})[1]())
+        fusion("now")
+        found, call = runner(name, values, {})
+        assert found.plan.implementation == "fused, rows, float32"
+        assert several(call()) == expected
 
 
 def test_refuses_another_choice(fusion, rng):
