@@ -244,14 +244,15 @@ QUANTIZED_PRODUCTS = [
     *((MICROSOFT, op) for op in QUANTIZED.split()),
 ]
 NAMES_OF_RUNTIME = {  # of tests/support/runtime_cases.py
-    "": """Attention RotaryEmbedding Affine Scale ScaledTanh ParametricSoftplus ImageScaler Crop DynamicSlice CumProd
-        TensorScatter Col2Im Det Unique""",
+    "": """Attention LinearAttention RotaryEmbedding Affine Scale ScaledTanh ParametricSoftplus ImageScaler Crop
+        DynamicSlice CumProd TensorScatter Col2Im Det Unique""",
     "ai.onnx.ml": "ArrayFeatureExtractor Scaler LinearRegressor Imputer FeatureVectorizer Normalizer",
     MICROSOFT: """MatMulNBits RotaryEmbedding GroupQueryAttention ScaledSiLU GatedAdd GatedRMSNorm BranchwiseRMSNorm
         LinearAttentionGate EngramGate HyperConnectionPreMix HyperConnectionPostMix TransposeMatMul GatherND Pad Trilu
         ExpandDims SampleOp UnfoldTensor CDist GridSample ConvTransposeWithDynamicPads BiasAdd BiasSplitGelu
-        GemmFastGelu FusedMatMulActivation SwiGLU NhwcConv NhwcFusedConv GroupNorm SkipGroupNorm MoE QMoE Inverse
-        CausalConvWithState MRotaryEmbedding SparseAttention MoEGroupRouter MatMulBnb4 GatherBlockQuantized""",
+        GemmFastGelu FusedMatMulActivation SwiGLU NhwcConv NhwcFusedConv GroupNorm SkipGroupNorm MoE QMoE
+        LinearAttention Inverse CausalConvWithState MRotaryEmbedding SparseAttention MoEGroupRouter MatMulBnb4
+        GatherBlockQuantized GatedDeltaNet""",
 }
 OF_RUNTIME = [(domain, op) for domain, names in NAMES_OF_RUNTIME.items() for op in names.split()]
 SEQUENCES = (

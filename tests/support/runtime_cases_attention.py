@@ -281,3 +281,105 @@ def sparse(new=40, past=0, lengths=None, room=48, rotary=False, kind=np.float32)
 
 CASES["SparseAttention"] = sparse()
 CASES["SparseAttention, past, rotary"] = sparse(new=1, past=37, rotary=True)
+
+
+# --- linear attention: a state for each head, which every token changes ---
+
+
+def linear(rule, heads=(2, 2), per_key=False, past=False, domain="", kind=np.float32, one_rate=False, **attributes):
+    """A LinearAttention of 2 rows of 4 tokens. per_key: whether each key's place decays for itself."""
+    queries, keys = heads
+    width, depth, new = 3, 2, 4
+    gated, delta = "gated" in rule, "delta" in rule
+    q, k, v = (numbers(2, new, size, kind=kind) for size in (queries * width, keys * width, keys * depth))
+    k = (k / np.linalg.norm(k.reshape(2, new, keys, width), axis=3).repeat(width, 2)).astype(kind)
+    decay = -np.abs(numbers(2, new, keys * (width if per_key else 1), kind=kind)) if gated else None
+    rate = RANDOM.uniform(0.2, 0.8, (2, new, 1 if one_rate else keys)).astype(kind) if delta else None
+    state = numbers(2, keys, width, depth, kind=kind) if past else None
+
+    def formula(q, k, v, state=None, decay=None, rate=None):
+        s = torch.zeros(2, keys, width, depth, dtype=torch.float64) if state is None else state
+        q, k, v = (each.reshape(2, new, -1, size) for each, size in ((q, width), (k, width), (v, depth)))
+        rows = []
+        for t in range(new):
+            s = s if decay is None else s * torch.exp(decay[:, t].reshape(2, keys, -1, 1))
+            change = v[:, t] if rate is None else v[:, t] - torch.einsum("nhkd,nhk->nhd", s, k[:, t])
+            change = change if rate is None else change * rate[:, t, :, None]
+            s = s + torch.einsum("nhk,nhd->nhkd", k[:, t], change)
+            whole, asked = (
+                x.repeat_interleave(max(1, a // b), 1) for x, a, b in ((s, queries, keys), (q[:, t], keys, queries))
+            )
+            rows.append(torch.einsum("nhk,nhkd->nhd", asked, whole) * attributes.get("scale", width**-0.5))
+        return torch.stack(rows, 1).reshape(2, new, -1), s
+
+    arrays = [q, k, v, state, decay, rate]
+    wanted = tuple(place for place, array in enumerate(arrays) if array is not None)
+    given = {"update_rule": rule, "q_num_heads": queries, "kv_num_heads": keys, **attributes}
+    return RuntimeCase("LinearAttention", arrays, formula, wanted, given, domain, 21 if domain else 27, 2, terms=256)
+
+
+LINEAR = {
+    "linear": {"rule": "linear"},
+    "gated": {"rule": "gated", "past": True},
+    "gated by key, grouped heads": {"rule": "gated", "per_key": True, "heads": (4, 2), "scale": 0.7},
+    "delta": {"rule": "delta", "past": True, "one_rate": True},
+    "gated delta": {"rule": "gated_delta", "past": True},
+    "gated delta by key": {"rule": "gated_delta", "per_key": True, "heads": (4, 2)},
+}
+CASES |= {f"LinearAttention, {form}": linear(**given) for form, given in LINEAR.items()}
+CASES |= {f"LinearAttention of com.microsoft, {form}": linear(domain=MS, **given) for form, given in LINEAR.items()}
+CASES["LinearAttention of com.microsoft, more keys than queries"] = linear("gated_delta", (2, 4), domain=MS)
+CASES["LinearAttention, float16"] = linear("gated_delta", past=True, kind=np.float16)
+
+
+def delta_net(rule="gated_delta", heads=(2, 4), per_key=False, gate="none", axes=3, kind=np.float32, **attributes):
+    """A GatedDeltaNet of 2 rows of 4 tokens; heads of keys and of values."""
+    few, many = heads
+    width, depth, new = 3, 2, 4
+    lead = (2 * new,) if axes == 3 else (2, new)
+    q, k, v = (numbers(*lead, count, size, kind=kind) for count, size in ((few, width), (few, width), (many, depth)))
+    k = (k / np.linalg.norm(k, axis=-1, keepdims=True)).astype(kind)
+    column = (many, width) if per_key else (many,)
+    decay, rate = -np.abs(numbers(*lead, *column, kind=kind)), RANDOM.uniform(0.2, 0.8, (*lead, many)).astype(kind)
+    state = numbers(2, many, depth, width)
+    gates = [numbers(many) * np.float32(0.3), numbers(*column)] if gate != "none" else [None, None]
+
+    def formula(q, k, v, _, decay, rate, state, a_log, bias):
+        q, k, v, decay, rate = (
+            None if each is None else each.reshape(2, new, *each.shape[len(lead) :]) for each in (q, k, v, decay, rate)
+        )
+        if gate != "none":
+            scale = torch.exp(a_log)[:, None] if per_key else torch.exp(a_log)
+            decay = decay + bias
+            plus = torch.nn.functional.softplus(decay)
+            decay = -scale * plus if gate == "softplus" else -5 * torch.sigmoid(scale * decay)
+        rate = torch.sigmoid(rate) if attributes.get("beta_activation") else rate
+        if attributes.get("qk_l2_norm"):
+            q, k = (each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (q, k))
+        q, k = (each.repeat_interleave(many // few, 2) for each in (q, k))
+        s, rows = state.transpose(2, 3), []
+        for t in range(new):
+            if "gated" in rule:
+                s = s * torch.exp(decay[:, t].reshape(2, many, -1, 1))
+            change = v[:, t] - torch.einsum("nhkd,nhk->nhd", s, k[:, t]) if "delta" in rule else v[:, t]
+            change = change * rate[:, t, :, None] if "delta" in rule else change
+            s = s + torch.einsum("nhk,nhd->nhkd", k[:, t], change)
+            rows.append(torch.einsum("nhk,nhkd->nhd", q[:, t], s) * attributes.get("scale", width**-0.5))
+        return torch.stack(rows, 1).reshape(*lead, many, depth), s.transpose(2, 3) if kind == np.float32 else None
+
+    decay, rate = decay if "gated" in rule else None, rate if "delta" in rule else None
+    arrays = [q, k, v, None, decay, rate, state, *gates]
+    wanted = tuple(place for place, array in enumerate(arrays) if array is not None)
+    given = {"update_rule": rule, "gate_activation": gate, **attributes}
+    return RuntimeCase("GatedDeltaNet", arrays, formula, wanted, given, MS, outputs=2, terms=256)
+
+
+CASES |= {
+    "GatedDeltaNet": delta_net(),
+    "GatedDeltaNet, linear": delta_net("linear", (2, 2)),
+    "GatedDeltaNet, gated by key": delta_net("gated", per_key=True),
+    "GatedDeltaNet, delta, rows": delta_net("delta", axes=4, qk_l2_norm=1),
+    "GatedDeltaNet, softplus": delta_net(gate="softplus", beta_activation="sigmoid", scale=0.7),
+    "GatedDeltaNet, sigmoid": delta_net(gate="sigmoid", per_key=True),
+    "GatedDeltaNet, float16": delta_net(kind=np.float16, gate="softplus"),
+}

@@ -170,6 +170,18 @@ def _rows_of_blocks(node: Unknown) -> Sequence[Value]:
     return [node.body.concat(*[scales] * int(node.attributes.get("block_size", 128)), axis=-1)]
 
 
+@stand_in_for("GatedDeltaNet")
+def _delta_net(node: Unknown) -> Sequence[Value | None]:
+    return [node.required(2), node.input(6)]
+
+
+@stand_in_for("LinearAttention")
+def _linear_attention(node: Unknown) -> Sequence[Value | None]:
+    """The value, once for each query that shares its head, and the state of the past."""
+    queries, keys = (int(node.attributes[name]) for name in ("q_num_heads", "kv_num_heads"))
+    return [node.body.concat(*[node.required(2)] * max(queries // keys, 1), axis=-1), node.input(3)]
+
+
 # --- several tensors, and axes ---
 
 

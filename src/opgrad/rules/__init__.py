@@ -16,6 +16,7 @@ from opgrad.rules import (  # noqa: F401
     grouped_attention,
     indexing,
     layout,
+    linear_attention,
     loops,
     losses,
     matrix,

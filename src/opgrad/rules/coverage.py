@@ -51,7 +51,6 @@ REFUSED: Names = {
     **_named(MICROSOFT, "AttnLSTM", "its steps have an attention of their own"),
     **_named(MICROSOFT, "CropAndResize MaxpoolWithMask", _SAMPLES),
     **_named(MICROSOFT, "DecoderMaskedMultiHeadAttention VarlenCausalConvWithState", _DECODES),
-    **_named(MICROSOFT, "GatedDeltaNet LinearAttention", "its steps have a state, whose gradient it does not keep"),
     **_named(MICROSOFT, "Unique", "the places of what it returns are not among its results"),
     **_named(MICROSOFT, "MatMulFpQ4", "its weights are in the order of a kernel"),
     **_named(MICROSOFT, "SparseToDenseMatMul", "it takes sparse tensors"),

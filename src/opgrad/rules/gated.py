@@ -4,7 +4,7 @@ from opgrad.graph.formulas import LAST, Value
 from opgrad.graph.messages import MICROSOFT
 from opgrad.rules.node import Node
 from opgrad.rules.registry import Gradients, NoGradient, in_float32, recomputed
-from opgrad.rules.shaping import sizes_of
+from opgrad.rules.shaping import numbers_of, sizes_of
 
 
 def rms_normalized(x: Value, axis: int, epsilon: float) -> Value:
@@ -70,9 +70,7 @@ def _branches(node: Node, x: Value) -> tuple[Value, int]:
 
 def _is_width(node: Node, scale: Value) -> bool:
     """Whether the scale has the size of one branch."""
-    size, width, count = sizes_of(scale)[0], sizes_of(node.x)[-1], node.get("num_branches", 0)
-    if not isinstance(size, int) or not isinstance(width, int):
-        raise NoGradient("the graph does not tell the sizes of its scale and its branches")
+    (size,), (width,), count = numbers_of(scale, 0), numbers_of(node.x, -1), node.get("num_branches", 0)
     return size == (width // count if count else width)
 
 
@@ -80,9 +78,7 @@ def _is_width(node: Node, scale: Value) -> bool:
 @in_float32
 def engram_gate(node: Node) -> Gradients:
     """y = value * sigmoid(sign(d) * sqrt(max(abs(d), 1e-6))), d the product of normalized key and query."""
-    epsilon, width = node.get("epsilon", 1e-5), sizes_of(node.x)[3]
-    if not isinstance(width, int):
-        raise NoGradient("the graph does not tell the width of its key")
+    epsilon, (width,) = node.get("epsilon", 1e-5), numbers_of(node.x, 3)
     key, query = (rms_normalized(node.required(at), 3, epsilon) * node.required(at + 3) for at in (0, 1))
     d = (key * query).sum([3]) * width**-0.5
     size = node.body.node("Max", d.apply("Abs"), node.body.number(1e-6, d))
@@ -154,9 +150,7 @@ def causal_conv_with_state(node: Node) -> Gradients:
     if node.get("ndim", 1) != 1 or node.get("state_window", 0) or node.get("state_update_capacity", 0):
         raise NoGradient("it has several axes of space, or keeps several states")
     body, last = node.body, node.get("channels_last", 0)
-    channels, _, taps = sizes_of(node.required(1))
-    if not isinstance(channels, int) or not isinstance(taps, int):
-        raise NoGradient("the graph does not tell the size of its weight")
+    channels, taps = numbers_of(node.required(1), 0, 2)
     x, past, dilation = _channels_first(node.x, last), node.input(3), node.get("dilation", 1)
     kept = (taps - 1) * dilation
     zeros = body.full(body.concat(x.shape(0, 2), body.ints([kept])), 0, x)

@@ -14,7 +14,7 @@ from opgrad.graph.messages import MICROSOFT
 from opgrad.graph.sizes import known
 from opgrad.rules.node import Node
 from opgrad.rules.registry import Gradients, NoGradient, decomposition, in_float32, recomputed
-from opgrad.rules.shaping import sizes_of
+from opgrad.rules.shaping import numbers_of
 
 LOWEST = -3.4e38  # the score of a key that does not count
 
@@ -80,9 +80,7 @@ def _refuse(node: Node) -> None:
 
 
 def _heads(node: Node) -> Heads:
-    queries, keys, width = node.get("num_heads"), node.get("kv_num_heads"), sizes_of(node.x)[2]
-    if not isinstance(width, int):
-        raise NoGradient("the graph does not tell the width of its query")
+    queries, keys, (width,) = node.get("num_heads"), node.get("kv_num_heads"), numbers_of(node.x, 2)
     return Heads(queries, keys, width // (queries if node.input(1) is not None else queries + 2 * keys))
 
 
@@ -112,22 +110,11 @@ def _turned(node: Node, x: Value, places: Places) -> Value:
         prompt = node.required(6).cast(TensorProto.INT64).scalar().equals(places.new)
         own = node.where(prompt, own + given.slice(0, 1, 0).slice(0, 1, 1), given)
     positions = node.body.node("Min", own, cos.shape(0, 1).squeeze(0) - 1)
-    return node.microsoft(
-        "RotaryEmbeddingTraining",
-        x,
-        cos,
-        sin,
-        positions,
-        **_partial(node),
-        interleaved=node.get("rotary_interleaved", 0),
-    )
-
-
-def _partial(node: Node) -> dict[str, int]:
-    half = sizes_of(node.required(7))[1]
-    if not isinstance(half, int):
-        raise NoGradient("the graph does not tell the width of its cache of cosines")
-    return {"rotary_embedding_dim": 2 * half}
+    given = {
+        "rotary_embedding_dim": 2 * numbers_of(cos, 1)[0],
+        "interleaved": node.get("rotary_interleaved", 0),
+    }
+    return node.microsoft("RotaryEmbeddingTraining", x, cos, sin, positions, **given)
 
 
 def _in_cache(past: Value | None, now: Value, places: Places) -> Value:
@@ -218,9 +205,7 @@ def _of_blocks(node: Node, heads: Heads, places: Places) -> Value:
     The table has for each layout, in compressed rows, the columns of the blocks that count; heads take layouts in turn.
     """
     body, rows, columns = node.body, node.required(5), node.required(6)
-    layouts, size = sizes_of(rows)[0], node.get("sparse_block_size")
-    if not isinstance(layouts, int):
-        raise NoGradient("the graph does not tell the size of its table of blocks")
+    (layouts,), size = numbers_of(rows, 0), node.get("sparse_block_size")
     entries = body.range(columns.shape(1, 2).squeeze(0)).cast(TensorProto.INT32)
     starts, ends = rows.slice(0, -1, 1).unsqueeze(2), rows.slice(1, LAST, 1).unsqueeze(2)
     in_row = ~(entries < starts) & (entries < ends)  # [layouts, rows, entries]

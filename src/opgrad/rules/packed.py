@@ -8,7 +8,7 @@ from opgrad.graph.messages import MICROSOFT
 from opgrad.rules.errors import NoGradient
 from opgrad.rules.node import Node
 from opgrad.rules.registry import in_float32, recomputed
-from opgrad.rules.shaping import sizes_of
+from opgrad.rules.shaping import numbers_of, sizes_of
 
 BYTE = 8  # bits
 # What the numbers of 4 bits stand for, by the type of quantization: bitsandbytes' fp4, and nf4 of the QLoRA paper.
@@ -102,10 +102,7 @@ def gather_block_quantized(node: Node) -> Value:
         raise NoGradient("it gathers along another axis than the first, or its blocks are not along the last")
     packed = data.element_type == TensorProto.UINT8
     bits = node.get("bits", 4) if packed else 4
-    width = sizes_of(data)[-1]
-    if not isinstance(width, int):
-        raise NoGradient("the graph does not tell the size of a row of its data")
-    width *= BYTE // bits if packed else 1
+    width = numbers_of(data, -1)[0] * (BYTE // bits if packed else 1)
     blocks = -(-width // node.get("block_size", 128))
     numbers = _rows(node, data, bits if packed else None, width).like(scales)
     scale = _rows(node, scales, None, blocks)

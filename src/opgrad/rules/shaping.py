@@ -23,6 +23,15 @@ def sizes_of(value: Value) -> Sizes:
     return value.sizes
 
 
+def numbers_of(value: Value, *axes: int) -> list[int]:
+    """The sizes along some axes. Raises NoGradient where the graph does not tell one as a number."""
+    sizes = sizes_of(value)
+    found = [size for axis in axes if isinstance(size := sizes[axis], int)]
+    if len(found) < len(axes):
+        raise NoGradient(f"the sizes of {value.name!r} are {list(sizes)}, expected numbers along axes {list(axes)}")
+    return found
+
+
 def reshape_like(value: Value, like: Value) -> Value:
     """The elements in the shape of another value."""
     if are_equal(value.sizes, like.sizes):
