@@ -53,23 +53,21 @@ class ProductSizes(NamedTuple):
 
 
 @inline
-def six(p, step: int, row: int, last: int):
-    """Where six rows begin; the last row stands for those behind it, which then give and get the same."""
-    return (
-        p + row * step,
-        p + min(row + 1, last) * step,
-        p + min(row + 2, last) * step,
-        p + min(row + 3, last) * step,
-        p + min(row + 4, last) * step,
-        p + min(row + 5, last) * step,
-    )
+def two(p, step: int, row: int, last: int):
+    """Where two rows begin; the last row stands for those behind it, which then give and get the same."""
+    return p + row * step, p + min(row + 1, last) * step
 
 
 @inline
 def four(p, step: int, row: int, last: int):
-    """Where four rows begin, as `six` does it for six."""
-    one, two, three = min(row + 1, last), min(row + 2, last), min(row + 3, last)
-    return p + row * step, p + one * step, p + two * step, p + three * step
+    """Where four rows begin, as `two` gives it for two."""
+    return two(p, step, row, last) + two(p, step, min(row + 2, last), last)
+
+
+@inline
+def six(p, step: int, row: int, last: int):
+    """Where six rows begin, as `two` gives it for two."""
+    return four(p, step, row, last) + two(p, step, min(row + 4, last), last)
 
 
 @inline

@@ -15,7 +15,7 @@ from opgrad.cpu.compiler.memory import load_word
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.kernels.convolution.signals import Images, Signals
-from opgrad.cpu.kernels.gemm import MANY_REGISTERS, four, put_vectors
+from opgrad.cpu.kernels.gemm import MANY_REGISTERS, four, put_vectors, two
 from opgrad.cpu.kernels.loops.fold import sum_range
 from opgrad.cpu.kernels.loops.map import write_same
 
@@ -25,12 +25,6 @@ CHUNK: Final = 128  # products of a chunk, whose sum is then added to the total
 # Vectors of a signal that are multiplied at a time: seven signals of them, 28 KiB, stay in the first-level cache. With
 # 64, windows of one element took 1.4 times as long.
 BLOCK_VECTORS: Final = 32
-
-
-@inline
-def two(p, step: int, row: int, last: int):
-    """Where two rows begin, as `gemm.six` gives it for six."""
-    return p + row * step, p + min(row + 1, last) * step
 
 
 one = inline(lambda p, step, row, last: (p + row * step,))
