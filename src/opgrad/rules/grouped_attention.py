@@ -110,11 +110,8 @@ def _turned(node: Node, x: Value, places: Places) -> Value:
         prompt = node.required(6).cast(TensorProto.INT64).scalar().equals(places.new)
         own = node.where(prompt, own + given.slice(0, 1, 0).slice(0, 1, 1), given)
     positions = node.body.node("Min", own, cos.shape(0, 1).squeeze(0) - 1)
-    given = {
-        "rotary_embedding_dim": 2 * numbers_of(cos, 1)[0],
-        "interleaved": node.get("rotary_interleaved", 0),
-    }
-    return node.microsoft("RotaryEmbeddingTraining", x, cos, sin, positions, **given)
+    turns = {"rotary_embedding_dim": 2 * numbers_of(cos, 1)[0], "interleaved": node.get("rotary_interleaved", 0)}
+    return node.microsoft("RotaryEmbeddingTraining", x, cos, sin, positions, **turns)
 
 
 def _in_cache(past: Value | None, now: Value, places: Places) -> Value:
