@@ -42,7 +42,8 @@ def exact_sigmoid(x):
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
-EXACT = {"exp": np.exp, "exp_up_to_zero": np.exp, "log": np.log, "sigmoid": exact_sigmoid, "tanh": np.tanh}
+EXACT = {"exp": np.exp, "exp_up_to_zero": np.exp, "exp2_up_to_one": np.exp2}
+EXACT |= {"log": np.log, "sigmoid": exact_sigmoid, "tanh": np.tanh}
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0]
 
 
@@ -55,6 +56,8 @@ def numbers(name, dtype, rng):
     x = np.concatenate([spread, rng.uniform(lowest * 1.1, highest * 1.1, 40_000), rng.normal(0, 1, 20_000), SPECIAL])
     if name == "exp_up_to_zero":
         x = -np.abs(x)
+    if name == "exp2_up_to_one":
+        x = np.minimum(x / np.log(2), 1)
     if name == "log":
         x = np.concatenate([np.abs(x), rng.uniform(0.5, 2, 40_000), 1 + np.exp2(rng.uniform(-50, -1, 1000))])
         x = x[(x >= float(info.smallest_normal)) | np.isnan(x)]
@@ -85,10 +88,11 @@ def test_error_in_ulp(name, dtype, rng):
 def test_denormal_results(dtype):
     info = np.finfo(dtype)
     x = np.linspace(np.log(float(info.smallest_subnormal)), np.log(float(info.smallest_normal)), 1000).astype(dtype)
-    for name in ("exp", "exp_up_to_zero", "sigmoid"):
-        y = evaluate(getattr(elementary, name), x)
+    for name in ("exp", "exp_up_to_zero", "exp2_up_to_one", "sigmoid"):
+        given = x / np.log(x.dtype.type(2)) if name == "exp2_up_to_one" else x
+        y = evaluate(getattr(elementary, name), given)
         assert (y[10:] > 0).all()
-        assert errors(y, EXACT[name](x.astype(WIDER[dtype]))).max() <= ULP
+        assert errors(y, EXACT[name](given.astype(WIDER[dtype]))).max() <= ULP
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

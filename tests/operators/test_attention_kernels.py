@@ -207,6 +207,22 @@ def test_only_what_is_needed(needs, dtype, rng):
         assert got.tobytes() == all_found[name].tobytes()
 
 
+def test_plans(rng):
+    given, dy = arrays(rng, (2, 4, 2, 60, 70, 9, 11))
+    q, k, v = given.values()
+    out = np.empty((2, 4, 60, 11), "f4"), np.empty((2, 4, 60), "f4")
+    forward = opgrad.plan(opgrad.attention, q, k, v, dropout=0.25, seed=1, needs=("y", "lse"), out=out)
+    gradients = tuple(np.empty_like(each) for each in (q, k, v))
+    backward = opgrad.plan(opgrad.attention_grad, dy, q, k, v, *out, dropout=0.25, seed=1, out=gradients)
+    for seed in (5, -9):
+        forward(q, k, v, np.array(seed), out=out)
+        backward(dy, q, k, v, *out, np.array(seed), out=gradients)
+        y, lse = opgrad.attention(q, k, v, dropout=0.25, seed=seed, needs=("y", "lse"))
+        expected = opgrad.attention_grad(dy, q, k, v, y, lse, dropout=0.25, seed=seed)
+        for got, wanted in zip([*out, *gradients], [y, lse, *expected], strict=True):
+            assert got.tobytes() == wanted.tobytes()
+
+
 # --- values at the limits -------------------------------------------------------------------------------------------
 
 
