@@ -82,7 +82,7 @@ add("file types", MAGIKA, "model.onnx", {"bytes": whole(257, 4, 2048, dtype="int
 add("captcha", DDDD, "common.onnx", {"input1": normal(1, 1, 64, 160)}, "387")
 add("captcha, quantized", DDDD, "common_old.onnx", {"input1": normal(1, 1, 64, 160)}, "387")
 add("object detection", DDDD, "common_det.onnx", {"images": normal(1, 3, 416, 416, scale=50)}, "output")
-add("voice activity", SILERO, "silero_vad.onnx", VOICE, "output", reason="no weights")
+add("voice activity", SILERO, "silero_vad.onnx", VOICE, "output")
 add("voice activity", SILERO, "silero_vad_16k_op15.onnx", VOICE, "output")
 add("voice activity", SILERO, "silero_vad_16k_sequence.onnx", SEQUENCE, "speech_probs")
 add("voice activity", SILERO, "silero_vad_half.onnx", HALF_VOICE, "output", rate=1e-5)

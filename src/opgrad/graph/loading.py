@@ -16,6 +16,7 @@ from onnx import AttributeProto, TensorProto, TypeProto
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
 
 from opgrad.graph.batch_norm import one_output
+from opgrad.graph.hoisting import hoist
 from opgrad.graph.messages import copied
 from opgrad.graph.recurrent import time_first
 from opgrad.graph.repair import mend
@@ -51,6 +52,7 @@ def check_and_repair(model: onnx.ModelProto, what: str) -> None:
     mend(model)
     one_output(model)
     time_first(model)
+    hoist(model)
 
 
 def read_model(source: Source, who: str, outside: bool = True) -> onnx.ModelProto:
@@ -76,6 +78,7 @@ def read_model(source: Source, who: str, outside: bool = True) -> onnx.ModelProt
     mend(model)
     one_output(model)
     time_first(model)
+    hoist(model)
     if outside and not isinstance(source, bytes):
         read_outside(model, Path(source), who)
     return model
