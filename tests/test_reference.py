@@ -21,7 +21,10 @@ FUNCTIONS = {
         *("cross_entropy", "embedding", "gather", "leaky_relu", "linear_cross_entropy", "log_softmax", "quick_gelu"),
         *("relu", "sigmoid", "softmax", "tanh"),
     ),
-    "opgrad.jax": ("softmax", "log_softmax", "embedding", "cross_entropy", "linear_cross_entropy"),
+    "opgrad.jax": (
+        *("softmax", "log_softmax", "embedding"),
+        *("dot_product_attention", "cross_entropy", "linear_cross_entropy"),
+    ),
 }
 
 

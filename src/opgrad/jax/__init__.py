@@ -8,14 +8,14 @@ to the host and back.
 from typing import Any
 
 from jax import Array
-from jax.numpy import asarray, integer, issubdtype
+from jax.numpy import asarray, inf, integer, issubdtype, where
 
 import opgrad
 from opgrad.contract.loss_options import IGNORED, check_layer
-from opgrad.jax import linear_loss, loss, options
+from opgrad.jax import attention, linear_loss, loss, options
 from opgrad.jax.calls import alike, automatic
 
-__all__ = ["cross_entropy", "embedding", "linear_cross_entropy", "log_softmax", "softmax"]
+__all__ = ["cross_entropy", "dot_product_attention", "embedding", "linear_cross_entropy", "log_softmax", "softmax"]
 
 _opgrad: Any = opgrad  # whose functions are typed as they are for NumPy
 
@@ -49,6 +49,30 @@ def embedding(indices: Array, table: Array) -> Array:
     """
     found: Array = _opgrad.gather(asarray(table), asarray(indices))
     return found
+
+
+def dot_product_attention(
+    query: Array, key: Array, value: Array, bias: Array | None = None, mask: Array | None = None,
+    *, scale: float | None = None, is_causal: bool = False,
+) -> Array:  # fmt: skip
+    """Attention of queries to keys, in tiles: the matrix of scores is never whole in memory.
+
+    query: shape (B, T, N, H). key, value: shape (B, S, K, H); N is a multiple of K, and neighbouring heads of query
+        share one of key. float32, float64, float16 or bfloat16; H is 1 to 256.
+    bias: what is added to the scores, broadcast to (B, N, T, S), with a gradient.
+    mask: bool, True where a query sees a key, likewise.
+    scale: what products are multiplied with; None: 1 / sqrt(H). is_causal: query i sees keys up to i alone.
+
+    Returns y of the shape of query; 0 for a query that sees no key. Differentiable twice in reverse, then, and by bias,
+    on whole matrices of scores. Raises TypeError, ValueError.
+    Formula: y = softmax(scale * query key^T + bias) value. Source: jax.nn.dot_product_attention.
+    """
+    arrays = [asarray(each) for each in (query, key, value)]
+    added = None if bias is None else asarray(bias)
+    if mask is not None:
+        seen = asarray(mask)
+        added = seen if added is None else where(seen, added, -inf)
+    return attention.attend(*arrays, added, scale, is_causal)
 
 
 def cross_entropy(

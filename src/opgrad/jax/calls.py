@@ -40,7 +40,8 @@ def call(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any], 
     """
     values = {each: _array(array) for each, array in given.items() if array is not None}
     try:
-        if op.kind == "blocks" or jax_arrays.is_traced(values.values()):  # calls in general have no public function
+        # Calls in general, and attention with both of its results, have no public function.
+        if op.kind in ("blocks", "strided") or jax_arrays.is_traced(values.values()):
             return _traced(op, values, attributes, name or op.name)
         if jax_arrays.is_spread(values.values()):
             return _spread(op, values, attributes, name or op.name)
