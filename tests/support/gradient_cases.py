@@ -245,7 +245,7 @@ QUANTIZED_PRODUCTS = [
 ]
 NAMES_OF_RUNTIME = {  # of tests/support/runtime_cases.py
     "": """Attention LinearAttention RotaryEmbedding Affine Scale ScaledTanh ParametricSoftplus ImageScaler Crop
-        DynamicSlice CumProd TensorScatter Col2Im Det Unique""",
+        DynamicSlice CumProd TensorScatter Col2Im Det Unique DFT STFT RoiAlign""",
     "ai.onnx.ml": "ArrayFeatureExtractor Scaler LinearRegressor Imputer FeatureVectorizer Normalizer",
     MICROSOFT: """MatMulNBits RotaryEmbedding GroupQueryAttention ScaledSiLU GatedAdd GatedRMSNorm BranchwiseRMSNorm
         LinearAttentionGate EngramGate HyperConnectionPreMix HyperConnectionPostMix TransposeMatMul GatherND Pad Trilu

@@ -284,3 +284,91 @@ for norm, size in {
     "MAX": lambda x: x.amax(1, keepdim=True),
 }.items():
     add("Normalizer", [numbers(2, 5)], lambda x, f=size: x / f(x), norm=norm, form=norm, **classical)  # fmt: skip
+
+# --- Fourier transforms ---
+
+
+def pairs(complex_numbers):
+    """Complex numbers as pairs along the last axis."""
+    return torch.view_as_real(complex_numbers)
+
+
+def whole(x):
+    return torch.complex(x[..., 0], x[..., 1] if x.shape[-1] == 2 else torch.zeros_like(x[..., 0]))
+
+
+for opset in (17, 20):
+    column = [None, np.array(1)] if opset == 20 else []
+    axis = {"constants": (2,)} if opset == 20 else {"axis": 1}
+    transform = {"domain": "", "opset": opset, "wanted": (0,), "terms": 256, **axis}
+    form = f"opset {opset}"
+    add("DFT", [numbers(2, 6, 1), *column], lambda x, *_: pairs(torch.fft.fft(whole(x))), form=form, **transform)
+    add(
+        "DFT",
+        [numbers(2, 6, 2), *column],
+        lambda x, *_: pairs(torch.fft.ifft(whole(x))),
+        inverse=1,
+        form=f"inverse, {form}",
+        **transform,
+    )
+    add(
+        "DFT",
+        [numbers(2, 7, 1), *column],
+        lambda x, *_: pairs(torch.fft.rfft(x[..., 0])),
+        onesided=1,
+        form=f"one side, {form}",
+        **transform,
+    )
+for length in (5, 9):
+    add("DFT", [numbers(2, 7, 1), np.array(length), np.array(-2)],
+        lambda x, _, __, n=length: pairs(torch.fft.rfft(x[..., 0], n)), constants=(1, 2), onesided=1,
+        domain="", opset=20, wanted=(0,), terms=256, form=f"one side, {length} of 7")  # fmt: skip
+SOUND, WINDOW = numbers(2, 20, 1), np.hanning(8).astype(np.float32)
+
+
+def frames(x, step, window=None, size=None, onesided=True):
+    parts = x[..., 0].unfold(1, 8, int(step)) * (1 if window is None else window)
+    return pairs(torch.fft.rfft(parts) if onesided else torch.fft.fft(parts))
+
+
+for opset in (17, 20):
+    spectrum = {"domain": "", "opset": opset, "terms": 256}
+    add("STFT", [SOUND, np.array(3), WINDOW], frames, form=f"window, opset {opset}", **spectrum)
+    add("STFT", [SOUND, np.array(4), None, np.array(8)], lambda *x: frames(*x, onesided=False), onesided=0,
+        form=f"both sides, opset {opset}", **spectrum)  # fmt: skip
+
+
+# --- regions of images ---
+IMAGES, ROWS_OF = numbers(2, 3, 6, 7), np.array([0, 1, 1])
+REGIONS = np.array([[0.4, 0.7, 9.1, 7.3], [-3.0, 1.2, 12.9, 14.1], [2.2, 2.1, 2.6, 2.4]], np.float32)
+
+
+def regions(x, rois, at, size=(2, 3), ratio=2, scale=0.5, half=True):
+    """The mean of numbers between the elements of an image, each of the four around it by its distance."""
+    results = []
+    for region, row in zip(rois, at, strict=True):
+        left, top, right, bottom = (float(each) * scale - (0.5 if half else 0) for each in region)
+        wide, high = (each if half else max(each, 1.0) for each in (right - left, bottom - top))
+        y = torch.zeros(x.shape[1], *size, dtype=torch.float64)
+        for p in range(size[0] * ratio):
+            for q in range(size[1] * ratio):
+                at_y, at_x = top + (p + 0.5) / ratio * high / size[0], left + (q + 0.5) / ratio * wide / size[1]
+                if -1 <= at_y <= x.shape[2] and -1 <= at_x <= x.shape[3]:
+                    y[:, p // ratio, q // ratio] += between(x[row], at_y, at_x) / ratio**2
+        results.append(y)
+    return torch.stack(results)
+
+
+def between(x, at_y, at_x):
+    at_y, at_x = min(max(at_y, 0), x.shape[1] - 1), min(max(at_x, 0), x.shape[2] - 1)
+    total = 0
+    for row, share in ((int(at_y), 1 - at_y % 1), (min(int(at_y) + 1, x.shape[1] - 1), at_y % 1)):
+        for column, part in ((int(at_x), 1 - at_x % 1), (min(int(at_x) + 1, x.shape[2] - 1), at_x % 1)):
+            total = total + x[:, row, column] * share * part
+    return total
+
+
+given = {"output_height": 2, "output_width": 3, "sampling_ratio": 2, "spatial_scale": 0.5, "domain": "", "wanted": (0,)}
+add("RoiAlign", [IMAGES, REGIONS, ROWS_OF], regions, opset=16, **given)
+add("RoiAlign", [IMAGES, REGIONS, ROWS_OF], lambda *x: regions(*x, half=False), opset=16, form="output_half_pixel",
+    coordinate_transformation_mode="output_half_pixel", **given)  # fmt: skip

@@ -43,8 +43,7 @@ _LAYOUT = (
 )
 _DECODES, _SAMPLES = "it belongs to generation, a token at a time", "it samples images at places that are computed"
 REFUSED: Names = {
-    **_named("", "DeformConv MaxRoiPool RoiAlign", _SAMPLES),
-    **_named("", "DFT STFT", "its result has complex numbers"),
+    **_named("", "DeformConv MaxRoiPool", _SAMPLES),
     **_named("", "MemcpyFromHost MemcpyToHost", "onnxruntime inserts it between devices; take the model before it did"),
     **_named("", "Optional OptionalGetElement", "it has optional values, whose gradients would be optional, too"),
     **_named(CLASSICAL, "LinearClassifier SVMClassifier SVMRegressor", "it is a classical model in one node"),
