@@ -1,13 +1,15 @@
 """Gradients of branches, loops, scans and sequences, against central differences in onnxruntime."""
 
 import numpy as np
+import onnxruntime
 import pytest
-from control_flow import check
+from control_flow import check, session
 from differences import build, run
 from gradient_case import numbers
 from onnx import helper
 
 from opgrad.gradients import gradients
+from opgrad.onnxruntime import InferenceSession
 
 VECTOR, WEIGHT, MATRIX = numbers(3), numbers(3, seed=1), numbers(3, 3, seed=1)
 ALWAYS = "t = Constant<value = bool {1}>()"
@@ -130,12 +132,41 @@ def test_loops_and_branches_inside_of_loops(inner):
     check(text, {"x": VECTOR, "w": MATRIX, "v": WEIGHT, "n": np.array(3)}, wanted)
 
 
+@pytest.mark.parametrize("turns", [0, 3, 5])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("sizes", ["5, 5, 5", "a, b, c"])
+def test_rows_that_a_loop_gathers(turns, axis, sizes):
+    """Also where it does not reach all of them."""
+    text = f"""g (double[{sizes}] x, double[5, 5] w, int64 n) => (double[5, 5] y, double[5, 5] z) {{ {ALWAYS}
+        y, z = Loop (n, t, w, w) <body = b (int64 i, bool c, double[5, 5] p, double[5, 5] q)
+            => (bool d, double[5, 5] r, double[5, 5] s) {{
+            d = Identity(c)  e = Gather<axis = {axis}>(x, i)  f = Mul(e, p)  r = Tanh(f)  s = Add(q, e) }}>
+    }}"""
+    check(text, {"x": numbers(5, 5, 5), "w": numbers(5, 5, seed=1), "n": np.array(turns)})
+    twice = text.replace("s = Add(q, e)", "g = Gather<axis = 0>(x, i)  s = Add(q, g)")
+    check(twice, {"x": numbers(5, 5, 5), "w": numbers(5, 5, seed=1), "n": np.array(turns)})
+
+
 def test_dropout_inside_of_a_loop_that_is_not_trained():
     text = f"""g (double[3] x, int64 n) => (double[3] y) {{ {ALWAYS} r = Constant<value = float {{0.5}}>()
         y = Loop (n, t, x) <body = b (int64 i, bool c, double[3] p) => (bool d, double[3] q) {{
             d = Identity(c)  e = Dropout(p, r)  q = Sin(e) }}>
     }}"""
     check(text, {"x": VECTOR, "n": np.array(3)})
+
+
+@pytest.mark.parametrize("kind", [onnxruntime.InferenceSession, InferenceSession])
+def test_dropout_inside_of_a_loop_that_is_trained(kind):
+    """The masks of all turns are kept."""
+    text = f"""g (float[50] x, int64 n) => (float[50] y) {{ {ALWAYS} r = Constant<value = float {{0.3}}>()
+        y = Loop (n, t, x) <body = b (int64 i, bool c, float[50] p) => (bool d, float[50] q) {{
+            d = Identity(c)  q = Dropout(p, r, t) }}>
+    }}"""
+    x = np.linspace(1, 2, 50, dtype=np.float32)
+    graph = gradients(build(text), "y", "x", plain=kind is onnxruntime.InferenceSession)
+    y, dx = session(graph, kind).run(None, {"x": x, "n": np.array(3)})
+    assert 0 < (y == 0).sum() < 50
+    np.testing.assert_allclose(dx, y / x, rtol=1e-6)
 
 
 # --- scans ---

@@ -142,3 +142,40 @@ def test_by_the_command(tmp_path):
         assert done.exit_code == 0, done.output
         assert "no gradient" not in done.output
     onnxruntime.InferenceSession(tmp_path / "out.onnx").run(None, {"x": data["x"][:2]})
+
+
+def test_batch_normalization_in_a_branch_trains(tmp_path):
+    """Its running statistics move where the branch is taken."""
+    text = """g (float[b, 4] x) => (float[b, 3] scores) {
+        m = ReduceMean <keepdims = 0> (x)
+        zero = Constant <value = float {0}> ()
+        c = Greater(m, zero)
+        h = If (c) <then_branch = yes () => (float[b, 4] p) { p = BatchNormalization(x, scale, bias, mean, var) },
+                    else_branch = no () => (float[b, 4] q) { q = Mul(x, scale) }>
+        scores = MatMul(h, w)
+    }"""
+    weights = {**normal(w=(4, 3)), "scale": np.ones(4, np.float32), "bias": np.zeros(4, np.float32)}
+    model = build(text, {**weights, "mean": np.zeros(4, np.float32), "var": np.ones(4, np.float32)})
+    generate_artifacts(
+        model, list(weights), loss=LossType.CrossEntropyLoss, optimizer=OptimType.SGD, artifact_directory=tmp_path,
+        batch_norm="train",
+    )  # fmt: skip
+    trainer = Trainer(ArtifactSet.load(tmp_path))
+    trainer.learning_rate = RATE
+    w, scale, bias = (torch.tensor(each, requires_grad=True) for each in weights.values())
+    optimizer, mean, var = torch.optim.SGD([w, scale, bias], lr=RATE), torch.zeros(4), torch.ones(4)
+    for step, batch in enumerate(batches()):
+        x = batch["x"].mean(1) + np.float32(step % 2 - 0.5)
+        given, labels = torch.tensor(x), torch.tensor(batch["labels"])
+        normalized = torch.nn.functional.batch_norm(given, mean, var, scale, bias, True) if given.mean() > 0 else None
+        h = given * scale if normalized is None else normalized
+        loss = torch.nn.functional.cross_entropy(h @ w, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert trainer.step({"x": x, "labels": batch["labels"]}) == pytest.approx(loss.item(), rel=RTOL)
+    trainer.export(tmp_path / "trained.onnx")
+    held = {
+        each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(tmp_path / "trained.onnx").graph.initializer
+    }
+    np.testing.assert_allclose(held["mean"], mean, rtol=RTOL)

@@ -19,7 +19,7 @@ OF_AI_ONNX = (
 )  # of the domain ai.onnx; the others are com.microsoft's
 ELEMENTWISE = names_of(
     """
-    Gelu FastGelu BiasGelu QuickGelu BiasSoftmax BiasAdd FakeQuant Inverse Trilu BatchNormInternal BatchNormTraining
+    Gelu FastGelu BiasGelu QuickGelu BiasSoftmax BiasAdd FakeQuant Inverse Trilu
     SimplifiedLayerNormalization GroupNormalization GroupNorm RotaryEmbedding RotaryEmbeddingTraining
     GemmaRotaryEmbedding ComplexMul ComplexMulConj LongformerAttention MoE QMoE DecoderAttention BiasDropout
     BitmaskBiasDropout BitmaskDropout QLinearLeakyRelu QLinearSigmoid QLinearSoftmax ScaledSiLU
@@ -31,6 +31,7 @@ LIKE: dict[str, dict[int, int]] = {
     **{op: {0: 0} for op in ELEMENTWISE},
     **{op: {0: 0, 3: 0} for op in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")},
     "SkipGroupNorm": {0: 0, 1: 0},
+    **{op: {0: 0, 1: 3, 2: 4, 3: 3, 4: 4} for op in ("BatchNormInternal", "BatchNormTraining")},
     "EngramGate": {0: 0, 1: 0},
     "LinearAttentionGate": {0: 0, 1: 3},
     "NGramRepeatBlock": {0: 1},

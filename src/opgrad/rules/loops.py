@@ -4,6 +4,8 @@ What it reads of a turn's values the forward pass keeps (`turns.py`). What the b
 the gradients of all turns.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import onnx
 from onnx import TensorProto
@@ -11,7 +13,7 @@ from onnx import TensorProto
 from opgrad.graph.enclosed import FIRST_STATE, state_count
 from opgrad.graph.formulas import LAST, Value
 from opgrad.graph.messages import FLOATS, HALVES, copied
-from opgrad.graph.nodes import subgraphs
+from opgrad.graph.nodes import attributes_of, subgraphs
 from opgrad.rules import lists, shaping
 from opgrad.rules.errors import Instead, NotKept
 from opgrad.rules.inside import Inside
@@ -39,6 +41,20 @@ def scan(node: Node) -> Gradients:
         raise Instead(as_loop(node, given)) from None
 
 
+@dataclass
+class _Part:
+    """What the body gets of a value in each turn: for a Scan its part of a sequence, for a Loop a row that it gathers.
+
+    place: of the value among the names of the node. name: that of the part in the body. axis: of the turns.
+    is_reversed: whether the first turn gets the last part.
+    """
+
+    place: int
+    name: str
+    axis: int
+    is_reversed: bool = False
+
+
 class _Backward:
     """The gradient of a Loop or a Scan.
 
@@ -47,7 +63,8 @@ class _Backward:
     before, after: the names of the states in the body, before and after a turn.
     elements: the names of what a Scan's body gets of its sequences. given: those of what the body gives each turn.
     active: the places of the states that have gradients. rows: the places of what the body gives that has a gradient.
-    summed: the places of the values from outside that have gradients.
+    parts: those of the values whose gradients are asked for.
+    summed: the places of the other values from outside that have gradients.
     """
 
     def __init__(self, node: Node):
@@ -61,6 +78,7 @@ class _Backward:
         self._name_outputs(outputs)
         self.turns = Turns(node, self.inside, self.elements, self.given, self.count)
         self.rows = [place for place in range(len(self.given)) if self.dys[self.count + place] is not None]
+        self.parts = self._gathered() if self.turns.is_loop else self._scanned()
         self.active = self._active()
         self.summed: list[int] = []
 
@@ -79,7 +97,7 @@ class _Backward:
         node, forward = self.node, self.inside.forward
         before = [forward.before(name) for name in self.after]
         wanted = {node.names[place] for place in node.needed if place >= len(node.proto.input)}
-        wanted |= {self.elements[place] for place in self._needed_elements()}
+        wanted |= {part.name for part in self.parts}
         carrying = [place for place in range(self.count) if self.inside.carries(self.before[place])]
         reached = {place for place in carrying if self.first + place in node.needed}
         leading = {place for place in carrying if self.dys[place] is not None}
@@ -94,9 +112,30 @@ class _Backward:
             reached |= more
             leading |= needing
 
-    def _needed_elements(self) -> list[int]:
-        first = self.first + self.count
-        return [place for place in range(len(self.elements)) if first + place in self.node.needed]
+    def _scanned(self) -> list[_Part]:
+        first, turns = self.first + self.count, self.turns
+        needed = [place for place in range(len(self.elements)) if first + place in self.node.needed]
+        names = [self.elements[place] for place in needed]
+        axes = [turns.axis(name, "input", place) for name, place in zip(names, needed, strict=True)]
+        ways = [turns.is_reversed("input", place) for place in needed]
+        return [_Part(first + place, *each) for place, *each in zip(needed, names, axes, ways, strict=True)]
+
+    def _gathered(self) -> list[_Part]:
+        """The rows that a Loop's body gathers by the number of the turn, and reads nothing else of the value.
+
+        Their gradients are put together once; added to a gradient of the whole value, each row would cost as much as
+        all of them.
+        """
+        node, found = self.node, []
+        for place in sorted(node.needed):
+            name = node.names[place]
+            readers = self.inside.forward.readers.get(name, [])
+            if place < len(node.proto.input) or len(readers) != 1 or readers[0].op_type != "Gather":
+                continue
+            gather, rank = readers[0], len(node.required(place).sizes or ())
+            if list(gather.input) == [name, self.inside.inputs[0]] and rank:
+                found.append(_Part(place, gather.output[0], attributes_of(gather).get("axis", 0) % rank))
+        return found
 
     def gradients(self) -> Gradients:
         """The gradients of the node's inputs, and behind them those of what the body reads from outside."""
@@ -120,8 +159,9 @@ class _Backward:
         """The inputs of the gradient's body that hold sums, and the results of the body."""
         node, inside = self.node, self.inside
         outside = {place: name for place, name in enumerate(node.names) if place in node.needed}
-        outside = {place: name for place, name in outside.items() if place >= len(node.proto.input)}
-        elements = [self.elements[place] for place in self._needed_elements()]
+        own_places = {part.place for part in self.parts} | set(range(len(node.proto.input)))
+        outside = {place: name for place, name in outside.items() if place not in own_places}
+        elements = [part.name for part in self.parts]
         states = [self.before[place] for place in self.active]
         found = inside.differentiate(seeds, [*states, *elements, *outside.values()])
         own = [found[name] or self._zeros(name) for name in states]
@@ -164,18 +204,23 @@ class _Backward:
         for place, value, like in zip(places, found, initial, strict=False):
             if place in node.needed:
                 results[place] = Value(body, value.name, like.element_type)
-        for place, value in zip(self._needed_elements(), found[len(places) :], strict=True):
-            results[self.first + self.count + place] = self._sequence(place, value)
+        for part, value in zip(self.parts, found[len(places) :], strict=True):
+            results[part.place] = self._whole(part, value)
         return results
 
-    def _sequence(self, place: int, value: Value) -> Value:
-        """The gradient of a sequence that a Scan goes through, from the gradients of its steps, the last one first."""
-        whole = self.node.required(self.first + self.count + place)
-        value = Value(value.body, value.name, self.inside.value(self.elements[place]).element_type)
-        if not self.turns.is_reversed("input", place):
+    def _whole(self, part: _Part, value: Value) -> Value:
+        """The gradient of a value, from those of its parts in each turn, the last turn first."""
+        whole, body = self.node.required(part.place), self.node.body
+        sizes = [whole.shape(0, part.axis), whole.shape(part.axis + 1)]
+        value = Value(body, value.name, whole.element_type)
+        if not part.is_reversed:
             value = value.slice(-1, -LAST - 1, 0, -1)
-        axis = self.turns.axis(self.elements[place], "input", place)
-        if axis:
-            rank = len(shaping.sizes_of(self.inside.value(self.elements[place]))) + 1
-            value = value.transpose(*range(1, axis + 1), 0, *range(axis + 1, rank))
-        return shaping.reshape_like(value, whole)
+        value = value.reshape(body.concat(self.turns.count.reshape([1]), *sizes))  # also if there is no turn
+        if part.axis:
+            rank = len(shaping.sizes_of(whole))
+            value = value.transpose(*range(1, part.axis + 1), 0, *range(part.axis + 1, rank))
+        if not self.turns.is_loop:
+            return value
+        rest = whole.shape(part.axis, part.axis + 1) - self.turns.count.reshape([1])
+        zeros = body.number(0, whole).expand(body.concat(sizes[0], rest, sizes[1]))
+        return body.concat(value, zeros, axis=part.axis)

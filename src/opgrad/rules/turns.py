@@ -91,9 +91,19 @@ class Turns:
         if name in self.given:
             place = self.given.index(name)
             return self.row(name, self._outputs[place], "output", place).name
+        if (row := self._row_from_outside(name)) is not None:
+            return row.name
         if self.inside.is_steady(name):
             return self._stacked(name)
         return self._listed(name)
+
+    def _row_from_outside(self, name: str) -> Value | None:
+        """The row of a value from outside that a Loop's body gathers, and that is read again instead of kept."""
+        gather = self.inside.forward.maker(name, "Gather") if self.is_loop else None
+        if gather is None or gather.input[0] not in self.inside.outside or gather.input[1] != self.inside.inputs[0]:
+            return None
+        whole, body = Value(self.inside.body, gather.input[0]), self.inside.body
+        return body.node("Gather", whole, self.turn, axis=attributes_of(gather).get("axis", 0))
 
     def _stack(self, name: str) -> str:
         """Let the node give the values of all turns, stacked along a new first axis."""
