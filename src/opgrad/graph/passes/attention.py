@@ -19,7 +19,7 @@ from opgrad.graph.graph import Graph, title
 from opgrad.graph.messages import FLOATS, MICROSOFT
 from opgrad.graph.nodes import attributes_of
 from opgrad.graph.passes.masks import ALL, LOW, alignment, conditions
-from opgrad.graph.passes.operands import Operand, as_keys, scaled, shared_heads
+from opgrad.graph.passes.operands import Operand, as_keys, head_size, scaled, shared_heads
 
 NODE = "AttentionTraining"
 LARGEST_HEAD = 256
@@ -265,8 +265,8 @@ def _check_sizes(graph: Graph, names: tuple[str, ...], scores: str) -> None:
     if ranks[0] not in (3, 4) or len(set(ranks)) > 1:
         raise NotAttention(f"its operands have {', '.join(map(str, ranks))} axes, expected three or four each")
     q, k, v = (graph.sizes(name) or [] for name in names)
-    for size in (q[-1], v[-1]):
-        if not isinstance(size, int) or not 1 <= size <= LARGEST_HEAD:
+    for size in (head_size(graph, names[0]) or head_size(graph, names[1]), head_size(graph, names[2])):
+        if size is None or not 1 <= size <= LARGEST_HEAD:
             raise NotAttention(f"heads have {size or 'an unknown number of'} elements, expected at most {LARGEST_HEAD}")
     # Outside of the heads, sizes of 1 would be broadcast by products, and are not by the node.
     for one, other in ((q[0], k[0]), (q[0], v[0]), (k[-3], v[-3])):

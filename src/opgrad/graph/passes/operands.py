@@ -63,6 +63,16 @@ def _before_transposition(graph: Graph, name: str) -> str | None:
     return first.input[0] if same_rows and before[1] is not None and before[1] == after[1] else None
 
 
+def head_size(graph: Graph, name: str) -> int | None:
+    """The size of the last axis, from operands that are broadcast to a value where the graph does not tell its own."""
+    sizes = graph.sizes(name)
+    if sizes and isinstance(sizes[-1], int):
+        return sizes[-1]
+    node = graph.maker(name, "Add", "Sub", "Mul", "Div", "Cast", "Identity")
+    found = [] if node is None else [head_size(graph, each) for each in node.input]
+    return next((size for size in found if size is not None and size > 1), None)
+
+
 def shared_heads(graph: Graph, k: str, v: str) -> tuple[str, str] | None:
     """Keys and values before each of their heads was repeated for neighbouring heads of queries; None if not."""
     found = [_before_repetition(graph, name) for name in (k, v)]
@@ -82,7 +92,12 @@ def _before_repetition(graph: Graph, name: str) -> str | None:
     if before is None or split is None or after is None or len(before) != 4 or len(split) != 5 or len(after) != 4:
         return None
     heads, every = before[1], after[1]
-    one_axis = split[2] == 1 and split[1] == heads and split[4] == before[3] == after[3]
-    if not one_axis or not isinstance(heads, int) or not isinstance(every, int) or not heads or every % heads:
+    if not isinstance(heads, int) or not isinstance(every, int) or split[1:3] != [heads, 1]:
+        return None
+    if not heads or every % heads:
+        return None
+    # The product asks for as many numbers in a head as queries have, so that sizes which are not told are those before.
+    told = [(a, b) for a, b in zip(before[2:], after[2:], strict=True) if isinstance(a, int) and isinstance(b, int)]
+    if any(a != b for a, b in told):
         return None
     return first.input[0] if wide is None or wide[2] in (None, every // heads) else None

@@ -1,0 +1,174 @@
+"""GPT-2's and Llama's blocks of PyTorch's exporters: attention is found, and training steps stay what they were."""
+
+import math
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+
+from opgrad.gradients import gradients
+from opgrad.gradients.differentiation import attentions
+from opgrad.onnxruntime import InferenceSession
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+from torch import nn  # noqa: E402
+
+WORDS, WIDTH, HEADS, LONGEST, LENGTH = 17, 32, 4, 24, 11
+
+
+class GPT2Attention(nn.Module):
+    """With one layer for queries, keys and values, and the causal mask in a buffer of which a part is taken."""
+
+    def __init__(self):
+        super().__init__()
+        self.packed, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("seen", torch.tril(torch.ones(LONGEST, LONGEST, dtype=torch.bool))[None, None])
+
+    def forward(self, x):
+        n, length, _ = x.shape
+        q, k, v = (each.view(n, length, HEADS, -1).transpose(1, 2) for each in self.packed(x).split(WIDTH, dim=2))
+        scores = q @ k.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)
+        scores = torch.where(self.seen[:, :, :length, :length], scores, torch.finfo(scores.dtype).min)
+        y = torch.softmax(scores, -1) @ v
+        return self.out(y.transpose(1, 2).reshape(n, length, WIDTH))
+
+
+class GPT2(nn.Module):
+    """Two blocks of GPT-2."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LONGEST, WIDTH)
+        self.attend = nn.ModuleList([GPT2Attention(), GPT2Attention()])
+        self.wide = nn.ModuleList([nn.Linear(WIDTH, 2 * WIDTH) for _ in range(2)])
+        self.narrow = nn.ModuleList([nn.Linear(2 * WIDTH, WIDTH) for _ in range(2)])
+        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH) for _ in range(4)])
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, words):
+        x = self.words(words) + self.places(torch.arange(words.shape[1]))
+        for layer in range(2):
+            x = x + self.attend[layer](self.norms[2 * layer](x))
+            inner = nn.functional.gelu(self.wide[layer](self.norms[2 * layer + 1](x)), approximate="tanh")
+            x = x + self.narrow[layer](inner)
+        return self.head(x)
+
+
+def turned(x, cos, sin):
+    """Rotary embedding, as Llama writes it."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+class LlamaAttention(nn.Module):
+    """With rotary embedding, heads that queries share, an added mask, and softmax in float32."""
+
+    def __init__(self, keys=2):
+        super().__init__()
+        self.keys, size = keys, WIDTH // HEADS
+        self.q, self.out = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.k, self.v = (nn.Linear(WIDTH, keys * size, bias=False) for _ in range(2))
+
+    def forward(self, x, cos, sin, mask):
+        n, length, _ = x.shape
+        q, k, v = (each(x).view(n, length, -1, WIDTH // HEADS).transpose(1, 2) for each in (self.q, self.k, self.v))
+        q, k = turned(q, cos, sin), turned(k, cos, sin)
+        k, v = (
+            each[:, :, None]
+            .expand(n, self.keys, HEADS // self.keys, length, WIDTH // HEADS)
+            .reshape(n, HEADS, length, -1)
+            for each in (k, v)
+        )
+        scores = q @ k.transpose(2, 3) * (WIDTH // HEADS) ** -0.5 + mask
+        y = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype) @ v
+        return self.out(y.transpose(1, 2).reshape(n, length, -1))
+
+    def repeated(self, x, n, length):
+        wide = x[:, :, None].expand(n, self.keys, HEADS // self.keys, length, WIDTH // HEADS)
+        return wide.reshape(n, HEADS, length, WIDTH // HEADS)
+
+
+class Norm(nn.Module):
+    """RMS normalization."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+class Llama(nn.Module):
+    """Two blocks of Llama."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.attend = nn.Embedding(WORDS, WIDTH), nn.ModuleList([LlamaAttention(), LlamaAttention()])
+        self.norms = nn.ModuleList([Norm() for _ in range(4)])
+        self.gate, self.up = (nn.ModuleList([nn.Linear(WIDTH, 48, bias=False) for _ in range(2)]) for _ in range(2))
+        self.down = nn.ModuleList([nn.Linear(48, WIDTH, bias=False) for _ in range(2)])
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, words):
+        x, length, size = self.words(words), words.shape[1], WIDTH // HEADS
+        angles = torch.arange(length)[:, None] * 10000.0 ** (-torch.arange(0, size, 2) / size)
+        angles = torch.cat([angles, angles], -1)[None, None]
+        mask = torch.full((length, length), torch.finfo(x.dtype).min).triu(1)[None, None]
+        for layer in range(2):
+            x = x + self.attend[layer](self.norms[2 * layer](x), angles.cos(), angles.sin(), mask)
+            y = self.norms[2 * layer + 1](x)
+            x = x + self.down[layer](nn.functional.silu(self.gate[layer](y)) * self.up[layer](y))
+        return self.head(x)
+
+
+def exported(model, dynamo, path):
+    torch.manual_seed(1)
+    made = model().eval()
+    words = torch.randint(0, WORDS, (2, LENGTH))
+    axes = {0: "batch", 1: "length"}
+    options = {"dynamic_shapes": [axes], "verbose": False} if dynamo else {"dynamic_axes": {"words": axes}}
+    opset = {"opset_version": 18 if dynamo else 17}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            made, (words,), path, dynamo=dynamo, input_names=["words"], output_names=["logits"], **opset, **options
+        )
+    return onnx.load(path), words.numpy()
+
+
+def with_loss(model):
+    model.graph.input.append(onnx.helper.make_tensor_value_info("labels", onnx.TensorProto.INT64, ["batch", "length"]))
+    model.graph.node.extend(
+        [
+            onnx.helper.make_node("Transpose", ["logits"], ["classes"], perm=[0, 2, 1]),
+            onnx.helper.make_node("SoftmaxCrossEntropyLoss", ["classes", "labels"], ["loss"], reduction="mean"),
+        ]
+    )
+    del model.graph.output[:]
+    model.graph.output.append(onnx.helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, []))
+    weights = [each.name for each in model.graph.initializer if each.data_type == onnx.TensorProto.FLOAT]
+    return model, [name for name in weights if name.count(".") or "MatMul" in name]
+
+
+@pytest.mark.parametrize("dynamo", [False, True], ids=["TorchScript", "dynamo"])
+@pytest.mark.parametrize("model", [GPT2, Llama], ids=lambda model: model.__name__)
+def test_a_training_step_is_what_it_was(model, dynamo, tmp_path):
+    found, words = exported(model, dynamo, str(tmp_path / "model.onnx"))
+    found, weights = with_loss(found)
+    assert [each.reason for each in attentions(found, ["loss"], weights)] == ["", ""]
+    fused, plain = gradients(found, "loss", weights), gradients(found, "loss", weights, plain=True)
+    nodes = [node for node in fused.graph.node if node.op_type == "AttentionTraining"]
+    assert len(nodes) == 2
+    for node in nodes:
+        given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+        assert given["causal"] == b"top_left"
+        assert len(node.input) == 3
+    assert not any(node.op_type == "Softmax" for node in fused.graph.node)
+    feeds = {"words": words, "labels": np.roll(words, -1, 1)}
+    results, expected = (InferenceSession(each.SerializeToString()).run(None, feeds) for each in (fused, plain))
+    assert results[0] == pytest.approx(expected[0], rel=1e-6)
+    for name, mine, other in zip(weights, results[1:], expected[1:], strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0, atol=2e-5 * max(1, np.abs(other).max()), err_msg=name)
