@@ -351,3 +351,15 @@ def test_scans_with_an_axis_for_batches_are_refused():
     }"""
     with pytest.raises(NotImplementedError, match="'again' is a Scan of opset 8, which has an axis for batches"):
         gradients(build(text, 8), "y", "x")
+
+
+def test_gradients_of_what_a_body_reads_keep_their_names():
+    """The body's gradient of x is made first, and must not take the name of the gradient that is asked for."""
+    model = build(
+        """g (float[3] x, float[3] s, int64 n, bool c) => (float[3] y) { y = Loop (n, c, s) <
+        body = b (int64 i, bool k, float[3] a) => (bool k2, float[3] r) { k2 = Identity(k)
+            r = Mul(a, x) }> }"""
+    )
+    for plain in (True, False):
+        found = gradients(model, "y", ["x", "s"], plain=plain)
+        assert [each.name for each in found.graph.output] == ["y", "x_grad", "s_grad"]

@@ -44,6 +44,7 @@ class Backward:
         self.problems: list[str] = []
         self._parts: dict[str, list[Value]] = {}
         self._sums: dict[str, Value] = {}
+        self._reserved: dict[str, str] = {}
 
     def run(self, seeds: Mapping[str, Value]) -> dict[str, Value | None]:
         """The gradients of the wanted values; None for a value that no differentiated value depends on.
@@ -51,6 +52,9 @@ class Backward:
         seeds: the gradients of the values that are differentiated.
         Raises NotImplementedError, which names all nodes without gradient.
         """
+        # The bodies of loops are differentiated first, and must not take the names of the wanted gradients.
+        self._reserved = {name: name + SUFFIX for name in self.wanted if name + SUFFIX not in self.body.taken}
+        self.body.taken.update(self._reserved.values())
         self.walk(seeds)
         if self.problems:
             raise NotImplementedError(problem_text(self.problems))
@@ -152,7 +156,8 @@ class Backward:
         names: dict[str, str] = {}
         for source, value in self._sums.items():
             if value.name in made and value.name not in names:
-                names[value.name] = self.body.free(source + SUFFIX)
+                names[value.name] = self._reserved.pop(source, "") or self.body.free(source + SUFFIX)
+        self.body.taken.difference_update(self._reserved.values())
         self.body.rename(names)
         for source, value in self._sums.items():
             value.name = names.get(value.name, value.name)
