@@ -26,7 +26,7 @@ from opgrad.native.abi import (
 # Words of the table of C functions and types.
 CALL, INC_REF, DEC_REF, SAVE_THREAD, RESTORE_THREAD, EQUALS, CLEAR, IS_ERROR, OCCURRED = range(9)
 NEW_TUPLE, SET_ITEM, NEW_LIST, SET_LIST_ITEM, GET_ATTRIBUTE, GET_ITEM, AS_INT64, NEW_ARRAY, ARRAY, RUN = range(9, 19)
-VALUE_ERROR, MEMORY_ERROR, C_FUNCTIONS = range(19, 22)  # the last: how many there are
+VALUE_ERROR, MEMORY_ERROR = range(19, 21)
 # Words of the table about PyTorch: offsets in its objects, C functions, names and objects. Then come the watchers, two
 # words each: a function, and the object that it returns if nothing in PyTorch needs to see calls.
 IMPL, KEYS, GET_DIM, GET_SIZES, GET_STRIDES, GET_DTYPE, GET_DATA, RECORDS_GRAD, EMPTY, WRAP, DELETE = range(11)
