@@ -67,12 +67,12 @@ def dot_product_attention(
     on whole matrices of scores. Raises TypeError, ValueError.
     Formula: y = softmax(scale * query key^T + bias) value. Source: jax.nn.dot_product_attention.
     """
-    arrays = [asarray(each) for each in (query, key, value)]
+    q, k, v = (asarray(each) for each in (query, key, value))
     added = None if bias is None else asarray(bias)
     if mask is not None:
         seen = asarray(mask)
         added = seen if added is None else where(seen, added, -inf)
-    return attention.attend(*arrays, added, scale, is_causal)
+    return attention.attend(q, k, v, added, scale, is_causal)
 
 
 def cross_entropy(

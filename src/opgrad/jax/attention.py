@@ -51,7 +51,8 @@ def _function(scale: float | None, is_causal: bool) -> Callable[..., tuple[Array
             return found
         if by_mask is None:
             return *found, None
-        _, pull = jax.vjp(lambda mask: _plain(*arrays[:3], mask, scale=scale, is_causal=is_causal), arrays[3])
+        q, k, v, mask = arrays
+        _, pull = jax.vjp(lambda mask: _plain(q, k, v, mask, scale=scale, is_causal=is_causal), mask)
         return *found, *pull(dy)
 
     function.defvjp(forward, backward, symbolic_zeros=True)
