@@ -37,7 +37,7 @@ from opgrad.random import keep_threshold, kept_scale
 LOG2_E: Final = math.log2(math.e)
 KEYS_BACK: Final = 4 * gemm.CHUNK  # of a block of the gradient whose heads are small
 SMALL_HEAD: Final = 64
-SUMS_BYTES: Final = 8 << 20  # of working memory in which gradients are summed up
+SUMS_BYTES: Final = 24 << 20  # of memory in which gradients are summed up; threads wait for each other at its rounds
 FAR: Final = 1 << 40  # keys on a side of a query, where they are not limited
 
 
