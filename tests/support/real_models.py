@@ -23,7 +23,7 @@ class RealModel:
 
     task: what the model is for. package: the requirement, with its version. file: its path in the wheel.
     inputs: what makes an example of each input. output: the output that the loss is of.
-    reason: if it cannot be trained, what is in the message that says so. rate: the learning rate.
+    rate: the learning rate.
     """
 
     task: str
@@ -32,7 +32,6 @@ class RealModel:
     file: str
     inputs: Mapping[str, Input]
     output: str
-    reason: str = ""
     rate: float = 1e-4
 
     @property
