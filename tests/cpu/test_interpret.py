@@ -1,7 +1,11 @@
 """Every family's kernels run in Python, one vector at a time, with each access checked (OPGRAD_INTERPRET)."""
 
+from pathlib import Path
+
 import pytest
 from subprocesses import run_python
+
+SUPPORT = Path(__file__).parents[1] / "support"
 
 # Small examples of every operator, and shapes that take each layout of softmax.
 FAMILIES = """
@@ -54,6 +58,27 @@ for shape, axis in [*((shape, 1) for shape in shapes), ((9, 4, 2), (1, 2))]:
     half = np.where(x > -2, np.exp(x.astype(np.float64) / 2), 0)
     np.testing.assert_allclose(opgrad.softmax(x, axis, **given), half / half.sum(axis, keepdims=True) + 1, rtol=1e-5)
 """
+# Attention beyond its examples: keys in parts, blocks of more than one tile, options together.
+ATTENTION = """
+import sys
+sys.path.insert(0, {support!r})
+import numpy as np
+from attention_cases import check_gradient
+
+rng = np.random.default_rng(0)
+def normal(*shape):
+    return rng.normal(size=shape).astype(np.float32)
+
+options = {"dropout": 0.2, "softcap": 2.0, "window": (9, 3), "causal": "bottom_right"}
+options |= {"mask": normal(9, 1), "sink": normal(4)}
+for (b, h, kv, n, m, d, e), more in [
+    ((1, 2, 2, 3, 800, 4, 6), {}),
+    ((1, 1, 1, 100, 100, 2, 2), {"mask": rng.random((100, 100)) > 0.5}),
+    ((2, 4, 2, 9, 70, 9, 35), options),
+]:
+    given = {"q": normal(b, h, n, d), "k": normal(b, kv, m, d), "v": normal(b, kv, m, e)}
+    check_gradient(given | more, normal(b, h, n, e))
+"""
 OUTSIDE = """
 import numpy as np
 import opgrad
@@ -95,6 +120,10 @@ def test_every_familys_kernels_agree_with_the_reference(dtype):
 
 def test_each_layout_of_softmax_is_interpreted():
     run_python(LAYOUTS, OPGRAD_INTERPRET="1")
+
+
+def test_tiles_of_attention_are_interpreted():
+    run_python(ATTENTION.replace("{support!r}", repr(str(SUPPORT))), OPGRAD_INTERPRET="1")
 
 
 def test_an_access_outside_of_what_was_given_raises():
