@@ -10,6 +10,7 @@ import pytest
 from differences import run
 
 from opgrad.gradients import gradients
+from opgrad.onnxruntime import InferenceSession
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
@@ -214,3 +215,27 @@ def test_linear_attention(rule):
     expected = torch.autograd.grad(sum(each.sum() for each in results), list(given.values()))
     for name, mine, other in zip(("y", "present", *given), found, (*results, *expected), strict=True):
         np.testing.assert_allclose(mine, other.detach(), rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+
+
+def test_convolutions_and_pools_inside_of_a_loop():
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[1, 2, 5, 5] x, float[2, 2, 3, 3] w) => (float[1, 2, 5, 5] y) {
+            t = Constant <value = bool {1}> ()  n = Constant <value = int64 {3}> ()
+            y = Loop (n, t, x) <body = b (int64 i, bool c, float[1, 2, 5, 5] h) => (bool d, float[1, 2, 5, 5] o) {
+                d = Identity(c)  a = Conv <pads = [1, 1, 1, 1]> (h, w)
+                m = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (a)  o = Tanh(m) }>
+        }"""
+    )
+    torch.manual_seed(0)
+    x, w = torch.randn(1, 2, 5, 5, requires_grad=True), torch.randn(2, 2, 3, 3, requires_grad=True)
+    y = x
+    for _ in range(3):
+        y = torch.tanh(torch.nn.functional.max_pool2d(torch.nn.functional.conv2d(y, w, padding=1), 3, 1, 1))
+    expected = [y, *torch.autograd.grad(y.sum(), [x, w])]
+    feeds = {"x": x.detach().numpy(), "w": w.detach().numpy()}
+    for plain, kind in ((True, onnxruntime.InferenceSession), (False, InferenceSession)):
+        graph = gradients(model, "y", ["x", "w"], plain=plain)
+        found = kind(graph.SerializeToString()).run(None, feeds)
+        for mine, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(mine, other.detach(), rtol=TOLERANCE, atol=TOLERANCE)

@@ -5,10 +5,12 @@ import onnxruntime
 import pytest
 from control_flow import check, session
 from differences import build, run
+from differences import check as check_in_numpy
 from gradient_case import numbers
 from onnx import helper
 
 from opgrad.gradients import gradients
+from opgrad.graph.nodes import all_nodes
 from opgrad.onnxruntime import InferenceSession
 
 VECTOR, WEIGHT, MATRIX = numbers(3), numbers(3, seed=1), numbers(3, 3, seed=1)
@@ -363,3 +365,28 @@ def test_gradients_of_what_a_body_reads_keep_their_names():
     for plain in (True, False):
         found = gradients(model, "y", ["x", "s"], plain=plain)
         assert [each.name for each in found.graph.output] == ["y", "x_grad", "s_grad"]
+
+
+def test_layers_inside_of_a_loop():
+    """Layer normalization as exporters write it, which becomes one operator in bodies, too, and an LSTM."""
+    text = f"""g (float[2, 4] x, float[4, 4] w, float[4] s, float[4] b, int64 n) => (float[2, 4] y) {{ {ALWAYS}
+        two = Constant<value = float {{2}}>()  eps = Constant<value = float {{1e-5}}>()
+        y = Loop (n, t, x) <body = step (int64 i, bool c, float[2, 4] h) => (bool d, float[2, 4] o) {{ d = Identity(c)
+            mean = ReduceMean<axes = [-1]>(h)  centred = Sub(h, mean)  square = Pow(centred, two)
+            variance = ReduceMean<axes = [-1]>(square)  wide = Add(variance, eps)  deviation = Sqrt(wide)
+            normal = Div(centred, deviation)  scaled = Mul(normal, s)  moved = Add(scaled, b)
+            a = MatMul(moved, w)  u = Softmax<axis = -1>(a)  o = Add(u, h) }}>
+    }}"""
+    operators = {node.op_type for node in all_nodes(gradients(build(text), "y", ["x", "s"]).graph.node)}
+    assert operators >= {"LayerNormalization", "LayerNormalizationGrad"}
+    feeds = {"x": numbers(2, 4), "w": numbers(4, 4, seed=1), "s": numbers(4, seed=2), "b": numbers(4, seed=3)}
+    check(text.replace("float", "double"), {**feeds, "n": np.array(3)})
+    text = f"""g (double[3, 2, 4] x, double[1, 12, 4] w, double[1, 12, 3] r, double[1, 2, 3] h0, double[1, 2, 3] c0,
+        int64 n) => (double[1, 2, 3] y) {{ {ALWAYS}
+        y, z = Loop (n, t, h0, c0) <body = step (int64 i, bool c, double[1, 2, 3] h, double[1, 2, 3] k)
+            => (bool d, double[1, 2, 3] o, double[1, 2, 3] p) {{
+            d = Identity(c)  all, o, p = LSTM<hidden_size = 3>(x, w, r, "", "", h, k) }}>
+    }}"""
+    shapes = {"x": (3, 2, 4), "w": (1, 12, 4), "r": (1, 12, 3), "h0": (1, 2, 3), "c0": (1, 2, 3)}
+    arrays = {name: numbers(*shape, seed=seed) for seed, (name, shape) in enumerate(shapes.items())}
+    check_in_numpy(build(text), {**arrays, "n": np.array(2)})

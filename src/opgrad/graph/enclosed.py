@@ -69,7 +69,7 @@ class Enclosed:
         graph, given = copied(self.graph.graph), [copied(each) for each in self.body.input]
         keep(graph.input, given)
         keep(graph.initializer, [each for each in graph.initializer if each.name not in self.outside])
-        for size in _declared_sizes(graph.value_info):
+        for size in declared_sizes(graph.value_info):
             if size.dim_param in self.made:
                 size.Clear()
         self.body.CopyFrom(graph)
@@ -95,7 +95,7 @@ class Enclosed:
         return None if sizes is None else [None if size in self.made else size for size in sizes]
 
 
-def _declared_sizes(values: Iterable[onnx.ValueInfoProto]) -> Iterator[onnx.TensorShapeProto.Dimension]:
+def declared_sizes(values: Iterable[onnx.ValueInfoProto]) -> Iterator[onnx.TensorShapeProto.Dimension]:
     """The sizes in the types of tensors and of sequences of tensors."""
     for value in values:
         for tensor in (value.type.tensor_type, value.type.sequence_type.elem_type.tensor_type):
@@ -165,7 +165,7 @@ class _Enclosing:
     def _forget_own_names(self, graph: onnx.GraphProto) -> None:
         """Remove the names of sizes that only the body has: they may stand for another size in each turn."""
         known = {size.dim_param for value in self.outer.graph.input for size in value.type.tensor_type.shape.dim}
-        for size in _declared_sizes([*graph.input, *graph.output, *graph.value_info]):
+        for size in declared_sizes([*graph.input, *graph.output, *graph.value_info]):
             if size.HasField("dim_param") and size.dim_param not in known:
                 size.Clear()
 

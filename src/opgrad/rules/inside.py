@@ -6,7 +6,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.graph.body import GraphBody
-from opgrad.graph.enclosed import enclosed, sequence_type
+from opgrad.graph.enclosed import declared_sizes, enclosed, sequence_type
 from opgrad.graph.formulas import Value
 from opgrad.graph.messages import FLOATS, copied, keep
 from opgrad.graph.nodes import captured, needed, read_by, rename
@@ -218,8 +218,12 @@ class Inside:
             helper.make_node("Identity", [each.name], [name], name) for each, name in zip(results, names, strict=True)
         ]
         outputs = [_told(name, each) for each, name in zip(results, names, strict=True)]
-        nodes = [*self.body.nodes, *copies]
-        return helper.make_graph(nodes, "gradient", given, outputs, self.body.initializers)
+        nodes, made = [*self.body.nodes, *copies], {name for node in self.body.nodes for name in node.output}
+        infos = [copied(info) for name, info in self.body.infos.items() if name in made]
+        for size in declared_sizes(infos):
+            if size.HasField("dim_param"):  # which may stand for another size in each turn
+                size.Clear()
+        return helper.make_graph(nodes, "gradient", given, outputs, self.body.initializers, value_info=infos)
 
 
 def _told(name: str, like: Value) -> onnx.ValueInfoProto:

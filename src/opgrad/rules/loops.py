@@ -215,7 +215,9 @@ class _Backward:
         value = Value(body, value.name, whole.element_type)
         if not part.is_reversed:
             value = value.slice(-1, -LAST - 1, 0, -1)
-        value = value.reshape(body.concat(self.turns.count.reshape([1]), *sizes))  # also if there is no turn
+        # Where no turn is run, onnxruntime takes 0 for sizes that it does not know; this gives them back.
+        zeros_as_sizes = {"allowzero": 1} if body.opset >= shaping.ZERO_AS_SIZE else {}
+        value = body.node("Reshape", value, body.concat(self.turns.count.reshape([1]), *sizes), **zeros_as_sizes)
         if part.axis:
             rank = len(shaping.sizes_of(whole))
             value = value.transpose(*range(1, part.axis + 1), 0, *range(part.axis + 1, rank))
