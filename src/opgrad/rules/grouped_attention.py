@@ -11,6 +11,7 @@ from onnx import TensorProto
 
 from opgrad.graph.formulas import LAST, Value
 from opgrad.graph.messages import MICROSOFT
+from opgrad.graph.passes.attention import LARGEST_HEAD
 from opgrad.graph.sizes import known
 from opgrad.rules.node import Node
 from opgrad.rules.registry import Gradients, NoGradient, decomposition, in_float32, recomputed
@@ -146,9 +147,12 @@ def attended(
 ) -> Value:
     """The result of attention, [N, L, heads * H].
 
-    The queries of a group are rows of one product with their keys.
+    In a plain graph the queries of a group are rows of a product with their keys; elsewhere one node works in tiles.
     """
     body, (q, k, v) = node.body, projections
+    if not body.plain and heads.width <= LARGEST_HEAD:
+        y = _in_tiles(node, projections, heads, mask, bias, sink)
+        return y.transpose(0, 2, 1, 3).reshape([0, 0, heads.queries * heads.width])
     rows = q.reshape([0, heads.keys, -1, heads.width])
     scores = body.node("MatMul", rows, k.transpose(0, 1, 3, 2)) * (node.get("scale", 0.0) or heads.width**-0.5)
     softcap = node.get("softcap", 0.0)
@@ -161,6 +165,23 @@ def attended(
     p = _softmax(node, scores, sink)
     y = body.node("MatMul", p.reshape(body.concat(rows.shape(0, 3), k.shape(2, 3))), v)
     return y.reshape(q.shape()).transpose(0, 2, 1, 3).reshape([0, 0, heads.queries * heads.width])
+
+
+def _in_tiles(
+    node: Node,
+    projections: tuple[Value, Value, Value],
+    heads: Heads,
+    mask: Value,
+    bias: Value | None,
+    sink: Value | None,
+) -> Value:
+    """The result of each head, by a node that keeps no scores."""
+    seen = mask if bias is None else node.where(mask, bias, LOWEST)
+    if sink is None and node.get("smooth_softmax", 0):
+        sink = node.body.number(0, projections[0]).expand(node.body.ints([heads.queries]))
+    scale = node.get("scale", 0.0) or heads.width**-0.5
+    given = {"scale": scale, "softcap": node.get("softcap", 0.0)}
+    return node.results("AttentionTraining", 2, *projections, seen, None, sink, **given)[0]
 
 
 def _softmax(node: Node, scores: Value, sink: Value | None) -> Value:

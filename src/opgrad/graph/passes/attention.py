@@ -22,7 +22,7 @@ from opgrad.graph.passes.masks import ALL, LOW, alignment, conditions
 from opgrad.graph.passes.operands import Operand, as_keys, head_size, scaled, shared_heads
 
 NODE = "AttentionTraining"
-LARGEST_HEAD = 256
+LARGEST_HEAD = 256  # of the kernels
 ONE_AXIS_FROM = 13  # opset of Softmax
 
 
