@@ -152,13 +152,13 @@ def test_any_cpu_computes_every_dtype(tmp_path):
 
 
 def kernels(op, dtype, monkeypatch):
-    """The kernels that a call on long rows uses, each with the dtypes of its pointers."""
+    """The kernels that a call on long rows uses, each with the dtypes of its pointers and its interface."""
     used = []
     task = native.Kernel.task
 
-    def record(self, dtypes):
-        used.append((self, tuple(dtypes)))
-        return task(self, used[-1][1])
+    def record(self, dtypes, interface="task"):
+        used.append((self, tuple(dtypes), interface))
+        return task(self, *used[-1][1:])
 
     monkeypatch.setattr(native.Kernel, "task", record)
     # A shape that no other test uses, so that its plan is made now.
@@ -172,14 +172,14 @@ def test_assembly_holds_vectors_and_no_calls(op, monkeypatch):
     dtype = ("float32", "float16")[list(operators()).index(op.name) % 2]
     register = {64: "zmm", 32: "ymm", 16: "xmm"}[native.vector_bytes()]
     used = kernels(op, dtype, monkeypatch)
-    texts = {kernel.__name__: native.assembly(kernel.function, dtypes) for kernel, dtypes in used}
+    texts = {kernel.__name__: native.assembly(kernel.function, *compiled) for kernel, *compiled in used}
     assert any(f"%{register}" in text for text in texts.values()), list(texts)
     for name, text in texts.items():
         # LLVM fills long runs of memory by memset and memcpy.
         assert not re.findall(r"^\s+call\w*\s+(?!\*|mem(?:set|cpy)@PLT)\S+", text, re.MULTILINE), name
 
 
-def test_words_of_vectors_exist_in_kernels_alone():
+def test_operations_exist_in_kernels_alone():
     with pytest.raises(TypeError, match="load_masked exists only inside compiled kernels"):
         simd.load_masked(0, 0, True, 0.0)
     with pytest.raises(TypeError, match="atomic_add exists only inside compiled kernels"):

@@ -6,6 +6,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Units
 from opgrad.cpu.kernels.gather import named
+from opgrad.cpu.kernels.loops.fold import fold
 from opgrad.cpu.kernels.loops.map import get, put, write_same
 
 
@@ -42,22 +43,17 @@ def _angle_row(row: int, heads, angles, positions) -> int:
 
 
 @inline
-def _turn_vectors(x, y, cos, sin, i: int, half: int, sign, whole: bool, mask) -> None:
+def _turn_vector(total, arrays, i: int, whole: bool, mask, numbers):
+    """Pairs are x[i] and x[half + i]."""
+    (y, x, cos, sin), (half, sign) = arrays, numbers
     c, s = get(cos, i, whole, mask), get(sin, i, whole, mask) * sign
     a, b = get(x, i, whole, mask), get(x, half + i, whole, mask)
     put(y, i, a * c - b * s, whole, mask, 0)
     put(y, half + i, b * c + a * s, whole, mask, 0)
+    return total
 
 
-@inline
-def _turn_halves(x, y, cos, sin, half: int, sign) -> None:
-    """Pairs are x[i] and x[half + i]."""
-    w, i = v.lanes(y), 0
-    while i + w <= half:
-        _turn_vectors(x, y, cos, sin, i, half, sign, True, v.first(y, w))
-        i += w
-    if i < half:
-        _turn_vectors(x, y, cos, sin, i, half, sign, False, v.first(y, half - i))
+_turn_halves = fold(_turn_vector)
 
 
 @inline
@@ -83,5 +79,5 @@ def turn(
         if interleaved:
             _turn_neighbours(source, target, cos + place, sin + place, heads.half, s)
         else:
-            _turn_halves(source, target, cos + place, sin + place, heads.half, s)
+            _turn_halves((), 0, heads.half, (target, source, cos + place, sin + place), (heads.half, s))
         write_same(target, 2 * heads.half, heads.size, 0, (source,), ())
