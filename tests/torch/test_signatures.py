@@ -19,28 +19,51 @@ LABELS = torch.tensor([0, 3, 1])
 def arguments(name):
     if name == "embedding":
         return [torch.tensor([[0, 2], [2, 1]]), torch.randn(3, 4)]
+    if name == "scaled_dot_product_attention":
+        return [torch.randn(2, 3, size, 4) for size in (5, 6, 6)]
     if name == "linear_cross_entropy":
         return [torch.randn(3, 5), torch.randn(4, 5), LABELS]
     return [torch.randn(3, 4), LABELS] if name == "cross_entropy" else [torch.randn(3, 4)]
 
 
+def signature(name):
+    """Of PyTorch's function; the only one that is not written in Python has it in the schema of its operator."""
+    if name != "scaled_dot_product_attention":
+        return inspect.signature(getattr(functional, name))
+    schema = torch.ops.aten.scaled_dot_product_attention.default._schema
+    kinds = {False: inspect.Parameter.POSITIONAL_OR_KEYWORD, True: inspect.Parameter.KEYWORD_ONLY}
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                each.name,
+                kinds[each.kwarg_only],
+                default=each.default_value if each.has_default_value() else inspect.Parameter.empty,
+            )
+            for each in schema.arguments
+        ]
+    )
+
+
 def theirs(name):
     """The parameters of PyTorch's function, with defaults that say what they mean."""
-    parameters = dict(inspect.signature(getattr(functional, name)).parameters)
+    parameters = dict(signature(name).parameters)
     return {each: {"dim": 1}.get(each, parameter.default) for each, parameter in parameters.items()}
 
 
 def test_every_function_is_compared():
     losses = ["cross_entropy", "linear_cross_entropy"]
     assert sorted(BOTH) == sorted(
-        ["embedding", "leaky_relu", "log_softmax", "relu", "sigmoid", "softmax", "tanh", *losses]
+        [
+            *("embedding", "leaky_relu", "log_softmax", "relu", "scaled_dot_product_attention", "sigmoid", "softmax"),
+            *("tanh", *losses),
+        ]
     )
 
 
 @pytest.mark.parametrize("name", BOTH)
 def test_parameters_stand_where_pytorch_has_them(name):
     ours = list(inspect.signature(getattr(opgrad.torch, name)).parameters.values())
-    expected = list(inspect.signature(getattr(functional, name)).parameters.values())
+    expected = list(signature(name).parameters.values())
     assert [each.name for each in ours[: len(expected)]] == [each.name for each in expected]
     assert [each.kind for each in ours[: len(expected)]] == [each.kind for each in expected]
     assert all(each.kind is each.KEYWORD_ONLY for each in ours[len(expected) :])
@@ -54,7 +77,7 @@ def test_calls_by_position_and_by_name(name):
     given, parameters = arguments(name), theirs(name)
     values = given + list(parameters.values())[len(given) :]
     named = list(zip(parameters, values, strict=True))
-    kinds = [each.kind for each in inspect.signature(getattr(functional, name)).parameters.values()]
+    kinds = [each.kind for each in signature(name).parameters.values()]
     positional = len(kinds) - kinds.count(inspect.Parameter.KEYWORD_ONLY)
     expected = getattr(functional, name)(*values[:positional], **dict(named[positional:]))
     function = getattr(opgrad.torch, name)

@@ -137,7 +137,9 @@ def unnamed():
     model = perceptron()
     for node in model.graph.node:
         node.name = ""
-    model.graph.node[1].op_type = "Det"
+    model.graph.node[1].op_type, model.graph.node[1].domain = "Strange", "my.own"
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, ["batch", 5]))
+    model.opset_import.append(onnx.helper.make_opsetid("my.own", 1))
     return model
 
 
@@ -175,7 +177,7 @@ def no_way():
         (perceptron, "--loss mse --batch-norm never", "--batch-norm is 'never', expected 'model', 'train' or 'freeze'"),
         (perceptron, "--loss mse --prefix a/b", "--prefix is 'a/b', expected the beginning of file names"),
         (two_outputs, "--loss cross-entropy", "--loss-input says which outputs the loss takes"),
-        (unnamed, "--loss mse", "Det (the node that makes 'a'): there is no rule for it; opgrad.gradients.register_"),
+        (unnamed, "--loss mse", "my.own.Strange (the node that makes 'a'): there is no rule for it; opgrad."),
         (duplicate, "--loss mse", "h"),
         (whole_numbers, "--loss mse", "the model has no weights, expected float tensors"),
         (no_way, "--loss mse", "depends on no weight of the model, of which it has 'w'"),
@@ -271,13 +273,17 @@ def test_the_command_to_go_on_has_the_options_of_the_model():
 
 def test_inspect_tells_all_nodes_without_gradient_and_what_would_be_trained(tmp_path):
     model = images(training=True)
-    model.graph.node[2].op_type = "Det"
-    model.graph.value_info.append(onnx.helper.make_tensor_value_info("f", onnx.TensorProto.FLOAT, [4, 4]))
+    model.graph.node[2].op_type, model.graph.node[2].domain = "Stranger", "my.own"
+    for name, shape in ((model.graph.node[2].output[0], [4, 4, 6, 6]), ("f", [4, 4])):
+        model.graph.value_info.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
     model.graph.node[4].op_type, model.graph.node[4].domain = "Strange", "my.own"
     model.opset_import.append(onnx.helper.make_opsetid("my.own", 1))
     path = saved(model, tmp_path)
     found = inspect(path).training
-    assert [each.partition(":")[0] for each in found.problems] == ["Det (node 'n2')", "my.own.Strange (node 'n4')"]
+    assert [each.partition(":")[0] for each in found.problems] == [
+        "my.own.Stranger (node 'n2')",
+        "my.own.Strange (node 'n4')",
+    ]
     assert found.trainable == ["w0", "scale", "bias", "w1"]
     assert found.frozen == ["mean", "var"]
     status, text = cli("inspect", path)

@@ -40,7 +40,7 @@ _attention_grad = _operator("attention_grad", ("dy", "q", "k", "v", "y", "lse"),
 @native
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """Attention of queries to keys, in tiles: the matrix of scores is never whole in memory.
 

@@ -1,6 +1,5 @@
 """What the steps of attention and of its gradient are made of."""
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -187,6 +186,7 @@ class Gradient(Building):
         self.block_queries = self.block_keys
         self.wanted = [name for name in ("dq", "dk", "dv") if self.given(name)]
         self.power, self.delta = (self.workspace.shared(s.batch * s.heads * s.queries) for _ in range(2))
+        self.memory = self._memory()
 
     def add_rows(self, kernel: Kernel, heads: int, length: int, size: int, arguments: Mapping[str, Any]) -> None:
         """A step whose units are rows of heads."""
@@ -296,8 +296,7 @@ class Gradient(Building):
             arguments["y"] = self.heads(name)
             self.add_rows(backward_kernels.round_rows, heads, length, size, arguments)
 
-    @functools.cached_property
-    def memory(self) -> dict[str, Any]:
+    def _memory(self) -> dict[str, Any]:
         """The arguments that all waves share, and the step of dmask."""
         s, private, rows, keys = self.sizes, self.workspace.private, backward_kernels.ROWS, self.block_keys
         scale = s.size**-0.5 if self.problem.attributes["scale"] is None else self.problem.attributes["scale"]
