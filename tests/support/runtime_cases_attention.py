@@ -43,7 +43,9 @@ def embedding(shape, positions, domain, kind=np.float32, pairs=2, **attributes):
 
     x = numbers(*shape, kind=kind)
     arrays = [x, places, *caches] if domain else [x, *caches, places]
-    return RuntimeCase("RotaryEmbedding", arrays, formula, (0,), attributes, domain, opset=23)
+    return RuntimeCase(
+        "RotaryEmbedding", arrays, formula, (0, 2, 3) if domain else (0, 1, 2), attributes, domain, opset=23
+    )
 
 
 MS = "com.microsoft"
@@ -128,7 +130,7 @@ def grouped(
         return (p @ v).transpose(0, 1).reshape(new, -1)
 
     floats = [place for place, array in enumerate(arrays) if array is not None and array.dtype == kind]
-    wanted = tuple(place for place in floats if place not in (7, 8)) if wanted is None else wanted
+    wanted = tuple(floats) if wanted is None else wanted
     return RuntimeCase("GroupQueryAttention", arrays, formula, wanted, given, MS, outputs=3, terms=256)
 
 

@@ -50,7 +50,7 @@ class Places:
         return self.new.body.range(self.total)
 
 
-@recomputed("GroupQueryAttention", domain=MICROSOFT, constant=(5, 6, 7, 8, 9))
+@recomputed("GroupQueryAttention", domain=MICROSOFT, constant=(5, 6, 9))
 @in_float32
 def group_query_attention(node: Node) -> Gradients:
     """y = softmax(scale * q @ k.T + mask) @ v of each head of q, with the keys of its group; caches come first."""

@@ -98,9 +98,11 @@ def unique(node: Node) -> Value:
     return reshape_like(flat, node.x)
 
 
-@gradient("MRotaryEmbedding", domain=MICROSOFT, constant=(1, 2, 3))
+@gradient("MRotaryEmbedding", domain=MICROSOFT, constant=(1,))
 def multimodal_rotary_embedding(node: Node) -> Value:
     """dx = dy, every pair turned back."""
+    if node.needed - {0}:
+        raise NoGradient("its cosines and sines are trained, and their gradients are not computed")
     positions, cos, sin = (node.required(place) for place in (1, 2, 3))
     return node.same(node.dy, positions, cos, -sin)
 
