@@ -23,9 +23,9 @@ from opgrad.bench.cells import (
     EXAMPLE,
     GRAPH,
     GROUPS,
-    LOSSES,
     MORE_EXAMPLES,
     PLAIN,
+    STEPS,
     WORKLOADS,
     Cell,
     Workload,
@@ -267,16 +267,16 @@ def test_a_result_is_json(op):
 
 
 def test_a_result_with_forms_is_json_and_is_shown():
-    forms = [group for group in GROUPS if group not in (PLAIN, GRAPH, LOSSES)]
+    forms = [group for group in GROUPS if group not in (PLAIN, GRAPH, *STEPS)]
     cells = [tiny_form(cell) for cell in select([], [], [], quick=True, groups=forms)]
     cells += select(["reduce_all_l2"], ["float32"], [], quick=True, groups=[GRAPH])
     result = run(Target(), cells, ["numpy"], 0, {}, lambda done, total, cell: None)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
-    assert {cell["group"] for cell in result["cells"]} == set(GROUPS) - {PLAIN, LOSSES}
+    assert {cell["group"] for cell in result["cells"]} == set(GROUPS) - {PLAIN, *STEPS}
     console = Console(record=True, file=io.StringIO())
     show(console, result)
     text = console.export_text()
-    assert all(title in text for group, title in TITLES.items() if group != LOSSES)
+    assert all(title in text for group, title in TITLES.items() if group not in STEPS)
 
 
 def test_an_interrupt_keeps_what_was_measured():

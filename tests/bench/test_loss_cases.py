@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from bench_results import made_up_result, summarized
 
-from opgrad.bench import loss_case
+from opgrad.bench import loss_case, step_case
 from opgrad.bench.cells import LOSSES, WORKLOADS, select
-from opgrad.bench.loss_forms import FORMS, LINEAR, LOGITS, SHAPES
 from opgrad.bench.measure import OURS
 from opgrad.bench.peers import COMPILE
 from opgrad.bench.run import run
+from opgrad.bench.step_forms import FORMS, LINEAR, LOGITS, SHAPES
 from opgrad.bench.tables import TITLES, full_table
 from opgrad.bench.targets import Target
 
@@ -30,7 +30,7 @@ EVERY = [tiny(cell) for cell in select([], ["float32"], [], quick=False, groups=
 def test_everybody_computes_the_same_loss_and_gradients(cell):
     case = loss_case.LossCase(cell)
     found = {}
-    for name, loss in case.losses(["torch"]).items():
+    for name, loss in case.functions(["torch"]).items():
         case.step(loss)
         found[name] = [loss(*case.leaves).detach(), *(leaf.grad for leaf in case.leaves)]
     assert len(found) > 1
@@ -45,7 +45,7 @@ def test_classes_may_lie_along_axis_1(form):
     cell = replace(EVERY[0], workload=replace(large, shape=(3, 7, 2, 5)))
     case = loss_case.LossCase(cell)
     values = []
-    for loss in case.losses(["torch"]).values():
+    for loss in case.functions(["torch"]).values():
         case.step(loss)
         values.append([loss(*case.leaves).detach(), *(leaf.grad for leaf in case.leaves)])
     torch.testing.assert_close(*values)
@@ -102,7 +102,7 @@ def test_without_pytorch_the_cells_are_left_out(monkeypatch):
 
 
 def test_growth_is_what_a_call_takes_at_most():
-    if loss_case.growth(lambda: None) is None:
+    if step_case.growth(lambda: None) is None:
         pytest.skip("the system does not tell")
-    grown = loss_case.growth(lambda: torch.ones(1 << 24).sum().item())
+    grown = step_case.growth(lambda: torch.ones(1 << 24).sum().item())
     assert grown == pytest.approx(1 << 26, abs=1 << 23)  # the system counts pages in batches for each thread

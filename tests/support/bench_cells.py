@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from opgrad.bench.cells import GRAPH, GROUPS, LOSSES, PLAIN, Cell, Workload, select
+from opgrad.bench.cells import GRAPH, GROUPS, PLAIN, STEPS, Cell, Workload, select
 
 TINY = {
     "elements": (Workload((37,)),),
@@ -13,7 +13,7 @@ TINY = {
 FORMS = {
     cell.name: cell
     for cell in select(
-        [], [], [], quick=False, groups=[group for group in GROUPS if group not in (PLAIN, GRAPH, LOSSES)]
+        [], [], [], quick=False, groups=[group for group in GROUPS if group not in (PLAIN, GRAPH, *STEPS)]
     )
 }
 

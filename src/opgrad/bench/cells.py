@@ -4,16 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from opgrad.bench import loss_forms
+from opgrad.bench import step_forms
 from opgrad.bench.forms import BROADCAST_SHAPE, BROADCASTS
 from opgrad.bench.memories import DEFAULT, MEMORIES
 from opgrad.contract import FLOATS, Operator, Shape, graph_operators, operators
 
 DTYPES = ("float32", "bfloat16", "float16")
 UNASKED = "float64"  # what is measured only if it is asked for
-PLAIN, TYPES, POST_OPS, BROADCAST, ATTRIBUTES, GRADIENTS, PLANS, GRAPH, LOSSES = GROUPS = (
-    "plain", "types", "post-ops", "broadcast", "attributes", "gradients", "plans", "graph", "losses",
+PLAIN, TYPES, POST_OPS, BROADCAST, ATTRIBUTES, GRADIENTS, PLANS, GRAPH, LOSSES, ATTENTION = GROUPS = (
+    "plain", "types", "post-ops", "broadcast", "attributes", "gradients", "plans", "graph", "losses", "attention",
 )  # fmt: skip
+STEPS = (LOSSES, ATTENTION)  # groups of functions on PyTorch's tensors
 
 SWEEP = "sweep"  # the group of the cells of bench/sweep.py, which are measured by themselves
 
@@ -23,8 +24,9 @@ class Workload:
     """A shape with what belongs to it. `headline`: in the short table; `quick`: measured by `--quick`.
 
     Those of the group "graph" are the large examples of an operator of training graphs; `example`: which of them.
-    Those of "losses" are steps in PyTorch: `form` is one of bench/loss_forms.py; a linear layer's shape has the tokens,
-    classes and hidden features.
+    Those of "losses" and "attention" are steps in PyTorch: `form` is one of bench/step_forms.py; a linear layer's shape
+    has the tokens, classes and hidden features, attention's the batch, heads, heads of keys if these are fewer, length
+    and size of a head.
     A workload of any other group than "plain" is a form of softmax: one of bench/forms.py, by its name, and the dtypes
     that it is measured in, such as "float32->int8" or, for a gradient's two arrays, "bfloat16,float32->float32".
     """
@@ -140,12 +142,13 @@ GRADIENT_FORMS = (
     *_forms(PLANS, ["no attribute"], shapes=((1, 1000),)),
 )
 
-LOSS_DTYPES = ("float32", "bfloat16")
+STEP_DTYPES = ("float32", "bfloat16")
 LOGITS_FORMS = [
-    replace(workload, shape=loss_forms.SHAPES.get(workload.form, workload.shape))
-    for workload in _forms(LOSSES, list(loss_forms.FORMS), LOSS_DTYPES, ((512, 32000),))
+    replace(workload, shape=step_forms.SHAPES.get(workload.form, workload.shape))
+    for workload in _forms(LOSSES, list(step_forms.FORMS), STEP_DTYPES, ((512, 32000),))
 ]
-LAYERS = _forms(LOSSES, [""], LOSS_DTYPES, tuple((512, 32000, hidden) for hidden in (64, 256, 512, 1024)))
+LAYERS = _forms(LOSSES, [""], STEP_DTYPES, tuple((512, 32000, hidden) for hidden in (64, 256, 512, 1024)))
+ATTENTIONS = _forms(ATTENTION, list(step_forms.ATTENTION_FORMS), STEP_DTYPES, step_forms.ATTENTION_SHAPES)
 
 Workloads = Mapping[str, Sequence[Workload]]  # by kind of operator; an operator's forms by its name
 WORKLOADS: Workloads = {
@@ -155,8 +158,9 @@ WORKLOADS: Workloads = {
     "slices": SLICES,
     "softmax": SOFTMAX_FORMS,
     "softmax_grad": GRADIENT_FORMS,
-    loss_forms.LOGITS: LOGITS_FORMS,
-    loss_forms.LINEAR: LAYERS,
+    step_forms.LOGITS: LOGITS_FORMS,
+    step_forms.LINEAR: LAYERS,
+    step_forms.ATTENTION: ATTENTIONS,
 }
 
 
@@ -196,18 +200,18 @@ def select(
 
     Raises ValueError for a name that is not known.
     """
-    graphs, losses = (graph_operators(), loss_forms.functions()) if workloads is WORKLOADS else ({}, {})
-    declared = {**operators(), **graphs, **losses}
+    graphs, steps = (graph_operators(), step_forms.functions()) if workloads is WORKLOADS else ({}, {})
+    declared = {**operators(), **graphs, **steps}
     _check("operator", ops, declared)
     _check("group", groups, GROUPS)
     check_names(dtypes, memories)
     plain = not groups or PLAIN in groups
     cells = []
     for op in [declared[name] for name in ops or declared]:
-        if plain and op.name not in {**graphs, **losses}:
+        if plain and op.name not in {**graphs, **steps}:
             usual = _workloads(op, workloads[op.kind], shapes, quick)
             cells += [Cell(op, workload, dtype) for workload in usual for dtype in dtypes or DTYPES]
-        own = _examples(op) if op.name in graphs else (*workloads.get(op.name, ()), *_layers(op, shapes))
+        own = _examples(op) if op.name in graphs else (*workloads.get(op.name, ()), *_more_steps(op, shapes))
         for workload in own:
             if (not groups or workload.group in groups) and _is_asked(workload, shapes, quick):
                 cells += [Cell(op, workload, pair) for pair in _pairs(workload, dtypes, quick)]
@@ -215,7 +219,7 @@ def select(
         replace(cell, memory=memory)
         for memory in memories or (DEFAULT,)
         for cell in cells
-        if memory == DEFAULT or cell.workload.group != LOSSES  # PyTorch's tensors lie where PyTorch puts them
+        if memory == DEFAULT or cell.workload.group not in STEPS  # PyTorch's tensors lie where PyTorch puts them
     ]
 
 
@@ -227,13 +231,13 @@ def _examples(op: Operator) -> list[Workload]:
     return [replace(EXAMPLE, example=number, quick=number == 0, dtypes=dtypes) for number in range(count)]
 
 
-def _layers(op: Operator, shapes: Sequence[str]) -> list[Workload]:
-    """The linear layers of these shapes that no workload has."""
-    found = map(_shape, shapes if op.name == loss_forms.LINEAR else ())
-    known = {workload.shape for workload in LAYERS}
-    return [
-        Workload(shape, group=LOSSES, dtypes=LOSS_DTYPES) for shape in found if len(shape) == 3 and shape not in known
-    ]
+def _more_steps(op: Operator, shapes: Sequence[str]) -> list[Workload]:
+    """Linear layers and attention of these shapes, which no workload has."""
+    usual = {step_forms.LINEAR: LAYERS, step_forms.ATTENTION: ATTENTIONS}.get(op.name, [])
+    known = {workload.shape for workload in usual}
+    found = [shape for shape in map(_shape, shapes) if step_forms.takes(op.name, shape) and shape not in known]
+    forms = {workload.form: workload for workload in usual}.values()
+    return [replace(form, shape=shape) for shape in found for form in forms]
 
 
 def _is_asked(workload: Workload, shapes: Sequence[str], quick: bool) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opgrad.bench.cells import GROUPS, LOSSES, PLAIN, PLANS
+from opgrad.bench.cells import GROUPS, PLAIN, PLANS, STEPS
 from opgrad.bench.measure import NEW, OURS
 from opgrad.bench.memories import DEFAULT
 from opgrad.reading import read_regular
@@ -93,8 +93,8 @@ def figures(result: Result, group: str = PLAIN) -> list[Figures]:
 
 
 def forms(result: Result) -> dict[str, list[Figures]]:
-    """The figures of the forms of softmax by group; plans and losses have others."""
-    found = {group: figures(result, group) for group in GROUPS if group not in (PLAIN, PLANS, LOSSES)}
+    """The figures of the forms of softmax by group; plans and steps have others."""
+    found = {group: figures(result, group) for group in GROUPS if group not in (PLAIN, PLANS, *STEPS)}
     return {group: cells for group, cells in found.items() if cells}
 
 

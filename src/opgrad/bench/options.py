@@ -65,7 +65,7 @@ class Options:
         Said(
             "cells",
             "Of plain and, for softmax with attributes, types, post-ops, broadcast, attributes, gradients, plans; "
-            "graph: the operators that only training graphs have; losses: steps of PyTorch's losses; "
+            "graph: the operators that only training graphs have; losses, attention: steps in PyTorch; "
             "of --sweep: rows, inner, axes, shapes, pages. Default: all.",
             "NAME,…",
         ),

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from opgrad.bench import instruction_sets
-from opgrad.bench.cells import ATTRIBUTES, BROADCAST, GRADIENTS, GRAPH, LOSSES, PLANS, POST_OPS, TYPES
+from opgrad.bench.cells import ATTENTION, ATTRIBUTES, BROADCAST, GRADIENTS, GRAPH, LOSSES, PLANS, POST_OPS, TYPES
 from opgrad.bench.figures import (
     Figures,
     Result,
@@ -30,7 +30,7 @@ COLUMNS = ("operator", "shape", "dtype", "time", "GB/s", "of copy", *PEERS_IN, "
 NOBODY = "none"  # in place of the best peer, where no peer works this way
 OF_FASTEST = "of fastest"  # one more for the forms of softmax
 PLAN_COLUMNS = ("operator", "shape", "dtype", "plan", "call", "kernel", "plan - kernel")
-LOSS_COLUMNS = (
+STEP_COLUMNS = (
     "function", "shape", "dtype", "time", *PEERS_IN, "memory", "over needed", "its memory", "least of a peer"
 )  # fmt: skip
 TITLES = {
@@ -42,6 +42,7 @@ TITLES = {
     PLANS: "Plans",
     GRAPH: "Operators of training graphs",
     LOSSES: "Losses in PyTorch",
+    ATTENTION: "Attention in PyTorch",
 }
 SWEEP_TITLE, SHAPES_TITLE = "Rows of every length", "Shapes of networks"
 SHAPES_COLUMNS = ("operator", "shape", "dtype", "given", "GB/s", "of copy", *PEERS_IN)
@@ -246,7 +247,11 @@ def _form_tables(result: Result) -> Iterator[Table]:
             shares = [f"{times:.2f}" for times in times_of_fastest(cells)]
             of_fastest = [[*row, share] for row, share in zip(rows, shares, strict=True)]
             yield Table((*COLUMNS, OF_FASTEST), of_fastest, TITLES[group])
-    for group, columns, row_of in ((PLANS, PLAN_COLUMNS, _plan_row), (LOSSES, LOSS_COLUMNS, _loss_row)):
+    for group, columns, row_of in (
+        (PLANS, PLAN_COLUMNS, _plan_row),
+        (LOSSES, STEP_COLUMNS, _step_row),
+        (ATTENTION, (*STEP_COLUMNS, "ulp"), _attention_row),
+    ):
         if rows := [row_of(cell) for cell in result["cells"] if cell.get("group") == group]:
             yield Table(columns, rows, TITLES[group])
 
@@ -259,7 +264,7 @@ def _row(cell: Figures) -> list[str]:
         cell.typed,
         *_timed(new),
         *([duration(given.seconds), *_best(given)] if given else [""] * 4),
-        f"{cell.error_ulp:.2f}" if cell.error_ulp is not None else "not finite",
+        _ulp(cell.error_ulp),
         *([] if new.host_seconds is None else [duration(new.host_seconds)]),
     ]
 
@@ -282,10 +287,10 @@ def _plan_row(cell: Mapping[str, Any]) -> list[str]:
     return [cell["operator"], cell["workload"], cell["dtype"], *map(duration, (plan, call, kernel, plan - kernel))]
 
 
-def _loss_row(cell: Mapping[str, Any]) -> list[str]:
-    """Our time beside the fastest peer's, and what both take beyond arguments and gradients.
+def _step_row(cell: Mapping[str, Any]) -> list[str]:
+    """Our time beside the fastest peer's, and what both take beyond arguments, results and gradients.
 
-    `over needed` is our peak over the bytes of arguments and gradients: 1 would be nothing beyond them.
+    `over needed` is our peak over the bytes of these: 1 would be nothing beyond them.
     """
     (ours, peer, theirs), beyond = rivals(cell["ways"][NEW]), cell["beyond"]
     mine = beyond[OURS]
@@ -294,6 +299,10 @@ def _loss_row(cell: Mapping[str, Any]) -> list[str]:
     over = "" if mine is None else f"{1 + mine / cell['needed']:.2f}"
     known = [cell["operator"], cell["workload"], cell["dtype"], _milliseconds(ours), *best, _mebibytes(mine), over]
     return [*known, _mebibytes(beyond[peer] if peer else None), _mebibytes(least)]
+
+
+def _attention_row(cell: Mapping[str, Any]) -> list[str]:
+    return [*_step_row(cell), _ulp(cell["error_ulp"])]
 
 
 def _sweep_tables(result: Result) -> Iterator[Table]:
@@ -321,6 +330,10 @@ def duration(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return _milliseconds(seconds) if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+def _ulp(error: float | None) -> str:
+    return "not finite" if error is None else f"{error:.2f}"
 
 
 def _milliseconds(seconds: float) -> str:
