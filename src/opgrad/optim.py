@@ -13,7 +13,7 @@ import numpy as np
 from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.optimizer import AdamWStep, adamw_in_place, sgd_in_place
-from opgrad.native.passes import Pass, Units
+from opgrad.native.passes import Pass, RepeatedKernel
 
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 BLOCK = 1 << 14  # weights that are float32 at a time: 64 KiB, which stay in the second-level cache
@@ -107,7 +107,7 @@ def _run(
     given = {"width": width, "factors": factors.ctypes.data}
     traffic = sum(array.itemsize for array in arrays[1:]) * count * width
     each = partition.per_part(count, traffic / count)
-    Units(kernel, arrays, count, each, traffic, lambda of: {**given, "rows": of[0], **named(*of[1:])})()
+    RepeatedKernel(kernel, arrays, count, each, traffic, lambda of: {**given, "rows": of[0], **named(*of[1:])})()
 
 
 def _check(who: str, rows: Array, values: Array, tables: Sequence[Array]) -> None:

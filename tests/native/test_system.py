@@ -119,7 +119,7 @@ def test_the_pool_of_another_system(monkeypatch, make):
 def test_the_workers_of_another_system(monkeypatch, make):
     given, library = make(CreateThread=1)
     monkeypatch.setattr(workers, "system", lambda: given)
-    team = workers.Pool()
+    team = workers.ThreadPool()
     assert team.start(3) == ""
     started = [call for call in library.called if call[0] in ("pthread_create", "CreateThread")]
     assert len(started) == team.workers == 3

@@ -26,7 +26,7 @@ class Strides:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Arrangement:
     """Sizes of the loops; `order` is the memory order of the axes for operands that must be copied or made.
 
     Vectors run along `inner` where it is larger than 1, else along `n`.
@@ -39,8 +39,10 @@ class Layout:
     strides: Mapping[str, Strides]
 
 
-def rows(shape: Shape, reduced: range, operands: Mapping[str, tuple[Shape, int]], any_stride: bool = False) -> Layout:
-    """The layout for operators that reduce the axes `reduced`; `operands` gives strides in bytes and item sizes."""
+def rows(
+    shape: Shape, reduced: range, operands: Mapping[str, tuple[Shape, int]], any_stride: bool = False
+) -> Arrangement:
+    """The arrangement for operators that reduce the axes `reduced`. operands: strides in bytes, and item sizes."""
     order = memory_order(shape, next(iter(operands.values()))[0])
     places = [place for place, axis in enumerate(order) if axis in reduced]
     if places != list(range(places[0], places[0] + len(places))):
@@ -49,8 +51,8 @@ def rows(shape: Shape, reduced: range, operands: Mapping[str, tuple[Shape, int]]
     return _arrange(shape, order, places[0], places[-1] + 1, operands, any_stride)
 
 
-def elements(shape: Shape, operands: Mapping[str, tuple[Shape, int]], any_stride: bool = False) -> Layout:
-    """The layout for operators on single elements: outer x n, with n as long as most operands allow."""
+def elements(shape: Shape, operands: Mapping[str, tuple[Shape, int]], any_stride: bool = False) -> Arrangement:
+    """The arrangement for operators on single elements: outer x n, with n as long as most operands allow."""
     order = memory_order(shape, next(iter(operands.values()))[0])
     layouts = [_arrange(shape, order, split, len(order), operands, any_stride) for split in range(len(order) + 1)]
     return max(layouts, key=lambda layout: sum(strides.fits for strides in layout.strides.values()))
@@ -71,7 +73,7 @@ def _arrange(
     stop: int,
     operands: Mapping[str, tuple[Shape, int]],
     any_stride: bool,
-) -> Layout:
+) -> Arrangement:
     groups = [order[:start], order[start:stop], order[stop:]]
     outer, n, inner = (math.prod(shape[axis] for axis in group) for group in groups)
     strides = {}
@@ -83,7 +85,7 @@ def _arrange(
             strides[name] = Strides(n * inner, inner, 1, fits=False)
         else:
             strides[name] = Strides(found[0] or 0, found[1] or 0, found[2] or 0, fits=True)
-    return Layout(outer, n, inner, order, strides)
+    return Arrangement(outer, n, inner, order, strides)
 
 
 def _one_stride(shape: Shape, strides: Shape, size: int, axes: Sequence[int]) -> int | None:

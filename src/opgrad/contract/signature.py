@@ -156,10 +156,10 @@ def covered(spec: Spec) -> tuple[int, int]:
     return sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps) + spec.dtype.itemsize
 
 
-def _loops(op: Operator, elements: Mapping[str, Spec], attributes: Attributes, any_stride: bool) -> layout.Layout:
+def _loops(op: Operator, elements: Mapping[str, Spec], attributes: Attributes, any_stride: bool) -> layout.Arrangement:
     """The loops over the arrays that have an entry for each element."""
     if op.kind in ("slices", "whole", "strided"):
-        return layout.Layout(1, 1, 1, (), {})
+        return layout.Arrangement(1, 1, 1, (), {})
     shape = next(iter(elements.values())).shape
     strides = {name: (_strides(spec), spec.dtype.itemsize) for name, spec in elements.items()}
     if op.kind == "elements":
@@ -174,7 +174,7 @@ def _strides(spec: Spec, order: tuple[int, ...] = ()) -> tuple[int, ...]:
     return layout.contiguous(spec.shape, order or tuple(range(len(spec.shape))), spec.dtype.itemsize)
 
 
-def _order(loops: layout.Layout, role: str, rank: int) -> tuple[int, ...]:
+def _order(loops: layout.Arrangement, role: str, rank: int) -> tuple[int, ...]:
     """The memory order of an array that is made or copied for these loops."""
     if role == "element" and len(loops.order) == rank:
         return loops.order
@@ -184,7 +184,7 @@ def _order(loops: layout.Layout, role: str, rank: int) -> tuple[int, ...]:
 
 
 def _operands(
-    loops: layout.Layout,
+    loops: layout.Arrangement,
     numbers: Mapping[str, int],
     specs: Mapping[str, Spec],
     orders: Mapping[str, tuple[int, ...]],

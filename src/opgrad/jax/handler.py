@@ -1,7 +1,7 @@
 """The native function that XLA calls to run an operator; it is the same for all operators and does not need the GIL.
 
 The call's one attribute begins with the digest of what is called (`registry`). With the sizes of all buffers it is the
-key of a plan, which is looked up among those that were prepared. Python is asked for one that is new, and for the words
+key of a plan, which is looked up among the keyed plans. Python is asked for one that is new, and for the words
 where a plan fails. Nothing is copied: kernels read and write XLA's memory.
 """
 
@@ -37,15 +37,15 @@ from opgrad.jax.abi import (
     number,
     word,
 )
+from opgrad.native.keyed import OWN, PARTS, PLAN, find_keyed
 from opgrad.native.plan import NO_MEMORY, REPORT
-from opgrad.native.prepared import OWN, PARTS, PLAN, find_prepared
 
 # Words of the table that the process calls TABLE: functions of Python and of the runtime, the address of the word that
-# has the team of threads, the minor version of XLA's FFI, and the first of each bucket's prepared plans.
+# has the team of threads, the minor version of XLA's FFI, and the first of each bucket's keyed plans.
 TABLE = "opgrad_jax_table"
 PREPARE, REFUSE, START_TEAM, EXECUTE_PLAN, RUN, TEAM, MINOR, BUCKETS = range(8)
 BUCKET_COUNT = 1024
-# The handler's own words of a prepared plan; PLACES is the address of the operands' numbers of all buffers, and the key
+# The handler's own words of a keyed plan; PLACES is the address of the operands' numbers of all buffers, and the key
 # comes last. FILL is 0, or the address of the results' bytes, which become NaN, and -1, where the plan fails.
 OPERANDS, PLACES, FILL, KEY = range(OWN, OWN + 4)
 FAILURE_CODE, FAILURE_MESSAGE = range(2)  # words of what Python could not do
@@ -99,7 +99,7 @@ def read_key(frame: int, key: int) -> bool:
 
 @inline
 def bucket_of(table: int, key: int) -> int:
-    """The address of the word that has the first of the prepared plans among which the key's is."""
+    """The address of the word that has the first of the keyed plans among which the key's is."""
     mixed = 0
     for index in range(load_word(key, 0)):
         mixed = (mixed ^ load_word(key, index)) * MIX
@@ -108,11 +108,11 @@ def bucket_of(table: int, key: int) -> int:
 
 
 @inline
-def take_operands(frame: int, prepared: int, operands: int) -> None:
+def take_operands(frame: int, keyed: int, operands: int) -> None:
     """Write where the operands lie, 0 for those that are left out."""
-    for index in range(load_word(prepared, OPERANDS)):
+    for index in range(load_word(keyed, OPERANDS)):
         store_word(operands, index, 0)
-    places, given = load_word(prepared, PLACES), word(frame + ARGUMENTS, COUNT)
+    places, given = load_word(keyed, PLACES), word(frame + ARGUMENTS, COUNT)
     for index in range(given):
         store_word(operands, load_word(places, index), word(item(frame + ARGUMENTS, index, ITEMS), DATA))
     for index in range(word(frame + RESULTS, COUNT)):
@@ -129,26 +129,26 @@ def fill(frame: int, sizes: int) -> None:
 
 
 @inline
-def team_for(table: int, prepared: int) -> int:
+def team_for(table: int, keyed: int) -> int:
     """The threads that help, 0 for a plan that has one part."""
-    if load_word(prepared, PARTS) < 2:
+    if load_word(keyed, PARTS) < 2:
         return 0
     team = atomic_load(load_word(table, TEAM))
     return call_address(load_word(table, START_TEAM)) if team < 0 else team
 
 
 @inline
-def run_plan(frame: int, table: int, prepared: int, operands: int) -> int:
+def run_plan(frame: int, table: int, keyed: int, operands: int) -> int:
     """Run the plan on the operands; 0, or the address of what Python says of its failure."""
-    team, report = team_for(table, prepared), stack_words(REPORT)
-    run, plan = load_word(table, RUN) if team else 0, load_word(prepared, PLAN)
+    team, report = team_for(table, keyed), stack_words(REPORT)
+    run, plan = load_word(table, RUN) if team else 0, load_word(keyed, PLAN)
     status = call_address(load_word(table, EXECUTE_PLAN), plan, operands, 0, 0, 1, run, team, report)
     if status == 0:
         return 0
-    if status != NO_MEMORY and load_word(prepared, FILL) != 0:
-        fill(frame, load_word(prepared, FILL))
+    if status != NO_MEMORY and load_word(keyed, FILL) != 0:
+        fill(frame, load_word(keyed, FILL))
         return 0
-    return call_address(load_word(table, REFUSE), prepared, 0 if status == NO_MEMORY else report)
+    return call_address(load_word(table, REFUSE), keyed, 0 if status == NO_MEMORY else report)
 
 
 @native(1)
@@ -164,14 +164,14 @@ def handle(frame: int) -> int:
     store_word(slot, 0, 0)
     is_short = read_key(frame, key)
     bucket = bucket_of(table, key)
-    prepared = find_prepared(bucket, key, KEY) if is_short else 0
-    if prepared == 0:
+    keyed = find_keyed(bucket, key, KEY) if is_short else 0
+    if keyed == 0:
         failure = call_address(load_word(table, PREPARE), key, bucket, slot)
-        prepared = load_word(slot, 0)
-        if prepared == 0:
+        keyed = load_word(slot, 0)
+        if keyed == 0:
             return error(frame, load_word(failure, FAILURE_CODE), load_word(failure, FAILURE_MESSAGE))
-    take_operands(frame, prepared, operands)
-    failure = run_plan(frame, table, prepared, operands)
+    take_operands(frame, keyed, operands)
+    failure = run_plan(frame, table, keyed, operands)
     if failure != 0:
         return error(frame, load_word(failure, FAILURE_CODE), load_word(failure, FAILURE_MESSAGE))
     return 0

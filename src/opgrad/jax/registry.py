@@ -1,8 +1,8 @@
-"""What compiled functions call by name, and the plans that were prepared for it, in the form that the handler reads.
+"""What compiled functions call by name, and the plans that they find, in the form that the handler reads.
 
 A compiled function may be kept on disk and loaded by another process, so it holds no address: only the digest of what
 it calls, its operator, dtypes and attributes. Whoever traces the function, which JAX does in every process before it
-looks for a compiled one, makes the digest known here. Prepared plans stay, as do JAX's compiled functions.
+looks for a compiled one, makes the digest known here. Keyed plans stay, as do JAX's compiled functions.
 """
 
 import ctypes
@@ -32,8 +32,8 @@ from opgrad.jax.handler import (
 )
 from opgrad.locks import settling
 from opgrad.native import plans, threads
+from opgrad.native.keyed import KeyedPlan, words
 from opgrad.native.plan import REPORT, execute
-from opgrad.native.prepared import Prepared, words
 
 CODES = {TypeError: abi.INVALID_ARGUMENT, ValueError: abi.INVALID_ARGUMENT}
 CODES |= {NotImplementedError: abi.UNIMPLEMENTED, MemoryError: abi.RESOURCE_EXHAUSTED}
@@ -110,8 +110,8 @@ def known(called: Called) -> str:
 # --- plans ----------------------------------------------------------------------------------------------------------
 
 
-_prepared: dict[tuple[int, ...], Prepared] = {}  # by key
-_by_address: dict[int, tuple[Called, Prepared]] = {}
+_keyed: dict[tuple[int, ...], KeyedPlan] = {}  # by key
+_by_address: dict[int, tuple[Called, KeyedPlan]] = {}
 
 
 def _prepare(key: int, bucket: int, found: int) -> int:
@@ -122,10 +122,10 @@ def _prepare(key: int, bucket: int, found: int) -> int:
     try:
         whole = tuple((ctypes.c_int64 * _at(key).value).from_address(key))
         with settling:
-            if whole not in _prepared:
-                _prepared[whole] = _prepared_plan(whole, _at(bucket).value)
-                _at(bucket).value = _prepared[whole].address
-            _at(found).value = _prepared[whole].address
+            if whole not in _keyed:
+                _keyed[whole] = _keyed_plan(whole, _at(bucket).value)
+                _at(bucket).value = _keyed[whole].address
+            _at(found).value = _keyed[whole].address
         return 0
     except BaseException as error:
         return _failure(error)
@@ -134,13 +134,13 @@ def _prepare(key: int, bucket: int, found: int) -> int:
 _at = ctypes.c_int64.from_address
 
 
-def _prepared_plan(key: tuple[int, ...], following: int) -> Prepared:
+def _keyed_plan(key: tuple[int, ...], following: int) -> KeyedPlan:
     """The plan that a key stands for, with the operands' numbers of all buffers."""
     called, plan = _plan_for(key)
     operands = [*called.operator.arrays, *called.operator.results]
     places = words(operands.index(name) for name in (*called.given, *called.results))
     sizes = words(math.prod(spec.shape) * spec.dtype.itemsize for spec in plan.results)
-    made = Prepared(plan, key, [len(operands), places, sizes if called.is_part else 0], following)
+    made = KeyedPlan(plan, key, [len(operands), places, sizes if called.is_part else 0], following)
     _by_address[made.address] = called, made
     return made
 
@@ -165,10 +165,10 @@ def _shapes(sizes: Sequence[int]) -> Iterator[Shape]:
         yield tuple(itertools.islice(rest, rank))
 
 
-def _refuse(prepared: int, report: int) -> int:
+def _refuse(keyed: int, report: int) -> int:
     """The handler calls this when a plan has refused its arguments, or its working memory could not be had (0)."""
     try:
-        called, this = _by_address[prepared]
+        called, this = _by_address[keyed]
         told = list((ctypes.c_int64 * REPORT).from_address(report)) if report else None
         raise in_name_of(called.operator, called.name, this.plan.error(told))
     except BaseException as error:
@@ -202,7 +202,7 @@ def _table() -> Any:
         natives = [execute.address, threads.run.address, threads.team_word()]
         addresses = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in callbacks]
         table = words([*addresses, *natives, _minor_version(), *[0] * BUCKET_COUNT])
-        kept = (table, callbacks, _prepared, _by_address, _failures)
+        kept = (table, callbacks, _keyed, _by_address, _failures)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         _tables.append(table)
     return _tables[0]

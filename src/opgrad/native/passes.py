@@ -18,7 +18,7 @@ LEAST_SHARED_BYTES = 1 << 20
 Arguments = Callable[[list[Operand]], dict[str, Any]]
 
 
-class Units:
+class RepeatedKernel:
     """A kernel over a number of units of contiguous arrays of any shapes, whose parts opgrad's threads share.
 
     arguments: makes the kernel's arguments from the operands of the arrays. each: the units of a part. traffic: the
@@ -40,7 +40,7 @@ class Units:
         run_on(*self._addresses, threads_for() if self._shared else (0, 0))
 
 
-class Pass(Units):
+class Pass(RepeatedKernel):
     """A kernel over arrays of one length and dtype, float32 or float64, whose units are their elements."""
 
     def __init__(

@@ -14,8 +14,8 @@ from opgrad.cpu.compiler.memory import (
     store_word,
 )
 from opgrad.cpu.compiler.native import inline, native
+from opgrad.native.keyed import OWN, PARTS, PLAN, find_keyed
 from opgrad.native.plan import NO_MEMORY, REPORT
-from opgrad.native.prepared import OWN, PARTS, PLAN, find_prepared
 from opgrad.native.scratch import STACK_WORDS, give, take
 from opgrad.onnxruntime.abi import (
     GET_DIMENSIONS,
@@ -33,7 +33,7 @@ from opgrad.onnxruntime.abi import (
 # three operands for each of them: the result, the input, and an output that gets a copy.
 API, PLANS, CLOSED, INPUTS, OVERWRITES, BUFFERS = range(6)
 PREPARE, REFUSE, EXECUTE, SPREAD, COPY_BYTES, OPERANDS, MOST_DIMENSIONS, KINDS = range(6, 14)
-# A node's own words of a prepared plan. SPARE_BYTES is the size of the memory for results without an output of the
+# A node's own words of a keyed plan. SPARE_BYTES is the size of the memory for results without an output of the
 # node, and SPARE_FROM the source of this memory, see `scratch.source`. At OUTPUTS there is the number of outputs, with
 # operand, rank and dimensions of each. Behind them there is the number of results that may have no output, with the
 # operand of each and its place in the spare memory.
@@ -141,9 +141,9 @@ def read_inputs(node: int, context: int, key: int, operands: int, slot: int) -> 
 
 
 @inline
-def take_outputs(node: int, context: int, prepared: int, operands: int, slot: int) -> int:
+def take_outputs(node: int, context: int, keyed: int, operands: int, slot: int) -> int:
     """Have onnxruntime allocate the outputs and put them among the operands; 0 or a status."""
-    api, outputs = load_word(node, API), load_word(prepared, OUTPUTS)
+    api, outputs = load_word(node, API), load_word(keyed, OUTPUTS)
     at = 1
     for i in range(load_word(outputs, 0)):
         operand, rank, dimensions = load_word(outputs, at), load_word(outputs, at + 1), outputs + 8 * (at + 2)
@@ -158,9 +158,9 @@ def take_outputs(node: int, context: int, prepared: int, operands: int, slot: in
 
 
 @inline
-def rest_of(prepared: int) -> int:
-    """The address of a prepared plan's words about results that may have no output."""
-    outputs = load_word(prepared, OUTPUTS)
+def rest_of(keyed: int) -> int:
+    """The address of a keyed plan's words about results that may have no output."""
+    outputs = load_word(keyed, OUTPUTS)
     at = 1
     for _ in range(load_word(outputs, 0)):
         at += 2 + load_word(outputs, at + 1)
@@ -187,22 +187,22 @@ def place_rest(rest: int, operands: int, spare: int) -> int:
 
 
 @inline
-def run_plan(node: int, context: int, prepared: int, operands: int, slot: int) -> int:
+def run_plan(node: int, context: int, keyed: int, operands: int, slot: int) -> int:
     """Run the plan on the operands, in onnxruntime's threads if it has several parts; returns 0 or a status."""
     store_word(slot, 0, load_word(load_word(node, API), KERNEL_CONTEXT_PARALLEL_FOR))
     store_word(slot, 1, context)
-    run = load_word(node, SPREAD) if load_word(prepared, PARTS) > 1 else 0
-    rest, size, spare = rest_of(prepared), load_word(prepared, SPARE_BYTES), stack_words(STACK_WORDS)
-    source = 0 if is_complete(rest, operands) else load_word(prepared, SPARE_FROM)
+    run = load_word(node, SPREAD) if load_word(keyed, PARTS) > 1 else 0
+    rest, size, spare = rest_of(keyed), load_word(keyed, SPARE_BYTES), stack_words(STACK_WORDS)
+    source = 0 if is_complete(rest, operands) else load_word(keyed, SPARE_FROM)
     if source:
         spare = take(source, size)
         if spare == 0:
-            return call_address(load_word(node, REFUSE), node, prepared, 0)
+            return call_address(load_word(node, REFUSE), node, keyed, 0)
     place_rest(rest, operands, spare)
     report = stack_words(REPORT)
-    status = call_address(load_word(node, EXECUTE), load_word(prepared, PLAN), operands, 0, 0, 1, run, slot, report)
+    status = call_address(load_word(node, EXECUTE), load_word(keyed, PLAN), operands, 0, 0, 1, run, slot, report)
     if status != 0:
-        status = call_address(load_word(node, REFUSE), node, prepared, 0 if status == NO_MEMORY else report)
+        status = call_address(load_word(node, REFUSE), node, keyed, 0 if status == NO_MEMORY else report)
     if source:
         give(source, spare, size)
     return status
@@ -218,9 +218,9 @@ def overwrite(node: int, operands: int) -> int:
 
 
 @inline
-def finish(node: int, prepared: int, operands: int) -> int:
+def finish(node: int, keyed: int, operands: int) -> int:
     """Write the outputs that are not results of the plan."""
-    flag, pairs, sizes = load_word(operands, FLAG), load_word(node, BUFFERS), load_word(prepared, BUFFER_BYTES)
+    flag, pairs, sizes = load_word(operands, FLAG), load_word(node, BUFFERS), load_word(keyed, BUFFER_BYTES)
     if flag != 0:
         store_u8(flag, 0, 1)
     for i in range(load_word(node, OVERWRITES)):
@@ -242,21 +242,21 @@ def compute(node: int, context: int) -> int:
     status = read_inputs(node, context, key, operands, slot)
     if status != 0:
         return status
-    prepared = find_prepared(node + 8 * PLANS, key, KEY)
-    if prepared == 0:
+    keyed = find_keyed(node + 8 * PLANS, key, KEY)
+    if keyed == 0:
         store_word(slot, 0, 0)
         status = call_address(load_word(node, PREPARE), node, key, slot)
-        prepared = load_word(slot, 0)
-        if prepared == 0:
+        keyed = load_word(slot, 0)
+        if keyed == 0:
             return status
-    status = take_outputs(node, context, prepared, operands, slot)
+    status = take_outputs(node, context, keyed, operands, slot)
     if status != 0:
         return status
     overwrite(node, operands)
-    status = run_plan(node, context, prepared, operands, slot)
+    status = run_plan(node, context, keyed, operands, slot)
     if status != 0:
         return status
-    return finish(node, prepared, operands)
+    return finish(node, keyed, operands)
 
 
 @native(4)

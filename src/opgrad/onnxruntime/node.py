@@ -15,9 +15,9 @@ import numpy as np
 from opgrad.contract import DTYPES, NEEDS, Operator, Shape, Spec, only, spread
 from opgrad.locks import settling
 from opgrad.native import scratch
+from opgrad.native.keyed import OWN, KeyedPlan, words
 from opgrad.native.plan import REPORT
 from opgrad.native.plans import Plan, plan
-from opgrad.native.prepared import OWN, Prepared, words
 from opgrad.onnxruntime.abi import Api, forever
 from opgrad.onnxruntime.attributes import SPATIAL
 from opgrad.onnxruntime.compute import (
@@ -73,8 +73,8 @@ class Node:
         overwrites = [len(overload.onnx.overwrites), ctypes.addressof(self._buffers)]
         facts = [api.address, 0, 0, len(kinds), *overwrites, *natives, operands, self.most_dimensions]
         self._words = words([*facts, *kinds])
-        self._plans: dict[tuple[int, ...], Prepared] = {}
-        self._last: dict[int, Prepared] = {}  # by thread
+        self._plans: dict[tuple[int, ...], KeyedPlan] = {}
+        self._last: dict[int, KeyedPlan] = {}  # by thread
         self.address = ctypes.addressof(self._words)
         for gone in [node for node in list(_nodes.values()) if node._words[CLOSED]]:
             _nodes.pop(gone.address, None)
@@ -100,20 +100,20 @@ class Node:
         index = names.index(port.parameter) if port.parameter in names else 0
         return replace(port, operand=len(self.operator.arrays) + index)
 
-    def prepare(self, key: tuple[int, ...]) -> Prepared:
+    def prepare(self, key: tuple[int, ...]) -> KeyedPlan:
         """The plan for a key; TypeError or ValueError if the operator refuses such inputs."""
         last = self._last.get(threading.get_ident())
         if last is not None and last.key == key:
             return last
         return self._plans.get(key) or self._keep(key, self._plan(key))
 
-    def plan_at(self, address: int) -> Prepared:
-        """The prepared plan at this address."""
+    def plan_at(self, address: int) -> KeyedPlan:
+        """The keyed plan at this address."""
         with settling:
             known = itertools.chain(self._plans.values(), self._last.values())
-            return next(prepared for prepared in known if prepared.address == address)
+            return next(keyed for keyed in known if keyed.address == address)
 
-    def _keep(self, key: tuple[int, ...], plan: Plan) -> Prepared:
+    def _keep(self, key: tuple[int, ...], plan: Plan) -> KeyedPlan:
         """Put a plan before the others; if there are too many, keep it until this thread needs another one.
 
         Other threads may be walking through the plans in native code, so no plan is ever removed.
@@ -124,13 +124,13 @@ class Node:
             outputs, spare = self._outputs(plan)
             overwritten = words(_bytes(self._result(plan, name)) for name in self.overload.onnx.overwrites)
             own = [spare, scratch.source(spare), overwritten, words(outputs)]
-            prepared = Prepared(plan, key, own, self._words[PLANS])
+            keyed = KeyedPlan(plan, key, own, self._words[PLANS])
             if len(self._plans) == MOST_PLANS:
-                self._last[threading.get_ident()] = prepared
+                self._last[threading.get_ident()] = keyed
             else:
-                self._plans[key] = prepared
-                self._words[PLANS] = prepared.address
-            return prepared
+                self._plans[key] = keyed
+                self._words[PLANS] = keyed.address
+            return keyed
 
     def _result(self, plan: Plan, name: str) -> Spec:
         return plan.results[list(self.operator.results).index(name)]
@@ -266,18 +266,18 @@ def prepare(node: int, key: int, found: int) -> int:
     this = _nodes[node]
     try:
         count = ctypes.c_int64.from_address(key).value
-        prepared = this.prepare(tuple((ctypes.c_int64 * count).from_address(key)))
-        ctypes.c_int64.from_address(found).value = prepared.address
+        keyed = this.prepare(tuple((ctypes.c_int64 * count).from_address(key)))
+        ctypes.c_int64.from_address(found).value = keyed.address
         return 0
     except BaseException as exception:
         return this.api.error(exception)
 
 
-def refuse(node: int, prepared: int, report: int) -> int:
+def refuse(node: int, keyed: int, report: int) -> int:
     """`compute` calls this when a plan has refused its arguments, or for lack of memory (0); returns a status."""
     this = _nodes[node]
     try:
-        found = this.plan_at(prepared)
+        found = this.plan_at(keyed)
         told = list((ctypes.c_int64 * REPORT).from_address(report)) if report else None
         raise found.plan.error(told, more=found.own[SPARE_BYTES - OWN])
     except BaseException as exception:

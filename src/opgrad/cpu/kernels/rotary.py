@@ -10,7 +10,7 @@ from opgrad.cpu.kernels.loops.fold import fold
 from opgrad.cpu.kernels.loops.map import get, put, write_same
 
 
-class Heads(NamedTuple):
+class HeadRows(NamedTuple):
     """How rows follow each other: `inner` of them lie within one step of the axis before; `tokens_inside`: they are
     tokens, and otherwise heads. A row has `size` elements, of which 2 * `half` are turned."""
 
@@ -68,7 +68,7 @@ def _turn_neighbours(x, y, cos, sin, half: int, sign) -> None:
 
 @kernel
 def turn(
-    rows: Units, heads: Heads, angles: Angles, interleaved, sign: Float, x: Pointer, cos: Pointer, sin: Pointer,
+    rows: Units, heads: HeadRows, angles: Angles, interleaved, sign: Float, x: Pointer, cos: Pointer, sin: Pointer,
     positions: Pointer, y: Pointer,
 ):  # fmt: skip
     """Turn rows by their angles times `sign`, 1 or -1. y may be x."""

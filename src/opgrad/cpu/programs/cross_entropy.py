@@ -12,7 +12,7 @@ from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.kernels.cross_entropy import columns, rows
 from opgrad.cpu.kernels.cross_entropy.labels import (
     Ignored,
-    Reduction,
+    LossReduction,
     Samples,
     Weighting,
     add_losses,
@@ -86,9 +86,9 @@ def loss_program(problem: Problem, operator: str, loss: Loss, by_sample: bool = 
     return Program(steps, workspace, wrong_label(problem, operator))
 
 
-def reduction_of(problem: Problem, sums: Scratch | None = None) -> Reduction:
+def reduction_of(problem: Problem, sums: Scratch | None = None) -> LossReduction:
     reduction = problem.attributes["reduction"]
-    return Reduction(reduction == "none", reduction == "mean", 1.0, Scratch(), sums)
+    return LossReduction(reduction == "none", reduction == "mean", 1.0, Scratch(), sums)
 
 
 def _private(workspace: Workspace, loops: Loops, layout: str, fused: bool) -> dict[str, Any]:

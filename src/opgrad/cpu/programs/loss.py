@@ -7,7 +7,7 @@ from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.cross_entropy.dense import dense_gradient, dense_loss
-from opgrad.cpu.kernels.cross_entropy.labels import Reduction, Samples, add_losses
+from opgrad.cpu.kernels.cross_entropy.labels import LossReduction, Samples, add_losses
 from opgrad.cpu.kernels.loops.elements import BLOCK
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.cross_entropy import LOSS, gradient, loss_program
@@ -53,7 +53,8 @@ def softmax_cross_entropy(problem: Problem) -> Program:
     divisor, sums = samples if reduction == "mean" else 1.0, workspace.shared(parts, "float64")
     arguments = {"n": n, "logits": Rows(problem["logits"], n), "y": Rows(problem["log_prob"], n), "parts": parts}
     arguments |= {"samples": Samples(None, None, problem["loss"]), "options": problem["labels"]}
-    arguments |= {"reduction": Reduction(reduction == "none", False, divisor, Scratch(), sums), "loss": problem["loss"]}
+    arguments["reduction"] = LossReduction(reduction == "none", False, divisor, Scratch(), sums)
+    arguments["loss"] = problem["loss"]
     arguments["stream"] = partition.streams(problem.bytes)
     steps = [shared_out(dense_loss, samples, unit_bytes, arguments)] if samples else []
     return Program([*steps, Step(add_losses, 1, arguments)], workspace)

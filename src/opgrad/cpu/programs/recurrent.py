@@ -31,10 +31,10 @@ FEWEST_SEQUENCES: Final = 4  # sequences of a thread: in every step, each thread
 PRODUCTS_OF_BYTE: Final = 2  # products that take as long as touching a byte
 
 
-class Part:
+class GateColumns:
     """Some columns of dz, which belong to the rows of dw and dr with the same numbers."""
 
-    def __init__(self, building: "Building", dz: LayerMatrix, first: int, count: int):
+    def __init__(self, building: "RecurrentSteps", dz: LayerMatrix, first: int, count: int):
         self.building, self.dz, self.first, self.count = building, dz, first, count
 
     @once
@@ -44,7 +44,7 @@ class Part:
         return b.packed(self.dz._replace(first=self.first), b.steps, b.batch, self.count)
 
 
-class Building:
+class RecurrentSteps:
     """Puts the steps of a program together.
 
     steps: of x; gates: of each number of a state. W and R are [directions, gates * hidden, …].
@@ -208,10 +208,10 @@ class Building:
         unit_products = blocks.per_unit * depth * columns
         self.add(layers.multiply_rows, units, unit_products / PRODUCTS_OF_BYTE, {**arguments, "a": a, "b": b, "c": c})
 
-    def parts(self, dz: LayerMatrix, rows: Sequence[int]) -> list[Part]:
+    def parts(self, dz: LayerMatrix, rows: Sequence[int]) -> list[GateColumns]:
         """dz cut into parts of so many columns; each is packed when it is first needed."""
         firsts = [sum(rows[:index]) for index in range(len(rows))]
-        return [Part(self, dz, first, count) for first, count in zip(firsts, rows, strict=True)]
+        return [GateColumns(self, dz, first, count) for first, count in zip(firsts, rows, strict=True)]
 
     def gradient_of_x(self, dz: LayerMatrix) -> None:
         """dx = dz @ W, the sum over the directions."""
@@ -220,20 +220,20 @@ class Building:
             for direction in range(self.directions):
                 self.multiply_rows(dx, dz, weights, self.rows, self.inputs, direction)
 
-    def gradient_of_w(self, parts: Sequence[Part]) -> None:
+    def gradient_of_w(self, parts: Sequence[GateColumns]) -> None:
         """dw = dz.T @ x."""
         if self.given("dw"):
             x = self.packed(self.inputs_of_steps("x"), self.steps, self.batch, self.inputs, directions=1)
             for part in parts:
                 self.multiply_panels("dw", part, x, self.inputs)
 
-    def gradient_of_r(self, parts: Sequence[Part], states: Sequence[Callable[[], Panels]]) -> None:
+    def gradient_of_r(self, parts: Sequence[GateColumns], states: Sequence[Callable[[], Panels]]) -> None:
         """dr = dz.T @ states; `states` gives, for each part of dz, those that its rows of R were multiplied by."""
         if self.given("dr"):
             for part, packed in zip(parts, states, strict=True):
                 self.multiply_panels("dr", part, packed(), self.hidden)
 
-    def multiply_panels(self, name: str, part: Part, b: Panels, columns: int) -> None:
+    def multiply_panels(self, name: str, part: GateColumns, b: Panels, columns: int) -> None:
         """The rows of dw or dr that belong to a part of dz: the part's transpose times b."""
         c, count = self.weights(name, columns, part.first), -(-part.count // self.width)
         arguments = {"panels": count, "depth": self.all_rows, "rows": part.count, "columns": columns}
@@ -258,7 +258,7 @@ class Building:
 LSTM, GRU = 4, 3  # gates
 
 
-def _gates_from_x(building: Building) -> None:
+def _gates_from_x(building: RecurrentSteps) -> None:
     """Write the gates' products with x into the result that holds the gates later."""
     weights = building.transposed("w", building.inputs, building.rows)
     gates = building.states_of_steps("gates", building.gates)
@@ -266,7 +266,7 @@ def _gates_from_x(building: Building) -> None:
 
 
 def lstm_training(problem: Problem) -> Program:
-    b = Building(problem, LSTM)
+    b = RecurrentSteps(problem, LSTM)
     _gates_from_x(b)
     b.add_sequences(
         lstm.lstm_steps,
@@ -279,7 +279,7 @@ def lstm_training(problem: Problem) -> Program:
 
 
 def lstm_grad(problem: Problem) -> Program:
-    b = Building(problem, LSTM)
+    b = RecurrentSteps(problem, LSTM)
     dz, state = b.matrix(b.rows), b.directions * b.batch * b.hidden
     c0, cells = b.states("initial_c"), problem["cells"]
     b.add_sequences(
@@ -306,13 +306,13 @@ def lstm_grad(problem: Problem) -> Program:
     return b.program("lstm_grad")
 
 
-def _transposed_new(b: Building) -> Panels:
+def _transposed_new(b: RecurrentSteps) -> Panels:
     """The packed matrix by which the steps multiply the states for n."""
     return b.transposed("r", b.hidden, b.hidden, first=2 * b.hidden)
 
 
 def gru_training(problem: Problem) -> Program:
-    b = Building(problem, GRU)
+    b = RecurrentSteps(problem, GRU)
     linear = problem.attributes["linear_before_reset"]
     _gates_from_x(b)
     b.add_sequences(
@@ -327,10 +327,10 @@ def gru_training(problem: Problem) -> Program:
 
 
 def gru_grad(problem: Problem) -> Program:
-    b = Building(problem, GRU)
+    b = RecurrentSteps(problem, GRU)
     dz = b.matrix(b.rows)
     common = {
-        "kept": gru.Kept(problem["gates"], problem["y"], b.states("initial_h")),
+        "kept": gru.KeptStates(problem["gates"], problem["y"], b.states("initial_h")),
         "above": gru.Above(b.of_steps("dy"), b.states("dy_h")),
         "dh": b.result("dinitial_h", b.directions * b.batch * b.hidden),
     }
@@ -342,7 +342,7 @@ def gru_grad(problem: Problem) -> Program:
     return b.program("gru_grad")
 
 
-def _reset_back(b: Building, dz: LayerMatrix, common: Mapping[str, Any]) -> LayerMatrix:
+def _reset_back(b: RecurrentSteps, dz: LayerMatrix, common: Mapping[str, Any]) -> LayerMatrix:
     """The steps back, dw and dr. Returns dz: the gradients of the gates' products with the states are the same."""
     resets = b.matrix(b.hidden)
     b.add_sequences(
@@ -362,7 +362,7 @@ def _reset_back(b: Building, dz: LayerMatrix, common: Mapping[str, Any]) -> Laye
     return dz
 
 
-def _linear_back(b: Building, dz: LayerMatrix, common: Mapping[str, Any]) -> LayerMatrix:
+def _linear_back(b: RecurrentSteps, dz: LayerMatrix, common: Mapping[str, Any]) -> LayerMatrix:
     """`_reset_back` for linear_before_reset: the reset gate multiplies the product for n, so its gradient differs."""
     dz_h = b.matrix(b.rows)
     b.add_sequences(

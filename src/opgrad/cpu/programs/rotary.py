@@ -3,7 +3,7 @@
 from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import wrong_index
 from opgrad.contract.rotary import PACKED, rotation
-from opgrad.cpu.kernels.rotary import Angles, Heads, turn
+from opgrad.cpu.kernels.rotary import Angles, HeadRows, turn
 from opgrad.cpu.programs.gather import index_steps
 from opgrad.cpu.programs.program import Program, shared_out
 from opgrad.cpu.programs.workspace import Workspace
@@ -28,7 +28,7 @@ def _turning(problem: Problem, operator: str, source: str, target: str, sign: fl
     rows = sizes.batch * sizes.heads * sizes.tokens
     if rows * sizes.size:
         arguments = {
-            "heads": Heads(sizes.tokens, sizes.heads, int(sizes.heads_first), sizes.size, sizes.half),
+            "heads": HeadRows(sizes.tokens, sizes.heads, int(sizes.heads_first), sizes.size, sizes.half),
             "angles": Angles(sizes.tokens if len(cos) == PACKED and cos[0] > 1 else 0, count),
             "interleaved": problem.attributes["interleaved"],
             "sign": sign,

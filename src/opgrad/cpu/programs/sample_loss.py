@@ -9,8 +9,16 @@ from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import wrong_label
 from opgrad.cpu.compiler.native import vector_lanes
 from opgrad.cpu.compiler.parameters import Columns, Rows
-from opgrad.cpu.kernels.cross_entropy.labels import Reduction, Samples
-from opgrad.cpu.kernels.cross_entropy.options import Options, Results, Scaling, Target, Upstream, kernels, write_targets
+from opgrad.cpu.kernels.cross_entropy.labels import LossReduction, Samples
+from opgrad.cpu.kernels.cross_entropy.options import (
+    Options,
+    SampleResults,
+    Scaling,
+    Target,
+    Upstream,
+    kernels,
+    write_targets,
+)
 from opgrad.cpu.programs.cross_entropy import label_steps
 from opgrad.cpu.programs.layout import layout_of, loops_of, precision
 from opgrad.cpu.programs.program import Program, Step
@@ -64,9 +72,9 @@ def _program(problem: Problem, operator: str, with_gradient: bool) -> Program:
         y = problem["dlogits" if with_gradient else "logits"]
         loops = loops_of(problem, layout, logits=problem["logits"], y=y)
         sums = workspace.shared(loops.step(by_layout[layout]).parts, "float64")  # of losses; they are not asked for
-        results = Results(*(problem[name] for name in Results._fields))
+        results = SampleResults(*(problem[name] for name in SampleResults._fields))
         arguments: dict[str, Any] = {"samples": Samples(classes, weights, problem["loss"])}
-        arguments["reduction"] = Reduction(True, False, 1.0, Scratch(), sums)
+        arguments["reduction"] = LossReduction(True, False, 1.0, Scratch(), sums)
         arguments["buffer"] = workspace.private(2 * vector_lanes(workspace.precision))
         arguments["options"] = Options(scaling_of(problem), target, results, upstream)
         steps.append(loops.step(by_layout[layout], **arguments))

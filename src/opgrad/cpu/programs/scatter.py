@@ -81,7 +81,7 @@ def _tuples(problem: Problem, operator: str, shape: Shape) -> tuple[Numbered, in
 def gather_nd(problem: Problem) -> Program:
     numbered, post, count = _tuples(problem, "gather_nd", problem.specs["x"].shape)
     if post == 1:
-        lines = Lines((numbered.size,), (count,), 0, numbered.tables)
+        lines = AxisLines((numbered.size,), (count,), 0, numbered.tables)
         return numbered.program(copy_lines(numbered.problem, numbered.workspace, lines))
     return numbered.program(copy_steps(numbered.problem, numbered.workspace, 1, Slices(count, numbered.size, post)))
 
@@ -100,7 +100,7 @@ def _summed(numbered: Numbered, post: int, count: int) -> Program:
         return numbered.program([])
     sparse = slices.size > FEW * count and count
     if post == 1 and not sparse:
-        lines = Lines((slices.size,), (count,), 0, numbered.tables)
+        lines = AxisLines((slices.size,), (count,), 0, numbered.tables)
         return numbered.program(sum_lines(problem, workspace, lines))
     check_count(numbered.operator, count)
     if sparse:
@@ -129,7 +129,7 @@ def sorted_sum_steps(problem: Problem, workspace: Workspace, keys: Scratch, slic
 # --- elements along an axis ----------------------------------------------------------------------------------------
 
 
-class Lines:
+class AxisLines:
     """Where the lines lie: `table` is the address of the axes that choose a strip's first line, the last axis first.
 
     `run` lines lie side by side, in the indices' array (n of them on the axis) as in x (size of them). `steps` are the
@@ -175,15 +175,15 @@ def _along_axis(
     operator: str,
     shape: Shape,
     axis: int,
-    work: Callable[[Problem, Workspace, Lines], list[Step]],
+    work: Callable[[Problem, Workspace, AxisLines], list[Step]],
 ) -> Program:
     workspace, tables = Workspace(precision(problem)), Tables()
-    lines = Lines(shape, problem.specs["indices"].shape, axis, tables)
+    lines = AxisLines(shape, problem.specs["indices"].shape, axis, tables)
     steps = index_steps(problem, workspace, shape[axis]) + work(problem, workspace, lines)
     return Program(steps, workspace, wrong_index(problem, operator, shape[axis]), tables=tables)
 
 
-def copy_lines(problem: Problem, workspace: Workspace, lines: Lines) -> list[Step]:
+def copy_lines(problem: Problem, workspace: Workspace, lines: AxisLines) -> list[Step]:
     count = math.prod(problem.specs["indices"].shape)
     if not count:
         return []
@@ -202,12 +202,12 @@ def copy_lines(problem: Problem, workspace: Workspace, lines: Lines) -> list[Ste
     return [shared_out(copy_elements, strips * blocks, unit_bytes, arguments)]
 
 
-def _width(lines: Lines, item: int) -> int:
+def _width(lines: AxisLines, item: int) -> int:
     """How many lines make a strip."""
     return max(1, min(lines.run, max(NARROW, CACHED // (max(lines.size, 1) * item))))
 
 
-def sum_lines(problem: Problem, workspace: Workspace, lines: Lines) -> list[Step]:
+def sum_lines(problem: Problem, workspace: Workspace, lines: AxisLines) -> list[Step]:
     """The steps that sum dy into dx."""
     spec, count = problem.specs["dx"], math.prod(problem.specs["dy"].shape)
     elements = math.prod(spec.shape)

@@ -8,12 +8,12 @@ from typing import Final
 from opgrad.limits import MOST_THREADS, default_threads
 from opgrad.locks import in_child, settling
 from opgrad.native.threads import openmp
-from opgrad.native.threads.workers import Pool, run
+from opgrad.native.threads.workers import ThreadPool, run
 
 __all__ = ["get_num_threads", "join_openmp", "run", "set_num_threads", "team"]
 
 
-_pool: Pool | None = None
+_pool: ThreadPool | None = None
 UNSETTLED: Final = -1
 _team = ctypes.c_int64(UNSETTLED)  # the team that calls are given; UNSETTLED until the pool is started
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_team))  # native code reads it until the process ends
@@ -78,7 +78,7 @@ def _start() -> int:
             if get_num_threads() == 1:
                 _team.value = 0
             else:
-                _pool = _pool or _limited(Pool())
+                _pool = _pool or _limited(ThreadPool())
                 _choose(_pool, get_num_threads())
         return _team.value
 
@@ -90,17 +90,17 @@ def join_openmp() -> None:
     """
     global _pool
     if not _forked and not (_pool and _pool.openmp) and (functions := openmp.region()):
-        _pool, _team.value = _limited(Pool(functions)), UNSETTLED
+        _pool, _team.value = _limited(ThreadPool(functions)), UNSETTLED
     elif _pool and not _pool.limited:
         _limited(_pool)
 
 
-def _limited(pool: Pool) -> Pool:
+def _limited(pool: ThreadPool) -> ThreadPool:
     pool.limit(openmp.limit())
     return pool
 
 
-def _choose(pool: Pool, threads: int) -> None:
+def _choose(pool: ThreadPool, threads: int) -> None:
     """Let calls use so many threads, or as many as the system allows."""
     global _threads
     refusal = pool.start(threads - 1)

@@ -273,7 +273,7 @@ def run(team: int, task: int, arguments: int, parts: int) -> int:
     return 0
 
 
-class Pool:
+class ThreadPool:
     """The memory block of the threads that help callers, our workers or OpenMP's threads, and how many there are."""
 
     def __init__(self, openmp: Sequence[int] = ()) -> None:

@@ -55,7 +55,7 @@ class Gathered(NamedTuple):
     dy: Rows
 
 
-class Memory(NamedTuple):
+class WindowMemory(NamedTuple):
     """Packed operands of products, and a block of the matrix of windows."""
 
     left: Private
@@ -133,7 +133,9 @@ def gather_dy(rows: Units, gathered: Gathered, filters, size, dy: Pointer):
 
 
 @kernel
-def filters_back(units: Units, blocks, per_block, windows: Windows, g: Gathered, x: Pointer, dw: Pointer, m: Memory):
+def filters_back(
+    units: Units, blocks, per_block, windows: Windows, g: Gathered, x: Pointer, dw: Pointer, m: WindowMemory
+):
     """dw (+)= dy @ the transposed matrix of windows; a unit is a block of the elements of a group's windows."""
     taps, elements = windows.taps, windows.channels * windows.taps
     for unit in units:
@@ -163,7 +165,9 @@ class PlaneBlocks(NamedTuple):
 
 
 @kernel
-def images_back(units: Units, planes: PlaneBlocks, windows: Windows, g: Gathered, w: Pointer, dx: Pointer, m: Memory):
+def images_back(
+    units: Units, planes: PlaneBlocks, windows: Windows, g: Gathered, w: Pointer, dx: Pointer, m: WindowMemory
+):
     """dx = the sums of the transposed filters @ dy over all windows; a unit is some channels of some images."""
     taps, elements, per_image = windows.taps, windows.channels * windows.taps, g.windows // g.images.count
     for unit in units:

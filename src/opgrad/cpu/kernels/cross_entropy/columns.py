@@ -13,7 +13,7 @@ from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Part, Private, Rows, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.cross_entropy.labels import (
-    Reduction,
+    LossReduction,
     Samples,
     divisor_of,
     inverse_of,
@@ -68,7 +68,7 @@ def losses_by_columns(visit: Callable[..., Vector], options_type: Any = Caching)
     @kernel
     def by_columns(
         units: Units, part: Part, strips: Strips, n, logits: Columns, y: Columns, samples: Samples,
-        reduction: Reduction, buffer: Private, options: options_type,
+        reduction: LossReduction, buffer: Private, options: options_type,
     ):  # fmt: skip
         w, divisor, total = v.lanes(buffer), divisor_of(reduction), 0.0
         for unit in units:
@@ -94,7 +94,7 @@ def losses_transposed(visit: Callable[..., Vector], transpose_back: Callable[...
 
     @kernel
     def transposed(
-        units: Units, part: Part, count, n, logits: Rows, y: Rows, samples: Samples, reduction: Reduction,
+        units: Units, part: Part, count, n, logits: Rows, y: Rows, samples: Samples, reduction: LossReduction,
         buffer: Private,
     ):  # fmt: skip
         w, divisor, total = v.lanes(buffer), divisor_of(reduction), 0.0
@@ -192,7 +192,7 @@ def gradient_from_log_prob(i, log_prob: Vector, label, f) -> Vector:
 @kernel
 def grad_columns(
     units: Units, strips: Strips, n, log_prob: Columns, bias: Columns, biased, dlogits: Columns,
-    samples: Samples, reduction: Reduction, stream,
+    samples: Samples, reduction: LossReduction, stream,
 ):  # fmt: skip
     w, divisor = v.lanes(log_prob.data), divisor_of(reduction)
     inverse, least = inverse_of(divisor), least_counting(divisor, n)

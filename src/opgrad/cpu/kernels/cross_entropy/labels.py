@@ -38,7 +38,7 @@ class Samples(NamedTuple):
     loss: Pointer
 
 
-class Reduction(NamedTuple):
+class LossReduction(NamedTuple):
     """How losses are reduced, unless `each` is kept: their sum is divided by `divisor`, or by the sum of the weights.
 
     sums: the sum of each part, float64. status: the status words, in which the sum of the weights stands.
@@ -120,7 +120,7 @@ def shares(weights: Vector, inverse: float) -> Vector:
 
 
 @kernel
-def add_losses(parts, reduction: Reduction, loss: Pointer):
+def add_losses(parts, reduction: LossReduction, loss: Pointer):
     """The reduced loss from the parts' sums."""
     if not reduction.each:
         total, divisor = 0.0, divisor_of(reduction)

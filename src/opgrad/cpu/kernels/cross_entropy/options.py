@@ -40,7 +40,7 @@ class Target(NamedTuple):
     of_label: Float
 
 
-class Results(NamedTuple):
+class SampleResults(NamedTuple):
     """The results of each sample besides its loss."""
 
     lse: Pointer
@@ -62,7 +62,7 @@ class Upstream(NamedTuple):
 class Options(NamedTuple):
     scaling: Scaling
     target: Target
-    results: Results
+    results: SampleResults
     upstream: Upstream
 
 

@@ -11,7 +11,7 @@ from opgrad.cpu.compiler.memory import store_f64
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Private, Rows, Units
 from opgrad.cpu.kernels.cross_entropy.columns import gradient_from_log_prob
-from opgrad.cpu.kernels.cross_entropy.labels import Reduction, Samples, divisor_of, inverse_of
+from opgrad.cpu.kernels.cross_entropy.labels import LossReduction, Samples, divisor_of, inverse_of
 from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.fill import write_zeros
 from opgrad.cpu.kernels.loops.map import mapped_by_index, next_vector, times, write_same, write_times
@@ -35,7 +35,7 @@ def losses_by_rows(
 
     @kernel
     def of_rows(
-        rows: Units, part: Part, n, logits: Rows, y: Rows, samples: Samples, reduction: Reduction,
+        rows: Units, part: Part, n, logits: Rows, y: Rows, samples: Samples, reduction: LossReduction,
         options: options_type, stream,
     ):  # fmt: skip
         divisor, total, before = divisor_of(reduction), 0.0, start(logits.data, y.data, n, options)
@@ -166,8 +166,9 @@ write_gradient_with_bias = mapped_by_index(
 
 @kernel
 def grad_rows(
-    rows: Units, n, log_prob: Rows, bias: Rows, biased, dlogits: Rows, samples: Samples, reduction: Reduction, stream
-):
+    rows: Units, n, log_prob: Rows, bias: Rows, biased, dlogits: Rows, samples: Samples, reduction: LossReduction,
+    stream,
+):  # fmt: skip
     divisor = divisor_of(reduction)
     inverse = inverse_of(divisor)
     for row in rows:

@@ -25,7 +25,7 @@ class Source(NamedTuple):
     step: int
 
 
-class Results(NamedTuple):
+class RowResults(NamedTuple):
     """The results besides y that a forward kernel writes as rows; each may be missing."""
 
     saved: Rows
@@ -48,7 +48,7 @@ class Switches(NamedTuple):
     stream: int
 
 
-class Memory(NamedTuple):
+class RowMemory(NamedTuple):
     """A part's private memory: values of this row and the one before, dropout's decisions, write-combining buffer."""
 
     e: Private
@@ -57,14 +57,14 @@ class Memory(NamedTuple):
     buffer: Private
 
 
-class Cut(NamedTuple):
+class RowCut(NamedTuple):
     """How rows are cut into blocks: the number of blocks of a row, and the length of a row."""
 
     blocks: int
     n: int
 
 
-class Dropout(NamedTuple):
+class DropoutState(NamedTuple):
     """The array with seed and offset, and the threshold: an element is dropped if its random word is not above it."""
 
     state: Pointer
@@ -86,13 +86,13 @@ def start(source: Source, outer: int):
 
 
 @inline
-def keep_elements(kept, count: int, index: int, dropout: Dropout) -> None:
+def keep_elements(kept, count: int, index: int, dropout: DropoutState) -> None:
     """Write dropout's decisions for `count` elements from `index` on: 1 for an element that is kept, else 0."""
     keep_run(kept, 0, count, index, 1, v.load_one(dropout.state, 0), v.load_one(dropout.state, 1), dropout.threshold)
 
 
 @inline
-def keep_strip(kept, n: int, index: int, step: int, dropout: Dropout) -> None:
+def keep_strip(kept, n: int, index: int, step: int, dropout: DropoutState) -> None:
     """Write dropout's decisions down a strip of columns, whose lines are `step` elements apart."""
     for i in range(n):
         keep_elements(kept.data + i * kept.step, kept.step, index + i * step, dropout)

@@ -31,7 +31,7 @@ OUTER: Final = 8 * SIZE + LOOP  # where the second loop stands
 NOTHING_DROPPED: Final = -1  # in place of dropout's threshold
 
 
-class Lines(NamedTuple):
+class Chunk(NamedTuple):
     """A chunk: its first element, and `count` lines of `width` elements each.
 
     In memory lines begin `pitch` elements apart, in buffers `row` elements.
@@ -75,7 +75,7 @@ def _over_lines(visit: Callable[..., None]) -> Kernel:
 
     @kernel
     def stage(
-        values: Pointer, operand: Pointer, third, count, alpha: Float, beta: Float, lines: Lines, table
+        values: Pointer, operand: Pointer, third, count, alpha: Float, beta: Float, lines: Chunk, table
     ):  # fmt: skip
         for each in range(lines.count):
             flat = lines.start + each * lines.pitch
@@ -149,7 +149,7 @@ TASK, VALUES, ALPHA, BETA, TABLE, STAGE = 0, 1, 4, 5, 6, 7
 COUNT, NUMBERS, LINES, OWN_TABLE, ARGUMENTS = 3, 4, 6, 11, 12
 
 
-class Cut(NamedTuple):
+class BlockCut(NamedTuple):
     """How a problem is cut into blocks of `per_block` rows or columns, and a block into lines.
 
     strips: blocks of columns for each outer index; 0 if blocks have rows. pitch, row: the elements from line to line in
@@ -236,7 +236,7 @@ def _block(cut, unit: int):
 
 @kernel
 def blocks(
-    units: Units, cut: Cut, stages: Stages, softmax: Softmax, operands, space: Private, addresses: Private, item
+    units: Units, cut: BlockCut, stages: Stages, softmax: Softmax, operands, space: Private, addresses: Private, item
 ):
     """Each unit is a block. addresses: memory for the table of the addresses of operands and buffers."""
     words, own, table = stack_words(ARGUMENTS), v.address_of(space), v.address_of(addresses)

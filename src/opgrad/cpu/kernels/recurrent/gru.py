@@ -32,7 +32,7 @@ class GateWeights(NamedTuple):
     new: Panels
 
 
-class Kept(NamedTuple):
+class KeptStates(NamedTuple):
     """Results of the forward steps: the gates, all states, and the states before the first step."""
 
     gates: Pointer
@@ -196,8 +196,9 @@ mix_back_of_row, reset_back_of_row, linear_back_of_row = fold(mix_back), fold(re
 
 @kernel
 def gru_steps_back(
-    units: Units, layer: Layer, r: GateWeights, kept: Kept, above: Above, dz: Pointer, product: Pointer, dh: Pointer
-):
+    units: Units, layer: Layer, r: GateWeights, kept: KeptStates, above: Above, dz: Pointer, product: Pointer,
+    dh: Pointer,
+):  # fmt: skip
     """dh holds the gradients of the states on the way; dz, and r * h, have a matrix of all steps for each direction."""
     n, batch, dy = layer.hidden, layer.batch, above.y
     for direction in range(units.start // batch, -(-units.stop // batch)):
@@ -224,7 +225,7 @@ def gru_steps_back(
 
 @kernel
 def gru_steps_linear_back(
-    units: Units, layer: Layer, r: GateWeights, bias: Rows, kept: Kept, above: Above, dz: GateGradients,
+    units: Units, layer: Layer, r: GateWeights, bias: Rows, kept: KeptStates, above: Above, dz: GateGradients,
     product: Pointer, dh: Pointer,
 ):  # fmt: skip
     """`gru_steps_back` with linear_before_reset.

@@ -29,9 +29,9 @@ from opgrad.cpu.kernels.fused.operands import (
     OF_PLAIN_STRIP,
     OF_STRIP,
     ColumnResults,
-    Dropout,
+    DropoutState,
     Line,
-    Memory,
+    RowMemory,
     Source,
     Switches,
     keep_strip,
@@ -270,7 +270,7 @@ def forward_with_attributes(form: Form) -> Kernel:
     @kernel
     def fused_columns(
         units: Units, strips: Strips, n, sources: (Source,) * count, y: Columns, numbers: (Float,) * floats,
-        memory: Memory, results: ColumnResults, dropout: Dropout, switches: Switches,
+        memory: RowMemory, results: ColumnResults, dropout: DropoutState, switches: Switches,
     ):  # fmt: skip
         e, done, dropped, w = memory.e, memory.done, Line(memory.kept, v.lanes(memory.e)), v.lanes(memory.e)
         stream = switches.stream if w >= v.line(y.data) else 0
@@ -369,7 +369,7 @@ def gradient_with_attributes(form: GradientForm) -> Kernel:
     @kernel
     def fused_gradient_columns(
         units: Units, strips: Strips, n, sources: (Source,) * count, dx: Columns, numbers: (Float,) * floats,
-        memory: Memory, dropout: Dropout, stream,
+        memory: RowMemory, dropout: DropoutState, stream,
     ):  # fmt: skip
         e, done, w = memory.e, memory.done, v.lanes(memory.e)
         past = stream if w >= v.line(dx.data) else 0

@@ -31,9 +31,9 @@ from opgrad.cpu.kernels.fused.operands import (
     IN_ROWS,
     OF_PLAIN_ROW,
     OF_ROW,
-    Dropout,
-    Memory,
-    Results,
+    DropoutState,
+    RowMemory,
+    RowResults,
     Source,
     Switches,
     keep_elements,
@@ -209,13 +209,13 @@ _log_softmax = forward_body(Form("log_softmax", "rows"), of_rows("log_softmax"),
 
 @kernel
 def softmax_rows(rows: Units, n, x: Rows, y: Rows, e: Private, done: Private, stream):
-    arguments = Arguments(x.data, (x,), y.step, 0, Memory(e, done, e, e), 0, 0, 0)
+    arguments = Arguments(x.data, (x,), y.step, 0, RowMemory(e, done, e, e), 0, 0, 0)
     _softmax(rows.start, rows.stop, n, y.data + rows.start * y.step, stream, arguments)
 
 
 @kernel
 def log_softmax_rows(rows: Units, n, x: Rows, y: Rows, stream):
-    arguments = Arguments(x.data, (x,), y.step, 0, Memory(x.data, x.data, x.data, x.data), 0, 0, 0)
+    arguments = Arguments(x.data, (x,), y.step, 0, RowMemory(x.data, x.data, x.data, x.data), 0, 0, 0)
     _log_softmax(rows.start, rows.stop, n, y.data + rows.start * y.step, stream, arguments)
 
 
@@ -227,7 +227,7 @@ def forward_in_place(operator: str, exact: bool) -> Kernel:
     @kernel
     def forward_rows_in_place(block: Block):
         x, n = block.values, block.n
-        results, memory = Results(x, x, Rows(block.stats, 1)), Memory(x, x, x, x)
+        results, memory = RowResults(x, x, Rows(block.stats, 1)), RowMemory(x, x, x, x)
         body(0, block.rows, n, x, 0, Arguments(x, (Rows(x, n),), n, 0, memory, results, 0, block.inf_as_zero))
 
     return forward_rows_in_place
@@ -240,8 +240,8 @@ def forward_with_attributes(form: Form) -> Kernel:
 
     @kernel
     def fused_rows(
-        rows: Units, n, sources: (Source,) * count, y: Rows, numbers: (Float,) * floats, memory: Memory,
-        results: Results, dropout: Dropout, switches: Switches,
+        rows: Units, n, sources: (Source,) * count, y: Rows, numbers: (Float,) * floats, memory: RowMemory,
+        results: RowResults, dropout: DropoutState, switches: Switches,
     ):  # fmt: skip
         arguments = memory.e, sources, y.step, numbers, memory, results, dropout, switches.inf_as_zero
         write_rows(rows.start, rows.stop, n, y, memory.buffer, switches.stream, arguments)
@@ -345,8 +345,8 @@ def gradient_with_attributes(form: GradientForm) -> Kernel:
 
     @kernel
     def fused_gradient_rows(
-        rows: Units, n, sources: (Source,) * count, dx: Rows, numbers: (Float,) * floats, memory: Memory,
-        dropout: Dropout, stream,
+        rows: Units, n, sources: (Source,) * count, dx: Rows, numbers: (Float,) * floats, memory: RowMemory,
+        dropout: DropoutState, stream,
     ):  # fmt: skip
         e, done, dropped, buffer = memory
         arguments = e, sources, dx.step, numbers, e, done, dropped, dropout

@@ -27,9 +27,9 @@ from opgrad.cpu.kernels.fused.form import (
 from opgrad.cpu.kernels.fused.operands import (
     IN_ROWS,
     OF_BLOCK,
-    Cut,
-    Dropout,
-    Results,
+    DropoutState,
+    RowCut,
+    RowResults,
     Source,
     Switches,
     keep_elements,
@@ -84,7 +84,7 @@ def _rests_of_blocks(x, m, stats: int, begin: int, end: int):
     return rest, count
 
 
-class Blocks(NamedTuple):
+class BlockReduction(NamedTuple):
     """How the sums of a row are made of those of its blocks."""
 
     reduction: Reduction
@@ -93,16 +93,16 @@ class Blocks(NamedTuple):
     joined: Callable[..., Any]  # (x, m, stats, begin, end): the sums of the row of these blocks, on the scale for m
 
 
-def _blocks(operator: str, exact: bool = False) -> Blocks:
+def _blocks(operator: str, exact: bool = False) -> BlockReduction:
     reduction = of_rows(operator, exact, recomputed=True)
     if operator == "log_softmax":
         same = inline(lambda sums: sums)
-        return Blocks(reduction, same, same, _rests_of_blocks)
+        return BlockReduction(reduction, same, same, _rests_of_blocks)
     two, sums = inline(lambda s: (s, 0.0)), inline(lambda numbers: numbers[0])
-    return Blocks(reduction, two, sums, _exponentials_of_blocks)
+    return BlockReduction(reduction, two, sums, _exponentials_of_blocks)
 
 
-def _block_noting(blocks: Blocks) -> Callable[..., None]:
+def _block_noting(blocks: BlockReduction) -> Callable[..., None]:
     """(x, n, largest, stats, block): sum the exponentials of a block of n elements, and store what is found."""
     add_up, two = blocks.reduction.loop(no_step), blocks.two
 
@@ -116,7 +116,7 @@ def _block_noting(blocks: Blocks) -> Callable[..., None]:
     return note
 
 
-def _row_joining(blocks: Blocks) -> Callable[..., Any]:
+def _row_joining(blocks: BlockReduction) -> Callable[..., Any]:
     """(x, stats, begin, end): the largest element of the row of these blocks, what is subtracted, the row's sums."""
     subtracted, joined_sums = blocks.reduction.subtracted, blocks.joined
 
@@ -154,12 +154,12 @@ def forward(form: Form, is_plain: bool = False) -> tuple[Kernel, ...]:
     return _block_sums(form, blocks, is_plain), _row_sums(form, blocks), _block_results(form, blocks, is_plain)
 
 
-def _block_sums(form: Form, blocks: Blocks, is_plain: bool) -> Kernel:
+def _block_sums(form: Form, blocks: BlockReduction, is_plain: bool) -> Kernel:
     read, note, count, floats = _reader(form, is_plain), _block_noting(blocks), form.sources, form.numbers
     buffer = int if is_plain else Private
 
     @kernel
-    def split_sums(units: Units, cut: Cut, sources: (Source,) * count, numbers: (Float,) * floats, e: buffer, stats):
+    def split_sums(units: Units, cut: RowCut, sources: (Source,) * count, numbers: (Float,) * floats, e: buffer, stats):
         for unit in units:
             row, begin = unit // cut.blocks, unit % cut.blocks * BLOCK
             size = min(BLOCK, cut.n - begin)
@@ -169,12 +169,12 @@ def _block_sums(form: Form, blocks: Blocks, is_plain: bool) -> Kernel:
     return split_sums
 
 
-def _row_sums(form: Form, blocks: Blocks) -> Kernel:
+def _row_sums(form: Form, blocks: BlockReduction) -> Kernel:
     join, two, count = _row_joining(blocks), blocks.two, form.sources
     keeps = _log_sum_exp_noting(form, blocks.reduction)
 
     @kernel
-    def split_rows(rows: Units, cut: Cut, sources: (Source,) * count, results: Results, stats, total):
+    def split_rows(rows: Units, cut: RowCut, sources: (Source,) * count, results: RowResults, stats, total):
         x = sources[0].data
         for row in rows:
             largest, m, sums = join(x, stats, cut.blocks * row, cut.blocks * (row + 1))
@@ -212,7 +212,7 @@ def _softmax_of_block(form: Form, reduction: Reduction) -> Callable[..., Vector]
     return value
 
 
-def _block_results(form: Form, blocks: Blocks, is_plain: bool) -> Kernel:
+def _block_results(form: Form, blocks: BlockReduction, is_plain: bool) -> Kernel:
     inner, outer = arrays_inwards(form, OF_BLOCK), arrays_outwards(form, OF_BLOCK)
     of_softmax, behind = _softmax_of_block(form, blocks.reduction), outwards(form, IN_ROWS)
     reduction, sums_of = blocks.reduction, blocks.sums
@@ -231,8 +231,8 @@ def _block_results(form: Form, blocks: Blocks, is_plain: bool) -> Kernel:
 
     @kernel
     def split_results(
-        units: Units, cut: Cut, sources: (Source,) * count, y: Rows, numbers: (Float,) * floats, kept: buffer,
-        results: Results, dropout: Dropout, switches: Switches, total,
+        units: Units, cut: RowCut, sources: (Source,) * count, y: Rows, numbers: (Float,) * floats, kept: buffer,
+        results: RowResults, dropout: DropoutState, switches: Switches, total,
     ):  # fmt: skip
         for unit in units:
             row, begin = unit // cut.blocks, unit % cut.blocks * BLOCK
@@ -274,7 +274,7 @@ def forward_in_place(operator: str, exact: bool) -> Kernel:
 
     @kernel
     def forward_split_in_place(block: Block):
-        n, stats, results = block.n, v.address_of(block.tile), Results(0, 0, Rows(block.stats, 1))
+        n, stats, results = block.n, v.address_of(block.tile), RowResults(0, 0, Rows(block.stats, 1))
         count = (n + BLOCK - 1) // BLOCK
         for row in range(block.rows):
             x = block.values + row * n
@@ -303,8 +303,8 @@ def _gradient_sums(form: GradientForm) -> Kernel:
 
     @kernel
     def split_gradient_sums(
-        units: Units, cut: Cut, sources: (Source,) * count, numbers: (Float,) * floats, kept: buffer, dropout: Dropout,
-        partial,
+        units: Units, cut: RowCut, sources: (Source,) * count, numbers: (Float,) * floats, kept: buffer,
+        dropout: DropoutState, partial,
     ):  # fmt: skip
         dy = sources[0].data
         for unit in units:
@@ -328,8 +328,8 @@ def _gradient_results(form: GradientForm) -> Kernel:
 
     @kernel
     def split_gradient_results(
-        units: Units, cut: Cut, sources: (Source,) * count, dx: Rows, numbers: (Float,) * floats, kept: buffer,
-        dropout: Dropout, partial, stream,
+        units: Units, cut: RowCut, sources: (Source,) * count, dx: Rows, numbers: (Float,) * floats, kept: buffer,
+        dropout: DropoutState, partial, stream,
     ):  # fmt: skip
         dy = sources[0].data
         for unit in units:

@@ -19,8 +19,8 @@ from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.programs.convolution.steps import (
     CHUNK_BYTES,
     ConvolutionSteps,
+    SignalSizes,
     SignalSteps,
-    Sizes,
     TransposedSteps,
 )
 from opgrad.cpu.programs.convolution.window_steps import WindowSteps, by_windows
@@ -70,13 +70,13 @@ def _empty(problem: Problem, wanted: Sequence[str]) -> Program:
     return Program(steps, workspace)
 
 
-def _sizes(problem: Problem, filters: Sequence[int], layout: SignalLayout) -> Sizes:
+def _sizes(problem: Problem, filters: Sequence[int], layout: SignalLayout) -> SignalSizes:
     """The sizes. filters: the shape of w: the number of filters of all groups, and the channels of one group."""
     dtype, group = precision(problem), problem.attributes["group"]
     batch = problem.specs["x"].shape[0]
     phases, grid = len(layout.phases), math.prod(layout.grid)
     image_bytes = DTYPES[dtype].itemsize * grid * (filters[0] + group * filters[1] * phases)
-    return Sizes(
+    return SignalSizes(
         batch=batch,
         group=group,
         filters=filters[0] // group,

@@ -37,7 +37,7 @@ def sums_written(problem: Problem, name: str, sums: Any) -> Step:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SignalSizes:
     """The sizes of the problem, and of its signals for so many images at a time."""
 
     batch: int
@@ -86,7 +86,7 @@ class GradientSteps:
 
     name = ""
 
-    def __init__(self, problem: Problem, layout: SignalLayout, sizes: Sizes, wanted: Sequence[str]):
+    def __init__(self, problem: Problem, layout: SignalLayout, sizes: SignalSizes, wanted: Sequence[str]):
         self.problem, self.layout, self.sizes, self.wanted = problem, layout, sizes, wanted
         self.workspace, self.tables = Workspace(precision(problem)), Tables()
         self.item = DTYPES[self.workspace.precision].itemsize
@@ -122,7 +122,7 @@ class SignalSteps(GradientSteps):
 
     name = "signals"
 
-    def __init__(self, problem: Problem, layout: SignalLayout, sizes: Sizes, wanted: Sequence[str]):
+    def __init__(self, problem: Problem, layout: SignalLayout, sizes: SignalSizes, wanted: Sequence[str]):
         super().__init__(problem, layout, sizes, wanted)
         self.windows = self.signals(sizes.filters, 1)
         self.field = self.signals(sizes.channels, sizes.phases)

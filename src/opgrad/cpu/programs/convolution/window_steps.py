@@ -11,9 +11,9 @@ from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.convolution import windows
 from opgrad.cpu.kernels.convolution.signals import Images
-from opgrad.cpu.kernels.convolution.windows import Gathered, Memory, PlaneBlocks, Windows
+from opgrad.cpu.kernels.convolution.windows import Gathered, PlaneBlocks, WindowMemory, Windows
 from opgrad.cpu.programs.convolution.grid import SignalLayout
-from opgrad.cpu.programs.convolution.steps import CHUNK_BYTES, GradientSteps, Sizes, fixed_parts
+from opgrad.cpu.programs.convolution.steps import CHUNK_BYTES, GradientSteps, SignalSizes, fixed_parts
 from opgrad.cpu.programs.partition import round_up
 from opgrad.cpu.programs.program import shared_out
 
@@ -28,7 +28,7 @@ WANTED_UNITS: Final = 16
 PLANES: Final = 1 << 17  # numbers of dx that a part works on at a time, if one plane is not more
 
 
-def by_windows(layout: SignalLayout, sizes: Sizes) -> bool:
+def by_windows(layout: SignalLayout, sizes: SignalSizes) -> bool:
     """Whether matrices of windows take less time than signals."""
     counts = [axis.count for axis in layout.along]
     waste, run = math.prod(layout.grid) / math.prod(counts), next((n for n in counts[::-1] if n > 1), sizes.batch)
@@ -40,7 +40,7 @@ class WindowSteps(GradientSteps):
 
     name = "windows"
 
-    def __init__(self, problem: Problem, layout: SignalLayout, sizes: Sizes, wanted: Sequence[str]):
+    def __init__(self, problem: Problem, layout: SignalLayout, sizes: SignalSizes, wanted: Sequence[str]):
         super().__init__(problem, layout, sizes, wanted)
         self.per_image = math.prod(axis.count for axis in layout.along)
         self.plane = math.prod(axis.size for axis in layout.along)
@@ -49,7 +49,7 @@ class WindowSteps(GradientSteps):
         row = round_up(self.images_at_once * self.per_image, sizes.lanes) + sizes.lanes
         self.dy: Any = Rows(self.workspace.shared(self.filters * row), row)
         self.axes, self.taps = map(self.tables.add, tables(layout.along))
-        self.memory = Memory(
+        self.memory = WindowMemory(
             *(self.workspace.private(size) for size in gemm.space(sizes.lanes)),
             self.workspace.private(windows.ELEMENTS * windows.POSITIONS),
         )

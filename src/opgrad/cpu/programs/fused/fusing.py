@@ -17,10 +17,10 @@ from opgrad.cpu.kernels.fused.chain import Link
 from opgrad.cpu.kernels.fused.form import Form, GradientForm
 from opgrad.cpu.kernels.fused.operands import (
     ColumnResults,
-    Cut,
-    Dropout,
-    Memory,
-    Results,
+    DropoutState,
+    RowCut,
+    RowMemory,
+    RowResults,
     Source,
     Switches,
 )
@@ -127,10 +127,10 @@ def _form(operator: str, problem: Problem, layout: str, groups: Sequence[tuple[L
     return Form(operator, layout, *groups, bool(probability), wanted, links.is_exact(problem))
 
 
-def _results(problem: Problem, layout: str) -> Results | ColumnResults:
+def _results(problem: Problem, layout: str) -> RowResults | ColumnResults:
     """The results besides y of a forward call."""
     saved, mask, stats = (result_of(problem, name, layout) for name in ("saved", "mask", "stats"))
-    return (ColumnResults if layout == "columns" else Results)(saved, mask, stats)
+    return (ColumnResults if layout == "columns" else RowResults)(saved, mask, stats)
 
 
 def result_of(problem: Problem, name: str, layout: str) -> Any:
@@ -185,9 +185,9 @@ def _arguments(problem: Problem, form: Any, precision: str) -> tuple[Workspace, 
     sizes = size, size, size if form.drops else 0, buffer
     if form.layout == "split":
         sizes = BLOCK, 0, BLOCK if form.drops else 0, 0
-    memory = Memory(*(workspace.private(each) for each in sizes))
+    memory = RowMemory(*(workspace.private(each) for each in sizes))
     probability = problem.attributes["dropout"]
-    dropout = Dropout(problem[STATE], keep_threshold(probability)) if form.drops else Dropout(None, 0)
+    dropout = DropoutState(problem[STATE], keep_threshold(probability)) if form.drops else DropoutState(None, 0)
     return workspace, {"n": problem.n, "dropout": dropout, "memory": memory, "e": memory.e, "kept": memory.kept}
 
 
@@ -197,7 +197,7 @@ def split_steps(
     """The steps over blocks of rows; of three steps the middle one is over rows, each of which is a part of its own."""
     sizes = {"partial": units} if len(kernels) == 2 else {"stats": STATS * units, "total": STATS * problem.outer}
     arguments |= {name: workspace.shared(count, "float64") for name, count in sizes.items()}
-    arguments["cut"] = Cut(units // problem.outer, problem.n)
+    arguments["cut"] = RowCut(units // problem.outer, problem.n)
     steps = [shared_out(kernel, units, problem.bytes / units, arguments) for kernel in kernels]
     if len(kernels) == 3:
         steps[1] = Step(kernels[1], problem.outer, arguments)

@@ -11,7 +11,7 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.fused import stages
 from opgrad.cpu.kernels.fused.chain import formula_of
 from opgrad.cpu.kernels.fused.post_ops import GRADIENTS, OPERAND_GRADIENTS, on_buffers
-from opgrad.cpu.kernels.fused.stages import Cut, Softmax, Stages
+from opgrad.cpu.kernels.fused.stages import BlockCut, Softmax, Stages
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.kernels.softmax.split import STATS
@@ -31,7 +31,7 @@ NARROWEST: Final = 64  # columns of the narrowest strip, which fill a cache line
 InPlace = Mapping[str, Kernel]  # kernels in place, by layout
 
 
-def cut(problem: Problem, precision: str) -> Cut:
+def cut(problem: Problem, precision: str) -> BlockCut:
     """Cut the problem into blocks: some rows, or a strip of columns."""
     lanes, n, outer, inner = vector_lanes(precision), max(problem.n, 1), problem.outer, problem.inner
     if inner > 1:
@@ -39,14 +39,14 @@ def cut(problem: Problem, precision: str) -> Cut:
         widest = max(min(STRIP_BYTES // (n * item), outer * inner // STRIPS), NARROWEST)
         per_block = min(widest, inner, CHUNK) // lanes * lanes or lanes
         strips = partition.count(inner, per_block)
-        return Cut(per_block, outer, problem.n, inner, strips, inner, per_block, max(1, CHUNK // per_block))
+        return BlockCut(per_block, outer, problem.n, inner, strips, inner, per_block, max(1, CHUNK // per_block))
     per_block = max(1, CHUNK // n)
     if n <= in_place_limits(lanes).grouped:
         per_block = -(-per_block // lanes) * lanes
-    return Cut(per_block, outer, problem.n, 1, 0, CHUNK, CHUNK, 1)
+    return BlockCut(per_block, outer, problem.n, 1, 0, CHUNK, CHUNK, 1)
 
 
-class Blocks:
+class StageProgram:
     """How a problem is cut into blocks, with the buffers, tables and stages of its program.
 
     first: the operand whose memory order the loops follow. A stage is a list of the words that
@@ -168,7 +168,7 @@ def forward(problem: Problem, in_place: InPlace) -> Program:
     # A row without elements still has a log-sum-exp, which is -inf.
     if not problem.outer * problem.inner or not (problem.n or "stats" in problem.specs):
         return Program((), name="nothing to do")
-    blocks, wanted = Blocks(problem, "x", ("y",)), problem.specs
+    blocks, wanted = StageProgram(problem, "x", ("y",)), problem.specs
     values, probability = blocks.values, problem.attributes["dropout"]
     scale, inner = _factor(links.before(problem))
     last, outer = _factor(links.after(problem)[::-1])
@@ -195,7 +195,7 @@ def gradient(problem: Problem, in_place: InPlace) -> Program:
     """softmax_grad or log_softmax_grad, by its kernels in place."""
     if not problem.outer * problem.n * problem.inner:
         return Program((), name="nothing to do")
-    blocks, (first, inputs, applied, rest, after) = Blocks(problem, "dy", ("y", "dx")), links.gradient(problem)
+    blocks, (first, inputs, applied, rest, after) = StageProgram(problem, "dy", ("y", "dx")), links.gradient(problem)
     g, y = blocks.values, blocks.other
     scale, others = _factor(first)
     last, behind = _factor(after[::-1])
@@ -208,7 +208,9 @@ def gradient(problem: Problem, in_place: InPlace) -> Program:
     return blocks.program(in_place, before, (), [*blocks.apply(behind[::-1], g), blocks.write("dx", g, last)])
 
 
-def _forward_again(blocks: Blocks, y: int, inputs: Sequence[Applied], applied: Sequence[Applied]) -> list[list[int]]:
+def _forward_again(
+    blocks: StageProgram, y: int, inputs: Sequence[Applied], applied: Sequence[Applied]
+) -> list[list[int]]:
     """The stages that read the post-ops' operands and compute their inputs again, into buffers of their own."""
     found, before = [], y
     for number, each in enumerate(applied):
@@ -225,7 +227,7 @@ def _forward_again(blocks: Blocks, y: int, inputs: Sequence[Applied], applied: S
     return found
 
 
-def _back(blocks: Blocks, number: int, each: Applied, g: int) -> list[list[int]]:
+def _back(blocks: StageProgram, number: int, each: Applied, g: int) -> list[list[int]]:
     """The stages that take g back through one post-op, and write the gradient of its operand if that is a result."""
     arrays, found = [blocks.buffer(f"input {number}"), *map(blocks.buffer, each.operands[:1])], []
     result = gradient_name(each.operands[-1]) if each.operands else ""

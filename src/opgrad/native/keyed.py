@@ -13,7 +13,7 @@ from opgrad.cpu.compiler.memory import atomic_load, load_word
 from opgrad.cpu.compiler.native import inline
 from opgrad.native.plans import Plan
 
-# Words of a prepared plan: the address of the next one, that of the plan, and the most parts of one of its steps; then
+# Words of a keyed plan: the address of the next one, that of the plan, and the most parts of one of its steps; then
 # the caller's own words, and the key. The first word of a key is its length.
 NEXT, PLAN, PARTS, OWN = range(4)
 
@@ -24,7 +24,7 @@ def words(values: Iterable[int]) -> Any:
     return (ctypes.c_int64 * len(block))(*block)
 
 
-class Prepared:
+class KeyedPlan:
     """A plan with its key and its caller's own words. In place of a block of words stands the block's address."""
 
     def __init__(self, plan: Plan, key: tuple[int, ...], own: Sequence[Any], following: int):
@@ -36,17 +36,17 @@ class Prepared:
 
 
 @inline
-def find_prepared(first: int, key: int, begin: int) -> int:
-    """The plan that was prepared for this key, or 0.
+def find_keyed(first: int, key: int, begin: int) -> int:
+    """The keyed plan that has this key, or 0.
 
     first: the address of the word that has the address of the first one. begin: the word at which keys begin.
     """
-    prepared, count = atomic_load(first), load_word(key, 0)
-    while prepared != 0:
+    keyed, count = atomic_load(first), load_word(key, 0)
+    while keyed != 0:
         same = 0
-        while same < count and load_word(prepared, begin + same) == load_word(key, same):
+        while same < count and load_word(keyed, begin + same) == load_word(key, same):
             same += 1
         if same == count:
-            return prepared
-        prepared = load_word(prepared, NEXT)
+            return keyed
+        keyed = load_word(keyed, NEXT)
     return 0
