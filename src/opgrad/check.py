@@ -23,7 +23,7 @@ from rich.text import Text
 import opgrad
 from opgrad import machine
 from opgrad.compile import compile_calls, compile_operator, run
-from opgrad.contract import FLOATS, Operator, graph_operators, operators
+from opgrad.contract import FLOATS, Operator, public_operators
 from opgrad.cpu.compiler.native import noting, object_cache
 from opgrad.cpu.compiler.requests import Work
 from opgrad.limits import default_threads
@@ -86,7 +86,7 @@ def compile_missing(extent: Extent, screen: Console) -> None:
         return
     todo = [
         (f"{name} {dtype}", Work(compile_operator, (name, dtype, extent.examples)))
-        for name, op in {**operators(), **graph_operators()}.items()
+        for name, op in public_operators().items()
         for dtype in extent.dtypes
         if _lacks_kernels(op, dtype, extent.examples)
     ]
@@ -112,7 +112,7 @@ def examine(progress: Callable[[list[Operator]], Any] = list, extent: Extent = F
     devices = ("cpu",) if no_cuda else ("cpu", CUDA)
     tested = [
         check_operator(op, dtype, device, extent.examples)
-        for op in progress([*operators().values(), *graph_operators().values()])
+        for op in progress([*public_operators().values()])
         for device in (each for each in devices if each in op.support.backends)
         for dtype in extent.dtypes
     ]

@@ -102,10 +102,10 @@ def ops() -> None:
 
 def operator_rows() -> list[tuple[str, str, str, str, str]]:
     """Name, formula, dtypes, backends and ONNX names of every operator, as text."""
-    from opgrad.contract import FLOATS, INTEGERS, graph_operators, operators
+    from opgrad.contract import FLOATS, INTEGERS, public_operators
 
     rows = []
-    for op in (*operators().values(), *graph_operators().values()):
+    for op in public_operators().values():
         taken = {name for tensor in op.inputs.values() for name in tensor.dtypes}
         dtypes = ", ".join(name for name in FLOATS + INTEGERS if name in taken)
         onnx_names = ", ".join(item.name for item in op.onnx)

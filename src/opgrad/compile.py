@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from opgrad.contract import FLOATS, Operator, graph_operators, operators
+from opgrad.contract import FLOATS, Operator, public_operators
 from opgrad.cpu.compiler.native import Native, object_cache
 from opgrad.cpu.compiler.processes import LONG_PATIENCE, Compilers
 from opgrad.cpu.compiler.requests import Work
@@ -79,7 +79,7 @@ def _names(text: str) -> list[str]:
 
 def _work(folders: Sequence[Path], ops: Sequence[str], dtypes: Sequence[str]) -> Iterator[tuple[str, Work]]:
     """The work for artifact sets, and for operators unless only sets are named."""
-    declared = {**operators(), **graph_operators()}
+    declared = public_operators()
     _check("operator", ops, declared)
     _check("dtype", dtypes, FLOATS)
     for folder in folders:
@@ -123,7 +123,7 @@ def compile_operator(name: str, dtype: str, most: int | None = None) -> None:
     from opgrad.native.plans import plan
     from opgrad.testing.examples import signatures
 
-    op = {**operators(), **graph_operators()}[name]
+    op = public_operators()[name]
     for of, specs, attributes in islice(signatures(op, dtype), most):
         plan(of, specs, attributes)
 

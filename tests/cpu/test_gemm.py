@@ -3,13 +3,16 @@
 import ctypes
 import mmap
 import sys
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from opgrad.contract import DTYPES, FLOATS
-from opgrad.cpu.compiler.native import vector_lanes
+from opgrad.cpu.compiler.native import kernel, vector_lanes
+from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.kernels import gemm
+from opgrad.cpu.kernels.gemm import Matrix, ProductSizes, product
 from opgrad.testing.accuracy import error_in_ulp, tolerance
 
 ORDERS = ["NN", "NT", "TN", "TT"]
@@ -27,6 +30,28 @@ SIZES = [
     (4, 9, 0),
 ]
 PAGE = mmap.PAGESIZE
+
+
+class ProductBlocks(NamedTuple):
+    """A product cut into blocks: how many of them are side by side, and the rows and columns of each."""
+
+    across: int
+    rows: int
+    columns: int
+
+
+@kernel
+def products(
+    units: Units, sizes: ProductSizes, blocks: ProductBlocks, a: Matrix, b: Matrix, c: Rows, add, left: Private,
+    right: Private,
+):  # fmt: skip
+    """c (+)= a @ b; a unit is a block of c."""
+    for unit in units:
+        i, j = unit // blocks.across * blocks.rows, unit % blocks.across * blocks.columns
+        own = ProductSizes(min(blocks.rows, sizes.rows - i), min(blocks.columns, sizes.columns - j), sizes.depth)
+        own_a = Matrix(a.data + i * a.row, a.row, a.column)
+        own_b = Matrix(b.data + j * b.column, b.row, b.column)
+        product(c.data + (i * c.step + j), c.step, own_a, own_b, own, add, left, right)
 
 
 @pytest.fixture
@@ -73,7 +98,7 @@ def run(sizes, blocks, a, b, c, c_row, add, parts=(0,)):
     words += [a[0].ctypes.data, *a[1], b[0].ctypes.data, *b[1], c.ctypes.data, c_row, add, 0, left * c.itemsize]
     table = np.array(words, np.int64)
     work = c.dtype.name
-    task = gemm.products.task([a[0].dtype.name, b[0].dtype.name, work, work, work])
+    task = products.task([a[0].dtype.name, b[0].dtype.name, work, work, work])
     for part in parts or range(across * down):
         ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(task)(table.ctypes.data, part)
 

@@ -212,23 +212,25 @@ divisor = number_that((lambda value: math.isfinite(value) and value != 0, "a fin
 def float_dtypes(what: str, value: Any, beside: Beside) -> Any:
     """A dtype for all results, or a tuple with one for each; None stands for the result's own."""
     if not isinstance(value, tuple):
-        return _float_dtype(what, value)
+        return result_dtype(what, value, FLOATS)
     if len(beside.results) == 1:
         raise TypeError(f"{what} is {shown(value)}, expected one of {', '.join(FLOATS)}")
     if len(value) != len(beside.results):
         raise TypeError(f"{what} is {shown(value)}, expected one dtype or a tuple of {len(beside.results)}")
-    return tuple(_float_dtype(f"{what} for {name}", each) for name, each in zip(beside.results, value, strict=True))
+    each = zip(beside.results, value, strict=True)
+    return tuple(result_dtype(f"{what} for {name}", dtype, FLOATS) for name, dtype in each)
 
 
-def _float_dtype(what: str, value: Any) -> np.dtype[Any] | None:
+def result_dtype(what: str, value: Any, allowed: Sequence[str]) -> np.dtype[Any] | None:
+    """One of the allowed dtypes, by its name or as NumPy takes it; None stands for the result's own."""
     if value is None:
         return None
     try:
-        dtype = DTYPES["bfloat16"] if isinstance(value, str) and value == "bfloat16" else np.dtype(value)
+        dtype = DTYPES[value] if isinstance(value, str) and value in DTYPES else np.dtype(value)
     except Exception:  # NumPy asks foreign objects for their dtype
-        raise TypeError(f"{what} is {shown(value)}, expected one of {', '.join(FLOATS)}") from None
-    if dtype.name not in FLOATS or not dtype.isnative:
-        raise TypeError(f"{what} is {dtype}, expected one of {', '.join(FLOATS)}")
+        raise TypeError(f"{what} is {shown(value)}, expected one of {', '.join(allowed)}") from None
+    if dtype.name not in allowed or not dtype.isnative:
+        raise TypeError(f"{what} is {dtype}, expected one of {', '.join(allowed)}")
     return dtype
 
 

@@ -190,6 +190,11 @@ def graph_operators() -> dict[str, Operator]:
     return {op.name: op for op in _all() if op.support in (ON_CPU, IN_GRAPHS, ON_SHARDS)}
 
 
+def public_operators() -> dict[str, Operator]:
+    """All operators that are called by themselves, by name: those of `operators`, then the others."""
+    return operators() | graph_operators()
+
+
 def loss_operators() -> dict[str, Operator]:
     """The operators that the functions of losses are made of, by name."""
     return {op.name: op for op in _all() if op.support == IN_LOSSES}

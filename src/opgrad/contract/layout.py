@@ -100,7 +100,7 @@ def _one_stride(shape: Shape, strides: Shape, size: int, axes: Sequence[int]) ->
     return None if rest else stride
 
 
-def contiguous(shape: Shape, order: tuple[int, ...], size: int) -> Shape:
+def contiguous(shape: Shape, order: Sequence[int], size: int) -> Shape:
     """The strides in bytes of a new array whose axes lie in memory in this order."""
     strides = [0] * len(shape)
     for axis in reversed(order):
@@ -109,18 +109,28 @@ def contiguous(shape: Shape, order: tuple[int, ...], size: int) -> Shape:
     return tuple(strides)
 
 
-def steps(shape: Shape, strides: Shape, order: Sequence[int]) -> list[tuple[int, int]]:
-    """(size, stride) of the fewest loops that visit an operand's elements, axes in this order; at least one."""
-    found: list[tuple[int, int]] = []
+def steps(shape: Shape, order: Sequence[int], *strides: Shape) -> list[tuple[int, ...]]:
+    """The fewest loops that visit the elements of arrays of this shape together, axes in this order; at least one.
+
+    A loop is its size, and its stride in each of the arrays. Neighbouring axes are one loop where all strides allow it.
+    """
+    found: list[tuple[int, ...]] = []
     for axis in order:
-        size, stride = shape[axis], strides[axis]
+        size, own = shape[axis], [each[axis] for each in strides]
         if size == 1:
             continue
-        if found and found[-1][1] == size * stride:
-            found[-1] = (found[-1][0] * size, stride)
+        if found and list(found[-1][1:]) == [size * stride for stride in own]:
+            found[-1] = (found[-1][0] * size, *own)
         else:
-            found.append((size, stride))
-    return found or [(1, 0)]
+            found.append((size, *own))
+    return found or [(1, *(0 for _ in strides))]
+
+
+def broadcast_strides(shape: Shape, full: Shape) -> Shape:
+    """The strides in elements of a contiguous array of one shape that is broadcast to another; 0 where it repeats."""
+    own = (1,) * (len(full) - len(shape)) + shape
+    each = zip(own, contiguous(own, range(len(own)), 1), strict=True)
+    return tuple(stride if size > 1 else 0 for size, stride in each)
 
 
 def is_injective(shape: Shape, strides: Shape, size: int) -> bool:

@@ -40,6 +40,10 @@ class Problem:
         """Whether the call has attributes, or dtypes, that the operator's plain form lacks (opgrad.fused.primitive)."""
         return "post_ops" in self.attributes
 
+    def listed(self, parameter: str) -> list[str]:
+        """The names of the arrays in the list that the call gives, or returns, under this name."""
+        return [name for name in self.operands if name.startswith(f"{parameter}[")]
+
     def __getitem__(self, name: str) -> Any:
         return self.operands[name]
 

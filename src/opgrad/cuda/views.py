@@ -158,7 +158,7 @@ class Views:
         operand = self.problem[name]
         number = FORMATS.get(operand.dtype, formats.PLAIN.value)
         self.pointers.append(replace(operand, dtype="uint8") if number else operand)
-        loops = [_moving(layout.steps(shape, strides, axes)) for axes in self._groups()]
+        loops = [_moving(layout.steps(shape, axes, strides)) for axes in self._groups()]
         view = [number]
         for group in loops:
             view += [len(self.numbers), len(group)]

@@ -29,6 +29,7 @@ from opgrad.contract import (
     normalise,
     shown,
 )
+from opgrad.contract.attributes import result_dtype
 from opgrad.contract.libraries import HOST, NUMBERS, Arrays, is_masked
 from opgrad.fused.dropout import Dropout
 from opgrad.post_ops import PostOp
@@ -87,7 +88,7 @@ def expand_forward(op: Operator, given: dict[str, Any], library: Arrays) -> tupl
         return op, _without(given, FORWARD)
     x = _spec(op, library, "x", given["x"])
     own = x.dtype if x.dtype.name not in BYTES else DTYPES["float32"]
-    asked = _dtype(op, given.get("out_dtype"), TYPES)
+    asked = result_dtype(f"{op.name}: out_dtype", given.get("out_dtype"), TYPES)
     dtype = asked or _dtype_of_out(op, library, given.get("out"), TYPES) or own
     if dtype == x.dtype and dtype.name in FLOATS and not _has_attributes(op, given, FORWARD):
         return op, _without(given, FORWARD)
@@ -133,7 +134,7 @@ def expand_gradient(op: Operator, given: dict[str, Any], library: Arrays) -> tup
     if given.get("dy") is None or given.get("y") is None:
         return op, _without(given, GRADIENT)
     dy, y = (_spec(op, library, name, given[name]) for name in ("dy", "y"))
-    asked = _dtype(op, given.get("out_dtype"), GRADIENT_TYPES)
+    asked = result_dtype(f"{op.name}: out_dtype", given.get("out_dtype"), GRADIENT_TYPES)
     dtype = asked or _dtype_of_out(op, library, given.get("out"), GRADIENT_TYPES) or dy.dtype
     if dy.dtype == y.dtype == dtype and dtype.name in FLOATS and not _has_attributes(op, given, GRADIENT):
         return op, _without(given, GRADIENT)
@@ -333,19 +334,6 @@ def _broadcast(op: Operator, library: Arrays, name: str, array: Any, like: Spec,
         raise ValueError(f"{op.name}: {name} has shape {shape}, expected one that broadcasts to {like.shape}") from None
     except OverflowError:
         raise ValueError(f"{op.name}: {name} is {shown(array)}, expected a number that float64 holds") from None
-
-
-def _dtype(op: Operator, value: Any, allowed: tuple[str, ...]) -> np.dtype[Any] | None:
-    if value is None:
-        return None
-    expected = ", ".join(allowed)
-    try:
-        dtype = DTYPES[value] if isinstance(value, str) and value in DTYPES else np.dtype(value)
-    except Exception:  # NumPy asks foreign objects for their dtype
-        raise TypeError(f"{op.name}: out_dtype is {shown(value)}, expected one of {expected}") from None
-    if dtype.name not in allowed or not dtype.isnative:
-        raise TypeError(f"{op.name}: out_dtype is {dtype}, expected one of {expected}")
-    return dtype
 
 
 def _dtype_of_out(op: Operator, library: Arrays, out: Any, allowed: tuple[str, ...]) -> np.dtype[Any] | None:

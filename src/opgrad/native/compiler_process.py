@@ -15,7 +15,7 @@ from importlib import import_module
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
-from opgrad.contract import DTYPES, Spec, graph_operators, only, operators, spread
+from opgrad.contract import DTYPES, Spec, only, public_operators, spread
 from opgrad.cpu.compiler.native import Kernel, host, noting, object_cache
 from opgrad.cpu.compiler.requests import Call, Named, Request, Work
 from opgrad.native.plans import plan
@@ -69,7 +69,7 @@ def _compile(name: str, what: Named | Call | Work) -> None:
 
 
 def _operator(call: Call) -> Any:
-    found = {**operators(), **graph_operators()}[call.operator]
+    found = public_operators()[call.operator]
     if call.needs is not None:
         return only(found, tuple(call.needs))
     return found if call.lists is None else spread(found, *call.lists)

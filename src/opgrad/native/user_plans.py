@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from opgrad import interop
-from opgrad.contract import DTYPES, Array, Operator, Shape, graph_operators, operators, tensor_operators
+from opgrad.contract import DTYPES, Array, Operator, Shape, operators, public_operators
 from opgrad.contract.layout import contiguous
 from opgrad.contract.libraries import HOST
 from opgrad.contract.signature import prepare
@@ -163,7 +163,7 @@ def plan(function: Callable[..., Any], *args: Any, **kwargs: Any) -> PlannedCall
     among them. Arrays that attributes bring (where, post-ops' operands) are used in every call.
     Raises what the call would raise, and TypeError without `out` or for another function.
     """
-    op = {**tensor_operators(), **graph_operators()}.get(getattr(function, "__name__", ""))
+    op = public_operators().get(getattr(function, "__name__", ""))
     if op is None or getattr(function, "__wrapped__", None) is not op.reference:
         raise TypeError(f"plan: function is {function!r}, expected an operator of opgrad")
     given = arrays.namer(op)(args, kwargs)

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from opgrad.contract import FLOATS, INTEGERS, OnnxName, Operator, graph_operators, operators
+from opgrad.contract import FLOATS, INTEGERS, OnnxName, Operator, public_operators
 from opgrad.onnxruntime.abi import ANY
 from opgrad.onnxruntime.compute import COPIES, FLAG
 
@@ -48,7 +48,7 @@ class Overload:
 
 def overloads() -> Iterator[Overload]:
     """Every overload of every declared operator that has an ONNX name."""
-    for operator in {**operators(), **graph_operators()}.values():
+    for operator in public_operators().values():
         for onnx in operator.onnx:
             for dtypes in _choices(operator, onnx):
                 inputs = tuple(_input(operator, name, dtypes) for name in onnx.inputs)

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline, kernel, vector_bytes
-from opgrad.cpu.compiler.parameters import Pointer, Private, Rows, Units
+from opgrad.cpu.compiler.native import inline, vector_bytes
+from opgrad.cpu.compiler.parameters import Pointer
 from opgrad.cpu.kernels.loops.map import write_same
 
 # --- blocking: all of it follows from the registers ------------------------------------------------------------------
@@ -207,32 +207,3 @@ def product(c, c_row: int, a: Any, b: Any, sizes: Any, add: int, left, right) ->
                 multiply_chunk(
                     out, c_row, left, a_row, step, right, panel, columns, range(rows), 0, stop - first, add or first > 0
                 )
-
-
-class ProductBlocks(NamedTuple):
-    """A product cut into blocks: how many of them are side by side, and the rows and columns of each."""
-
-    across: int
-    rows: int
-    columns: int
-
-
-@kernel
-def products(
-    units: Units,
-    sizes: ProductSizes,
-    blocks: ProductBlocks,
-    a: Matrix,
-    b: Matrix,
-    c: Rows,
-    add,
-    left: Private,
-    right: Private,
-):
-    """c (+)= a @ b; a unit is a block of c."""
-    for unit in units:
-        i, j = unit // blocks.across * blocks.rows, unit % blocks.across * blocks.columns
-        own = ProductSizes(min(blocks.rows, sizes.rows - i), min(blocks.columns, sizes.columns - j), sizes.depth)
-        own_a = Matrix(a.data + i * a.row, a.row, a.column)
-        own_b = Matrix(b.data + j * b.column, b.row, b.column)
-        product(c.data + (i * c.step + j), c.step, own_a, own_b, own, add, left, right)

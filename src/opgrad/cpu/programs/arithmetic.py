@@ -2,7 +2,7 @@
 
 import math
 
-from opgrad.contract import Shape
+from opgrad.contract import layout
 from opgrad.contract.problem import Problem
 from opgrad.contract.shapes import broadcast_axes, reduced_axes
 from opgrad.cpu.kernels import arithmetic as kernels
@@ -23,31 +23,11 @@ def reduce_sum_training(problem: Problem) -> Program:
     return Program(sum_steps(grouped(shape, summed), problem["x"], problem["y"], workspace), workspace)
 
 
-def broadcast_loops(shape: Shape, a: Shape, b: Shape) -> list[tuple[int, int, int]]:
-    """The loops over a shape as (size, stride of a, stride of b), the innermost first; at least one.
-
-    Neighbouring axes are joined to one loop where the strides of both arrays allow it.
-    """
-    loops: list[tuple[int, int, int]] = []
-    a_step = b_step = 1
-    for i, size in enumerate(reversed(shape)):
-        a_size = a[-1 - i] if i < len(a) else 1
-        b_size = b[-1 - i] if i < len(b) else 1
-        if size == 1:
-            continue
-        now = (size, a_step if a_size > 1 else 0, b_step if b_size > 1 else 0)
-        a_step, b_step = a_step * a_size, b_step * b_size
-        if loops and (now[1], now[2]) == (loops[-1][0] * loops[-1][1], loops[-1][0] * loops[-1][2]):
-            loops[-1] = (loops[-1][0] * size, loops[-1][1], loops[-1][2])
-        else:
-            loops.append(now)
-    return loops or [(1, 1, 1)]
-
-
 def div_grad(problem: Problem) -> Program:
     a, b, shape = (problem.specs[name].shape for name in ("a", "b", "dy"))
     workspace, size = Workspace(precision(problem)), math.prod(shape)
-    (n, a_step, b_step), *loops = broadcast_loops(shape, a, b)
+    strides = (layout.broadcast_strides(each, shape) for each in (a, b))
+    (n, a_step, b_step), *loops = layout.steps(shape, range(len(shape)), *strides)[::-1]
     tables = Tables()
     a_summed, b_summed = (frozenset(broadcast_axes(each, shape)[0]) for each in (a, b))
     kernel = EACH if a_step and b_step else ONE_DIVISOR if a_step else ONE_DIVIDEND

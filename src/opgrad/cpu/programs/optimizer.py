@@ -49,12 +49,8 @@ def adamw_in_place(operands: Sequence[Operand], alpha: float, beta: float, facto
 
 def _lists(problem: Problem, *names: str) -> list[tuple[int, list[Operand]]]:
     """The arrays at each place of the lists, and how many elements each of them has."""
-    count = sum(1 for name in problem.operands if name.startswith(f"{names[0]}["))
-    found = []
-    for i in range(count):
-        size = math.prod(problem.specs[f"{names[0]}[{i}]"].shape)
-        found.append((size, [problem[f"{name}[{i}]"] for name in names]))
-    return found
+    each = zip(*map(problem.listed, names), strict=True)
+    return [(math.prod(problem.specs[same[0]].shape), [problem[name] for name in same]) for same in each]
 
 
 def sgd_optimizer(problem: Problem) -> Program:

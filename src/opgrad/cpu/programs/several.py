@@ -27,10 +27,6 @@ def _byte_rows(problem: Problem, name: str, offset: int, step: int) -> ByteRows:
     return ByteRows(operand, offset, step)
 
 
-def _names(problem: Problem, parameter: str) -> list[str]:
-    return [name for name in problem.operands if name.startswith(f"{parameter}[")]
-
-
 def _slice_bytes(problem: Problem, name: str) -> int:
     """The bytes of a slice of an array along the axis."""
     spec = problem.specs[name]
@@ -42,7 +38,7 @@ def _concatenated(problem: Problem, whole: str, parameter: str) -> Iterator[tupl
     axis = problem.attributes["axis"].start
     unit = _slice_bytes(problem, whole)
     rows, row = math.prod(problem.specs[whole].shape[:axis]), problem.specs[whole].shape[axis] * unit
-    names = _names(problem, parameter)
+    names = problem.listed(parameter)
     sizes = [problem.specs[name].shape[axis] * unit for name in names]
     for name, size, end in zip(names, sizes, accumulate(sizes), strict=True):
         yield rows, size, _byte_rows(problem, name, 0, size), _byte_rows(problem, whole, end - size, row)
@@ -51,13 +47,13 @@ def _concatenated(problem: Problem, whole: str, parameter: str) -> Iterator[tupl
 def concat_training(problem: Problem) -> Program:
     steps = [copying(rows, size, alone, inside) for rows, size, alone, inside in _concatenated(problem, "y", "arrays")]
     axis = problem.attributes["axis"].start
-    lengths, tables = [problem.specs[name].shape[axis] for name in _names(problem, "arrays")], Tables()
+    lengths, tables = [problem.specs[name].shape[axis] for name in problem.listed("arrays")], Tables()
     arguments = {"count": len(lengths), "table": tables.add(lengths), "lengths": problem["lengths"]}
     return Program([*steps, Step(kernels.store_lengths, 1, arguments)], tables=tables)
 
 
 def split_training(problem: Problem) -> Program:
-    results, expected = len(_names(problem, "pieces")), len(problem.attributes["split"])
+    results, expected = len(problem.listed("pieces")), len(problem.attributes["split"])
     if results != expected:
         raise ValueError(f"split_training: split has {expected} entries, expected {results}, one for each result")
     split = _concatenated(problem, "x", "pieces")
@@ -66,7 +62,7 @@ def split_training(problem: Problem) -> Program:
 
 def pass_through(problem: Problem) -> Program:
     steps = []
-    for name, copy in zip(_names(problem, "arrays"), _names(problem, "copies"), strict=True):
+    for name, copy in zip(problem.listed("arrays"), problem.listed("copies"), strict=True):
         size = _elements(problem, name) * problem.specs[name].dtype.itemsize
         steps.append(copying(1, size, _byte_rows(problem, name, 0, 0), _byte_rows(problem, copy, 0, 0)))
     return Program(steps)
@@ -78,7 +74,7 @@ def _elements(problem: Problem, name: str) -> int:
 
 def _reduction(problem: Problem, each: Kernel, last: Kernel, result: str, word: str, **arguments: Any) -> Program:
     """A step for each array, whose parts write partial results side by side, and a step that combines all of them."""
-    names, workspace = _names(problem, "arrays"), Workspace()
+    names, workspace = problem.listed("arrays"), Workspace()
     sizes = [_elements(problem, name) for name in names]
     parts = [partition.count(size, BLOCK) for size in sizes]
     partial, steps = workspace.shared(sum(parts), word), []
@@ -102,7 +98,7 @@ def reduce_all_l2(problem: Problem) -> Program:
 
 
 def mixed_precision_scale(problem: Problem) -> Program:
-    names, fused = _names(problem, "arrays"), problem.attributes["fuse_outputs"]
+    names, fused = problem.listed("arrays"), problem.attributes["fuse_outputs"]
     sizes = [_elements(problem, name) for name in names]
     common = {"factor": problem["scale"], "stream": partition.streams(problem.bytes)}
     steps = []

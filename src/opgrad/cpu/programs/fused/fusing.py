@@ -70,7 +70,7 @@ def lying(problem: Problem, name: str) -> Lying:
 
 def _steps(spec: Any, axes: Sequence[int]) -> list[tuple[int, int]]:
     """Sizes and strides of the fewest loops over these axes. Raises Rare for strides of no whole number of elements."""
-    found = layout.steps(spec.shape, spec.strides, axes)
+    found = layout.steps(spec.shape, axes, spec.strides)
     if any(stride % spec.dtype.itemsize for _, stride in found):
         raise Rare
     return [(size, stride // spec.dtype.itemsize) for size, stride in found]

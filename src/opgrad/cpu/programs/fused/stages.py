@@ -109,7 +109,7 @@ class StageProgram:
         return found
 
     def _table(self, shape: Sequence[int], strides: Sequence[int], own: int) -> int:
-        loops = layout.steps(shape, strides, self.problem.orders[self.first])[::-1]
+        loops = layout.steps(shape, self.problem.orders[self.first], strides)[::-1]
         return self.tables.add([own, len(loops), *(word for loop in loops for word in (*loop, 0))])
 
     # --- the program --------------------------------------------------------------------------------------------------
