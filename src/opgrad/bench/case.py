@@ -17,7 +17,7 @@ from opgrad.contract import DTYPES, Array, Operator, Shape, Spec
 from opgrad.contract.signature import Prepared, prepare
 from opgrad.cpu.compiler.memory import call_address
 from opgrad.cpu.compiler.native import native
-from opgrad.native.arrays import as_given, form, spec_of
+from opgrad.native.arrays import as_given, expanded, spec_of
 from opgrad.native.plan import execute
 from opgrad.native.plans import plan
 from opgrad.native.threads import threads_for
@@ -82,7 +82,7 @@ class Case:
 
     def prepared(self) -> Prepared:
         """The checked call."""
-        self.general, named = form(self.op, dict(self.values))
+        self.general, named = expanded(self.op, dict(self.values))
         self.given = as_given(self.general, named)
         return prepare(self.general, *signature(self.general, self.given))
 

@@ -1,6 +1,6 @@
-"""What the operators of attention ask of their arrays and attributes, and the sizes that follow.
+"""Checks the attributes and shapes of attention and its gradient, and computes the sizes that follow from them.
 
-Errors are those of the operators that the functions serve.
+Messages begin with the name of the operator that was called.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ not_negative = number_that((lambda value: 0.0 <= value < float("inf"), "a finite
 
 
 def scale(what: str, value: Any, beside: Beside) -> float | None:
-    """What products are multiplied with; None stands for 1 / sqrt(size of a head)."""
+    """The factor of the products of queries and keys; None stands for 1 / sqrt(size of a head)."""
     return None if value is None else finite(what, value, beside)
 
 
 def causal(what: str, value: Any, beside: Beside) -> str:
-    """How queries are aligned with keys where none sees a later one; "" where all see all keys."""
+    """How queries are aligned with keys if no query sees a later key; "" if every query sees every key."""
     if isinstance(value, str):
         if value not in ("", *ALIGNED):
             raise ValueError(f"{what} is {shown(value)}, expected a bool or one of {', '.join(ALIGNED)}")
@@ -34,7 +34,7 @@ def causal(what: str, value: Any, beside: Beside) -> str:
 
 
 def window(what: str, value: Any, beside: Beside) -> tuple[int, int]:
-    """The keys that a query sees on its left and on its right."""
+    """How many keys a query sees before the one that it is aligned with, and how many behind it."""
     if value is None:
         return UNLIMITED, UNLIMITED
     if not isinstance(value, tuple | list) or len(value) != 2:
@@ -150,14 +150,14 @@ def checked_dy(shapes: Shapes, attributes: Attributes) -> Shape:
 
 
 def of_rows(shapes: Shapes, attributes: Attributes) -> Shape:
-    """The shape of what there is of each query of each head."""
+    """The shape of arrays with one number for each query of each head, such as lse."""
     found = sizes(shapes, attributes)
     rows = (found.heads, found.queries)
     return rows if "cu_seqlens_q" in shapes else (found.batch, *rows)
 
 
 def of_mask(shapes: Shapes, attributes: Attributes) -> Shape:
-    """The mask's own shape if it is broadcast to that of the scores, which it must have otherwise."""
+    """The mask's own shape if it can be broadcast to the scores; else the shape of the scores, which it should have."""
     found, mask = sizes(shapes, attributes), shapes["mask"]
     scores = (found.batch, found.heads, found.queries, found.keys)
     fits = len(mask) <= 4 and all(size in (1, full) for size, full in zip(mask[::-1], scores[::-1], strict=False))
@@ -183,7 +183,7 @@ def one_number(name: str) -> Callable[[Shapes, Attributes], Shape]:
 
 
 def given(operator: str, result: str, name: str) -> Callable[[Shapes, Attributes], Shape]:
-    """The shape of an optional argument, which a result must be that is its gradient."""
+    """The shape of an optional argument, which the result that is its gradient has, too."""
 
     def shape(shapes: Shapes, attributes: Attributes) -> Shape:
         if name not in shapes:

@@ -1,7 +1,7 @@
 """Checks the attributes of a call by their annotations in the declaration.
 
 `alpha: float` has the check of its type; `logit_scale: Annotated[float, finite]` has the check that it names: a
-function that is given the value and what it stands beside, and returns it in the one form that kernels see.
+function that is given the value and what it stands beside, and returns the value that kernels see.
 """
 
 import math

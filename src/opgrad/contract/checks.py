@@ -47,7 +47,7 @@ def _check_dtype(op: Operator, name: str, spec: Spec, tensor: Tensor, specs: Map
 
 
 def normalise(op: Operator, attributes: Attributes, shapes: Shapes) -> None:
-    """Check the attributes, and replace them by the form that kernels take: an axis by a range, a dtype by np.dtype."""
+    """Check the attributes, and replace them by what kernels take: an axis by a range, a dtype by np.dtype."""
     beside = Beside(op.results, shapes, attributes)
     for name, value in attributes.items():
         if isinstance(value, str) and type(value) is not str:

@@ -99,11 +99,11 @@ class OnnxName:
 
 @dataclass(frozen=True)
 class General:
-    """What an operator takes beyond its plain form, and how such a call becomes an operator of its own.
+    """What calls of an operator may have beyond plain ones, and how such a call is expanded to an operator of its own.
 
-    keywords: the function's parameters that the plain form lacks.
+    keywords: the function's parameters that plain calls lack.
     expand: given the operator, a call's arguments by name and the library of its arrays, returns the operator that
-    computes the call, and the arguments by that operator's names. For a call in the plain form both are as given.
+    computes the call, and the arguments by that operator's names. For a plain call both are as given.
     over_arrays: calls change(name, array) for each array among the keywords, under the name of the input that it
     becomes, and returns the arguments with the results in place of the arrays.
     numbers: for inputs that hold the numbers of a record (`opgrad.contract.plain`), the keyword that has the record.
@@ -117,7 +117,7 @@ class General:
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """One declared operator, or the form that a call in general takes of it."""
+    """One declared operator, or one to which a call is expanded."""
 
     name: str
     family: str
@@ -133,7 +133,7 @@ class Operator:
     parameters: tuple[str, ...]
     results: Mapping[str, Tensor]
     types: Mapping[str, Any] = field(default_factory=dict)  # the annotations of the attributes
-    checks: Mapping[str, Check] = field(default_factory=dict)  # of attributes, and of the general form's keywords
+    checks: Mapping[str, Check] = field(default_factory=dict)  # of attributes, and of the keywords of `general`
     support: Support = EVERYWHERE
     general: General | None = None
     finish: Callable[[tuple[Any, ...]], Any] | None = None  # turns the tuple of results into what the function returns
@@ -250,7 +250,7 @@ def operator(
 
 
 def _interface(function: Callable[..., Any], general: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of an `Operator` that follow from its function. general: the keywords that the plain form lacks."""
+    """The fields of an `Operator` that follow from its function. general: the keywords that plain calls lack."""
     hints, signature = typing.get_type_hints(function, include_extras=True), inspect.signature(function)
     types = typing.get_type_hints(function)
     plain = [p for name, p in signature.parameters.items() if name not in general]

@@ -1,4 +1,4 @@
-"""The functions of an array library that finding a call's form needs; each front end passes those of its library."""
+"""The functions of an array library with which calls are expanded; each front end passes those of its library."""
 
 import sys
 from collections.abc import Callable
@@ -12,7 +12,7 @@ NUMBERS = (bool, int, float)  # types of numbers that may be passed in place of 
 
 
 class Arrays(Protocol):
-    """The functions of the library to which a call's arrays belong, with which a form's arrays are made."""
+    """The functions of the library to which a call's arrays belong, which make the arrays of an expanded call."""
 
     def __hash__(self) -> int: ...
 
@@ -28,7 +28,7 @@ class Arrays(Protocol):
         Raises ValueError if the array has another shape."""
 
     def state(self, seed: int, offset: int, like: Any) -> Any:
-        """The two as int64 beside `like`, without waiting for its device."""
+        """Seed and offset as an int64 array on the device of `like`, for which the call does not wait."""
 
     def total(self, array: Any, axes: tuple[int, ...], shape: Shape, dtype: str) -> Any:
         """The sum over these axes (none: the array), in float64, rounded to this dtype and in this shape."""
@@ -89,6 +89,6 @@ HOST = Host()
 
 
 def is_masked(value: Any) -> bool:
-    """Whether a value is a masked array: NumPy imports np.ma for whoever asks for it first, which is not us."""
+    """Whether a value is a masked array. The question does not import np.ma: without it there is no such array."""
     kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
     return kind is not None and isinstance(value, kind)

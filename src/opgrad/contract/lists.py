@@ -43,7 +43,7 @@ def _indexed(tensor: Tensor, index: int) -> Tensor:
 
 
 def several(made: Callable[[Operator, Mapping[str, Any], int], int] = lambda op, given, count: 0) -> General:
-    """The general form of an operator that takes lists of arrays, all of the same length.
+    """How calls are expanded of an operator that takes lists of arrays, all of the same length.
 
     made: returns the length of the lists that the operator returns, 0 if it returns none. It is given the operator, the
     arguments, which are not checked yet, and the length of the lists that it takes, 1 if it takes none.
@@ -89,7 +89,7 @@ def _length(op: Operator, name: str, arrays: Any, first: str, expected: int) -> 
 
 
 def _flattened(out: Any) -> Any:
-    """The argument `out` as the plain form takes it: lists become one tuple, and a tuple of one becomes its array."""
+    """The argument `out` of the expanded call: lists become one tuple, and a tuple of one becomes its array."""
     flat = tuple(array for each in out for array in (each if isinstance(each, list | tuple) else [each]))
     return flat[0] if len(flat) == 1 else flat
 
@@ -120,7 +120,7 @@ def only(op: Operator, needs: Sequence[str]) -> Operator:
 
 
 def choosing(unasked: tuple[str, ...] | None = None) -> General:
-    """The general form of an operator with the keyword `needs`, which names the results that a call wants.
+    """How calls are expanded of an operator with the keyword `needs`, which names the results that a call wants.
 
     unasked: those that a call gets whose `needs` is None; None stands for all.
     """

@@ -37,7 +37,7 @@ class Problem:
 
     @property
     def is_general(self) -> bool:
-        """Whether the call has attributes, or dtypes, that the operator's plain form lacks (opgrad.fused.primitive)."""
+        """Whether the call has attributes, or dtypes, that plain calls lack (opgrad.fused.primitive)."""
         return "post_ops" in self.attributes
 
     def listed(self, parameter: str) -> list[str]:
@@ -52,7 +52,7 @@ class Problem:
 class Pair:
     """A result and another operand that must not overlap. same: whether they may be one and the same memory.
 
-    `low` and `high` are the bytes that the operands cover around their data pointers.
+    result_bytes, other_bytes: the bytes that the operands cover, counted from their data pointers.
     """
 
     result: int

@@ -11,7 +11,7 @@ Explain = Callable[[int, int], Exception]  # explain(position of a wrong number 
 
 
 def wrong_label(problem: Problem, operator: str) -> Explain:
-    """The message for a label that is out of range."""
+    """The function that makes the error for a label that is out of range."""
     ignore, classes = problem.attributes.get("ignore_index"), problem.n
     expected = f"0 to {classes - 1}" if classes else "no label, as there are 0 classes"
     also = "" if ignore is None else f" or ignore_index {ignore}"
@@ -19,13 +19,13 @@ def wrong_label(problem: Problem, operator: str) -> Explain:
 
 
 def wrong_index(problem: Problem, operator: str, size: int, name: str = "indices") -> Explain:
-    """The message for an index, of the operand of this name, that is out of range on an axis of this size."""
+    """The function that makes the error for an index, of the operand of this name, that an axis of this size lacks."""
     expected = f"{-size} to {size - 1}" if size else "no index, as the axis has size 0"
     return _wrong(problem, operator, name, lambda position: expected)
 
 
 def wrong_maximum(problem: Problem, operator: str) -> Explain:
-    """The message for the place of a window's maximum that is not in the window's image and channel."""
+    """The function that makes the error for the place of a maximum outside of its window's image and channel."""
     windows, plane = (math.prod(shape[2:]) for shape in (problem.specs["indices"].shape, problem.attributes["shape"]))
 
     def expected(position: int) -> str:
@@ -37,7 +37,7 @@ def wrong_maximum(problem: Problem, operator: str) -> Explain:
 
 
 def _wrong(problem: Problem, operator: str, name: str, expected: Callable[[int], str]) -> Explain:
-    """expected: what a message says of the number at a position."""
+    """The function that makes such an error. expected(position) says which numbers are allowed there."""
     shape, order = problem.specs[name].shape, problem.orders[name]
 
     def explain(position: int, value: int) -> Exception:

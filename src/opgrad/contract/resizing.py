@@ -34,7 +34,7 @@ class Resized:
         return len(self.places)
 
     def matrix(self) -> Array:
-        """What each element of x gives each one of y."""
+        """The weights as a matrix: y = matrix @ x along the axis."""
         found = np.zeros((self.count, self.size))
         np.add.at(found, (np.arange(self.count)[:, None], self.places), self.weights)
         return found
@@ -81,7 +81,7 @@ def _numbers(operator: str, name: str, values: tuple[float, ...], axes: int) -> 
 
 
 def _check(operator: str, attributes: Mapping[str, Any], scales: bool, roi: bool) -> None:
-    """Which attributes go together."""
+    """Raise ValueError for attributes that contradict each other."""
     if attributes["coordinate_transformation_mode"] == CROP and not roi:
         raise ValueError(f"{operator}: roi is empty, expected the region that {CROP} takes")
     if attributes["antialias"] and attributes["mode"] == "nearest":

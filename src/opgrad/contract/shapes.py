@@ -1,6 +1,6 @@
 """Functions of shapes that operators and their kernels share: which axes are summed, broadcast, sliced.
 
-Errors are those of the operators that the functions serve.
+Messages begin with the name of the operator that was called.
 """
 
 from collections.abc import Sequence
@@ -80,6 +80,6 @@ def slice_ranges(attributes: Attributes) -> list[range]:
 
 
 def room_for(count: int) -> int:
-    """At least so many rows; counts that differ by less than an eighth get the same, and so share a plan."""
+    """The rows to make room for if `count` are needed: up to an eighth more, so that similar counts share a plan."""
     step = 1 << max(count.bit_length() - 4, 0)
     return -(-count // step) * step

@@ -43,7 +43,7 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
 def _run_here(op: Operator, given: Mapping[str, Any]) -> Any:
     """Run on the current device."""
     if isinstance(given.get(op.arrays[0]), cupy.ndarray):
-        op, given = arrays.form(op, dict(given), cast(Arrays, _library()))
+        op, given = arrays.expanded(op, dict(given), cast(Arrays, _library()))
     return _runners.run(op, given)
 
 
@@ -79,7 +79,7 @@ def _settle(op: Operator, given: Mapping[str, Any]) -> Mapping[str, Any]:
 def _check_narrow(op: Operator, given: Mapping[str, Any]) -> None:
     """Raise NotImplementedError if results are to be bfloat16 or float8 and CuPy has no such arrays."""
     attributes = {"out_dtype": given.get("out_dtype")}
-    if op.kind != "blocks":  # a general form's is settled
+    if op.kind != "blocks":  # an expanded call's is settled
         normalise(op, attributes, {})
     asked = attributes["out_dtype"]
     for name in NARROW:

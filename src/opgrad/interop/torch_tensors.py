@@ -29,14 +29,14 @@ PLAIN = KINDS
 REMEDY = "call it outside of the compiled or transformed function (torch.compiler.disable), or in its plain form"
 
 
-def form(op: Operator, given: Mapping[str, Any]) -> tuple[Operator, Mapping[str, Any]]:
-    """The form of the operator that a call takes, and its arguments; the plain form for what is no call at all."""
+def expanded(op: Operator, given: Mapping[str, Any]) -> tuple[Operator, Mapping[str, Any]]:
+    """The operator that computes a call, and its arguments; for what is no call at all, the operator as it is."""
     first = given.get(op.arrays[0])
     if not isinstance(first, torch.Tensor) or first.is_quantized:
         return op, given
     if given.get("out_dtype") is not None:
         given = {**given, "out_dtype": numpy_dtypes(given["out_dtype"])}
-    return arrays.form(op, dict(given), cast(Arrays, library()))
+    return arrays.expanded(op, dict(given), cast(Arrays, library()))
 
 
 # --- what watches a call ---------------------------------------------------------------------------------------------

@@ -10,13 +10,13 @@ import numpy as np
 from opgrad.contract import DTYPES, Operator, Shape, Spec
 from opgrad.contract.plain import plain
 from opgrad.jax.derivative import differentiable
-from opgrad.native.arrays import form
+from opgrad.native.arrays import expanded
 from opgrad.native.runners import one_or_tuple
 
 
 def run(op: Operator, given: Mapping[str, Any]) -> Any:
     """Run an operator on JAX arrays, given by parameter name and checked to be such."""
-    of, settled = form(op, dict(given), _LIBRARY)
+    of, settled = expanded(op, dict(given), _LIBRARY)
     settled = dict(plain(of, settled))
     found = {name: settled[name] for name in of.arrays if settled.get(name) is not None}
     attributes = {name: settled[name] for name in of.attributes if name in settled}

@@ -112,7 +112,7 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
             given = named(args, kwargs)
             if interop.foreign(op, given):
                 return interop.run(op, given)
-            of, given = form(op, given)
+            of, given = expanded(op, given)
             given = as_given(of, given)
             if not _is_plain(of, args, kwargs, given):
                 args, kwargs = (), given
@@ -169,8 +169,8 @@ def _find(
     return runner
 
 
-def form(op: Operator, given: dict[str, Any], library: Arrays = HOST) -> tuple[Operator, dict[str, Any]]:
-    """The form of the operator that fits a call, and the arguments by the form's names.
+def expanded(op: Operator, given: dict[str, Any], library: Arrays = HOST) -> tuple[Operator, dict[str, Any]]:
+    """The operator that computes a call, and the arguments by that operator's names.
 
     library: whose arrays they are.
     """

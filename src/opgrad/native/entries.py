@@ -32,7 +32,7 @@ MOST_VALUES = 16
 class Answered:
     """How Python has answered a call.
 
-    by: the `Execution` whose plan was run, or a function that was called with `operands`, in that order.
+    by: the runner (`native.runners`) whose plan was run, or a function that was called with `operands`, in that order.
     operands: inputs and results in the plan's order, None for one that was left out. In place of a view that repeats an
         array stands that array, and in place of an array of a record's numbers the record, as the call was given them.
     results: the operands that are returned, in order. new: whether the call allocated them.

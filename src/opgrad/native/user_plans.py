@@ -170,7 +170,7 @@ def plan(function: Callable[..., Any], *args: Any, **kwargs: Any) -> PlannedCall
     if given.get("out") is None:
         raise TypeError(f"plan: {op.name} has no out, expected an array to write to")
     foreign = interop.foreign(op, given)
-    of, given = (op, given) if foreign else arrays.form(op, given)
+    of, given = (op, given) if foreign else arrays.expanded(op, given)
     if of.finish is not None or foreign:
         raise NotImplementedError(f"plan: {op.name} with post_op_grads, or on other arrays than NumPy's, has no plan")
     return _Planned(of, arrays.as_given(of, given))
@@ -255,14 +255,14 @@ def _planned(
     for unknown in attributes.keys() - set(op.general.keywords if op.general else ()):
         raise TypeError(f"{name}_plan: unexpected keyword {unknown}")
     given = inputs | {"axis": axis} | attributes
-    of, values = arrays.form(op, dict(given))
+    of, values = arrays.expanded(op, dict(given))
     specs = [arrays.spec_of(values.get(name)) for name in of.arrays]
     known = {name: values[name] for name in of.attributes if name in values}
     results = list(prepare(of, specs, known).results.values())
     outputs = [_example(results[0].shape, results[0].dtype, out_strides)]
     outputs += [_example(spec.shape, spec.dtype, None) for spec in results[1:]]
     out = outputs[0] if len(outputs) == 1 else tuple(outputs)
-    of, values = arrays.form(op, given | {"out": out})
+    of, values = arrays.expanded(op, given | {"out": out})
     return _Planned(of, arrays.as_given(of, values))
 
 

@@ -16,7 +16,7 @@ from opgrad.contract import Operator, check_arrays, operators
 from opgrad.contract.plain import plain
 from opgrad.fused.primitive import SCALARS, gradient_name
 from opgrad.interop.torch_private import is_batched
-from opgrad.interop.torch_tensors import check_untraced, execute, form, is_traced, is_transformed, spec
+from opgrad.interop.torch_tensors import check_untraced, execute, expanded, is_traced, is_transformed, spec
 from opgrad.torch.formulas import wide
 
 GRADIENTS = {op.forward: op for op in operators().values() if op.forward and op.general}
@@ -32,7 +32,7 @@ def call(op: Operator, given: Mapping[str, Any]) -> Any:
     tensors: dict[str, Tensor] = {}
     interop.over_arrays(op, given, tensors.setdefault)
     if is_transformed() or is_traced(list(tensors.values())):
-        general, arguments = form(op, given)
+        general, arguments = expanded(op, given)
         attributes = {**general.attributes, **{k: v for k, v in arguments.items() if k in general.attributes}}
         check_arrays(general, {name: spec(arguments[name]) for name in general.inputs}, attributes)
         check_untraced(general)
@@ -49,7 +49,7 @@ def call(op: Operator, given: Mapping[str, Any]) -> Any:
 
 def _run(op: Operator, given: Mapping[str, Any]) -> dict[str, Any]:
     """The results of a call by name."""
-    general, arguments = form(op, given)
+    general, arguments = expanded(op, given)
     results = execute(general, arguments)
     return dict(zip(general.results, results if isinstance(results, tuple) else (results,), strict=True))
 

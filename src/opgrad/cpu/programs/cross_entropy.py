@@ -49,9 +49,9 @@ def label_steps(problem: Problem, workspace: Workspace, by_sample: bool = False)
 
 
 class Loss(NamedTuple):
-    """The kernels of a loss by layout, their result of the logits' shape, and up to which length rows are transposed.
+    """The kernels of a loss by layout, the name of the result that has the logits' shape, and limits of the layouts.
 
-    If the result is the logits, these are not written.
+    A loss without such a result has the name of the logits, which its kernels only read.
     """
 
     kernels: Mapping[str, Kernel]

@@ -18,7 +18,7 @@ from opgrad.cpu.kernels.fused.operands import Source, Switches
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.kernels.softmax import columns, groups, rows, split, transposed
-from opgrad.cpu.programs.fused import fusing, links, stages
+from opgrad.cpu.programs.fused import formulas, fusing, stages
 from opgrad.cpu.programs.layout import (
     Loops,
     forward_layout,
@@ -117,7 +117,7 @@ def _general(operator: str, problem: Problem) -> Program:
     found = fusing.program(operator, problem, fused) if compiles_forms() else None
     if operator in GRADIENTS:
         return found or stages.gradient(problem, in_place(operator))
-    return found or stages.forward(problem, in_place(operator, links.is_exact(problem)))
+    return found or stages.forward(problem, in_place(operator, formulas.is_exact(problem)))
 
 
 def _forward(problem: Problem, operator: str) -> Program:

@@ -49,7 +49,7 @@ def signatures(op: Operator, dtype: str) -> Iterator[tuple[Operator, list[Spec |
             yield op, *signature(op, shape, dtype, **options)
         return
     for example in examples(op, dtype):
-        of, given = arrays.form(op, dict(example.arguments))
+        of, given = arrays.expanded(op, dict(example.arguments))
         given = arrays.as_given(of, given)
         attributes = {name: given[name] for name in of.attributes if name in given}
         yield of, [arrays.spec_of(given.get(name)) for name in of.arrays], attributes

@@ -4,7 +4,7 @@ Rows of a tile are placed and stored as in `gemm`, but signals are read where th
 signal would be as many times as long as a window has elements. With AVX-512 a tile of six rows by two vectors, as in
 `gemm`, took 1.06 times as long.
 `correlate` adds shifted signals times weights; `dot_products` takes the dot products of signals with shifted signals.
-Both are what convolution's gradients come to (opgrad.cpu.convolution).
+Both are what convolution's gradients come to (opgrad.cpu.programs.convolution).
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """The chain of formulas that a fused kernel applies to each vector, before softmax and after it.
 
-A link is one formula, by its name, and tells for each of its operands whether the operand has a number for each element
-or one for each row. Every link has two numbers, alpha and beta, as post-ops have. The functions that load an operand's
-vector come from the layout (`Places`), since rows and columns read operands differently.
+A formula has a name, and tells for each of its operands whether the operand has a number for each element or one for
+each row. Every formula has two numbers, alpha and beta, as post-ops have. The functions that load an operand's vector
+come from the layout (`Places`), since rows and columns read operands differently.
 
 A docstring such as "(s, arrays, i): …" names the parameters of the function that is returned, and then its result.
 """
@@ -18,7 +18,7 @@ from opgrad.cpu.kernels.fused import post_ops
 ALONG, SAME = True, False
 
 
-class Link(NamedTuple):
+class Formula(NamedTuple):
     """A formula's name, and for each of its operands whether it has a number for each element of a vector."""
 
     name: str
@@ -32,7 +32,7 @@ class Places(NamedTuple):
     same: Callable[..., Vector]
 
 
-# What post-ops are not.
+# The formulas that are no post-ops.
 OTHERS: Mapping[str, Callable[..., Vector]] = {
     "times": inline(lambda s, operand, third, alpha, beta: s * alpha),
     "where": inline(lambda s, mask, third, alpha, beta: v.select(mask != 0.0, s, alpha)),
@@ -41,14 +41,14 @@ OTHERS: Mapping[str, Callable[..., Vector]] = {
 
 
 def formula_of(name: str) -> Callable[..., Vector]:
-    """(s, operand, third, alpha, beta): the result of the link of this name."""
+    """(s, operand, third, alpha, beta): the result of the formula of this name."""
     return OTHERS.get(name) or post_ops.VALUES[name]
 
 
 def read_at(places: Places, along: Sequence[bool], operand: int, first: int) -> Callable[..., Vector]:
-    """(s, arrays, i, whole, mask): the vector of a link's operand.
+    """(s, arrays, i, whole, mask): the vector of a formula's operand; s if the formula has no such operand.
 
-    S if the link has no such operand. first: the link's array.
+    first: the index of the formula's first array.
     """
     if operand >= len(along):
         return inline(lambda s, arrays, i, whole, mask: s)
@@ -67,31 +67,33 @@ def _as_it_is(s: Vector, arrays, i: int, whole: bool, mask, numbers) -> Vector:
     return s
 
 
-def chain(links: Sequence[Link], places: Places, array: int, number: int = 0) -> Callable[..., Vector]:
-    """(s, arrays, i, whole, mask, numbers): s after all links; array, number: the indices of the first link's."""
+def chain(formulas: Sequence[Formula], places: Places, array: int, number: int = 0) -> Callable[..., Vector]:
+    """(s, arrays, i, whole, mask, numbers): s after all formulas; array, number: the indices of the first's."""
     through: Callable[..., Vector] = _as_it_is
-    for link in links:
-        through = _then(through, link, places, array, number)
-        array, number = array + len(link.along), number + 2
+    for each in formulas:
+        through = _then(through, each, places, array, number)
+        array, number = array + len(each.along), number + 2
     return through
 
 
-def _then(before: Callable[..., Vector], link: Link, places: Places, array: int, alpha: int) -> Callable[..., Vector]:
-    formula, beta = formula_of(link.name), alpha + 1
-    operand, third = (read_at(places, link.along, each, array) for each in (0, 1))
+def _then(
+    before: Callable[..., Vector], formula: Formula, places: Places, array: int, alpha: int
+) -> Callable[..., Vector]:
+    apply, beta = formula_of(formula.name), alpha + 1
+    operand, third = (read_at(places, formula.along, each, array) for each in (0, 1))
 
     @inline
     def through(s: Vector, arrays, i: int, whole: bool, mask, numbers) -> Vector:
         s = before(s, arrays, i, whole, mask, numbers)
         first, second = operand(s, arrays, i, whole, mask), third(s, arrays, i, whole, mask)
-        return formula(s, first, second, numbers[alpha], numbers[beta])
+        return apply(s, first, second, numbers[alpha], numbers[beta])
 
     return through
 
 
-def operands_of(links: Sequence[Link]) -> tuple[bool, ...]:
-    """For each operand of all links, whether it has a number for each element."""
-    return tuple(each for link in links for each in link.along)
+def operands_of(formulas: Sequence[Formula]) -> tuple[bool, ...]:
+    """For each operand of all formulas, whether it has a number for each element."""
+    return tuple(each for formula in formulas for each in formula.along)
 
 
 def each_operand(place: Mapping[bool, Callable[..., Any]], along: Sequence[bool], first: int) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The form of a call for which a fused kernel is compiled: the links before softmax or its gradient, and behind it.
+"""The form of a call for which a fused kernel is compiled: the formulas before softmax or its gradient, and behind it.
 
 A docstring such as "(s, arrays, i): …" names the parameters of the function that is returned, and then its result.
 """
@@ -9,19 +9,28 @@ from typing import Any, NamedTuple
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.fused import post_ops
-from opgrad.cpu.kernels.fused.chain import Link, Places, chain, each_operand, formula_of, joined, operands_of, read_at
+from opgrad.cpu.kernels.fused.chain import (
+    Formula,
+    Places,
+    chain,
+    each_operand,
+    formula_of,
+    joined,
+    operands_of,
+    read_at,
+)
 
 
 class Form(NamedTuple):
     """A forward call's attributes without their numbers.
 
-    Dropout's decisions are the first operand of the links behind.
+    Dropout's decisions are the first operand of the formulas behind.
     """
 
     operator: str
     layout: str
-    before: tuple[Link, ...] = ()
-    after: tuple[Link, ...] = ()
+    before: tuple[Formula, ...] = ()
+    after: tuple[Formula, ...] = ()
     drops: bool = False
     results: tuple[str, ...] = ()  # results besides y: stats, saved, mask
     exact: bool = False  # whether sums are compensated for the rounding of their terms
@@ -37,29 +46,29 @@ class Form(NamedTuple):
 
 
 class GradientForm(NamedTuple):
-    """The attributes of a gradient's call, in the order in which it takes them.
+    """The formulas of a gradient's call, in the order in which it takes them.
 
-    before: links that dy goes through first. inputs: links that lead from y to the input of the first post-op. applied:
-    the post-ops. last: links that the gradient with respect to y goes through. after: links that dx goes through.
+    before: those that dy goes through first. inputs: those that lead from y to the input of the first post-op. applied:
+    the post-ops. last: those that the gradient with respect to y goes through. after: those that dx goes through.
     """
 
     operator: str
     layout: str
-    before: tuple[Link, ...] = ()
-    inputs: tuple[Link, ...] = ()
-    applied: tuple[Link, ...] = ()
-    last: tuple[Link, ...] = ()
-    after: tuple[Link, ...] = ()
+    before: tuple[Formula, ...] = ()
+    inputs: tuple[Formula, ...] = ()
+    applied: tuple[Formula, ...] = ()
+    last: tuple[Formula, ...] = ()
+    after: tuple[Formula, ...] = ()
     drops: bool = False
 
     @property
-    def links(self) -> tuple[Link, ...]:
+    def formulas(self) -> tuple[Formula, ...]:
         return (*self.before, *self.inputs, *self.applied, *self.last, *self.after)
 
     @property
     def operands(self) -> tuple[bool, ...]:
         """For each operand of the post-ops and for the mask, whether it has a number for each element."""
-        return operands_of((*self.applied, *(link for link in self.last if link.name == "where")))
+        return operands_of((*self.applied, *(each for each in self.last if each.name == "where")))
 
     @property
     def sources(self) -> int:
@@ -67,16 +76,16 @@ class GradientForm(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        return 2 * len(self.links)
+        return 2 * len(self.formulas)
 
 
 def inwards(form: Form, places: Places) -> Callable[..., Vector]:
-    """(s, arrays, i, whole, mask, numbers): s after the links before softmax; arrays: buffer, x, operands."""
+    """(s, arrays, i, whole, mask, numbers): s after the formulas before softmax; arrays: buffer, x, operands."""
     return chain(form.before, places, 2)
 
 
 def outwards(form: Form, places: Places) -> Callable[..., Vector]:
-    """(s, arrays, i, whole, mask, numbers): s after the links behind.
+    """(s, arrays, i, whole, mask, numbers): s after the formulas behind.
 
     arrays: buffer, decisions of dropout, operands.
     """
@@ -84,12 +93,12 @@ def outwards(form: Form, places: Places) -> Callable[..., Vector]:
 
 
 def arrays_inwards(form: Form, place: Any) -> Callable[..., Any]:
-    """(like, sources, at): the operands of the links before softmax at a row or a strip; x is the first."""
+    """(like, sources, at): the operands of the formulas before softmax at a row or a strip; x is the first."""
     return each_operand(place, (True, *operands_of(form.before)), 0)
 
 
 def arrays_outwards(form: Form, place: Any) -> Callable[..., Any]:
-    """(buffer, kept, like, sources, at): the buffer, `kept` if there is dropout, the operands of the links behind."""
+    """(buffer, kept, like, sources, at): the buffer, `kept` if there is dropout, operands of formulas behind."""
     skipped = 1 + len(operands_of(form.before))
     return _behind_buffers(form.drops, each_operand(place, operands_of(form.after)[form.drops :], skipped))
 
@@ -107,11 +116,11 @@ def backwards(form: GradientForm, places: Places) -> Callable[..., Vector]:
     arrays: buffer, decisions if there is dropout, dy, y, operands.
     """
     first = 3 + form.drops  # the index of the first operand of the post-ops
-    at = [2 * len(links) for links in (form.before, form.inputs, form.applied)]
+    at = [2 * len(each) for each in (form.before, form.inputs, form.applied)]
     before, inputs = chain(form.before, places, 1), chain(form.inputs, places, 1, at[0])
     back = _back(form.applied, places, first, at[0] + at[1])
-    own = [link for link in form.last if link.name != "where"]
-    rest = [link for link in form.last if link.name == "where"]
+    own = [each for each in form.last if each.name != "where"]
+    rest = [each for each in form.last if each.name == "where"]
     last = chain(own, places, 1, sum(at))
     masked = chain(rest, places, first + len(operands_of(form.applied)), sum(at) + 2 * len(own))
 
@@ -129,14 +138,14 @@ def _no_step_back(g: Vector, s: Vector, arrays, i: int, whole: bool, mask, numbe
     return g
 
 
-def _back(links: Sequence[Link], places: Places, array: int, alpha: int) -> Callable[..., Vector]:
-    """(g, s, …): the gradient with respect to s, the first link's input, from g, that of the last link's result."""
-    if not links:
+def _back(formulas: Sequence[Formula], places: Places, array: int, alpha: int) -> Callable[..., Vector]:
+    """(g, s, …): the gradient with respect to s, the first formula's input; g is that of the last one's result."""
+    if not formulas:
         return _no_step_back
-    link, beta = links[0], alpha + 1
-    others = _back(links[1:], places, array + len(link.along), alpha + 2)
-    forward, gradient = formula_of(link.name), post_ops.GRADIENTS[link.name]
-    operand, third = (read_at(places, link.along, each, array) for each in (0, 1))
+    formula, beta = formulas[0], alpha + 1
+    others = _back(formulas[1:], places, array + len(formula.along), alpha + 2)
+    forward, gradient = formula_of(formula.name), post_ops.GRADIENTS[formula.name]
+    operand, third = (read_at(places, formula.along, each, array) for each in (0, 1))
 
     @inline
     def through(g: Vector, s: Vector, arrays, i: int, whole: bool, mask, numbers) -> Vector:
@@ -154,8 +163,8 @@ def arrays_backwards(form: GradientForm, place: Any) -> Callable[..., Any]:
 
 
 def out_of_gradient(form: GradientForm, places: Places) -> Callable[..., Vector]:
-    """(dx, arrays, i, whole, mask, numbers): dx after the links behind the gradient."""
-    return chain(form.after, places, 1, 2 * (len(form.links) - len(form.after)))
+    """(dx, arrays, i, whole, mask, numbers): dx after the formulas behind the gradient."""
+    return chain(form.after, places, 1, 2 * (len(form.formulas) - len(form.after)))
 
 
 def one_after_the_other(several: Sequence[Callable[..., None]]) -> Callable[..., None]:

@@ -2,7 +2,7 @@
 
 A unit is a strip of columns as wide as a vector. A kernel writes a whole strip past the cache while it reduces the next
 one. As in `rows`, plain kernels read the caller's arrays, kernels in place work on a buffer of stages, and kernels with
-attributes put a strip, after the links before softmax, in a buffer.
+attributes put a strip, after the formulas before softmax, in a buffer.
 """
 
 from collections.abc import Callable
@@ -151,9 +151,9 @@ def _written(form: Form, result: Callable[..., Vector]) -> Callable[..., Vector]
 
     @inline
     def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
-        (of_strip, fine, of_links), line = numbers, arrays[0]
+        (of_strip, fine, of_formulas), line = numbers, arrays[0]
         s = result(get(line.data, i * line.step, whole, mask), of_strip, fine)
-        return through(s, arrays, i, whole, mask, of_links)
+        return through(s, arrays, i, whole, mask, of_formulas)
 
     return value
 

@@ -239,8 +239,8 @@ def gradient_result(
 
     @inline
     def result(arrays, i: int, whole: bool, mask, numbers) -> Vector:
-        s, of_links = numbers
-        g, y = both(arrays, i, whole, mask, of_links)
-        return out(formula(g, y, s), arrays, i, whole, mask, of_links)
+        s, of_formulas = numbers
+        g, y = both(arrays, i, whole, mask, of_formulas)
+        return out(formula(g, y, s), arrays, i, whole, mask, of_formulas)
 
     return result

@@ -68,7 +68,7 @@ class Block(NamedTuple):
 
 
 def reader_to_buffer(form: Form) -> Callable[..., Any]:
-    """(e, n, arrays, numbers): the largest of n values, which are x after the links before softmax; they go to e."""
+    """(e, n, arrays, numbers): the largest of n values, which are x after the formulas before softmax; they go to e."""
     through = inwards(form, IN_ROWS)
 
     @inline
@@ -121,8 +121,8 @@ def _written(form: Form, result: Callable[..., Vector]) -> Callable[..., Vector]
 
     @inline
     def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
-        of_row, fine, of_links = numbers
-        return through(result(get(arrays[0], i, whole, mask), of_row, fine), arrays, i, whole, mask, of_links)
+        of_row, fine, of_formulas = numbers
+        return through(result(get(arrays[0], i, whole, mask), of_row, fine), arrays, i, whole, mask, of_formulas)
 
     return value
 

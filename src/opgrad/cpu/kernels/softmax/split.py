@@ -1,8 +1,8 @@
 """Few long rows: threads reduce the blocks of a row, the results are combined, and threads write the blocks.
 
-The plain kernels are those of a form without links; they read x where it lies. Kernels with attributes put each block,
-after the links before softmax, in a buffer, and sum its exponentials there. Both compute the exponentials a second time
-when they write.
+The plain kernels are those of a form without formulas; they read x where it lies. Kernels with attributes apply the
+formulas before softmax to each block, put the results in a buffer, and sum their exponentials there. Both compute the
+exponentials a second time when they write.
 """
 
 from collections.abc import Callable
@@ -135,7 +135,7 @@ def _row_joining(blocks: BlockReduction) -> Callable[..., Any]:
 
 
 def _reader(form: Form, is_plain: bool) -> Callable[..., Any]:
-    """(sources, at, n, e, numbers): a block's values after the links before softmax, and the largest of them."""
+    """(sources, at, n, e, numbers): a block's values after the formulas before softmax, and the largest of them."""
     if is_plain:
 
         @inline
@@ -204,9 +204,9 @@ def _softmax_of_block(form: Form, reduction: Reduction) -> Callable[..., Vector]
 
     @inline
     def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
-        of_row, fine, of_links = numbers
+        of_row, fine, of_formulas = numbers
         inner = arrays[0]
-        x = through(get(inner[1], i, whole, mask), inner, i, whole, mask, of_links)
+        x = through(get(inner[1], i, whole, mask), inner, i, whole, mask, of_formulas)
         return result(x, of_row, fine)
 
     return value

@@ -13,7 +13,7 @@ from opgrad.contract import layout
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
-from opgrad.cpu.kernels.fused.chain import Link
+from opgrad.cpu.kernels.fused.chain import Formula
 from opgrad.cpu.kernels.fused.form import Form, GradientForm
 from opgrad.cpu.kernels.fused.operands import (
     ColumnResults,
@@ -28,7 +28,7 @@ from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.softmax.split import STATS
 from opgrad.cpu.programs import partition
-from opgrad.cpu.programs.fused import links
+from opgrad.cpu.programs.fused import formulas
 from opgrad.cpu.programs.layout import few, in_place_limits, keeps_column, spare_columns
 from opgrad.cpu.programs.program import Program, Step, shared_out
 from opgrad.cpu.programs.workspace import Workspace
@@ -36,10 +36,11 @@ from opgrad.fused.primitive import STATE, Applied, gradient_name
 from opgrad.random import keep_threshold
 
 KernelsOf = Callable[[Any], Sequence[Kernel]]  # from a form to its kernels
-MOST_WORDS: Final = 36  # of operands, five each, and numbers, two a link; with all other words a kernel takes up to 64
+# Words of operands, five each, and numbers, two a formula; with all other words a kernel takes up to 64.
+MOST_WORDS: Final = 36
 
 
-class Lying(NamedTuple):
+class Placement(NamedTuple):
     """An operand's place at each outer index, its stride along n, and whether it is contiguous along vectors."""
 
     source: Source
@@ -51,7 +52,7 @@ class Rare(Exception):
     """Raised for a call that has no kernel of this kind, and runs as a program of stages."""
 
 
-def lying(problem: Problem, name: str) -> Lying:
+def placement_of(problem: Problem, name: str) -> Placement:
     """Where the operand lies in memory. Raises Rare if kernels cannot read it there."""
     spec, order = problem.specs[name], problem.orders["dy" if "dy" in problem.specs else "x"]
     places = [place for place, axis in enumerate(order) if axis in problem.attributes["axis"]]
@@ -63,9 +64,9 @@ def lying(problem: Problem, name: str) -> Lying:
     if vectors[1] not in (0, 1) and count > 1:
         raise Rare
     far, period = (outer[0][1], outer[1][0]) if len(outer) == 2 else (0, max(problem.outer, 1))
-    operand = replace(problem[name], dtype=links.storage(spec))
+    operand = replace(problem[name], dtype=formulas.storage(spec))
     along = vectors[1] == 1 or count == 1
-    return Lying(Source(operand, period, far, outer[-1][1], along_n[0][1]), along, len(outer))
+    return Placement(Source(operand, period, far, outer[-1][1], along_n[0][1]), along, len(outer))
 
 
 def _steps(spec: Any, axes: Sequence[int]) -> list[tuple[int, int]]:
@@ -91,15 +92,17 @@ def program(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program |
 
 def _program(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program:
     own, result = (("dy", "y"), "dx") if "dy" in problem.specs else (("x",), "y")
-    precision = links.precision_of(problem, (*own, result))
+    precision = formulas.precision_of(problem, (*own, result))
     layout = layout_of(problem, precision)
-    groups = links.of_call(problem)
+    groups = formulas.of_call(problem)
     places = _places(problem, own, groups, precision)
-    form = _form(operator, problem, layout, [links.links(each, lambda name: places[name].along) for each in groups])
+    form = _form(
+        operator, problem, layout, [formulas.for_kernels(each, lambda name: places[name].along) for each in groups]
+    )
     kernels, stream = kernels_of(form), partition.streams(problem.bytes)
     workspace, arguments = _arguments(problem, form, precision)
     arguments["sources"] = tuple(each.source for each in places.values())
-    arguments["numbers"] = links.numbers(each for group in groups for each in group) or 0
+    arguments["numbers"] = formulas.numbers(each for group in groups for each in group) or 0
     arguments |= {"stream": stream, "switches": Switches(problem.attributes.get("inf_as_zero", 0), stream)}
     arguments |= {"results": _results(problem, layout), result: result_of(problem, result, layout)}
     units = problem.outer
@@ -114,17 +117,17 @@ def _program(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program:
     return Program(steps, workspace, name=f"fused, {layout}, {precision}")
 
 
-def _form(operator: str, problem: Problem, layout: str, groups: Sequence[tuple[Link, ...]]) -> Form | GradientForm:
-    """The form of a call with these groups of links. Raises Rare for results that its kernels do not have."""
+def _form(operator: str, problem: Problem, layout: str, groups: Sequence[tuple[Formula, ...]]) -> Form | GradientForm:
+    """The form of a call with these groups of formulas. Raises Rare for results that its kernels do not have."""
     probability = problem.attributes["dropout"]
     if "dy" in problem.specs:
         if any(gradient_name(name) in problem.specs for name in problem.specs):
             raise Rare
         return GradientForm(operator, layout, *groups, bool(probability))
     if probability == 0.0 and "mask" in problem.specs:
-        raise Rare  # with probability 0 no link makes the mask
+        raise Rare  # with probability 0 no formula makes the mask
     wanted = tuple(name for name in ("stats", "saved", "mask") if name in problem.specs)
-    return Form(operator, layout, *groups, bool(probability), wanted, links.is_exact(problem))
+    return Form(operator, layout, *groups, bool(probability), wanted, formulas.is_exact(problem))
 
 
 def _results(problem: Problem, layout: str) -> RowResults | ColumnResults:
@@ -139,7 +142,7 @@ def result_of(problem: Problem, name: str, layout: str) -> Any:
         return None
     if name == "stats":
         return problem[name] if layout == "columns" else Rows(problem[name], 1)
-    source, along, outer_loops = lying(problem, name)
+    source, along, outer_loops = placement_of(problem, name)
     if not along or outer_loops > 1:
         raise Rare
     if layout == "columns":
@@ -149,17 +152,17 @@ def result_of(problem: Problem, name: str, layout: str) -> Any:
 
 def _places(
     problem: Problem, own: Sequence[str], groups: Sequence[Sequence[Applied]], precision: str
-) -> dict[str, Lying]:
+) -> dict[str, Placement]:
     """Where each operand lies, in the order in which forms count them. Raises Rare for what kernels do not take."""
-    order, formulas = problem.orders[own[0]], [each for group in groups for each in group]
-    found = {name: lying(problem, name) for name in (*own, *links.operands(formulas))}
+    order, applied = problem.orders[own[0]], [each for group in groups for each in group]
+    found = {name: placement_of(problem, name) for name in (*own, *formulas.operands(applied))}
     if not all(found[name].along for name in own):
         raise Rare
     if problem.attributes["dropout"] and order != tuple(range(len(order))):
         raise Rare  # dropout counts elements in C order, which is not their order in memory
     if precision != "float64" and any(each.source.data.dtype == "float64" for each in found.values()):
         raise Rare  # one float64 array would make the whole kernel compute in float64
-    if 5 * len(found) + 2 * len(formulas) > MOST_WORDS:
+    if 5 * len(found) + 2 * len(applied) > MOST_WORDS:
         raise Rare
     return found
 

@@ -16,7 +16,7 @@ from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.kernels.softmax.split import STATS
 from opgrad.cpu.programs import partition
-from opgrad.cpu.programs.fused import links
+from opgrad.cpu.programs.fused import formulas
 from opgrad.cpu.programs.layout import few, in_place_limits
 from opgrad.cpu.programs.program import Operands, Program, Tables, shared_out
 from opgrad.cpu.programs.workspace import Scratch, Workspace
@@ -55,7 +55,7 @@ class StageProgram:
 
     def __init__(self, problem: Problem, first: str, results: Sequence[str]):
         self.problem, self.first = problem, first
-        self.precision = links.precision_of(problem, (first, *results))
+        self.precision = formulas.precision_of(problem, (first, *results))
         self.cut, self.tables, self.workspace = cut(problem, self.precision), Tables(), Workspace(self.precision)
         self.count = 1 + max(each.number for each in problem.operands.values() if each is not None)
         self.offsets: list[int] = []
@@ -82,7 +82,7 @@ class StageProgram:
         return self._in_memory(stages.write, name, source, scale, own=partition.streams(self.problem.bytes))
 
     def _in_memory(self, kernel: Kernel, name: str, buffer: int, scale: float, own: int) -> list[int]:
-        spec, task = self.problem.specs[name], (self.precision, links.storage(self.problem.specs[name]))
+        spec, task = self.problem.specs[name], (self.precision, formulas.storage(self.problem.specs[name]))
         table = self._table(spec.shape, spec.strides, own)
         return _stage(kernel.task(task, "stage"), (buffer, self.problem[name].number), scale, table=table)
 
@@ -98,10 +98,10 @@ class StageProgram:
         """The stage that applies a formula to buffers, of which it overwrites the first."""
         return _stage(on_buffers(formula).task((self.precision,) * 3, "stage"), arrays, alpha, beta)
 
-    def apply(self, formulas: Sequence[Applied], values: int) -> list[list[int]]:
+    def apply(self, applied: Sequence[Applied], values: int) -> list[list[int]]:
         """The stages that read each formula's operands, into buffers that all formulas share, and apply it."""
         found = []
-        for each in formulas:
+        for each in applied:
             buffers = [self.buffer(f"operand {number}") for number in range(len(each.operands))]
             found += [self.read(name, buffer) for name, buffer in zip(each.operands, buffers, strict=True)]
             given = [self.buffer("kept")] if each.name == "dropout" else buffers
@@ -170,8 +170,8 @@ def forward(problem: Problem, in_place: InPlace) -> Program:
         return Program((), name="nothing to do")
     blocks, wanted = StageProgram(problem, "x", ("y",)), problem.specs
     values, probability = blocks.values, problem.attributes["dropout"]
-    scale, inner = _factor(links.before(problem))
-    last, outer = _factor(links.after(problem)[::-1])
+    scale, inner = _factor(formulas.before(problem))
+    last, outer = _factor(formulas.after(problem)[::-1])
     before = [blocks.read("x", values, scale), *blocks.apply(inner, values)]
     of_rows = [blocks.write("stats", blocks.stats)] if "stats" in wanted else []
     after = [blocks.write("saved", values)] if "saved" in wanted else []
@@ -181,11 +181,11 @@ def forward(problem: Problem, in_place: InPlace) -> Program:
     return blocks.program(in_place, before, of_rows, after, inf_as_zero=problem.attributes["inf_as_zero"])
 
 
-def _factor(formulas: Sequence[Applied]) -> tuple[float, Sequence[Applied]]:
+def _factor(applied: Sequence[Applied]) -> tuple[float, Sequence[Applied]]:
     """The factor with which these formulas begin, 1 if there is none, and the other formulas."""
-    if formulas and formulas[0].name == "times":
-        return formulas[0].alpha, formulas[1:]
-    return 1.0, formulas
+    if applied and applied[0].name == "times":
+        return applied[0].alpha, applied[1:]
+    return 1.0, applied
 
 
 # --- backward ---------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def gradient(problem: Problem, in_place: InPlace) -> Program:
     """softmax_grad or log_softmax_grad, by its kernels in place."""
     if not problem.outer * problem.n * problem.inner:
         return Program((), name="nothing to do")
-    blocks, (first, inputs, applied, rest, after) = StageProgram(problem, "dy", ("y", "dx")), links.gradient(problem)
+    blocks, (first, inputs, applied, rest, after) = StageProgram(problem, "dy", ("y", "dx")), formulas.gradient(problem)
     g, y = blocks.values, blocks.other
     scale, others = _factor(first)
     last, behind = _factor(after[::-1])

@@ -1,9 +1,10 @@
-"""What each element of a softmax call with attributes goes through, in order, and the links that kernels make of it.
+"""The formulas that each element of a softmax call with attributes goes through, in order.
 
 Forward    logit_scale, where | softmax | result_scale, dropout, post-ops, out_scale
 Gradient   the same way back from dy, with the post-ops' inputs computed again from y | softmax | logit_scale
 
-Each step is a formula with the names of its operands and its numbers, as a post-op is.
+A problem has a formula with the names of its operands and with its numbers, as a post-op (`Applied`). Kernels are
+compiled for a `Formula`, which has neither.
 """
 
 import math
@@ -12,7 +13,7 @@ from typing import Final
 
 from opgrad.contract import DTYPES, Spec
 from opgrad.contract.problem import Problem
-from opgrad.cpu.kernels.fused.chain import ALONG, Link
+from opgrad.cpu.kernels.fused.chain import ALONG, Formula
 from opgrad.fused.primitive import Applied
 from opgrad.random import kept_scale
 
@@ -43,7 +44,7 @@ def after(problem: Problem) -> list[Applied]:
 
 
 def gradient(problem: Problem) -> tuple[list[Applied], ...]:
-    """The five groups of a gradient's links, as `GradientForm` has them.
+    """The five groups of a gradient's formulas, as `GradientForm` has them.
 
     The scales commute with what follows, but the post-ops' operands have their gradients before.
     """
@@ -80,13 +81,13 @@ def factors(scale: float) -> list[float]:
     return [*factors(root), *factors(math.copysign(root, scale))]
 
 
-# --- links ------------------------------------------------------------------------------------------------------------
+# --- what kernels get of formulas ------------------------------------------------------------------------------------
 
 
-def links(formulas: Iterable[Applied], is_along: Callable[[str], bool] = lambda name: ALONG) -> tuple[Link, ...]:
-    """The links of these formulas. is_along: whether the operand of this name has a number for each element."""
+def for_kernels(formulas: Iterable[Applied], is_along: Callable[[str], bool]) -> tuple[Formula, ...]:
+    """The formulas that kernels are compiled for. is_along: whether an operand has a number for each element."""
     return tuple(
-        Link(each.name, (ALONG,) if each.name == "dropout" else tuple(map(is_along, each.operands)))
+        Formula(each.name, (ALONG,) if each.name == "dropout" else tuple(map(is_along, each.operands)))
         for each in formulas
     )
 
@@ -97,7 +98,7 @@ def operands(formulas: Iterable[Applied]) -> list[str]:
 
 
 def numbers(formulas: Iterable[Applied]) -> tuple[float, ...]:
-    """The numbers of the links of these formulas, in order."""
+    """The numbers of these formulas, in order."""
     return tuple(number for each in formulas for number in (each.alpha, each.beta))
 
 
