@@ -242,6 +242,23 @@ def test_heads_that_queries_share(rng):
     assert list(node.input[:3]) == ["q", "k", "v"]
 
 
+@pytest.mark.parametrize(
+    "head", ["y = Softmax (n)", "p = Softmax (n) y = MatMul (p, w)", "p = Softmax (n) y = MatMul (w, p)"]
+)
+def test_a_softmax_that_is_no_attention_leaves_the_rules_before_it_their_results(head, rng):
+    """The rule of the normalization adds its mean to the node's results, and the graph must still have that node."""
+    text = f"""{HEADER} g (float[4, 4] x, float[4] s, float[4, 4] w) => (float[4, 4] z) {{
+        n = LayerNormalization (x, s) {head} z = Mul (y, y) }}"""
+    model = parser.parse_model(text)
+    feeds = {name: rng.normal(size=(4, 4)[: 1 + (name != "s")]).astype(np.float32) for name in "xsw"}
+    found, plain = (
+        InferenceSession(gradients(model, "z", ["x", "s"], plain=each).SerializeToString()).run(None, feeds)
+        for each in (False, True)
+    )
+    for one, other in zip(found, plain, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
 def test_dropout_draws_anew_in_each_run_and_the_gradient_has_the_same_decisions(rng):
     """With v as the identity, y are the probabilities; the gradient of their sum by v is their transposed sum."""
     body = f"""half = Constant <value_float: float = 0.5> () train = Constant <value: tensor = bool {{1}}> ()

@@ -137,7 +137,6 @@ def with_attention(forward: Graph, of: Sequence[str], wanted: Sequence[str]) -> 
     """The graph with nodes that stand for attention as a whole, and what became of each softmax before a product."""
     if not any(node.op_type == "Softmax" for node in forward.nodes()):
         return forward, []
-    forward.commit()
     graph = Graph(copied(forward.model), overridable(forward.model).union(wanted), {*of, *wanted})
     passes.clean(graph)
     found = fuse_attention(graph)

@@ -25,7 +25,7 @@ def paths(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> list[onnx
     """The nodes between the values `wanted` and the values `of`, in the graph's order."""
     reached, between = depending(forward, wanted), set(of)
     nodes = []
-    for node in reversed(forward.graph.node):
+    for node in reversed(list(forward.nodes())):
         if between.intersection(node.output) and reached.intersection(node.output):
             carried = [name for name in differentiable_inputs(forward, node) if name in reached]
             if carried:
@@ -37,7 +37,7 @@ def paths(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> list[onnx
 def depending(forward: Graph, wanted: Iterable[str]) -> set[str]:
     """The wanted values and all values that can be differentiated with respect to one of them."""
     reached = set(wanted)
-    for node in forward.graph.node:
+    for node in forward.nodes():
         if reached.intersection(differentiable_inputs(forward, node)):
             reached.update(name for name in node.output if name and carries(forward, name))
     return reached
@@ -57,7 +57,7 @@ def quantized(forward: Graph) -> set[str]:
     """
     if forward.quantized is None:
         forward.quantized = found = {name for name in forward.variable if _is_integer(forward.element_type(name))}
-        for node in forward.graph.node:
+        for node in forward.nodes():
             if node.op_type in QUANTIZING and domain_of(node) in ("", MICROSOFT):
                 found.add(node.output[0])
             elif node.op_type != DEQUANTIZING and (read := found.intersection(_differentiable(node))):
@@ -86,7 +86,7 @@ def cut_off(forward: Graph, of: Iterable[str], reached: Collection[str]) -> Iter
     of: the values that are differentiated. reached: those that depend on the wanted ones.
     """
     moved = set[str]()
-    for node in reversed(needed(forward.graph.node, of)):
+    for node in reversed(needed(list(forward.nodes()), of)):
         if node.op_type == DEQUANTIZING:
             moved.add(node.input[0])
         elif moved.isdisjoint(node.output):
