@@ -1,5 +1,6 @@
 """Every family's kernels run in Python, one vector at a time, with each access checked (OPGRAD_INTERPRET)."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,10 @@ def test_an_access_outside_of_what_was_given_raises():
 
 def test_a_debugger_sees_the_lines_of_kernels():
     run_python(TRACED, OPGRAD_INTERPRET="1")
+
+
+def test_contributing_stops_a_debugger_between_the_passes_over_a_row():
+    root = Path(__file__).parents[2]
+    number = re.search(r"softmax/rows\.py:(\d+)", (root / "CONTRIBUTING.md").read_text())[1]
+    rows = (root / "src/opgrad/cpu/kernels/softmax/rows.py").read_text().splitlines()
+    assert "m = subtracted(xs, largest)" in rows[int(number) - 2]

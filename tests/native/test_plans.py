@@ -1,6 +1,8 @@
 """One plan for each signature in a process, whoever asks for it."""
 
 import os
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import opgrad
 from opgrad.contract import Spec, graph_operators, operators
 from opgrad.contract.signature import prepare
 from opgrad.cpu.compiler import native
-from opgrad.native import plans
+from opgrad.native import functions, plans
 from opgrad.testing.examples import signatures
 
 X = np.linspace(-1, 1, 26 * 11, dtype=np.float32).reshape(26, 11)
@@ -109,9 +111,11 @@ def test_a_plan_that_may_lack_kernels_is_not_kept(made):
 
 FORK = """
 import os
+import re
+from pathlib import Path
 import numpy as np, opgrad
 from opgrad.cpu.compiler import native
-from opgrad.native import plans
+from opgrad.native import functions, plans
 x = np.ones((3, 41), np.float32)
 opgrad.relu(x)
 before = dict(plans.PLANS.values)
@@ -127,3 +131,44 @@ print(os.waitpid(child, 0)[1] == 0 and plans.PLANS.values == before)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
 def test_a_forked_child_has_the_plans():
     assert run_python(FORK) == "True"
+
+
+# The steps that CONTRIBUTING draws: what Python functions the first call of a signature meets. Later calls meet none.
+WALK = """
+import sys
+import numpy as np
+import opgrad
+
+seen = []
+def note(frame, event, argument):
+    path = frame.f_code.co_filename.replace(chr(92), "/")
+    if event == "call" and "/opgrad/" in path:
+        seen.append((path.rpartition("/opgrad/")[2], frame.f_code.co_name))
+
+x = np.ones((3, 300), np.float32)
+sys.setprofile(note)
+opgrad.softmax(x)
+sys.setprofile(None)
+steps = [
+    ("native/functions.py", "__call__"), ("native/arrays.py", "call"), ("contract/signature.py", "prepare"),
+    ("cpu/programs/softmax.py", "softmax"), ("native/plan.py", "words"), ("native/runners.py", "execute"),
+    ("native/functions.py", "enter"), ("native/entries.py", "_words"),
+]
+assert [each for each in dict.fromkeys(seen) if each in steps] == steps, seen
+assert ("native/plans.py", "plan_for") in seen and ("cpu/compiler/native.py", "task") in seen
+seen.clear()
+sys.setprofile(note)
+opgrad.softmax(x)
+sys.setprofile(None)
+assert not seen, seen
+"""
+
+
+@pytest.mark.skipif(not functions.SUPPORTED, reason="this Python has no native calls")
+def test_a_call_walks_as_contributing_says():
+    run_python(WALK)
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    walk = text.partition("### The walk of one call")[2].partition("## Hunting")[0]
+    assert len(re.findall(r"^\d\. ", walk, re.MULTILINE)) == 8
+    for name in re.findall(r"`([\w/]+\.py)`", walk):
+        assert (Path(opgrad.__file__).parent / name).is_file(), name
