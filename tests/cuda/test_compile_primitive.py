@@ -121,7 +121,7 @@ def program(kind):
             first = name == next(iter(op.inputs))
             dtype = kind["dtype"] if first or kind["other"] == OWN else kind["other"]
             given[name] = array_of(shape, dtype, laid_out(shape, kind["layout"], first, not first))
-        general, given = arrays.form(op, given)
+        general, given = arrays.expanded(op, given)
         specs = [Spec(given[name].shape, given[name].dtype, given[name].strides) for name in general.inputs]
         known = {name: value for name, value in given.items() if name in general.attributes}
         found = general.kernel("cuda")(prepare(general, specs, known, any_stride=True).problem)

@@ -57,7 +57,7 @@ def refused():
 
 def needs_memory(function, **given):
     """Whether a call's working memory is too large for the stack."""
-    of, given = arrays.form(opgrad.contract.operators()[function.__name__], given)
+    of, given = arrays.expanded(opgrad.contract.operators()[function.__name__], given)
     return arrays.ArrayRunner(of, (), given).plan.scratch_bytes > 8 * scratch.STACK_WORDS
 
 

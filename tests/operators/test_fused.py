@@ -21,7 +21,7 @@ def fusion(monkeypatch):
 def runner(name, values, attributes):
     """A new plan for this call, and what runs it."""
     op = (operators() | graph_operators())[name]
-    of, given = arrays.form(op, dict(zip(op.parameters, values, strict=False)) | attributes)
+    of, given = arrays.expanded(op, dict(zip(op.parameters, values, strict=False)) | attributes)
     given = arrays.as_given(of, given)
     plans.PLANS.values.clear()
     found = arrays.ArrayRunner(of, (), given)

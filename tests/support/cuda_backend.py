@@ -89,7 +89,7 @@ def public(name, *args, **kwargs):
     """What the public function returns, in any form of the call, computed by the CUDA kernels."""
     op = operators()[name]
     given = dict(zip(inspect.signature(op.reference).parameters, args, strict=False)) | kwargs
-    return _on_gpu(op, given) if ON_GPU else _on_host(*arrays.form(op, given))
+    return _on_gpu(op, given) if ON_GPU else _on_host(*arrays.expanded(op, given))
 
 
 def check(op, arguments, note="", **more):

@@ -21,7 +21,7 @@ def object_code(function: Callable[..., Any], interface: str, symbol: str) -> by
 
 
 def assembly(function: Callable[..., Any], dtypes: Iterable[str], interface: str = "task") -> str:
-    """The assembly text of a kernel's function for pointers of these dtypes, in one of the forms of `Kernel.task`."""
+    """The assembly text of a kernel's function for pointers of these dtypes, for an interface of `Kernel.task`."""
     return str(machine().emit_assembly(_module(function, f"{interface}({','.join(dtypes)})")))
 
 
