@@ -125,7 +125,7 @@ LAYERS = {
     "training/onnxblock/": ("numpy onnx", "graph/ reading training/building/ training/formats/"),
     "training/engine/": (
         "numpy onnx onnxruntime rich",
-        "cpu/compiler/processes graph/ native/ native/threads/ onnxruntime/ ops/ optim training/building/"
+        "cpu/compiler/processes graph/ locks native/ native/threads/ onnxruntime/ ops/ optim training/building/"
         " training/data/ training/engine/optimizer training/formats/ writing",
     ),
     "training/inspect/": (

@@ -160,9 +160,9 @@ def select(
     """
     candidates = Candidates(model, apart)
     inputs, tensors = [each.name for each in model.graph.input], candidates.tensors
-    named, matched = _matching("requires_grad", requires_grad or (), [*tensors, *inputs], candidates.weights, who)
+    named, matched = matching("requires_grad", requires_grad or (), [*tensors, *inputs], candidates.weights, who)
     parameters = [*candidates.weights, *candidates.statistics]
-    frozen_by_name, frozen_by_pattern = _matching("frozen_params", frozen_params or (), tensors, parameters, who)
+    frozen_by_name, frozen_by_pattern = matching("frozen_params", frozen_params or (), tensors, parameters, who)
     if both := [name for name in named if name in set(frozen_by_name)]:
         raise ValueError(f"{who}: {listed(both)} in requires_grad and in frozen_params, expected in one of them")
     held = {*frozen_by_name, *(name for name in frozen_by_pattern if name not in named)}
@@ -204,7 +204,7 @@ def no_weights(model: onnx.ModelProto) -> str:
     )
 
 
-def _matching(
+def matching(
     what: str, given: Iterable[str], names: Iterable[str], weights: Sequence[str], who: str
 ) -> tuple[list[str], list[str]]:
     """The given names, and the weights that match given patterns. Raises ValueError for one that matches nothing."""

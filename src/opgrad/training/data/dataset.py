@@ -1,15 +1,20 @@
 """Data for training: named arrays, one row per example, that fit the inputs of a graph."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from opgrad.training.data import files
 from opgrad.training.data.batches import TensorSpec
+
+# The memory of an input, by its place among all and its shape; and what writes the examples of these numbers there.
+Buffer: TypeAlias = Callable[[int, tuple[int, ...]], np.ndarray]
+Fill: TypeAlias = Callable[[np.ndarray, Buffer], None]
 
 DIGITS = Path(__file__).with_name("digits.npz")
 
@@ -30,6 +35,25 @@ class Dataset:
         """The number of examples."""
         places = ((array, self.axes.get(name, 0)) for name, array in self.arrays.items())
         return next(int(array.shape[axis]) for array, axis in places if axis is not None)
+
+    def weight(self, rows: np.ndarray | None = None) -> float:
+        """The weight of some examples, or of all, in the mean of a loss: their number."""
+        return float(self.rows if rows is None else len(rows))
+
+    def order(self, generator: np.random.Generator) -> np.ndarray:
+        """The numbers of all examples, in the order of an epoch, int64 [n]."""
+        return generator.permutation(self.rows)
+
+    def filler(self, inputs: Sequence[TensorSpec]) -> Fill:
+        """What copies examples into the memory of a graph's inputs."""
+        data = Dataset(self.arrays, {spec.name: spec.axis for spec in inputs})
+        parts = [data.part(spec.name) for spec in inputs]
+
+        def fill(rows: np.ndarray, buffer: Buffer) -> None:
+            for place, part in enumerate(parts):
+                part.copy(rows, buffer(place, part.shape(len(rows))))
+
+        return fill
 
     def take(self, rows: np.ndarray) -> "Dataset":
         """The examples with these numbers, int64 [n]."""
@@ -63,7 +87,27 @@ class Dataset:
         return self.take(order[:-test_rows]), self.take(order[-test_rows:])
 
 
-def batches(data: Dataset, rows: int) -> Iterator[tuple[int, Dataset]]:
+class Examples(Protocol):
+    """Examples that are trained on or evaluated: a `Dataset`, or others that make their arrays when they are needed."""
+
+    @property
+    def rows(self) -> int:
+        """The number of examples."""
+
+    def weight(self, rows: np.ndarray | None = None) -> float:
+        """The weight of some examples, or of all, in the mean of a loss."""
+
+    def order(self, generator: np.random.Generator) -> np.ndarray:
+        """The numbers of all examples, in the order of an epoch, int64 [n]."""
+
+    def filler(self, inputs: Sequence[TensorSpec]) -> Fill:
+        """What copies examples into the memory of a graph's inputs."""
+
+    def take(self, rows: np.ndarray) -> Dataset:
+        """The examples with these numbers, int64 [n]."""
+
+
+def batches(data: Examples, rows: int) -> Iterator[tuple[int, Dataset]]:
     """The examples, so many at a time, each time with the number of the first; the last time what is left."""
     for start in range(0, data.rows, rows):
         yield start, data.take(np.arange(start, min(start + rows, data.rows)))

@@ -10,8 +10,9 @@ import onnx
 import onnxruntime
 
 from opgrad.graph.messages import copied, import_microsoft
+from opgrad.locks import once
 from opgrad.onnxruntime import loading
-from opgrad.training.data.dataset import Dataset, batches
+from opgrad.training.data.dataset import Dataset, Examples, batches
 from opgrad.training.engine.export import declared_outputs, graph_between
 from opgrad.training.engine.labels import check_classes, class_count
 from opgrad.training.engine.reduction import find_reduction
@@ -43,16 +44,20 @@ class Evaluator:
         self._artifacts, self._objective = artifacts, artifacts.objective
         who = f"Evaluator: {artifacts.directory / EVALUATION}"
         self.outputs = declared_outputs(artifacts.eval_model, self._objective.outputs, who)
-        model = copied(artifacts.eval_model)
-        known = {value.name for value in (*model.graph.output, *model.graph.input)}
+        self._options = options
         self._reduction = find_reduction(artifacts.eval_model, artifacts.loss)
+        self._classes: int | None = None  # the number of classes; 0: it cannot be found out
+
+    @once
+    def _session(self) -> onnxruntime.InferenceSession:
+        """The session of the eval graph, opened when something is evaluated."""
+        model = copied(self._artifacts.eval_model)
+        known = {value.name for value in (*model.graph.output, *model.graph.input)}
         for name in [*self._compared, *filter(None, [self._reduction.divisor])]:
             if name not in known:
                 model.graph.output.add().name = name
         import_microsoft(model)  # onnxruntime needs it for nodes that it fuses when opgrad's operators are registered
-        self._session = open_session(model, options, who)
-        self._types = {item.name: item for item in self._session.get_outputs()}
-        self._classes: int | None = None  # the number of classes; 0: it cannot be found out
+        return open_session(model, self._options, f"Evaluator: {self._artifacts.directory / EVALUATION}")
 
     @property
     def _compared(self) -> list[str]:
@@ -70,7 +75,7 @@ class Evaluator:
         if self._classes:
             check_classes(arrays[objective.label], self._classes, objective.ignored, self._artifacts.label)
 
-    def evaluate(self, data: Dataset, parameters: Mapping[str, np.ndarray], batch_size: int) -> Evaluation:
+    def evaluate(self, data: Examples, parameters: Mapping[str, np.ndarray], batch_size: int) -> Evaluation:
         """Loss and accuracy over a dataset.
 
         data: arrays in the dtypes and shapes of the graph's inputs.
@@ -81,12 +86,13 @@ class Evaluator:
         parameters = {**parameters, **self._artifacts.constants}
         names = [item.name for item in self._session.get_inputs() if item.name not in parameters]
         others = [*self._compared, *filter(None, [self._reduction.divisor])]
-        wanted = [self._artifacts.loss, *(name for name in others if name in self._types)]
+        given = {item.name for item in self._session.get_outputs()}
+        wanted = [self._artifacts.loss, *(name for name in others if name in given)]
         for _, batch in batches(data, batch_size):
             feeds = {name: batch.arrays[name] for name in names}
             results = dict(zip(wanted, self._session.run(wanted, {**feeds, **parameters}), strict=True))
             found = {**parameters, **feeds, **results}
-            hits, answers = self._count(found, batch.rows)
+            hits, answers = self._count(found, batch.weight())
             share = self._share(found, answers)
             if share:  # the mean over no sample may be NaN
                 loss += float(results[self._artifacts.loss].item()) * (1 if self._reduction.sums else share)
@@ -95,7 +101,7 @@ class Evaluator:
             weight += share
         return Evaluation(loss / (weight or 1.0), right / (counted or 1.0) if self._compared else None)
 
-    def _share(self, found: Mapping[str, np.ndarray], answers: int) -> float:
+    def _share(self, found: Mapping[str, np.ndarray], answers: float) -> float:
         """The weight of a batch's loss in the mean over all batches."""
         divisor = self._reduction.divisor
         weights = found.get(self._reduction.weights or "", self._reduction.values)  # None: all classes count the same
@@ -116,7 +122,7 @@ class Evaluator:
             return None
         rest = self._between(onnx.load(model, load_external_data=False).graph.output)
         names = [item.name for item in session.get_inputs()]
-        right = counted = 0
+        right, counted = 0, 0.0
         for _, batch in batches(data, batch_size):
             found = {**batch.arrays, **self._artifacts.constants}
             outputs = session.run(None, {name: found[name] for name in names})
@@ -125,7 +131,7 @@ class Evaluator:
                 asked = [item.name for item in rest.get_outputs()]
                 feeds = {item.name: found[item.name] for item in rest.get_inputs()}
                 found |= dict(zip(asked, rest.run(asked, feeds), strict=True))
-            hits, answers = self._count(found, batch.rows)
+            hits, answers = self._count(found, batch.weight())
             right += hits
             counted += answers
         return right / (counted or 1)
@@ -142,10 +148,10 @@ class Evaluator:
         wanted = declared_outputs(source, missing, "exported_accuracy")
         return _stock(graph_between(source, list(outputs), wanted).SerializeToString(), "exported_accuracy")
 
-    def _count(self, found: Mapping[str, np.ndarray], rows: int) -> tuple[int, int]:
+    def _count(self, found: Mapping[str, np.ndarray], weight: float) -> tuple[int, float]:
         """The number of right answers, and the number of answers that count."""
         if not self._compared:
-            return 0, rows
+            return 0, weight
         scores, labels = (found[name] for name in self._compared)
         counts = self._counts(labels)
         return int((counts & (scores.argmax(axis=1) == labels)).sum()), int(counts.sum())

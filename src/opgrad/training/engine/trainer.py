@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 
 from opgrad.native.threads import get_num_threads
-from opgrad.training.data.dataset import Dataset, fits, show
+from opgrad.training.data.dataset import Dataset, Examples, fits, show
 from opgrad.training.engine.evaluation import Evaluation, Evaluator
 from opgrad.training.engine.export import check_export, export_model
 from opgrad.training.engine.memory import GROUP, Memory, check_like
@@ -20,7 +20,6 @@ from opgrad.training.engine.training_graph import session_options as session_opt
 from opgrad.training.formats import mapped_files
 from opgrad.training.formats.artifact_set import ArtifactSet
 from opgrad.training.formats.checkpoint import Checkpoint, OptimizerGroup
-from opgrad.training.formats.tensor_values import read_shared
 
 BATCH_ROWS = 512  # rows of a batch in an evaluation
 
@@ -58,13 +57,13 @@ class Trainer:
         if options is None:
             options = session_options(get_num_threads())
         self.artifacts = artifacts
-        model, constants = read_shared(artifacts.training_model, "Trainer")
+        model, constants = artifacts.training("Trainer")
         expose(model, row_wise)
         written = written_inputs(model.graph)
         frozen = {name: _held(array, name in written) for name, array in artifacts.frozen.items()}
         checkpoint = Checkpoint(dict(artifacts.trainable), frozen)
         memory = self._memory = Memory("Trainer", checkpoint, unchanged=True, row_wise=row_wise)
-        what = f"Trainer: {artifacts.training_model}"
+        what = f"Trainer: {artifacts.title}"
         self._graph = TrainingGraph(model, memory, constants, options, what, fuse)
         self.evaluator = Evaluator(artifacts, options)
         self.optimizer: SGD | AdamW = memory.start(artifacts.rule, _learning_rate("Trainer", learning_rate))
@@ -146,13 +145,14 @@ class Trainer:
         if expected is not None and rows != expected:
             raise ValueError(f"Trainer.{caller}: a batch has {rows} rows, expected {expected}, as the graphs say")
 
-    def evaluate(self, data: Dataset, batch_size: int = BATCH_ROWS) -> Evaluation:
+    def evaluate(self, data: Examples, batch_size: int = BATCH_ROWS) -> Evaluation:
         """Loss and accuracy of the present parameters; see `Evaluator`.
 
         Where the graphs take one number of rows alone, that is the batch size, and the data must be whole batches.
         """
-        self._check("evaluate", data.arrays)
-        data = Dataset(data.arrays, self.artifacts.axes)
+        if isinstance(data, Dataset):
+            self._check("evaluate", data.arrays)
+            data = Dataset(data.arrays, self.artifacts.axes)
         batch_rows = self.artifacts.batch_rows
         if batch_rows is not None and data.rows % batch_rows:
             raise ValueError(f"Trainer.evaluate: there are {data.rows} rows, expected whole batches of {batch_rows}")
@@ -186,14 +186,12 @@ class Trainer:
             raise ValueError(f"Trainer.epoch: order names other rows, expected 0 to {data.rows - 1}")
         yield from self.gradients_of(data, (order[at : at + batch_size] for at in range(0, len(order), batch_size)))
 
-    def gradients_of(self, data: Dataset, batches: Iterable[np.ndarray]) -> Iterator[float]:
+    def gradients_of(self, data: Examples, batches: Iterable[np.ndarray]) -> Iterator[float]:
         """`gradient_batches` for given batches of rows, without its checks."""
-        data = Dataset(data.arrays, self.artifacts.axes)
-        parts = [data.part(spec.name) for spec in self.artifacts.inputs]
+        fill = data.filler(self.artifacts.inputs)
         for rows in batches:
             self._graph.reset = True
-            for place, part in enumerate(parts):
-                part.copy(rows, self._graph.bound.buffer(place, part.shape(len(rows))))
+            fill(rows, self._graph.bound.buffer)
             yield self._run(None)
 
     def checkpoint(self, properties: Mapping[str, int | float | str] | None = None) -> Checkpoint:

@@ -11,14 +11,16 @@ import onnx
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from opgrad.graph.batch_norm import evaluating
+from opgrad.graph.large import without_large
 from opgrad.graph.loading import read_model
+from opgrad.graph.messages import copied_without
 from opgrad.locks import once
 from opgrad.training.data.batches import TensorSpec, located
 from opgrad.training.engine.optimizer import Rule, read_rule
 from opgrad.training.formats.checkpoint import read_checkpoint
 from opgrad.training.formats.names import BUFFER_SUFFIX, RESET
 from opgrad.training.formats.objective import Objective, find_objective
-from opgrad.training.formats.tensor_values import read_shared
+from opgrad.training.formats.tensor_values import is_placeholder, read_shared
 
 FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 
@@ -28,7 +30,8 @@ class ArtifactSet:
     """An artifact set of onnxruntime-training.
 
     directory: where it was read from.
-    training_model: the file of the graph that computes loss and gradients.
+    training_model: the graph that computes loss and gradients: its file, or the model with placeholders for the
+        tensors in `constants`.
     eval_model: the graph that computes the loss alone.
     rule: how the optimizer changes the parameters.
     trainable, frozen: the initial parameters, read-only, by name; only the trainable ones have gradients.
@@ -40,7 +43,7 @@ class ArtifactSet:
     """
 
     directory: Path
-    training_model: Path
+    training_model: Path | onnx.ModelProto
     eval_model: onnx.ModelProto
     rule: Rule
     trainable: Mapping[str, np.ndarray]
@@ -85,6 +88,20 @@ class ArtifactSet:
             loss=graph.output[0].name,
             constants=constants,
         )
+
+    @property
+    def title(self) -> str:
+        """The training graph's name in messages."""
+        return str(self.training_model if isinstance(self.training_model, Path) else self.directory)
+
+    def training(self, who: str) -> tuple[onnx.ModelProto, Mapping[str, np.ndarray]]:
+        """A copy of the training graph, and the values of its inputs that are constants, by name."""
+        if isinstance(self.training_model, Path):
+            return read_shared(self.training_model, who)
+        model = copied_without(self.training_model, "graph")
+        model.graph.CopyFrom(without_large(self.training_model.graph, is_placeholder))
+        held = {each.name for each in model.graph.input}
+        return model, {name: array for name, array in self.constants.items() if name in held}
 
     @property
     def values(self) -> dict[str, np.ndarray]:

@@ -64,7 +64,7 @@ def plain_gradients(artifacts: ArtifactSet, model: onnx.ModelProto, opset: int |
     gradients = overwriting(model)
     if gradients is None or gradients.keys() != artifacts.trainable.keys():
         raise NotImplementedError(
-            f"{WHO}: {artifacts.training_model} does not accumulate gradients as graphs of the artifact generator do: "
+            f"{WHO}: {artifacts.title} does not accumulate gradients as graphs of the artifact generator do: "
             "make the set anew with `opgrad artifacts`"
         )
     plain = plain_model(model, opset)

@@ -16,7 +16,6 @@ from opgrad.graph.messages import opset_of
 from opgrad.training.building.outputs import inferred_model
 from opgrad.training.formats.artifact_set import ArtifactSet
 from opgrad.training.formats.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint
-from opgrad.training.formats.tensor_values import read_shared
 from opgrad.training.formats.weights import PRESENT, Weights, encode
 from opgrad.training.portable import building
 from opgrad.training.portable.building import LOSS, Labels, Settings
@@ -102,7 +101,7 @@ class _Export:
     ):
         self._artifacts, self._settings, self._inline = artifacts, settings, inline
         self._present = _dtype_of(artifacts)
-        self._gradients = building.plain_gradients(artifacts, read_shared(artifacts.training_model, WHO)[0], opset)
+        self._gradients = building.plain_gradients(artifacts, artifacts.training(WHO)[0], opset)
         # The eval graph gets the opset of the step, because a client runs both in the same runtime.
         self._opset = opset_of(self._gradients.model)
         updated = self._gradients.statistics

@@ -11,7 +11,7 @@ from types import FrameType
 
 import numpy as np
 
-from opgrad.training.data.dataset import Dataset
+from opgrad.training.data.dataset import Examples
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.evaluation import Evaluation
 from opgrad.training.engine.trainer import Trainer
@@ -56,8 +56,8 @@ class Fit:
     def __init__(
         self,
         trainer: Trainer,
-        training: Dataset,
-        validation: Dataset | None,
+        training: Examples,
+        validation: Examples | None,
         state: RunState,
         output: Path,
         properties: Mapping[str, int | float | str],
@@ -80,7 +80,7 @@ class Fit:
                 f"train: accumulate is {recipe.accumulate}, expected at least {size}: the graphs take one batch size "
                 "alone, so that each process needs a batch of every step"
             )
-        self._step_rows = StepRows(recipe.batch_size, recipe.accumulate, rank, size, whole)
+        self._step_rows = StepRows(recipe.batch_size, recipe.accumulate, rank, size, whole, training.weight)
         self.batch_losses: list[list[float]] = []
         self.communication = 0.0
 
@@ -110,7 +110,7 @@ class Fit:
         """The remaining steps of an epoch."""
         state, recipe, rows = self.state, self._recipe, self.training.rows
         epoch = len(state.history)
-        order = np.random.default_rng(recipe.seed + epoch).permutation(rows)[state.rows :]
+        order = self.training.order(np.random.default_rng(recipe.seed + epoch))[state.rows :]
         steps = list(self._step_rows.steps(order))
         batches = self.trainer.gradients_of(self.training, (part.rows for step in steps for part in step.parts))
         validation_loss = state.history[-1].validation_loss if state.history else None
@@ -143,11 +143,11 @@ class Fit:
         """One step of the optimizer on the next rows; returns this process's part of the batches' losses."""
         trainer, losses = self.trainer, [0.0] * step.batches
         for part in step.parts:
-            losses[part.batch] = next(batches) * (len(part.rows) / part.batch_rows)
+            losses[part.batch] = next(batches) * part.of_batch
             if self._mean is not None:
-                self._mean.add(len(part.rows) / step.rows)
+                self._mean.add(part.of_step)
                 if trainer.rows is not None:
-                    trainer.rows.keep(len(part.rows) / step.rows)
+                    trainer.rows.keep(part.of_step)
         if self._mean is not None:
             self._mean.take()
         if self._processes.is_group:
@@ -161,9 +161,9 @@ class Fit:
         """Sum the gradients of all processes, and find out whether the user has stopped one of them: then all stop."""
         gradients = self.trainer.gradients
         if self._mean is None:
-            own = sum(len(part.rows) for part in step.parts)
+            own = sum(part.of_step for part in step.parts)
             if own:
-                np.multiply(gradients.flat, own / step.rows, out=gradients.flat)
+                np.multiply(gradients.flat, own, out=gradients.flat)
             else:  # the buffer may still hold infinities of an earlier batch, so it cannot be multiplied by 0
                 gradients.flat[...] = 0
         gradients.extended[-1] = interrupt.requested

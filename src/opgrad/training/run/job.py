@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 
 from opgrad.native.threads import get_num_threads
-from opgrad.training.data.dataset import Dataset, load_file, load_named
+from opgrad.training.data.dataset import Dataset, Examples, load_file, load_named
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.evaluation import Evaluation
 from opgrad.training.engine.labels import check_labels
@@ -135,11 +135,14 @@ def train(
         artifacts = replace(artifacts, rule=replace(artifacts.rule, max_norm=recipe.clip_norm))
     processes = processes or OneProcess()
     training, validation, test = _whole_batches(artifacts, recipe, file)
-    trainer, state = _begin(artifacts, recipe, training, resumption, processes)
+    trainer, state = begin(artifacts, recipe, training, fingerprint(training), resumption, processes)
+    if state.initial_loss is None:
+        first = np.arange(artifacts.batch_rows or min(BATCH_ROWS, training.rows))
+        state.initial_loss = trainer.evaluate(training.take(first), recipe.batch_size).loss
     trainer.check_export()
     properties = resumption.properties if resumption else {}
     fit = Fit(trainer, training, validation, state, output, properties, processes)
-    processes.on_first(lambda: _prepare(output, resumption))
+    processes.on_first(lambda: make_folder(output, resumption))
     before = state.all_seconds
     fit.run(progress)
     if not processes.is_first:
@@ -208,15 +211,18 @@ def _write(run: Run) -> None:
         new_file(folder / "metrics.json", (json.dumps(metrics(run), indent=1) + "\n").encode())
 
 
-def _begin(
+def begin(
     artifacts: ArtifactSet,
     recipe: Recipe,
-    training: Dataset,
+    training: Examples,
+    data: int,
     resumption: Resumption | None,
     processes: OneProcess,
 ) -> tuple[Trainer, RunState]:
-    """A trainer whose kernels are compiled, and the state from which the run begins or goes on."""
-    data = fingerprint(training)
+    """A trainer whose kernels are compiled, and the state from which the run begins or goes on.
+
+    data: the fingerprint of the training rows.
+    """
     if resumption is None or resumption.state is None:
         trainer, threads = _fastest_trainer(artifacts, recipe, training)
         state = RunState(recipe, data, threads)
@@ -228,9 +234,6 @@ def _begin(
         trainer.restore(resumption.checkpoint)
     if processes.is_group:
         trainer = _agreed(trainer, state, processes)
-    if state.initial_loss is None:
-        first = np.arange(artifacts.batch_rows or min(BATCH_ROWS, training.rows))
-        state.initial_loss = trainer.evaluate(training.take(first), recipe.batch_size).loss
     return trainer, state
 
 
@@ -263,7 +266,7 @@ def _check_goes_on(state: RunState, data: int, may_be_done: bool) -> None:
         raise ValueError(f"resume: the run ended early in epoch {done}, expected a patience above {recipe.patience}")
 
 
-def _prepare(folder: Path, resumption: Resumption | None) -> None:
+def make_folder(folder: Path, resumption: Resumption | None) -> None:
     """Make the folder unless it is there, try whether files can be written, and keep the best checkpoint so far."""
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryFile(dir=folder):
@@ -272,7 +275,7 @@ def _prepare(folder: Path, resumption: Resumption | None) -> None:
         write_checkpoint(resumption.best, folder / BEST)
 
 
-def _fastest_trainer(artifacts: ArtifactSet, recipe: Recipe, data: Dataset) -> tuple[Trainer, int]:
+def _fastest_trainer(artifacts: ArtifactSet, recipe: Recipe, data: Examples) -> tuple[Trainer, int]:
     """A trainer whose kernels are compiled, and its number of threads: all of them, or one if that is faster.
 
     Only one trainer exists at a time, because each has memory for parameters, gradients and moments.

@@ -17,7 +17,7 @@ from opgrad.writing import replace_file
 def plot_losses(
     history: Sequence[EpochMetrics],
     batch_losses: Sequence[Sequence[float]],
-    test_loss: float,
+    test_loss: float | None,
     title: str,
     path: str | PathLike[str],
 ) -> None:
@@ -25,7 +25,7 @@ def plot_losses(
 
     history: the epochs.
     batch_losses: of the last epochs, the losses of their batches.
-    test_loss: of the exported parameters.
+    test_loss: of the exported parameters; None: there are no test rows.
     title: stands above the picture.
     path: the file.
     """
@@ -41,7 +41,8 @@ def plot_losses(
         losses = np.array([epoch.validation_loss for epoch in history], dtype=np.float64)
         axes.plot(ends, losses, "s-", color="tab:green", markersize=4, label="validation")
         axes.plot(best, losses[best - 1], "*", color="tab:green", markersize=12, label=f"best: epoch {best}")
-    axes.axhline(test_loss, color="tab:orange", linestyle="--", label=f"test, at the end: {test_loss:.4f}")
+    if test_loss is not None:
+        axes.axhline(test_loss, color="tab:orange", linestyle="--", label=f"test, at the end: {test_loss:.4f}")
     axes.set(title=title, xlabel="epoch", ylabel="loss", xlim=(0, len(history) + 0.05))
     lowest = min([0.0, *means, *(loss for losses in batch_losses for loss in losses)])
     axes.set_ylim(bottom=lowest if np.isfinite(lowest) else None)

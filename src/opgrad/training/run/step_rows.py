@@ -1,6 +1,6 @@
 """The rows of each step of the optimizer, divided into batches, and these among the processes of a training."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,12 +10,14 @@ import numpy as np
 class BatchPart:
     """The rows of a batch that one process computes.
 
-    rows: their numbers. batch: the number of the batch in the step. batch_rows: how many rows the whole batch has.
+    rows: their numbers. batch: the number of the batch in the step. of_batch, of_step: the weight of these rows as a
+    share of that of the whole batch, and of the step.
     """
 
     rows: np.ndarray
     batch: int
-    batch_rows: int
+    of_batch: float
+    of_step: float
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class StepRows:
 
     batch_size: rows of a batch, of all processes together. accumulate: batches of a step.
     whole: each batch is computed by one process, for graphs that take only one number of rows; otherwise each process
-    computes a part of every batch.
+    computes a part of every batch. weight: that of some rows in the mean of the loss.
     """
 
     batch_size: int
@@ -41,14 +43,23 @@ class StepRows:
     rank: int = 0
     size: int = 1
     whole: bool = False
+    weight: Callable[[np.ndarray], float] = len
 
     def steps(self, order: np.ndarray) -> Iterator[Step]:
         """The steps over rows in this order; the last ones have what is left."""
         for start in range(0, len(order), self.batch_size * self.accumulate):
             rows = order[start : start + self.batch_size * self.accumulate]
             batches = [rows[begin : begin + self.batch_size] for begin in range(0, len(rows), self.batch_size)]
-            parts = (BatchPart(self._part(*each), each[0], len(each[1])) for each in enumerate(batches))
-            yield Step(len(rows), len(batches), tuple(part for part in parts if part.rows.size))
+            parts = self._parts(batches, self.weight(rows))
+            yield Step(len(rows), len(batches), tuple(parts))
+
+    def _parts(self, batches: list[np.ndarray], whole: float) -> Iterator[BatchPart]:
+        """What this process computes of the batches of a step. whole: the weight of all of its rows."""
+        for number, batch in enumerate(batches):
+            rows = self._part(number, batch)
+            if rows.size:
+                weight = self.weight(rows)
+                yield BatchPart(rows, number, weight / self.weight(batch), weight / whole)
 
     def _part(self, number: int, batch: np.ndarray) -> np.ndarray:
         if self.whole:
