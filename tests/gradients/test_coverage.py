@@ -33,10 +33,11 @@ def test_nothing_is_refused_or_without_gradient_that_has_a_rule():
 
 def test_the_error_gives_the_reason_of_the_list():
     model = build(
-        "g (float[1, 1, 4, 4] x, float[1, 4] rois) => (float y) { y = MaxRoiPool <pooled_shape = [2, 2]> (x, rois) }"
+        "g (float[1, 1, 4, 4] x, int32[1, 1, 4, 4] m) => (float y) "
+        "{ y = com.microsoft.MaxpoolWithMask <kernel_shape = [2, 2]> (x, m) }"
     )
     model.graph.output[0].type.tensor_type.ClearField("shape")
-    said = coverage("", "MaxRoiPool")
+    said = coverage("com.microsoft", "MaxpoolWithMask")
     assert said.kind == NOT_YET
     with pytest.raises(NotImplementedError, match=said.text):
         gradients(model, "y", "x")

@@ -390,3 +390,19 @@ def test_layers_inside_of_a_loop():
     shapes = {"x": (3, 2, 4), "w": (1, 12, 4), "r": (1, 12, 3), "h0": (1, 2, 3), "c0": (1, 2, 3)}
     arrays = {name: numbers(*shape, seed=seed) for seed, (name, shape) in enumerate(shapes.items())}
     check_in_numpy(build(text), {**arrays, "n": np.array(2)})
+
+
+def test_optional_values():
+    """Each has the gradient of what it holds; of a list it is refused."""
+    text = """g (double[3] x, double[3] w) => (double[3] y) {
+        o = Optional(x)  has = OptionalHasElement(o)  a = OptionalGetElement(o)  b = Mul(a, w)  d = Mul(x, b)
+        y = If (has) <then_branch = t () => (double[3] r) { r = Mul(d, d) },
+                      else_branch = f () => (double[3] s) { s = Identity(d) }>
+    }"""
+    check(text, {"x": VECTOR, "w": WEIGHT}, ["x", "w"])
+    text = """g (double[3] x) => (double[3] y) {
+        nil = Constant<value = int64 {0}>()  l = SequenceConstruct(x)  p = Optional(l)
+        m = OptionalGetElement(p)  y = SequenceAt(m, nil)
+    }"""
+    with pytest.raises(NotImplementedError, match=r"Optional .*: it holds a sequence"):
+        gradients(build(text), "y", "x")

@@ -7,6 +7,7 @@ import runtime_cases_attention
 import runtime_cases_fused
 import runtime_cases_newer
 import runtime_cases_packed
+import runtime_cases_regions
 from gradient_cases import OF_RUNTIME
 from runtime_cases import check, check_in_bfloat16, session_of, tensors_of
 
@@ -15,6 +16,7 @@ CASES = {
     **runtime_cases_attention.CASES,
     **runtime_cases_fused.CASES,
     **runtime_cases_newer.CASES,
+    **runtime_cases_regions.CASES,
 }
 
 

@@ -245,14 +245,15 @@ QUANTIZED_PRODUCTS = [
 ]
 NAMES_OF_RUNTIME = {  # of tests/support/runtime_cases.py
     "": """Attention LinearAttention RotaryEmbedding Affine Scale ScaledTanh ParametricSoftplus ImageScaler Crop
-        DynamicSlice CumProd TensorScatter Col2Im Det Unique DFT STFT RoiAlign""",
-    "ai.onnx.ml": "ArrayFeatureExtractor Scaler LinearRegressor Imputer FeatureVectorizer Normalizer",
+        DynamicSlice CumProd TensorScatter Col2Im Det Unique DFT STFT RoiAlign MaxRoiPool DeformConv""",
+    "ai.onnx.ml": """ArrayFeatureExtractor Scaler LinearRegressor Imputer FeatureVectorizer Normalizer
+        LinearClassifier SVMRegressor""",
     MICROSOFT: """MatMulNBits RotaryEmbedding GroupQueryAttention ScaledSiLU GatedAdd GatedRMSNorm BranchwiseRMSNorm
         LinearAttentionGate EngramGate HyperConnectionPreMix HyperConnectionPostMix TransposeMatMul GatherND Pad Trilu
         ExpandDims SampleOp UnfoldTensor CDist GridSample ConvTransposeWithDynamicPads BiasAdd BiasSplitGelu
         GemmFastGelu FusedMatMulActivation SwiGLU NhwcConv NhwcFusedConv GroupNorm SkipGroupNorm MoE QMoE
         LinearAttention Inverse CausalConvWithState MRotaryEmbedding SparseAttention MoEGroupRouter MatMulBnb4
-        GatherBlockQuantized GatedDeltaNet""",
+        GatherBlockQuantized GatedDeltaNet CropAndResize Unique""",
 }
 OF_RUNTIME = [(domain, op) for domain, names in NAMES_OF_RUNTIME.items() for op in names.split()]
 SEQUENCES = (
@@ -264,7 +265,10 @@ SEQUENCES = (
     "ConcatFromSequence",
 )
 ELSEWHERE = {
-    **{("", op): "central differences, in onnxruntime" for op in ("If", "Loop", "Scan", *SEQUENCES)},
+    **{
+        ("", op): "central differences, in onnxruntime"
+        for op in ("If", "Loop", "Scan", "Optional", "OptionalGetElement", *SEQUENCES)
+    },
     **{("", op): "straight through, against known values" for op in QUANTIZATION},
     ("", "SparseSoftmaxCrossEntropy"): f"{RUNTIME} SoftmaxCrossEntropyLoss",
     ("", "SimplifiedLayerNormalization"): "by SkipSimplifiedLayerNormalization",

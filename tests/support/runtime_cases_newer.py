@@ -16,13 +16,21 @@ def numbers(*shape, kind=np.float32):
     return RANDOM.normal(size=shape).astype(kind)
 
 
-def add(name, arrays, formula, wanted=None, form="", **options):
-    """A case; by default all floats are differentiated."""
-    floats = [place for place, array in enumerate(arrays) if array is not None and array.dtype.kind == "f"]
-    attributes = {key: options.pop(key) for key in list(options) if key not in RuntimeCase.__dataclass_fields__}
-    options.setdefault("terms", 64)
-    case = RuntimeCase(name, arrays, formula, tuple(floats if wanted is None else wanted), attributes, **options)
-    CASES[f"{name}{', ' * bool(form)}{form}"] = case
+def added_to(cases):
+    """A function that adds a case to these."""
+
+    def add(name, arrays, formula, wanted=None, form="", **options):
+        """A case; by default all floats are differentiated."""
+        floats = [place for place, array in enumerate(arrays) if array is not None and array.dtype.kind == "f"]
+        attributes = {key: options.pop(key) for key in list(options) if key not in RuntimeCase.__dataclass_fields__}
+        options.setdefault("terms", 64)
+        case = RuntimeCase(name, arrays, formula, tuple(floats if wanted is None else wanted), attributes, **options)
+        cases[f"{name}{', ' * bool(form)}{form}"] = case
+
+    return add
+
+
+add = added_to(CASES)
 
 
 # --- ai.onnx ---
@@ -336,39 +344,3 @@ for opset in (17, 20):
     add("STFT", [SOUND, np.array(3), WINDOW], frames, form=f"window, opset {opset}", **spectrum)
     add("STFT", [SOUND, np.array(4), None, np.array(8)], lambda *x: frames(*x, onesided=False), onesided=0,
         form=f"both sides, opset {opset}", **spectrum)  # fmt: skip
-
-
-# --- regions of images ---
-IMAGES, ROWS_OF = numbers(2, 3, 6, 7), np.array([0, 1, 1])
-REGIONS = np.array([[0.4, 0.7, 9.1, 7.3], [-3.0, 1.2, 12.9, 14.1], [2.2, 2.1, 2.6, 2.4]], np.float32)
-
-
-def regions(x, rois, at, size=(2, 3), ratio=2, scale=0.5, half=True):
-    """The mean of numbers between the elements of an image, each of the four around it by its distance."""
-    results = []
-    for region, row in zip(rois, at, strict=True):
-        left, top, right, bottom = (float(each) * scale - (0.5 if half else 0) for each in region)
-        wide, high = (each if half else max(each, 1.0) for each in (right - left, bottom - top))
-        y = torch.zeros(x.shape[1], *size, dtype=torch.float64)
-        for p in range(size[0] * ratio):
-            for q in range(size[1] * ratio):
-                at_y, at_x = top + (p + 0.5) / ratio * high / size[0], left + (q + 0.5) / ratio * wide / size[1]
-                if -1 <= at_y <= x.shape[2] and -1 <= at_x <= x.shape[3]:
-                    y[:, p // ratio, q // ratio] += between(x[row], at_y, at_x) / ratio**2
-        results.append(y)
-    return torch.stack(results)
-
-
-def between(x, at_y, at_x):
-    at_y, at_x = min(max(at_y, 0), x.shape[1] - 1), min(max(at_x, 0), x.shape[2] - 1)
-    total = 0
-    for row, share in ((int(at_y), 1 - at_y % 1), (min(int(at_y) + 1, x.shape[1] - 1), at_y % 1)):
-        for column, part in ((int(at_x), 1 - at_x % 1), (min(int(at_x) + 1, x.shape[2] - 1), at_x % 1)):
-            total = total + x[:, row, column] * share * part
-    return total
-
-
-given = {"output_height": 2, "output_width": 3, "sampling_ratio": 2, "spatial_scale": 0.5, "domain": "", "wanted": (0,)}
-add("RoiAlign", [IMAGES, REGIONS, ROWS_OF], regions, opset=16, **given)
-add("RoiAlign", [IMAGES, REGIONS, ROWS_OF], lambda *x: regions(*x, half=False), opset=16, form="output_half_pixel",
-    coordinate_transformation_mode="output_half_pixel", **given)  # fmt: skip

@@ -41,16 +41,15 @@ _LAYOUT = (
     "its tensors are in a layout of onnxruntime's own kernels; save the model with an optimization level below "
     "ORT_ENABLE_ALL"
 )
-_DECODES, _SAMPLES = "it belongs to generation, a token at a time", "it samples images at places that are computed"
+_DECODES = "it belongs to generation, a token at a time"
 REFUSED: Names = {
-    **_named("", "DeformConv MaxRoiPool", _SAMPLES),
     **_named("", "MemcpyFromHost MemcpyToHost", "onnxruntime inserts it between devices; take the model before it did"),
-    **_named("", "Optional OptionalGetElement", "it has optional values, whose gradients would be optional, too"),
-    **_named(CLASSICAL, "LinearClassifier SVMClassifier SVMRegressor", "it is a classical model in one node"),
+    **_named(CLASSICAL, "SVMClassifier", "its scores are votes between pairs of classes"),
     **_named(MICROSOFT, "AttnLSTM", "its steps have an attention of their own"),
-    **_named(MICROSOFT, "CropAndResize MaxpoolWithMask", _SAMPLES),
+    **_named(
+        MICROSOFT, "MaxpoolWithMask", "its kernel ends a row of a window at the first element that its mask hides"
+    ),
     **_named(MICROSOFT, "DecoderMaskedMultiHeadAttention VarlenCausalConvWithState", _DECODES),
-    **_named(MICROSOFT, "Unique", "the places of what it returns are not among its results"),
     **_named(MICROSOFT, "MatMulFpQ4", "its weights are in the order of a kernel"),
     **_named(MICROSOFT, "SparseToDenseMatMul", "it takes sparse tensors"),
     **_named(MICROSOFT, "WordConvEmbedding", "it looks texts up by letters"),

@@ -10,6 +10,8 @@ from opgrad.rules.registry import Gradients, NoGradient, gradient, recomputed
 from opgrad.rules.shaping import reshape_like
 from opgrad.rules.zero import CLASSICAL
 
+SEVERAL = 2
+
 
 @gradient("CumProd", constant=(1,))
 def cum_prod(node: Node) -> Value:
@@ -98,6 +100,13 @@ def unique(node: Node) -> Value:
     return reshape_like(flat, node.x)
 
 
+@recomputed("Unique", domain=MICROSOFT)
+def unique_in_order(node: Node) -> Gradients:
+    """That of Unique in ai.onnx with sorted=0."""
+    y, _, places, counts = node.body.nodes_of("Unique", 4, node.x, sorted=0)
+    return [y, places, counts]
+
+
 @gradient("MRotaryEmbedding", domain=MICROSOFT, constant=(1,))
 def multimodal_rotary_embedding(node: Node) -> Value:
     """dx = dy, every pair turned back."""
@@ -137,6 +146,42 @@ def linear_regressor(node: Node) -> Value:
         raise NoGradient(f"its post_transform is {node.get('post_transform')!r}, expected 'NONE'")
     weights = np.array(node.get("coefficients", []), np.float32).reshape(node.get("targets", 1), -1)
     return node.body.node("MatMul", node.dy, node.body.constant(weights).like(node.dy))
+
+
+@recomputed("LinearClassifier", domain=CLASSICAL)
+def linear_classifier(node: Node) -> Gradients:
+    """scores = softmax(x @ coefficients.T + intercepts), or sigmoid, or as they are; the label has no gradient."""
+    wide, count = node.x.cast(TensorProto.FLOAT), len(node.get("intercepts", []))
+    weights = np.array(node.get("coefficients", []), np.float32)
+    kinds = {"NONE": None, "SOFTMAX": "Softmax", "LOGISTIC": "Sigmoid"}
+    kind = node.get("post_transform", "NONE")
+    if kind not in kinds or count < SEVERAL:
+        raise NoGradient(f"its post_transform is {kind!r}, or it has no intercept for each of several classes")
+    bias = node.body.constant(np.array(node.get("intercepts"), np.float32))
+    scores = node.body.node("MatMul", wide, node.body.constant(weights.reshape(count, -1).T)) + bias
+    return [None, scores if kinds[kind] is None else scores.apply(str(kinds[kind]))]
+
+
+@recomputed("SVMRegressor", domain=CLASSICAL)
+def svm_regressor(node: Node) -> Value:
+    """y = the sum of coefficient * kernel(x, support vector) plus rho; without these vectors x @ coefficients + rho."""
+    body, x, kind = node.body, node.x.cast(TensorProto.FLOAT), node.get("kernel_type", "LINEAR")
+    if node.get("post_transform", "NONE") != "NONE" or node.get("one_class", 0):
+        raise NoGradient("it has a post_transform, or tells one class from the others")
+    column = np.array(node.get("coefficients", []), np.float32)[:, None]
+    gamma, offset, degree = node.get("kernel_params") or (0.0, 0.0, 0.0)
+    vectors = np.array(node.get("support_vectors", []), np.float32)
+    k = x
+    if count := node.get("n_supports", 0):
+        vectors = vectors.reshape(count, -1)
+        dots = body.node("MatMul", x, body.constant(vectors.T))
+        if kind == "RBF":
+            squares = x.along("ReduceSumSquare", [1], keepdims=1) + body.constant((vectors * vectors).sum(1))
+            k = ((dots * 2 - squares) * gamma).apply("Exp")
+        else:
+            linear = dots if kind == "LINEAR" else dots * gamma + offset
+            k = linear if kind == "LINEAR" else linear.apply("Tanh") if kind == "SIGMOID" else linear**degree
+    return body.node("MatMul", k, body.constant(column)) + node.get("rho", [0.0])[0]
 
 
 @recomputed("Imputer", domain=CLASSICAL)

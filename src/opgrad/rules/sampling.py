@@ -34,7 +34,7 @@ def grid_sample(node: Node) -> Value:
     places = [_place(node, points.slice(axes - 1 - axis, axes - axis, 2).squeeze(2), axis) for axis in range(axes)]
     taps = [_taps(node, place, axis, mode) for axis, place in enumerate(places)]
     images = reshape_to(x, body.concat(x.shape(0, 2), x.shape(2).product())).transpose(0, 2, 1)
-    total = reduce(Value.__add__, (_corner(node, images, corner) for corner in itertools.product(*taps)))
+    total = reduce(Value.__add__, (tapped(node, images, each) for each in itertools.product(*taps)))
     out = grid.shape(1, axes + 1)
     return reshape_to(total.transpose(0, 2, 1), body.concat(x.shape(0, 2), out)).like(node.x)
 
@@ -75,16 +75,20 @@ def _taps(node: Node, place: Value, axis: int, mode: str) -> list[Tap]:
         # The weight is 1 everywhere, and depends on the place, so that the grid has a gradient: 0, as in PyTorch.
         return [(_padded(node, place, size, padding).apply("Round"), node.where(place > place, place, 1))]
     if mode == "linear":
-        place = _padded(node, place, size, padding)
-        first = place.apply("Floor")
-        part = place - first
-        return [(first, 1 - part), (first + 1, part)]
+        return linear_taps(_padded(node, place, size, padding))
     first = place.apply("Floor")
     part = place - first
     weights = [_far(part + 1), _near(part), _near(1 - part), _far(2 - part)]
     return [
         (_padded(node, first + step, size, padding), each) for step, each in zip(range(-1, 3), weights, strict=True)
     ]
+
+
+def linear_taps(place: Value) -> list[Tap]:
+    """The elements on both sides of a place, with their weights."""
+    first = place.apply("Floor")
+    part = place - first
+    return [(first, 1 - part), (first + 1, part)]
 
 
 def _near(t: Value) -> Value:
@@ -123,12 +127,15 @@ def _reflected(node: Node, place: Value, size: Value) -> Value:
     return node.where(odd, span - rest, rest) + low
 
 
-def _corner(node: Node, images: Value, corner: Sequence[Tap]) -> Value:
-    """The elements at one tap of every axis, times their weight."""
+def tapped(node: Node, images: Value, taps: Sequence[Tap]) -> Value:
+    """The elements at one tap of every axis, times their weight; 0 for a tap outside of the image.
+
+    node: its first input is the image, the second has the type of places. images: [N, all places, C].
+    """
     flat: Value | None = None
     inside: Value | None = None
     weight: Value | None = None
-    for axis, (index, part) in enumerate(corner):
+    for axis, (index, part) in enumerate(taps):
         here = (index > -0.5) & (index < _size(node, axis))  # a whole number
         inside = here if inside is None else inside & here
         place = node.where(here, index, 0).cast(TensorProto.INT64)

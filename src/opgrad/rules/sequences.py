@@ -1,15 +1,23 @@
-"""Sequences of tensors."""
+"""Sequences of tensors, and optional values, whose gradient is that of what they hold."""
 
 from opgrad.graph.formulas import Body, Value
 from opgrad.rules import lists
 from opgrad.rules.node import Node
-from opgrad.rules.registry import Gradients, gradient
+from opgrad.rules.registry import Gradients, NoGradient, gradient
 
 
 @gradient("SequenceConstruct")
 def construct(node: Node) -> Gradients:
     """dx = the tensor of dy at the place of x."""
     return [_at(node.dy, node.body.ints([place]).scalar()) for place in range(len(node.inputs))]
+
+
+@gradient("Optional", "OptionalGetElement", integers=True)
+def optional(node: Node) -> Value:
+    """dx = dy."""
+    if any(map(node.forward.sequence, (node.proto.input[0], node.proto.output[0]))):
+        raise NoGradient("it holds a sequence")
+    return node.dy
 
 
 @gradient("SequenceAt", constant=(1,))

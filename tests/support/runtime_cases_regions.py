@@ -1,0 +1,190 @@
+"""Regions of images and convolutions whose windows are moved; optional values; classical models."""
+
+import numpy as np
+import torch
+from runtime_cases_newer import added_to, numbers
+
+CASES = {}
+add = added_to(CASES)
+
+# --- regions of images ---
+IMAGES, ROWS_OF = numbers(2, 3, 6, 7), np.array([0, 1, 1])
+REGIONS = np.array([[0.4, 0.7, 9.1, 7.3], [-3.0, 1.2, 12.9, 14.1], [2.2, 2.1, 2.6, 2.4]], np.float32)
+
+
+def regions(x, rois, at, size=(2, 3), ratio=2, scale=0.5, half=True):
+    """The mean of numbers between the elements of an image, each of the four around it by its distance."""
+    results = []
+    for region, row in zip(rois, at, strict=True):
+        left, top, right, bottom = (float(each) * scale - (0.5 if half else 0) for each in region)
+        wide, high = (each if half else max(each, 1.0) for each in (right - left, bottom - top))
+        y = torch.zeros(x.shape[1], *size, dtype=torch.float64)
+        rows, columns = (ratio or int(np.ceil(length / count)) for length, count in ((high, size[0]), (wide, size[1])))
+        for p in range(size[0] * rows):
+            for q in range(size[1] * columns):
+                at_y, at_x = top + (p + 0.5) / rows * high / size[0], left + (q + 0.5) / columns * wide / size[1]
+                if -1 <= at_y <= x.shape[2] and -1 <= at_x <= x.shape[3]:
+                    y[:, p // rows, q // columns] += between(x[row], at_y, at_x) / (rows * columns)
+        results.append(y)
+    return torch.stack(results)
+
+
+def between(x, at_y, at_x):
+    at_y, at_x = min(max(at_y, 0), x.shape[1] - 1), min(max(at_x, 0), x.shape[2] - 1)
+    total = 0
+    for row, share in ((int(at_y), 1 - at_y % 1), (min(int(at_y) + 1, x.shape[1] - 1), at_y % 1)):
+        for column, part in ((int(at_x), 1 - at_x % 1), (min(int(at_x) + 1, x.shape[2] - 1), at_x % 1)):
+            total = total + x[:, row, column] * share * part
+    return total
+
+
+given = {"output_height": 2, "output_width": 3, "sampling_ratio": 2, "spatial_scale": 0.5, "domain": "", "wanted": (0,)}
+add("RoiAlign", [IMAGES, REGIONS, ROWS_OF], regions, opset=16, **given)
+add("RoiAlign", [IMAGES, REGIONS, ROWS_OF], lambda *x: regions(*x, half=False), opset=16, form="output_half_pixel",
+    coordinate_transformation_mode="output_half_pixel", **given)  # fmt: skip
+add("RoiAlign", [IMAGES, REGIONS, ROWS_OF], lambda *x: regions(*x, ratio=0), opset=16, form="as many samples as fit",
+    **{**given, "sampling_ratio": 0})  # fmt: skip
+
+
+def cropped(x, boxes, at, _, nearest=False):
+    """Elements between those of an image, or the nearest ones; 7.0 outside of it."""
+    size = np.array(x.shape[2:]) - 1
+    results = torch.full((len(boxes), x.shape[1], 3, 2), 7.0, dtype=torch.float64)
+    for region, (box, row) in enumerate(zip(boxes, at, strict=True)):
+        for p in range(3):
+            for q in range(2):
+                places = [(box[0] + (box[2] - box[0]) * p / 2) * size[0], (box[1] + (box[3] - box[1]) * q) * size[1]]
+                if all(0 <= float(place.detach()) <= last for place, last in zip(places, size, strict=True)):
+                    results[region, :, p, q] = mixed(
+                        x[int(row)], *(torch.floor(each + 0.5) if nearest else each for each in places)
+                    )
+    return results
+
+
+def mixed(x, at_y, at_x):
+    """The elements of an image around a place, each by its distance."""
+    total = 0
+    for row in {int(at_y), min(int(at_y) + 1, x.shape[1] - 1)}:
+        for column in {int(at_x), min(int(at_x) + 1, x.shape[2] - 1)}:
+            total = total + x[:, row, column] * (1 - (at_y - row).abs()) * (1 - (at_x - column).abs())
+    return total
+
+
+BOXES = np.array([[0.11, 0.22, 0.83, 0.74], [0.3, -0.2, 1.3, 0.9], [0.91, 0.8, 0.27, 0.1]], np.float32)
+whole = {"extrapolation_value": 7.0, "constants": (3,)}
+CROP = [IMAGES, BOXES, ROWS_OF.astype(np.int32), np.array([3, 2], np.int32)]
+add("CropAndResize", CROP, cropped, **whole)
+add("CropAndResize", CROP, lambda *x: cropped(*x, nearest=True), mode="nearest", form="nearest", wanted=(0,), **whole)
+
+
+def largest(x, rois, scale=0.5):
+    """The largest element of each window, whose borders are whole numbers."""
+    results = []
+    for roi in rois:
+        at, *corners = (int(np.floor(float(each) * (scale if place else 1) + 0.5)) for place, each in enumerate(roi))
+        left, top, right, bottom = corners
+        y = torch.zeros(x.shape[1], 2, 3, dtype=torch.float64)
+        for p in range(2):
+            for q in range(3):
+                part = x[at]
+                for axis, start, end, count, place in ((1, top, bottom, 2, p), (2, left, right, 3, q)):
+                    length = max(end - start + 1, 1) / count
+                    first, stop = start + int(np.floor(length * place)), start + int(np.ceil(length * (place + 1)))
+                    size = part.shape[axis]
+                    first, stop = min(max(first, 0), size), min(max(stop, 0), size)
+                    part = part.narrow(axis, first, max(stop - first, 0))
+                if part.numel():
+                    y[:, p, q] = part.amax((1, 2))
+        results.append(y)
+    return torch.stack(results)
+
+
+ROIS = np.array([[0, 1, 2, 8, 9], [1, 6.2, 3, 20, 7], [1, 2, 2, 2, 2], [0, 16, 2, 20, 9]], np.float32)
+add("MaxRoiPool", [IMAGES, ROIS], largest, pooled_shape=[2, 3], spatial_scale=0.5, domain="", wanted=(0,))
+
+
+def moved(x, w, offset, bias=None, mask=None, stride=(1, 1), pads=(0, 0), dilation=(1, 1), group=1, parts=1):
+    """The sum over the places of a filter, one after the other."""
+    rows, channels, per = len(x), x.shape[1] // parts, x.shape[1] // group
+    high, wide = offset.shape[2:]
+    y = torch.zeros(rows, len(w), high, wide, dtype=torch.float64)
+    shifts = offset.reshape(rows, parts, *w.shape[2:], 2, high, wide)
+    shares = (
+        torch.ones_like(shifts[:, :, :, :, 0]) if mask is None else mask.reshape(rows, parts, *w.shape[2:], high, wide)
+    )
+    for n, o, c, i, j, p, q in np.ndindex(rows, len(w), per, *w.shape[2:], high, wide):
+        channel = o // (len(w) // group) * per + c
+        part = channel // channels
+        at_y = p * stride[0] - pads[0] + i * dilation[0] + shifts[n, part, i, j, 0, p, q]
+        at_x = q * stride[1] - pads[1] + j * dilation[1] + shifts[n, part, i, j, 1, p, q]
+        y[n, o, p, q] += w[o, c, i, j] * shares[n, part, i, j, p, q] * beyond(x[n, channel], at_y, at_x)
+    return y if bias is None else y + bias[:, None, None]
+
+
+def beyond(x, at_y, at_x):
+    """An image of one channel between its elements, 0 around it."""
+    total, (top, left) = 0, (int(np.floor(float(each.detach()))) for each in (at_y, at_x))
+    for row in (top, top + 1):
+        for column in (left, left + 1):
+            if 0 <= row < x.shape[0] and 0 <= column < x.shape[1]:
+                total = total + x[row, column] * (1 - (at_y - row).abs()) * (1 - (at_x - column).abs())
+    return total
+
+
+add("DeformConv", [numbers(1, 2, 4, 5), numbers(3, 2, 2, 2), numbers(1, 8, 3, 4)], moved, kernel_shape=[2, 2], opset=19,
+    domain="")  # fmt: skip
+add(
+    "DeformConv",
+    [numbers(2, 4, 5, 4), numbers(2, 2, 2, 3), 2 * numbers(2, 24, 3, 2), numbers(2), numbers(2, 12, 3, 2)],
+    lambda *x: moved(*x, stride=(2, 1), pads=(1, 2), dilation=(1, 2), group=2, parts=2),
+    kernel_shape=[2, 3],
+    strides=[2, 1],
+    pads=[1, 2, 1, 0],
+    dilations=[1, 2],
+    group=2,
+    offset_group=2,
+    opset=19,
+    domain="",
+    form="groups, mask",
+)
+
+# --- classical models ---
+classical = {"domain": "ai.onnx.ml"}
+ROWS, PLANES = numbers(5, 3), numbers(4, 3)
+for transform, function in {"NONE": lambda s: s, "SOFTMAX": lambda s: s.softmax(1), "LOGISTIC": torch.sigmoid}.items():
+    add(
+        "LinearClassifier",
+        [ROWS],
+        lambda x, f=function: [None, f(x @ torch.tensor(PLANES).double().T + torch.tensor([0.5, 1, 2, 3]))],
+        outputs=2,
+        coefficients=PLANES.reshape(-1).tolist(),
+        intercepts=[0.5, 1.0, 2.0, 3.0],
+        classlabels_ints=[0, 1, 2, 3],
+        post_transform=transform,
+        form=transform,
+        **classical,
+    )
+KERNELS = {
+    "LINEAR": lambda x, s: x @ s.T,
+    "POLY": lambda x, s: (0.5 * x @ s.T + 1.5) ** 3,
+    "RBF": lambda x, s: torch.exp(-0.5 * ((x[:, None] - s) ** 2).sum(2)),
+    "SIGMOID": lambda x, s: torch.tanh(0.5 * x @ s.T + 1.5),
+}
+for kernel, of in KERNELS.items():
+    add(
+        "SVMRegressor",
+        [ROWS],
+        lambda x, f=of: f(x, torch.tensor(PLANES).double()) @ torch.tensor([[1.0], [-2], [3], [0.5]]).double() + 0.25,
+        coefficients=[1.0, -2.0, 3.0, 0.5],
+        support_vectors=PLANES.reshape(-1).tolist(),
+        n_supports=4,
+        rho=[0.25],
+        kernel_type=kernel,
+        kernel_params=[0.5, 1.5, 3.0],
+        form=kernel,
+        **classical,
+    )
+add("SVMRegressor", [ROWS], lambda x: x @ torch.tensor([[1.0], [-2], [3]]).double() + 0.25, n_supports=0,
+    form="a plane", coefficients=[1.0, -2.0, 3.0], rho=[0.25], kernel_params=[0.0, 0.0, 0.0], **classical)  # fmt: skip
+TIES = np.array([1.5, 0.5, 1.5, 2.5, 0.5], np.float32)
+add("Unique", [TIES], lambda x: x[torch.tensor([0, 1, 3])], outputs=3, form="in order")
