@@ -107,7 +107,7 @@ LAYERS = {
     # ONNX: graphs without a runtime, plain forms, gradient rules; sessions of onnxruntime
     "graph/": ("numpy onnx google", "reading"),
     "forms/": ("numpy onnx", "contract/ graph/"),
-    "rules/": ("numpy onnx", "forms/ graph/"),
+    "rules/": ("numpy onnx", "contract/ forms/ graph/"),
     "gradients/": ("numpy onnx google", "forms/ graph/ reading rules/"),
     "onnxruntime/": (
         ONNX,

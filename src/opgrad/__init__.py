@@ -60,6 +60,7 @@ from opgrad.ops.normalization import (
 )
 from opgrad.ops.optimizer import adamw_optimizer, clip_grad_norm, sgd_optimizer
 from opgrad.ops.pooling import average_pool_grad, max_pool_grad
+from opgrad.ops.quantized import quantized_matmul_grad
 from opgrad.ops.recurrent import gru_grad, gru_training, lstm_grad, lstm_training
 from opgrad.ops.resize import resize_grad
 from opgrad.ops.rotary import rotary_embedding, rotary_embedding_grad
@@ -136,6 +137,7 @@ __all__ = [
     "pass_through",
     "plan",
     "post_ops",
+    "quantized_matmul_grad",
     "quick_gelu",
     "quick_gelu_grad",
     "reduce_all_l2",

@@ -17,8 +17,11 @@ def packed(numbers, bits):
     return sum(padded[..., place].astype(np.uint8) << (bits * place) for place in range(parts)).astype(np.uint8)
 
 
-def product(bits, zeros, kind, indexed=False, depth=40, rows=6, block=16, bias=True):
-    """MatMulNBits. zeros: "none", "packed" or "floats"; indexed: whether the block of each column is given."""
+def product(bits, zeros, kind, indexed=False, depth=40, rows=6, block=16, bias=True, frozen=False):
+    """MatMulNBits. zeros: "none", "packed" or "floats"; indexed: whether the block of each column is given.
+
+    frozen: whether scales and zero points have no gradients.
+    """
     blocks = -(-depth // block)
     whole = RANDOM.integers(0, 2**bits, (rows, blocks, block))
     scales, offsets = RANDOM.uniform(0.5, 1.5, (rows, blocks)).astype(kind), RANDOM.integers(0, 2**bits, (rows, blocks))
@@ -32,7 +35,7 @@ def product(bits, zeros, kind, indexed=False, depth=40, rows=6, block=16, bias=T
         w = (torch.tensor(whole.reshape(rows, -1)[:, :depth]) - offset[zeros][:, place]) * scales[:, place]
         return a @ w.T if bias is None else a @ w.T + bias
 
-    wanted = (0, 2, *([3] if zeros == "floats" else []), *([5] if bias else []))
+    wanted = (0, *([] if frozen else [2]), *([3] if zeros == "floats" and not frozen else []), *([5] if bias else []))
     attributes = {"K": depth, "N": rows, "bits": bits, "block_size": block}
     arrays = [a, packed(whole, bits), scales, given, groups, b]
     return RuntimeCase("MatMulNBits", arrays, formula, wanted, attributes, terms=64)
@@ -46,3 +49,8 @@ CASES = {
 CASES["MatMulNBits, g_idx"] = product(4, "none", np.float32, indexed=True)
 CASES["MatMulNBits, g_idx, zero points: floats"] = product(4, "floats", np.float16, indexed=True, bias=False)
 CASES["MatMulNBits, whole blocks"] = product(4, "packed", np.float32, depth=64, block=32, bias=False)
+CASES |= {
+    f"MatMulNBits, frozen, {bits} bits, zero points: {zeros}": product(bits, zeros, np.float32, frozen=True)
+    for bits, zeros in ((2, "packed"), (4, "none"), (4, "floats"), (8, "packed"))
+}
+CASES["MatMulNBits, frozen, g_idx"] = product(4, "none", np.float16, indexed=True, bias=False, frozen=True)

@@ -14,6 +14,7 @@ from opgrad.forms import (  # noqa: F401
     normalization,
     optimizer,
     pooling,
+    quantized,
     recurrent,
     resize,
     rotary,

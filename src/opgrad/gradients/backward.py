@@ -17,7 +17,7 @@ from opgrad.graph.nodes import outside
 from opgrad.rules import lists
 from opgrad.rules.errors import Instead
 from opgrad.rules.node import Node
-from opgrad.rules.registry import Declared, NoGradient
+from opgrad.rules.registry import Declared, Gradients, NoGradient
 
 SUFFIX = "_grad"
 COMPUTES = (
@@ -107,7 +107,7 @@ class Backward:
             read = quantized(self.forward).intersection(node.names[index] for index in node.needed)
             if read and not declared.integers:
                 raise NoGradient(COMPUTES)
-            given = self._recomputed(declared, node) if declared.recomputes else declared.rule(node)
+            given = self._given(declared, node)
             if given is None or isinstance(given, Value):
                 given = [given]
             found = [(index, given[index]) for index in sorted(node.needed) if index < len(given)]
@@ -120,6 +120,12 @@ class Backward:
             # The inputs stand in for their gradients, so that the walk goes on and also finds the problems of earlier
             # nodes. `run` raises afterwards, so that no such value is ever used.
             return [(index, node.required(index)) for index in sorted(node.needed)]
+
+    def _given(self, declared: Declared, node: Node) -> Gradients:
+        """What the rule gives."""
+        if declared.direct and node.needed.issubset(declared.direct[0]):
+            return declared.direct[1](node)
+        return self._recomputed(declared, node) if declared.recomputes else declared.rule(node)
 
     def _replace(self, node: onnx.NodeProto, others: Sequence[onnx.NodeProto]) -> None:
         """Differentiate other nodes in the place of a node."""

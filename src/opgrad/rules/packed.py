@@ -1,16 +1,22 @@
 """Weights of a few bits, several to a byte, with a scale for each block, as onnxruntime's quantizers write them."""
 
+from typing import Any
+
 import numpy as np
 from onnx import TensorProto
 
+from opgrad.contract.quantized import BYTE
+from opgrad.contract.quantized import quantized as sizes
+from opgrad.forms import quantized
 from opgrad.graph.formulas import Value
 from opgrad.graph.messages import MICROSOFT
 from opgrad.rules.errors import NoGradient
 from opgrad.rules.node import Node
-from opgrad.rules.registry import in_float32, recomputed
+from opgrad.rules.registry import Gradients, in_float32, recomputed
 from opgrad.rules.shaping import numbers_of, sizes_of
 
-BYTE = 8  # bits
+# Attributes of MatMulNBits with their defaults.
+NBITS = {"N": 0, "K": 0, "block_size": 32, "bits": 4}
 # What the numbers of 4 bits stand for, by the type of quantization: bitsandbytes' fp4, and nf4 of the QLoRA paper.
 FP4 = np.array([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4], np.float32)
 TABLES = {
@@ -23,60 +29,45 @@ TABLES = {
 
 
 def unpacked(node: Node, bytes_: Value, bits: int) -> Value:
-    """The numbers of so many bits in each byte, the lowest bits first, along the last axis; of uint8 as the bytes.
-
-    Two shifts cut a number out: the first drops the bits above it, the second those below.
-    """
+    """The numbers of so many bits in each byte; see `opgrad.forms.quantized.unpacked`."""
     if bits not in (1, 2, 4, BYTE):
         raise NoGradient(f"its weights have {bits} bits, expected 1, 2, 4 or 8")
-    if bits == BYTE:
-        return bytes_
-    rank, parts = len(sizes_of(bytes_)), []
-    for place in range(BYTE // bits):
-        above = BYTE - bits * (place + 1)
-        cut = _shifted(_shifted(bytes_, above, "LEFT"), BYTE - bits, "RIGHT")
-        parts.append(cut.unsqueeze(rank))
-    whole = node.body.concat(*parts, axis=rank)
-    return whole.reshape(node.body.concat(bytes_.shape(0, rank - 1), node.body.ints([-1])))
+    return quantized.unpacked(bytes_, len(sizes_of(bytes_)), bits)
 
 
-def _shifted(bytes_: Value, count: int, direction: str) -> Value:
-    return bytes_.body.node("BitShift", bytes_, bytes_.body.number(count, bytes_), direction=direction)
+def _gradient_of_a(node: Node) -> Gradients:
+    """da = dy @ w, by the operator that unpacks tiles of w in the cache; db = dy, summed over all rows."""
+    zeros = node.input(3)
+    if zeros is not None and zeros.element_type != TensorProto.UINT8:
+        zeros = zeros.like(node.dy)
+    given = [node.dy, node.required(1), node.required(2).like(node.dy), zeros, node.input(4)]
+    dx = node.microsoft("QuantizedMatMulGrad", *given, **_attributes(node))
+    return [dx, None, None, None, None, None if node.input(5) is None else node.unbroadcast(node.dy, 5)]
 
 
-@recomputed("MatMulNBits", domain=MICROSOFT, constant=(1, 4))
+def _attributes(node: Node) -> dict[str, Any]:
+    """The attributes of MatMulNBits by the names of `quantized_matmul_grad`."""
+    rows, depth, block, bits = (node.get(name, default) for name, default in NBITS.items())
+    if bits not in (2, 4, BYTE):
+        raise NoGradient(f"its weights have {bits} bits, expected 2, 4 or 8")
+    if node.get("weight_prepacked", 0):
+        raise NoGradient("its weights are in the order of a kernel; export it with weight_prepacked=0")
+    zeros = node.input(3)
+    if node.input(4) is not None and (bits != 4 or (zeros is not None and zeros.element_type == TensorProto.UINT8)):
+        raise NoGradient("it has g_idx, which onnxruntime reads with 4 bits and without packed zero points alone")
+    return {"N": rows, "K": depth, "bits": bits, "column_block": block, "zero_point": 2.0 ** (bits - 1)}
+
+
+@recomputed("MatMulNBits", domain=MICROSOFT, constant=(1, 4), direct=((0, 5), _gradient_of_a))
 @in_float32
 def matmul_nbits(node: Node) -> Value:
     """y = a @ w.T + bias, w = (b - zero_points) * scales by blocks."""
-    if node.get("weight_prepacked", 0):
-        raise NoGradient("its weights are in the order of a kernel; export it with weight_prepacked=0")
-    rows, depth, block = (node.get(name) for name in ("N", "K", "block_size"))
-    blocks = -(-depth // block)
-    w = _weights(node, rows, depth, blocks, block)
-    y, bias = node.body.node("MatMul", node.x, w.transpose(1, 0)), node.input(5)
+    given = _attributes(node) | {"row_block": 1, "transB": 1}
+    packed = node.input(3) is not None and node.required(3).element_type == TensorProto.UINT8
+    operands = node.required(1), node.required(2), node.input(3), node.input(4)
+    whole = quantized.Weights(*operands, sizes({}, given), given["bits"], packed, False, given["zero_point"])
+    y, bias = node.body.node("MatMul", node.x, whole.floats().transpose(1, 0)), node.input(5)
     return y if bias is None else y + bias
-
-
-def _weights(node: Node, rows: int, depth: int, blocks: int, block: int) -> Value:
-    """The weights as floats, [rows, depth]."""
-    x, bits = node.x, node.get("bits", 4)
-    whole = unpacked(node, node.required(1), bits).like(x).reshape([rows, blocks * block])
-    zeros = node.input(3)
-    packed = zeros is not None and zeros.element_type != x.element_type
-    if zeros is not None and packed:
-        bytes_ = node.with_sizes(zeros.reshape([rows, -1]), [rows, -(-blocks * bits // BYTE)])
-        zeros = unpacked(node, bytes_, bits).slice(0, blocks, 1).like(x)
-    scales, groups = node.required(2).reshape([rows, blocks]), node.input(4)
-    zero = 2.0 ** (bits - 1) if zeros is None else zeros.reshape([rows, blocks])
-    if groups is not None and (bits != 4 or packed):
-        raise NoGradient("it has g_idx, which onnxruntime reads with 4 bits and without packed zero points alone")
-    if groups is None:
-        offset = zero if isinstance(zero, float) else zero.unsqueeze(2)
-        parts = (whole.reshape([rows, blocks, block]) - offset) * scales.unsqueeze(2)
-        return parts.reshape([rows, blocks * block]).slice(0, depth, 1)
-    scale = node.body.node("Gather", scales, groups, axis=1)
-    offset = zero if isinstance(zero, float) else node.body.node("Gather", zero, groups, axis=1)
-    return (whole.slice(0, depth, 1) - offset) * scale
 
 
 @recomputed("MatMulBnb4", domain=MICROSOFT, constant=(1,))
@@ -85,7 +76,10 @@ def matmul_bnb4(node: Node) -> Value:
     """y = a @ w.T, w = table[b] * absmax by blocks, the first of two numbers in a byte in its upper half."""
     rows, depth, block = (node.get(name) for name in ("N", "K", "block_size"))
     body, bytes_ = node.body, node.required(1)
-    halves = [_shifted(bytes_, 4, "RIGHT"), _shifted(_shifted(bytes_, 4, "LEFT"), 4, "RIGHT")]
+    halves = [
+        quantized.shifted(bytes_, 4, "RIGHT"),
+        quantized.shifted(quantized.shifted(bytes_, 4, "LEFT"), 4, "RIGHT"),
+    ]
     places = body.concat(*(each.unsqueeze(1) for each in halves), axis=1).reshape([-1]).slice(0, rows * depth)
     numbers = body.node("Gather", body.constant(TABLES[node.get("quant_type")]), places.cast(TensorProto.INT32))
     scales = body.node("Gather", node.required(2), body.constant(np.arange(rows * depth) // block))

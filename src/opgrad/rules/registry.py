@@ -27,6 +27,8 @@ class Declared:
     operators replace the node and are differentiated in its place.
     recomputes: the rule is a decomposition, but the node stays: the backward part computes the other operators from the
     node's inputs, and differentiates them.
+    direct: for an operator that recomputes, the rule that is used if no gradient is needed but those of the inputs at
+    its places.
     integers: the rule also holds for integers that stand for floats (see `reach.quantized`), because the operator
     copies or selects them and does not compute with them.
     """
@@ -38,6 +40,7 @@ class Declared:
     replaces: bool = False
     recomputes: bool = False
     integers: bool = False
+    direct: tuple[Collection[int], Rule] | None = None
 
 
 RULES: dict[tuple[str, str], Declared] = {}
@@ -56,10 +59,11 @@ def decomposition(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
 
 
 def recomputed(
-    *names: str, domain: str = "", constant: Collection[int] = (), integers: bool = False
-) -> Callable[[Rule], Rule]:
+    *names: str, domain: str = "", constant: Collection[int] = (), integers: bool = False,
+    direct: tuple[Collection[int], Rule] | None = None,
+) -> Callable[[Rule], Rule]:  # fmt: skip
     """Register a function that writes these operators with others, through which their gradients are computed."""
-    return _declaration(names, domain, constant=constant, integers=integers, recomputes=True)
+    return _declaration(names, domain, constant=constant, integers=integers, direct=direct, recomputes=True)
 
 
 def in_float32(rule: Rule) -> Rule:

@@ -191,19 +191,28 @@ def space(lanes: int) -> tuple[int, int]:
     return max(BLOCK_ROWS * (CHUNK + SPARE), CHUNK * (BLOCK_ROWS + SPARE)), BLOCK_PANELS * VECTORS * lanes * CHUNK
 
 
-@inline
-def product(c, c_row: int, a: Any, b: Any, sizes: Any, add: int, left, right) -> None:
-    """c (+)= a @ b, for `Matrix` operands; `left` and `right` is memory for chunks of them, see `space`."""
-    block = BLOCK_PANELS * VECTORS * v.lanes(right)
-    for first in range(0, max(sizes.depth, 1), CHUNK):
-        stop = min(first + CHUNK, sizes.depth)
-        for j in range(0, sizes.columns, block):
-            columns = min(block, sizes.columns - j)
-            pack_right(right, b, first, stop, j, columns)
-            for i in range(0, sizes.rows, BLOCK_ROWS):
-                rows = min(BLOCK_ROWS, sizes.rows - i)
-                a_row, step = pack_left(left, a, first, stop, i, rows)
-                out, panel = c + (i * c_row + j), CHUNK * VECTORS * v.lanes(right)
-                multiply_chunk(
-                    out, c_row, left, a_row, step, right, panel, columns, range(rows), 0, stop - first, add or first > 0
-                )
+def product_of(pack: Callable[..., None]) -> Callable[..., None]:
+    """c (+)= a @ b for a `Matrix` a, and for b whatever `pack` packs as `pack_right` does.
+
+    `left` and `right` is memory for chunks of them, see `space`.
+    """
+    inline(pack)
+
+    @inline
+    def multiply_blocks(c, c_row: int, a: Any, b: Any, sizes: Any, add: int, left, right) -> None:
+        block = BLOCK_PANELS * VECTORS * v.lanes(right)
+        for first in range(0, max(sizes.depth, 1), CHUNK):
+            stop = min(first + CHUNK, sizes.depth)
+            for j in range(0, sizes.columns, block):
+                columns = min(block, sizes.columns - j)
+                pack(right, b, first, stop, j, columns)
+                for i in range(0, sizes.rows, BLOCK_ROWS):
+                    rows = range(min(BLOCK_ROWS, sizes.rows - i))
+                    a_row, step = pack_left(left, a, first, stop, i, rows.stop)
+                    out, panel, adds = c + (i * c_row + j), CHUNK * VECTORS * v.lanes(right), add or first > 0
+                    multiply_chunk(out, c_row, left, a_row, step, right, panel, columns, rows, 0, stop - first, adds)
+
+    return multiply_blocks
+
+
+product = product_of(pack_right)

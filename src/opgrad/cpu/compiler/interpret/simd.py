@@ -202,6 +202,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "absolute": lambda v: Vector(np.abs(v.lanes)),
     "sqrt": lambda v: Vector(np.sqrt(v.lanes)),
     "copy_sign": lambda v, sign: Vector(np.copysign(v.lanes, sign.lanes)),
+    "interleave": lambda a, b: tuple(map(Vector, np.split(np.stack([a.lanes, b.lanes], axis=1).reshape(-1), 2))),
     "add_each": lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)),
     "add_products": lambda sums, factors, v: tuple(_fma(x, v, s) for x, s in zip(factors, sums, strict=True)),
     "scale_by_power": _scale_by_power,

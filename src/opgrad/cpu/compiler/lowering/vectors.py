@@ -287,6 +287,18 @@ def _(p: Any, i: Any) -> Any:
     return kind, emit
 
 
+@defines(simd.interleave)
+def _(a: Any, b: Any) -> Any:
+    result = types.UniTuple(a, 2)
+
+    def emit(context: Any, builder: Any, first: Any, second: Any) -> Any:
+        turns = [side * a.lanes + lane for lane in range(a.lanes) for side in (0, 1)]
+        halves = [ir.Constant(ir.VectorType(I32, a.lanes), part) for part in (turns[: a.lanes], turns[a.lanes :])]
+        return context.make_tuple(builder, result, [builder.shuffle_vector(first, second, pick) for pick in halves])
+
+    return result, emit
+
+
 def element_of(context: Any, builder: Any, value: Any, kind: Any, element: str) -> Any:
     """A number of Numba type `kind` as an LLVM scalar for lanes of `element`."""
     number = context.cast(builder, value, kind, SCALAR[element])

@@ -1,0 +1,87 @@
+"""The programs of products with quantized weights."""
+
+import math
+from typing import Any, Final
+
+from opgrad.contract.problem import Problem
+from opgrad.contract.quantized import BYTE, Quantized, quantized
+from opgrad.contract.ranges import wrong_index
+from opgrad.cpu.compiler.native import vector_lanes
+from opgrad.cpu.compiler.parameters import Rows
+from opgrad.cpu.kernels import gemm
+from opgrad.cpu.kernels import quantized as kernels
+from opgrad.cpu.kernels.gemm import Matrix, ProductSizes
+from opgrad.cpu.kernels.quantized import Blocks, Groups, Integers, Memory, Scales, Weights, Zeros
+from opgrad.cpu.programs.gather import index_steps
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.partition import round_up
+from opgrad.cpu.programs.program import Address, Program, Step, Tables
+from opgrad.cpu.programs.workspace import Workspace
+
+OPERATOR: Final = "quantized_matmul_grad"
+MOST_ROWS: Final = 512  # of a block of sums, for each of which the weights are unpacked anew
+BLOCK_COLUMNS: Final = 256  # so that a block of sums stays in the second-level cache
+
+
+def quantized_matmul_grad(problem: Problem) -> Program:
+    shapes = {name: spec.shape for name, spec in problem.specs.items()}
+    sizes = quantized(shapes, dict(problem.attributes))
+    if problem["b"].dtype == "int8" and problem.attributes["bits"] < BYTE:
+        raise TypeError(f"{OPERATOR}: b has dtype int8, expected uint8, as bits is {problem.attributes['bits']}")
+    workspace, tables = Workspace(precision(problem)), Tables()
+    steps, explain = [], None
+    if problem["g_idx"]:
+        steps = index_steps(problem, workspace, sizes.blocks[1], "g_idx")
+        explain = wrong_index(problem, OPERATOR, sizes.blocks[1], "g_idx")
+    depth, columns = (problem.attributes[name] for name in ("N", "K"))
+    rows = math.prod(shapes["dy"][:-1])
+    if rows * columns:
+        weights = _weights(problem, sizes, workspace, tables)
+        steps = [*steps, _product(problem, ProductSizes(rows, columns, depth), weights, workspace)]
+    return Program(steps, workspace, explain, tables=tables)
+
+
+def _product(problem: Problem, sizes: ProductSizes, weights: Weights, workspace: Workspace) -> Step:
+    across, down = -(-sizes.columns // BLOCK_COLUMNS), -(-sizes.rows // MOST_ROWS)
+    lanes = vector_lanes(workspace.precision)
+    blocks = Blocks(across, -(-sizes.rows // down), min(BLOCK_COLUMNS, sizes.columns))
+    pitch = round_up(blocks.columns, gemm.VECTORS * lanes) + gemm.SPARE
+    left, right = (workspace.private(size) for size in gemm.space(lanes))
+    arguments: dict[str, Any] = {"sizes": sizes, "blocks": blocks, "w": weights}
+    arguments |= {"a": Matrix(problem["dy"], sizes.depth, 1), "c": Rows(problem["dx"], sizes.columns)}
+    arguments |= {"m": Memory(left, right, workspace.private(blocks.rows * pitch), pitch)}
+    kernel = kernels.multiply_rows if problem.attributes["transB"] else kernels.multiply_columns
+    return Step(kernel, across * -(-sizes.rows // blocks.rows), arguments)
+
+
+def _check_zeros(problem: Problem, count: int, packed: bool) -> None:
+    """Raise ValueError unless there are so many zero points, or bytes of them."""
+    given, dtype = math.prod(problem.specs["zero_points"].shape), problem["zero_points"].dtype
+    if given != count:
+        what = "bytes of packed ones" if packed else "one for each block"
+        raise ValueError(f"{OPERATOR}: zero_points has {given} elements of {dtype}, expected {count}, {what}")
+    if packed and problem.attributes["column_block"] == 1:
+        raise ValueError(f"{OPERATOR}: zero_points is packed, expected floats, as column_block is 1")
+
+
+def _weights(problem: Problem, sizes: Quantized, workspace: Workspace, tables: Tables) -> Weights:
+    bits, zeros = problem.attributes["bits"], problem["zero_points"]
+    signed = problem.attributes["signed"] and problem["b"].dtype != "int8"
+    limit = 1 << (bits - 1 if signed else bits)
+    integers = Integers(problem["b"], sizes.row_bytes, bits, limit)
+    scales = Scales(problem["scales"], sizes.blocks[1], sizes.row_block, sizes.column_block)
+    kind, row = kernels.NO_ZEROS, 0
+    if zeros:
+        packed = zeros.dtype == "uint8" and bits < BYTE
+        kind, row = (kernels.PACKED_ZEROS, sizes.zero_bytes) if packed else (kernels.WHOLE_ZEROS, sizes.blocks[1])
+        _check_zeros(problem, math.prod(sizes.packed_zeros if packed else sizes.blocks), packed)
+    nothing = Address(tables.add([0.0], workspace.precision), workspace.precision)
+    groups: Any = problem["g_idx"] or Address(tables.add([0], "int32"), "int32")
+    return Weights(
+        integers,
+        scales,
+        Zeros(zeros or nothing, kind, row, bits, problem.attributes["zero_point"]),
+        Groups(groups, int(problem["g_idx"] is not None)),
+        0,
+        workspace.private(kernels.space(vector_lanes(workspace.precision))),
+    )

@@ -1,0 +1,103 @@
+"""Quantized weights as floats, and the gradient of products with them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import TensorProto
+
+from opgrad.contract.quantized import BYTE, Quantized, quantized
+from opgrad.forms.registry import Call, in_float32, lowers
+from opgrad.graph.formulas import Value
+
+DEFAULTS = {"N": 0, "K": 0, "bits": 4, "row_block": 1, "column_block": 0, "transB": 1, "signed": 0, "zero_point": 0.0}
+
+
+def unpacked(bytes_: Value, rank: int, bits: int) -> Value:
+    """The numbers of so many bits in each byte, the lowest bits first, along the last axis; of uint8 as the bytes.
+
+    Two shifts cut a number out: the first drops the bits above it, the second those below.
+    """
+    if bits == BYTE:
+        return bytes_
+    parts = []
+    for place in range(BYTE // bits):
+        above = BYTE - bits * (place + 1)
+        cut = shifted(shifted(bytes_, above, "LEFT"), BYTE - bits, "RIGHT")
+        parts.append(cut.unsqueeze(rank))
+    whole = bytes_.body.concat(*parts, axis=rank)
+    return whole.reshape(bytes_.body.concat(bytes_.shape(0, rank - 1), bytes_.body.ints([-1])))
+
+
+def shifted(bytes_: Value, count: int, direction: str) -> Value:
+    """Bytes shifted by so many bits."""
+    return bytes_.body.node("BitShift", bytes_, bytes_.body.number(count, bytes_), direction=direction)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Quantized weights as `quantized_matmul_grad` takes them.
+
+    packed_zeros: whether zero points are bytes of several. signed: whether integers are two's complement, in bytes
+    without a sign.
+    """
+
+    b: Value
+    scales: Value
+    zeros: Value | None
+    groups: Value | None
+    sizes: Quantized
+    bits: int
+    packed_zeros: bool
+    signed: bool
+    zero_point: float
+
+    def floats(self) -> Value:
+        """The weights, as [rows, columns] of the type of the scales."""
+        sizes, bits = self.sizes, self.bits
+        numbers = unpacked(self.b.reshape([sizes.rows, sizes.row_bytes]), 2, bits).like(self.scales)
+        if sizes.row_bytes * BYTE // bits > sizes.columns:
+            numbers = numbers.slice(0, sizes.columns, 1)
+        if self.signed:
+            half = 2.0 ** (bits - 1)
+            numbers = self.b.body.where(numbers > half - 0.5, numbers - 2 * half, numbers)
+        scales, offset = self._of_blocks(self.scales), self._zeros()
+        return (numbers - offset) * scales
+
+    def _zeros(self) -> Value | float:
+        blocks = self.sizes.blocks
+        if self.zeros is None:
+            return self.zero_point
+        if not self.packed_zeros:
+            return self._of_blocks(self.zeros.like(self.scales))
+        bytes_ = self.zeros.reshape([blocks[0], self.sizes.zero_bytes])
+        return self._of_blocks(unpacked(bytes_, 2, self.bits).slice(0, blocks[1], 1).like(self.scales))
+
+    def _of_blocks(self, values: Value) -> Value:
+        """What each block has, for each of its weights, or in a shape that broadcasts to them."""
+        sizes, body = self.sizes, values.body
+        found = values.reshape(list(sizes.blocks))
+        if sizes.row_block > 1 and sizes.blocks[0] > 1:
+            found = body.node("Gather", found, body.constant(np.arange(sizes.rows) // sizes.row_block), axis=0)
+        if self.groups is not None:
+            return body.node("Gather", found, self.groups.reshape([sizes.columns]), axis=1)
+        if sizes.column_block > 1 and sizes.blocks[1] > 1:
+            found = body.node("Gather", found, body.constant(np.arange(sizes.columns) // sizes.column_block), axis=1)
+        return found
+
+
+@lowers("QuantizedMatMulGrad")
+@in_float32(0)
+def quantized_matmul_grad(call: Call) -> Sequence[Value]:
+    """dx = dy @ w, w = (b - zero_points) * scales."""
+    dy, b, scales = call.operands(3)
+    given = {name: call.get(name, default) for name, default in DEFAULTS.items()}
+    shape = call.input_shapes[1]
+    known = shape is not None and all(isinstance(size, int) for size in shape)
+    sizes = quantized({"b": tuple(size or 0 for size in shape or ())} if known else {}, given)
+    int8 = call.input_types[1] == TensorProto.INT8
+    packed = given["bits"] < BYTE and len(call.input_types) > 3 and call.input_types[3] == TensorProto.UINT8
+    signed = bool(given["signed"]) and not int8
+    whole = Weights(b, scales, call.input(3), call.input(4), sizes, given["bits"], packed, signed, given["zero_point"])
+    w = whole.floats()
+    return [call.body.node("MatMul", dy, w if given["transB"] else w.transpose(1, 0))]
