@@ -5,6 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, parser
 
+import opgrad
 from opgrad.gradients import gradients
 from opgrad.gradients.differentiation import with_attention
 from opgrad.graph.graph import Graph
@@ -278,3 +279,22 @@ def test_dropout_draws_anew_in_each_run_and_the_gradient_has_the_same_decisions(
             np.testing.assert_allclose(dv, expected, atol=1e-5)
             runs.append(y)
         assert (runs[0] != runs[1]).any()
+
+
+def test_the_gradient_of_a_node_with_sequences_behind_each_other_and_of_its_logarithms(rng):
+    text = f"""{HEADER} g (float[9, 4, 8] q, float[8, 2, 8] k, float[8, 2, 8] v, int64[3] starts, int64[3] others)
+        => (float z) {{
+        y, lse = com.microsoft.AttentionTraining <causal = "top_left">
+            (q, k, v, , , , , , starts, others)
+        t = Sin (y) a = ReduceSum <keepdims = 0> (t) u = Cos (lse) b = ReduceSum <keepdims = 0> (u) z = Add (a, b) }}"""
+    model = parser.parse_model(text)
+    q, k, v = (rng.normal(size=(n, h, D)).astype(np.float32) for n, h in ((9, 4), (8, 2), (8, 2)))
+    starts, others = np.array([0, 4, 9]), np.array([0, 5, 8])
+    options = {"causal": "top_left", "cu_seqlens_q": starts, "cu_seqlens_k": others}
+    y, lse = opgrad.attention(q, k, v, **options, needs=("y", "lse"))
+    expected = opgrad.attention_grad(np.cos(y), q, k, v, y, lse, dlse=-np.sin(lse), **options)
+    feeds = {"q": q, "k": k, "v": v, "starts": starts, "others": others}
+    made = gradients(model, "z", ["q", "k", "v"])
+    for each in (made, lower(made)):
+        for got, wanted in zip(results(each, feeds)[1:], expected, strict=True):
+            np.testing.assert_allclose(got, wanted, atol=1e-5)

@@ -321,9 +321,8 @@ def rotated_by_position(x, cos, sin, positions):
 def attending(**options):
     """The formula of AttentionTraining with these arguments of the operator."""
 
-    def formula(q, k, v, mask=None, key_lengths=None, sink=None, seed=None):
-        given = {"mask": mask, "key_lengths": key_lengths, "sink": sink, "seed": seed}
-        return reference("attention")(q, k, v, **given, **options, needs=("y", "lse"))
+    def formula(q, k, v, *more):
+        return reference("attention")(q, k, v, **dict(zip(MORE, more, strict=False)), **options, needs=("y", "lse"))
 
     return formula
 
@@ -331,20 +330,25 @@ def attending(**options):
 def attention_gradients(needs=("dq", "dk", "dv"), **options):
     """The formula of AttentionGrad with these arguments of the operator."""
 
-    def formula(dy, q, k, v, y, lse, mask=None, key_lengths=None, sink=None):
-        given = {"mask": mask, "key_lengths": key_lengths, "sink": sink}
+    def formula(dy, q, k, v, y, lse, *more):
+        given = dict(zip((*MORE, "dlse"), more, strict=False))
         return reference("attention_grad")(dy, q, k, v, y, lse, **given, **options, needs=needs)
 
     return formula
 
 
-def attended(*shapes, mask=None, lengths=None, heads=0, **options):
+MORE = ("mask", "key_lengths", "sink", "seed", "offset", "cu_seqlens_q", "cu_seqlens_k")
+
+
+def attended(*shapes, mask=None, lengths=None, heads=0, starts=None, with_dlse=False, **options):
     """The inputs of AttentionGrad: dy, q, k, v, y, lse, and those from the mask on that are given."""
 
     def inputs(rng):
         q, k, v = (rng.standard_normal(shape) for shape in shapes)
         more = [None if mask is None else mask(rng), lengths, rng.standard_normal(heads) if heads else None]
+        more += [None, None, *(starts or (None, None))]
         y, lse = attending(**options)(q, k, v, *more)
+        more.append(rng.standard_normal(lse.shape) if with_dlse else None)
         while more and more[-1] is None:
             more.pop()
         return [rng.standard_normal(y.shape), q, k, v, y, lse, *more]
@@ -352,6 +356,7 @@ def attended(*shapes, mask=None, lengths=None, heads=0, **options):
     return inputs
 
 
+STARTS = np.array([1, 3, 3, 8]), np.array([0, 4, 6, 7])  # the first query and the last have no sequence
 ATTENTION = [
     Case("AttentionTraining", normal((2, 4, 5, 3), (2, 2, 6, 3), (2, 2, 6, 4)), attending(scale=0.25), {"scale": 0.25}),
     Case(
@@ -366,6 +371,28 @@ ATTENTION = [
         attending(scale=1.0, causal="top_left"),
         {"causal": "top_left", "scale": 1.0},
         "bool mask, rows without keys",
+    ),
+    Case("AttentionTraining", normal((2, 4, 5, 3), (2, 2, 6, 3), (2, 2, 6, 4)), attending(), {}, "no scale"),
+    Case(
+        "AttentionTraining",
+        lambda rng: [*normal((9, 4, 3), (8, 2, 3), (8, 2, 4))(rng), *[None] * 5, *STARTS],
+        attending(causal="bottom_right", window=(2, 0)),
+        {"causal": "bottom_right", "window": [2, 0]},
+        "sequences behind each other",
+    ),
+    Case(
+        "AttentionTraining",
+        lambda rng: [*normal(*[(9, 2, 3)] * 3)(rng), *[None] * 5, STARTS[0].astype(np.int32)],
+        attending(causal="top_left"),
+        {"causal": "top_left"},
+        "sequences behind each other, of int32",
+    ),
+    Case(
+        "AttentionGrad",
+        attended((9, 4, 3), (8, 2, 3), (8, 2, 4), starts=STARTS, with_dlse=True, causal="top_left"),
+        attention_gradients(causal="top_left"),
+        {"causal": "top_left"},
+        "sequences behind each other",
     ),
     Case(
         "AttentionGrad",

@@ -8,7 +8,8 @@ from onnx import TensorProto
 from opgrad.forms.registry import Call, NoForm, Results, in_float32, lowers
 from opgrad.graph.formulas import Value
 
-MASK, KEY_LENGTHS, SINK, SEED, OFFSET = range(5)  # places among the inputs from the mask on
+# Places among the inputs from the mask on.
+MASK, KEY_LENGTHS, SINK, SEED, OFFSET, STARTS_OF_QUERIES, STARTS_OF_KEYS, DLSE = range(8)
 FORWARD, BACKWARD = 3, 6  # where these inputs begin in the two nodes
 # The numbers of the plain form's dropout: moduli are primes below 2**31, so that squares of remainders fit int64.
 PRIMES, ROUNDS, STRIDE = (2147483647, 2147483629), 3, 48271
@@ -16,22 +17,43 @@ PRIMES, ROUNDS, STRIDE = (2147483647, 2147483629), 3, 48271
 
 @dataclass
 class Parts:
-    """The inputs that both nodes have, with heads in front of tokens. begin: the place of the mask."""
+    """The inputs that both nodes have, with heads in front of tokens.
+
+    begin: the place of the mask. is_packed: whether the node has sequences behind each other, here one batch entry.
+    """
 
     call: Call
     q: Value
     k: Value
     v: Value
     begin: int
+    is_packed: bool
+
+    def by_heads(self, place: int) -> Value:
+        """An input like q, k, v or y."""
+        return _by_heads(self.call, self.call.required(place), self.is_packed)
+
+    def in_layout(self, value: Value) -> Value:
+        """The opposite of `by_heads`."""
+        return value.squeeze(0).transpose(1, 0, 2) if self.is_packed else _by_heads(self.call, value, False)
+
+    def of_rows(self, place: int) -> Value:
+        """An input with one number for each query of each head."""
+        return self.call.required(place).unsqueeze(*((0, 3) if self.is_packed else (3,)))
 
     def more(self, index: int) -> Value | None:
         """An input from the mask on."""
         return self.call.input(self.begin + index)
 
+    def scaled(self, value: Value) -> Value:
+        """The value times the factor of products, by default 1 / sqrt(size of a head)."""
+        scale = self.call.get("scale")
+        return value / self.q.shape(3, 4).reshape([]).like(value).apply("Sqrt") if scale is None else value * scale
+
     def scores(self) -> tuple[Value, Value | None]:
         """The scores, and the slope of the softcap, None without."""
         call, body = self.call, self.call.body
-        s = body.node("MatMul", self.q, self.k.transpose(0, 1, 3, 2)) * call.get("scale", 1.0)
+        s = self.scaled(body.node("MatMul", self.q, self.k.transpose(0, 1, 3, 2)))
         slope, cap = None, call.get("softcap", 0.0)
         if cap:
             t = (s * (1 / cap)).apply("Tanh")
@@ -72,17 +94,12 @@ def _drawn(call: Call, seed: Value, count: Value) -> Value:
 
 
 def _visible(parts: Parts) -> list[Value]:
-    """The conditions under which queries see keys, by causality, window and lengths."""
-    call, found = parts.call, list[Value]()
-    rows, columns = (_places(each) for each in (parts.q, parts.k))
-    lengths = parts.more(KEY_LENGTHS)
-    count = parts.k.shape(2, 3) if lengths is None else lengths.cast(TensorProto.INT64).reshape([-1, 1, 1, 1])
-    place = rows.reshape([-1, 1])
+    """The conditions under which queries see keys, by sequences, causality, window and lengths."""
+    call = parts.call
+    place, columns, more, found = _in_sequences(parts) if parts.is_packed else _in_batch(parts)
     if call.get("causal", "") == "bottom_right":
-        place = place + (count - parts.q.shape(2, 3))
+        place = place + more
     left, right = call.get("window", [-1, -1])
-    if lengths is not None:
-        found.append(columns < count)
     if call.get("causal", ""):
         found.append(~(columns > place))
     if left >= 0:
@@ -92,19 +109,57 @@ def _visible(parts: Parts) -> list[Value]:
     return found
 
 
+def _in_batch(parts: Parts) -> tuple[Value, Value, Value, list[Value]]:
+    """The place of each query and of each key, how many more keys there are than queries, and whether a key is one."""
+    rows, columns = (_places(each) for each in (parts.q, parts.k))
+    lengths = parts.more(KEY_LENGTHS)
+    count = parts.k.shape(2, 3) if lengths is None else lengths.cast(TensorProto.INT64).reshape([-1, 1, 1, 1])
+    return rows.reshape([-1, 1]), columns, count - parts.q.shape(2, 3), [] if lengths is None else [columns < count]
+
+
+def _in_sequences(parts: Parts) -> tuple[Value, Value, Value, list[Value]]:
+    """The same for sequences behind each other, places being those within a sequence, and whether it is one's own."""
+    starts = parts.call.required(parts.begin + STARTS_OF_QUERIES).cast(TensorProto.INT64)
+    given = parts.more(STARTS_OF_KEYS)
+    starts_of_keys = starts if given is None else given.cast(TensorProto.INT64)
+    rows, columns = (_places(each) for each in (parts.q, parts.k))
+    own, inside = _sequences(rows, starts)
+    keys_own, _ = _sequences(columns, starts_of_keys)
+    begin, end = _limits(starts, own)
+    key_begin, key_end = _limits(starts_of_keys, own)
+    more = (key_end - key_begin) - (end - begin)
+    seen = [own.reshape([-1, 1]).equals(keys_own), inside.reshape([-1, 1])]
+    keys_begin, _ = _limits(starts_of_keys, keys_own)
+    return (rows - begin).reshape([-1, 1]), columns - keys_begin, more.reshape([-1, 1]), seen
+
+
+def _sequences(places: Value, starts: Value) -> tuple[Value, Value]:
+    """The number of each place's sequence, -1 before the first and behind the last, and whether it has one."""
+    begun = (~(places.reshape([-1, 1]) < starts)).cast(TensorProto.INT64).sum([1], keepdims=False) - 1
+    inside = ~(begun < 0) & (begun < starts.shape(0, 1) - 1)
+    return places.body.where(inside, begun, -1), inside
+
+
+def _limits(starts: Value, sequences: Value) -> tuple[Value, Value]:
+    """Where these sequences begin and end; those of -1 anywhere."""
+    body = starts.body
+    return body.node("Gather", starts, sequences), body.node("Gather", starts, sequences + 1)
+
+
 def _places(value: Value) -> Value:
     return value.body.range(value.shape(2, 3).reshape([]))
 
 
 def _parts(call: Call, first: int, begin: int) -> Parts:
     """The inputs from q on, which is at the place `first`."""
-    q, k, v = (_by_heads(call, call.input(place)) for place in range(first, first + 3))
-    return Parts(call, q, _repeated(q, k), _repeated(q, v), begin)
+    is_packed = call.input(begin + STARTS_OF_QUERIES) is not None
+    q, k, v = (_by_heads(call, call.required(place), is_packed) for place in range(first, first + 3))
+    return Parts(call, q, _repeated(q, k), _repeated(q, v), begin, is_packed)
 
 
-def _by_heads(call: Call, value: Value | None) -> Value:
-    if value is None:
-        raise NoForm("it lacks queries, keys or values")
+def _by_heads(call: Call, value: Value, is_packed: bool) -> Value:
+    if is_packed:
+        return value.transpose(1, 0, 2).unsqueeze(0)
     return value.transpose(0, 2, 1, 3) if call.get("layout", "BHLD") == "BLHD" else value
 
 
@@ -142,7 +197,7 @@ def attention(call: Call) -> Results:
     p = _probabilities(call, s, lse)
     kept = parts.kept()
     y = body.node("MatMul", p if kept is None else p * kept, parts.v)
-    return [_by_heads(call, y), lse.squeeze(3)]
+    return [parts.in_layout(y), lse.squeeze(*((0, 3) if parts.is_packed else (3,)))]
 
 
 def _probabilities(call: Call, s: Value, lse: Value) -> Value:
@@ -153,22 +208,23 @@ def _probabilities(call: Call, s: Value, lse: Value) -> Value:
 @lowers("AttentionGrad")
 @in_float32(1, 1, 1, 1, 1)
 def attention_grad(call: Call) -> Results:
-    """dv = dropout(p).T @ dy, ds = scale * p * (dropout(dy @ v.T) - sum(dy * y)), dq = ds @ k, dk = ds.T @ q."""
+    """dv = dropout(p).T @ dy, ds = scale * p * (dropout(dy @ v.T) - sum(dy * y) + dlse), dq = ds @ k, dk = ds.T @ q."""
     parts, body = _parts(call, 1, BACKWARD), call.body
-    dy, y = (_by_heads(call, call.input(place)) for place in (0, 4))
-    lse = call.operands(6)[5].unsqueeze(3).like(dy)
+    dy, y = (parts.by_heads(place) for place in (0, 4))
+    lse, dlse = parts.of_rows(5).like(dy), None if parts.more(DLSE) is None else parts.of_rows(BACKWARD + DLSE).like(dy)
     s, slope = parts.scores()
     p, kept, delta = _probabilities(call, s, lse), parts.kept(), (dy * y).sum([3])
+    delta = delta if dlse is None else delta - dlse
     dp = body.node("MatMul", dy, parts.v.transpose(0, 1, 3, 2))
     ds = p * ((dp if kept is None else dp * kept) - delta)
-    dr = (ds if slope is None else ds * slope) * call.get("scale", 1.0)
+    dr = parts.scaled(ds if slope is None else ds * slope)
     every = p if kept is None else p * kept
     dq = body.node("MatMul", dr, parts.k)
     dk = body.node("MatMul", dr.transpose(0, 1, 3, 2), parts.q)
     dv = body.node("MatMul", every.transpose(0, 1, 3, 2), dy)
-    keys, values = (_by_heads(call, call.input(place)) for place in (2, 3))
+    keys, values = (parts.by_heads(place) for place in (2, 3))
     found: list[Value | None] = [dq, _summed(dk, keys), _summed(dv, values)]
-    results = [_by_heads(call, each) for each in found]
+    results = [parts.in_layout(each) for each in found]
     return [*results, _mask_gradient(call, parts, ds), _sink_gradient(parts, lse, delta)]
 
 

@@ -18,14 +18,15 @@ SEVERAL = 5  # axes of an input that packs several projections: [N, L, heads, ho
 ONE_AXIS_FROM = 13  # opset of Softmax
 
 
-@gradient("AttentionTraining", domain=MICROSOFT, constant=(4, 6, 7))
+@gradient("AttentionTraining", domain=MICROSOFT, constant=(4, 6, 7, 8, 9))
 def attention_training(node: Node) -> Gradients:
-    """dv = dropout(p).T @ dy, ds = scale * p * (dropout(dy @ v.T) - sum(dy * y)), dq = ds @ k, dk = ds.T @ q."""
+    """dv = dropout(p).T @ dy, ds = scale * p * (dropout(dy @ v.T) - sum(dy * y) + dlse), dq = ds @ k, dk = ds.T @ q."""
     kind = TensorProto.DOUBLE if node.x.element_type == TensorProto.DOUBLE else TensorProto.FLOAT
+    dlse = node.dys[1] if len(node.dys) > 1 else None
     y, lse = node.y, node.output(1, "_lse", kind)
-    q, k, v, *more = (node.input(place) for place in range(8))
+    q, k, v, *more = (node.input(place) for place in range(10))
     attributes = {name: node.attributes[name] for name in ATTRIBUTES if name in node.attributes}
-    dq, dk, dv, dmask, dsink = node.results("AttentionGrad", 5, node.dy, q, k, v, y, lse, *more, **attributes)
+    dq, dk, dv, dmask, dsink = node.results("AttentionGrad", 5, node.dy, q, k, v, y, lse, *more, dlse, **attributes)
     return [dq, dk, dv, dmask, None, dsink]
 
 
