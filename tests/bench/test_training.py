@@ -19,7 +19,7 @@ from opgrad.bench import generated, step_process, training
 from opgrad.bench.options import Options
 from opgrad.bench.step_process import OLD_API
 from opgrad.bench.training import batch_of, examples, measure, run
-from opgrad.bench.training_tables import GENERATED_COLUMNS, generated_rows, markdown, rows
+from opgrad.bench.training_tables import GENERATED_COLUMNS, attention_rows, generated_rows, markdown, rows
 from opgrad.cli import app
 from opgrad.training import ArtifactSet, Trainer
 
@@ -278,3 +278,23 @@ def test_models_of_torch_are_exported_and_differentiated() -> None:
     assert "notes" not in cell
     for subject in subjects.values():
         assert set(subject.parameters) <= {each.name for each in subject.model.graph.initializer}
+
+
+@pytest.mark.parametrize("name", ["GPT-2-1024", "Llama-1024"])
+def test_attention_in_tiles_is_measured_beside_matrices_of_scores(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from opgrad.bench import long_models
+
+    for size, value in {"LENGTH": 300, "BLOCKS": 1, "WORDS": 16}.items():
+        monkeypatch.setattr(long_models, size, value)
+    monkeypatch.setattr(long_models.GPT2Block, "width", 24)
+    for size, value in {"width": 32, "heads": 8, "keys": 2, "inner": 40}.items():
+        monkeypatch.setattr(long_models.LlamaBlock, size, value)
+    found = generated.measure_attention(long_models.subject(name), 0)
+    assert "notes" not in found
+    assert found["peak"]["tiles"] < 0.6 * found["peak"]["scores"]
+    result = made_up_training() | {"training": [], "attention": [found]}
+    assert json.loads(json.dumps(result)) == result
+    (row,) = attention_rows(result)
+    assert row[0] == name
+    assert "peak with scores" in markdown(result)

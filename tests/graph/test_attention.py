@@ -27,7 +27,9 @@ CONSTANTS = f"""
     both = Constant <value_ints: ints = [2, 3]> ()
     two = Constant <value_ints: ints = [2]> ()
     three = Constant <value_ints: ints = [3]> ()
+    second_third = Constant <value_ints: ints = [1, 2]> ()
     shape = Shape (q)
+    rows_of = Slice (shape, first, second)
     length = Slice (shape, two, three)
     n = Squeeze (length)
     nil = Constant <value_int: int = 0> ()
@@ -89,6 +91,18 @@ FORMS = {
         f"{RANGE} seen = And (keys, causal) m = Where (seen, zero, low) {KEYS} a = MatMul (q, kt) "
         f"b = Mul (a, scale) s = Add (b, m) {END}",
         {"causal": "top_left", "mask": True},
+    ),
+    "causal and padding before they have an axis of heads": (
+        f"{RANGE} rank2 = Squeeze (keys, second_third) rank3 = Unsqueeze (rank2, second) both3 = And (causal, rank3) "
+        f"sizes = Concat <axis = 0> (rows_of, second, length, length) seen = Reshape (both3, sizes) "
+        f"m = Where (seen, zero, low) {KEYS} a = MatMul (q, kt) b = Mul (a, scale) s = Add (b, m) {END}",
+        {"causal": "top_left", "mask": (B, 1, 1, L)},
+    ),
+    "causal and padding, of which the keys that there are are taken": (
+        f"{RANGE} yes = Constant <value: tensor = bool {{1}}> () c = And (yes, causal) seen = And (keys, c) "
+        f"whole = Where (seen, zero, low) m = Slice (whole, first, length, three) {KEYS} a = MatMul (q, kt) "
+        f"b = Mul (a, scale) s = Add (b, m) {END}",
+        {"causal": "top_left", "mask": (B, 1, 1, L)},
     ),
     "an added mask inside of the scale": (
         f"{KEYS} a = MatMul (q, kt) b = Add (bias, a) s = Mul (b, scale) {END}",
@@ -186,7 +200,7 @@ def expect_alike(model, feeds, wanted=("q", "k", "v")):
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form, sizes, rng):
     body, expected = FORMS[form]
-    if "as one axis" in form or "as a batch" in form or "bias" in body:
+    if any(each in form for each in ("as one axis", "as a batch", "before they have")) or "bias" in body:
         sizes = f"{B}, {H}, {L}, {D}"
     model = model_of(body, sizes)
     feeds = feeds_of(model, rng)
@@ -201,6 +215,9 @@ def test_forms(form, sizes, rng):
     assert given["causal"].decode() == expected.get("causal", "")
     assert given["softcap"] == pytest.approx(expected.get("softcap", 0.0))
     assert (len(node.input) > 3) == ("mask" in expected)
+    if isinstance(expected.get("mask"), tuple) and "batch" not in sizes:
+        (mask,) = (each for each in fused.graph.value_info if each.name == node.input[3])
+        assert tuple(each.dim_value for each in mask.type.tensor_type.shape.dim) == expected["mask"]
 
 
 def crossing(model, length):

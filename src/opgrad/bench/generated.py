@@ -14,6 +14,7 @@ from opgrad.bench.liveness import peak_bytes
 from opgrad.bench.measure import take_turns, turns
 from opgrad.gradients import gradients
 from opgrad.gradients.backward import SUFFIX
+from opgrad.gradients.differentiation import with_gradients
 from opgrad.graph.messages import copied
 from opgrad.graph.passes.losses import use_internal_losses
 from opgrad.training import ArtifactSet
@@ -23,6 +24,7 @@ from opgrad.training.engine.training_graph import open_session, session_options
 
 GENERATED, RECOMPUTED = "generated", "segments"  # ours, and ours with a part of the activations
 OLD_GRAPH, TORCH = "old graph", "torch"
+TILES, SCORES = "tiles", "scores"  # attention recognized, and as the products and the softmax that it is made of
 SEGMENTS = 2
 SAME_LOSS = 1e-3  # relative
 
@@ -85,6 +87,23 @@ def measure(subject: Subject, seconds: float) -> dict[str, Any]:
         "batch": len(next(iter(subject.feeds.values()))),
         "nodes": len(whole.graph.node),
         "generating": round(took, 3),
+        "peak": {name: peak_bytes(_fused(model), subject.feeds) for name, model in graphs.items()},
+        "times": times,
+        **({"notes": notes} if notes else {}),
+    }
+
+
+def measure_attention(subject: Subject, seconds: float) -> dict[str, Any]:
+    """Forward and backward with attention in tiles and with matrices of scores: times by turns, and bytes alive."""
+    asked = subject.model, subject.model.graph.output[0].name, list(subject.parameters)
+    graphs = {name: with_gradients(*asked, False, None, in_tiles=name == TILES) for name in (TILES, SCORES)}
+    runners = {name: _runner(subject, model) for name, model in graphs.items()}
+    times = take_turns({name: turns(call) for name, call in runners.items()}, seconds)
+    notes = disagreements({SCORES: runners[SCORES]()}, runners[TILES]())
+    return {
+        "model": subject.name,
+        "batch": len(next(iter(subject.feeds.values()))),
+        "parameters": sum(array.size for array in subject.parameters.values()),
         "peak": {name: peak_bytes(_fused(model), subject.feeds) for name, model in graphs.items()},
         "times": times,
         **({"notes": notes} if notes else {}),

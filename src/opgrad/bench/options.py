@@ -32,7 +32,8 @@ class Options:
         str,
         Said(
             "training",
-            "With --training: of GPT-2, BERT, ViT, MobileNetV2, small ones; default: all, and the examples.",
+            "With --training: of GPT-2, BERT, ViT, MobileNetV2, small ones, and GPT-2-1024, Llama-1024, with attention "
+            "in tiles and without; default: all, and the examples.",
             "NAME,…",
         ),
     ] = ""

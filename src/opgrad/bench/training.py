@@ -61,13 +61,16 @@ def run(options: Options, progress: Progress) -> dict[str, Any]:
     cells = [(artifacts, batch) for artifacts in sets for batch in batches]
     modules = [] if alone else list(_modules(batches[0]))
     how = seconds, options.old_python, options.fuse
-    jobs: dict[str, list[Job]] = {"training": [], "starts": [], "generated": []}
+    jobs: dict[str, list[Job]] = {"training": [], "starts": [], "generated": [], "attention": []}
     for artifacts, batch in cells:
         name = artifacts.name
         jobs["training"].append((f"{name}, batch {batch}", partial(measure, artifacts, batch, *how)))
         jobs["generated"].append((f"{name}, generated, batch {batch}", partial(_generated, artifacts, batch, seconds)))
     for name in models:
-        jobs["training"].append((name, partial(_architecture, name, *how)))
+        if name in _models().MODELS:
+            jobs["training"].append((name, partial(_architecture, name, *how)))
+        else:
+            jobs["attention"].append((f"{name}, attention", partial(_long, name, seconds)))
     for artifacts in sets:
         first = partial(_start, artifacts, batches[0], options.old_python)
         jobs["starts"].append((f"{artifacts.name}, first step", first))
@@ -104,7 +107,7 @@ def _models() -> Any:
 def _architectures(names: Sequence[str]) -> Sequence[str]:
     """These architectures, or all. Raises ValueError for a name that is of none, and without PyTorch."""
     models = _models()
-    known = tuple(models.MODELS) if models else ()
+    known = (*models.MODELS, *models.LONG) if models else ()
     for name in names:
         if name not in known:
             raise ValueError(f"bench: models has {name!r}, expected of {', '.join(known) or 'none, without PyTorch'}")
@@ -121,6 +124,13 @@ def _architecture(name: str, seconds: float, old_python: Path | None, fuse: bool
     with TemporaryDirectory() as folder:
         artifacts, rows, batch, step = _models().architecture(name, Path(folder))
         return measure(artifacts, rows, seconds, old_python, fuse, batch, step)
+
+
+def _long(name: str, seconds: float) -> dict[str, Any]:
+    """The step of a model with 1,024 tokens, with attention in tiles and with matrices of scores."""
+    from opgrad.bench.long_models import subject
+
+    return generated.measure_attention(subject(name), seconds)
 
 
 def _start(artifacts: ArtifactSet, batch: int, old_python: Path | None) -> dict[str, Any]:

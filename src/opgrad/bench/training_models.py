@@ -169,6 +169,9 @@ MODELS: Mapping[str, tuple[Callable[[], nn.Module], int, Callable[[int], tuple[A
 }
 
 
+LONG = ("GPT-2-1024", "Llama-1024")  # in bench/long_models.py
+
+
 # --- plain models ---------------------------------------------------------------------------------------------------
 
 
@@ -211,7 +214,7 @@ def architecture(name: str, folder: Path) -> tuple[ArtifactSet, int, dict[str, n
     module, place = make(), folder / name
     x, labels = draw(rows)
     place.mkdir()
-    model = _exported(module, x, 1e-4, training=torch.onnx.TrainingMode.TRAINING)
+    model = exported(module, x, 1e-4, training=torch.onnx.TrainingMode.TRAINING)
     trained = [each for each, _ in module.named_parameters()]
     frozen = [each.name for each in model.graph.initializer if each.name in dict(module.named_buffers())]
     kinds: dict[str, Any] = {"loss": LossType.CrossEntropyLoss, "optimizer": OptimType.AdamW}
@@ -228,7 +231,7 @@ def architecture(name: str, folder: Path) -> tuple[ArtifactSet, int, dict[str, n
 def with_loss(module: nn.Module, x: Any) -> onnx.ModelProto:
     """The module with a cross-entropy behind it: inputs x and labels, output loss; any number of rows."""
     rows = {"x": {0: "rows"}, "scores": {0: "rows"}}
-    model = _exported(module, x, 0.05, dynamic_axes=rows)
+    model = exported(module, x, 0.05, dynamic_axes=rows)
     graph = model.graph
     graph.input.append(helper.make_tensor_value_info("labels", TensorProto.INT64, ["rows"]))
     graph.node.append(helper.make_node("SoftmaxCrossEntropyLoss", ["scores", "labels"], ["loss"], "loss"))
@@ -236,7 +239,7 @@ def with_loss(module: nn.Module, x: Any) -> onnx.ModelProto:
     return model
 
 
-def _exported(module: nn.Module, x: Any, spread: float, **options: Any) -> onnx.ModelProto:
+def exported(module: nn.Module, x: Any, spread: float, **options: Any) -> onnx.ModelProto:
     """The module with input x and output scores, all weights as initializers.
 
     spread: of the random numbers that are added to the weights, of which the exporter would write equal ones once.

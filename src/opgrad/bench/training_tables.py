@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from opgrad.bench.figures import medians
-from opgrad.bench.generated import GENERATED, OLD_GRAPH, RECOMPUTED, TORCH
+from opgrad.bench.generated import GENERATED, OLD_GRAPH, RECOMPUTED, SCORES, TILES, TORCH
 from opgrad.bench.step_process import COLD, WARM
 from opgrad.bench.tables import Table, duration, machine_line, print_parts
 from opgrad.bench.training import GRAPH, OLD, OLD_OPTIMIZER, OPTIMIZER, STEP
@@ -20,6 +20,10 @@ START_COLUMNS = (
 GENERATED_COLUMNS = (
     *("model", "batch", "nodes", "made in", "graph", "2 segments", "old graph", "torch", "peak", "2 segments' peak"),
     "ratio",
+)
+ATTENTION_COLUMNS = (
+    *("model", "parameters", "in tiles", "with scores", "ratio", "peak in tiles", "peak with scores"),
+    "of that",
 )
 
 
@@ -54,6 +58,15 @@ def generated_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
         yield [*known, *map(_time, shown), *peaks, _ratio(times, GENERATED, (OLD_GRAPH, TORCH))]
 
 
+def attention_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    """One row for each model with long sequences: steps with attention in tiles and with matrices of scores."""
+    for cell in _measured(result, "attention"):
+        times, peaks = medians(cell), cell["peak"]
+        shown = [_time(times[TILES]), _time(times[SCORES]), _ratio(times, TILES, (SCORES,))]
+        sizes = [_megabytes(peaks[TILES]), _megabytes(peaks[SCORES]), f"{peaks[TILES] / peaks[SCORES]:.2f}"]
+        yield [cell["model"], f"{cell['parameters'] / 1e6:.1f} million", *shown, *sizes]
+
+
 def _measured(result: Mapping[str, Any], part: str) -> list[Mapping[str, Any]]:
     return [cell for cell in result.get(part, ()) if "left_out" not in cell]
 
@@ -73,10 +86,10 @@ def _megabytes(size: float) -> str:
 
 
 def _tables(result: Mapping[str, Any]) -> Iterator[Table]:
-    """The steps, and where they were measured first steps and generated graphs."""
-    for columns, made in ((COLUMNS, rows), (START_COLUMNS, start_rows), (GENERATED_COLUMNS, generated_rows)):
-        found = list(made(result))
-        if found or columns is COLUMNS:
+    """The steps, and where they were measured first steps, generated graphs, and attention."""
+    parts = (COLUMNS, rows), (START_COLUMNS, start_rows), (GENERATED_COLUMNS, generated_rows)
+    for columns, made in (*parts, (ATTENTION_COLUMNS, attention_rows)):
+        if found := list(made(result)):
             yield Table(columns, found, align="l")
 
 
@@ -92,7 +105,7 @@ def _speed(result: Mapping[str, Any]) -> list[str]:
 
 def _notes(result: Mapping[str, Any]) -> Iterator[str]:
     """What could not be measured, and why."""
-    for part, said in (("training", ""), ("starts", ", first step"), ("generated", ", generated")):
+    for part, said in (("training", ""), ("starts", ", first step"), ("generated", ", generated"), ("attention", "")):
         for cell in result.get(part, ()):
             batch = "" if part == "starts" else f", batch {cell['batch']}"
             where = f"{cell.get('set') or cell['model']}{said}{batch}"

@@ -223,8 +223,7 @@ def attention_grad(call: Call) -> Results:
     dk = body.node("MatMul", dr.transpose(0, 1, 3, 2), parts.q)
     dv = body.node("MatMul", every.transpose(0, 1, 3, 2), dy)
     keys, values = (parts.by_heads(place) for place in (2, 3))
-    found: list[Value | None] = [dq, _summed(dk, keys), _summed(dv, values)]
-    results = [parts.in_layout(each) for each in found]
+    results = [parts.in_layout(each) for each in (dq, _summed(dk, keys), _summed(dv, values))]
     return [*results, _mask_gradient(call, parts, ds), _sink_gradient(parts, lse, delta)]
 
 

@@ -50,6 +50,14 @@ def gradients(
     does not depend on another; FileNotFoundError; NotImplementedError, which names all nodes that have no gradient
     and says why.
     """
+    return with_gradients(model, of, with_respect_to, plain, checkpoint_segments, in_tiles=not plain)
+
+
+def with_gradients(
+    model: onnx.ModelProto | bytes | str | os.PathLike[str], of: str | Sequence[str],
+    with_respect_to: str | Sequence[str], plain: bool, checkpoint_segments: int | Sequence[str] | None, in_tiles: bool,
+) -> onnx.ModelProto:  # fmt: skip
+    """`gradients`. in_tiles: whether attention is recognized, so that its matrices of scores are computed in tiles."""
     sources, targets = _names("of", of), _names("with_respect_to", with_respect_to)
     segments = passes.checked_segments(checkpoint_segments)
     named = [] if isinstance(segments, int) else segments
@@ -57,7 +65,7 @@ def gradients(
     model = load(model, WHO)
     given = {name for node in all_nodes(model.graph.node) if node.op_type == UPDATING for name in node.output}
     simple = _simplified(model, [*sources, *named], targets, opset, plain)
-    forward = prepared(simple, sources, targets, opset, plain)
+    forward = prepared(simple, sources, targets, opset, in_tiles)
     before = [*sources, *(each.name for each in forward.graph.output)]
     body = GraphBody(forward.opset, forward.names(), plain)
     found = differentiate(forward, body, {name: _seed(forward, body, name) for name in sources}, targets)
@@ -96,7 +104,7 @@ def problems(model: onnx.ModelProto, of: Sequence[str], with_respect_to: Sequenc
 def attentions(model: onnx.ModelProto, of: Sequence[str], with_respect_to: Sequence[str]) -> list[Recognition]:
     """What `gradients` of these values makes of each softmax that stands before a product."""
     simple = _simplified(load(model, WHO), of, with_respect_to, LEAST_OPSET, False)
-    return with_attention(prepared(simple, of, with_respect_to, plain=True), of, with_respect_to)[1]
+    return with_attention(prepared(simple, of, with_respect_to, in_tiles=False), of, with_respect_to)[1]
 
 
 def _simplified(
@@ -116,11 +124,11 @@ def _names(argument: str, names: str | Sequence[str]) -> list[str]:
 
 
 def prepared(
-    model: onnx.ModelProto, of: Sequence[str], wanted: Sequence[str], opset: int = LEAST_OPSET, plain: bool = False
+    model: onnx.ModelProto, of: Sequence[str], wanted: Sequence[str], opset: int = LEAST_OPSET, in_tiles: bool = True
 ) -> Graph:
     """A graph in which what stands between the values `wanted` and `of` is written in operators that have rules.
 
-    opset: of ai.onnx, which the model has at least afterwards. plain: whether all nodes have to be of ai.onnx.
+    opset: of ai.onnx, which the model has at least afterwards. in_tiles: whether attention is recognized.
 
     Raises ValueError for a name that the graph does not have and NotImplementedError for what no newer opset has.
     """
@@ -130,7 +138,7 @@ def prepared(
     for name in (*of, *wanted):
         _check(forward, name)
     expanded = expand(forward, of, wanted)
-    return expanded if plain else with_attention(expanded, of, wanted)[0]
+    return with_attention(expanded, of, wanted)[0] if in_tiles else expanded
 
 
 def with_attention(forward: Graph, of: Sequence[str], wanted: Sequence[str]) -> tuple[Graph, list[Recognition]]:

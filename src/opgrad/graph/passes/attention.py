@@ -8,26 +8,20 @@ are causal whatever the sizes are become an attribute of the node; the others it
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import reduce
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from opgrad.graph.graph import Graph, title
 from opgrad.graph.messages import FLOATS, MICROSOFT
 from opgrad.graph.nodes import attributes_of
-from opgrad.graph.passes.masks import ALL, LOW, alignment, conditions
+from opgrad.graph.passes.attention_masks import ONE_AXIS_FROM, NotAttention, added_node, mask_of, unsqueezed
+from opgrad.graph.passes.masks import LOW
 from opgrad.graph.passes.operands import Operand, as_keys, head_size, scaled, shared_heads
 
 NODE = "AttentionTraining"
 LARGEST_HEAD = 256  # of the kernels
-ONE_AXIS_FROM = 13  # opset of Softmax
-
-
-class NotAttention(Exception):
-    """The text says why a softmax between products is not replaced."""
 
 
 @dataclass(frozen=True)
@@ -220,10 +214,10 @@ def _write(graph: Graph, softmax: onnx.NodeProto, last: Last) -> None:
     rank = len(graph.sizes(q.name) or ())
     inputs = [*names]
     if k.turned:
-        inputs[1] = _added(graph, new, "Transpose", [names[1]], f"{names[1]}/keys", perm=_turned(rank))
-    causal, mask = _mask(graph, found, new, q.name, softmax.output[0])
+        inputs[1] = added_node(graph, new, "Transpose", [names[1]], f"{names[1]}/keys", perm=_turned(rank))
+    causal, mask = mask_of(graph, new, found.seen, found.masks, q.name, softmax.output[0])
     if rank == 3:
-        inputs = [_unsqueezed(graph, new, name) for name in inputs]
+        inputs = [unsqueezed(graph, new, name) for name in inputs]
     attributes: dict[str, float | str] = {
         "scale": found.scale * q.factor * k.factor,
         "softcap": found.softcap,
@@ -274,74 +268,6 @@ def _check_sizes(graph: Graph, names: tuple[str, ...], scores: str) -> None:
             raise NotAttention("its operands are broadcast to each other")
 
 
-# --- masks ---
-
-
-def _mask(graph: Graph, found: Scores, new: list[onnx.NodeProto], q: str, softmax: str) -> tuple[str, str]:
-    """How the mask is causal, and the name of the rest of it, or "". new: gets the nodes that compute it."""
-    aligned, parts, added = set[str](), list[str](), list[str]()
-    for condition, holds in found.seen:
-        for each in conditions(graph, condition) if holds else [condition]:
-            own = alignment(graph, each, hides=not holds)
-            if own:
-                aligned.add(own)
-            else:
-                parts.append(each if holds else _added(graph, new, "Not", [each], f"{each}/not"))
-    for name, factor in found.masks:
-        added += _split(graph, new, _stripped(graph, name), factor, aligned)
-    aligned.discard(ALL)
-    if len(aligned) > 1:
-        raise NotAttention("two of its masks are causal in different ways")
-    return "".join(aligned), _joined(graph, new, parts, added, q, softmax)
-
-
-def _stripped(graph: Graph, name: str) -> str:
-    """A mask before it is broadcast, which the node does itself."""
-    node = graph.maker(name, "Expand")
-    return _stripped(graph, node.input[0]) if node is not None else name
-
-
-def _split(graph: Graph, new: list[onnx.NodeProto], name: str, factor: float, aligned: set[str]) -> list[str]:
-    """An added mask without what of it is causal, which joins `aligned`; nothing if nothing is left."""
-    own = alignment(graph, name) if factor > 0 else None
-    if own:
-        aligned.add(own)
-        return []
-    node = graph.maker(name, "Where")
-    low = graph.scalar(node.input[2]) if node is not None and graph.scalar(node.input[1]) == 0.0 else None
-    if node is None or low is None or low > LOW or factor != 1:
-        return [_times(graph, new, name, factor)]
-    every = [(each, alignment(graph, each)) for each in conditions(graph, node.input[0])]
-    rest = [each for each, own in every if not own]
-    if len(rest) == len(every):
-        return [name]
-    aligned.update(own for _, own in every if own)
-    if not rest:
-        return []
-    seen = reduce(lambda a, b: _added(graph, new, "And", [a, b], f"{name}/and"), rest)
-    return [_added(graph, new, "Where", [seen, *node.input[1:]], f"{name}/rest")]
-
-
-def _times(graph: Graph, new: list[onnx.NodeProto], name: str, factor: float) -> str:
-    if factor == 1:
-        return name
-    kind = helper.tensor_dtype_to_np_dtype(graph.element_type(name) or TensorProto.FLOAT)
-    return _added(graph, new, "Mul", [name, graph.add_constant(np.array(factor, kind), f"{name}/factor")], name)
-
-
-def _joined(graph: Graph, new: list[onnx.NodeProto], parts: list[str], added: list[str], q: str, softmax: str) -> str:
-    """One mask of conditions and of added values."""
-    kind = graph.element_type(q) or TensorProto.FLOAT
-    seen = reduce(lambda a, b: _added(graph, new, "And", [a, b], f"{softmax}/seen"), parts) if parts else ""
-    total = reduce(lambda a, b: _added(graph, new, "Add", [a, b], f"{softmax}/mask"), added) if added else ""
-    if total and graph.element_type(total) not in (None, kind, TensorProto.FLOAT):
-        total = _added(graph, new, "Cast", [total], f"{softmax}/mask", to=kind)
-    if seen and total:
-        low = np.array(-np.inf, helper.tensor_dtype_to_np_dtype(graph.element_type(total) or kind))
-        return _added(graph, new, "Where", [seen, total, graph.add_constant(low, f"{softmax}/low")], f"{softmax}/mask")
-    return seen or total
-
-
 # --- dropout ---
 
 
@@ -360,35 +286,15 @@ def _random(graph: Graph, new: list[onnx.NodeProto], dropout: onnx.NodeProto, y:
     """The seed of a node's dropout: a number that each run draws, which forward and backward part read."""
     given = attributes_of(dropout).get("seed")
     options = {"seed": float(given)} if given is not None else {}
-    drawn = _added(graph, new, "RandomUniform", [], f"{y}/random", shape=[1], high=float(2**24), low=0.0, **options)
-    return _added(graph, new, "Cast", [drawn], f"{y}/seed", to=TensorProto.INT64)
+    drawn = added_node(graph, new, "RandomUniform", [], f"{y}/random", shape=[1], high=float(2**24), low=0.0, **options)
+    return added_node(graph, new, "Cast", [drawn], f"{y}/seed", to=TensorProto.INT64)
 
 
 # --- small nodes ---
 
 
-def _added(graph: Graph, new: list[onnx.NodeProto], op: str, inputs: list[str], name: str, **attributes: Any) -> str:
-    """The result of a new node."""
-    result = graph.free(name)
-    node = graph.node(op, inputs, [result], **attributes)
-    new.append(node)
-    kind: int | None = TensorProto.INT64 if attributes.get("to") == TensorProto.INT64 else None
-    if op in ("Add", "Mul", "Where", "Transpose", "And", "Not"):
-        kind = graph.element_type(inputs[1 if op == "Where" else 0])
-    if kind is not None:
-        graph.declare(result, kind, None)
-    return result
-
-
 def _turned(rank: int) -> list[int]:
     return [*range(rank - 2), rank - 1, rank - 2]
-
-
-def _unsqueezed(graph: Graph, new: list[onnx.NodeProto], name: str) -> str:
-    if graph.opset >= ONE_AXIS_FROM:
-        axes = graph.add_constant(np.array([0]), f"{name}/axes")
-        return _added(graph, new, "Unsqueeze", [name, axes], f"{name}/heads")
-    return _added(graph, new, "Unsqueeze", [name], f"{name}/heads", axes=[0])
 
 
 def _squeeze(graph: Graph, name: str, result: str) -> onnx.NodeProto:

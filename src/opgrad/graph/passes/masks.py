@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -89,10 +90,12 @@ def alignment(graph: Graph, name: str, hides: bool = False) -> str | None:
 
 
 def _alignments(mask: np.ndarray) -> set[str]:
-    if mask.ndim < 2 or any(size != 1 for size in mask.shape[:-2]) or not _hides(mask):
+    if not _hides(mask):
         return set()
-    seen = mask.reshape(mask.shape[-2:])
-    seen = seen if seen.dtype == bool else seen == 0
+    seen = mask if mask.dtype == bool else mask == 0
+    if mask.ndim < 2 or any(size != 1 for size in mask.shape[:-2]):
+        return {ALL} if seen.all() else set()
+    seen = seen.reshape(mask.shape[-2:])
     queries, keys = mask.shape[-2], mask.shape[-1]
     places: Mapping[str, int] = {ALL: keys, "top_left": 0, "bottom_right": keys - queries}
     return {each for each, place in places.items() if (seen == np.tri(queries, keys, place, dtype=bool)).all()}
@@ -103,10 +106,45 @@ def _hides(mask: np.ndarray) -> bool:
     return mask.dtype == bool or bool(((mask == 0) | (mask.astype(np.float64) <= LOW)).all())
 
 
-def conditions(graph: Graph, name: str) -> list[str]:
+# --- conditions of which all have to hold ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A bool value, which is True where a query sees a key.
+
+    lacks_heads: whether its axes are batch, queries and keys, if it has three. ends: the value that tells how many of
+    its keys count, as an end of Slice has it; "" where all do.
+    """
+
+    name: str
+    lacks_heads: bool = False
+    ends: str = ""
+
+
+def conditions(graph: Graph, name: str, lacks_heads: bool = False) -> list[Condition]:
     """The conditions of which all have to hold for a bool value, which nothing else needs to read."""
-    node = graph.maker(name, "And", "Expand")
+    own = Condition(name, lacks_heads)
+    node = graph.maker(name, "And", "Expand", "Reshape")
     if node is None:
-        return [name]
+        return [own]
+    if node.op_type == "Reshape":
+        before, after = graph.sizes(node.input[0]), graph.sizes(name)
+        if lacks_heads or before is None or len(before) != 3 or after != [before[0], 1, *before[1:]]:
+            return [own]
+        found = conditions(graph, node.input[0], lacks_heads=True)
+        return found if all(graph.sizes(each.name) is not None for each in found) else [own]
     names: Iterable[str] = node.input if node.op_type == "And" else node.input[:1]
-    return [each for part in names for each in conditions(graph, part)]
+    return [each for part in names for each in conditions(graph, part, lacks_heads)]
+
+
+def all_keys(graph: Graph, name: str) -> tuple[str, str]:
+    """What a mask is before a Slice leaves the first of its keys, and the number of these; itself and "" without."""
+    node = graph.maker(name, "Slice")
+    given = [] if node is None else [graph.constant(each) if each else None for each in node.input[1:]]
+    if node is None or len(given) not in (3, 4) or given[0] is None or given[2] is None:
+        return name, ""
+    rank = len(graph.sizes(node.input[0]) or ())
+    keys_alone = given[0].tolist() == [0] and rank and given[2].tolist() in ([-1], [rank - 1])
+    steps = given[3] if len(given) > 3 else np.array([1])
+    return (node.input[0], node.input[2]) if keys_alone and steps is not None and (steps == 1).all() else (name, "")
