@@ -5,7 +5,7 @@ Gradient   the same way back from dy, with the post-ops' inputs computed again f
 
 A tile is ROWS rows of BLOCK elements, as in opgrad.cuda.softmax; rows that no tile holds are gone over twice.
 A kernel is compiled for the operands' views (opgrad.cuda.views) and the names of the post-ops, so that features which
-a call does not use have no code in it. Scales and constants are arguments of the kernel.
+a call does not use have no code in it. Scales are arguments of the kernel, as float64; so are the post-ops' constants.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ import triton.language as tl
 
 from opgrad.contract.problem import Problem
 from opgrad.cuda.execute import Launch, Program
-from opgrad.cuda.numbers import MINUS_INFINITY, bits_of, divide, exp, number_of
+from opgrad.cuda.numbers import MINUS_INFINITY, divide, exp
 from opgrad.cuda.post_ops import operand_slope, slope, value
 from opgrad.cuda.random import word_of, words_of_neighbours
 from opgrad.cuda.regimes import choose, power_of_2
@@ -36,19 +36,32 @@ OPERAND, CONDITION, GRADIENT = map(tl.constexpr, range(3))
 # What dropout drops: nothing, each element by a word of its own, or four neighbours by the words of one evaluation.
 NOTHING, EACH, NEIGHBOURS = map(tl.constexpr, range(3))
 
-# The first numbers of a kernel. RATE is what elements that dropout keeps are multiplied by; from CONSTANTS on there are
-# alpha and beta of each post-op.
+# The scalars of a call, by their places in a tuple. Elements that dropout keeps are multiplied by RATE; at CONSTANTS
+# stands the tuple of alpha and beta of each post-op.
 LOGIT_SCALE, RESULT_SCALE, OUT_SCALE, RATE, THRESHOLD, CONSTANTS = map(tl.constexpr, range(6))
 
 
 @triton.jit
-def number(numbers, PLACE: tl.constexpr, NUMBER: tl.constexpr):
-    """A number, all but THRESHOLD, as [1, 1]."""
-    return tl.full([1, 1], number_of(numbers[PLACE], NUMBER), NUMBER)
+def number(scalars, PLACE: tl.constexpr, NUMBER: tl.constexpr):
+    """A scale or the rate, as [1, 1]."""
+    return tl.full([1, 1], scalars[PLACE], NUMBER)
 
 
 @triton.jit
-def kept(pointers, numbers, at, VIEWS: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr):
+def constant(scalars, EXACT: tl.constexpr, PLACE: tl.constexpr, NUMBER: tl.constexpr):
+    """Alpha or beta of a post-op, as [1, 1].
+
+    Triton passes the numbers in a tuple as float32. A kernel that computes in float64 is compiled for them: EXACT.
+    """
+    if EXACT is None:
+        found = tl.full([1, 1], scalars[CONSTANTS][PLACE], NUMBER)
+    else:
+        found = tl.full([1, 1], EXACT[PLACE], NUMBER)
+    return found
+
+
+@triton.jit
+def kept(pointers, numbers, scalars, at, VIEWS: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr):
     """Which elements dropout keeps."""
     seed, offset = tl.load(pointers[DROPOUT]), tl.load(pointers[DROPOUT] + 1)
     if DROPS == NEIGHBOURS:
@@ -56,13 +69,13 @@ def kept(pointers, numbers, at, VIEWS: tl.constexpr, DROPS: tl.constexpr, BLOCK:
         word = words_of_neighbours(offset_of_rows(numbers, at, VIEWS, DROPOUT) + at[5] + groups, seed, offset)
     else:
         word = word_of(offset_of(numbers, at, VIEWS, DROPOUT), seed, offset)
-    return word > tl.cast(numbers[THRESHOLD], tl.int64).to(tl.uint32)
+    return word > tl.cast(scalars[THRESHOLD], tl.int64).to(tl.uint32)
 
 
 @triton.jit
-def dropped(v, keeps, numbers):
+def dropped(v, keeps, scalars):
     """v without what dropout drops."""
-    return tl.where(keeps, v * number(numbers, RATE, v.dtype), 0.0)
+    return tl.where(keeps, v * number(scalars, RATE, v.dtype), 0.0)
 
 
 @triton.jit
@@ -79,13 +92,13 @@ def operand(s, pointers, numbers, at, VIEWS: tl.constexpr, SLOT: tl.constexpr, V
 
 
 @triton.jit
-def logits(pointers, numbers, at, VIEWS: tl.constexpr, VECTOR: tl.constexpr, NUMBER: tl.constexpr):
+def logits(pointers, numbers, scalars, at, VIEWS: tl.constexpr, VECTOR: tl.constexpr, NUMBER: tl.constexpr):
     """The logits of a tile as they count; -inf where none exist."""
     x = read(pointers, numbers, at, VIEWS, INPUT, VECTOR, NUMBER)
     counts = at[3] & at[4]
     if VIEWS[WHERE][FORMAT] >= 0:
         counts = counts & (read(pointers, numbers, at, VIEWS, WHERE, VECTOR, NUMBER) != 0)
-    return tl.where(counts, x * number(numbers, LOGIT_SCALE, NUMBER), MINUS_INFINITY)
+    return tl.where(counts, x * number(scalars, LOGIT_SCALE, NUMBER), MINUS_INFINITY)
 
 
 @triton.jit
@@ -103,16 +116,17 @@ def normalised(x, m, d, LOG: tl.constexpr, INF_AS_ZERO: tl.constexpr):
 
 @triton.jit
 def finish(
-    p, pointers, numbers, at, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr, COUNT: tl.constexpr,
-    DROPS: tl.constexpr, DIVIDES: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr,
+    p, pointers, numbers, scalars, at, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
+    EXACT: tl.constexpr, COUNT: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr, VECTOR: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """All that is made of a tile's (log-)probabilities p."""
     if VIEWS[SAVED][FORMAT] >= 0:
         write(p, pointers, numbers, at, VIEWS, SAVED, VECTOR)
-    v = p * number(numbers, RESULT_SCALE, p.dtype)
+    v = p * number(scalars, RESULT_SCALE, p.dtype)
     if DROPS != NOTHING:
-        keeps = kept(pointers, numbers, at, VIEWS, DROPS, BLOCK)
-        v = dropped(v, keeps, numbers)
+        keeps = kept(pointers, numbers, scalars, at, VIEWS, DROPS, BLOCK)
+        v = dropped(v, keeps, scalars)
         if VIEWS[MASK][FORMAT] >= 0:
             write(keeps, pointers, numbers, at, VIEWS, MASK, VECTOR)
     elif VIEWS[MASK][FORMAT] >= 0:
@@ -120,10 +134,10 @@ def finish(
     for i in tl.static_range(COUNT):
         t = operand(v, pointers, numbers, at, VIEWS, CHAIN[i][OPERAND], VECTOR)
         condition = operand(v, pointers, numbers, at, VIEWS, CHAIN[i][CONDITION], VECTOR)
-        a, b = number(numbers, CONSTANTS + 2 * i, v.dtype), number(numbers, CONSTANTS + 2 * i + 1, v.dtype)
+        a, b = constant(scalars, EXACT, 2 * i, v.dtype), constant(scalars, EXACT, 2 * i + 1, v.dtype)
         v = value(tl.constexpr(NAMES[i]), v, t, condition, a, b)
     if DIVIDES:
-        v = divide(v, number(numbers, OUT_SCALE, v.dtype))
+        v = divide(v, number(scalars, OUT_SCALE, v.dtype))
     write(v, pointers, numbers, at, VIEWS, RESULT, VECTOR)
 
 
@@ -136,36 +150,46 @@ def write_stats(m, d, pointers, numbers, at, VIEWS: tl.constexpr, VECTOR: tl.con
 
 @triton.jit
 def forward_tile(
-    pointers, numbers, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
-    COUNT: tl.constexpr, LOG: tl.constexpr, INF_AS_ZERO: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
+    pointers, numbers, logit_scale: tl.float64, result_scale: tl.float64, out_scale: tl.float64, rate: tl.float64,
+    threshold, constants, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
+    EXACT: tl.constexpr, COUNT: tl.constexpr, LOG: tl.constexpr, INF_AS_ZERO: tl.constexpr, DROPS: tl.constexpr,
+    DIVIDES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, INDEX: tl.constexpr,
+    NUMBER: tl.constexpr,
 ):  # fmt: skip
+    scalars = (logit_scale, result_scale, out_scale, rate, threshold, constants)
     at = tile(rows_of(tl.program_id(0), samples, inner, ROWS), 0, n, VECTOR, BLOCK, INDEX)
-    x = logits(pointers, numbers, at, VIEWS, VECTOR, NUMBER)
+    x = logits(pointers, numbers, scalars, at, VIEWS, VECTOR, NUMBER)
     m = tl.max(x, 1)
     d = tl.sum(exp(x - shift_for(m)[:, None]), 1)
     write_stats(m, d, pointers, numbers, at, VIEWS, VECTOR)
     p = normalised(x, m, d, LOG, INF_AS_ZERO)
-    finish(p, pointers, numbers, at, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK)
+    finish(
+        p, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK
+    )  # fmt: skip
 
 
 @triton.jit
 def forward_loop(
-    pointers, numbers, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
-    COUNT: tl.constexpr, LOG: tl.constexpr, INF_AS_ZERO: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
+    pointers, numbers, logit_scale: tl.float64, result_scale: tl.float64, out_scale: tl.float64, rate: tl.float64,
+    threshold, constants, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
+    EXACT: tl.constexpr, COUNT: tl.constexpr, LOG: tl.constexpr, INF_AS_ZERO: tl.constexpr, DROPS: tl.constexpr,
+    DIVIDES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, INDEX: tl.constexpr,
+    NUMBER: tl.constexpr,
 ):  # fmt: skip
+    scalars = (logit_scale, result_scale, out_scale, rate, threshold, constants)
     rows = rows_of(tl.program_id(0), samples, inner, ROWS)
     m, d = no_rows(ROWS, NUMBER)
     for start in range(0, n, BLOCK):
         at = tile(rows, start, n, VECTOR, BLOCK, INDEX)
-        m, d = fold(m, d, logits(pointers, numbers, at, VIEWS, VECTOR, NUMBER))
+        m, d = fold(m, d, logits(pointers, numbers, scalars, at, VIEWS, VECTOR, NUMBER))
     write_stats(m, d, pointers, numbers, tile(rows, 0, n, VECTOR, BLOCK, INDEX), VIEWS, VECTOR)
     last = (n - 1) // BLOCK * BLOCK
     for done in range(0, n, BLOCK):
         at = tile(rows, last - done, n, VECTOR, BLOCK, INDEX)
-        p = normalised(logits(pointers, numbers, at, VIEWS, VECTOR, NUMBER), m, d, LOG, INF_AS_ZERO)
-        finish(p, pointers, numbers, at, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK)
+        p = normalised(logits(pointers, numbers, scalars, at, VIEWS, VECTOR, NUMBER), m, d, LOG, INF_AS_ZERO)
+        finish(
+            p, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK
+        )  # fmt: skip
 
 
 def forward(problem: Problem, log: bool) -> Program:
@@ -185,36 +209,37 @@ def forward(problem: Problem, log: bool) -> Program:
 
 @triton.jit
 def upstream(
-    y, pointers, numbers, at, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr, COUNT: tl.constexpr,
-    DROPS: tl.constexpr, DIVIDES: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr, WRITES: tl.constexpr,
+    y, pointers, numbers, scalars, at, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
+    EXACT: tl.constexpr, COUNT: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr, VECTOR: tl.constexpr,
+    BLOCK: tl.constexpr, WRITES: tl.constexpr,
 ):  # fmt: skip
     """The gradient with respect to a tile's (log-)probabilities y; 0 where none exist.
 
     WRITES: leave the gradients of the post-ops' operands, too.
     """
-    v = y * number(numbers, RESULT_SCALE, y.dtype)
+    v = y * number(scalars, RESULT_SCALE, y.dtype)
     if DROPS != NOTHING:
-        keeps = kept(pointers, numbers, at, VIEWS, DROPS, BLOCK)
-        v = dropped(v, keeps, numbers)
+        keeps = kept(pointers, numbers, scalars, at, VIEWS, DROPS, BLOCK)
+        v = dropped(v, keeps, scalars)
     inputs, operands, conditions = (), (), ()
     for i in tl.static_range(COUNT):
         t = operand(v, pointers, numbers, at, VIEWS, CHAIN[i][OPERAND], VECTOR)
         condition = operand(v, pointers, numbers, at, VIEWS, CHAIN[i][CONDITION], VECTOR)
-        a, b = number(numbers, CONSTANTS + 2 * i, v.dtype), number(numbers, CONSTANTS + 2 * i + 1, v.dtype)
+        a, b = constant(scalars, EXACT, 2 * i, v.dtype), constant(scalars, EXACT, 2 * i + 1, v.dtype)
         inputs, operands, conditions = inputs + (v,), operands + (t,), conditions + (condition,)  # noqa: RUF005
         v = value(tl.constexpr(NAMES[i]), v, t, condition, a, b)
     g = read(pointers, numbers, at, VIEWS, INPUT, VECTOR, y.dtype)
     if DIVIDES:
-        g = divide(g, number(numbers, OUT_SCALE, g.dtype))
+        g = divide(g, number(scalars, OUT_SCALE, g.dtype))
     for i in tl.static_range(COUNT - 1, -1, -1):
         if WRITES and CHAIN[i][GRADIENT] >= 0:
             t = g * operand_slope(tl.constexpr(NAMES[i]), inputs[i], operands[i], conditions[i])
             write(t, pointers, numbers, at, VIEWS, CHAIN[i][GRADIENT], VECTOR)
-        a, b = number(numbers, CONSTANTS + 2 * i, v.dtype), number(numbers, CONSTANTS + 2 * i + 1, v.dtype)
+        a, b = constant(scalars, EXACT, 2 * i, v.dtype), constant(scalars, EXACT, 2 * i + 1, v.dtype)
         g = g * slope(tl.constexpr(NAMES[i]), inputs[i], operands[i], conditions[i], a, b)
     if DROPS != NOTHING:
-        g = dropped(g, keeps, numbers)
-    g = g * number(numbers, RESULT_SCALE, g.dtype)
+        g = dropped(g, keeps, scalars)
+    g = g * number(scalars, RESULT_SCALE, g.dtype)
     counts = at[3] & at[4]
     if VIEWS[WHERE][FORMAT] >= 0:
         counts = counts & (read(pointers, numbers, at, VIEWS, WHERE, VECTOR, y.dtype) != 0)
@@ -228,46 +253,58 @@ def term(g, y, LOG: tl.constexpr):
 
 
 @triton.jit
-def write_result(g, y, total, pointers, numbers, at, VIEWS: tl.constexpr, LOG: tl.constexpr, VECTOR: tl.constexpr):
+def write_result(
+    g, y, total, pointers, numbers, scalars, at, VIEWS: tl.constexpr, LOG: tl.constexpr, VECTOR: tl.constexpr
+):  # fmt: skip
     """dx, given a row's total."""
     if LOG:
         dx = g - exp(y) * total[:, None]
     else:
         dx = y * (g - total[:, None])
-    write(dx * number(numbers, LOGIT_SCALE, g.dtype), pointers, numbers, at, VIEWS, RESULT, VECTOR)
+    write(dx * number(scalars, LOGIT_SCALE, g.dtype), pointers, numbers, at, VIEWS, RESULT, VECTOR)
 
 
 @triton.jit
 def gradient_tile(
-    pointers, numbers, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
-    COUNT: tl.constexpr, LOG: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr,
+    pointers, numbers, logit_scale: tl.float64, result_scale: tl.float64, out_scale: tl.float64, rate: tl.float64,
+    threshold, constants, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
+    EXACT: tl.constexpr, COUNT: tl.constexpr, LOG: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
+    scalars = (logit_scale, result_scale, out_scale, rate, threshold, constants)
     at = tile(rows_of(tl.program_id(0), samples, inner, ROWS), 0, n, VECTOR, BLOCK, INDEX)
     y = read(pointers, numbers, at, VIEWS, OUTPUT, VECTOR, NUMBER)
-    g = upstream(y, pointers, numbers, at, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK, True)
-    write_result(g, y, tl.sum(term(g, y, LOG), 1), pointers, numbers, at, VIEWS, LOG, VECTOR)
+    g = upstream(
+        y, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK, True
+    )  # fmt: skip
+    write_result(g, y, tl.sum(term(g, y, LOG), 1), pointers, numbers, scalars, at, VIEWS, LOG, VECTOR)
 
 
 @triton.jit
 def gradient_loop(
-    pointers, numbers, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
-    COUNT: tl.constexpr, LOG: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr,
+    pointers, numbers, logit_scale: tl.float64, result_scale: tl.float64, out_scale: tl.float64, rate: tl.float64,
+    threshold, constants, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
+    EXACT: tl.constexpr, COUNT: tl.constexpr, LOG: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
+    scalars = (logit_scale, result_scale, out_scale, rate, threshold, constants)
     rows = rows_of(tl.program_id(0), samples, inner, ROWS)
     total = tl.zeros([ROWS], NUMBER)
     for start in range(0, n, BLOCK):
         at = tile(rows, start, n, VECTOR, BLOCK, INDEX)
         y = read(pointers, numbers, at, VIEWS, OUTPUT, VECTOR, NUMBER)
-        g = upstream(y, pointers, numbers, at, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK, False)
+        g = upstream(
+            y, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK, False
+        )  # fmt: skip
         total += tl.sum(term(g, y, LOG), 1)
     last = (n - 1) // BLOCK * BLOCK
     for done in range(0, n, BLOCK):
         at = tile(rows, last - done, n, VECTOR, BLOCK, INDEX)
         y = read(pointers, numbers, at, VIEWS, OUTPUT, VECTOR, NUMBER)
-        g = upstream(y, pointers, numbers, at, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK, True)
-        write_result(g, y, total, pointers, numbers, at, VIEWS, LOG, VECTOR)
+        g = upstream(
+            y, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK, True
+        )  # fmt: skip
+        write_result(g, y, total, pointers, numbers, scalars, at, VIEWS, LOG, VECTOR)
 
 
 def gradient(problem: Problem, log: bool) -> Program:
@@ -292,7 +329,7 @@ def _program(
 ) -> Program:
     """The one launch; `names`: the operands in the slots behind the first. held: arrays of a tile in registers."""
     attributes = problem.attributes
-    views = Views(problem, first, _numbers(attributes))
+    views = Views(problem, first)
     for name in (first, *names):
         if name == STATE and problem.operands.get(name) is not None:
             views.add_offsets(name)
@@ -309,6 +346,7 @@ def _program(
         "pointers": tuple(views.pointers), "numbers": tuple(views.numbers), "VIEWS": tuple(views.views),
         "samples": problem.outer * problem.inner, "n": problem.n, "inner": problem.inner,
         "NAMES": tuple(each.name for each in attributes["post_ops"]), "CHAIN": tuple(chain), "COUNT": len(chain),
+        **_scalars(attributes, exact=number == tl.float64),
         "DROPS": _drops(views, regime.block), "DIVIDES": attributes["out_scale"] != 1.0,
         "ROWS": regime.rows, "BLOCK": regime.block, "VECTOR": views.aligned,
         "INDEX": tl.int64 if views.wide else tl.int32, "NUMBER": number, **constants,
@@ -330,13 +368,17 @@ def _precision(problem: Problem, first: str, result: str) -> Any:
     return tl.float64 if "float64" in dtypes else tl.float32
 
 
-def _numbers(attributes: Mapping[str, Any]) -> list[int]:
-    """The numbers that a kernel is given ahead of those of the operands' loops."""
+def _scalars(attributes: Mapping[str, Any], exact: bool) -> dict[str, Any]:
+    """The arguments with a call's scales and constants. exact: whether float32 is too narrow for the latter."""
     probability = attributes["dropout"] or 0.0
-    rate = 1.0 / (1.0 - probability) if probability < 1.0 else 0.0
-    scales = [attributes[name] for name in ("logit_scale", "result_scale", "out_scale")]
-    constants = [each for op in attributes["post_ops"] for each in (op.alpha, op.beta)]
-    return [*map(bits_of, (*scales, rate)), keep_threshold(probability), *map(bits_of, constants)]
+    constants = tuple(each for op in attributes["post_ops"] for each in (op.alpha, op.beta))
+    return {
+        **{name: attributes[name] for name in ("logit_scale", "result_scale", "out_scale")},
+        "rate": 1.0 / (1.0 - probability) if probability < 1.0 else 0.0,
+        "threshold": keep_threshold(probability),
+        "constants": () if exact else constants,
+        "EXACT": constants if exact else None,
+    }
 
 
 def _slots(views: Views, op: Applied) -> tuple[int, int, int]:

@@ -4,8 +4,6 @@ float8 and bool are bytes to a kernel, which has their FORMAT as an argument. fl
 older devices have no instructions for it, and those of newer devices turn numbers that are too large into the largest.
 """
 
-from struct import pack, unpack
-
 import triton
 import triton.language as tl
 
@@ -18,17 +16,6 @@ PLAIN, BOOL, FLOAT8_E5M2, FLOAT8_E4M3FN = map(tl.constexpr, range(4))
 # Beyond these exp is 0 and infinite in float32.
 LEAST_EXPONENT: tl.constexpr = tl.constexpr(-150.0)
 MOST_EXPONENT: tl.constexpr = tl.constexpr(128.0)
-
-
-def bits_of(value: float) -> int:
-    """The integer that stands for a number in a tuple of numbers, of which Triton would round floats to float32."""
-    return int(unpack("q", pack("d", value))[0])
-
-
-@triton.jit
-def number_of(bits, NUMBER: tl.constexpr):
-    """The number that `bits_of` gives a kernel."""
-    return tl.cast(bits, tl.int64).to(tl.float64, bitcast=True).to(NUMBER)
 
 
 @triton.jit

@@ -127,7 +127,7 @@ class Views:
 
     problem: Problem
     first: str
-    numbers: list[int]
+    numbers: list[int] = field(default_factory=list)
     pointers: list[Operand] = field(default_factory=list)
     views: list[tuple[int, ...]] = field(default_factory=list)
     aligned: int = 16  # elements; rows of all operands that move along them begin at multiples of it
