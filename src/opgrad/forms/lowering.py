@@ -19,7 +19,7 @@ from opgrad.forms.reasons import NOT_LOWERED
 from opgrad.forms.registry import FORMS, Call, Form, NoForm
 from opgrad.graph.formulas import Body, Value
 from opgrad.graph.loading import load
-from opgrad.graph.messages import MICROSOFT, attribute_of, copied, domain_of, free_name, opset_of
+from opgrad.graph.messages import MICROSOFT, attribute_of, copied, declared_types, domain_of, free_name, opset_of
 from opgrad.graph.nodes import all_nodes, model_nodes, needed, read_by, subgraphs
 from opgrad.graph.opset import raise_opset
 
@@ -115,13 +115,9 @@ class _Lowering:
 
     def _graph(self, graph: onnx.GraphProto, main: onnx.GraphProto | None) -> None:
         """Lower the nodes of a graph; `main` is the same graph if its inputs are those of the model."""
-        for value in (*graph.input, *graph.output, *graph.value_info):
-            self.types[value.name] = value.type
-        for tensor in graph.initializer:
-            self.types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
-            self.tensors[tensor.name] = tensor
-        for value in graph.input:  # an initializer that is an input, too, is a default and no constant
-            self.tensors.pop(value.name, None)
+        self.types |= declared_types(graph)
+        defaults = {each.name for each in graph.input}  # of inputs: initializers that are no constants
+        self.tensors |= {each.name: each for each in graph.initializer if each.name not in defaults}
         self._nodes_of(graph.node, main)
 
     def _nodes_of(self, nodes: Any, main: onnx.GraphProto | None) -> None:

@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, defs, helper, numpy_helper, shape_inference, version_converter
 
 from opgrad.graph.large import is_large, without_large
-from opgrad.graph.messages import copied_without, keep
+from opgrad.graph.messages import copied_without, declared_types, keep
 
 UNKNOWN = "opgrad.unknown"  # the domain of operators that ONNX does not have, during the conversion
 RESIZE_CHANGED = BOUNDS_ARE_INPUTS = 11  # the opset with both changes
@@ -92,13 +92,11 @@ def _keep_resizing(graph: onnx.GraphProto) -> None:
 
 def _type_fillers(model: onnx.ModelProto) -> None:
     """Convert bounds and fill values, which the converter writes in float32, to the type of the data."""
-    inferred = shape_inference.infer_shapes(model).graph
-    kinds = {
-        each.name: each.type.tensor_type.elem_type for each in (*inferred.input, *inferred.value_info, *inferred.output)
-    }
+    types = declared_types(shape_inference.infer_shapes(model).graph)
     constants = {node.output[0]: node for node in model.graph.node if node.op_type == "Constant"}
     for node in model.graph.node:
-        kind = kinds.get(node.input[0], 0) if node.op_type in FILLED else 0
+        declared = types.get(node.input[0]) if node.op_type in FILLED else None
+        kind = 0 if declared is None else declared.tensor_type.elem_type
         for constant in (constants.get(name) for name in node.input[1:]):
             if kind and constant is not None and constant.attribute[0].t.data_type == TensorProto.FLOAT:
                 _retype(constant.attribute[0].t, kind)

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, TypeProto, helper, numpy_helper, shape_inference
 
 from opgrad.graph.large import LARGE, without_large
-from opgrad.graph.messages import copied_without, domain_of, opset_of
+from opgrad.graph.messages import copied_without, declared_types, domain_of, opset_of
 from opgrad.graph.nodes import rename_inputs
 from opgrad.graph.opset import raise_opset
 from opgrad.graph.sizes import VAGUE, forget_vague, known, sizes_in
@@ -73,8 +73,7 @@ def _forget(types: Iterable[TypeProto.Tensor], of: Iterable[TypeProto.Tensor]) -
 
 def _inferred(model: onnx.ModelProto, data_prop: bool) -> tuple[Types, Types]:
     """The types of tensors, and those of the tensors in sequences."""
-    graph = shape_inference.infer_shapes(model, data_prop=data_prop).graph
-    found = {each.name: each.type for each in (*graph.input, *graph.output, *graph.value_info)}
+    found = declared_types(shape_inference.infer_shapes(model, data_prop=data_prop).graph)
     sequences = {name: each.sequence_type.elem_type.tensor_type for name, each in found.items()}
     tensors = {name: each.tensor_type for name, each in found.items() if not each.HasField("sequence_type")}
     return tensors, {name: each for name, each in sequences.items() if each.elem_type}

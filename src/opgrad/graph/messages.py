@@ -3,7 +3,7 @@
 from typing import Any, TypeVar
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, TypeProto, helper
 
 MICROSOFT = "com.microsoft"
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -58,6 +58,16 @@ def free_name(name: str, taken: set[str]) -> str:
 def domain_of(node: onnx.NodeProto) -> str:
     """The domain of a node; that of ai.onnx is empty."""
     return "" if node.domain == "ai.onnx" else node.domain
+
+
+def declared_types(graph: onnx.GraphProto) -> dict[str, TypeProto]:
+    """The types that a graph declares, by name: of its inputs, initializers and outputs, and of other values."""
+    found = {each.name: each.type for each in (*graph.input, *graph.output, *graph.value_info)}
+    for each in graph.initializer:
+        found[each.name] = helper.make_tensor_type_proto(each.data_type, each.dims)
+    for sparse in graph.sparse_initializer:
+        found[sparse.values.name] = helper.make_tensor_type_proto(sparse.values.data_type, sparse.dims)
+    return found
 
 
 def attribute_of(attribute: onnx.AttributeProto) -> tuple[str, Any]:

@@ -8,7 +8,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from opgrad.forms.lowering import lower
-from opgrad.graph.messages import FLOATS, copied
+from opgrad.graph.messages import FLOATS, copied, declared_types, domain_of
 from opgrad.graph.nodes import captured, subgraphs
 from opgrad.onnxruntime.loading import open_session
 
@@ -47,12 +47,9 @@ class _Trials:
     def __init__(self, model: onnx.ModelProto):
         graph = model.graph
         self._model = model
-        self._types = {item.name: item.type for item in (*graph.value_info, *graph.input, *graph.output)}
-        for tensor in graph.initializer:
-            self._types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, None)
-        self._tensors = {each.name: each for each in graph.initializer}
-        for sparse in graph.sparse_initializer:
-            self._types[sparse.values.name] = helper.make_tensor_type_proto(sparse.values.data_type, None)
+        self._types, self._tensors = declared_types(graph), {each.name: each for each in graph.initializer}
+        for name in self._tensors:
+            self._types[name].tensor_type.ClearField("shape")
         self._known: dict[bytes, tuple[str, list[onnx.TypeProto]]] = {}
 
     def runner(self, node: onnx.NodeProto) -> str:
@@ -70,10 +67,7 @@ class _Trials:
         """A model of this node alone with numbered tensors, so that equal nodes give equal models."""
         outer = list(dict.fromkeys(captured(node)))
         inputs = [helper.make_value_info(name, self._type(name, outer)) for name in outer]
-        if node.domain not in (
-            "",
-            "ai.onnx",
-        ):  # of which onnxruntime wants sizes; others are alike whatever their sizes
+        if domain_of(node):  # of these onnxruntime wants sizes; others are alike whatever the sizes of their weights
             for item in inputs:
                 if item.name in self._tensors:
                     tensor = self._tensors[item.name]

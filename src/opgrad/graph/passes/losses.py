@@ -4,7 +4,7 @@ import onnx
 from onnx import helper
 
 from opgrad.graph.graph import Graph
-from opgrad.graph.messages import MICROSOFT, domain_of, import_microsoft
+from opgrad.graph.messages import MICROSOFT, declared_types, domain_of, import_microsoft
 from opgrad.graph.nodes import attributes_of
 from opgrad.graph.passes.single_nodes import at_each
 
@@ -90,7 +90,7 @@ def use_internal_losses(model: onnx.ModelProto) -> None:
     onnxruntime expands the node into ten others. If the node has no `ignore_index`, these take a label of -1 for the
     last class, whereas the original kernels and opgrad's, which compute the gradient, ignore it.
     """
-    declared = {value.name: value.type for value in (*model.graph.value_info, *model.graph.output)}
+    declared = declared_types(model.graph)
     for node in model.graph.node:
         is_loss = node.op_type == LOSS and not domain_of(node)
         if is_loss and node.output and node.output[0] in declared:

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from opgrad.forms.lowering import FEEDBACK
 from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
-from opgrad.graph.messages import keep
+from opgrad.graph.messages import declared_types, keep
 from opgrad.graph.nodes import needed, read_by
 from opgrad.training.engine.rewriting import overwriting
 from opgrad.training.formats.artifact_set import ArtifactSet
@@ -70,7 +70,7 @@ def plain_gradients(artifacts: ArtifactSet, model: onnx.ModelProto, opset: int |
     plain = plain_model(model, opset)
     entries = {each.key: each.value for each in plain.metadata_props}
     statistics = {source: name for name, source in json.loads(entries.get(FEEDBACK, "{}")).items()}
-    types = types_of(plain)
+    types = declared_types(plain.graph)
     del plain.metadata_props[:], plain.graph.output[:]
     return Gradients(plain, types, gradients, statistics)
 
@@ -162,7 +162,7 @@ def build_forward(
     read = read_by(model.graph.node)
     keep(model.graph.input, [each for each in model.graph.input if each.name in read])
     keep(model.graph.initializer, [each for each in model.graph.initializer if each.name in read])
-    types = types_of(model)
+    types = declared_types(model.graph)
     del model.graph.output[:]
     bake(model.graph, {name: array for name, array in frozen.items() if name in read})
     packing = Packing(model, layout)
@@ -172,11 +172,6 @@ def build_forward(
 
 
 # --- outputs ---------------------------------------------------------------------------------------------------------
-
-
-def types_of(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """The declared types of a graph's values, by name."""
-    return {each.name: each.type for each in (*model.graph.value_info, *model.graph.output, *model.graph.input)}
 
 
 def _append_outputs(

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import inliner
 
-from opgrad.graph.messages import opset_of
+from opgrad.graph.messages import declared_types, opset_of
 from opgrad.training.building.outputs import inferred_model
 from opgrad.training.formats.artifact_set import ArtifactSet
 from opgrad.training.formats.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint
@@ -221,9 +221,8 @@ def labels_of(artifacts: ArtifactSet) -> Labels | None:
     if objective.scores is None or objective.classes is None or objective.classes != objective.label:
         return None
     label = artifacts.label
-    graph = inferred_model(artifacts.eval_model).graph
-    kinds = [each.type.tensor_type for each in (*graph.value_info, *graph.output) if each.name == objective.scores]
-    sizes = kinds[0].shape.dim if kinds else []
+    types = declared_types(inferred_model(artifacts.eval_model).graph)
+    sizes = types[objective.scores].tensor_type.shape.dim if objective.scores in types else []
     classes = sizes[1].dim_value or None if len(sizes) > 1 else None
     element_type = onnx.helper.np_dtype_to_tensor_dtype(label.dtype)
     ignored = IGNORED if objective.ignored is None else objective.ignored
