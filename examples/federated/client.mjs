@@ -40,18 +40,22 @@ async function takePart(number) {
   if ((await digest(content)) !== answer.headers.get("X-SHA256")) throw new Error("the parameters are damaged");
   await step.load(await step.file("weights")); // fresh moments
   step.state[first.input] = step.tensor("float32", new Float32Array(content), first.shape);
+  let loss = NaN;
   for (let at = 0; at < EPOCHS * labels.length; at += BATCH) {
     const rows = Array.from({ length: BATCH }, (_, index) => (at + index) % labels.length);
     const batch = {
       pixels: [Float32Array.from(rows.flatMap((row) => pixels[row])), [BATCH, 64]],
       labels: [BigInt64Array.from(rows, (row) => BigInt(labels[row])), [BATCH]],
     };
-    await step.train(batch, RATE);
+    loss = await step.train(batch, RATE);
   }
+  console.log(`${name}: round ${number}: ${labels.length} rows ${EPOCHS} times, last loss ${loss.toFixed(3)}`);
   const { data: found } = step.state[first.input];
   const update = new Uint8Array(found.buffer, found.byteOffset, found.byteLength);
   const told = { "X-Samples": String(labels.length), "X-SHA256": await digest(update) };
-  await ask(`/rounds/${number}/updates/${name}`, update, told);
+  const sent = await ask(`/rounds/${number}/updates/${name}`, update, told);
+  const what = sent.ok ? `${update.byteLength} bytes sent` : "it was over before the update came";
+  console.log(`${name}: round ${number}: ${what}`);
 }
 
 for (let done = -1; ; ) {

@@ -46,6 +46,9 @@ class Client:
                 time.sleep(WAIT)
         raise ConnectionError(f"no server at {self.address}")
 
+    def say(self, text):
+        print(f"{self.name}: {text}", flush=True)
+
     def number(self):
         """The round that is going on."""
         return json.loads(self.ask("/round")[0])["round"]
@@ -58,23 +61,27 @@ class Client:
         self.step.load(self.step.read("weights"))  # fresh moments
         first = self.step.manifest["state"][0]
         self.step.state[first["input"]] = np.frombuffer(content, first["dtype"]).reshape(first["shape"])
-        order = np.random.default_rng(number)
+        order, losses = np.random.default_rng(number), []
         for _ in range(EPOCHS):
             rows = order.permutation(self.rows)
             for start in range(0, self.rows, BATCH):
                 picked = rows[start : start + BATCH]
-                self.step.train({name: array[picked] for name, array in self.arrays.items()}, RATE)
+                losses.append(self.step.train({name: array[picked] for name, array in self.arrays.items()}, RATE))
+        self.say(f"round {number}: trained on {self.rows:,} rows {EPOCHS} times, mean loss {np.mean(losses):.3f}")
         return self.step.state[first["input"]].tobytes()
 
     def take_part(self, number):
         """Train in a round and send the update, unless the round is over by then."""
+        self.say(f"round {number}: taking the parameters")
         content = self.train(number)
         told = {"X-Samples": str(self.rows), "X-SHA256": hashlib.sha256(content).hexdigest()}
         try:
             self.ask(f"/rounds/{number}/updates/{self.name}", content, **told)
+            self.say(f"round {number}: {len(content):,} bytes sent")
         except ValueError as error:
             if "(409)" not in str(error):
                 raise
+            self.say(f"round {number}: it was over before the update came")
 
     def run(self, rounds):
         """Take part in rounds until the server has so many behind it."""

@@ -35,6 +35,10 @@ def digest(content):
     return hashlib.sha256(content).hexdigest()
 
 
+def say(text):
+    print(text, flush=True)
+
+
 class Rounds:
     """The rounds in a database. initial: the parameters of round 0, bytes of float32."""
 
@@ -75,7 +79,8 @@ class Rounds:
     def add(self, number, client, samples, parameters):
         """Keep an update, once for each client; it ends the round if there are enough."""
         row = (number, client, samples, parameters)
-        self.database.execute("INSERT OR IGNORE INTO updates VALUES (?, ?, ?, ?)", row)
+        if self.database.execute("INSERT OR IGNORE INTO updates VALUES (?, ?, ?, ?)", row).rowcount:
+            say(f"round {number}: {client} has trained on {samples:,} rows and sent {len(parameters):,} bytes")
         self.finish()
 
     def finish(self):
@@ -83,7 +88,8 @@ class Rounds:
         number = self.number()
         (began,) = self.database.execute("SELECT began FROM rounds WHERE number = ?", (number,)).fetchone()
         late = time.time() - began >= self.seconds
-        if self.progress()["clients"] < (1 if late else self.enough):
+        clients = self.progress()["clients"]
+        if clients < (1 if late else self.enough):
             return
         average, total = np.zeros(self.size // 4), 0
         rows = self.database.execute(
@@ -97,6 +103,8 @@ class Rounds:
         self.database.execute("INSERT INTO rounds VALUES (?, ?, ?)", (number + 1, new, time.time()))
         self.database.execute("DELETE FROM updates WHERE round <= ?", (number,))
         self.database.execute("COMMIT")
+        told = f"{clients} clients, {total:,} rows, {clients * self.size:,} bytes came in"
+        say(f"round {number} is over after {time.time() - began:.1f} s{' (its time)' * late}: {told}")
 
 
 def refused(status, text):
@@ -196,6 +204,8 @@ def main():
     rounds = Rounds(given.database, initial_parameters(given.manifest), given.clients, given.seconds)
     with closing(rounds.database):
         app = application(rounds, given.token, given.manifest.read_bytes())
+        say(f"listening on http://127.0.0.1:{given.port}: round {rounds.number()}, {rounds.size:,} bytes of parameters")
+        say(f"a round ends with {rounds.enough} clients, or after {rounds.seconds:g} s with at least one")
         web.run_app(app, host="127.0.0.1", port=given.port, print=None)
 
 
