@@ -115,7 +115,7 @@ LAYERS = {
     ),
     # training: files and data, graphs with gradients, blocks that build them; what trains; what is made of these
     "training/data/": ("numpy", "reading"),
-    "training/engine/distributed": ("numpy torch", f"{STEPS} native/ native/threads/"),
+    "training/engine/distributed": ("numpy torch", f"{STEPS} interop/torch_private native/ native/threads/"),
     "training/engine/optimizer": ("numpy onnx", f"contract/ cpu/kernels/ cpu/programs/ {STEPS} native/"),
     "training/formats/": (
         "numpy onnx flatbuffers ml_dtypes",
@@ -126,7 +126,7 @@ LAYERS = {
     "training/engine/": (
         "numpy onnx onnxruntime rich",
         "cpu/compiler/processes graph/ locks native/ native/threads/ onnxruntime/ ops/ optim training/building/"
-        " training/data/ training/engine/optimizer training/formats/ writing",
+        " training/data/ training/engine/distributed training/engine/optimizer training/formats/ writing",
     ),
     "training/inspect/": (
         "numpy onnx rich",

@@ -93,6 +93,12 @@ def test_tables_that_are_refused(folder, names, message):
         Trainer(ArtifactSet.load(ARTIFACTS / folder), row_wise=names)
 
 
-def test_no_limit_of_the_norm():
-    with pytest.raises(ValueError, match=r"^row_wise: gradients are clipped to a norm, expected no clip_norm beside"):
-        Trainer(items(SGDRule(max_norm=1.0)), row_wise=TABLES)
+def test_the_norm_is_that_of_all_gradients():
+    """Of tables and other parameters together, so that clipped steps of gradient descent are the dense ones, too."""
+    rule = SGDRule(max_norm=0.01)
+    dense, _ = trained(rule, [], 8)
+    rows, _ = trained(rule, TABLES, 8)
+    free, _ = trained(SGDRule(), TABLES, 8)
+    assert np.abs(free.parameters["items.weight"] - rows.parameters["items.weight"]).max() > 1e-4
+    for name, array in dense.parameters.items():
+        np.testing.assert_allclose(rows.parameters[name], array, rtol=1e-5, atol=1e-6, err_msg=name)

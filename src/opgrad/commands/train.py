@@ -118,13 +118,14 @@ def train(
     from opgrad.training.engine import distributed
 
     making, processes, shown = Making(parameters, loss, optimizer), distributed.begin(), _shown(live)
-    if path.is_dir():
-        _check_folder(path, making, places)
-        _train(path, path, settings, places, making, path, processes, shown)
-        return
-    _check_model(path, settings, places)
-    with _artifacts(path, making, places.artifacts, processes) as folder:
-        _train(path, folder, settings, places, making, path.parent, processes, shown)
+    with processes.failing_together():
+        if path.is_dir():
+            _check_folder(path, making, places)
+            _train(path, path, settings, places, making, path, processes, shown)
+            return
+        _check_model(path, settings, places)
+        with _artifacts(path, making, places.artifacts, processes) as folder:
+            _train(path, folder, settings, places, making, path.parent, processes, shown)
 
 
 def _shown(live: bool) -> "type[LiveCurve] | type[TrainingBar]":

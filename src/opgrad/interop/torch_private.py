@@ -125,6 +125,17 @@ def group_of(name: str) -> Any:
     return resolve(name)
 
 
+def default_store() -> Any:
+    """The store by which the processes of the default group have met; None where this release does not give it.
+
+    Without it, processes that wait for one which has failed are not told the reason.
+    """
+    from torch.distributed import distributed_c10d
+
+    find: Any = getattr(distributed_c10d, "_get_default_store", None)
+    return None if find is None else find()
+
+
 def active_modes() -> list[Any]:
     """The dispatch modes at work; none where they cannot be listed."""
     return list(_modes()) if dispatch_modes() else []

@@ -4,16 +4,27 @@ PyTorch is only imported if there is such a process group.
 """
 
 import os
+import platform
+import secrets
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from opgrad.native.threads import get_num_threads, set_num_threads
 
+LOOK = timedelta(seconds=1)  # a process that waits for others looks so often whether one of them has failed
+KNOWN = 5.0  # seconds that a failed process gives the others to learn its reason
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets these for the processes it starts
+
+
+class OtherFailed(RuntimeError):
+    """What a process raises because another one has failed, with that one's reason."""
 
 
 class OneProcess:
@@ -21,9 +32,10 @@ class OneProcess:
 
     is_group: whether there is a process group. rank, size: the number of this process, and how many there are.
     seconds: the time that was spent in communication, waiting for others included.
+    spans_machines: whether the processes run on several machines.
     """
 
-    is_group = False
+    is_group = spans_machines = False
     rank, size, seconds = 0, 1, 0.0
 
     @property
@@ -33,6 +45,17 @@ class OneProcess:
 
     def add(self, array: np.ndarray) -> None:
         """Replace a contiguous array by its sum over all processes, which has the same bits on each of them."""
+
+    def begin_adding(self, array: np.ndarray) -> Callable[[], None]:
+        """Begin what `add` does, in any thread; what is returned waits until it is done."""
+        return lambda: None
+
+    def wait_for(self, begun: Sequence[Callable[[], None]]) -> None:
+        """Wait until all that was begun is done."""
+
+    def gather(self, array: np.ndarray) -> list[np.ndarray]:
+        """The contiguous arrays of all processes, in their order; they differ in the length of the first axis alone."""
+        return [array]
 
     def from_first(self, array: np.ndarray) -> None:
         """Copy the contiguous array of the first process into that of every process."""
@@ -47,6 +70,11 @@ class OneProcess:
     def check_same(self, what: str, text: str) -> None:
         """Raise ValueError, on every process, unless they all have the same text."""
 
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Within the `with` block, an exception on one process raises OtherFailed on those that wait for it."""
+        yield
+
 
 class Processes(OneProcess):
     """The processes of a group, whose arrays lie in CPU memory.
@@ -59,15 +87,45 @@ class Processes(OneProcess):
     def __init__(self, group: Any = None):
         import torch.distributed
 
+        from opgrad.interop.torch_private import default_store
+
         if not torch.distributed.is_initialized():
             raise RuntimeError("process_group: torch.distributed is not initialised: call init_process_group first")
         self._torch, self._group = torch, group
         self.rank, self.size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
         if self.rank < 0:
             raise ValueError("process_group: this process is not in the group, expected one that it belongs to")
+        # What processes that fail tell the others, under a key that no other training of this group has.
+        self._store, self._key, self._has_told = default_store(), "", False
+        number = np.array([secrets.randbits(62)])
+        self.from_first(number)
+        self._key = f"opgrad/failed/{number[0]}"
+        names = self.gather(np.array([zlib.crc32(platform.node().encode())]))
+        self.spans_machines = len({int(each[0]) for each in names}) > 1
 
     def add(self, array: np.ndarray) -> None:
-        self._communicate(self._torch.distributed.all_reduce, array)
+        self.wait_for([self.begin_adding(array)])
+
+    def begin_adding(self, array: np.ndarray) -> Callable[[], None]:
+        return self._begin(self._torch.distributed.all_reduce, array)
+
+    def wait_for(self, begun: Sequence[Callable[[], None]]) -> None:
+        before = time.perf_counter()
+        for wait in begun:
+            wait()
+        self.seconds += time.perf_counter() - before
+
+    def gather(self, array: np.ndarray) -> list[np.ndarray]:
+        lengths = np.zeros(self.size, np.int64)
+        lengths[self.rank] = len(array)
+        self.add(lengths)
+        sent = np.zeros((int(lengths.max()), *array.shape[1:]), array.dtype)  # gloo wants arrays of one length
+        sent[: len(array)] = array
+        found = np.empty((self.size, *sent.shape), array.dtype)
+        if found.size:
+            received = list(self._torch.from_numpy(found))
+            self._communicate(lambda own, **given: self._torch.distributed.all_gather(received, own, **given), sent)
+        return [each[:length] for each, length in zip(found, lengths, strict=True)]
 
     def from_first(self, array: np.ndarray) -> None:
         first = 0 if self._group is None else self._torch.distributed.get_global_rank(self._group, 0)
@@ -80,18 +138,79 @@ class Processes(OneProcess):
                 found = work()
             except Exception as error:
                 problem = error
+                self._tell(error)
         failed = np.array([problem is not None], np.int64)
         self.from_first(failed)
         if problem is not None:
             raise problem
         if failed[0]:
-            raise RuntimeError(f"train: the first of {self.size} processes has failed, whose message says why")
+            raise self._failure() or OtherFailed(f"train: the first of {self.size} processes has failed")
         return found
 
     def _communicate(self, collective: Callable[..., Any], array: np.ndarray, *more: Any) -> None:
-        before = time.perf_counter()
-        collective(self._torch.from_numpy(array), *more, group=self._group)
-        self.seconds += time.perf_counter() - before
+        self.wait_for([self._begin(collective, array, *more)])
+
+    def _begin(self, collective: Callable[..., Any], array: np.ndarray, *more: Any) -> Callable[[], None]:
+        try:
+            work = collective(self._torch.from_numpy(array), *more, group=self._group, async_op=True)
+        except RuntimeError as error:
+            raise self._failure() or error from None
+        return partial(self._wait, work)
+
+    def _wait(self, work: Any) -> None:
+        """Wait until a collective is done. Raises RuntimeError if it failed, or if a process told that it has."""
+        while True:
+            try:
+                work.wait(LOOK)
+                return
+            except RuntimeError as error:
+                if problem := self._failure():
+                    raise problem from None
+                if work.is_completed():
+                    raise error
+
+    # --- failures ---
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not self._has_told:
+                self._tell(error)
+            if not isinstance(error, OtherFailed):
+                self._wait_for_others()
+            raise
+
+    def _tell(self, error: Exception) -> None:
+        """Leave the reason for others, unless one has failed before; and count this process among those that know."""
+        self._has_told = True
+        if self._store is not None:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            text = f"train: process {self.rank} of {self.size} has failed: {reason}"
+            with suppress(RuntimeError):  # the store is gone with the process that held it
+                self._store.compare_set(self._key, "", text)
+                self._store.add(f"{self._key}/known", 1)
+
+    def _wait_for_others(self) -> None:
+        """Wait until all processes know of the failure, but no longer than `KNOWN`: the store may end with this one."""
+        end = time.perf_counter() + KNOWN
+        with suppress(RuntimeError):
+            while self._store is not None and time.perf_counter() < end:
+                if self._store.add(f"{self._key}/known", 0) >= self.size:
+                    return
+                time.sleep(0.02)
+
+    def _failure(self) -> OtherFailed | None:
+        """What the first process that failed has told; None if none has."""
+        with suppress(RuntimeError):
+            if self._store is not None and self._key and self._store.check([self._key]):
+                problem = OtherFailed(self._store.get(self._key).decode())
+                if not self._has_told:
+                    self._has_told = True
+                    self._store.add(f"{self._key}/known", 1)
+                return problem
+        return None
 
     def check_same(self, what: str, text: str) -> None:
         digest = zlib.crc32(text.encode())

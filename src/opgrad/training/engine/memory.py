@@ -77,9 +77,10 @@ class Memory:
     def step(self) -> None:
         """Change the parameters along the gradients."""
         assert self.optimizer is not None
-        self.optimizer.step()
-        if self.rows is not None:
-            self.rows.step()
+        if self.rows is None:
+            self.optimizer.step()
+        else:
+            self.rows.step(self.optimizer._step_beside(self.rows.squares()))
 
     def moments(self) -> dict[str, dict[str, np.ndarray]]:
         """The optimizer's moments by parameter and by their names in a checkpoint."""

@@ -122,10 +122,10 @@ class GradientNorm:
         sums = Address(self._sums.ctypes.data, "float64")
         self._pass = Pass(kernels.squares, [gradients], lambda given: {"g": given[0], "sums": sums}, LEAST_SHARED_BYTES)
 
-    def measure(self) -> float:
-        """The norm of the gradients as they are now."""
+    def measure(self, squares: float = 0.0) -> float:
+        """The norm of the gradients as they are now. squares: the sum of the squares of further gradients."""
         self._pass()
-        return math.sqrt(float(self._sums.sum()))
+        return math.sqrt(float(self._sums.sum()) + squares)
 
 
 def clip_factor(norm: float, max_norm: float) -> float:
@@ -167,11 +167,19 @@ class _Optimizer:
 
     def step(self) -> None:
         """Change the parameters, and the moments if there are some, in place."""
+        self._step_beside(0.0)
+
+    def _step_beside(self, squares: float) -> float:
+        """A step beside those of other parameters; returns the factor by which all gradients are clipped.
+
+        squares: the sum of the squares of the others' gradients, which count for the norm.
+        """
         if self._norm is not None and self.rule.max_norm is not None:
-            self._factors[kernels.CLIP] = clip_factor(self._norm.measure(), self.rule.max_norm)
+            self._factors[kernels.CLIP] = clip_factor(self._norm.measure(squares), self.rule.max_norm)
         self.steps += 1
         self._set_factors()
         self._pass()
+        return float(self._factors[kernels.CLIP])
 
 
 class SGD(_Optimizer):

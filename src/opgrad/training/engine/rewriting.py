@@ -1,6 +1,7 @@
 """Changes to a training or eval graph before onnxruntime loads it."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 import onnx
 from onnx import helper
@@ -8,6 +9,7 @@ from onnx import helper
 from opgrad.graph.messages import keep
 from opgrad.training.formats.names import BUFFER_SUFFIX, RESET
 
+ANNOUNCED_SUFFIX = "_grad.announced"  # behind a parameter's name: an output that is written when its gradient is
 DIRECT_SUFFIX = "_grad.direct"  # behind a parameter's name: its gradient as an output of the graph
 
 
@@ -56,3 +58,21 @@ def overwriting(model: onnx.ModelProto) -> dict[str, str] | None:
     for name in names.values():
         graph.output.add().name = name
     return names
+
+
+def announce(model: onnx.ModelProto, gradients: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Let a graph write an output as soon as a gradient is complete: a copy of the gradient's first slice.
+
+    model: changed in place. gradients: by parameter, the output that is its gradient. shapes: those of parameters.
+    Returns the names of the new outputs, in the order of `gradients`.
+    """
+    graph, found = model.graph, []
+    first = "opgrad.first_slice"
+    graph.initializer.append(helper.make_tensor(first, onnx.TensorProto.INT64, [1], [0]))
+    for name, gradient in gradients.items():
+        output = name + ANNOUNCED_SUFFIX
+        given = [gradient, first] if shapes[name] else [gradient]
+        graph.node.append(helper.make_node("Gather" if shapes[name] else "Identity", given, [output], output))
+        graph.output.append(helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, None))
+        found.append(output)
+    return found

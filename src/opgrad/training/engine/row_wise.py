@@ -14,6 +14,7 @@ from onnx import helper
 from opgrad import optim
 from opgrad.graph.messages import keep
 from opgrad.ops.gather import gather_grad
+from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.optimizer import SGD, AdamW, AdamWRule
 from opgrad.training.formats.names import BUFFER_SUFFIX
 
@@ -75,12 +76,12 @@ class RowWise:
     rest: the optimizer of the other parameters. tables: float32, changed in place.
 
     moments: by table, arrays like it; the moments of a row stay as they are while no batch reads the row.
+    gradients: by table, the rows that the next step changes, rising, and the gradient of each; empty until `sum_up`.
     """
 
     def __init__(self, rest: SGD | AdamW, tables: Mapping[str, np.ndarray]):
-        if rest.rule.max_norm is not None:
-            raise ValueError("row_wise: gradients are clipped to a norm, expected no clip_norm beside row_wise")
         self._rest, self.tables = rest, tables
+        self.gradients: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self.moments = {name: {each: np.zeros_like(table) for each in rest.moments} for name, table in tables.items()}
         self._last: Lookups = {}
         self._kept: list[Lookups] = []
@@ -94,18 +95,44 @@ class RowWise:
         for _, dy in self._last.values():
             np.multiply(dy, np.float32(weight), out=dy)
         self._kept.append(self._last)
+        self._last = {}
 
-    def step(self) -> None:
-        """Change the rows along the kept gradients or, without any, along the last batch's.
+    def sum_up(self) -> None:
+        """Form the gradient of the next step, unless it is there: the sum of the kept ones and the last batch's."""
+        if not self.gradients:
+            parts, self._kept = [each for each in (*self._kept, self._last) if each], []
+            self.gradients = {name: self._summed(name, [part[name] for part in parts]) for name in self.tables}
 
-        To be called after the step of the other parameters.
+    def add_up(self, processes: OneProcess) -> None:
+        """Replace the gradient of the next step by the sum over all processes, which has the same bits on each."""
+        self.sum_up()
+        for name, (rows, values) in self.gradients.items():
+            parts = zip(processes.gather(rows), processes.gather(values), strict=True)
+            self.gradients[name] = self._summed(name, list(parts))
+
+    def _summed(self, name: str, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+        """The rows that indices of several parts name, and the sum of the gradients of each."""
+        shape = self.tables[name].shape
+        indices = np.concatenate([np.empty(0, np.int64), *(indices.reshape(-1) for indices, _ in parts)])
+        dy = np.concatenate([np.empty((0, *shape[1:]), np.float32), *(dy.reshape(-1, *shape[1:]) for _, dy in parts)])
+        rows, values = gather_grad(shape, indices, dy, sparse=True)
+        return rows, values
+
+    def squares(self) -> float:
+        """The sum of the squares of the next step's gradients, for the norm of all gradients together."""
+        self.sum_up()
+        return sum(float(np.square(values, dtype=np.float64).sum()) for _, values in self.gradients.values())
+
+    def step(self, factor: float) -> None:
+        """Change the rows along their gradients, after the step of the other parameters.
+
+        factor: by which that step has clipped the gradients.
         """
-        parts, self._kept = self._kept or [self._last], []
-        for name, table in self.tables.items():
-            indices = np.concatenate([part[name][0].reshape(-1) for part in parts])
-            dy = np.concatenate([part[name][1].reshape(-1, *table.shape[1:]) for part in parts])
-            rows, values = gather_grad(table.shape, indices, dy, sparse=True)
-            self._change(table, self.moments[name], rows, values)
+        self.sum_up()
+        for name, (rows, values) in self.gradients.items():
+            clipped = values if factor == 1 else values * np.float32(factor)
+            self._change(self.tables[name], self.moments[name], rows, clipped)
+        self.gradients = {}
 
     def _change(
         self, table: np.ndarray, moments: Mapping[str, np.ndarray], rows: np.ndarray, values: np.ndarray

@@ -31,7 +31,7 @@ class Trainer:
     learning_rate: that of the optimizer; the attribute of this name changes it between steps.
     options: onnxruntime's session options; by default it uses `opgrad.get_num_threads()` threads.
     row_wise: the names of embedding tables of which a step changes the rows alone that its batches have read; each is
-        read by one Gather along its first axis alone. Not beside a limit of the gradients' norm.
+        read by one Gather along its first axis alone.
     fuse: whether nodes such as the loss and its gradient become one; see `opgrad inspect`.
 
     parameters: every parameter by name, float32 arrays of their present values; the trainable ones may be
@@ -169,6 +169,10 @@ class Trainer:
     def check_export(self) -> None:
         """Raise ValueError if `export` would fail, or give a model that stock onnxruntime does not take."""
         check_export(self.artifacts, self.evaluator.outputs, "Trainer.export")
+
+    def _announced_gradients(self) -> dict[str, np.ndarray]:
+        """Memory, by parameter, over which each further batch writes as soon as its gradient is complete."""
+        return self._graph.announcing()
 
     def gradient_batches(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[float]:
         """Fill `gradients` for one batch after the other, like `epoch`, but leave the parameters alone.

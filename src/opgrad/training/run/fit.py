@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -14,12 +15,13 @@ import numpy as np
 from opgrad.training.data.dataset import Examples
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.evaluation import Evaluation
+from opgrad.training.engine.exchange import Exchange, can_overlap
 from opgrad.training.engine.trainer import Trainer
 from opgrad.training.formats.checkpoint import write_checkpoint
 from opgrad.training.run.metrics import EpochMetrics, best_epoch, write_csv
 from opgrad.training.run.schedule import Schedule
 from opgrad.training.run.state import BEST, LAST, PROPERTY, RunState
-from opgrad.training.run.step_rows import Step, StepRows
+from opgrad.training.run.step_rows import BatchPart, Step, StepRows
 
 CHUNK = 1 << 20  # how many numbers are checked at a time
 # Rows done, rows in all, loss of the batches of the step, validation loss of the epoch before, rows in a second.
@@ -71,8 +73,6 @@ class Fit:
         self._schedule = Schedule(recipe.learning_rate, recipe.schedule, recipe.warmup, steps)
         self._mean = GradientMean(trainer.gradients.flat) if recipe.accumulate > 1 else None
         self._processes, self._all_stop = processes, False
-        if processes.is_group and recipe.row_wise:
-            raise ValueError("train: row_wise names tables, expected none where several processes train together")
         rank, size = processes.rank, processes.size
         whole = size > 1 and trainer.artifacts.batch_rows is not None
         if whole and recipe.accumulate < size:
@@ -80,6 +80,9 @@ class Fit:
                 f"train: accumulate is {recipe.accumulate}, expected at least {size}: the graphs take one batch size "
                 "alone, so that each process needs a batch of every step"
             )
+        overlaps = processes.spans_machines and can_overlap(trainer.gradients)
+        announced = trainer._announced_gradients() if overlaps else {}
+        self._exchange = Exchange(processes, trainer.gradients, announced)
         self._step_rows = StepRows(recipe.batch_size, recipe.accumulate, rank, size, whole, training.weight)
         self.batch_losses: list[list[float]] = []
         self.communication = 0.0
@@ -142,33 +145,45 @@ class Fit:
     def _step(self, batches: Iterator[float], step: Step, interrupt: "_Interrupt") -> list[float]:
         """One step of the optimizer on the next rows; returns this process's part of the batches' losses."""
         trainer, losses = self.trainer, [0.0] * step.batches
-        for part in step.parts:
-            losses[part.batch] = next(batches) * part.of_batch
+        for part in step.parts[:-1]:
+            losses[part.batch] = self._batch(batches, part)
             if self._mean is not None:
                 self._mean.add(part.of_step)
-                if trainer.rows is not None:
-                    trainer.rows.keep(part.of_step)
-        if self._mean is not None:
-            self._mean.take()
-        if self._processes.is_group:
-            self._add_up(step, interrupt)
+        weight = step.parts[-1].of_step if step.parts else None
+        with self._exchange.during(partial(self._finish_gradients, weight, interrupt)):
+            for part in step.parts[-1:]:
+                losses[part.batch] = self._batch(batches, part)
+        self._all_stop = bool(trainer.gradients.extended[-1])
+        if trainer.rows is not None and self._processes.is_group:
+            trainer.rows.add_up(self._processes)
         trainer.optimizer.learning_rate = self._schedule.at(self.state.steps)
         trainer.update()
         self.state.steps += 1
         return losses
 
-    def _add_up(self, step: Step, interrupt: "_Interrupt") -> None:
-        """Sum the gradients of all processes, and find out whether the user has stopped one of them: then all stop."""
+    def _batch(self, batches: Iterator[float], part: BatchPart) -> float:
+        """Compute the gradients of the next batch; returns this process's part of the batch's loss."""
+        loss = next(batches)
+        if self.trainer.rows is not None and (self._mean is not None or self._processes.is_group):
+            self.trainer.rows.keep(part.of_step)
+        return loss * part.of_batch
+
+    def _finish_gradients(self, weight: float | None, interrupt: "_Interrupt", piece: slice) -> None:
+        """Make of a piece of the last batch's gradients this process's part of the step's.
+
+        weight: the share of the step that the last batch is; None: this process has no part in this step.
+        interrupt: whether the user has stopped this process. It travels behind the last gradient: then all stop.
+        """
         gradients = self.trainer.gradients
-        if self._mean is None:
-            own = sum(part.of_step for part in step.parts)
-            if own:
-                np.multiply(gradients.flat, own, out=gradients.flat)
-            else:  # the buffer may still hold infinities of an earlier batch, so it cannot be multiplied by 0
-                gradients.flat[...] = 0
-        gradients.extended[-1] = interrupt.requested
-        self._processes.add(gradients.extended)
-        self._all_stop = bool(gradients.extended[-1])
+        own = gradients.flat[piece]
+        if self._mean is not None:
+            self._mean.finish(piece, weight or 0.0)
+        elif self._processes.is_group and weight:
+            np.multiply(own, weight, out=own)
+        elif self._processes.is_group:
+            own[...] = 0  # an earlier batch may have left infinities there, which cannot be multiplied by 0
+        if piece.stop == gradients.extended.size:
+            gradients.extended[-1] = interrupt.requested
 
     def _validate(self) -> Evaluation | None:
         """The evaluation of the validation rows by the first process, on all of them."""
@@ -252,10 +267,18 @@ class GradientMean:
         np.multiply(self._gradients, weight, out=self._gradients)
         np.add(self._sums, self._gradients, out=self._sums)
 
-    def take(self) -> None:
-        """Put the sum in place of the last batch's gradients and begin anew."""
-        np.copyto(self._gradients, self._sums)
-        self._sums[...] = 0
+    def finish(self, piece: slice, weight: float) -> None:
+        """Add a piece of the last batch's gradients, put the sum in their place, and begin anew.
+
+        weight: that of the last batch; 0 where there was none.
+        """
+        gradients, sums = self._gradients[piece], self._sums[piece]
+        if weight:
+            np.multiply(gradients, weight, out=gradients)
+            np.add(sums, gradients, out=gradients)
+        else:
+            np.copyto(gradients, sums)
+        sums[...] = 0
 
 
 class _Interrupt:

@@ -131,9 +131,22 @@ def train(
     Raises `Interrupted` after Ctrl-C, `Diverged` when parameters are no numbers any more, ValueError for settings, data
     or a checkpoint that do not fit.
     """
+    processes = processes or OneProcess()
+    with processes.failing_together():
+        return _train(artifacts, recipe, file, output, progress, resumption, processes)
+
+
+def _train(
+    artifacts: ArtifactSet,
+    recipe: Recipe,
+    file: Path | None,
+    output: Path,
+    progress: Progress,
+    resumption: Resumption | None,
+    processes: OneProcess,
+) -> Run | None:
     if recipe.clip_norm is not None:
         artifacts = replace(artifacts, rule=replace(artifacts.rule, max_norm=recipe.clip_norm))
-    processes = processes or OneProcess()
     training, validation, test = _whole_batches(artifacts, recipe, file)
     trainer, state = begin(artifacts, recipe, training, fingerprint(training), resumption, processes)
     if state.initial_loss is None:
@@ -249,7 +262,8 @@ def _agreed(trainer: Trainer, state: RunState, processes: OneProcess) -> Trainer
         trainer = _trainer(before.artifacts, state.recipe, state.threads)
         trainer.restore(before.checkpoint())
     processes.check_same("data, settings or progress", state.to_text())
-    processes.check_same("parameters", str(zlib.crc32(trainer.flat_parameters.tobytes())))
+    sums = [zlib.crc32(np.ascontiguousarray(trainer.parameters[name]).data) for name in trainer.artifacts.trainable]
+    processes.check_same("parameters", str(sums))
     return trainer
 
 
