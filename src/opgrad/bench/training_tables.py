@@ -14,17 +14,16 @@ from opgrad.bench.training import GRAPH, OLD, OLD_OPTIMIZER, OPTIMIZER, STEP
 
 COLUMNS = ("set", "batch", "step", "graph", "optimizer", "Python", "torch", "old step", "old optimizer", "ratio")
 START_COLUMNS = (
-    *("set", "batch", "first step, nothing compiled", "first step", "old first step", "memory"),
-    *("memory, nothing compiled", "old memory", "more"),
-)
+    "set", "batch", "first step, nothing compiled", "first step", "old first step", "memory",
+    "memory, nothing compiled", "old memory", "more",
+)  # fmt: skip
 GENERATED_COLUMNS = (
-    *("model", "batch", "nodes", "made in", "graph", "2 segments", "old graph", "torch", "peak", "2 segments' peak"),
+    "model", "batch", "nodes", "made in", "graph", "2 segments", "old graph", "torch", "peak", "2 segments' peak",
     "ratio",
-)
+)  # fmt: skip
 ATTENTION_COLUMNS = (
-    *("model", "parameters", "in tiles", "with scores", "ratio", "peak in tiles", "peak with scores"),
-    "of that",
-)
+    "model", "parameters", "in tiles", "with scores", "ratio", "peak in tiles", "peak with scores", "of that",
+)  # fmt: skip
 
 
 def rows(result: Mapping[str, Any]) -> Iterator[list[str]]:

@@ -12,9 +12,9 @@ from opgrad.rules.shaping import sizes_of
 
 ROI, SCALES, SIZES = 1, 2, 3  # places of inputs
 FORM = (
-    *("mode", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside", "nearest_mode", "antialias"),
-    *("axes", "keep_aspect_ratio_policy"),
-)
+    "mode", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside", "nearest_mode", "antialias", "axes",
+    "keep_aspect_ratio_policy",
+)  # fmt: skip
 
 
 @gradient("Resize", constant=(ROI, SCALES, SIZES), integers=True)

@@ -202,10 +202,10 @@ def _by_tensor(name: str) -> Callable[..., Any]:
 
 # Python looks special methods up in the class. The special methods above record what they can.
 for _name in (
-    *("getitem", "setitem", "len", "iter", "bool", "float", "int", "neg", "abs", "invert", "contains", "array"),
-    *("sub", "rsub", "radd", "rtruediv", "floordiv", "mod", "pow", "rpow", "matmul", "rmatmul", "and", "or", "xor"),
-    *("eq", "ne", "lt", "le", "gt", "ge"),
-):
+    "getitem", "setitem", "len", "iter", "bool", "float", "int", "neg", "abs", "invert", "contains", "array", "sub",
+    "rsub", "radd", "rtruediv", "floordiv", "mod", "pow", "rpow", "matmul", "rmatmul", "and", "or", "xor", "eq", "ne",
+    "lt", "le", "gt", "ge",
+):  # fmt: skip
     setattr(Deferred, f"__{_name}__", _by_tensor(f"__{_name}__"))
 setattr(Deferred, "__hash__", object.__hash__)  # noqa: B010
 

@@ -49,9 +49,9 @@ LARGEST_SCALE = 1e4  # a constant with larger numbers is a mask, which hides ele
 PATTERN = "*?["
 # Operators that compute with quantized integers.
 QUANTIZED = (
-    *("DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul"),
-    *("MatMulIntegerToFloat", "QGemm", "QAttention", "QEmbedLayerNormalization", "MatMulNBits", "GatherBlockQuantized"),
-)
+    "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul",
+    "MatMulIntegerToFloat", "QGemm", "QAttention", "QEmbedLayerNormalization", "MatMulNBits", "GatherBlockQuantized",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

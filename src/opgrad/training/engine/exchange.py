@@ -30,8 +30,8 @@ class Exchange:
     """The sum of the gradients of all processes.
 
     gradients: the memory, with the number behind it; replaced by the sum.
-    announced: by parameter, memory that a run of the graph writes over when the gradient is complete. Without it
-    everything travels at the end, in one piece.
+    announced: by parameter, memory that a run of the graph writes over when the gradient is complete; none for
+    gradients without elements. Without any, everything travels at the end, in one piece.
 
     The pieces go from the end of the memory to its beginning, on every process alike: a backward part begins with the
     last layers.
@@ -87,7 +87,7 @@ class Exchange:
             self._problem = error
 
     def _are_announced(self, names: list[str]) -> bool:
-        return all(self._marks[name][0] != PENDING for name in names)
+        return all(self._marks[name][0] != PENDING for name in names if name in self._marks)
 
 
 def _pieces(gradients: FlatTensors) -> list[tuple[slice, list[str]]]:

@@ -63,16 +63,15 @@ def overwriting(model: onnx.ModelProto) -> dict[str, str] | None:
 def announce(model: onnx.ModelProto, gradients: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
     """Let a graph write an output as soon as a gradient is complete: a copy of the gradient's first slice.
 
-    model: changed in place. gradients: by parameter, the output that is its gradient. shapes: those of parameters.
-    Returns the names of the new outputs, in the order of `gradients`.
+    model: changed in place. gradients: by parameter, the output that is its gradient. shapes: those of the parameters
+    with elements, which alone are announced. Returns the names of the new outputs, in the order of `shapes`.
     """
     graph, found = model.graph, []
     first = "opgrad.first_slice"
     graph.initializer.append(helper.make_tensor(first, onnx.TensorProto.INT64, [1], [0]))
-    for name, gradient in gradients.items():
-        output = name + ANNOUNCED_SUFFIX
-        given = [gradient, first] if shapes[name] else [gradient]
-        graph.node.append(helper.make_node("Gather" if shapes[name] else "Identity", given, [output], output))
+    for name, shape in shapes.items():
+        output, given = name + ANNOUNCED_SUFFIX, [gradients[name], *([first] if shape else [])]
+        graph.node.append(helper.make_node("Gather" if shape else "Identity", given, [output], output))
         graph.output.append(helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, None))
         found.append(output)
     return found

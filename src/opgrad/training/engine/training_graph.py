@@ -113,7 +113,7 @@ class TrainingGraph:
             return None
         written = {output: self._gradients[name] for name, output in names.items()}
         if announced is not None:
-            shapes = {name: self._gradients[name].shape for name in names}
+            shapes = {name: self._gradients[name].shape for name in names if self._gradients[name].size}
             for (name, shape), output in zip(shapes.items(), rewriting.announce(model, names, shapes), strict=True):
                 written[output] = announced[name] = np.empty((1, *shape[1:]) if shape else (), np.float32)
         return self._open(model, written)
