@@ -142,6 +142,13 @@ LAYERS = {
         "native/threads/ reading terminal training/building/ training/data/ training/engine/"
         " training/engine/distributed training/formats/ writing",
     ),
+    "training/language/": ("numpy onnx", "graph/ training/formats/"),
+    "training/tune/": (
+        "jinja2 numpy onnx onnxruntime tokenizers",
+        "graph/ locks native/threads/ reading training/building/ training/data/ training/engine/"
+        " training/engine/distributed training/engine/optimizer training/formats/ training/language/ training/run/"
+        " writing",
+    ),
     "training/api/": (
         "numpy onnx onnxruntime",
         "graph/ native/threads/ training/data/ training/engine/ training/engine/distributed training/engine/optimizer"
@@ -154,7 +161,8 @@ LAYERS = {
     ),
     "training": (
         "",
-        "training/api/ training/data/ training/engine/ training/engine/optimizer training/formats/ training/run/",
+        "training/api/ training/data/ training/engine/ training/engine/optimizer training/formats/ training/run/"
+        " training/tune/",
     ),
     # commands, and what they measure and test
     "machine": ("", "cpu/compiler/native cpu/programs/partition"),
@@ -179,7 +187,7 @@ LAYERS = {
         "onnx rich typer",
         "graph/ onnxruntime/ terminal training training/artifacts/ training/building/ training/data/ training/engine/"
         " training/engine/distributed training/formats/ training/inspect/ training/onnxblock/ training/portable/"
-        " training/run/",
+        " training/run/ training/tune/",
     ),
     "cli": ("rich typer", "opgrad bench/ check commands/ compile contract/ onnxruntime/ terminal training/inspect/"),
     "__main__": ("", "cli"),

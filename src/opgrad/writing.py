@@ -138,6 +138,17 @@ def new_file(path: Path, content: memoryview | bytes | Iterable[memoryview | byt
         flush(file)
 
 
+def linked(path: Path, source: Path) -> None:
+    """Give a file a second name in a folder of `staged`, or copy it where the system has no links between the two."""
+    with naming(path):
+        try:
+            os.link(source.resolve(), path)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
+            shutil.copyfile(source, path)
+
+
 def flush(file: BinaryIO) -> None:
     """Wait until what was written is on the disk."""
     file.flush()

@@ -13,6 +13,7 @@ USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError)
 ONNX = ("onnx", "onnxruntime", "flatbuffers", "google")
 # What the extras install, the most complete first, under the names by which it is imported.
 LIBRARIES = {
+    "tune": (*ONNX, "matplotlib", "plotext", "tokenizers", "jinja2"),
     "train": (*ONNX, "matplotlib", "plotext"),
     "onnx": ONNX,
     "bench": ("matplotlib", "scipy"),

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from opgrad.training.formats.artifact_set import ArtifactSet
     from opgrad.training.formats.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint, write_checkpoint
     from opgrad.training.run.recipe import Recipe
+    from opgrad.training.tune.lora import Lora
+    from opgrad.training.tune.tuner import Tuner
 
 __all__ = [
     "SGD",
@@ -27,6 +29,7 @@ __all__ = [
     "Dataset",
     "Evaluation",
     "LinearLRScheduler",
+    "Lora",
     "Module",
     "Optimizer",
     "OptimizerGroup",
@@ -35,6 +38,7 @@ __all__ = [
     "SGDRule",
     "TensorSpec",
     "Trainer",
+    "Tuner",
     "load_file",
     "load_named",
     "read_checkpoint",
@@ -52,6 +56,8 @@ PLACES = {
     "engine.trainer": ("Trainer",),
     "engine.optimizer": ("SGD", "AdamW", "AdamWRule", "SGDRule", "read_rule"),
     "run.recipe": ("Recipe",),
+    "tune.lora": ("Lora",),
+    "tune.tuner": ("Tuner",),
 }
 
 

@@ -59,14 +59,23 @@ def read_apart(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, Held]]:
 
     Raises what `read_model` raises.
     """
-    model, apart = read_model(path, who, outside=False), dict[str, Held]()
+    model = read_model(path, who, outside=False)
+    return model, taken_apart(model, path, who)
+
+
+def taken_apart(model: onnx.ModelProto, path: Path, who: str) -> dict[str, Held]:
+    """Take the values out of the huge initializers that a model keeps in other files, and read the smaller ones.
+
+    model: changed; it has placeholders then. path: its file. Returns the values by name, mapped.
+    """
+    apart = dict[str, Held]()
     with naming_outside(path, who):
         for tensor in model.graph.initializer:
             if uses_external_data(tensor) and (found := _mapped(tensor, path.parent)) is not None:
                 apart[tensor.name] = found
                 tensor.CopyFrom(placeholder(tensor.name, tensor))
     read_outside(model, path, who, is_placeholder)
-    return model, apart
+    return apart
 
 
 def read_shared(source: Source, who: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:

@@ -1,0 +1,137 @@
+"""A language model read from a file: its graph without caches, its products, and the loss of the tokens that follow."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import uses_external_data
+
+from opgrad.graph.graph import Graph
+from opgrad.graph.loading import place_of, read_model
+from opgrad.graph.messages import FLOATS, copied
+from opgrad.training.formats.tensor_values import Held, taken_apart
+from opgrad.training.language.caches import without_caches
+from opgrad.training.language.products import Product, find_products
+
+LABELS, LOSS = "labels", "loss"
+IGNORED = -100  # the label of a token that does not count
+INTEGERS = (TensorProto.INT64, TensorProto.INT32)
+TOKENS = ("input_ids", "tokens", "input")
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A language model.
+
+    source: as it was read, with caches; large initializers are placeholders, and `values` has theirs.
+    model: the graph from tokens to scores alone; names of values and nodes are those of the source.
+    values: large tensors by name, mapped from the files where they lie.
+    files: for tensors in other files than the model's: the file, the first byte, and the number of bytes.
+    tokens: the input for tokens, [batch, length]. logits: the output with the scores of the token that follows each,
+        [batch, length, vocabulary]. hidden: what the last product computes the scores from.
+    vocabulary: the number of scores. width: that of `hidden`.
+    products: those with weights, in the graph's order.
+    loss: the loss, a number, in a model that `with_loss` made; else "".
+    """
+
+    source: onnx.ModelProto
+    model: onnx.ModelProto
+    values: Mapping[str, Held]
+    files: Mapping[str, tuple[Path, int, int]]
+    tokens: str
+    logits: str
+    hidden: str
+    vocabulary: int
+    width: int
+    products: tuple[Product, ...]
+    loss: str = ""
+
+    @property
+    def head(self) -> Product:
+        """The product that computes the scores."""
+        return next(each for each in self.products if each.role == "head")
+
+    def with_loss(self) -> "LanguageModel":
+        """The same model with its loss as the only output: the mean over all labels that count.
+
+        It gets the input `labels`, int64 [batch, length]: for each token the one that shall follow, or -100.
+        """
+        model = copied(self.model)
+        graph, scope = model.graph, "loss/"
+        shapes = {"rows": [-1], "scores": [-1, self.vocabulary]}
+        graph.initializer.extend(
+            numpy_helper.from_array(np.array(shape, np.int64), f"{scope}{name}") for name, shape in shapes.items()
+        )
+        graph.input.append(helper.make_tensor_value_info(LABELS, TensorProto.INT64, ["batch", "length"]))
+        flat = f"{scope}flat_logits", f"{scope}flat_labels"
+        nodes = [
+            helper.make_node("Reshape", [self.logits, f"{scope}scores"], [flat[0]], f"{scope}Reshape_logits"),
+            helper.make_node("Reshape", [LABELS, f"{scope}rows"], [flat[1]], f"{scope}Reshape_labels"),
+            helper.make_node(
+                "SoftmaxCrossEntropyLoss", flat, [LOSS], f"{scope}SoftmaxCrossEntropyLoss", ignore_index=IGNORED
+            ),
+        ]
+        graph.node.extend(nodes)
+        del graph.output[:]
+        graph.output.append(helper.make_tensor_value_info(LOSS, TensorProto.FLOAT, []))
+        return replace(self, model=model, loss=LOSS)
+
+
+def read(path: str | PathLike[str], who: str) -> LanguageModel:
+    """Read a language model from its file.
+
+    who: the caller, for messages. Raises FileNotFoundError, ValueError for a damaged model or one that is no language
+    model, NotImplementedError for caches that cannot be taken out.
+    """
+    path = Path(path)
+    source = read_model(path, who, outside=False)
+    places = {each.name: place_of(each, path.parent) for each in source.graph.initializer if uses_external_data(each)}
+    files = {
+        name: (path.parent / place.location, place.offset or 0, place.length or 0) for name, place in places.items()
+    }
+    values = taken_apart(source, path, who)
+    what = f"{who}: {path}"
+    graph = Graph(copied(source))
+    tokens, logits = _tokens(graph, what), _logits(graph, what)
+    model = without_caches(source, tokens, logits, what)
+    products = find_products(model, tokens, logits)
+    head = next((each for each in products if each.role == "head"), None)
+    if head is None:
+        raise ValueError(f"{what} computes {logits!r} by no product with a weight, expected a language model")
+    return LanguageModel(
+        source=source, model=model, values=values, files=files, tokens=tokens, logits=logits, hidden=head.input,
+        vocabulary=head.outputs, width=head.inputs, products=products,
+    )  # fmt: skip
+
+
+def _tokens(graph: Graph, what: str) -> str:
+    """The input for tokens."""
+    found = [
+        each.name
+        for each in graph.graph.input
+        if each.type.tensor_type.elem_type in INTEGERS and len(graph.sizes(each.name) or ()) == 2
+    ]
+    looked_up = [name for name in found if any(node.op_type.startswith("Gather") for node in _readers(graph, name))]
+    chosen = [name for name in TOKENS if name in found] or looked_up
+    if not chosen:
+        names = ", ".join(each.name for each in graph.graph.input)
+        raise ValueError(f"{what} has the inputs {names}, expected input_ids, integers of shape [batch, length]")
+    return chosen[0]
+
+
+def _readers(graph: Graph, name: str) -> list[onnx.NodeProto]:
+    return graph.readers.get(name, [])
+
+
+def _logits(graph: Graph, what: str) -> str:
+    """The output with the scores."""
+    outputs = {each.name: each.type.tensor_type for each in graph.graph.output}
+    named = [name for name in outputs if name == "logits"]
+    three = [name for name, kind in outputs.items() if kind.elem_type in FLOATS and len(kind.shape.dim) == 3]
+    if not (chosen := named or three):
+        raise ValueError(f"{what} has the outputs {', '.join(outputs)}, expected logits [batch, length, vocabulary]")
+    return chosen[0]

@@ -1,0 +1,115 @@
+"""Puts adapters into a model: nodes beside products, whose factors are initializers of the model."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from opgrad.graph.messages import attribute_of, free_name, keep
+from opgrad.graph.nodes import names_in, rename_inputs
+from opgrad.training.tune.lora import WHO, Adapter
+
+SEED = 0  # of dropout's nodes, whose masks follow from the number of the run
+
+
+class _Writer:
+    """Appends the nodes of adapters to a graph. scaled: whether B holds the scale already."""
+
+    def __init__(self, graph: onnx.GraphProto, scaled: bool, training: bool):
+        self.graph, self._scaled, self._training = graph, scaled, training
+        self._taken = names_in(graph)
+        self.nodes: list[onnx.NodeProto] = []
+
+    def add(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+        """Append a node; returns the name of its result."""
+        name = free_name(output, self._taken)
+        self.nodes.append(helper.make_node(op, inputs, [name], free_name(f"{name}/{op}", self._taken), **attributes))
+        return name
+
+    def split(self, value: str, sizes: str, parts: int) -> list[str]:
+        """Split the last axis of a value; returns the names of the parts."""
+        names = [free_name(f"{value}.part.{number}", self._taken) for number in range(parts)]
+        self.nodes.append(
+            helper.make_node("Split", [value, sizes], names, free_name(f"{value}/Split", self._taken), axis=-1)
+        )
+        return names
+
+    def constant(self, value: np.ndarray, name: str) -> str:
+        """Add an initializer."""
+        name = free_name(name, self._taken)
+        self.graph.initializer.append(numpy_helper.from_array(value, name))
+        return name
+
+    def addend(self, adapter: Adapter, node: onnx.NodeProto) -> str:
+        """What an adapter adds to the result of its product's node."""
+        name, product, op = adapter.name, adapter.product, "MatMul"
+        x = product.input
+        if self._training and adapter.lora.dropout:
+            x = self._dropout(x, adapter)
+        if adapter.is_table:
+            low = self.add("Gather", [adapter.a, x], f"{name}.lora_A")
+        elif product.op == "Conv":
+            op = "Conv"
+            given = dict(map(attribute_of, node.attribute))
+            low = self.add(op, [x, adapter.a], f"{name}.lora_A", **given)
+        else:
+            low = self.add(op, [x, adapter.a], f"{name}.lora_A")
+        if not self._scaled and adapter.lora.scale != 1:
+            scale = self.constant(np.array(adapter.lora.scale, np.float32), f"{name}.lora_scale")
+            low = self.add("Mul", [low, scale], f"{name}.lora_A.scaled")
+        return self.add(op, [low, adapter.b], f"{name}.lora_B")
+
+    def _dropout(self, x: str, adapter: Adapter) -> str:
+        ratio = self.constant(np.array(adapter.lora.dropout, np.float32), f"{adapter.name}.lora_dropout.ratio")
+        training = self.constant(np.array(True), f"{adapter.name}.lora_dropout.training")
+        return self.add("Dropout", [x, ratio, training], f"{adapter.name}.lora_dropout", seed=SEED)
+
+
+def insert(graph: onnx.GraphProto, adapters: Iterable[Adapter], scaled: bool = False, training: bool = False) -> None:
+    """Let the readers of each product's result read the sum of it and of what its adapters compute.
+
+    graph: changed. scaled: whether B holds the scale.
+    training: whether dropout is part of it. The factors A and B are not added, only read.
+    """
+    writer, made = _Writer(graph, scaled, training), dict[str, tuple[str, list[onnx.NodeProto]]]()
+    nodes = {node.output[0]: node for node in graph.node if node.output}
+    for output, group in groupby(adapters, key=lambda each: each.product.output):
+        if output not in nodes:
+            raise ValueError(f"{WHO}: the model has no value {output!r}, to which an adapter would be added")
+        total = _total(writer, list(group), nodes[output])
+        made[output], writer.nodes = (total, writer.nodes), []
+    _redirect(graph, made)
+
+
+def _total(writer: _Writer, adapters: list[Adapter], node: onnx.NodeProto) -> str:
+    """The sum of a product's result and of what its adapters add to all columns, or each to some of them."""
+    output, columns = adapters[0].product.output, adapters[0].product.outputs
+    if adapters[0].outputs == columns:
+        return writer.add("Add", [output, writer.addend(adapters[0], node)], f"{output}.adapted")
+    bounds = sorted({0, columns, *(each.first for each in adapters), *(each.last for each in adapters)})
+    sizes = writer.constant(np.diff(bounds), f"{output}.lora.sizes")
+    parts = writer.split(output, sizes, len(bounds) - 1)
+    for adapter in adapters:
+        place = bounds.index(adapter.first)
+        parts[place] = writer.add("Add", [parts[place], writer.addend(adapter, node)], f"{adapter.name}.adapted")
+    return writer.add("Concat", parts, f"{output}.adapted", axis=-1)
+
+
+def _redirect(graph: onnx.GraphProto, made: Mapping[str, tuple[str, list[onnx.NodeProto]]]) -> None:
+    """Put new nodes behind those whose results they read, and let other nodes read the new results."""
+    names = {old: new for old, (new, _) in made.items()}
+    outputs = {each.name for each in graph.output}
+    if both := outputs & names.keys():
+        raise ValueError(f"{WHO}: {min(both)!r} is an output of the model, expected a product inside of it")
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        rename_inputs(node, names)
+        nodes.append(node)
+        for output in filter(made.__contains__, node.output):
+            for own in made[output][1]:
+                rename_inputs(own, {old: new for old, new in names.items() if old != output})
+                nodes.append(own)
+    keep(graph.node, nodes)

@@ -1,0 +1,144 @@
+"""What a fine-tuning leaves: the adapter in the formats of onnxruntime and of PEFT, and a model that takes it."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from opgrad.reading import open_regular
+from opgrad.training.formats.model_files import LARGEST_MODEL, ValuesFile, model_bytes, write_model
+from opgrad.training.formats.tensor_values import Held, is_placeholder
+from opgrad.training.tune import deployed, peft
+from opgrad.training.tune.lora import WHO, Adapter
+from opgrad.training.tune.tokenizer import read_json
+from opgrad.writing import linked, naming, new_file, staged
+
+if TYPE_CHECKING:
+    from opgrad.training.language import LanguageModel
+
+MODEL, ADAPTER, ABOUT = "model.onnx", "adapter.onnx_adapter", "tune.json"
+BLOCK = 1 << 20  # bytes that are read at once
+VERSION = 1  # of the adapter, and of the model that it is for, in onnxruntime's format
+# What belongs to a model beside its weights, for onnxruntime-genai and for tokenizers.
+BESIDE = (
+    *("genai_config.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"),
+    *("added_tokens.json",),
+)
+
+
+def checksum(base: "LanguageModel", file: Path) -> str:
+    """The SHA-256 of a model's file and of the files in which it keeps tensors, in hexadecimal digits."""
+    total = hashlib.sha256()
+    for path in (file, *sorted({place for place, _, _ in base.files.values()})):
+        with open_regular(path) as opened:
+            while block := opened.read(BLOCK):
+                total.update(block)
+    return total.hexdigest()
+
+
+def check_base(folder: Path, found: str) -> None:
+    """Raise ValueError if an adapter's folder names another base than the one with this checksum."""
+    expected = read_json(folder / ABOUT).get("base_sha256")
+    if expected not in (None, found):
+        raise ValueError(
+            f"{WHO}: {folder} is an adapter of another base: it names {str(expected)[:16]}…, and the model is "
+            f"{found[:16]}…"
+        )
+
+
+def write_tuned(
+    folder: Path,
+    base: "LanguageModel",
+    file: Path,
+    adapters: Sequence[Adapter],
+    values: Mapping[str, np.ndarray],
+    about: Mapping[str, Any],
+) -> list[str]:
+    """Write adapters, and the base with inputs for them, into a folder; an error leaves it as it was.
+
+    file: of the base; tensors that it keeps in other files stay in these, to which the folder gets links. about: what
+    tune.json says. Returns the names of the files.
+    """
+    with staged(folder) as new:
+        _write_referring(deployed.with_inputs(base, adapters), base, new)
+        _write_adapter(deployed.scaled(base, adapters, values), new / ADAPTER)
+        peft.write(new, base, adapters, values)
+        _write_beside(file.parent, new)
+        new_file(new / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
+        return sorted(each.name for each in new.iterdir())
+
+
+def write_merged(
+    folder: Path, file: Path, model: onnx.ModelProto, values: Mapping[str, Held], about: Mapping[str, Any]
+) -> list[str]:
+    """Write a model with all of its values, and what belongs to the base beside it, into a folder."""
+    with staged(folder) as new, ExitStack() as stack:
+        outside = None
+        if model_bytes(model, values) > LARGEST_MODEL or file.with_name(f"{file.name}.data").is_file():
+            outside = stack.enter_context(ValuesFile(new / f"{MODEL}.data"))
+        write_model(model, values, new / MODEL, outside)
+        stack.close()
+        _write_beside(file.parent, new)
+        new_file(new / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
+        return sorted(each.name for each in new.iterdir())
+
+
+def _write_referring(model: onnx.ModelProto, base: "LanguageModel", folder: Path) -> None:
+    """Write a model whose tensors stay in the files of the base, to which there are links in the folder."""
+    files: dict[str, Path] = {}
+    for tensor in model.graph.initializer:
+        if not is_placeholder(tensor) or tensor.name not in base.files:
+            continue
+        path, start, count = base.files[tensor.name]
+        files[path.name] = path
+        del tensor.external_data[:]
+        for key, value in (("location", path.name), ("offset", start), ("length", count)):
+            tensor.external_data.add(key=key, value=str(value))
+    for name, path in files.items():
+        linked(folder / name, path)
+    write_model(model, base.values, folder / MODEL)
+
+
+def _write_adapter(values: Mapping[str, np.ndarray], path: Path) -> None:
+    """Write the file that onnxruntime's `LoraAdapter` and onnxruntime-genai's `Adapters` load."""
+    form = onnxruntime.AdapterFormat()
+    form.set_adapter_version(VERSION)
+    form.set_model_version(VERSION)
+    form.set_parameters({name: _ort_value(array) for name, array in values.items()})
+    with naming(path):
+        form.export_adapter(str(path))
+
+
+def _ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
+    """A tensor of onnxruntime; bfloat16, which is no dtype of NumPy's own, goes by its bits."""
+    array = np.ascontiguousarray(array)
+    if array.dtype.kind == "V" or array.dtype.name == "bfloat16":
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def _write_beside(source: Path, folder: Path) -> None:
+    """Copy what belongs to a model beside its weights; genai_config.json names the new file of the model."""
+    for name in BESIDE:
+        if not (source / name).is_file():
+            continue
+        content = (source / name).read_bytes()
+        if name == "genai_config.json":
+            content = _renamed(source / name)
+        new_file(folder / name, content)
+
+
+def _renamed(path: Path) -> bytes:
+    """The content of a genai_config.json with the name of the model's file here."""
+    config = read_json(path)
+    decoder = config.get("model", {}).get("decoder")
+    if isinstance(decoder, dict):
+        decoder["filename"] = MODEL
+    return (json.dumps(config, indent=4) + "\n").encode()

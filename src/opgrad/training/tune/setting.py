@@ -1,0 +1,119 @@
+"""What is trained of a language model: its adapters, or weights of its own, as an artifact set in memory."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from opgrad.graph.large import without_large
+from opgrad.graph.messages import copied, copied_without
+from opgrad.training.building.models import take_parameters, training_models
+from opgrad.training.building.selection import Candidates, matching
+from opgrad.training.data.batches import TensorSpec
+from opgrad.training.engine.optimizer import AdamWRule
+from opgrad.training.formats.artifact_set import ArtifactSet
+from opgrad.training.formats.tensor_values import Held, array_of, is_placeholder
+from opgrad.training.tune.insertion import insert
+from opgrad.training.tune.lora import WHO, Adapter
+
+if TYPE_CHECKING:
+    from opgrad.training.language import LanguageModel
+
+AXES = ("batch", "length")
+LABELS = "labels"  # the input for the labels
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A language model and what is trained of it.
+
+    base: the model as it is. adapters: what is added to it. weights: the names of weights of its own that are trained.
+    artifacts: the graphs, with the parameters at the start.
+    scores: the graph that gives the scores of the next token for each token; its parameters are inputs.
+    """
+
+    base: "LanguageModel"
+    adapters: tuple[Adapter, ...]
+    weights: tuple[str, ...]
+    artifacts: ArtifactSet
+    scores: onnx.ModelProto
+
+    @property
+    def size(self) -> int:
+        """How many numbers are trained."""
+        return sum(each.size for each in self.artifacts.trainable.values())
+
+
+def prepare(
+    base: "LanguageModel",
+    adapters: Sequence[Adapter],
+    values: Mapping[str, np.ndarray],
+    train: Iterable[str],
+    folder: Path,
+    rule: AdamWRule,
+    segments: Sequence[str] | None = None,
+) -> Setting:
+    """The graphs that train adapters, or weights of the model.
+
+    values: those of the adapters' parameters at the start. train: names or patterns of weights. folder: for messages.
+    segments: the values at which the graph is cut, to keep fewer of them in memory; see `opgrad.gradients.gradients`.
+    Raises what `training_models` raises, ValueError for a pattern that matches nothing.
+    """
+    model = copied(base.model)
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
+    insert(model.graph, adapters, training=True)
+    weights = _weights(model, train, base.values)
+    names = [*values, *weights]
+    trained = replace(base, model=model).with_loss()
+    models = training_models(copied(trained.model), [trained.loss], names, [], WHO, segments, base.values)
+    held = models.values
+    trainable, _ = models.arrays
+    artifacts = ArtifactSet(
+        directory=folder,
+        training_model=models.training,
+        eval_model=_with_inputs(models.evaluation),
+        rule=rule,
+        trainable={name: np.asarray(trainable[name], np.float32) for name in trainable},
+        frozen={},
+        inputs=tuple(TensorSpec(name, np.dtype(np.int64), AXES) for name in (base.tokens, LABELS)),
+        loss=trained.loss,
+        constants=_constants([models.training, models.evaluation], held),
+    )
+    return Setting(base, tuple(adapters), tuple(weights), artifacts, _scores(base, adapters, names, values))
+
+
+def _weights(model: onnx.ModelProto, train: Iterable[str], values: Mapping[str, Held]) -> list[str]:
+    """The names of the weights of the model that are trained."""
+    if not (given := list(train)):
+        return []
+    candidates = Candidates(model, values)
+    named, matched = matching("train", given, candidates.tensors, candidates.weights, WHO)
+    return list(dict.fromkeys([*named, *matched]))
+
+
+def _scores(
+    base: "LanguageModel", adapters: Sequence[Adapter], names: Sequence[str], values: Mapping[str, np.ndarray]
+) -> onnx.ModelProto:
+    """The graph of the scores, whose large constants are inputs, too."""
+    model = copied(base.model)
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
+    insert(model.graph, adapters)
+    take_parameters(model, names)
+    return _with_inputs(model)
+
+
+def _with_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model with inputs in the places of large constants."""
+    copy = copied_without(model, "graph")
+    copy.graph.CopyFrom(without_large(model.graph, is_placeholder))
+    return copy
+
+
+def _constants(models: Iterable[onnx.ModelProto], values: Mapping[str, Held]) -> dict[str, np.ndarray]:
+    """The values of the models' placeholders."""
+    names = {each.name for model in models for each in model.graph.initializer if is_placeholder(each)}
+    return {name: array_of(values[name]) for name in sorted(names)}

@@ -1,0 +1,57 @@
+"""`Tuner`: it fine-tunes a language model of ONNX, writes what was trained, and writes texts with it."""
+
+from collections.abc import Callable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from opgrad.training.engine.distributed import OneProcess
+from opgrad.training.run.fit import Progress
+from opgrad.training.run.recipe import Recipe
+from opgrad.training.tune import fitting
+from opgrad.training.tune.adapted_model import AdaptedModel
+
+# What a recipe says unless it is told otherwise.
+DEFAULTS = {"epochs": 1, "batch_size": 4, "learning_rate": 2e-4, "schedule": "cosine", "clip_norm": 1.0}
+
+
+class Tuner(AdaptedModel):
+    """Fine-tunes a language model on texts: low-rank adapters beside its weights, or weights of its own.
+
+    model: a folder with model.onnx and tokenizer.json, as onnxruntime-genai's builder and optimum write it, or one
+        .onnx file in such a folder.
+    lora: what adapters are like and where, a `Lora`, a text such as `rank=8, alpha=16, target=*q_proj*|*v_proj*`, or
+        several, of which each product gets the first that fits. None: `Lora()`.
+    train: names or patterns of weights that are trained themselves; then there are no adapters.
+    adapter: a folder with an adapter, of this class or of PEFT, that is used and trained further.
+    memory: how many bytes a step may take; None: as many as it is fastest with.
+    longest: the most tokens of an example; longer ones are cut, which `fit` tells.
+    weight_decay: of AdamW. seed: of the adapters' first values.
+
+    base: the model as it was read. adapters: where adapters are. values: the present values of what is trained, by
+    name, float32.
+
+    Raises FileNotFoundError, ValueError and NotImplementedError for a model, an adapter or options that do not fit.
+    """
+
+    def fit(
+        self, data: str | PathLike[str], output: str | PathLike[str], *, train_on: str = "completions",
+        samples: Sequence[str] = (), progress: Progress | None = None, told: Callable[[str], None] | None = None,
+        resume: bool = False, processes: OneProcess | None = None, **settings: Any,
+    ) -> "fitting.Tuned":  # fmt: skip
+        """Train on the examples of a file, and write what was trained into a folder.
+
+        data: a .jsonl file; see `Examples`. train_on: "completions" or "all".
+        output: the folder; adapters stand in adapter.onnx_adapter, for model.onnx beside it, and in PEFT's files;
+            trained weights stand in model.onnx. metrics.json, metrics.csv and loss.png have the figures.
+        samples: prompts that are written on after every epoch. told: called with each line about the run.
+        progress: called after every step; see `opgrad.training.run.fit`.
+        resume: go on from last.checkpoint in the folder.
+        processes: those that train together, of `opgrad.training.engine.distributed`.
+        settings: those of `Recipe`: epochs, batch_size, learning_rate, schedule, warmup, accumulate, clip_norm,
+            validation, patience, seed.
+        Returns what the run came to. Raises ValueError, OSError; `Interrupted` and `Diverged` as `opgrad train` does.
+        """
+        recipe = Recipe(**{**DEFAULTS, "seed": self.seed, **settings})
+        request = fitting.Request(recipe, Path(output), train_on, tuple(samples), resume)
+        return fitting.fit(self, self.examples(data, train_on), request, progress, told, processes or OneProcess())

@@ -1,0 +1,168 @@
+"""Small language models with tokenizers, as exporters write them into folders."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+WORDS = ["the", "cat", "dog", "bird", "sees", "likes", "a", "red", "blue", "small", "tree", ".", "hello", "what", "is"]
+WORDS += ["who", "are", "you", "i", "am"]
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|> ' + message['content'] | trim + ' <|end|> ' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
+)
+
+
+def path(module: str) -> str:
+    """The names of a module's nodes begin with this: /model/layers.0/self_attn/q_proj."""
+    return "/" + re.sub(r"\.(?!\d)", "/", module)
+
+
+class Writer:
+    """Nodes and weights of a decoder in the names of Llama's modules. Every product is x · W.
+
+    vocabulary, width, heads, shared: sizes; `shared` is the number of heads of keys and values.
+    cached: whether attention is GroupQueryAttention with caches of keys and values, as onnxruntime-genai runs it; else
+        it is ONNX's Attention, which is causal.
+    """
+
+    def __init__(self, vocabulary: int, width: int, heads: int, shared: int, cached: bool, seed: int):
+        self.vocabulary, self.width, self.heads, self.shared, self.cached = vocabulary, width, heads, shared, cached
+        self.head = width // heads
+        self.generator = np.random.default_rng(seed)
+        self.nodes: list[onnx.NodeProto] = []
+        self.tensors: list[onnx.TensorProto] = []
+
+    def weight(self, name: str, *shape: int) -> str:
+        values = self.generator.standard_normal(shape) / np.sqrt(shape[0]) if len(shape) > 1 else np.ones(shape)
+        self.tensors.append(numpy_helper.from_array(values.astype(np.float32), name))
+        return name
+
+    def constant(self, value: np.ndarray, name: str) -> str:
+        self.tensors.append(numpy_helper.from_array(value, name))
+        return name
+
+    def node(self, op: str, inputs: list[str], name: str, domain: str = "", outputs: int = 1, **given: object) -> str:
+        results = [f"{name}/output_{number}" for number in range(outputs)]
+        self.nodes.append(helper.make_node(op, inputs, results, name, domain=domain, **given))
+        return results[0]
+
+    def product(self, x: str, name: str, rows: int, columns: int) -> str:
+        return self.node("MatMul", [x, self.weight(f"{name}.weight", rows, columns)], f"{path(name)}/MatMul")
+
+    def norm(self, x: str, name: str) -> str:
+        given = {"axis": -1, "epsilon": 1e-6, "stash_type": 1}
+        node = f"{path(name)}/LayerNorm"
+        return self.node("SimplifiedLayerNormalization", [x, self.weight(f"{name}.weight", self.width)], node, **given)
+
+    def layer(self, x: str, number: int) -> str:
+        name, width, shared = f"model.layers.{number}", self.width, self.shared * self.head
+        normal = self.norm(x, f"{name}.input_layernorm")
+        q, k, v = (
+            self.product(normal, f"{name}.self_attn.{role}_proj", width, size)
+            for role, size in (("q", width), ("k", shared), ("v", shared))
+        )
+        attended = self.attention(q, k, v, number)
+        x = self.node("Add", [x, self.product(attended, f"{name}.self_attn.o_proj", width, width)], f"{path(name)}/add")
+        normal = self.norm(x, f"{name}.post_attention_layernorm")
+        gate = self.product(normal, f"{name}.mlp.gate_proj", width, 2 * width)
+        up = self.product(normal, f"{name}.mlp.up_proj", width, 2 * width)
+        active = self.node(
+            "Mul", [gate, self.node("Sigmoid", [gate], f"{path(name)}/mlp/sigmoid")], f"{path(name)}/mlp/silu"
+        )
+        inner = self.node("Mul", [active, up], f"{path(name)}/mlp/mul")
+        return self.node(
+            "Add", [x, self.product(inner, f"{name}.mlp.down_proj", 2 * width, width)], f"{path(name)}/add_1"
+        )
+
+    def attention(self, q: str, k: str, v: str, number: int) -> str:
+        name = f"/model/layers.{number}/self_attn/attention"
+        if not self.cached:
+            given = {"q_num_heads": self.heads, "kv_num_heads": self.shared, "is_causal": 1}
+            return self.node("Attention", [q, k, v], name, **given)
+        past = [f"past_key_values.{number}.{what}" for what in ("key", "value")]
+        present = [f"present.{number}.{what}" for what in ("key", "value")]
+        node = helper.make_node(
+            "GroupQueryAttention", [q, k, v, *past, "seqlens", "total", "cosines", "sines"],
+            [f"{name}/output_0", *present], name, domain="com.microsoft",
+            num_heads=self.heads, kv_num_heads=self.shared, do_rotary=1,
+        )  # fmt: skip
+        self.nodes.append(node)
+        return f"{name}/output_0"
+
+    def lengths(self) -> None:
+        """What GroupQueryAttention reads of the mask, and its cosines and sines."""
+        one = self.constant(np.array([1], np.int64), "one")
+        counts = self.node("ReduceSum", ["attention_mask", one], "/model/mask/ReduceSum")
+        last = self.node("Sub", [counts, one], "/model/mask/Sub")
+        self.nodes.append(helper.make_node("Cast", [last], ["seqlens"], "/model/mask/Cast", to=TensorProto.INT32))
+        shape = self.node("Shape", ["attention_mask"], "/model/mask/Shape")
+        size = self.node("Gather", [shape, self.constant(np.array(1), "place")], "/model/mask/Gather", axis=0)
+        self.nodes.append(helper.make_node("Cast", [size], ["total"], "/model/mask/Cast_1", to=TensorProto.INT32))
+        angles = np.outer(np.arange(512), 10000.0 ** -(np.arange(self.head // 2) * 2 / self.head)).astype(np.float32)
+        self.constant(np.cos(angles), "cosines")
+        self.constant(np.sin(angles), "sines")
+
+
+def make_model(
+    vocabulary: int, layers: int = 2, width: int = 32, heads: int = 2, shared: int = 1, cached: bool = False,
+    seed: int = 0,
+) -> onnx.ModelProto:  # fmt: skip
+    """A decoder with random weights."""
+    writer = Writer(vocabulary, width, heads, shared, cached, seed)
+    table = writer.weight("model.embed_tokens.weight", vocabulary, width)
+    x = writer.node("Gather", [table, "input_ids"], "/model/embed_tokens/Gather")
+    if cached:
+        writer.lengths()
+    for number in range(layers):
+        x = writer.layer(x, number)
+    logits = writer.product(writer.norm(x, "model.norm"), "lm_head", width, vocabulary)
+    writer.nodes.append(helper.make_node("Identity", [logits], ["logits"], "/lm_head/output"))
+    float_type, integer = TensorProto.FLOAT, TensorProto.INT64
+    inputs = [helper.make_tensor_value_info("input_ids", integer, ["batch_size", "sequence_length"])]
+    outputs = [helper.make_tensor_value_info("logits", float_type, ["batch_size", "sequence_length", vocabulary])]
+    if cached:
+        inputs.append(helper.make_tensor_value_info("attention_mask", integer, ["batch_size", "total_sequence_length"]))
+        for number in range(layers):
+            for what in ("key", "value"):
+                past = ["batch_size", shared, "past_sequence_length", width // heads]
+                inputs.append(helper.make_tensor_value_info(f"past_key_values.{number}.{what}", float_type, past))
+                present = ["batch_size", shared, "total_sequence_length", width // heads]
+                outputs.append(helper.make_tensor_value_info(f"present.{number}.{what}", float_type, present))
+    graph = helper.make_graph(writer.nodes, "main", inputs, outputs, writer.tensors)
+    opsets = [helper.make_opsetid("", 23 if not cached else 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def make_tokenizer(words: list[str] = WORDS) -> str:
+    """The content of tokenizer.json: words between blanks are tokens."""
+    special = ["<unk>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+    vocabulary = {word: number for number, word in enumerate([*special, *words])}
+    added = [
+        {"id": number, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+         "special": True}
+        for number, text in enumerate(special)
+    ]  # fmt: skip
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}
+    content = {"version": "1.0", "added_tokens": added, "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model}
+    empty = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
+    return json.dumps(content | empty)
+
+
+def make_folder(folder: Path, words: list[str] = WORDS, template: str | None = TEMPLATE, **given: object) -> Path:
+    """A folder with a model, its tokenizer and a chat template."""
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(make_model(5 + len(words), **given), folder / "model.onnx")
+    (folder / "tokenizer.json").write_text(make_tokenizer(words))
+    config = {"eos_token": "<|end|>"} | ({"chat_template": template} if template else {})
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def write_lines(path: Path, examples: list[dict[str, object]]) -> Path:
+    """A .jsonl file."""
+    path.write_text("".join(json.dumps(each) + "\n" for each in examples))
+    return path

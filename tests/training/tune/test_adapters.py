@@ -1,0 +1,225 @@
+"""Adapters: what they are asked to be, where they are, what they compute, and their files."""
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from language_models import WORDS, make_folder, make_model
+from onnx import helper, numpy_helper
+
+from opgrad.training.formats import safetensors
+from opgrad.training.language import read
+from opgrad.training.tune import deployed, peft
+from opgrad.training.tune.lora import Lora, choose
+from opgrad.training.tune.outputs import write_tuned
+
+SIZE = 5 + len(WORDS)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return read(make_folder(tmp_path_factory.mktemp("model")) / "model.onnx", "test")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rank=8, alpha=16, target=*q_proj*|*v_proj*", Lora(8, 16.0, "*q_proj*|*v_proj*")),
+        ("rank=2,rslora=true,dropout=0.1", Lora(2, rslora=True, dropout=0.1)),
+        ("", Lora()),
+    ],
+)
+def test_options(text, expected):
+    assert Lora.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rank=0", "rank is 0, expected a whole number from 1 to 4096"),
+        ("rank=two", "rank is 'two', expected a number"),
+        ("alpha=-1", "alpha is -1.0, expected a number above 0"),
+        ("alpha=nan", "alpha is nan, expected a number above 0"),
+        ("dropout=1", "dropout is 1.0, expected a number from 0 to below 1"),
+        ("rslora=yes", "rslora is 'yes', expected true or false"),
+        ("ranks=8", "lora has 'ranks=8', expected NAME=VALUE with one of rank"),
+    ],
+)
+def test_wrong_options(text, message):
+    with pytest.raises(ValueError, match=message):
+        Lora.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("target", "modules"),
+    [
+        (None, ["q_proj", "k_proj", "v_proj", "o_proj"]),
+        ("*q_proj*|*v_proj*", ["q_proj", "v_proj"]),
+        ("q_proj|down_proj", ["q_proj", "down_proj"]),
+        ("gate|up", ["gate_proj", "up_proj"]),
+        ("all-linear", ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
+    ],
+)
+def test_targets(base, target, modules):
+    chosen = choose(base, [Lora(target=target)])
+    assert [each.name.rpartition(".")[2] for each in chosen] == modules * 2
+
+
+def test_first_fitting_options_count(base):
+    chosen = choose(base, [Lora(4, target="q_proj"), Lora(8, target="q_proj|v_proj")])
+    assert [each.lora.rank for each in chosen] == [4, 8, 4, 8]
+
+
+def test_target_that_is_nothing(base):
+    with pytest.raises(
+        ValueError, match=r"the target of lora is 'qq_proj', expected patterns of names such as .*q_proj"
+    ):
+        choose(base, [Lora(target="qq_proj")])
+
+
+def values_of(adapters, seed=0):
+    generator = np.random.default_rng(seed)
+    shapes = {name: shape for each in adapters for name, shape in each.shapes.items()}
+    return {name: generator.standard_normal(shape).astype(np.float32) / 4 for name, shape in shapes.items()}
+
+
+def scores(model, tokens, values=None):
+    session = onnxruntime.InferenceSession(model.SerializeToString(), quiet(), providers=["CPUExecutionProvider"])
+    return session.run(["logits"], {"input_ids": tokens, **(values or {})})[0]
+
+
+def quiet():
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return options
+
+
+TOKENS = np.random.default_rng(0).integers(0, SIZE, (2, 5))
+
+
+def test_all_forms_compute_the_same(base):
+    """As inputs, as nodes with values, and merged into the weights; without values the base is as it was."""
+    adapters = choose(base, [Lora(3, 5.0, "all-linear"), Lora(2, 8.0, "embed_tokens", rslora=True)])
+    values = values_of(adapters)
+    with_inputs = deployed.with_inputs(base, adapters)
+    np.testing.assert_array_equal(scores(with_inputs, TOKENS), scores(base.source, TOKENS))
+    given = scores(with_inputs, TOKENS, deployed.scaled(base, adapters, values))
+    model, held = deployed.merged(base, adapters, values)
+    for each in model.graph.initializer:
+        if each.name in held:
+            each.CopyFrom(numpy_helper.from_array(held[each.name], each.name))
+    np.testing.assert_allclose(scores(model, TOKENS), given, rtol=1e-4, atol=1e-4)
+    assert np.abs(given - scores(base.source, TOKENS)).max() > 0.1
+
+
+def packed(quantized):
+    """A model whose queries, keys and values are one product, which a Split node parts."""
+    model = make_model(SIZE)
+    weights = {each.name: each for each in model.graph.initializer}
+    nodes = []
+    for node in model.graph.node:
+        if "q_proj" in node.name:
+            module = node.input[1].removesuffix("q_proj.weight")
+            own = [numpy_helper.to_array(weights[f"{module}{role}_proj.weight"]) for role in "qkv"]
+            name, x, outputs = f"{module}qkv_proj.weight", node.input[0], node.output[0]
+            outputs = [outputs.replace("q_proj", f"{role}_proj") for role in "qkv"]
+            model.graph.initializer.extend([
+                numpy_helper.from_array(np.concatenate(own, 1), name),
+                numpy_helper.from_array(np.array([each.shape[1] for each in own]), f"{module}sizes"),
+            ])  # fmt: skip
+            nodes.append(helper.make_node("MatMul", [x, name], [f"{module}qkv"], f"{node.name}_qkv"))
+            nodes.append(helper.make_node("Split", [f"{module}qkv", f"{module}sizes"], outputs, axis=-1))
+        elif "k_proj" not in node.name and "v_proj" not in node.name:
+            nodes.append(node)
+    kept = [onnx.NodeProto.FromString(each.SerializeToString()) for each in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    return model
+
+
+def test_slices_of_a_packed_product(tmp_path, base):
+    """Adapters beside slices of one product compute what those beside three products do, under the same names."""
+    onnx.save(packed(False), tmp_path / "model.onnx")
+    other = read(tmp_path / "model.onnx", "test")
+    assert [each.role for each in other.products if each.parts] == ["qkv", "qkv"]
+    for target in ("q|v", "v", "q|k|v"):
+        plain, sliced = (choose(each, [Lora(3, target=target)]) for each in (base, other))
+        assert [each.name for each in plain] == [each.name for each in sliced]
+        values = values_of(plain)
+        results = [
+            scores(deployed.with_inputs(each, adapters), TOKENS, deployed.scaled(each, adapters, values))
+            for each, adapters in ((base, plain), (other, sliced))
+        ]
+        np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-4)
+
+
+def test_files_of_onnxruntime_and_of_peft(tmp_path, base):
+    folder = make_folder(tmp_path / "model")
+    adapters = choose(base, [Lora(3, 6.0, "q_proj|down_proj"), Lora(2, 6.0, "embed_tokens")])
+    values = values_of(adapters)
+    (tmp_path / "tuned").mkdir()
+    names = write_tuned(tmp_path / "tuned", base, folder / "model.onnx", adapters, values, {})
+    assert {"adapter.onnx_adapter", "model.onnx", peft.CONFIG, peft.WEIGHTS, "tokenizer.json"} <= set(names)
+    session = onnxruntime.InferenceSession(tmp_path / "tuned" / "model.onnx", quiet(), ["CPUExecutionProvider"])
+    adapter, options = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()
+    adapter.Load(str(tmp_path / "tuned" / "adapter.onnx_adapter"))
+    options.add_active_adapter(adapter)
+    expected = scores(deployed.with_inputs(base, adapters), TOKENS, deployed.scaled(base, adapters, values))
+    np.testing.assert_array_equal(session.run(["logits"], {"input_ids": TOKENS}, options)[0], expected)
+    again, read_values = peft.read(tmp_path / "tuned", base)
+    assert [each.name for each in again] == [each.name for each in adapters]
+    assert [(each.lora.rank, each.lora.alpha) for each in again] == [(each.lora.rank, 6.0) for each in adapters]
+    for name, array in values.items():
+        np.testing.assert_array_equal(read_values[name], array)
+
+
+def peft_folder(folder, **changes):
+    folder.mkdir(exist_ok=True)
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]} | changes
+    tensors = {
+        f"base_model.model.model.layers.{layer}.self_attn.q_proj.{what}.weight": np.ones(shape, np.float32)
+        for layer in (0, 1)
+        for what, shape in (("lora_A", (2, 32)), ("lora_B", (32, 2)))
+    }
+    (folder / peft.CONFIG).write_text(json.dumps(config))
+    (folder / peft.WEIGHTS).write_bytes(safetensors.encode(tensors, {"format": "pt"}))
+    return folder, tensors
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"peft_type": "LOHA"}, NotImplementedError, "peft_type is 'LOHA', expected 'LORA'"),
+        ({"bias": "all"}, NotImplementedError, "bias is 'all', expected 'none'"),
+        ({"modules_to_save": ["lm_head"]}, NotImplementedError, "modules_to_save is"),
+        ({"r": 3}, ValueError, r"of another base: .* has shape \(2, 32\), expected \(3, 32\)"),
+        ({"r": "x"}, ValueError, "rank is 'x', expected a whole number"),
+    ],
+)
+def test_configurations_that_are_refused(tmp_path, base, changes, error, message):
+    folder, _ = peft_folder(tmp_path, **changes)
+    with pytest.raises(error, match=message):
+        peft.read(folder, base)
+
+
+def test_patterns_of_ranks(tmp_path, base):
+    folder, _ = peft_folder(tmp_path, r=5, rank_pattern={"q_proj": 2}, alpha_pattern={"layers.1.self_attn.q_proj": 8})
+    adapters, _ = peft.read(folder, base)
+    assert [(each.lora.rank, each.lora.alpha) for each in adapters] == [(2, 4), (2, 8)]
+
+
+def test_adapter_of_other_modules(tmp_path, base):
+    folder, tensors = peft_folder(tmp_path)
+    tensors = {name.replace("layers.1", "layers.9"): array for name, array in tensors.items()}
+    (folder / peft.WEIGHTS).write_bytes(safetensors.encode(tensors, {}))
+    with pytest.raises(ValueError, match=r"is an adapter of another base: it has 'model.layers.9.self_attn.q_proj'"):
+        peft.read(folder, base)
+
+
+def test_damaged_adapter(tmp_path, base):
+    folder, _ = peft_folder(tmp_path)
+    (folder / peft.WEIGHTS).write_bytes((folder / peft.WEIGHTS).read_bytes()[:-4])
+    with pytest.raises(ValueError, match=r"adapter_model.safetensors is damaged or cut short"):
+        peft.read(folder, base)

@@ -1,0 +1,233 @@
+"""Examples as tokens: chats, prompts with completions and texts; which tokens are learned; batches of them."""
+
+import json
+
+import numpy as np
+import pytest
+from language_models import TEMPLATE, WORDS, make_folder, write_lines
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+
+from opgrad.training.tune.chat import ChatTemplate
+from opgrad.training.tune.examples import Examples
+from opgrad.training.tune.token_data import MULTIPLE, TokenData
+from opgrad.training.tune.tokenizer import Tokenizer
+
+CHAT = {
+    "messages": [
+        {"role": "user", "content": "what is red ?"},
+        {"role": "assistant", "content": " a tree . "},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "hello you"},
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return Tokenizer(make_folder(tmp_path_factory.mktemp("model")))
+
+
+def examples(tmp_path, tokenizer, lines, longest=64, train_on="completions"):
+    return Examples(write_lines(tmp_path / "data.jsonl", lines), tokenizer, longest, train_on)
+
+
+def learned(tokenizer, example):
+    return tokenizer.decode(example.tokens[example.trained])
+
+
+def test_answers_alone_are_learned(tmp_path, tokenizer):
+    found = examples(tmp_path, tokenizer, [CHAT])[0]
+    assert learned(tokenizer, found) == "a tree . hello you"
+    end = tokenizer.end
+    assert (found.tokens[found.trained] == end).sum() == 2  # each answer learns to end
+
+
+def test_all_is_learned_when_asked(tmp_path, tokenizer):
+    found = examples(tmp_path, tokenizer, [CHAT], train_on="all")[0]
+    assert found.trained[1:].all()
+    assert not found.trained[0]  # nothing stands before the first token
+
+
+def test_completion_and_text(tmp_path, tokenizer):
+    lines = [{"prompt": "who are you", "completion": " i am a bird"}, {"text": "the cat sees a dog"}]
+    found = examples(tmp_path, tokenizer, lines)
+    assert [learned(tokenizer, found[place]) for place in (0, 1)] == ["i am a bird", "cat sees a dog"]
+    assert all(found[place].tokens[-1] == tokenizer.end and found[place].trained[-1] for place in (0, 1))
+    every = examples(tmp_path, tokenizer, lines, train_on="all")
+    assert learned(tokenizer, every[0]) == "are you i am a bird"
+
+
+def test_messages_as_prompt_and_completion(tmp_path, tokenizer):
+    line = {"prompt": CHAT["messages"][:1], "completion": CHAT["messages"][1:2]}
+    assert learned(tokenizer, examples(tmp_path, tokenizer, [line])[0]) == "a tree ."
+
+
+def test_long_examples_are_cut_and_told(tmp_path, tokenizer):
+    text = {"text": " ".join(["cat"] * 30)}
+    prompt = {"prompt": " ".join(["cat"] * 30), "completion": "dog"}
+    found = examples(tmp_path, tokenizer, [text, prompt, {"text": "a dog"}], longest=10)
+    assert (len(found), found.told.cut, found.told.empty, found.told.longest) == (2, 2, 1, 32)
+    assert len(found[0].tokens) == 10
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2 is no JSON, expected an object with messages"),
+        ("[1]", "line 2: it is list, expected an object"),
+        ('{"question": "x"}', "line 2: it has 'question', expected messages, prompt and completion, or text"),
+        ('{"text": 3}', "line 2: text is int, expected a text"),
+        ('{"messages": []}', "line 2: messages is no list of objects with role and content"),
+        ('{"messages": [{"content": "x"}]}', "line 2: messages is no list of objects with role"),
+    ],
+)
+def test_wrong_lines_are_named(tmp_path, tokenizer, line, message):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"text": "a dog"}\n' + line + "\n")
+    with pytest.raises(ValueError, match=f"data.jsonl: {message}"):
+        Examples(path, tokenizer, 64)
+
+
+def test_file_without_examples(tmp_path, tokenizer):
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n\n")
+    with pytest.raises(ValueError, match="it has no example with a token to learn from"):
+        Examples(path, tokenizer, 64)
+
+
+def test_file_that_changes(tmp_path, tokenizer):
+    found = examples(tmp_path, tokenizer, [{"text": "a dog"}, {"text": "a cat sees you"}])
+    write_lines(tmp_path / "data.jsonl", [{"text": "a cat sees you"}, {"text": "a dog"}])
+    with pytest.raises(ValueError, match=r"line 1 was changed since|line 1 is no JSON"):
+        found[0]
+
+
+# --- templates ---
+
+
+def template(source):
+    return ChatTemplate(source, {"eos_token": "</s>"}, "tokenizer_config.json")
+
+
+def test_template_that_drops_earlier_thoughts(tokenizer):
+    """Templates such as Qwen3's write the last answer otherwise than those before."""
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}"
+        "{{ m.content }}{{ eos_token }}{% endfor %}"
+    )
+    text, places = template(source).render_with_answers(CHAT["messages"])
+    assert [text[first:last] for first, last in places] == [" a tree . ", "hello you"]
+
+
+def test_template_with_generation_blocks_and_loop_controls():
+    source = (
+        "{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}"
+        "{% generation %}{{ m.content | tojson }}{% endgeneration %}{% endfor %}"
+    )
+    assert template(source).render(CHAT["messages"]) == '" a tree . ""hello you"'
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "fails: roles must alternate"),
+        ("{{ messages.__class__.__mro__ }}", "fails: access to attribute '__class__' of 'list' object is unsafe"),
+        ("{{ 'x' * 100000000000 }}", "fails: .* of large values"),
+        ("{{ 10 ** 1000000 }}", "fails: .* of large values"),
+        ("{% for i in range(100000000000) %}{% endfor %}", "fails: Range too big"),
+    ],
+)
+def test_template_that_fails(source, message):
+    with pytest.raises(ValueError, match=rf"the chat template of tokenizer_config.json {message}"):
+        template(source).render(CHAT["messages"])
+
+
+def test_template_that_is_none():
+    with pytest.raises(ValueError, match=r"tune: tokenizer_config.json: "):
+        template("{% if %}")
+
+
+def test_chat_without_template(tmp_path):
+    plain = Tokenizer(make_folder(tmp_path / "model", template=None))
+    with pytest.raises(ValueError, match=r"line 1: it has messages, expected a chat template in tokenizer_config.json"):
+        examples(tmp_path, plain, [CHAT])
+
+
+# --- tokenizers ---
+
+
+def test_folder_without_tokenizer(tmp_path):
+    with pytest.raises(
+        FileNotFoundError, match=r"has no tokenizer.json, expected the file that the package tokenizers"
+    ):
+        Tokenizer(tmp_path)
+
+
+def test_damaged_tokenizer(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer.json is no tokenizer: "):
+        Tokenizer(tmp_path)
+
+
+def test_ends_of_every_file(tmp_path):
+    folder = make_folder(tmp_path)
+    (folder / "genai_config.json").write_text(json.dumps({"model": {"eos_token_id": [1, 3]}}))
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    found = Tokenizer(folder)
+    assert found.ends == [1, 3]
+    assert found.template.render(CHAT["messages"]) == "what is red ?"
+
+
+def test_template_by_name(tmp_path):
+    folder = make_folder(tmp_path)
+    named = [{"name": "tool", "template": "no"}, {"name": "default", "template": TEMPLATE}]
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": {"content": "<|end|>"}, "chat_template": named})
+    )
+    found = Tokenizer(folder)
+    assert (found.end, "<|user|>" in found.template.render(CHAT["messages"])) == (1, True)
+
+
+# --- batches ---
+
+
+def token_data(tmp_path, tokenizer, count=100, batch=4):
+    generator = np.random.default_rng(0)
+    lines = [{"text": " ".join(generator.choice(WORDS, size))} for size in generator.integers(1, 60, count)]
+    return TokenData(examples(tmp_path, tokenizer, lines), np.arange(count), "input_ids", "labels", batch)
+
+
+def test_batches_have_similar_lengths(tmp_path, tokenizer):
+    data = token_data(tmp_path, tokenizer, 103)
+    order = data.order(np.random.default_rng(1))
+    assert sorted(order) == list(range(103))
+    spread = [np.ptp(data.lengths(order[at : at + 4])) for at in range(0, 100, 4)]
+    assert np.mean(spread) < 5
+    firsts = [data.lengths(order[at : at + 1])[0] for at in range(0, 100, 4)]
+    assert firsts != sorted(firsts)
+    assert (data.order(np.random.default_rng(1)) == order).all()
+
+
+def test_labels_are_the_tokens_that_follow(tmp_path, tokenizer):
+    data = token_data(tmp_path, tokenizer)
+    batch = data.take(np.array([3, 5]))
+    tokens, labels = batch.arrays["input_ids"], batch.arrays["labels"]
+    assert tokens.shape == labels.shape
+    assert tokens.shape[1] % MULTIPLE == 0
+    for row, number in enumerate((3, 5)):
+        example = data.examples[number]
+        count = len(example.tokens) - 1
+        assert (tokens[row, :count] == example.tokens[:-1]).all()
+        assert (labels[row, :count] == example.tokens[1:]).all()
+        assert (labels[row, count:] == -100).all()
+    assert batch.weight() == data.weight(np.array([3, 5])) == (labels != -100).sum()
+
+
+def test_split_is_by_seed(tmp_path, tokenizer):
+    data = token_data(tmp_path, tokenizer)
+    training, validation = data.split(10, 3)
+    assert sorted([*training.chosen, *validation.chosen]) == list(range(100))
+    assert (data.split(10, 3)[1].chosen == validation.chosen).all()
+    assert (data.split(10, 4)[1].chosen != validation.chosen).any()

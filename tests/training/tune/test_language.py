@@ -1,0 +1,92 @@
+"""Language models as training takes them: without caches, and with the roles of their products."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from language_models import WORDS, make_folder, make_model
+from onnx import TensorProto, helper
+
+from opgrad.training.language import read
+from opgrad.training.tune.lora import Lora, choose
+
+SIZE = 5 + len(WORDS)
+
+
+def run(model, **feeds):
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(["logits"], feeds)[0]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_graph_without_caches(tmp_path, cached):
+    folder = make_folder(tmp_path, cached=cached, width=64)
+    base = read(folder / "model.onnx", "test")
+    assert [each.name for each in base.model.graph.input] == ["input_ids"]
+    tokens = np.random.default_rng(0).integers(0, SIZE, (2, 7))
+    feeds = {"input_ids": tokens}
+    if cached:
+        feeds["attention_mask"] = np.ones_like(tokens)
+        nothing = np.zeros((2, 1, 0, 32), np.float32)
+        feeds |= {f"past_key_values.{n}.{what}": nothing for n in range(2) for what in ("key", "value")}
+    whole = run(onnx.load(folder / "model.onnx"), **feeds)
+    np.testing.assert_allclose(run(base.model, input_ids=tokens), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_roles_and_layers(tmp_path):
+    base = read(make_folder(tmp_path) / "model.onnx", "test")
+    assert [(each.layer, each.role) for each in base.products] == [
+        (-1, "embedding"),
+        *((layer, role) for layer in (0, 1) for role in ("q", "k", "v", "o", "gate", "up", "down")),
+        (-1, "head"),
+    ]
+    assert (base.vocabulary, base.width, base.tokens, base.logits) == (SIZE, 32, "input_ids", "logits")
+
+
+def test_roles_without_names(tmp_path):
+    """Roles come from the graph: names say nothing here."""
+    model = make_model(SIZE)
+    names = {name: f"v{place}" for place, name in enumerate(
+        dict.fromkeys(each for node in model.graph.node for each in (*node.input, *node.output)))}  # fmt: skip
+    names |= {"input_ids": "input_ids", "logits": "logits"}
+    for place, node in enumerate(model.graph.node):
+        node.name = f"n{place}"
+        node.input[:] = [names[each] for each in node.input]
+        node.output[:] = [names[each] for each in node.output]
+    for each in model.graph.initializer:
+        each.name = names[each.name]
+    onnx.save(model, tmp_path / "model.onnx")
+    base = read(tmp_path / "model.onnx", "test")
+    assert [each.role for each in base.products if each.layer == 1] == ["q", "k", "v", "o", "gate", "up", "down"]
+    assert len(choose(base, [Lora()])) == 8
+
+
+def test_loss_is_the_mean_over_labels(tmp_path):
+    base = read(make_folder(tmp_path) / "model.onnx", "test").with_loss()
+    tokens = np.random.default_rng(0).integers(0, SIZE, (2, 6))
+    labels = np.where(np.arange(6) < 3, -100, tokens)
+    scores = run(read(tmp_path / "model.onnx", "test").model, input_ids=tokens).astype(np.float64)
+    logs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    expected = -np.take_along_axis(logs, tokens[..., None], -1)[:, 3:].mean()
+    session = onnxruntime.InferenceSession(base.model.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert session.run(None, {"input_ids": tokens, "labels": labels})[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_is_no_language_model(tmp_path):
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(helper.make_model(graph), tmp_path / "other.onnx")
+    with pytest.raises(ValueError, match="has the inputs x, expected input_ids, integers of shape"):
+        read(tmp_path / "other.onnx", "test")
+
+
+def test_inputs_that_are_unknown(tmp_path):
+    model = make_model(SIZE)
+    model.graph.input.append(helper.make_tensor_value_info("pixels", TensorProto.FLOAT, ["batch", 3]))
+    first = model.graph.node[0]
+    model.graph.node.append(helper.make_node("Add", ["logits", "pixels"], ["mixed"]))
+    model.graph.output[0].name = "mixed"
+    assert first.op_type == "Gather"
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(NotImplementedError, match="has the input 'pixels', expected tokens, masks, positions"):
+        read(tmp_path / "model.onnx", "test")
