@@ -1,7 +1,8 @@
 """exp, log, sigmoid and tanh on vectors, each for float32 and float64.
 
 The polynomials are Chebyshev fits on the reduced range; tests/cpu/test_elementary.py holds the errors against higher
-precision to 2 ulp. Infinities, NaN and denormal results come out as IEEE arithmetic would have them.
+precision to 2 ulp, those of sigmoid and tanh to 2.75. Infinities, NaN and denormal results come out as IEEE arithmetic
+would have them.
 """
 
 from collections.abc import Callable
@@ -62,7 +63,7 @@ ROUNDER = constant(1.5 * 2**23 + 127, 1.5 * 2**52 + 1023)
 # count are normal numbers; one product, which rounds denormal results, takes them back. Two products by half the power
 # each took 7 operations more with AVX2. With AVX-512 the instruction is faster: losses of 10 classes take 0.9 of the
 # time.
-LIFT, LOWERED = constant(64.0, 256.0), constant(2.0**-64, 2.0**-256)
+LIFT, LIFTED, LOWERED = constant(64.0, 256.0), constant(2.0**64, 2.0**256), constant(2.0**-64, 2.0**-256)
 
 
 @inline
@@ -151,54 +152,61 @@ def log(x: Vector) -> Vector:
     return v.select(v.absolute(x) < float("inf"), _log_finite(x), x)
 
 
-# --- sigmoid and tanh ----------------------------------------------------------------------------------------------
+# --- sigmoid and tanh, by e**x = 2**n * (1 + t) / (1 - t), t = tanh(r / 2), r = x - n * ln 2, |r| <= ln(2)/2 ----------
+#
+# One division serves the power and the quotient, and t needs fewer constants than exp(r). Where n is 0, tanh(x) is t,
+# so that small results keep their digits.
+
+# tanh(h) / h - 1 in powers of h**2, over h**2, for |h| <= ln(2)/4; the errors are 1.6e-10 and 4.1e-18.
+_TANH_SINGLE = -0.0527270269409, 0.133311835989, -0.333333227181
+_TANH_DOUBLE = (
+    0.0034448377289699771, -0.0088573087618025452, 0.021869370714323856, -0.05396825278200754, 0.13333333332783744,
+    -0.33333333333332485,
+)  # fmt: skip
+
+
+def _tanh_of(factor: float) -> Callable[..., Any]:
+    """The function tanh(factor * h), for a power of two."""
+
+    def scaled(coefficients: tuple[float, ...]) -> tuple[float, ...]:
+        powers = range(2 * len(coefficients) + 1, 1, -2)
+        return tuple(each * factor**power for each, power in zip(coefficients, powers, strict=True))
+
+    tail = polynomials(scaled(_TANH_SINGLE), scaled(_TANH_DOUBLE))
+
+    @inline
+    def near_zero(h: Vector) -> Vector:
+        square = h * h
+        return h * v.fma(square, tail(square), factor)
+
+    return near_zero
+
+
+_tanh_near_zero, _tanh_of_half = _tanh_of(1.0), _tanh_of(0.5)
+SIGMOID_IS_ONE = 40.0  # from here on, and before; a power so large is still a normal number when it is lifted
 
 
 @inline
 def sigmoid(x: Vector) -> Vector:
-    """1 / (1 + exp(-x)), without cancellation or overflow on either side."""
-    e = exp_up_to_zero(-v.absolute(x))
-    return v.select(x >= 0.0, 1.0, e) / (e + 1.0)
+    """1 / (1 + exp(-x)) = e / (e + 1), without cancellation or overflow on either side."""
+    d = v.maximum(LOWEST(x), v.select(x > SIGMOID_IS_ONE, SIGMOID_IS_ONE, x))
+    rounder = ROUNDER(d) + LIFT(d)
+    rounded = v.fma(d, LOG2_E, rounder)
+    power, t = v.power_of(rounded), _tanh_of_half(remainder(d, rounded - rounder))
+    # Both are lifted, by the power and by a constant, so that nothing but the quotient can be denormal.
+    e = v.fma(power, t, power)
+    return e / (e + v.fma(t, -LIFTED(d), LIFTED(d)))
 
 
 TANH_IS_ONE = constant(9.1, 19.1)  # from here on
-TANH_IS_ODD = 0.625  # up to here the quotient would lose digits, and the odd polynomial is exact enough
-_TANH_ODD = -0.00570499, 0.02063909, -0.05373972, 0.13331442, -0.33333282  # (tanh(x) - x) / x**3 in powers of x**2
-
-
-@inline
-def _tanh_single(x: Vector) -> Vector:
-    """1 - 2 / (exp(2x) + 1) with the sign of x; for small x, x + x**3 * p(x**2). The error stays below 1.4 ulp."""
-    magnitude = v.absolute(x)
-    twice = v.select(magnitude > TANH_IS_ONE(x), TANH_IS_ONE(x), magnitude) * 2.0
-    rounded = v.fma(twice, LOG2_E, ROUNDER(x))
-    power = v.power_of(rounded)
-    exp = v.fma(power, expm1_reduced(remainder(twice, rounded - ROUNDER(x))), power)
-    square = x * x
-    odd = v.fma(square * v.polynomial(square, _TANH_ODD), x, x)
-    return v.copy_sign(v.select(magnitude > TANH_IS_ODD, 1.0 - 2.0 / (exp + 1.0), odd), x)
-
-
-@inline
-def _tanh_double(x: Vector) -> Vector:
-    """expm1(2x) / (expm1(2x) + 2), with the sign of x; the divisor's rounding is made good."""
-    magnitude = v.absolute(x)
-    twice = v.select(magnitude > TANH_IS_ONE(x), TANH_IS_ONE(x), magnitude) * 2.0
-    n = v.round_even(twice * LOG2_E)
-    power = v.scale_by_power(v.like(n, 1.0), n)
-    expm1 = v.fma(power, expm1_reduced(remainder(twice, n)), power - 1.0)
-    divisor = expm1 + 2.0
-    two = divisor - expm1
-    compensation = (expm1 - (divisor - two)) + (2.0 - two)
-    y = expm1 / divisor
-    # The quotient is too large by y * compensation / divisor, and 1 / divisor = (1 - y) / 2.
-    return v.copy_sign(v.fma(y * compensation, v.fma(y, 0.5, -0.5), y), x)
-
-
-_tanh_of = by_precision(_tanh_single, _tanh_double)
 
 
 @inline
 def tanh(x: Vector) -> Vector:
-    """The hyperbolic tangent."""
-    return _tanh_of(x)
+    """The hyperbolic tangent, (e - 1) / (e + 1) for e = exp(2x). A zero keeps its sign."""
+    most = TANH_IS_ONE(x)
+    d = v.maximum(-most, v.select(x > most, most, x))
+    rounded = v.fma(d, 2.0 * LOG2_E, ROUNDER(x))
+    power, t = v.power_of(rounded), _tanh_near_zero(v.fma(rounded - ROUNDER(x), -0.5 * LN2, d))
+    above, below = power + 1.0, 1.0 - power
+    return v.fma(above, t, -below) / v.fma(-below, t, above)
