@@ -3,7 +3,7 @@
 import platform
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -52,13 +52,22 @@ class Exchange:
         prepare: makes of the gradients of a piece what is to be added up; called once for each piece, when it is
         complete.
         """
+        self._sent = []
+        with self._sending(prepare) if self._marks else nullcontext():
+            yield
+        if not self._marks:
+            self._send(prepare)
+        self._processes.wait_for(self._sent)
+
+    @contextmanager
+    def _sending(self, prepare: Callable[[slice], Any]) -> Iterator[None]:
+        """In the `with` block a thread sends the pieces that are complete, and at its end what is left."""
         self._is_computed.clear()
-        self._is_over, self._sent, self._problem = False, [], None
+        self._is_over, self._problem = False, None
         for mark in self._marks.values():
             mark[0] = PENDING
-        sending = threading.Thread(target=self._send, args=(prepare,), name="opgrad-exchange", daemon=True)
-        if self._marks:
-            sending.start()
+        thread = threading.Thread(target=self._send_early, args=(prepare,), name="opgrad-exchange", daemon=True)
+        thread.start()
         try:
             yield
         except BaseException:
@@ -66,25 +75,25 @@ class Exchange:
             raise
         finally:
             self._is_computed.set()
-            if self._marks:
-                sending.join()
-        if not self._marks:
-            self._send(prepare)
+            thread.join()
         if self._problem is not None:
             raise self._problem
-        self._processes.wait_for(self._sent)
 
-    def _send(self, prepare: Callable[[slice], Any]) -> None:
+    def _send_early(self, prepare: Callable[[slice], Any]) -> None:
         try:
-            for piece, names in self._pieces:
-                while not self._is_computed.is_set() and not self._are_announced(names):
-                    self._is_computed.wait(LOOK)
-                if self._is_over:
-                    return
-                prepare(piece)
-                self._sent.append(self._processes.begin_adding(self._memory[piece]))
+            self._send(prepare)
         except BaseException as error:  # raised again in the thread that trains
             self._problem = error
+
+    def _send(self, prepare: Callable[[slice], Any]) -> None:
+        """Send the pieces, each when its gradients are announced or everything is computed."""
+        for piece, names in self._pieces:
+            while self._marks and not self._is_computed.is_set() and not self._are_announced(names):
+                self._is_computed.wait(LOOK)
+            if self._is_over:
+                return
+            prepare(piece)
+            self._sent.append(self._processes.begin_adding(self._memory[piece]))
 
     def _are_announced(self, names: list[str]) -> bool:
         return all(self._marks[name][0] != PENDING for name in names if name in self._marks)
