@@ -11,12 +11,12 @@ from opgrad.terminal import visible
 F = TypeVar("F", bound=Callable[..., Any])
 USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError)
 ONNX = ("onnx", "onnxruntime", "flatbuffers", "google")
-# What the extras install, the most complete first, under the names by which it is imported.
+# What the extras install, under the names by which it is imported; the first that has a library is named for it.
 LIBRARIES = {
-    "tune": (*ONNX, "matplotlib", "plotext", "tokenizers", "jinja2"),
     "train": (*ONNX, "matplotlib", "plotext"),
     "onnx": ONNX,
     "bench": ("matplotlib", "scipy"),
+    "tune": (*ONNX, "matplotlib", "plotext", "tokenizers", "jinja2"),
 }
 
 
