@@ -13,13 +13,13 @@ import sample_losses as cases
 from cuda_backend import FROM_PTX, ON_GPU, call
 from sample_losses import LOSSES, OPTIONS, WITH_GRADIENT
 
+import opgrad
 import opgrad.cuda.sample_loss as kernels
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 SHAPES = {"short rows": (5, 33), "long rows, ends": (2, 301), "columns": (2, 7, 5)}
 
 
-@pytest.mark.skipif(bool(FROM_PTX), reason="its arguments are not known to what executes PTX")
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_kernels(name, shape, rng, monkeypatch):
@@ -31,13 +31,32 @@ def test_kernels(name, shape, rng, monkeypatch):
     cases.check(LOSSES, alone, call(LOSSES, alone))
 
 
-@pytest.mark.skipif(bool(FROM_PTX), reason="its arguments are not known to what executes PTX")
 def test_a_wrong_label_makes_nan():
     logits, labels = np.zeros((3, 4), np.float32), np.array([0, 7, 1])
     *results, _, dlogits = call(WITH_GRADIENT, {"logits": logits, "labels": labels})
     for each in (results[0], dlogits):
         assert np.isnan(each[1]).all()
         assert np.isfinite(each[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("n", [70])
+def test_a_linear_layer_in_chunks_of_rows(n, rng, monkeypatch):
+    """As opgrad.torch does it on a GPU: the gradient of a chunk's logits takes their place."""
+    monkeypatch.setattr(kernels, "STEP", 64)
+    x, w = (rng.normal(size=size).astype(np.float32) for size in ((7, 5), (n, 5)))
+    labels, options = np.array([3, 1, 0, n - 1, 8, 1, 2]), {"ignore_index": 1, "label_smoothing": 0.1, "softcap": 3.0}
+    output, *expected, _ = opgrad.linear_cross_entropy_and_grad(x, w, labels, reduction="sum", **options)
+    every = [np.empty(len(x), dtype) for dtype in ("f4", "f4", "f4", "f4", "i8")]
+    buffer, dx, dw = np.empty((3, n), np.float32), np.empty_like(x), np.zeros_like(w)
+    for start in range(0, len(x), len(buffer)):
+        rows = slice(start, start + len(buffer))
+        logits = np.matmul(x[rows], w.T, out=buffer[: len(x[rows])])
+        call(WITH_GRADIENT, {"logits": logits, "labels": labels[rows], **options,
+                             "out": (*[each[rows] for each in every], logits)})  # fmt: skip
+        dx[rows] = logits @ w
+        dw += logits.T @ x[rows]
+    for found, exact in ((every[0].sum(), output.loss), (every[1], output.lse), (dx, expected[0]), (dw, expected[1])):
+        np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-5)
 
 
 COMPILE = """

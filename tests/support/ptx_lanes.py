@@ -55,12 +55,14 @@ def run(code: str, results: Mapping[str, str], threads: int | None = None, **ope
     return tuple(each[:count] for each in written.values())
 
 
-def launch(text: str, arrays: Mapping[str, np.ndarray], threads: int, grid=(1, 1, 1), shared=0, written=()) -> Launch:
+def launch(
+    text: str, arrays: Mapping[str, np.ndarray], threads: int, grid=(1, 1, 1), shared=0, written=(), **more
+) -> Launch:
     """Run a kernel whose parameters are these arrays; of those in `written` nothing is there yet."""
     memory = GlobalMemory()
     for name, array in arrays.items():
         memory.add(array, name, name not in written)
     arguments = [array.ctypes.data for array in arrays.values()]
-    made = Launch(Program(text), grid, threads, arguments, memory, shared)
+    made = Launch(Program(text), grid, threads, arguments, memory, shared, **more)
     made.run()
     return made

@@ -92,6 +92,32 @@ def test_many_readers_and_a_writer():
         assert found_in(code.format(writer, ""))["race"].thread == writer
 
 
+def test_races_in_global_memory():
+    """Between threads of a block, and between blocks, whatever they write; not where each has places of its own."""
+    other = "st.global.b32 [%at3], %r0; {} xor.b32 %r7, %tid, {}; mad.wide.u32 %at4, %r7, 4, %at1; {}"
+    read, write = "ld.global.b32 %r1, [%at4];", "st.global.b32 [%at4], %r0;"
+    for code in (read, write):
+        execute(other.format("bar.sync 0;", 63, code))
+        race = found_in(other.format("", 63, code))["race"]
+        assert (race.instruction.opcode, race.count) == (code[:2], 64)
+        assert "another thread of the block, with no barrier between, is there" in str(race)
+        execute(other.format("bar.warp.sync -1;", 1, code))
+        assert found_in(other.format("bar.warp.sync -1;", 32, code))["race"].count == 64
+    same = found_in("mov.b32 %r0, 7; st.global.b32 [%at3], %r0;", grid=(2, 1, 1))["race"]
+    assert "in a1 (256 bytes), 0 bytes from its beginning: another block is there" in str(same)
+    later = "mov.u32 %r5, %ctaid.x; setp.eq.u32 %p0, %r5, {}; @%p0 st.global.b32 [%at3], %r0;"
+    execute(later.format(1), grid=(3, 1, 1))
+    assert "race" in found_in(later.format(1) + "@!%p0 ld.global.b32 %r1, [%at3];", grid=(2, 1, 1), written=())
+
+
+def test_orders_of_blocks():
+    """What several blocks write to one place is left by the one that comes last; who writes alone comes when it may."""
+    every = "mov.u32 %r5, %ctaid.x; st.global.b32 [%at3], %r5;"
+    found = found_in(every, grid=(1500, 1, 1), orders=(1, -1))["order"]
+    assert "bytes depend on the order of blocks" in str(found)
+    execute(every.replace("st.", "setp.eq.u32 %p0, %r5, 1; @%p0 st."), grid=(1500, 1, 1), orders=(1, -1))
+
+
 def test_barriers():
     """One that half a warp reaches, and one that a warp never does."""
     parted = "setp.lt.u32 %p0, %tid, 40; @!%p0 bra $end; bar.sync 0;\n$end:\n"

@@ -17,6 +17,7 @@ from ptx.sanitizer import Finding, Races, Sanitizer
 from ptx.types import Type
 
 WARP = 32
+FORWARD, BACKWARD = 1, -1  # orders in which thread blocks run
 POISON = {1: True, 16: 0xA5A5, 32: 0xA5A5A5A5, 64: 0xA5A5A5A5A5A5A5A5}  # what a register holds that was never written
 CTA_BARRIER, CLUSTER_BARRIER = 1, 2
 LANES = 1 << 15  # that run at a time: their registers stay in the caches
@@ -25,7 +26,8 @@ LANES = 1 << 15  # that run at a time: their registers stay in the caches
 @dataclass
 class Launch:
     """One launch. arguments: numbers by parameter. shared: bytes. ctas: of a cluster. local: bytes of memory of its own
-    that a thread may have. most: thread blocks that are run, spread over the grid; None: all."""
+    that a thread may have. most: thread blocks that are run, spread over the grid; None: all. orders: those in which
+    they run, each from the same memory."""
 
     program: Program
     grid: tuple[int, int, int]
@@ -37,11 +39,12 @@ class Launch:
     traffic: Any = None
     local: int = 0
     most: int | None = None
+    orders: tuple[int, ...] = (FORWARD,)
     sanitizer: Sanitizer = field(init=False)
 
     def __post_init__(self) -> None:
         kernel = self.program.kernel
-        self.sanitizer = Sanitizer(kernel.name, self.memory)
+        self.sanitizer = Sanitizer(kernel.name, self.memory, self.program.global_granule)
         if kernel.threads not in (0, self.threads):
             raise PtxError(f"{kernel.name}: launched with {self.threads} threads, compiled for {kernel.threads}")
         if kernel.ctas != self.ctas:
@@ -55,13 +58,24 @@ class Launch:
             self.sanitizer.found["local", 0] = Finding("local", kernel.name, first, (0, 0, 0), 0, detail)
 
     def run(self) -> None:
-        """Run the thread blocks. Raises Findings for what no kernel may do."""
-        blocks = self.blocks()
+        """Run the thread blocks, in each of the orders from the same memory. Raises Findings for what no kernel may
+        do, and if orders leave different bytes."""
+        before = self.memory.bytes() if len(self.orders) > 1 else None
+        self._run_in(self.orders[0])
+        for order in self.orders[1:]:
+            after = self.memory.bytes()
+            self.memory.restore(before)
+            self.sanitizer.stamps.clear()
+            self._run_in(order)
+            self.sanitizer.compare(after, self.program.kernel.instructions[0])
+        self.sanitizer.raise_found()
+
+    def _run_in(self, order: int) -> None:
+        blocks = self.blocks().reshape(-1, self.ctas)[::order].ravel()
         together = max(LANES // (self.threads * self.ctas), 1) * self.ctas
         with np.errstate(all="ignore"):
             for first in range(0, len(blocks), together):
                 Machine(self, blocks[first : first + together]).run()
-        self.sanitizer.raise_found()
 
     def blocks(self) -> np.ndarray:
         """The thread blocks that are run, whole clusters of them."""
@@ -73,6 +87,8 @@ class Launch:
 
 class Machine:
     """Some thread blocks of a launch. blocks: their numbers in the grid."""
+
+    warp = WARP
 
     def __init__(self, launch: Launch, blocks: np.ndarray):
         self.launch, self.program, self.sanitizer = launch, launch.program, launch.sanitizer

@@ -3,6 +3,7 @@
 Both know which bytes were written. Accesses are checked before they are made, lanes that may not are left out.
 """
 
+import ctypes
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import cache
@@ -90,6 +91,15 @@ class GlobalMemory:
                     each.written[low - each.address : high - each.address] = 1
                 return True
         return False
+
+    def bytes(self) -> list[bytes]:
+        """What all allocations hold."""
+        return [ctypes.string_at(each.address, each.size) for each in self.allocations]
+
+    def restore(self, content: list[bytes]) -> None:
+        """Let the allocations hold what `bytes` has given."""
+        for each, own in zip(self.allocations, content, strict=True):
+            ctypes.memmove(each.address, own, each.size)
 
     def starts(self) -> list[int]:
         return [each.address for each in self.allocations]

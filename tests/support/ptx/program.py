@@ -39,14 +39,16 @@ class Block:
 
 
 class Program:
-    """A kernel, decoded. granule: bytes of the narrowest access to shared memory."""
+    """A kernel, decoded. granule, global_granule: bytes of the narrowest access to shared and to global memory."""
 
     def __init__(self, text: str):
         self.kernel: Kernel = parse(text)
         self.addressing = _addressing(self.kernel.instructions)
         self.block_of_label: dict[str, int] = {}
         self.blocks = self._blocks([decode(each) for each in self.kernel.instructions])
-        self.granule = min(map(_shared_width, self.kernel.instructions))
+        self.granule, self.global_granule = (
+            min(_width(each, space) for each in self.kernel.instructions) for space in ("shared", "global")
+        )
 
     def _blocks(self, effects: Sequence[Formula | Effect]) -> list[Block]:
         instructions, kernel = self.kernel.instructions, self.kernel
@@ -135,10 +137,10 @@ def _ways(last: Instruction, number: int, labels: Mapping[str, int], end: int) -
     return [each for each in (ways if leaves else [number + 1, *ways]) if each < end]
 
 
-def _shared_width(instruction: Instruction) -> int:
-    """The bytes of an access to shared memory by a lane; the widest of any other instruction."""
+def _width(instruction: Instruction, space: str) -> int:
+    """The bytes of an access to this space by a lane, 4 at most; 4 for any other instruction."""
     kinds = instruction.modifiers
-    if instruction.opcode not in ("ld", "st") or not any(each.startswith("shared") for each in kinds):
+    if instruction.opcode not in ("ld", "st") or not any(each.startswith(space) for each in kinds):
         return 4
     of = named(kinds[-1])
     count = next((int(each[1:]) for each in kinds if each in ("v2", "v4", "v8")), 1)

@@ -3,7 +3,9 @@
 bounds          an access outside of every array that the launch was given, or outside of shared memory
 alignment       an access at an address that is no multiple of its width
 uninitialised   a read of memory that nobody wrote
-race            two threads at one place of shared memory, one of them writing, with no barrier between
+race            two threads at one place of memory, one of them writing, with no barrier between; two blocks at one
+                place of global memory, one of them writing
+order           bytes that depend on the order in which blocks run
 barrier         a barrier that not all threads reach, or not together
 lanes           an instruction of a warp that other lanes reach than it names, or that reads a lane which did not
 overflow        an address made of a 32-bit number that lost its upper bits
@@ -17,6 +19,7 @@ import numpy as np
 
 from ptx.memory import GlobalMemory
 from ptx.parser import Instruction
+from ptx.stamps import Stamps
 
 if TYPE_CHECKING:
     from ptx.machine import Machine
@@ -58,8 +61,10 @@ class Sanitizer:
 
     kernel: str
     memory: GlobalMemory
+    granule: int = 1
     found: dict[tuple[str, int], Finding] = field(default_factory=dict)
     checked: int = 0
+    stamps: dict[int, Stamps] = field(default_factory=dict)  # by the address of an allocation
 
     def report(
         self, kind: str, machine: "Machine", instruction: Instruction, lanes: np.ndarray, detail: str,
@@ -109,6 +114,34 @@ class Sanitizer:
         """Look for reads of what nobody wrote."""
         unwritten = self.memory.unwritten(addresses, width, owners)
         self._place(machine, instruction, "uninitialised", lanes, addresses, unwritten, f"{width} bytes never written")
+
+    def stamp(
+        self, machine: "Machine", instruction: Instruction, lanes: np.ndarray, addresses: np.ndarray, width: int,
+        owners: np.ndarray, writes: bool,
+    ) -> None:  # fmt: skip
+        """Look for races with what was read or written before in this launch."""
+        for number in np.unique(owners):
+            allocation = self.memory.allocations[number]
+            stamps = self.stamps.get(allocation.address)
+            if stamps is None:
+                stamps = self.stamps[allocation.address] = Stamps(allocation, self.granule)
+            own = owners == number
+            at, who = stamps.words(addresses[own], width, lanes[own])
+            both = stamps.touch(machine, at, who, writes)
+            for wrong, by in zip(both, ("block", "thread of the block, with no barrier between,"), strict=True):
+                if wrong.any():
+                    address = allocation.address + int(at[wrong.argmax()]) * self.granule
+                    detail = f"{self.memory.beside(address)}: another {by} is there, too, and one of them writes"
+                    self.report("race", machine, instruction, np.unique(who[wrong]), detail, address)
+
+    def compare(self, expected: list[bytes], instruction: Instruction) -> None:
+        """Look for bytes that another order of blocks has left otherwise."""
+        for each, own, found in zip(self.memory.allocations, expected, self.memory.bytes(), strict=True):
+            if own != found:
+                differ = np.frombuffer(own, np.uint8) != np.frombuffer(found, np.uint8)
+                address = each.address + int(differ.argmax())
+                detail = f"{self.memory.beside(address)}: {int(differ.sum())} bytes depend on the order of blocks"
+                self.found["order", address] = Finding("order", self.kernel, instruction, (0, 0, 0), 0, detail, address)
 
 
 class Races:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ptx.driver.arguments import check, values_of
-from ptx.machine import Launch
+from ptx.machine import BACKWARD, FORWARD, Launch
 from ptx.memory import GlobalMemory, byte_bounds
 from ptx.program import Program
 from ptx.sanitizer import Finding, Findings
@@ -76,6 +76,7 @@ class Device:
     found: list[Finding] = field(default_factory=list)
     traffic: Callable[[], Any] | None = None
     recorded: list[Any] = field(default_factory=list)
+    orders: tuple[int, ...] = (FORWARD, BACKWARD)  # of thread blocks, for launches whose traffic is not recorded
 
     def __post_init__(self) -> None:
         self.functions: list[Function] = []
@@ -208,6 +209,7 @@ class Device:
         launch = Launch(
             function.program, tuple(config.grid), config.block[0], values, self.memory, config.shared,
             clusters[0] if clusters else 1, self.traffic and self.traffic(),
+            orders=(FORWARD,) if self.traffic else self.orders,
         )  # fmt: skip
         launch.run()
         kernel = function.program.kernel.name

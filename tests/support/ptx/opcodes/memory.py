@@ -130,6 +130,7 @@ def fetch_global(
     """What lanes load; those that may not are left out."""
     lanes, addresses, owners = settled(machine, instruction, lanes, addresses, width, "load")
     machine.sanitizer.written(machine, instruction, lanes, addresses, width, owners)
+    machine.sanitizer.stamp(machine, instruction, lanes, addresses, width, owners, writes=False)
     return lanes, machine.memory.load(addresses, width)
 
 
@@ -139,6 +140,7 @@ def put_global(
     width = values.dtype.itemsize
     kept, addresses, owners = settled(machine, instruction, lanes, addresses, width, "store")
     values = values if len(kept) == len(lanes) else values[np.isin(lanes, kept)]
+    machine.sanitizer.stamp(machine, instruction, kept, addresses, width, owners, writes=True)
     machine.memory.store(addresses, values)
     machine.memory.mark(addresses, width, owners)
 
