@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from opgrad.contract import Array
+from opgrad.contract.shapes import sum_to
 from opgrad.random import keep_mask, kept_scale
 
 UNLIMITED = -1  # of a window's sides
@@ -162,14 +163,8 @@ def attention_grad(
         "dv": in_layout(_summed((p * kept).swapaxes(2, 3) @ dy, k.shape[1]), options),
     }
     if options.mask is not None:
-        found["dmask"] = _summed_to(ds, options.mask.shape)
+        found["dmask"] = sum_to(ds, options.mask.shape)
     if options.sink is not None:
         rest = np.exp(options.sink[:, None] - np.where(lse == -np.inf, 0.0, lse))
         found["dsink"] = -(rest * delta).sum((0, 2))
     return found
-
-
-def _summed_to(x: Array, shape: tuple[int, ...]) -> Array:
-    """The sum over the axes along which an array of this shape was broadcast."""
-    x = x.sum(tuple(range(x.ndim - len(shape))))
-    return x.sum(tuple(axis for axis, size in enumerate(shape) if size == 1), keepdims=True)

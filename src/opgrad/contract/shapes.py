@@ -6,7 +6,7 @@ Messages begin with the name of the operator that was called.
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from opgrad.contract.dtypes import Attributes, Shape
+from opgrad.contract.dtypes import Array, Attributes, Shape
 
 
 def reduced_axes(shape: Shape, axes: Sequence[int], noop_with_empty_axes: bool) -> frozenset[int]:
@@ -49,6 +49,17 @@ def broadcast_axes(a_shape: Shape, b_shape: Shape) -> tuple[list[int], list[int]
             expected = f"one that is broadcast with {a_shape}, a_shape"
             raise ValueError(f"broadcast_gradient_args: b_shape is {b_shape}, expected {expected}")
     return a_axes, b_axes
+
+
+def repeated_axes(shape: Shape, full: Shape) -> tuple[int, ...]:
+    """The axes of `full` along which an array of this shape is repeated when it is broadcast to `full`."""
+    lead = len(full) - len(shape)
+    return tuple(a for a, size in enumerate(full) if a < lead or (shape[a - lead] == 1 and size != 1))
+
+
+def sum_to(x: Array, shape: Shape) -> Array:
+    """The sum over the axes along which an array of this shape was repeated."""
+    return x.sum(repeated_axes(shape, x.shape)).reshape(shape)
 
 
 def slice_ranges(attributes: Attributes) -> list[range]:

@@ -31,6 +31,7 @@ from opgrad.contract import (
 )
 from opgrad.contract.attributes import result_dtype
 from opgrad.contract.libraries import HOST, NUMBERS, Arrays, is_masked
+from opgrad.contract.shapes import repeated_axes
 from opgrad.fused.dropout import Dropout
 from opgrad.post_ops import PostOp
 
@@ -200,12 +201,6 @@ def _summed(library: Arrays, operands: tuple[tuple[Shape, str], ...], results: t
     for (shape, dtype), full in zip(operands, results[1:], strict=True):
         sums.append(library.total(full, repeated_axes(shape, tuple(full.shape)), shape, dtype))
     return (results[0], *sums)
-
-
-def repeated_axes(shape: Shape, full: Shape) -> tuple[int, ...]:
-    """The axes of `full` along which an operand of this shape is repeated."""
-    lead = len(full) - len(shape)
-    return tuple(a for a, size in enumerate(full) if a < lead or (shape[a - lead] == 1 and size != 1))
 
 
 # --- what they share -------------------------------------------------------------------------------------------------

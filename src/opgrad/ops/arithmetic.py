@@ -6,7 +6,7 @@ import numpy as np
 
 from opgrad.contract import BYTES, FLOATS, IN_GRAPHS, INTEGERS, OnnxName, Tensor, operator
 from opgrad.contract.dtypes import Array, Attributes, Shape, Shapes
-from opgrad.contract.shapes import broadcast_axes, broadcast_shape, reduced_axes
+from opgrad.contract.shapes import broadcast_axes, broadcast_shape, reduced_axes, sum_to
 
 INT64 = ("int64",)
 
@@ -83,13 +83,6 @@ def _divisor_shape(shapes: Shapes, _: Attributes) -> Shape:
     if dy != quotient:
         raise ValueError(f"div_grad: dy has shape {dy}, expected {quotient}, what a and b are broadcast to")
     return b
-
-
-def sum_to(x: Array, shape: Shape) -> Array:
-    """The sum over the axes along which an array of this shape was broadcast."""
-    more = x.ndim - len(shape)
-    axes = tuple(axis for axis in range(x.ndim) if axis < more or (shape[axis - more] == 1 and x.shape[axis] != 1))
-    return x.sum(axes).reshape(shape)
 
 
 @operator(

@@ -7,6 +7,7 @@ import numpy as np
 
 from opgrad import post_ops as chain
 from opgrad.contract import FLOATS, Array, Axes, OnnxName, Tensor, divisor, finite, one_of, operator
+from opgrad.contract.shapes import sum_to
 from opgrad.fused import primitive
 from opgrad.fused.dropout import Dropout
 from opgrad.post_ops import PostOp
@@ -174,17 +175,12 @@ def _through_attributes(
     g, operands = dy / out_scale, []
     for each, s in zip(reversed(post_ops), reversed(before), strict=True):
         if each.operands and np.asarray(each.operands[-1]).dtype.kind not in "iub":
-            operands.append(_summed_to(g * chain.OPERAND_SLOPES[each.name](s, *each.operands), each.operands[-1]))
+            operands.append(sum_to(g * chain.OPERAND_SLOPES[each.name](s, *each.operands), np.shape(each.operands[-1])))
         g = g * chain.slope(each, s)
     if dropout is not None:
         g = np.where(kept, g / (1 - dropout.probability), 0.0)
     g = g * result_scale
     return (g if where is None else np.where(where, g, 0.0)), operands[::-1]
-
-
-def _summed_to(full: Array, operand: Any) -> Array:
-    shape = np.shape(operand)
-    return full.sum(primitive.repeated_axes(shape, full.shape)).reshape(shape)
 
 
 @operator(

@@ -1,11 +1,12 @@
 """Mixtures of experts: each token goes through the experts that have its largest shares."""
 
+from opgrad.contract.quantized import BYTE
 from opgrad.graph.formulas import Value
 from opgrad.graph.messages import MICROSOFT
 from opgrad.rules.fused import gated_linear
 from opgrad.rules.gated import silu
 from opgrad.rules.node import Node
-from opgrad.rules.packed import BYTE, unpacked
+from opgrad.rules.packed import unpacked
 from opgrad.rules.registry import NoGradient, in_float32, recomputed
 
 ACTIVATIONS = {"relu": "Relu", "identity": "Identity"}

@@ -4,7 +4,7 @@ import math
 
 from opgrad.contract import layout
 from opgrad.contract.problem import Problem
-from opgrad.contract.shapes import broadcast_axes, reduced_axes
+from opgrad.contract.shapes import broadcast_axes, reduced_axes, repeated_axes
 from opgrad.cpu.kernels import arithmetic as kernels
 from opgrad.cpu.kernels.arithmetic import EACH, ONE_DIVIDEND, ONE_DIVISOR, SUM, VALUE, Broadcast, copy_words
 from opgrad.cpu.kernels.loops.fold import BLOCK
@@ -29,7 +29,7 @@ def div_grad(problem: Problem) -> Program:
     strides = (layout.broadcast_strides(each, shape) for each in (a, b))
     (n, a_step, b_step), *loops = layout.steps(shape, range(len(shape)), *strides)[::-1]
     tables = Tables()
-    a_summed, b_summed = (frozenset(broadcast_axes(each, shape)[0]) for each in (a, b))
+    a_summed, b_summed = (frozenset(repeated_axes(each, shape)) for each in (a, b))
     kernel = EACH if a_step and b_step else ONE_DIVISOR if a_step else ONE_DIVIDEND
     full_a = workspace.shared(size) if a_summed else problem["da"]
     full_b = workspace.shared(size) if b_summed else problem["db"]

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from opgrad.contract import DTYPES, attending
+from opgrad.contract import attending
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.native import Kernel, vector_lanes
+from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.attention import backward as backward_kernels
 from opgrad.cpu.kernels.attention import masks as mask_kernels
@@ -28,9 +28,9 @@ from opgrad.cpu.kernels.attention.tiles import (
     Seen,
     Sizes,
 )
-from opgrad.cpu.programs.layout import precision
-from opgrad.cpu.programs.program import Address, Program, Step, Tables, shared_out
-from opgrad.cpu.programs.workspace import Scratch, Workspace
+from opgrad.cpu.programs.building import ProgramSteps
+from opgrad.cpu.programs.program import Address, Step
+from opgrad.cpu.programs.workspace import Scratch
 from opgrad.random import keep_threshold, kept_scale
 
 LOG2_E: Final = math.log2(math.e)
@@ -40,28 +40,19 @@ SUMS_BYTES: Final = 24 << 20  # of memory in which gradients are summed up; thre
 FAR: Final = 1 << 40  # keys on a side of a query, where they are not limited
 
 
-class Building:
+class AttentionSteps(ProgramSteps):
     """What the steps of both programs are given, made of a problem."""
 
     def __init__(self, problem: Problem, operator: str):
-        self.problem, self.operator = problem, operator
+        super().__init__(problem)
+        self.operator = operator
         self.shapes = {name: spec.shape for name, spec in problem.specs.items()}
         self.sizes = attending.sizes(self.shapes, problem.attributes)
         self.group = max(self.sizes.heads // max(self.sizes.kv_heads, 1), 1)
         self.is_packed = "cu_seqlens_q" in self.shapes
-        self.workspace, self.tables = Workspace(precision(problem)), Tables()
-        self.lanes = vector_lanes(self.workspace.precision)
-        self.width = gemm.VECTORS * self.lanes
-        self.steps: list[Step] = []
         self.seen = self._seen()
 
-    def program(self, name: str) -> Program:
-        return Program(self.steps, self.workspace, self._explain, name=name, tables=self.tables)
-
     # --- arrays -----------------------------------------------------------------------------------------------------
-
-    def given(self, name: str) -> bool:
-        return self.problem.operands.get(name) is not None
 
     def strides(self, name: str) -> tuple[int, ...]:
         """In elements."""
@@ -144,7 +135,7 @@ class Building:
             self.steps.append(Step(span_kernels.spans_of_lengths, 1, arguments))
         return spans
 
-    def _explain(self, position: int, value: int) -> Exception:
+    def explain(self, position: int, value: int) -> Exception:
         """The error for a wrong length or start."""
         if not self.is_packed:
             return self._wrong("key_lengths", position, value, self.sizes.keys)
@@ -160,10 +151,10 @@ class Building:
 
     # --- working memory ---------------------------------------------------------------------------------------------
 
-    def panels(self, depth: int, columns: int) -> tuple[Scratch, int]:
+    def private_panels(self, depth: int, columns: int) -> tuple[Scratch, int]:
         """Private memory for packed rows, and the numbers of a panel."""
-        panel = -(-depth // (self.lanes // 2)) * (self.lanes // 2) * self.width
-        return self.workspace.private(-(-columns // self.width) * panel), panel
+        count, panel = self.panels(depth, columns)
+        return self.workspace.private(count * panel), panel
 
     def with_block(self, rows: int) -> Sizes:
         """The sizes with blocks of queries that make about so many rows in all heads that share keys."""
@@ -175,13 +166,12 @@ class Building:
 # --- the gradient ---------------------------------------------------------------------------------------------------
 
 
-class Gradient(Building):
+class AttentionGradientSteps(AttentionSteps):
     """Puts the steps of the gradient together."""
 
     def __init__(self, problem: Problem):
         super().__init__(problem, "attention_grad")
         s = self.sizes
-        self.item = DTYPES[self.workspace.precision].itemsize
         self.block_keys = KEYS_BACK if max(s.size, s.v_size) <= SMALL_HEAD else KEYS_BACK // 2
         self.block_queries = self.block_keys
         self.wanted = [name for name in ("dq", "dk", "dv") if self.given(name)]
@@ -190,7 +180,7 @@ class Gradient(Building):
 
     def add_rows(self, kernel: Kernel, heads: int, length: int, size: int, arguments: Mapping[str, Any]) -> None:
         """A step whose units are rows of heads."""
-        self.steps.append(shared_out(kernel, heads * length, 2 * size * self.item, arguments))
+        self.add(kernel, heads * length, 2 * size * self.item, arguments)
 
     def prepare(self) -> None:
         s, has_dlse = self.sizes, self.given("dlse")
@@ -216,7 +206,7 @@ class Gradient(Building):
         s = self.sizes
         arguments = {"batches": s.batch, "heads": s.heads, "queries": s.queries, "sink": self.problem["sink"]}
         arguments |= {"power": self.power, "delta": self.delta, "dsink": self.problem["dsink"]}
-        self.steps.append(shared_out(backward_kernels.sum_sinks, s.heads, 8 * s.batch * s.queries, arguments))
+        self.add(backward_kernels.sum_sinks, s.heads, 8 * s.batch * s.queries, arguments)
 
     # --- where sums are formed --------------------------------------------------------------------------------------
 
@@ -300,9 +290,9 @@ class Gradient(Building):
         """The arguments that all waves share, and the step of dmask."""
         s, private, rows, keys = self.sizes, self.workspace.private, backward_kernels.ROWS, self.block_keys
         scale = s.size**-0.5 if self.problem.attributes["scale"] is None else self.problem.attributes["scale"]
-        (q, q_panel), (dy, dy_panel) = self.panels(rows, s.size), self.panels(rows, s.v_size)
-        (of_rows, row_panel), (k, k_panel) = self.panels(keys, s.size), self.panels(s.size, keys)
-        v, v_panel = self.panels(s.v_size, keys)
+        (q, q_panel), (dy, dy_panel) = self.private_panels(rows, s.size), self.private_panels(rows, s.v_size)
+        (of_rows, row_panel), (k, k_panel) = self.private_panels(keys, s.size), self.private_panels(s.size, keys)
+        v, v_panel = self.private_panels(s.v_size, keys)
         pitch = keys + gemm.SPARE
         tile = backward_kernels.Tile(private(rows * pitch), private(rows * pitch), pitch, private(keys), private(keys))
         arrays = [self.heads(name) for name in ("q", "k", "v", "dy")]

@@ -10,7 +10,7 @@ from opgrad.contract.layout import contiguous
 from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.attention import forward
 from opgrad.cpu.programs import partition
-from opgrad.cpu.programs.attending import Building, Gradient
+from opgrad.cpu.programs.attending import AttentionGradientSteps, AttentionSteps
 from opgrad.cpu.programs.program import Program, Step
 from opgrad.cpu.programs.softmax import softmax, softmax_grad
 from opgrad.cpu.programs.workspace import whole_vectors
@@ -70,13 +70,13 @@ def softmax_dropout_grad(problem: Problem) -> Program:
 
 
 def attention(problem: Problem) -> Program:
-    b = Building(problem, "attention")
+    b = AttentionSteps(problem, "attention")
     s = b.sizes
     if not s.batch * s.heads * s.queries:
-        return b.program("attention")
+        return b.program("attention", b.explain)
     sizes = b.with_block(ROWS)
     rows, keys, private = sizes.block * b.group, forward.KEYS, b.workspace.private
-    (k, k_panel), (v, v_panel) = b.panels(s.size, keys), b.panels(keys, s.v_size)
+    (k, k_panel), (v, v_panel) = b.private_panels(s.size, keys), b.private_panels(keys, s.v_size)
     tile = private(rows * forward.PITCH), private(keys)
     arguments = {
         "sizes": sizes,
@@ -93,10 +93,10 @@ def attention(problem: Problem) -> Program:
         return _in_parts(b, units, pitch, parts, arguments)
     sums = forward.Sums(private(rows * pitch), pitch, private(rows), private(rows))
     b.steps.append(Step(forward.attend, units, arguments | {"sums": sums}))
-    return b.program("attention")
+    return b.program("attention", b.explain)
 
 
-def _in_parts(b: Building, units: int, pitch: int, count: int, arguments: Mapping[str, Any]) -> Program:
+def _in_parts(b: AttentionSteps, units: int, pitch: int, count: int, arguments: Mapping[str, Any]) -> Program:
     """The program that cuts the keys into parts, so that there are units for threads."""
     rows, per_part = arguments["sizes"].block * b.group, partition.count(b.sizes.keys, count)
     parts = forward.Parts(count, per_part, rows)
@@ -104,11 +104,11 @@ def _in_parts(b: Building, units: int, pitch: int, count: int, arguments: Mappin
     arguments = {**arguments, "parts": parts, "sums": forward.PartSums(y, pitch, top, total)}
     b.steps.append(Step(forward.attend_parts, units * count, arguments))
     b.steps.append(Step(forward.join_parts, units, arguments))
-    return b.program("attention_parts")
+    return b.program("attention_parts", b.explain)
 
 
 def attention_grad(problem: Problem) -> Program:
-    b = Gradient(problem)
+    b = AttentionGradientSteps(problem)
     b.prepare()
     if b.given("dsink"):
         b.sinks()
@@ -118,4 +118,4 @@ def attention_grad(problem: Problem) -> Program:
         b.masks()
     if b.wanted:
         b.add_waves()
-    return b.program("attention_grad")
+    return b.program("attention_grad", b.explain)

@@ -9,19 +9,17 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.native import Kernel, vector_lanes
+from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.loops.fill import fill_zeros
 from opgrad.cpu.kernels.recurrent import gru, lstm
 from opgrad.cpu.kernels.recurrent import layer as layers
 from opgrad.cpu.kernels.recurrent.layer import BlockUnits, Layer, LayerMatrix, Panels, States
-from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.partition import round_up
-from opgrad.cpu.programs.program import Program, Step, shared_out
-from opgrad.cpu.programs.workspace import Workspace
+from opgrad.cpu.programs.program import Program, Step
 from opgrad.locks import once
 from opgrad.native.threads import get_num_threads
 
@@ -41,25 +39,22 @@ class GateColumns:
     def packed(self) -> Panels:
         """Packed when it is first asked for."""
         b = self.building
-        return b.packed(self.dz._replace(first=self.first), b.steps, b.batch, self.count)
+        return b.packed(self.dz._replace(first=self.first), b.length, b.batch, self.count)
 
 
-class RecurrentSteps:
+class RecurrentSteps(ProgramSteps):
     """Puts the steps of a program together.
 
-    steps: of x; gates: of each number of a state. W and R are [directions, gates * hidden, …].
+    length: the steps of x; gates: of each number of a state. W and R are [directions, gates * hidden, …].
     """
 
     def __init__(self, problem: Problem, gates: int):
-        self.problem, self.gates = problem, gates
-        self.steps, self.batch, self.inputs = problem.specs["x"].shape
+        super().__init__(problem)
+        self.gates = gates
+        self.length, self.batch, self.inputs = problem.specs["x"].shape
         self.directions, _, self.hidden = problem.specs["r"].shape
-        self.workspace = Workspace(precision(problem))
-        self.item, self.lanes = DTYPES[self.workspace.precision].itemsize, vector_lanes(self.workspace.precision)
-        self.width = gemm.VECTORS * self.lanes  # columns of a panel
-        self.program_steps: list[Step] = []
         reverse = problem.attributes["direction"] == "reverse"
-        self.layer = Layer(self.steps, self.directions, self.batch, self.hidden, int(reverse))
+        self.layer = Layer(self.length, self.directions, self.batch, self.hidden, int(reverse))
 
     @property
     def rows(self) -> int:
@@ -69,28 +64,19 @@ class RecurrentSteps:
     @property
     def all_rows(self) -> int:
         """The rows of a matrix with one for each sequence of each step."""
-        return self.steps * self.batch
-
-    def program(self, name: str) -> Program:
-        return Program(self.program_steps, self.workspace, name=name)
+        return self.length * self.batch
 
     def shared(self, count: int) -> Any:
         return self.workspace.shared(count)
-
-    def add(self, kernel: Kernel, units: int, unit_bytes: float, arguments: Mapping[str, Any]) -> None:
-        self.program_steps.append(shared_out(kernel, units, unit_bytes, arguments))
 
     def add_sequences(self, kernel: Kernel, **arguments: Any) -> None:
         """The step of a kernel whose units are sequences: as few parts as keep the processors busy."""
         units = self.directions * self.batch
         parts = max(os.cpu_count() or 1, get_num_threads())
         per_part = max(FEWEST_SEQUENCES, -(-units // parts))
-        self.program_steps.append(Step(kernel, units, {"layer": self.layer, **arguments}, per_part))
+        self.steps.append(Step(kernel, units, {"layer": self.layer, **arguments}, per_part))
 
     # --- operands ---------------------------------------------------------------------------------------------------
-
-    def given(self, name: str) -> bool:
-        return self.problem.operands.get(name) is not None
 
     @once
     def zeros(self) -> Any:
@@ -156,15 +142,15 @@ class RecurrentSteps:
 
     # --- packing ----------------------------------------------------------------------------------------------------
 
-    def panels(self, depth: int, columns: int, directions: int) -> tuple[Panels, int]:
+    def memory_of_panels(self, depth: int, columns: int, directions: int) -> tuple[Panels, int]:
         """Memory for packed matrices, and how many panels each has."""
-        count, panel = -(-columns // self.width), round_up(depth, self.lanes // 2) * self.width
+        count, panel = self.panels(depth, columns)
         data: Any = self.shared(directions * count * panel)
         return Panels(data, count * panel if directions > 1 else 0, panel), count
 
     def transposed(self, name: str, depth: int, rows: int, first: int = 0) -> Panels:
         """The transpose of some rows of W or R, which have `depth` columns."""
-        packed, count = self.panels(depth, rows, self.directions)
+        packed, count = self.memory_of_panels(depth, rows, self.directions)
         x = self.weights(name, depth, first)
         arguments = {"panels": count, "rows": rows, "depth": depth, "x": x, "packed": packed}
         self.add(layers.pack_transposed, self.directions * count, 2 * packed.panel * self.item, arguments)
@@ -173,7 +159,7 @@ class RecurrentSteps:
     def packed(self, x: LayerMatrix, blocks: int, rows: int, columns: int, directions: int | None = None) -> Panels:
         """The first columns of a matrix, of so many blocks of rows."""
         directions = self.directions if directions is None else directions
-        packed, count = self.panels(blocks * rows, columns, directions)
+        packed, count = self.memory_of_panels(blocks * rows, columns, directions)
         arguments = {"panels": count, "blocks": blocks, "rows": rows, "columns": columns, "x": x, "packed": packed}
         units, unit_bytes = directions * count * blocks, 2 * rows * self.width * self.item
         self.add(layers.pack_rows, units, unit_bytes, arguments)
@@ -185,11 +171,11 @@ class RecurrentSteps:
 
     def packed_before(self) -> Panels:
         """The states before each step."""
-        packed, count = self.panels(self.all_rows, self.hidden, self.directions)
-        arguments = {"panels": count, "steps": self.steps, "rows": self.batch, "columns": self.hidden}
+        packed, count = self.memory_of_panels(self.all_rows, self.hidden, self.directions)
+        arguments = {"panels": count, "steps": self.length, "rows": self.batch, "columns": self.hidden}
         arguments |= {"reverse": self.layer.reverse, "x": self.states_of_steps("y"), "packed": packed}
         arguments["first"] = self.states("initial_h")
-        units, unit_bytes = self.directions * count * self.steps, 2 * self.batch * self.width * self.item
+        units, unit_bytes = self.directions * count * self.length, 2 * self.batch * self.width * self.item
         self.add(layers.pack_before, units, unit_bytes, arguments)
         return packed
 
@@ -200,7 +186,7 @@ class RecurrentSteps:
     ) -> None:
         """c = a @ b for all directions, or for direction `first` alone, which is added to c if it is not 0."""
         together = first is not None or self.directions == 1
-        count, rows = (1, self.all_rows) if together else (self.steps, self.batch)
+        count, rows = (1, self.all_rows) if together else (self.length, self.batch)
         per_unit = min(BLOCK_ROWS, round_up(-(-rows // FEWEST_UNITS), gemm.ROWS) if together else rows)
         blocks = BlockUnits(count, rows, max(per_unit, 1), -(-rows // max(per_unit, 1)))
         arguments = {"blocks": blocks, "first": first or 0, "depth": depth, "columns": columns, "add": bool(first)}
@@ -223,7 +209,7 @@ class RecurrentSteps:
     def gradient_of_w(self, parts: Sequence[GateColumns]) -> None:
         """dw = dz.T @ x."""
         if self.given("dw"):
-            x = self.packed(self.inputs_of_steps("x"), self.steps, self.batch, self.inputs, directions=1)
+            x = self.packed(self.inputs_of_steps("x"), self.length, self.batch, self.inputs, directions=1)
             for part in parts:
                 self.multiply_panels("dw", part, x, self.inputs)
 
@@ -358,7 +344,7 @@ def _reset_back(b: RecurrentSteps, dz: LayerMatrix, common: Mapping[str, Any]) -
     parts = b.parts(dz, [2 * b.hidden, b.hidden])
     b.gradient_of_w(parts)
     # The state that is multiplied by the weights of n is the one after the reset gate.
-    b.gradient_of_r(parts, [b.packed_before, lambda: b.packed(resets, b.steps, b.batch, b.hidden)])
+    b.gradient_of_r(parts, [b.packed_before, lambda: b.packed(resets, b.length, b.batch, b.hidden)])
     return dz
 
 

@@ -50,8 +50,8 @@ def _program(problem: Problem, axes: Any, steps: type[SignalSteps]) -> Program:
     layout = SignalLayout((ONE_WINDOW,) * (MOST_AXES - len(found)) + found)
     sizes = _sizes(problem, shapes["w"], layout)
     if steps is ConvolutionSteps and by_windows(layout, sizes):
-        return WindowSteps(problem, layout, sizes, wanted).program()
-    return steps(problem, layout, sizes, wanted).program()
+        return WindowSteps(problem, layout, sizes, wanted).of_all_images()
+    return steps(problem, layout, sizes, wanted).of_all_images()
 
 
 def _empty(problem: Problem, wanted: Sequence[str]) -> Program:

@@ -14,11 +14,11 @@ from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.convolution import products, signals
 from opgrad.cpu.kernels.convolution.products import Filters, Ranges, Tiles
 from opgrad.cpu.kernels.convolution.signals import GridSteps, Images, ImageSizes, Phases, Signals
+from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.programs.layout import precision
 from opgrad.cpu.programs.partition import round_up
-from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
-from opgrad.cpu.programs.workspace import Workspace
+from opgrad.cpu.programs.program import Program, Step, shared_out
 from opgrad.locks import once
 
 PART_PRODUCTS: Final = 1 << 18  # products that take 5 µs: less is not worth another part
@@ -81,26 +81,24 @@ def fixed_parts(kernel: Kernel, units: int, unit_products: int, arguments: Mappi
     return Step(kernel, units, arguments, max(1, min(units, round(wanted / unit_products))))
 
 
-class GradientSteps:
+class GradientSteps(ProgramSteps):
     """Puts the steps together, for some images at a time. The workspace holds the sums of dw and db over all images."""
 
     name = ""
 
     def __init__(self, problem: Problem, layout: SignalLayout, sizes: SignalSizes, wanted: Sequence[str]):
-        self.problem, self.layout, self.sizes, self.wanted = problem, layout, sizes, wanted
-        self.workspace, self.tables = Workspace(precision(problem)), Tables()
-        self.item = DTYPES[self.workspace.precision].itemsize
+        super().__init__(problem)
+        self.layout, self.sizes, self.wanted = layout, sizes, wanted
         self.images_at_once = sizes.images
-        self.steps: list[Step] = []
         counts = {name: math.prod(problem.specs[name].shape) for name in wanted if name != "dx"}
         self.sums = {name: self.workspace.shared(count) for name, count in counts.items()}
 
-    def program(self) -> Program:
+    def of_all_images(self) -> Program:
         batch = self.sizes.batch
         for first in range(0, batch, self.images_at_once):
             self.chunk(Images(first, min(self.images_at_once, batch - first)))
-        written = [sums_written(self.problem, name, sums) for name, sums in self.sums.items()]
-        return Program([*self.steps, *written], self.workspace, name=self.name, tables=self.tables)
+        self.steps += [sums_written(self.problem, name, sums) for name, sums in self.sums.items()]
+        return self.program(self.name)
 
     def chunk(self, images: Images) -> None:
         """The steps for some images."""
@@ -110,7 +108,7 @@ class GradientSteps:
         """Add the sums of dy over the elements of each of its channels to those of the images before."""
         arguments = {"images": images, "channels": channels, "size": size}
         arguments |= {"x": self.problem["dy"], "sums": self.sums["db"]}
-        self.steps.append(shared_out(products.sum_planes, channels, images.count * size * self.item, arguments))
+        self.add(products.sum_planes, channels, images.count * size * self.item, arguments)
 
 
 class SignalSteps(GradientSteps):
@@ -140,14 +138,14 @@ class SignalSteps(GradientSteps):
         units = sizes["planes"].channels * sizes["phases"].count
         arguments = {**sizes, "images": images, "x": self.problem[name], "signals": signals_}
         unit_bytes = 2 * self.item * images.count * self.sizes.grid
-        self.steps.append(shared_out(signals.to_signals, units, unit_bytes, arguments))
+        self.add(signals.to_signals, units, unit_bytes, arguments)
 
     def from_signals(self, signals_: Signals, sizes: Mapping[str, Any], covered: bool, images: Images) -> None:
         """Write dx."""
         units = sizes["planes"].channels * images.count
         own = {"images": images, "covered": covered, "x": self.problem["dx"], "signals": signals_}
         unit_bytes = 2 * self.item * self.sizes.grid * sizes["phases"].count
-        self.steps.append(shared_out(signals.from_signals, units, unit_bytes, {**sizes, **own}))
+        self.add(signals.from_signals, units, unit_bytes, {**sizes, **own})
 
     @once
     def window_images(self) -> dict[str, Any]:
@@ -216,7 +214,7 @@ class SignalSteps(GradientSteps):
         found = {"tiles": Tiles(len(words), self.tables.add(words)), "weights": Rows(weights, size)}
         arguments = {**found, "sources": self.tables.add(sources), "rows": rows, "w": w}
         pack_bytes = 8 * size / len(words)
-        self.steps.append(shared_out(products.pack_weights, self.sizes.group * len(words), pack_bytes, arguments))
+        self.add(products.pack_weights, self.sizes.group * len(words), pack_bytes, arguments)
         return {**found, "single": rows == 1}
 
     def correlate(self, arguments: Mapping[str, Any], images: Images) -> None:
@@ -248,7 +246,7 @@ class ConvolutionSteps(SignalSteps):
         s = self.sizes
         length = s.length(images.count)
         arguments = {"length": length, "add": images.first > 0, "signals": self.windows, "sums": self.sums["db"]}
-        self.steps.append(shared_out(products.sum_signals, s.group * s.filters, length * self.item, arguments))
+        self.add(products.sum_signals, s.group * s.filters, length * self.item, arguments)
 
     @once
     def to_field(self) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from opgrad.cpu.kernels.convolution.windows import Gathered, PlaneBlocks, Window
 from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.programs.convolution.steps import CHUNK_BYTES, GradientSteps, SignalSizes, fixed_parts
 from opgrad.cpu.programs.partition import round_up
-from opgrad.cpu.programs.program import shared_out
 
 # Signals take longer than matrices of windows where the grid has many elements for a window. A window's element costs a
 # product for each filter either way, by signals at half the rate; to write it into the matrix costs as much as 24
@@ -61,7 +60,7 @@ class WindowSteps(GradientSteps):
         if "dw" in self.sums or "dx" in self.wanted:
             arguments = {"gathered": gathered, "filters": self.filters, "size": self.per_image}
             arguments |= {"dy": self.problem["dy"]}
-            self.steps.append(shared_out(windows.gather_dy, self.filters, 2 * self.item * gathered.windows, arguments))
+            self.add(windows.gather_dy, self.filters, 2 * self.item * gathered.windows, arguments)
         if "dw" in self.sums:
             self.filters_back(gathered)
         if "dx" in self.wanted:
