@@ -144,7 +144,7 @@ LAYERS = {
     ),
     "training/language/": ("numpy onnx", "graph/ training/formats/"),
     "training/tune/": (
-        "jinja2 numpy onnx onnxruntime tokenizers",
+        "jinja2 numpy onnx onnxruntime onnxruntime_genai tokenizers",
         "graph/ locks native/threads/ reading training/building/ training/data/ training/engine/"
         " training/engine/distributed training/engine/optimizer training/formats/ training/language/ training/run/"
         " writing",

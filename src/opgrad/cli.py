@@ -18,6 +18,7 @@ from opgrad.commands.errors import explains_errors
 from opgrad.commands.lower import lower
 from opgrad.commands.step import step
 from opgrad.commands.train import train
+from opgrad.commands.tune import tune
 from opgrad.compile import compile_kernels
 from opgrad.terminal import console, show_failure
 
@@ -114,6 +115,7 @@ def operator_rows() -> list[tuple[str, str, str, str, str]]:
 
 
 _add(train, "train")
+_add(tune, "tune")
 _add(artifacts, "onnx")
 _add(step, "train")
 _add(inspect, "train")

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What a recipe says, too."""
+class RunSettings:
+    """What a recipe says of every run, too."""
 
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the data.")] = None
     lr: Annotated[float | None, typer.Option(callback=positive, help="Learning rate.")] = None
@@ -51,6 +51,17 @@ class Settings:
         float | None, typer.Option(callback=positive, help="Largest norm of all gradients together.")
     ] = None
 
+    def of_recipe(self) -> dict[str, Any]:
+        """Those that were given, under the names of a recipe."""
+        values = {**vars(self), "validation": _rows_or_fraction(self.validation)}
+        values["learning_rate"] = values.pop("lr")
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Settings(RunSettings):
+    """What a recipe says, too."""
+
     row_wise: Annotated[
         str | None,
         typer.Option(
@@ -63,10 +74,8 @@ class Settings:
 
     def of_recipe(self) -> dict[str, Any]:
         """Those that were given, under the names of a recipe."""
-        values = {**vars(self), "validation": _rows_or_fraction(self.validation)}
-        values["learning_rate"] = values.pop("lr")
-        values["row_wise"] = self.row_wise.split(",") if self.row_wise else None
-        return {name: value for name, value in values.items() if value is not None}
+        values = super().of_recipe()
+        return values | ({"row_wise": self.row_wise.split(",")} if self.row_wise else {})
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,7 @@ def train(
     """
     from opgrad.training.engine import distributed
 
-    making, processes, shown = Making(parameters, loss, optimizer), distributed.begin(), _shown(live)
+    making, processes, shown = Making(parameters, loss, optimizer), distributed.begin(), bar_of(live)
     with processes.failing_together():
         if path.is_dir():
             _check_folder(path, making, places)
@@ -128,7 +137,7 @@ def train(
             _train(path, folder, settings, places, making, path.parent, processes, shown)
 
 
-def _shown(live: bool) -> "type[LiveCurve] | type[TrainingBar]":
+def bar_of(live: bool) -> "type[LiveCurve] | type[TrainingBar]":
     """What shows how far the training is."""
     if live:
         from opgrad.training.run.live import LiveCurve

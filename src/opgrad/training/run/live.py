@@ -45,8 +45,8 @@ class Curve:
 class LiveCurve(AbstractContextManager["LiveCurve"]):
     """A progress bar under a picture of the losses; used as `TrainingBar` is."""
 
-    def __init__(self, console: Console, description: str):
-        self._bar = TrainingBar(console, description)
+    def __init__(self, console: Console, description: str, unit: str = "samples"):
+        self._bar = TrainingBar(console, description, unit)
         self._console, self._title = console, visible(description)
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._training, self._validation = Curve(), Curve()

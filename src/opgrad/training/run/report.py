@@ -17,15 +17,18 @@ INTERVAL = 0.1  # seconds between two updates of the bar; a training step may ta
 
 
 class TrainingBar(AbstractContextManager["TrainingBar"]):
-    """A progress bar with losses and speed; use it in a `with` block and call it after every step."""
+    """A progress bar with losses and speed; use it in a `with` block and call it after every step.
 
-    def __init__(self, console: Console, description: str):
+    unit: of the speed, in a second.
+    """
+
+    def __init__(self, console: Console, description: str, unit: str = "samples"):
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %"),
             TextColumn("loss {task.fields[loss]}{task.fields[validation]}"),
-            TextColumn("{task.fields[speed]:,.0f} samples/s"),
+            TextColumn("{task.fields[speed]:,.0f} " + unit + "/s"),
             TimeRemainingColumn(),
             console=console,
             auto_refresh=False,  # the thread that refreshes would slow down the training steps

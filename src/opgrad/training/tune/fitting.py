@@ -136,7 +136,8 @@ def fit(
         state.initial_loss = trainer.evaluate(validation, recipe.batch_size).loss
     fitting = Fit(trainer, training, validation, state, request.output, {PROPERTY: identity}, processes)
     processes.on_first(lambda: job.make_folder(request.output, resumption))
-    shown = _Shown(tuner, request, training.rows, progress or _ignore, tell, processes.is_first)
+    tokens = examples.told.tokens / len(examples)
+    shown = _Shown(tuner, request, training.rows, tokens, progress or _ignore, tell if processes.is_first else None)
     fitting.run(shown)
     return _finish(tuner, examples, request, fitting, shown.samples, processes)
 
@@ -186,29 +187,27 @@ def _resumption(request: Request, identity: str) -> Resumption | None:
 
 
 class _Shown:
-    """What is called after every step: it shows the progress and, at the end of each epoch, samples of text."""
+    """What is called after every step: it shows the progress and, at the end of each epoch, samples of text.
+
+    rows: of an epoch. tokens: of a row, in the mean. tell: shows a line; None: there are no samples here.
+    """
 
     def __init__(
-        self,
-        tuner: AdaptedModel,
-        request: Request,
-        rows: int,
-        progress: Progress,
-        tell: Callable[[str], None],
-        first: bool,
-    ):
-        self._tuner, self._request, self._rows, self._progress = tuner, request, rows, progress
-        self._tell, self._writes = tell, first
+        self, tuner: AdaptedModel, request: Request, rows: int, tokens: float, progress: Progress,
+        tell: Callable[[str], None] | None,
+    ):  # fmt: skip
+        self._tuner, self._request, self._rows, self._tokens = tuner, request, rows, tokens
+        self._progress, self._tell = progress, tell
         self.samples: list[dict[str, str]] = []
 
     def __call__(self, done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
-        self._progress(done, total, loss, validation_loss, speed)
-        if done % self._rows or not self._writes or not self._request.samples:
+        self._progress(done, total, loss, validation_loss, speed * self._tokens)
+        if done % self._rows or self._tell is None or not self._request.samples:
             return
         texts = {prompt: self._tuner.write(prompt, most=SAMPLE) for prompt in self._request.samples}
         self.samples.append(texts)
         for prompt, text in texts.items():
-            self._tell(f"after {done // self._rows} epochs: {prompt!r} → {text!r}")
+            self._tell(f"after epoch {done // self._rows}: {prompt!r} → {text!r}")
 
 
 def _finish(

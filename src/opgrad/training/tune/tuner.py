@@ -45,7 +45,8 @@ class Tuner(AdaptedModel):
         output: the folder; adapters stand in adapter.onnx_adapter, for model.onnx beside it, and in PEFT's files;
             trained weights stand in model.onnx. metrics.json, metrics.csv and loss.png have the figures.
         samples: prompts that are written on after every epoch. told: called with each line about the run.
-        progress: called after every step; see `opgrad.training.run.fit`.
+        progress: called after every step with the rows done, those of all epochs, the loss, the last validation loss,
+            and the tokens of a second.
         resume: go on from last.checkpoint in the folder.
         processes: those that train together, of `opgrad.training.engine.distributed`.
         settings: those of `Recipe`: epochs, batch_size, learning_rate, schedule, warmup, accumulate, clip_norm,

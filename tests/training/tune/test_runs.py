@@ -1,0 +1,275 @@
+"""Whole fine-tunings: what is learned, resumed, refused, and left in files; the command."""
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from language_models import make_folder, write_lines
+from typer.testing import CliRunner
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+
+from opgrad import writing
+from opgrad.cli import app
+from opgrad.training import Lora, Tuner
+from opgrad.training.run.fit import Interrupted
+from opgrad.training.tune import genai
+
+ANSWER = "the tree is red ."
+LINES = [
+    {"messages": [{"role": "user", "content": "what is red ?"}, {"role": "assistant", "content": ANSWER}]},
+    {"messages": [{"role": "user", "content": "who are you"}, {"role": "assistant", "content": "i am a bird ."}]},
+    {"prompt": "hello", "completion": " you"},
+] * 4  # fmt: skip
+SETTINGS = {"epochs": 4, "learning_rate": 1e-2, "batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_lines(tmp_path_factory.mktemp("data") / "data.jsonl", LINES)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory, model, data):
+    """A fine-tuned model, with the run and the folder."""
+    tuner = Tuner(model, lora="rank=8, target=all-linear")
+    run = tuner.fit(data, tmp_path_factory.mktemp("tuned"), samples=["what is red ?"], **{**SETTINGS, "epochs": 25})
+    return tuner, run
+
+
+def test_what_is_written_changes(model, tuned):
+    tuner, run = tuned
+    assert Tuner(model).write("what is red ?", most=8) != ANSWER
+    assert tuner.write("what is red ?", most=8) == ANSWER
+    assert run.samples[-1] == {"what is red ?": ANSWER}
+    assert run.state.history[-1].train_loss < run.state.history[0].train_loss / 3
+
+
+def test_files(model, tuned):
+    tuner, run = tuned
+    metrics = json.loads((run.output / "metrics.json").read_text())
+    about = json.loads((run.output / "tune.json").read_text())
+    assert metrics["examples"]["lines"] == 12
+    assert metrics["tokens_per_second"] > 0
+    assert about["base_sha256"] == tuner.checksum == Tuner(model).checksum
+    assert set(run.files) <= {each.name for each in run.output.iterdir()}
+    again = Tuner(model, adapter=run.output)
+    assert again.write("who are you", most=8) == tuner.write("who are you", most=8)
+
+
+def scores(folder, tokens, adapter=None):
+    options, run = onnxruntime.SessionOptions(), onnxruntime.RunOptions()
+    options.log_severity_level = 3
+    if adapter is not None:
+        held = onnxruntime.LoraAdapter()
+        held.Load(str(adapter))
+        run.add_active_adapter(held)
+    session = onnxruntime.InferenceSession(folder / "model.onnx", options, ["CPUExecutionProvider"])
+    return session.run(["logits"], {"input_ids": tokens}, run)[0]
+
+
+def test_stock_runtime_and_merged_model(tmp_path, model, tuned):
+    tuner, run = tuned
+    tokens = tuner.prompt_tokens("what is red ?")[None].astype(np.int64)
+    tuner.merge(tmp_path / "merged")
+    given = scores(run.output, tokens, run.output / "adapter.onnx_adapter")
+    np.testing.assert_allclose(scores(tmp_path / "merged", tokens), given, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(scores(run.output, tokens), scores(model, tokens))
+    assert {each.op_type for each in onnx.load(tmp_path / "merged" / "model.onnx").graph.node} == {
+        each.op_type for each in onnx.load(model / "model.onnx").graph.node
+    }
+
+
+def test_resumed_run_has_the_same_bits(tmp_path, model, data):
+    whole = Tuner(model)
+    whole.fit(data, tmp_path / "whole", validation=3, accumulate=2, **SETTINGS)
+
+    def stop(done, *_):
+        if done == 17:
+            import signal
+
+            signal.raise_signal(signal.SIGINT)
+
+    part = Tuner(model)
+    with pytest.raises(Interrupted):
+        part.fit(data, tmp_path / "part", validation=3, accumulate=2, progress=stop, **SETTINGS)
+    resumed = Tuner(model)
+    run = resumed.fit(data, tmp_path / "part", validation=3, accumulate=2, resume=True, **SETTINGS)
+    assert len(run.state.history) == 4
+    for name, array in whole.values.items():
+        np.testing.assert_array_equal(resumed.values[name], array)
+    assert run.perplexities()[0] > run.perplexities()[-1]
+
+
+def test_resumption_of_another_run(tmp_path, model, data):
+    Tuner(model).fit(data, tmp_path, epochs=1)
+    with pytest.raises(ValueError, match=r"last.checkpoint is of another fine-tuning: lora was .*'rank': 8"):
+        Tuner(model, lora="rank=4").fit(data, tmp_path, epochs=2, resume=True)
+    with pytest.raises(FileNotFoundError, match=r"there is no .*last.checkpoint to go on from"):
+        Tuner(model).fit(data, tmp_path / "other", resume=True)
+
+
+def test_adapter_is_trained_further(tmp_path, model, data, tuned):
+    before = tuned[1].state.history
+    further = Tuner(model, adapter=tuned[1].output)
+    run = further.fit(data, tmp_path / "further", **{**SETTINGS, "epochs": 1, "learning_rate": 1e-3})
+    assert run.state.history[0].train_loss < before[0].train_loss / 3
+    assert further.adapters == Tuner(model, adapter=tmp_path / "further").adapters
+
+
+def test_weights_are_trained_themselves(tmp_path, model, data):
+    tuner = Tuner(model, train="*mlp*")
+    run = tuner.fit(data, tmp_path / "full", **SETTINGS)
+    before, after = (
+        {each.name: each.raw_data for each in onnx.load(folder / "model.onnx").graph.initializer}
+        for folder in (model, tmp_path / "full")
+    )
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {name for name in before if "mlp" in name}
+    assert run.state.history[-1].train_loss < run.state.history[0].train_loss
+    again = Tuner(tmp_path / "full")
+    assert again.write("hello", most=4) == tuner.write("hello", most=4)
+
+
+def test_gradients_are_weighted_by_tokens(tmp_path, model, data):
+    """Two batches accumulated give the gradient of the mean over all of their tokens."""
+    one, two = Tuner(model), Tuner(model)
+    one.fit(data, tmp_path / "one", epochs=1, batch_size=12, schedule="constant")
+    two.fit(data, tmp_path / "two", epochs=1, batch_size=3, accumulate=4, schedule="constant")
+    for name, array in one.values.items():
+        np.testing.assert_allclose(two.values[name], array, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"lora": "rank=2", "train": "*"}, ValueError, "more than one of lora, train and adapter"),
+        ({"train": "nothing.*"}, ValueError, "train has 'nothing.*', which matches no weight of the model"),
+        ({"lora": Lora(target="x")}, ValueError, "the target of lora is 'x'"),
+    ],
+)
+def test_wrong_options(tmp_path, model, data, options, error, message):
+    with pytest.raises(error, match=message):
+        Tuner(model, **options).fit(data, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_adapter_of_another_base(tmp_path, tuned):
+    other = make_folder(tmp_path, seed=1)
+    with pytest.raises(ValueError, match="is an adapter of another base: it names"):
+        Tuner(other, adapter=tuned[1].output)
+
+
+def test_folder_without_a_model(tmp_path):
+    with pytest.raises(
+        FileNotFoundError, match=r"has no .onnx file, expected a folder with model.onnx and tokenizer.json"
+    ):
+        Tuner(tmp_path)
+
+
+def test_tokenizer_of_another_model(tmp_path, data):
+    folder = make_folder(tmp_path)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["vocab"]["many"] = 25
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="the tokenizer has 26 tokens, expected at most 25"):
+        Tuner(folder).fit(data, tmp_path / "out")
+
+
+def test_full_disk_loses_nothing(tmp_path, model, data, monkeypatch):
+    """What was trained stays in the checkpoint when the results cannot be written."""
+    real = writing.new_file
+
+    def full(path, content):
+        if path.name == "adapter_model.safetensors":
+            raise OSError(28, "No space left on device", str(path))
+        real(path, content)
+
+    monkeypatch.setattr("opgrad.training.tune.peft.new_file", full)
+    with pytest.raises(RuntimeError, match=r"parameters are in .*last.checkpoint, but: .*No space left on device"):
+        Tuner(model).fit(data, tmp_path, epochs=1)
+    assert {each.name for each in tmp_path.iterdir()} == {"last.checkpoint", "metrics.csv"}
+    monkeypatch.undo()
+    run = Tuner(model).fit(data, tmp_path, epochs=2, resume=True)
+    assert "adapter.onnx_adapter" in run.files
+
+
+# --- the command ---
+
+
+def command(*words):
+    result = CliRunner().invoke(app, ["tune", *map(str, words)])
+    return result.exit_code, result.output
+
+
+def test_command(tmp_path, model, data):
+    output = tmp_path / "tuned"
+    code, text = command(
+        model, "--data", data, "--lora", "rank=4, alpha=8, target=*q_proj*|*v_proj*", "--epochs", 2, "--output", output,
+        "--sample", "hello", "--validation", 3,
+    )  # fmt: skip
+    assert code == 0, text
+    for part in (
+        "4 adapters",
+        "12 examples",
+        "after epoch 2: 'hello'",
+        "perplexity",
+        "tokens/s",
+        "adapter.onnx_adapter",
+    ):
+        assert part in text
+    code, text = command(model, "--adapter", output, "--prompt", "hello", "--tokens", 4)
+    assert code == 0, text
+    code, text = command(model, "--adapter", output, "--merge", tmp_path / "merged")
+    assert code == 0, text
+    assert (tmp_path / "merged" / "model.onnx").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "nothing to do, expected --data to train, or --prompt or --merge"),
+        (["--prompt", "x", "--data", "DATA"], "--prompt and --merge use what is there, expected no --data"),
+        (["--memory", "much", "--prompt", "x"], "memory is 'much', expected a size such as 4GB"),
+        (["--data", "DATA", "--train-on", "none"], "train_on is 'none', expected one of completions, all"),
+        (["--data", "DATA", "--validation", "99"], "validation is 99, expected fewer than the 12 rows"),
+    ],
+)
+def test_wrong_usage(model, data, words, message):
+    code, text = command(model, *[str(data) if each == "DATA" else each for each in words])
+    assert code == 1
+    assert message in text
+    assert text.count("\n") <= 2
+
+
+@pytest.mark.skipif(not genai.find_spec("onnxruntime_genai"), reason="onnxruntime-genai is not installed")
+def test_genai_writes_what_the_tuner_writes(tmp_path, data):
+    folder = make_folder(tmp_path / "model", cached=True, width=64)
+    (folder / "genai_config.json").write_text(json.dumps(genai_config(64)))
+    tuner = Tuner(folder, lora="rank=8, target=all-linear")
+    run = tuner.fit(data, tmp_path / "tuned", **{**SETTINGS, "epochs": 15})
+    tokens = tuner.prompt_tokens("what is red ?")
+    found = genai.write(run.output, run.output / "adapter.onnx_adapter", tokens, 8, 0.0, 0)
+    assert tuner.tokenizer.decode(list(found)) == tuner.write("what is red ?", most=8) == ANSWER
+
+
+def genai_config(width, layers=2, heads=2, shared=1):
+    past = {"past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value"}
+    present = {"present_key_names": "present.%d.key", "present_value_names": "present.%d.value"}
+    decoder = {
+        "session_options": {"provider_options": []}, "filename": "model.onnx", "head_size": width // heads,
+        "hidden_size": width, "num_attention_heads": heads, "num_hidden_layers": layers, "num_key_value_heads": shared,
+        "inputs": {"input_ids": "input_ids", "attention_mask": "attention_mask", **past},
+        "outputs": {"logits": "logits", **present},
+    }  # fmt: skip
+    tokens = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 1}
+    model = {"type": "llama", "context_length": 128, "vocab_size": 25, "decoder": decoder, **tokens}
+    return {"model": model, "search": {"max_length": 128}}
