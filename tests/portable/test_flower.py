@@ -14,22 +14,42 @@ from portable_steps import batches, client
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.portable import export_step
 
-PYTHON, TIMEOUT = os.environ.get("FLOWER", ""), 300
+PYTHON, TIMEOUT, RANK = os.environ.get("FLOWER", ""), 300, 4
 pytestmark = pytest.mark.skipif(not PYTHON, reason="FLOWER names no Python with flwr[simulation]")
 
 
-@pytest.mark.parametrize("trained", ["everything", "the last layer"])
+def with_adapters(model):
+    """The model with a product of low rank beside each linear layer; returns the names of their matrices."""
+    graph, made = model.graph, []
+    sizes = {each.name: list(each.dims) for each in graph.initializer}
+    for place, node in reversed([each for each in enumerate(graph.node) if each[1].op_type == "Gemm"]):
+        x, weight, y = node.input[0], node.input[1], node.output[0]
+        outputs, inputs = sizes[weight]  # transposed
+        names = [f"{weight}.A", f"{weight}.B"]
+        values = np.random.default_rng(place).standard_normal((inputs, RANK)) / inputs, np.zeros((RANK, outputs))
+        for name, value in zip(names, values, strict=True):
+            graph.initializer.append(onnx.numpy_helper.from_array(value.astype(np.float32), name))
+        node.output[0] = f"{y}.base"
+        for added in (
+            onnx.helper.make_node("Add", [f"{y}.base", f"{y}.delta"], [y]),
+            onnx.helper.make_node("MatMul", [f"{y}.low", names[1]], [f"{y}.delta"]),
+            onnx.helper.make_node("MatMul", [x, names[0]], [f"{y}.low"]),
+        ):
+            graph.node.insert(place + 1, added)
+        made += names
+    return made
+
+
+@pytest.mark.parametrize("trained", ["everything", "adapters"])
 def test_five_clients(tmp_path, trained):
     folder = EXAMPLES / "digits"
-    if trained != "everything":
+    if trained == "adapters":
         model = onnx.load(folder / "forward.onnx")
         weights = [each.name for each in model.graph.initializer]
-        own = weights[-2:]
-        kinds = {"loss": LossType.CrossEntropyLoss, "optimizer": OptimType.AdamW}
-        folder = tmp_path / "set"
+        adapters, folder = with_adapters(model), tmp_path / "set"
         folder.mkdir()
-        frozen = [name for name in weights if name not in own]
-        generate_artifacts(model, own, frozen, artifact_directory=folder, **kinds)
+        kinds = {"loss": LossType.CrossEntropyLoss, "optimizer": OptimType.AdamW}
+        generate_artifacts(model, adapters, weights, artifact_directory=folder, **kinds)
     export_step(folder, tmp_path / "step.onnx", flat=True, evaluation=True, accuracy=True)
     (rows,) = batches("digits", 1, rows=500)
     step = client().Step(tmp_path / "step.json")
@@ -48,4 +68,6 @@ def test_five_clients(tmp_path, trained):
     losses = [float(each) for each in re.findall(r"loss ([0-9.]+), accuracy .* rows that no client has", found.stdout)]
     assert len(losses) == 4
     assert losses[-1] < losses[0]
+    if trained == "adapters":
+        assert size == 4 * RANK * (64 + 128 + 128 + 64 + 64 + 10)  # of 17,226 parameters, which all clients have
     step.load((tmp_path / "trained.safetensors").read_bytes())
