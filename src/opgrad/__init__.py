@@ -44,6 +44,7 @@ from opgrad.ops.cross_entropy import (
 from opgrad.ops.dropout import dropout, dropout_grad
 from opgrad.ops.gather import gather, gather_grad
 from opgrad.ops.gelu import bias_fast_gelu_grad_dx, bias_gelu_grad_dx, fast_gelu, fast_gelu_grad, gelu, gelu_grad
+from opgrad.ops.linear_loss import linear_cross_entropy_loss, linear_cross_entropy_loss_and_grad
 from opgrad.ops.loss import (
     softmax_cross_entropy,
     softmax_cross_entropy_grad,
@@ -126,6 +127,8 @@ __all__ = [
     "leaky_relu_grad",
     "linear_cross_entropy",
     "linear_cross_entropy_and_grad",
+    "linear_cross_entropy_loss",
+    "linear_cross_entropy_loss_and_grad",
     "log_softmax",
     "log_softmax_grad",
     "log_softmax_grad_plan",

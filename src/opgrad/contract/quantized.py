@@ -41,6 +41,24 @@ def checked_bits(what: str, value: Any, beside: Beside) -> int:
     return found
 
 
+def weight_bits(what: str, value: Any, beside: Beside) -> int:
+    """The bits of an integer among weights, or 0 for weights that are floats."""
+    return checked_bits(what, value, beside) if integer(what, value) else 0
+
+
+def whole_bytes(what: str, value: Any, beside: Beside) -> int:
+    """The columns of a block, which begin with bytes."""
+    found, bits = not_negative(what, value, beside), beside.attributes["bits"]
+    if found > 1 and found * bits % BYTE:
+        raise ValueError(f"{what} is {found}, expected blocks of whole bytes, as bits is {bits}")
+    return found
+
+
+def number_like(name: str, shapes: Shapes, expected: Shape) -> Shape:
+    """The own shape of an array that has as many elements as expected; else what is expected."""
+    return shapes[name] if math.prod(shapes[name]) == math.prod(expected) else expected
+
+
 def not_negative(what: str, value: Any, beside: Beside) -> int:
     """An integer of at least 0 that fits 32 bits."""
     found = integer(what, value)
@@ -50,17 +68,13 @@ def not_negative(what: str, value: Any, beside: Beside) -> int:
 
 
 def quantized(shapes: Shapes, attributes: Attributes) -> Quantized:
-    """The sizes of the weights of a call. Raises ValueError if its blocks do not begin with bytes.
+    """The sizes of the weights of a call.
 
     Without the shape of b its rows are taken to have whole blocks.
     """
     transposed, bits = attributes["transB"], attributes["bits"]
     rows, columns = (attributes[name] for name in (("N", "K") if transposed else ("K", "N")))
     row_block, column_block = attributes["row_block"] or max(rows, 1), attributes["column_block"] or max(columns, 1)
-    if attributes["column_block"] > 1 and column_block * bits % BYTE:
-        raise ValueError(
-            f"quantized_matmul_grad: column_block is {column_block}, expected blocks of whole bytes, as bits is {bits}"
-        )
     blocks = -(-rows // row_block), -(-columns // column_block)
     whole = blocks[1] * column_block if attributes["column_block"] > 1 else columns
     least, most = -(-columns * bits // BYTE), whole * bits // BYTE

@@ -6,11 +6,13 @@ The class axis is 1 for the operators with `Loss` in their name and the last one
 
 from onnx import TensorProto
 
+from opgrad.forms.quantized import DEFAULTS, weights_of
 from opgrad.forms.registry import Call, NoForm, Results, in_float32, lowers, widened
 from opgrad.graph.formulas import Body, Value
 from opgrad.graph.messages import HALVES
 
 IGNORE_INDEX = -1  # where the node has no other
+IGNORED_TOKEN = -100  # the same for the loss of a linear layer
 REDUCTIONS = ("mean", "sum", "none")
 
 
@@ -121,6 +123,31 @@ def softmax_cross_entropy_loss_internal_grad(call: Call) -> Value:
     if bias is not None:
         grad = grad + bias.reshape(grad.shape()).like(grad)
     return grad.cast(target) if target else grad
+
+
+# --- of a linear layer ---------------------------------------------------------------------------------------------
+
+
+@lowers("LinearCrossEntropyLoss", "LinearCrossEntropyLossAndGrad")
+def linear_cross_entropy_loss(call: Call) -> Results:
+    """The loss of the logits z = x @ w.T, and dx = weight * (softmax(z) - onehot(label)) @ w / W."""
+    wide, given = widened(call), {name: call.get(name, default) for name, default in (DEFAULTS | {"bits": 0}).items()}
+    x, w, labels, weight = wide.required(0), wide.required(1), wide.required(2).reshape([-1]), wide.input(5)
+    if given["bits"]:
+        w = weights_of(wide, (1, 3, 4, len(wide.inputs)), given).floats()
+    by_class = w.transpose(1, 0) if given["transB"] else w
+    log_prob = call.body.node("MatMul", x.reshape([-1, given["K"]]), by_class).apply("LogSoftmax", axis=1)
+    ignored, picked, weights = _samples(labels, None, call.get("ignore_index", IGNORED_TOKEN), log_prob)
+    if weight is not None:
+        weights = weights * weight.reshape([-1])
+    gathered = call.body.node("GatherElements", log_prob, picked.unsqueeze(1), axis=1).squeeze(1)
+    reduction = _reduction(call)
+    loss = _reduced(call.body.where(ignored, 0, -gathered * weights), weights, reduction)
+    factor = _over(weights, weights.sum(keepdims=False)) if reduction == "mean" else weights
+    slope = factor.unsqueeze(1) * (log_prob.apply("Exp") - _one_hot(labels, log_prob))
+    slope = call.body.where(ignored.unsqueeze(1), 0, slope)
+    dx = call.body.node("MatMul", slope, by_class.transpose(1, 0)).reshape(x.shape())
+    return loss, dx.like(call.required(0))
 
 
 # --- the class axis last ---------------------------------------------------------------------------------------------

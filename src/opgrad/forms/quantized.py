@@ -1,7 +1,8 @@
 """Quantized weights as floats, and the gradient of products with them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -86,18 +87,23 @@ class Weights:
         return found
 
 
+def weights_of(call: Call, places: Sequence[int], given: Mapping[str, Any]) -> Weights:
+    """The weights of a node. places: of b, scales, zero points and groups. given: its attributes."""
+    b, scales, zeros, groups = places
+    shape = call.input_shapes[b]
+    known = shape is not None and all(isinstance(size, int) for size in shape)
+    sizes = quantized({"b": tuple(size or 0 for size in shape or ())} if known else {}, given)
+    int8 = call.input_types[b] == TensorProto.INT8
+    packed = given["bits"] < BYTE and zeros < len(call.input_types) and call.input_types[zeros] == TensorProto.UINT8
+    signed = bool(given["signed"]) and not int8
+    operands = call.required(b), call.required(scales), call.input(zeros), call.input(groups)
+    return Weights(*operands, sizes, given["bits"], packed, signed, given["zero_point"])
+
+
 @lowers("QuantizedMatMulGrad")
 @in_float32(0)
 def quantized_matmul_grad(call: Call) -> Sequence[Value]:
     """dx = dy @ w, w = (b - zero_points) * scales."""
-    dy, b, scales = call.operands(3)
     given = {name: call.get(name, default) for name, default in DEFAULTS.items()}
-    shape = call.input_shapes[1]
-    known = shape is not None and all(isinstance(size, int) for size in shape)
-    sizes = quantized({"b": tuple(size or 0 for size in shape or ())} if known else {}, given)
-    int8 = call.input_types[1] == TensorProto.INT8
-    packed = given["bits"] < BYTE and len(call.input_types) > 3 and call.input_types[3] == TensorProto.UINT8
-    signed = bool(given["signed"]) and not int8
-    whole = Weights(b, scales, call.input(3), call.input(4), sizes, given["bits"], packed, signed, given["zero_point"])
-    w = whole.floats()
-    return [call.body.node("MatMul", dy, w if given["transB"] else w.transpose(1, 0))]
+    w = weights_of(call, (1, 2, 3, 4), given).floats()
+    return [call.body.node("MatMul", call.required(0), w if given["transB"] else w.transpose(1, 0))]

@@ -4,15 +4,6 @@
 FAMILIES = (
     *("softmax", "cross_entropy", "sample_loss", "activation", "gather", "accumulate"),
     *("gelu", "dropout", "attention", "rotary", "loss", "arithmetic", "normalization"),
-    *(
-        "convolution",
-        "recurrent",
-        "pooling",
-        "resize",
-        "scatter",
-        "several",
-        "optimizer",
-        "quantized",
-        "vocab_parallel",
-    ),
+    *("convolution", "recurrent", "pooling", "resize", "scatter", "several", "optimizer"),
+    *("quantized", "linear_loss", "vocab_parallel"),
 )

@@ -1,12 +1,11 @@
 """The gradient of products with quantized weights, several integers to a byte."""
 
-import math
 from typing import Annotated
 
 import numpy as np
 
 from opgrad.contract import FLOATS, IN_GRAPHS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, finite, operator
-from opgrad.contract.quantized import checked_bits, not_negative, quantized
+from opgrad.contract.quantized import checked_bits, not_negative, number_like, quantized, whole_bytes
 
 NODE = {"N": 0, "K": 0, "bits": 4, "row_block": 1, "column_block": 0, "transB": 1, "signed": 0, "zero_point": 0.0}
 
@@ -20,27 +19,22 @@ def _dx(shapes: Shapes, attributes: Attributes) -> Shape:
     return (*shapes["dy"][:-1], attributes["K"])
 
 
-def _numbers_like(name: str, shapes: Shapes, expected: Shape) -> Shape:
-    """The own shape of an array that has as many elements as expected; else what is expected."""
-    return shapes[name] if math.prod(shapes[name]) == math.prod(expected) else expected
-
-
 def _b(shapes: Shapes, attributes: Attributes) -> Shape:
-    return _numbers_like("b", shapes, quantized(shapes, attributes).packed)
+    return number_like("b", shapes, quantized(shapes, attributes).packed)
 
 
 def _scales(shapes: Shapes, attributes: Attributes) -> Shape:
-    return _numbers_like("scales", shapes, quantized(shapes, attributes).blocks)
+    return number_like("scales", shapes, quantized(shapes, attributes).blocks)
 
 
 def _zeros(shapes: Shapes, attributes: Attributes) -> Shape:
     sizes = quantized(shapes, attributes)
-    packed = _numbers_like("zero_points", shapes, sizes.packed_zeros)
-    return packed if packed == shapes["zero_points"] else _numbers_like("zero_points", shapes, sizes.blocks)
+    packed = number_like("zero_points", shapes, sizes.packed_zeros)
+    return packed if packed == shapes["zero_points"] else number_like("zero_points", shapes, sizes.blocks)
 
 
 def _groups(shapes: Shapes, attributes: Attributes) -> Shape:
-    return _numbers_like("g_idx", shapes, (quantized(shapes, attributes).columns,))
+    return number_like("g_idx", shapes, (quantized(shapes, attributes).columns,))
 
 
 Gradient = Annotated[
@@ -71,6 +65,23 @@ def _unpacked(b: Array, rows: int, columns: int, bits: int, signed: bool) -> Arr
     return np.where(q >= 2 ** (bits - 1), q - 2**bits, q) if signed and bits < 8 else q
 
 
+def floats_of(
+    b: Array, scales: Array, zero_points: Array | None, g_idx: Array | None, attributes: Attributes, signed: bool,
+    zero_point: float,
+) -> Array:  # fmt: skip
+    """The weights that the integers stand for, as they lie in b: [rows, columns]."""
+    sizes, bits = quantized({"b": b.shape}, attributes), attributes["bits"]
+    q = _unpacked(b, sizes.rows, sizes.columns, bits, signed or b.dtype == np.int8)
+    zero: Array = np.full(sizes.blocks, zero_point)
+    if zero_points is not None and zero_points.dtype == np.uint8:
+        zero = _unpacked(zero_points, sizes.blocks[0], sizes.blocks[1], bits, False)
+    elif zero_points is not None:
+        zero = zero_points.reshape(sizes.blocks)
+    row = np.arange(sizes.rows) // sizes.row_block
+    column = np.arange(sizes.columns) // sizes.column_block if g_idx is None else g_idx.reshape(-1)
+    return np.asarray((q - zero[row][:, column]) * scales.reshape(sizes.blocks)[row][:, column])
+
+
 @operator(
     "dx = dy @ w, w = (b - zero_points) * scales",
     support=IN_GRAPHS,
@@ -94,7 +105,7 @@ def quantized_matmul_grad(
     dy: Gradient, b: Packed, scales: Scales, zero_points: Zeros | None = None, g_idx: Groups | None = None,
     N: Annotated[int, not_negative] = 0, K: Annotated[int, not_negative] = 0,
     bits: Annotated[int, checked_bits] = 4, row_block: Annotated[int, not_negative] = 1,
-    column_block: Annotated[int, not_negative] = 0, transB: bool = True, signed: bool = False,
+    column_block: Annotated[int, whole_bytes] = 0, transB: bool = True, signed: bool = False,
     zero_point: Annotated[float, finite] = 0.0, *, out: Array | None = None,
 ) -> Array:  # fmt: skip
     """Gradient of y = x @ w.T with respect to x, for weights w [N, K] of a few bits, which are never unpacked whole.
@@ -124,19 +135,6 @@ def quantized_matmul_grad(
     >>> opgrad.quantized_matmul_grad(dy, b, scales, N=2, K=3, zero_point=8.0)
     array([[-1. ,  0.5,  1.5]], dtype=float32)
     """
-    shapes = {"dy": dy.shape, "b": b.shape, "scales": scales.shape}
-    options = {"N": N, "K": K, "bits": bits, "row_block": row_block, "column_block": column_block, "transB": transB}
-    sizes = quantized(shapes, options)
-    q = _unpacked(b, sizes.rows, sizes.columns, bits, signed or b.dtype == np.int8)
-    zero: Array = np.full(sizes.blocks, zero_point)
-    if zero_points is not None:
-        packed = zero_points.dtype == np.uint8
-        zero = (
-            _unpacked(zero_points, sizes.blocks[0], sizes.blocks[1], bits, False)
-            if packed
-            else zero_points.reshape(sizes.blocks)
-        )
-    row = np.arange(sizes.rows) // sizes.row_block
-    column = np.arange(sizes.columns) // sizes.column_block if g_idx is None else g_idx.reshape(-1)
-    w = (q - zero[row][:, column]) * scales.reshape(sizes.blocks)[row][:, column]
+    given = {"N": N, "K": K, "bits": bits, "row_block": row_block, "column_block": column_block, "transB": transB}
+    w = floats_of(b, scales, zero_points, g_idx, given, signed, zero_point)
     return dy @ (w if transB else w.T)

@@ -30,6 +30,17 @@ def softmax_cross_entropy_loss_internal(node: Node) -> Gradients:
     return _with_log_prob(node, dx, log_prob)
 
 
+@gradient("LinearCrossEntropyLoss", domain=MICROSOFT, constant=(2, 3, 4, 5))
+def linear_cross_entropy_loss(node: Node) -> Gradients:
+    """dx = dy times the gradient that the forward node leaves, so that no logits are computed a second time."""
+    if node.needed != {0}:
+        raise NoGradient("its weights are trained; write it as a product and SoftmaxCrossEntropyLoss")
+    node.become("LinearCrossEntropyLossAndGrad", MICROSOFT, **node.attributes)
+    dx = node.output(1, "_dx", node.x.element_type)
+    node.forward.declare(dx.name, node.x.element_type or TensorProto.FLOAT, node.x.sizes)
+    return [dx * node.dy.like(dx)]
+
+
 @gradient("SoftmaxCrossEntropy", domain=MICROSOFT, constant=(1,))
 def softmax_cross_entropy(node: Node) -> Value:
     """dlogits = dy * (exp(log_prob) - labels) / number of samples, for labels that are probabilities."""

@@ -6,10 +6,10 @@ blocks of rows and columns, or to the group that each column names.
 """
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels import gemm
@@ -224,11 +224,16 @@ def pack_columns(packed, w, first: int, stop: int, column: int, columns: int) ->
 
 
 class Blocks(NamedTuple):
-    """A result cut into blocks: how many of them are side by side, and the rows and columns of each."""
+    """A result cut into blocks: how many of them are side by side, and the rows and columns of each.
+
+    first_a, first_c: the rows of a and c with which the product begins.
+    """
 
     across: int
     rows: int
     columns: int
+    first_a: int
+    first_c: int
 
 
 class Memory(NamedTuple):
@@ -240,23 +245,42 @@ class Memory(NamedTuple):
     pitch: int
 
 
-def products_of(pack: Callable[..., None]) -> Callable[..., None]:
-    """The kernel that multiplies with weights in one of both orders."""
+def products_of(
+    pack: Callable[..., None], right: Any, from_column: Callable[..., Any], name: str = "multiply"
+) -> Kernel:
+    """The kernel of products with a right operand that `pack` packs.
+
+    right: its annotation. from_column: gives it from a column on.
+    """
     product = gemm.product_of(pack)
+    inline(from_column)
 
     @kernel
-    def multiply(units: Units, sizes: ProductSizes, blocks: Blocks, a: Matrix, w: Weights, c: Rows, m: Memory):
-        """c = a @ w; a unit is a block of c."""
+    def multiply(units: Units, sizes: ProductSizes, blocks: Blocks, a: Matrix, b: right, c: Rows, m: Memory):
+        """c = a @ b; a unit is a block of c."""
         for unit in units:
             i, j = unit // blocks.across * blocks.rows, unit % blocks.across * blocks.columns
             own = ProductSizes(min(blocks.rows, sizes.rows - i), min(blocks.columns, sizes.columns - j), sizes.depth)
-            own_a = Matrix(a.data + i * a.row, a.row, a.column)
-            own_w = Weights(w.integers, w.scales, w.zeros, w.groups, j, w.lines)
-            product(m.sums, m.pitch, own_a, own_w, own, 0, m.left, m.right)
+            own_a = Matrix(a.data + (blocks.first_a + i) * a.row, a.row, a.column)
+            product(m.sums, m.pitch, own_a, from_column(b, j), own, 0, m.left, m.right)
             for row in range(own.rows):
-                write_same(c.data + ((i + row) * c.step + j), 0, own.columns, 0, (m.sums + row * m.pitch,), ())
+                to = c.data + ((blocks.first_c + i + row) * c.step + j)
+                write_same(to, 0, own.columns, 0, (m.sums + row * m.pitch,), ())
 
+    multiply.__name__ = name
     return multiply
 
 
-multiply_rows, multiply_columns = products_of(pack_rows), products_of(pack_columns)
+@inline
+def weights_from(w, column: int) -> Weights:
+    return Weights(w.integers, w.scales, w.zeros, w.groups, column, w.lines)
+
+
+@inline
+def matrix_from(b, column: int) -> Matrix:
+    return Matrix(b.data + column * b.column, b.row, b.column)
+
+
+multiply_rows = products_of(pack_rows, Weights, weights_from, "multiply_rows")
+multiply_columns = products_of(pack_columns, Weights, weights_from, "multiply_columns")
+multiply_floats = products_of(gemm.pack_right, Matrix, matrix_from, "multiply_floats")

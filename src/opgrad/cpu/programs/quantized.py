@@ -4,9 +4,9 @@ import math
 from typing import Any, Final
 
 from opgrad.contract.problem import Problem
-from opgrad.contract.quantized import BYTE, Quantized, quantized
+from opgrad.contract.quantized import BYTE, quantized
 from opgrad.contract.ranges import wrong_index
-from opgrad.cpu.compiler.native import vector_lanes
+from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels import quantized as kernels
@@ -36,36 +36,52 @@ def quantized_matmul_grad(problem: Problem) -> Program:
     depth, columns = (problem.attributes[name] for name in ("N", "K"))
     rows = math.prod(shapes["dy"][:-1])
     if rows * columns:
-        weights = _weights(problem, sizes, workspace, tables)
-        steps = [*steps, _product(problem, ProductSizes(rows, columns, depth), weights, workspace)]
+        weights, kernel = weights_of(problem, OPERATOR, workspace, tables), kernel_of(problem)
+        dy, dx = Matrix(problem["dy"], depth, 1), Rows(problem["dx"], columns)
+        steps.append(product_step(kernel, ProductSizes(rows, columns, depth), dy, weights, dx, workspace))
     return Program(steps, workspace, explain, tables=tables)
 
 
-def _product(problem: Problem, sizes: ProductSizes, weights: Weights, workspace: Workspace) -> Step:
+def kernel_of(problem: Problem, transposed: bool = False) -> Kernel:
+    """The kernel of products with the weights, or with their transpose, as they lie in b."""
+    by_rows = bool(problem.attributes["transB"]) != transposed
+    return kernels.multiply_rows if by_rows else kernels.multiply_columns
+
+
+def product_step(
+    kernel: Kernel,
+    sizes: ProductSizes,
+    a: Matrix,
+    b: Any,
+    c: Rows,
+    workspace: Workspace,
+    first: tuple[int, int] = (0, 0),
+) -> Step:
+    """The step that multiplies; first: the rows of a and of c with which the product begins."""
     across, down = -(-sizes.columns // BLOCK_COLUMNS), -(-sizes.rows // MOST_ROWS)
     lanes = vector_lanes(workspace.precision)
-    blocks = Blocks(across, -(-sizes.rows // down), min(BLOCK_COLUMNS, sizes.columns))
+    blocks = Blocks(across, -(-sizes.rows // down), min(BLOCK_COLUMNS, sizes.columns), *first)
     pitch = round_up(blocks.columns, gemm.VECTORS * lanes) + gemm.SPARE
     left, right = (workspace.private(size) for size in gemm.space(lanes))
-    arguments: dict[str, Any] = {"sizes": sizes, "blocks": blocks, "w": weights}
-    arguments |= {"a": Matrix(problem["dy"], sizes.depth, 1), "c": Rows(problem["dx"], sizes.columns)}
+    arguments = {"sizes": sizes, "blocks": blocks, "a": a, "b": b, "c": c}
     arguments |= {"m": Memory(left, right, workspace.private(blocks.rows * pitch), pitch)}
-    kernel = kernels.multiply_rows if problem.attributes["transB"] else kernels.multiply_columns
     return Step(kernel, across * -(-sizes.rows // blocks.rows), arguments)
 
 
-def _check_zeros(problem: Problem, count: int, packed: bool) -> None:
+def _check_zeros(problem: Problem, operator: str, count: int, packed: bool) -> None:
     """Raise ValueError unless there are so many zero points, or bytes of them."""
     given, dtype = math.prod(problem.specs["zero_points"].shape), problem["zero_points"].dtype
     if given != count:
         what = "bytes of packed ones" if packed else "one for each block"
-        raise ValueError(f"{OPERATOR}: zero_points has {given} elements of {dtype}, expected {count}, {what}")
+        raise ValueError(f"{operator}: zero_points has {given} elements of {dtype}, expected {count}, {what}")
     if packed and problem.attributes["column_block"] == 1:
-        raise ValueError(f"{OPERATOR}: zero_points is packed, expected floats, as column_block is 1")
+        raise ValueError(f"{operator}: zero_points is packed, expected floats, as column_block is 1")
 
 
-def _weights(problem: Problem, sizes: Quantized, workspace: Workspace, tables: Tables) -> Weights:
-    bits, zeros = problem.attributes["bits"], problem["zero_points"]
+def weights_of(problem: Problem, operator: str, workspace: Workspace, tables: Tables) -> Weights:
+    """The quantized weights of a problem. Raises ValueError for zero points that do not fit."""
+    sizes = quantized({"b": problem.specs["b"].shape}, dict(problem.attributes))
+    bits, zeros, given = problem.attributes["bits"], problem["zero_points"], problem.operands.get("g_idx")
     signed = problem.attributes["signed"] and problem["b"].dtype != "int8"
     limit = 1 << (bits - 1 if signed else bits)
     integers = Integers(problem["b"], sizes.row_bytes, bits, limit)
@@ -74,14 +90,14 @@ def _weights(problem: Problem, sizes: Quantized, workspace: Workspace, tables: T
     if zeros:
         packed = zeros.dtype == "uint8" and bits < BYTE
         kind, row = (kernels.PACKED_ZEROS, sizes.zero_bytes) if packed else (kernels.WHOLE_ZEROS, sizes.blocks[1])
-        _check_zeros(problem, math.prod(sizes.packed_zeros if packed else sizes.blocks), packed)
+        _check_zeros(problem, operator, math.prod(sizes.packed_zeros if packed else sizes.blocks), packed)
     nothing = Address(tables.add([0.0], workspace.precision), workspace.precision)
-    groups: Any = problem["g_idx"] or Address(tables.add([0], "int32"), "int32")
+    groups: Any = given or Address(tables.add([0], "int32"), "int32")
     return Weights(
         integers,
         scales,
         Zeros(zeros or nothing, kind, row, bits, problem.attributes["zero_point"]),
-        Groups(groups, int(problem["g_idx"] is not None)),
+        Groups(groups, int(given is not None)),
         0,
         workspace.private(kernels.space(vector_lanes(workspace.precision))),
     )

@@ -1,0 +1,136 @@
+"""The programs of cross-entropy of a linear layer: for some tokens at a time logits, their loss and its gradient.
+
+The logits of a chunk of tokens are a product; the kernel of softmax cross-entropy leaves their gradient in their place,
+of which a second product makes the gradient of the tokens.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any, Final
+
+from opgrad.contract import DTYPES
+from opgrad.contract.problem import Problem
+from opgrad.contract.ranges import wrong_label
+from opgrad.cpu.compiler.native import vector_lanes
+from opgrad.cpu.compiler.parameters import Rows
+from opgrad.cpu.kernels import quantized as kernels
+from opgrad.cpu.kernels.cross_entropy import rows as loss_kernels
+from opgrad.cpu.kernels.cross_entropy.labels import Samples, add_losses
+from opgrad.cpu.kernels.gemm import BLOCK_ROWS, Matrix, ProductSizes
+from opgrad.cpu.programs.cross_entropy import label_steps, reduction_of
+from opgrad.cpu.programs.elements import zero_step
+from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.partition import round_up
+from opgrad.cpu.programs.program import Program, Step, Tables
+from opgrad.cpu.programs.quantized import kernel_of, product_step, weights_of
+from opgrad.cpu.programs.workspace import Scratch, Workspace
+
+CHUNK_BYTES: Final = 64 << 20  # of logits
+FEWEST_TOKENS: Final = 24  # of a chunk: the weights are read anew for each
+
+
+def linear_cross_entropy_loss(problem: Problem) -> Program:
+    return _Chunks(problem, "linear_cross_entropy_loss").program()
+
+
+def linear_cross_entropy_loss_and_grad(problem: Problem) -> Program:
+    return _Chunks(problem, "linear_cross_entropy_loss_and_grad").program()
+
+
+class _Chunks:
+    """Puts the steps together."""
+
+    def __init__(self, problem: Problem, operator: str):
+        self.operator = operator
+        self.classes, self.size = (problem.attributes[name] for name in ("N", "K"))
+        self.tokens = math.prod(problem.specs["x"].shape[:-1])
+        self.problem = replace(problem, outer=self.tokens, n=self.classes)
+        self.workspace, self.tables = Workspace(precision(problem)), Tables()
+        self.with_gradient = "dx" in problem.operands
+        self.steps: list[Step] = []
+        self._check()
+
+    def _check(self) -> None:
+        """Raise unless the weights are floats, or bytes with scales."""
+        bits, dtype = self.problem.attributes["bits"], self.problem["b"].dtype
+        if (dtype == "uint8") != bool(bits):
+            expected = "uint8, as bits is not 0" if bits else "floats, as bits is 0"
+            raise TypeError(f"{self.operator}: b has dtype {dtype}, expected {expected}")
+        if bits and self.problem["scales"] is None:
+            raise TypeError(f"{self.operator}: scales is None, expected an array, as bits is not 0")
+
+    def program(self) -> Program:
+        """The steps of all chunks; each has memory of its own for the sums of its parts."""
+        problem, lanes = self.problem, vector_lanes(self.workspace.precision)
+        self.steps, classes, weights = label_steps(problem, self.workspace, by_sample=True)
+        rows = self.chunk_rows() if self.tokens and self.classes else 0
+        sums = self.workspace.shared(self.tokens, "float64")
+        self.reduction = reduction_of(problem, sums)
+        parts = 0
+        if rows:
+            pitch = round_up(self.classes, lanes) + lanes
+            logits: Any = Rows(self.workspace.shared(rows * pitch), pitch)
+            self.multiply = self._products(logits)
+            for first in range(0, self.tokens, rows):
+                count = min(rows, self.tokens - first)
+                samples = Samples(*(_moved(each, first) for each in (classes, weights)), problem["loss"])
+                parts += self.chunk(logits, first, count, samples, parts)
+        elif self.with_gradient and self.tokens * self.size:
+            dx = problem["dx"]
+            self.steps.append(
+                zero_step(dx, self.tokens * self.size, self.tokens * self.size * DTYPES[dx.dtype].itemsize)
+            )
+        self.steps.append(Step(add_losses, 1, {"parts": parts, "reduction": self.reduction, "loss": problem["loss"]}))
+        return Program(self.steps, self.workspace, wrong_label(problem, self.operator), tables=self.tables)
+
+    def chunk_rows(self) -> int:
+        """The tokens of a chunk, whole blocks of the product's rows where there are so many."""
+        most = CHUNK_BYTES // (self.classes * DTYPES[self.workspace.precision].itemsize)
+        rows = max(most // BLOCK_ROWS * BLOCK_ROWS or most // FEWEST_TOKENS * FEWEST_TOKENS, FEWEST_TOKENS)
+        return min(rows, self.tokens)
+
+    def chunk(self, logits: Rows, first: int, count: int, samples: Samples, before: int) -> int:
+        """The steps for some tokens; returns the number of parts that leave a sum, which follow those before."""
+        into, back = self.multiply
+        self.steps.append(into(count, (first, 0)))
+        reduction = self.reduction._replace(sums=_moved(self.reduction.sums, before))
+        arguments = {"n": self.classes, "logits": logits, "y": logits, "samples": samples, "reduction": reduction}
+        kernel, options = loss_kernels.loss_only_rows, 0
+        if self.with_gradient:
+            kernel, options = loss_kernels.fused_rows, self.exponentials
+        step = Step(kernel, count, {**arguments, "options": options, "stream": 0})
+        self.steps.append(step)
+        if self.with_gradient:
+            self.steps.append(back(count, (0, first)))
+        return step.parts
+
+    def _products(self, logits: Rows) -> tuple[Any, Any]:
+        """The makers of the steps that compute logits of tokens, and the gradient of tokens."""
+        problem, size, classes = self.problem, self.size, self.classes
+        width = vector_lanes(self.workspace.precision)
+        if self.with_gradient:
+            memory = (self.workspace.private(classes + width) for _ in range(2))
+            self.exponentials: Any = loss_kernels.Exponentials(*memory)
+        if problem.attributes["bits"]:
+            weights = weights_of(problem, self.operator, self.workspace, self.tables)
+            sides: Any = [(kernel_of(problem, transposed), weights) for transposed in (True, False)]
+        else:
+            row, column = (size, 1) if problem.attributes["transB"] else (1, classes)
+            matrices = Matrix(problem["b"], column, row), Matrix(problem["b"], row, column)
+            sides = [(kernels.multiply_floats, each) for each in matrices]
+        (into, w), (back, w_back) = sides
+        x, dx = Matrix(problem["x"], size, 1), Rows(problem.operands.get("dx"), size)  # type: ignore[arg-type]
+
+        def logits_step(count: int, first: tuple[int, int]) -> Step:
+            return product_step(into, ProductSizes(count, classes, size), x, w, logits, self.workspace, first)
+
+        def gradient_step(count: int, first: tuple[int, int]) -> Step:
+            slope = Matrix(logits.data, logits.step, 1)
+            return product_step(back, ProductSizes(count, size, classes), slope, w_back, dx, self.workspace, first)
+
+        return logits_step, gradient_step
+
+
+def _moved(region: Scratch, elements: int) -> Scratch:
+    """A region of working memory from an element on."""
+    return replace(region, offset=region.offset + elements * DTYPES[region.dtype].itemsize)
