@@ -1,6 +1,6 @@
 """Quantized weights as floats, and the gradient of products with them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,7 @@ class Weights:
         return found
 
 
-def weights_of(call: Call, places: Sequence[int], given: Mapping[str, Any]) -> Weights:
+def weights_of(call: Call, places: Sequence[int], given: dict[str, Any]) -> Weights:
     """The weights of a node. places: of b, scales, zero points and groups. given: its attributes."""
     b, scales, zeros, groups = places
     shape = call.input_shapes[b]

@@ -36,8 +36,9 @@ NODE = {
     "ignore_index": -100,
 }
 INPUTS = ("x", "b", "labels", "scales?", "zero_points?", "weight?")
-TYPES = {
-    **dict.fromkeys(("x", "scales"), "T"),
+TYPES: dict[str, str | tuple[str, ...]] = {
+    "x": "T",
+    "scales": "T",
     "b": ("uint8", "float32", "float16", "bfloat16"),
     "labels": ("int64",),
     "zero_points": ("uint8", "float32"),
@@ -128,7 +129,7 @@ def linear_cross_entropy_loss(
     """
     given = {"N": N, "K": K, "bits": bits, "row_block": row_block, "column_block": column_block, "transB": transB}
     logits, _ = _logits(x, b, scales, zero_points, given, signed, zero_point)
-    options = {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
+    options: Attributes = {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
     return _loss_and_slope(logits, labels.reshape(-1), **options)[0]
 
 
@@ -151,8 +152,8 @@ def linear_cross_entropy_loss_and_grad(
     reduction, ignore_index: as linear_cross_entropy_loss takes them.
     out: a tuple of arrays for the results, which must not overlap the arguments.
 
-    Returns (loss, dx), dx of the shape and dtype of x, 0 for ignored tokens. Raises what linear_cross_entropy_loss
-    raises.
+    Returns (loss, dx), dx of the shape and dtype of x, 0 for ignored tokens. Raises TypeError, ValueError, as
+    linear_cross_entropy_loss.
 
     Formula: dx = weight * (softmax(z) - onehot(label)) @ w / W, z = x @ w.T, W = sum(weight) for "mean", else 1.
     Source: torch.nn.functional.linear_cross_entropy; LinearCrossEntropyLossAndGrad is the node in com.microsoft here.
@@ -165,7 +166,7 @@ def linear_cross_entropy_loss_and_grad(
     """
     given = {"N": N, "K": K, "bits": bits, "row_block": row_block, "column_block": column_block, "transB": transB}
     logits, w = _logits(x, b, scales, zero_points, given, signed, zero_point)
-    options = {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
+    options: Attributes = {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
     loss, slope = _loss_and_slope(logits, labels.reshape(-1), **options)
     return loss, (slope @ w).reshape(x.shape)
 
