@@ -17,6 +17,7 @@ TITLES = {
     "several": "Any number of arrays",
     "vocab_parallel": "Vocabulary-parallel cross-entropy",
     "rotary": "Rotary embedding",
+    "distillation": "Distillation",
     "loss": "Losses of training graphs",
 }
 # A docstring's formula, and what stands before and behind it.

@@ -1,6 +1,7 @@
 """Training kernels for NumPy arrays and, under their original names, for stock onnxruntime."""
 
 from opgrad import post_ops
+from opgrad.distillation import linear_jsd, linear_jsd_and_grad, linear_kl_div, linear_kl_div_and_grad
 from opgrad.fused.dropout import Dropout
 from opgrad.losses import (
     CrossEntropyOutput,
@@ -41,6 +42,7 @@ from opgrad.ops.cross_entropy import (
     softmax_cross_entropy_loss_grad,
     softmax_cross_entropy_loss_only,
 )
+from opgrad.ops.distillation import softmax_divergence_and_grad
 from opgrad.ops.dropout import dropout, dropout_grad
 from opgrad.ops.gather import gather, gather_grad
 from opgrad.ops.gelu import bias_fast_gelu_grad_dx, bias_gelu_grad_dx, fast_gelu, fast_gelu_grad, gelu, gelu_grad
@@ -129,6 +131,10 @@ __all__ = [
     "linear_cross_entropy_and_grad",
     "linear_cross_entropy_loss",
     "linear_cross_entropy_loss_and_grad",
+    "linear_jsd",
+    "linear_jsd_and_grad",
+    "linear_kl_div",
+    "linear_kl_div_and_grad",
     "log_softmax",
     "log_softmax_grad",
     "log_softmax_grad_plan",
@@ -165,6 +171,7 @@ __all__ = [
     "softmax_cross_entropy_loss_and_grad",
     "softmax_cross_entropy_loss_grad",
     "softmax_cross_entropy_loss_only",
+    "softmax_divergence_and_grad",
     "softmax_dropout_grad",
     "softmax_grad",
     "softmax_grad_plan",

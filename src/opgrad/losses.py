@@ -11,12 +11,11 @@ from opgrad.contract.loss_options import (
     LossOptions,
     check_labels,
     check_layer,
-    divisors,
-    over,
     read_options,
     shifted,
 )
 from opgrad.ops.sample_loss import sample_losses, sample_losses_and_grad
+from opgrad.sample_reduction import Reduction, checked_array, reduction_of
 
 CHUNK = 32 << 20  # bytes of logits that are computed at a time
 
@@ -139,42 +138,16 @@ def _read(name: str, shift: int, options: tuple[Any, ...]) -> LossOptions:
     return replace(chosen, ignore_index=IGNORED) if shift and chosen.ignore_index is None else chosen
 
 
-class _Reduction(NamedTuple):
-    """How the losses of samples are reduced.
-
-    by_weight, by_count: what the sums of losses and of squares of lse are multiplied by.
-    """
-
-    labels: Array
-    options: LossOptions
-    by_weight: float
-    by_count: float
-
-    def upstream(self, dloss: Array | float) -> dict[str, Any]:
-        """The gradients of the samples' losses and squares of lse."""
-        given = np.broadcast_to(np.asarray(dloss, np.float64), self.labels.shape)
-        found = {"dloss": given * self.by_weight}
-        if self.options.lse_square_scale:
-            found["dlse_square"] = given * (self.options.lse_square_scale * self.by_count)
-        return {name: each.astype(np.float32, order="C") for name, each in found.items()}
-
-    def output(self, found: Any) -> CrossEntropyOutput:
-        (loss, lse, log_prob, entropy, predicted), labels, ignored = found, self.labels, self.options.ignore_index
-        z_loss = (self.options.lse_square_scale * lse * lse).astype(lse.dtype)
-        if self.options.reduction != "none":
-            loss = np.asarray(loss.sum(dtype=np.float64) * self.by_weight)
-            z_loss = np.asarray(z_loss.sum(dtype=np.float64) * self.by_count)
-        counts = np.ones(labels.shape, bool) if ignored is None else labels != ignored
-        accuracy = np.asarray(np.float32((counts & (predicted == labels)).sum() / max(counts.sum(), 1)))
-        total = np.asarray(loss + z_loss).astype(lse.dtype)
-        return CrossEntropyOutput(total, z_loss.astype(lse.dtype), lse, log_prob, entropy, accuracy, predicted)
-
-
-def _reduction(labels: Array, weight: Array | None, options: LossOptions) -> _Reduction:
-    """The reduction of samples with these labels. weight: None for class probabilities, whose samples count alike."""
-    weight = None if weight is None else np.asarray(weight)
-    both = divisors(np, labels, weight, options, np.float64, lambda array, dtype: np.asarray(array).astype(dtype))
-    return _Reduction(labels, options, float(over(np, both[0])), float(over(np, both[1])))
+def _output(reduction: Reduction, found: Any) -> CrossEntropyOutput:
+    (loss, lse, log_prob, entropy, predicted), labels, options = found, reduction.labels, reduction.options
+    z_loss = (options.lse_square_scale * lse * lse).astype(lse.dtype)
+    if options.reduction != "none":
+        loss = np.asarray(loss.sum(dtype=np.float64) * reduction.by_weight)
+        z_loss = np.asarray(z_loss.sum(dtype=np.float64) * reduction.by_count)
+    counts = np.ones(labels.shape, bool) if options.ignore_index is None else labels != options.ignore_index
+    accuracy = np.asarray(np.float32((counts & (predicted == labels)).sum() / max(counts.sum(), 1)))
+    total = np.asarray(loss + z_loss).astype(lse.dtype)
+    return CrossEntropyOutput(total, z_loss.astype(lse.dtype), lse, log_prob, entropy, accuracy, predicted)
 
 
 def _of_logits(
@@ -182,7 +155,7 @@ def _of_logits(
     dloss: Array | float | None = None, **upstream: Any,
 ) -> tuple[CrossEntropyOutput, Array | None]:  # fmt: skip
     """The results, and the gradient with respect to logits if dloss is given."""
-    logits, labels = _array(name, "logits", logits), _array(name, "labels", labels)
+    logits, labels = checked_array(name, "logits", logits), checked_array(name, "labels", labels)
     chosen, is_dense = _read(name, shift, options), labels.dtype.kind not in "iu"
     if is_dense and (shift or chosen.ignore_index is not None):
         raise ValueError(f"{name}: labels are class probabilities, expected neither shift nor ignore_index")
@@ -196,19 +169,10 @@ def _of_logits(
     counted = None if is_dense else weight
     if dloss is None:
         found = sample_losses(logits, **given)
-        return _reduction(labels, counted, chosen).output(found), None
-    reduction = _reduction(labels, counted, chosen)
+        return _output(reduction_of(labels, counted, chosen), found), None
+    reduction = reduction_of(labels, counted, chosen)
     *results, dlogits = sample_losses_and_grad(logits, **given, **reduction.upstream(dloss), **upstream)
-    return reduction.output(results), dlogits
-
-
-def _array(name: str, argument: str, value: Any) -> Array:
-    """NumPy's array of an argument. Raises TypeError for another library's."""
-    if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
-        library = type(value).__module__.partition(".")[0]
-        where = {"torch": "opgrad.torch", "jax": "opgrad.jax", "jaxlib": "opgrad.jax"}.get(library, "numpy.asarray")
-        raise TypeError(f"{name}: {argument} is a {type(value).__name__}, expected a NumPy array: use {where}")
-    return np.asarray(value)
+    return _output(reduction, results), dlogits
 
 
 # --- a linear layer ------------------------------------------------------------------------------------------------
@@ -219,12 +183,16 @@ def _of_layer(
     options: tuple[Any, ...], dloss: Array | float | None = None,
 ) -> tuple[CrossEntropyOutput, tuple[Array, Array, Array | None]]:  # fmt: skip
     """The results, and the gradients, which are 0 unless dloss is given."""
-    x, w, labels = _array(name, "x", x), _array(name, "linear_weight", w), _array(name, "labels", labels)
+    x, w, labels = (
+        checked_array(name, "x", x),
+        checked_array(name, "linear_weight", w),
+        checked_array(name, "labels", labels),
+    )
     check_layer(name, labels, labels.dtype.kind in "iu", x, w, b, weight)
     chosen = _read(name, shift, options)
     labels = shifted(np, name, labels, shift, chosen.ignore_index, False)
     check_labels(name, "labels", labels, len(w), chosen.ignore_index)
-    reduction = _reduction(labels, weight, chosen)
+    reduction = reduction_of(labels, weight, chosen)
     number = np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
     kept = np.arange(len(x)) if chosen.ignore_index is None else np.flatnonzero(labels != chosen.ignore_index)
     wide, bias = w.astype(number, copy=False), None if b is None else np.asarray(b).astype(number)
@@ -250,4 +218,4 @@ def _of_layer(
         for whole, values in zip(found, results, strict=True):
             whole[chosen_rows] = values
     dx, dw, db = (each.astype(x.dtype, copy=False) for each in grads)
-    return reduction.output(found), (dx, dw, None if b is None else db)
+    return _output(reduction, found), (dx, dw, None if b is None else db)

@@ -24,9 +24,12 @@ pytestmark = pytest.mark.any_cpu
 PACKAGE = Path(opgrad.__file__).parent
 
 
+LOSSES = ("cross_entropy", "linear_cross_entropy", "linear_jsd", "linear_kl_div")
+
+
 def test_public_names():
     plans = {"plan", "PlannedCall", *(f"{op.name}_plan" for op in operators().values() if op.general)}
-    losses = {f"{name}{more}" for name in ("cross_entropy", "linear_cross_entropy") for more in ("", "_and_grad")}
+    losses = {f"{name}{more}" for name in LOSSES for more in ("", "_and_grad")}
     others = {"CrossEntropyOutput", "Dropout", "empty_pool", "post_ops", "get_num_threads", "set_num_threads", *losses}
     assert set(opgrad.__all__) == {*operators(), *graph_operators(), *plans, *others}
     assert opgrad.__all__ == sorted(opgrad.__all__)

@@ -105,6 +105,15 @@ def _number(name: str, option: str, value: Any) -> float:
     return float(value)
 
 
+def check_share(name: str, option: str, value: Any) -> float:
+    """A share, a number of Python from 0 to 1. Raises TypeError, ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}: {option} is {value!r}, expected a number")
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}: {option} is {value}, expected a number from 0 to 1")
+    return float(value)
+
+
 # --- labels --------------------------------------------------------------------------------------------------------
 
 

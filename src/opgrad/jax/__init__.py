@@ -8,14 +8,23 @@ to the host and back.
 from typing import Any
 
 from jax import Array
-from jax.numpy import asarray, inf, integer, issubdtype, where
+from jax.numpy import asarray, inf, int32, integer, issubdtype, where, zeros
 
 import opgrad
-from opgrad.contract.loss_options import IGNORED, check_layer
-from opgrad.jax import attention, linear_loss, loss, options
+from opgrad.contract.loss_options import IGNORED, check_layer, check_share
+from opgrad.jax import attention, distillation, linear_loss, loss, options
 from opgrad.jax.calls import alike, automatic
 
-__all__ = ["cross_entropy", "dot_product_attention", "embedding", "linear_cross_entropy", "log_softmax", "softmax"]
+__all__ = [
+    "cross_entropy",
+    "dot_product_attention",
+    "embedding",
+    "linear_cross_entropy",
+    "linear_jsd",
+    "linear_kl_div",
+    "log_softmax",
+    "softmax",
+]
 
 _opgrad: Any = opgrad  # whose functions are typed as they are for NumPy
 
@@ -139,3 +148,60 @@ def linear_cross_entropy(
         return linear_loss.linear_cross_entropy(x, layer, targets, chosen, reduction, square, number, bend)
 
     return automatic(of, int(reduction == "none"), found, arrays, *numbers)
+
+
+def linear_kl_div(
+    student_input: Array, student_weight: Array, teacher_input: Array, teacher_weight: Array,
+    labels: Array | None = None, *, student_bias: Array | None = None, teacher_bias: Array | None = None,
+    reduction: str = "mean", ignore_index: int = IGNORED, temperature: float = 1.0, shift: int = 0,
+    num_items: float | Array | None = None,
+) -> Array:  # fmt: skip
+    """KL(teacher || student) of the softmax of two linear layers: linear_jsd with beta=0, which has the arguments.
+
+    Formula and source: opgrad.linear_kl_div.
+    """
+    layers = (student_input, student_weight, student_bias), (teacher_input, teacher_weight, teacher_bias)
+    return _divergence("linear_kl_div", *layers, labels, 0.0, (shift, ignore_index, reduction, temperature, num_items))
+
+
+def linear_jsd(
+    student_input: Array, student_weight: Array, teacher_input: Array, teacher_weight: Array,
+    labels: Array | None = None, *, student_bias: Array | None = None, teacher_bias: Array | None = None,
+    beta: float = 0.5, reduction: str = "mean", ignore_index: int = IGNORED, temperature: float = 1.0, shift: int = 0,
+    num_items: float | Array | None = None,
+) -> Array:  # fmt: skip
+    """The divergence of opgrad.linear_jsd, whose logits are never stored; XLA forms the products.
+
+    Shapes, and what the arguments mean: opgrad.linear_jsd. labels are of any integer dtype; num_items may be an array
+    with one number, which may be traced; the other options are known when the function is traced.
+
+    Returns the divergence, () or (N,) for reduction "none"; float32, or float64 for float64. The teacher gets no
+    gradient. Derivatives are of the first order, in reverse. Raises TypeError, ValueError. Formula and source:
+    opgrad.linear_jsd.
+    """
+    layers = (student_input, student_weight, student_bias), (teacher_input, teacher_weight, teacher_bias)
+    return _divergence("linear_jsd", *layers, labels, beta, (shift, ignore_index, reduction, temperature, num_items))
+
+
+def _divergence(name: str, student: Any, teacher: Any, labels: Any, beta: float, given: tuple[Any, ...]) -> Array:
+    shift, ignore_index, reduction, temperature, num_items = given
+    x, w, b, y, v, c = (None if each is None else asarray(each) for each in (*student, *teacher))
+    assert x is not None
+    assert w is not None
+    assert y is not None
+    assert v is not None
+    is_counted = labels is not None or shift
+    labels = zeros(len(x), int32) if labels is None else labels
+    found, ignored = options.read_labels(name, labels, shift, ignore_index if is_counted else None)
+    chosen = options.read(name, found, ignored, reduction, 0.0, None, temperature, num_items, 0.0)
+    for rows, weight, bias in ((x, w, b), (y, v, c)):
+        check_layer(name, found, issubdtype(found.dtype, integer), rows, weight, bias, None)
+    layers = linear_loss.Layer(w, b), linear_loss.Layer(v, c)
+    losses = distillation.divergences(
+        name, x, layers[0], y, layers[1], check_share(name, "beta", beta), chosen.temperature
+    )
+    losses = losses if ignored is None else where(found == ignored, 0, losses)
+    if reduction == "none":
+        return losses
+    by, _ = loss.divided(chosen, loss.Targets(found), reduction, num_items, losses.dtype)
+    return losses.sum() * by

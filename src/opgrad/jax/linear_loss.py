@@ -61,7 +61,7 @@ def over_chunks(body: Callable[..., Any], carry: Any, arrays: Any, rows: int) ->
     return carry, made
 
 
-def _logits(x: Array, weight: Array, bias: Array | None) -> Array:
+def logits_of(x: Array, weight: Array, bias: Array | None) -> Array:
     """Those of some rows, in the precision of the loss."""
     found = jnp.matmul(x.astype(weight.dtype), weight.T)
     return found if bias is None else found + bias.astype(weight.dtype)
@@ -73,7 +73,7 @@ def _by_jax(options: Options, x: Array, layer: Layer, targets: Targets, bend: An
 
     @jax.checkpoint
     def of_chunk(layer: Layer, weight: Array | None, x: Array, labels: Array) -> tuple[Array, Array]:
-        logits = _logits(x, layer.weight.astype(dtype), layer.bias)
+        logits = logits_of(x, layer.weight.astype(dtype), layer.bias)
         found: tuple[Array, Array] = sample_losses(options)(
             logits if bend is None else bend(logits), Targets(labels, weight)
         )
@@ -140,7 +140,7 @@ def _one_pass(
 
     def body(sums: _Sums, part: tuple[Array, Array]) -> tuple[_Sums, Array]:
         rows, labels = part
-        chosen, logits = Targets(labels, targets.weight), _logits(rows, weight, layer.bias)
+        chosen, logits = Targets(labels, targets.weight), logits_of(rows, weight, layer.bias)
         upstream = {"dloss": jnp.broadcast_to(by_weight, labels.shape)}
         upstream["dlse_square"] = jnp.broadcast_to(by_count, labels.shape)
         losses, lse, dlogits = with_gradient(options, logits, chosen, upstream)

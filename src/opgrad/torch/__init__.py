@@ -21,7 +21,8 @@ from opgrad.torch.functions import (
     softmax,
     tanh,
 )
-from opgrad.torch.losses.linear import linear_cross_entropy
+from opgrad.torch.losses.distillation import linear_jsd, linear_kl_div
+from opgrad.torch.losses.linear import linear_cross_entropy, linear_log_prob
 from opgrad.torch.losses.logits import cross_entropy
 from opgrad.torch.losses.modules import CrossEntropyLoss, LinearCrossEntropyLoss
 from opgrad.torch.losses.options import CrossEntropyOutput
@@ -37,6 +38,9 @@ __all__ = [
     "gather",
     "leaky_relu",
     "linear_cross_entropy",
+    "linear_jsd",
+    "linear_kl_div",
+    "linear_log_prob",
     "log_softmax",
     "patch",
     "quick_gelu",

@@ -74,6 +74,33 @@ def linear_cross_entropy(
     return of_options(input, linear_weight, target, linear_bias, weight, chosen, shift, rows)
 
 
+def linear_log_prob(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None,
+    ignore_index: int | None = None, softcap: float | None = None, temperature: float = 1.0, shift: int = 0,
+    return_entropy: bool = False,
+) -> Any:  # fmt: skip
+    """The log-probability of each target under the softmax of a linear layer, whose logits are never stored.
+
+    input, linear_weight, target, linear_bias, ignore_index, softcap, temperature, shift: as for linear_cross_entropy,
+        with classes for target and linear_weight of shape (C, H).
+    return_entropy: return the entropy of each row's softmax, too.
+
+    Returns log_prob, or (log_prob, entropy), of the shape of target, in float32 or float64; 0 where target is
+    ignore_index. Differentiable any number of times: the first gradient computes the logits again, in chunks.
+    Raises what linear_cross_entropy raises.
+
+    Formula: log_prob = z[target] - log(sum(exp(z))); z = softcap * tanh(x / softcap) / temperature, x the logits.
+    Source: the log-probabilities of tokens that DPO, GRPO and PPO are of.
+    """
+    if isinstance(target, Tensor) and target.is_floating_point():
+        raise TypeError(f"linear_log_prob: target has dtype {target.dtype}, expected int32, int64 or uint8")
+    found = linear_cross_entropy(
+        input, linear_weight, target, linear_bias=linear_bias, reduction="sum", ignore_index=ignore_index,
+        softcap=softcap, temperature=temperature, shift=shift, return_log_prob=True, return_entropy=return_entropy,
+    )  # fmt: skip
+    return (found.log_prob, found.entropy) if return_entropy else found.log_prob
+
+
 def of_options(
     input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None,
     chosen: LossOptions, shift: int = 0, rows: int | None = None,
@@ -89,7 +116,7 @@ def of_options(
     if target.is_floating_point() or linear_weight.dim() != 2 or not input.numel() or not linear_weight.numel():
         return _by_logits(input, linear_weight, target, linear_bias, weight, chosen, shift)
     labels = read_labels(NAME, target, shift, chosen.ignore_index)
-    if _needs_composition([each for each in tensors.values() if each is not None]):
+    if needs_composition([each for each in tensors.values() if each is not None]):
         return _by_logits(input, linear_weight, labels, linear_bias, weight, chosen, 0)
     x, w, b, dtype = autocast_layer(input.reshape(-1, input.shape[-1]), linear_weight, linear_bias)
     return _loss(x, w, b, labels, weight, _LayerPass(chosen, chosen.dtype or dtype, rows=rows))
@@ -119,7 +146,7 @@ def _check(tensors: dict[str, Any]) -> None:
             raise TypeError(f"{NAME}: {name} has dtype {value.dtype}, expected {x.dtype}, the dtype of input")
 
 
-def _needs_composition(tensors: Sequence[Tensor]) -> bool:
+def needs_composition(tensors: Sequence[Tensor]) -> bool:
     """Whether a transformation is active that must see the operations inside the loss: any of them except grad."""
     if is_recording() or is_exported() or torch_private.is_forward_mode():
         return True
