@@ -136,6 +136,23 @@ def test_strips_of_whole_lines_give_the_same_bits(name, dtype, rng, streaming, m
                 assert holds(memory, out), (shape, offset)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("name", ROWS)
+def test_columns_that_nearly_fill_the_cache_are_written_to_the_last_one(name, dtype, rng, monkeypatch):
+    """They are written past the cache, too, by strips that may begin before the first column."""
+    op, dtype, shape = operators()[name], DTYPES[dtype], (2, 9, 192)
+    arguments = sample(op, shape, dtype.name, rng, axis=1)
+    (expected,) = check(op, arguments)
+    arrays = sum(each.nbytes for each in (*arguments.values(), expected) if isinstance(each, np.ndarray))
+    monkeypatch.setattr(partition, "last_level_cache", lambda: 3 * arrays // 2)
+    run = dispatcher(op)
+    for offset in range(LINE // dtype.itemsize):
+        memory, out = placed(shape, dtype, offset)
+        run(**arguments, out=out)
+        assert bits(out) == bits(expected), offset
+        assert holds(memory, out), offset
+
+
 REDUCING = [op for op in (*operators().values(), *loss_operators().values()) if op.kind in ("rows", "classes")]
 # Rows of every layout, few long ones among them, and columns, alone and behind others.
 ROW_SHAPES = [(count, n) for n in (1, 7, 24, 33, 50, 79, 97, 130, 150, 200, 300, 700, 1100) for count in (3, 40)]

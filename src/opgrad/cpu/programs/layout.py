@@ -180,7 +180,7 @@ def loops_of(problem: Problem, layout: str, result: str = "", stream: bool | Non
     """
     stream = partition.streams(problem.bytes) if stream is None else stream
     lanes = column_lanes(problem, result) if layout == "columns" and result else vector_lanes(precision(problem))
-    units, sizes = _units(problem, layout, lanes, spare_columns(problem, result) if result and stream else 0)
+    units, sizes = _units(problem, layout, lanes, spare_columns(problem, result, stream) if result else 0)
     if layout == "columns":
         strided: Any = {name: Columns(each, each.outer, each.n) for name, each in operands.items()}
     else:
@@ -202,14 +202,12 @@ def _units(problem: Problem, layout: str, width: int, spare: int) -> tuple[int, 
     return problem.outer, {}
 
 
-def spare_columns(problem: Problem, result: str, stream: bool | None = None) -> int:
+def spare_columns(problem: Problem, result: str, stream: bool) -> int:
     """How many columns before the first one strips may begin, so that each strip of a result starts a cache line.
 
-    `stream` as in `loops_of`.
+    stream: whether the kernels write past the cache, which alone makes them begin there.
     """
-    if not (partition.streams(problem.bytes) if stream is None else stream):
-        return 0
-    return 2 * CACHE_LINE // problem.specs[result].dtype.itemsize - 1
+    return 2 * CACHE_LINE // problem.specs[result].dtype.itemsize - 1 if stream else 0
 
 
 def column_lanes(problem: Problem, result: str) -> int:

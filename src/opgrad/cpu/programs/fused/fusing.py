@@ -107,7 +107,7 @@ def _program(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program:
     arguments |= {"results": _results(problem, layout), result: result_of(problem, result, layout)}
     units = problem.outer
     if layout == "columns":
-        strips = partition.count(problem.inner + spare_columns(problem, result), vector_lanes(precision))
+        strips = partition.count(problem.inner + spare_columns(problem, result, stream), vector_lanes(precision))
         units, arguments["strips"] = problem.outer * strips, Strips(strips, problem.inner)
     if layout == "split":
         units = problem.outer * partition.count(problem.n, BLOCK)
