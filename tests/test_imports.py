@@ -173,7 +173,7 @@ LAYERS = {
         f"{ONNX} jax markdown_it matplotlib ml_dtypes rich torch typer",
         f"opgrad contract/ {COMPILER} cpu/kernels/ cpu/programs/ fused/ gradients/ graph/ interop/torch_tensors machine"
         " native/ native/arrays native/threads/ onnxruntime/ post_ops reading terminal testing/ torch training"
-        " training/artifacts/ training/data/ training/engine/ writing",
+        " training/artifacts/ training/building/ training/data/ training/engine/ writing",
     ),
     "compile": (
         "numpy rich typer",

@@ -18,6 +18,8 @@ from opgrad.gradients.differentiation import with_gradients
 from opgrad.graph.messages import copied
 from opgrad.graph.passes.losses import use_internal_losses
 from opgrad.training import ArtifactSet
+from opgrad.training.building.models import take_parameters
+from opgrad.training.building.outputs import inputs_as_constants
 from opgrad.training.engine.binding import BoundGraph, declared
 from opgrad.training.engine.flat_tensors import FlatTensors
 from opgrad.training.engine.training_graph import open_session, session_options
@@ -64,9 +66,7 @@ def of_set(artifacts: ArtifactSet, feeds: Mapping[str, np.ndarray], graph: Calla
     """The model of an artifact set, whose gradients are generated anew. graph: runs the set's own training graph."""
     model = copied(artifacts.eval_model)
     parameters = {**artifacts.frozen, **artifacts.trainable}
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in parameters.items())
-    for value in [value for value in model.graph.input if value.name in parameters]:
-        model.graph.input.remove(value)
+    inputs_as_constants(model.graph, [numpy_helper.from_array(array, name) for name, array in parameters.items()])
     return Subject(artifacts.name, model, artifacts.trainable, feeds, {OLD_GRAPH: lambda: graph().loss})
 
 
@@ -145,9 +145,7 @@ def _runner(subject: Subject, model: onnx.ModelProto) -> Callable[[], float]:
     shapes = {name: array.shape for name, array in subject.parameters.items()}
     graph, written = bound.graph, FlatTensors({f"{name}{SUFFIX}": shape for name, shape in shapes.items()})
     fixed = {name: array.copy() for name, array in subject.parameters.items()}
-    for tensor in [tensor for tensor in graph.initializer if tensor.name in fixed]:
-        graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-        graph.initializer.remove(tensor)
+    take_parameters(bound, fixed.keys())
     inputs = [declared(value) for value in graph.input if value.name in subject.feeds]
     session = open_session(bound, session_options(opgrad.get_num_threads()), "bench")
     runner = BoundGraph(session, inputs, [declared(graph.output[0])], fixed, dict(written))

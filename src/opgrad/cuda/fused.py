@@ -20,7 +20,7 @@ from opgrad.cuda.numbers import MINUS_INFINITY, divide, exp
 from opgrad.cuda.post_ops import operand_slope, slope, value
 from opgrad.cuda.random import word_of, words_of_neighbours
 from opgrad.cuda.regimes import choose, power_of_2
-from opgrad.cuda.rows import fold, no_rows, shift_for, tiles
+from opgrad.cuda.rows import LOOP, TILE, fold, no_rows, shift_for, tiles
 from opgrad.cuda.views import FORMAT, Views, offset_of, offset_of_rows, read, rows_of, tile, write
 from opgrad.fused.primitive import STATE, Applied, gradient_name
 from opgrad.random import keep_threshold
@@ -149,47 +149,38 @@ def write_stats(m, d, pointers, numbers, at, VIEWS: tl.constexpr, VECTOR: tl.con
 
 
 @triton.jit
-def forward_tile(
+def forward_rows(
     pointers, numbers, logit_scale: tl.float64, result_scale: tl.float64, out_scale: tl.float64, rate: tl.float64,
     threshold, constants, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
     EXACT: tl.constexpr, COUNT: tl.constexpr, LOG: tl.constexpr, INF_AS_ZERO: tl.constexpr, DROPS: tl.constexpr,
-    DIVIDES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, INDEX: tl.constexpr,
-    NUMBER: tl.constexpr,
-):  # fmt: skip
-    scalars = (logit_scale, result_scale, out_scale, rate, threshold, constants)
-    at = tile(rows_of(tl.program_id(0), samples, inner, ROWS), 0, n, VECTOR, BLOCK, INDEX)
-    x = logits(pointers, numbers, scalars, at, VIEWS, VECTOR, NUMBER)
-    m = tl.max(x, 1)
-    d = tl.sum(exp(x - shift_for(m)[:, None]), 1)
-    write_stats(m, d, pointers, numbers, at, VIEWS, VECTOR)
-    p = normalised(x, m, d, LOG, INF_AS_ZERO)
-    finish(
-        p, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK
-    )  # fmt: skip
-
-
-@triton.jit
-def forward_loop(
-    pointers, numbers, logit_scale: tl.float64, result_scale: tl.float64, out_scale: tl.float64, rate: tl.float64,
-    threshold, constants, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
-    EXACT: tl.constexpr, COUNT: tl.constexpr, LOG: tl.constexpr, INF_AS_ZERO: tl.constexpr, DROPS: tl.constexpr,
-    DIVIDES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, INDEX: tl.constexpr,
-    NUMBER: tl.constexpr,
+    DIVIDES: tl.constexpr, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
+    INDEX: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
     scalars = (logit_scale, result_scale, out_scale, rate, threshold, constants)
     rows = rows_of(tl.program_id(0), samples, inner, ROWS)
-    m, d = no_rows(ROWS, NUMBER)
-    for start in range(0, n, BLOCK):
-        at = tile(rows, start, n, VECTOR, BLOCK, INDEX)
-        m, d = fold(m, d, logits(pointers, numbers, scalars, at, VIEWS, VECTOR, NUMBER))
-    write_stats(m, d, pointers, numbers, tile(rows, 0, n, VECTOR, BLOCK, INDEX), VIEWS, VECTOR)
-    last = (n - 1) // BLOCK * BLOCK
-    for done in range(0, n, BLOCK):
-        at = tile(rows, last - done, n, VECTOR, BLOCK, INDEX)
-        p = normalised(logits(pointers, numbers, scalars, at, VIEWS, VECTOR, NUMBER), m, d, LOG, INF_AS_ZERO)
+    first = tile(rows, 0, n, VECTOR, BLOCK, INDEX)
+    if MODE == TILE:
+        x = logits(pointers, numbers, scalars, first, VIEWS, VECTOR, NUMBER)
+        m = tl.max(x, 1)
+        d = tl.sum(exp(x - shift_for(m)[:, None]), 1)
+        write_stats(m, d, pointers, numbers, first, VIEWS, VECTOR)
+        p = normalised(x, m, d, LOG, INF_AS_ZERO)
         finish(
-            p, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK
+            p, pointers, numbers, scalars, first, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK
         )  # fmt: skip
+    else:
+        m, d = no_rows(ROWS, NUMBER)
+        for start in range(0, n, BLOCK):
+            at = tile(rows, start, n, VECTOR, BLOCK, INDEX)
+            m, d = fold(m, d, logits(pointers, numbers, scalars, at, VIEWS, VECTOR, NUMBER))
+        write_stats(m, d, pointers, numbers, first, VIEWS, VECTOR)
+        last = (n - 1) // BLOCK * BLOCK
+        for done in range(0, n, BLOCK):
+            at = tile(rows, last - done, n, VECTOR, BLOCK, INDEX)
+            p = normalised(logits(pointers, numbers, scalars, at, VIEWS, VECTOR, NUMBER), m, d, LOG, INF_AS_ZERO)
+            finish(
+                p, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK
+            )  # fmt: skip
 
 
 def forward(problem: Problem, log: bool) -> Program:
@@ -198,10 +189,9 @@ def forward(problem: Problem, log: bool) -> Program:
     if not rows or not (problem.n or "stats" in problem.specs):
         return Program([])
     attributes = problem.attributes
-    kernels = {"tile": forward_tile, "loop": forward_loop}
     constants = {"LOG": log, "INF_AS_ZERO": attributes["inf_as_zero"]}
     held = 2 if attributes["post_ops"] or attributes["dropout"] else 1
-    return _program(problem, "x", ("y", "where", STATE, "stats", "saved", "mask"), kernels, constants, held)
+    return _program(problem, "x", ("y", "where", STATE, "stats", "saved", "mask"), forward_rows, constants, held)
 
 
 # --- gradients -------------------------------------------------------------------------------------------------------
@@ -265,55 +255,49 @@ def write_result(
 
 
 @triton.jit
-def gradient_tile(
+def gradient_rows(
     pointers, numbers, logit_scale: tl.float64, result_scale: tl.float64, out_scale: tl.float64, rate: tl.float64,
     threshold, constants, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
     EXACT: tl.constexpr, COUNT: tl.constexpr, LOG: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
-):  # fmt: skip
-    scalars = (logit_scale, result_scale, out_scale, rate, threshold, constants)
-    at = tile(rows_of(tl.program_id(0), samples, inner, ROWS), 0, n, VECTOR, BLOCK, INDEX)
-    y = read(pointers, numbers, at, VIEWS, OUTPUT, VECTOR, NUMBER)
-    g = upstream(
-        y, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK, True
-    )  # fmt: skip
-    write_result(g, y, tl.sum(term(g, y, LOG), 1), pointers, numbers, scalars, at, VIEWS, LOG, VECTOR)
-
-
-@triton.jit
-def gradient_loop(
-    pointers, numbers, logit_scale: tl.float64, result_scale: tl.float64, out_scale: tl.float64, rate: tl.float64,
-    threshold, constants, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
-    EXACT: tl.constexpr, COUNT: tl.constexpr, LOG: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
+    MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, INDEX: tl.constexpr,
+    NUMBER: tl.constexpr,
 ):  # fmt: skip
     scalars = (logit_scale, result_scale, out_scale, rate, threshold, constants)
     rows = rows_of(tl.program_id(0), samples, inner, ROWS)
-    total = tl.zeros([ROWS], NUMBER)
-    for start in range(0, n, BLOCK):
-        at = tile(rows, start, n, VECTOR, BLOCK, INDEX)
-        y = read(pointers, numbers, at, VIEWS, OUTPUT, VECTOR, NUMBER)
-        g = upstream(
-            y, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK, False
-        )  # fmt: skip
-        total += tl.sum(term(g, y, LOG), 1)
-    last = (n - 1) // BLOCK * BLOCK
-    for done in range(0, n, BLOCK):
-        at = tile(rows, last - done, n, VECTOR, BLOCK, INDEX)
+    if MODE == TILE:
+        at = tile(rows, 0, n, VECTOR, BLOCK, INDEX)
         y = read(pointers, numbers, at, VIEWS, OUTPUT, VECTOR, NUMBER)
         g = upstream(
             y, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK, True
         )  # fmt: skip
-        write_result(g, y, total, pointers, numbers, scalars, at, VIEWS, LOG, VECTOR)
+        write_result(g, y, tl.sum(term(g, y, LOG), 1), pointers, numbers, scalars, at, VIEWS, LOG, VECTOR)
+    else:
+        total = tl.zeros([ROWS], NUMBER)
+        for start in range(0, n, BLOCK):
+            at = tile(rows, start, n, VECTOR, BLOCK, INDEX)
+            y = read(pointers, numbers, at, VIEWS, OUTPUT, VECTOR, NUMBER)
+            g = upstream(
+                y, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK,
+                False,
+            )  # fmt: skip
+            total += tl.sum(term(g, y, LOG), 1)
+        last = (n - 1) // BLOCK * BLOCK
+        for done in range(0, n, BLOCK):
+            at = tile(rows, last - done, n, VECTOR, BLOCK, INDEX)
+            y = read(pointers, numbers, at, VIEWS, OUTPUT, VECTOR, NUMBER)
+            g = upstream(
+                y, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK,
+                True,
+            )  # fmt: skip
+            write_result(g, y, total, pointers, numbers, scalars, at, VIEWS, LOG, VECTOR)
 
 
 def gradient(problem: Problem, log: bool) -> Program:
     """softmax_grad, or log_softmax_grad."""
     if not problem.outer * problem.n * problem.inner:
         return Program([])
-    kernels = {"tile": gradient_tile, "loop": gradient_loop}
     held = power_of_2(2 + len(problem.attributes["post_ops"]))  # the input of each post-op is needed on the way back
-    return _program(problem, "dy", ("dx", "where", STATE, "y"), kernels, {"LOG": log}, held)
+    return _program(problem, "dy", ("dx", "where", STATE, "y"), gradient_rows, {"LOG": log}, held)
 
 
 # --- both ------------------------------------------------------------------------------------------------------------
@@ -323,7 +307,7 @@ def _program(
     problem: Problem,
     first: str,
     names: Sequence[str],
-    kernels: Mapping[str, Any],
+    kernel: Any,
     constants: Mapping[str, Any],
     held: int,
 ) -> Program:
@@ -348,10 +332,10 @@ def _program(
         "NAMES": tuple(each.name for each in attributes["post_ops"]), "CHAIN": tuple(chain), "COUNT": len(chain),
         **_scalars(attributes, exact=number == tl.float64),
         "DROPS": _drops(views, regime.block), "DIVIDES": attributes["out_scale"] != 1.0,
+        "MODE": (LOOP if regime.name.startswith("long") else TILE).value,
         "ROWS": regime.rows, "BLOCK": regime.block, "VECTOR": views.aligned,
         "INDEX": tl.int64 if views.wide else tl.int32, "NUMBER": number, **constants,
     }  # fmt: skip
-    kernel = kernels["loop" if regime.name.startswith("long") else "tile"]
     return Program([Launch(kernel, (tiles(problem, regime),), arguments, regime.warps)], 0, regime.name)
 
 
