@@ -1,5 +1,9 @@
 """The command `opgrad compile`: kernels are compiled ahead, in several processes, into the cache."""
 
+import os
+import runpy
+import shlex
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -11,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
+from opgrad import packing
 from opgrad.contract import FLOATS, Operator, public_operators
 from opgrad.cpu.compiler.native import Native, object_cache
-from opgrad.cpu.compiler.processes import LONG_PATIENCE, Compilers
+from opgrad.cpu.compiler.processors import PROCESSORS
 from opgrad.cpu.compiler.requests import Work
 from opgrad.limits import default_threads
 from opgrad.terminal import console, folders_argument
@@ -30,6 +34,7 @@ def compile_kernels(
     folders: Annotated[
         list[Path] | None, folders_argument("Artifact sets: the kernels of their graphs and optimizers.")
     ] = None,
+    model: Annotated[list[Path] | None, typer.Option(metavar="DIR", help="An artifact set, as DIR.")] = None,
     ops: Annotated[
         str, typer.Option(metavar="NAME,…", help="Operators; default: all, or with DIR those of the graphs.")
     ] = "",
@@ -37,6 +42,13 @@ def compile_kernels(
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, help="Processes; default: one for each CPU.")
     ] = None,
+    processors: Annotated[
+        str, typer.Option("--for", metavar="NAME,…", help="Make a pack for processors: " + ", ".join(PROCESSORS))
+    ] = "",
+    program: Annotated[
+        str, typer.Option("--run", metavar="'PROGRAM.py ARG…'", help="For a pack: the kernels that a program takes.")
+    ] = "",
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="The pack.")] = None,
 ) -> None:
     """Compile kernels into the cache, so that no later process has to.
 
@@ -45,29 +57,40 @@ def compile_kernels(
     for images of containers, which then start warm: docs/cache.md. Kernels
     fit the kind of CPU that they are compiled on.
 
+    With --for they go into one file for other machines, which need no
+    compiler then: docs/packs.md.
+
     Example: opgrad compile examples/digits
+    Example: opgrad compile --for x86-64-v3,aarch64 examples/digits -o kernels.pack
     """
-    cache = object_cache()
+    cache, start = object_cache(), time.perf_counter()
     if problem := cache.problem():
         raise RuntimeError(f"compile: compiled kernels cannot be kept: {problem}")
-    todo = [("calls", Work(compile_calls)), *_work(folders or [], _names(ops), _names(dtypes))]
-    before, start = cache.count(), time.perf_counter()
-    screen = console()
-    run(todo, jobs or default_threads(), screen)
-    now, seconds = cache.count(), time.perf_counter() - start
-    screen.print(f"{now - before} kernels compiled in {seconds:.0f} s, {now} in {cache.folder}", soft_wrap=True)
+    sets = [*(folders or []), *(model or [])]
+    work = list(_work(sets, _names(ops), _names(dtypes), only=bool(program)))
+    todo, screen = [("calls", Work(compile_calls)), *work], console()
+    wanted = _names(processors)
+    if not wanted and output is None and not program:
+        before = cache.count()
+        run(todo, jobs or default_threads(), screen)
+        now, seconds = cache.count(), time.perf_counter() - start
+        screen.print(f"{now - before} kernels compiled in {seconds:.0f} s, {now} in {cache.folder}", soft_wrap=True)
+        return
+    _check("processor", wanted, PROCESSORS)
+    if not wanted or output is None:
+        raise ValueError("compile: a pack needs processors and a file: --for NAME,… -o FILE")
+    runs = [(name, work) for name, work in todo if work.function is compile_set]
+    if program:
+        runs.append((f"run {program}", Work(run_program, (program,))))
+    counts = packing.make(output, wanted, [each for each in todo if each not in runs], runs, jobs, screen)
+    told = ", ".join(f"{count} kernels for {name}" for name, count in counts.items())
+    seconds, size = time.perf_counter() - start, output.stat().st_size / 1e6
+    screen.print(f"{output}: {told}; {size:.1f} MB, made in {seconds:.0f} s", soft_wrap=True)
 
 
 def run(todo: Sequence[tuple[str, Work]], processes: int, console: Console) -> None:
     """Do all work in other processes, with a progress bar; what fails there is done here, and raises its exception."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    pool = Compilers(min(processes, len(todo)), patience=LONG_PATIENCE)
-    try:
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task("", total=len(todo))
-            failed = pool.wait(pool.add(todo), lambda done, total: bar.update(task, completed=done))
-    finally:
-        pool.close()
+    failed = packing.done_elsewhere(todo, processes, console)
     for name, work in todo:
         if name in failed:
             work.function(*work.arguments)
@@ -77,14 +100,16 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _work(folders: Sequence[Path], ops: Sequence[str], dtypes: Sequence[str]) -> Iterator[tuple[str, Work]]:
-    """The work for artifact sets, and for operators unless only sets are named."""
+def _work(
+    folders: Sequence[Path], ops: Sequence[str], dtypes: Sequence[str], only: bool = False
+) -> Iterator[tuple[str, Work]]:
+    """The work for artifact sets, and for operators unless only sets are named; only: operators must be named."""
     declared = public_operators()
     _check("operator", ops, declared)
     _check("dtype", dtypes, FLOATS)
     for folder in folders:
         yield str(folder.resolve()), Work(compile_set, (folder,))
-    for name in ops or (() if folders else declared):
+    for name in ops or (() if folders or only else declared):
         for dtype in _taken(declared[name], dtypes or FLOATS):
             yield f"{name} {dtype}", Work(compile_operator, (name, dtype))
 
@@ -111,9 +136,9 @@ def compile_calls() -> None:
 
     modules: list[Any] = [calls, plan, pool, workers]
     if find_spec("onnxruntime"):
-        from opgrad.onnxruntime import compute
+        from opgrad.onnxruntime import compute, structures
 
-        modules.append(compute)
+        modules += compute, structures
     for function in (each for module in modules for each in vars(module).values() if isinstance(each, Native)):
         function.link()
 
@@ -141,6 +166,13 @@ def compile_set(folder: Path) -> None:
         _run_once(artifacts, batch_of(artifacts, BATCH_ROWS))
         with suppress(ValueError, RuntimeError):  # a graph may refuse it; then nobody trains with it either
             _run_once(artifacts, batch_of(artifacts, FEW_ROWS))
+
+
+def run_program(words: str) -> None:
+    """Run a Python program as `python PROGRAM.py ARG…` does, in this process."""
+    sys.argv[:] = shlex.split(words)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def _run_once(artifacts: "ArtifactSet", batch: dict[str, np.ndarray]) -> None:

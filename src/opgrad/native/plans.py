@@ -97,7 +97,7 @@ def plan_for(prepared: Prepared) -> Plan:
         found = PLANS.get(key)
         if found is None:
             found = _new_plan(prepared)
-            if key is not None and not native.is_noting():  # a plan that was made while noting may lack kernels
+            if key is not None and not native.is_unfinished():  # a plan that was made meanwhile may lack kernels
                 PLANS.keep(key, found)
         return found
 

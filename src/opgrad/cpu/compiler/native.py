@@ -19,14 +19,21 @@ from opgrad.cpu.compiler.emit import assembly as assembly
 from opgrad.cpu.compiler.helpers import by_precision as by_precision
 from opgrad.cpu.compiler.helpers import constant as constant
 from opgrad.cpu.compiler.helpers import inline as inline
+from opgrad.cpu.compiler.packs import PackedObjects
 from opgrad.cpu.compiler.parameters import Parameters, lanes_of
+from opgrad.cpu.compiler.processors import is_here
+from opgrad.cpu.compiler.target import ARM as ARM
+from opgrad.cpu.compiler.target import architecture as architecture
 from opgrad.cpu.compiler.target import host as host
 from opgrad.cpu.compiler.target import interface_of as interface_of
 from opgrad.cpu.compiler.target import line_lanes as line_lanes
+from opgrad.cpu.compiler.target import named
 from opgrad.cpu.compiler.target import object_cache as object_cache
 from opgrad.cpu.compiler.target import vector_bytes as vector_bytes
 from opgrad.cpu.compiler.target import vector_lanes as vector_lanes
 from opgrad.locks import once, settling
+
+STAND_IN = ".here.o"  # the suffix of what runs here in place of code for a processor that is not here
 
 
 class Native:
@@ -117,20 +124,66 @@ def noting(wanted: Collection[str] = ()) -> Iterator[dict[str, None]]:
             _notes.pop()
 
 
-def is_noting() -> bool:
-    """Whether kernels that the cache lacks are noted at present, and not compiled."""
-    return bool(_notes)
+@contextmanager
+def packing(run: bool) -> Iterator[set[str]]:
+    """Within this context, what is linked is compiled for the processor that `target.named` returns.
+
+    run: whether kernels will be run here, too; where they cannot be, a stand-in is compiled besides. Otherwise their
+    addresses are 0.
+    Yields the names of all that is linked.
+    """
+    global _packing
+    _packing = _Packing(set(), run)
+    try:
+        yield _packing.names
+    finally:
+        _packing = None
+
+
+class _Packing(NamedTuple):
+    names: set[str]
+    run: bool
+
+
+_packing: _Packing | None = None
+
+
+def is_unfinished() -> bool:
+    """Whether kernels are only noted at present, or compiled to be run elsewhere, so that plans must not be kept."""
+    return bool(_notes) or (_packing is not None and not _packing.run)
 
 
 def _link(function: Callable[..., Any], interface: str, noted: bool = False) -> int:
     """The address of `function`, loaded or compiled; 0 if it was only noted (see `noting`), which `noted` permits."""
     with settling:
-        name = sources.object_name(function, interface)
-        code = object_cache().read(name) if name else None
+        name, cache = sources.object_name(function, interface), object_cache()
+        code = cache.read(name) if name else None
         if code is None and name and noted and _notes and name not in _notes[-1].wanted:
             _notes[-1].missing[name] = None
             return 0
+        if code is None and isinstance(cache, PackedObjects):
+            raise cache.lacking(_symbol(function, interface))
+        if _packing:
+            return _pack(function, interface, name, code, _packing.run or not noted)
         return _load(code or _made_elsewhere(function, interface, name) or _made_here(function, interface, name))
+
+
+def _pack(function: Callable[..., Any], interface: str, name: str | None, code: bytes | None, run: bool) -> int:
+    """Have the code of a function that is packed in the cache; its address if it will be run."""
+    if name is None:
+        raise RuntimeError(f"opgrad: {_symbol(function, interface)} cannot be packed: its sources have no digest")
+    if _packing:
+        _packing.names.add(name)
+    processor = named()
+    if not run or (processor and is_here(processor)):
+        code = code or _made_here(function, interface, name)
+        return _load(code) if run else 0
+    own = object_cache().read(name, STAND_IN)
+    if code is None or own is None:
+        code, own = emit.stand_in(function, interface, _symbol(function, interface))
+        object_cache().write(name, code)
+        object_cache().write(name, own, STAND_IN)
+    return _load(own)
 
 
 def _made_elsewhere(function: Callable[..., Any], interface: str, name: str | None) -> bytes | None:
@@ -144,7 +197,7 @@ def _made_elsewhere(function: Callable[..., Any], interface: str, name: str | No
 
 
 def _made_here(function: Callable[..., Any], interface: str, name: str | None) -> bytes:
-    symbol = f"{function.__module__}.{function.__qualname__}.{interface}"
+    symbol = _symbol(function, interface)
     if name is None:
         return emit.object_code(function, interface, symbol)
     with object_cache().claim(name):
@@ -154,6 +207,10 @@ def _made_here(function: Callable[..., Any], interface: str, name: str | None) -
             if sources.compiler_is_imported():
                 object_cache().write(name, code)
     return code
+
+
+def _symbol(function: Callable[..., Any], interface: str) -> str:
+    return f"{function.__module__}.{function.__qualname__}.{interface}"
 
 
 def _load(code: bytes) -> int:

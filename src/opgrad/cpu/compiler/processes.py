@@ -14,8 +14,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import Any
 
 from opgrad.cpu.compiler import sources
@@ -40,10 +41,11 @@ Progress = Callable[[int, int], None]  # progress(kernels compiled, kernels in a
 class Compilers:
     """The processes, each with a thread that hands it one request after the other.
 
-    count: how many. patience: see PATIENCE. Raises OSError if the system refuses to start them.
+    count: how many. patience: see PATIENCE. environment: variables that they get besides those of this process. Raises
+    OSError if the system refuses to start them.
     """
 
-    def __init__(self, count: int, patience: float = PATIENCE):
+    def __init__(self, count: int, patience: float = PATIENCE, environment: Mapping[str, str] = MappingProxyType({})):
         self._patience = patience
         self._todo: deque[Request] = deque()
         self._requested: dict[str, threading.Event] = {}  # by object name: set when there is nothing more to wait for
@@ -53,7 +55,7 @@ class Compilers:
         self._processes: list[Any] = []
         try:
             for _ in range(count):
-                self._processes.append(_start())
+                self._processes.append(_start(environment))
         except BaseException:
             self.close()
             raise
@@ -160,10 +162,10 @@ class Compilers:
             self._requested[self._todo.popleft()[0]].set()
 
 
-def _start() -> Any:
+def _start(more: Mapping[str, str]) -> Any:
     """Start a process that imports the same opgrad as this one, wherever it is started."""
     folder = os.path.dirname(object_cache().folder or "")
-    environment = os.environ | {CACHE: folder, "OPENBLAS_NUM_THREADS": "1"}
+    environment = os.environ | {CACHE: folder, "OPENBLAS_NUM_THREADS": "1"} | more
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", BOOT],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, env=environment,

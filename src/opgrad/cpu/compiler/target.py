@@ -6,14 +6,41 @@ import os
 import platform
 import sys
 from importlib.util import find_spec
+from typing import Any
 
-from opgrad.cpu.compiler import machine_code, sources
+from opgrad.cpu.compiler import machine_code, packs, processors, sources
 from opgrad.cpu.compiler.cache import HOST, ObjectCache, directory
 from opgrad.cpu.compiler.memory import CACHE_LINE
+from opgrad.cpu.compiler.processors import PROCESSORS, Processor
+
+ARM = "aarch64", "arm64"  # Linux, and others
+VARIABLE = "OPGRAD_COMPILES_FOR"  # in processes that compile for a pack: the name of the processor
+
+
+@functools.cache
+def named() -> Processor | None:
+    """The processor by whose name code is compiled or served, as for packs; None if it is the one that is here."""
+    compiles_for = os.environ.get(VARIABLE)
+    if compiles_for:
+        return PROCESSORS[compiles_for]
+    served = packs.served()
+    return served.processor if served else None
+
+
+def architecture() -> str:
+    """That of the processor which code is for, as `platform.machine` names it."""
+    processor = named()
+    return processor.architecture if processor else platform.machine().lower()
 
 
 def host() -> tuple[str, str]:
-    """The CPU's name and features as LLVM spells them; NUMBA_CPU_NAME and NUMBA_CPU_FEATURES override."""
+    """The CPU's name and features as LLVM spells them; NUMBA_CPU_NAME and NUMBA_CPU_FEATURES override.
+
+    For a pack they are those of the processor by whose name its code was compiled.
+    """
+    processor = named()
+    if processor:
+        return processor.cpu, processor.features
     name, features = _overrides()
     own = ("", "") if features is not None and name else _own()
     name = name or own[0]
@@ -29,35 +56,45 @@ def _own() -> tuple[str, str]:
     """What LLVM says of this CPU: kept with the code for it, so that llvmlite is not needed for that."""
     known = object_cache().read(HOST, "") if machine_code.HERE else None
     if known is None:
-        import llvmlite.binding as llvm
-
-        known = f"{llvm.get_host_cpu_name()}\n{llvm.get_host_cpu_features().flatten()}".encode()
+        known = "\n".join(told_by_llvm()).encode()
         if machine_code.HERE:
             object_cache().write(HOST, known, "")
     name, features = known.decode().split("\n")
     return name, features
 
 
+def told_by_llvm() -> tuple[str, str]:
+    """The name and the features of this CPU."""
+    import llvmlite.binding as llvm
+
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
 def cpu_is_known() -> bool:
     """Whether `host` can answer without LLVM, or has to ask it in any case."""
-    return not machine_code.HERE or None not in _overrides() or object_cache().read(HOST, "") is not None
+    known = not machine_code.HERE or named() is not None or None not in _overrides()
+    return known or object_cache().read(HOST, "") is not None
 
 
 @functools.cache
-def object_cache() -> ObjectCache:
-    """Where object code is kept for this CPU, this compiler and this Python."""
+def object_cache() -> Any:
+    """Where object code is kept for this CPU, this compiler and this Python; the pack, where one serves kernels."""
+    return packs.served() or ObjectCache(environment(), directory())
+
+
+def environment() -> str:
+    """A digest of what code is compiled by and for."""
     # Where the fields of an array are is compiled in; it differs between builds of one version of Python.
-    python = sys.implementation.cache_tag, object.__basicsize__, sys.maxsize, sys.platform, platform.machine()
-    found = (_release("numba"), _release("llvmlite"), _kind_of_cpu(), python)
-    return ObjectCache(hashlib.sha256(repr(found).encode()).hexdigest()[:24], directory())
+    found = (_release("numba"), _release("llvmlite"), _kind_of_cpu(), (*packs.python(), architecture()))
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:24]
 
 
 def _kind_of_cpu() -> tuple[object, ...]:
     """What the code depends on: names and features that are given, else the CPU."""
     overrides = _overrides()
-    if not machine_code.HERE or None not in overrides:
+    if named() or not machine_code.HERE or None not in overrides:
         return host()
-    return (*overrides, machine_code.cpu())
+    return (*overrides, processors.cpu())
 
 
 def _release(package: str) -> str:
@@ -66,9 +103,15 @@ def _release(package: str) -> str:
     stated = sources.of_file(os.path.join(os.path.dirname(found.origin), "_version.py")) if found else None
     if stated:
         return stated.hex()
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
-    return version(package)
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        raise ImportError(
+            f"opgrad: {package} is not installed, which compiles kernels, and {packs.VARIABLE} names no pack of them: "
+            "install numba, or make a pack where it is installed, with `opgrad compile --for`"
+        ) from None
 
 
 @functools.cache

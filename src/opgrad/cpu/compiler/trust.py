@@ -38,10 +38,11 @@ class Folder:
 
 
 @contextmanager
-def opened(path: str, make: bool = False) -> Iterator[Folder]:
+def opened(path: str, make: bool = False, sticky: bool = False) -> Iterator[Folder]:
     """Open a folder that only the caller and root can change.
 
-    path: absolute. make: folders that are missing are made, for the caller alone.
+    path: absolute. make: folders that are missing are made, for the caller alone. sticky: the folder may be one like
+    /tmp, for a caller that checks the owner of the file that it opens there.
     Raises UntrustedError if somebody else can change it or one above it, and OSError if it cannot be opened or made.
     """
     if not POSIX:
@@ -52,7 +53,7 @@ def opened(path: str, make: bool = False) -> Iterator[Folder]:
     walk = _Walk()
     try:
         walk.through(path, make)
-        check(os.fstat(walk.descriptor), walk.path)
+        check(os.fstat(walk.descriptor), walk.path, sticky)
         yield Folder(walk.path, walk.descriptor)
     finally:
         os.close(walk.descriptor)

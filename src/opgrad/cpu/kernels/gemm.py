@@ -11,18 +11,17 @@ x 512 float32 102 billion operations a second against 98, 64 x 64 x 64 86 agains
 83 and 60 (Zen 4, the best of 20 on a busy machine).
 """
 
-import platform
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline, vector_bytes
+from opgrad.cpu.compiler.native import ARM, architecture, inline, vector_bytes
 from opgrad.cpu.compiler.parameters import Pointer
 from opgrad.cpu.kernels.loops.map import write_same
 
 # --- blocking: all of it follows from the registers ------------------------------------------------------------------
 
-MANY_REGISTERS: Final = vector_bytes() == 64 or platform.machine().lower() in ("aarch64", "arm64")  # 32, not 16
+MANY_REGISTERS: Final = vector_bytes() == 64 or architecture() in ARM  # 32, not 16
 ROWS: Final = 6  # of a tile
 VECTORS: Final = 2 if MANY_REGISTERS else 1  # of a tile's row, two registers each: 24 sums of 32, or 12 of 16
 PANEL_BYTES: Final = 24 << 10  # of a chunk of a panel, which stays in the first-level cache beside six rows of a

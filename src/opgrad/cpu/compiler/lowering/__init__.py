@@ -5,5 +5,6 @@ Imported only when something has to be compiled; nothing else in opgrad imports 
 
 from opgrad.cpu.compiler.lowering import arithmetic, blocks, integers, memory, vectors
 from opgrad.cpu.compiler.lowering.build import build
+from opgrad.cpu.compiler.lowering.modules import optimised
 
-__all__ = ["arithmetic", "blocks", "build", "integers", "memory", "vectors"]
+__all__ = ["arithmetic", "blocks", "build", "integers", "memory", "optimised", "vectors"]

@@ -10,7 +10,7 @@ from numba.extending import overload, register_jitable
 from opgrad.cpu.compiler import helpers, memory
 from opgrad.cpu.compiler.lowering.exported import OPTIONS, Exported, compiled, compiled_once
 from opgrad.cpu.compiler.lowering.memory import word_at
-from opgrad.cpu.compiler.lowering.modules import optimised, unoptimised
+from opgrad.cpu.compiler.lowering.modules import unoptimised
 from opgrad.cpu.compiler.lowering.operations import I64, PointerType, VectorType
 from opgrad.cpu.compiler.parameters import (
     IN_USE,
@@ -149,8 +149,8 @@ def _native(function: Callable[..., Any], count: int, name: str) -> Any:
     )
 
 
-def build(function: Callable[..., Any], interface: str, name: str, machine: Any) -> Any:
-    """The optimised LLVM module of `function`, exported as `name`.
+def build(function: Callable[..., Any], interface: str, name: str) -> Any:
+    """The LLVM module of `function`, exported as `name`, which `optimised` is given.
 
     interface: that of a task, a stage or a native function.
     """
@@ -158,6 +158,6 @@ def build(function: Callable[..., Any], interface: str, name: str, machine: Any)
     kind, _, inside = interface.rstrip(")").partition("(")
     with unoptimised():
         if kind == "native":
-            return optimised(_native(function, int(inside), name), name, machine)
+            return _native(function, int(inside), name)
         dtypes = [each for each in inside.split(",") if each]
-        return optimised(_task(Parameters(function), dtypes, kind, name), name, machine)
+        return _task(Parameters(function), dtypes, kind, name)

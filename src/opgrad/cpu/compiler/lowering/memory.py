@@ -6,7 +6,7 @@ from llvmlite import ir
 from numba.core import types
 
 from opgrad.cpu.compiler import memory
-from opgrad.cpu.compiler.lowering.operations import BYTES, I1, I8, I32, I64, defines, intrinsic, is_x86
+from opgrad.cpu.compiler.lowering.operations import BYTES, I1, I8, I32, I64, defines, intrinsic, is_arm, is_x86
 from opgrad.cpu.compiler.memory import CACHE_LINE
 
 
@@ -131,16 +131,23 @@ def _(address: Any, expected: Any, value: Any) -> Any:
     return types.boolean, emit
 
 
-def instruction(operation: Any, text: dict[bool, str]) -> None:
-    """Define an operation as one instruction without operands, on x86 (True) and elsewhere (False)."""
+@defines(memory.spin_hint)
+def _() -> Any:
+    def emit(context: Any, builder: Any) -> None:
+        if is_x86():
+            intrinsic(builder, "llvm.x86.sse2", ir.VoidType(), [], "pause")
+        elif is_arm():
+            intrinsic(builder, "llvm.aarch64", ir.VoidType(), [I32(1)], "hint")  # yield
 
-    @defines(operation)
-    def _() -> Any:
-        def emit(context: Any, builder: Any) -> None:
-            builder.asm(ir.FunctionType(ir.VoidType(), []), text[is_x86()], "~{memory}", [], side_effect=True)
-
-        return types.none, emit
+    return types.none, emit
 
 
-instruction(memory.spin_hint, {True: "pause", False: "yield"})
-instruction(memory.store_fence, {True: "sfence", False: ""})
+@defines(memory.store_fence)
+def _() -> Any:
+    def emit(context: Any, builder: Any) -> None:
+        if is_x86():
+            intrinsic(builder, "llvm.x86.sse", ir.VoidType(), [], "sfence")
+        else:
+            builder.fence("release", "singlethread")  # no instruction: there, stores of all kinds obey the same order
+
+    return types.none, emit

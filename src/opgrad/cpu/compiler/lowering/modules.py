@@ -112,12 +112,14 @@ def unoptimised() -> Iterator[None]:
 
 
 def optimised(module: Any, exported: str, machine: Any) -> Any:
-    """The module after LLVM's passes of level 3. Its function `exported` is the only exported one.
+    """The module, or that of a text, for a target machine, after LLVM's passes of level 3.
 
-    Every other function is inlined. Code from the cache runs in processes that have not loaded Numba, so it must not
-    call any function outside the module. Raises RuntimeError if it does, for example if a kernel can raise an
-    exception, which it would do by a function of Numba's runtime.
+    Its function `exported` is the only exported one. Every other function is inlined. Code from the cache runs in
+    processes that have not loaded Numba, so it must not call any function outside the module. Raises RuntimeError if it
+    does, for example if a kernel can raise an exception, which it would do by a function of Numba's runtime.
     """
+    module = llvm.parse_assembly(module) if isinstance(module, str) else module
+    module.triple, module.data_layout = machine.triple, str(machine.target_data)
     module.verify()
     for function in module.functions:
         if not function.is_declaration and function.name != exported:

@@ -7,13 +7,12 @@ function that emits the LLVM instructions.
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import lower_builtin, models, register_model
 
 from opgrad.cpu.compiler.lowering.numba_private import AbstractTemplate, builtin_registry, signature
-from opgrad.cpu.compiler.target import host, vector_lanes
+from opgrad.cpu.compiler.target import ARM, architecture, host, vector_lanes
 
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 BYTES = I8.as_pointer()
@@ -151,7 +150,11 @@ def intrinsic(builder: Any, name: str, result: Any, arguments: list[Any], suffix
 
 
 def is_x86() -> bool:
-    return llvm.get_process_triple().startswith(("x86_64", "i686", "amd64"))
+    return architecture() in ("x86_64", "i686", "amd64")
+
+
+def is_arm() -> bool:
+    return architecture() in ARM
 
 
 def has(feature: str) -> bool:

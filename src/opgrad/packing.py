@@ -1,0 +1,124 @@
+"""Makes packs of kernels: each processor's kernels are compiled in processes of their own, and written into one file."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+from opgrad import __version__
+from opgrad.cpu.compiler import processes
+from opgrad.cpu.compiler.cache import ObjectCache, directory
+from opgrad.cpu.compiler.native import host, packing
+from opgrad.cpu.compiler.packs import MAGIC, VARIABLE, Pack, PackError, packed
+from opgrad.cpu.compiler.processes import LONG_PATIENCE, Compilers
+from opgrad.cpu.compiler.processors import PROCESSORS, is_here
+from opgrad.cpu.compiler.requests import Work
+from opgrad.cpu.compiler.target import VARIABLE as COMPILES_FOR
+from opgrad.cpu.compiler.target import environment
+from opgrad.limits import default_threads
+from opgrad.writing import replace_file
+
+Todo = Sequence[tuple[str, Work]]
+NOTHING: Mapping[str, str] = MappingProxyType({})
+WITHOUT_END = 1e9  # seconds: a program that is run for its kernels may take any time
+
+
+def make(path: Path, names: Sequence[str], plans: Todo, runs: Todo, jobs: int | None, screen: Console) -> dict[str, int]:
+    """Make a pack of kernels for these processors, or add them to the pack that is at this path.
+
+    plans: work that only needs kernels compiled; runs: work that runs them. Returns how many kernels the pack has then,
+    by processor. Raises ValueError if a processor's kernels would have to be run, and cannot be, PackError if the file
+    is no pack, and RuntimeError if work fails.
+    """
+    kernels = _old(path)
+    for name in names:
+        _check(name, runs)
+    for name in names:
+        with tempfile.TemporaryDirectory() as reports:
+            todo = [(each, _reporting(work, reports, number, (each, work) in runs)) for number, (each, work) in
+                    enumerate([*runs, *plans])]  # fmt: skip
+            variables = {COMPILES_FOR: name, VARIABLE: "", processes.VARIABLE: "0"}
+            failed = done_elsewhere(todo, jobs or default_threads(), screen, variables, WITHOUT_END if runs else None)
+            kernels.setdefault(name, {}).update(_collected(Path(reports), name, failed))
+    replace_file(path, packed(kernels, __version__))
+    path.chmod(path.stat().st_mode & ~0o022)
+    return {name: len(kernels[name]) for name in kernels}
+
+
+def _old(path: Path) -> dict[str, dict[str, bytes]]:
+    """The kernels of the pack at a path; none if there is no file, or an outdated pack, which is made anew."""
+    if not path.exists():
+        return {}
+    with suppress(PackError):
+        return Pack(os.path.abspath(path), __version__).everything()
+    if not path.read_bytes()[: len(MAGIC)] == MAGIC:
+        raise PackError(f"compile: {path} is no pack of kernels: name another file")
+    return {}
+
+
+def _check(name: str, runs: Todo) -> None:
+    processor = PROCESSORS[name]
+    own = next(each for each in PROCESSORS.values() if is_here(each))
+    if runs and processor.architecture == own.architecture and not is_here(processor):
+        raise ValueError(
+            f"compile: {runs[0][0]} has to be run to find its kernels, and code for {name} cannot be run here: compile"
+            " it on a machine with such a processor, or name operators (--ops)"
+        )
+
+
+def done_elsewhere(
+    todo: Todo, count: int, console: Console, environment: Mapping[str, str] = NOTHING, patience: float | None = None
+) -> set[str]:
+    """Do all work in other processes, with a progress bar; the names of what failed there."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    pool = Compilers(min(count, len(todo)), patience or LONG_PATIENCE, environment)
+    try:
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("", total=len(todo))
+            return pool.wait(pool.add(todo), lambda done, total: bar.update(task, completed=done))
+    finally:
+        pool.close()
+
+
+# --- what a process reports ------------------------------------------------------------------------------------------
+
+
+def _reporting(work: Work, folder: str, number: int, runs: bool) -> Work:
+    return Work(report, (work.function, work.arguments, runs, os.path.join(folder, f"{number}.json")))
+
+
+def report(function: Callable[..., None], arguments: tuple[Any, ...], runs: bool, path: str) -> None:
+    """Do work, and write which kernels it has compiled or why it failed, and where they are in the cache."""
+    found: dict[str, Any] = {"environment": environment()}
+    try:
+        host()
+        with packing(runs) as names:
+            function(*arguments)
+        found["names"] = sorted(names)
+    except (Exception, SystemExit) as error:
+        found["error"] = f"{type(error).__name__}: {error}"
+    Path(path).write_text(json.dumps(found), encoding="utf-8")
+
+
+def _collected(folder: Path, processor: str, failed: set[str]) -> dict[str, bytes]:
+    """The code of all kernels that processes have reported."""
+    reports = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    errors = [each["error"] for each in reports if "error" in each]
+    if errors or failed:
+        raise RuntimeError(f"compile: for {processor}: {errors[0] if errors else f'{min(failed)} ended the process'}")
+    kernels = {}
+    for each in reports:
+        cache = ObjectCache(each["environment"], directory())
+        for name in each["names"]:
+            code = cache.read(name)
+            if code is None:
+                raise RuntimeError(f"compile: the cache in {cache.folder} has lost a kernel: compile again")
+            kernels[name] = code
+    return kernels
