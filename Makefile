@@ -11,7 +11,7 @@ MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/train
 	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
 
 .PHONY: setup train test test-avx2 test-gate test-ptx test-minimum test-portable test-real test-arm64 test-haswell test-nehalem lint docs docs-serve \
-	notebooks bench tables dist review clean help
+	notebooks bench tables dist dist-packs review clean help
 
 help:
 	@echo "make setup   both environments that tests need; with --jobs 2 at once"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench   measure every operator against the peers installed"
 	@echo "make tables  rewrite the generated tables of README and docs"
 	@echo "make dist    wheel and sdist, twice, with their checks, into dist"
+	@echo "make dist-packs  wheels that carry compiled kernels and need no Numba, into dist/packs; PACK: which kernels"
 	@echo "make review  what scientific-python's repo-review says"
 	@echo "make clean   remove the environment"
 
@@ -122,6 +123,10 @@ bench: $(VENV)/.torch
 
 dist: $(VENV)/.release
 	$(RUN)/python tools/dist.py
+
+# PACK: words of `opgrad compile` that say which kernels.
+dist-packs: $(VENV)/.dev
+	$(RUN)/python tools/dist_packs.py --install $(PACK)
 
 review: $(VENV)/.review
 	$(RUN)/repo-review .

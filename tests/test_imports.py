@@ -175,9 +175,10 @@ LAYERS = {
         " native/ native/arrays native/threads/ onnxruntime/ post_ops reading terminal testing/ torch training"
         " training/artifacts/ training/building/ training/data/ training/engine/ writing",
     ),
+    "packing": ("rich", f"{COMPILER} cpu/compiler/processes cpu/compiler/target writing"),
     "compile": (
         "numpy rich typer",
-        f"bench/ contract/ {COMPILER} cpu/compiler/processes limits native/ native/threads/ onnxruntime/ terminal"
+        f"bench/ contract/ {COMPILER} packing limits native/ native/threads/ onnxruntime/ terminal"
         " testing/ training training/engine/",
     ),
     "check": (

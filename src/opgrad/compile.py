@@ -67,25 +67,32 @@ def compile_kernels(
     if problem := cache.problem():
         raise RuntimeError(f"compile: compiled kernels cannot be kept: {problem}")
     sets = [*(folders or []), *(model or [])]
-    work = list(_work(sets, _names(ops), _names(dtypes), only=bool(program)))
-    todo, screen = [("calls", Work(compile_calls)), *work], console()
-    wanted = _names(processors)
-    if not wanted and output is None and not program:
-        before = cache.count()
-        run(todo, jobs or default_threads(), screen)
-        now, seconds = cache.count(), time.perf_counter() - start
-        screen.print(f"{now - before} kernels compiled in {seconds:.0f} s, {now} in {cache.folder}", soft_wrap=True)
+    todo = [("calls", Work(compile_calls)), *_work(sets, _names(ops), _names(dtypes), only=bool(program))]
+    screen, count = console(), jobs or default_threads()
+    if processors or output is not None or program:
+        told = _pack(output, _names(processors), todo, program, count, screen)
+        screen.print(f"{told}, made in {time.perf_counter() - start:.0f} s", soft_wrap=True)
         return
-    _check("processor", wanted, PROCESSORS)
-    if not wanted or output is None:
+    before = cache.count()
+    run(todo, count, screen)
+    now, seconds = cache.count(), time.perf_counter() - start
+    screen.print(f"{now - before} kernels compiled in {seconds:.0f} s, {now} in {cache.folder}", soft_wrap=True)
+
+
+def _pack(
+    output: Path | None, processors: list[str], todo: packing.Todo, program: str, count: int, screen: Console
+) -> str:
+    """Make a pack, or add to it; a text that says what it has."""
+    _check("processor", processors, PROCESSORS)
+    if not processors or output is None:
         raise ValueError("compile: a pack needs processors and a file: --for NAME,… -o FILE")
     runs = [(name, work) for name, work in todo if work.function is compile_set]
+    plans = [each for each in todo if each not in runs]
     if program:
         runs.append((f"run {program}", Work(run_program, (program,))))
-    counts = packing.make(output, wanted, [each for each in todo if each not in runs], runs, jobs, screen)
+    counts = packing.make(output, processors, plans, runs, count, screen)
     told = ", ".join(f"{count} kernels for {name}" for name, count in counts.items())
-    seconds, size = time.perf_counter() - start, output.stat().st_size / 1e6
-    screen.print(f"{output}: {told}; {size:.1f} MB, made in {seconds:.0f} s", soft_wrap=True)
+    return f"{output}: {told}; {output.stat().st_size / 1e6:.1f} MB"
 
 
 def run(todo: Sequence[tuple[str, Work]], processes: int, console: Console) -> None:
@@ -169,10 +176,14 @@ def compile_set(folder: Path) -> None:
 
 
 def run_program(words: str) -> None:
-    """Run a Python program as `python PROGRAM.py ARG…` does, in this process."""
+    """Run a Python program in this process, as `python PROGRAM.py ARG…` does. RuntimeError if it ends with a status."""
     sys.argv[:] = shlex.split(words)
     sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as status:
+        if status.code:
+            raise RuntimeError(f"{words} ended with {status.code}") from None
 
 
 def _run_once(artifacts: "ArtifactSet", batch: dict[str, np.ndarray]) -> None:

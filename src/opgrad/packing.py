@@ -1,4 +1,4 @@
-"""Makes packs of kernels: each processor's kernels are compiled in processes of their own, and written into one file."""
+"""Makes packs of kernels: processes compile those of a processor, and one file gets the kernels of all processors."""
 
 import json
 import os
@@ -12,7 +12,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from opgrad import __version__
 from opgrad.cpu.compiler import processes
 from opgrad.cpu.compiler.cache import ObjectCache, directory
 from opgrad.cpu.compiler.native import host, packing
@@ -22,7 +21,6 @@ from opgrad.cpu.compiler.processors import PROCESSORS, is_here
 from opgrad.cpu.compiler.requests import Work
 from opgrad.cpu.compiler.target import VARIABLE as COMPILES_FOR
 from opgrad.cpu.compiler.target import environment
-from opgrad.limits import default_threads
 from opgrad.writing import replace_file
 
 Todo = Sequence[tuple[str, Work]]
@@ -30,26 +28,33 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 WITHOUT_END = 1e9  # seconds: a program that is run for its kernels may take any time
 
 
-def make(path: Path, names: Sequence[str], plans: Todo, runs: Todo, jobs: int | None, screen: Console) -> dict[str, int]:
+def make(path: Path, names: Sequence[str], plans: Todo, runs: Todo, count: int, screen: Console) -> dict[str, int]:
     """Make a pack of kernels for these processors, or add them to the pack that is at this path.
 
-    plans: work that only needs kernels compiled; runs: work that runs them. Returns how many kernels the pack has then,
-    by processor. Raises ValueError if a processor's kernels would have to be run, and cannot be, PackError if the file
-    is no pack, and RuntimeError if work fails.
+    plans: work that only needs kernels compiled; runs: work that runs them. count: of processes. Returns how many
+    kernels the pack has then, by processor. Raises ValueError if a processor's kernels would have to be run, and cannot
+    be, PackError if the file is no pack, and RuntimeError if work fails.
     """
     kernels = _old(path)
     for name in names:
         _check(name, runs)
     for name in names:
-        with tempfile.TemporaryDirectory() as reports:
-            todo = [(each, _reporting(work, reports, number, (each, work) in runs)) for number, (each, work) in
-                    enumerate([*runs, *plans])]  # fmt: skip
-            variables = {COMPILES_FOR: name, VARIABLE: "", processes.VARIABLE: "0"}
-            failed = done_elsewhere(todo, jobs or default_threads(), screen, variables, WITHOUT_END if runs else None)
-            kernels.setdefault(name, {}).update(_collected(Path(reports), name, failed))
-    replace_file(path, packed(kernels, __version__))
+        kernels.setdefault(name, {}).update(_compiled(name, plans, runs, count, screen))
+    replace_file(path, packed(kernels))
     path.chmod(path.stat().st_mode & ~0o022)
     return {name: len(kernels[name]) for name in kernels}
+
+
+def _compiled(processor: str, plans: Todo, runs: Todo, count: int, screen: Console) -> dict[str, bytes]:
+    """The kernels that work takes on a processor."""
+    variables = {COMPILES_FOR: processor, VARIABLE: "", processes.VARIABLE: "0"}
+    with tempfile.TemporaryDirectory() as reports:
+        todo = []
+        for name, work in (*runs, *plans):
+            path = os.path.join(reports, f"{len(todo)}.json")
+            todo.append((name, Work(report, (work.function, work.arguments, (name, work) in runs, path))))
+        failed = done_elsewhere(todo, count, screen, variables, WITHOUT_END if runs else None)
+        return _collected(Path(reports), processor, failed)
 
 
 def _old(path: Path) -> dict[str, dict[str, bytes]]:
@@ -57,7 +62,7 @@ def _old(path: Path) -> dict[str, dict[str, bytes]]:
     if not path.exists():
         return {}
     with suppress(PackError):
-        return Pack(os.path.abspath(path), __version__).everything()
+        return Pack(os.path.abspath(path)).everything()
     if not path.read_bytes()[: len(MAGIC)] == MAGIC:
         raise PackError(f"compile: {path} is no pack of kernels: name another file")
     return {}
@@ -90,10 +95,6 @@ def done_elsewhere(
 # --- what a process reports ------------------------------------------------------------------------------------------
 
 
-def _reporting(work: Work, folder: str, number: int, runs: bool) -> Work:
-    return Work(report, (work.function, work.arguments, runs, os.path.join(folder, f"{number}.json")))
-
-
 def report(function: Callable[..., None], arguments: tuple[Any, ...], runs: bool, path: str) -> None:
     """Do work, and write which kernels it has compiled or why it failed, and where they are in the cache."""
     found: dict[str, Any] = {"environment": environment()}
@@ -102,9 +103,9 @@ def report(function: Callable[..., None], arguments: tuple[Any, ...], runs: bool
         with packing(runs) as names:
             function(*arguments)
         found["names"] = sorted(names)
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         found["error"] = f"{type(error).__name__}: {error}"
-    Path(path).write_text(json.dumps(found), encoding="utf-8")
+    replace_file(Path(path), json.dumps(found).encode())
 
 
 def _collected(folder: Path, processor: str, failed: set[str]) -> dict[str, bytes]:

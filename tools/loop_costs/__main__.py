@@ -62,9 +62,9 @@ def newest(program: str) -> str | None:
 
 def kernels(chosen: InstructionSet, operators: list[str]) -> dict[str, str]:
     """The assembly of our kernels by label."""
-    environment = os.environ | {"NUMBA_CPU_NAME": chosen.cpu, "NUMBA_CPU_FEATURES": chosen.features}
-    command = [sys.executable, str(HERE / "compiled.py"), chosen.triple, *operators]
-    return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
+    architecture = chosen.triple.partition("-")[0]
+    command = [sys.executable, str(HERE / "compiled.py"), architecture, chosen.cpu, chosen.features, *operators]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def formulas(chosen: InstructionSet) -> dict[str, str]:

@@ -19,6 +19,7 @@ from opgrad.contract.plain import is_plain
 from opgrad.contract.ranges import Explain
 from opgrad.contract.signature import Prepared, prepare
 from opgrad.cpu.compiler import native
+from opgrad.cpu.compiler.packs import LackingError
 from opgrad.locks import settling
 from opgrad.native import overlap, threads
 from opgrad.native.plan import words
@@ -116,10 +117,14 @@ def _key(prepared: Prepared) -> Hashable:
 
 
 def _new_plan(prepared: Prepared) -> Plan:
-    program = prepared.operator.kernel()(prepared.problem)
-    code = words(program, overlap.words(prepared))
+    operator = prepared.operator
+    try:
+        program = operator.kernel()(prepared.problem)
+        code = words(program, overlap.words(prepared))
+    except LackingError as error:
+        raise LackingError(f"{operator.name}: {error}") from None
     return Plan(
-        prepared.operator,
+        operator,
         tuple(prepared.results.values()),
         prepared.copies,
         program.scratch_bytes,

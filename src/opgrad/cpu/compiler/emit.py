@@ -4,8 +4,8 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from opgrad.cpu.compiler import machine_code
-from opgrad.cpu.compiler.target import host, named, told_by_llvm
+from opgrad.cpu.compiler import machine_code, target
+from opgrad.cpu.compiler.target import host, told_by_llvm
 
 EXPORTED = "opgrad_entry"  # the one exported symbol of an object file
 # The instruction of a waiting loop on arm64, which a stand-in on another processor does without.
@@ -56,7 +56,7 @@ def machine() -> Any:
     """LLVM's target machine for the processor that code is for, at optimisation level 3."""
     import llvmlite.binding as llvm
 
-    processor = named()
+    processor = target.named()
     if processor is None:
         return _machine(llvm.get_process_triple(), *host(), machine_code.HERE)
     llvm.initialize_all_targets()

@@ -1,19 +1,20 @@
 """Packs of kernels: one file with object code for several processors, from which kernels are served without a compiler.
 
 `opgrad compile --for` makes such a file. The variable OPGRAD_KERNELS names it, or a wheel carries it beside this
-package; then kernels come from it alone, and Numba and llvmlite are not needed. Like what lies in the cache, the code is
-executed. So a pack is read only if nobody else can write to it (`trust`), if its checksums are right, and if it was
+package; then kernels come from it alone, and Numba and llvmlite are not needed. Like what lies in the cache, the code
+is executed. So a pack is read only if nobody else can write to it (`trust`), if its checksums are right, and if it was
 made by the sources and for the build of Python that read it.
 
 The file begins with MAGIC, the SHA-256 of the index and the index's length in 8 bytes. The index, in JSON, says what
-the pack was made with, and where the code of each kernel lies behind it, by processor and name. Each code has a checksum
-over processor, name and code, and is compressed.
+the pack was made with, and where the code of each kernel lies behind it, by processor and name. Each code is
+compressed, and has a checksum over processor, name and code.
 """
 
 import functools
 import hashlib
 import json
 import os
+import shlex
 import stat
 import sys
 import zlib
@@ -53,19 +54,19 @@ def python() -> list[Any]:
     return [sys.implementation.cache_tag, object.__basicsize__, sys.maxsize, sys.platform]
 
 
-def made_with(release: str) -> Index:
-    """What a pack must have been made with, to be of use here. release: opgrad's."""
-    compiler = sources.COMPILER
-    return {"opgrad": release, "python": python(), "compiler": compiler.hex() if compiler else ""}
+def made_with() -> Index:
+    """What a pack must have been made with, to be of use here."""
+    release, compiler = sys.modules["opgrad"].__version__, sources.COMPILER  # the package is always imported first
+    return {"opgrad": release, "python": python(), "sources": compiler.hex() if compiler else ""}
 
 
 def checksum(processor: str, name: str, code: bytes) -> str:
     return hashlib.sha256(f"{processor}/{name}\0".encode() + code).hexdigest()
 
 
-def packed(kernels: Mapping[str, Mapping[str, bytes]], release: str) -> bytes:
+def packed(kernels: Mapping[str, Mapping[str, bytes]]) -> bytes:
     """The bytes of a pack with this code, by processor and name."""
-    body, index = bytearray(), made_with(release) | {"kernels": {}}
+    body, index = bytearray(), made_with() | {"kernels": {}}
     for processor, codes in sorted(kernels.items()):
         places = index["kernels"][processor] = {}
         for name, code in sorted(codes.items()):
@@ -79,11 +80,10 @@ def packed(kernels: Mapping[str, Mapping[str, bytes]], release: str) -> bytes:
 class Pack:
     """A pack's open file and its index. Raises PackError if it cannot be used.
 
-    path: absolute. release: opgrad's, which it must have been made by. trusted: whether its folder needs no check, since
-    the package itself was imported from there.
+    path: absolute. trusted: whether its folder needs no check, since the package itself was imported from there.
     """
 
-    def __init__(self, path: str, release: str, trusted: bool = False):
+    def __init__(self, path: str, trusted: bool = False):
         self.path = path
         try:
             self._descriptor = _opened(path, trusted)
@@ -93,7 +93,7 @@ class Pack:
             raise PackError(f"{path} cannot be read: {error.strerror}") from None
         try:
             self._begin, self.index = self._read_index()
-            self._check(release)
+            self._check()
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -107,13 +107,16 @@ class Pack:
         text = os.pread(self._descriptor, length, INDEX_AT) if length <= min(MOST_INDEX, status.st_size) else b""
         if hashlib.sha256(text).digest() != head[len(MAGIC) : LENGTH_AT]:
             raise self._damaged()
-        return INDEX_AT + length, json.loads(text)
+        index = json.loads(text)
+        if not _is_index(index):
+            raise PackError(f"{self.path} is damaged: its index is not as `opgrad compile --for` writes it")
+        return INDEX_AT + length, index
 
-    def _check(self, release: str) -> None:
-        for what, here in made_with(release).items():
+    def _check(self) -> None:
+        for what, here in made_with().items():
             there = self.index.get(what)
             if there != here:
-                told = f"{what} {_shown(there)}, expected {_shown(here)}"
+                told = "other sources of opgrad" if what == "sources" else f"{what} {_shown(there)}, not {_shown(here)}"
                 raise PackError(f"{self.path} was made with {told}: make it anew with `opgrad compile --for`")
 
     def processor(self, wanted: str | None) -> str:
@@ -153,6 +156,20 @@ class Pack:
         return PackError(f"{self.path} is damaged: its checksum is wrong")
 
 
+def _is_index(index: Any) -> bool:
+    """Whether an index, whose checksum is right, says of each kernel where it is."""
+    kernels = index.get("kernels") if isinstance(index, dict) else None
+    if not isinstance(kernels, dict) or not all(isinstance(each, dict) for each in kernels.values()):
+        return False
+    return all(
+        isinstance(place, list)
+        and [*map(type, place)] == [int, int, str]
+        and 0 <= min(place[:2]) <= max(place[:2]) <= sys.maxsize // 2
+        for places in kernels.values()
+        for place in places.values()
+    )
+
+
 def _opened(path: str, trusted: bool) -> int:
     if trusted:
         return os.open(path, READ)
@@ -186,16 +203,18 @@ class PackedObjects:
         return len(self.pack.index["kernels"][self.name])
 
     def problem(self) -> str:
-        return f"they come from {self.pack.path}, which {VARIABLE} names, or a wheel carries; {VARIABLE}= turns that off"
+        return (
+            f"they come from {self.pack.path}, which {VARIABLE} names, or a wheel carries; {VARIABLE}= turns that off"
+        )
 
     def lacking(self, kernel: str) -> LackingError:
         """The exception for a kernel that the pack lacks."""
         return LackingError(f"{self.pack.path} has no kernel {kernel} for {self.name}; {self._advice()}")
 
     def _advice(self) -> str:
-        program = sys.argv[0] if sys.argv and os.path.isfile(sys.argv[0]) else "PROGRAM.py"
-        command = f"opgrad compile --for {self.name} {{}} -o {self.pack.path}"
-        return f"`{command.format(f'--run {program}')}` adds all that the program needs"
+        program = shlex.join(sys.argv) if sys.argv and os.path.isfile(sys.argv[0]) else "PROGRAM.py"
+        command = f"opgrad compile --for {self.name} --run {shlex.quote(program)} -o {shlex.quote(self.pack.path)}"
+        return f"where Numba is installed, `{command}` adds those of the program"
 
 
 @functools.cache
@@ -204,8 +223,6 @@ def served() -> PackedObjects | None:
     named = os.environ.get(VARIABLE)
     if named == "" or (named is None and not os.path.exists(CARRIED)):
         return None
-    from opgrad import __version__
-
     path = CARRIED if named is None else os.path.join(os.getcwd(), named)
-    pack = Pack(path, __version__, trusted=named is None)
+    pack = Pack(path, trusted=named is None)
     return PackedObjects(pack, pack.processor(os.environ.get("NUMBA_CPU_NAME")))

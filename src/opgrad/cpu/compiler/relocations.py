@@ -118,7 +118,5 @@ def _set_bits(image: bytearray, place: int, bits: int) -> None:
 
 LINKAGES: Mapping[str, Linkage] = {
     "x86_64": Linkage(62, JUMP, frozenset((CALL, *PLACES_OF_ADDRESSES)), _write_x86_64),
-    "aarch64": Linkage(
-        183, ARM_JUMP, frozenset((*ARM_CALLS, ARM_PLACE_PAGES, *ARM_PLACE_LOW_BITS)), _write_aarch64
-    ),
+    "aarch64": Linkage(183, ARM_JUMP, frozenset((*ARM_CALLS, ARM_PLACE_PAGES, *ARM_PLACE_LOW_BITS)), _write_aarch64),
 }

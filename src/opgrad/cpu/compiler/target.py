@@ -4,7 +4,6 @@ import functools
 import hashlib
 import os
 import platform
-import sys
 from importlib.util import find_spec
 from typing import Any
 

@@ -1,0 +1,346 @@
+"""Packs of kernels: what they serve without a compiler, what they lack, and which are refused."""
+
+import json
+import os
+import platform
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import dist_packs
+import pytest
+from subprocesses import run_python
+from typer.testing import CliRunner
+
+from opgrad import __version__, packing
+from opgrad.cli import app
+from opgrad.cpu.compiler import packs, processors, relocations, sources
+from opgrad.cpu.compiler.packs import MAGIC, Pack, PackedObjects, PackError, packed
+from opgrad.cpu.compiler.processors import PROCESSORS, Processor, is_here
+from opgrad.native.plan import execute
+
+pytestmark = [pytest.mark.any_cpu, pytest.mark.skipif(os.name != "posix", reason="packs are for Linux")]
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+HERE = next((name for name in reversed(PROCESSORS) if is_here(PROCESSORS[name])), "x86-64-v3")
+ELSEWHERE = "aarch64" if platform.machine() == "x86_64" else "x86-64-v3"
+# Neither Numba nor llvmlite can be imported, nor found, as if they were not installed.
+WITHOUT = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("numba", "llvmlite"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+import numpy as np
+"""
+CALLS = (
+    WITHOUT
+    + """
+import opgrad
+x = np.linspace(-1, 1, 12, dtype="float32").reshape(3, 4)
+for _ in range(3):  # the second call is native
+    assert (opgrad.relu(x) == np.maximum(x, 0)).all()
+    assert (opgrad.relu_grad(x, x) == np.where(x > 0, x, 0)).all()
+opgrad.set_num_threads(2)
+assert (opgrad.relu(np.ones(1 << 21, "float32")) == 1).all()
+try:
+    opgrad.tanh(x)
+except NotImplementedError as error:
+    print(error)
+"""
+)
+TRAIN = (
+    WITHOUT
+    + """
+from opgrad.training import ArtifactSet, Trainer
+artifacts = ArtifactSet.load(sys.argv[1])
+trainer, random = Trainer(artifacts, learning_rate=0.01), np.random.default_rng(0)
+batch = {each.name: random.random((50, 64), "float32") for each in artifacts.inputs}
+batch[artifacts.label.name] = random.integers(0, 10, 50)
+losses = [float(trainer.step(batch)) for _ in range(20)]
+assert losses[-1] < losses[0], losses
+"""
+)
+PROGRAM = "import numpy as np, opgrad\nprint(opgrad.tanh(np.zeros((2, 3), 'float32')).sum())\n"
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory):
+    """A pack of relu and its gradient, for the processor here and for one that is not."""
+    path = tmp_path_factory.mktemp("packs") / "kernels.pack"
+    compile_pack("--for", f"{HERE},{ELSEWHERE}", "--ops", "relu,relu_grad", "--dtypes", "float32", "-o", path)
+    return path
+
+
+def compile_pack(*words):
+    done = subprocess.run(
+        [sys.executable, "-m", "opgrad", "compile", *map(str, words)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def opened(path):
+    return Pack(str(path))
+
+
+def test_calls_without_a_compiler(pack):
+    told = run_python(CALLS, OPGRAD_KERNELS=str(pack), OPGRAD_CACHE_DIR="/dev/null")
+    assert told.startswith(f"tanh: {pack} has no kernel opgrad.cpu.kernels.")
+    assert f"for {HERE}; where Numba is installed, `opgrad compile --for {HERE} --run " in told
+
+
+def test_training_without_a_compiler(pack, tmp_path):
+    """A training run takes what a run of the set took before; the pack that was there keeps what it had."""
+    path = tmp_path / "kernels.pack"
+    path.write_bytes(pack.read_bytes())
+    text = compile_pack("--for", HERE, "--model", DIGITS, "-o", path)
+    assert f" kernels for {ELSEWHERE}" in text
+    before, after = opened(pack).index["kernels"], opened(path).index["kernels"]
+    assert before[ELSEWHERE].keys() == after[ELSEWHERE].keys()
+    assert before[HERE].keys() < after[HERE].keys()
+    run_python(TRAIN.replace("sys.argv[1]", repr(str(DIGITS))), OPGRAD_KERNELS=str(path), OPGRAD_CACHE_DIR="/dev/null")
+
+
+def test_a_program_is_run_for_its_kernels(pack, tmp_path):
+    """For a processor that is not here, stand-ins run: with vectors as long as there."""
+    program, path = tmp_path / "a program.py", tmp_path / "kernels.pack"
+    program.write_text(PROGRAM)
+    compile_pack("--for", f"{HERE},{ELSEWHERE}", "--run", f"'{program}'", "-o", path)
+    counts = {name: len(found) for name, found in opened(path).index["kernels"].items()}
+    assert counts[HERE] == counts[ELSEWHERE]
+    assert run_python(WITHOUT + PROGRAM, OPGRAD_KERNELS=str(path)) == "0.0"
+
+
+def test_a_program_that_fails(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import opgrad\nraise ValueError('wrong')\n")
+    result = CliRunner().invoke(app, ["compile", "--for", HERE, "--run", str(program), "-o", str(tmp_path / "pack")])
+    assert (result.exit_code, result.output) == (1, f"opgrad: compile: for {HERE}: ValueError: wrong\n")
+    assert not (tmp_path / "pack").exists()
+
+
+def test_code_is_for_the_processor_that_is_named(pack):
+    numbers = {name: relocations.LINKAGES[PROCESSORS[name].architecture].number for name in (HERE, ELSEWHERE)}
+    for name, codes in opened(pack).everything().items():
+        assert len(codes) > 10
+        assert {struct.unpack_from("<H", code, 18)[0] for code in codes.values()} == {numbers[name]}
+
+
+# --- which are refused -----------------------------------------------------------------------------------------------
+
+
+def with_index(data, change):
+    """The pack with another index, and the checksum that belongs to it."""
+    length = int.from_bytes(data[packs.LENGTH_AT : packs.INDEX_AT], "little")
+    index = json.loads(data[packs.INDEX_AT : packs.INDEX_AT + length])
+    change(index)
+    text = json.dumps(index).encode()
+    digest = packs.hashlib.sha256(text).digest()
+    return MAGIC + digest + len(text).to_bytes(8, "little") + text + data[packs.INDEX_AT + length :]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: b"", "is no pack of kernels"),
+        (lambda data: b"x" + data[1:], "is no pack of kernels"),
+        (lambda data: data[:20], "is no pack of kernels"),
+        (lambda data: data[:60] + b"\xff" + data[61:], "is damaged: its checksum is wrong"),
+        (lambda data: data[:100], "is damaged"),
+        (lambda data: data[:40] + b"\xff" * 8 + data[48:], "is damaged"),
+        (lambda data: with_index(data, lambda i: i.update(opgrad="0.1")), "was made with opgrad 0.1, not "),
+        (lambda data: with_index(data, lambda i: i.update(python=["cpython-27"])), "made with python cpython-27, not "),
+        (lambda data: with_index(data, lambda i: i.update(sources="0")), "was made with other sources of opgrad: make"),
+        (lambda data: with_index(data, lambda i: i.pop("kernels")), "is damaged: its index"),
+        (lambda data: with_index(data, lambda i: i.update(kernels=[1])), "is damaged: its index"),
+        (lambda data: with_index(data, lambda i: i.update(kernels={"x": {"a": [1, -2, ""]}})), "is damaged: its index"),
+        (lambda data: with_index(data, lambda i: i.update(kernels={"x": {"a": [1, True, ""]}})), "is damaged: its ind"),
+    ],
+)
+def test_a_damaged_or_foreign_pack(pack, tmp_path, change, message):
+    path = tmp_path / "pack"
+    path.write_bytes(change(pack.read_bytes()))
+    with pytest.raises(PackError, match=message):
+        opened(path)
+
+
+def test_damaged_code(pack, tmp_path):
+    path = tmp_path / "pack"
+    data = bytearray(pack.read_bytes())
+    data[-40] ^= 1
+    path.write_bytes(data)
+    found = opened(path)
+    with pytest.raises(PackError, match="is damaged"):
+        found.everything()
+
+
+def test_code_under_another_name(pack, tmp_path):
+    def swap(index):
+        codes = index["kernels"][HERE]
+        first, second, *_ = codes
+        codes[first], codes[second] = codes[second], codes[first]
+
+    path = tmp_path / "pack"
+    path.write_bytes(with_index(pack.read_bytes(), swap))
+    with pytest.raises(PackError, match="is damaged"):
+        opened(path).everything()
+
+
+def test_a_pack_that_others_can_write(pack, tmp_path):
+    path = tmp_path / "pack"
+    path.write_bytes(pack.read_bytes())
+    path.chmod(0o666)
+    with pytest.raises(PackError, match=r"others can write to .*pack; if what is in it can be trusted, chmod go-w"):
+        opened(path)
+    path.chmod(0o644)
+    assert opened(path).index["opgrad"] == __version__
+    tmp_path.chmod(0o777)
+    with pytest.raises(PackError, match="others can write to"):
+        opened(path)
+    tmp_path.chmod(0o1777)  # as /tmp
+    opened(path)
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "link", "pipe"])
+def test_no_regular_file(kind, pack, tmp_path):
+    path = tmp_path / "pack"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to(pack)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(PackError, match=r"cannot be read|is no pack"):
+        opened(path)
+
+
+def test_processors(tmp_path):
+    """The best that is here is taken, NUMBA_CPU_NAME chooses another, and a pack for others alone is refused."""
+    path = tmp_path / "pack"
+    fitting = [name for name in PROCESSORS if is_here(PROCESSORS[name])]
+    path.write_bytes(packed({name: {} for name in PROCESSORS}))
+    assert opened(path).processor(None) == fitting[-1]
+    assert opened(path).processor(fitting[0]) == fitting[0]
+    assert opened(path).processor(ELSEWHERE) == fitting[-1]
+    path.write_bytes(packed({ELSEWHERE: {}}))
+    with pytest.raises(PackError, match=f"has kernels for {ELSEWHERE}, not for the processor here, which is {HERE}"):
+        opened(path).processor(None)
+
+
+def test_what_a_processor_must_have():
+    """One bit that no processor sets, and registers that no system saves, are enough to refuse it."""
+    if platform.machine() != "x86_64":
+        assert is_here(PROCESSORS["aarch64"])
+        return
+    own = PROCESSORS[HERE]
+    assert not is_here(own._replace(needs=(*own.needs, (0xFFFF, "a", (0,)))))
+    assert not is_here(own._replace(xcr0=own.xcr0 | 1 << 60))
+    assert not is_here(Processor("riscv64", "generic", ""))
+    assert len({processors.cpu(), processors.cpu.__wrapped__()}) == 1
+
+
+def test_served_objects(pack, monkeypatch):
+    """The pack takes the cache's place, and nothing is written to it; the variable set to nothing turns a pack off."""
+    monkeypatch.setattr(packs, "CARRIED", str(pack))
+    monkeypatch.delenv("OPGRAD_KERNELS", raising=False)
+    monkeypatch.delenv("NUMBA_CPU_NAME", raising=False)
+    found = packs.served.__wrapped__()
+    assert isinstance(found, PackedObjects)
+    name = sources.object_name(execute.function, execute.interface)
+    assert found.read(name).startswith(b"\x7fELF")
+    assert found.read("0" * 32) is None
+    assert found.count() == len(found.pack.index["kernels"][HERE])
+    assert str(pack) in found.problem()
+    monkeypatch.setenv("OPGRAD_KERNELS", "")
+    assert packs.served.__wrapped__() is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--for", "pentium", "-o", "p"), "compile: processor is 'pentium', expected one of x86-64-v2, "),
+        (("--for", HERE), "compile: a pack needs processors and a file"),
+        (("-o", "p"), "compile: a pack needs processors and a file"),
+        (("--run", "p.py"), "compile: a pack needs processors and a file"),
+        (("--for", HERE, "-o", __file__), f"compile: {__file__} is no pack of kernels: name another file"),
+    ],
+)
+def test_words(words, message):
+    result = CliRunner().invoke(app, ["compile", *words])
+    assert result.exit_code == 1
+    assert result.output.startswith(f"opgrad: {message}")
+
+
+def test_code_that_cannot_be_run_here(monkeypatch):
+    """Kernels of a set are found by running it, which nothing stands in for on a lesser x86-64."""
+    monkeypatch.setattr(packing, "is_here", lambda processor: processor == PROCESSORS["x86-64-v2"])
+    with pytest.raises(ValueError, match="compile: set has to be run to find its kernels, and code for x86-64-v4"):
+        packing._check("x86-64-v4", [("set", None)])
+    packing._check("aarch64", [("set", None)])
+    packing._check("x86-64-v4", [])
+
+
+def test_a_wheel_that_carries_a_pack(tmp_path):
+    """The same wheel but for its pack, its name, and who brings Numba; its record has the digest of each file."""
+    plain, own = tmp_path / "opgrad-1.2-py3-none-any.whl", "opgrad-1.2.dist-info"
+    metadata = (
+        "Metadata-Version: 2.4\nName: opgrad\nVersion: 1.2\nRequires-Dist: numpy>=1\nRequires-Dist: numba<2\n\nText"
+    )
+    with zipfile.ZipFile(plain, "w") as file:
+        file.writestr("opgrad/__init__.py", "text")
+        file.writestr(f"{own}/METADATA", metadata)
+        file.writestr(f"{own}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{own}/RECORD", "")
+    made = dist_packs.carrying(plain, b"pack", "aarch64", tmp_path)
+    python = f"cp3{sys.version_info.minor}"
+    assert made.name == f"opgrad-1.2+kernels-{python}-none-manylinux_2_17_aarch64.whl"
+    with zipfile.ZipFile(made) as file:
+        found = {path: file.read(path).decode() for path in file.namelist()}
+    own = "opgrad-1.2+kernels.dist-info"
+    assert found[dist_packs.PACK] == "pack"
+    assert str(packs.CARRIED).endswith(dist_packs.PACK)
+    assert found["opgrad/__init__.py"] == "text"
+    assert found[f"{own}/WHEEL"].splitlines()[1:] == [
+        "Root-Is-Purelib: false", f"Tag: {python}-none-manylinux_2_17_aarch64"
+    ]  # fmt: skip
+    assert found[f"{own}/METADATA"] == metadata.replace("\nVersion: 1.2", "\nVersion: 1.2+kernels").replace(
+        "numba<2", "numba<2; extra == 'compile'\nProvides-Extra: compile"
+    )
+    lines = dict(line.split(",", 1) for line in found[f"{own}/RECORD"].splitlines())
+    assert lines.keys() == found.keys()
+    assert lines["opgrad/__init__.py"] == "sha256=mC2ePrmW9VnmM_TRlN7zdh2Qn1o7ZH0ahR_q1nwyydE,4"
+
+
+# --- linking on arm64 ------------------------------------------------------------------------------------------------
+
+BASE = 0x40000000
+
+
+def written(kind, word, address, jump=0, place=0x100, addend=0):
+    image = bytearray(0x200)
+    struct.pack_into("<I", image, place, word)
+    given = relocations.Relocation(place, kind, 0, addend)
+    relocations.LINKAGES["aarch64"].write(image, BASE, given, address, jump)
+    return image[place : place + 8]
+
+
+def test_arm64_relocations():
+    """As an assembler writes the same instructions."""
+    bl, adrp, add, load = 0x94000000, 0x90000001, 0x91000021, 0xF9400021
+    assert struct.unpack("<I", written(283, bl, BASE + 0x110)[:4]) == (0x94000004,)
+    assert struct.unpack("<I", written(283, bl, BASE + 0xF0)[:4]) == (0x97FFFFFC,)
+    assert struct.unpack("<I", written(283, bl, BASE + (1 << 40), jump=0x180)[:4]) == (0x94000020,)
+    assert struct.unpack("<I", written(275, adrp, BASE + 0x5123)[:4]) == (0xB0000021,)
+    assert struct.unpack("<I", written(275, adrp, BASE - 0x1000)[:4]) == (0xF0FFFFE1,)
+    assert struct.unpack("<I", written(277, add, BASE + 0x5123)[:4]) == (0x91048C21,)
+    assert struct.unpack("<I", written(286, load, BASE + 0x5128)[:4]) == (0xF9409421,)
+    assert struct.unpack("<I", written(312, load, 0, jump=0x180)[:4]) == (0xF940C421,)
+    assert struct.unpack("<Q", written(257, 0, BASE, addend=8)) == (BASE + 8,)
+    assert struct.unpack("<i", written(261, 0, BASE)[:4]) == (-0x100,)
+    for kind, address in ((275, BASE + (1 << 33)), (999, BASE)):
+        with pytest.raises(relocations.UnforeseenError):
+            written(kind, adrp, address)
