@@ -2,8 +2,8 @@
 
 The words are those of `opgrad compile` that say which kernels: artifact sets, --ops, --dtypes, --run; without any,
 those of all operators' plain calls, which takes an hour. There is a wheel for each architecture, for this version of
-Python, in dist/packs. Its version has the suffix +kernels, and Numba is what its extra `compile` brings. With --install the
-wheel for this architecture goes into a bare environment, without dependencies but NumPy and ml_dtypes, and is used.
+Python, in dist/packs. Its version has the suffix +kernels, and Numba is what its extra `compile` brings. --install: the
+wheel for this architecture goes into an environment with NumPy and ml_dtypes alone, and is used.
 """
 
 import base64

@@ -49,7 +49,7 @@ def _compiled(processor: str, plans: Todo, runs: Todo, count: int, screen: Conso
     """The kernels that work takes on a processor."""
     variables = {COMPILES_FOR: processor, VARIABLE: "", processes.VARIABLE: "0"}
     with tempfile.TemporaryDirectory() as reports:
-        todo = []
+        todo: list[tuple[str, Work]] = []
         for name, work in (*runs, *plans):
             path = os.path.join(reports, f"{len(todo)}.json")
             todo.append((name, Work(report, (work.function, work.arguments, (name, work) in runs, path))))
