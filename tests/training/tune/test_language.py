@@ -7,6 +7,7 @@ import pytest
 from language_models import WORDS, make_folder, make_model
 from onnx import TensorProto, helper
 
+from opgrad.onnxruntime import InferenceSession
 from opgrad.training.language import read
 from opgrad.training.tune.lora import Lora, choose
 
@@ -61,14 +62,19 @@ def test_roles_without_names(tmp_path):
     assert len(choose(base, [Lora()])) == 8
 
 
-def test_loss_is_the_mean_over_labels(tmp_path):
-    base = read(make_folder(tmp_path) / "model.onnx", "test").with_loss()
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_loss_is_the_mean_over_labels(tmp_path, is_trained):
+    """By one node with the last product, or beside it if its weight is trained."""
+    base = read(make_folder(tmp_path) / "model.onnx", "test")
+    base = base.with_loss([base.head.weight] if is_trained else [])
+    operators = {node.op_type for node in base.model.graph.node}
+    assert ("SoftmaxCrossEntropyLoss" if is_trained else "LinearCrossEntropyLoss") in operators
     tokens = np.random.default_rng(0).integers(0, SIZE, (2, 6))
     labels = np.where(np.arange(6) < 3, -100, tokens)
     scores = run(read(tmp_path / "model.onnx", "test").model, input_ids=tokens).astype(np.float64)
     logs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
     expected = -np.take_along_axis(logs, tokens[..., None], -1)[:, 3:].mean()
-    session = onnxruntime.InferenceSession(base.model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = InferenceSession(base.model.SerializeToString())
     assert session.run(None, {"input_ids": tokens, "labels": labels})[0] == pytest.approx(expected, rel=1e-5)
 
 

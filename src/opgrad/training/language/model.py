@@ -1,13 +1,12 @@
 """A language model read from a file: its graph without caches, its products, and the loss of the tokens that follow."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
-import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.graph.graph import Graph
@@ -15,10 +14,9 @@ from opgrad.graph.loading import place_of, read_model
 from opgrad.graph.messages import FLOATS, copied
 from opgrad.training.formats.tensor_values import Held, taken_apart
 from opgrad.training.language.caches import without_caches
+from opgrad.training.language.loss import LOSS, add_loss
 from opgrad.training.language.products import Product, find_products
 
-LABELS, LOSS = "labels", "loss"
-IGNORED = -100  # the label of a token that does not count
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 TOKENS = ("input_ids", "tokens", "input")
 
@@ -55,29 +53,15 @@ class LanguageModel:
         """The product that computes the scores."""
         return next(each for each in self.products if each.role == "head")
 
-    def with_loss(self) -> "LanguageModel":
+    def with_loss(self, trained: Collection[str] = ()) -> "LanguageModel":
         """The same model with its loss as the only output: the mean over all labels that count.
 
-        It gets the input `labels`, int64 [batch, length]: for each token the one that shall follow, or -100.
+        It gets the input `labels`, int64 [batch, length]: for each token the one that shall follow, or -100. The last
+        product and the loss become one node, whose scores are never whole in memory, unless its weight is among
+        `trained` or something is added to the scores.
         """
         model = copied(self.model)
-        graph, scope = model.graph, "loss/"
-        shapes = {"rows": [-1], "scores": [-1, self.vocabulary]}
-        graph.initializer.extend(
-            numpy_helper.from_array(np.array(shape, np.int64), f"{scope}{name}") for name, shape in shapes.items()
-        )
-        graph.input.append(helper.make_tensor_value_info(LABELS, TensorProto.INT64, ["batch", "length"]))
-        flat = f"{scope}flat_logits", f"{scope}flat_labels"
-        nodes = [
-            helper.make_node("Reshape", [self.logits, f"{scope}scores"], [flat[0]], f"{scope}Reshape_logits"),
-            helper.make_node("Reshape", [LABELS, f"{scope}rows"], [flat[1]], f"{scope}Reshape_labels"),
-            helper.make_node(
-                "SoftmaxCrossEntropyLoss", flat, [LOSS], f"{scope}SoftmaxCrossEntropyLoss", ignore_index=IGNORED
-            ),
-        ]
-        graph.node.extend(nodes)
-        del graph.output[:]
-        graph.output.append(helper.make_tensor_value_info(LOSS, TensorProto.FLOAT, []))
+        add_loss(model, self.hidden, self.logits, trained)
         return replace(self, model=model, loss=LOSS)
 
 

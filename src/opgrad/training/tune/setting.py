@@ -68,7 +68,7 @@ def prepare(
     insert(model.graph, adapters, training=True)
     weights = _weights(model, train, base.values)
     names = [*values, *weights]
-    trained = replace(base, model=model).with_loss()
+    trained = replace(base, model=model).with_loss(weights)
     models = training_models(copied(trained.model), [trained.loss], names, [], WHO, segments, base.values)
     held = models.values
     trainable, _ = models.arrays
