@@ -18,6 +18,7 @@ TITLES = {
     "vocab_parallel": "Vocabulary-parallel cross-entropy",
     "rotary": "Rotary embedding",
     "distillation": "Distillation",
+    "gated": "Gated linear units",
     "loss": "Losses of training graphs",
 }
 # A docstring's formula, and what stands before and behind it.

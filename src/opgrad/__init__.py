@@ -44,6 +44,7 @@ from opgrad.ops.cross_entropy import (
 )
 from opgrad.ops.distillation import softmax_divergence_and_grad
 from opgrad.ops.dropout import dropout, dropout_grad
+from opgrad.ops.gated import gated_linear_unit, gated_linear_unit_grad
 from opgrad.ops.gather import gather, gather_grad
 from opgrad.ops.gelu import bias_fast_gelu_grad_dx, bias_gelu_grad_dx, fast_gelu, fast_gelu_grad, gelu, gelu_grad
 from opgrad.ops.linear_loss import linear_cross_entropy_loss, linear_cross_entropy_loss_and_grad
@@ -110,6 +111,8 @@ __all__ = [
     "empty_pool",
     "fast_gelu",
     "fast_gelu_grad",
+    "gated_linear_unit",
+    "gated_linear_unit_grad",
     "gather",
     "gather_elements",
     "gather_elements_grad",

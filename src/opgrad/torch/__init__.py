@@ -21,6 +21,7 @@ from opgrad.torch.functions import (
     softmax,
     tanh,
 )
+from opgrad.torch.layers import dropout, fast_gelu, geglu, gelu, layer_norm, rms_norm, swiglu
 from opgrad.torch.losses.distillation import linear_jsd, linear_kl_div
 from opgrad.torch.losses.linear import linear_cross_entropy, linear_log_prob
 from opgrad.torch.losses.logits import cross_entropy
@@ -34,8 +35,13 @@ __all__ = [
     "CrossEntropyOutput",
     "LinearCrossEntropyLoss",
     "cross_entropy",
+    "dropout",
     "embedding",
+    "fast_gelu",
     "gather",
+    "geglu",
+    "gelu",
+    "layer_norm",
     "leaky_relu",
     "linear_cross_entropy",
     "linear_jsd",
@@ -45,9 +51,11 @@ __all__ = [
     "patch",
     "quick_gelu",
     "relu",
+    "rms_norm",
     "scaled_dot_product_attention",
     "sigmoid",
     "softmax",
+    "swiglu",
     "tanh",
     "unpatch",
     "vocab_parallel_cross_entropy",

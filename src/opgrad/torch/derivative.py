@@ -190,11 +190,12 @@ class Derivative:
             return self._tangents(found, values)
 
     def _tangents(self, found: Any, values: Mapping[str, Any]) -> Any:
-        """The tangents of the results, in their dtypes."""
+        """The tangents of the results, in their dtypes; None for a mask, which has none."""
         several = found if isinstance(found, tuple) else (found,)
         results = [values[name] for name in self.op.results]
         pairs = zip(several, results, strict=True)
-        cast = tuple(torch.zeros_like(result) if t is None else t.to(result.dtype) for t, result in pairs)
+        zeros = [torch.zeros_like(each) if each.is_floating_point() else None for each in results]
+        cast = tuple(zero if t is None else t.to(result.dtype) for (t, result), zero in zip(pairs, zeros, strict=True))
         return cast if len(cast) > 1 else cast[0]
 
     def _vmap(self, info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:

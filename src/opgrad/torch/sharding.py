@@ -90,6 +90,26 @@ def _rotary(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
         yield {array: Shard(3 - tokens), result: Shard(3 - tokens)}
 
 
+def _normalization(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
+    """Shards along the axes before those that are normalized; gradients of scale and bias are added up."""
+    rank, axis = len(shapes["x"]), given["axis"]
+    first = (axis[0] if isinstance(axis, list | tuple) else axis) % rank
+    for place in range(first):
+        rows: Placements = {name: Shard(place) for name in ("dy", "x", "mean", "inv_std", "y", "dx")}
+        yield {**rows, "dscale": Partial("sum"), "dbias": Partial("sum")}
+
+
+def _everywhere(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
+    """Shards of all arrays, along any axis."""
+    for axis in range(len(shapes[op.arrays[0]])):
+        yield {name: Shard(axis) for name in (*op.inputs, *op.results)}
+
+
+def _nowhere(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
+    """No shards: an element's place in the whole decides."""
+    return iter(())
+
+
 def _attention(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
     """Shards of sequences, and of heads where every device gets as many heads of keys.
 
@@ -110,6 +130,9 @@ def _attention(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placement
 FAMILIES: dict[str, Callable[[Operator, Shapes, Given], Iterator[Placements]]] = {
     "rotary": _rotary,
     "attention": _attention,
+    "normalization": _normalization,
+    "gated": _everywhere,
+    "dropout": _nowhere,
 }
 KINDS: dict[str, Callable[[Operator, Shapes, Given], Iterator[Placements]]] = {
     "elements": _elements,

@@ -1,0 +1,165 @@
+"""Layers on tensors: like PyTorch's functions, all their derivatives, compiled, batched, refused."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import opgrad.torch as ours  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # by forward_ad itself
+
+functional = torch.nn.functional
+WIDTH = 37
+ARGUMENTS = {"x": (4, 3, WIDTH), "up": (4, 3, WIDTH), "weight": (WIDTH,), "bias": (WIDTH,)}
+SILU = functional.silu
+# By name ours, PyTorch's, and the arguments.
+LAYERS = {
+    "gelu": (ours.gelu, functional.gelu, ("x",)),
+    "gelu by tanh": (lambda x: ours.gelu(x, "tanh"), lambda x: functional.gelu(x, approximate="tanh"), ("x",)),
+    "fast_gelu": (ours.fast_gelu, lambda x: functional.gelu(x, approximate="tanh"), ("x",)),
+    "swiglu": (ours.swiglu, lambda x, up: SILU(x) * up, ("x", "up")),
+    "geglu": (ours.geglu, lambda x, up: functional.gelu(x, approximate="tanh") * up, ("x", "up")),
+    "geglu by erf": (lambda x, up: ours.geglu(x, up, "none"), lambda x, up: functional.gelu(x) * up, ("x", "up")),
+    "layer_norm": (
+        lambda x, w, b: ours.layer_norm(x, WIDTH, w, b),
+        lambda x, w, b: functional.layer_norm(x, (WIDTH,), w, b),
+        ("x", "weight", "bias"),
+    ),
+    "layer_norm over two axes": (
+        lambda x: ours.layer_norm(x, (3, WIDTH), eps=1e-3),
+        lambda x: functional.layer_norm(x, (3, WIDTH), eps=1e-3),
+        ("x",),
+    ),
+    "layer_norm without a bias": (
+        lambda x, w: ours.layer_norm(x, (WIDTH,), w),
+        lambda x, w: functional.layer_norm(x, (WIDTH,), w),
+        ("x", "weight"),
+    ),
+    "rms_norm": (
+        lambda x, w: ours.rms_norm(x, WIDTH, w),
+        lambda x, w: functional.rms_norm(x, (WIDTH,), w),
+        ("x", "weight"),
+    ),
+    "rms_norm without a weight": (
+        lambda x: ours.rms_norm(x, (WIDTH,), eps=1e-2),
+        lambda x: functional.rms_norm(x, (WIDTH,), eps=1e-2),
+        ("x",),
+    ),
+}
+every = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+
+
+def given(names, dtype=torch.float64, rows=4):
+    generator = torch.Generator().manual_seed(2)
+    found = (torch.randn(ARGUMENTS[each], generator=generator, dtype=torch.float64) for each in names)
+    return [
+        each[:rows].to(dtype).requires_grad_() if each.dim() > 1 else each.to(dtype).requires_grad_() for each in found
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@every
+def test_values_and_gradients(layer, dtype):
+    function, theirs, names = layer
+    arguments = given(names, dtype)
+    y = function(*arguments)
+    grads = torch.autograd.grad(y.float().sin().sum(), arguments)
+    wide = [each.detach().double().requires_grad_() for each in arguments]
+    exact = theirs(*wide)
+    slopes = torch.autograd.grad(exact, wide, y.detach().double().cos())
+    for got, wanted in zip((y, *grads), (exact, *slopes), strict=True):
+        assert got.dtype == dtype
+        # The slope of the sine is rounded to float32 and then to the dtype; sums are of up to 12 terms.
+        assert (got.double() - wanted).abs().max() <= 8 * torch.finfo(dtype).eps * max(1, wanted.abs().max()) + 1e-6
+
+
+@every
+def test_all_derivatives(layer):
+    function, _, names = layer
+    arguments = given(names, rows=1)
+    torch.autograd.gradcheck(function, arguments, check_forward_ad=True)
+    torch.autograd.gradgradcheck(function, arguments, check_fwd_over_rev=True)
+
+
+@every
+def test_compiled_and_batched(layer):
+    function, theirs, names = layer
+    arguments = given(names)
+    expected = theirs(*arguments)
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)(*arguments)
+    torch.testing.assert_close(compiled, expected)
+    wanted = torch.autograd.grad(expected.sum(), arguments)
+    for got, exact in zip(torch.autograd.grad(compiled.sum(), arguments), wanted, strict=True):
+        torch.testing.assert_close(got, exact)
+    dims = tuple(0 if each in ("x", "up") else None for each in names)
+    if function is not LAYERS["layer_norm over two axes"][0]:
+        torch.testing.assert_close(torch.vmap(function, dims)(*arguments), expected)
+
+
+def test_norms_compute_in_the_dtype_of_their_weight():
+    x, weight = torch.randn(5, WIDTH).bfloat16(), torch.randn(WIDTH)
+    found = ours.rms_norm(x, WIDTH, weight, 1e-6)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, functional.rms_norm(x.float(), (WIDTH,), weight, 1e-6).bfloat16())
+
+
+def test_dropout():
+    x = torch.randn(40, 50, dtype=torch.float64, requires_grad=True)
+    torch.manual_seed(3)
+    y = ours.dropout(x, 0.25)
+    torch.manual_seed(3)
+    assert torch.equal(ours.dropout(x, 0.25), y)
+    assert not torch.equal(ours.dropout(x, 0.25), y)
+    kept = y != 0
+    assert 0.7 < kept.double().mean() < 0.8
+    torch.testing.assert_close(y[kept], x[kept] / 0.75)
+    torch.testing.assert_close(*torch.autograd.grad((y * y).sum(), x), kept * 2 * y / 0.75)
+    assert ours.dropout(x, 0.5, training=False) is x
+    assert (ours.dropout(x, 1.0) == 0).all()
+    z = torch.ones(100)
+    assert ours.dropout(z, 0.5, inplace=True) is z
+    assert set(z.tolist()) == {0.0, 2.0}
+
+    def same_decisions(x):
+        torch.manual_seed(5)
+        return ours.dropout(x, 0.5) ** 2
+
+    small = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    torch.autograd.gradcheck(same_decisions, small, check_forward_ad=True)
+    torch.autograd.gradgradcheck(same_decisions, small)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # by the exporter
+def test_exported_as_pytorchs_own(tmp_path):
+    import onnx
+
+    class Layers(torch.nn.Module):
+        def forward(self, x, up):
+            return ours.layer_norm(ours.swiglu(ours.gelu(x), up), WIDTH)
+
+    arguments = tuple(each.detach().float() for each in given(("x", "up")))
+    torch.onnx.export(Layers(), arguments, str(tmp_path / "m.onnx"), dynamo=False, opset_version=17)
+    kinds = {node.op_type for node in onnx.load(str(tmp_path / "m.onnx")).graph.node}
+    assert "LayerNormalization" in kinds
+    assert all(node.domain in ("", "ai.onnx") for node in onnx.load(str(tmp_path / "m.onnx")).graph.node)
+
+
+REFUSED = [
+    (
+        lambda: ours.layer_norm(torch.zeros(2, 3), 4),
+        "layer_norm: input has shape .2, 3., expected .4,. as its last axes",
+    ),
+    (
+        lambda: ours.rms_norm(torch.zeros(2, 3), 3, torch.zeros(2)),
+        r"rms_norm: weight has shape \(2,\), expected \(3,\)",
+    ),
+    (lambda: ours.swiglu(torch.zeros(2), torch.zeros(3)), r"swiglu: up has shape \(3,\), expected \(2,\)"),
+    (lambda: ours.gelu(torch.zeros(2), "sigmoid"), "gelu: approximate is 'sigmoid', expected 'none' or 'tanh'"),
+    (lambda: ours.dropout(torch.zeros(2), 2.0), "dropout: p is 2.0, expected 0 to 1"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[each[1] for each in REFUSED])
+def test_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
