@@ -204,3 +204,50 @@ def test_small_floats_saturate():
     y, dx = session.run(None, {"x": np.array([1, -3, 200, -300], np.float32)})
     assert y.tolist() == [2, -6, 384, -448]
     assert dx.tolist() == [2, 2, 2, 0]
+
+
+@pytest.mark.parametrize("form", ["one", "axis", "blocks", "odd blocks"])
+def test_scales_are_learned(form):
+    """The gradient of a step size: q - x / scale where x is within reach, else the bound that was reached."""
+    told, shape = {
+        "one": ("", []), "axis": ("<axis = 1>", [6]), "blocks": ("<axis = 1, block_size = 3>", [4, 2]),
+        "odd blocks": ("<axis = 0, block_size = 3>", [2, 6]),
+    }[form]  # fmt: skip
+    x = (RANDOM.normal(size=(4, 6)) * 3).astype(np.float32)
+    logs, w = RANDOM.uniform(-1, 0.1, shape).astype(np.float32), RANDOM.normal(size=(4, 6)).astype(np.float32)
+    body = f"s = Exp(l) q = QuantizeLinear {told} (x, s, z) t = Transpose <perm = [0, 1]> (q)"
+    model = build(
+        f"g (float[4, 6] x, float{shape} l, float[4, 6] w) => (float[4, 6] y) "
+        f"{{ {body} d = DequantizeLinear {told} (t, s, z) y = Mul(d, w) }}".replace("float[] ", "float "), 21
+    )  # fmt: skip
+    model.ir_version = 11
+    model.graph.initializer.append(onnx.helper.make_tensor("z", TensorProto.INT4, shape, [2] * int(np.prod(shape))))
+    session = onnxruntime.InferenceSession(gradients(model, "y", ["x", "l"], plain=True).SerializeToString())
+    _, dx, dl = session.run(None, {"x": x, "l": logs, "w": w})
+    wide = np.exp(logs.astype(np.float64))
+    if "blocks" in form:
+        wide = np.repeat(wide, 3, 1 if form == "blocks" else 0)[:4, :6]
+    wide = np.broadcast_to(wide, x.shape)
+    q = np.round(x / wide) + 2
+    inside = (q >= -8) & (q <= 7)
+    assert 0 < inside.sum() < inside.size
+    slope = w * (np.clip(q, -8, 7) - 2 - np.where(inside, x / wide, 0)) * wide
+    if form == "blocks":
+        expected = slope.reshape(4, 2, 3).sum(2)
+    elif form == "odd blocks":
+        expected = np.stack([slope[:3].sum(0), slope[3:].sum(0)])
+    else:
+        expected = slope.sum(0) if form == "axis" else slope.sum()
+    np.testing.assert_allclose(dx, np.where(inside, w, 0), rtol=1e-5)
+    np.testing.assert_allclose(dl, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_scales_that_are_measured_count_as_constants():
+    """Those of dynamic quantization, written with plain operators."""
+    model = build("""g (float[3] x) => (float[3] y) {
+        a = Abs(x) m = ReduceMax <keepdims = 0> (a) n = Constant <value = float {127}> () s = Div(m, n)
+        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Mul(d, d) }""", 17)  # fmt: skip
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((), np.int8), "z"))
+    x = np.array([1.0, -2.0, 0.3], np.float32)
+    _, dx = onnxruntime.InferenceSession(gradients(model, "y", "x", plain=True).SerializeToString()).run(None, {"x": x})
+    np.testing.assert_allclose(dx, 2 * np.round(x / 2 * 127) * 2 / 127, rtol=1e-5)

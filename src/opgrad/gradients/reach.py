@@ -11,12 +11,13 @@ from opgrad.graph.messages import FLOATS, MICROSOFT, domain_of
 from opgrad.graph.nodes import needed, outside
 from opgrad.rules.coverage import reason
 from opgrad.rules.node import Node
+from opgrad.rules.quantization import QUANTIZING
 from opgrad.rules.registry import RULES, Declared, Gradients, NoGradient
 
 NO_RULE = "there is no rule for it; opgrad.gradients.register_gradient adds one"
 # The integers that these operators write or read carry gradients, too: the gradient passes straight through the
 # rounding and is that of the floats which the integers stand for (straight-through estimator).
-QUANTIZING, DEQUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear"), "DequantizeLinear"
+DEQUANTIZING = "DequantizeLinear"
 CASTS = ("Cast", "CastLike")
 RETYPING = (*CASTS, "MatMulInteger", "MatMulInteger16", "ConvInteger")  # which give integers of other types
 

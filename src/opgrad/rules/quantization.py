@@ -3,14 +3,15 @@
 Between the two operators there are integers; their gradient is the gradient of the floats that they stand for.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from onnx import TensorProto
 
-from opgrad.graph.formulas import Value
+from opgrad.graph.formulas import Value, widened
 from opgrad.graph.messages import MICROSOFT
 from opgrad.rules.node import Node
 from opgrad.rules.registry import Gradients, NoGradient, decomposition, gradient
+from opgrad.rules.shaping import numbers_of
 
 LIMITS: dict[int, tuple[int, int]] = {
     TensorProto.UINT8: (0, 255),
@@ -30,6 +31,7 @@ LARGEST: dict[int, float] = {
     TensorProto.FLOAT8E5M2FNUZ: 57344,
     TensorProto.FLOAT4E2M1: 6,
 }
+QUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear")
 # Operators whose results are sums of products of integers, which stand for themselves.
 SUMS = ("MatMulInteger", "MatMulInteger16", "ConvInteger")
 # The places of the scales of results.
@@ -43,10 +45,10 @@ SCALES = {
 EIGHT_BITS = {(0, 255): TensorProto.UINT8, (-128, 127): TensorProto.INT8}
 
 
-@gradient("QuantizeLinear", constant=(1, 2))
-@gradient("QuantizeLinear", domain=MICROSOFT, constant=(1, 2))
-def quantize(node: Node) -> Value:
-    """dx = dy where x lies within what the integers reach."""
+@gradient("QuantizeLinear", constant=(2,))
+@gradient("QuantizeLinear", domain=MICROSOFT, constant=(2,))
+def quantize(node: Node) -> Gradients:
+    """dx = dy where x lies within what the integers reach; dscale = -sum(dy * x / scale) over these."""
     kind = node.y.element_type or 0
     largest, limits = LARGEST.get(kind), LIMITS.get(kind)
     if largest is None and limits is None:
@@ -57,7 +59,43 @@ def quantize(node: Node) -> Value:
     offset = None if zero is None else _column(node, zero.cast(x.element_type or TensorProto.FLOAT))
     low, high = ((limit - offset if offset is not None else limit) for limit in limits)
     number = (x / scale.like(x)).apply("Round")
-    return node.where((number < low) | (number > high), 0, node.dy)
+    dx = node.where((number < low) | (number > high), 0, node.dy)
+    return [dx, -_to_scale(node, dx * x / scale.like(x)) if _is_learned(node, node.proto.input[0]) else None]
+
+
+def _is_learned(node: Node, quantized: str) -> bool:
+    """Whether the scale's gradient is asked for; a scale that is measured of what is quantized counts as a constant."""
+    return 1 in node.needed and quantized not in set(_origins(node, node.proto.input[1]))
+
+
+def _origins(node: Node, name: str, ends: Collection[str] = ()) -> Iterator[str]:
+    """The names of the values of which a value is computed, and its own; not those that operators in `ends` read."""
+    seen, waiting = {name}, [name]
+    while waiting:
+        yield (found := waiting.pop())
+        maker = node.maker(found)
+        new = set() if maker is None or maker.op_type in ends else set(maker.input).difference(seen, {""})
+        seen |= new
+        waiting += sorted(new)
+
+
+def _to_scale(node: Node, terms: Value) -> Value:
+    """The sums of an array over what has one scale, in the shape of the scales."""
+    scale, terms, rank = node.required(1), widened(terms), node.rank()
+    several = scale.sizes is None or (len(scale.sizes) > 0 and list(scale.sizes) != [1])
+    axis, block = node.get("axis", 1) % max(rank, 1), node.get("block_size", 0)
+    if not several or rank == 0:
+        total = terms.sum(keepdims=False).reshape(scale.shape())
+    elif not block:
+        total = terms.sum([each for each in range(rank) if each != axis], keepdims=False)
+    else:
+        (size,) = numbers_of(node.x, axis)
+        ends = [0] * rank * 2
+        ends[rank + axis] = -size % block
+        whole = node.body.node("Pad", terms, node.body.ints(ends)) if size % block else terms
+        blocks = node.body.concat(node.x.shape(0, axis), node.body.ints([-1, block]), node.x.shape(axis + 1))
+        total = whole.reshape(blocks).sum([axis + 1], keepdims=False)
+    return total.like(scale)
 
 
 def _column(node: Node, values: Value) -> Value:
@@ -86,11 +124,18 @@ def dynamic_quantize(node: Node) -> Value | None:
     return node.dys[0]
 
 
-@gradient("DequantizeLinear", constant=(1, 2), integers=True)
-@gradient("DequantizeLinear", domain=MICROSOFT, constant=(1, 2), integers=True)
+@gradient("DequantizeLinear", constant=(2,), integers=True)
+@gradient("DequantizeLinear", domain=MICROSOFT, constant=(2,), integers=True)
 def dequantize(node: Node) -> Gradients:
-    """The gradient of the numbers that the integers stand for: dy."""
-    return node.dy
+    """The gradient of the numbers that the integers stand for: dy; dscale = sum(dy * (x - zero_point))."""
+    if 1 not in node.needed:
+        return node.dy
+    makers = (node.maker(name) for name in _origins(node, node.proto.input[0], QUANTIZING))
+    if not all(_is_learned(node, each.input[0]) for each in makers if each is not None and each.op_type in QUANTIZING):
+        return node.dy
+    numbers, zero = node.x.like(node.dy), node.input(2)
+    numbers = numbers if zero is None else numbers - _column(node, zero.like(node.dy))
+    return [node.dy, _to_scale(node, node.dy * numbers)]
 
 
 def scale_of(node: Node, place: int) -> Value | None:

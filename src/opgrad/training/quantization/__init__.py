@@ -1,0 +1,62 @@
+"""Quantized training: a float model becomes one that rounds as integers do, is trained, and becomes an integer model.
+
+`prepare` puts pairs of QuantizeLinear and DequantizeLinear into a model, whose weights stay float and whose scales
+are weights, too; artifacts are made of it and trained as of any other model. `convert` makes the integer model of
+what was trained. `with_teacher` and `Distillation` let it learn from the float model, too.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import onnx
+
+from opgrad.graph.loading import Source, load
+from opgrad.graph.messages import copied
+from opgrad.training.quantization import blocks, placement
+from opgrad.training.quantization.distillation import Distillation, with_teacher
+from opgrad.training.quantization.integers import integer_model
+from opgrad.training.quantization.learning import with_learned_scales
+
+__all__ = ["KINDS", "Distillation", "convert", "prepare", "with_teacher"]
+
+KINDS = ("int8", "int4")
+WHO = "quantization.prepare"
+
+
+def prepare(
+    model: Source,
+    kind: str = "int8",
+    calibration: Iterable[Mapping[str, np.ndarray]] = (),
+    *,
+    per_channel: bool = False,
+) -> onnx.ModelProto:
+    """A model that rounds its numbers as integers do, for training; batch normalization becomes part of convolutions.
+
+    model: a float model, its bytes or the path of its file; it is not changed.
+    kind: "int8": weights and activations are rounded, where onnxruntime's quantizer puts its pairs, by onnxruntime's
+        quantizer itself. "int4": the weights of MatMul, Gemm and Conv alone, those of products in blocks of 32 rows.
+    calibration: batches of the model's inputs, by name, from which the scales of activations are found; int8 needs
+        them, int4 takes none.
+    per_channel: whether each channel of a convolution, and with int8 of a product, has a scale of its own.
+
+    The scales are 2**0 to 2**x of nothing: they are exp(w) of a weight w, named as the scale with ".log" behind, whose
+    gradient is that of a learned step size. Source: Learned Step Size Quantization, Esser et al. 2020 (gradient);
+    Trained Quantization Thresholds, Jain et al. 2020 (logarithms).
+    Raises TypeError and ValueError for other arguments, or a model in which nothing can be quantized.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"{WHO}: kind is {kind!r}, expected {' or '.join(KINDS)}")
+    given = load(model, WHO)
+    if kind == "int4":
+        return with_learned_scales(*blocks.placed(given, per_channel, WHO))
+    return with_learned_scales(*placement.placed(given, list(calibration), per_channel, WHO))
+
+
+def convert(model: Source) -> onnx.ModelProto:
+    """The integer model of a trained one that `prepare` made, for stock onnxruntime.
+
+    model: what a `Trainer` exported. Weights become integers, biases of int8 products int32. onnxruntime computes int8
+    operators between their pairs in its integer kernels; products of int4 are nodes MatMulNBits.
+    Raises ValueError for a model in which nothing is quantized.
+    """
+    return integer_model(copied(load(model, "quantization.convert")), "quantization.convert")

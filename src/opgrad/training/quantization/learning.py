@@ -1,0 +1,48 @@
+"""Quantized weights become float weights that are rounded in each run, and scales become weights."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from opgrad.graph.nodes import rename_inputs
+
+PAIR = ("QuantizeLinear", "DequantizeLinear")
+LOG = ".log"  # behind the name of a scale: the weight of which it is the exponential
+
+
+def with_learned_scales(model: onnx.ModelProto, floats: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """A quantized model for training.
+
+    model: with integer weights before DequantizeLinear, named as those in `floats` with "_quantized" behind; it is
+    changed. floats: the values of float weights, by name.
+    """
+    graph = model.graph
+    tensors = {each.name: each for each in graph.initializer}
+    nodes, renamed, kept = [], dict[str, str](), dict[str, np.ndarray]()
+    for node in graph.node:
+        held = tensors.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+        if held is None:
+            nodes.append(node)
+            continue
+        name = held.name.removesuffix("_quantized")
+        kept[name] = floats[name]
+        if held.data_type == TensorProto.INT32:  # a bias, whose integers are so fine that training need not round it
+            renamed[node.output[0]] = name
+            continue
+        rounded = helper.make_node("QuantizeLinear", [name, *node.input[1:]], [f"{name}/rounded"], f"{name}/rounded")
+        rounded.attribute.extend(node.attribute)
+        node.input[0] = rounded.output[0]
+        nodes += [rounded, node]
+    for node in nodes:
+        rename_inputs(node, renamed)
+    scales = {node.input[1]: None for node in nodes if node.op_type in PAIR}
+    kept |= {f"{name}{LOG}": np.log(numpy_helper.to_array(tensors[name])) for name in scales}
+    exponentials = [helper.make_node("Exp", [f"{name}{LOG}"], [name], f"{name}/Exp") for name in scales]
+    read = {name for node in nodes for name in node.input}
+    others = [each for name, each in tensors.items() if name in read and name not in scales and name not in kept]
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend([*exponentials, *nodes])
+    graph.initializer.extend([*others, *(numpy_helper.from_array(np.asarray(v), name) for name, v in kept.items())])
+    return model

@@ -1,0 +1,76 @@
+"""Pairs for int8, where onnxruntime's own quantizer puts them: it is called, with its defaults for CPUs."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import onnx
+
+from opgrad.graph.opset import raise_opset
+from opgrad.graph.passes import prepare
+
+LEAST_OPSET = 13  # from which on a scale may be one of an axis
+
+
+def placed(
+    model: onnx.ModelProto, calibration: Sequence[Mapping[str, np.ndarray]], per_channel: bool, who: str
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """The model with pairs and integer weights, and the float weights by name.
+
+    calibration: batches of the inputs, whose least and largest numbers give the scales.
+    """
+    from onnxruntime.quantization import QuantFormat, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    if not calibration:
+        raise ValueError(f"{who}: calibration has no batches, expected some of the model's inputs for int8")
+    raise_opset(model, LEAST_OPSET, who)
+    simple = prepare(model, plain=True)
+    check_inputs(simple, calibration, who)
+    with TemporaryDirectory(prefix="opgrad-") as folder, _silent():
+        floats, integers = Path(folder) / "floats.onnx", Path(folder) / "integers.onnx"
+        quant_pre_process(simple, str(floats), skip_symbolic_shape=True)
+        form = {"quant_format": QuantFormat.QDQ, "per_channel": per_channel}
+        quantize_static(str(floats), str(integers), _Batches(calibration), **form)
+        before, after = onnx.load(floats), onnx.load(integers)
+    return after, {each.name: onnx.numpy_helper.to_array(each) for each in before.graph.initializer}
+
+
+def check_inputs(model: onnx.ModelProto, calibration: Sequence[Mapping[str, np.ndarray]], who: str) -> None:
+    """Raise TypeError or ValueError unless each batch has an array for every input."""
+    constants = {each.name for each in model.graph.initializer}
+    names = [each.name for each in model.graph.input if each.name not in constants]
+    for batch in calibration:
+        if not isinstance(batch, Mapping):
+            raise TypeError(f"{who}: calibration has a {type(batch).__name__}, expected arrays by name")
+        if missing := [name for name in names if name not in batch]:
+            raise ValueError(f"{who}: calibration lacks the input {missing[0]!r}, expected {', '.join(names)}")
+
+
+class _Batches:
+    """The batches, one after the other, as onnxruntime's quantizer asks for them."""
+
+    def __init__(self, batches: Sequence[Mapping[str, np.ndarray]]):
+        self._rest: Iterator[Mapping[str, np.ndarray]] = iter(batches)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        """The next batch, None behind the last."""
+        found = next(self._rest, None)
+        return None if found is None else dict(found)
+
+    def __len__(self) -> int:
+        return 0
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Let the root logger say nothing meanwhile: the quantizer warns of what it leaves as it is."""
+    root = logging.getLogger()
+    before, root.disabled = root.disabled, True
+    try:
+        yield
+    finally:
+        root.disabled = before
