@@ -151,6 +151,10 @@ LAYERS = {
         " training/engine/distributed training/engine/optimizer training/formats/ training/language/ training/run/"
         " writing",
     ),
+    "training/quantization/": (
+        "numpy onnx onnxruntime ml_dtypes",
+        "graph/ rules/ training/building/ training/data/ training/formats/ training/onnxblock/ training/run/",
+    ),
     "training/api/": (
         "numpy onnx onnxruntime",
         "graph/ native/threads/ training/data/ training/engine/ training/engine/distributed training/engine/optimizer"
@@ -190,7 +194,7 @@ LAYERS = {
         "onnx rich typer",
         "graph/ onnxruntime/ terminal training training/artifacts/ training/building/ training/data/ training/engine/"
         " training/engine/distributed training/formats/ training/inspect/ training/onnxblock/ training/portable/"
-        " training/run/ training/tune/",
+        " training/quantization/ training/run/ training/tune/ writing",
     ),
     "cli": ("rich typer", "opgrad bench/ check commands/ compile contract/ onnxruntime/ terminal training/inspect/"),
     "__main__": ("", "cli"),

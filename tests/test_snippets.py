@@ -15,6 +15,7 @@ from opgrad.cli import app
 HERE = [
     "README.md",
     "docs/attention.md",
+    "docs/quantized-training.md",
     "docs/checkpoints.md",
     "docs/distributed.md",
     "docs/graph-operators.md",

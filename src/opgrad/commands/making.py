@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -105,17 +105,41 @@ class OptimizerOptions:
 
 
 @dataclass(frozen=True)
+class QuantizationOptions:
+    """How a model is quantized, and learns from what it was. Those below `quantize` are for it alone."""
+
+    quantize: Annotated[
+        str | None, _option("Train it as an integer model: int8 or int4.", "Quantization", metavar="KIND")
+    ] = None
+    per_channel: Annotated[
+        bool | None,
+        typer.Option("--per-channel", help="A scale for each channel of a weight.", rich_help_panel="Quantization"),
+    ] = None
+    calibrate: Annotated[
+        Path | None,
+        _option("int8: data for the scales of activations; default: the training rows.", "Quantization", exists=True),
+    ] = None
+    distill: Annotated[
+        float | None, _option("How much it learns from the float model's scores, 0 to 1.", "Quantization")
+    ] = None
+    temperature: Annotated[
+        float | None, _option("distill: divides the scores; default: 2.", "Quantization", callback=positive)
+    ] = None
+
+
+@dataclass(frozen=True)
 class Making:
     """All that says how artifacts are made."""
 
     parameters: ParameterOptions
     loss: LossOptions
     optimizer: OptimizerOptions
+    quantization: QuantizationOptions = field(default_factory=QuantizationOptions)
 
     @property
-    def groups(self) -> tuple[ParameterOptions, LossOptions, OptimizerOptions]:
+    def groups(self) -> tuple[ParameterOptions, LossOptions, OptimizerOptions, QuantizationOptions]:
         """The groups of options."""
-        return self.parameters, self.loss, self.optimizer
+        return self.parameters, self.loss, self.optimizer, self.quantization
 
     def arguments(self, clip_norm: float | None = None) -> dict[str, Any]:
         """Arguments of `generate_artifacts`. Raises ValueError for what a loss or an optimizer does not take.
@@ -136,8 +160,19 @@ class Making:
             "custom_op_library": own["custom_op_library"],
             "batch_norm": own["batch_norm"] or "model",
         }
+        if self.quantization.distill is not None:
+            found |= self._distilled(found["loss"], found["frozen_params"])
         segments = own["checkpoint_segments"]
         return found if segments is None else {**found, "checkpoint_segments": segments}
+
+    def _distilled(self, loss: Any, frozen: list[str] | None) -> dict[str, Any]:
+        """The loss with what is learned from the float model, whose weights are frozen."""
+        from opgrad.training.quantization.distillation import TEACHER, Distillation
+
+        if loss is None:
+            raise ValueError("--distill is of scores that a loss compares, expected --loss, too")
+        block = Distillation(loss, self.quantization.distill or 0.0, self.quantization.temperature or 2.0)
+        return {"loss": block, "frozen_params": [*(frozen or ()), f"{TEACHER}*"]}
 
 
 def _values(group: Any) -> dict[str, Any]:

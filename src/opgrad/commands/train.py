@@ -1,7 +1,7 @@
 """The command `opgrad train`."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from opgrad.commands.making import LossOptions, Making, OptimizerOptions, ParameterOptions, made_folder, make
+from opgrad.commands import quantizing
+from opgrad.commands.making import (
+    LossOptions,
+    Making,
+    OptimizerOptions,
+    ParameterOptions,
+    QuantizationOptions,
+    made_folder,
+    make,
+)
 from opgrad.commands.options import file_option, given, positive, takes_groups, words
 from opgrad.terminal import console, visible
 
@@ -112,6 +121,7 @@ def train(
     parameters: ParameterOptions,
     loss: LossOptions,
     optimizer: OptimizerOptions,
+    quantization: QuantizationOptions,
     live: Live = False,
 ) -> None:
     """Train an ONNX model, or an artifact set of onnxruntime-training, in stock onnxruntime.
@@ -126,15 +136,33 @@ def train(
     """
     from opgrad.training.engine import distributed
 
-    making, processes, shown = Making(parameters, loss, optimizer), distributed.begin(), bar_of(live)
+    making = Making(parameters, loss, optimizer, quantization)
+    processes, shown = distributed.begin(), bar_of(live)
+    quantizing.check(quantization)
     with processes.failing_together():
         if path.is_dir():
             _check_folder(path, making, places)
             _train(path, path, settings, places, making, path, processes, shown)
             return
         _check_model(path, settings, places)
-        with _artifacts(path, making, places.artifacts, processes) as folder:
+        with (
+            _trained_model(path, settings, places, quantization) as model,
+            _artifacts(model, making, places.artifacts, processes) as folder,
+        ):
             _train(path, folder, settings, places, making, path.parent, processes, shown)
+
+
+@contextmanager
+def _trained_model(path: Path, settings: Settings, places: Places, quantization: QuantizationOptions) -> Iterator[Path]:
+    """The model that is trained: the given one, or one that rounds as the integer model will."""
+    from opgrad.training import Recipe
+
+    if quantization.quantize is None:
+        yield path
+        return
+    recipe = replace(Recipe.load(path.parent), **settings.of_recipe())
+    with TemporaryDirectory(prefix="opgrad-") as folder:
+        yield quantizing.prepared(path, quantization, recipe, places.data, Path(folder))
 
 
 def bar_of(live: bool) -> "type[LiveCurve] | type[TrainingBar]":
@@ -225,16 +253,23 @@ def _train(
         screen.print(f"no scores found that {artifacts.loss} compares with a label: only the loss is reported")
     try:
         with shown(screen, artifacts.name) as bar:
-            run = job.train(artifacts, recipe, places.data, output, bar, resumption, processes)
+            finish = quantizing.convert_file if making.quantization.quantize else None
+            run = job.train(artifacts, recipe, places.data, output, bar, resumption, processes, finish)
     except Interrupted as interruption:
         options = {"--resume": interruption.checkpoint, **given(replace(places, resume=None), *making.groups)}
         command = shlex.join(["opgrad", "train", str(path), *words(options)])
         raise RuntimeError(f"{interruption}; to go on: {command}") from None
     if run is not None:
-        _finish(run, exported, places.export, screen)
+        _finish(run, exported, places.export, finish, screen)
 
 
-def _finish(run: "Run", outputs: "list[onnx.ValueInfoProto]", file: Path | None, screen: Console) -> None:
+def _finish(
+    run: "Run",
+    outputs: "list[onnx.ValueInfoProto]",
+    file: Path | None,
+    finish: Callable[[Path], None] | None,
+    screen: Console,
+) -> None:
     """Print what a run came to, and export its model. Raises RuntimeError for one that diverged."""
     from opgrad.training.run import report
 
@@ -242,7 +277,7 @@ def _finish(run: "Run", outputs: "list[onnx.ValueInfoProto]", file: Path | None,
     if run.divergence:
         raise RuntimeError(f"train: the training diverged: {run.divergence}; expected a lower --lr, or --clip-norm")
     if file:
-        _export(run, outputs, file, screen)
+        _export(run, outputs, file, finish, screen)
 
 
 def _outputs(artifacts: "ArtifactSet") -> "list[onnx.ValueInfoProto]":
@@ -257,7 +292,13 @@ def _outputs(artifacts: "ArtifactSet") -> "list[onnx.ValueInfoProto]":
     return found
 
 
-def _export(run: "Run", outputs: "Sequence[onnx.ValueInfoProto]", file: Path, screen: Console) -> None:
+def _export(
+    run: "Run",
+    outputs: "Sequence[onnx.ValueInfoProto]",
+    file: Path,
+    finish: Callable[[Path], None] | None,
+    screen: Console,
+) -> None:
     """Write the trained model once more, with these outputs."""
     from opgrad.training.engine.export import export_model
     from opgrad.training.formats.checkpoint import read_checkpoint
@@ -268,6 +309,8 @@ def _export(run: "Run", outputs: "Sequence[onnx.ValueInfoProto]", file: Path, sc
         checkpoint = read_checkpoint(run.output / (LAST if run.best_epoch is None else BEST))
         with made_folder(file.absolute().parent):
             export_model(run.artifacts, checkpoint.parameters, outputs, file)
+            if finish is not None:
+                finish(file)
     names = ", ".join(each.name for each in outputs)
     screen.print(f"exported  {file}: the trained model, with the outputs {names}")
 

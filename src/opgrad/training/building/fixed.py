@@ -9,8 +9,11 @@ from onnx import TensorProto
 from opgrad.graph.messages import FLOATS, domain_of
 from opgrad.graph.nodes import all_nodes, captured
 
-# Operators that return their first input in another shape or type.
-HANDING_ON = ("Identity", "Cast", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Slice", "Tile")
+# Operators that return their first input in another shape or type, or rounded.
+HANDING_ON = (
+    *("Identity", "Cast", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Slice", "Tile"),
+    *("QuantizeLinear", "DequantizeLinear"),
+)
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")
 PRODUCTS = ("MatMul", "Mul", "Einsum", "Gemm")
 WAVES = ("Sin", "Cos")

@@ -112,12 +112,21 @@ class Candidates:
         while waiting:
             value = waiting.pop()
             for node, place in self._readers.get(value, ()):
-                if place in _places(node) or (node.op_type in SCALES and several and self._is_scale(name)):
+                if (
+                    place in _places(node)
+                    or self._is_learned_scale(node)
+                    or (node.op_type in SCALES and several and self._is_scale(name))
+                ):
                     return True
                 if node.op_type in HANDING_ON and not place and node.output[0] not in seen:
                     seen.add(node.output[0])
                     waiting.append(node.output[0])
         return False
+
+    def _is_learned_scale(self, node: onnx.NodeProto) -> bool:
+        """Whether a node is the exponential of the logarithm of a scale with which something is quantized."""
+        readers = self._readers.get(node.output[0], ()) if node.op_type == "Exp" else ()
+        return any(each.op_type == "QuantizeLinear" and place == 1 for each, place in readers)
 
     def _is_scale(self, name: str) -> bool:
         """Whether a constant that is added or multiplied is a scale or bias, and no mask."""

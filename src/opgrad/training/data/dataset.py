@@ -194,6 +194,27 @@ def load_file(
     return _dataset(arrays, inputs, divide or {}, str(path))
 
 
+def load_inputs(
+    source: str | PathLike[str], inputs: Sequence[TensorSpec], divide: Mapping[str, float] | None = None
+) -> Dataset:
+    """The data for a model's inputs alone, of what may hold labels, too.
+
+    source: a file as of `load_file`, or the name of a dataset as of `load_named`. inputs: without a label.
+    Raises what these raise.
+    """
+    path = Path(source)
+    if path.suffix != ".npz":
+        both, load = (
+            [*inputs, TensorSpec("a label", np.dtype(np.float64), ("rows",))],
+            load_file if path.suffix else load_named,
+        )
+        whole = load(str(source), both, divide)
+        return Dataset({spec.name: whole.arrays[spec.name] for spec in inputs}, whole.axes)
+    if len(inputs) == 1 and {"x"} == {"x", inputs[0].name}.intersection(files.array_names(path)):
+        return _dataset({inputs[0].name: files.read_npz(path, ("x",))["x"]}, inputs, divide or {}, str(path))
+    return _dataset(_read_npz(path, inputs), inputs, divide or {}, str(path))
+
+
 def _read_npz(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
     held = files.array_names(path)
     if len(inputs) == 2 and {"x", "y"}.issubset(held):

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import onnx
 
-from opgrad.graph.loading import Source, load
-from opgrad.graph.messages import copied
+from opgrad.graph.loading import Model, load
 from opgrad.training.quantization import blocks, placement
 from opgrad.training.quantization.distillation import Distillation, with_teacher
 from opgrad.training.quantization.integers import integer_model
@@ -24,7 +23,7 @@ WHO = "quantization.prepare"
 
 
 def prepare(
-    model: Source,
+    model: Model,
     kind: str = "int8",
     calibration: Iterable[Mapping[str, np.ndarray]] = (),
     *,
@@ -39,9 +38,9 @@ def prepare(
         them, int4 takes none.
     per_channel: whether each channel of a convolution, and with int8 of a product, has a scale of its own.
 
-    The scales are 2**0 to 2**x of nothing: they are exp(w) of a weight w, named as the scale with ".log" behind, whose
-    gradient is that of a learned step size. Source: Learned Step Size Quantization, Esser et al. 2020 (gradient);
-    Trained Quantization Thresholds, Jain et al. 2020 (logarithms).
+    Each scale is exp(w) of a weight w, named as the scale with ".log" behind; its gradient is that of a learned step
+    size. Source: Learned Step Size Quantization, Esser et al. 2020; logarithms as in Trained Quantization Thresholds,
+    Jain et al. 2020.
     Raises TypeError and ValueError for other arguments, or a model in which nothing can be quantized.
     """
     if kind not in KINDS:
@@ -52,11 +51,11 @@ def prepare(
     return with_learned_scales(*placement.placed(given, list(calibration), per_channel, WHO))
 
 
-def convert(model: Source) -> onnx.ModelProto:
+def convert(model: Model) -> onnx.ModelProto:
     """The integer model of a trained one that `prepare` made, for stock onnxruntime.
 
     model: what a `Trainer` exported. Weights become integers, biases of int8 products int32. onnxruntime computes int8
     operators between their pairs in its integer kernels; products of int4 are nodes MatMulNBits.
     Raises ValueError for a model in which nothing is quantized.
     """
-    return integer_model(copied(load(model, "quantization.convert")), "quantization.convert")
+    return integer_model(load(model, "quantization.convert"), "quantization.convert")

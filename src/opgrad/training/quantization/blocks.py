@@ -1,16 +1,15 @@
 """Pairs for weights of 4 bits: those of products in blocks, as MatMulNBits has them, and those of convolutions."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from opgrad.graph.loading import load
 from opgrad.graph.nodes import attributes_of
-from opgrad.graph.opset import raise_opset
-from opgrad.graph.passes import prepare
+from opgrad.training.quantization.placement import simplified
 
 LEAST_OPSET = 21  # which has 4 bits, and blocks
 BLOCK = 32  # rows of a weight that have one scale
@@ -20,11 +19,10 @@ MATRIX = 2
 
 def placed(model: onnx.ModelProto, per_channel: bool, who: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """The model with pairs and integer weights, and the float weights by name."""
-    raise_opset(model, LEAST_OPSET, who)
-    simple = prepare(model, plain=True)
+    simple = simplified(model, LEAST_OPSET, who)
     graph = simple.graph
     values = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
-    found = dict(_weights(graph, values, per_channel))
+    found: dict[str, dict[str, Any]] = dict(_weights(graph, values, per_channel))
     if not found:
         raise ValueError(f"{who}: the model has no MatMul, Gemm or Conv with a constant weight, expected one for int4")
     made: list[onnx.NodeProto] = []

@@ -35,8 +35,13 @@ def with_learned_scales(model: onnx.ModelProto, floats: Mapping[str, np.ndarray]
         rounded.attribute.extend(node.attribute)
         node.input[0] = rounded.output[0]
         nodes += [rounded, node]
+    # Sizes are read of what is quantized: a second reader of floats keeps onnxruntime from its integer kernels.
+    rounded_of = {node.output[0]: node.input[0] for node in nodes if node.op_type == "QuantizeLinear"}
+    sources = {each.output[0]: rounded_of.get(each.input[0]) for each in nodes if each.op_type == "DequantizeLinear"}
     for node in nodes:
         rename_inputs(node, renamed)
+        if node.op_type in ("Shape", "Size") and (source := sources.get(node.input[0])) is not None:
+            node.input[0] = source
     scales = {node.input[1]: None for node in nodes if node.op_type in PAIR}
     kept |= {f"{name}{LOG}": np.log(numpy_helper.to_array(tensors[name])) for name in scales}
     exponentials = [helper.make_node("Exp", [f"{name}{LOG}"], [name], f"{name}/Exp") for name in scales]

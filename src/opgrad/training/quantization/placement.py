@@ -1,4 +1,4 @@
-"""Pairs for int8, where onnxruntime's own quantizer puts them: it is called, with its defaults for CPUs."""
+"""Pairs for int8, where onnxruntime's own quantizer puts them: it is called."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +11,7 @@ import onnx
 
 from opgrad.graph.opset import raise_opset
 from opgrad.graph.passes import prepare
+from opgrad.training.building.selection import Candidates
 
 LEAST_OPSET = 13  # from which on a scale may be one of an axis
 
@@ -22,21 +23,36 @@ def placed(
 
     calibration: batches of the inputs, whose least and largest numbers give the scales.
     """
-    from onnxruntime.quantization import QuantFormat, quantize_static
-    from onnxruntime.quantization.shape_inference import quant_pre_process
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
     if not calibration:
         raise ValueError(f"{who}: calibration has no batches, expected some of the model's inputs for int8")
-    raise_opset(model, LEAST_OPSET, who)
-    simple = prepare(model, plain=True)
-    check_inputs(simple, calibration, who)
+    check_inputs(model, calibration, who)
+    before = simplified(model, LEAST_OPSET, who)
     with TemporaryDirectory(prefix="opgrad-") as folder, _silent():
         floats, integers = Path(folder) / "floats.onnx", Path(folder) / "integers.onnx"
-        quant_pre_process(simple, str(floats), skip_symbolic_shape=True)
-        form = {"quant_format": QuantFormat.QDQ, "per_channel": per_channel}
+        onnx.save(before, floats)
+        # Activations are unsigned: onnxruntime's kernels for x86-64 take no others, and it converts only some.
+        form = {"quant_format": QuantFormat.QDQ, "activation_type": QuantType.QUInt8, "per_channel": per_channel}
         quantize_static(str(floats), str(integers), _Batches(calibration), **form)
-        before, after = onnx.load(floats), onnx.load(integers)
+        after = onnx.load(integers)
     return after, {each.name: onnx.numpy_helper.to_array(each) for each in before.graph.initializer}
+
+
+def simplified(model: onnx.ModelProto, opset: int, who: str) -> onnx.ModelProto:
+    """A model of at least this opset, simplified as onnxruntime's quantizer asks for: convolutions with their batch
+    normalization, constants computed. The given one is changed.
+    """
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    raise_opset(model, opset, who)
+    candidates = Candidates(model)
+    simple = prepare(model, variable=[*candidates.weights, *candidates.statistics], plain=True)
+    with TemporaryDirectory(prefix="opgrad-") as folder, _silent():
+        given, result = Path(folder) / "given.onnx", Path(folder) / "result.onnx"
+        onnx.save(simple, given)
+        quant_pre_process(str(given), str(result), skip_symbolic_shape=True)
+        return onnx.load(result)
 
 
 def check_inputs(model: onnx.ModelProto, calibration: Sequence[Mapping[str, np.ndarray]], who: str) -> None:

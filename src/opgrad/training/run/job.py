@@ -5,7 +5,7 @@ import math
 import platform
 import timeit
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -116,6 +116,7 @@ def train(
     progress: Progress,
     resumption: Resumption | None = None,
     processes: OneProcess | None = None,
+    finish: Callable[[Path], None] | None = None,
 ) -> Run | None:
     """Train an artifact set and write what it gives into a folder.
 
@@ -128,12 +129,13 @@ def train(
     resumption: the checkpoint to go on from; None begins with that of the artifact set.
     processes: those that train together, all of which call; the first one writes, and alone returns a run. None: this
         process trains alone.
+    finish: changes the file of the trained model before it is evaluated; None leaves it as it is.
     Raises `Interrupted` after Ctrl-C, `Diverged` when parameters are no numbers any more, ValueError for settings, data
     or a checkpoint that do not fit.
     """
     processes = processes or OneProcess()
     with processes.failing_together():
-        return _train(artifacts, recipe, file, output, progress, resumption, processes)
+        return _train(artifacts, recipe, file, output, progress, resumption, processes, finish)
 
 
 def _train(
@@ -144,6 +146,7 @@ def _train(
     progress: Progress,
     resumption: Resumption | None,
     processes: OneProcess,
+    finish: Callable[[Path], None] | None,
 ) -> Run | None:
     if recipe.clip_norm is not None:
         artifacts = replace(artifacts, rule=replace(artifacts.rule, max_norm=recipe.clip_norm))
@@ -164,6 +167,8 @@ def _train(
         if validation is not None:
             trainer.restore(read_checkpoint(output / BEST))
         trainer.export(output / MODEL)
+        if finish is not None:
+            finish(output / MODEL)
         seconds = state.all_seconds - before
         run = _evaluated(artifacts, fit, test, str(file or recipe.dataset))
         run = replace(run, processes=processes.size, communication=fit.communication / seconds if seconds else 0.0)
