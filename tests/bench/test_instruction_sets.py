@@ -82,6 +82,7 @@ def test_a_process_is_told_what_was_asked_for(of_width, monkeypatch, tmp_path):
     assert command == [sys.executable, "-m", "opgrad", "bench", *words]
     assert {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}.items() <= environment.items()
     assert environment["NUMBA_CPU_NAME"] == "haswell"
+    assert environment["TORCHINDUCTOR_CACHE_DIR"] != started[1][1].get("TORCHINDUCTOR_CACHE_DIR")
     assert environment[instruction_sets.PROCESSOR] == "avx512"
     assert instruction_sets.PROCESSOR not in started[1][1]
     monkeypatch.setattr(Process, "wait", lambda self: 3)

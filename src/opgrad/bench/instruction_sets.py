@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from opgrad.bench.options import Options
+from opgrad.cpu.compiler.cache import directory
 from opgrad.cpu.compiler.native import vector_bytes
 
 TITLES = {"avx2": "AVX2", "avx512": "AVX-512"}  # those that can be asked for, the slower first
@@ -114,4 +115,7 @@ def _variables() -> dict[str, str]:
     """What holds a process to AVX2."""
     found: Iterable[str] = np.show_config(mode="dicts")["SIMD Extensions"]["found"]
     disabled = " ".join(name for name in found if name.startswith(NUMPYS))
-    return {**HELD, "NPY_DISABLE_CPU_FEATURES": disabled, PROCESSOR: AVX512}
+    # torch.compile finds its code by the graph alone; code for one set corrupts memory beside torch's for another.
+    kept = directory()
+    own = {"TORCHINDUCTOR_CACHE_DIR": f"{kept}-torch-avx2"} if kept else {}
+    return {**HELD, "NPY_DISABLE_CPU_FEATURES": disabled, PROCESSOR: AVX512, **own}
