@@ -109,10 +109,11 @@ def tune(
     from opgrad.training.engine import distributed
 
     processes = distributed.begin()
-    tuner = _tuner(model, what, settings.seed or 0)
     screen = console(not processes.is_first)
-    if texts.data is not None:
-        _train(tuner, texts, settings, processes, live, screen, _command(model, what, texts))
+    with processes.failing_together():
+        tuner = _tuner(model, what, settings.seed or 0)
+        if texts.data is not None:
+            _train(tuner, texts, settings, processes, live, screen, _command(model, what, texts))
     if trying.prompt is not None:
         screen.print(_written(tuner, trying.prompt, what.adapter, trying, settings.seed or 0))
     if trying.merge is not None:
@@ -159,8 +160,9 @@ def _train(
     assert texts.data is not None
     output = texts.output or _output(tuner.file if tuner.file.name != "model.onnx" else tuner.folder)
     numbers = quantity(sum(each.size for each in tuner.values.values()), "number")
-    screen.print(f"{tuner.file}: {quantity(len(tuner.adapters), 'adapter')}, {numbers}" if tuner.adapters else
-                 f"{tuner.file}: weights of its own are trained: {', '.join(tuner.train)}")  # fmt: skip
+    adapters = f"{quantity(len(tuner.adapters), 'adapter')}, {numbers}"
+    what = adapters if tuner.adapters else f"weights of its own are trained: {', '.join(tuner.train)}"
+    screen.print(f"{tuner.file}: {what}", soft_wrap=True)
     try:
         with bar_of(live)(screen, tuner.folder.resolve().name, "tokens") as bar:
             run = tuner.fit(

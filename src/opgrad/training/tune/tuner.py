@@ -55,4 +55,6 @@ class Tuner(AdaptedModel):
         """
         recipe = Recipe(**{**DEFAULTS, "seed": self.seed, **settings})
         request = fitting.Request(recipe, Path(output), train_on, tuple(samples), resume)
-        return fitting.fit(self, self.examples(data, train_on), request, progress, told, processes or OneProcess())
+        together = processes or OneProcess()
+        with together.failing_together():
+            return fitting.fit(self, self.examples(data, train_on), request, progress, told, together)
