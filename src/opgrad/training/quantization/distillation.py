@@ -9,6 +9,7 @@ from opgrad.graph.loading import Model, load
 from opgrad.graph.messages import copied, opset_of
 from opgrad.graph.nodes import rename_inputs
 from opgrad.graph.opset import raise_opset
+from opgrad.training.onnxblock.accessor import current
 from opgrad.training.onnxblock.block import Block
 from opgrad.training.onnxblock.blocks import append, array, number
 from opgrad.training.onnxblock.loss import KLDivLoss
@@ -54,12 +55,18 @@ class Distillation(Block):
 
     def build(self, scores_input_name: str, *others: str) -> Any:
         """Append the loss. others: what else the loss takes."""
+        taught = f"{TEACHER}{scores_input_name}"
+        if not current().has_value(taught):
+            raise ValueError(
+                f"Distillation: the model has no {taught!r}, expected a model of `with_teacher` and scores that are an "
+                "output of both"
+            )
         own = self._loss(scores_input_name, *others)
         kind = TensorProto.FLOAT
         hot = number("distillation.temperature", self._temperature, kind)
         student, teacher = (
             append("LogSoftmax", [append("Div", [each, hot])], axis=-1)
-            for each in in_float32(scores_input_name, f"{TEACHER}{scores_input_name}")
+            for each in in_float32(scores_input_name, taught)
         )
         divergence = KLDivLoss("none", log_target=True)(student, teacher)
         rows = append("ReduceSum", [divergence, array("distillation.axis", [-1], TensorProto.INT64)], keepdims=0)

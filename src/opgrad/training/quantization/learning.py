@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from opgrad.graph.nodes import rename_inputs
+from opgrad.graph.nodes import needed, read_by, rename_inputs
 
 PAIR = ("QuantizeLinear", "DequantizeLinear")
 LOG = ".log"  # behind the name of a scale: the weight of which it is the exponential
@@ -42,10 +42,12 @@ def with_learned_scales(model: onnx.ModelProto, floats: Mapping[str, np.ndarray]
         rename_inputs(node, renamed)
         if node.op_type in ("Shape", "Size") and (source := sources.get(node.input[0])) is not None:
             node.input[0] = source
+    nodes = needed(nodes, [each.name for each in graph.output])
     scales = {node.input[1]: None for node in nodes if node.op_type in PAIR}
+    kept = {name: array for name, array in kept.items() if name in read_by(nodes)}
     kept |= {f"{name}{LOG}": np.log(numpy_helper.to_array(tensors[name])) for name in scales}
     exponentials = [helper.make_node("Exp", [f"{name}{LOG}"], [name], f"{name}/Exp") for name in scales]
-    read = {name for node in nodes for name in node.input}
+    read = read_by(nodes)
     others = [each for name, each in tensors.items() if name in read and name not in scales and name not in kept]
     del graph.node[:], graph.initializer[:]
     graph.node.extend([*exponentials, *nodes])

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from opgrad.graph.opset import raise_opset
 from opgrad.graph.passes import prepare
@@ -52,7 +53,31 @@ def simplified(model: onnx.ModelProto, opset: int, who: str) -> onnx.ModelProto:
         given, result = Path(folder) / "given.onnx", Path(folder) / "result.onnx"
         onnx.save(simple, given)
         quant_pre_process(str(given), str(result), skip_symbolic_shape=True)
-        return onnx.load(result)
+        found = onnx.load(result)
+    _multiply_factors(found.graph)
+    return found
+
+
+def _multiply_factors(graph: onnx.GraphProto) -> None:
+    """Multiply weights and biases by alpha and beta of Gemm, of which onnxruntime's quantizer loses the latter."""
+    values = {each.name: each for each in graph.initializer}
+    for node in graph.node:
+        for place, name in ((1, "alpha"), (2, "beta")):
+            factor = next((each.f for each in node.attribute if each.name == name), 1.0)
+            held = values.get(node.input[place]) if node.op_type == "Gemm" and place < len(node.input) else None
+            if held is None or factor == 1:
+                continue
+            shared = sum(held.name in each.input for each in graph.node) > 1
+            own = f"{held.name}/{node.output[0]}" if shared else held.name
+            product = numpy_helper.from_array(numpy_helper.to_array(held) * np.float32(factor), own)
+            if shared:
+                graph.initializer.append(product)
+                node.input[place] = own
+            else:
+                held.CopyFrom(product)
+            rest = [each for each in node.attribute if each.name != name]
+            del node.attribute[:]
+            node.attribute.extend(rest)
 
 
 def check_inputs(model: onnx.ModelProto, calibration: Sequence[Mapping[str, np.ndarray]], who: str) -> None:
