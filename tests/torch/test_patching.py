@@ -6,6 +6,7 @@ import functools
 import inspect
 import threading
 import types
+from typing import ClassVar
 
 import pytest
 
@@ -379,6 +380,9 @@ SIZES = {
     ("name", "more"),
     [
         ("LlamaForCausalLM", {}),
+        ("Qwen2ForCausalLM", {"num_key_value_heads": 2}),
+        ("GPT2LMHeadModel", {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
+        ("GemmaForCausalLM", {"head_dim": 8, "num_key_value_heads": 2}),
         ("Gemma2ForCausalLM", {"final_logit_softcapping": 3.0, "head_dim": 8, "num_key_value_heads": 2}),
         ("CohereForCausalLM", {"logit_scale": 0.25}),
         ("GraniteForCausalLM", {"logits_scaling": 3.0}),
@@ -445,3 +449,123 @@ def test_trainer_of_transformers(tmp_path):
         trainer = transformers.Trainer(prepare(llama(transformers)), arguments, train_dataset=data)
         losses.append(trainer.train().training_loss)
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+
+class TinyRMSNorm(torch.nn.Module):
+    """As Llama has it; beside: the weights are those beside one, as Gemma's are; mean: it is no RMS normalization."""
+
+    def __init__(self, beside=0.0, mean=False):
+        super().__init__()
+        self.weight, self.variance_epsilon = torch.nn.Parameter(torch.rand(4) + 0.5), 1e-5
+        self.beside, self.mean = beside, mean
+
+    def forward(self, hidden_states):
+        x = hidden_states - hidden_states.mean(-1, keepdim=True) if self.mean else hidden_states
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (self.beside + self.weight) * x
+
+
+class NewGELU(torch.nn.Module):
+    def forward(self, x):
+        return 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+class GatedLayer(torch.nn.Module):
+    def __init__(self, activation):
+        super().__init__()
+        self.gate_proj, self.up_proj = (torch.nn.Linear(4, 6, bias=False) for _ in range(2))
+        self.down_proj, self.act_fn = torch.nn.Linear(6, 4, bias=False), activation
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layered(Model):
+    """A model with a layer before its head."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, ids, mask=None, labels=None, return_dict=True, **given):
+        logits = self.head(self.layer(self.embedding(ids)))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=CLASSES, **given)
+        return Output(loss, logits)
+
+
+REPLACED = {
+    "RMS norm": TinyRMSNorm,
+    "RMS norm beside one": lambda: TinyRMSNorm(1.0),
+    "SwiGLU": lambda: GatedLayer(torch.nn.SiLU()),
+    "GEGLU": lambda: GatedLayer(torch.nn.GELU("tanh")),
+    "GEGLU by erf": lambda: GatedLayer(torch.nn.GELU()),
+    "gelu of several operations": NewGELU,
+}
+LEFT = {
+    "a mean is subtracted": lambda: TinyRMSNorm(mean=True),
+    "another activation": lambda: GatedLayer(torch.nn.ReLU()),
+    "PyTorch's own gelu": torch.nn.GELU,
+    "an own forward": lambda: own_forward(TinyRMSNorm()),
+}
+
+
+def own_forward(module):
+    module.forward = types.MethodType(lambda self, x: x * self.weight, module)
+    return module
+
+
+@pytest.mark.parametrize("make", [*REPLACED.values(), *LEFT.values()], ids=[*REPLACED, *LEFT])
+def test_layers_are_replaced_by_what_computes_the_same(make):
+    torch.manual_seed(1)
+    model = Layered(make())
+    before = model.layer.__dict__.get("forward")
+    compare(model)
+    assert ("forward" in model.layer.__dict__ and before is None) == (make in REPLACED.values())
+    opgrad.torch.unpatch(model)
+    assert model.layer.__dict__.get("forward") is before
+    opgrad.torch.patch(model, layers=False)
+    assert model.layer.__dict__.get("forward") is before
+
+
+class Interface(dict):
+    """A table of implementations, as transformers has it."""
+
+    entries: ClassVar[dict] = {}
+
+    def __init__(self):
+        super().__init__({"sdpa": lambda *given: None, **self.entries})
+
+    @classmethod
+    def register(cls, name, function):
+        cls.entries[name] = function
+
+
+def test_attention_is_replaced_in_transformers_table(monkeypatch):
+    library = types.ModuleType("transformers")
+    library.AttentionInterface, library.AttentionMaskInterface = (
+        type(name, (Interface,), {"entries": {}}) for name in ("Attention", "Masks")
+    )
+    monkeypatch.setitem(__import__("sys").modules, "transformers", library)
+    model = Model()
+    model.config = types.SimpleNamespace(_attn_implementation="sdpa")
+    model.set_attn_implementation = lambda name: setattr(model.config, "_attn_implementation", name)
+    opgrad.torch.patch(model)
+    assert model.config._attn_implementation == "opgrad"
+    attend = library.AttentionInterface.entries["opgrad"]
+    q, k, v = torch.randn(2, 4, 6, 8), *torch.randn(2, 2, 2, 6, 8)
+    mask = torch.ones(2, 1, 6, 9, dtype=torch.bool).tril()
+    causal = types.SimpleNamespace(is_causal=True)
+    for given, options in ((None, {"is_causal": True}), (mask, {"attn_mask": mask[..., :6]})):
+        found, _ = attend(causal, q, k, v, given, scaling=0.3)
+        expected = functional.scaled_dot_product_attention(q, k, v, scale=0.3, enable_gqa=True, **options)
+        torch.testing.assert_close(found, expected.transpose(1, 2))
+    opgrad.torch.unpatch(model)
+    assert model.config._attn_implementation == "sdpa"
+    model.config._attn_implementation = "eager"
+    opgrad.torch.patch(model)
+    assert model.config._attn_implementation == "eager"

@@ -1,4 +1,4 @@
-"""opgrad's losses in language models of Hugging Face's transformers, through the model's own loss function.
+"""opgrad's losses and layers in language models of Hugging Face's transformers.
 
 Nothing of transformers is imported: a model has a `loss_function` that can be set, and an output layer.
 """
@@ -21,14 +21,15 @@ from opgrad.torch.formulas import wide
 from opgrad.torch.losses import linear as linear_loss
 from opgrad.torch.losses import logits as logits_loss
 from opgrad.torch.losses.options import read_options
+from opgrad.torch.patched_layers import PatchedLayers
 
 PATCHED = "_opgrad_patch"
 OPTIONS = ("label_smoothing", "lse_square_scale", "temperature", "softcap")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def patch(model: torch.nn.Module, *, linear: bool = True, **options: Any) -> torch.nn.Module:
-    """Give a language model opgrad's loss.
+def patch(model: torch.nn.Module, *, linear: bool = True, layers: bool = True, **options: Any) -> torch.nn.Module:
+    """Give a language model opgrad's loss, and its layers.
 
     model: a causal or masked language model of transformers with a `loss_function`, such as LlamaForCausalLM, or a
         PeftModel of one; it is changed and returned. Whether each place is compared with its own label or with the
@@ -37,6 +38,8 @@ def patch(model: torch.nn.Module, *, linear: bool = True, **options: Any) -> tor
         none (None). What the model does to its logits, a factor, a softcap or adapters of the output layer, is part of
         that; where it does anything else, where it returns a tuple and where the output layer has hooks of others,
         the logits are computed.
+    layers: replace RMS normalization, gated layers, gelu of several operations and, in models of transformers that
+        attend by "sdpa", attention, by opgrad's, on the CPU: each module only if it computes the same on a few numbers.
     options: keywords of opgrad.torch.cross_entropy: label_smoothing, lse_square_scale, temperature, softcap. They
         apply to the logits as the model gives them to its loss.
 
@@ -62,6 +65,7 @@ def patch(model: torch.nn.Module, *, linear: bool = True, **options: Any) -> tor
         changed.handles = [each.register_forward_pre_hook(_defer) for each in heads]
         changed.forward = types.MethodType(_forward_of(inner), inner)
         settable.forward = changed.forward
+    changed.layers = PatchedLayers(inner) if layers else None
     object.__setattr__(inner, PATCHED, changed)
     return model
 
@@ -85,7 +89,7 @@ class _Patch:
     """The changes to a patched model.
 
     own_loss: the loss function that was set before. heads: the linear layers that give logits. before: the `forward`
-    that was set on the model before, as others do; forward: the one in its place.
+    that was set on the model before, as others do; forward: the one in its place. layers: those that were replaced.
     """
 
     own_loss: Any
@@ -93,8 +97,11 @@ class _Patch:
     before: Any
     handles: list[Any] = dataclasses.field(default_factory=list)
     forward: Any = None
+    layers: PatchedLayers | None = None
 
     def undo(self, model: Any) -> None:
+        if self.layers is not None:
+            self.layers.undo(model)
         model.__dict__.pop("_loss_function", None)
         if self.own_loss is not None:
             model.__dict__["_loss_function"] = self.own_loss
