@@ -71,6 +71,31 @@ def _attention(backward: bool, t: Torch) -> Call | None:
     return t.into(flash, "q", "k", "v", 0.0, "causal", scale=t["scale"])
 
 
+def _gated(t: Torch) -> Call:
+    """The activation, times up."""
+    kind = t["activation"]
+    approximate = "tanh" if kind == "gelu_tanh" else "none"
+    gelu = t.into("aten.gelu.out", "gate", approximate=approximate, out=t.like("gate"))
+    activate = t.into("aten.silu.out", "gate", out=t.like("gate")) if kind == "silu" else gelu
+    mul = t.into("mul", "up", out="y")
+    return lambda: mul(activate())
+
+
+def _gated_grad(t: Torch) -> Call:
+    """The activation's gradient by dy * up, and dy * the activation, which is computed again."""
+    kind = t["activation"]
+    approximate = "tanh" if kind == "gelu_tanh" else "none"
+    by_up, value = t.into("mul", "dy", "up", out=t.like("dy")), t.like("dy")
+    if kind == "silu":
+        activate = t.into("aten.silu.out", "gate", out=value)
+        backward = t.into("aten.silu_backward.grad_input", grad_input="dgate")
+    else:
+        activate = t.into("aten.gelu.out", "gate", approximate=approximate, out=value)
+        backward = t.into("aten.gelu_backward.grad_input", approximate=approximate, grad_input="dgate")
+    mul = t.into("mul", "dy", out="dup")
+    return lambda: (backward(by_up(), t["gate"]), mul(activate()))
+
+
 # --- losses ----------------------------------------------------------------------------------------------------------
 
 
@@ -269,6 +294,8 @@ LAYERS: Setups = {
     "fast_gelu_grad": partial(_gelu_grad, "tanh"),
     "bias_gelu_grad_dx": partial(_gelu_grad, "none"),
     "bias_fast_gelu_grad_dx": partial(_gelu_grad, "tanh"),
+    "gated_linear_unit": _gated,
+    "gated_linear_unit_grad": _gated_grad,
     "dropout": _dropout,
     "dropout_grad": _dropout_grad,
     "bias_softmax": _bias_softmax,
