@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from opgrad.contract.dtypes import Spec
+from opgrad.contract.dtypes import Shape, Spec
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,11 @@ class Problem:
     def is_general(self) -> bool:
         """Whether the call has attributes, or dtypes, that plain calls lack (opgrad.fused.primitive)."""
         return "post_ops" in self.attributes
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The operands' shapes by name."""
+        return {name: spec.shape for name, spec in self.specs.items()}
 
     def listed(self, parameter: str) -> list[str]:
         """The names of the arrays in the list that the call gives, or returns, under this name."""

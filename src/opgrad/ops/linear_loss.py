@@ -21,7 +21,7 @@ from opgrad.contract import (
     reference,
 )
 from opgrad.contract.quantized import not_negative, number_like, quantized, weight_bits, whole_bytes
-from opgrad.ops.quantized import floats_of
+from opgrad.ops.quantized import Scales, Zeros, floats_of
 
 NODE = {
     "N": 0,
@@ -61,25 +61,11 @@ def _tokens(shapes: Shapes, attributes: Attributes) -> Shape:
     return shapes["x"][:-1]
 
 
-def _scales(shapes: Shapes, attributes: Attributes) -> Shape:
-    return number_like("scales", shapes, quantized(shapes, attributes).blocks)
-
-
-def _zeros(shapes: Shapes, attributes: Attributes) -> Shape:
-    sizes = quantized(shapes, attributes)
-    packed = number_like("zero_points", shapes, sizes.packed_zeros)
-    return packed if packed == shapes["zero_points"] else number_like("zero_points", shapes, sizes.blocks)
-
-
 X = Annotated[Array, Tensor(FLOATS, _x, "whose last size is K", ranks=range(1, 65), role="alone")]
 Weights = Annotated[
     Array, Tensor(("uint8", *FLOATS), _b, "the sizes of the weights, or their bytes", ranks=range(1, 65), role="alone")
 ]
 Labels = Annotated[Array, Tensor(INTEGERS, _tokens, "that of x without its last axis", role="alone")]
-Scales = Annotated[Array, Tensor(FLOATS, _scales, "one for each block of weights", role="alone")]
-Zeros = Annotated[
-    Array, Tensor(("uint8", *FLOATS), _zeros, "one for each block of weights, or bytes of packed ones", role="alone")
-]
 TokenWeights = Annotated[Array, Tensor(FLOATS, _tokens, "that of x without its last axis", role="alone")]
 Bits = Annotated[int, weight_bits]
 Size = Annotated[int, not_negative]

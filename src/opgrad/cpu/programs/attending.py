@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -46,7 +45,7 @@ class AttentionSteps(ProgramSteps):
     def __init__(self, problem: Problem, operator: str):
         super().__init__(problem)
         self.operator = operator
-        self.shapes = {name: spec.shape for name, spec in problem.specs.items()}
+        self.shapes = problem.shapes
         self.sizes = attending.sizes(self.shapes, problem.attributes)
         self.group = max(self.sizes.heads // max(self.sizes.kv_heads, 1), 1)
         self.is_packed = "cu_seqlens_q" in self.shapes
@@ -248,8 +247,7 @@ class AttentionGradientSteps(AttentionSteps):
         if not self.rounds:
             return sums
         heads, length, size = self.of_result(name)
-        data = replace(sums.data, offset=sums.data.offset - first * heads * length * size * self.item)
-        return sums._replace(data=data)
+        return sums._replace(data=sums.data.moved(-first * heads * length * size))
 
     # --- waves ------------------------------------------------------------------------------------------------------
 

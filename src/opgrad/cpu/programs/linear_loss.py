@@ -11,43 +11,39 @@ from typing import Any, Final
 from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import wrong_label
-from opgrad.cpu.compiler.native import vector_lanes
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import quantized as kernels
 from opgrad.cpu.kernels.cross_entropy import rows as loss_kernels
 from opgrad.cpu.kernels.cross_entropy.labels import Samples, add_losses
 from opgrad.cpu.kernels.gemm import BLOCK_ROWS, Matrix, ProductSizes
+from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.cross_entropy import label_steps, reduction_of
 from opgrad.cpu.programs.elements import zero_step
-from opgrad.cpu.programs.layout import precision
 from opgrad.cpu.programs.partition import round_up
-from opgrad.cpu.programs.program import Program, Step, Tables
+from opgrad.cpu.programs.program import Program, Step
 from opgrad.cpu.programs.quantized import kernel_of, product_step, weights_of
-from opgrad.cpu.programs.workspace import Scratch, Workspace
 
 CHUNK_BYTES: Final = 64 << 20  # of logits
 FEWEST_TOKENS: Final = 24  # of a chunk: the weights are read anew for each
 
 
 def linear_cross_entropy_loss(problem: Problem) -> Program:
-    return _Chunks(problem, "linear_cross_entropy_loss").program()
+    return _Chunks(problem, "linear_cross_entropy_loss").of_all_tokens()
 
 
 def linear_cross_entropy_loss_and_grad(problem: Problem) -> Program:
-    return _Chunks(problem, "linear_cross_entropy_loss_and_grad").program()
+    return _Chunks(problem, "linear_cross_entropy_loss_and_grad").of_all_tokens()
 
 
-class _Chunks:
+class _Chunks(ProgramSteps):
     """Puts the steps together."""
 
     def __init__(self, problem: Problem, operator: str):
-        self.operator = operator
         self.classes, self.size = (problem.attributes[name] for name in ("N", "K"))
         self.tokens = math.prod(problem.specs["x"].shape[:-1])
-        self.problem = replace(problem, outer=self.tokens, n=self.classes)
-        self.workspace, self.tables = Workspace(precision(problem)), Tables()
-        self.with_gradient = "dx" in problem.operands
-        self.steps: list[Step] = []
+        super().__init__(replace(problem, outer=self.tokens, n=self.classes))
+        self.operator = operator
+        self.with_gradient = self.given("dx")
         self._check()
 
     def _check(self) -> None:
@@ -59,21 +55,21 @@ class _Chunks:
         if bits and self.problem["scales"] is None:
             raise TypeError(f"{self.operator}: scales is None, expected an array, as bits is not 0")
 
-    def program(self) -> Program:
+    def of_all_tokens(self) -> Program:
         """The steps of all chunks; each has memory of its own for the sums of its parts."""
-        problem, lanes = self.problem, vector_lanes(self.workspace.precision)
+        problem = self.problem
         self.steps, classes, weights = label_steps(problem, self.workspace, by_sample=True)
         rows = self.chunk_rows() if self.tokens and self.classes else 0
-        sums = self.workspace.shared(self.tokens, "float64")
-        self.reduction = reduction_of(problem, sums)
+        self.sums = self.workspace.shared(self.tokens, "float64")
+        self.reduction = reduction_of(problem, self.sums)
         parts = 0
         if rows:
-            pitch = round_up(self.classes, lanes) + lanes
+            pitch = round_up(self.classes, self.lanes) + self.lanes
             logits: Any = Rows(self.workspace.shared(rows * pitch), pitch)
             self.multiply = self._products(logits)
             for first in range(0, self.tokens, rows):
                 count = min(rows, self.tokens - first)
-                samples = Samples(*(_moved(each, first) for each in (classes, weights)), problem["loss"])
+                samples = Samples(*(each.moved(first) for each in (classes, weights)), problem["loss"])
                 parts += self.chunk(logits, first, count, samples, parts)
         elif self.with_gradient and self.tokens * self.size:
             dx = problem["dx"]
@@ -81,11 +77,11 @@ class _Chunks:
                 zero_step(dx, self.tokens * self.size, self.tokens * self.size * DTYPES[dx.dtype].itemsize)
             )
         self.steps.append(Step(add_losses, 1, {"parts": parts, "reduction": self.reduction, "loss": problem["loss"]}))
-        return Program(self.steps, self.workspace, wrong_label(problem, self.operator), tables=self.tables)
+        return self.program("", wrong_label(problem, self.operator))
 
     def chunk_rows(self) -> int:
         """The tokens of a chunk, whole blocks of the product's rows where there are so many."""
-        most = CHUNK_BYTES // (self.classes * DTYPES[self.workspace.precision].itemsize)
+        most = CHUNK_BYTES // (self.classes * self.item)
         rows = max(most // BLOCK_ROWS * BLOCK_ROWS or most // FEWEST_TOKENS * FEWEST_TOKENS, FEWEST_TOKENS)
         return min(rows, self.tokens)
 
@@ -93,7 +89,7 @@ class _Chunks:
         """The steps for some tokens; returns the number of parts that leave a sum, which follow those before."""
         into, back = self.multiply
         self.steps.append(into(count, (first, 0)))
-        reduction = self.reduction._replace(sums=_moved(self.reduction.sums, before))
+        reduction = self.reduction._replace(sums=self.sums.moved(before))
         arguments = {"n": self.classes, "logits": logits, "y": logits, "samples": samples, "reduction": reduction}
         kernel, options = loss_kernels.loss_only_rows, 0
         if self.with_gradient:
@@ -107,9 +103,8 @@ class _Chunks:
     def _products(self, logits: Rows) -> tuple[Any, Any]:
         """The makers of the steps that compute logits of tokens, and the gradient of tokens."""
         problem, size, classes = self.problem, self.size, self.classes
-        width = vector_lanes(self.workspace.precision)
         if self.with_gradient:
-            memory = (self.workspace.private(classes + width) for _ in range(2))
+            memory = (self.workspace.private(classes + self.lanes) for _ in range(2))
             self.exponentials: Any = loss_kernels.Exponentials(*memory)
         if problem.attributes["bits"]:
             weights = weights_of(problem, self.operator, self.workspace, self.tables)
@@ -129,8 +124,3 @@ class _Chunks:
             return product_step(back, ProductSizes(count, size, classes), slope, w_back, dx, self.workspace, first)
 
         return logits_step, gradient_step
-
-
-def _moved(region: Scratch, elements: int) -> Scratch:
-    """A region of working memory from an element on."""
-    return replace(region, offset=region.offset + elements * DTYPES[region.dtype].itemsize)

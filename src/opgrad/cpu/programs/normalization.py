@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from opgrad.contract import DTYPES
@@ -160,9 +159,8 @@ class _BatchSteps:
         """Add what kernels by columns are given: sizes and memory."""
         blocks, strips = partition.count(samples, SAMPLES), partition.count(columns, STRIP)
         self.columns, self.units, self.joined = columns, blocks * strips, self._rows(2, columns)
-        wide, item = self._rows(self.by_planes.numbers, columns), DTYPES[self.workspace.precision].itemsize
-        starts = (wide.data.offset + row * wide.step * item for row in range(self.by_planes.numbers))
-        numbers = [Rows(replace(wide.data, offset=start), 0) for start in starts]
+        wide: Any = self._rows(self.by_planes.numbers, columns)
+        numbers = [Rows(wide.data.moved(row * wide.step), 0) for row in range(self.by_planes.numbers)]
         operands = (*(Rows(each, columns) for each in self.read), *numbers)
         self.arguments |= {"operands": operands, "wide": wide, "joined": self.joined}
         self.arguments |= {"shape": ColumnStrips(samples, columns, strips), "blocks": blocks}

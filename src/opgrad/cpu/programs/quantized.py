@@ -24,7 +24,7 @@ BLOCK_COLUMNS: Final = 256  # so that a block of sums stays in the second-level 
 
 
 def quantized_matmul_grad(problem: Problem) -> Program:
-    shapes = {name: spec.shape for name, spec in problem.specs.items()}
+    shapes = problem.shapes
     sizes = quantized(shapes, dict(problem.attributes))
     if problem["b"].dtype == "int8" and problem.attributes["bits"] < BYTE:
         raise TypeError(f"{OPERATOR}: b has dtype int8, expected uint8, as bits is {problem.attributes['bits']}")

@@ -18,7 +18,7 @@ def rotary_embedding_grad(problem: Problem) -> Program:
 
 
 def _turning(problem: Problem, operator: str, source: str, target: str, sign: float) -> Program:
-    shapes = {name: spec.shape for name, spec in problem.specs.items()}
+    shapes = problem.shapes
     sizes = rotation(operator, source, shapes, dict(problem.attributes))
     cos, positions = shapes["cos_cache"], problem["position_ids"]
     count = cos[0] if positions else 0

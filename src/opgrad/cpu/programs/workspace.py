@@ -5,7 +5,7 @@ for each part that runs at the same time; the copy lies in a slot, which a part 
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from opgrad.contract import DTYPES
@@ -27,6 +27,10 @@ class Scratch:
     offset: int = 0
     dtype: str = "float32"
     private: bool = False
+
+    def moved(self, elements: int) -> "Scratch":
+        """The region that begins so many elements later."""
+        return replace(self, offset=self.offset + elements * DTYPES[self.dtype].itemsize)
 
 
 class Workspace:
