@@ -18,6 +18,7 @@ TITLES = {
     "vocab_parallel": "Vocabulary-parallel cross-entropy",
     "rotary": "Rotary embedding",
     "distillation": "Distillation",
+    "sink": "Softmax with a sink",
     "gated": "Gated linear units",
     "loss": "Losses of training graphs",
 }

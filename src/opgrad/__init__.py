@@ -77,6 +77,7 @@ from opgrad.ops.several import (
     reduce_all_l2,
     split_training,
 )
+from opgrad.ops.sink import sink_softmax, sink_softmax_grad
 from opgrad.ops.softmax import log_softmax, log_softmax_grad, softmax, softmax_grad
 from opgrad.ops.vocab_parallel import cross_entropy_shard, cross_entropy_shard_grad
 
@@ -166,6 +167,8 @@ __all__ = [
     "sigmoid_grad",
     "simplified_layer_normalization",
     "simplified_layer_normalization_grad",
+    "sink_softmax",
+    "sink_softmax_grad",
     "slice_grad",
     "softmax",
     "softmax_cross_entropy",

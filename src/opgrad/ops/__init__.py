@@ -3,7 +3,7 @@
 # In the order of the documentation.
 FAMILIES = (
     *("softmax", "cross_entropy", "sample_loss", "activation", "gather", "accumulate"),
-    *("gelu", "gated", "dropout", "attention", "rotary", "loss", "distillation", "arithmetic", "normalization"),
+    *("gelu", "gated", "dropout", "attention", "sink", "rotary", "loss", "distillation", "arithmetic", "normalization"),
     *("convolution", "recurrent", "pooling", "resize", "scatter", "several", "optimizer"),
     *("quantized", "linear_loss", "vocab_parallel"),
 )

@@ -29,6 +29,7 @@ from opgrad.torch.losses.modules import CrossEntropyLoss, LinearCrossEntropyLoss
 from opgrad.torch.losses.options import CrossEntropyOutput
 from opgrad.torch.losses.vocab_parallel import vocab_parallel_cross_entropy, vocab_parallel_linear_cross_entropy
 from opgrad.torch.patching import patch, unpatch
+from opgrad.torch.sinks import sink_softmax
 
 __all__ = [
     "CrossEntropyLoss",
@@ -54,6 +55,7 @@ __all__ = [
     "rms_norm",
     "scaled_dot_product_attention",
     "sigmoid",
+    "sink_softmax",
     "softmax",
     "swiglu",
     "tanh",

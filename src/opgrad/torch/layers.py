@@ -26,7 +26,7 @@ Formula = Callable[[Values], Tensor]
 SEEDS = 2**62  # drawn by PyTorch's generator
 
 
-def _registered(name: str) -> TensorOperator:
+def registered(name: str) -> TensorOperator:
     """The operator, with all arrays in front of the attributes, as a schema has what has no default."""
     op = graph_operators()[name]
     arrays = [each for each in op.parameters if each in op.inputs]
@@ -40,7 +40,7 @@ def _differentiated(name: str, formula: Formula, arrays: Sequence[str]) -> Tenso
 
     formula: the layer's first result, by its arguments, in PyTorch's functions.
     """
-    forward, backward = _registered(name), _registered(f"{name}_grad")
+    forward, backward = registered(name), registered(f"{name}_grad")
     results, given = [*forward.op.results], [*backward.op.arrays[1:], *backward.op.attributes]
 
     def gradient(*values: Any) -> Gradients:
@@ -70,27 +70,27 @@ def _differentiated(name: str, formula: Formula, arrays: Sequence[str]) -> Tenso
         names = [each for each in arrays if values[each] is not None]
         primals = tuple(values[each] for each in names)
         moving = tuple(tangents.get(each, torch.zeros_like(values[each])) for each in names)
-        found = _along(lambda *now: formula({**values, **dict(zip(names, now, strict=True))}), primals, moving)
+        found = along_tangents(lambda *now: formula({**values, **dict(zip(names, now, strict=True))}), primals, moving)
         return (found, *[None] * (len(results) - 1)) if len(results) > 1 else found
 
     def tangent_of_gradient(tangents: Mapping[str, Tensor], values: Values) -> Any:
         moved, pulled = _pulled(formula, values, arrays)
         primals = tuple(values[each] for each in moved)
         moving = tuple(tangents.get(each, torch.zeros_like(values[each])) for each in moved)
-        found = _along(pulled, primals, moving)
+        found = along_tangents(pulled, primals, moving)
         several = (*found, *[None] * (len(backward.op.results) - len(found)))
         return several if len(several) > 1 else several[0]
 
     forward.derivative.tangent, backward.derivative.tangent = tangent, tangent_of_gradient
     for each in (forward, backward):
-        each.derivative.batching = batching(each, _all_at_once if each.op.kind == "elements" else _one_by_one)
+        each.derivative.batching = batching(each, _all_at_once if each.op.kind == "elements" else one_by_one)
     return forward
 
 
 _func: Any = torch.func
 
 
-def _along(function: Callable[..., Any], primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> Any:
+def along_tangents(function: Callable[..., Any], primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> Any:
     """The derivative along tangents: the vector-Jacobian product is linear in its vector, and so has this product.
 
     Levels of PyTorch's forward mode do not nest.
@@ -135,7 +135,7 @@ def _all_at_once(batch: Batch) -> Batched:
     return batch.call(**{name: batch.every(name) for name in batch.operator.op.inputs}), 0
 
 
-def _one_by_one(batch: Batch) -> Batched:
+def one_by_one(batch: Batch) -> Batched:
     calls = [batch.call(**{name: batch.given[name][place] for name in batch.batched}) for place in range(batch.size)]
     if isinstance(calls[0], Tensor):
         return torch.stack(calls), 0
@@ -192,7 +192,7 @@ _dropout = _differentiated("dropout", _dropped, ("x",))
 # --- functions --------------------------------------------------------------------------------------------------------
 
 
-def _is_torchs(x: Tensor) -> bool:
+def is_torchs(x: Tensor) -> bool:
     """Whether PyTorch's function is called."""
     return x.is_cuda or is_exported()
 
@@ -210,7 +210,7 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """
     if approximate not in ("none", "tanh"):
         raise ValueError(f"gelu: approximate is {approximate!r}, expected 'none' or 'tanh'")
-    if _is_torchs(input):
+    if is_torchs(input):
         return functional.gelu(input, approximate=approximate)
     found: Tensor = (_gelu_operator if approximate == "none" else _fast_gelu_operator).call(input)
     return found
@@ -254,7 +254,7 @@ def geglu(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
 
 
 def _gated_unit(name: str, gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    if _is_torchs(gate):
+    if is_torchs(gate):
         return _gated({"gate": gate, "up": up, "activation": activation})
     try:
         found: Tensor = _gated_operator.call(gate, up, activation)
@@ -280,7 +280,7 @@ def layer_norm(
     Formula: y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias. Source: torch.nn.functional.layer_norm.
     """
     shape = _shape("layer_norm", input, normalized_shape)
-    if _is_torchs(input):
+    if is_torchs(input):
         return functional.layer_norm(input, shape, weight, bias, eps)
     scale = input.new_ones(shape) if weight is None else weight
     x = input if scale.dtype == input.dtype else input.to(scale.dtype)
@@ -303,7 +303,7 @@ def rms_norm(
     """
     shape = _shape("rms_norm", input, normalized_shape)
     eps = torch.finfo(input.dtype).eps if eps is None else eps
-    if _is_torchs(input):
+    if is_torchs(input):
         return functional.rms_norm(input, shape, weight, eps)
     scale = input.new_ones(shape) if weight is None else weight
     x = input if scale.dtype == input.dtype else input.to(scale.dtype)
@@ -312,7 +312,7 @@ def rms_norm(
 
 def _shape(name: str, x: Tensor, normalized_shape: int | Sequence[int]) -> list[int]:
     shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
-    if not _is_torchs(x) and (not shape or list(x.shape[-len(shape) :]) != shape):
+    if not is_torchs(x) and (not shape or list(x.shape[-len(shape) :]) != shape):
         raise ValueError(f"{name}: input has shape {tuple(x.shape)}, expected {tuple(shape)} as its last axes")
     return shape
 
@@ -342,7 +342,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     """
     if not 0 <= p <= 1:
         raise ValueError(f"dropout: p is {p}, expected 0 to 1")
-    if _is_torchs(input) or not training or not p:
+    if is_torchs(input) or not training or not p:
         return functional.dropout(input, p, training, inplace)
     y: Tensor = _dropout.call(input, torch.randint(SEEDS, (1,), device=input.device), p, True)[0]
     return input.copy_(y) if inplace else y

@@ -106,7 +106,7 @@ def _everywhere(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placemen
 
 
 def _nowhere(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
-    """No shards: an element's place in the whole decides."""
+    """No shards: an element's place in the whole decides, or heads have an axis of their own."""
     return iter(())
 
 
@@ -133,6 +133,7 @@ FAMILIES: dict[str, Callable[[Operator, Shapes, Given], Iterator[Placements]]] =
     "normalization": _normalization,
     "gated": _everywhere,
     "dropout": _nowhere,
+    "sink": _nowhere,
 }
 KINDS: dict[str, Callable[[Operator, Shapes, Given], Iterator[Placements]]] = {
     "elements": _elements,
