@@ -41,6 +41,7 @@ ELSEWHERE = {
     "docs/pytorch.md": "torch/test_functions.py",
     "docs/training.md": "training/test_docs.py",
     "docs/tutorials/operator.md": "test_snippets.py",
+    "docs/tutorials/tune.md": "training/tune/test_docs.py",
 }
 SLOW = ("check", "bench", "compile")  # which have tests of their own
 

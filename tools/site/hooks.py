@@ -72,7 +72,7 @@ def _file(module: str) -> str:
 PAGES = {_file(name): f"api/{name}.md" for name in MODULES}
 # The navigation. A page of docs/ that is named nowhere stands among the guides.
 START = ["index.md", "install.md", "support.md", "examples.md"]
-TUTORIALS = ["numpy.md", "onnx.md", "pytorch.md", "browser.md", "operator.md"]
+TUTORIALS = ["numpy.md", "onnx.md", "tune.md", "pytorch.md", "browser.md", "operator.md"]
 REFERENCES = ["onednn.md", "gradients.md", "checkpoints.md"]
 OPERATORS = ["operators.md", "graph-operators.md"]
 SPEED = ["performance.md", "benchmark.md"]

@@ -17,6 +17,7 @@ from opgrad.training.language.caches import without_caches
 from opgrad.training.language.loss import LOSS, add_loss
 from opgrad.training.language.products import Product, find_products
 
+FLOAT_ACCURACY = 1  # of MatMulNBits: operands stay float32
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 TOKENS = ("input_ids", "tokens", "input")
 
@@ -82,6 +83,7 @@ def read(path: str | PathLike[str], who: str) -> LanguageModel:
     graph = Graph(copied(source))
     tokens, logits = _tokens(graph, what), _logits(graph, what)
     model = without_caches(source, tokens, logits, what)
+    _compute_in_floats(model)
     products = find_products(model, tokens, logits)
     head = next((each for each in products if each.role == "head"), None)
     if head is None:
@@ -90,6 +92,14 @@ def read(path: str | PathLike[str], who: str) -> LanguageModel:
         source=source, model=model, values=values, files=files, tokens=tokens, logits=logits, hidden=head.input,
         vocabulary=head.outputs, width=head.inputs, products=products,
     )  # fmt: skip
+
+
+def _compute_in_floats(model: onnx.ModelProto) -> None:
+    """Let products of quantized weights take floats: builders let them quantize the other operand, too, to 8 bits."""
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "accuracy_level":
+                attribute.i = FLOAT_ACCURACY
 
 
 def _tokens(graph: Graph, what: str) -> str:

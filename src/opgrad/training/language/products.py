@@ -1,5 +1,6 @@
 """Finds the products with weights in a language model, and what each is for, by the structure of the graph."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -123,10 +124,11 @@ class _Search:
         if node.op_type == "MatMulNBits":
             return _ints(given.get("K"), given.get("N"))
         if node.op_type == "GatherBlockQuantized":
-            rows, columns = self._graph.initializers[node.input[0]].dims[:2]
+            stored = self._graph.known(node.input[0])
+            packed = self._graph.element_type(node.input[0]) == TensorProto.UINT8
             bits = given.get("bits", 4)
-            packed = self._graph.initializers[node.input[0]].data_type == TensorProto.UINT8 and isinstance(bits, int)
-            return int(rows), int(columns) * (8 // int(str(bits)) if packed else 1)
+            each = 8 // bits if packed and isinstance(bits, int) else 1
+            return None if stored is None else (stored[0], math.prod(stored[1:]) * each)
         sizes = self._graph.known(node.input[place])
         if sizes is None or len(sizes) < 2 or (node.op_type != "Conv" and len(sizes) > 2):
             return None

@@ -206,7 +206,8 @@ def module_of(product: "Product") -> str:
     """
     weight = re.sub(r"\.(MatMul|Gemm)?\.?q?weight\w*$", "", product.weight)
     node = re.sub(r"/(MatMul|Gemm|Gather|Conv|FusedMatMul)\w*$", "", product.node).strip("/").replace("/", ".")
-    name = weight if weight != product.weight else node or product.weight
+    shared = product.op in TABLES and not product.trainable  # with the last product, after which it is named
+    name = weight if weight != product.weight and not shared else node or product.weight
     return re.sub(r"(layers\.\d+)\.attn\.", r"\1.self_attn.", name)
 
 
