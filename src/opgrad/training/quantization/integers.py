@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import helper, numpy_helper
 
 from opgrad.graph.messages import MICROSOFT, import_microsoft
@@ -54,13 +55,27 @@ def integer_model(model: onnx.ModelProto, who: str) -> onnx.ModelProto:
 def _without_logarithms(nodes: Iterable[onnx.NodeProto], values: dict[str, np.ndarray]) -> list[onnx.NodeProto]:
     """The nodes without those that make scales, which become constants."""
     scales = {node.input[1] for node in nodes if node.op_type in PAIR}
-    rest = []
-    for node in nodes:
-        if node.op_type == "Exp" and node.output[0] in scales and node.input[0].endswith(LOG):
-            values[node.output[0]] = np.exp(values[node.input[0]])
-        else:
-            rest.append(node)
-    return rest
+    made = {
+        node.output[0]: values[node.input[0]]
+        for node in nodes
+        if node.op_type == "Exp" and node.output[0] in scales and node.input[0].endswith(LOG)
+    }
+    values |= dict(zip(made, _exponentials(list(made.values())), strict=True))
+    return [node for node in nodes if made.keys().isdisjoint(node.output)]
+
+
+def _exponentials(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Those that onnxruntime computes, to the last bit: training rounded by them."""
+    if not arrays:
+        return []
+    kind = helper.np_dtype_to_tensor_dtype(arrays[0].dtype)
+    given, made = ([helper.make_tensor_value_info(name, kind, ["n"])] for name in ("x", "y"))
+    graph = helper.make_graph([helper.make_node("Exp", ["x"], ["y"])], "exp", given, made)
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    whole = session.run(None, {"x": np.concatenate([each.reshape(-1) for each in arrays])})[0]
+    parts = np.split(whole, np.cumsum([each.size for each in arrays])[:-1])
+    return [part.reshape(each.shape) for part, each in zip(parts, arrays, strict=True)]
 
 
 def _without_rounding(

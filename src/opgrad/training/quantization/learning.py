@@ -6,7 +6,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from opgrad.graph.nodes import needed, read_by, rename_inputs
+from opgrad.graph.nodes import attributes_of, needed, read_by, rename_inputs
+from opgrad.training.quantization.blocks import stretched
 
 PAIR = ("QuantizeLinear", "DequantizeLinear")
 LOG = ".log"  # behind the name of a scale: the weight of which it is the exponential
@@ -27,7 +28,7 @@ def with_learned_scales(model: onnx.ModelProto, floats: Mapping[str, np.ndarray]
             nodes.append(node)
             continue
         name = held.name.removesuffix("_quantized")
-        kept[name] = floats[name]
+        kept[name] = floats[name] if name in floats else _dequantized(node, tensors)  # a copy that the quantizer made
         if held.data_type == TensorProto.INT32:  # a bias, whose integers are so fine that training need not round it
             renamed[node.output[0]] = name
             continue
@@ -53,3 +54,11 @@ def with_learned_scales(model: onnx.ModelProto, floats: Mapping[str, np.ndarray]
     graph.node.extend([*exponentials, *nodes])
     graph.initializer.extend([*others, *(numpy_helper.from_array(np.asarray(v), name) for name, v in kept.items())])
     return model
+
+
+def _dequantized(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> np.ndarray:
+    """The floats that a node makes of constant integers."""
+    integers, scale, *zero = (numpy_helper.to_array(tensors[name]) for name in node.input)
+    axis = attributes_of(node).get("axis", 1) if scale.size > 1 else None
+    wide, offset = (stretched(each, integers.shape, axis, None) for each in (scale, zero[0] if zero else np.zeros(())))
+    return ((integers.astype(np.float64) - offset) * wide).astype(scale.dtype)

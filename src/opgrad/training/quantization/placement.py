@@ -37,7 +37,7 @@ def placed(
         form = {"quant_format": QuantFormat.QDQ, "activation_type": QuantType.QUInt8, "per_channel": per_channel}
         quantize_static(str(floats), str(integers), _Batches(calibration), **form)
         after = onnx.load(integers)
-    return after, {each.name: onnx.numpy_helper.to_array(each) for each in before.graph.initializer}
+    return after, {name: numpy_helper.to_array(each) for name, each in Candidates(before).tensors.items()}
 
 
 def simplified(model: onnx.ModelProto, opset: int, who: str) -> onnx.ModelProto:
