@@ -10,7 +10,7 @@ REAL := .venv-real
 MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
 	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
 
-.PHONY: setup train test test-avx2 test-gate test-ptx test-minimum test-portable test-real test-arm64 test-haswell test-nehalem lint docs docs-serve \
+.PHONY: setup train test test-avx2 test-gate test-ptx test-threads test-minimum test-portable test-real fuzz test-arm64 test-haswell test-nehalem lint docs docs-serve \
 	notebooks bench tables dist dist-packs review clean help
 
 help:
@@ -20,10 +20,12 @@ help:
 	@echo "make test-avx2  those of the CPU's kernels once more with AVX2 alone, on a processor that has more"
 	@echo "make test-gate  set up, then run every case of the CUDA tests"
 	@echo "make test-ptx   set up, then run a tenth of them on what the CUDA kernels are compiled to, without a GPU"
+	@echo "make test-threads  tests of all operators, each in four threads at once"
 	@echo "make test-minimum  a few of them with the lowest versions of all dependencies"
 	@echo "make test-portable  set up, then run exported steps in Node, in Chromium and from C++; needs these, and npm"
 	@echo "make test-real  train models that ship inside packages, which it downloads"
 	@echo "make test-arm64  some of them on an emulated arm64; test-haswell, test-nehalem: on older x86-64; need qemu-user"
+	@echo "make fuzz    readers of others' files and native calls, SECONDS=60 each; FUZZ: which; downloads atheris"
 	@echo "make lint    ruff, mypy, and zizmor on the workflows"
 	@echo "make docs    the documentation's site, into build/site; docs-serve shows it while you write"
 	@echo "make notebooks  run the notebooks of the documentation anew"
@@ -70,6 +72,10 @@ test-ptx: $(VENV)/.torch
 		OPGRAD_GATE=$(GATE) $(RUN)/python -m pytest --numprocesses auto --maxprocesses 4 $(PTX_TESTS); done
 
 # What an old package says of newer ones that it imports is no fault of ours.
+# Each test runs in four threads at once.
+test-threads: $(VENV)/.threads $(VENV)/.torch
+	$(RUN)/python -m pytest -p no:xdist --parallel-threads 4 tests/operators/test_ops.py -k fewest_dimensions
+
 test-minimum: $(MINIMUM)/.installed
 	$(MINIMUM)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -W ignore::DeprecationWarning \
 		$(MINIMUM_TESTS)
@@ -77,6 +83,13 @@ test-minimum: $(MINIMUM)/.installed
 # Chromium is the system's: CHROMIUM names it where it is not /usr/bin/chromium.
 test-portable: $(VENV)/.portable examples/browser/node_modules examples/node/node_modules
 	OPGRAD_PORTABLE=1 $(RUN)/python -m pytest tests/portable
+
+# In an environment of its own: atheris has wheels for Linux alone. FUZZ: names of targets.
+FUZZING := .venv-fuzz
+SECONDS ?= 60
+
+fuzz: $(FUZZING)/.installed
+	$(FUZZING)/bin/python tools/fuzz --seconds $(SECONDS) $(FUZZ)
 
 # The models lie within the environment, and are fetched once.
 test-real: $(REAL)/.installed
@@ -135,7 +148,7 @@ tables: $(VENV)/.dev
 	$(RUN)/python tools/report.py
 
 clean:
-	rm -rf $(VENV) $(MINIMUM) $(REAL) build dist
+	rm -rf $(VENV) $(MINIMUM) $(REAL) $(FUZZING) build dist
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -156,6 +169,11 @@ $(MINIMUM)/.installed: pyproject.toml tools/minimum.py
 	$(OLDEST_PYTHON) tools/minimum.py > $(MINIMUM)/constraints.txt
 	$(MINIMUM)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(MINIMUM)/constraints.txt \
 		--editable ".[train,test]"
+	@touch $@
+
+$(FUZZING)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(FUZZING)
+	$(FUZZING)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[tune,fuzz]"
 	@touch $@
 
 $(REAL)/.installed: pyproject.toml

@@ -108,7 +108,7 @@ LAYERS = {
     "torch": ("torch", "interop torch/ torch/functions torch/losses/ torch/patching"),
     # ONNX: graphs without a runtime, plain forms, gradient rules; sessions of onnxruntime
     "graph/": ("numpy onnx google", "reading"),
-    "forms/": ("numpy onnx", "contract/ graph/"),
+    "forms/": ("numpy onnx", "contract/ graph/ reading"),
     "rules/": ("numpy onnx", "contract/ forms/ graph/"),
     "gradients/": ("numpy onnx google", "forms/ graph/ reading rules/"),
     "onnxruntime/": (
@@ -162,8 +162,8 @@ LAYERS = {
     ),
     "training/portable/": (
         "numpy onnx",
-        "forms/ graph/ onnxruntime/ training/building/ training/engine/ training/engine/optimizer training/formats/"
-        " writing",
+        "forms/ graph/ onnxruntime/ reading training/building/ training/engine/ training/engine/optimizer"
+        " training/formats/ writing",
     ),
     "training": (
         "",

@@ -3,10 +3,11 @@
 A pipe or a device may have no end, may wait for a writer that never comes, and may do something when it is opened.
 """
 
+import json
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 
@@ -45,3 +46,14 @@ def read_regular(path: Path, what: str = "") -> bytes:
 def _check(what: str | Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise NoFile(f"{what}: it is no regular file")
+
+
+def json_object(text: str | bytes, what: str) -> dict[str, Any]:
+    """The object that a JSON text of others holds. what: where the text stands, for the message of ValueError."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):  # the latter for lists in lists in lists
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{what} is damaged, expected a JSON object")
+    return found

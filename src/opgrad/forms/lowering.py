@@ -22,6 +22,7 @@ from opgrad.graph.loading import load
 from opgrad.graph.messages import MICROSOFT, attribute_of, copied, declared_types, domain_of, free_name, opset_of
 from opgrad.graph.nodes import all_nodes, model_nodes, needed, read_by, subgraphs
 from opgrad.graph.opset import raise_opset
+from opgrad.reading import json_object
 
 DOMAIN = "opgrad"
 FEEDBACK = "opgrad.feedback"
@@ -104,7 +105,8 @@ class _Lowering:
         if self.feedback:
             entry = next((each for each in model.metadata_props if each.key == FEEDBACK), None)
             entry = entry or model.metadata_props.add(key=FEEDBACK)
-            entry.value = json.dumps({**json.loads(entry.value or "{}"), **self.feedback})
+            noted = json_object(entry.value or "{}", f"lower: metadata {FEEDBACK} of the model")
+            entry.value = json.dumps({**noted, **self.feedback})
 
     def _imports(self) -> None:
         """Import the functions' domain, and no domain that nothing uses."""

@@ -107,7 +107,10 @@ class Pack:
         text = os.pread(self._descriptor, length, INDEX_AT) if length <= min(MOST_INDEX, status.st_size) else b""
         if hashlib.sha256(text).digest() != head[len(MAGIC) : LENGTH_AT]:
             raise self._damaged()
-        index = json.loads(text)
+        try:
+            index = json.loads(text)
+        except (ValueError, RecursionError):
+            index = None
         if not _is_index(index):
             raise PackError(f"{self.path} is damaged: its index is not as `opgrad compile --for` writes it")
         return INDEX_AT + length, index

@@ -44,7 +44,7 @@ class Objective:
 def model_outputs(model: onnx.ModelProto) -> list[str]:
     """The outputs that the model of an eval graph had before the loss was appended; empty if they were not noted."""
     noted = next((each.value for each in model.metadata_props if each.key == OUTPUTS), "[]")
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         names = json.loads(noted)
         return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     return []

@@ -1,6 +1,5 @@
 """Builds the graphs of an exported step: one with gradients and optimizer, one for evaluation, one for inference."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +12,7 @@ from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
 from opgrad.graph.messages import declared_types, keep
 from opgrad.graph.nodes import needed, read_by
+from opgrad.reading import json_object
 from opgrad.training.engine.rewriting import overwriting
 from opgrad.training.formats.artifact_set import ArtifactSet
 from opgrad.training.portable.dropout import seed_dropout
@@ -69,7 +69,12 @@ def plain_gradients(artifacts: ArtifactSet, model: onnx.ModelProto, opset: int |
         )
     plain = plain_model(model, opset)
     entries = {each.key: each.value for each in plain.metadata_props}
-    statistics = {source: name for name, source in json.loads(entries.get(FEEDBACK, "{}")).items()}
+    statistics = {
+        source: name
+        for name, source in json_object(
+            entries.get(FEEDBACK, "{}"), f"step: metadata {FEEDBACK} of the training model"
+        ).items()
+    }
     types = declared_types(plain.graph)
     del plain.metadata_props[:], plain.graph.output[:]
     return Gradients(plain, types, gradients, statistics)

@@ -109,7 +109,7 @@ class Recipe:
         content = read_regular(path, f"Recipe: {path}")
         try:
             settings = tomllib.loads(content.decode())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"Recipe: {path} is no TOML file: {error}") from None
         unknown = settings.keys() - {item.name for item in fields(cls)}
         if unknown:

@@ -80,7 +80,7 @@ class RunState:
             if not all(is_count(*each, MOST) for each in zip(counts, COUNTS.values(), strict=True)):
                 raise ValueError
             return cls(recipe=recipe, history=[EpochMetrics(**each) for each in history], **values)
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             raise ValueError(f"resume: the property {PROPERTY} is none that this version of opgrad wrote") from None
 
 

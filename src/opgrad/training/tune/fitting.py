@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from opgrad.reading import json_object
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.formats.checkpoint import read_checkpoint
 from opgrad.training.run import job
@@ -179,7 +180,8 @@ def _resumption(request: Request, identity: str) -> Resumption | None:
     if not path.is_file():
         raise FileNotFoundError(f"{WHO}: there is no {path} to go on from")
     found = Resumption.read(path, may_be_done=False)
-    before, now = (json.loads(text) for text in (str(found.properties.get(PROPERTY, "{}")), identity))
+    noted = str(found.properties.get(PROPERTY, "{}"))
+    before, now = json_object(noted, f"{WHO}: property {PROPERTY} of {path}"), json.loads(identity)
     if other := [name for name in now if before.get(name) != now[name]]:
         was, now_is = before.get(other[0]), now[other[0]]
         raise ValueError(f"{WHO}: {path} is of another fine-tuning: {other[0]} was {was!r}, and is {now_is!r}")

@@ -1,12 +1,11 @@
 """The tokenizer of a model's folder: texts to tokens and back, by the package `tokenizers`."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from opgrad.reading import read_regular
+from opgrad.reading import json_object, read_regular
 from opgrad.training.tune.chat import ChatTemplate
 
 WHO = "tune"
@@ -82,13 +81,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; an empty one if there is no such file. Raises ValueError for another content."""
     if not path.is_file():
         return {}
-    try:
-        found = json.loads(read_regular(path, f"{WHO}: {path}"))
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ValueError(f"{WHO}: {path} is damaged, expected a JSON object")
-    return found
+    return json_object(read_regular(path, f"{WHO}: {path}"), f"{WHO}: {path}")
 
 
 def _text(token: Any) -> str | None:
