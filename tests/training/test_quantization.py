@@ -283,6 +283,8 @@ def test_models_that_are_not_quantized():
         )
     with pytest.raises(ValueError, match=r"no weight of the model is quantized"):
         convert(model_of("tokens"))
+    with pytest.raises(ValueError, match="the model is quantized already, it has DequantizeLinear; expected a float"):
+        prepare(prepare(model_of("images"), "int4"), "int4")
     with pytest.raises(TypeError, match="calibration has a list"):
         prepare(model_of("tokens"), "int8", [[1]])
     with pytest.raises(ValueError, match="weight is 2, expected a number from 0 to 1"):

@@ -11,6 +11,8 @@ import numpy as np
 import onnx
 
 from opgrad.graph.loading import Model, load
+from opgrad.graph.nodes import all_nodes
+from opgrad.training.building.selection import QUANTIZED
 from opgrad.training.quantization import blocks, placement
 from opgrad.training.quantization.distillation import Distillation, with_teacher
 from opgrad.training.quantization.integers import integer_model
@@ -46,6 +48,8 @@ def prepare(
     if kind not in KINDS:
         raise ValueError(f"{WHO}: kind is {kind!r}, expected {' or '.join(KINDS)}")
     given = load(model, WHO)
+    if quantized := next((node.op_type for node in all_nodes(given.graph.node) if node.op_type in QUANTIZED), None):
+        raise ValueError(f"{WHO}: the model is quantized already, it has {quantized}; expected a float model")
     if kind == "int4":
         return with_learned_scales(*blocks.placed(given, per_channel, WHO))
     return with_learned_scales(*placement.placed(given, list(calibration), per_channel, WHO))
