@@ -55,21 +55,58 @@ def tool(assembly):
     return loaded(FILE.parent / "__main__.py", "loop_costs")
 
 
-# The most loads from the stack in a loop over whole vectors: what elementwise kernels need, and what sums of
-# exponentials need, which keep two sums, what these lost, and the numbers of several vectors.
-SPILLS = {"avx2": (4, 24), "avx512": (4, 20), "arm64": (2, 16)}
+# The most loads from the stack in a loop over whole vectors, of kernels that have any; all others have none. One or two
+# are an address or the loop's end, an integer. Gradients by columns keep where four arrays begin. Sums of exponentials
+# of two vectors at once hold 10 constants, two sums, what these lost, the row's largest number, and what the row before
+# is divided by while it is written: more than 16 registers, and than the 32 of NEON, of half the width.
+STACK_LOADS = {
+    "avx2": {
+        "log_softmax float32 32768x128: log_softmax_groups": 3,
+        "log_softmax bfloat16 32768x128: log_softmax_groups": 4,
+        "log_softmax float32 4096x1000: log_softmax_rows": 19,
+        "log_softmax bfloat16 4096x1000: log_softmax_rows": 14,
+        "log_softmax bfloat16 16x1000x56x56, axis 1: by_columns": 5,
+        "softmax_grad float32 32768x128: by_rows": 2,
+        "softmax_grad bfloat16 32768x128: by_rows": 3,
+        "softmax_grad float32 16x1000x56x56, axis 1: by_columns": 4,
+        "softmax_grad bfloat16 16x1000x56x56, axis 1: by_columns": 2,
+        "sigmoid float32 16777216: elements": 1,
+        "tanh float32 16777216: elements": 1,
+    },
+    "avx512": {
+        "log_softmax float32 4096x1000: log_softmax_rows": 3,
+        "log_softmax bfloat16 4096x1000: log_softmax_rows": 2,
+        "log_softmax bfloat16 16x1000x56x56, axis 1: by_columns": 1,
+        "softmax_grad bfloat16 32768x128: by_rows": 2,
+        "softmax_grad float32 16x1000x56x56, axis 1: by_columns": 3,
+        "softmax_grad bfloat16 16x1000x56x56, axis 1: by_columns": 2,
+        "sigmoid float32 16777216: elements": 1,
+        "sigmoid bfloat16 16777216: elements": 1,
+        "tanh float32 16777216: elements": 1,
+        "tanh bfloat16 16777216: elements": 1,
+    },
+    "arm64": {
+        "log_softmax float32 4096x1000: log_softmax_rows": 10,
+        "log_softmax bfloat16 4096x1000: log_softmax_rows": 10,
+        "log_softmax float32 16x1000x56x56, axis 1: by_columns": 5,
+        "log_softmax bfloat16 16x1000x56x56, axis 1: by_columns": 6,
+        "softmax_grad bfloat16 16x1000x56x56, axis 1: by_columns": 1,
+    },
+}
 
 
 @pytest.mark.any_cpu
-@pytest.mark.parametrize("name", SPILLS)
+@pytest.mark.parametrize("name", STACK_LOADS)
 def test_values_of_the_headline_kernels_stay_in_registers(assembly, tool, name):
     """Of assembly alone: it is compiled for each instruction set, whatever the processor here is."""
-    elementwise, sums = SPILLS[name]
     operators = ["softmax_grad", "sigmoid", "tanh", "relu_grad", "log_softmax"]
+    found = {}
     for label, text in tool.kernels(tool.SETS[name], operators).items():
-        most = sums if label.startswith("log_softmax ") else elementwise
         loops = [loop for loop in assembly.innermost_loops(text) if not loop.is_masked and len(loop.lines) > 9]
-        assert max((loop.stack_loads for loop in loops), default=0) <= most, label
+        if most := max((loop.stack_loads for loop in loops), default=0):
+            found[label] = most
+    more = {label: most for label, most in found.items() if most > STACK_LOADS[name].get(label, 0)}
+    assert more == {}
 
 
 @pytest.mark.any_cpu
