@@ -41,7 +41,8 @@ def prepared(model: Path, options: QuantizationOptions, recipe: "Recipe", data: 
         if options.distill is not None:
             made = with_teacher(made, given)
     except (NotImplementedError, TypeError, ValueError) as error:
-        raise ValueError(f"train: {model}: {error}") from None
+        told = str(error).removeprefix("quantization.prepare: ")
+        raise ValueError(f"train: {model}: {told}") from None
     onnx.save(made, folder / model.name)
     return folder / model.name
 
