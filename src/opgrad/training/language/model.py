@@ -16,6 +16,7 @@ from opgrad.training.formats.tensor_values import Held, taken_apart
 from opgrad.training.language.caches import without_caches
 from opgrad.training.language.loss import LOSS, add_loss
 from opgrad.training.language.products import Product, find_products
+from opgrad.training.language.tables import reshaped
 
 FLOAT_ACCURACY = 1  # of MatMulNBits: operands stay float32
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
@@ -84,6 +85,7 @@ def read(path: str | PathLike[str], who: str) -> LanguageModel:
     tokens, logits = _tokens(graph, what), _logits(graph, what)
     model = without_caches(source, tokens, logits, what)
     _compute_in_floats(model)
+    values = reshaped(model, values)
     products = find_products(model, tokens, logits)
     head = next((each for each in products if each.role == "head"), None)
     if head is None:
