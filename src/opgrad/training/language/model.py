@@ -55,6 +55,12 @@ class LanguageModel:
         """The product that computes the scores."""
         return next(each for each in self.products if each.role == "head")
 
+    def axes(self, batch_size: int, length: int) -> dict[str, int]:
+        """The sizes of the axes of a batch of so many rows and tokens, by the names that the graph has for them."""
+        kind = next(each.type.tensor_type for each in self.model.graph.input if each.name == self.tokens)
+        names = [axis.dim_param for axis in kind.shape.dim]
+        return {**dict(zip(names, (batch_size, length), strict=True)), "batch": batch_size, "length": length}
+
     def with_loss(self, trained: Collection[str] = ()) -> "LanguageModel":
         """The same model with its loss as the only output: the mean over all labels that count.
 

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from opgrad.locks import once
 from opgrad.native.threads import get_num_threads
 from opgrad.training.engine.optimizer import AdamWRule
 from opgrad.training.engine.trainer import session_options
-from opgrad.training.language import LanguageModel, read
+from opgrad.training.formats.tensor_values import nbytes_of
+from opgrad.training.language import LanguageModel, ends_of_layers, plan, read
 from opgrad.training.tune import deployed, outputs, peft
 from opgrad.training.tune.examples import Examples
 from opgrad.training.tune.generation import Writer
@@ -69,10 +71,31 @@ class AdaptedModel:
     def setting(self, batch_size: int = 1, length: int | None = None) -> Setting:
         """The graphs that train, for batches of so many rows and tokens: those decide what is kept in memory."""
         if self._setting is None:
-            rule = AdamWRule(weight_decay=self.weight_decay)
-            self._setting = prepare(self.base, self.adapters, self.values, self.train, self.folder, rule)
+            self._setting = self._cut(())
+            if self.memory is not None:
+                self._setting = self._within(self.memory, batch_size, length or self.longest)
             self.values = dict(self._setting.artifacts.trainable)
         return self._setting
+
+    def _cut(self, segments: Sequence[str]) -> Setting:
+        """The graphs of which what lies before each of these values is computed again in the backward part."""
+        rule = AdamWRule(weight_decay=self.weight_decay)
+        return prepare(self.base, self.adapters, self.values, self.train, self.folder, rule, segments or None)
+
+    def _within(self, memory: int, batch_size: int, length: int) -> Setting:
+        """The graphs of a step that takes at most so many bytes. Raises ValueError if there are none."""
+        made: dict[tuple[str, ...], Setting] = {}
+
+        def build(segments: Sequence[str]) -> onnx.ModelProto:
+            found = made[tuple(segments)] = self._cut(segments)
+            model = found.artifacts.training_model
+            assert isinstance(model, onnx.ModelProto)
+            return model
+
+        base = sum(map(nbytes_of, self.base.values.values()))
+        axes = self.base.axes(batch_size, length)
+        chosen = plan(build, ends_of_layers(self.base.products), axes, base, memory, WHO)
+        return made[chosen.segments]
 
     def examples(self, data: str | PathLike[str], train_on: str = "completions") -> Examples:
         """The examples of a .jsonl file; see `Examples`."""

@@ -1,0 +1,76 @@
+"""Layers that are computed again so that a step takes no more memory than it may."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from language_models import make_folder
+from onnx import TensorProto, helper
+
+from opgrad.training import Tuner
+from opgrad.training.engine.trainer import Trainer
+from opgrad.training.language import ends_of_layers, read
+from opgrad.training.language import memory as plans
+from opgrad.training.language.memory import plan, step_bytes
+
+
+def chain(lengths):
+    """A graph of one node behind the other, with results of so many numbers."""
+    names = [f"v{place}" for place in range(len(lengths) + 1)]
+    nodes = [helper.make_node("Relu", [a], [b]) for a, b in pairwise(names)]
+    infos = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [n]) for name, n in zip(names[1:], lengths, strict=True)
+    ]
+    x = helper.make_tensor_value_info("v0", TensorProto.FLOAT, [1])
+    return helper.make_model(helper.make_graph(nodes, "g", [x], infos[-1:], value_info=infos[:-1]))
+
+
+def test_values_live_from_their_maker_to_their_last_reader():
+    assert step_bytes(chain([3, 5, 2]), {}) == 4 * (3 + 5)
+    assert step_bytes(chain(["batch", 5, "length"]), {"batch": 2, "length": 9}) == 4 * (5 + 9)
+    model = chain([3, 5, 2])
+    model.graph.node.append(helper.make_node("Relu", ["v1"], ["late"]))
+    assert step_bytes(model, {}) == 4 * (3 + 5 + 2)
+
+
+def test_chooses_as_few_layers_as_the_limit_permits(monkeypatch):
+    monkeypatch.setattr(plans, "WORKING", 0)
+    monkeypatch.setattr(plans, "PROCESS", 0)
+    monkeypatch.setattr(plans, "SPARE", 1)
+    layers, asked = list("abcdef"), []
+
+    def build(segments):
+        asked.append(len(segments))
+        return chain([100 - 10 * len(segments)])
+
+    assert plan(build, layers, {}, 1000, None, "who").segments == ()
+    assert plan(build, layers, {}, 1000, 1400, "who").segments == ()
+    for limit, count in ((1399, 1), (1360, 1), (1359, 2), (1280, 3), (1200, 5)):
+        chosen = plan(build, layers, {}, 1000, limit, "who")
+        assert (len(chosen.segments), chosen.bytes) == (count, 1400 - 40 * count)
+    with pytest.raises(ValueError, match="who: memory is 0 MB, expected at least 1 MB for batches of this size"):
+        plan(build, layers, {}, 1000, 1199, "who")
+
+
+def test_ends_of_layers(tmp_path):
+    base = read(make_folder(tmp_path) / "model.onnx", "test")
+    downs = [each.output for each in base.products if each.role == "down"]
+    assert list(ends_of_layers(base.products)) == downs
+
+
+def test_less_memory_gives_the_same_losses(tmp_path, monkeypatch):
+    monkeypatch.setattr(plans, "WORKING", 0)
+    monkeypatch.setattr(plans, "PROCESS", 0)
+    folder = make_folder(tmp_path)
+    tokens = np.random.default_rng(0).integers(0, 20, (2, 40))
+    losses, sizes = [], []
+    whole = Tuner(folder).setting(2, 40)
+    most = step_bytes(whole.artifacts.training_model, Tuner(folder).base.axes(2, 40))
+    for memory in (None, int(1.1 * most * 0.97)):
+        setting = Tuner(folder, memory=memory).setting(2, 40)
+        sizes.append(len(setting.artifacts.training_model.graph.node))
+        trainer = Trainer(setting.artifacts, learning_rate=0.1)
+        names = [each.name for each in setting.artifacts.inputs]
+        losses.append([trainer.step(dict.fromkeys(names, tokens)) for _ in range(3)])
+    assert sizes[1] > sizes[0]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
