@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import pickle
 import threading
 import types
 from typing import ClassVar
@@ -530,6 +531,19 @@ def test_layers_are_replaced_by_what_computes_the_same(make):
     assert model.layer.__dict__.get("forward") is before
     opgrad.torch.patch(model, layers=False)
     assert model.layer.__dict__.get("forward") is before
+
+
+def test_patched_layers_are_copied_and_pickled():
+    model = opgrad.torch.patch(Layered(TinyRMSNorm()))
+    x = torch.randn(3, 4)
+    expected = model.layer(x)
+    assert inspect.signature(model.layer.forward) == inspect.signature(TinyRMSNorm().forward)
+    torch.testing.assert_close(model.layer(hidden_states=x), expected)
+    twin = copy.deepcopy(model.layer)
+    with torch.no_grad():
+        twin.weight.mul_(2)
+    torch.testing.assert_close(twin(x), 2 * expected)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(model.layer))(x), expected)
 
 
 class Interface(dict):

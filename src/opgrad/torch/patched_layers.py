@@ -4,10 +4,10 @@ Nothing of transformers is imported. A module is known by its parts, and is repl
 few numbers. Attention is replaced through the table of implementations that transformers has, if that is loaded.
 """
 
+import functools
 import sys
 import types
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ class PatchedLayers:
         for module in model.modules():
             if "forward" not in module.__dict__ and (found := _forward_of(module)) is not None:
                 settable: Any = module
-                settable.forward = types.MethodType(found, module)
+                settable.forward = types.MethodType(_in_place_of(type(module).forward, found), module)
                 self.forwards.append((module, settable.forward))
         self.had_attention = _set_attention(model, OTHERS, NAME)
 
@@ -41,6 +41,16 @@ class PatchedLayers:
                 del module.__dict__["forward"]
         if self.had_attention:
             _set_attention(model, NAME, OTHERS)
+
+
+def _in_place_of(own: Callable[..., Any], found: Forward) -> Callable[..., Any]:
+    """`found` for calls with one argument, as its name and signature the module's own, which answers all others."""
+
+    @functools.wraps(own)
+    def forward(self: Any, *given: Any, **named: Any) -> Any:
+        return own(self, *given, **named) if named or len(given) != 1 else found(self, given[0])
+
+    return forward
 
 
 # --- normalization, gated layers, activations -------------------------------------------------------------------------
@@ -76,11 +86,11 @@ def _candidates(module: Any) -> Iterator[tuple[Forward, int]]:
         isinstance(getattr(module, each, None), torch.nn.Module) for each in ("gate_proj", "up_proj", "down_proj")
     ):
         width = getattr(module.gate_proj, "in_features", 0)
-        for unit in (swiglu, geglu, partial(geglu, approximate="none")):
-            yield partial(_gated, unit), width
+        for unit in (swiglu, geglu, functools.partial(geglu, approximate="none")):
+            yield functools.partial(_gated, unit), width
     elif "GELU" in name and next(module.children(), None) is None and not isinstance(module, torch.nn.GELU):
         for approximate in ("tanh", "none"):
-            yield partial(_activation, approximate), 64
+            yield functools.partial(_activation, approximate), 64
 
 
 def _epsilon(module: Any) -> float:
