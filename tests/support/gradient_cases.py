@@ -274,6 +274,7 @@ ELSEWHERE = {
     ("", "SimplifiedLayerNormalization"): "by SkipSimplifiedLayerNormalization",
     (MICROSOFT, "AttentionTraining"): "by Attention of ONNX, in tiles",
     (MICROSOFT, "SoftmaxCrossEntropyLossInternal"): "against SoftmaxCrossEntropyLoss",
+    (MICROSOFT, "LinearCrossEntropyLoss"): "against MatMul and SoftmaxCrossEntropyLoss",
     **{(MICROSOFT, op): f"by BatchNormalization, and {MODELS}" for op in ("BatchNormInternal", "BatchNormTraining")},
     (MICROSOFT, "FakeQuant"): f"{RUNTIME} QuantizeLinear and DequantizeLinear",
     **{(MICROSOFT, f"{op}Training"): f"{RUNTIME} {op}" for op in ("GRU", "LSTM")},
