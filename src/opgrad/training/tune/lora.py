@@ -30,9 +30,8 @@ class Lora:
     target: patterns with "|" between them, of names of weights, of nodes, of modules such as `*q_proj`, or roles such
         as q; "all-linear" is every product of the layers; None is the products of attention.
     dropout: the share of x that is dropped in training, before A.
-    dora: whether each column of W + A · B · scale keeps a length of its own, which is trained, too.
 
-    Source: LoRA, arXiv 2106.09685; rsLoRA, arXiv 2312.03732; DoRA, arXiv 2402.09353.
+    Source: LoRA, arXiv 2106.09685; rsLoRA, arXiv 2312.03732.
     """
 
     rank: int = 8
@@ -40,7 +39,6 @@ class Lora:
     target: str | None = None
     dropout: float = 0.0
     rslora: bool = False
-    dora: bool = False
 
     def __post_init__(self) -> None:
         _require(type(self.rank) is int and 1 <= self.rank <= 4096, "rank", self.rank, "a whole number from 1 to 4096")
@@ -105,11 +103,6 @@ class Adapter:
         return f"{self.name}.lora_B.weight"
 
     @property
-    def magnitude(self) -> str:
-        """The name of the lengths of the columns, [outputs], for DoRA."""
-        return f"{self.name}.lora_magnitude_vector"
-
-    @property
     def outputs(self) -> int:
         """The number of columns that it adds to."""
         return self.last - self.first
@@ -164,8 +157,6 @@ def _adapters(product: "Product", lora: Lora) -> Iterable[Adapter]:
             continue
         if product.op not in (*MATRICES, *TABLES):
             raise NotImplementedError(f"{WHO}: {product.op} (node {product.node!r}) can have no adapter")
-        if lora.dora and product.op not in MATRICES[:4]:
-            raise NotImplementedError(f"{WHO}: dora beside {product.op} (node {product.node!r}), expected a product")
         yield Adapter(module, product, lora, first, last)
 
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-# What may differ from its default in a configuration that is read: others change what adapters compute.
-READ = ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
+# What must have its default in a configuration that is read, because it changes what adapters compute.
 PLAIN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
+    "use_dora": (False, None),
     "fan_in_fan_out": (False, True),
     "modules_to_save": (None, []),
     "layer_replication": (None,),
@@ -41,8 +41,7 @@ def names_of(adapter: Adapter) -> dict[str, str]:
     name = PREFIX + adapter.name
     if adapter.is_table:
         return {adapter.a: f"{name}.lora_embedding_A", adapter.b: f"{name}.lora_embedding_B"}
-    found = {adapter.a: f"{name}.lora_A.weight", adapter.b: f"{name}.lora_B.weight"}
-    return found | ({adapter.magnitude: f"{name}.lora_magnitude_vector"} if adapter.lora.dora else {})
+    return {adapter.a: f"{name}.lora_A.weight", adapter.b: f"{name}.lora_B.weight"}
 
 
 def turned(adapter: Adapter, array: np.ndarray) -> np.ndarray:
@@ -75,7 +74,7 @@ def configuration(base: "LanguageModel", adapters: Sequence[Adapter]) -> dict[st
         "lora_alpha": first.alpha,
         "lora_dropout": first.dropout,
         "use_rslora": first.rslora,
-        "use_dora": first.dora,
+        "use_dora": False,
         "target_modules": _targets(base, adapters),
         "rank_pattern": ranks,
         "alpha_pattern": alphas,
@@ -104,7 +103,7 @@ def read(folder: Path, base: "LanguageModel") -> tuple[list[Adapter], dict[str, 
     """The adapters in PEFT's files, for a base, and their values by the names that they have here.
 
     Raises FileNotFoundError, ValueError for damaged files or an adapter of another model, NotImplementedError for one
-    that computes something else than LoRA and DoRA do.
+    that computes something else than LoRA does.
     """
     if not is_folder(folder):
         raise FileNotFoundError(f"{WHO}: {folder} has no {CONFIG} and {WEIGHTS}, expected a folder with an adapter")
@@ -134,9 +133,9 @@ def _lora(config: Mapping[str, Any], module: str, folder: Path) -> Lora:
         _by_pattern(config.get(pattern) or {}, module, config.get(plain, default))
         for pattern, plain, default in (("rank_pattern", "r", 8), ("alpha_pattern", "lora_alpha", 8))
     )
-    flags = {name: bool(config.get(f"use_{name}", False)) for name in ("rslora", "dora")}
     try:
-        return Lora(rank, alpha, module, float(config.get("lora_dropout", 0.0)), **flags)
+        dropout, rslora = float(config.get("lora_dropout", 0.0)), bool(config.get("use_rslora", False))
+        return Lora(rank, alpha, module, dropout, rslora)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{WHO}: {folder / CONFIG}: {str(error).removeprefix(f'{WHO}: ')}") from None
 

@@ -1,11 +1,13 @@
 """`Tuner`: it fine-tunes a language model of ONNX, writes what was trained, and writes texts with it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from opgrad.training.engine.distributed import OneProcess
+from opgrad.training.portable import Exported, export_step
 from opgrad.training.run.fit import Progress
 from opgrad.training.run.recipe import Recipe
 from opgrad.training.tune import fitting
@@ -58,3 +60,12 @@ class Tuner(AdaptedModel):
         together = processes or OneProcess()
         with together.failing_together():
             return fitting.fit(self, self.examples(data, train_on), request, progress, told, together)
+
+    def export_step(self, output: str | PathLike[str], **options: Any) -> Exported:
+        """Write the training of what is trained, from its present values on, as one plain ONNX model that learns.
+
+        output: the file. options: those of `opgrad.training.portable.export_step`, which raises the same: models whose
+        nodes have plain forms are taken, and GroupQueryAttention and MatMulNBits have none yet.
+        """
+        artifacts = replace(self.setting().artifacts, trainable=dict(self.values))
+        return export_step(artifacts, output, **options)
