@@ -148,8 +148,8 @@ LAYERS = {
     "training/tune/": (
         "jinja2 numpy onnx onnxruntime onnxruntime_genai tokenizers",
         "graph/ locks native/threads/ reading training/building/ training/data/ training/engine/"
-        " training/engine/distributed training/engine/optimizer training/formats/ training/language/ training/portable/ training/run/"
-        " writing",
+        " training/engine/distributed training/engine/optimizer training/formats/ training/language/"
+        " training/portable/ training/run/ writing",
     ),
     "training/quantization/": (
         "numpy onnx onnxruntime ml_dtypes",
