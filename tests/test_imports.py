@@ -145,6 +145,11 @@ LAYERS = {
         " training/engine/distributed training/formats/ writing",
     ),
     "training/language/": ("numpy onnx", "graph/ training/formats/"),
+    "training/portable/": (
+        "numpy onnx",
+        "forms/ graph/ onnxruntime/ reading training/building/ training/engine/ training/engine/optimizer"
+        " training/formats/ writing",
+    ),
     "training/tune/": (
         "jinja2 numpy onnx onnxruntime onnxruntime_genai tokenizers",
         "graph/ locks native/threads/ reading training/building/ training/data/ training/engine/"
@@ -159,11 +164,6 @@ LAYERS = {
         "numpy onnx onnxruntime",
         "graph/ native/threads/ training/data/ training/engine/ training/engine/distributed training/engine/optimizer"
         " training/formats/",
-    ),
-    "training/portable/": (
-        "numpy onnx",
-        "forms/ graph/ onnxruntime/ reading training/building/ training/engine/ training/engine/optimizer"
-        " training/formats/ writing",
     ),
     "training": (
         "",
