@@ -55,7 +55,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    return {info.filename.removesuffix(".npy"): info for info in archive.infolist() if not info.is_dir()}
+    return {info.filename.removesuffix(".npy"): info for info in archive.infolist() if not info.filename.endswith("/")}
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str) -> np.ndarray:
