@@ -106,7 +106,9 @@ class BoundGraph:
         """Bind other memory to a fixed input."""
         self._fixed[name] = array
         if name in self._known:
-            self._binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+            # onnxruntime knows bfloat16 by ONNX's number alone.
+            kind = onnx.TensorProto.BFLOAT16 if array.dtype.name == "bfloat16" else array.dtype
+            self._binding.bind_input(name, "cpu", 0, kind, array.shape, array.ctypes.data)
 
     def _bind_output(self, name: str, array: np.ndarray) -> None:
         self._binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)

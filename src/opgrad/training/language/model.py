@@ -10,6 +10,7 @@ from onnx import TensorProto
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.graph.graph import Graph
+from opgrad.graph.halves import compute_in_float32
 from opgrad.graph.loading import place_of, read_model
 from opgrad.graph.messages import FLOATS, copied
 from opgrad.training.formats.tensor_values import Held, taken_apart
@@ -28,7 +29,8 @@ class LanguageModel:
     """A language model.
 
     source: as it was read, with caches; large initializers are placeholders, and `values` has theirs.
-    model: the graph from tokens to scores alone; names of values and nodes are those of the source.
+    model: the graph from tokens to scores alone; names of values and nodes are those of the source. It computes in
+        float32 what the source computes in float16 or bfloat16, with weights stored as they are.
     values: large tensors by name, mapped from the files where they lie.
     files: for tensors in other files than the model's: the file, the first byte, and the number of bytes.
     tokens: the input for tokens, [batch, length]. logits: the output with the scores of the token that follows each,
@@ -92,6 +94,7 @@ def read(path: str | PathLike[str], who: str) -> LanguageModel:
     model = without_caches(source, tokens, logits, what)
     _compute_in_floats(model)
     values = reshaped(model, values)
+    compute_in_float32(model)
     products = find_products(model, tokens, logits)
     head = next((each for each in products if each.role == "head"), None)
     if head is None:

@@ -1,0 +1,84 @@
+"""Language models of float16 and bfloat16: weights stay as they are, training computes in float32."""
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from language_models import WORDS, make_folder
+from onnx import TensorProto, numpy_helper
+
+from opgrad.training import Tuner
+from opgrad.training.engine.trainer import Trainer
+from opgrad.training.language import read
+
+SIZE = 5 + len(WORDS)
+KINDS = {TensorProto.FLOAT16: np.float16, TensorProto.BFLOAT16: ml_dtypes.bfloat16}
+
+
+def halved(folder, kind, back=False):
+    """The model of a folder with its floats in halves; back: as float32 again, rounded."""
+    model = onnx.load(folder / "model.onnx")
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            array = numpy_helper.to_array(tensor).astype(KINDS[kind])
+            if back:
+                tensor.CopyFrom(numpy_helper.from_array(array.astype(np.float32), tensor.name))
+            else:
+                data = array.view(np.uint16).tobytes()
+                tensor.CopyFrom(TensorProto(name=tensor.name, data_type=kind, dims=array.shape, raw_data=data))
+    for node in model.graph.node:
+        for each in node.attribute:
+            if each.name == "to" and each.i == TensorProto.FLOAT and not back:
+                each.i = kind
+    if not back:
+        model.graph.output[0].type.tensor_type.elem_type = kind
+    del model.graph.value_info[:]
+    return model
+
+
+def scores(model, tokens):
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(["logits"], {"input_ids": tokens})[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_computes_in_float32_with_the_stored_weights(tmp_path, kind):
+    folder = make_folder(tmp_path)
+    rounded = halved(folder, kind, back=True)
+    onnx.save(halved(folder, kind), folder / "model.onnx")
+    base = read(folder / "model.onnx", "test")
+    tokens = np.random.default_rng(0).integers(0, SIZE, (2, 6))
+    np.testing.assert_allclose(scores(base.model, tokens), scores(rounded, tokens), rtol=1e-4, atol=1e-5)
+    stored = {each.name: each.data_type for each in base.model.graph.initializer}
+    assert stored[base.head.weight] == kind
+    assert len([each for each in base.products if each.layer == 1]) == 7
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_are_trained_in_float32(tmp_path, kind):
+    """Losses are those of the float32 model with the same rounded weights."""
+    losses = []
+    for back in (True, False):
+        folder = make_folder(tmp_path / str(back))
+        onnx.save(halved(folder, kind, back), folder / "model.onnx")
+        setting = Tuner(folder, seed=3).setting(2, 6)
+        assert {each.dtype for each in setting.artifacts.trainable.values()} == {np.dtype("float32")}
+        assert "LinearCrossEntropyLoss" in {node.op_type for node in setting.artifacts.eval_model.graph.node}
+        trainer, tokens = Trainer(setting.artifacts, learning_rate=0.01), np.arange(12).reshape(2, 6)
+        losses.append([trainer.step(dict.fromkeys(("input_ids", "labels"), tokens)) for _ in range(3)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    assert losses[0][2] < losses[0][0]
+
+
+def test_what_was_trained_of_a_float16_model_loads_in_onnxruntime(tmp_path):
+    folder = make_folder(tmp_path / "base")
+    onnx.save(halved(folder, TensorProto.FLOAT16), folder / "model.onnx")
+    tuner = Tuner(folder)
+    tuner.values = {name: np.full_like(each, 0.01) for name, each in tuner.values.items()}
+    tuner.save(tmp_path / "tuned")
+    tokens = np.random.default_rng(0).integers(0, SIZE, (1, 6))
+    session = onnxruntime.InferenceSession(tmp_path / "tuned/model.onnx", providers=["CPUExecutionProvider"])
+    found = session.run(["logits"], {"input_ids": tokens})[0]
+    assert found.dtype == np.float16
+    assert np.isfinite(found.astype(np.float32)).all()
