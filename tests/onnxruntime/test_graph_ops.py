@@ -42,6 +42,15 @@ def feeds_of(op, onnx, arguments):
     return found
 
 
+def takes(onnx, inputs):
+    """Whether the node is declared for these dtypes: some operators take more of them than their nodes."""
+    given = {name.rstrip("0123456789"): dtype for name, dtype, _ in filter(None, inputs)}
+    return any(
+        all(given.get(port.parameter, port.dtype) == port.dtype for port in overload.inputs)
+        for overload in OVERLOADS[onnx.name]
+    )
+
+
 def attributes_of(op, onnx, arguments):
     found = {}
     for name in onnx.attributes:
@@ -81,6 +90,8 @@ def test_against_the_reference(op, onnx, dtype):
     session = functools.cache(InferenceSession)
     for example in examples(op, dtype):
         inputs = feeds_of(op, onnx, example.arguments)
+        if not takes(onnx, inputs):
+            continue
         exact = expected(op, example.arguments)
         wanted = [array.dtype for array in call(op, example.arguments)]
         attributes = attributes_of(op, onnx, example.arguments)
