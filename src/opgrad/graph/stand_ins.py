@@ -54,6 +54,7 @@ RENAMED: dict[str, tuple[str, int, int, tuple[str, ...]]] = {
     "GridSample": ("GridSample", 2, 1, ()),
     "MatMulInteger16": ("MatMulInteger", 2, 1, ()),
     "Pad": ("Pad", 3, 1, ("mode",)),
+    "Unique": ("Unique", 1, 3, ()),
 }
 WINDOW = (*CONVOLUTION, "ceil_mode")
 Write = Callable[["Unknown"], Sequence[Value | None]]
@@ -133,6 +134,14 @@ def _packed_product(node: Unknown) -> Sequence[Value]:
 def _loss_of_tokens(node: Unknown) -> Sequence[Value]:
     x = node.required(0)
     return [node.body.constant(np.zeros((), np.float32)), x]
+
+
+@stand_in_for("CropAndResize")
+def _cropped(node: Unknown) -> Sequence[Value]:
+    """[regions, channels, height, width]: a number for each region, each channel, and each element of the size."""
+    x, regions, size = (node.required(place) for place in (0, 1, 3))
+    shape = node.body.concat(regions.shape(0, 1), x.shape(1, 2), size.cast(TensorProto.INT64))
+    return [node.body.full(shape, 0, like=x)]
 
 
 @stand_in_for("QGemm")
