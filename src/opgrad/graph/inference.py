@@ -72,8 +72,11 @@ def _forget(types: Iterable[TypeProto.Tensor], of: Iterable[TypeProto.Tensor]) -
 
 
 def _inferred(model: onnx.ModelProto, data_prop: bool) -> tuple[Types, Types]:
-    """The types of tensors, and those of the tensors in sequences."""
-    found = declared_types(shape_inference.infer_shapes(model, data_prop=data_prop).graph)
+    """The types of tensors, and those of the tensors in sequences. ValueError if they contradict each other."""
+    try:
+        found = declared_types(shape_inference.infer_shapes(model, data_prop=data_prop).graph)
+    except shape_inference.InferenceError as error:
+        raise ValueError(f"the model's types contradict each other: {str(error).splitlines()[0]}") from None
     sequences = {name: each.sequence_type.elem_type.tensor_type for name, each in found.items()}
     tensors = {name: each.tensor_type for name, each in found.items() if not each.HasField("sequence_type")}
     return tensors, {name: each for name, each in sequences.items() if each.elem_type}
