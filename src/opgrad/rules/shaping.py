@@ -119,6 +119,8 @@ def element_count(value: Value, axes: Sequence[int] | None) -> int | None:
         return None
     count = 1
     for axis in range(len(value.sizes)) if axes is None else axes:
+        if not -len(value.sizes) <= axis < len(value.sizes):
+            raise ValueError(f"an axis is {axis}, expected one of a tensor with {len(value.sizes)} axes")
         size = value.sizes[axis]
         if not isinstance(size, int):
             return None
