@@ -7,11 +7,14 @@ import onnx
 import onnxruntime
 import pytest
 from language_models import WORDS, make_folder, make_model
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
+from opgrad.graph.messages import copied, keep
+from opgrad.graph.nodes import rename
 from opgrad.training.formats import safetensors
 from opgrad.training.language import read
 from opgrad.training.tune import deployed, peft
+from opgrad.training.tune.insertion import insert
 from opgrad.training.tune.lora import Lora, choose
 from opgrad.training.tune.outputs import write_tuned
 
@@ -107,11 +110,83 @@ def test_all_forms_compute_the_same(base):
     np.testing.assert_array_equal(scores(with_inputs, TOKENS), scores(base.source, TOKENS))
     given = scores(with_inputs, TOKENS, deployed.scaled(base, adapters, values))
     model, held = deployed.merged(base, adapters, values)
+    np.testing.assert_allclose(scores(with_values(model, held), TOKENS), given, rtol=1e-4, atol=1e-4)
+    assert np.abs(given - scores(base.source, TOKENS)).max() > 0.1
+
+
+def with_values(model, held):
+    """A model with the values of its placeholders."""
     for each in model.graph.initializer:
         if each.name in held:
             each.CopyFrom(numpy_helper.from_array(held[each.name], each.name))
-    np.testing.assert_allclose(scores(model, TOKENS), given, rtol=1e-4, atol=1e-4)
-    assert np.abs(given - scores(base.source, TOKENS)).max() > 0.1
+    return model
+
+
+def renamed(model, old, new):
+    """A model in which a value has another name."""
+    for node in model.graph.node:
+        rename(node, {old: new})
+    return model
+
+
+def all_forms(file, loras):
+    """Of a model with adapters of random values: its own scores, those as inputs, and those merged; the merged model.
+
+    The graph with inputs gives the model's own scores without values, and the one for training the same as merged.
+    """
+    base = read(file, "test")
+    adapters = choose(base, loras)
+    values, plain = values_of(adapters), scores(onnx.load(file), TOKENS)
+    with_inputs = deployed.with_inputs(base, adapters)
+    np.testing.assert_array_equal(scores(with_inputs, TOKENS), plain)
+    trained = copied(base.model)
+    trained.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
+    insert(trained.graph, adapters)
+    given = scores(with_inputs, TOKENS, deployed.scaled(base, adapters, values))
+    merged = with_values(*deployed.merged(base, adapters, values))
+    np.testing.assert_allclose(scores(merged, TOKENS), given, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(scores(trained, TOKENS), given, rtol=1e-4, atol=1e-4)
+    assert np.abs(given - plain).max() > 0.1
+    return merged
+
+
+def with_direct_head(size=SIZE):
+    """A model whose last product makes the scores itself."""
+    model = make_model(size)
+    copy = model.graph.node.pop()
+    assert (copy.op_type, list(copy.output)) == ("Identity", ["logits"])
+    return renamed(model, copy.input[0], "logits")
+
+
+@pytest.mark.parametrize("target", ["lm_head", "lm_head|all", "o_proj"])
+def test_products_whose_results_are_outputs(tmp_path, target):
+    """The sum takes the output's name, also where other nodes read it."""
+    model = with_direct_head()
+    name = next(node.output[0] for node in model.graph.node if "layers.1/self_attn/o_proj" in node.name)
+    renamed(model, name, "attended").graph.output.append(
+        helper.make_tensor_value_info("attended", TensorProto.FLOAT, ["batch_size", "sequence_length", 32])
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    loras = [Lora(3, 6.0, target.replace("all", "q_proj|o_proj"))]
+    assert [each.name for each in all_forms(tmp_path / "model.onnx", loras).graph.output] == ["logits", "attended"]
+
+
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+def test_weights_that_two_products_share_are_not_merged(tmp_path, target):
+    """An adapter changes its own product alone."""
+    model = make_model(SIZE)
+    head = next(node for node in model.graph.node if node.name == "/lm_head/MatMul")
+    turned = helper.make_node("Transpose", ["model.embed_tokens.weight"], ["turned"], "/lm_head/Transpose", perm=[1, 0])
+    head.input[1] = "turned"
+    model.graph.node.insert(0, turned)
+    keep(model.graph.initializer, [each for each in model.graph.initializer if each.name != "lm_head.weight"])
+    onnx.save(model, tmp_path / "model.onnx")
+    merged = all_forms(tmp_path / "model.onnx", [Lora(3, 6.0, target)])
+    stored, before = (
+        next(numpy_helper.to_array(each) for each in model.graph.initializer if "embed_tokens.weight" in each.name)
+        for model in (merged, onnx.load(tmp_path / "model.onnx"))
+    )
+    np.testing.assert_array_equal(stored, before)
 
 
 def packed(quantized):

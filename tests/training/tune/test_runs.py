@@ -14,6 +14,7 @@ pytest.importorskip("jinja2")
 
 from opgrad import writing
 from opgrad.cli import app
+from opgrad.graph.nodes import rename
 from opgrad.training import Lora, Trainer, Tuner
 from opgrad.training.run.fit import Interrupted
 from opgrad.training.tune import genai
@@ -187,11 +188,12 @@ def test_tokenizer_of_another_model(tmp_path, data):
 
 def test_full_disk_loses_nothing(tmp_path, model, data, monkeypatch):
     """What was trained stays in the checkpoint when the results cannot be written."""
-    real = writing.new_file
+    real, tried = writing.new_file, []
 
     def full(path, content):
-        if path.name == "adapter_model.safetensors":
+        if path.name in tried:
             raise OSError(28, "No space left on device", str(path))
+        tried.append(path.name)
         real(path, content)
 
     monkeypatch.setattr("opgrad.training.tune.peft.new_file", full)
@@ -201,6 +203,37 @@ def test_full_disk_loses_nothing(tmp_path, model, data, monkeypatch):
     monkeypatch.undo()
     run = Tuner(model).fit(data, tmp_path, epochs=2, resume=True)
     assert "adapter.onnx_adapter" in run.files
+
+
+@pytest.mark.parametrize("options", [{}, {"train": "*mlp*"}])
+def test_what_cannot_be_written_fails_before_the_training(tmp_path, model, data, monkeypatch, options):
+    def fail(*_):
+        raise ValueError("cannot be made")
+
+    monkeypatch.setattr("opgrad.training.tune.deployed.with_inputs", fail)
+    monkeypatch.setattr("opgrad.training.tune.deployed.replaced", fail)
+    monkeypatch.setattr("opgrad.training.tune.fitting.Fit.run", lambda *_: pytest.fail("it was trained"))
+    with pytest.raises(ValueError, match="cannot be made"):
+        Tuner(model, **options).fit(data, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_adapter_beside_the_product_that_makes_the_scores(tmp_path, data):
+    folder = make_folder(tmp_path / "model")
+    model = onnx.load(folder / "model.onnx")
+    copy = model.graph.node.pop()
+    for node in model.graph.node:
+        rename(node, {copy.input[0]: "logits"})
+    onnx.save(model, folder / "model.onnx")
+    tuner = Tuner(folder, lora="rank=8, target=lm_head")
+    run = tuner.fit(data, tmp_path / "tuned", **SETTINGS)
+    assert run.state.history[-1].train_loss < run.state.history[0].train_loss
+    tuner.merge(tmp_path / "merged")
+    tokens = tuner.prompt_tokens("what is red ?")[None].astype(np.int64)
+    found = scores(run.output, tokens, run.output / "adapter.onnx_adapter")
+    np.testing.assert_allclose(scores(tmp_path / "merged", tokens), found, rtol=1e-4, atol=1e-4)
+    assert np.abs(found - scores(folder, tokens)).max() > 0.1
+    assert Tuner(tmp_path / "merged").write("what is red ?", most=8) == tuner.write("what is red ?", most=8)
 
 
 def test_step_as_one_plain_model(tmp_path, model, data):

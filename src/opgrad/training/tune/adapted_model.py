@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,17 @@ class AdaptedModel:
         if self.adapters:
             return outputs.write_tuned(folder, self.base, self.file, self.adapters, self.values, told)
         return outputs.write_merged(folder, self.file, *deployed.replaced(self.base, self.values), told)
+
+    def try_to_save(self, output: Path) -> None:
+        """Make what `save` would write, and drop it: what cannot be made fails here, before anything was trained.
+
+        output: the folder, in which adapters are written for the moment. Raises what `save` raises.
+        """
+        if not self.adapters:
+            deployed.replaced(self.base, self.values)
+            return
+        with TemporaryDirectory(prefix=".", suffix=".tmp", dir=output) as folder:
+            self.save(folder)
 
     def merge(self, output: str | PathLike[str]) -> list[str]:
         """Write one model that needs no adapter file: with adapters added to float weights, or as nodes beside others.

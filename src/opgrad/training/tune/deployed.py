@@ -1,5 +1,6 @@
 """Trained adapters for inference: beside the base as inputs with defaults, as nodes with their values, or merged."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from onnx import TensorProto, helper
 
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import attribute_of, copied
+from opgrad.graph.nodes import captured
 from opgrad.training.formats.checkpoint_tables import ELEMENT_TYPES
 from opgrad.training.formats.tensor_values import Held, array_of, is_placeholder, placeholder, tensor_of
 from opgrad.training.tune.insertion import insert
@@ -86,16 +88,17 @@ def _with_values(
 def merged(
     base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]
 ) -> tuple[onnx.ModelProto, dict[str, Held]]:
-    """The base with the adapters added to its weights, or as nodes beside those that are quantized.
+    """The base with the adapters added to its weights, or as nodes beside those that are quantized or shared.
 
     Returns the model and the values of its placeholders.
     """
     changed, held = dict[str, np.ndarray](), _held(base)
     nodes = {node.output[0]: node for node in base.source.graph.node if node.output}
+    readers = Counter(name for node in base.source.graph.node for name in captured(node))
     apart: list[Adapter] = []
     for adapter in adapters:
-        weight = adapter.product.weight
-        if adapter.product.op not in PRODUCTS or weight not in held or not adapter.product.trainable:
+        weight, own = adapter.product.weight, adapter.product.op in PRODUCTS and adapter.product.trainable
+        if not own or weight not in held or readers[weight] > 1:
             apart.append(adapter)
             continue
         if weight not in changed:

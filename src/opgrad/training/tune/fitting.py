@@ -133,14 +133,20 @@ def fit(
     data = zlib.crc32(identity.encode(), zlib.crc32(training.chosen.tobytes()))
     trainer, state = job.begin(setting.artifacts, recipe, training, data, resumption, processes)
     tuner.use(trainer.parameters)
+    processes.on_first(lambda: _try_output(tuner, request.output, resumption))
     if state.initial_loss is None and validation is not None:
         state.initial_loss = trainer.evaluate(validation, recipe.batch_size).loss
     fitting = Fit(trainer, training, validation, state, request.output, {PROPERTY: identity}, processes)
-    processes.on_first(lambda: job.make_folder(request.output, resumption))
     tokens = examples.told.tokens / len(examples)
     shown = _Shown(tuner, request, training.rows, tokens, progress or _ignore, tell if processes.is_first else None)
     fitting.run(shown)
     return _finish(tuner, examples, request, fitting, shown.samples, processes)
+
+
+def _try_output(tuner: AdaptedModel, output: Path, resumption: Resumption | None) -> None:
+    """Make the folder, and try what will be written there."""
+    job.make_folder(output, resumption)
+    tuner.try_to_save(output)
 
 
 def _ignore(*_: Any) -> None:

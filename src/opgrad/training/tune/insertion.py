@@ -9,7 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from opgrad.graph.messages import attribute_of, free_name, keep
-from opgrad.graph.nodes import names_in, rename_inputs
+from opgrad.graph.nodes import names_in, rename, rename_inputs
 from opgrad.training.tune.lora import WHO, Adapter
 
 SEED = 0  # of dropout's nodes, whose masks follow from the number of the run
@@ -23,23 +23,25 @@ class _Writer:
         self._taken = names_in(graph)
         self.nodes: list[onnx.NodeProto] = []
 
+    def free(self, name: str) -> str:
+        """A name that nothing in the graph has: this one, or one that begins with it."""
+        return free_name(name, self._taken)
+
     def add(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
         """Append a node; returns the name of its result."""
-        name = free_name(output, self._taken)
-        self.nodes.append(helper.make_node(op, inputs, [name], free_name(f"{name}/{op}", self._taken), **attributes))
+        name = self.free(output)
+        self.nodes.append(helper.make_node(op, inputs, [name], self.free(f"{name}/{op}"), **attributes))
         return name
 
     def split(self, value: str, sizes: str, parts: int) -> list[str]:
         """Split the last axis of a value; returns the names of the parts."""
-        names = [free_name(f"{value}.part.{number}", self._taken) for number in range(parts)]
-        self.nodes.append(
-            helper.make_node("Split", [value, sizes], names, free_name(f"{value}/Split", self._taken), axis=-1)
-        )
+        names = [self.free(f"{value}.part.{number}") for number in range(parts)]
+        self.nodes.append(helper.make_node("Split", [value, sizes], names, self.free(f"{value}/Split"), axis=-1))
         return names
 
     def constant(self, value: np.ndarray, name: str) -> str:
         """Add an initializer."""
-        name = free_name(name, self._taken)
+        name = self.free(name)
         self.graph.initializer.append(numpy_helper.from_array(value, name))
         return name
 
@@ -71,6 +73,7 @@ class _Writer:
 def insert(graph: onnx.GraphProto, adapters: Iterable[Adapter], scaled: bool = False, training: bool = False) -> None:
     """Let the readers of each product's result read the sum of it and of what its adapters compute.
 
+    Where the result is an output of the graph, the sum takes its name, and the result gets another one.
     graph: changed. scaled: whether B holds the scale.
     training: whether dropout is part of it. The factors A and B are not added, only read.
     """
@@ -82,6 +85,7 @@ def insert(graph: onnx.GraphProto, adapters: Iterable[Adapter], scaled: bool = F
         total = _total(writer, list(group), nodes[output])
         made[output], writer.nodes = (total, writer.nodes), []
     _redirect(graph, made)
+    _keep_outputs(graph, {output: total for output, (total, _) in made.items()}, writer)
 
 
 def _total(writer: _Writer, adapters: list[Adapter], node: onnx.NodeProto) -> str:
@@ -101,9 +105,6 @@ def _total(writer: _Writer, adapters: list[Adapter], node: onnx.NodeProto) -> st
 def _redirect(graph: onnx.GraphProto, made: Mapping[str, tuple[str, list[onnx.NodeProto]]]) -> None:
     """Put new nodes behind those whose results they read, and let other nodes read the new results."""
     names = {old: new for old, (new, _) in made.items()}
-    outputs = {each.name for each in graph.output}
-    if both := outputs & names.keys():
-        raise ValueError(f"{WHO}: {min(both)!r} is an output of the model, expected a product inside of it")
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         rename_inputs(node, names)
@@ -113,3 +114,12 @@ def _redirect(graph: onnx.GraphProto, made: Mapping[str, tuple[str, list[onnx.No
                 rename_inputs(own, {old: new for old, new in names.items() if old != output})
                 nodes.append(own)
     keep(graph.node, nodes)
+
+
+def _keep_outputs(graph: onnx.GraphProto, totals: Mapping[str, str], writer: _Writer) -> None:
+    """Give the sums of results that are outputs of the graph these outputs' names. totals: the sums' names."""
+    names: dict[str, str] = {}
+    for output in (each.name for each in graph.output if each.name in totals):
+        names |= {totals[output]: output, output: writer.free(f"{output}.base")}
+    for node in graph.node:
+        rename(node, names)

@@ -197,7 +197,8 @@ def module_of(product: "Product") -> str:
     """
     weight = re.sub(r"\.(MatMul|Gemm)?\.?q?weight\w*$", "", product.weight)
     node = re.sub(r"/(MatMul|Gemm|Gather|Conv|FusedMatMul)\w*$", "", product.node).strip("/").replace("/", ".")
-    shared = product.op in TABLES and not product.trainable  # with the last product, after which it is named
+    # A table and the last product may share a weight, which is named after one of them and made for the other.
+    shared = product.role in ("embedding", "head") and not product.trainable
     name = weight if weight != product.weight and not shared else node or product.weight
     return re.sub(r"(layers\.\d+)\.attn\.", r"\1.self_attn.", name)
 
