@@ -158,7 +158,7 @@ LAYERS = {
     ),
     "training/quantization/": (
         "numpy onnx onnxruntime ml_dtypes",
-        "graph/ rules/ training/building/ training/data/ training/formats/ training/onnxblock/ training/run/",
+        "graph/ rules/ training/building/ training/data/ training/formats/ training/onnxblock/ training/run/ writing",
     ),
     "training/api/": (
         "numpy onnx onnxruntime",

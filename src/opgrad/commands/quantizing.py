@@ -28,11 +28,10 @@ def check(options: QuantizationOptions) -> None:
 
 def prepared(model: Path, options: QuantizationOptions, recipe: "Recipe", data: Path | None, folder: Path) -> Path:
     """The file of the model that is trained, in a folder: it rounds as the integer model will."""
-    import onnx
-
     from opgrad.graph.loading import read_model
     from opgrad.training.quantization import prepare, with_teacher
     from opgrad.training.quantization.calibration import calibration
+    from opgrad.writing import new_file
 
     given, kind = read_model(model, "train"), options.quantize or ""
     try:
@@ -43,7 +42,7 @@ def prepared(model: Path, options: QuantizationOptions, recipe: "Recipe", data: 
     except (NotImplementedError, TypeError, ValueError) as error:
         told = str(error).removeprefix("quantization.prepare: ")
         raise ValueError(f"train: {model}: {told}") from None
-    onnx.save(made, folder / model.name)
+    new_file(folder / model.name, made.SerializeToString())
     return folder / model.name
 
 

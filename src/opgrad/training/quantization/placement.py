@@ -13,6 +13,7 @@ from onnx import numpy_helper
 from opgrad.graph.opset import raise_opset
 from opgrad.graph.passes import prepare
 from opgrad.training.building.selection import Candidates
+from opgrad.writing import new_file
 
 LEAST_OPSET = 13  # from which on a scale may be one of an axis
 
@@ -32,7 +33,7 @@ def placed(
     before = simplified(model, LEAST_OPSET, who)
     with TemporaryDirectory(prefix="opgrad-") as folder, _silent():
         floats, integers = Path(folder) / "floats.onnx", Path(folder) / "integers.onnx"
-        onnx.save(before, floats)
+        new_file(floats, before.SerializeToString())
         # Activations are unsigned: onnxruntime's kernels for x86-64 take no others, and it converts only some.
         form = {"quant_format": QuantFormat.QDQ, "activation_type": QuantType.QUInt8, "per_channel": per_channel}
         quantize_static(str(floats), str(integers), _Batches(calibration), **form)
@@ -51,7 +52,7 @@ def simplified(model: onnx.ModelProto, opset: int, who: str) -> onnx.ModelProto:
     simple = prepare(model, variable=[*candidates.weights, *candidates.statistics], plain=True)
     with TemporaryDirectory(prefix="opgrad-") as folder, _silent():
         given, result = Path(folder) / "given.onnx", Path(folder) / "result.onnx"
-        onnx.save(simple, given)
+        new_file(given, simple.SerializeToString())
         quant_pre_process(str(given), str(result), skip_symbolic_shape=True)
         found = onnx.load(result)
     _multiply_factors(found.graph)
