@@ -130,15 +130,6 @@ LAYERS = {
         "cpu/compiler/processes graph/ locks native/ native/threads/ onnxruntime/ ops/ optim training/building/"
         " training/data/ training/engine/distributed training/engine/optimizer training/formats/ writing",
     ),
-    "training/inspect/": (
-        "numpy onnx rich",
-        "gradients/ graph/ onnxruntime/ training/building/ training/data/ training/engine/ training/engine/optimizer"
-        " training/formats/",
-    ),
-    "training/artifacts/": (
-        "onnx onnxruntime",
-        "graph/ onnxruntime/ training/building/ training/formats/ training/inspect/ training/onnxblock/ writing",
-    ),
     "training/run/": (
         "numpy onnxruntime matplotlib plotext rich",
         "native/threads/ reading terminal training/building/ training/data/ training/engine/"
@@ -155,6 +146,15 @@ LAYERS = {
         "graph/ locks native/threads/ reading training/building/ training/data/ training/engine/"
         " training/engine/distributed training/engine/optimizer training/formats/ training/language/"
         " training/portable/ training/run/ writing",
+    ),
+    "training/inspect/": (
+        "numpy onnx rich",
+        "gradients/ graph/ onnxruntime/ training/building/ training/data/ training/engine/ training/engine/optimizer"
+        " training/formats/ training/tune/",
+    ),
+    "training/artifacts/": (
+        "onnx onnxruntime",
+        "graph/ onnxruntime/ training/building/ training/formats/ training/inspect/ training/onnxblock/ writing",
     ),
     "training/quantization/": (
         "numpy onnx onnxruntime ml_dtypes",

@@ -65,7 +65,10 @@ def _add(command: Callable[..., Any], extra: str | None = None, name: str | None
 
 def inspect(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="Folder of an artifact set, or one .onnx file.", exists=True)
+        Path,
+        typer.Argument(
+            metavar="PATH", help="Folder of an artifact set or a language model, or one .onnx file.", exists=True
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -73,7 +76,8 @@ def inspect(
 
     onnxruntime: the stock package alone; opgrad: with opgrad's operators; only by lowering: after `opgrad lower`.
     Exit status 1 if onnxruntime with opgrad does not run it as it is; then it says what to do. Of a model it tells what
-    is trainable, which losses fit, and every node that has no gradient.
+    is trainable, which losses fit, and every node that has no gradient; of a language model also which adapters `opgrad
+    tune` would train, and the memory that a step would take.
 
     Example: opgrad inspect model.onnx
     """

@@ -155,19 +155,28 @@ def _train(
 ) -> None:  # fmt: skip
     """Train, and print what came of it."""
     from opgrad.training.building.checks import quantity
+    from opgrad.training.inspect.tables import print_adapters
     from opgrad.training.run.fit import Interrupted
+    from opgrad.training.tune.summary import adapted
 
     assert texts.data is not None
     output = texts.output or _output(tuner.file if tuner.file.name != "model.onnx" else tuner.folder)
-    numbers = quantity(sum(each.size for each in tuner.values.values()), "number")
-    adapters = f"{quantity(len(tuner.adapters), 'adapter')}, {numbers}"
+    adapters = quantity(len(tuner.adapters), "adapter")
     what = adapters if tuner.adapters else f"weights of its own are trained: {', '.join(tuner.train)}"
     screen.print(f"{tuner.file}: {what}", soft_wrap=True)
+    waiting = [tuner.adapters] if tuner.adapters else []
+
+    def told(line: str) -> None:
+        """Print a line about the run, before the first one the adapters: by then options and data have proved right."""
+        while waiting:
+            print_adapters(screen, "", adapted(waiting.pop()))
+        screen.print(line)
+
     try:
         with bar_of(live)(screen, tuner.folder.resolve().name, "tokens") as bar:
             run = tuner.fit(
                 texts.data, output, train_on=texts.train_on, samples=texts.sample or (), progress=bar,
-                told=screen.print, resume=texts.resume, processes=processes, **settings.of_recipe(),
+                told=told, resume=texts.resume, processes=processes, **settings.of_recipe(),
             )  # fmt: skip
     except Interrupted as interruption:
         raise RuntimeError(f"{interruption}; to go on: {command}") from None

@@ -3,12 +3,14 @@
 from itertools import pairwise
 
 import numpy as np
+import onnx
 import pytest
 from language_models import make_folder
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.training import Tuner
 from opgrad.training.engine.trainer import Trainer
+from opgrad.training.formats import tensor_values
 from opgrad.training.language import ends_of_layers, read
 from opgrad.training.language import memory as plans
 from opgrad.training.language.memory import plan, step_bytes
@@ -56,6 +58,29 @@ def test_ends_of_layers(tmp_path):
     base = read(make_folder(tmp_path) / "model.onnx", "test")
     downs = [each.output for each in base.products if each.role == "down"]
     assert list(ends_of_layers(base.products)) == downs
+
+
+def test_bytes_of_the_base(tmp_path, monkeypatch):
+    """A table and the last product that share their memory count once."""
+    model = onnx.load(make_folder(tmp_path) / "model.onnx")
+    stored = sum(numpy_helper.to_array(each).nbytes for each in model.graph.initializer)
+    assert read(tmp_path / "model.onnx", "test").bytes == stored
+    table = next(each for each in model.graph.initializer if "embed" in each.name)
+    flat = numpy_helper.from_array(numpy_helper.to_array(table).reshape(-1), "flat")
+    shape = numpy_helper.from_array(np.array([-1, 32]), "shape")
+    table.CopyFrom(flat)
+    model.graph.initializer.append(shape)
+    names = ["model.embed_tokens.weight", "again"]
+    for place, name in enumerate(names):
+        model.graph.node.insert(place, helper.make_node("Reshape", ["flat", "shape"], [name]))
+    head = next(node for node in model.graph.node if node.name == "/lm_head/MatMul")
+    model.graph.node.insert(2, helper.make_node("Transpose", ["again"], ["turned"], perm=[1, 0]))
+    head.input[1] = "turned"
+    monkeypatch.setattr(tensor_values, "HUGE", 1000)
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="values", size_threshold=0)
+    base = read(tmp_path / "model.onnx", "test")
+    assert {"flat", "again"} <= base.values.keys()
+    assert base.bytes == stored - 32 * base.vocabulary * 4
 
 
 def test_less_memory_gives_the_same_losses(tmp_path, monkeypatch):

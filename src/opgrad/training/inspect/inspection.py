@@ -28,8 +28,13 @@ from opgrad.training.formats.checkpoint_files import bytes_in_use, data_path
 from opgrad.training.formats.names import BUFFER_SUFFIX, RESET, VALUES
 from opgrad.training.formats.tensor_values import read_apart, read_shared
 from opgrad.training.inspect.trainability import Trainability, trainability
+from opgrad.training.tune.adapted_model import AdaptedModel
+from opgrad.training.tune.outputs import MODEL
+from opgrad.training.tune.summary import Summary, summary
+from opgrad.training.tune.tuner import DEFAULTS
 
 TRAINING, EVALUATION, OPTIMIZER, CHECKPOINT = FILES
+ROWS: int = DEFAULTS["batch_size"]  # of a batch of `opgrad tune`
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,8 @@ class Inspection:
     optimizer: nodes of the optimizer model with their attributes; optimizer_problem: why opgrad cannot run them.
     checkpoint: its content beside the parameters.
     training: what a single model would be trained as, see `Trainability`; None for a training graph.
+    tuning: what `opgrad tune` trains of a language model by default; None for other models. tuning_problem: why it
+        cannot train this one.
     """
 
     path: str
@@ -78,6 +85,8 @@ class Inspection:
     optimizer_problem: str | None = None
     checkpoint: dict[str, Any] | None = None
     training: Trainability | None = None
+    tuning: Summary | None = None
+    tuning_problem: str | None = None
 
     @property
     def runs(self) -> bool:
@@ -98,12 +107,14 @@ def kinds(parameters: Iterable[Parameter]) -> list[str]:
 
 
 def inspect(path: str | PathLike[str]) -> Inspection:
-    """Look at the folder of an artifact set, of which files may be missing, or at one ONNX model.
+    """Look at the folder of an artifact set, of which files may be missing, or at one ONNX model, alone or in a folder.
 
     Raises FileNotFoundError if the folder has none of the files, ValueError for a damaged one, and what
     `read_checkpoint` raises.
     """
     path = Path(path)
+    if path.is_dir() and not any((path / name).is_file() for name in FILES) and (path / MODEL).is_file():
+        path = path / MODEL
     return _inspect_folder(path) if path.is_dir() else _inspect_model(path)
 
 
@@ -121,8 +132,23 @@ def _inspect_model(path: Path) -> Inspection:
         inputs=[_tensor(value) for value in model.graph.input if value.name not in own],
         outputs=[_tensor(value) for value in model.graph.output],
         training=training,
+        **_tuning(path),
         **_run(path, model),
     )
+
+
+def _tuning(path: Path) -> dict[str, Any]:
+    """The fields `tuning` and `tuning_problem` for a model."""
+    try:
+        model = AdaptedModel(path)
+    except (ValueError, OSError):
+        return {}  # it is no language model
+    except NotImplementedError as error:
+        return {"tuning_problem": str(error).removeprefix("tune: ")}
+    try:
+        return {"tuning": summary(model, ROWS, model.longest)}
+    except (ValueError, NotImplementedError) as error:
+        return {"tuning_problem": str(error).removeprefix("tune: ")}
 
 
 def _trainability(path: Path) -> Trainability | None:

@@ -15,6 +15,7 @@ from opgrad.training.formats.artifact_set import FILES
 from opgrad.training.inspect.inspection import Inspection, Parameter, Tensor, kinds
 from opgrad.training.inspect.stages import Stage
 from opgrad.training.inspect.trainability import Trainability
+from opgrad.training.tune.summary import Adapted
 
 LONGEST = 60  # the most characters of a property in a table
 PIPE_WIDTH = 160  # the width of a table in a file or a pipe
@@ -34,12 +35,17 @@ def print_inspection(console: Console, found: Inspection) -> None:
         console.print(parameter_table(found.parameters))
     if found.operators:
         console.print(_operator_table(found))
+    if found.tuning:
+        print_adapters(console, "opgrad tune trains by default", found.tuning.adapters)
+        console.print(facts("", found.tuning.facts().items()))
     for operators, count in Counter((each.operators, each.by) for each in found.fused).items():
         console.print(f"in training {' + '.join(operators[0])} becomes {operators[1]}: {count} times", highlight=False)
     for problem in filter(None, (found.problem, found.optimizer_problem)):
         console.print(f"cannot run: {problem}", style="red", highlight=False)
     for problem in found.training.problems if found.training else ():
         console.print(f"cannot be trained: {problem}", style="red", highlight=False)
+    if found.tuning_problem:
+        console.print(f"cannot be tuned: {found.tuning_problem}", style="red", highlight=False)
 
 
 def fit(console: Console) -> None:
@@ -176,6 +182,34 @@ def _operator_table(found: Inspection) -> Table:
             each.name, each.domain or "ai.onnx", str(each.count), each.runner, style=styles.get(each.runner, "")
         )
     return table
+
+
+def print_adapters(console: Console, title: str, adapters: Iterable[Adapted]) -> None:
+    """Print a line for all adapters that are alike, with the layers where they are."""
+    groups: dict[tuple[Any, ...], list[Adapted]] = {}
+    for each in adapters:
+        alike = (each.role, each.operator, each.bits, each.inputs, each.outputs, each.rank)
+        groups.setdefault(alike, []).append(each)
+    table = Table("beside", "layers", "operator", title=title, title_justify="left")
+    for heading in ("bits", "sizes", "rank", "adapters", "numbers"):
+        table.add_column(heading, justify="right")
+    for (role, operator, bits, inputs, outputs, rank), group in groups.items():
+        numbers = (rank, len(group), sum(each.numbers for each in group))
+        layers, sizes = _ranges(each.layer for each in group), f"{inputs} x {outputs}"
+        table.add_row(role, layers, operator, str(bits), sizes, *(f"{number:,}" for number in numbers))
+    fit(console)
+    console.print(table)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Numbers of layers, those behind each other as the first and the last; -1 is outside of layers."""
+    found: list[list[int]] = []
+    for number in sorted(number for number in set(numbers) if number >= 0):
+        if found and found[-1][-1] == number - 1:
+            found[-1][1:] = [number]
+        else:
+            found.append([number])
+    return ", ".join("-".join(map(str, ends)) for ends in found)
 
 
 def amount(tensors: int, numbers: int) -> str:

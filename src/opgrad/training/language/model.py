@@ -13,7 +13,7 @@ from opgrad.graph.graph import Graph
 from opgrad.graph.halves import compute_in_float32
 from opgrad.graph.loading import place_of, read_model
 from opgrad.graph.messages import FLOATS, copied
-from opgrad.training.formats.tensor_values import Held, taken_apart
+from opgrad.training.formats.tensor_values import Held, array_of, taken_apart
 from opgrad.training.language.caches import without_caches
 from opgrad.training.language.loss import LOSS, add_loss
 from opgrad.training.language.products import Product, find_products
@@ -56,6 +56,17 @@ class LanguageModel:
     def head(self) -> Product:
         """The product that computes the scores."""
         return next(each for each in self.products if each.role == "head")
+
+    def place_of(self, name: str) -> object:
+        """What identifies the memory of a tensor: a table and the last product may share theirs under two names."""
+        held = self.values.get(name)
+        return name if held is None else array_of(held).__array_interface__["data"][0]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of what the graph stores; tensors that share their memory count once."""
+        stored = {each.name: self.values.get(each.name, each) for each in self.model.graph.initializer}
+        return sum({self.place_of(name): _nbytes(held) for name, held in stored.items()}.values())
 
     def axes(self, batch_size: int, length: int) -> dict[str, int]:
         """The sizes of the axes of a batch of so many rows and tokens, by the names that the graph has for them."""
@@ -103,6 +114,11 @@ def read(path: str | PathLike[str], who: str) -> LanguageModel:
         source=source, model=model, values=values, files=files, tokens=tokens, logits=logits, hidden=head.input,
         vocabulary=head.outputs, width=head.inputs, products=products,
     )  # fmt: skip
+
+
+def _nbytes(held: Held) -> int:
+    """The bytes of a stored tensor of any type; fields other than raw_data take about as many in the message."""
+    return len(held.raw_data) or held.ByteSize() if isinstance(held, TensorProto) else held.nbytes
 
 
 def _compute_in_floats(model: onnx.ModelProto) -> None:

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from opgrad.locks import once
 from opgrad.native.threads import get_num_threads
 from opgrad.training.engine.optimizer import AdamWRule
 from opgrad.training.engine.trainer import session_options
-from opgrad.training.formats.tensor_values import nbytes_of
 from opgrad.training.language import LanguageModel, ends_of_layers, plan, read
 from opgrad.training.tune import deployed, outputs, peft
 from opgrad.training.tune.examples import Examples
@@ -72,9 +71,7 @@ class AdaptedModel:
     def setting(self, batch_size: int = 1, length: int | None = None) -> Setting:
         """The graphs that train, for batches of so many rows and tokens: those decide what is kept in memory."""
         if self._setting is None:
-            self._setting = self._cut(())
-            if self.memory is not None:
-                self._setting = self._within(self.memory, batch_size, length or self.longest)
+            self._setting = self._planned(batch_size, length or self.longest)
             self.values = dict(self._setting.artifacts.trainable)
         return self._setting
 
@@ -83,8 +80,8 @@ class AdaptedModel:
         rule = AdamWRule(weight_decay=self.weight_decay)
         return prepare(self.base, self.adapters, self.values, self.train, self.folder, rule, segments or None)
 
-    def _within(self, memory: int, batch_size: int, length: int) -> Setting:
-        """The graphs of a step that takes at most so many bytes. Raises ValueError if there are none."""
+    def _planned(self, batch_size: int, length: int) -> Setting:
+        """The graphs of a step that takes no more than `memory`. Raises ValueError if there are none."""
         made: dict[tuple[str, ...], Setting] = {}
 
         def build(segments: Sequence[str]) -> onnx.ModelProto:
@@ -93,10 +90,9 @@ class AdaptedModel:
             assert isinstance(model, onnx.ModelProto)
             return model
 
-        base = sum(map(nbytes_of, self.base.values.values()))
         axes = self.base.axes(batch_size, length)
-        chosen = plan(build, ends_of_layers(self.base.products), axes, base, memory, WHO)
-        return made[chosen.segments]
+        chosen = plan(build, ends_of_layers(self.base.products), axes, self.base.bytes, self.memory, WHO)
+        return replace(made[chosen.segments], plan=chosen)
 
     def examples(self, data: str | PathLike[str], train_on: str = "completions") -> Examples:
         """The examples of a .jsonl file; see `Examples`."""
@@ -150,17 +146,6 @@ class AdaptedModel:
         if self.adapters:
             return outputs.write_tuned(folder, self.base, self.file, self.adapters, self.values, told)
         return outputs.write_merged(folder, self.file, *deployed.replaced(self.base, self.values), told)
-
-    def try_to_save(self, output: Path) -> None:
-        """Make what `save` would write, and drop it: what cannot be made fails here, before anything was trained.
-
-        output: the folder, in which adapters are written for the moment. Raises what `save` raises.
-        """
-        if not self.adapters:
-            deployed.replaced(self.base, self.values)
-            return
-        with TemporaryDirectory(prefix=".", suffix=".tmp", dir=output) as folder:
-            self.save(folder)
 
     def merge(self, output: str | PathLike[str]) -> list[str]:
         """Write one model that needs no adapter file: with adapters added to float weights, or as nodes beside others.

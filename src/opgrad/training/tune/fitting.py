@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,12 @@ from opgrad.training.run.metrics import best_epoch
 from opgrad.training.run.plot import plot_losses
 from opgrad.training.run.recipe import Recipe
 from opgrad.training.run.state import BEST, LAST, Resumption, RunState
+from opgrad.training.tune import deployed
 from opgrad.training.tune.adapted_model import AdaptedModel
 from opgrad.training.tune.examples import Examples, Told
 from opgrad.training.tune.lora import WHO
 from opgrad.training.tune.setting import LABELS
+from opgrad.training.tune.summary import summary
 from opgrad.training.tune.token_data import TokenData
 from opgrad.writing import new_file, staged
 
@@ -130,6 +133,8 @@ def fit(
     identity = tuner.identity(examples, request.train_on)
     resumption = _resumption(request, identity)
     setting = tuner.setting(recipe.batch_size, longest_batch(training))
+    for name, fact in summary(tuner, recipe.batch_size, longest_batch(training)).facts().items():
+        tell(f"{name}: {fact}")
     data = zlib.crc32(identity.encode(), zlib.crc32(training.chosen.tobytes()))
     trainer, state = job.begin(setting.artifacts, recipe, training, data, resumption, processes)
     tuner.use(trainer.parameters)
@@ -144,9 +149,13 @@ def fit(
 
 
 def _try_output(tuner: AdaptedModel, output: Path, resumption: Resumption | None) -> None:
-    """Make the folder, and try what will be written there."""
+    """Make the folder, and what will be written there, and drop it: what cannot be made fails before the training."""
     job.make_folder(output, resumption)
-    tuner.try_to_save(output)
+    if not tuner.adapters:
+        deployed.replaced(tuner.base, tuner.values)
+        return
+    with TemporaryDirectory(prefix=".", suffix=".tmp", dir=output) as folder:
+        tuner.save(folder)
 
 
 def _ignore(*_: Any) -> None:

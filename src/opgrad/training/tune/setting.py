@@ -17,6 +17,7 @@ from opgrad.training.data.batches import TensorSpec
 from opgrad.training.engine.optimizer import AdamWRule
 from opgrad.training.formats.artifact_set import ArtifactSet
 from opgrad.training.formats.tensor_values import Held, array_of, is_placeholder
+from opgrad.training.language import Plan
 from opgrad.training.tune.insertion import insert
 from opgrad.training.tune.lora import WHO, Adapter
 
@@ -34,6 +35,7 @@ class Setting:
     base: the model as it is. adapters: what is added to it. weights: the names of weights of its own that are trained.
     artifacts: the graphs, with the parameters at the start.
     scores: the graph that gives the scores of the next token for each token; its parameters are inputs.
+    plan: what a step takes of memory, where that was estimated.
     """
 
     base: "LanguageModel"
@@ -41,6 +43,7 @@ class Setting:
     weights: tuple[str, ...]
     artifacts: ArtifactSet
     scores: onnx.ModelProto
+    plan: Plan | None = None
 
     @property
     def size(self) -> int:

@@ -14,7 +14,7 @@ from opgrad.training.tune import fitting
 from opgrad.training.tune.adapted_model import AdaptedModel
 
 # What a recipe says unless it is told otherwise.
-DEFAULTS = {"epochs": 1, "batch_size": 4, "learning_rate": 2e-4, "schedule": "cosine", "clip_norm": 1.0}
+DEFAULTS: dict[str, Any] = {"epochs": 1, "batch_size": 4, "learning_rate": 2e-4, "schedule": "cosine", "clip_norm": 1.0}
 
 
 class Tuner(AdaptedModel):

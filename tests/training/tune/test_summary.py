@@ -1,0 +1,103 @@
+"""What is told of a fine-tuning before it begins: by `opgrad inspect`, and by `opgrad tune`."""
+
+import json
+
+import onnx
+import pytest
+from language_models import make_folder, write_lines
+from onnx import TensorProto, helper
+from typer.testing import CliRunner
+
+from opgrad.cli import app
+from opgrad.training import Tuner
+from opgrad.training.inspect.inspection import inspect
+from opgrad.training.tune.summary import megabytes, summary
+
+NUMBERS = 2 * 8 * (64 + 48 + 48 + 64)  # of adapters of rank 8 beside q, k, v and o of two layers
+# Of products: both tables of 25 words, and in two layers q, k, v, o and three of 32 x 64.
+WEIGHTS = 2 * 25 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("model"))
+
+
+def command(*words):
+    result = CliRunner().invoke(app, [*map(str, words)])
+    return result.exit_code, result.output
+
+
+def test_inspection_of_a_language_model(folder):
+    """By its folder or its file."""
+    for path in (folder, folder / "model.onnx"):
+        found = inspect(path).tuning
+        assert [(each.role, each.layer, each.inputs, each.outputs) for each in found.adapters] == [
+            (role, layer, 32, outputs)
+            for layer in (0, 1)
+            for role, outputs in (("q", 32), ("k", 16), ("v", 16), ("o", 32))
+        ]
+        assert (found.trained, found.numbers) == (NUMBERS, WEIGHTS)
+        assert sum(each.numbers for each in found.adapters) == NUMBERS
+        stored = onnx.load(folder / "model.onnx").graph.initializer
+        assert found.base == sum(len(each.raw_data) for each in stored)
+        assert (found.rows, found.length, found.again) == (4, 2048, 0)
+        assert found.step > found.base
+
+
+def test_commands_tell_the_same(tmp_path, folder):
+    """The data decides how long a step's rows are."""
+    data = write_lines(tmp_path / "data.jsonl", [{"prompt": "hello", "completion": " you"}] * 8)
+    rows = [("q", "32 x 32", 2 * 8 * 64), ("v", "32 x 16", 2 * 8 * 48)]
+    trained = f"{NUMBERS:,} numbers, {NUMBERS / WEIGHTS:.2%} of the {WEIGHTS:,} in products"
+    for words, length in (
+        (["inspect", folder], "2,048"),
+        (["tune", folder, "--data", data, "--output", tmp_path / "out"], "2"),
+    ):
+        code, text = command(*words)
+        assert code == 0, text
+        lines = [[part.strip() for part in line.split("\u2502")[1:-1]] for line in text.splitlines()]
+        for role, sizes, numbers in rows:
+            assert [role, "0-1", "MatMul", "32", sizes, "8", "2", f"{numbers:,}"] in lines
+        assert trained in text
+        assert f"MB for a step of 4 rows of up to {length} tokens" in text
+
+
+def test_layers_that_are_computed_again(tmp_path, folder, monkeypatch):
+    whole = summary(Tuner(folder), 2, 40)
+    limited = Tuner(folder, memory=whole.step - 2000)
+    found = summary(limited, 2, 40)
+    assert found.step <= whole.step - 2000
+    assert found.again == 1
+    assert found.facts()["memory"].endswith("for a step of 2 rows of up to 40 tokens; 1 layer computed again")
+    weights = summary(Tuner(folder, train="*mlp*"), 1, 8)
+    assert (weights.adapters, weights.trained) == ([], 2 * 3 * 32 * 64)
+
+
+def test_json(folder):
+    code, text = command("inspect", "--json", folder)
+    assert code == 0, text
+    found = json.loads(text)["tuning"]
+    assert (found["trained"], found["adapters"][0]["role"], len(found["adapters"])) == (NUMBERS, "q", 8)
+
+
+def test_other_models_and_those_that_cannot_be_tuned(tmp_path, folder):
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), tmp_path / "other.onnx")
+    found = inspect(tmp_path / "other.onnx")
+    assert (found.tuning, found.tuning_problem) == (None, None)
+    model = onnx.load(folder / "model.onnx")
+    model.graph.input.append(helper.make_tensor_value_info("pixels", TensorProto.FLOAT, [1]))
+    model.graph.node.append(helper.make_node("Add", ["logits", "pixels"], ["mixed"]))
+    model.graph.output[0].name = "mixed"
+    onnx.save(model, tmp_path / "model.onnx")
+    code, text = command("inspect", tmp_path / "model.onnx")
+    assert code == 0, text
+    assert "cannot be tuned: " in text
+    assert "has the input 'pixels', expected tokens, masks" in text
+
+
+@pytest.mark.parametrize(("count", "text"), [(80_768, "0.08 MB"), (9_990_000, "9.99 MB"), (1_234_567_890, "1,235 MB")])
+def test_megabytes(count, text):
+    assert megabytes(count) == text
