@@ -23,8 +23,7 @@ def run(*options):
 @pytest.fixture
 def one_operator(monkeypatch):
     """Test relu alone, and start no process."""
-    monkeypatch.setattr(check, "operators", lambda: {"relu": operators()["relu"]})
-    monkeypatch.setattr(check, "graph_operators", dict)
+    monkeypatch.setattr(check, "public_operators", lambda: {"relu": operators()["relu"]})
     monkeypatch.setattr(check, "_first_calls", lambda: {"cold": 1.0, "warm": 0.5})
 
 

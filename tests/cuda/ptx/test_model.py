@@ -10,9 +10,11 @@ from ptx.traffic import Traffic
 from ptx_lanes import KERNEL
 
 COPY = "ld.param.b64 %at0, [a0]; ld.param.b64 %at1, [a1]; mov.u32 %r0, %ctaid.x; shl.b32 %r0, %r0, 8; {at}"
-COPY += "mad.wide.u32 %at2, %r1, 4, %at0; mad.wide.u32 %at3, %r1, 4, %at1; ld.global.b32 %r2, [%at2];"
+COPY += "mad.wide.u32 %at2, %r1, 4, %at0; mad.wide.u32 %at3, {to}, 4, %at1; ld.global.b32 %r2, [%at2];"
 COPY += "st.global.b32 [%at3], %r2;"
-NEIGHBOURS, APART = "add.s32 %r1, %r0, %tid;", "shl.b32 %r1, %tid, 3;"
+# Where a thread reads and where it writes; places that all blocks read are not written, which would be a race.
+NEIGHBOURS = {"at": "add.s32 %r1, %r0, %tid;", "to": "%r1"}
+APART = {"at": "shl.b32 %r1, %tid, 3; add.s32 %r3, %r0, %tid;", "to": "%r3"}
 
 
 def aligned(size):
@@ -21,13 +23,13 @@ def aligned(size):
     return memory[place : place + 4 * size].view(np.uint32)
 
 
-def counted(at, blocks, size, most=None):
+def counted(places, blocks, size, most=None):
     """The traffic of a copy of words by 256 threads a block."""
     arrays, memory, traffic = [aligned(size), aligned(size)], GlobalMemory(), Traffic()
     for number, array in enumerate(arrays):
         memory.add(array, f"a{number}")
     text = KERNEL.format(parameters=".param .u64 a0, .param .u64 a1", threads=256, shared=16, loads="", stores="",
-                         code=COPY.format(at=at))  # fmt: skip
+                         code=COPY.format(**places))  # fmt: skip
     launch = Launch(Program(text), (blocks, 1, 1), 256, [each.ctypes.data for each in arrays], memory, traffic=traffic,
                     most=most)  # fmt: skip
     launch.run()
