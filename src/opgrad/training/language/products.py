@@ -28,6 +28,7 @@ BETWEEN = (
     *("RotaryEmbedding", "SimplifiedLayerNormalization", "RMSNormalization", "LayerNormalization", "Mul", "Div", "Neg"),
     *("Where", "Sqrt"),
 )
+MOVING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity")
 ACTIVATIONS = ("Sigmoid", "Gelu", "FastGelu", "QuickGelu", "Relu", "Silu", "Swish", "Tanh", "Erf", "BiasGelu")
 THROUGH = ("DequantizeLinear", "Transpose", "Cast", "Identity", "Reshape")  # between a stored weight and its product
 
@@ -133,7 +134,9 @@ class _Search:
         if sizes is None or len(sizes) < 2 or (node.op_type != "Conv" and len(sizes) > 2):
             return None
         if node.op_type == "Conv":
-            return (sizes[1], sizes[0]) if given.get("group", 1) == 1 else None
+            return (sizes[1], sizes[0]) if given.get("group", 1) == 1 and sizes[2:] == [1, 1] else None
+        if given.get("transA", 0) or given.get("transBatchA", 0) or given.get("transBatchB", 0):
+            return None
         turned = given.get("transB", 0)
         return (sizes[1], sizes[0]) if turned else (sizes[0], sizes[1])
 
@@ -223,7 +226,7 @@ class _Search:
             readers = self._graph.readers.get(name, [])
             if found := [node.output[0] for node in readers if node.output[0] in self._found]:
                 return found[:1]
-            moved = [node for node in readers if node.op_type in ("Reshape", "Transpose", "Identity", "Cast", "Mul")]
+            moved = [node for node in readers if node.op_type in (*MOVING, "Cast", "Mul")]
             if len(moved) != 1:
                 return []
             name = moved[0].output[0]

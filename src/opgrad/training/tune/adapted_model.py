@@ -78,7 +78,9 @@ class AdaptedModel:
     def _cut(self, segments: Sequence[str]) -> Setting:
         """The graphs of which what lies before each of these values is computed again in the backward part."""
         rule = AdamWRule(weight_decay=self.weight_decay)
-        return prepare(self.base, self.adapters, self.values, self.train, self.folder, rule, segments or None)
+        return prepare(
+            self.base, self.adapters, self.values, self.train, self.folder, rule, segments or None, self.seed
+        )
 
     def _planned(self, batch_size: int, length: int) -> Setting:
         """The graphs of a step that takes no more than `memory`. Raises ValueError if there are none."""

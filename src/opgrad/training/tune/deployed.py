@@ -97,17 +97,23 @@ def merged(
     readers = Counter(name for node in base.source.graph.node for name in captured(node))
     apart: list[Adapter] = []
     for adapter in adapters:
-        weight, own = adapter.product.weight, adapter.product.op in PRODUCTS and adapter.product.trainable
-        if not own or weight not in held or readers[weight] > 1:
+        weight, node = adapter.product.weight, nodes[adapter.product.output]
+        if weight not in held or readers[weight] > 1 or not _takes(adapter, node):
             apart.append(adapter)
             continue
         if weight not in changed:
             changed[weight] = array_of(held[weight]).astype(np.float32)
-        _add(changed[weight], adapter, nodes[adapter.product.output], values)
+        _add(changed[weight], adapter, node, values)
     model, found = replaced(base, changed)
     insert(model.graph, apart, scaled=True)
     model.graph.initializer.extend(tensor_of(*each) for each in scaled(base, apart, values).items())
     return model, found
+
+
+def _takes(adapter: Adapter, node: onnx.NodeProto) -> bool:
+    """Whether the weight of an adapter's product is one to which the adapter's product can be added."""
+    plain = dict(map(attribute_of, node.attribute)).get("alpha", 1.0) == 1
+    return plain and adapter.product.op in PRODUCTS and adapter.product.trainable
 
 
 def _add(weight: np.ndarray, adapter: Adapter, node: onnx.NodeProto, values: Mapping[str, np.ndarray]) -> None:

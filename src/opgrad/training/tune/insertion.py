@@ -1,5 +1,6 @@
 """Puts adapters into a model: nodes beside products, whose factors are initializers of the model."""
 
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -12,14 +13,12 @@ from opgrad.graph.messages import attribute_of, free_name, keep
 from opgrad.graph.nodes import names_in, rename, rename_inputs
 from opgrad.training.tune.lora import WHO, Adapter
 
-SEED = 0  # of dropout's nodes, whose masks follow from the number of the run
-
 
 class _Writer:
-    """Appends the nodes of adapters to a graph. scaled: whether B holds the scale already."""
+    """Appends the nodes of adapters to a graph. scaled: whether B holds the scale already. seed: see `insert`."""
 
-    def __init__(self, graph: onnx.GraphProto, scaled: bool, training: bool):
-        self.graph, self._scaled, self._training = graph, scaled, training
+    def __init__(self, graph: onnx.GraphProto, scaled: bool, seed: int | None):
+        self.graph, self._scaled, self._seed = graph, scaled, seed
         self._taken = names_in(graph)
         self.nodes: list[onnx.NodeProto] = []
 
@@ -49,8 +48,8 @@ class _Writer:
         """What an adapter adds to the result of its product's node."""
         name, product, op = adapter.name, adapter.product, "MatMul"
         x = product.input
-        if self._training and adapter.lora.dropout:
-            x = self._dropout(x, adapter)
+        if self._seed is not None and adapter.lora.dropout and not adapter.is_table:
+            x = self._dropout(x, adapter, self._seed)
         if adapter.is_table:
             low = self.add("Gather", [adapter.a, x], f"{name}.lora_A")
         elif product.op == "Conv":
@@ -64,20 +63,22 @@ class _Writer:
             low = self.add("Mul", [low, scale], f"{name}.lora_A.scaled")
         return self.add(op, [low, adapter.b], f"{name}.lora_B")
 
-    def _dropout(self, x: str, adapter: Adapter) -> str:
+    def _dropout(self, x: str, adapter: Adapter, seed: int) -> str:
+        """x with some elements dropped; which ones differs from adapter to adapter and from run to run."""
         ratio = self.constant(np.array(adapter.lora.dropout, np.float32), f"{adapter.name}.lora_dropout.ratio")
         training = self.constant(np.array(True), f"{adapter.name}.lora_dropout.training")
-        return self.add("Dropout", [x, ratio, training], f"{adapter.name}.lora_dropout", seed=SEED)
+        own = zlib.crc32(f"{seed} {adapter.name}".encode())
+        return self.add("Dropout", [x, ratio, training], f"{adapter.name}.lora_dropout", seed=own)
 
 
-def insert(graph: onnx.GraphProto, adapters: Iterable[Adapter], scaled: bool = False, training: bool = False) -> None:
+def insert(graph: onnx.GraphProto, adapters: Iterable[Adapter], scaled: bool = False, seed: int | None = None) -> None:
     """Let the readers of each product's result read the sum of it and of what its adapters compute.
 
     Where the result is an output of the graph, the sum takes its name, and the result gets another one.
-    graph: changed. scaled: whether B holds the scale.
-    training: whether dropout is part of it. The factors A and B are not added, only read.
+    graph: changed. scaled: whether B holds the scale. seed: of dropout; None: without it.
+    The factors A and B are not added, only read.
     """
-    writer, made = _Writer(graph, scaled, training), dict[str, tuple[str, list[onnx.NodeProto]]]()
+    writer, made = _Writer(graph, scaled, seed), dict[str, tuple[str, list[onnx.NodeProto]]]()
     nodes = {node.output[0]: node for node in graph.node if node.output}
     for output, group in groupby(adapters, key=lambda each: each.product.output):
         if output not in nodes:

@@ -29,7 +29,7 @@ class Lora:
     rank: the columns of A, r. alpha: scale is alpha / r, or with `rslora` alpha / sqrt(r).
     target: patterns with "|" between them, of names of weights, of nodes, of modules such as `*q_proj`, or roles such
         as q; "all-linear" is every product of the layers; None is the products of attention.
-    dropout: the share of x that is dropped in training, before A.
+    dropout: the share of x that is dropped in training, before A; nothing is dropped of tokens that a table looks up.
 
     Source: LoRA, arXiv 2106.09685; rsLoRA, arXiv 2312.03732.
     """

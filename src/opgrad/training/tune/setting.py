@@ -59,16 +59,18 @@ def prepare(
     folder: Path,
     rule: AdamWRule,
     segments: Sequence[str] | None = None,
+    seed: int = 0,
 ) -> Setting:
     """The graphs that train adapters, or weights of the model.
 
     values: those of the adapters' parameters at the start. train: names or patterns of weights. folder: for messages.
     segments: the values at which the graph is cut, to keep fewer of them in memory; see `opgrad.gradients.gradients`.
+    seed: of dropout.
     Raises what `training_models` raises, ValueError for a pattern that matches nothing.
     """
     model = copied(base.model)
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
-    insert(model.graph, adapters, training=True)
+    insert(model.graph, adapters, seed=seed)
     weights = _weights(model, train, base.values)
     names = [*values, *weights]
     trained = replace(base, model=model).with_loss(weights)
