@@ -10,6 +10,9 @@ from opgrad.onnxruntime.private import reason
 from opgrad.onnxruntime.sessions import InferenceSession, register
 from opgrad.reading import check_regular
 
+# onnxruntime's optimizer also takes out Dropout in training mode where nothing reads its mask.
+DISABLED = ("EliminateDropout",)
+
 
 def open_session(
     model: Source, options: onnxruntime.SessionOptions, what: str, stock: bool = False
@@ -25,7 +28,7 @@ def open_session(
     if stock and not isinstance(model, bytes):
         check_regular(Path(model), f"{what}: {os.fspath(model)}")
     try:
-        return make(model, options, providers=["CPUExecutionProvider"])
+        return make(model, options, providers=["CPUExecutionProvider"], disabled_optimizers=DISABLED)
     except Exception as error:  # onnxruntime's exceptions have no common base class, and others come from its C++ part
         notes = getattr(error, "__notes__", ())
         raise ValueError(f"{what}: onnxruntime cannot load the model: {' '.join([reason(error), *notes])}") from None

@@ -10,8 +10,10 @@ from runtime_cases_packed import packed
 
 from opgrad.graph.messages import keep
 from opgrad.training import Tuner
+from opgrad.training.engine.optimizer import AdamWRule
 from opgrad.training.engine.trainer import Trainer
-from opgrad.training.language import read
+from opgrad.training.language import ends_of_layers, read
+from opgrad.training.tune.setting import prepare
 
 TOKENS = np.random.default_rng(0).integers(0, 25, (2, 6))
 BATCH = {"input_ids": TOKENS, "labels": np.roll(TOKENS, -1, 1)}
@@ -187,6 +189,19 @@ def test_no_token_is_dropped(tmp_path):
     folder = make_folder(tmp_path)
     found = [steps(folder, f"target=embed_tokens, dropout={ratio}")[0] for ratio in (0.5, 0)]
     assert found[0] == found[1]
+
+
+def test_dropout_with_layers_that_are_computed_again(tmp_path):
+    """The backward part sees what was dropped in the forward part."""
+    folder = make_folder(tmp_path)
+    tuner = Tuner(folder, lora="dropout=0.5, target=all-linear", seed=3)
+    given = (tuner.base, tuner.adapters, tuner.values, (), folder, AdamWRule())
+    settings = [prepare(*given, segments, 3) for segments in (None, ends_of_layers(tuner.base.products)[:1])]
+    sizes = [len(each.artifacts.training_model.graph.node) for each in settings]
+    assert sizes[1] > sizes[0]
+    trainers = [Trainer(each.artifacts, learning_rate=0.02) for each in settings]
+    losses = [[each.step(BATCH) for _ in range(4)] for each in trainers]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
 
 
 def test_what_is_dropped_differs_between_adapters_and_seeds(tmp_path):
