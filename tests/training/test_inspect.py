@@ -31,6 +31,15 @@ def runners(text: str) -> dict[str, tuple[str, int]]:
     return {each.name: (each.runner, each.count) for each in found}
 
 
+def test_wrong_declared_shapes_are_passed_over() -> None:
+    """As onnxruntime does, which runs the model: the constant is said to be a number."""
+    text = """g (uint8[4, 6] x) => (uint8[8, 3] y) <int64 sizes> {
+        sizes = Constant <value = int64[2] {8, 3}> ()
+        y = Reshape (x, sizes)
+    }"""
+    assert {runner for runner, _ in runners(text).values()} == {NATIVE}
+
+
 def test_the_example_is_told_in_full() -> None:
     found = inspect(EXAMPLES / "digits")
     assert found.runs

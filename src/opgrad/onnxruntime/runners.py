@@ -57,7 +57,9 @@ class _Trials:
         small = self._model_of(node)
         key = small.SerializeToString(deterministic=True)
         if key not in self._known:
-            self._known[key] = self._try(small)
+            tried = self._try(small)
+            # Shapes that a model declares may be wrong: onnxruntime then takes those that it infers.
+            self._known[key] = self._try(_without_shapes(small)) if tried[0] == NOBODY else tried
         runner, types = self._known[key]
         for name, kind in zip(filter(None, node.output), types, strict=True):
             self._types.setdefault(name, kind)
@@ -109,6 +111,15 @@ class _Trials:
         floats = [each for each in given if each.tensor_type.elem_type in FLOATS]
         guess = helper.make_tensor_type_proto((floats or given or [FLOAT])[0].tensor_type.elem_type, None)
         return NOBODY, [item.type if item.HasField("type") else guess for item in model.graph.output]
+
+
+def _without_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, whose inputs and outputs have element types alone."""
+    copy = copied(model)
+    for item in (*copy.graph.input, *copy.graph.output):
+        if item.type.HasField("tensor_type"):
+            item.type.tensor_type.ClearField("shape")
+    return copy
 
 
 def _output_types(model: onnx.ModelProto, stock: bool) -> list[onnx.TypeProto] | None:

@@ -35,6 +35,15 @@ def test_values_live_from_their_maker_to_their_last_reader():
     assert step_bytes(model, {}) == 4 * (3 + 5 + 2)
 
 
+def test_axes_without_a_name_that_is_known():
+    """The first of several is the batch; any other counts as the longest."""
+    model = chain([1])
+    shape = model.graph.output[0].type.tensor_type.shape
+    for given, numbers in ((["unk__1", 1, "unk__2"], 2 * 9), (["unk__2"], 9), (["length", "unk__1"], 9 * 9)):
+        shape.CopyFrom(helper.make_tensor_type_proto(TensorProto.FLOAT, given).tensor_type.shape)
+        assert step_bytes(model, {"batch": 2, "length": 9}) == 4 * numbers
+
+
 def test_chooses_as_few_layers_as_the_limit_permits(monkeypatch):
     monkeypatch.setattr(plans, "WORKING", 0)
     monkeypatch.setattr(plans, "PROCESS", 0)

@@ -79,7 +79,8 @@ def plan(
 def step_bytes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> int:
     """The bytes of all values at the moment of a graph's run at which they are most.
 
-    sizes: those of axes, by name; an axis of another name counts as the longest of them.
+    sizes: those of axes, by name; an axis of another name counts as the longest of them, but the first of several as
+    `batch`, since arrays of language models begin with it.
     """
     nodes, graph = list(model.graph.node), model.graph
     known = {each.name: _bytes(each.type.tensor_type, sizes) for each in (*graph.value_info, *graph.output)}
@@ -102,5 +103,9 @@ def _bytes(kind: onnx.TypeProto.Tensor, sizes: Mapping[str, int]) -> int:
     if not kind.elem_type or not kind.HasField("shape"):
         return 0
     axes = kind.shape.dim
-    lengths = [each.dim_value if each.HasField("dim_value") else sizes.get(each.dim_param, longest) for each in axes]
+    unnamed = [sizes.get("batch", longest) if place == 0 and len(axes) > 1 else longest for place in range(len(axes))]
+    lengths = [
+        each.dim_value if each.HasField("dim_value") else sizes.get(each.dim_param, other)
+        for each, other in zip(axes, unnamed, strict=True)
+    ]
     return math.prod(lengths) * helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize
