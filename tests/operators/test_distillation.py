@@ -6,7 +6,7 @@ import pytest
 import opgrad
 from opgrad import distillation
 from opgrad.contract import FLOATS, reference
-from opgrad.testing.accuracy import finfo, tolerance, widened
+from opgrad.testing.accuracy import finfo, roundings, tolerance, widened
 
 N, H, K, C = 20, 6, 9, 50
 OPTIONS = [{}, {"beta": 0.0, "temperature": 2.0}, {"beta": 1.0, "reduction": "sum"}, {"beta": 0.2, "num_items": 7.0}]
@@ -61,6 +61,17 @@ def test_the_gradient_is_the_derivative(beta, rng):
     _, dlogits = operator(logits, others, None, beta, 1.7)
     above, below = (operator(logits + sign * step * way, others, None, beta, 1.7)[0] for sign in (1, -1))
     np.testing.assert_allclose((dlogits * way).sum(1), (above - below) / (2 * step), rtol=1e-7, atol=1e-9)
+
+
+def test_a_student_near_its_teacher(rng):
+    logits, step = rng.normal(0, 2, (4, 300)).astype("f4"), rng.normal(size=(4, 300)) / 64
+    others = (logits + step).astype("f4")
+    unit = 2**-23 * 2 * 64 * roundings(300)  # terms of the order of d, a logarithm of a ratio, sum to d * d / 2
+    for beta in (0.01, 0.5, 0.99):
+        loss, dlogits = opgrad.softmax_divergence_and_grad(logits, others, beta=beta)
+        exact, slope = reference("softmax_divergence_and_grad")(widened(logits), widened(others), beta=beta)
+        np.testing.assert_allclose(loss, exact, rtol=unit)
+        np.testing.assert_allclose(dlogits, slope, rtol=0, atol=unit * abs(slope).max())
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])

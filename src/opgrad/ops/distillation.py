@@ -71,14 +71,17 @@ def softmax_divergence_and_grad(
     """
     log_q, log_p = _log_softmax(logits / temperature), _log_softmax(teacher_logits / temperature)
     p, q = np.exp(log_p), np.exp(log_q)
-    if beta == 0:
-        loss, h = _share(p, log_p - log_q), -p
-    elif beta == 1:
-        loss = h = _share(q, log_q - log_p)
-    else:
-        m = beta * p + (1 - beta) * q
-        log_m = np.log(np.where(m == 0, 1, m))
-        h = (1 - beta) * _share(q, log_q - log_m)
-        loss = beta * _share(p, log_p - log_m) + h
     slope = (np.ones(len(logits)) if dloss is None else dloss)[:, None] / temperature
-    return loss.sum(1), slope * (h - q * h.sum(1, keepdims=True))
+    if beta == 0:
+        return _share(p, log_p - log_q).sum(1), slope * (q * p.sum(1, keepdims=True) - p)
+    if beta == 1:
+        loss, d = _share(q, log_q - log_p), log_q - log_p
+    else:
+        # log(q / m) and log(p / m) by log(p / q): a difference from log(m) is inexact where p / q is near 1.
+        near = np.clip(log_p - log_q, -700, 700)
+        log_ratio = -np.log1p(beta * np.expm1(near))
+        loss = beta * _share(p, log_ratio + near) + (1 - beta) * _share(q, log_ratio)
+        d = (1 - beta) * log_ratio
+    d = np.where(q == 0, 0, d)
+    mean = (q * d).sum(1, keepdims=True) / q.sum(1, keepdims=True)
+    return loss.sum(1), slope * q * (d - mean)

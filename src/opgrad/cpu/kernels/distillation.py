@@ -4,13 +4,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.native import Kernel, constant, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.fold import fold_in_chunks
-from opgrad.cpu.kernels.loops.map import get_or, mapped, put
+from opgrad.cpu.kernels.loops.map import get, get_or, mapped, put
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, row_max
-from opgrad.cpu.kernels.numerics.elementary import exp_up_to_zero, log
+from opgrad.cpu.kernels.numerics.elementary import LOG2_E, exp_up_to_zero, expm1_reduced, log, remainder
+from opgrad.cpu.kernels.numerics.functions import between
 
 
 class Options(NamedTuple):
@@ -49,47 +50,90 @@ def share(p: Vector, log_ratio: Vector) -> Vector:
     return v.select(p == 0.0, 0.0, p * log_ratio)
 
 
+# Where the logarithm of a ratio is cut: beyond it, or below its opposite, the rarer class counts nothing.
+FAR = constant(80.0, 700.0)
+
+
 @inline
-def forward(log_p: Vector, log_q: Vector, p: Vector, q: Vector, beta):
+def _log1p_of_expm1(d: Vector, factor) -> Vector:
+    """log(1 + factor * (e**d - 1)), as exact as d where that is small."""
+    n = v.round_even(d * LOG2_E)
+    power = v.scale_by_power(v.full(d, 1.0), n)
+    x = v.fma(power, expm1_reduced(remainder(d, n)), power - 1.0) * factor
+    total = x + 1.0
+    return log(total) + (x - (total - 1.0)) / total  # what the sum's rounding took is added
+
+
+@inline
+def forward(d: Vector, p: Vector, q: Vector, beta):
     """The terms of KL(teacher || student), and q times the derivatives by q."""
-    return share(p, log_p - log_q), -p
+    return share(p, d), -p
 
 
 @inline
-def reverse(log_p: Vector, log_q: Vector, p: Vector, q: Vector, beta):
-    """The terms of KL(student || teacher), and the same."""
-    h = share(q, log_q - log_p)
-    return h, h
+def reverse(d: Vector, p: Vector, q: Vector, beta):
+    """The terms of KL(student || teacher), and the derivatives by q."""
+    return share(q, -d), -d
 
 
 @inline
-def jensen_shannon(log_p: Vector, log_q: Vector, p: Vector, q: Vector, beta):
-    """The terms of both divergences from the mixture, and the same."""
-    m = p * beta + q * (1.0 - beta)
-    log_m = log(m)
-    h = share(q, log_q - log_m) * (1.0 - beta)
-    return v.fma(share(p, log_p - log_m), beta, h), h
+def jensen_shannon(d: Vector, p: Vector, q: Vector, beta):
+    """The terms of both divergences from the mixture m, and the derivatives by q.
+
+    log(q / m) = -log(1 + beta * (e**d - 1)): a difference of log q and log m would keep their rounding errors, which
+    are large beside the logarithm of a ratio near 1.
+    """
+    near = between(d, -FAR(d), FAR(d))
+    log_ratio = -_log1p_of_expm1(near, beta)
+    slope = log_ratio * (1.0 - beta)
+    return v.fma(share(p, log_ratio + near), beta, share(q, slope)), slope
 
 
-_write_gradient = mapped(
+# The first has q times the derivatives, the second the derivatives, of which a common part cancels before the product.
+_write_products = mapped(
     lambda x, h, m, factor, log_sum, total, slope: (
         (h - exp_up_to_zero(_log_probability(x, m, factor, log_sum)) * total) * slope
     )
 )
 
 
-def _kernel(terms: Callable[..., Any]) -> Kernel:
-    """A unit is a row."""
+@inline
+def _weighted(x: Vector, h: Vector, m, factor, log_sum, mean, slope) -> Vector:
+    q = exp_up_to_zero(_log_probability(x, m, factor, log_sum))
+    return q * (v.select(q == 0.0, 0.0, h) - mean) * slope
+
+
+_write_weighted = mapped(_weighted)
+
+
+@inline
+def _add_deviation(total, arrays, i: int, whole: bool, mask, numbers):
+    m, factor, log_sum, mean = numbers
+    q = exp_up_to_zero(_log_probability(get_or(arrays[0], i, whole, mask, MINUS_INFINITY), m, factor, log_sum))
+    return (total[0] + q * (v.select(q == 0.0, 0.0, get(arrays[1], i, whole, mask)) - mean),)
+
+
+_sum_deviations = fold_in_chunks(_add_deviation)
+
+
+def _kernel(terms: Callable[..., Any], weighted: bool, unbounded: bool = False) -> Kernel:
+    """A unit is a row. weighted: whether `terms` gives the derivatives by q, without the factor q.
+
+    unbounded: their mean may be large beside their deviations from it, and is computed again from these.
+    """
+    write_gradient = _write_weighted if weighted else _write_products
 
     @inline
     def add_terms(total, arrays, i: int, whole: bool, mask, numbers):
         x, y, h = arrays
         (m, log_sum), (teacher_m, teacher_log_sum), factor, beta = numbers
-        log_q = _log_probability(get_or(x, i, whole, mask, MINUS_INFINITY), m, factor, log_sum)
-        log_p = _log_probability(get_or(y, i, whole, mask, MINUS_INFINITY), teacher_m, factor, teacher_log_sum)
-        loss, own = terms(log_p, log_q, exp_up_to_zero(log_p), exp_up_to_zero(log_q), beta)
+        logit = get_or(x, i, whole, mask, MINUS_INFINITY) - m
+        other = get_or(y, i, whole, mask, MINUS_INFINITY) - teacher_m
+        q, p = exp_up_to_zero(logit * factor - log_sum), exp_up_to_zero(other * factor - teacher_log_sum)
+        d = (other - logit) * factor - (teacher_log_sum - log_sum)  # log(p / q)
+        loss, own = terms(d, p, q, beta)
         put(h, i, own, whole, mask, 0)
-        return total[0] + loss, total[1] + own
+        return total[0] + loss, total[1] + (share(q, own) if weighted else own), total[2] + q
 
     sum_terms = fold_in_chunks(add_terms)
 
@@ -102,13 +146,23 @@ def _kernel(terms: Callable[..., Any]) -> Kernel:
             x, y, zero = logits + row * n, teacher + row * n, v.full(terms, 0.0)
             own, others = _log_sum(x, n, options.factor), _log_sum(y, n, options.factor)
             numbers = own, others, options.factor, options.beta
-            losses, total = sum_terms((zero, zero), 0, n, (x, y, terms), numbers, 64)
+            losses, total, weights = sum_terms((zero, zero, zero), 0, n, (x, y, terms), numbers, 64)
             v.store_one(loss, row, v.reduce_add(losses))
             slope = options.factor * (v.load_one(dloss, row) if options.has_dloss else 1.0)
-            after = own[0], options.factor, own[1], v.reduce_add(total), slope
-            _write_gradient(dlogits + row * n, 0, n, 0, (x, terms), after)
+            # The probabilities sum to 1 but for rounding, which a mean by their own sum leaves out.
+            by = v.full(terms, v.reduce_add(weights) if weighted else 1.0)
+            mean = v.first_lane(v.full(terms, v.reduce_add(total)) / by)
+            if unbounded:
+                now = own[0], options.factor, own[1], mean
+                deviation = v.reduce_add(_sum_deviations((zero,), 0, n, (x, terms), now, 64)[0])
+                if deviation == deviation:  # not where the mean is infinite
+                    mean += v.first_lane(v.full(terms, deviation) / by)
+            after = own[0], options.factor, own[1], mean, slope
+            write_gradient(dlogits + row * n, 0, n, 0, (x, terms), after)
 
     return divergence
 
 
-FORWARD, REVERSE, JENSEN_SHANNON = map(_kernel, (forward, reverse, jensen_shannon))
+FORWARD = _kernel(forward, weighted=False)
+REVERSE = _kernel(reverse, weighted=True, unbounded=True)
+JENSEN_SHANNON = _kernel(jensen_shannon, weighted=True)
