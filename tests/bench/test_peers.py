@@ -22,6 +22,8 @@ NOT_COMPARED = {"quick_gelu", "quick_gelu_grad"}  # SiLU is QuickGelu with alpha
 NUMBERS = {"loss"}  # results that peers return, for which they need no memory
 PEER_TOLERANCE = 8  # ulp
 DRAWN_ANEW = {"dropout"}  # by random numbers of the peer
+# PyTorch's slope of gelu by tanh has 1 - tanh**2 of a rounded tanh, times up to 10, where all but rounding cancels.
+ROUNDED = {"gated_linear_unit_grad"}
 CANCELLING = {"layer_normalization_grad"}  # in rows of one number, where peers leave what rounding does
 
 
@@ -121,7 +123,7 @@ def check_peers(case, terms, way):
         for name, theirs in computed(case, call(), way).items():
             cancels = case.op.name in CANCELLING and not ours[name].any()
             if case.op.name not in DRAWN_ANEW and not cancels:
-                check_close([theirs], [ours[name]], terms)
+                check_close([theirs], [ours[name]], terms, 2 if case.op.name in ROUNDED else 1)
 
 
 def computed(case, returned, way):
