@@ -15,7 +15,11 @@ SILU = functional.silu
 # By name ours, PyTorch's, and the arguments.
 LAYERS = {
     "gelu": (ours.gelu, functional.gelu, ("x",)),
-    "gelu by tanh": (lambda x: ours.gelu(x, "tanh"), lambda x: functional.gelu(x, approximate="tanh"), ("x",)),
+    "gelu by tanh": (
+        lambda x: ours.gelu(x, approximate="tanh"),
+        lambda x: functional.gelu(x, approximate="tanh"),
+        ("x",),
+    ),
     "fast_gelu": (ours.fast_gelu, lambda x: functional.gelu(x, approximate="tanh"), ("x",)),
     "swiglu": (ours.swiglu, lambda x, up: SILU(x) * up, ("x", "up")),
     "geglu": (ours.geglu, lambda x, up: functional.gelu(x, approximate="tanh") * up, ("x", "up")),
@@ -154,7 +158,10 @@ REFUSED = [
         r"rms_norm: weight has shape \(2,\), expected \(3,\)",
     ),
     (lambda: ours.swiglu(torch.zeros(2), torch.zeros(3)), r"swiglu: up has shape \(3,\), expected \(2,\)"),
-    (lambda: ours.gelu(torch.zeros(2), "sigmoid"), "gelu: approximate is 'sigmoid', expected 'none' or 'tanh'"),
+    (
+        lambda: ours.gelu(torch.zeros(2), approximate="sigmoid"),
+        "gelu: approximate is 'sigmoid', expected 'none' or 'tanh'",
+    ),
     (lambda: ours.dropout(torch.zeros(2), 2.0), "dropout: p is 2.0, expected 0 to 1"),
 ]
 

@@ -23,19 +23,23 @@ def arguments(name):
         return [torch.randn(2, 3, size, 4) for size in (5, 6, 6)]
     if name == "linear_cross_entropy":
         return [torch.randn(3, 5), torch.randn(4, 5), LABELS]
+    if name in ("layer_norm", "rms_norm"):
+        return [torch.randn(3, 4), [4]]
+    if name == "dropout":
+        return [torch.randn(3, 4), 0.5, False]  # what training drops is random
     return [torch.randn(3, 4), LABELS] if name == "cross_entropy" else [torch.randn(3, 4)]
 
 
 def signature(name):
-    """Of PyTorch's function; the only one that is not written in Python has it in the schema of its operator."""
-    if name != "scaled_dot_product_attention":
+    """Of PyTorch's function; one that is not written in Python has it in the schema of its operator."""
+    if not inspect.isbuiltin(getattr(functional, name)):
         return inspect.signature(getattr(functional, name))
-    schema = torch.ops.aten.scaled_dot_product_attention.default._schema
+    schema = getattr(torch.ops.aten, name).default._schema
     kinds = {False: inspect.Parameter.POSITIONAL_OR_KEYWORD, True: inspect.Parameter.KEYWORD_ONLY}
     return inspect.Signature(
         [
             inspect.Parameter(
-                each.name,
+                {"self": "input"}.get(each.name, each.name),
                 kinds[each.kwarg_only],
                 default=each.default_value if each.has_default_value() else inspect.Parameter.empty,
             )
@@ -51,13 +55,10 @@ def theirs(name):
 
 
 def test_every_function_is_compared():
-    losses = ["cross_entropy", "linear_cross_entropy"]
-    assert sorted(BOTH) == sorted(
-        [
-            *("embedding", "leaky_relu", "log_softmax", "relu", "scaled_dot_product_attention", "sigmoid", "softmax"),
-            *("tanh", *losses),
-        ]
-    )
+    assert [
+        *("cross_entropy", "dropout", "embedding", "gelu", "layer_norm", "leaky_relu", "linear_cross_entropy"),
+        *("log_softmax", "relu", "rms_norm", "scaled_dot_product_attention", "sigmoid", "softmax", "tanh"),
+    ] == BOTH
 
 
 @pytest.mark.parametrize("name", BOTH)

@@ -198,7 +198,7 @@ def is_torchs(x: Tensor) -> bool:
 
 
 @native
-def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
     """Gaussian error linear unit.
 
     input: any shape; float32, float64, float16 or bfloat16. approximate: "none", or "tanh" for its approximation.
@@ -218,11 +218,11 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
 
 @native
 def fast_gelu(x: Tensor) -> Tensor:
-    """Gelu approximated by tanh: gelu(x, "tanh"), of which formula, shapes and what is raised are.
+    """Gelu approximated by tanh: gelu(x, approximate="tanh"), of which formula, shapes and what is raised are.
 
     Source: com.microsoft FastGelu.
     """
-    return gelu(x, "tanh")
+    return gelu(x, approximate="tanh")
 
 
 @native
