@@ -57,7 +57,8 @@ def _writing_calls(file: Path) -> Iterator[str]:
         writes = any(
             isinstance(mode, str) and set(mode) <= set("rwaxbt+") and set(mode) & set("wax+") for mode in modes
         )
-        if (name in ("open", "fdopen") and writes) or name in OTHER_WRITERS:
+        of_a_tuner = ast.unparse(node.func) == "tuner.save"  # which writes through that module
+        if (name in ("open", "fdopen") and writes) or (name in OTHER_WRITERS and not of_a_tuner):
             yield f"{file.relative_to(SOURCE)}: {ast.unparse(node)}"
 
 
@@ -66,7 +67,6 @@ def test_one_module_writes_files() -> None:
     rooms = ("training", "commands", "onnxruntime", "gradients", "graph", "forms")
     found = [call for room in rooms for file in sorted((SOURCE / room).rglob("*.py")) for call in _writing_calls(file)]
     assert found == [
-        "training/tune/fitting.py: tuner.save(output, {'run': run.metrics()})",  # writes through that module
         "onnxruntime/library.py: open(descriptor, 'wb', closefd=False)",  # in memory, without a folder
     ]
     assert len(list(_writing_calls(SOURCE / "writing.py"))) == 2

@@ -1,6 +1,7 @@
 """Whole fine-tunings: what is learned, resumed, refused, and left in files; the command."""
 
 import json
+import shutil
 
 import numpy as np
 import onnx
@@ -16,6 +17,7 @@ from opgrad import writing
 from opgrad.cli import app
 from opgrad.graph.nodes import rename
 from opgrad.training import Lora, Trainer, Tuner
+from opgrad.training.formats import tensor_values
 from opgrad.training.run.fit import Interrupted
 from opgrad.training.tune import genai
 from opgrad.training.tune.token_data import TokenData
@@ -184,6 +186,22 @@ def test_tokenizer_of_another_model(tmp_path, data):
     (folder / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match="the tokenizer has 26 tokens, expected at most 25"):
         Tuner(folder).fit(data, tmp_path / "out")
+
+
+def test_weights_in_a_file_of_their_own(tmp_path, model, data, monkeypatch):
+    """Both models are loaded by onnx, which refuses a file that has two names; the base's bytes stay."""
+    monkeypatch.setattr(tensor_values, "HUGE", 0)
+    base = tmp_path / "base"
+    shutil.copytree(model, base)
+    outside = {"save_as_external_data": True, "location": "model.onnx.data", "size_threshold": 0}
+    onnx.save(onnx.load(base / "model.onnx"), base / "model.onnx", **outside)
+    before = {each.name: each.read_bytes() for each in base.iterdir()}
+    run = Tuner(base).fit(data, tmp_path / "tuned", **{**SETTINGS, "epochs": 1})
+    assert {each.name: each.read_bytes() for each in base.iterdir()} == before
+    assert (run.output / "model.onnx.data").read_bytes() == before["model.onnx.data"]
+    for folder in (base, run.output):
+        onnx.load(folder / "model.onnx")
+    assert Tuner(base, adapter=run.output).checksum == Tuner(base).checksum
 
 
 def test_full_disk_loses_nothing(tmp_path, model, data, monkeypatch):

@@ -17,7 +17,7 @@ from opgrad.training.formats.tensor_values import Held, is_placeholder
 from opgrad.training.tune import deployed, peft
 from opgrad.training.tune.lora import WHO, Adapter
 from opgrad.training.tune.tokenizer import read_json
-from opgrad.writing import linked, naming, new_file, staged
+from opgrad.writing import copied_file, naming, new_file, staged
 
 if TYPE_CHECKING:
     from opgrad.training.language import LanguageModel
@@ -63,8 +63,8 @@ def write_tuned(
 ) -> list[str]:
     """Write adapters, and the base with inputs for them, into a folder; an error leaves it as it was.
 
-    file: of the base; tensors that it keeps in other files stay in these, to which the folder gets links. about: what
-    tune.json says. Returns the names of the files.
+    file: of the base; other files in which it keeps tensors are copied as they are. about: what tune.json says.
+    Returns the names of the files.
     """
     with staged(folder) as new:
         _write_referring(deployed.with_inputs(base, adapters), base, new)
@@ -91,7 +91,7 @@ def write_merged(
 
 
 def _write_referring(model: onnx.ModelProto, base: "LanguageModel", folder: Path) -> None:
-    """Write a model whose tensors stay in the files of the base, to which there are links in the folder."""
+    """Write a model whose large tensors lie where they lie in the base's files, of which the folder gets copies."""
     files: dict[str, Path] = {}
     for tensor in model.graph.initializer:
         if not is_placeholder(tensor) or tensor.name not in base.files:
@@ -102,7 +102,7 @@ def _write_referring(model: onnx.ModelProto, base: "LanguageModel", folder: Path
         for key, value in (("location", path.name), ("offset", start), ("length", count)):
             tensor.external_data.add(key=key, value=str(value))
     for name, path in files.items():
-        linked(folder / name, path)
+        copied_file(folder / name, path)
     write_model(model, base.values, folder / MODEL)
 
 
