@@ -112,7 +112,7 @@ def _gated(unit: Callable[[Tensor, Tensor], Tensor], self: Any, x: Tensor) -> Te
 
 
 def _activation(approximate: str, self: Any, input: Tensor) -> Tensor:
-    return gelu(input, approximate)
+    return gelu(input, approximate=approximate)
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
