@@ -103,9 +103,10 @@ def _bytes(kind: onnx.TypeProto.Tensor, sizes: Mapping[str, int]) -> int:
     if not kind.elem_type or not kind.HasField("shape"):
         return 0
     axes = kind.shape.dim
-    unnamed = [sizes.get("batch", longest) if place == 0 and len(axes) > 1 else longest for place in range(len(axes))]
+    batch = sizes.get("batch", longest) if len(axes) > 1 else longest
+    unnamed = (batch, *[longest] * len(axes))
     lengths = [
         each.dim_value if each.HasField("dim_value") else sizes.get(each.dim_param, other)
-        for each, other in zip(axes, unnamed, strict=True)
+        for each, other in zip(axes, unnamed, strict=False)
     ]
     return math.prod(lengths) * helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize
