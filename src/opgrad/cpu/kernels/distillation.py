@@ -58,7 +58,7 @@ FAR = constant(80.0, 700.0)
 def _log1p_of_expm1(d: Vector, factor) -> Vector:
     """log(1 + factor * (e**d - 1)), as exact as d where that is small."""
     n = v.round_even(d * LOG2_E)
-    power = v.scale_by_power(v.full(d, 1.0), n)
+    power = v.scale_by_power(v.like(d, 1.0), n)
     x = v.fma(power, expm1_reduced(remainder(d, n)), power - 1.0) * factor
     total = x + 1.0
     return log(total) + (x - (total - 1.0)) / total  # what the sum's rounding took is added
