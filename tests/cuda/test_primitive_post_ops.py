@@ -1,5 +1,6 @@
 """Softmax with post-ops on CUDA: every function, dtype and shape of operands, and chains."""
 
+import inspect
 import itertools
 
 import numpy as np
@@ -16,14 +17,16 @@ from samples import cast
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from cuda_backend import ON_GPU, some
+import triton.language as tl
+from cuda_backend import ON_GPU, program, some
 from cuda_primitive import NAMES, call_kernels, names
 
 import opgrad
 from opgrad import post_ops
-from opgrad.contract import DTYPES
+from opgrad.contract import DTYPES, operators
 from opgrad.fused.dropout import Dropout
 from opgrad.fused.primitive import CONDITION_TYPES, OPERAND_TYPES
+from opgrad.native.arrays import expanded
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 
@@ -56,6 +59,19 @@ def test_functions_err_by_few_units_in_the_last_place(dtype):
             assert wrong.max() < 12, f"{name}: {wrong.max():.3g} ulp at {s[wrong.argmax()]}"
         else:
             np.testing.assert_allclose(given, exact, 1e-13, 1e-15, err_msg=name)
+
+
+def test_no_kernel_is_compiled_for_the_value_of_a_constant():
+    """In float64 all of its digits reach the kernel, whatever its size, among the numbers that it takes at run time."""
+    x, kernels = np.zeros((1, 1)), set()
+    for beta in (0.1, -1 / 3, 1.0, 0.0, 5e-324, -1.7e308, np.inf, np.nan):
+        chain = [post_ops.mul(0.0), post_ops.linear(1.0, beta)]
+        np.testing.assert_array_equal(opgrad.softmax(x, post_ops=chain), [[beta]])
+        (launch,) = program(*expanded(operators()["softmax"], {"x": x, "post_ops": chain})).launches
+        kinds = inspect.get_annotations(launch.kernel.fn)
+        fixed = [value for name, value in launch.arguments.items() if kinds.get(name) is tl.constexpr]
+        kernels.add(repr([fixed, list(map(type, launch.arguments["constants"]))]))
+    assert len(kernels) == 1
 
 
 def test_powers_follow_the_rules_of_c(rng):

@@ -8,6 +8,8 @@ A kernel is compiled for the operands' views (opgrad.cuda.views) and the names o
 a call does not use have no code in it. Scales are arguments of the kernel, as float64; so are the post-ops' constants.
 """
 
+import itertools
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,15 +50,19 @@ def number(scalars, PLACE: tl.constexpr, NUMBER: tl.constexpr):
 
 
 @triton.jit
-def constant(scalars, EXACT: tl.constexpr, PLACE: tl.constexpr, NUMBER: tl.constexpr):
-    """Alpha or beta of a post-op, as [1, 1].
+def piece(scalars, PLACE: tl.constexpr):
+    """A piece of a constant."""
+    return tl.full([], scalars[CONSTANTS][PLACE], tl.float32).to(tl.int64)
 
-    Triton passes the numbers in a tuple as float32. A kernel that computes in float64 is compiled for them: EXACT.
-    """
-    if EXACT is None:
-        found = tl.full([1, 1], scalars[CONSTANTS][PLACE], NUMBER)
+
+@triton.jit
+def constant(scalars, PLACE: tl.constexpr, NUMBER: tl.constexpr):
+    """Alpha or beta of a post-op, as [1, 1]; in float64 it is put together from the pieces that `_pieces` makes."""
+    if tl.float64 == NUMBER:
+        high, middle, low = piece(scalars, 3 * PLACE), piece(scalars, 3 * PLACE + 1), piece(scalars, 3 * PLACE + 2)
+        found = tl.full([1, 1], ((high << 48) | (middle << 24) | low).to(tl.float64, bitcast=True), NUMBER)
     else:
-        found = tl.full([1, 1], EXACT[PLACE], NUMBER)
+        found = tl.full([1, 1], scalars[CONSTANTS][PLACE], NUMBER)
     return found
 
 
@@ -117,7 +123,7 @@ def normalised(x, m, d, LOG: tl.constexpr, INF_AS_ZERO: tl.constexpr):
 @triton.jit
 def finish(
     p, pointers, numbers, scalars, at, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
-    EXACT: tl.constexpr, COUNT: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr, VECTOR: tl.constexpr,
+    COUNT: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr, VECTOR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """All that is made of a tile's (log-)probabilities p."""
@@ -134,7 +140,7 @@ def finish(
     for i in tl.static_range(COUNT):
         t = operand(v, pointers, numbers, at, VIEWS, CHAIN[i][OPERAND], VECTOR)
         condition = operand(v, pointers, numbers, at, VIEWS, CHAIN[i][CONDITION], VECTOR)
-        a, b = constant(scalars, EXACT, 2 * i, v.dtype), constant(scalars, EXACT, 2 * i + 1, v.dtype)
+        a, b = constant(scalars, 2 * i, v.dtype), constant(scalars, 2 * i + 1, v.dtype)
         v = value(tl.constexpr(NAMES[i]), v, t, condition, a, b)
     if DIVIDES:
         v = divide(v, number(scalars, OUT_SCALE, v.dtype))
@@ -152,7 +158,7 @@ def write_stats(m, d, pointers, numbers, at, VIEWS: tl.constexpr, VECTOR: tl.con
 def forward_rows(
     pointers, numbers, logit_scale: tl.float64, result_scale: tl.float64, out_scale: tl.float64, rate: tl.float64,
     threshold, constants, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
-    EXACT: tl.constexpr, COUNT: tl.constexpr, LOG: tl.constexpr, INF_AS_ZERO: tl.constexpr, DROPS: tl.constexpr,
+    COUNT: tl.constexpr, LOG: tl.constexpr, INF_AS_ZERO: tl.constexpr, DROPS: tl.constexpr,
     DIVIDES: tl.constexpr, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
     INDEX: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
@@ -166,7 +172,7 @@ def forward_rows(
         write_stats(m, d, pointers, numbers, first, VIEWS, VECTOR)
         p = normalised(x, m, d, LOG, INF_AS_ZERO)
         finish(
-            p, pointers, numbers, scalars, first, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK
+            p, pointers, numbers, scalars, first, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK
         )  # fmt: skip
     else:
         m, d = no_rows(ROWS, NUMBER)
@@ -179,7 +185,7 @@ def forward_rows(
             at = tile(rows, last - done, n, VECTOR, BLOCK, INDEX)
             p = normalised(logits(pointers, numbers, scalars, at, VIEWS, VECTOR, NUMBER), m, d, LOG, INF_AS_ZERO)
             finish(
-                p, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK
+                p, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK
             )  # fmt: skip
 
 
@@ -200,7 +206,7 @@ def forward(problem: Problem, log: bool) -> Program:
 @triton.jit
 def upstream(
     y, pointers, numbers, scalars, at, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
-    EXACT: tl.constexpr, COUNT: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr, VECTOR: tl.constexpr,
+    COUNT: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr, VECTOR: tl.constexpr,
     BLOCK: tl.constexpr, WRITES: tl.constexpr,
 ):  # fmt: skip
     """The gradient with respect to a tile's (log-)probabilities y; 0 where none exist.
@@ -215,7 +221,7 @@ def upstream(
     for i in tl.static_range(COUNT):
         t = operand(v, pointers, numbers, at, VIEWS, CHAIN[i][OPERAND], VECTOR)
         condition = operand(v, pointers, numbers, at, VIEWS, CHAIN[i][CONDITION], VECTOR)
-        a, b = constant(scalars, EXACT, 2 * i, v.dtype), constant(scalars, EXACT, 2 * i + 1, v.dtype)
+        a, b = constant(scalars, 2 * i, v.dtype), constant(scalars, 2 * i + 1, v.dtype)
         inputs, operands, conditions = inputs + (v,), operands + (t,), conditions + (condition,)  # noqa: RUF005
         v = value(tl.constexpr(NAMES[i]), v, t, condition, a, b)
     g = read(pointers, numbers, at, VIEWS, INPUT, VECTOR, y.dtype)
@@ -225,7 +231,7 @@ def upstream(
         if WRITES and CHAIN[i][GRADIENT] >= 0:
             t = g * operand_slope(tl.constexpr(NAMES[i]), inputs[i], operands[i], conditions[i])
             write(t, pointers, numbers, at, VIEWS, CHAIN[i][GRADIENT], VECTOR)
-        a, b = constant(scalars, EXACT, 2 * i, v.dtype), constant(scalars, EXACT, 2 * i + 1, v.dtype)
+        a, b = constant(scalars, 2 * i, v.dtype), constant(scalars, 2 * i + 1, v.dtype)
         g = g * slope(tl.constexpr(NAMES[i]), inputs[i], operands[i], conditions[i], a, b)
     if DROPS != NOTHING:
         g = dropped(g, keeps, scalars)
@@ -258,7 +264,7 @@ def write_result(
 def gradient_rows(
     pointers, numbers, logit_scale: tl.float64, result_scale: tl.float64, out_scale: tl.float64, rate: tl.float64,
     threshold, constants, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
-    EXACT: tl.constexpr, COUNT: tl.constexpr, LOG: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr,
+    COUNT: tl.constexpr, LOG: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr,
     MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, INDEX: tl.constexpr,
     NUMBER: tl.constexpr,
 ):  # fmt: skip
@@ -268,7 +274,7 @@ def gradient_rows(
         at = tile(rows, 0, n, VECTOR, BLOCK, INDEX)
         y = read(pointers, numbers, at, VIEWS, OUTPUT, VECTOR, NUMBER)
         g = upstream(
-            y, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK, True
+            y, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK, True
         )  # fmt: skip
         write_result(g, y, tl.sum(term(g, y, LOG), 1), pointers, numbers, scalars, at, VIEWS, LOG, VECTOR)
     else:
@@ -277,7 +283,7 @@ def gradient_rows(
             at = tile(rows, start, n, VECTOR, BLOCK, INDEX)
             y = read(pointers, numbers, at, VIEWS, OUTPUT, VECTOR, NUMBER)
             g = upstream(
-                y, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK,
+                y, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK,
                 False,
             )  # fmt: skip
             total += tl.sum(term(g, y, LOG), 1)
@@ -286,7 +292,7 @@ def gradient_rows(
             at = tile(rows, last - done, n, VECTOR, BLOCK, INDEX)
             y = read(pointers, numbers, at, VIEWS, OUTPUT, VECTOR, NUMBER)
             g = upstream(
-                y, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, EXACT, COUNT, DROPS, DIVIDES, VECTOR, BLOCK,
+                y, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK,
                 True,
             )  # fmt: skip
             write_result(g, y, total, pointers, numbers, scalars, at, VIEWS, LOG, VECTOR)
@@ -330,7 +336,7 @@ def _program(
         "pointers": tuple(views.pointers), "numbers": tuple(views.numbers), "VIEWS": tuple(views.views),
         "samples": problem.outer * problem.inner, "n": problem.n, "inner": problem.inner,
         "NAMES": tuple(each.name for each in attributes["post_ops"]), "CHAIN": tuple(chain), "COUNT": len(chain),
-        **_scalars(attributes, exact=number == tl.float64),
+        **_scalars(attributes, number),
         "DROPS": _drops(views, regime.block), "DIVIDES": attributes["out_scale"] != 1.0,
         "MODE": (LOOP if regime.name.startswith("long") else TILE).value,
         "ROWS": regime.rows, "BLOCK": regime.block, "VECTOR": views.aligned,
@@ -352,17 +358,25 @@ def _precision(problem: Problem, first: str, result: str) -> Any:
     return tl.float64 if "float64" in dtypes else tl.float32
 
 
-def _scalars(attributes: Mapping[str, Any], exact: bool) -> dict[str, Any]:
-    """The arguments with a call's scales and constants. exact: whether float32 is too narrow for the latter."""
+def _scalars(attributes: Mapping[str, Any], number: Any) -> dict[str, Any]:
+    """The arguments with a call's scales and constants. number: the precision of the computation."""
     probability = attributes["dropout"] or 0.0
     constants = tuple(each for op in attributes["post_ops"] for each in (op.alpha, op.beta))
     return {
         **{name: attributes[name] for name in ("logit_scale", "result_scale", "out_scale")},
         "rate": 1.0 / (1.0 - probability) if probability < 1.0 else 0.0,
         "threshold": keep_threshold(probability),
-        "constants": () if exact else constants,
-        "EXACT": constants if exact else None,
+        "constants": tuple(itertools.chain(*map(_pieces, constants))) if number == tl.float64 else constants,
     }
+
+
+def _pieces(constant: float) -> tuple[float, float, float]:
+    """The bits of a float64 as three whole numbers below 2**24, the first with its sign.
+
+    Triton passes numbers in a tuple as float32, which holds these exactly, and compiles a kernel for none of them.
+    """
+    (bits,) = struct.unpack("<q", struct.pack("<d", constant))
+    return float(bits >> 48), float(bits >> 24 & 0xFFFFFF), float(bits & 0xFFFFFF)
 
 
 def _slots(views: Views, op: Applied) -> tuple[int, int, int]:
