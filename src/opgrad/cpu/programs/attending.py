@@ -28,7 +28,7 @@ from opgrad.cpu.kernels.attention.tiles import (
     Sizes,
 )
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.programs.program import Address, Step
+from opgrad.cpu.programs.program import Address
 from opgrad.cpu.programs.workspace import Scratch
 from opgrad.random import keep_threshold, kept_scale
 
@@ -98,6 +98,10 @@ class AttentionSteps(ProgramSteps):
         scale = self.sizes.size**-0.5 if scale is None else scale
         return Scores(scale / cap if cap else scale * LOG2_E, cap * LOG2_E, self.mask())
 
+    def for_scores(self, sizes: Sizes) -> dict[str, Any]:
+        """The arguments by which kernels compute scores."""
+        return {"sizes": sizes, "seen": self.seen, "scores": self.scores(), "drop": self.drop()}
+
     def drop(self) -> Drop:
         probability = self.problem.attributes["dropout"]
         threshold = keep_threshold(probability) if probability else 0
@@ -123,15 +127,11 @@ class AttentionSteps(ProgramSteps):
         arguments = {"queries": queries, "keys": keys, "spans": spans, "status": Scratch()}
         if self.is_packed:
             q = self.problem["cu_seqlens_q"]
-            arguments |= {
-                "count": count,
-                "q": q,
-                "k": self.problem["cu_seqlens_k"] if self.given("cu_seqlens_k") else q,
-            }
-            self.steps.append(Step(span_kernels.spans_of_sequences, 1, arguments))
+            k = self.problem["cu_seqlens_k"] if self.given("cu_seqlens_k") else q
+            self.add_parts(span_kernels.spans_of_sequences, **arguments, count=count, q=q, k=k)
         else:
-            arguments |= {"batch": batch, "lengths": self.problem["key_lengths"]}
-            self.steps.append(Step(span_kernels.spans_of_lengths, 1, arguments))
+            lengths = self.problem["key_lengths"]
+            self.add_parts(span_kernels.spans_of_lengths, **arguments, batch=batch, lengths=lengths)
         return spans
 
     def explain(self, position: int, value: int) -> Exception:
@@ -177,17 +177,17 @@ class AttentionGradientSteps(AttentionSteps):
         self.power, self.delta = (self.workspace.shared(s.batch * s.heads * s.queries) for _ in range(2))
         self.memory = self._memory()
 
-    def add_rows(self, kernel: Kernel, heads: int, length: int, size: int, arguments: Mapping[str, Any]) -> None:
-        """A step whose units are rows of heads."""
-        self.add(kernel, heads * length, 2 * size * self.item, arguments)
+    def add_rows(self, kernel: Kernel, heads: int, length: int, row: int, /, **arguments: Any) -> None:
+        """Add a step whose units are rows of heads, of so many numbers each."""
+        self.add(kernel, heads * length, 2 * row * self.item, **arguments)
 
     def prepare(self) -> None:
         s, has_dlse = self.sizes, self.given("dlse")
         lse = self.rows("lse")
         given = backward_kernels.OfQueries(lse, self.rows("dlse") if has_dlse else lse, int(has_dlse))
-        arguments = {"sizes": self.with_block(1), "dy": self.heads("dy"), "y": self.heads("y"), "given": given}
+        arguments = {"dy": self.heads("dy"), "y": self.heads("y"), "given": given, "sizes": self.with_block(1)}
         arguments |= {"power": self.power, "delta": self.delta}
-        self.add_rows(backward_kernels.prepare_rows, s.batch * s.heads, s.queries, s.v_size, arguments)
+        self.add_rows(backward_kernels.prepare_rows, s.batch * s.heads, s.queries, s.v_size, **arguments)
 
     def masks(self) -> None:
         """The step that writes dmask."""
@@ -197,15 +197,13 @@ class AttentionGradientSteps(AttentionSteps):
         sizes = (batches, heads, queries, columns)
         dmask = mask_kernels.MaskGradient(self.problem["dmask"], *strides, *sizes, keys)
         sums = self.workspace.private(rows * (keys + gemm.SPARE))
-        arguments = {**self.memory, "dmask": dmask, "sums": sums}
         units = batches * heads * -(-queries // rows) * -(-columns // keys)
-        self.steps.append(Step(mask_kernels.sum_mask, units, arguments))
+        self.add_parts(mask_kernels.sum_mask, units, **self.memory, dmask=dmask, sums=sums)
 
     def sinks(self) -> None:
-        s = self.sizes
-        arguments = {"batches": s.batch, "heads": s.heads, "queries": s.queries, "sink": self.problem["sink"]}
-        arguments |= {"power": self.power, "delta": self.delta, "dsink": self.problem["dsink"]}
-        self.add(backward_kernels.sum_sinks, s.heads, 8 * s.batch * s.queries, arguments)
+        s, of_queries = self.sizes, {"power": self.power, "delta": self.delta}
+        sizes = {"batches": s.batch, "heads": s.heads, "queries": s.queries}
+        self.add(backward_kernels.sum_sinks, s.heads, 8 * s.batch * s.queries, **sizes, **of_queries)
 
     # --- where sums are formed --------------------------------------------------------------------------------------
 
@@ -269,7 +267,7 @@ class AttentionGradientSteps(AttentionSteps):
 
         for name in sums:
             heads, length, size, arguments = of_rows(name)
-            self.add_rows(backward_kernels.clear_rows, heads, length, size, arguments)
+            self.add_rows(backward_kernels.clear_rows, heads, length, size, **arguments)
         blocks, key_blocks = -(-s.queries // self.block_queries), -(-s.keys // self.block_keys)
         waves = max(blocks, key_blocks)
         nothing = Heads(None, 0, 0, 0)  # type: ignore[arg-type]
@@ -278,14 +276,13 @@ class AttentionGradientSteps(AttentionSteps):
         for wave in range(waves if key_blocks else 0):
             arguments = {**self.memory, "results": backward_kernels.Results(*results)}
             arguments["wave"] = backward_kernels.Wave(wave, waves, blocks, self.block_keys, first)
-            self.steps.append(Step(backward_kernels.attend_back, count * blocks, arguments))
+            self.add_parts(backward_kernels.attend_back, count * blocks, **arguments)
         for name in sums if self.rounds else ():
             heads, length, size, arguments = of_rows(name)
-            arguments["y"] = self.heads(name)
-            self.add_rows(backward_kernels.round_rows, heads, length, size, arguments)
+            self.add_rows(backward_kernels.round_rows, heads, length, size, **arguments, y=self.heads(name))
 
     def _memory(self) -> dict[str, Any]:
-        """The arguments that all waves share, and the step of dmask."""
+        """The arguments that the steps of all waves share with the step of dmask."""
         s, private, rows, keys = self.sizes, self.workspace.private, backward_kernels.ROWS, self.block_keys
         scale = s.size**-0.5 if self.problem.attributes["scale"] is None else self.problem.attributes["scale"]
         (q, q_panel), (dy, dy_panel) = self.private_panels(rows, s.size), self.private_panels(rows, s.v_size)
@@ -294,16 +291,11 @@ class AttentionGradientSteps(AttentionSteps):
         pitch = keys + gemm.SPARE
         tile = backward_kernels.Tile(private(rows * pitch), private(rows * pitch), pitch, private(keys), private(keys))
         arrays = [self.heads(name) for name in ("q", "k", "v", "dy")]
+        packed_keys = backward_kernels.PackedKeys(of_rows, k, v, row_panel, k_panel, v_panel)
+        as_rows = private(rows * s.size), private(rows * s.v_size)
         return {
-            "sizes": self.with_block(self.block_queries * self.group),
-            "seen": self.seen,
-            "scores": self.scores(),
-            "drop": self.drop(),
+            **self.for_scores(self.with_block(self.block_queries * self.group)),
             "inputs": backward_kernels.Inputs(*arrays, self.power, self.delta, scale),
-            "packed": backward_kernels.Packed(
-                private(rows * s.size), private(rows * s.v_size), q, dy, q_panel, dy_panel
-            ),
-            "memory": backward_kernels.Memory(
-                backward_kernels.PackedKeys(of_rows, k, v, row_panel, k_panel, v_panel), tile
-            ),
+            "packed": backward_kernels.Packed(*as_rows, q, dy, q_panel, dy_panel),
+            "memory": backward_kernels.Memory(packed_keys, tile),
         }

@@ -11,7 +11,7 @@ from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.attention import forward
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.attending import AttentionGradientSteps, AttentionSteps
-from opgrad.cpu.programs.program import Program, Step
+from opgrad.cpu.programs.program import Program
 from opgrad.cpu.programs.softmax import softmax, softmax_grad
 from opgrad.cpu.programs.workspace import whole_vectors
 from opgrad.random import kept_scale
@@ -79,10 +79,7 @@ def attention(problem: Problem) -> Program:
     (k, k_panel), (v, v_panel) = b.private_panels(s.size, keys), b.private_panels(keys, s.v_size)
     tile = private(rows * forward.PITCH), private(keys)
     arguments = {
-        "sizes": sizes,
-        "seen": b.seen,
-        "scores": b.scores(),
-        "drop": b.drop(),
+        **b.for_scores(sizes),
         "inputs": forward.Inputs(b.heads("q"), b.heads("k"), b.heads("v"), *b.sink()),
         "results": forward.Results(b.heads("y"), b.rows("lse"), int(b.given("y")), int(b.given("lse"))),
         "memory": forward.Memory(private(rows * s.size), k, v, k_panel, v_panel, *tile),
@@ -92,7 +89,7 @@ def attention(problem: Problem) -> Program:
     if parts > 1:
         return _in_parts(b, units, pitch, parts, arguments)
     sums = forward.Sums(private(rows * pitch), pitch, private(rows), private(rows))
-    b.steps.append(Step(forward.attend, units, arguments | {"sums": sums}))
+    b.add_parts(forward.attend, units, **arguments, sums=sums)
     return b.program("attention", b.explain)
 
 
@@ -102,8 +99,8 @@ def _in_parts(b: AttentionSteps, units: int, pitch: int, count: int, arguments: 
     parts = forward.Parts(count, per_part, rows)
     y, top, total = (b.workspace.shared(units * count * rows * size) for size in (pitch, 1, 1))
     arguments = {**arguments, "parts": parts, "sums": forward.PartSums(y, pitch, top, total)}
-    b.steps.append(Step(forward.attend_parts, units * count, arguments))
-    b.steps.append(Step(forward.join_parts, units, arguments))
+    b.add_parts(forward.attend_parts, units * count, **arguments)
+    b.add_parts(forward.join_parts, units, **arguments)
     return b.program("attention_parts", b.explain)
 
 

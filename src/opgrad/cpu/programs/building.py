@@ -1,6 +1,6 @@
-"""What programs of many steps are put together with."""
+"""Puts the program of a problem together: steps in order, with their working memory and their tables."""
 
-from collections.abc import Mapping
+import math
 from typing import Any
 
 from opgrad.contract import DTYPES
@@ -8,7 +8,9 @@ from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import Explain
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.kernels import gemm
-from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.kernels.loops.fill import fill_zeros
+from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.layout import Loops, precision
 from opgrad.cpu.programs.partition import round_up
 from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
 from opgrad.cpu.programs.workspace import Workspace
@@ -16,6 +18,9 @@ from opgrad.cpu.programs.workspace import Workspace
 
 class ProgramSteps:
     """The steps of a program for a problem, as far as they have been added, their working memory and their tables.
+
+    A kernel's parameter that is not among a step's arguments is the operand of its name, or else the attribute of its
+    name; `stream` says by default whether the call's arrays exceed the cache. A step without units is left out.
 
     item, lanes: the bytes of a number that is computed with, and how many a vector has. width: columns of a panel of
     packed rows, as products of matrices take them.
@@ -27,12 +32,46 @@ class ProgramSteps:
         self.width = gemm.VECTORS * self.lanes
         self.steps: list[Step] = []
 
-    def add(self, kernel: Kernel, units: int, unit_bytes: float, arguments: Mapping[str, Any]) -> None:
-        """Add a step whose units touch so many bytes each."""
-        self.steps.append(shared_out(kernel, units, unit_bytes, arguments))
+    def add(self, kernel: Kernel, units: int, unit_bytes: float | None = None, /, **arguments: Any) -> None:
+        """Add a step whose parts are large enough to be handed to threads.
 
-    def program(self, name: str, explain: Explain | None = None) -> Program:
-        return Program(self.steps, self.workspace, explain, name=name, tables=self.tables)
+        unit_bytes: the bytes that a unit touches; by default an equal share of the call's arrays.
+        """
+        if units:
+            each = self.problem.bytes / units if unit_bytes is None else unit_bytes
+            self.steps.append(shared_out(kernel, units, each, self._given(kernel, arguments)))
+
+    def add_parts(self, kernel: Kernel, units: int = 1, per_part: int = 1, /, **arguments: Any) -> None:
+        """Add a step whose parts have so many units each."""
+        if units:
+            self.steps.append(Step(kernel, units, self._given(kernel, arguments), per_part))
+
+    def add_loops(self, loops: Loops, kernel: Kernel, /, **arguments: Any) -> None:
+        """Add the step that runs a kernel over all units of a layout's loops, which have its operands."""
+        self.steps.append(loops.step(kernel, **arguments))
+
+    def _given(self, kernel: Kernel, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of all parameters of a kernel."""
+        found = {}
+        for name in kernel.parameters:
+            if name in arguments:
+                found[name] = arguments[name]
+            elif name == "stream":
+                found[name] = partition.streams(self.problem.bytes)
+            else:
+                operands = self.problem.operands
+                found[name] = operands[name] if name in operands else self.problem.attributes[name]
+        return found
+
+    def clear(self, name: str) -> None:
+        """Add the step that writes zeros to a result."""
+        spec = self.problem.specs[name]
+        n, item = math.prod(spec.shape), spec.dtype.itemsize
+        self.add(fill_zeros, n, item, y=self.problem[name], stream=partition.streams(n * item))
+
+    def program(self, name: str = "", explain: Explain | None = None) -> Program:
+        workspace = self.workspace if self.steps and self.workspace.is_used else None
+        return Program(self.steps, workspace, explain, name=name, tables=self.tables)
 
     def given(self, name: str) -> bool:
         """Whether an operand is given or, of a result, wanted."""

@@ -22,30 +22,32 @@ from opgrad.cpu.kernels.cross_entropy.labels import (
 from opgrad.cpu.kernels.loops.transpose import tile_size
 from opgrad.cpu.programs import layout as layouts
 from opgrad.cpu.programs import partition
-from opgrad.cpu.programs.layout import Limits, Loops, keeps_column, layout_of, loops_of, precision
-from opgrad.cpu.programs.program import Program, Step
+from opgrad.cpu.programs.building import ProgramSteps
+from opgrad.cpu.programs.layout import Limits, Loops, keeps_column, layout_of, loops_of
+from opgrad.cpu.programs.program import Program
 from opgrad.cpu.programs.workspace import Scratch, Workspace
 
 LABELS_PER_PART: Final = 1 << 13
 AFTER: Final = 64  # spare numbers behind the last one, since a whole vector may read beyond it
 
 
-def label_steps(problem: Problem, workspace: Workspace, by_sample: bool = False) -> tuple[list[Step], Any, Any]:
-    """The steps that read the labels, and the classes and weights that they leave.
+def add_labels(steps: ProgramSteps, by_sample: bool = False) -> tuple[Scratch, Scratch]:
+    """Add the steps that read the labels; returns the classes and weights that they leave.
 
-    `by_sample`: there is a weight for each sample, not for each class.
+    by_sample: whether there is a weight for each sample, and not for each class.
     """
+    problem, shared = steps.problem, steps.workspace.shared
     samples = problem.outer * problem.inner
     parts = partition.count(samples, LABELS_PER_PART)
-    found = workspace.shared(2 * parts, "int64")
-    classes = workspace.shared(samples + AFTER, "int32" if problem.n < 2**31 else "int64")
-    weights = workspace.shared(samples + AFTER)
+    found = shared(2 * parts, "int64")
+    classes = shared(samples + AFTER, "int32" if problem.n < 2**31 else "int64")
+    weights = shared(samples + AFTER)
     ignore, weight = problem.attributes.get("ignore_index"), problem["weight"]
-    arguments = {"parts": parts, "count": problem.n, "ignored": Ignored(ignore or 0, ignore is not None)}
-    arguments |= {"labels": problem["labels"], "weighting": Weighting(weight, weight is not None, by_sample)}
-    arguments |= {"classes": classes, "weights": weights, "found": found, "status": Scratch()}
-    reading = Step(read_labels, samples, arguments, LABELS_PER_PART)
-    return [reading, Step(sum_labels, 1, arguments)], classes, weights
+    given = {"ignored": Ignored(ignore or 0, ignore is not None), "classes": classes, "weights": weights}
+    given["weighting"] = Weighting(weight, weight is not None, by_sample)
+    steps.add_parts(read_labels, samples, LABELS_PER_PART, count=problem.n, found=found, **given)
+    steps.add_parts(sum_labels, parts=parts, found=found, status=Scratch())
+    return classes, weights
 
 
 class Loss(NamedTuple):
@@ -73,17 +75,17 @@ GRAD = {"rows": rows.grad_rows, "columns": columns.grad_columns}
 
 
 def loss_program(problem: Problem, operator: str, loss: Loss, by_sample: bool = False) -> Program:
-    workspace = Workspace(precision(problem))
-    steps, classes, weights = label_steps(problem, workspace, by_sample)
+    steps = ProgramSteps(problem)
+    samples = Samples(*add_labels(steps, by_sample), problem["loss"])
     layout = layout_of(problem, loss.kernels, loss.limits)
     kernel, loops = loss.kernels[layout], loops_of(problem, layout, logits=problem["logits"], y=problem[loss.result])
     parts = loops.step(kernel).parts if problem.outer * problem.inner else 0
-    reduction = reduction_of(problem, workspace.shared(parts, "float64"))
+    reduction = reduction_of(problem, steps.workspace.shared(parts, "float64"))
     if parts:
-        samples, memory = Samples(classes, weights, problem["loss"]), _private(workspace, loops, layout, loss is FUSED)
-        steps.append(loops.step(kernel, samples=samples, reduction=reduction, **memory))
-    steps.append(Step(add_losses, 1, {"parts": parts, "reduction": reduction, "loss": problem["loss"]}))
-    return Program(steps, workspace, wrong_label(problem, operator))
+        memory = _private(steps.workspace, loops, layout, loss is FUSED)
+        steps.add_loops(loops, kernel, samples=samples, reduction=reduction, **memory)
+    steps.add_parts(add_losses, parts=parts, reduction=reduction)
+    return steps.program(explain=wrong_label(problem, operator))
 
 
 def reduction_of(problem: Problem, sums: Scratch | None = None) -> LossReduction:
@@ -119,12 +121,11 @@ def softmax_cross_entropy_loss_grad(problem: Problem) -> Program:
 
 def gradient(problem: Problem, operator: str, bias: Operand | None = None, by_sample: bool = False) -> Program:
     """The gradient from log_prob, with `bias` added."""
-    workspace = Workspace(precision(problem))
-    steps, classes, weights = label_steps(problem, workspace, by_sample)
+    steps = ProgramSteps(problem)
+    samples = Samples(*add_labels(steps, by_sample), problem["dy"])
     layout = layout_of(problem, GRAD)
     operands = {"log_prob": problem["log_prob"], "dlogits": problem["dlogits"], "bias": bias or problem["log_prob"]}
     if problem.outer * problem.n * problem.inner:
-        samples = Samples(classes, weights, problem["dy"])
         more = {"biased": bias is not None, "samples": samples, "reduction": reduction_of(problem)}
-        steps.append(loops_of(problem, layout, **operands).step(GRAD[layout], **more))
-    return Program(steps, workspace, wrong_label(problem, operator))
+        steps.add_loops(loops_of(problem, layout, **operands), GRAD[layout], **more)
+    return steps.program(explain=wrong_label(problem, operator))

@@ -2,27 +2,24 @@
 
 import math
 
-from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.dropout import BLOCK, GRADIENT, WHOLE_GRADIENT, drop, keep_all
 from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.elements import program
-from opgrad.cpu.programs.program import Program, shared_out
+from opgrad.cpu.programs.program import Program
 from opgrad.random import keep_threshold, kept_scale
 
 
 def dropout(problem: Problem) -> Program:
-    n = math.prod(problem.specs["x"].shape)
-    if not n:
-        return Program(())
-    ratio, trains = problem.attributes["ratio"], problem.attributes["training_mode"]
-    unit_bytes = (2 * DTYPES[problem["x"].dtype].itemsize + 1) * BLOCK
-    arguments = {name: problem[name] for name in ("x", "seed", "y", "mask")}
-    arguments |= {"n": n, "stream": partition.streams(problem.bytes)}
-    keeps_all = not trains or ratio == 0.0
-    if not keeps_all:
-        arguments |= {"threshold": keep_threshold(ratio), "scale": kept_scale(ratio)}
-    return Program([shared_out(keep_all if keeps_all else drop, partition.count(n, BLOCK), unit_bytes, arguments)])
+    steps, spec, ratio = ProgramSteps(problem), problem.specs["x"], problem.attributes["ratio"]
+    n, unit_bytes = math.prod(spec.shape), (2 * spec.dtype.itemsize + 1) * BLOCK
+    units = partition.count(n, BLOCK)
+    if problem.attributes["training_mode"] and ratio != 0.0:
+        steps.add(drop, units, unit_bytes, n=n, threshold=keep_threshold(ratio), scale=kept_scale(ratio))
+    else:
+        steps.add(keep_all, units, unit_bytes, n=n)
+    return steps.program()
 
 
 def dropout_grad(problem: Problem) -> Program:

@@ -1,15 +1,15 @@
-"""The programs of elementwise operators: one step, whose units are blocks of rows; and the step that writes zeros."""
+"""The programs of elementwise operators: one step, whose units are blocks of rows."""
 
 from collections.abc import Callable
 from typing import Any
 
-from opgrad.contract.problem import Operand, Problem
+from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.loops.elements import BLOCK
-from opgrad.cpu.kernels.loops.fill import fill_zeros
 from opgrad.cpu.programs import partition
-from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.building import ProgramSteps
+from opgrad.cpu.programs.program import Program
 
 
 def operator(kernel: Kernel, result: str, *inputs: str) -> Callable[[Problem], Program]:
@@ -23,21 +23,13 @@ def operator(kernel: Kernel, result: str, *inputs: str) -> Callable[[Problem], P
 
 def program(problem: Problem, kernel: Kernel, result: str, *inputs: str, alpha: Any = 0.0) -> Program:
     """The one step of an elementwise operator, which computes a result from inputs in the formula's order."""
-    blocks = partition.count(problem.n, BLOCK)
-    units = problem.outer * blocks
-    if not units:
-        return Program(())
-    arguments = {"blocks": blocks, "n": problem.n, "inputs": [rows(problem, name) for name in inputs]}
-    arguments |= {"y": rows(problem, result), "alpha": alpha, "stream": partition.streams(problem.bytes)}
-    return Program([shared_out(kernel, units, problem.bytes / units, arguments)])
+    steps, blocks, given = ProgramSteps(problem), partition.count(problem.n, BLOCK), [rows(problem, x) for x in inputs]
+    y = rows(problem, result)
+    steps.add(kernel, problem.outer * blocks, blocks=blocks, n=problem.n, inputs=given, y=y, alpha=alpha)
+    return steps.program()
 
 
 def rows(problem: Problem, name: str) -> Rows:
     """An operand as rows."""
     operand: Any = problem[name]
     return Rows(operand, operand.outer)
-
-
-def zero_step(y: Operand, n: int, size: int) -> Step:
-    """The step that writes n zeros, `size` bytes in all."""
-    return shared_out(fill_zeros, n, size / n, {"y": y, "stream": partition.streams(size)})

@@ -5,7 +5,8 @@ import math
 from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.gated import BLOCK, GRADIENTS, VALUES
 from opgrad.cpu.programs import elements, partition
-from opgrad.cpu.programs.program import Program, shared_out
+from opgrad.cpu.programs.building import ProgramSteps
+from opgrad.cpu.programs.program import Program
 
 
 def gated_linear_unit(problem: Problem) -> Program:
@@ -13,10 +14,6 @@ def gated_linear_unit(problem: Problem) -> Program:
 
 
 def gated_linear_unit_grad(problem: Problem) -> Program:
-    n = math.prod(problem.specs["dy"].shape)
-    if not n:
-        return Program(())
-    units = partition.count(n, BLOCK)
-    pointers = {name: problem[name] for name in ("dy", "gate", "up", "dgate", "dup")}
-    kernel = GRADIENTS[problem.attributes["activation"]]
-    return Program([shared_out(kernel, units, problem.bytes / units, {"n": n, **pointers})])
+    steps, n = ProgramSteps(problem), math.prod(problem.specs["dy"].shape)
+    steps.add(GRADIENTS[problem.attributes["activation"]], partition.count(n, BLOCK), n=n)
+    return steps.program()

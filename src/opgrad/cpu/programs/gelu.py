@@ -2,14 +2,14 @@
 
 import math
 
-from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.kernels import gelu as kernels
 from opgrad.cpu.kernels.loops.elements import BLOCK
 from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.elements import operator
-from opgrad.cpu.programs.program import Program, shared_out
+from opgrad.cpu.programs.program import Program
 
 gelu = operator(kernels.gelu, "y", "x")
 fast_gelu = operator(kernels.fast_gelu, "y", "x")
@@ -26,12 +26,8 @@ def bias_fast_gelu_grad_dx(problem: Problem) -> Program:
 
 
 def _behind_bias(problem: Problem, kernel: Kernel) -> Program:
-    shape = problem.specs["dy"].shape
-    rows, n = math.prod(shape[:-1]), shape[-1]
-    if not rows * n:
-        return Program(())
-    blocks = partition.count(n, BLOCK)
-    item = DTYPES[problem["dy"].dtype].itemsize
-    pointers = {name: problem[name] for name in ("dy", "x", "bias", "dx")}
-    sizes = {"blocks": blocks, "n": n, "stream": partition.streams(problem.bytes)}
-    return Program([shared_out(kernel, rows * blocks, 3 * item * min(n, BLOCK), sizes | pointers)])
+    steps, spec = ProgramSteps(problem), problem.specs["dy"]
+    rows, n = math.prod(spec.shape[:-1]), spec.shape[-1]
+    blocks, unit_bytes = partition.count(n, BLOCK), 3 * spec.dtype.itemsize * min(n, BLOCK)
+    steps.add(kernel, rows * blocks, unit_bytes, blocks=blocks, n=n)
+    return steps.program()

@@ -8,7 +8,6 @@ import math
 from dataclasses import replace
 from typing import Any, Final
 
-from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import wrong_label
 from opgrad.cpu.compiler.parameters import Rows
@@ -17,11 +16,10 @@ from opgrad.cpu.kernels.cross_entropy import rows as loss_kernels
 from opgrad.cpu.kernels.cross_entropy.labels import Samples, add_losses
 from opgrad.cpu.kernels.gemm import BLOCK_ROWS, Matrix, ProductSizes
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.programs.cross_entropy import label_steps, reduction_of
-from opgrad.cpu.programs.elements import zero_step
+from opgrad.cpu.programs.cross_entropy import add_labels, reduction_of
 from opgrad.cpu.programs.partition import round_up
-from opgrad.cpu.programs.program import Program, Step
-from opgrad.cpu.programs.quantized import kernel_of, product_step, weights_of
+from opgrad.cpu.programs.program import Program
+from opgrad.cpu.programs.quantized import add_product, kernel_of, weights_of
 
 CHUNK_BYTES: Final = 64 << 20  # of logits
 FEWEST_TOKENS: Final = 24  # of a chunk: the weights are read anew for each
@@ -58,7 +56,7 @@ class _Chunks(ProgramSteps):
     def of_all_tokens(self) -> Program:
         """The steps of all chunks; each has memory of its own for the sums of its parts."""
         problem = self.problem
-        self.steps, classes, weights = label_steps(problem, self.workspace, by_sample=True)
+        classes, weights = add_labels(self, by_sample=True)
         rows = self.chunk_rows() if self.tokens and self.classes else 0
         self.sums = self.workspace.shared(self.tokens, "float64")
         self.reduction = reduction_of(problem, self.sums)
@@ -71,13 +69,10 @@ class _Chunks(ProgramSteps):
                 count = min(rows, self.tokens - first)
                 samples = Samples(*(each.moved(first) for each in (classes, weights)), problem["loss"])
                 parts += self.chunk(logits, first, count, samples, parts)
-        elif self.with_gradient and self.tokens * self.size:
-            dx = problem["dx"]
-            self.steps.append(
-                zero_step(dx, self.tokens * self.size, self.tokens * self.size * DTYPES[dx.dtype].itemsize)
-            )
-        self.steps.append(Step(add_losses, 1, {"parts": parts, "reduction": self.reduction, "loss": problem["loss"]}))
-        return self.program("", wrong_label(problem, self.operator))
+        elif self.with_gradient:
+            self.clear("dx")
+        self.add_parts(add_losses, parts=parts, reduction=self.reduction)
+        return self.program(explain=wrong_label(problem, self.operator))
 
     def chunk_rows(self) -> int:
         """The tokens of a chunk, whole blocks of the product's rows where there are so many."""
@@ -88,26 +83,25 @@ class _Chunks(ProgramSteps):
     def chunk(self, logits: Rows, first: int, count: int, samples: Samples, before: int) -> int:
         """The steps for some tokens; returns the number of parts that leave a sum, which follow those before."""
         into, back = self.multiply
-        self.steps.append(into(count, (first, 0)))
-        reduction = self.reduction._replace(sums=self.sums.moved(before))
-        arguments = {"n": self.classes, "logits": logits, "y": logits, "samples": samples, "reduction": reduction}
+        into(count, (first, 0))
         kernel, options = loss_kernels.loss_only_rows, 0
         if self.with_gradient:
             kernel, options = loss_kernels.fused_rows, self.exponentials
-        step = Step(kernel, count, {**arguments, "options": options, "stream": 0})
-        self.steps.append(step)
+        given = {"logits": logits, "y": logits, "samples": samples, "options": options, "stream": 0}
+        reduction = self.reduction._replace(sums=self.sums.moved(before))
+        self.add_parts(kernel, count, n=self.classes, reduction=reduction, **given)
         if self.with_gradient:
-            self.steps.append(back(count, (0, first)))
-        return step.parts
+            back(count, (0, first))
+        return count
 
     def _products(self, logits: Rows) -> tuple[Any, Any]:
-        """The makers of the steps that compute logits of tokens, and the gradient of tokens."""
+        """The functions that add the step which computes logits of tokens, and the one for the gradient of tokens."""
         problem, size, classes = self.problem, self.size, self.classes
         if self.with_gradient:
             memory = (self.workspace.private(classes + self.lanes) for _ in range(2))
             self.exponentials: Any = loss_kernels.Exponentials(*memory)
         if problem.attributes["bits"]:
-            weights = weights_of(problem, self.operator, self.workspace, self.tables)
+            weights = weights_of(self, self.operator)
             sides: Any = [(kernel_of(problem, transposed), weights) for transposed in (True, False)]
         else:
             row, column = (size, 1) if problem.attributes["transB"] else (1, classes)
@@ -116,11 +110,11 @@ class _Chunks(ProgramSteps):
         (into, w), (back, w_back) = sides
         x, dx = Matrix(problem["x"], size, 1), Rows(problem.operands.get("dx"), size)  # type: ignore[arg-type]
 
-        def logits_step(count: int, first: tuple[int, int]) -> Step:
-            return product_step(into, ProductSizes(count, classes, size), x, w, logits, self.workspace, first)
+        def add_logits(count: int, first: tuple[int, int]) -> None:
+            add_product(self, into, ProductSizes(count, classes, size), x, w, logits, first)
 
-        def gradient_step(count: int, first: tuple[int, int]) -> Step:
+        def add_gradient(count: int, first: tuple[int, int]) -> None:
             slope = Matrix(logits.data, logits.step, 1)
-            return product_step(back, ProductSizes(count, size, classes), slope, w_back, dx, self.workspace, first)
+            add_product(self, back, ProductSizes(count, size, classes), slope, w_back, dx, first)
 
-        return logits_step, gradient_step
+        return add_logits, add_gradient

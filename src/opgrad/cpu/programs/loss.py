@@ -3,17 +3,16 @@
 import math
 from dataclasses import replace
 
-from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.cross_entropy.dense import dense_gradient, dense_loss
 from opgrad.cpu.kernels.cross_entropy.labels import LossReduction, Samples, add_losses
 from opgrad.cpu.kernels.loops.elements import BLOCK
 from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.cross_entropy import LOSS, gradient, loss_program
-from opgrad.cpu.programs.layout import precision
-from opgrad.cpu.programs.program import Program, Step, shared_out
-from opgrad.cpu.programs.workspace import Scratch, Workspace
+from opgrad.cpu.programs.program import Program
+from opgrad.cpu.programs.workspace import Scratch
 
 
 def _samples(problem: Problem, name: str) -> tuple[int, int]:
@@ -46,30 +45,25 @@ def sparse_softmax_cross_entropy_grad(problem: Problem) -> Program:
 
 
 def softmax_cross_entropy(problem: Problem) -> Program:
-    samples, n = _samples(problem, "logits")
-    reduction, workspace = problem.attributes["reduction"], Workspace(precision(problem))
-    unit_bytes = 3 * n * DTYPES[problem["logits"].dtype].itemsize
+    steps, (samples, n), reduction = ProgramSteps(problem), _samples(problem, "logits"), problem.attributes["reduction"]
+    unit_bytes = 3 * n * problem.specs["logits"].dtype.itemsize
     parts = partition.count(samples, partition.per_part(max(samples, 1), unit_bytes))
-    divisor, sums = samples if reduction == "mean" else 1.0, workspace.shared(parts, "float64")
-    arguments = {"n": n, "logits": Rows(problem["logits"], n), "y": Rows(problem["log_prob"], n), "parts": parts}
-    arguments |= {"samples": Samples(None, None, problem["loss"]), "options": problem["labels"]}
-    arguments["reduction"] = LossReduction(reduction == "none", False, divisor, Scratch(), sums)
-    arguments["loss"] = problem["loss"]
-    arguments["stream"] = partition.streams(problem.bytes)
-    steps = [shared_out(dense_loss, samples, unit_bytes, arguments)] if samples else []
-    return Program([*steps, Step(add_losses, 1, arguments)], workspace)
+    divisor, sums = samples if reduction == "mean" else 1.0, steps.workspace.shared(parts, "float64")
+    into = LossReduction(reduction == "none", False, divisor, Scratch(), sums)
+    given = {"logits": Rows(problem["logits"], n), "y": Rows(problem["log_prob"], n), "options": problem["labels"]}
+    given["samples"] = Samples(None, None, problem["loss"])
+    steps.add(dense_loss, samples, unit_bytes, n=n, reduction=into, **given)
+    steps.add_parts(add_losses, parts=parts, reduction=into)
+    return steps.program()
 
 
 def softmax_cross_entropy_grad(problem: Problem) -> Program:
+    steps, reduction = ProgramSteps(problem), problem.attributes["reduction"]
     samples, n = _samples(problem, "log_prob")
-    if not samples * n:
-        return Program(())
-    reduction = problem.attributes["reduction"]
     # If there is one dy for all samples, all of them are treated as one long row.
     rows, length = (samples, n) if reduction == "none" else (1, samples * n)
     blocks = partition.count(length, BLOCK)
-    unit_bytes = 3 * min(length, BLOCK) * DTYPES[problem["log_prob"].dtype].itemsize
-    arguments = {name: problem[name] for name in ("dy", "log_prob", "labels", "dlogits")}
-    arguments |= {"blocks": blocks, "n": length, "inverse": 1.0 / samples if reduction == "mean" else 1.0}
-    arguments["stream"] = partition.streams(problem.bytes)
-    return Program([shared_out(dense_gradient, rows * blocks, unit_bytes, arguments)])
+    unit_bytes = 3 * min(length, BLOCK) * problem.specs["log_prob"].dtype.itemsize
+    inverse = 1.0 / samples if reduction == "mean" and samples else 1.0
+    steps.add(dense_gradient, rows * blocks, unit_bytes, blocks=blocks, n=length, inverse=inverse)
+    return steps.program()

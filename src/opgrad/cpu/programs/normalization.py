@@ -1,12 +1,12 @@
 """The programs of layer and batch normalization: which kernels a shape asks for, and their working memory."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.native import Kernel, vector_lanes
+from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.loops.fold import BLOCK, CHUNK
 from opgrad.cpu.kernels.normalization import batch, batch_columns, layer, layer_grad
@@ -15,10 +15,9 @@ from opgrad.cpu.kernels.normalization.batch_columns import SAMPLES, STRIP, Colum
 from opgrad.cpu.kernels.normalization.bundles import Affine, Statistics
 from opgrad.cpu.kernels.normalization.layer_grad import GradientKernels, RowBlocks
 from opgrad.cpu.programs import partition
-from opgrad.cpu.programs.elements import zero_step
-from opgrad.cpu.programs.layout import precision
-from opgrad.cpu.programs.program import Program, Step, shared_out
-from opgrad.cpu.programs.workspace import Workspace, whole_vectors
+from opgrad.cpu.programs.building import ProgramSteps
+from opgrad.cpu.programs.program import Program
+from opgrad.cpu.programs.workspace import whole_vectors
 
 LONGEST_ROW = 1 << 15  # elements: three arrays' rows of float32 still fit the second-level cache
 FEW_ROWS = 16
@@ -51,55 +50,43 @@ def _sizes(problem: Problem) -> tuple[int, int]:
     return math.prod(shape[:axis]), math.prod(shape[axis:])
 
 
-def _arguments(problem: Problem, *names: str) -> dict[str, Any]:
-    """What all kernels are given: operands, the statistics, whether to write past the cache."""
-    operands = {name: problem.operands.get(name) for name in names}
-    statistics = Statistics(problem.operands.get("mean"), problem["inv_std"])
-    return {**operands, "statistics": statistics, "stream": partition.streams(problem.bytes)}
+def _statistics(problem: Problem) -> Statistics:
+    return Statistics(problem.operands.get("mean"), problem["inv_std"])
 
 
 def _forward(problem: Problem, kernel: Kernel) -> Program:
-    rows, n = _sizes(problem)
-    if not rows:
-        return Program(())
-    arguments = _arguments(problem, "x", "y") | {"n": n, "epsilon": problem.attributes["epsilon"]}
-    arguments["affine"] = Affine(problem["scale"], problem.operands.get("bias"))
-    return Program([shared_out(kernel, rows, problem.bytes / rows, arguments)])
+    steps, (rows, n) = ProgramSteps(problem), _sizes(problem)
+    affine = Affine(problem["scale"], problem.operands.get("bias"))
+    steps.add(kernel, rows, n=n, affine=affine, statistics=_statistics(problem))
+    return steps.program()
 
 
 def _backward(problem: Problem, kernels: GradientKernels) -> Program:
-    rows, n = _sizes(problem)
+    steps, (rows, n) = ProgramSteps(problem), _sizes(problem)
     if not n:
-        return Program(())
-    workspace = Workspace(precision(problem))
+        return steps.program()
     per_block = CHUNK if rows >= FEW_ROWS * CHUNK else FEW_ROWS
-    blocks, step = partition.count(rows, per_block), whole_vectors(n, workspace.precision)
-    arguments = {**_arguments(problem, "dy", "x", "scale", "dx", "dscale", "dbias")}
-    arguments |= {"shape": RowBlocks(rows, n, per_block), "n": n, "blocks": blocks, "coefficients": None}
-    arguments |= {"sums": Rows(workspace.shared(blocks * 2 * step), step)}
-    split = n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * layer_grad.STRIP)
-    steps = []
-    if split and rows:
-        steps = _split_rows(problem, kernels, workspace, arguments)
-    elif blocks:
-        steps = [shared_out(kernels.rows, blocks, problem.bytes / blocks, arguments)]
-    steps.append(Step(kernels.add_blocks, n, arguments, layer_grad.STRIP))
-    return Program(steps, workspace)
+    blocks, step = partition.count(rows, per_block), whole_vectors(n, steps.workspace.precision)
+    arguments = {"shape": RowBlocks(rows, n, per_block), "n": n, "blocks": blocks, "coefficients": None}
+    arguments |= {"sums": Rows(steps.workspace.shared(blocks * 2 * step), step), "statistics": _statistics(problem)}
+    if n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * layer_grad.STRIP):
+        _add_split_rows(steps, kernels, arguments)
+    else:
+        steps.add(kernels.rows, blocks, **arguments)
+    dbias = problem.operands.get("dbias")
+    steps.add_parts(kernels.add_blocks, n, layer_grad.STRIP, **arguments, dbias=dbias)
+    return steps.program()
 
 
-def _split_rows(
-    problem: Problem, kernels: GradientKernels, workspace: Workspace, arguments: dict[str, Any]
-) -> list[Step]:
+def _add_split_rows(steps: ProgramSteps, kernels: GradientKernels, arguments: Mapping[str, Any]) -> None:
+    """Add the steps for rows that threads share."""
     rows, n, _ = arguments["shape"]
     per_row = partition.count(n, BLOCK)
-    partial, coefficients = workspace.shared(2 * rows * per_row), workspace.shared(2 * rows)
-    arguments = arguments | {"per_row": per_row, "partial": partial, "coefficients": coefficients}
-    units = arguments["blocks"] * partition.count(n, layer_grad.STRIP)
-    return [
-        Step(kernels.row_sums, rows * per_row, arguments),
-        Step(layer_grad.row_coefficients, 1, arguments),
-        shared_out(kernels.strips, units, problem.bytes / units, arguments),
-    ]
+    partial, coefficients = steps.workspace.shared(2 * rows * per_row), steps.workspace.shared(2 * rows)
+    arguments = {**arguments, "per_row": per_row, "partial": partial, "coefficients": coefficients}
+    steps.add_parts(kernels.row_sums, rows * per_row, **arguments)
+    steps.add_parts(layer_grad.row_coefficients, **arguments)
+    steps.add(kernels.strips, arguments["blocks"] * partition.count(n, layer_grad.STRIP), **arguments)
 
 
 # --- batch normalization -------------------------------------------------------------------------------------------
@@ -109,23 +96,26 @@ def batch_norm_internal(problem: Problem) -> Program:
     trains = problem.attributes["training_mode"]
     steps = _BatchSteps(problem, ("x", "y"), Normalized, batch.FORWARD, batch_columns.FORWARD)
     if trains and steps.elements:
-        return steps.program(steps.by_channels())
-    taking = steps.step(batch.take_statistics, empty=trains)
-    return steps.program([taking, *steps.written()])
+        steps.by_channels()
+    else:
+        steps.add_parts(batch.take_statistics, **steps.arguments, empty=trains)
+        steps.written()
+    return steps.program()
 
 
 def batch_normalization_grad(problem: Problem) -> Program:
     steps = _BatchSteps(problem, ("dy", "x", "dx"), Differentiated, batch.BACKWARD, batch_columns.BACKWARD)
-    channels = steps.planes.channels
-    if channels and not steps.elements:
-        sizes = {name: channels * problem.specs[name].dtype.itemsize for name in ("dscale", "dbias")}
-        return steps.program([zero_step(problem[name], channels, size) for name, size in sizes.items()])
-    # By columns, the mean is read once for every column.
-    mean = [steps.widened(Rows(problem["mean"], 0), 1)] if steps.is_short and channels else []
-    return steps.program([*mean, *steps.by_channels()])
+    if not steps.elements:
+        steps.clear("dscale")
+        steps.clear("dbias")
+        return steps.program()
+    if steps.is_short and steps.planes.channels:  # by columns, the mean is read once for every column
+        steps.widen(Rows(problem["mean"], 0), 1)
+    steps.by_channels()
+    return steps.program()
 
 
-class _BatchSteps:
+class _BatchSteps(ProgramSteps):
     """The steps for N x C x size elements: by planes, or by columns where planes are shorter than a vector.
 
     names: the arrays that are read, and the one that is written. given: the bundle of what has a number for a channel.
@@ -139,10 +129,10 @@ class _BatchSteps:
         by_planes: PlaneKernels,
         by_columns: ColumnKernels,
     ):
+        super().__init__(problem)
         samples, channels, *plane = problem.specs["x"].shape
-        size, self.problem, self.workspace = math.prod(plane), problem, Workspace(precision(problem))
-        self.by_planes, self.by_columns = by_planes, by_columns
-        self.is_short = size < vector_lanes(self.workspace.precision)
+        size, self.by_planes, self.by_columns = math.prod(plane), by_planes, by_columns
+        self.is_short = size < self.lanes
         self.planes = Planes(samples, channels, size, partition.count(size, TILE), max(1, TILE // max(size, 1)))
         self.elements = samples * size
         *self.read, written = (problem[name] for name in names)
@@ -151,7 +141,6 @@ class _BatchSteps:
         self.arguments = {"arrays": tuple(self.read), "out": written, "planes": self.planes, "table": self.table}
         self.arguments |= {"samples": samples, "channels": channels, "size": size}
         self.arguments["given"] = given(**{name: values.get(name) for name in given._fields})
-        self.arguments["stream"] = partition.streams(problem.bytes)
         if self.is_short:
             self._take_columns(samples, channels * size)
 
@@ -171,53 +160,43 @@ class _BatchSteps:
         step = whole_vectors(n, self.workspace.precision)
         return Rows(self.workspace.shared(count * step), step)
 
-    def step(self, kernel: Kernel, **more: Any) -> Step:
-        return Step(kernel, 1, {**self.arguments, **more})
+    def widen(self, table: Rows, rows: int) -> None:
+        """Add the step that repeats the first rows of a table for every column of their channels."""
+        self.add_parts(batch_columns.widen, **{**self.arguments, "table": table, "rows": rows})
 
-    def _shared_out(self, kernel: Kernel, units: int, **more: Any) -> Step:
-        """The step whose units touch all arrays once."""
-        return shared_out(kernel, units, self.problem.bytes / units, {**self.arguments, **more})
+    def by_channels(self) -> None:
+        """Add the steps for sums over each channel, for what follows from them, and for the elements."""
+        if self.planes.channels:
+            self._sums_of_columns() if self.is_short else self._sums_of_planes()
 
-    def program(self, steps: Sequence[Step]) -> Program:
-        return Program(steps, self.workspace)
-
-    def widened(self, table: Rows, rows: int) -> Step:
-        return self.step(batch_columns.widen, table=table, rows=rows)
-
-    def by_channels(self) -> list[Step]:
-        """Sums over each channel, what follows from them, and the elements."""
-        if not self.planes.channels:
-            return []
-        return self._sums_of_columns() if self.is_short else self._sums_of_planes()
-
-    def _sums_of_planes(self) -> list[Step]:
+    def _sums_of_planes(self) -> None:
         """Channel by channel if the arrays of one that are read stay in the cache, otherwise step by step."""
         kernels, planes = self.by_planes, self.planes
         blocks = partition.count(planes.samples * planes.tiles, planes.per_block)
         sums = BlockSums(self.workspace.shared(2 * planes.channels * blocks), blocks, 2, 2 * blocks, 1, 1)
         read_bytes = len(self.read) * self.elements * DTYPES[self.problem["x"].dtype].itemsize
         if planes.channels >= FEW_CHANNELS and read_bytes <= CHANNEL_BYTES:
-            return [self._shared_out(kernels.whole_channels, planes.channels, sums=sums)]
-        summing = self._shared_out(kernels.sum_blocks, planes.channels * blocks, sums=sums)
-        return [summing, self.step(kernels.join_blocks, sums=sums), *self.written()]
+            self.add(kernels.whole_channels, planes.channels, **self.arguments, sums=sums)
+            return
+        self.add(kernels.sum_blocks, planes.channels * blocks, **self.arguments, sums=sums)
+        self.add_parts(kernels.join_blocks, **self.arguments, sums=sums)
+        self.written()
 
-    def _sums_of_columns(self) -> list[Step]:
+    def _sums_of_columns(self) -> None:
         """The sums of a channel are those of its columns, which are joined as if they were one block."""
         kernels, size = self.by_columns, self.planes.size
-        summing = self._shared_out(kernels.sum_blocks, self.units)
-        joining = Step(kernels.join_blocks, self.columns, self.arguments, STRIP)
         sums = BlockSums(self.joined.data, 1, 0, size, size, self.joined.step)
         block = self.planes._replace(size=1, tiles=1, per_block=self.planes.samples)
-        return [summing, joining, self.step(self.by_planes.join_blocks, sums=sums, planes=block), *self.written()]
+        self.add(kernels.sum_blocks, self.units, **self.arguments)
+        self.add_parts(kernels.join_blocks, self.columns, STRIP, **self.arguments)
+        self.add_parts(self.by_planes.join_blocks, **{**self.arguments, "planes": block, "sums": sums})
+        self.written()
 
-    def written(self) -> list[Step]:
-        """The steps that write the elements with the numbers in the table; none if there are no elements."""
+    def written(self) -> None:
+        """Add the steps that write the elements with the numbers in the table, if there are elements."""
         planes = self.planes
-        if not self.elements * planes.channels:
-            return []
-        if self.is_short:
-            return [
-                self.widened(self.table, self.by_planes.numbers),
-                self._shared_out(self.by_columns.write, self.units),
-            ]
-        return [self._shared_out(self.by_planes.write, planes.samples * planes.channels * planes.tiles)]
+        if self.elements * planes.channels and self.is_short:
+            self.widen(self.table, self.by_planes.numbers)
+            self.add(self.by_columns.write, self.units, **self.arguments)
+        elif self.elements * planes.channels:
+            self.add(self.by_planes.write, planes.samples * planes.channels * planes.tiles, **self.arguments)

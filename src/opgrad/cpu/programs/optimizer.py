@@ -8,8 +8,9 @@ from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.kernels.loops.elements import BLOCK
 from opgrad.cpu.programs import partition
-from opgrad.cpu.programs.program import Program, Step
-from opgrad.cpu.programs.workspace import Scratch, Workspace
+from opgrad.cpu.programs.building import ProgramSteps
+from opgrad.cpu.programs.program import Program
+from opgrad.cpu.programs.workspace import Scratch
 
 
 class AdamWStep(NamedTuple):
@@ -54,31 +55,27 @@ def _lists(problem: Problem, *names: str) -> list[tuple[int, list[Operand]]]:
 
 
 def sgd_optimizer(problem: Problem) -> Program:
-    workspace = Workspace("float64")
-    factors = workspace.shared(kernels.FACTORS)
-    steps = [Step(kernels.sgd_factors, 1, {"lr": problem["lr"], "factors": factors})]
+    steps = ProgramSteps(problem)
+    factors = steps.workspace.shared(kernels.FACTORS, "float64")
+    steps.add_parts(kernels.sgd_factors, factors=factors)
     for size, (p, g, new_p) in _lists(problem, "weights", "gradients", "new_weights"):
-        arguments = {"p": p, "g": g, "new_p": new_p, "new_g": None, "factors": factors}
-        steps.append(Step(kernels.sgd, size, arguments, BLOCK))
-    return Program(steps, workspace)
+        steps.add_parts(kernels.sgd, size, BLOCK, p=p, g=g, new_p=new_p, new_g=None, factors=factors)
+    return steps.program()
 
 
 def adamw_optimizer(problem: Problem) -> Program:
-    rates = _rates(problem)
-    workspace = Workspace("float64")
-    attributes, factors = problem.attributes, workspace.shared(kernels.FACTORS)
-    arguments = {"lr": problem["lr"], "step": problem["step"], "factors": factors, "status": Scratch()}
-    arguments |= {"log_rates": kernels.LogRates(*(math.log(rate) if rate else -math.inf for rate in rates))}
-    arguments |= {"epsilon": attributes["epsilon"], "weight_decay": attributes["weight_decay"]}
-    arguments |= {"mode": attributes["adam_mode"], "corrects": attributes["correct_bias"]}
-    steps = [Step(kernels.adamw_factors, 1, arguments)]
+    steps, rates, attributes = ProgramSteps(problem), _rates(problem), problem.attributes
+    factors = steps.workspace.shared(kernels.FACTORS, "float64")
+    logarithms = kernels.LogRates(*(math.log(rate) if rate else -math.inf for rate in rates))
+    given = {"mode": attributes["adam_mode"], "corrects": attributes["correct_bias"], "log_rates": logarithms}
+    steps.add_parts(kernels.adamw_factors, factors=factors, status=Scratch(), **given)
     old, new = ("weights", "gradients", "momentums_1", "momentums_2"), ("weights", "momentums_1", "momentums_2")
     for size, arrays in _lists(problem, *old, *(f"new_{name}" for name in new)):
         p, m, value = arrays[len(old) :]
         states = {"old": kernels.State(*arrays[: len(old)]), "new": kernels.State(p, None, m, value)}
-        steps.append(Step(kernels.adamw, size, {**states, "rates": rates, "factors": factors}, BLOCK))
+        steps.add_parts(kernels.adamw, size, BLOCK, rates=rates, factors=factors, **states)
     wrong = "adamw_optimizer: step is {}, expected at least 1".format
-    return Program(steps, workspace, lambda position, value: ValueError(wrong(value)))
+    return steps.program(explain=lambda position, value: ValueError(wrong(value)))
 
 
 def _rates(problem: Problem) -> kernels.Rates:
@@ -95,16 +92,13 @@ def _rates(problem: Problem) -> kernels.Rates:
 
 
 def clip_grad_norm(problem: Problem) -> Program:
-    workspace, lists = Workspace("float64"), _lists(problem, "gradients", "clipped")
+    steps, lists, first_part = ProgramSteps(problem), _lists(problem, "gradients", "clipped"), 0
     parts = [partition.count(size, BLOCK) for size, _ in lists]
-    found, factor = workspace.shared(sum(parts)), workspace.shared(1)
-    steps, first_part = [], 0
+    found, factor = (steps.workspace.shared(size, "float64") for size in (sum(parts), 1))
     for (size, (gradient, _)), count in zip(lists, parts, strict=True):
-        sums = Scratch(found.offset + 8 * first_part, "float64")
-        steps.append(Step(kernels.squares, size, {"g": gradient, "sums": sums}, BLOCK))
+        steps.add_parts(kernels.squares, size, BLOCK, g=gradient, sums=found.moved(first_part))
         first_part += count
-    arguments = {"count": sum(parts), "found": found, "factor": factor, "max_norm": problem.attributes["max_norm"]}
-    steps.append(Step(kernels.clip_factor, 1, arguments))
+    steps.add_parts(kernels.clip_factor, count=sum(parts), found=found, factor=factor)
     for size, (gradient, clipped) in lists:
-        steps.append(Step(kernels.clip, size, {"factor": factor, "g": gradient, "new_g": clipped}, BLOCK))
-    return Program(steps, workspace)
+        steps.add_parts(kernels.clip, size, BLOCK, factor=factor, g=gradient, new_g=clipped)
+    return steps.program()

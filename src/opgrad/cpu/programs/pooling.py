@@ -12,11 +12,10 @@ from opgrad.contract.windows import MOST_AXES, Axis, average_pool_axes
 from opgrad.cpu.kernels import pooling as kernels
 from opgrad.cpu.kernels.loops.weighted import Along
 from opgrad.cpu.programs import partition
-from opgrad.cpu.programs.gather import checking
-from opgrad.cpu.programs.layout import precision
-from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
+from opgrad.cpu.programs.building import ProgramSteps
+from opgrad.cpu.programs.gather import check
+from opgrad.cpu.programs.program import Program, Tables
 from opgrad.cpu.programs.resize import along
-from opgrad.cpu.programs.workspace import Workspace
 
 ONE_WINDOW: Final = Axis(1, 1, 1)
 
@@ -26,19 +25,16 @@ def max_pool_grad(problem: Problem) -> Program:
     planes, size = math.prod(shape[:2]), math.prod(shape[2:])
     if not planes or not size + windows:
         return Program(())
-    workspace, per_part = Workspace(precision(problem)), partition.per_part(planes, problem.bytes / planes)
-    apart = problem["dx"].dtype in ("float16", "bfloat16")
-    memory = {"sums": workspace.private(size), "addends": workspace.private(windows)} if apart else {}
-    arguments = {
-        "windows": windows,
-        "size": size,
-        "sizes": kernels.PlaneSizes(*(1,) * (2 + MOST_AXES - len(shape)), *shape[2:]),
-    }
-    arguments |= {"columns_first": problem.attributes["storage_order"], "indices": problem["indices"]}
-    arguments |= {"dy": problem["dy"], "dx": problem["dx"]} | memory
-    steps = checking(kernels.check_planes, workspace, planes, per_part, arguments)
-    steps.append(Step(kernels.add_to_maxima_apart if apart else kernels.add_to_maxima, planes, arguments, per_part))
-    return Program(steps, workspace, wrong_maximum(problem, "max_pool_grad"))
+    steps, per_part = ProgramSteps(problem), partition.per_part(planes, problem.bytes / planes)
+    sizes = kernels.PlaneSizes(*(1,) * (2 + MOST_AXES - len(shape)), *shape[2:])
+    kernel, memory = kernels.add_to_maxima, {}
+    if problem["dx"].dtype in ("float16", "bfloat16"):
+        kernel, private = kernels.add_to_maxima_apart, steps.workspace.private
+        memory = {"sums": private(size), "addends": private(windows)}
+    check(steps, kernels.check_planes, planes, per_part, windows=windows, size=size)
+    columns_first = problem.attributes["storage_order"]
+    steps.add_parts(kernel, planes, per_part, windows=windows, sizes=sizes, columns_first=columns_first, **memory)
+    return steps.program(explain=wrong_maximum(problem, "max_pool_grad"))
 
 
 def _shares(axis: Axis, count_padding: bool) -> Array:
@@ -77,16 +73,14 @@ def average_pool_grad(problem: Problem) -> Program:
         return Program(())
     along, padding = average_pool_axes(problem.attributes), problem.attributes["count_include_pad"]
     deep, high, wide = (ONE_WINDOW,) * (MOST_AXES - len(along)) + along
-    workspace, shares, tables = Workspace(precision(problem)), _shares(wide, padding), Tables()
-    longest = max(wide.count, wide.size)
-    same = bool((shares == shares[:1]).all())
-    width = kernels.RowWindows(
-        wide.size, wide.count, wide.kernel, wide.stride, wide.dilation, wide.begin, tables.add(shares, "float64"), same
+    steps, shares, longest = ProgramSteps(problem), _shares(wide, padding), max(wide.count, wide.size)
+    memory = {name: steps.workspace.private(longest) for name in ("sums", "line", "chunk")}
+    same, add_table = bool((shares == shares[:1]).all()), steps.tables.add
+    row = wide.size, wide.count, wide.kernel, wide.stride, wide.dilation, wide.begin
+    width = kernels.RowWindows(*row, add_table(shares, "float64"), same)
+    depth, height = (_along(each, padding, steps.tables) for each in (deep, high))
+    new_rows = add_table(_new_rows(high))
+    steps.add(
+        kernels.share_out, math.prod(shape[:-1]), depth=depth, height=height, width=width, new_rows=new_rows, **memory
     )
-    arguments = {name: workspace.private(longest) for name in ("sums", "line", "chunk")}
-    arguments |= {"depth": _along(deep, padding, tables), "height": _along(high, padding, tables), "width": width}
-    arguments["new_rows"] = tables.add(_new_rows(high))
-    arguments |= {"dy": problem["dy"], "dx": problem["dx"]}
-    rows = math.prod(shape[:-1])
-    step = shared_out(kernels.share_out, rows, problem.bytes / rows, arguments)
-    return Program([step], workspace, tables=tables)
+    return steps.program()

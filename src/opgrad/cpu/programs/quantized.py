@@ -6,17 +6,16 @@ from typing import Any, Final
 from opgrad.contract.problem import Problem
 from opgrad.contract.quantized import BYTE, quantized
 from opgrad.contract.ranges import wrong_index
-from opgrad.cpu.compiler.native import Kernel, vector_lanes
+from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels import quantized as kernels
 from opgrad.cpu.kernels.gemm import Matrix, ProductSizes
 from opgrad.cpu.kernels.quantized import Blocks, Groups, Integers, Memory, Scales, Weights, Zeros
-from opgrad.cpu.programs.gather import index_steps
-from opgrad.cpu.programs.layout import precision
+from opgrad.cpu.programs.building import ProgramSteps
+from opgrad.cpu.programs.gather import check_indices
 from opgrad.cpu.programs.partition import round_up
-from opgrad.cpu.programs.program import Address, Program, Step, Tables
-from opgrad.cpu.programs.workspace import Workspace
+from opgrad.cpu.programs.program import Address, Program
 
 OPERATOR: Final = "quantized_matmul_grad"
 MOST_ROWS: Final = 512  # of a block of sums, for each of which the weights are unpacked anew
@@ -28,18 +27,17 @@ def quantized_matmul_grad(problem: Problem) -> Program:
     sizes = quantized(shapes, dict(problem.attributes))
     if problem["b"].dtype == "int8" and problem.attributes["bits"] < BYTE:
         raise TypeError(f"{OPERATOR}: b has dtype int8, expected uint8, as bits is {problem.attributes['bits']}")
-    workspace, tables = Workspace(precision(problem)), Tables()
-    steps, explain = [], None
+    steps, explain = ProgramSteps(problem), None
     if problem["g_idx"]:
-        steps = index_steps(problem, workspace, sizes.blocks[1], "g_idx")
+        check_indices(steps, sizes.blocks[1], "g_idx")
         explain = wrong_index(problem, OPERATOR, sizes.blocks[1], "g_idx")
     depth, columns = (problem.attributes[name] for name in ("N", "K"))
     rows = math.prod(shapes["dy"][:-1])
     if rows * columns:
-        weights, kernel = weights_of(problem, OPERATOR, workspace, tables), kernel_of(problem)
         dy, dx = Matrix(problem["dy"], depth, 1), Rows(problem["dx"], columns)
-        steps.append(product_step(kernel, ProductSizes(rows, columns, depth), dy, weights, dx, workspace))
-    return Program(steps, workspace, explain, tables=tables)
+        weights = weights_of(steps, OPERATOR)
+        add_product(steps, kernel_of(problem), ProductSizes(rows, columns, depth), dy, weights, dx)
+    return steps.program(explain=explain)
 
 
 def kernel_of(problem: Problem, transposed: bool = False) -> Kernel:
@@ -48,24 +46,23 @@ def kernel_of(problem: Problem, transposed: bool = False) -> Kernel:
     return kernels.multiply_rows if by_rows else kernels.multiply_columns
 
 
-def product_step(
+def add_product(
+    steps: ProgramSteps,
     kernel: Kernel,
     sizes: ProductSizes,
     a: Matrix,
     b: Any,
     c: Rows,
-    workspace: Workspace,
     first: tuple[int, int] = (0, 0),
-) -> Step:
-    """The step that multiplies; first: the rows of a and of c with which the product begins."""
-    across, down = -(-sizes.columns // BLOCK_COLUMNS), -(-sizes.rows // MOST_ROWS)
-    lanes = vector_lanes(workspace.precision)
+) -> None:
+    """Add the step that multiplies; first: the rows of a and of c with which the product begins."""
+    across, down, private = -(-sizes.columns // BLOCK_COLUMNS), -(-sizes.rows // MOST_ROWS), steps.workspace.private
     blocks = Blocks(across, -(-sizes.rows // down), min(BLOCK_COLUMNS, sizes.columns), *first)
-    pitch = round_up(blocks.columns, gemm.VECTORS * lanes) + gemm.SPARE
-    left, right = (workspace.private(size) for size in gemm.space(lanes))
-    arguments = {"sizes": sizes, "blocks": blocks, "a": a, "b": b, "c": c}
-    arguments |= {"m": Memory(left, right, workspace.private(blocks.rows * pitch), pitch)}
-    return Step(kernel, across * -(-sizes.rows // blocks.rows), arguments)
+    pitch = round_up(blocks.columns, steps.width) + gemm.SPARE
+    left, right = (private(size) for size in gemm.space(steps.lanes))
+    memory = Memory(left, right, private(blocks.rows * pitch), pitch)
+    units = across * -(-sizes.rows // blocks.rows)
+    steps.add_parts(kernel, units, sizes=sizes, blocks=blocks, a=a, b=b, c=c, m=memory)
 
 
 def _check_zeros(problem: Problem, operator: str, count: int, packed: bool) -> None:
@@ -78,8 +75,9 @@ def _check_zeros(problem: Problem, operator: str, count: int, packed: bool) -> N
         raise ValueError(f"{operator}: zero_points is packed, expected floats, as column_block is 1")
 
 
-def weights_of(problem: Problem, operator: str, workspace: Workspace, tables: Tables) -> Weights:
+def weights_of(steps: ProgramSteps, operator: str) -> Weights:
     """The quantized weights of a problem. Raises ValueError for zero points that do not fit."""
+    problem, add_table = steps.problem, steps.tables.add
     sizes = quantized({"b": problem.specs["b"].shape}, dict(problem.attributes))
     bits, zeros, given = problem.attributes["bits"], problem["zero_points"], problem.operands.get("g_idx")
     signed = problem.attributes["signed"] and problem["b"].dtype != "int8"
@@ -91,13 +89,13 @@ def weights_of(problem: Problem, operator: str, workspace: Workspace, tables: Ta
         packed = zeros.dtype == "uint8" and bits < BYTE
         kind, row = (kernels.PACKED_ZEROS, sizes.zero_bytes) if packed else (kernels.WHOLE_ZEROS, sizes.blocks[1])
         _check_zeros(problem, operator, math.prod(sizes.packed_zeros if packed else sizes.blocks), packed)
-    nothing = Address(tables.add([0.0], workspace.precision), workspace.precision)
-    groups: Any = given or Address(tables.add([0], "int32"), "int32")
+    nothing = Address(add_table([0.0], steps.workspace.precision), steps.workspace.precision)
+    groups: Any = given or Address(add_table([0], "int32"), "int32")
     return Weights(
         integers,
         scales,
         Zeros(zeros or nothing, kind, row, bits, problem.attributes["zero_point"]),
         Groups(groups, int(given is not None)),
         0,
-        workspace.private(kernels.space(vector_lanes(workspace.precision))),
+        steps.workspace.private(kernels.space(steps.lanes)),
     )

@@ -19,7 +19,7 @@ from opgrad.cpu.kernels.recurrent import layer as layers
 from opgrad.cpu.kernels.recurrent.layer import BlockUnits, Layer, LayerMatrix, Panels, States
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.partition import round_up
-from opgrad.cpu.programs.program import Program, Step
+from opgrad.cpu.programs.program import Program
 from opgrad.locks import once
 from opgrad.native.threads import get_num_threads
 
@@ -74,7 +74,7 @@ class RecurrentSteps(ProgramSteps):
         units = self.directions * self.batch
         parts = max(os.cpu_count() or 1, get_num_threads())
         per_part = max(FEWEST_SEQUENCES, -(-units // parts))
-        self.steps.append(Step(kernel, units, {"layer": self.layer, **arguments}, per_part))
+        self.add_parts(kernel, units, per_part, layer=self.layer, **arguments)
 
     # --- operands ---------------------------------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ class RecurrentSteps(ProgramSteps):
     def zeros(self) -> Any:
         """A row of a state, all 0."""
         row = self.shared(self.hidden)
-        self.add(fill_zeros, self.hidden, self.item, {"y": row, "stream": 0})
+        self.add(fill_zeros, self.hidden, self.item, y=row, stream=0)
         return row
 
     def states(self, name: str) -> States:
@@ -110,11 +110,10 @@ class RecurrentSteps(ProgramSteps):
         size = joined + 2 * single
         added: Any = Rows(self.shared(self.directions * size), size)
         if self.given("bias"):
-            bias = Rows(self.problem["bias"], 2 * self.rows)
-            arguments = {"rows": self.rows, "joined": joined, "single": single, "bias": bias, "sums": added}
-            self.add(layers.add_biases, self.directions, 3 * size * self.item, arguments)
+            given = {"rows": self.rows, "bias": Rows(self.problem["bias"], 2 * self.rows), "sums": added}
+            self.add(layers.add_biases, self.directions, 3 * size * self.item, **given, joined=joined, single=single)
         else:
-            self.add(fill_zeros, self.directions * size, self.item, {"y": added.data, "stream": 0})
+            self.add(fill_zeros, self.directions * size, self.item, y=added.data, stream=0)
         return added
 
     # --- matrices ---------------------------------------------------------------------------------------------------
@@ -153,7 +152,7 @@ class RecurrentSteps(ProgramSteps):
         packed, count = self.memory_of_panels(depth, rows, self.directions)
         x = self.weights(name, depth, first)
         arguments = {"panels": count, "rows": rows, "depth": depth, "x": x, "packed": packed}
-        self.add(layers.pack_transposed, self.directions * count, 2 * packed.panel * self.item, arguments)
+        self.add(layers.pack_transposed, self.directions * count, 2 * packed.panel * self.item, **arguments)
         return packed
 
     def packed(self, x: LayerMatrix, blocks: int, rows: int, columns: int, directions: int | None = None) -> Panels:
@@ -162,7 +161,7 @@ class RecurrentSteps(ProgramSteps):
         packed, count = self.memory_of_panels(blocks * rows, columns, directions)
         arguments = {"panels": count, "blocks": blocks, "rows": rows, "columns": columns, "x": x, "packed": packed}
         units, unit_bytes = directions * count * blocks, 2 * rows * self.width * self.item
-        self.add(layers.pack_rows, units, unit_bytes, arguments)
+        self.add(layers.pack_rows, units, unit_bytes, **arguments)
         return packed
 
     def packed_weights(self, name: str, columns: int, rows: int | None = None, first: int = 0) -> Panels:
@@ -176,7 +175,7 @@ class RecurrentSteps(ProgramSteps):
         arguments |= {"reverse": self.layer.reverse, "x": self.states_of_steps("y"), "packed": packed}
         arguments["first"] = self.states("initial_h")
         units, unit_bytes = self.directions * count * self.length, 2 * self.batch * self.width * self.item
-        self.add(layers.pack_before, units, unit_bytes, arguments)
+        self.add(layers.pack_before, units, unit_bytes, **arguments)
         return packed
 
     # --- products over all steps ------------------------------------------------------------------------------------
@@ -189,10 +188,10 @@ class RecurrentSteps(ProgramSteps):
         count, rows = (1, self.all_rows) if together else (self.length, self.batch)
         per_unit = min(BLOCK_ROWS, round_up(-(-rows // FEWEST_UNITS), gemm.ROWS) if together else rows)
         blocks = BlockUnits(count, rows, max(per_unit, 1), -(-rows // max(per_unit, 1)))
-        arguments = {"blocks": blocks, "first": first or 0, "depth": depth, "columns": columns, "add": bool(first)}
         units = count * blocks.units * (1 if together else self.directions)
-        unit_products = blocks.per_unit * depth * columns
-        self.add(layers.multiply_rows, units, unit_products / PRODUCTS_OF_BYTE, {**arguments, "a": a, "b": b, "c": c})
+        unit_bytes = blocks.per_unit * depth * columns / PRODUCTS_OF_BYTE
+        sizes = {"blocks": blocks, "first": first or 0, "depth": depth, "columns": columns}
+        self.add(layers.multiply_rows, units, unit_bytes, **sizes, add=bool(first), a=a, b=b, c=c)
 
     def parts(self, dz: LayerMatrix, rows: Sequence[int]) -> list[GateColumns]:
         """dz cut into parts of so many columns; each is packed when it is first needed."""
@@ -222,10 +221,9 @@ class RecurrentSteps(ProgramSteps):
     def multiply_panels(self, name: str, part: GateColumns, b: Panels, columns: int) -> None:
         """The rows of dw or dr that belong to a part of dz: the part's transpose times b."""
         c, count = self.weights(name, columns, part.first), -(-part.count // self.width)
-        arguments = {"panels": count, "depth": self.all_rows, "rows": part.count, "columns": columns}
-        arguments |= {"a": part.packed, "b": b, "c": c}
-        unit_products = self.width * self.all_rows * columns
-        self.add(layers.multiply_panels, self.directions * count, unit_products / PRODUCTS_OF_BYTE, arguments)
+        sizes = {"panels": count, "depth": self.all_rows, "rows": part.count, "columns": columns}
+        unit_bytes = self.width * self.all_rows * columns / PRODUCTS_OF_BYTE
+        self.add(layers.multiply_panels, self.directions * count, unit_bytes, **sizes, a=part.packed, b=b, c=c)
 
     def sum_columns(self, x: LayerMatrix, first: int, again: int) -> None:
         """Write the gradient of the biases from `first` on, and once more `again` elements behind, if not 0."""
@@ -235,7 +233,7 @@ class RecurrentSteps(ProgramSteps):
         strips, columns = -(-self.rows // self.lanes), self.rows
         arguments = {"strips": strips, "rows": self.all_rows, "columns": columns, "first": first, "again": again}
         arguments |= {"x": Rows(x.data, x.direction), "y": y}
-        self.add(layers.sum_columns, self.directions * strips, self.all_rows * self.lanes * self.item, arguments)
+        self.add(layers.sum_columns, self.directions * strips, self.all_rows * self.lanes * self.item, **arguments)
 
 
 # --- operators ------------------------------------------------------------------------------------------------------
@@ -259,7 +257,6 @@ def lstm_training(problem: Problem) -> Program:
         weights=lstm.CellWeights(b.transposed("r", b.hidden, b.rows), *b.peepholes()),
         bias=b.biases(b.rows),
         start=lstm.Start(b.states("initial_h"), b.states("initial_c")),
-        **{name: problem[name] for name in ("gates", "y", "cells", "y_h", "y_c")},
     )
     return b.program("lstm_training")
 
@@ -267,13 +264,11 @@ def lstm_training(problem: Problem) -> Program:
 def lstm_grad(problem: Problem) -> Program:
     b = RecurrentSteps(problem, LSTM)
     dz, state = b.matrix(b.rows), b.directions * b.batch * b.hidden
-    c0, cells = b.states("initial_c"), problem["cells"]
+    c0 = b.states("initial_c")
     b.add_sequences(
         lstm.lstm_steps_back,
         weights=lstm.CellWeights(b.packed_weights("r", b.hidden), *b.peepholes()),
         c0=c0,
-        gates=problem["gates"],
-        cells=cells,
         above=lstm.Above(b.of_steps("dy"), b.states("dy_h"), b.states("dy_c")),
         dz=dz.data,
         dh=b.result("dinitial_h", state),
@@ -285,10 +280,9 @@ def lstm_grad(problem: Problem) -> Program:
     b.gradient_of_r(parts, [b.packed_before])
     b.sum_columns(dz, 0, b.rows)
     if b.given("dpeepholes"):
-        strips = -(-b.hidden // b.lanes)
-        arguments = {"strips": strips, "layer": b.layer, "cells": cells, "c0": c0, "dz": dz.data}
-        arguments["dp"] = problem["dpeepholes"]
-        b.add(lstm.peepholes_back, b.directions * strips, 5 * b.all_rows * b.lanes * b.item, arguments)
+        strips, unit_bytes = -(-b.hidden // b.lanes), 5 * b.all_rows * b.lanes * b.item
+        arguments = {"strips": strips, "layer": b.layer, "c0": c0, "dz": dz.data, "dp": problem["dpeepholes"]}
+        b.add(lstm.peepholes_back, b.directions * strips, unit_bytes, **arguments)
     return b.program("lstm_grad")
 
 
@@ -307,7 +301,6 @@ def gru_training(problem: Problem) -> Program:
         bias=b.biases(2 * b.hidden, b.hidden) if linear else b.biases(b.rows),
         h0=b.states("initial_h"),
         product=b.shared(b.directions * b.batch * b.hidden),
-        **{name: problem[name] for name in ("gates", "y", "y_h")},
     )
     return b.program("gru_training")
 

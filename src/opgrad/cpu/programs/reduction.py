@@ -16,8 +16,7 @@ from opgrad.cpu.compiler.parameters import Strips
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.reduction import DEEP, WIDE, SumBlocks, sum_columns, sum_integers, sum_rows
 from opgrad.cpu.programs import partition
-from opgrad.cpu.programs.program import Step, shared_out
-from opgrad.cpu.programs.workspace import Workspace
+from opgrad.cpu.programs.building import ProgramSteps
 
 
 def grouped(shape: Iterable[int], summed: frozenset[int]) -> list[tuple[int, bool]]:
@@ -29,46 +28,47 @@ def grouped(shape: Iterable[int], summed: frozenset[int]) -> list[tuple[int, boo
     return [(math.prod(size for size, _ in group), over) for over, group in groupby(axes, key=lambda each: each[1])]
 
 
-def sum_steps(groups: list[tuple[int, bool]], x: Any, y: Operand, workspace: Workspace) -> list[Step]:
-    """The steps that sum x, an operand or working memory, over the groups that are summed, into y."""
+def add_sums(steps: ProgramSteps, groups: list[tuple[int, bool]], x: Any, y: Operand) -> None:
+    """Add the steps that sum x, an operand or working memory, over the groups that are summed, into y."""
     if not any(over for _, over in groups):
         groups = [*groups, (1, True)]
-    steps: list[Step] = []
     sizes = [size for size, _ in groups]
     summed = [axis for axis in reversed(range(len(groups))) if groups[axis][1]]
     for axis in summed:
         before, n, after = math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
         sizes[axis] = 1
         is_last = axis == summed[-1]
-        result = y if is_last else workspace.shared(before * after, x.dtype if _is_integer(y) else None)
-        steps += _sum(before, n, after, x, result, workspace)
+        result = y if is_last else steps.workspace.shared(before * after, x.dtype if _is_integer(y) else None)
+        _sum(steps, before, n, after, x, result)
         x = result
-    return steps
 
 
 def _is_integer(operand: Operand) -> bool:
     return operand.dtype in ("int32", "int64")
 
 
-def _sum(before: int, n: int, after: int, x: Any, y: Any, workspace: Workspace) -> list[Step]:
+def _sum(steps: ProgramSteps, before: int, n: int, after: int, x: Any, y: Any) -> None:
     if not before * after:
-        return []
+        return
     if _is_integer(x):
-        return [shared_out(sum_integers, before * after, n * 8, {"n": n, "after": after, "x": x, "y": y})]
+        steps.add(sum_integers, before * after, n * 8, n=n, after=after, x=x, y=y)
+        return
     size = BLOCK if after == 1 else DEEP
     blocks = partition.count(n, size)
     if blocks > 1:
-        partial = workspace.shared(before * blocks * after)
-        first_sums = _blocks(before, n, after, SumBlocks(blocks, size), x, partial)
-        return [first_sums, *_sum(before, blocks, after, partial, y, workspace)]
-    return [_blocks(before, n, after, SumBlocks(1, max(n, 1)), x, y)]
+        partial = steps.workspace.shared(before * blocks * after)
+        _sum_blocks(steps, before, n, after, SumBlocks(blocks, size), x, partial)
+        _sum(steps, before, blocks, after, partial, y)
+    else:
+        _sum_blocks(steps, before, n, after, SumBlocks(1, max(n, 1)), x, y)
 
 
-def _blocks(before: int, n: int, after: int, blocks: SumBlocks, x: Any, y: Any) -> Step:
+def _sum_blocks(steps: ProgramSteps, before: int, n: int, after: int, blocks: SumBlocks, x: Any, y: Any) -> None:
     units, arguments = before * blocks.count, {"n": n, "blocks": blocks, "x": x, "y": y}
     if after == 1:
-        return shared_out(sum_rows, units, 4 * blocks.size, arguments)
+        steps.add(sum_rows, units, 4 * blocks.size, **arguments)
+        return
     precise = "float64" in (x.dtype, y.dtype)
     strips = partition.count(after, WIDE * vector_lanes("float64" if precise else "float32"))
-    arguments["strips"] = Strips(strips, after)
-    return shared_out(sum_columns, units * strips, 4 * blocks.size * after / strips, arguments)
+    unit_bytes = 4 * blocks.size * after / strips
+    steps.add(sum_columns, units * strips, unit_bytes, strips=Strips(strips, after), **arguments)

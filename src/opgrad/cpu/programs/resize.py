@@ -11,15 +11,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from opgrad.contract import DTYPES, Array
+from opgrad.contract import Array
 from opgrad.contract.problem import Problem
 from opgrad.contract.resizing import Resized, resized_axes
 from opgrad.cpu.kernels.loops.weighted import Along
 from opgrad.cpu.kernels.resize import PIECE, ROWS, RowPieces, gather_rows
-from opgrad.cpu.programs.elements import zero_step
-from opgrad.cpu.programs.layout import precision
-from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
-from opgrad.cpu.programs.workspace import Workspace
+from opgrad.cpu.programs.building import ProgramSteps
+from opgrad.cpu.programs.program import Program, Tables
 
 AXES: Final = 3  # of a plane
 
@@ -27,22 +25,22 @@ AXES: Final = 3  # of a plane
 def resize_grad(problem: Problem) -> Program:
     """Each pass takes the last resized axes that are left. All passes but the last one write to working memory."""
     x, y = problem.specs["x"].shape, problem.specs["dy"].shape
-    n = math.prod(x)
-    if not n or not math.prod(y):
-        return Program([zero_step(problem["dx"], n, n * DTYPES[problem["dx"].dtype].itemsize)] if n else [])
+    steps = ProgramSteps(problem)
+    if not math.prod(x) or not math.prod(y):
+        steps.clear("dx")
+        return steps.program()
     resized = resized_axes("resize_grad", x, y, problem.attributes)
-    workspace, tables, steps = Workspace(precision(problem)), Tables(), list[Step]()
     source, sizes = problem["dy"], list(y)
     passes = _passes(len(x), sorted(resized))
     for axes in passes:
         for axis in axes:
             sizes[axis] = x[axis]
         last = axes is passes[-1]
-        target = problem["dx"] if last else workspace.shared(math.prod(sizes))
+        target = problem["dx"] if last else steps.workspace.shared(math.prod(sizes))
         before = [y[axis] if axis in axes else size for axis, size in enumerate(sizes)]
-        steps.append(_pass(before, {axis: resized[axis] for axis in axes}, (source, target), workspace, tables))
+        _add_pass(steps, before, {axis: resized[axis] for axis in axes}, source, target)
         source = target
-    return Program(steps, workspace, tables=tables)
+    return steps.program()
 
 
 def _passes(rank: int, axes: Sequence[int]) -> list[list[int]]:
@@ -62,15 +60,9 @@ def _slots(rank: int, axes: Sequence[int]) -> int:
     return len(axes) + gaps
 
 
-def _pass(
-    sizes: Sequence[int],
-    resized: Mapping[int, Resized],
-    ends: tuple[Any, Any],
-    workspace: Workspace,
-    tables: Tables,
-) -> Step:
-    """The step from an array of these sizes to one where some axes have those of x."""
-    first = min(resized, default=0)
+def _add_pass(steps: ProgramSteps, sizes: Sequence[int], resized: Mapping[int, Resized], dy: Any, dx: Any) -> None:
+    """Add the step from an array of these sizes to one where some axes have those of x."""
+    first, tables, private = min(resized, default=0), steps.tables, steps.workspace.private
     slots, planes = _slots_of(sizes, first, resized, tables), math.prod(sizes[:first])
     row = _stays(math.prod(sizes[max(resized, default=-1) + 1 :]), tables) if len(sizes) - 1 not in resized else None
     width, same = (row, True) if row else (slots.pop(), False)
@@ -81,18 +73,10 @@ def _pass(
     piece = min(PIECE, width.count) if same else width.count
     pieces = -(-width.count // piece)
     units = planes * depth.size * -(-height.size // ROWS) * pieces
-    dy, dx = ends
-    arguments = {
-        "depth": depth,
-        "height": height,
-        "width": width,
-        "row": RowPieces(same, pieces, piece),
-        "dy": dy,
-        "dx": dx,
-    }
-    arguments |= {"sums": workspace.private(ROWS * piece), "chunk": workspace.private(piece)}
     elements = planes * (depth.count * height.count * width.count + depth.size * height.size * width.size)
-    return shared_out(gather_rows, units, elements * DTYPES[workspace.precision].itemsize / units, arguments)
+    arguments = {"depth": depth, "height": height, "width": width, "row": RowPieces(same, pieces, piece)}
+    arguments |= {"dy": dy, "dx": dx, "sums": private(ROWS * piece), "chunk": private(piece)}
+    steps.add(gather_rows, units, elements * steps.item / units, **arguments)
 
 
 def _slots_of(sizes: Sequence[int], first: int, resized: Mapping[int, Resized], tables: Tables) -> list[Along]:

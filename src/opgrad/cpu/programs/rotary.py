@@ -4,9 +4,9 @@ from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import wrong_index
 from opgrad.contract.rotary import PACKED, rotation
 from opgrad.cpu.kernels.rotary import Angles, HeadRows, turn
-from opgrad.cpu.programs.gather import index_steps
-from opgrad.cpu.programs.program import Program, shared_out
-from opgrad.cpu.programs.workspace import Workspace
+from opgrad.cpu.programs.building import ProgramSteps
+from opgrad.cpu.programs.gather import check_indices
+from opgrad.cpu.programs.program import Program
 
 
 def rotary_embedding(problem: Problem) -> Program:
@@ -18,23 +18,17 @@ def rotary_embedding_grad(problem: Problem) -> Program:
 
 
 def _turning(problem: Problem, operator: str, source: str, target: str, sign: float) -> Program:
-    shapes = problem.shapes
-    sizes = rotation(operator, source, shapes, dict(problem.attributes))
-    cos, positions = shapes["cos_cache"], problem["position_ids"]
+    steps, sizes = ProgramSteps(problem), rotation(operator, source, problem.shapes, dict(problem.attributes))
+    cos, positions, explain = problem.shapes["cos_cache"], problem["position_ids"], None
     count = cos[0] if positions else 0
-    workspace, name = Workspace(), "position_ids"
-    steps = index_steps(problem, workspace, count, name) if positions else []
-    explain = wrong_index(problem, operator, count, name) if positions else None
+    if positions:
+        check_indices(steps, count, "position_ids")
+        explain = wrong_index(problem, operator, count, "position_ids")
     rows = sizes.batch * sizes.heads * sizes.tokens
     if rows * sizes.size:
-        arguments = {
-            "heads": HeadRows(sizes.tokens, sizes.heads, int(sizes.heads_first), sizes.size, sizes.half),
-            "angles": Angles(sizes.tokens if len(cos) == PACKED and cos[0] > 1 else 0, count),
-            "interleaved": problem.attributes["interleaved"],
-            "sign": sign,
-            "positions": positions,
-        }
-        arguments |= {"x": problem[source], "y": problem[target]}
-        arguments |= {"cos": problem["cos_cache"], "sin": problem["sin_cache"]}
-        steps = [*steps, shared_out(turn, rows, problem.bytes / rows, arguments)]
-    return Program(steps, workspace, explain)
+        heads = HeadRows(sizes.tokens, sizes.heads, int(sizes.heads_first), sizes.size, sizes.half)
+        angles = Angles(sizes.tokens if len(cos) == PACKED and cos[0] > 1 else 0, count)
+        tables = {"cos": problem["cos_cache"], "sin": problem["sin_cache"], "positions": positions}
+        given = {"x": problem[source], "y": problem[target], **tables}
+        steps.add(turn, rows, heads=heads, angles=angles, sign=sign, **given)
+    return steps.program(explain=explain)

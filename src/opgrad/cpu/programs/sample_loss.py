@@ -7,7 +7,6 @@ from typing import Any
 
 from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import wrong_label
-from opgrad.cpu.compiler.native import vector_lanes
 from opgrad.cpu.compiler.parameters import Columns, Rows
 from opgrad.cpu.kernels.cross_entropy.labels import LossReduction, Samples
 from opgrad.cpu.kernels.cross_entropy.options import (
@@ -19,10 +18,11 @@ from opgrad.cpu.kernels.cross_entropy.options import (
     kernels,
     write_targets,
 )
-from opgrad.cpu.programs.cross_entropy import label_steps
-from opgrad.cpu.programs.layout import layout_of, loops_of, precision
-from opgrad.cpu.programs.program import Program, Step
-from opgrad.cpu.programs.workspace import Scratch, Workspace
+from opgrad.cpu.programs.building import ProgramSteps
+from opgrad.cpu.programs.cross_entropy import add_labels
+from opgrad.cpu.programs.layout import layout_of, loops_of
+from opgrad.cpu.programs.program import Program
+from opgrad.cpu.programs.workspace import Scratch
 
 
 def scaling_of(problem: Problem) -> Scaling:
@@ -31,54 +31,52 @@ def scaling_of(problem: Problem) -> Scaling:
     return Scaling(1 / softcap, softcap / temperature) if softcap else Scaling(1 / temperature, 0.0)
 
 
-def _targets(problem: Problem, workspace: Workspace) -> tuple[list[Step], str, Target]:
-    """The step that writes the targets which do not depend on labels, their kind, and how kernels find them."""
+def _add_targets(steps: ProgramSteps) -> tuple[str, Target]:
+    """Add the step that writes the targets which do not depend on labels; returns their kind, and where they are."""
+    problem, shared = steps.problem, steps.workspace.shared
     smoothing, q, weight = problem.attributes["label_smoothing"], problem["probabilities"], problem["weight"]
     if not smoothing and q is None:
-        return [], "labels", Target(None, None, None, 1.0)
-    base, factors = workspace.shared(problem.n), workspace.shared(problem.n)
-    arguments = {"n": problem.n, "weight": weight or factors, "is_given": weight is not None}
-    arguments |= {"constant": smoothing / max(problem.n, 1), "share": 1 - smoothing, "base": base, "factors": factors}
-    steps = [Step(write_targets, 1, arguments)]
+        return "labels", Target(None, None, None, 1.0)
+    base, factors, share = shared(problem.n), shared(problem.n), 1 - smoothing
+    written = {"weight": weight or factors, "is_given": weight is not None, "base": base, "factors": factors}
+    steps.add_parts(write_targets, n=problem.n, constant=smoothing / max(problem.n, 1), share=share, **written)
     if q is None:
-        return steps, "smoothed", Target(base, factors, None, 1 - smoothing)
-    return steps, "dense", Target(base, factors, Columns(q, q.outer, q.n), 0.0)
+        return "smoothed", Target(base, factors, None, share)
+    return "dense", Target(base, factors, Columns(q, q.outer, q.n), 0.0)
 
 
-def _upstream(problem: Problem, workspace: Workspace) -> tuple[list[Step], Upstream]:
+def _add_upstream(steps: ProgramSteps) -> Upstream:
     """The gradients of the results; for those that are not given, a step writes their default: 1 for the loss, else 0.
 
     A default is written once, for a vector of samples, and has a step of 0.
     """
-    width = vector_lanes(workspace.precision)
-    zeros, ones = workspace.shared(width), workspace.shared(width)
-    arguments = {"n": width, "weight": ones, "is_given": 0, "constant": 0.0, "share": 1.0, "base": zeros}
+    problem, width = steps.problem, steps.lanes
+    zeros, ones = steps.workspace.shared(width), steps.workspace.shared(width)
+    written = {"weight": ones, "is_given": 0, "base": zeros, "factors": ones}
+    steps.add_parts(write_targets, n=width, constant=0.0, share=1.0, **written)
     defaults = {name: Rows(ones if name == "dloss" else zeros, 0) for name in Upstream._fields}
     given = {name: Rows(problem[name], 1) for name in Upstream._fields if problem[name] is not None}
-    return [Step(write_targets, 1, {**arguments, "factors": ones})], Upstream(**{**defaults, **given})
+    return Upstream(**{**defaults, **given})
 
 
 def _program(problem: Problem, operator: str, with_gradient: bool) -> Program:
-    workspace = Workspace(precision(problem))
-    steps, classes, weights = label_steps(problem, workspace)
-    more, kind, target = _targets(problem, workspace)
-    steps, upstream = steps + more, None
-    if with_gradient:
-        more, upstream = _upstream(problem, workspace)
-        steps += more
+    steps = ProgramSteps(problem)
+    samples = Samples(*add_labels(steps), problem["loss"])
+    kind, target = _add_targets(steps)
+    upstream = _add_upstream(steps) if with_gradient else None
     if problem.outer * problem.inner:
         by_layout = kernels(problem.attributes["softcap"] != 0, kind, with_gradient)
         layout = layout_of(problem, by_layout)
         y = problem["dlogits" if with_gradient else "logits"]
         loops = loops_of(problem, layout, logits=problem["logits"], y=y)
-        sums = workspace.shared(loops.step(by_layout[layout]).parts, "float64")  # of losses; they are not asked for
+        # The sums of losses are not asked for.
+        sums = steps.workspace.shared(loops.step(by_layout[layout]).parts, "float64")
         results = SampleResults(*(problem[name] for name in SampleResults._fields))
-        arguments: dict[str, Any] = {"samples": Samples(classes, weights, problem["loss"])}
+        arguments: dict[str, Any] = {"samples": samples, "buffer": steps.workspace.private(2 * steps.lanes)}
         arguments["reduction"] = LossReduction(True, False, 1.0, Scratch(), sums)
-        arguments["buffer"] = workspace.private(2 * vector_lanes(workspace.precision))
         arguments["options"] = Options(scaling_of(problem), target, results, upstream)
-        steps.append(loops.step(by_layout[layout], **arguments))
-    return Program(steps, workspace, wrong_label(problem, operator))
+        steps.add_loops(loops, by_layout[layout], **arguments)
+    return steps.program(explain=wrong_label(problem, operator))
 
 
 def sample_losses(problem: Problem) -> Program:

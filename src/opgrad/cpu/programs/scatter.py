@@ -11,7 +11,7 @@ from typing import Final
 
 from opgrad.contract import Shape
 from opgrad.contract.problem import Operand, Problem
-from opgrad.contract.ranges import Explain, wrong_index
+from opgrad.contract.ranges import wrong_index
 from opgrad.contract.shapes import slice_ranges
 from opgrad.cpu.compiler.memory import CACHE_LINE
 from opgrad.cpu.kernels.gather import AHEAD, Slices
@@ -31,12 +31,10 @@ from opgrad.cpu.kernels.scatter import (
     sum_sorted,
 )
 from opgrad.cpu.programs import partition
-from opgrad.cpu.programs.elements import zero_step
-from opgrad.cpu.programs.gather import INDICES_PER_PART, check_count, checking, copy_steps, index_steps, sum_steps
-from opgrad.cpu.programs.layout import precision
-from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
+from opgrad.cpu.programs.building import ProgramSteps
+from opgrad.cpu.programs.gather import INDICES_PER_PART, check, check_count, check_indices, copy_slices, sum_slices
+from opgrad.cpu.programs.program import Program, Tables
 from opgrad.cpu.programs.sort import Sorting
-from opgrad.cpu.programs.workspace import Scratch, Workspace
 
 CACHED = 1 << 17  # bytes of a strip of x that stay in the second-level cache with all that goes through it
 NARROW = 16  # lines of a strip at least, if there are so many side by side: a cache line of float32
@@ -47,83 +45,78 @@ FEW = 4  # elements for each number from which on this is used, since visiting e
 # --- tuples of indices ----------------------------------------------------------------------------------------------
 
 
-class Numbered:
-    """The steps that turn tuples of indices into numbers of slices, and the problem with these as its indices."""
+class NumberedSteps(ProgramSteps):
+    """The steps that turn tuples of indices into numbers of slices; for those that follow, these are the indices."""
 
     def __init__(self, problem: Problem, operator: str, batches: int, sizes: Shape, count: int):
-        self.workspace, self.tables = Workspace(precision(problem)), Tables()
+        super().__init__(problem)
         self.numbers = self.workspace.shared(count, "int64")
-        arguments = {"per_batch": count // max(batches, 1), "named": len(sizes), "sizes": self.tables.add(sizes)}
-        arguments |= {"indices": problem["indices"], "numbers": self.numbers}
-        self.steps = checking(number_tuples, self.workspace, count, INDICES_PER_PART, arguments)
+        given = {"per_batch": count // max(batches, 1), "named": len(sizes), "sizes": self.tables.add(sizes)}
+        check(self, number_tuples, count, INDICES_PER_PART, numbers=self.numbers, **given)
+        self.tuples, self.operator, self.sizes = problem, operator, sizes
         self.problem = replace(problem, operands={**problem.operands, "indices": self.numbers})
-        self.size = batches * math.prod(sizes)
-        self.operator, self.explain = operator, _wrong_in_tuple(problem, operator, sizes)
+        self.slices = batches * math.prod(sizes)
 
-    def program(self, more: Sequence[Step]) -> Program:
-        """The program of these steps and the given ones after them."""
-        return Program([*self.steps, *more], self.workspace, self.explain, tables=self.tables)
-
-
-def _wrong_in_tuple(problem: Problem, operator: str, sizes: Sequence[int]) -> Explain:
-    return lambda position, value: wrong_index(problem, operator, sizes[position % len(sizes)])(position, value)
+    def explain(self, position: int, value: int) -> Exception:
+        """The error for a wrong index: a number of a tuple is one of the axis at its place."""
+        size = self.sizes[position % len(self.sizes)]
+        return wrong_index(self.tuples, self.operator, size)(position, value)
 
 
-def _tuples(problem: Problem, operator: str, shape: Shape) -> tuple[Numbered, int, int]:
+def _tuples(problem: Problem, operator: str, shape: Shape) -> tuple[NumberedSteps, int, int]:
     """The numbered slices, the elements of a slice, and how many tuples there are."""
     batch, indices = problem.attributes["batch_dims"], problem.specs["indices"].shape
     named_end = batch + indices[-1]
     count = math.prod(indices[:-1])
-    numbered = Numbered(problem, operator, math.prod(shape[:batch]), shape[batch:named_end], count)
-    return numbered, math.prod(shape[named_end:]), count
+    steps = NumberedSteps(problem, operator, math.prod(shape[:batch]), shape[batch:named_end], count)
+    return steps, math.prod(shape[named_end:]), count
 
 
 def gather_nd(problem: Problem) -> Program:
-    numbered, post, count = _tuples(problem, "gather_nd", problem.specs["x"].shape)
+    steps, post, count = _tuples(problem, "gather_nd", problem.specs["x"].shape)
     if post == 1:
-        lines = AxisLines((numbered.size,), (count,), 0, numbered.tables)
-        return numbered.program(copy_lines(numbered.problem, numbered.workspace, lines))
-    return numbered.program(copy_steps(numbered.problem, numbered.workspace, 1, Slices(count, numbered.size, post)))
+        copy_lines(steps, AxisLines((steps.slices,), (count,), 0, steps.tables))
+    else:
+        copy_slices(steps, 1, Slices(count, steps.slices, post))
+    return steps.program(explain=steps.explain)
 
 
 def gather_nd_grad(problem: Problem) -> Program:
     return _summed(*_tuples(problem, "gather_nd_grad", problem.attributes["shape"]))
 
 
-def _summed(numbered: Numbered, post: int, count: int) -> Program:
+def _summed(steps: NumberedSteps, post: int, count: int) -> Program:
     """Numbers, then sums by destination: one by one if there are far more elements, else element by element.
 
     Single elements are added where they go: sorting them first takes five times as long.
     """
-    problem, workspace, slices = numbered.problem, numbered.workspace, Slices(count, numbered.size, post)
-    if not slices.size * post:
-        return numbered.program([])
+    slices = Slices(count, steps.slices, post)
     sparse = slices.size > FEW * count and count
-    if post == 1 and not sparse:
-        lines = AxisLines((slices.size,), (count,), 0, numbered.tables)
-        return numbered.program(sum_lines(problem, workspace, lines))
-    check_count(numbered.operator, count)
-    if sparse:
-        return numbered.program(sorted_sum_steps(problem, workspace, numbered.numbers, slices))
-    return numbered.program(sum_steps(problem, workspace, 1, slices))
+    if slices.size * post and post == 1 and not sparse:
+        sum_lines(steps, AxisLines((slices.size,), (count,), 0, steps.tables))
+    elif slices.size * post:
+        check_count(steps.operator, count)
+        if sparse:
+            sum_sorted_slices(steps, slices)
+        else:
+            sum_slices(steps, 1, slices)
+    return steps.program(explain=steps.explain)
 
 
-def sorted_sum_steps(problem: Problem, workspace: Workspace, keys: Scratch, slices: Slices) -> list[Step]:
-    """The steps that zero dx and add the slices of dy, whose destinations are the keys."""
+def sum_sorted_slices(steps: NumberedSteps, slices: Slices) -> None:
+    """Add the steps that zero dx and add the slices of dy, which are sorted by the numbers of those of dx."""
     count, size, post = slices
     bits = max(1, (size - 1).bit_length())
     digit = -(-bits // -(-bits // MOST_BITS))  # as short as the number of passes allows
-    sorting = Sorting(workspace, count, 1 << digit)
-    order, other_order = (workspace.shared(count + AHEAD, "int32") for _ in range(2))
-    source, target = Sorted(keys, order, 0), Sorted(workspace.shared(count, "int64"), other_order, 0)
-    dx, dy = problem["dx"], problem["dy"]
-    steps = [zero_step(dx, size * post, size * post * problem.specs["dx"].dtype.itemsize)]
+    sorting, shared = Sorting(steps, count, 1 << digit), steps.workspace.shared
+    order, other_order = (shared(count + AHEAD, "int32") for _ in range(2))
+    source, target = Sorted(steps.numbers, order, 0), Sorted(shared(count, "int64"), other_order, 0)
+    steps.clear("dx")
     for shift in range(0, bits, digit):
-        steps += sorting.steps(KEYS_BY_DIGIT, source._replace(shift=shift), target)
+        sorting.add(KEYS_BY_DIGIT, source._replace(shift=shift), target)
         source, target = target, source
-    summing = {"source": source, "count": count, "post": post, "dy": dy, "dx": dx}
-    steps.append(shared_out(sum_sorted, count, 2 * post * problem.specs["dy"].dtype.itemsize + 12, summing))
-    return steps
+    slice_bytes = post * steps.problem.specs["dy"].dtype.itemsize
+    steps.add(sum_sorted, count, 2 * slice_bytes + 12, source=source, count=count, post=post)
 
 
 # --- elements along an axis ----------------------------------------------------------------------------------------
@@ -166,40 +159,36 @@ def gather_elements_grad(problem: Problem) -> Program:
     shape, axis = problem.attributes["shape"], problem.attributes["axis"].start
     count = math.prod(problem.specs["dy"].shape)
     if math.prod(shape) == shape[axis] and count == problem.specs["dy"].shape[axis]:
-        return _summed(Numbered(problem, "gather_elements_grad", 1, (shape[axis],), count), 1, count)
+        return _summed(NumberedSteps(problem, "gather_elements_grad", 1, (shape[axis],), count), 1, count)
     return _along_axis(problem, "gather_elements_grad", shape, axis, sum_lines)
 
 
 def _along_axis(
-    problem: Problem,
-    operator: str,
-    shape: Shape,
-    axis: int,
-    work: Callable[[Problem, Workspace, AxisLines], list[Step]],
+    problem: Problem, operator: str, shape: Shape, axis: int, work: Callable[[ProgramSteps, AxisLines], None]
 ) -> Program:
-    workspace, tables = Workspace(precision(problem)), Tables()
-    lines = AxisLines(shape, problem.specs["indices"].shape, axis, tables)
-    steps = index_steps(problem, workspace, shape[axis]) + work(problem, workspace, lines)
-    return Program(steps, workspace, wrong_index(problem, operator, shape[axis]), tables=tables)
+    steps = ProgramSteps(problem)
+    check_indices(steps, shape[axis])
+    work(steps, AxisLines(shape, problem.specs["indices"].shape, axis, steps.tables))
+    return steps.program(explain=wrong_index(problem, operator, shape[axis]))
 
 
-def copy_lines(problem: Problem, workspace: Workspace, lines: AxisLines) -> list[Step]:
-    count = math.prod(problem.specs["indices"].shape)
+def copy_lines(steps: ProgramSteps, lines: AxisLines) -> None:
+    """Add the step that copies elements of x to y."""
+    problem, count = steps.problem, math.prod(steps.problem.specs["indices"].shape)
     if not count:
-        return []
+        return
     item = problem.specs["x"].dtype.itemsize
     strips, bundle = lines.strips(_width(lines, item))
     blocks = max(1, round(count * 2 * item / (strips * partition.MAX_PART_BYTES)))
     per_block = -(-lines.n // blocks)
     blocks = partition.count(lines.n, per_block)
-    word = f"int{8 * item}"  # what is only copied is not converted
-    arguments = {"indices": problem["indices"]} | {name: Operand(problem[name].number, word) for name in ("x", "y")}
-    arguments |= {"lines": bundle, "per_block": per_block, "blocks": blocks, "asked": 0}
+    x, y = (Operand(problem[name].number, f"int{8 * item}") for name in ("x", "y"))  # what is copied is not converted
+    arguments = {"lines": bundle, "per_block": per_block, "blocks": blocks, "asked": 0}
     if blocks == 1 and lines.run == 1 and lines.steps == (1, 1) and lines.size * item <= CACHED:
         each = -(-lines.size // lines.n)
         arguments["asked"] = each if each * item <= CACHE_LINE else 0
     unit_bytes = count / (strips * blocks) * (2 * item + problem.specs["indices"].dtype.itemsize)
-    return [shared_out(copy_elements, strips * blocks, unit_bytes, arguments)]
+    steps.add(copy_elements, strips * blocks, unit_bytes, x=x, y=y, **arguments)
 
 
 def _width(lines: AxisLines, item: int) -> int:
@@ -207,24 +196,19 @@ def _width(lines: AxisLines, item: int) -> int:
     return max(1, min(lines.run, max(NARROW, CACHED // (max(lines.size, 1) * item))))
 
 
-def sum_lines(problem: Problem, workspace: Workspace, lines: AxisLines) -> list[Step]:
-    """The steps that sum dy into dx."""
-    spec, count = problem.specs["dx"], math.prod(problem.specs["dy"].shape)
-    elements = math.prod(spec.shape)
-    if not elements:
-        return []
-    zeros = [zero_step(problem["dx"], elements, elements * spec.dtype.itemsize)]
-    if not count:
-        return zeros
+def sum_lines(steps: ProgramSteps, lines: AxisLines) -> None:
+    """Add the steps that sum dy into dx."""
+    dy, dx = (steps.problem.specs[name] for name in ("dy", "dx"))
+    if not math.prod(dy.shape) or not lines.covers:
+        steps.clear("dx")
+    if not math.prod(dy.shape) or not math.prod(dx.shape):
+        return
     strips, bundle = lines.strips(_width(lines, 4))
-    arguments = {name: problem[name] for name in ("indices", "dy", "dx")} | {"lines": bundle}
-    first = [] if lines.covers else zeros
-    if lines.n == 1 or (lines.n <= CHUNK and spec.dtype.itemsize > 2):
-        return [*first, shared_out(add_in_place, strips, problem.bytes / strips, arguments)]
-    most = lines.size * bundle.width
-    arguments |= {"total": workspace.private(most), "compensation": workspace.private(most), "most": most}
-    arguments["stream"] = partition.streams(problem.bytes)
-    return [*first, shared_out(add_apart, strips, problem.bytes / strips, arguments)]
+    if lines.n == 1 or (lines.n <= CHUNK and dx.dtype.itemsize > 2):
+        steps.add(add_in_place, strips, lines=bundle)
+        return
+    most, private = lines.size * bundle.width, steps.workspace.private
+    steps.add(add_apart, strips, lines=bundle, total=private(most), compensation=private(most), most=most)
 
 
 # --- ranges --------------------------------------------------------------------------------------------------------
@@ -232,19 +216,18 @@ def sum_lines(problem: Problem, workspace: Workspace, lines: AxisLines) -> list[
 
 def slice_grad(problem: Problem) -> Program:
     """dx = 0; dx[taken] = dy, `taken` with a range for each axis."""
-    shape, taken, tables = problem.attributes["shape"], slice_ranges(dict(problem.attributes)), Tables()
+    steps, shape, taken = ProgramSteps(problem), problem.attributes["shape"], slice_ranges(dict(problem.attributes))
     size = math.prod(shape)
     if not size:
-        return Program(())
+        return steps.program()
     loops, (n, row) = _joined(shape, taken)
     rows, chosen = loops.pop() if loops else (1, range(1))
-    table = tables.add([(length, picked.start, picked.step, len(picked)) for length, picked in reversed(loops)])
-    blocks = partition.count(n, BLOCK)
-    units = size // n * blocks
-    arguments = {"blocks": blocks, "n": n, "columns": _axis_range(row)}
-    arguments |= {"plane": Plane(rows, _axis_range(chosen), table, len(loops)), "x": problem["dy"]}
-    arguments |= {"y": problem["dx"], "stream": partition.streams(problem.bytes) and row.step == 1}
-    return Program([shared_out(scatter_rows, units, problem.bytes / units, arguments)], tables=tables)
+    table = steps.tables.add([(length, picked.start, picked.step, len(picked)) for length, picked in reversed(loops)])
+    plane, blocks = Plane(rows, _axis_range(chosen), table, len(loops)), partition.count(n, BLOCK)
+    given = {"columns": _axis_range(row), "plane": plane, "x": problem["dy"], "y": problem["dx"]}
+    stream = partition.streams(problem.bytes) and row.step == 1
+    steps.add(scatter_rows, size // n * blocks, blocks=blocks, n=n, stream=stream, **given)
+    return steps.program()
 
 
 def _axis_range(taken: range) -> AxisRange:

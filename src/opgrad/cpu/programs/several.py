@@ -11,15 +11,14 @@ from opgrad.cpu.kernels import several as kernels
 from opgrad.cpu.kernels.loops.elements import BLOCK
 from opgrad.cpu.kernels.several import ByteRows
 from opgrad.cpu.programs import partition
-from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
-from opgrad.cpu.programs.workspace import Workspace
+from opgrad.cpu.programs.building import ProgramSteps
+from opgrad.cpu.programs.program import Program
 
 
-def copying(rows: int, size: int, x: ByteRows, y: ByteRows) -> Step:
-    """The step that copies so many rows of so many bytes."""
-    blocks = partition.count(size, kernels.COPY_BYTES)
-    arguments = {"blocks": blocks, "size": size, "x": x, "y": y}
-    return shared_out(kernels.copy_rows, rows * blocks, 2 * min(size, kernels.COPY_BYTES), arguments)
+def _copy(steps: ProgramSteps, rows: int, size: int, x: ByteRows, y: ByteRows) -> None:
+    """Add the step that copies so many rows of so many bytes."""
+    blocks, unit_bytes = partition.count(size, kernels.COPY_BYTES), 2 * min(size, kernels.COPY_BYTES)
+    steps.add(kernels.copy_rows, rows * blocks, unit_bytes, blocks=blocks, size=size, x=x, y=y)
 
 
 def _byte_rows(problem: Problem, name: str, offset: int, step: int) -> ByteRows:
@@ -45,27 +44,31 @@ def _concatenated(problem: Problem, whole: str, parameter: str) -> Iterator[tupl
 
 
 def concat_training(problem: Problem) -> Program:
-    steps = [copying(rows, size, alone, inside) for rows, size, alone, inside in _concatenated(problem, "y", "arrays")]
+    steps = ProgramSteps(problem)
+    for rows, size, alone, inside in _concatenated(problem, "y", "arrays"):
+        _copy(steps, rows, size, alone, inside)
     axis = problem.attributes["axis"].start
-    lengths, tables = [problem.specs[name].shape[axis] for name in problem.listed("arrays")], Tables()
-    arguments = {"count": len(lengths), "table": tables.add(lengths), "lengths": problem["lengths"]}
-    return Program([*steps, Step(kernels.store_lengths, 1, arguments)], tables=tables)
+    lengths = [problem.specs[name].shape[axis] for name in problem.listed("arrays")]
+    steps.add_parts(kernels.store_lengths, count=len(lengths), table=steps.tables.add(lengths))
+    return steps.program()
 
 
 def split_training(problem: Problem) -> Program:
     results, expected = len(problem.listed("pieces")), len(problem.attributes["split"])
     if results != expected:
         raise ValueError(f"split_training: split has {expected} entries, expected {results}, one for each result")
-    split = _concatenated(problem, "x", "pieces")
-    return Program([copying(rows, size, inside, alone) for rows, size, alone, inside in split])
+    steps = ProgramSteps(problem)
+    for rows, size, alone, inside in _concatenated(problem, "x", "pieces"):
+        _copy(steps, rows, size, inside, alone)
+    return steps.program()
 
 
 def pass_through(problem: Problem) -> Program:
-    steps = []
+    steps = ProgramSteps(problem)
     for name, copy in zip(problem.listed("arrays"), problem.listed("copies"), strict=True):
         size = _elements(problem, name) * problem.specs[name].dtype.itemsize
-        steps.append(copying(1, size, _byte_rows(problem, name, 0, 0), _byte_rows(problem, copy, 0, 0)))
-    return Program(steps)
+        _copy(steps, 1, size, _byte_rows(problem, name, 0, 0), _byte_rows(problem, copy, 0, 0))
+    return steps.program()
 
 
 def _elements(problem: Problem, name: str) -> int:
@@ -74,15 +77,14 @@ def _elements(problem: Problem, name: str) -> int:
 
 def _reduction(problem: Problem, each: Kernel, last: Kernel, result: str, word: str, **arguments: Any) -> Program:
     """A step for each array, whose parts write partial results side by side, and a step that combines all of them."""
-    names, workspace = problem.listed("arrays"), Workspace()
+    steps, names = ProgramSteps(problem), problem.listed("arrays")
     sizes = [_elements(problem, name) for name in names]
     parts = [partition.count(size, BLOCK) for size in sizes]
-    partial, steps = workspace.shared(sum(parts), word), []
+    partial = steps.workspace.shared(sum(parts), word)
     for name, size, count, end in zip(names, sizes, parts, accumulate(parts), strict=True):
-        arguments = {**arguments, "x": problem[name], "partial": partial, "first": end - count}
-        steps.append(Step(each, size, arguments, BLOCK))
-    steps.append(Step(last, 1, {"count": sum(parts), "partial": partial, "y": problem[result]}))
-    return Program(steps, workspace)
+        steps.add_parts(each, size, BLOCK, x=problem[name], partial=partial, first=end - count, **arguments)
+    steps.add_parts(last, count=sum(parts), partial=partial, y=problem[result])
+    return steps.program()
 
 
 def is_all_finite(problem: Problem) -> Program:
@@ -98,12 +100,10 @@ def reduce_all_l2(problem: Problem) -> Program:
 
 
 def mixed_precision_scale(problem: Problem) -> Program:
-    names, fused = problem.listed("arrays"), problem.attributes["fuse_outputs"]
+    steps, names, fused = ProgramSteps(problem), problem.listed("arrays"), problem.attributes["fuse_outputs"]
     sizes = [_elements(problem, name) for name in names]
-    common = {"factor": problem["scale"], "stream": partition.streams(problem.bytes)}
-    steps = []
     for i, (name, size, end) in enumerate(zip(names, sizes, accumulate(sizes), strict=True)):
         scaled, offset = (problem["scaled[0]"], end - size) if fused else (problem[f"scaled[{i}]"], 0)
-        arguments = {**common, "x": problem[name], "y": scaled, "offset": offset}
-        steps.append(Step(kernels.scale_elements, size, arguments, BLOCK))
-    return Program(steps)
+        given = {"x": problem[name], "y": scaled, "factor": problem["scale"]}
+        steps.add_parts(kernels.scale_elements, size, BLOCK, offset=offset, **given)
+    return steps.program()

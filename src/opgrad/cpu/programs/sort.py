@@ -4,8 +4,7 @@ from typing import Any, Final
 
 from opgrad.cpu.kernels.sort import HOT, CountingSort, scan_counts
 from opgrad.cpu.programs import partition
-from opgrad.cpu.programs.program import Step
-from opgrad.cpu.programs.workspace import Workspace
+from opgrad.cpu.programs.building import ProgramSteps
 
 MOST_PARTS: Final = 8  # since each part needs a count for every key
 FEWEST_OF_PART: Final = 1 << 14  # positions
@@ -18,15 +17,17 @@ class Sorting:
     number of hot keys, and these.
     """
 
-    def __init__(self, workspace: Workspace, count: int, size: int):
-        self.count = count
+    def __init__(self, steps: ProgramSteps, count: int, size: int):
+        self.into, self.count = steps, count
         self.per_part = -(-count // max(1, min(MOST_PARTS, count // max(size, FEWEST_OF_PART))))
-        parts = partition.count(count, self.per_part)
-        self.starts, self.hot = workspace.shared(size + 1, "int64"), workspace.shared(HOT + 2, "int64")
+        parts, shared = partition.count(count, self.per_part), steps.workspace.shared
+        self.starts, self.hot = shared(size + 1, "int64"), shared(HOT + 2, "int64")
         self.arguments = {"parts": parts, "count": count, "size": size, "starts": self.starts, "hot": self.hot}
-        self.arguments["counts"] = workspace.shared(parts * size, "int32")
+        self.arguments["counts"] = shared(parts * size, "int32")
 
-    def steps(self, sort: CountingSort, source: Any, target: Any) -> list[Step]:
+    def add(self, sort: CountingSort, source: Any, target: Any) -> None:
+        """Add the steps that sort the positions by the keys that `source` gives, and write them to `target`."""
         arguments = {**self.arguments, "source": source, "target": target}
-        counting, moving = (Step(kernel, self.count, arguments, self.per_part) for kernel in sort)
-        return [counting, Step(scan_counts, 1, arguments), moving]
+        self.into.add_parts(sort.count, self.count, self.per_part, **arguments)
+        self.into.add_parts(scan_counts, **arguments)
+        self.into.add_parts(sort.move, self.count, self.per_part, **arguments)

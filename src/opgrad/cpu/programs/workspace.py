@@ -53,6 +53,11 @@ class Workspace:
         return Scratch(start, dtype, private=True)
 
     @property
+    def is_used(self) -> bool:
+        """Whether there is a region."""
+        return self.shared_bytes > 8 * STATUS_WORDS or self.private_bytes > 0
+
+    @property
     def slots_begin(self) -> int:
         return _to_line(self.shared_bytes)
 

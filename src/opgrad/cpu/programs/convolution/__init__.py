@@ -15,6 +15,7 @@ from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
 from opgrad.contract.windows import MOST_AXES, Axis, convolution_axes, transposed_axes
 from opgrad.cpu.compiler.native import vector_lanes
+from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.programs.convolution.steps import (
     CHUNK_BYTES,
@@ -24,11 +25,9 @@ from opgrad.cpu.programs.convolution.steps import (
     TransposedSteps,
 )
 from opgrad.cpu.programs.convolution.window_steps import WindowSteps, by_windows
-from opgrad.cpu.programs.elements import zero_step
 from opgrad.cpu.programs.layout import precision
-from opgrad.cpu.programs.program import Program, Step
-from opgrad.cpu.programs.reduction import grouped, sum_steps
-from opgrad.cpu.programs.workspace import Workspace
+from opgrad.cpu.programs.program import Program
+from opgrad.cpu.programs.reduction import add_sums, grouped
 
 ONE_WINDOW: Final = Axis(1, 1, 1)
 
@@ -59,15 +58,14 @@ def _empty(problem: Problem, wanted: Sequence[str]) -> Program:
 
     If only x is empty, for lack of channels, the bias still has a gradient.
     """
-    shape, workspace, steps = problem.specs["dy"].shape, Workspace(precision(problem)), list[Step]()
+    steps, shape = ProgramSteps(problem), problem.specs["dy"].shape
     for name in wanted:
-        n, y = math.prod(problem.specs[name].shape), problem[name]
-        if n and (name != "db" or not math.prod(shape)):
-            steps.append(zero_step(y, n, n * DTYPES[y.dtype].itemsize))
-        elif n:
+        if name != "db" or not math.prod(shape):
+            steps.clear(name)
+        else:
             others = frozenset(range(len(shape))) - {1}
-            steps += sum_steps(grouped(shape, others), problem["dy"], y, workspace)
-    return Program(steps, workspace)
+            add_sums(steps, grouped(shape, others), problem["dy"], problem["db"])
+    return steps.program()
 
 
 def _sizes(problem: Problem, filters: Sequence[int], layout: SignalLayout) -> SignalSizes:

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.compiler.parameters import Rows
@@ -16,9 +15,8 @@ from opgrad.cpu.kernels.convolution.products import Filters, Ranges, Tiles
 from opgrad.cpu.kernels.convolution.signals import GridSteps, Images, ImageSizes, Phases, Signals
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.convolution.grid import SignalLayout
-from opgrad.cpu.programs.layout import precision
 from opgrad.cpu.programs.partition import round_up
-from opgrad.cpu.programs.program import Program, Step, shared_out
+from opgrad.cpu.programs.program import Program
 from opgrad.locks import once
 
 PART_PRODUCTS: Final = 1 << 18  # products that take 5 µs: less is not worth another part
@@ -26,14 +24,6 @@ MOST_PARTS: Final = 64
 CHUNK_BYTES: Final = 8 << 20  # of signals, or of dy as a matrix
 FEWEST_UNITS: Final = 32  # of dot products, if there are so many tiles
 MOST_COLUMNS: Final = 48  # of a unit of dot products: a block of 4 KiB of each column stays in the second-level cache
-
-
-def sums_written(problem: Problem, name: str, sums: Any) -> Step:
-    """The step that rounds sums to a result."""
-    n = math.prod(problem.specs[name].shape)
-    return shared_out(
-        products.copy_sums, n, 2 * DTYPES[precision(problem)].itemsize, {"sums": sums, "y": problem[name]}
-    )
 
 
 @dataclass(frozen=True)
@@ -75,12 +65,6 @@ class SignalSizes:
         return round_up(images * self.grid, self.lanes)
 
 
-def fixed_parts(kernel: Kernel, units: int, unit_products: int, arguments: Mapping[str, Any]) -> Step:
-    """The step of a kernel whose units take so many products each."""
-    wanted = max(units * unit_products / MOST_PARTS, PART_PRODUCTS)
-    return Step(kernel, units, arguments, max(1, min(units, round(wanted / unit_products))))
-
-
 class GradientSteps(ProgramSteps):
     """Puts the steps together, for some images at a time. The workspace holds the sums of dw and db over all images."""
 
@@ -97,18 +81,25 @@ class GradientSteps(ProgramSteps):
         batch = self.sizes.batch
         for first in range(0, batch, self.images_at_once):
             self.chunk(Images(first, min(self.images_at_once, batch - first)))
-        self.steps += [sums_written(self.problem, name, sums) for name, sums in self.sums.items()]
+        for name, sums in self.sums.items():
+            n = math.prod(self.problem.specs[name].shape)
+            self.add(products.copy_sums, n, 2 * self.item, sums=sums, y=self.problem[name])
         return self.program(self.name)
 
     def chunk(self, images: Images) -> None:
         """The steps for some images."""
         raise NotImplementedError
 
+    def add_products(self, kernel: Kernel, units: int, unit_products: int, /, **arguments: Any) -> None:
+        """Add a step whose units take so many products each."""
+        wanted = max(units * unit_products / MOST_PARTS, PART_PRODUCTS)
+        self.add_parts(kernel, units, max(1, min(units, round(wanted / unit_products))), **arguments)
+
     def sum_planes(self, images: Images, channels: int, size: int) -> None:
         """Add the sums of dy over the elements of each of its channels to those of the images before."""
-        arguments = {"images": images, "channels": channels, "size": size}
-        arguments |= {"x": self.problem["dy"], "sums": self.sums["db"]}
-        self.add(products.sum_planes, channels, images.count * size * self.item, arguments)
+        given = {"x": self.problem["dy"], "sums": self.sums["db"]}
+        unit_bytes = images.count * size * self.item
+        self.add(products.sum_planes, channels, unit_bytes, images=images, channels=channels, size=size, **given)
 
 
 class SignalSteps(GradientSteps):
@@ -136,16 +127,15 @@ class SignalSteps(GradientSteps):
 
     def to_signals(self, name: str, signals_: Signals, sizes: Mapping[str, Any], images: Images) -> None:
         units = sizes["planes"].channels * sizes["phases"].count
-        arguments = {**sizes, "images": images, "x": self.problem[name], "signals": signals_}
         unit_bytes = 2 * self.item * images.count * self.sizes.grid
-        self.add(signals.to_signals, units, unit_bytes, arguments)
+        self.add(signals.to_signals, units, unit_bytes, **sizes, images=images, x=self.problem[name], signals=signals_)
 
     def from_signals(self, signals_: Signals, sizes: Mapping[str, Any], covered: bool, images: Images) -> None:
         """Write dx."""
         units = sizes["planes"].channels * images.count
         own = {"images": images, "covered": covered, "x": self.problem["dx"], "signals": signals_}
         unit_bytes = 2 * self.item * self.sizes.grid * sizes["phases"].count
-        self.add(signals.from_signals, units, unit_bytes, {**sizes, **own})
+        self.add(signals.from_signals, units, unit_bytes, **sizes, **own)
 
     @once
     def window_images(self) -> dict[str, Any]:
@@ -196,15 +186,10 @@ class SignalSteps(GradientSteps):
         rows = Ranges(s.filters, -(-tiles // tiles_per_range), tiles_per_range * products.ROWS)
         length = s.length(images.count)
         arguments = {"rows": rows, "columns": Ranges(columns, ranges, per_range), "length": length}
-        arguments |= {
-            "shifts": self.field_shifts,
-            "single": s.filters == 1,
-            "add": images.first > 0,
-            "dy": self.windows,
-        }
-        arguments |= {"x": self.field, "sums": self.sums["dw"]}
+        arguments |= {"shifts": self.field_shifts, "single": s.filters == 1, "add": images.first > 0}
+        arguments |= {"dy": self.windows, "x": self.field, "sums": self.sums["dw"]}
         units, unit_products = s.group * rows.count * ranges, rows.per_range * per_range * length
-        self.steps.append(fixed_parts(products.dot_products, units, unit_products, arguments))
+        self.add_products(products.dot_products, units, unit_products, **arguments)
 
     def packed(self, words: Sequence[Sequence[int]], rows: int, sources: Any, w: Filters) -> dict[str, Any]:
         """Add the step that packs the filters for these tiles; return the arguments of `correlate` about them."""
@@ -212,17 +197,15 @@ class SignalSteps(GradientSteps):
         size = last[products.WEIGHTS] + last[products.TERMS] * rows
         weights: Any = self.workspace.shared(self.sizes.group * size)
         found = {"tiles": Tiles(len(words), self.tables.add(words)), "weights": Rows(weights, size)}
-        arguments = {**found, "sources": self.tables.add(sources), "rows": rows, "w": w}
-        pack_bytes = 8 * size / len(words)
-        self.add(products.pack_weights, self.sizes.group * len(words), pack_bytes, arguments)
+        units, unit_bytes = self.sizes.group * len(words), 8 * size / len(words)
+        self.add(products.pack_weights, units, unit_bytes, **found, sources=self.tables.add(sources), rows=rows, w=w)
         return {**found, "single": rows == 1}
 
     def correlate(self, arguments: Mapping[str, Any], images: Images) -> None:
         s = self.sizes
         blocks = -(-images.count * s.grid // s.tile)
         unit_products = s.tile * s.channels * s.filters * s.taps
-        arguments = {**arguments, "blocks": blocks}
-        self.steps.append(fixed_parts(products.correlate, s.group * blocks, unit_products, arguments))
+        self.add_products(products.correlate, s.group * blocks, unit_products, **arguments, blocks=blocks)
 
 
 class ConvolutionSteps(SignalSteps):
@@ -245,8 +228,8 @@ class ConvolutionSteps(SignalSteps):
     def sum_signals(self, images: Images) -> None:
         s = self.sizes
         length = s.length(images.count)
-        arguments = {"length": length, "add": images.first > 0, "signals": self.windows, "sums": self.sums["db"]}
-        self.add(products.sum_signals, s.group * s.filters, length * self.item, arguments)
+        given = {"add": images.first > 0, "signals": self.windows, "sums": self.sums["db"]}
+        self.add(products.sum_signals, s.group * s.filters, length * self.item, length=length, **given)
 
     @once
     def to_field(self) -> dict[str, Any]:

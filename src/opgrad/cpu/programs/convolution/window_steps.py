@@ -13,7 +13,7 @@ from opgrad.cpu.kernels.convolution import windows
 from opgrad.cpu.kernels.convolution.signals import Images
 from opgrad.cpu.kernels.convolution.windows import Gathered, PlaneBlocks, WindowMemory, Windows
 from opgrad.cpu.programs.convolution.grid import SignalLayout
-from opgrad.cpu.programs.convolution.steps import CHUNK_BYTES, GradientSteps, SignalSizes, fixed_parts
+from opgrad.cpu.programs.convolution.steps import CHUNK_BYTES, GradientSteps, SignalSizes
 from opgrad.cpu.programs.partition import round_up
 
 # Signals take longer than matrices of windows where the grid has many elements for a window. A window's element costs a
@@ -58,9 +58,8 @@ class WindowSteps(GradientSteps):
         if "db" in self.sums:
             self.sum_planes(images, self.filters, self.per_image)
         if "dw" in self.sums or "dx" in self.wanted:
-            arguments = {"gathered": gathered, "filters": self.filters, "size": self.per_image}
-            arguments |= {"dy": self.problem["dy"]}
-            self.add(windows.gather_dy, self.filters, 2 * self.item * gathered.windows, arguments)
+            unit_bytes, given = 2 * self.item * gathered.windows, {"gathered": gathered, "size": self.per_image}
+            self.add(windows.gather_dy, self.filters, unit_bytes, filters=self.filters, **given)
         if "dw" in self.sums:
             self.filters_back(gathered)
         if "dx" in self.wanted:
@@ -78,10 +77,9 @@ class WindowSteps(GradientSteps):
         per_block = max(FEWEST_ELEMENTS, round_up(-(-self.elements * s.group // WANTED_UNITS), FEWEST_ELEMENTS))
         per_block = min(per_block, windows.ELEMENTS, self.elements)
         blocks = -(-self.elements // per_block)
-        arguments = {**self.arguments(gathered), "blocks": blocks, "per_block": per_block}
-        arguments |= {"x": self.problem["x"], "dw": self.sums["dw"]}
+        arguments = {**self.arguments(gathered), "blocks": blocks, "per_block": per_block, "dw": self.sums["dw"]}
         unit_products = per_block * s.filters * gathered.windows
-        self.steps.append(fixed_parts(windows.filters_back, s.group * blocks, unit_products, arguments))
+        self.add_products(windows.filters_back, s.group * blocks, unit_products, **arguments)
 
     def images_back(self, gathered: Gathered) -> None:
         s, count = self.sizes, gathered.images.count
@@ -91,9 +89,8 @@ class WindowSteps(GradientSteps):
         sums = self.workspace.private(images * channels * self.plane)
         planes = PlaneBlocks(-(-count // images), images, -(-s.channels // channels), channels, sums)
         units = s.group * planes.channel_blocks * planes.image_blocks
-        arguments = {**self.arguments(gathered), "planes": planes, "w": self.problem["w"], "dx": self.problem["dx"]}
         unit_products = images * self.per_image * channels * s.taps * s.filters
-        self.steps.append(fixed_parts(windows.images_back, units, unit_products, arguments))
+        self.add_products(windows.images_back, units, unit_products, **self.arguments(gathered), planes=planes)
 
 
 def tables(along: Sequence[Axis]) -> tuple[list[int], list[list[int]]]:
