@@ -60,8 +60,12 @@ def test_addresses_by_name():
         assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)(1) == 6
 
 
-def test_other_relocations_are_left_to_llvm():
-    code = bytearray(code_of(second_word))
+def test_other_relocations_are_left_to_llvm(monkeypatch):
+    """Pages that were taken for such a file are given back."""
+    code, taken, freed = bytearray(code_of(second_word)), [], []
+    new_memory, free_memory = machine_code.new_memory, machine_code.free_memory
+    monkeypatch.setattr(machine_code, "new_memory", lambda size: taken.append((new_memory(size), size)) or taken[-1][0])
+    monkeypatch.setattr(machine_code, "free_memory", lambda *pages: freed.append(pages) or free_memory(*pages))
     file = machine_code._ObjectFile(bytes(code))
     tables = [each for each in file._sections if each.kind == machine_code.RELOCATIONS and each.info in file._places]
     assert tables
@@ -69,6 +73,7 @@ def test_other_relocations_are_left_to_llvm():
         (number,) = struct.unpack_from("<Q", code, table.offset + 8)
         struct.pack_into("<Q", code, table.offset + 8, number >> 32 << 32 | 3)
     assert machine_code.link(bytes(code), native.EXPORTED) is None
+    assert freed == taken != []
 
 
 def test_object_files_of_other_systems_are_left_to_llvm():

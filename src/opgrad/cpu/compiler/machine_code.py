@@ -88,6 +88,7 @@ class _ObjectFile:
         self._places[number], self._size = start, start + section.size
 
     def load(self, exported: str) -> int:
+        """Write the code to new pages; returns the address of a function. Raises UnforeseenError."""
         linkage, relocations = self._linkage, list(self._relocations())
         called = dict.fromkeys(each.symbol for each in relocations if each.kind in linkage.jumping)
         size = len(linkage.jump) + 8  # a jump and the address to which it leads
@@ -95,16 +96,21 @@ class _ObjectFile:
         jumps = {symbol: start + size * i for i, symbol in enumerate(called)}
         image = bytearray(start + size * len(jumps))
         base = new_memory(len(image))
-        for number, place in self._places.items():
-            section = self._sections[number]
-            image[place : place + section.size] = self._content(section)
-        symbols = list(self._symbols(base))
-        for symbol, place in jumps.items():
-            image[place : place + size] = linkage.jump + _known(symbols[symbol][1]).to_bytes(8, "little")
-        for each in relocations:
-            linkage.write(image, base, each, _known(symbols[each.symbol][1]), jumps.get(each.symbol, 0))
-        make_executable(base, image)
-        return _known(dict(symbols)[exported])
+        try:
+            for number, place in self._places.items():
+                section = self._sections[number]
+                image[place : place + section.size] = self._content(section)
+            symbols = list(self._symbols(base))
+            for symbol, place in jumps.items():
+                image[place : place + size] = linkage.jump + _known(symbols[symbol][1]).to_bytes(8, "little")
+            for each in relocations:
+                linkage.write(image, base, each, _known(symbols[each.symbol][1]), jumps.get(each.symbol, 0))
+            entry = _known(dict(symbols)[exported])
+            make_executable(base, image)
+        except BaseException:  # no code of these pages has run
+            free_memory(base, len(image))
+            raise
+        return entry
 
     def _content(self, section: _Section) -> bytes:
         return self._code[section.offset : section.offset + section.size]
@@ -143,7 +149,7 @@ def _system() -> Any:
     system = ctypes.CDLL(None, use_errno=True)
     word, number = ctypes.c_size_t, ctypes.c_int
     system.mmap.restype, system.mmap.argtypes = word, (word, word, number, number, number, ctypes.c_long)
-    system.mprotect.argtypes = (word, word, number)
+    system.mprotect.argtypes, system.munmap.argtypes = (word, word, number), (word, word)
     return system
 
 
@@ -155,12 +161,17 @@ def _called() -> dict[str, int]:
 
 
 def new_memory(size: int) -> int:
-    """The address of new pages. They are never freed, since threads may run code while the interpreter ends."""
+    """The address of new pages. Those with code are never freed: threads may run it while the interpreter ends."""
     protection, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     address = int(_system().mmap(0, size, protection, kind, -1, 0))
     if address == FAILED:
         raise MemoryError(f"opgrad: no memory for {size} bytes of machine code: {os.strerror(ctypes.get_errno())}")
     return address
+
+
+def free_memory(address: int, size: int) -> None:
+    """Give back pages whose code nothing has been told of."""
+    _system().munmap(address, size)
 
 
 def make_executable(address: int, image: bytes | bytearray) -> None:
