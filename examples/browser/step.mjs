@@ -25,13 +25,12 @@ export class Step {
     const told = JSON.parse(new TextDecoder().decode(await read(manifest)));
     if (told.format !== "opgrad.step" || told.version !== 1) throw new Error(`${manifest} is no manifest of a step`);
     Object.assign(step, { ort, read, told, providers, sessions: {}, steps: 0, rate: 0.001, seed: 0 });
-    await step.load(await step.file("weights"));
+    await step.load(await step.file(told.files.weights));
     return step;
   }
 
   /** The content of a file of the export, which must be the one that was written. */
-  async file(kind) {
-    const entry = this.told.files[kind];
+  async file(entry) {
     const content = await this.read(entry.name);
     if ((await digest(content)) !== entry.sha256) {
       throw new Error(`${entry.name} is damaged, or of another export: its SHA-256 is another`);
@@ -41,8 +40,9 @@ export class Step {
 
   async session(kind) {
     if (!this.sessions[kind]) {
-      const content = new Uint8Array(await this.file(kind));
+      const content = new Uint8Array(await this.file(this.told.files[kind]));
       const options = { graphOptimizationLevel: "all", logSeverityLevel: 3 };
+      if (this.told.data?.length) options.externalData = await this.externalData();
       let problem;
       for (const provider of this.providers) {
         try {
@@ -56,6 +56,14 @@ export class Step {
       if (!this.sessions[kind]) throw problem;
     }
     return this.sessions[kind];
+  }
+
+  /** The files of large constants, which the models share. */
+  externalData() {
+    this.data ??= Promise.all(
+      this.told.data.map(async (entry) => ({ path: entry.name, data: new Uint8Array(await this.file(entry)) })),
+    );
+    return this.data;
   }
 
   /** The outputs of a model by name; it takes what it needs of the feeds and of the state. */

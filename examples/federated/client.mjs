@@ -38,7 +38,7 @@ async function takePart(number) {
   const answer = await ask(`/rounds/${number}/parameters`);
   const content = await answer.arrayBuffer();
   if ((await digest(content)) !== answer.headers.get("X-SHA256")) throw new Error("the parameters are damaged");
-  await step.load(await step.file("weights")); // fresh moments
+  await step.load(await step.file(step.told.files.weights)); // fresh moments
   step.state[first.input] = step.tensor("float32", new Float32Array(content), first.shape);
   let loss = NaN;
   for (let at = 0; at < EPOCHS * labels.length; at += BATCH) {

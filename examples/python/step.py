@@ -29,18 +29,27 @@ class Step:
         self.load(self.read("weights"))
 
     def read(self, kind):
-        """The content of a file of the export, which must be the one that was written."""
-        entry = self.manifest["files"][kind]
-        content = (self.folder / entry["name"]).read_bytes()
-        if digest(content) != entry["sha256"]:
+        """The content of a file of the export."""
+        return self.file(self.manifest["files"][kind]).read_bytes()
+
+    def file(self, entry):
+        """A file of the export, which must be the one that was written."""
+        path, total = self.folder / entry["name"], hashlib.sha256()
+        with open(path, "rb") as opened:
+            while block := opened.read(1 << 20):
+                total.update(block)
+        if total.hexdigest() != entry["sha256"]:
             raise ValueError(f"{entry['name']} is damaged, or of another export: its SHA-256 is another")
-        return content
+        return path
 
     def run(self, kind, feeds):
         """The outputs of a model by name; it takes what it needs of the feeds and of the state."""
         if kind not in self.sessions:
+            if not self.sessions:  # the models share files of large constants, which are mapped into memory
+                for entry in self.manifest.get("data", ()):
+                    self.file(entry)
             self.sessions[kind] = onnxruntime.InferenceSession(
-                self.read(kind),
+                self.file(self.manifest["files"][kind]),
                 providers=["CPUExecutionProvider"],
                 disabled_optimizers=["ShapeInputMerge"],  # that of 1.18 takes some shapes for others
             )

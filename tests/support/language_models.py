@@ -137,6 +137,42 @@ def make_model(
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
+def packed(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Numbers of so many bits along the last axis in bytes, the lowest bits first."""
+    parts = 8 // bits
+    padded = np.pad(numbers, [(0, 0)] * (numbers.ndim - 1) + [(0, -numbers.shape[-1] % parts)])
+    places = padded.reshape(*numbers.shape[:-1], -1, parts).astype(np.uint8) << np.arange(0, 8, bits, dtype=np.uint8)
+    return places.sum(-1, dtype=np.uint8)
+
+
+def quantize(path: Path, bits: int = 4, block: int = 16, zeros: bool = False, apart: bool = False) -> None:
+    """Write the products of a model's file as MatMulNBits.
+
+    zeros: with zero points. apart: whether all weights lie in model.onnx.data.
+    """
+    model, random, half = onnx.load(path), np.random.default_rng(0), 2 ** (bits - 1)
+    weights = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type != "MatMul" or node.input[1] not in weights:
+            continue
+        module = node.input[1].removesuffix(".weight")
+        w = weights.pop(node.input[1]).T
+        rows, columns, blocks = *w.shape, -(-w.shape[1] // block)
+        w = np.pad(w, [(0, 0), (0, blocks * block - columns)]).reshape(rows, blocks, block)
+        scales = (np.abs(w).max(2) / (half - 1) + 1e-6).astype(np.float32)
+        points = random.integers(half - 1, half + 2, (rows, blocks)) if zeros else np.full((rows, blocks), half)
+        q = np.clip(np.round(w / scales[..., None]) + points[..., None], 0, 2 * half - 1).astype(np.int64)
+        arrays = {"qweight": packed(q, bits), "scales": scales.reshape(-1)}
+        arrays |= {"qzeros": packed(points, bits).reshape(-1)} if zeros else {}
+        weights |= {f"{module}.MatMul.{name}": array for name, array in arrays.items()}
+        inputs = [node.input[0], *(f"{module}.MatMul.{name}" for name in arrays)]
+        given = {"N": rows, "K": columns, "bits": bits, "block_size": block, "domain": "com.microsoft"}
+        node.CopyFrom(helper.make_node("MatMulNBits", inputs, list(node.output), node.name, **given))
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    onnx.save(model, path, save_as_external_data=apart, location="model.onnx.data", size_threshold=0)
+
+
 def make_tokenizer(words: list[str] = WORDS) -> str:
     """The content of tokenizer.json: words between blanks are tokens."""
     special = ["<unk>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]

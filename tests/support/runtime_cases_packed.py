@@ -4,17 +4,10 @@ import itertools
 
 import numpy as np
 import torch
+from language_models import packed
 from runtime_cases import RuntimeCase
 
 RANDOM = np.random.default_rng(0)
-
-
-def packed(numbers, bits):
-    """Numbers of so many bits along the last axis in bytes, the lowest bits first."""
-    parts = 8 // bits
-    spare = -numbers.shape[-1] % parts
-    padded = np.pad(numbers, [(0, 0)] * (numbers.ndim - 1) + [(0, spare)]).reshape(*numbers.shape[:-1], -1, parts)
-    return sum(padded[..., place].astype(np.uint8) << (bits * place) for place in range(parts)).astype(np.uint8)
 
 
 def product(bits, zeros, kind, indexed=False, depth=40, rows=6, block=16, bias=True, frozen=False):

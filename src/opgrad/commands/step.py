@@ -9,9 +9,11 @@ import typer
 
 from opgrad.commands.making import made_folder, numbers
 from opgrad.commands.options import file_option, option, positive, takes_groups
+from opgrad.commands.options import given as options_given
 from opgrad.terminal import console
 
 if TYPE_CHECKING:
+    from opgrad.training import Tuner
     from opgrad.training.portable import Exported, StepRule
 
 
@@ -98,22 +100,45 @@ class StepOptions:
     ] = None
 
 
+@dataclass(frozen=True)
+class LanguageOptions:
+    """What is trained of a language model; see `opgrad tune`."""
+
+    lora: Annotated[
+        list[str] | None, _option("Language model", help="Adapters: 'rank=8, target=*q_proj*'.", metavar="TEXT")
+    ] = None
+    train: Annotated[
+        list[str] | None, _option("Language model", help="Weights to train themselves.", metavar="PATTERN")
+    ] = None
+    adapter: Annotated[
+        Path | None, _option("Language model", help="Adapter to train further, as of opgrad tune.", exists=True)
+    ] = None
+    max_length: Annotated[
+        int | None, _option("Language model", help="The most tokens of a row; default: 2048.", min=2)
+    ] = None
+
+
 @takes_groups
 def step(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The artifact set.", exists=True)],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The artifact set, or a language model's folder.", exists=True)
+    ],
     output: Annotated[
         Path,
         typer.Option("--output", "-o", dir_okay=False, help="File of the step, such as step.onnx; its folder is made."),
     ],
     options: StepOptions,
     optimizer: StepOptimizerOptions,
+    language: LanguageOptions,
     evaluation: Annotated[bool, typer.Option("--eval", help="Also write the model of loss, scores, accuracy.")] = False,
     inference: Annotated[bool, typer.Option("--infer", help="Also write the model of the scores.")] = False,
     checkpoint: Annotated[Path | None, file_option("Whose parameters and moments the weights are.")] = None,
 ) -> None:
-    """Write the training step of an artifact set as one plain ONNX model, for every runtime and without opgrad.
+    """Write a training step as one plain ONNX model, for every runtime and without opgrad.
 
-    Beside step.onnx stand step.json, which tells a client all that it must know, and step.safetensors, the weights.
+    Beside step.onnx stand step.json, which tells a client all that it must know, and step.safetensors, the weights. DIR
+    is an artifact set, or a language model as opgrad tune takes it: adapters are trained, and files with weights of the
+    model are copied as they are.
 
     Example: opgrad step examples/digits --flat --eval --infer -o step.onnx
     """
@@ -121,19 +146,27 @@ def step(
 
     given = {name: value for name, value in vars(options).items() if name != "output_name"}
     given["weights"] = str(options.weights)
-    rule = optimizer.rule()
+    given |= {"outputs": options.output_name or (), "evaluation": evaluation, "inference": inference}
+    given |= {"optimizer": optimizer.rule(), "checkpoint": checkpoint}
     with made_folder(output.absolute().parent):
-        made = export_step(
-            directory,
-            output,
-            optimizer=rule,
-            outputs=options.output_name or (),
-            evaluation=evaluation,
-            inference=inference,
-            checkpoint=checkpoint,
-            **given,
-        )
+        if options_given(language) or _is_language_model(directory):
+            made = _tuner(directory, language).export_step(output, **given)
+        else:
+            made = export_step(directory, output, **given)
     _print(made)
+
+
+def _is_language_model(directory: Path) -> bool:
+    from opgrad.training.formats.artifact_set import FILES
+
+    return (directory / "tokenizer.json").is_file() and not any((directory / name).exists() for name in FILES)
+
+
+def _tuner(directory: Path, language: LanguageOptions) -> "Tuner":
+    from opgrad.training import Tuner
+
+    longest = {} if language.max_length is None else {"longest": language.max_length}
+    return Tuner(directory, lora=language.lora, train=language.train or (), adapter=language.adapter, **longest)
 
 
 def _print(made: "Exported") -> None:
@@ -147,6 +180,7 @@ def _print(made: "Exported") -> None:
     files = [(made.files[kind].name, tables.size(entry["bytes"])) for kind, entry in manifest["files"].items()]
     batch = ", ".join(f"{each['name']} {each['dtype']} {show(each['shape'])}" for each in manifest["batch"])
     settings = tables.settings_text({name: value for name, value in manifest["optimizer"].items() if name != "name"})
+    files += [(each["name"], f"{tables.size(each['bytes'])} of the base") for each in manifest["data"]]
     rows = [
         *files,
         (made.files["manifest"].name, "names, sizes, checksums"),

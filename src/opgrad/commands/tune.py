@@ -39,7 +39,9 @@ class What:
     ] = None
     adapter: Annotated[
         Path | None,
-        _option("Model", "Folder with an adapter, of opgrad or PEFT, to use or to train further.", exists=True),
+        _option(
+            "Model", "An adapter to use or train further: a folder, of PEFT too, or a step's weights.", exists=True
+        ),
     ] = None
     memory: Annotated[str | None, _option("Model", "The most that a step may take, such as 4GB.", metavar="SIZE")] = (
         None
@@ -102,7 +104,8 @@ def tune(
 
     Example: opgrad tune model/ --data chats.jsonl --lora 'rank=8, alpha=16' --epochs 2 --output tuned/
     """
-    if texts.data is None and trying.prompt is None and trying.merge is None:
+    written = texts.output is not None and what.adapter is not None  # its files, if it is not trained further
+    if texts.data is None and trying.prompt is None and trying.merge is None and not written:
         raise ValueError("tune: nothing to do, expected --data to train, or --prompt or --merge to use what is there")
     if texts.data is not None and (trying.prompt is not None or trying.merge is not None):
         raise ValueError("tune: --prompt and --merge use what is there, expected no --data; first train, then use it")
@@ -116,6 +119,8 @@ def tune(
             _train(tuner, texts, settings, processes, live, screen, _command(model, what, texts))
     if trying.prompt is not None:
         screen.print(_written(tuner, trying.prompt, what.adapter, trying, settings.seed or 0))
+    if texts.data is None and written:
+        screen.print(f"written  {texts.output}: {', '.join(tuner.save(texts.output or ''))}")
     if trying.merge is not None:
         screen.print(f"written  {trying.merge}: {', '.join(tuner.merge(trying.merge))}")
 

@@ -40,7 +40,8 @@ class Weights:
     """Quantized weights as `quantized_matmul_grad` takes them.
 
     packed_zeros: whether zero points are bytes of several. signed: whether integers are two's complement, in bytes
-    without a sign.
+    without a sign. other: a value of the run; the shapes of b and scales then depend on it, though they are always the
+    same: what depends on constants alone runtimes compute once for all, and floats take 8 times the bytes of 4 bits.
     """
 
     b: Value
@@ -52,32 +53,50 @@ class Weights:
     packed_zeros: bool
     signed: bool
     zero_point: float
+    other: Value | None = None
 
     def floats(self) -> Value:
         """The weights, as [rows, columns] of the type of the scales."""
         sizes, bits = self.sizes, self.bits
-        numbers = unpacked(self.b.reshape([sizes.rows, sizes.row_bytes]), 2, bits).like(self.scales)
-        if sizes.row_bytes * BYTE // bits > sizes.columns:
-            numbers = numbers.slice(0, sizes.columns, 1)
+        numbers = unpacked(self.b.reshape(self._shape(sizes.packed)), 2, bits).like(self.scales)
         if self.signed:
             half = 2.0 ** (bits - 1)
             numbers = self.b.body.where(numbers > half - 0.5, numbers - 2 * half, numbers)
-        scales, offset = self._of_blocks(self.scales), self._zeros()
-        return (numbers - offset) * scales
+        stored = sizes.row_bytes * BYTE // bits
+        in_blocks = self.groups is None and sizes.row_block == 1 and stored == sizes.blocks[1] * sizes.column_block
+        if in_blocks:
+            numbers = numbers.reshape([sizes.rows, sizes.blocks[1], sizes.column_block])
+        elif stored > sizes.columns:
+            numbers = numbers.slice(0, sizes.columns, 1)
+        scales, offset = self._of_blocks(self.scales, in_blocks), self._zeros(in_blocks)
+        w = (numbers - offset) * scales
+        if in_blocks:
+            w = w.reshape([sizes.rows, stored])
+            w = w if stored == sizes.columns else w.slice(0, sizes.columns, 1)
+        return w
 
-    def _zeros(self) -> Value | float:
+    def _shape(self, sizes: Sequence[int]) -> Value:
+        shape = self.b.body.ints(sizes)
+        return shape if self.other is None else shape + (self.other.size() < 0).cast(TensorProto.INT64)
+
+    def _zeros(self, in_blocks: bool) -> Value | float:
         blocks = self.sizes.blocks
         if self.zeros is None:
             return self.zero_point
         if not self.packed_zeros:
-            return self._of_blocks(self.zeros.like(self.scales))
+            return self._of_blocks(self.zeros.like(self.scales), in_blocks)
         bytes_ = self.zeros.reshape([blocks[0], self.sizes.zero_bytes])
-        return self._of_blocks(unpacked(bytes_, 2, self.bits).slice(0, blocks[1], 1).like(self.scales))
+        return self._of_blocks(unpacked(bytes_, 2, self.bits).slice(0, blocks[1], 1).like(self.scales), in_blocks)
 
-    def _of_blocks(self, values: Value) -> Value:
-        """What each block has, for each of its weights, or in a shape that broadcasts to them."""
+    def _of_blocks(self, values: Value, in_blocks: bool) -> Value:
+        """What each block has, for each of its weights, or in a shape that broadcasts to them.
+
+        in_blocks: whether weights are [rows, blocks, columns of a block].
+        """
         sizes, body = self.sizes, values.body
-        found = values.reshape(list(sizes.blocks))
+        found = values.reshape(self._shape(sizes.blocks))
+        if in_blocks:
+            return found.unsqueeze(2)
         if sizes.row_block > 1 and sizes.blocks[0] > 1:
             found = body.node("Gather", found, body.constant(np.arange(sizes.rows) // sizes.row_block), axis=0)
         if self.groups is not None:
@@ -97,7 +116,7 @@ def weights_of(call: Call, places: Sequence[int], given: dict[str, Any]) -> Weig
     packed = given["bits"] < BYTE and zeros < len(call.input_types) and call.input_types[zeros] == TensorProto.UINT8
     signed = bool(given["signed"]) and not int8
     operands = call.required(b), call.required(scales), call.input(zeros), call.input(groups)
-    return Weights(*operands, sizes, given["bits"], packed, signed, given["zero_point"])
+    return Weights(*operands, sizes, given["bits"], packed, signed, given["zero_point"], call.required(0))
 
 
 @lowers("QuantizedMatMulGrad")

@@ -16,11 +16,10 @@ pytest.importorskip("jinja2")
 from opgrad import writing
 from opgrad.cli import app
 from opgrad.graph.nodes import rename
-from opgrad.training import Lora, Trainer, Tuner
+from opgrad.training import Lora, Tuner
 from opgrad.training.formats import tensor_values
 from opgrad.training.run.fit import Interrupted
 from opgrad.training.tune import genai
-from opgrad.training.tune.token_data import TokenData
 
 ANSWER = "the tree is red ."
 LINES = [
@@ -252,23 +251,6 @@ def test_adapter_beside_the_product_that_makes_the_scores(tmp_path, data):
     np.testing.assert_allclose(scores(tmp_path / "merged", tokens), found, rtol=1e-4, atol=1e-4)
     assert np.abs(found - scores(folder, tokens)).max() > 0.1
     assert Tuner(tmp_path / "merged").write("what is red ?", most=8) == tuner.write("what is red ?", most=8)
-
-
-def test_step_as_one_plain_model(tmp_path, model, data):
-    """The exported step takes the step that the tuner's trainer takes, in stock onnxruntime."""
-    tuner = Tuner(model, lora="rank=4, target=all-linear")
-    made = tuner.export_step(tmp_path / "step.onnx")
-    batch = TokenData(tuner.examples(data), np.arange(4), "input_ids", "labels", 4).take(np.arange(4)).arrays
-    session = onnxruntime.InferenceSession(made.files["step"], providers=["CPUExecutionProvider"])
-    given = batch | tuner.values | {"learning_rate": np.full(1, 0.01, np.float32), "step": np.ones(1, np.int64)}
-    feeds = {each.name: given.get(each.name) for each in session.get_inputs()}
-    shapes = {each.name: each.shape for each in session.get_inputs()}
-    feeds = {name: np.zeros(shapes[name], np.float32) if each is None else each for name, each in feeds.items()}
-    found = dict(zip([each.name for each in session.get_outputs()], session.run(None, feeds), strict=True))
-    trainer = Trainer(tuner.setting().artifacts, 0.01)
-    assert found["loss"] == pytest.approx(trainer.step(batch), rel=1e-5)
-    for name in tuner.values:
-        np.testing.assert_allclose(found[f"{name}.next"], trainer.parameters[name], rtol=1e-3, atol=1e-5)
 
 
 # --- the command ---

@@ -37,6 +37,8 @@ class ArtifactSet:
     trainable, frozen: the initial parameters, read-only, by name; only the trainable ones have gradients.
     constants: large tensors that are no parameters and that both graphs share, read-only, by name; `eval_model` has
         inputs in their places.
+    tune: of a fine-tuning what identifies it, as JSON.
+    files: for those of them that lie in a file, the file, the first byte and the number of bytes.
     inputs: the arrays of a batch, in the graph's order.
     loss: the graphs' first output.
     batch_rows: the only number of rows that the graphs take; None if any will do.
@@ -52,6 +54,8 @@ class ArtifactSet:
     loss: str
     batch_rows: int | None = None
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    files: Mapping[str, tuple[Path, int, int]] = field(default_factory=dict)
+    tune: str = ""
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> "ArtifactSet":

@@ -24,7 +24,7 @@ class Weights:
 
     trainable, statistics: parameters and running statistics by name. moments: those of every trainable parameter by its
     name and by their own; empty if there are none in the file. dtype: that of parameters in the training graph.
-    optimizer: the name of the rule. step: the steps done.
+    optimizer: the name of the rule. step: the steps done. tune: of a fine-tuning what identifies it, as JSON.
     """
 
     trainable: dict[str, np.ndarray]
@@ -34,6 +34,7 @@ class Weights:
     optimizer: str = ""
     step: int = 0
     learning_rate: float = LEARNING_RATE
+    tune: str = ""
 
 
 def encode(weights: Weights) -> bytes:
@@ -42,14 +43,15 @@ def encode(weights: Weights) -> bytes:
     names = list(dict.fromkeys(name for each in weights.moments.values() for name in each))
     arrays |= {f"{moment}/{name}": weights.moments[name][moment] for moment in names for name in weights.trainable}
     digest = hashlib.sha256(safetensors.data(arrays)).hexdigest()
-    metadata = fixed_metadata(weights.optimizer, weights.dtype, list(weights.statistics))
+    metadata = fixed_metadata(weights.optimizer, weights.dtype, list(weights.statistics), weights.tune)
     metadata |= {"step": str(weights.step), "learning_rate": repr(weights.learning_rate), "sha256": digest}
     return safetensors.encode(arrays, metadata)
 
 
-def fixed_metadata(optimizer: str, dtype: str, statistics: Sequence[str]) -> dict[str, str]:
+def fixed_metadata(optimizer: str, dtype: str, statistics: Sequence[str], tune: str) -> dict[str, str]:
     """The metadata that all weights files of a step share; they differ in step, learning_rate and sha256."""
     named = {"optimizer": optimizer, "dtype": dtype, "statistics": json.dumps(statistics)}
+    named |= {"tune": tune} if tune else {}
     return {"format": FORMAT, "version": VERSION, **named}
 
 
@@ -78,6 +80,7 @@ def decode(content: bytes | memoryview) -> Weights:
         optimizer=optimizer,
         step=_number(metadata, "step", int),
         learning_rate=_number(metadata, "learning_rate", float),
+        tune=metadata.get("tune", ""),
     )
 
 

@@ -30,13 +30,16 @@ class Head(NamedTuple):
     attributes: dict[str, Any]
 
 
-def add_loss(model: onnx.ModelProto, hidden: str, logits: str, trained: Collection[str]) -> None:
+def add_loss(
+    model: onnx.ModelProto, hidden: str, logits: str, trained: Collection[str], with_scores: bool = False
+) -> None:
     """Give a model the loss as its only output, and labels as an input.
 
     hidden, logits: what the last product computes the scores from, and the scores. trained: names of weights.
+    with_scores: whether the graph computes the scores, as a value of its own, in any case.
     """
     graph = Graph(model)
-    head, rows = _head(graph, hidden, logits, trained), f"{SCOPE}rows"
+    head, rows = None if with_scores else _head(graph, hidden, logits, trained), f"{SCOPE}rows"
     model.graph.input.append(helper.make_tensor_value_info(LABELS, TensorProto.INT64, ["batch", "length"]))
     model.graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), rows))
     labels = f"{SCOPE}flat_labels"

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
@@ -15,6 +14,8 @@ from opgrad.graph.nodes import needed, read_by
 from opgrad.reading import json_object
 from opgrad.training.engine.rewriting import overwriting
 from opgrad.training.formats.artifact_set import ArtifactSet
+from opgrad.training.portable.blocks import use_blocks
+from opgrad.training.portable.constants import Constants
 from opgrad.training.portable.dropout import seed_dropout
 from opgrad.training.portable.layout import Layout, Tensor
 from opgrad.training.portable.packing import FLOAT, Packing, bake
@@ -55,8 +56,12 @@ class Gradients:
     statistics: Mapping[str, str]
 
 
-def plain_gradients(artifacts: ArtifactSet, model: onnx.ModelProto, opset: int | None) -> Gradients:
-    """The training graph of an artifact set without accumulators. model: the graph, which is changed.
+def plain_gradients(
+    artifacts: ArtifactSet, model: onnx.ModelProto, constants: Constants, opset: int | None
+) -> Gradients:
+    """The training graph of an artifact set without accumulators.
+
+    model: the graph, which is changed. constants: the values that will be initializers.
 
     Raises NotImplementedError where it accumulates otherwise than the artifact generators' graphs, or has operators
     without a plain form.
@@ -67,6 +72,7 @@ def plain_gradients(artifacts: ArtifactSet, model: onnx.ModelProto, opset: int |
             f"{WHO}: {artifacts.title} does not accumulate gradients as graphs of the artifact generator do: "
             "make the set anew with `opgrad artifacts`"
         )
+    use_blocks(model, constants, opset)
     plain = plain_model(model, opset)
     entries = {each.key: each.value for each in plain.metadata_props}
     statistics = {
@@ -96,7 +102,7 @@ def build_step(
     found: Gradients,
     layout: Layout,
     settings: Settings,
-    frozen: Mapping[str, np.ndarray],
+    frozen: Constants,
     outputs: Mapping[str, str],
     labels: Labels | None,
 ) -> onnx.ModelProto:
@@ -156,7 +162,7 @@ def _accumulated(packing: Packing, slot: Slot, group: Sequence[Tensor], share: V
 def build_forward(
     artifacts: ArtifactSet,
     layout: Layout,
-    frozen: Mapping[str, np.ndarray],
+    frozen: Constants,
     outputs: Mapping[str, str],
     labels: Labels | None,
     opset: int | None,
@@ -169,7 +175,7 @@ def build_forward(
     keep(model.graph.initializer, [each for each in model.graph.initializer if each.name in read])
     types = declared_types(model.graph)
     del model.graph.output[:]
-    bake(model.graph, {name: array for name, array in frozen.items() if name in read})
+    bake(model.graph, frozen)
     packing = Packing(model, layout)
     _append_outputs(packing, outputs, types, labels)
     packing.finish()

@@ -12,13 +12,16 @@ import numpy as np
 import onnx
 from onnx import inliner
 
-from opgrad.graph.messages import declared_types, opset_of
+from opgrad.graph.large import without_large
+from opgrad.graph.messages import copied_without, declared_types, opset_of
 from opgrad.training.building.outputs import inferred_model
 from opgrad.training.formats.artifact_set import ArtifactSet
 from opgrad.training.formats.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint
+from opgrad.training.formats.tensor_values import is_placeholder
 from opgrad.training.formats.weights import PRESENT, Weights, encode
 from opgrad.training.portable import building
 from opgrad.training.portable.building import LOSS, Labels, Settings
+from opgrad.training.portable.constants import Constants
 from opgrad.training.portable.layout import layout_of
 from opgrad.training.portable.manifest import file_entry, forward_entry, manifest
 from opgrad.training.portable.plain import WHO, only_plain_imports
@@ -101,15 +104,17 @@ class _Export:
     ):
         self._artifacts, self._settings, self._inline = artifacts, settings, inline
         self._present = _dtype_of(artifacts)
-        self._gradients = building.plain_gradients(artifacts, artifacts.training(WHO)[0], opset)
+        model, held = artifacts.training(WHO)
+        self._constants = Constants({**artifacts.frozen, **held, **artifacts.constants}, artifacts.files)
+        self._gradients = building.plain_gradients(artifacts, model, self._constants, opset)
         # The eval graph gets the opset of the step, because a client runs both in the same runtime.
         self._opset = opset_of(self._gradients.model)
         updated = self._gradients.statistics
         if lack := sorted(updated.keys() - artifacts.frozen.keys()):
             raise NotImplementedError(f"{WHO}: the graph writes into {', '.join(lack)}, expected frozen parameters")
         statistics = {name: each for name, each in artifacts.frozen.items() if name in updated}
-        self._frozen = {name: each for name, each in artifacts.frozen.items() if name not in updated}
-        self._frozen |= artifacts.constants
+        for name in updated:
+            del self._constants.arrays[name]
         moments = MOMENTS[type(settings.rule)]
         flat, accumulate = settings.flat, settings.accumulate
         self.layout = layout_of(artifacts.trainable, statistics, moments, dtype, flat, accumulate)
@@ -132,7 +137,7 @@ class _Export:
             )
         named = {artifacts.loss: LOSS} | {name: name for name in outputs}
         return self._finished(
-            building.build_step(self._gradients, self.layout, self._settings, self._frozen, named, labels)
+            building.build_step(self._gradients, self.layout, self._settings, self._constants, named, labels)
         )
 
     def evaluation(self) -> onnx.ModelProto:
@@ -148,7 +153,7 @@ class _Export:
 
     def _forward(self, outputs: Mapping[str, str], labels: Labels | None) -> onnx.ModelProto:
         artifacts = self._artifacts
-        made = building.build_forward(artifacts, self.layout, self._frozen, outputs, labels, self._opset)
+        made = building.build_forward(artifacts, self.layout, self._constants, outputs, labels, self._opset)
         return self._finished(made)
 
     def _finished(self, model: onnx.ModelProto) -> onnx.ModelProto:
@@ -158,7 +163,9 @@ class _Export:
         model.producer_name = "opgrad"
         if model.ByteSize() > LARGEST:
             raise ValueError(f"{WHO}: the model has more than 2 GiB with its frozen parameters")
-        onnx.checker.check_model(model)
+        checked = copied_without(model, "graph")
+        checked.graph.CopyFrom(without_large(model.graph, is_placeholder))
+        onnx.checker.check_model(checked)
         return model
 
     # --- weights and files ---
@@ -176,11 +183,13 @@ class _Export:
         )
         name = NAMES[type(self._settings.rule)]
         kept = next(iter(checkpoint.optimizers.values()), None) if checkpoint else None
+        tune = self._artifacts.tune
         if kept is None or not self._fits(kept):
-            return encode(Weights(trainable, statistics, dtype=self._present, optimizer=name))
+            return encode(Weights(trainable, statistics, dtype=self._present, optimizer=name, tune=tune))
         names = MOMENTS[type(self._settings.rule)]
         moments = {each: {name: kept.moments[each][name] for name in names} for each in trainable}
-        return encode(Weights(trainable, statistics, moments, self._present, name, kept.step, kept.learning_rate))
+        held = Weights(trainable, statistics, moments, self._present, name, kept.step, kept.learning_rate, tune)
+        return encode(held)
 
     def _fits(self, group: OptimizerGroup) -> bool:
         """Whether a group has the moments of the step's optimizer, which is the set's."""
@@ -190,21 +199,20 @@ class _Export:
 
     def write(self, output: Path, models: Mapping[str, onnx.ModelProto], held: bytes, accuracy: bool) -> Exported:
         """Write all files, the manifest last."""
-        contents = {
-            output.name if kind == "step" else f"{output.stem}.{kind}.onnx": model.SerializeToString(deterministic=True)
-            for kind, model in models.items()
-        }
-        kinds = dict(zip(models, contents, strict=True)) | {"weights": f"{output.stem}.safetensors"}
-        contents[kinds["weights"]] = held
+        names = {kind: output.name if kind == "step" else f"{output.stem}.{kind}.onnx" for kind in models}
+        names |= {"weights": f"{output.stem}.safetensors", "manifest": f"{output.stem}.json"}
         described = manifest(self._artifacts, self.layout, self._settings, self._labels, models["step"], self._present)
-        described["files"] = {kind: file_entry(name, contents[name]) for kind, name in kinds.items()}
         described |= {kind: forward_entry(model) for kind, model in models.items() if kind != "step"}
-        kinds["manifest"] = f"{output.stem}.json"
-        contents[kinds["manifest"]] = (json.dumps(described, indent=1) + "\n").encode()
         with staged(output.parent) as folder:
-            for name, content in contents.items():
-                new_file(folder / name, content)
-        return Exported(described, {kind: output.with_name(name) for kind, name in kinds.items()})
+            data = self._constants.write(list(models.values()), folder, output)
+            contents = {kind: model.SerializeToString(deterministic=True) for kind, model in models.items()}
+            contents["weights"] = held
+            for kind, content in contents.items():
+                new_file(folder / names[kind], content)
+            described["files"] = {kind: file_entry(folder / names[kind]) for kind in contents}
+            described["data"] = [file_entry(path) for path in data]
+            new_file(folder / names["manifest"], (json.dumps(described, indent=1) + "\n").encode())
+        return Exported(described, {kind: output.with_name(name) for kind, name in names.items()})
 
 
 def _dtype_of(artifacts: ArtifactSet) -> str:

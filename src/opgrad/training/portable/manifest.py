@@ -1,8 +1,8 @@
 """The manifest of an exported step as JSON: names, order and sizes of all inputs and outputs, SHA-256 of each file."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -11,6 +11,7 @@ from opgrad.graph.messages import opset_of
 from opgrad.training.formats.artifact_set import ArtifactSet, tensor_spec
 from opgrad.training.formats.weights import fixed_metadata
 from opgrad.training.portable.building import RATE, SHARE, STEP, UPDATE, Labels, Settings
+from opgrad.training.portable.constants import sha256
 from opgrad.training.portable.dropout import SEED
 from opgrad.training.portable.layout import GRADIENTS, Layout, Part
 from opgrad.training.portable.rules import NAMES
@@ -53,7 +54,7 @@ def manifest(
             "bytes": sum(each.nbytes for each in layout.weights),
             "all_bytes": sum(each.nbytes for each in layout.tensors),
             "tensors": layout.header(),
-            "metadata": fixed_metadata(name, dtype, [each.name for each in layout.statistics]),
+            "metadata": fixed_metadata(name, dtype, [each.name for each in layout.statistics], artifacts.tune),
         },
     }
 
@@ -82,6 +83,6 @@ def forward_entry(model: onnx.ModelProto) -> dict[str, Any]:
     }
 
 
-def file_entry(name: str, content: bytes) -> dict[str, Any]:
+def file_entry(path: Path) -> dict[str, Any]:
     """Name, size and SHA-256 of a file."""
-    return {"name": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}

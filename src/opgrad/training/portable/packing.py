@@ -2,24 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
 from opgrad.graph.messages import keep, opset_of
 from opgrad.graph.nodes import names_in, rename_inputs
 from opgrad.training.building.outputs import inputs_as_constants
+from opgrad.training.portable.constants import Constants
 from opgrad.training.portable.layout import PARAMETERS, STATISTICS, Layout, Part, Tensor
 
 FLOAT = TensorProto.FLOAT
 
 
-def bake(graph: onnx.GraphProto, frozen: Mapping[str, np.ndarray]) -> None:
-    """Turn the inputs that are frozen parameters into initializers with these values."""
-    names = [each.name for each in graph.input if each.name in frozen]
-    inputs_as_constants(graph, [numpy_helper.from_array(np.array(frozen[name]), name) for name in names])
+def bake(graph: onnx.GraphProto, frozen: Constants) -> None:
+    """Turn the inputs that are frozen parameters or large constants into initializers."""
+    names = [each.name for each in graph.input if each.name in frozen.arrays]
+    inputs_as_constants(graph, [frozen.tensor(name) for name in names])
 
 
 class Packing:

@@ -1,4 +1,4 @@
-"""Writes a model of an artifact set with operators of ai.onnx alone: all others become functions of the model."""
+"""Writes a model of an artifact set with operators that every onnxruntime has: others become functions of the model."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ import onnx
 from onnx import inliner
 
 from opgrad.forms.lowering import DOMAIN
-from opgrad.graph.messages import domain_of, opset_of
+from opgrad.graph.messages import MICROSOFT, domain_of, opset_of
 from opgrad.graph.nodes import is_known, model_nodes
 from opgrad.graph.opset import LEAST, raise_opset
 from opgrad.graph.passes.losses import use_internal_losses
@@ -15,10 +15,16 @@ from opgrad.training.building.checks import sentence
 from opgrad.training.building.outputs import inferred_model
 
 WHO = "export_step"
+# Operators of com.microsoft that onnxruntime, onnxruntime-node and onnxruntime-web all have on the CPU: where a model
+# has them, its step has them, too.
+STOCK = (
+    *("DequantizeLinear", "GatherBlockQuantized", "GroupQueryAttention", "MatMulNBits", "MultiHeadAttention"),
+    *("RotaryEmbedding", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
+)
 
 
 def plain_model(model: onnx.ModelProto, opset: int | None, who: str = WHO) -> onnx.ModelProto:
-    """The same model in operators of ai.onnx, and functions of these.
+    """The same model in operators of ai.onnx and of `STOCK`, and functions of those of ai.onnx.
 
     model: a training or an eval graph, which is not changed. opset: that of the result; None: the model's, or the
         least that functions can be written for.
@@ -45,14 +51,17 @@ def plain_model(model: onnx.ModelProto, opset: int | None, who: str = WHO) -> on
 
 
 def _unknown(model: onnx.ModelProto) -> Iterator[str]:
-    """The operators that are neither of ai.onnx nor functions of the model."""
+    """The operators that are neither of ai.onnx, nor functions of the model, nor among `STOCK`."""
     for node in model_nodes(model):
+        if domain_of(node) == MICROSOFT and node.op_type in STOCK:
+            continue
         if domain_of(node) != DOMAIN and (domain_of(node) or not is_known(node.op_type, opset_of(model))):
             yield ":".join(filter(None, (node.domain, node.op_type)))
 
 
 def only_plain_imports(model: onnx.ModelProto) -> None:
-    """Let a model import ai.onnx, and the functions' domain if it has some."""
-    kept = [each for each in model.opset_import if each.domain in ("", DOMAIN)]
+    """Let a model import ai.onnx, and the domains of functions and of `STOCK` where it has such nodes."""
+    used = {node.domain for node in model_nodes(model)} | {""}
+    kept = [each for each in model.opset_import if each.domain in used]
     del model.opset_import[:]
-    model.opset_import.extend(each for each in kept if not each.domain or model.functions)
+    model.opset_import.extend(kept)

@@ -15,7 +15,7 @@ from opgrad.native.threads import get_num_threads
 from opgrad.training.engine.optimizer import AdamWRule
 from opgrad.training.engine.trainer import session_options
 from opgrad.training.language import LanguageModel, ends_of_layers, plan, read
-from opgrad.training.tune import deployed, outputs, peft
+from opgrad.training.tune import deployed, outputs, peft, step_weights
 from opgrad.training.tune.examples import Examples
 from opgrad.training.tune.generation import Writer
 from opgrad.training.tune.lora import WHO, Adapter, Lora, as_values, choose
@@ -54,6 +54,9 @@ class AdaptedModel:
         self._writer: Writer | None = None
 
     def _read_adapter(self, folder: Path) -> None:
+        if folder.is_file():
+            self.adapters, self.values = step_weights.read(folder, self.base, self.checksum)
+            return
         if (folder / outputs.ABOUT).is_file():
             outputs.check_base(folder, self.checksum)
         self.adapters, self.values = peft.read(folder, self.base)
@@ -75,11 +78,17 @@ class AdaptedModel:
             self.values = dict(self._setting.artifacts.trainable)
         return self._setting
 
-    def _cut(self, segments: Sequence[str]) -> Setting:
+    def with_scores(self) -> Setting:
+        """The same graphs with the scores as a value of their own, for runtimes that have no operator for the loss of
+        the last product."""
+        plan = self.setting().plan
+        return self._cut(plan.segments if plan is not None else (), with_scores=True)
+
+    def _cut(self, segments: Sequence[str], with_scores: bool = False) -> Setting:
         """The graphs of which what lies before each of these values is computed again in the backward part."""
-        rule = AdamWRule(weight_decay=self.weight_decay)
+        rule, values = AdamWRule(weight_decay=self.weight_decay), self.values if self.adapters else {}
         return prepare(
-            self.base, self.adapters, self.values, self.train, self.folder, rule, segments or None, self.seed
+            self.base, self.adapters, values, self.train, self.folder, rule, segments or None, self.seed, with_scores
         )
 
     def _planned(self, batch_size: int, length: int) -> Setting:

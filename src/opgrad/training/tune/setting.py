@@ -60,12 +60,13 @@ def prepare(
     rule: AdamWRule,
     segments: Sequence[str] | None = None,
     seed: int = 0,
+    with_scores: bool = False,
 ) -> Setting:
     """The graphs that train adapters, or weights of the model.
 
     values: those of the adapters' parameters at the start. train: names or patterns of weights. folder: for messages.
     segments: the values at which the graph is cut, to keep fewer of them in memory; see `opgrad.gradients.gradients`.
-    seed: of dropout.
+    seed: of dropout. with_scores: see `LanguageModel.with_loss`.
     Raises what `training_models` raises, ValueError for a pattern that matches nothing.
     """
     model = copied(base.model)
@@ -73,7 +74,7 @@ def prepare(
     insert(model.graph, adapters, seed=seed)
     weights = _weights(model, train, base.values)
     names = [*values, *weights]
-    trained = replace(base, model=model).with_loss(weights)
+    trained = replace(base, model=model).with_loss(weights, with_scores)
     models = training_models(copied(trained.model), [trained.loss], names, [], WHO, segments, base.values)
     held = models.values
     trainable, _ = models.arrays
@@ -87,6 +88,7 @@ def prepare(
         inputs=tuple(TensorSpec(name, np.dtype(np.int64), AXES) for name in (base.tokens, LABELS)),
         loss=trained.loss,
         constants=_constants([models.training, models.evaluation], held),
+        files=base.files,
     )
     return Setting(base, tuple(adapters), tuple(weights), artifacts, _scores(base, adapters, names, values))
 

@@ -1,5 +1,6 @@
 """`Tuner`: it fine-tunes a language model of ONNX, writes what was trained, and writes texts with it."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -25,7 +26,8 @@ class Tuner(AdaptedModel):
     lora: what adapters are like and where, a `Lora`, a text such as `rank=8, alpha=16, target=*q_proj*|*v_proj*`, or
         several, of which each product gets the first that fits. None: `Lora()`.
     train: names or patterns of weights that are trained themselves; then there are no adapters.
-    adapter: a folder with an adapter, of this class or of PEFT, that is used and trained further.
+    adapter: a folder with an adapter, of this class or of PEFT, or a weights file of an exported step, that is used and
+        trained further.
     memory: how many bytes a step may take; None: as many as it is fastest with.
     longest: the most tokens of an example; longer ones are cut, which `fit` tells.
     weight_decay: of AdamW. seed: of the adapters' first values.
@@ -64,8 +66,10 @@ class Tuner(AdaptedModel):
     def export_step(self, output: str | PathLike[str], **options: Any) -> Exported:
         """Write the training of what is trained, from its present values on, as one plain ONNX model that learns.
 
-        output: the file. options: those of `opgrad.training.portable.export_step`, which raises the same: models whose
-        nodes have plain forms are taken, and GroupQueryAttention and MatMulNBits have none yet.
+        output: the file; files in which the base keeps its weights are copied beside it, as they are, unless they lie
+            there. options: those of `opgrad.training.portable.export_step`, which raises the same.
+        `Tuner(model, adapter=file)` takes the weights file that a client of the step has written.
         """
-        artifacts = replace(self.setting().artifacts, trainable=dict(self.values))
+        setting, about = self.with_scores(), json.dumps(self.about())
+        artifacts = replace(setting.artifacts, trainable=dict(self.values), tune=about)
         return export_step(artifacts, output, **options)
