@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 from language_models import make_folder, quantize
 from onnx import TensorProto
+from portable_cases import tuned_batches as batches
 from portable_steps import client
 from typer.testing import CliRunner
 
@@ -20,17 +21,7 @@ from opgrad.training.portable import blocks, constants
 from opgrad.training.portable.plain import STOCK
 
 LORA = "rank=4, target=all-linear"
-RATE, STEPS = 0.01, 20
-
-
-def batches(seed=0):
-    """Batches with tokens that do not count."""
-    random = np.random.default_rng(seed)
-    for _ in range(STEPS):
-        tokens = random.integers(0, 25, (3, 9))
-        labels = np.roll(tokens, -1, 1)
-        labels[0, :3] = -100
-        yield {"input_ids": tokens, "labels": labels}
+RATE = 0.01
 
 
 def assert_learns_as(tuner, manifest):

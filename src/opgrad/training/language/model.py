@@ -62,6 +62,12 @@ class LanguageModel:
         held = self.values.get(name)
         return name if held is None else array_of(held).__array_interface__["data"][0]
 
+    def file_of(self, name: str) -> tuple[Path, int, int] | None:
+        """Where a large tensor lies in a file, also one that has the memory of another; None if it lies in none."""
+        here = self.place_of(name)
+        places = (place for other, place in self.files.items() if other in self.values and self.place_of(other) == here)
+        return self.files.get(name) or next(places, None)
+
     @property
     def bytes(self) -> int:
         """The bytes of what the graph stores; tensors that share their memory count once."""

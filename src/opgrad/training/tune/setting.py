@@ -78,6 +78,7 @@ def prepare(
     models = training_models(copied(trained.model), [trained.loss], names, [], WHO, segments, base.values)
     held = models.values
     trainable, _ = models.arrays
+    constants = _constants([models.training, models.evaluation], held)
     artifacts = ArtifactSet(
         directory=folder,
         training_model=models.training,
@@ -87,8 +88,8 @@ def prepare(
         frozen={},
         inputs=tuple(TensorSpec(name, np.dtype(np.int64), AXES) for name in (base.tokens, LABELS)),
         loss=trained.loss,
-        constants=_constants([models.training, models.evaluation], held),
-        files=base.files,
+        constants=constants,
+        files={name: place for name in constants if (place := base.file_of(name)) is not None},
     )
     return Setting(base, tuple(adapters), tuple(weights), artifacts, _scores(base, adapters, names, values))
 
