@@ -124,7 +124,9 @@ class _Writer:
         pieces = [dy]
         if len(bounds) > 2:
             pieces = body.nodes_of("Split", len(bounds) - 1, dy, body.ints(np.diff(bounds).tolist()), axis=-1)
-        scales = Value(body, node.input[2], TensorProto.FLOAT).reshape([product.rows, product.blocks])
+        # The shape depends on dy, though it is always the same: weights are unpacked when dy is there, and not before.
+        shape = body.ints([product.rows, product.blocks]) + (dy.size() < 0).cast(TensorProto.INT64)
+        scales = Value(body, node.input[2], TensorProto.FLOAT).reshape(shape)
         terms = []
         for piece, first, last in zip(pieces, bounds, bounds[1:], strict=False):
             some = scales if len(bounds) == 2 else scales.slice(first, last)
