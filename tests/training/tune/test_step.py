@@ -1,12 +1,12 @@
 """The training of adapters as one plain model: stock onnxruntime computes opgrad's losses, quantized bases included."""
 
 import hashlib
-import shutil
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from artifact_sets import EXAMPLES
 from language_models import make_folder, quantize
 from onnx import TensorProto
 from portable_cases import tuned_batches as batches
@@ -24,17 +24,16 @@ LORA = "rank=4, target=all-linear"
 RATE = 0.01
 
 
-def assert_learns_as(tuner, manifest):
-    """Twenty steps of an exported step give the losses and the adapters of opgrad's trainer."""
+def assert_learns_as(tuner, manifest, steps=5):
+    """An exported step gives the losses and the adapters of opgrad's trainer."""
     step, trainer = client().Step(manifest), Trainer(tuner.setting().artifacts, RATE)
-    for batch in batches():
+    for batch in batches(steps):
         assert step.train(batch, RATE) == pytest.approx(trainer.step(batch), rel=1e-5)
     for name in tuner.values:
         np.testing.assert_allclose(step.state[name], trainer.parameters[name], rtol=1e-3, atol=1e-5)
 
 
 BASES = {
-    "floats": None,
     "floats, without caches": None,
     "4 bits": {"bits": 4},
     "4 bits, zero points, odd number of blocks": {"bits": 4, "block": 64, "zeros": True},
@@ -52,7 +51,7 @@ def test_losses_and_adapters_are_those_of_opgrad(tmp_path, kind):
     made = tuner.export_step(tmp_path / "step.onnx")
     nodes = onnx.load(made.files["step"]).graph.node
     assert {each.op_type for each in nodes if each.domain == MICROSOFT} <= set(STOCK)
-    assert_learns_as(tuner, made.files["manifest"])
+    assert_learns_as(tuner, made.files["manifest"], steps=20)
 
 
 def test_weights_stay_in_the_files_of_the_base(tmp_path, monkeypatch):
@@ -100,8 +99,6 @@ def test_another_file_of_the_same_name_is_not_replaced(tmp_path, monkeypatch):
         Tuner(folder, lora=LORA).export_step(tmp_path / "step.onnx")
     assert (tmp_path / "model.onnx.data").read_bytes() == b"of another model"
     assert not (tmp_path / "step.onnx").exists()
-    shutil.copy(folder / "model.onnx.data", tmp_path)
-    Tuner(folder, lora=LORA).export_step(tmp_path / "step.onnx")
 
 
 @pytest.mark.parametrize("bits", [2, 4])
@@ -164,6 +161,6 @@ def test_weights_of_a_step_that_do_not_fit(tmp_path):
     made = Tuner(folder, train="*q_proj*").export_step(tmp_path / "step.onnx")
     with pytest.raises(ValueError, match="has no adapters"):
         Tuner(folder, adapter=made.files["weights"])
-    code, text = command("step", tmp_path, "--lora", "rank=4", "-o", tmp_path / "other.onnx")
+    code, text = command("step", EXAMPLES / "digits", "--lora", "rank=4", "-o", tmp_path / "other.onnx")
     assert code == 1
     assert "no model.onnx" in text
