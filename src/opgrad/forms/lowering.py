@@ -17,6 +17,7 @@ from onnx.external_data_helper import uses_external_data
 
 from opgrad.forms.reasons import NOT_LOWERED
 from opgrad.forms.registry import FORMS, Call, Form, NoForm
+from opgrad.graph.declarations import naming
 from opgrad.graph.formulas import Body, Value
 from opgrad.graph.loading import load
 from opgrad.graph.messages import MICROSOFT, attribute_of, copied, declared_types, domain_of, free_name, opset_of
@@ -147,7 +148,8 @@ class _Lowering:
         if main is not None:
             self._expose(form, node, main)
         try:
-            function, inputs = self._function(form, node, forward)
+            with naming(node):
+                function, inputs = self._function(form, node, forward)
         except NoForm as reason:
             raise _no_form(node, reason) from None
         outputs = [name for name in node.output if name]

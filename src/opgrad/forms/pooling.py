@@ -1,11 +1,15 @@
 """Gradients of pooling. The shape of X comes from an optional input, from the forward node, or from the graph."""
 
+import math
+
 import numpy as np
 from onnx import TensorProto
 
 from opgrad.forms.convolution import Window
 from opgrad.forms.registry import Call, NoForm, in_float32, lowers
 from opgrad.graph.formulas import LAST, Value
+
+LARGEST_WINDOW = 2**22  # elements that are counted one by one, when the form is written
 
 
 @lowers("MaxPoolGrad", domain="", forward="MaxPool")
@@ -39,10 +43,14 @@ def average_pool_grad(call: Call) -> Value:
     (dy,), shape, body = call.operands(1), call.input(1), call.body
     kernel = list(call.get("kernel_shape") or ())
     spatial = [each for each in (call.output_shapes[0] or ())[2:] if each is not None]
+    if math.prod(kernel) > LARGEST_WINDOW:
+        raise NoForm(f"its windows {tuple(kernel)} have more than {LARGEST_WINDOW} elements")
     known = len(spatial) == len(kernel)
     if not kernel or not (known or shape is not None):
         raise NoForm("the graph does not tell the spatial sizes of its output, which its inputs do not tell either")
     window, sizes = Window(call, kernel), body.ints(spatial) if shape is None or known else shape.slice(2, LAST)
+    padded = [size + sum(window.pads_for(axis, size)) for axis, size in enumerate(spatial if known else ())]
+    known = known and all(size * width <= LARGEST_WINDOW for size, width in zip(padded, kernel, strict=True))
     share = dy
     for axis in range(window.axes):
         column = [-1 if other == axis else 1 for other in range(window.axes)]

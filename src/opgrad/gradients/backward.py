@@ -10,10 +10,11 @@ from opgrad.gradients.advice import hint
 from opgrad.gradients.reach import cut_off, depending, differentiable_inputs, paths, quantized, rule_of
 from opgrad.gradients.recomputation import formula
 from opgrad.graph.body import GraphBody
+from opgrad.graph.declarations import naming
 from opgrad.graph.formulas import Value
-from opgrad.graph.graph import Graph, title
+from opgrad.graph.graph import Graph
 from opgrad.graph.messages import FLOATS
-from opgrad.graph.nodes import outside
+from opgrad.graph.nodes import outside, title
 from opgrad.rules import lists
 from opgrad.rules.errors import Instead
 from opgrad.rules.node import Node
@@ -107,7 +108,8 @@ class Backward:
             read = quantized(self.forward).intersection(node.names[index] for index in node.needed)
             if read and not declared.integers:
                 raise NoGradient(COMPUTES)
-            given = self._given(declared, node)
+            with naming(node.proto):
+                given = self._given(declared, node)
             if given is None or isinstance(given, Value):
                 given = [given]
             found = [(index, given[index]) for index in sorted(node.needed) if index < len(given)]

@@ -13,6 +13,7 @@ from onnx import defs, helper, inliner
 
 from opgrad.gradients.reach import carries, paths
 from opgrad.graph.body import GraphBody
+from opgrad.graph.declarations import naming
 from opgrad.graph.enclosed import in_bodies, sequence_type
 from opgrad.graph.formulas import Value
 from opgrad.graph.graph import Graph
@@ -192,7 +193,8 @@ def _decomposed(forward: Graph, node: onnx.NodeProto, taken: set[str]) -> list[o
     body = GraphBody(forward.opset, taken)
     body.scope(node.name or node.op_type)
     try:
-        given = declared.rule(Node(node, forward, body, [], []))
+        with naming(node):
+            given = declared.rule(Node(node, forward, body, [], []))
     except NoGradient:
         return None  # the node stays; its gradient rule raises NoGradient again, with the reason
     results = [given] if isinstance(given, Value) else list(given or [])

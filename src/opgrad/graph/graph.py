@@ -19,16 +19,6 @@ from opgrad.graph.sizes import Sizes, known, sizes_in
 OVERRIDABLE_FROM = 4  # from this version of the format on an initializer is a constant unless it is an input, too
 
 
-def title(node: onnx.NodeProto) -> str:
-    """The node's name in messages."""
-    operator = f"{node.domain}.{node.op_type}" if domain_of(node) else node.op_type
-    return (
-        f"{operator} (node {node.name!r})"
-        if node.name
-        else f"{operator} (the node that makes {next(filter(None, node.output), '')!r})"
-    )
-
-
 def overridable(model: onnx.ModelProto) -> frozenset[str]:
     """The names of initializers that are defaults of inputs, which callers may override, and no constants."""
     given = {each.name for each in model.graph.input} if model.ir_version >= OVERRIDABLE_FROM else set()

@@ -3,20 +3,21 @@
 Every fault raises a ValueError of one line with the file's name.
 """
 
-import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
+from onnx import AttributeProto, TensorProto, TypeProto
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
 
 from opgrad.graph.batch_norm import one_output
+from opgrad.graph.declarations import faults_of_nodes
 from opgrad.graph.hoisting import hoist
 from opgrad.graph.messages import copied
 from opgrad.graph.recurrent import time_first
@@ -86,14 +87,13 @@ def read_model(source: Source, who: str, outside: bool = True) -> onnx.ModelProt
 
 
 def check_model(model: onnx.ModelProto, what: str) -> None:
-    """Raise ValueError for a text that is not UTF-8, an unknown type, or a node of ONNX that lacks what it must have.
+    """Raise ValueError for a text that is not UTF-8, an unknown type, or a node that ONNX declares otherwise.
 
     what: the caller and the model's name, for messages.
     """
-    versions = [each.version for each in model.opset_import if each.domain in ("", "ai.onnx")]
-    version = 0 if model.functions else max(versions, default=0)  # functions import versions of their own
-    faults = (_fault(message) or _fault_of_node(message, version) for message in _messages(model))
-    fault = next(filter(None, faults), None)
+    faults = chain(map(_fault, _messages(model)), faults_of_nodes(model.graph, model.opset_import))
+    inside = chain.from_iterable(faults_of_nodes(each, each.opset_import) for each in model.functions)
+    fault = next(filter(None, chain(faults, inside)), None)
     if fault:
         raise ValueError(f"{what} is damaged, {fault}")
 
@@ -138,28 +138,6 @@ def _fault(message: Any) -> str | None:
         ):
             return f"{field.name} is no text in UTF-8"
     return None
-
-
-def _fault_of_node(node: Any, version: int) -> str | None:
-    """What a node of ONNX's own domain lacks, by the operator's declaration in this version of ONNX's operators."""
-    if not isinstance(node, NodeProto) or node.domain not in ("", "ai.onnx"):
-        return None
-    least, attributes = _needs(node.op_type, version)
-    name = f"the node {node.name!r} ({node.op_type})"
-    if len(node.input) < least:
-        return f"{name} has {len(node.input)} inputs, expected at least {least}"
-    lacking = attributes - {each.name for each in node.attribute}
-    return f"{name} has no attribute {min(lacking)!r}" if lacking else None
-
-
-@functools.cache
-def _needs(kind: str, version: int) -> tuple[int, frozenset[str]]:
-    """The least number of an operator's inputs, and the attributes that it must have; none for an unknown operator."""
-    try:
-        schema = onnx.defs.get_schema(kind, version)
-    except (onnx.defs.SchemaError, OverflowError, TypeError, ValueError):
-        return 0, frozenset()
-    return schema.min_input, frozenset(name for name, each in schema.attributes.items() if each.required)
 
 
 def _fault_of_tensor(tensor: TensorProto) -> str | None:

@@ -6,7 +6,7 @@ from typing import Any
 import onnx
 from onnx import defs
 
-from opgrad.graph.messages import attribute_of
+from opgrad.graph.messages import attribute_of, domain_of
 
 # The operators whose results may be left out, and the place of the first such result. Gradients of normalizations are
 # not among them, because onnxruntime-training 1.19.2 demands all of their results.
@@ -133,6 +133,16 @@ def leave_out_results(node: onnx.NodeProto, read: Collection[str]) -> bool:
 
 
 # --- single nodes ---
+
+
+def title(node: onnx.NodeProto) -> str:
+    """The node's name in messages."""
+    operator = f"{node.domain}.{node.op_type}" if domain_of(node) else node.op_type
+    return (
+        f"{operator} (node {node.name!r})"
+        if node.name
+        else f"{operator} (the node that makes {next(filter(None, node.output), '')!r})"
+    )
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:

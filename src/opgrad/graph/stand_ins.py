@@ -89,8 +89,8 @@ def stand_ins(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
     if not (domain_of(node) == MICROSOFT or node.op_type in OF_AI_ONNX) or "output_type" in named:
         return [node]
     if node.op_type in LIKE:
-        pairs = [(node.input[b], node.output[a]) for a, b in LIKE[node.op_type].items() if a < len(node.output)]
-        return [helper.make_node("Identity", [source], [result]) for source, result in pairs if source and result]
+        pairs = [(*node.input[b : b + 1], *node.output[a : a + 1]) for a, b in LIKE[node.op_type].items()]
+        return [helper.make_node("Identity", [pair[0]], [pair[1]]) for pair in pairs if len(pair) == 2 and all(pair)]
     if node.op_type in RENAMED:
         op, inputs, outputs, attributes = RENAMED[node.op_type]
         other = helper.make_node(op, node.input[:inputs], node.output[:outputs])

@@ -13,9 +13,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from opgrad.graph.graph import Graph, title
+from opgrad.graph.declarations import naming
+from opgrad.graph.graph import Graph
 from opgrad.graph.messages import FLOATS, MICROSOFT
-from opgrad.graph.nodes import attributes_of
+from opgrad.graph.nodes import attributes_of, title
 from opgrad.graph.passes.attention_masks import ONE_AXIS_FROM, NotAttention, added_node, mask_of, unsqueezed
 from opgrad.graph.passes.masks import LOW
 from opgrad.graph.passes.operands import Operand, as_keys, head_size, scaled, shared_heads
@@ -54,11 +55,12 @@ def fuse_attention(graph: Graph) -> list[Recognition]:
     for node in list(graph.nodes()):
         if node.op_type != "Softmax" or node.domain not in ("", "ai.onnx"):
             continue
-        last = _product_behind(graph, node)
-        if last is None:
-            continue
         try:
-            _write(graph, node, last)
+            with naming(node):
+                last = _product_behind(graph, node)
+                if last is None:
+                    continue
+                _write(graph, node, last)
             found.append(Recognition(title(node)))
         except NotAttention as reason:
             found.append(Recognition(title(node), str(reason)))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import onnx
 
+from opgrad.graph.declarations import FAILURES, refusal
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import domain_of
 
@@ -21,8 +22,14 @@ def at_each(*operators: str) -> Callable[[Change], Callable[[Graph], bool]]:
         @functools.wraps(change)
         def run(graph: Graph) -> bool:
             nodes = [each for each in graph.nodes() if not domain_of(each)]
-            changes = [change(graph, each) for each in nodes if not operators or each.op_type in operators]
-            return any(changes)
+            changed = False
+            for node in nodes:
+                if not operators or node.op_type in operators:
+                    try:
+                        changed |= change(graph, node)
+                    except FAILURES as error:
+                        raise refusal(node, error) from error
+            return changed
 
         return run
 
