@@ -17,7 +17,7 @@ from opgrad.onnxruntime import lower
 from opgrad.training.inspect.trainability import trainability
 
 REFUSED = (ValueError, NotImplementedError)
-DAMAGED = 60  # models, of some milliseconds each
+DAMAGED = 30  # models, of some milliseconds each
 
 
 def made(op, *shapes, domain="", opset=21, outputs=1, **attributes):

@@ -29,7 +29,7 @@ INSTRUMENTED = (
     "tomllib",
     "zipfile",
 )
-COMPILED = ("opgrad.cpu", "opgrad.native")  # from their bytecode, which the fuzzer must not change: imported before
+COMPILED = ("opgrad.cpu", "opgrad.native", "opgrad.onnxruntime")  # from their bytecode, which the fuzzer must not change: imported before
 
 
 def attempt(target: Target, data: bytes) -> None:

@@ -42,7 +42,7 @@ class Declaration(NamedTuple):
 def declaration(kind: str, version: int) -> Declaration | None:
     """The declaration of an operator; None for an unknown one."""
     try:
-        schema = onnx.defs.get_schema(kind, version)
+        schema: Any = onnx.defs.get_schema(kind, version)  # onnx's type stubs lack members read below
     except (onnx.defs.SchemaError, OverflowError, TypeError, ValueError):
         return None
     single = onnx.defs.OpSchema.FormalParameterOption.Single
