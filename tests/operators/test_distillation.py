@@ -6,7 +6,7 @@ import pytest
 import opgrad
 from opgrad import distillation
 from opgrad.contract import FLOATS, reference
-from opgrad.testing.accuracy import finfo, roundings, tolerance, widened
+from opgrad.testing.accuracy import error_in_ulp, finfo, roundings, tolerance, widened
 
 N, H, K, C = 20, 6, 9, 50
 OPTIONS = [{}, {"beta": 0.0, "temperature": 2.0}, {"beta": 1.0, "reduction": "sum"}, {"beta": 0.2, "num_items": 7.0}]
@@ -72,6 +72,17 @@ def test_a_student_near_its_teacher(rng):
         exact, slope = reference("softmax_divergence_and_grad")(widened(logits), widened(others), beta=beta)
         np.testing.assert_allclose(loss, exact, rtol=unit)
         np.testing.assert_allclose(dlogits, slope, rtol=0, atol=unit * abs(slope).max())
+
+
+def test_a_student_sure_of_what_its_teacher_rules_out(rng):
+    logits, others = (rng.normal(0, 4, (60, 300)).astype("f4") for _ in range(2))
+    places = np.arange(60), logits.argmax(1)
+    logits[places] += 3
+    others[places] -= 20
+    _, dlogits = opgrad.softmax_divergence_and_grad(logits, others, beta=1.0)
+    _, exact = reference("softmax_divergence_and_grad")(widened(logits), widened(others), beta=1.0)
+    for found, wanted in zip(dlogits, exact, strict=True):
+        assert error_in_ulp(found, wanted) <= tolerance("float32", 300)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])

@@ -8,22 +8,32 @@ to the host and back.
 from typing import Any
 
 from jax import Array
-from jax.numpy import asarray, inf, int32, integer, issubdtype, where, zeros
+from jax.numpy import asarray, finfo, inf, int32, integer, issubdtype, ones, where, zeros
+from jax.random import bits
 
 import opgrad
 from opgrad.contract.loss_options import IGNORED, check_layer, check_share
 from opgrad.jax import attention, distillation, linear_loss, loss, options
 from opgrad.jax.calls import alike, automatic
+from opgrad.jax.layers import layer
 
 __all__ = [
     "cross_entropy",
     "dot_product_attention",
+    "dropout",
     "embedding",
+    "fast_gelu",
+    "geglu",
+    "gelu",
+    "layer_norm",
     "linear_cross_entropy",
     "linear_jsd",
     "linear_kl_div",
     "log_softmax",
+    "rms_norm",
+    "sink_softmax",
     "softmax",
+    "swiglu",
 ]
 
 _opgrad: Any = opgrad  # whose functions are typed as they are for NumPy
@@ -82,6 +92,96 @@ def dot_product_attention(
         seen = asarray(mask)
         added = seen if added is None else where(seen, added, -inf)
     return attention.attend(q, k, v, added, scale, is_causal)
+
+
+def gelu(x: Array, approximate: bool = True) -> Array:
+    """Gaussian error linear unit.
+
+    x: any shape; float32, float64, float16 or bfloat16. approximate: whether by tanh. Returns y, like x. Differentiable
+    twice in reverse, as are all layers. Raises TypeError, ValueError.
+    Formula: y = x / 2 * (1 + erf(x / sqrt(2))), or x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))).
+    Source: jax.nn.gelu.
+    """
+    return layer("fast_gelu" if approximate else "gelu", "gelu", {"x": asarray(x)})
+
+
+def fast_gelu(x: Array) -> Array:
+    """Gelu by tanh: gelu(x), of which formula, shapes and what is raised are. Source: com.microsoft FastGelu."""
+    return gelu(x)
+
+
+def swiglu(gate: Array, up: Array) -> Array:
+    """SiLU of the gate times up, as Llama's layers have it, forward and backward in one pass each.
+
+    gate: any shape; float32, float64, float16 or bfloat16. up: of its shape and dtype. Returns y, like gate. Raises
+    TypeError, ValueError. Formula: y = gate / (1 + exp(-gate)) * up. Source: Shazeer, "GLU Variants Improve
+    Transformer", 2020.
+    """
+    return layer("gated_linear_unit", "swiglu", {"gate": asarray(gate), "up": asarray(up)}, activation="silu")
+
+
+def geglu(gate: Array, up: Array, approximate: bool = True) -> Array:
+    """Gelu of the gate times up, as Gemma's layers have it, forward and backward in one pass each.
+
+    gate, up: as for swiglu. approximate: whether gelu is that by tanh. Returns y, like gate. Raises TypeError,
+    ValueError. Formula: y = gelu(gate) * up. Source: Shazeer, "GLU Variants Improve Transformer", 2020.
+    """
+    activation = "gelu_tanh" if approximate else "gelu"
+    return layer("gated_linear_unit", "geglu", {"gate": asarray(gate), "up": asarray(up)}, activation=activation)
+
+
+def layer_norm(
+    x: Array, scale: Array | None = None, bias: Array | None = None, *, axis: int = -1, epsilon: float = 1e-5
+) -> Array:
+    """Layer normalization over the axes from `axis` on.
+
+    x: any shape; float32, float64, float16 or bfloat16. scale, bias: of the shape of these axes; None: 1 and 0. Those
+        of another dtype than x are computed with as they are, and the result is rounded to that of x.
+    epsilon: added to the variance. Returns y, like x. Raises TypeError, ValueError.
+    Formula: y = (x - mean(x)) / sqrt(var(x) + epsilon) * scale + bias. Source: ONNX LayerNormalization.
+    """
+    return _normalized("layer_normalization", "layer_norm", x, scale, bias, axis, epsilon)
+
+
+def rms_norm(x: Array, scale: Array | None = None, *, axis: int = -1, epsilon: float | None = None) -> Array:
+    """Root mean square normalization over the axes from `axis` on.
+
+    x, scale: as for layer_norm. epsilon: added to the mean square; None: the distance of 1 and the next number in the
+    dtype of x. Returns y, like x. Raises TypeError, ValueError.
+    Formula: y = x / sqrt(mean(x * x) + epsilon) * scale. Source: ONNX RMSNormalization.
+    """
+    return _normalized("simplified_layer_normalization", "rms_norm", x, scale, None, axis, epsilon)
+
+
+def _normalized(
+    name: str, who: str, x: Array, scale: Array | None, bias: Array | None, axis: int, epsilon: float | None
+) -> Array:
+    x = asarray(x)
+    factor = ones(x.shape[axis:], x.dtype) if scale is None else asarray(scale)
+    given = {"x": x.astype(factor.dtype), "scale": factor, "bias": None if bias is None else asarray(bias)}
+    added = float(finfo(x.dtype).eps) if epsilon is None else epsilon
+    return layer(name, who, given, axis=axis, epsilon=added).astype(x.dtype)
+
+
+def dropout(key: Array, x: Array, rate: float = 0.5) -> Array:
+    """Drop elements at random, and scale the others up.
+
+    key: of jax.random, which decides. x: any shape; float32, float64, float16 or bfloat16. rate: the probability of
+        being dropped, 0 to 1. Returns y, like x; the gradient keeps a byte for each element. Raises TypeError,
+        ValueError. Formula: y = x / (1 - rate) where kept, else 0. Source: ONNX Dropout.
+    """
+    seed = bits(key, (1,), "uint32").astype(int32)
+    return layer("dropout", "dropout", {"x": asarray(x), "seed": seed}, ratio=rate, training_mode=True)
+
+
+def sink_softmax(x: Array, sink: Array) -> Array:
+    """Softmax of the last axis beside a logit of each head that takes a share and has no place in the result.
+
+    x: scores, shape (N, H, L, S); float32, float64, float16 or bfloat16. sink: shape (H,), of its dtype or float32.
+    Returns y, like x. Raises TypeError, ValueError. Formula: y = exp(x) / (sum(exp(x)) + exp(sink)). Source: gpt-oss;
+    Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023.
+    """
+    return layer("sink_softmax", "sink_softmax", {"x": asarray(x), "sink": asarray(sink)})
 
 
 def cross_entropy(

@@ -9,7 +9,7 @@ from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.fold import fold_in_chunks
 from opgrad.cpu.kernels.loops.map import get, get_or, mapped, put
-from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, row_max
+from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, first_place, row_max
 from opgrad.cpu.kernels.numerics.elementary import LOG2_E, exp_up_to_zero, expm1_reduced, log, remainder
 from opgrad.cpu.kernels.numerics.functions import between
 
@@ -71,6 +71,18 @@ def forward(d: Vector, p: Vector, q: Vector, beta):
 
 
 @inline
+def _beside(x, y, n: int, m, teacher_m):
+    """The teacher's logit of the student's most probable class, or its largest logit where that class is masked.
+
+    Derivatives by q of the reverse divergence are log(q / p). Beside those of this class they are as small as the
+    differences between probable classes: of a student that is nearly sure of a class for which the teacher gives
+    e**-20, roundings of 20 would be as large as the gradient.
+    """
+    found = v.load_one(y, first_place(x, n, m)) if n else teacher_m
+    return found if found > MINUS_INFINITY else teacher_m
+
+
+@inline
 def reverse(d: Vector, p: Vector, q: Vector, beta):
     """The terms of KL(student || teacher), and the derivatives by q."""
     return share(q, -d), -d
@@ -119,19 +131,22 @@ _sum_deviations = fold_in_chunks(_add_deviation)
 def _kernel(terms: Callable[..., Any], weighted: bool, unbounded: bool = False) -> Kernel:
     """A unit is a row. weighted: whether `terms` gives the derivatives by q, without the factor q.
 
-    unbounded: their mean may be large beside their deviations from it, and is computed again from these.
+    unbounded: they are written beside that of the student's most probable class. Their mean may still be large beside
+    their deviations from it, and is computed again from these.
     """
     write_gradient = _write_weighted if weighted else _write_products
 
     @inline
     def add_terms(total, arrays, i: int, whole: bool, mask, numbers):
         x, y, h = arrays
-        (m, log_sum), (teacher_m, teacher_log_sum), factor, beta = numbers
+        (m, log_sum), (teacher_m, teacher_log_sum), factor, beta, beside = numbers
         logit = get_or(x, i, whole, mask, MINUS_INFINITY) - m
         other = get_or(y, i, whole, mask, MINUS_INFINITY) - teacher_m
         q, p = exp_up_to_zero(logit * factor - log_sum), exp_up_to_zero(other * factor - teacher_log_sum)
         d = (other - logit) * factor - (teacher_log_sum - log_sum)  # log(p / q)
         loss, own = terms(d, p, q, beta)
+        if unbounded:
+            own = (logit - (get_or(y, i, whole, mask, MINUS_INFINITY) - beside)) * factor
         put(h, i, own, whole, mask, 0)
         return total[0] + loss, total[1] + (share(q, own) if weighted else own), total[2] + q
 
@@ -145,7 +160,8 @@ def _kernel(terms: Callable[..., Any], weighted: bool, unbounded: bool = False) 
         for row in units:
             x, y, zero = logits + row * n, teacher + row * n, v.full(terms, 0.0)
             own, others = _log_sum(x, n, options.factor), _log_sum(y, n, options.factor)
-            numbers = own, others, options.factor, options.beta
+            beside = _beside(x, y, n, own[0], others[0]) if unbounded else others[0]
+            numbers = own, others, options.factor, options.beta, beside
             losses, total, weights = sum_terms((zero, zero, zero), 0, n, (x, y, terms), numbers, 64)
             v.store_one(loss, row, v.reduce_add(losses))
             slope = options.factor * (v.load_one(dloss, row) if options.has_dloss else 1.0)
