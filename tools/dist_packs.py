@@ -3,7 +3,8 @@
 The words are those of `opgrad compile` that say which kernels: artifact sets, --ops, --dtypes, --run; without any,
 those of all operators' plain calls, which takes an hour. There is a wheel for each architecture, for this version of
 Python, in dist/packs. Its version has the suffix +kernels, and Numba is what its extra `compile` brings. --install: the
-wheel for this architecture goes into an environment with NumPy and ml_dtypes alone, and is used.
+wheel for this architecture goes into an environment with NumPy and ml_dtypes alone, and is used; where artifact sets
+are named, onnx and onnxruntime join it, and the sets are trained.
 """
 
 import base64
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -28,6 +29,22 @@ import sys
 import numpy as np, opgrad
 x = np.linspace(-1, 1, 12, dtype="float32").reshape(3, 4)
 assert (opgrad.relu(x) == np.maximum(x, 0)).all()
+assert not {"numba", "llvmlite"} & set(sys.modules)
+"""
+TRAIN = """
+import sys, time
+start = time.perf_counter()
+from opgrad.bench.training import batch_of
+from opgrad.training import ArtifactSet, Recipe, Trainer
+for folder in sys.argv[1:]:
+    artifacts = ArtifactSet.load(folder)
+    trainer, batch = Trainer(artifacts), batch_of(artifacts, artifacts.batch_rows or Recipe.load(folder).batch_size)
+    losses = [trainer.step(batch)]
+    seconds = time.perf_counter() - start
+    losses += [trainer.step(batch) for _ in range(9)]
+    assert losses[-1] < losses[0]
+    print(f"{folder}: loss {losses[0]:.4f}, after ten steps {losses[-1]:.4f}; first step after {seconds:.2f} s")
+    start = time.perf_counter()
 assert not {"numba", "llvmlite"} & set(sys.modules)
 """
 
@@ -46,7 +63,7 @@ def main(*words: str) -> None:
             made = carrying(plain, pack.read_bytes(), architecture, DIST)
             print(f"{made.name}: {made.stat().st_size:,} bytes")
             if install and architecture == platform.machine():
-                use(made)
+                use(made, [Path(each).resolve() for each in chosen if (ROOT / each).is_dir()])
 
 
 def carrying(plain: Path, pack: bytes, architecture: str, folder: Path) -> Path:
@@ -86,17 +103,19 @@ def _is_compiler(line: str) -> bool:
     return line.startswith(f"Requires-Dist: {COMPILER}")
 
 
-def use(wheel: Path) -> None:
-    """Install a wheel without its dependencies, and call an operator."""
+def use(wheel: Path, sets: Sequence[Path] = ()) -> None:
+    """Install a wheel without its dependencies, call an operator, and train artifact sets."""
     with tempfile.TemporaryDirectory() as folder:
         run(sys.executable, "-m", "venv", folder)
         inside = Path(folder) / "bin" / "python"
         pip = inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"
         run(*pip, "--no-deps", wheel)
-        run(*pip, "numpy", "ml_dtypes")
+        run(*pip, "numpy", "ml_dtypes", *(("onnx", "onnxruntime") if sets else ()))
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        subprocess.run([inside, "-c", USE], cwd=folder, env=environment, check=True)
-    print(f"{wheel.name}: installed and used")
+        for program in (USE, TRAIN) if sets else (USE,):
+            subprocess.run([inside, "-c", program, *sets], cwd=folder, env=environment, check=True)
+        size = sum(path.stat().st_size for path in Path(folder).glob("lib/*/site-packages/**/*") if path.is_file())
+    print(f"{wheel.name}: installed and used; all packages have {size / 1e6:.0f} MB")
 
 
 def run(*words: object) -> None:

@@ -29,7 +29,8 @@ INSTRUMENTED = (
     "tomllib",
     "zipfile",
 )
-COMPILED = ("opgrad.cpu", "opgrad.native", "opgrad.onnxruntime")  # from their bytecode, which the fuzzer must not change: imported before
+# Numba compiles these from their bytecode, which the fuzzer must not change: they are imported before.
+COMPILED = ("opgrad.cpu", "opgrad.native", "opgrad.onnxruntime")
 
 
 def attempt(target: Target, data: bytes) -> None:
