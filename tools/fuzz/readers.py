@@ -194,7 +194,7 @@ def tokenizer(data: bytes) -> None:
 
     place = folder() / "tokenizer"
     place.mkdir(exist_ok=True)
-    names = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+    names = ("tokenizer.json", "tokenizer_config.json", "genai_config.json", "chat_template.jinja")
     for name, part in zip(names, data.split(b"\0\0"), strict=False):
         (place / name).write_bytes(part)
     found = Tokenizer(place)
@@ -203,12 +203,87 @@ def tokenizer(data: bytes) -> None:
 
 
 def tokenizers() -> Iterator[bytes]:
-    vocabulary = {"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "</s>": 2}, "unk_token": "a"}}
+    vocabulary: dict[str, object] = {
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "</s>": 2}, "unk_token": "a"}
+    }
+    vocabulary["pre_tokenizer"] = {"type": "WhitespaceSplit"}
     template = "{% for m in messages %}{{ m['role'] }}: {{ m.content | trim }}{{ eos_token }}{% endfor %}"
     config = {"eos_token": "</s>", "chat_template": template}
     parts = json.dumps(vocabulary), json.dumps(config), json.dumps({"eos_token_id": [2]})
     yield b"\0\0".join(part.encode() for part in parts)
     yield b"\0\0".join([*(part.encode() for part in parts), template.encode()])
+
+
+@cache
+def known_tokenizer() -> object:
+    """A tokenizer with a chat template, whose files nobody changes."""
+    from opgrad.training.tune.tokenizer import Tokenizer
+
+    place = folder() / "known"
+    place.mkdir()
+    names = ("tokenizer.json", "tokenizer_config.json")
+    for name, part in zip(names, next(tokenizers()).split(b"\0\0"), strict=False):
+        (place / name).write_bytes(part)
+    return Tokenizer(place)
+
+
+def lines(path: Path) -> None:
+    """The examples of a .jsonl file, each read twice, by both ways of training."""
+    from opgrad.training.tune.examples import TRAIN_ON, Examples
+
+    for train_on in TRAIN_ON:
+        found = Examples(path, known_tokenizer(), 16, train_on)  # type: ignore[arg-type]
+        assert sum(len(found[number].tokens) for number in range(len(found))) == found.told.tokens
+
+
+def line_files() -> Iterator[bytes]:
+    chat = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "b"}]
+    yield json.dumps({"messages": chat, "tools": [{"name": "f"}]}).encode() + b"\n"
+    yield b'{"prompt": "a", "completion": "b a"}\n\n{"text": "a b"}\r\n'
+    yield json.dumps({"prompt": chat[:1], "completion": chat[1:]}).encode()
+
+
+@cache
+def known_base() -> object:
+    """A language model with two products beside its table."""
+    from opgrad.training.language import read
+
+    text = (
+        '<ir_version: 10, opset_import: ["": 21]> g (int64[b, n] input_ids) => (float[b, n, 4] logits) {'
+        " x = Gather(table, input_ids)  h = MatMul(x, q)  logits = MatMul(h, w) }"
+    )
+    model = onnx.parser.parse_model(text)
+    names = {"table": "embed_tokens.weight", "q": "layers.0.self_attn.q_proj.weight", "w": "lm_head.weight"}
+    for node in model.graph.node:
+        node.name = node.output[0]
+        node.input[:] = [names.get(name, name) for name in node.input]
+    arrays = (np.ones((4, 3), np.float32), np.ones((3, 3), np.float32), np.ones((3, 4), np.float32))
+    made = [onnx.numpy_helper.from_array(each, name) for each, name in zip(arrays, names.values(), strict=True)]
+    model.graph.initializer.extend(made)
+    path = folder() / "base.onnx"
+    path.write_bytes(model.SerializeToString())
+    return read(path, "fuzz")
+
+
+def adapter(data: bytes) -> None:
+    """A folder of PEFT: its configuration and its tensors, which the bytes hold one behind the other."""
+    from opgrad.training.tune import peft
+
+    place = folder() / "adapter"
+    place.mkdir(exist_ok=True)
+    config, _, tensors = data.partition(b"\0\0\0\0")
+    (place / peft.CONFIG).write_bytes(config)
+    (place / peft.WEIGHTS).write_bytes(tensors)
+    peft.read(place, known_base())  # type: ignore[arg-type]
+
+
+def adapters() -> Iterator[bytes]:
+    from opgrad.training.formats.safetensors import encode
+
+    name = "base_model.model.layers.0.self_attn.q_proj"
+    values = {f"{name}.lora_A.weight": np.ones((2, 3), np.float32), f"{name}.lora_B.weight": np.ones((3, 2), "f2")}
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {}}
+    yield json.dumps(config).encode() + b"\0\0\0\0" + encode(values, {"format": "pt"})
 
 
 # --- packs -----------------------------------------------------------------------------------------------------------
@@ -253,5 +328,7 @@ READERS = {
     "tokenizer": Target(
         tokenizer, tokenizers, (*JSON_WORDS, b"{{", b"}}", b"{%", b"%}", b"range(", b"__class__", b"**")
     ),
+    "jsonl": Target(from_file("data.jsonl", lines), line_files, (*JSON_WORDS, b"\\ud800", b"messages", b"content")),
+    "peft": Target(adapter, adapters, (*JSON_WORDS, b"rank_pattern", b"lora_dropout", b"F8_E4M3", b"lora_embedding_A")),
     "pack": Target(pack, packs, JSON_WORDS),
 }

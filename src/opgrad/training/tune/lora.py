@@ -3,6 +3,7 @@
 import fnmatch
 import math
 import re
+import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -42,7 +43,7 @@ class Lora:
 
     def __post_init__(self) -> None:
         _require(type(self.rank) is int and 1 <= self.rank <= 4096, "rank", self.rank, "a whole number from 1 to 4096")
-        number = isinstance(self.alpha, int | float) and 0 < self.alpha < math.inf
+        number = isinstance(self.alpha, int | float) and 0 < self.alpha <= sys.float_info.max
         _require(number, "alpha", self.alpha, "a number above 0")
         _require(0 <= self.dropout < 1, "dropout", self.dropout, "a number from 0 to below 1")
 

@@ -129,20 +129,23 @@ def read(folder: Path, base: "LanguageModel") -> tuple[list[Adapter], dict[str, 
 
 def _lora(config: Mapping[str, Any], module: str, folder: Path) -> Lora:
     """What the adapter of a module is, by a configuration."""
-    rank, alpha = (
-        _by_pattern(config.get(pattern) or {}, module, config.get(plain, default))
-        for pattern, plain, default in (("rank_pattern", "r", 8), ("alpha_pattern", "lora_alpha", 8))
-    )
     try:
+        rank, alpha = (
+            _by_pattern(config, pattern, module, config.get(plain, 8))
+            for pattern, plain in (("rank_pattern", "r"), ("alpha_pattern", "lora_alpha"))
+        )
         dropout, rslora = float(config.get("lora_dropout", 0.0)), bool(config.get("use_rslora", False))
         return Lora(rank, alpha, module, dropout, rslora)
-    except (TypeError, ValueError) as error:
+    except (ArithmeticError, TypeError, ValueError) as error:
         raise ValueError(f"{WHO}: {folder / CONFIG}: {str(error).removeprefix(f'{WHO}: ')}") from None
 
 
-def _by_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """The value of the first pattern that is the module's name or an end of it."""
-    return next((value for name, value in patterns.items() if module == name or module.endswith(f".{name}")), default)
+def _by_pattern(config: Mapping[str, Any], pattern: str, module: str, default: Any) -> Any:
+    """The value of the first name in a pattern that is the module's or an end of it."""
+    given = config.get(pattern) or {}
+    if not isinstance(given, dict):
+        raise ValueError(f"{pattern} is {given!r}, expected an object of modules")
+    return next((value for name, value in given.items() if module == name or module.endswith(f".{name}")), default)
 
 
 def _values(adapters: Iterable[Adapter], tensors: Mapping[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
