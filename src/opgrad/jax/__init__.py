@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _opgrad: Any = opgrad  # whose functions are typed as they are for NumPy
+_finfo: Any = finfo  # which has no types
 
 
 def softmax(x: Array, axis: int = -1) -> Array:
@@ -159,7 +160,7 @@ def _normalized(
     x = asarray(x)
     factor = ones(x.shape[axis:], x.dtype) if scale is None else asarray(scale)
     given = {"x": x.astype(factor.dtype), "scale": factor, "bias": None if bias is None else asarray(bias)}
-    added = float(finfo(x.dtype).eps) if epsilon is None else epsilon
+    added = float(_finfo(x.dtype).eps) if epsilon is None else epsilon
     return layer(name, who, given, axis=axis, epsilon=added).astype(x.dtype)
 
 
