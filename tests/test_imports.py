@@ -138,7 +138,7 @@ LAYERS = {
     "training/language/": ("numpy onnx", "graph/ training/formats/"),
     "training/portable/": (
         "numpy onnx",
-        "forms/ graph/ onnxruntime/ reading training/building/ training/engine/ training/engine/optimizer"
+        "contract/ forms/ graph/ onnxruntime/ reading training/building/ training/engine/ training/engine/optimizer"
         " training/formats/ writing",
     ),
     "training/tune/": (
