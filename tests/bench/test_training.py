@@ -25,6 +25,7 @@ from opgrad.training import ArtifactSet, Trainer
 
 OLD_RUNTIME = """
 import json, sys
+print("{}", flush=True)
 print(json.dumps({"loss": LOSS}), flush=True)
 print(json.dumps({"versions": {"python": "3.9"}}), flush=True)
 for line in sys.stdin:
@@ -151,6 +152,15 @@ def test_a_peer_with_another_loss_is_left_out(monkeypatch: pytest.MonkeyPatch, t
     assert "its loss is 77" in cell["notes"]["old"]
 
 
+def test_a_set_that_the_old_runtime_refuses_has_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    python = old_runtime(monkeypatch, tmp_path, 1.0)
+    (tmp_path / "script.py").write_text("import sys\nprint('{}', flush=True)\nsys.exit('AttentionTraining is unknown')")
+    cell = measure(ArtifactSet.load(EXAMPLES / "digits"), 4, 0.0, python)
+    assert "old" not in cell["times"]
+    assert "AttentionTraining is unknown" in cell["notes"]["old"]
+    assert set(step_process.start(EXAMPLES / "digits", {"x": np.zeros(2, np.float32)}, python, 1)) == {"left_out"}
+
+
 def test_a_python_without_the_old_runtime_is_named() -> None:
     data = {"x": np.zeros(2, np.float32)}
     with (
@@ -211,8 +221,19 @@ def test_options_that_do_not_go_together(words: tuple[str | Path, ...], message:
     assert message in text
 
 
-def test_an_architecture_is_measured_beside_torch() -> None:
-    pytest.importorskip("torch")
+def test_an_architecture_is_measured_beside_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The set for the old runtime has no operator that it lacks."""
+    training_models = pytest.importorskip("opgrad.bench.training_models")
+    *_, of_old = training_models.architecture("ViT", tmp_path)
+    kinds = [
+        {node.op_type for node in onnx.load(path / "training_model.onnx").graph.node}
+        for path in (of_old, tmp_path / "ViT")
+    ]
+    assert "AttentionTraining" not in kinds[0]
+    assert "AttentionTraining" in kinds[1]
+    assert len(onnx.load(of_old / "training_model.onnx").graph.output) == len(
+        onnx.load(tmp_path / "ViT" / "training_model.onnx").graph.output
+    )
     result = run(Options(training=True, models="ViT", seconds=0.0), lambda *_: None)
     (cell,) = result["training"]
     assert (cell["set"], cell["batch"]) == ("ViT", 8)

@@ -3,9 +3,10 @@
     python api_step.py API FOLDER BATCH.npz THREADS
 
 API is `onnxruntime.training.api` or `opgrad.training.api`, FOLDER an artifact set, BATCH.npz has the graph's inputs in
-their order. The first line that is printed has the loss of the batch, the second says what runs; then every line read,
-`step` or `optimizer`, is answered by one with the seconds of some calls, and `resident` by the bytes of memory that the
-process has. For onnxruntime-training nothing of opgrad is imported but the file measure.py.
+their order. The first line that is printed says that the API is there, the second has the loss of the batch, the third
+says what runs; then every line read, `step` or `optimizer`, is answered by one with the seconds of some calls, and
+`resident` by the bytes of memory that the process has. For onnxruntime-training nothing of opgrad is imported but the
+file measure.py.
 """
 
 import importlib.util
@@ -28,6 +29,7 @@ def main() -> None:
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE]  # our files are no libraries
     measure = _measure()
     api, folder = import_module(sys.argv[1]), Path(sys.argv[2])
+    _answer({"api": api.__name__})
     arrays = list(import_module("numpy").load(sys.argv[3]).values())
     step, optimizer_step = calls(api, folder, arrays, int(sys.argv[4]))
     _answer({"loss": float(step())})

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,23 @@ STARTS = 3  # processes whose median counts, but for the cold one
 TURNS = 3  # of steps before memory is looked at: what the second step needs is there then
 
 
+class Refused(RuntimeError):
+    """The API that trains cannot load the set, or not run its step: opgrad has operators that the old runtime lacks."""
+
+
 class StepProcess:
     """A process that takes its turns when told to; see `api_step`.
 
     process: newly started. messages: where it writes what goes wrong. began: when it was started.
 
     loss: of the first step. seconds: how long it took from the start to the end of the first step.
+    Raises RuntimeError without the package, and `Refused`.
     """
 
     def __init__(self, process: "subprocess.Popen[str]", messages: Path, began: float):
         self._process, self._messages = process, messages
-        self.loss = self._read()["loss"]
+        self._read()
+        self.loss = self._read(Refused)["loss"]
         self.seconds = time.perf_counter() - began
         self.versions = self._read()["versions"]
 
@@ -44,12 +50,12 @@ class StepProcess:
         self._process.stdin.flush()
         return self._read()
 
-    def _read(self) -> Any:
+    def _read(self, error: type[RuntimeError] = RuntimeError) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             last = self._messages.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
-            raise RuntimeError(f"bench: the process that trains ended: {last[0]}")
+            raise error(f"bench: the process that trains ended: {last[0]}")
         return json.loads(line)
 
 
@@ -65,7 +71,7 @@ def step_process(
     """The step of an API on a set and a batch.
 
     python: the interpreter. environment: variables beside those of this process.
-    Raises RuntimeError if it cannot be run or lacks the package.
+    Raises RuntimeError if it cannot be run or lacks the package, `Refused` for a set that it cannot train.
     """
     with tempfile.TemporaryDirectory() as scratch:
         batch, messages = Path(scratch) / "batch.npz", Path(scratch) / "messages"
@@ -102,7 +108,8 @@ def start(folder: Path, data: Mapping[str, np.ndarray], old_python: Path | None,
         except RuntimeError as error:
             return {"left_out": str(error)}
     if old_python is not None:
-        found[OLD] = _started([(old_python, OLD_API, folder, data, threads)] * STARTS)
+        with suppress(Refused):  # the table of steps says so
+            found[OLD] = _started([(old_python, OLD_API, folder, data, threads)] * STARTS)
     seconds = {name: times for name, (times, _) in found.items()}
     return {"first": seconds, "resident": {name: size for name, (_, size) in found.items() if size is not None}}
 

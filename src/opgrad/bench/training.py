@@ -18,7 +18,7 @@ from opgrad.bench.generated import TORCH, best_of_torch, disagreements, thread_c
 from opgrad.bench.measure import hot_turns, measure_each, take_turns
 from opgrad.bench.options import Options
 from opgrad.bench.run import dated, surroundings
-from opgrad.bench.step_process import OLD_API, start, step_process
+from opgrad.bench.step_process import OLD_API, Refused, start, step_process
 from opgrad.training import ArtifactSet, Checkpoint, Recipe
 from opgrad.training.data.dataset import load_named
 from opgrad.training.engine.binding import BoundGraph
@@ -122,8 +122,8 @@ def _modules(rows: int) -> Iterator[generated.Subject]:
 def _architecture(name: str, seconds: float, old_python: Path | None, fuse: bool) -> dict[str, Any]:
     """The step of an architecture, whose artifact set is made now."""
     with TemporaryDirectory() as folder:
-        artifacts, rows, batch, step = _models().architecture(name, Path(folder))
-        return measure(artifacts, rows, seconds, old_python, fuse, batch, step)
+        artifacts, rows, batch, step, with_scores = _models().architecture(name, Path(folder))
+        return measure(artifacts, rows, seconds, old_python, fuse, batch, step, with_scores)
 
 
 def _long(name: str, seconds: float) -> dict[str, Any]:
@@ -156,10 +156,12 @@ def measure(
     fuse: bool = True,
     data: Mapping[str, np.ndarray] | None = None,
     in_torch: Callable[[int], Callable[[], Any]] | None = None,
+    of_old: Path | None = None,
 ) -> dict[str, Any]:
     """One set with one batch: the times of all contestants, which take turns; or why our step cannot be made.
 
     data: the batch; None: what `batch_of` gives. in_torch: gives torch's step for so many threads; None: `chain_step`.
+    of_old: the folder of the set that the old runtime trains; None: the set's own.
     The learning rate is 0: every step computes the same, however many there are.
     """
     data = batch_of(artifacts, batch) if data is None else data
@@ -179,7 +181,11 @@ def measure(
         except NotImplementedError as error:
             notes[TORCH] = str(error)
         if old_python is not None:
-            losses[OLD], versions = _add_old(contestants, stack, old_python, artifacts, data)
+            folder = of_old or artifacts.directory
+            try:
+                losses[OLD], versions = _add_old(contestants, stack, old_python, folder, data)
+            except Refused as error:
+                notes[OLD] = str(error)
         times = best_of_torch(take_turns(contestants, seconds))
     others = disagreements(losses, losses[STEP])
     notes |= others
@@ -212,11 +218,14 @@ def _add_torch(contestants: dict[str, Turn], make: Callable[[int], Callable[[], 
 
 
 def _add_old(
-    contestants: dict[str, Turn], stack: ExitStack, python: Path, artifacts: ArtifactSet, data: Mapping[str, np.ndarray]
+    contestants: dict[str, Turn], stack: ExitStack, python: Path, folder: Path, data: Mapping[str, np.ndarray]
 ) -> tuple[float, dict[str, str]]:
-    """Add the old runtime, in a process that ends with the stack; returns its loss and its versions."""
+    """Add the old runtime, in a process that ends with the stack; returns its loss and its versions.
+
+    Raises `Refused` for a set with operators that it lacks.
+    """
     threads = opgrad.get_num_threads()
-    old = stack.enter_context(step_process(python, OLD_API, artifacts.directory, data, threads))
+    old = stack.enter_context(step_process(python, OLD_API, folder, data, threads))
     contestants |= {OLD: partial(old.turn, STEP), OLD_OPTIMIZER: partial(old.turn, OPTIMIZER)}
     return old.loss, old.versions
 

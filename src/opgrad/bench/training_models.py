@@ -5,7 +5,7 @@ What the exporter makes of them, the artifact sets that opgrad makes of the arch
 
 import io
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -204,28 +204,46 @@ PLAIN: Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
 # --- what is made of them -------------------------------------------------------------------------------------------
 
 
-def architecture(name: str, folder: Path) -> tuple[ArtifactSet, int, dict[str, np.ndarray], Callable[[int], Step]]:
+def architecture(
+    name: str, folder: Path
+) -> tuple[ArtifactSet, int, dict[str, np.ndarray], Callable[[int], Step], Path]:
     """Make one of the `MODELS` and write its artifact set, with AdamW, into a folder of that name.
 
-    Returns the set, the rows of a batch, the batch by name, and what gives torch's step with so many threads.
+    Returns the set, the rows of a batch, the batch by name, what gives torch's step with so many threads, and the
+    folder with the same set for onnxruntime-training, which has attention as products and a softmax alone.
     """
     torch.manual_seed(0)
     make, rows, draw = MODELS[name]
-    module, place = make(), folder / name
+    module, place, with_scores = make(), folder / name, folder / f"{name} with scores"
     x, labels = draw(rows)
-    place.mkdir()
     model = exported(module, x, 1e-4, training=torch.onnx.TrainingMode.TRAINING)
     trained = [each for each, _ in module.named_parameters()]
     frozen = [each.name for each in model.graph.initializer if each.name in dict(module.named_buffers())]
     kinds: dict[str, Any] = {"loss": LossType.CrossEntropyLoss, "optimizer": OptimType.AdamW}
-    made = generate_artifacts(model, trained, frozen, artifact_directory=place, batch_norm="train", **kinds)
+    # What is an output is computed as it is written: attention whose probabilities are, is not recognized.
+    probabilities = [node.output[0] for node in model.graph.node if node.op_type == "Softmax"]
+    for target, more in ((with_scores, probabilities), (place, [])):
+        target.mkdir()
+        made = generate_artifacts(
+            model, trained, frozen, artifact_directory=target, batch_norm="train", additional_output_names=more, **kinds
+        )
+    _without_outputs(with_scores / "training_model.onnx", probabilities)
     batch = dict(zip(made.inputs, (x.numpy(), labels.numpy()), strict=True))
 
     def step(threads: int) -> Step:
         module.train()
         return torch_step(module, x, labels, threads, torch.optim.AdamW(module.parameters(), lr=0.0))
 
-    return ArtifactSet.load(place), rows, batch, step
+    return ArtifactSet.load(place), rows, batch, step, with_scores
+
+
+def _without_outputs(file: Path, names: Sequence[str]) -> None:
+    """Take outputs from a model; what computes them stays."""
+    model = onnx.load(file)
+    kept = [each for each in model.graph.output if each.name not in names]
+    del model.graph.output[:]
+    model.graph.output.extend(kept)
+    onnx.save(model, file)
 
 
 def with_loss(module: nn.Module, x: Any) -> onnx.ModelProto:
