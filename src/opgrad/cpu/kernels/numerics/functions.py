@@ -6,9 +6,9 @@ two, so that nothing overflows or loses bits as a denormal on the way.
 """
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import constant, inline
+from opgrad.cpu.compiler.native import by_precision, constant, inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.numerics.elementary import LOG2_E, expm1_reduced, log, polynomials, remainder
+from opgrad.cpu.kernels.numerics.elementary import LOG2_E, ROUNDER, expm1_reduced, log, polynomials, remainder
 
 INFINITY = float("inf")
 
@@ -79,9 +79,16 @@ def exp_parts(high: Vector, low: Vector) -> tuple[Vector, Vector]:
 
 @inline
 def scaled(value: Vector, n: Vector) -> Vector:
-    """value * 2**n for n of exp_parts, twice as far as scale_by_power goes."""
-    half = v.round_even(n * 0.5)
-    return v.scale_by_power(v.scale_by_power(value, half), n - half)
+    """value * 2**n for n of exp_parts, twice as far as scale_by_power goes.
+
+    Without an instruction for it by three powers, of which none leaves the normal range.
+    """
+    if v.scales_at_once(value):
+        half = v.round_even(n * 0.5)
+        return v.scale_by_power(v.scale_by_power(value, half), n - half)
+    rounded = v.fma(n, 1.0 / 3.0, ROUNDER(n))
+    power, rest = v.power_of(rounded), v.fma(rounded - ROUNDER(n), -2.0, n)
+    return value * power * power * v.power_of(rest + ROUNDER(n))
 
 
 @inline
@@ -160,13 +167,13 @@ def softplus(s: Vector, factor: float) -> Vector:
 # --- the normal distribution ---------------------------------------------------------------------------------------
 
 # P(X < -x) = exp(-x*x/2) * h(t) / (x + K), t = (x - K) / (x + K).
-TAIL_K = 4.5
+TAIL_K = constant(1.75, 4.5)
 BELL_PEAK = 0.3989422804014326779399  # the density at 0, 1 / sqrt(2 pi)
 
 
 _TAIL_SINGLE = (
-    7.9608898735e-5, -3.60030393441e-5, -9.07017016586e-4, 1.77407557917e-3, 4.22402262744e-3, -3.38771818933e-2,
-    0.111382173873, -0.253141253319, 0.446452546747, -0.640257774906, 0.76323052876,
+    8.16660100469e-5, 4.36858928515e-4, 5.59036811554e-4, -9.24397167528e-4, -3.88453072065e-3, -3.39271721527e-3,
+    0.0106523030086, 0.0336883671861, -0.0187397659451, -0.267828547012, 0.648310828444,
 )  # fmt: skip
 _TAIL_DOUBLE = (
     4.60384629826316125097e-10, 1.57430054061818568817e-9, -1.72554796785965699556e-9, -1.34489224228772327789e-8,
@@ -178,37 +185,43 @@ _TAIL_DOUBLE = (
 )  # fmt: skip
 _tail = polynomials(_TAIL_SINGLE, _TAIL_DOUBLE)
 
-# From here on a tail times any finite number is 0, and exp(-x*x/2) in the range of exp_parts or beyond it.
-NO_TAIL = 54.0
-TAIL_ENDS = constant(18.5, 53.0)  # from here on x times the tail is 0
+NO_TAIL = 54.0  # from here on the approximation by tanh has none: its argument is beyond the range of exp_parts
+# From here on exp(-x*x/2) is taken for 0: below, n reaches -127, or -1023, whose power has the bits of 0.
+BELL_ENDS = constant(18.76, 53.25)
 
 
 @inline
-def tail_ratio(x: Vector) -> Vector:
-    """The normal distribution's tail P(X > x) divided by exp(-x*x/2), for x from 0 on."""
-    d = x + TAIL_K
-    near = d - TAIL_K
-    ratio = _tail((d - 2.0 * TAIL_K) / d) / d
-    # That is the ratio r at d - K; its derivative x*r - density(0) makes good what the sum d has rounded off.
+def _tail_ratio_single(x: Vector) -> Vector:
+    inverse = 1.0 / (x + TAIL_K(x))
+    return _tail((x - TAIL_K(x)) * inverse) * inverse
+
+
+@inline
+def _tail_ratio_double(x: Vector) -> Vector:
+    k = TAIL_K(x)
+    d = x + k
+    near = d - k
+    ratio = _tail((d - 2.0 * k) / d) / d
+    # That is the ratio r at d - K; its derivative x*r - density(0) makes good what the sum d has rounded off, which a
+    # large K lets count. In single precision a small K takes as many coefficients.
     return v.fma(v.fma(near, ratio, -BELL_PEAK), x - near, ratio)
 
 
-@inline
-def times_tail(x: Vector) -> Vector:
-    """x * P(X > x) for x from 0 to TAIL_ENDS."""
-    high, low = square(x)
-    high = high * -0.5
-    n = v.round_even(high * LOG2_E)
-    p = expm1_reduced(v.fma(low, v.like(x, -0.5), remainder(high, n)))
-    ratio = x * tail_ratio(x)
-    return v.scale_by_power(v.fma(ratio, p, ratio), n)
+# The normal distribution's tail P(X > x) divided by exp(-x*x/2), for x from 0 on.
+tail_ratio = by_precision(_tail_ratio_single, _tail_ratio_double)
 
 
 @inline
 def bell_times(value: Vector, x: Vector) -> Vector:
-    """value * exp(-x*x/2)."""
+    """value * exp(-x*x/2) for x from 0 to BELL_ENDS: by the square of exp(-x*x/4) = (1 + p) * 2**n, whose power is no
+    denormal.
+    """
     high, low = square(x)
-    return exp_times(value, high * -0.5, low * -0.5)
+    rounded = v.fma(high, -0.25 * LOG2_E, ROUNDER(x))
+    power = v.power_of(rounded)
+    p = expm1_reduced(v.fma(low, -0.25, remainder(high * -0.25, rounded - ROUNDER(x))))
+    half = value * power
+    return v.fma(half, v.fma(p, p, p + p), half) * power
 
 
 # --- the argument of gelu's approximation: 2 * sqrt(2/pi) * (s + 0.044715 s**3) ------------------------------------
