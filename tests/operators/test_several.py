@@ -121,3 +121,20 @@ def test_a_split_that_does_not_fit_the_node():
         run(one_node("SplitTraining", inputs, [("piece", "float32")]), {"x": x, "split": split})
     with pytest.raises(Exception, match="expected sizes of at least 0 that add up to 3"):
         run(one_node("SplitTraining", inputs, [("a", "float32"), ("b", "float32")]), {"x": x, "split": split + 1})
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, np.bool_])
+def test_long_rows_are_copied_past_the_cache_bit_by_bit(monkeypatch, dtype):
+    """Rows that start anywhere, signalling NaN among them; rows of no whole words are copied as any other."""
+    monkeypatch.setattr("opgrad.cpu.programs.partition.streams", lambda size: True)
+    size, split = np.dtype(dtype).itemsize, (601, 1200, 0, 3)
+    memory = np.random.default_rng(0).integers(0, 2 if dtype == np.bool_ else 256, 5 * 1804 * size + size, np.uint8)
+    if dtype == np.float32:
+        memory[: 400 * size] = np.tile(np.array([1, 0, 0xA0, 0x7F], np.uint8), 400)
+    x = memory[size:].view(dtype).reshape(5, 1804)
+    pieces = opgrad.split_training(x, split, axis=1)
+    expected = np.split(x, np.cumsum(split)[:-1], axis=1)
+    assert [each.tobytes() for each in pieces] == [each.tobytes() for each in expected]
+    out = np.empty_like(memory)[size:].view(dtype).reshape(5, 1804), np.empty(4, np.int64)
+    joined, _ = opgrad.concat_training(pieces, axis=1, out=out)
+    assert joined.tobytes() == x.tobytes()

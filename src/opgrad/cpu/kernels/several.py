@@ -8,7 +8,7 @@ from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.fold import CHUNK, folded
-from opgrad.cpu.kernels.loops.map import write_times
+from opgrad.cpu.kernels.loops.map import write_same, write_times
 
 COPY_BYTES: Final = 1 << 16  # bytes that are copied in one go
 INFINITY: Final = float("inf")
@@ -23,12 +23,16 @@ class ByteRows(NamedTuple):
 
 
 @kernel
-def copy_rows(units: Units, blocks, size, x: ByteRows, y: ByteRows):
-    """Copy rows of `size` bytes; a unit is a block of one row."""
+def copy_rows(units: Units, blocks, size, x: ByteRows, y: ByteRows, stream):
+    """Copy rows of `size` bytes; a unit is a block of one row. stream: past the cache, as words of four bytes."""
     for unit in units:
         row, begin = unit // blocks, unit % blocks * COPY_BYTES
-        source = v.address_of(x.data) + x.offset + row * x.step + begin
-        copy_bytes(v.address_of(y.data) + y.offset + row * y.step + begin, source, min(COPY_BYTES, size - begin))
+        source, target = v.at_byte(x.data, x.offset + row * x.step), v.at_byte(y.data, y.offset + row * y.step)
+        if stream:
+            write_same(target, begin // 4, min(begin + COPY_BYTES, size) // 4, 1, (source,), ())
+        else:
+            count = min(COPY_BYTES, size - begin)
+            copy_bytes(v.address_of(target) + begin, v.address_of(source) + begin, count)
 
 
 @kernel

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any
+from typing import Any, Final
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.compiler.native import Kernel
 from opgrad.cpu.kernels import several as kernels
 from opgrad.cpu.kernels.loops.elements import BLOCK
@@ -14,15 +14,20 @@ from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.program import Program
 
+# Bytes of rows that are written past the cache: the incomplete lines at both ends of a shorter one would cost more than
+# reading what is overwritten.
+SHORTEST_PAST: Final = 512
+
 
 def _copy(steps: ProgramSteps, rows: int, size: int, x: ByteRows, y: ByteRows) -> None:
-    """Add the step that copies so many rows of so many bytes."""
+    """Add the step that copies so many rows of so many bytes, past the cache where they are long enough."""
     blocks, unit_bytes = partition.count(size, kernels.COPY_BYTES), 2 * min(size, kernels.COPY_BYTES)
-    steps.add(kernels.copy_rows, rows * blocks, unit_bytes, blocks=blocks, size=size, x=x, y=y)
+    past = size >= SHORTEST_PAST and size % 4 == 0 and partition.streams(steps.problem.bytes)
+    steps.add(kernels.copy_rows, rows * blocks, unit_bytes, blocks=blocks, size=size, x=x, y=y, stream=past)
 
 
 def _byte_rows(problem: Problem, name: str, offset: int, step: int) -> ByteRows:
-    operand: Any = problem[name]
+    operand: Any = Operand(problem[name].number, "float32")
     return ByteRows(operand, offset, step)
 
 
