@@ -22,23 +22,33 @@ from opgrad.cpu.kernels.sort import counting_sort
 from opgrad.cpu.kernels.strided import both_offsets
 
 
+@inline
+def first_outside(begin: int, end: int, named: int, sizes: int, indices, outside: int) -> int:
+    """The first of these indices that is none of its axis, if `outside` is negative; else -1."""
+    if outside < 0:
+        for i in range(begin, end):
+            size, index = load_word(sizes, i % named), v.load_one(indices, i)
+            if index < -size or index >= size:
+                return i
+    return -1
+
+
 @kernel
 def number_tuples(tuples: Units, part: Part, per_batch, named, sizes, indices: Pointer, numbers, found):
     """numbers[j] = the number of the slice that tuple j names; found[part] = the first wrong index, or -1."""
-    wrong, batch, left = -1, tuples.start // per_batch, per_batch - tuples.start % per_batch
+    outside, batch, left = 0, tuples.start // per_batch, per_batch - tuples.start % per_batch
     for j in tuples:
         number = batch
         for k in range(named):
             size, index = load_word(sizes, k), v.load_one(indices, j * named + k)
-            place = index + size if index < 0 else index
-            if (place < 0 or place >= size) and wrong < 0:
-                wrong = j * named + k
+            place = index + (size & index >> 63)  # all bits of a negative index, shifted that far, are 1
+            outside |= place | (size - 1 - place)  # negative if one of them is
             number = number * size + place
         store_word(numbers, j, number)
         left -= 1
         if not left:  # counting on: a division for each took a third of the time
             batch, left = batch + 1, per_batch
-    store_word(found, part, wrong)
+    store_word(found, part, first_outside(tuples.start * named, tuples.stop * named, named, sizes, indices, outside))
 
 
 # --- elements along an axis -----------------------------------------------------------------------------------------
