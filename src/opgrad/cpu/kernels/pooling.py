@@ -101,16 +101,10 @@ def sum_some_windows(line, row, sums, from_k: int, to_k: int) -> None:
     """line[i] = the sum of `sums` over the windows along the axis in which i is one of elements from_k to to_k - 1."""
     write_zeros(line, 0, row.size, 0)
     for k in range(from_k, to_k):
-        offset, stride = k * row.dilation - row.begin, row.stride
-        low = max(0, -(offset // stride))
-        high = min(row.count, (row.size - 1 - offset) // stride + 1)
-        if stride == 1:
-            if low < high:
-                add_times(line + (low + offset), sums + low, high - low, 1.0)
-        else:
-            for o in range(low, high):
-                i = o * stride + offset
-                v.store_one(line, i, v.load_one(line, i) + v.load_one(sums, o))
+        offset = k * row.dilation - row.begin
+        low, high = max(0, -offset), min(row.count, row.size - offset)
+        if low < high:
+            add_times(line + (low + offset), sums + low, high - low, 1.0)
 
 
 @inline
@@ -123,7 +117,7 @@ def sum_windows(line, row, sums, chunk) -> None:
 
 
 class RowWindows(NamedTuple):
-    """Windows along a row: elements, windows, their kernel, stride and dilation, and the padding before the first.
+    """Windows along a row, side by side: elements, windows, their kernel and dilation, the padding before the first.
 
     shares: the address of 1 / elements of each window. same: whether these are all equal.
     """
@@ -131,7 +125,6 @@ class RowWindows(NamedTuple):
     size: int
     count: int
     kernel: int
-    stride: int
     dilation: int
     begin: int
     shares: int

@@ -23,8 +23,11 @@ class RowPieces(NamedTuple):
 
 
 @inline
-def combine_rows(dx, pitch: int, rows: int, sums, length: int, row) -> None:
-    """dx[r, i] = the weighted sum of the elements of sums[r] that are the sources of i, for up to four rows r."""
+def combine_rows(lines, rows: int, sums, length: int, row) -> None:
+    """lines[r, i] = the weighted sum of the elements of sums[r] that are the sources of i, for up to four rows r.
+
+    Lines behind the last row get what it gets.
+    """
     s, t, u = sums + min(1, rows - 1) * length, sums + min(2, rows - 1) * length, sums + (rows - 1) * length
     zero, at = v.number(sums, 0.0), load_word(row.starts, 0)
     for i in range(row.size):
@@ -41,21 +44,21 @@ def combine_rows(dx, pitch: int, rows: int, sums, length: int, row) -> None:
                 h += v.load_one(u, o) * weight
                 at += 1
             a, b, c, d = a + e, b + f, c + g, d + h
-        v.store_one(dx, i, a)
-        if rows > 1:
-            v.store_one(dx, pitch + i, b)
-        if rows > 2:
-            v.store_one(dx, 2 * pitch + i, c)
-        if rows > 3:
-            v.store_one(dx, 3 * pitch + i, d)
+        v.store_one(lines, i, a)
+        v.store_one(lines, row.size + i, b)
+        v.store_one(lines, 2 * row.size + i, c)
+        v.store_one(lines, 3 * row.size + i, d)
 
 
 @kernel
 def gather_rows(
     units: Units, depth: Along, height: Along, width: Along, row: RowPieces, dy: Pointer, dx: Pointer,
-    sums: Private, chunk: Private,
+    sums: Private, chunk: Private, lines: Private,
 ):  # fmt: skip
-    """A unit is up to four rows of dx that follow each other in a plane, or a piece of them."""
+    """A unit is up to four rows of dx that follow each other in a plane, or a piece of them.
+
+    Rows whose elements are combined stand in `lines` first, as vectors convert them faster than single numbers.
+    """
     groups = (height.size + ROWS - 1) // ROWS
     for unit in units:
         begin = unit % row.pieces * row.piece
@@ -70,4 +73,5 @@ def gather_rows(
             if row.same:
                 write_same(out + r * width.size, 0, n, 0, (line,), ())
         if not row.same:
-            combine_rows(out, width.size, rows, sums, row.piece, width)
+            combine_rows(lines, rows, sums, row.piece, width)
+            write_same(out, 0, rows * width.size, 0, (lines,), ())

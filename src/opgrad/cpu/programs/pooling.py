@@ -15,7 +15,7 @@ from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.gather import check
 from opgrad.cpu.programs.program import Program, Tables
-from opgrad.cpu.programs.resize import along
+from opgrad.cpu.programs.resize import add_rows, along
 
 ONE_WINDOW: Final = Axis(1, 1, 1)
 
@@ -68,17 +68,23 @@ def _new_rows(axis: Axis) -> Array:
 
 
 def average_pool_grad(problem: Problem) -> Program:
+    """Windows side by side along a row are added as vectors; of others, a table names those of each element."""
     shape = problem.attributes["shape"]
     if not math.prod(shape):
         return Program(())
     along, padding = average_pool_axes(problem.attributes), problem.attributes["count_include_pad"]
     deep, high, wide = (ONE_WINDOW,) * (MOST_AXES - len(along)) + along
-    steps, shares, longest = ProgramSteps(problem), _shares(wide, padding), max(wide.count, wide.size)
+    steps = ProgramSteps(problem)
+    depth, height = (_along(each, padding, steps.tables) for each in (deep, high))
+    if wide.stride > 1 and wide.count > 1:
+        axes = depth, height, _along(wide, padding, steps.tables)
+        add_rows(steps, math.prod(shape[:2]), axes, False, problem["dy"], problem["dx"])
+        return steps.program()
+    shares, longest = _shares(wide, padding), max(wide.count, wide.size)
     memory = {name: steps.workspace.private(longest) for name in ("sums", "line", "chunk")}
     same, add_table = bool((shares == shares[:1]).all()), steps.tables.add
-    row = wide.size, wide.count, wide.kernel, wide.stride, wide.dilation, wide.begin
+    row = wide.size, wide.count, wide.kernel, wide.dilation, wide.begin
     width = kernels.RowWindows(*row, add_table(shares, "float64"), same)
-    depth, height = (_along(each, padding, steps.tables) for each in (deep, high))
     new_rows = add_table(_new_rows(high))
     steps.add(
         kernels.share_out, math.prod(shape[:-1]), depth=depth, height=height, width=width, new_rows=new_rows, **memory

@@ -62,7 +62,7 @@ def _slots(rank: int, axes: Sequence[int]) -> int:
 
 def _add_pass(steps: ProgramSteps, sizes: Sequence[int], resized: Mapping[int, Resized], dy: Any, dx: Any) -> None:
     """Add the step from an array of these sizes to one where some axes have those of x."""
-    first, tables, private = min(resized, default=0), steps.tables, steps.workspace.private
+    first, tables = min(resized, default=0), steps.tables
     slots, planes = _slots_of(sizes, first, resized, tables), math.prod(sizes[:first])
     row = _stays(math.prod(sizes[max(resized, default=-1) + 1 :]), tables) if len(sizes) - 1 not in resized else None
     width, same = (row, True) if row else (slots.pop(), False)
@@ -70,12 +70,19 @@ def _add_pass(steps: ProgramSteps, sizes: Sequence[int], resized: Mapping[int, R
         together = math.gcd(planes, ROWS)  # rows of several planes read a table together
         slots, planes = [_stays(together, tables)], planes // together
     depth, height = [*(_stays(1, tables) for _ in range(AXES - 1 - len(slots))), *slots]
+    add_rows(steps, planes, (depth, height, width), same, dy, dx)
+
+
+def add_rows(steps: ProgramSteps, planes: int, axes: tuple[Along, Along, Along], same: bool, dy: Any, dx: Any) -> None:
+    """Add the step that sums the elements of planes along these axes. same: whether the last of them stays as it is."""
+    (depth, height, width), private = axes, steps.workspace.private
     piece = min(PIECE, width.count) if same else width.count
     pieces = -(-width.count // piece)
     units = planes * depth.size * -(-height.size // ROWS) * pieces
     elements = planes * (depth.count * height.count * width.count + depth.size * height.size * width.size)
     arguments = {"depth": depth, "height": height, "width": width, "row": RowPieces(same, pieces, piece)}
     arguments |= {"dy": dy, "dx": dx, "sums": private(ROWS * piece), "chunk": private(piece)}
+    arguments["lines"] = private(ROWS * (1 if same else width.size))
     steps.add(gather_rows, units, elements * steps.item / units, **arguments)
 
 

@@ -7,7 +7,7 @@ from opgrad.cpu.compiler.memory import load_f64, load_word
 from opgrad.cpu.compiler.native import inline
 from opgrad.cpu.kernels.loops.fill import write_zeros
 from opgrad.cpu.kernels.loops.fold import CHUNK
-from opgrad.cpu.kernels.loops.map import mapped
+from opgrad.cpu.kernels.loops.map import mapped, write_times
 
 
 class Along(NamedTuple):
@@ -40,14 +40,20 @@ def add_rows(sums, x, plane: int, d: int, h: int, depth, height, row: int, begin
     result share. row: how many elements a row of x has. factor: a factor of all weights. chunk: memory for n elements,
     in which CHUNK rows are summed before they are added to `sums`.
     """
-    end_h = load_word(height.starts, h + 1)
-    write_zeros(sums, 0, n, 0)
+    begun, end_h = 0, load_word(height.starts, h + 1)
     for a in range(load_word(depth.starts, d), load_word(depth.starts, d + 1)):
         outer = plane * depth.count + load_word(depth.sources, a)
         for b in range(load_word(height.starts, h), end_h, CHUNK):
-            write_zeros(chunk, 0, n, 0)
+            target = chunk if begun else sums
             for c in range(b, min(b + CHUNK, end_h)):
-                weight = load_f64(depth.weights, a) * load_f64(height.weights, c) * factor
+                weight = v.number(sums, load_f64(depth.weights, a) * load_f64(height.weights, c) * factor)
                 source = x + ((outer * height.count + load_word(height.sources, c)) * row + begin)
-                add_times(chunk, source, n, v.number(sums, weight))
-            add_times(sums, chunk, n, 1.0)
+                if c == b:
+                    write_times(target, 0, n, 0, (source,), (weight,))
+                else:
+                    add_times(target, source, n, weight)
+            if begun:
+                add_times(sums, chunk, n, 1.0)
+            begun = 1
+    if not begun:
+        write_zeros(sums, 0, n, 0)
