@@ -16,7 +16,9 @@ MISH_IS_LINEAR = 20.0  # from here on mish(s) is s
 def gelu_erf(s: Vector, alpha: float, beta: float) -> Vector:
     """s * P(X < s) = max(s, 0) - x * P(X > x) with x = |s|; NaN for minus infinity, -0 for -0."""
     x = f.minimum(v.absolute(s), f.BELL_ENDS(s))
-    return v.select(s >= 0.0, s, s * 0.0) - f.bell_times(x * f.tail_ratio(x), x)
+    power, q = f.bell_parts(x)
+    tail = x * f.tail_ratio(x) * power
+    return v.select(s >= 0.0, s, s * 0.0) - v.fma(tail, q, tail) * power
 
 
 @inline

@@ -212,16 +212,15 @@ tail_ratio = by_precision(_tail_ratio_single, _tail_ratio_double)
 
 
 @inline
-def bell_times(value: Vector, x: Vector) -> Vector:
-    """value * exp(-x*x/2) for x from 0 to BELL_ENDS: by the square of exp(-x*x/4) = (1 + p) * 2**n, whose power is no
-    denormal.
+def bell_parts(x: Vector) -> tuple[Vector, Vector]:
+    """power and q of exp(-x*x/2) = power**2 * (1 + q) for x from 0 to BELL_ENDS: the square of exp(-x*x/4).
+
+    The power is no denormal, so that of a product with a large number no bit is lost on the way.
     """
     high, low = square(x)
     rounded = v.fma(high, -0.25 * LOG2_E, ROUNDER(x))
-    power = v.power_of(rounded)
     p = expm1_reduced(v.fma(low, -0.25, remainder(high * -0.25, rounded - ROUNDER(x))))
-    half = value * power
-    return v.fma(half, v.fma(p, p, p + p), half) * power
+    return v.power_of(rounded), v.fma(p, p, p + p)
 
 
 # --- the argument of gelu's approximation: 2 * sqrt(2/pi) * (s + 0.044715 s**3) ------------------------------------
