@@ -116,6 +116,12 @@ def test_results_written_past_the_cache(rng, monkeypatch):
     check_close(call(op, arguments), reference(op, arguments), 1)
 
 
+def test_the_largest_gradients_do_not_overflow_on_the_way():
+    most = np.finfo(np.float32).max
+    dx = opgrad.gelu_grad(np.full(4, most), np.array([40, -40, -18.7, -3], np.float32))
+    np.testing.assert_allclose(dx, [most, 0, -2.945e-37, -4.065e36], rtol=1e-3)
+
+
 @pytest.mark.parametrize("name", ["gelu", "fast_gelu"])
 def test_in_place(name, rng):
     x = rng.normal(size=300)

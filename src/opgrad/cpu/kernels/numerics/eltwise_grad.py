@@ -21,8 +21,8 @@ def gelu_erf(g: Vector, s: Vector, alpha: float, beta: float) -> Vector:
     """P(X < s) + s * density(s), of which exp(-s*s/2) is a common factor."""
     x = f.minimum(v.absolute(s), f.BELL_ENDS(s))
     power, q = f.bell_parts(x)
-    # An infinite g meets factors that are not negative, and not a sum of two products with it.
-    tail = g * v.fma(x, v.like(x, -f.BELL_PEAK), f.tail_ratio(x)) * v.fma(power, q, power) * power
+    # The power comes first, so that no large g overflows on the way; g is in no sum, as it may be infinite.
+    tail = g * power * v.fma(x, v.like(x, -f.BELL_PEAK), f.tail_ratio(x)) * v.fma(power, q, power)
     return f.unless_infinite(v.select(s > 0.0, g - tail, tail), s)
 
 
