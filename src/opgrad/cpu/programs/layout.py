@@ -11,7 +11,7 @@ width alone, so that results depend neither on the number of threads nor on the 
 only decides what is written past it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -132,22 +132,27 @@ def in_place_limits(width: int) -> Limits:
     return Limits(3 * width // 4, 2 * width)
 
 
+def layout_in_buffers(problem: Problem, kernels: Collection[str], width: int) -> str:
+    """The layout of a softmax with attributes. kernels: the layouts that there are. width: the lanes of a vector."""
+    return layout_of(problem, kernels, in_place_limits(width), fewest=0)
+
+
 def precision(problem: Any) -> str:
     """The dtype in which the problem is computed."""
     dtypes = {operand.dtype for operand in problem.operands.values() if operand is not None}
     return "float64" if "float64" in dtypes else "float32"
 
 
-def layout_of(problem: Problem, kernels: Mapping[str, Any], limits: Limits = Limits()) -> str:
-    """The layout for the shape, among those that `kernels` has."""
+def layout_of(problem: Problem, kernels: Collection[str], limits: Limits = Limits(), fewest: int = FEWEST_ROWS) -> str:
+    """The layout for the shape, among those that `kernels` names; fewest: rows that are worth transposing."""
     if problem.inner > 1:
         return "columns"
     if "split" in kernels and few(problem.outer, problem.n):
         return "split"
-    many = problem.outer >= FEWEST_ROWS
+    many = problem.outer >= fewest
     if many and problem.n <= limits.transposed:
         return "transposed"
-    return "groups" if many and problem.n <= limits.grouped else "rows"
+    return "groups" if many and "groups" in kernels and problem.n <= limits.grouped else "rows"
 
 
 def few(rows: int, n: int) -> bool:
@@ -181,7 +186,7 @@ def loops_of(problem: Problem, layout: str, result: str = "", stream: bool | Non
     """
     stream = partition.streams(problem.bytes) if stream is None else stream
     lanes = column_lanes(problem, result) if layout == "columns" and result else vector_lanes(precision(problem))
-    units, sizes = _units(problem, layout, lanes, spare_columns(problem, result, stream) if result else 0)
+    units, sizes = units_of(problem, layout, lanes, spare_columns(problem, result, stream) if result else 0)
     if layout == "columns":
         strided: Any = {name: Columns(each, each.outer, each.n) for name, each in operands.items()}
     else:
@@ -190,7 +195,7 @@ def loops_of(problem: Problem, layout: str, result: str = "", stream: bool | Non
     return Loops(units, problem.bytes / max(units, 1), arguments, lanes, interface_of(lanes, precision(problem)))
 
 
-def _units(problem: Problem, layout: str, width: int, spare: int) -> tuple[int, dict[str, Any]]:
+def units_of(problem: Problem, layout: str, width: int, spare: int) -> tuple[int, dict[str, Any]]:
     """How many units there are, and the sizes that kernels need besides n. width: the lanes of a vector."""
     if layout == "columns":
         strips = partition.count(problem.inner + spare, width)

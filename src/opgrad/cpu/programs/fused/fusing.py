@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from opgrad.contract import layout
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
-from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
+from opgrad.cpu.compiler.parameters import Columns, Rows
 from opgrad.cpu.kernels.fused.chain import Formula
 from opgrad.cpu.kernels.fused.form import Form, GradientForm
 from opgrad.cpu.kernels.fused.operands import (
@@ -29,7 +29,7 @@ from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.softmax.split import STATS
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.fused import formulas
-from opgrad.cpu.programs.layout import few, in_place_limits, keeps_column, spare_columns
+from opgrad.cpu.programs.layout import keeps_column, layout_in_buffers, spare_columns, units_of
 from opgrad.cpu.programs.program import Program, Step, shared_out
 from opgrad.cpu.programs.workspace import Workspace
 from opgrad.fused.primitive import STATE, Applied, gradient_name
@@ -105,12 +105,9 @@ def _program(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program:
     arguments["numbers"] = formulas.numbers(each for group in groups for each in group) or 0
     arguments |= {"stream": stream, "switches": Switches(problem.attributes.get("inf_as_zero", 0), stream)}
     arguments |= {"results": _results(problem, layout), result: result_of(problem, result, layout)}
-    units = problem.outer
-    if layout == "columns":
-        strips = partition.count(problem.inner + spare_columns(problem, result, stream), vector_lanes(precision))
-        units, arguments["strips"] = problem.outer * strips, Strips(strips, problem.inner)
+    units, sizes = units_of(problem, layout, vector_lanes(precision), spare_columns(problem, result, stream))
+    arguments |= sizes
     if layout == "split":
-        units = problem.outer * partition.count(problem.n, BLOCK)
         steps = split_steps(problem, kernels, workspace, units, arguments)
     else:
         steps = [shared_out(kernels[0], units, problem.bytes / units, arguments)]
@@ -169,16 +166,11 @@ def _places(
 
 def layout_of(problem: Problem, precision: str) -> str:
     """The layout of a fused kernel. Raises Rare for rows that stages transpose or group, and for long columns."""
-    if problem.inner > 1:
-        if not keeps_column(problem.n, vector_lanes(precision)):
-            raise Rare
-        return "columns"
-    if few(problem.outer, problem.n):
-        return "split"
-    limits = in_place_limits(vector_lanes(precision))
-    if problem.n <= (limits.transposed if "dy" in problem.specs else limits.grouped):
+    width, layouts = vector_lanes(precision), ("split",) if "dy" in problem.specs else ("split", "groups")
+    found = layout_in_buffers(problem, layouts, width)
+    if found in ("transposed", "groups") or (found == "columns" and not keeps_column(problem.n, width)):
         raise Rare
-    return "rows"
+    return found
 
 
 def _arguments(problem: Problem, form: Any, precision: str) -> tuple[Workspace, dict[str, Any]]:

@@ -17,7 +17,7 @@ from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.kernels.softmax.split import STATS
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.fused import formulas
-from opgrad.cpu.programs.layout import few, in_place_limits
+from opgrad.cpu.programs.layout import in_place_limits, layout_in_buffers
 from opgrad.cpu.programs.program import Operands, Program, Tables, shared_out
 from opgrad.cpu.programs.workspace import Scratch, Workspace
 from opgrad.fused.primitive import STATE, Applied, gradient_name
@@ -116,7 +116,8 @@ class StageProgram:
 
     def program(self, in_place: InPlace, *several: Sequence[list[int]], inf_as_zero: bool = False) -> Program:
         """The program's only step. several: the stages before softmax, those of its rows, and those behind it."""
-        problem, cut, layout = self.problem, self.cut, self._layout(in_place)
+        problem, cut = self.problem, self.cut
+        layout = layout_in_buffers(problem, in_place, vector_lanes(self.precision))
         task = in_place[layout].task((self.precision,) * 4, "stage")
         tile, (_, other, stats, *_) = self.workspace.private(self._tiles(layout)).offset, self.offsets
         addresses = self.workspace.private(self.count + len(self.offsets), "int64")
@@ -133,16 +134,6 @@ class StageProgram:
         units = problem.outer * cut.strips or partition.count(problem.outer, cut.per_block)
         step = shared_out(stages.blocks, units, problem.bytes / units, arguments)
         return Program((step,), self.workspace, name=f"stages, {layout}, {self.precision}", tables=self.tables)
-
-    def _layout(self, in_place: InPlace) -> str:
-        limits = in_place_limits(vector_lanes(self.precision))
-        if self.cut.strips:
-            return "columns"
-        if self.problem.n <= limits.transposed:
-            return "transposed"
-        if "split" in in_place and few(self.problem.outer, self.problem.n):
-            return "split"
-        return "groups" if "groups" in in_place and self.problem.n <= limits.grouped else "rows"
 
     def _tiles(self, layout: str) -> int:
         """Numbers that a kernel in place needs besides the block."""
