@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Final
 
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.native import Kernel, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.elements import elementwise
-from opgrad.cpu.kernels.loops.fold import fold
-from opgrad.cpu.kernels.loops.map import get, put
+from opgrad.cpu.kernels.loops.map import mapped_to_each
 from opgrad.cpu.kernels.numerics import elementary, eltwise, eltwise_grad
 
 BLOCK: Final = 1 << 14  # elements of a unit
@@ -29,19 +28,16 @@ def gelu_tanh(gate: Vector, up: Vector, alpha: float) -> Vector:
     return eltwise.gelu_tanh(gate, alpha, 0.0) * up
 
 
-@inline
 def _silu_slopes(dy: Vector, gate: Vector, up: Vector):
     s = elementary.sigmoid(gate)
     value = gate * s
     return dy * up * (s + value * (1.0 - s)), dy * value
 
 
-@inline
 def _gelu_slopes(dy: Vector, gate: Vector, up: Vector):
     return eltwise_grad.gelu_erf(dy * up, gate, 0.0, 0.0), dy * eltwise.gelu_erf(gate, 0.0, 0.0)
 
 
-@inline
 def _gelu_tanh_slopes(dy: Vector, gate: Vector, up: Vector):
     return eltwise_grad.gelu_tanh(dy * up, gate, 0.0, 0.0), dy * eltwise.gelu_tanh(gate, 0.0, 0.0)
 
@@ -49,20 +45,12 @@ def _gelu_tanh_slopes(dy: Vector, gate: Vector, up: Vector):
 def _gradient(slopes: Callable[..., tuple[Vector, Vector]]) -> Kernel:
     """The kernel of both gradients; a unit is a block of elements."""
 
-    @inline
-    def visit(total, arrays, i: int, whole: bool, mask, numbers):
-        dy, gate, up, dgate, dup = arrays
-        by_gate, by_up = slopes(get(dy, i, whole, mask), get(gate, i, whole, mask), get(up, i, whole, mask))
-        put(dgate, i, by_gate, whole, mask, 0)
-        put(dup, i, by_up, whole, mask, 0)
-        return total
-
-    along = fold(visit)
+    write = mapped_to_each(slopes)
 
     @kernel
     def gated_gradient(units: Units, n, dy: Pointer, gate: Pointer, up: Pointer, dgate: Pointer, dup: Pointer):
         for unit in units:
-            along((), unit * BLOCK, min((unit + 1) * BLOCK, n), (dy, gate, up, dgate, dup), ())
+            write((dgate, dup), unit * BLOCK, min((unit + 1) * BLOCK, n), (dy, gate, up), ())
 
     return gated_gradient
 

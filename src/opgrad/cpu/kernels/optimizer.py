@@ -5,14 +5,14 @@ reached 64 % of the speed of a copy; without, it reached 116 %. The operators on
 other arrays; opgrad.training runs the same kernels in place, over all parameters at once.
 """
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.memory import load_f64, store_word
 from opgrad.cpu.compiler.native import inline, kernel
-from opgrad.cpu.compiler.parameters import Float, Part, Pointer, Units
-from opgrad.cpu.kernels.loops.fold import fold
-from opgrad.cpu.kernels.loops.map import get, put, write_times
+from opgrad.cpu.compiler.parameters import Float, Pointer, Units
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.kernels.loops.map import mapped, mapped_to_each, write_times
 from opgrad.cpu.kernels.numerics.elementary import exp
 
 # The float64 numbers in memory that a step reads: the learning rate, which includes AdamW's bias correction; epsilon;
@@ -43,74 +43,59 @@ def _factor(p, factors: int, which: int):
     return v.number(p, load_f64(factors, which))
 
 
-@inline
-def _sgd(total, arrays, i: int, whole: bool, mask, numbers):
-    (p, g, new_p, new_g), (rate, clip, clips) = arrays, numbers
-    gradient = get(g, i, whole, mask) * clip
-    put(new_p, i, get(p, i, whole, mask) - gradient * rate, whole, mask, 0)
-    if clips:
-        put(new_g, i, gradient, whole, mask, 0)
-    return total
+def _sgd(p: Vector, g: Vector, rate, clip) -> tuple[Vector, Vector]:
+    """The new parameters, and the clipped gradients."""
+    g = g * clip
+    return p - g * rate, g
 
 
 @inline
-def _adamw(total, arrays, i: int, whole: bool, mask, numbers):
-    p, g, m, s, new_p, new_g, new_m, new_s = arrays
-    rates, rate, epsilon, before, after, clip, clips = numbers
-    gradient = get(g, i, whole, mask) * clip
-    value, moment, square = get(p, i, whole, mask), get(m, i, whole, mask), get(s, i, whole, mask)
-    moment = moment * rates.alpha + gradient * (1.0 - rates.alpha)
-    square = square * rates.beta + gradient * gradient * (1.0 - rates.beta)
-    value = (value * before - moment * rate / (v.sqrt(square) + epsilon)) * after
-    put(new_m, i, moment, whole, mask, 0)
-    put(new_s, i, square, whole, mask, 0)
-    put(new_p, i, value, whole, mask, 0)
-    if clips:
-        put(new_g, i, gradient, whole, mask, 0)
-    return total
+def _adamw(
+    p: Vector, g: Vector, m: Vector, s: Vector, alpha: float, beta: float, rate, epsilon, before, after, clip
+) -> tuple[Vector, ...]:
+    """The new parameters and moments."""
+    g = g * clip
+    m, s = m * alpha + g * (1.0 - alpha), s * beta + g * g * (1.0 - beta)
+    return (p * before - m * rate / (v.sqrt(s) + epsilon)) * after, m, s
 
 
-@inline
-def _add_square(total, arrays, i: int, whole: bool, mask, numbers):
-    gradient = get(arrays[0], i, whole, mask)
-    return (v.fma(gradient, gradient, total[0]),)
+def _clipping_adamw(p: Vector, g: Vector, m: Vector, s: Vector, *numbers: Any) -> tuple[Vector, ...]:
+    """The new parameters and moments, and the clipped gradients; the last number is the factor of these."""
+    return (*_adamw(p, g, m, s, *numbers), g * numbers[-1])
 
 
-@inline
-def _adagrad(total, arrays, i: int, whole: bool, mask, numbers):
-    (p, g, s), (rate, epsilon) = arrays, numbers
-    gradient = get(g, i, whole, mask)
-    square = v.fma(gradient, gradient, get(s, i, whole, mask))
-    put(s, i, square, whole, mask, 0)
-    put(p, i, get(p, i, whole, mask) - gradient * rate / (v.sqrt(square) + epsilon), whole, mask, 0)
-    return total
+def _adagrad(p: Vector, g: Vector, s: Vector, rate, epsilon) -> tuple[Vector, Vector]:
+    s = v.fma(g, g, s)
+    return p - g * rate / (v.sqrt(s) + epsilon), s
 
 
-_sgd_range, _adamw_range, _squares_of_range = fold(_sgd), fold(_adamw), fold(_add_square)
-_adagrad_range = fold(_adagrad)
+write_sgd, write_clipping_sgd = mapped(lambda p, g, rate, clip: p - g * clip * rate), mapped_to_each(_sgd)
+write_adamw, write_clipping_adamw = mapped_to_each(_adamw), mapped_to_each(_clipping_adamw)
+write_adagrad = mapped_to_each(_adagrad)
 
 
 @kernel
 def sgd(elements: Units, p: Pointer, g: Pointer, new_p: Pointer, new_g: Pointer, factors):
-    numbers = _factor(p, factors, RATE), _factor(p, factors, CLIP), load_f64(factors, CLIP) != 1.0
-    _sgd_range((), elements.start, elements.stop, (p, g, new_p, new_g), numbers)
+    numbers = _factor(p, factors, RATE), _factor(p, factors, CLIP)
+    if load_f64(factors, CLIP) != 1.0:
+        write_clipping_sgd((new_p, new_g), elements.start, elements.stop, (p, g), numbers)
+    else:
+        write_sgd(new_p, elements.start, elements.stop, 0, (p, g), numbers)
+
+
+@inline
+def _adamw_numbers(p, rates: Rates, factors: int, clip):
+    rate, epsilon = _factor(p, factors, RATE), _factor(p, factors, EPSILON)
+    return rates.alpha, rates.beta, rate, epsilon, _factor(p, factors, BEFORE), _factor(p, factors, AFTER), clip
 
 
 @kernel
 def adamw(elements: Units, old: State, new: State, rates: Rates, factors):
-    p = old.p
-    rate, epsilon = _factor(p, factors, RATE), _factor(p, factors, EPSILON)
-    before, after = _factor(p, factors, BEFORE), _factor(p, factors, AFTER)
-    clip, clips = _factor(p, factors, CLIP), load_f64(factors, CLIP) != 1.0
-    arrays = p, old.g, old.m, old.v, new.p, new.g, new.m, new.v
-    _adamw_range((), elements.start, elements.stop, arrays, (rates, rate, epsilon, before, after, clip, clips))
-
-
-@kernel
-def squares(elements: Units, part: Part, g: Pointer, sums: Pointer):
-    """sums[part] = the sum of g**2 over a part. It is computed in float64, since `sums` has that dtype."""
-    total = _squares_of_range((v.full(g, 0.0),), elements.start, elements.stop, (g,), ())
-    v.store_one(sums, part, v.reduce_add(total[0]))
+    numbers, arrays = _adamw_numbers(old.p, rates, factors, _factor(old.p, factors, CLIP)), (old.p, old.g, old.m, old.v)
+    if load_f64(factors, CLIP) != 1.0:
+        write_clipping_adamw((new.p, new.m, new.v, new.g), elements.start, elements.stop, arrays, numbers)
+    else:
+        write_adamw((new.p, new.m, new.v), elements.start, elements.stop, arrays, numbers)
 
 
 # --- some rows of a table: row `unit` of g is the gradient of row rows[unit] ------------------------------------------
@@ -118,10 +103,10 @@ def squares(elements: Units, part: Part, g: Pointer, sums: Pointer):
 
 @kernel
 def sgd_rows(units: Units, width, rows: Pointer, p: Pointer, g: Pointer, factors):
-    numbers = _factor(p, factors, RATE), v.number(p, 1.0), False
+    numbers = _factor(p, factors, RATE), v.number(p, 1.0)
     for unit in units:
         of = p + v.load_one(rows, unit) * width
-        _sgd_range((), 0, width, (of, g + unit * width, of, of), numbers)
+        write_sgd(of, 0, width, 0, (of, g + unit * width), numbers)
 
 
 @kernel
@@ -129,19 +114,16 @@ def adagrad_rows(units: Units, width, rows: Pointer, p: Pointer, g: Pointer, s: 
     numbers = _factor(p, factors, RATE), _factor(p, factors, EPSILON)
     for unit in units:
         start = v.load_one(rows, unit) * width
-        _adagrad_range((), 0, width, (p + start, g + unit * width, s + start), numbers)
+        write_adagrad((p + start, s + start), 0, width, (p + start, g + unit * width, s + start), numbers)
 
 
 @kernel
 def adamw_rows(units: Units, width, rows: Pointer, state: State, rates: Rates, factors):
-    p = state.p
-    rate, epsilon = _factor(p, factors, RATE), _factor(p, factors, EPSILON)
-    before, after = _factor(p, factors, BEFORE), _factor(p, factors, AFTER)
-    numbers = rates, rate, epsilon, before, after, v.number(p, 1.0), False
+    numbers = _adamw_numbers(state.p, rates, factors, v.number(state.p, 1.0))
     for unit in units:
-        start, g = v.load_one(rows, unit) * width, state.g + unit * width
-        of = p + start, state.m + start, state.v + start
-        _adamw_range((), 0, width, (of[0], g, of[1], of[2], of[0], g, of[1], of[2]), numbers)
+        start = v.load_one(rows, unit) * width
+        p, m, s = state.p + start, state.m + start, state.v + start
+        write_adamw((p, m, s), 0, width, (p, state.g + unit * width, m, s), numbers)
 
 
 # --- the operators on lists of arrays --------------------------------------------------------------------------------

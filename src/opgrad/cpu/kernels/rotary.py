@@ -5,9 +5,9 @@ from typing import NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Units
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.gather import named
-from opgrad.cpu.kernels.loops.fold import fold
-from opgrad.cpu.kernels.loops.map import get, put, write_same
+from opgrad.cpu.kernels.loops.map import mapped_to_each, write_same
 
 
 class HeadRows(NamedTuple):
@@ -42,18 +42,12 @@ def _angle_row(row: int, heads, angles, positions) -> int:
     return batch * angles.batch_step + token
 
 
-@inline
-def _turn_vector(total, arrays, i: int, whole: bool, mask, numbers):
-    """Pairs are x[i] and x[half + i]."""
-    (y, x, cos, sin), (half, sign) = arrays, numbers
-    c, s = get(cos, i, whole, mask), get(sin, i, whole, mask) * sign
-    a, b = get(x, i, whole, mask), get(x, half + i, whole, mask)
-    put(y, i, a * c - b * s, whole, mask, 0)
-    put(y, half + i, b * c + a * s, whole, mask, 0)
-    return total
+def _turn(a: Vector, b: Vector, cos: Vector, sin: Vector, sign) -> tuple[Vector, Vector]:
+    s = sin * sign
+    return a * cos - b * s, b * cos + a * s
 
 
-_turn_halves = fold(_turn_vector)
+turn_halves = mapped_to_each(_turn)  # pairs are x[i] and x[half + i]
 
 
 @inline
@@ -79,5 +73,6 @@ def turn(
         if interleaved:
             _turn_neighbours(source, target, cos + place, sin + place, heads.half, s)
         else:
-            _turn_halves((), 0, heads.half, (target, source, cos + place, sin + place), (heads.half, s))
+            given = source, source + heads.half, cos + place, sin + place
+            turn_halves((target, target + heads.half), 0, heads.half, given, (s,))
         write_same(target, 2 * heads.half, heads.size, 0, (source,), ())

@@ -26,8 +26,9 @@ class ProgramSteps:
     packed rows, as products of matrices take them.
     """
 
-    def __init__(self, problem: Problem):
-        self.problem, self.workspace, self.tables = problem, Workspace(precision(problem)), Tables()
+    def __init__(self, problem: Problem, computed_in: str = ""):
+        """computed_in: the dtype of the computation; by default that of all operands together."""
+        self.problem, self.workspace, self.tables = problem, Workspace(computed_in or precision(problem)), Tables()
         self.item, self.lanes = DTYPES[self.workspace.precision].itemsize, vector_lanes(self.workspace.precision)
         self.width = gemm.VECTORS * self.lanes
         self.steps: list[Step] = []

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.kernels.loops.elements import BLOCK
+from opgrad.cpu.kernels.several import sum_squares
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.program import Program
@@ -96,7 +97,7 @@ def clip_grad_norm(problem: Problem) -> Program:
     parts = [partition.count(size, BLOCK) for size, _ in lists]
     found, factor = (steps.workspace.shared(size, "float64") for size in (sum(parts), 1))
     for (size, (gradient, _)), count in zip(lists, parts, strict=True):
-        steps.add_parts(kernels.squares, size, BLOCK, g=gradient, sums=found.moved(first_part))
+        steps.add_parts(sum_squares, size, BLOCK, x=gradient, partial=found, first=first_part)
         first_part += count
     steps.add_parts(kernels.clip_factor, count=sum(parts), found=found, factor=factor)
     for size, (gradient, clipped) in lists:

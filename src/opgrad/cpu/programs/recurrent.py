@@ -99,7 +99,7 @@ class RecurrentSteps(ProgramSteps):
     def peepholes(self) -> tuple[Rows, int]:
         """The operand, and whether there is one."""
         found = self.given("peepholes")
-        return Rows(self.problem["peepholes"] if found else self.zeros, 3 * self.hidden), int(found)
+        return Rows(self.problem["peepholes"] if found else self.zeros, 3 * self.hidden if found else 0), int(found)
 
     def result(self, name: str, count: int) -> Any:
         """A result, or memory in its place if nobody wants it."""

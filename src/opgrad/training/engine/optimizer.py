@@ -11,6 +11,7 @@ from onnx.helper import get_attribute_value
 
 from opgrad.contract.problem import Operand
 from opgrad.cpu.kernels import optimizer as kernels
+from opgrad.cpu.kernels.several import sum_squares
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.optimizer import AdamWStep, adamw_in_place, sgd_in_place
 from opgrad.cpu.programs.program import Address
@@ -120,7 +121,8 @@ class GradientNorm:
         parts = partition.count(gradients.size, per_part(gradients.size, gradients.nbytes))
         self._sums = np.zeros(parts)
         sums = Address(self._sums.ctypes.data, "float64")
-        self._pass = Pass(kernels.squares, [gradients], lambda given: {"g": given[0], "sums": sums}, LEAST_SHARED_BYTES)
+        arguments = {"partial": sums, "first": 0}
+        self._pass = Pass(sum_squares, [gradients], lambda given: {"x": given[0], **arguments}, LEAST_SHARED_BYTES)
 
     def measure(self, squares: float = 0.0) -> float:
         """The norm of the gradients as they are now. squares: the sum of the squares of further gradients."""

@@ -33,7 +33,7 @@ from opgrad.cpu.kernels.attention.tiles import (
 from opgrad.cpu.kernels.gemm import CHUNK, VECTORS, multiply
 from opgrad.cpu.kernels.loops.fill import write_zeros
 from opgrad.cpu.kernels.loops.fold import fold, fold_in_chunks
-from opgrad.cpu.kernels.loops.map import get, get_or, mapped, put, write_same, write_times
+from opgrad.cpu.kernels.loops.map import get, get_or, mapped, mapped_to_each, write_same, write_times
 from opgrad.cpu.kernels.numerics.elementary import exp2_up_to_one, tanh
 
 ROWS = CHUNK  # of a tile
@@ -193,38 +193,27 @@ def _probability(s: Vector, power) -> Vector:
     return exp2_up_to_one(-v.maximum(0.0, power - s))
 
 
-@inline
-def _gradients(total, arrays, i: int, whole: bool, mask, numbers):
-    s, dp = arrays
-    power, delta, scale = numbers
-    p = _probability(get(s, i, whole, mask), power)
-    put(s, i, p, whole, mask, 0)
-    put(dp, i, p * (get(dp, i, whole, mask) - delta) * scale, whole, mask, 0)
-    return total
+def _gradients(s: Vector, dp: Vector, power, delta, scale) -> tuple[Vector, Vector]:
+    """A probability, and the gradient of its score."""
+    p = _probability(s, power)
+    return p, p * (dp - delta) * scale
 
 
-@inline
-def _gradients_with_options(total, arrays, i: int, whole: bool, mask, numbers):
-    s, dp, slope, kept = arrays
-    power, delta, scale, kept_scale = numbers
-    p, factor = _probability(get(s, i, whole, mask), power), get(kept, i, whole, mask) * kept_scale
-    put(s, i, p * factor, whole, mask, 0)
-    ds = p * v.fma(get(dp, i, whole, mask), factor, -delta)
-    put(dp, i, ds * (get(slope, i, whole, mask) * scale), whole, mask, 0)
-    return total
+def _gradients_with_options(
+    s: Vector, dp: Vector, slope: Vector, kept: Vector, power, delta, scale, kept_scale
+) -> tuple[Vector, Vector]:
+    p, factor = _probability(s, power), kept * kept_scale
+    return p * factor, p * v.fma(dp, factor, -delta) * (slope * scale)
 
 
-@inline
-def _cap(total, arrays, i: int, whole: bool, mask, numbers):
-    """Replace products by capped scores; `slope` becomes the derivative."""
-    s, slope = arrays
-    t = tanh(get(s, i, whole, mask))
-    put(s, i, t * numbers[0], whole, mask, 0)
-    put(slope, i, v.fma(-t, t, 1.0), whole, mask, 0)
-    return total
+def _cap(s: Vector, cap) -> tuple[Vector, Vector]:
+    """A capped score, and its derivative by the product that it is made of."""
+    t = tanh(s)
+    return t * cap, v.fma(-t, t, 1.0)
 
 
-gradients, gradients_with_options, caps = fold(_gradients), fold(_gradients_with_options), fold(_cap)
+write_gradients, write_gradients_with_options = mapped_to_each(_gradients), mapped_to_each(_gradients_with_options)
+write_capped = mapped_to_each(_cap)
 write_ones = mapped(lambda x: v.like(x, 1.0))
 
 
@@ -240,7 +229,7 @@ def _row_back(tile: Tile, row: int, part: Any, at: Any, scores: Scores, drop: Dr
     s, ds, kept_scale = tile.p + row * tile.pitch, tile.ds + row * tile.pitch, 1.0
     has_options = scores.cap != 0.0 or drop.threshold != 0
     if scores.cap != 0.0:
-        caps((), begin, end, (s, tile.slope), (scores.cap,))
+        write_capped((s, tile.slope), begin, end, (s,), (scores.cap,))
     if has_options and (scores.cap == 0.0 or not of_products):
         write_ones(tile.slope, begin, end, 0, (tile.slope,), ())
     if has_options and not drop.threshold:
@@ -251,9 +240,10 @@ def _row_back(tile: Tile, row: int, part: Any, at: Any, scores: Scores, drop: Dr
         put_kept(tile.kept, end, sizes, (batch * sizes.heads + head) * sizes.queries + query, key, drop)
     power, delta, scale = numbers
     if has_options:
-        gradients_with_options((), begin, end, (s, ds, tile.slope, tile.kept), (power, delta, scale, kept_scale))
+        given = s, ds, tile.slope, tile.kept
+        write_gradients_with_options((s, ds), begin, end, given, (power, delta, scale, kept_scale))
     else:
-        gradients((), begin, end, (s, ds), (power, delta, scale))
+        write_gradients((s, ds), begin, end, (s, ds), (power, delta, scale))
 
 
 @inline

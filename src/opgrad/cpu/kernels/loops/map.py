@@ -60,6 +60,26 @@ def mapped_by_index(formula: Callable[..., Vector]) -> Callable[..., None]:
     return row_writer(value)
 
 
+def mapped_to_each(formula: Callable[..., tuple[Vector, ...]]) -> Callable[..., None]:
+    """The loop outs[k][i] = result k of formula(a[i], b[i], …, *numbers), for any number of results.
+
+    Results may be written to the arrays: a vector of each is read before any result is written.
+    """
+    inline(formula)
+
+    @inline
+    def write(outs, begin: int, end: int, arrays, numbers) -> None:
+        w, i = v.lanes(arrays[0]), begin
+        while i + w <= end:
+            v.store_each(outs, i, formula(*(v.load_each(arrays, i) + numbers)))
+            i += w
+        if i < end:
+            mask = v.first(arrays[0], end - i)
+            v.store_each_masked(outs, i, formula(*(v.load_each_masked(arrays, i, mask, 0.0) + numbers)), mask)
+
+    return write
+
+
 def row_writer(value: Callable[..., Vector]) -> Callable[..., None]:
     """out[i] = value(arrays, i, whole, mask, numbers) for i in [begin, end); with non-temporal stores if `stream`.
 

@@ -13,8 +13,8 @@ from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.fill import clear
-from opgrad.cpu.kernels.loops.fold import column_sum_of, fold, fold_down
-from opgrad.cpu.kernels.loops.map import get, mapped
+from opgrad.cpu.kernels.loops.fold import column_sum_of, fold_down
+from opgrad.cpu.kernels.loops.map import mapped, mapped_to_each, write_sum
 from opgrad.cpu.kernels.normalization.batch import MEAN, gradient, normalized
 
 SAMPLES: Final = 64  # of a block
@@ -89,16 +89,7 @@ def column_writer(inputs: int, formula: Callable[..., Vector]) -> Kernel:
 # --- backward ------------------------------------------------------------------------------------------------------
 
 
-@inline
-def _add_gradient(total, arrays, i: int, whole: bool, mask, numbers):
-    dy, x, mean, g, t = arrays
-    value = get(dy, i, whole, mask)
-    v.store(g, i, v.load(g, i) + value)
-    v.store(t, i, v.fma(value, get(x, i, whole, mask) - v.load(mean, i), v.load(t, i)))
-    return total
-
-
-_add_gradients = fold(_add_gradient)
+add_gradients = mapped_to_each(lambda dy, x, mean, g, t: (g + dy, v.fma(dy, x - mean, t)))
 
 
 @kernel
@@ -110,7 +101,7 @@ def grad_sums(units: Units, shape: ColumnStrips, arrays: (Pointer, Pointer), wid
         g, t = cleared_sums(partial, block, begin, end)
         for sample in samples_of(block, shape):
             row = sample * shape.columns
-            _add_gradients((), begin, end, (dy + row, x + row, mean, g, t), ())
+            add_gradients((g, t), begin, end, (dy + row, x + row, mean, g, t), ())
 
 
 @kernel
@@ -129,22 +120,7 @@ BACKWARD = ColumnKernels(grad_sums, join_sums, column_writer(6, gradient))
 # --- forward -------------------------------------------------------------------------------------------------------
 
 
-@inline
-def _add_value(total, arrays, i: int, whole: bool, mask, numbers):
-    x, sums = arrays
-    v.store(sums, i, v.load(sums, i) + get(x, i, whole, mask))
-    return total
-
-
-@inline
-def _add_square(total, arrays, i: int, whole: bool, mask, numbers):
-    x, mean, sums = arrays
-    deviation = get(x, i, whole, mask) - v.load(mean, i)
-    v.store(sums, i, v.fma(deviation, deviation, v.load(sums, i)))
-    return total
-
-
-_add_values, _add_squares = fold(_add_value), fold(_add_square)
+add_squares = mapped(lambda sums, x, mean: v.fma(x - mean, x - mean, sums))
 
 
 @kernel
@@ -156,12 +132,12 @@ def moments_of_columns(units: Units, shape: ColumnStrips, arrays: (Pointer,), pa
         samples = samples_of(block, shape)
         mean, squares = cleared_sums(partial, block, begin, end)
         for sample in samples:
-            _add_values((), begin, end, (x + sample * shape.columns, mean), ())
+            write_sum(mean, begin, end, 0, (mean, x + sample * shape.columns), ())
         inverse = v.number(x, 1.0 / len(samples))
         for i in range(begin, end, v.lanes(x)):
             v.store(mean, i, v.load(mean, i) * inverse)
         for sample in samples:
-            _add_squares((), begin, end, (x + sample * shape.columns, mean, squares), ())
+            add_squares(squares, begin, end, 0, (squares, x + sample * shape.columns, mean), ())
 
 
 @inline

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.gemm import multiply
-from opgrad.cpu.kernels.loops.fold import fold
-from opgrad.cpu.kernels.loops.map import get, put
+from opgrad.cpu.kernels.loops.map import mapped_to_each
 from opgrad.cpu.kernels.numerics.elementary import sigmoid, tanh
 from opgrad.cpu.kernels.recurrent.layer import (
     Layer,
@@ -57,43 +57,28 @@ class GateGradients(NamedTuple):
 # --- steps ----------------------------------------------------------------------------------------------------------
 
 
-@inline
-def reset(total, arrays, i: int, whole: bool, mask, numbers):
+def reset(z: Vector, r: Vector, bz: Vector, br: Vector, before: Vector) -> tuple[Vector, ...]:
     """The gates z and r, and r * h."""
-    z, r, bz, br, before, product = arrays
-    put(z, i, sigmoid(get(z, i, whole, mask) + get(bz, i, whole, mask)), whole, mask, 0)
-    r_ = sigmoid(get(r, i, whole, mask) + get(br, i, whole, mask))
-    put(r, i, r_, whole, mask, 0)
-    put(product, i, r_ * get(before, i, whole, mask), whole, mask, 0)
-    return total
+    r = sigmoid(r + br)
+    return sigmoid(z + bz), r, r * before
 
 
-@inline
-def mix(total, arrays, i: int, whole: bool, mask, numbers):
+def mix(z: Vector, n: Vector, bn: Vector, before: Vector) -> tuple[Vector, ...]:
     """n, and the state (1 - z) * n + z * h."""
-    z, n, bn, before, y = arrays
-    n_ = tanh(get(n, i, whole, mask) + get(bn, i, whole, mask))
-    put(n, i, n_, whole, mask, 0)
-    put(y, i, v.fma(get(z, i, whole, mask), get(before, i, whole, mask) - n_, n_), whole, mask, 0)
-    return total
+    n = tanh(n + bn)
+    return n, v.fma(z, before - n, n)
 
 
-@inline
-def mix_linear(total, arrays, i: int, whole: bool, mask, numbers):
+def mix_linear(
+    z: Vector, r: Vector, n: Vector, bz: Vector, br: Vector, bn: Vector, bq: Vector, q: Vector, before: Vector
+) -> tuple[Vector, ...]:
     """All gates and the state, from the product q of the state before with the weights of n."""
-    z, r, n, bz, br, bn, bq, q, before, y = arrays
-    z_ = sigmoid(get(z, i, whole, mask) + get(bz, i, whole, mask))
-    r_ = sigmoid(get(r, i, whole, mask) + get(br, i, whole, mask))
-    sums = get(n, i, whole, mask) + get(bn, i, whole, mask)
-    n_ = tanh(v.fma(r_, get(q, i, whole, mask) + get(bq, i, whole, mask), sums))
-    put(z, i, z_, whole, mask, 0)
-    put(r, i, r_, whole, mask, 0)
-    put(n, i, n_, whole, mask, 0)
-    put(y, i, v.fma(z_, get(before, i, whole, mask) - n_, n_), whole, mask, 0)
-    return total
+    z, r = sigmoid(z + bz), sigmoid(r + br)
+    n = tanh(v.fma(r, q + bq, n + bn))
+    return z, r, n, v.fma(z, before - n, n)
 
 
-reset_of_row, mix_of_row, mix_linear_of_row = fold(reset), fold(mix), fold(mix_linear)
+write_reset, write_mix, write_mix_linear = mapped_to_each(reset), mapped_to_each(mix), mapped_to_each(mix_linear)
 
 
 def steps_of(new_states: Callable[..., None]) -> Kernel:
@@ -126,12 +111,12 @@ def steps_of(new_states: Callable[..., None]) -> Kernel:
 @steps_of
 def gru_steps(z, own, b, h, h_row: int, h_next, to_new, panel: int, n: int, begin: int, end: int) -> None:
     for row in range(begin, end):
-        each = z + row * 3 * n
-        reset_of_row((), 0, n, (each, each + n, b, b + n, h + row * h_row, own + row * n), ())
+        gates = z + row * 3 * n, z + (row * 3 + 1) * n
+        write_reset((*gates, own + row * n), 0, n, (*gates, b, b + n, h + row * h_row), ())
     multiply(z + 2 * n, 3 * n, own, n, 1, to_new, panel, n, n, range(begin, end), 1)
     for row in range(begin, end):
-        each = z + row * 3 * n
-        mix_of_row((), 0, n, (each, each + 2 * n, b + 2 * n, h + row * h_row, h_next + row * n), ())
+        each, new = z + row * 3 * n, z + (row * 3 + 2) * n
+        write_mix((new, h_next + row * n), 0, n, (each, new, b + 2 * n, h + row * h_row), ())
 
 
 @steps_of
@@ -140,58 +125,37 @@ def gru_steps_linear(z, own, b, h, h_row: int, h_next, to_new, panel: int, n: in
     multiply(own, n, h, h_row, 1, to_new, panel, n, n, range(begin, end), 0)
     for row in range(begin, end):
         each = z + row * 3 * n
-        now, biases = (each, each + n, each + 2 * n), (b, b + n, b + 2 * n, b + 3 * n)
-        states = own + row * n, h + row * h_row, h_next + row * n
-        mix_linear_of_row((), 0, n, now + biases + states, ())
+        gates, biases = (each, each + n, each + 2 * n), (b, b + n, b + 2 * n, b + 3 * n)
+        states = own + row * n, h + row * h_row
+        write_mix_linear((*gates, h_next + row * n), 0, n, (*gates, *biases, *states), ())
 
 
 # --- gradients ------------------------------------------------------------------------------------------------------
 
 
-@inline
-def mix_back(total, arrays, i: int, whole: bool, mask, numbers):
-    """The gradients of the sums of z and n. dh becomes the part of the state's gradient that bypasses both."""
-    z, n, before, dy, dh, dz, dn = arrays
-    z_, n_ = get(z, i, whole, mask), get(n, i, whole, mask)
-    d = get(dy, i, whole, mask) + get(dh, i, whole, mask)
-    put(dz, i, d * (get(before, i, whole, mask) - n_) * z_ * (1.0 - z_), whole, mask, 0)
-    put(dn, i, d * (1.0 - z_) * v.fma(-n_, n_, 1.0), whole, mask, 0)
-    put(dh, i, d * z_, whole, mask, 0)
-    return total
+def mix_back(z: Vector, n: Vector, before: Vector, dy: Vector, dh: Vector) -> tuple[Vector, ...]:
+    """The gradients of the sums of z and n, and the part of the state's gradient that bypasses both."""
+    d = dy + dh
+    return d * (before - n) * z * (1.0 - z), d * (1.0 - z) * v.fma(-n, n, 1.0), d * z
 
 
-@inline
-def reset_back(total, arrays, i: int, whole: bool, mask, numbers):
-    """The gradient of the sum of r, and its part of dh. `product` holds the gradient of r * h, and then r * h again."""
-    r, before, product, dr, dh = arrays
-    r_, h = get(r, i, whole, mask), get(before, i, whole, mask)
-    d = get(product, i, whole, mask)
-    put(dr, i, d * h * r_ * (1.0 - r_), whole, mask, 0)
-    put(dh, i, v.fma(d, r_, get(dh, i, whole, mask)), whole, mask, 0)
-    put(product, i, r_ * h, whole, mask, 0)
-    return total
+def reset_back(r: Vector, before: Vector, d: Vector, dh: Vector) -> tuple[Vector, ...]:
+    """From the gradient d of r * h: the gradient of the sum of r, dh with its part, and r * h again."""
+    return d * before * r * (1.0 - r), v.fma(d, r, dh), r * before
 
 
-@inline
-def linear_back(total, arrays, i: int, whole: bool, mask, numbers):
-    """The gradients of all sums with x, then of those with the states: in n these are r times as large."""
-    z, r, n, before, bq, q, dy, dh, dz, dr, dn, dz_h, dr_h, dq = arrays
-    z_, r_, n_ = get(z, i, whole, mask), get(r, i, whole, mask), get(n, i, whole, mask)
-    d = get(dy, i, whole, mask) + get(dh, i, whole, mask)
-    update = d * (get(before, i, whole, mask) - n_) * z_ * (1.0 - z_)
-    new = d * (1.0 - z_) * v.fma(-n_, n_, 1.0)
-    r_sum = new * (get(q, i, whole, mask) + get(bq, i, whole, mask)) * r_ * (1.0 - r_)
-    put(dz, i, update, whole, mask, 0)
-    put(dr, i, r_sum, whole, mask, 0)
-    put(dn, i, new, whole, mask, 0)
-    put(dz_h, i, update, whole, mask, 0)
-    put(dr_h, i, r_sum, whole, mask, 0)
-    put(dq, i, new * r_, whole, mask, 0)
-    put(dh, i, d * z_, whole, mask, 0)
-    return total
+def linear_back(
+    z: Vector, r: Vector, n: Vector, before: Vector, bq: Vector, q: Vector, dy: Vector, dh: Vector
+) -> tuple[Vector, ...]:
+    """The gradients of all sums with x, then of those with the states: in n these are r times as large; then dh."""
+    d = dy + dh
+    update, new = d * (before - n) * z * (1.0 - z), d * (1.0 - z) * v.fma(-n, n, 1.0)
+    r_sum = new * (q + bq) * r * (1.0 - r)
+    return update, r_sum, new, update, r_sum, new * r, d * z
 
 
-mix_back_of_row, reset_back_of_row, linear_back_of_row = fold(mix_back), fold(reset_back), fold(linear_back)
+write_mix_back, write_reset_back = mapped_to_each(mix_back), mapped_to_each(reset_back)
+write_linear_back = mapped_to_each(linear_back)
 
 
 @kernel
@@ -214,12 +178,12 @@ def gru_steps_back(
             for row in range(begin, end):
                 gate, d = kept.gates + (place + row) * 3 * n, d_gates + row * 3 * n
                 states = h + row * h_row, dy.data + (place + row) * dy.step, own + row * n
-                now, out = (gate, gate + 2 * n), (d, d + 2 * n)
-                mix_back_of_row((), 0, n, now + states + out, ())
+                write_mix_back((d, d + 2 * n, own + row * n), 0, n, (gate, gate + 2 * n, *states), ())
             multiply(resets, n, d_gates + 2 * n, 3 * n, 1, to_new, r.new.panel, n, n, range(begin, end), 0)
             for row in range(begin, end):
                 reset, dr = kept.gates + ((place + row) * 3 + 1) * n, d_gates + (row * 3 + 1) * n
-                reset_back_of_row((), 0, n, (reset, h + row * h_row, resets + row * n, dr, own + row * n), ())
+                dh_row, product_row = own + row * n, resets + row * n
+                write_reset_back((dr, dh_row, product_row), 0, n, (reset, h + row * h_row, product_row, dh_row), ())
             multiply(own, n, d_gates, 3 * n, 1, to_gates, r.gates.panel, 2 * n, n, range(begin, end), 1)
 
 
@@ -249,5 +213,5 @@ def gru_steps_linear_back(
                 gate, d, e = kept.gates + (place + row) * 3 * n, of_x + row * 3 * n, of_h + row * 3 * n
                 states = h + row * h_row, bq, q + row * n, dy.data + (place + row) * dy.step, own + row * n
                 now, out = (gate, gate + n, gate + 2 * n), (d, d + n, d + 2 * n, e, e + n, e + 2 * n)
-                linear_back_of_row((), 0, n, now + states + out, ())
+                write_linear_back((*out, own + row * n), 0, n, (*now, *states), ())
             multiply(own, n, of_h, 3 * n, 1, to_states, r.gates.panel, 3 * n, n, range(begin, end), 1)

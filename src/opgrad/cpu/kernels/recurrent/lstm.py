@@ -3,14 +3,14 @@
 Threads share the sequences, so that none waits for another between steps.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.gemm import multiply
-from opgrad.cpu.kernels.loops.fold import fold
-from opgrad.cpu.kernels.loops.map import get, put
+from opgrad.cpu.kernels.loops.map import mapped_to_each
 from opgrad.cpu.kernels.numerics.elementary import sigmoid, tanh
 from opgrad.cpu.kernels.recurrent.layer import (
     Layer,
@@ -47,30 +47,30 @@ class Above(NamedTuple):
     c: States
 
 
-@inline
-def cell(total, arrays, i: int, whole: bool, mask, numbers):
-    """One vector of a step; the sums that x and h give the gates are replaced by the gates."""
-    zi, zo, zf, zg, bi, bo, bf, bg, pi, po, pf, before, y, after = arrays
-    c = get(before, i, whole, mask)
-    a, f = get(zi, i, whole, mask) + get(bi, i, whole, mask), get(zf, i, whole, mask) + get(bf, i, whole, mask)
-    if numbers[0]:
-        a, f = v.fma(get(pi, i, whole, mask), c, a), v.fma(get(pf, i, whole, mask), c, f)
-    a, f, g = sigmoid(a), sigmoid(f), tanh(get(zg, i, whole, mask) + get(bg, i, whole, mask))
-    c = v.fma(f, c, a * g)
-    o = get(zo, i, whole, mask) + get(bo, i, whole, mask)
-    if numbers[0]:
-        o = v.fma(get(po, i, whole, mask), c, o)
+def cell(
+    i: Vector, o: Vector, f: Vector, g: Vector, bi: Vector, bo: Vector, bf: Vector, bg: Vector,
+    pi: Vector, po: Vector, pf: Vector, c: Vector, peep: int,
+) -> tuple[Vector, ...]:  # fmt: skip
+    """The gates, from the sums that x and h give them, the next cell, and the next state. peep: see `CellWeights`."""
+    i, f, o = i + bi, f + bf, o + bo
+    if peep:
+        i, f = v.fma(pi, c, i), v.fma(pf, c, f)
+    i, f, g = sigmoid(i), sigmoid(f), tanh(g + bg)
+    c = v.fma(f, c, i * g)
+    if peep:
+        o = v.fma(po, c, o)
     o = sigmoid(o)
-    put(zi, i, a, whole, mask, 0)
-    put(zo, i, o, whole, mask, 0)
-    put(zf, i, f, whole, mask, 0)
-    put(zg, i, g, whole, mask, 0)
-    put(after, i, c, whole, mask, 0)
-    put(y, i, o * tanh(c), whole, mask, 0)
-    return total
+    return i, o, f, g, c, o * tanh(c)
 
 
-cells_of_row = fold(cell)
+write_cells = mapped_to_each(cell)
+
+
+@inline
+def peepholes_of(weights: CellWeights, direction: int, n: int) -> Any:
+    """Where a direction's peephole weights of the gates i, o and f begin; zeros if they are not given."""
+    p, step = weights.peepholes.data + direction * weights.peepholes.step, n if weights.peep else 0
+    return p, p + step, p + 2 * step
 
 
 @kernel
@@ -79,10 +79,10 @@ def lstm_steps(
     cells: Pointer, y_h: Pointer, y_c: Pointer,
 ):  # fmt: skip
     """gates: the gates' products with x, without bias."""
-    n, batch, r, peepholes = layer.hidden, layer.batch, weights.r, weights.peepholes
+    n, batch, r = layer.hidden, layer.batch, weights.r
     for direction in range(units.start // batch, -(-units.stop // batch)):
         begin, end = sequences_of(layer, units, direction)
-        b, p = bias.data + direction * bias.step, peepholes.data + direction * peepholes.step
+        b, peepholes = bias.data + direction * bias.step, peepholes_of(weights, direction, n)
         h, h_row = start.h.data + direction * start.h.direction, start.h.row
         c, c_row = start.c.data + direction * start.c.direction, start.c.row
         panels = r.data + direction * r.direction
@@ -93,37 +93,30 @@ def lstm_steps(
             for row in range(begin, end):
                 zi = z + row * 4 * n
                 sums, biases = (zi, zi + n, zi + 2 * n, zi + 3 * n), (b, b + n, b + 2 * n, b + 3 * n)
-                states = c + row * c_row, h_next + row * n, c_next + row * n
-                cells_of_row((), 0, n, sums + biases + (p, p + n, p + 2 * n) + states, (weights.peep,))
+                out = *sums, c_next + row * n, h_next + row * n
+                write_cells(out, 0, n, (*sums, *biases, *peepholes, c + row * c_row), (weights.peep,))
             h, h_row, c, c_row = h_next, n, c_next, n
         copy_states(y_h + direction * batch * n, h, h_row, begin, end, n)
         copy_states(y_c + direction * batch * n, c, c_row, begin, end, n)
 
 
-@inline
-def cell_back(total, arrays, i: int, whole: bool, mask, numbers):
-    """One vector of a step's gradients: of the sums that x and h gave the gates, and of the cell before."""
-    i_, o_, f_, g_, after, before, dy, dh, pi, po, pf, dc, dzi, dzo, dzf, dzg = arrays
-    a, o = get(i_, i, whole, mask), get(o_, i, whole, mask)
-    f, g = get(f_, i, whole, mask), get(g_, i, whole, mask)
-    t, d = tanh(get(after, i, whole, mask)), get(dy, i, whole, mask) + get(dh, i, whole, mask)
+def cell_back(
+    i: Vector, o: Vector, f: Vector, g: Vector, after: Vector, before: Vector, dy: Vector, dh: Vector,
+    pi: Vector, po: Vector, pf: Vector, dc: Vector, peep: int,
+) -> tuple[Vector, ...]:  # fmt: skip
+    """The gradients of the sums that x and h gave the gates, and that of the cell before."""
+    t, d = tanh(after), dy + dh
     do = d * t * o * (1.0 - o)
-    dcell = v.fma(d * o, v.fma(-t, t, 1.0), get(dc, i, whole, mask))
-    if numbers[0]:
-        dcell = v.fma(do, get(po, i, whole, mask), dcell)
-    di, df = dcell * g * a * (1.0 - a), dcell * get(before, i, whole, mask) * f * (1.0 - f)
-    back = dcell * f
-    if numbers[0]:
-        back = v.fma(di, get(pi, i, whole, mask), v.fma(df, get(pf, i, whole, mask), back))
-    put(dzi, i, di, whole, mask, 0)
-    put(dzo, i, do, whole, mask, 0)
-    put(dzf, i, df, whole, mask, 0)
-    put(dzg, i, dcell * a * v.fma(-g, g, 1.0), whole, mask, 0)
-    put(dc, i, back, whole, mask, 0)
-    return total
+    dc = v.fma(d * o, v.fma(-t, t, 1.0), dc)
+    if peep:
+        dc = v.fma(do, po, dc)
+    di, df, back = dc * g * i * (1.0 - i), dc * before * f * (1.0 - f), dc * f
+    if peep:
+        back = v.fma(di, pi, v.fma(df, pf, back))
+    return di, do, df, dc * i * v.fma(-g, g, 1.0), back
 
 
-cells_back_of_row = fold(cell_back)
+write_cells_back = mapped_to_each(cell_back)
 
 
 @kernel
@@ -135,7 +128,7 @@ def lstm_steps_back(
     n, batch, r, dy = layer.hidden, layer.batch, weights.r, above.y
     for direction in range(units.start // batch, -(-units.stop // batch)):
         begin, end = sequences_of(layer, units, direction)
-        p, panels = weights.peepholes.data + direction * weights.peepholes.step, r.data + direction * r.direction
+        peepholes, panels = peepholes_of(weights, direction, n), r.data + direction * r.direction
         own_h, own_c = dh + direction * batch * n, dc + direction * batch * n
         copy_states(own_h, above.h.data + direction * above.h.direction, above.h.row, begin, end, n)
         copy_states(own_c, above.c.data + direction * above.c.direction, above.c.row, begin, end, n)
@@ -147,8 +140,8 @@ def lstm_steps_back(
                 gate, d = gates + (place + row) * 4 * n, z + row * 4 * n
                 now = gate, gate + n, gate + 2 * n, gate + 3 * n
                 states = cells + (place + row) * n, c + row * c_row, dy.data + (place + row) * dy.step, own_h + row * n
-                out = own_c + row * n, d, d + n, d + 2 * n, d + 3 * n
-                cells_back_of_row((), 0, n, now + states + (p, p + n, p + 2 * n) + out, (weights.peep,))
+                out, dc_row = (d, d + n, d + 2 * n, d + 3 * n), own_c + row * n
+                write_cells_back((*out, dc_row), 0, n, (*now, *states, *peepholes, dc_row), (weights.peep,))
             multiply(own_h, n, z, 4 * n, 1, panels, r.panel, 4 * n, n, range(begin, end), 0)
 
 

@@ -16,10 +16,11 @@ from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.kernels.softmax.split import STATS
 from opgrad.cpu.programs import partition
+from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.fused import formulas
 from opgrad.cpu.programs.layout import in_place_limits, layout_in_buffers
-from opgrad.cpu.programs.program import Operands, Program, Tables, shared_out
-from opgrad.cpu.programs.workspace import Scratch, Workspace
+from opgrad.cpu.programs.program import Operands, Program
+from opgrad.cpu.programs.workspace import Scratch
 from opgrad.fused.primitive import STATE, Applied, gradient_name
 from opgrad.random import keep_threshold
 
@@ -46,17 +47,17 @@ def cut(problem: Problem, precision: str) -> BlockCut:
     return BlockCut(per_block, outer, problem.n, 1, 0, CHUNK, CHUNK, 1)
 
 
-class StageProgram:
-    """How a problem is cut into blocks, with the buffers, tables and stages of its program.
+class StageProgram(ProgramSteps):
+    """How a problem is cut into blocks, with the buffers, tables and stages of its program's only step.
 
     first: the operand whose memory order the loops follow. A stage is a list of the words that
     opgrad.cpu.kernels.fused.stages reads; buffers are given by their places in its table of addresses.
     """
 
     def __init__(self, problem: Problem, first: str, results: Sequence[str]):
-        self.problem, self.first = problem, first
-        self.precision = formulas.precision_of(problem, (first, *results))
-        self.cut, self.tables, self.workspace = cut(problem, self.precision), Tables(), Workspace(self.precision)
+        super().__init__(problem, formulas.precision_of(problem, (first, *results)))
+        self.first, self.precision = first, self.workspace.precision
+        self.cut = cut(problem, self.precision)
         self.count = 1 + max(each.number for each in problem.operands.values() if each is not None)
         self.offsets: list[int] = []
         self.names: dict[str, int] = {}
@@ -114,33 +115,33 @@ class StageProgram:
 
     # --- the program --------------------------------------------------------------------------------------------------
 
-    def program(self, in_place: InPlace, *several: Sequence[list[int]], inf_as_zero: bool = False) -> Program:
-        """The program's only step. several: the stages before softmax, those of its rows, and those behind it."""
+    def around(self, in_place: InPlace, *several: Sequence[list[int]], inf_as_zero: bool = False) -> Program:
+        """The program of these stages: those before softmax, those of its rows, and those behind it."""
         problem, cut = self.problem, self.cut
-        layout = layout_in_buffers(problem, in_place, vector_lanes(self.precision))
+        layout = layout_in_buffers(problem, in_place, self.lanes)
         task = in_place[layout].task((self.precision,) * 4, "stage")
         tile, (_, other, stats, *_) = self.workspace.private(self._tiles(layout)).offset, self.offsets
         addresses = self.workspace.private(self.count + len(self.offsets), "int64")
         words = [*self.offsets, *(word for group in several for stage in group for word in stage)]
-        arguments = {
-            "cut": cut,
-            "stages": Stages(self.tables.add(words), self.count, len(self.offsets), *map(len, several)),
-            "softmax": Softmax(task, other, stats, tile, inf_as_zero),
-            "operands": Operands(),
-            "space": Scratch(0, self.precision, private=True),
-            "addresses": addresses,
-            "item": DTYPES[self.precision].itemsize,
-        }
-        units = problem.outer * cut.strips or partition.count(problem.outer, cut.per_block)
-        step = shared_out(stages.blocks, units, problem.bytes / units, arguments)
-        return Program((step,), self.workspace, name=f"stages, {layout}, {self.precision}", tables=self.tables)
+        self.add(
+            stages.blocks,
+            problem.outer * cut.strips or partition.count(problem.outer, cut.per_block),
+            cut=cut,
+            stages=Stages(self.tables.add(words), self.count, len(self.offsets), *map(len, several)),
+            softmax=Softmax(task, other, stats, tile, inf_as_zero),
+            operands=Operands(),
+            space=Scratch(0, self.precision, private=True),
+            addresses=addresses,
+            item=self.item,
+        )
+        return self.program(f"stages, {layout}, {self.precision}")
 
     def _tiles(self, layout: str) -> int:
         """Numbers that a kernel in place needs besides the block."""
         if layout == "split":
             return 2 * STATS * partition.count(self.problem.n, BLOCK)
-        width = vector_lanes(self.precision)
-        return max(2 * tile_size(min(self.problem.n, in_place_limits(width).transposed), width), group_tiles(width))
+        transposed = tile_size(min(self.problem.n, in_place_limits(self.lanes).transposed), self.lanes)
+        return max(2 * transposed, group_tiles(self.lanes))
 
 
 def _stage(task: int, arrays: Sequence[int], alpha: float = 0.0, beta: float = 0.0, table: int = 0) -> list[int]:
@@ -169,7 +170,7 @@ def forward(problem: Problem, in_place: InPlace) -> Program:
     after += [blocks.decide()] if probability or "mask" in wanted else []
     after += [blocks.write("mask", blocks.buffer("kept"))] if "mask" in wanted else []
     after += [*blocks.apply(outer[::-1], values), blocks.write("y", values, last)]
-    return blocks.program(in_place, before, of_rows, after, inf_as_zero=problem.attributes["inf_as_zero"])
+    return blocks.around(in_place, before, of_rows, after, inf_as_zero=problem.attributes["inf_as_zero"])
 
 
 def _factor(applied: Sequence[Applied]) -> tuple[float, Sequence[Applied]]:
@@ -196,7 +197,7 @@ def gradient(problem: Problem, in_place: InPlace) -> Program:
     for number, each in reversed(list(enumerate(applied))):
         before += _back(blocks, number, each, g)
     before += blocks.apply(rest, g)
-    return blocks.program(in_place, before, (), [*blocks.apply(behind[::-1], g), blocks.write("dx", g, last)])
+    return blocks.around(in_place, before, (), [*blocks.apply(behind[::-1], g), blocks.write("dx", g, last)])
 
 
 def _forward_again(
