@@ -12,7 +12,7 @@ from itertools import pairwise
 
 Shape = tuple[int, ...]
 
-MANY_PLACES = 1 << 20
+MANY_PLACES = 1 << 20  # elements whose places are compared one by one, which takes a fraction of a second
 
 
 @dataclass(frozen=True)

@@ -42,13 +42,13 @@ CONDITION_TYPES = (*OPERAND_TYPES, "bool")
 
 RANKS = range(1, 65)
 SCALARS: Mapping[str, Any] = {"logit_scale": 1.0, "result_scale": 1.0, "out_scale": 1.0}
-# What leaves the plain kernels to do the work, by attribute; False where none stands here.
+# The values of attributes with which a call is a plain one; an attribute that is not listed has the value False then.
 DEFAULTS = {"accumulation": ("relaxed", "any"), **{name: (value,) for name, value in SCALARS.items()}}
 FORWARD = (
     "out_dtype", "where", *SCALARS, "inf_as_zero", "dropout", "post_ops", "accumulation", "stats", "save",
 )  # fmt: skip
 GRADIENT = ("out_dtype", "where", *SCALARS, "dropout", "post_ops", "post_op_grads")
-# the name of an input, since they change from call to call and are no part of a plan
+# The input that holds dropout's seed and offset. They change from call to call, and attributes are part of a plan.
 STATE = "dropout's seed and offset"
 
 

@@ -47,8 +47,9 @@ MOST_BYTES: Final = 1 << 62  # of a block that can be asked for
 REFUSED = -1  # the result of mmap if it fails
 ACCESS = 3  # PROT_READ | PROT_WRITE
 ADVICE: Final = getattr(mmap, "MADV_HUGEPAGE", 0)
-MOST = 1 << 30  # the most bytes that are kept by default,
-SHARE = 8  # or this fraction, an eighth, of the memory that the process may use, if that is less
+# By default at most so many bytes are kept, and at most this part, an eighth, of the memory that the process may use.
+MOST = 1 << 30
+SHARE = 8
 VARIABLE = "OPGRAD_POOL_BYTES"
 
 

@@ -27,8 +27,9 @@ VECTORS: Final = 2 if MANY_REGISTERS else 1  # of a tile's row, two registers ea
 PANEL_BYTES: Final = 24 << 10  # of a chunk of a panel, which stays in the first-level cache beside six rows of a
 # Numbers that are added up before they join the total: more of them round worse.
 CHUNK: Final = min(128, PANEL_BYTES // (2 * VECTORS * vector_bytes()) // 32 * 32)
-BLOCK_ROWS: Final = 120  # of a: with their chunk, and
-BLOCK_PANELS: Final = 16  # of b, they stay in the second-level cache
+# Rows of a and panels of b whose chunks are multiplied at a time: both chunks stay in the second-level cache.
+BLOCK_ROWS: Final = 120
+BLOCK_PANELS: Final = 16
 SPARE: Final = 16  # elements between packed lines, whose addresses would otherwise compete for places in the cache
 
 

@@ -18,12 +18,16 @@ from opgrad.cpu.programs.sort import Sorting
 from opgrad.cpu.programs.workspace import Scratch
 
 INDICES_PER_PART = 1 << 13
-SOON: Final = 3  # slices between a prefetch and its use where slices are copied, at least
-SOON_BYTES: Final = 4096  # and at least so many bytes, since short slices are copied faster than memory answers
+# Where slices are copied, a slice is prefetched at least so many slices, and at least so many bytes, before its use:
+# short slices are copied faster than memory answers.
+SOON: Final = 3
+SOON_BYTES: Final = 4096
 NEAR: Final = 1 << 19  # bytes of x that the second-level cache holds, so that its slices need no prefetch
-PIECES: Final = 128  # the most pieces into which the addends of a hot slice are cut,
-SHORTEST_PIECE: Final = 256  # each of at least so many slices of dy,
-FEW_COLUMNS: Final = 4096  # if slices have at most so many columns; others are cut into strips of columns
+# Threads share a hot slice by pieces of its addends if slices have at most FEW_COLUMNS columns, otherwise by strips of
+# columns. There are at most PIECES pieces, of at least SHORTEST_PIECE slices of dy each.
+PIECES: Final = 128
+SHORTEST_PIECE: Final = 256
+FEW_COLUMNS: Final = 4096
 
 
 def check(steps: ProgramSteps, kernel: Kernel, units: int, per_part: int, **arguments: Any) -> None:

@@ -21,7 +21,8 @@ from opgrad.cpu.programs.workspace import whole_vectors
 
 LONGEST_ROW = 1 << 15  # elements: three arrays' rows of float32 still fit the second-level cache
 FEW_ROWS = 16
-# A channel's arrays that are read twice shall fit the second-level cache; fewer channels are split.
+# Batches are normalized channel by channel if there are at least FEW_CHANNELS, which threads share, and if the arrays
+# of a channel, which are read twice, have at most CHANNEL_BYTES, so that they stay in the second-level cache.
 CHANNEL_BYTES, FEW_CHANNELS = 1 << 19, 8
 
 
