@@ -7,8 +7,8 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, constant, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.loops.fold import fold_in_chunks
-from opgrad.cpu.kernels.loops.map import get, get_or, mapped, put
+from opgrad.cpu.kernels.loops.fold import fold_in_chunks, folded
+from opgrad.cpu.kernels.loops.map import get_or, mapped, put
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, first_place, row_max
 from opgrad.cpu.kernels.numerics.elementary import LOG2_E, exp_up_to_zero, expm1_reduced, log, remainder
 from opgrad.cpu.kernels.numerics.functions import between
@@ -27,21 +27,14 @@ def _log_probability(x: Vector, m, factor, log_sum) -> Vector:
     return (x - m) * factor - log_sum
 
 
-@inline
-def _add_exponential(total, arrays, i: int, whole: bool, mask, numbers):
-    m, factor = numbers
-    return (total[0] + exp_up_to_zero((get_or(arrays[0], i, whole, mask, MINUS_INFINITY) - m) * factor),)
-
-
-_sum_of_exponentials = fold_in_chunks(_add_exponential)
+_sum_of_exponentials = folded(lambda total, x, m, factor: total + exp_up_to_zero((x - m) * factor))
 
 
 @inline
 def _log_sum(x, n: int, factor):
     """The largest of x[0:n], and the logarithm of the sum of exp((x - largest) * factor)."""
     m = row_max(x, 0, n)
-    total = _sum_of_exponentials((v.full(x, 0.0),), 0, n, (x,), (m, factor), 64)[0]
-    return m, v.first_lane(log(v.full(x, v.reduce_add(total))))
+    return m, v.first_lane(log(v.full(x, v.reduce_add(_sum_of_exponentials(0, n, (x,), (m, factor))))))
 
 
 @inline
@@ -119,13 +112,12 @@ _write_weighted = mapped(_weighted)
 
 
 @inline
-def _add_deviation(total, arrays, i: int, whole: bool, mask, numbers):
-    m, factor, log_sum, mean = numbers
-    q = exp_up_to_zero(_log_probability(get_or(arrays[0], i, whole, mask, MINUS_INFINITY), m, factor, log_sum))
-    return (total[0] + q * (v.select(q == 0.0, 0.0, get(arrays[1], i, whole, mask)) - mean),)
+def _add_deviation(total: Vector, x: Vector, h: Vector, m, factor, log_sum, mean) -> Vector:
+    q = exp_up_to_zero(_log_probability(x, m, factor, log_sum))
+    return total + q * (v.select(q == 0.0, 0.0, h) - mean)
 
 
-_sum_deviations = fold_in_chunks(_add_deviation)
+_sum_deviations = folded(_add_deviation)
 
 
 def _kernel(terms: Callable[..., Any], weighted: bool, unbounded: bool = False) -> Kernel:
@@ -170,7 +162,7 @@ def _kernel(terms: Callable[..., Any], weighted: bool, unbounded: bool = False) 
             mean = v.first_lane(v.full(terms, v.reduce_add(total)) / by)
             if unbounded:
                 now = own[0], options.factor, own[1], mean
-                deviation = v.reduce_add(_sum_deviations((zero,), 0, n, (x, terms), now, 64)[0])
+                deviation = v.reduce_add(_sum_deviations(0, n, (x, terms), now))
                 if deviation == deviation:  # not where the mean is infinite
                     mean += v.first_lane(v.full(terms, deviation) / by)
             after = own[0], options.factor, own[1], mean, slope

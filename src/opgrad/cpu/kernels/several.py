@@ -7,7 +7,7 @@ from opgrad.cpu.compiler.memory import copy_bytes, load_word, store_u8, store_wo
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.loops.fold import CHUNK, folded
+from opgrad.cpu.kernels.loops.fold import folded, sum_products
 from opgrad.cpu.kernels.loops.map import write_same, write_times
 
 COPY_BYTES: Final = 1 << 16  # bytes that are copied in one go
@@ -51,13 +51,13 @@ def count_nonfinite(count: Vector, x: Vector, infinities: int, nans: int) -> Vec
     return count + found
 
 
-nonfinite_in_range, squares_of_range = folded(count_nonfinite), folded(lambda total, x: v.fma(x, x, total))
+nonfinite_in_range = folded(count_nonfinite)
 
 
 @kernel
 def find_nonfinite(elements: Units, part: Part, x: Pointer, infinities, nans, partial, first):
     """partial[first + part] = whether one of these elements is what is looked for."""
-    found = nonfinite_in_range(x, elements.start, elements.stop, CHUNK, (infinities, nans))
+    found = nonfinite_in_range(elements.start, elements.stop, (x,), (infinities, nans))
     store_word(partial, first + part, 1 if v.reduce_add(found) > 0.0 else 0)
 
 
@@ -73,7 +73,7 @@ def none_found(count, partial, y: Pointer):
 @kernel
 def sum_squares(elements: Units, part: Part, x: Pointer, partial: Pointer, first):
     """partial[first + part] = the sum of the squares of these elements, in float64 as `partial` is."""
-    total = squares_of_range(x, elements.start, elements.stop, CHUNK, ())
+    total = sum_products(elements.start, elements.stop, (x, x), ())
     v.store_one(partial, first + part, v.reduce_add(total))
 
 

@@ -3,23 +3,12 @@
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
-from opgrad.cpu.kernels.loops.fold import fold_in_chunks
-from opgrad.cpu.kernels.loops.map import get, get_or, mapped
+from opgrad.cpu.kernels.loops.fold import folded, sum_products
+from opgrad.cpu.kernels.loops.map import mapped
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, row_max
 from opgrad.cpu.kernels.numerics.elementary import exp_up_to_zero, log
 
-
-@inline
-def _add_exponential(total, arrays, i: int, whole: bool, mask, numbers):
-    return (total[0] + exp_up_to_zero(get_or(arrays[0], i, whole, mask, MINUS_INFINITY) - numbers[0]),)
-
-
-@inline
-def _add_product(total, arrays, i: int, whole: bool, mask, numbers):
-    return (v.fma(get(arrays[0], i, whole, mask), get(arrays[1], i, whole, mask), total[0]),)
-
-
-sum_exponentials, sum_products = fold_in_chunks(_add_exponential), fold_in_chunks(_add_product)
+sum_exponentials = folded(lambda total, x, m: total + exp_up_to_zero(x - m))
 write_shares = mapped(lambda x, m, share: exp_up_to_zero(x - m) * share)
 write_gradient = mapped(lambda dy, y, total: y * (dy - total))
 
@@ -36,7 +25,7 @@ def soften(units: Units, heads, length, n, x: Pointer, sink: Pointer, y: Pointer
         source, beside = x + row * n, v.load_one(sink, row // length % heads)
         m = max(row_max(source, 0, n), beside)
         base = 0.0 if m == MINUS_INFINITY else m
-        total = v.reduce_add(sum_exponentials((v.full(lse, 0.0),), 0, n, (source,), (base,), 64)[0])
+        total = v.reduce_add(sum_exponentials(0, n, (source,), (base,)))
         total += _exponential(lse, beside - base)
         write_shares(y + row * n, 0, n, 0, (source,), (base, 0.0 if total == 0.0 else 1.0 / total))
         v.store_one(lse, row, MINUS_INFINITY if total == 0.0 else v.first_lane(log(v.full(lse, total))) + base)
@@ -49,7 +38,7 @@ def soften_back(
     """A unit is a row, whose part of the sink's gradient is written to `parts`."""
     for row in units:
         both = dy + row * n, y + row * n
-        total = v.reduce_add(sum_products((v.full(parts, 0.0),), 0, n, both, (), 64)[0])
+        total = v.reduce_add(sum_products(0, n, both, ()))
         write_gradient(dx + row * n, 0, n, 0, both, (total,))
         power = v.load_one(lse, row)
         base = 0.0 if power == MINUS_INFINITY else power

@@ -32,8 +32,8 @@ from opgrad.cpu.kernels.attention.tiles import (
 )
 from opgrad.cpu.kernels.gemm import CHUNK, VECTORS, multiply
 from opgrad.cpu.kernels.loops.fill import write_zeros
-from opgrad.cpu.kernels.loops.fold import fold, fold_in_chunks
-from opgrad.cpu.kernels.loops.map import get, get_or, mapped, mapped_to_each, write_same, write_times
+from opgrad.cpu.kernels.loops.fold import folded, sum_products
+from opgrad.cpu.kernels.loops.map import mapped, mapped_to_each, write_same, write_times
 from opgrad.cpu.kernels.numerics.elementary import exp2_up_to_one, tanh
 
 ROWS = CHUNK  # of a tile
@@ -112,14 +112,6 @@ class Memory(NamedTuple):
 # --- of each query --------------------------------------------------------------------------------------------------
 
 
-@inline
-def _add_product(total, arrays, i: int, whole: bool, mask, numbers):
-    return (v.fma(get(arrays[0], i, whole, mask), get(arrays[1], i, whole, mask), total[0]),)
-
-
-sum_products = fold(_add_product)
-
-
 class OfQueries(NamedTuple):
     """lse, and its gradient if it has one."""
 
@@ -135,7 +127,7 @@ def prepare_rows(units: Units, sizes: Sizes, dy: Heads, y: Heads, given: OfQueri
     for unit in units:
         query, head, batch = unit % queries, unit // queries % heads, unit // queries // heads
         both = place(dy, batch, head, query), place(y, batch, head, query)
-        total = v.reduce_add(sum_products((v.full(delta, 0.0),), 0, size, both, ())[0])
+        total = v.reduce_add(sum_products(0, size, both, ()))
         value = v.load_one(place(given.lse, batch, head, query), 0)
         if given.has_dlse:
             total = total - v.load_one(place(given.dlse, batch, head, query), 0)
@@ -143,13 +135,7 @@ def prepare_rows(units: Units, sizes: Sizes, dy: Heads, y: Heads, given: OfQueri
         v.store_one(power, unit, 0.0 if value == MINUS_INFINITY else value * LOG2_E)
 
 
-@inline
-def _add_sink(total, arrays, i: int, whole: bool, mask, numbers):
-    power = get_or(arrays[0], i, whole, mask, float("inf"))
-    return (v.fma(exp2_up_to_one(numbers[0] - power), get(arrays[1], i, whole, mask), total[0]),)
-
-
-sum_of_sink = fold_in_chunks(_add_sink)
+sum_of_sink = folded(lambda total, power, delta, sink: v.fma(exp2_up_to_one(sink - power), delta, total))
 
 
 @kernel
@@ -159,8 +145,7 @@ def sum_sinks(units: Units, batches, heads, queries, sink: Pointer, power: Point
         total, value = 0.0, v.load_one(sink, head) * LOG2_E
         for batch in range(batches):
             first = (batch * heads + head) * queries
-            found = sum_of_sink((v.full(power, 0.0),), 0, queries, (power + first, delta + first), (value,))[0]
-            total -= v.reduce_add(found)
+            total -= v.reduce_add(sum_of_sink(0, queries, (power + first, delta + first), (value,)))
         v.store_one(dsink, head, total)
 
 

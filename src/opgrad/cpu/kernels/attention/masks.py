@@ -73,7 +73,7 @@ def _write(dmask: MaskGradient, sizes: Sizes, sums: Private, pitch: int, target,
         if dmask.keys == sizes.keys:
             write_same(out, 0, columns, 0, (line,), ())
         else:
-            v.store_one(out, 0, v.reduce_add(sum_range(line, 0, columns, 64, ())))
+            v.store_one(out, 0, v.reduce_add(sum_range(0, columns, (line,), ())))
 
 
 @kernel

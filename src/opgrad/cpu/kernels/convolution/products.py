@@ -202,7 +202,7 @@ def sum_signals(rows: Units, length, add, signals: Signals, sums: Pointer):
     """sums[r] (+)= the sum of row r of the signals, over whole vectors."""
     for row in rows:
         signal = signals.data + (row * signals.pitch + signals.pad)
-        put_sums((sums,), row, (sum_range(signal, 0, length, BLOCK_VECTORS, ()),), add)
+        put_sums((sums,), row, (sum_range(0, length, (signal,), (), BLOCK_VECTORS),), add)
 
 
 @kernel
@@ -211,7 +211,7 @@ def sum_planes(channels_: Units, images: Images, channels, size, x: Pointer, sum
     for channel in channels_:
         for image in range(images.first, images.first + images.count):
             plane = x + (image * channels + channel) * size
-            put_sums((sums,), channel, (sum_range(plane, 0, size, BLOCK_VECTORS, ()),), image > 0)
+            put_sums((sums,), channel, (sum_range(0, size, (plane,), (), BLOCK_VECTORS),), image > 0)
 
 
 @kernel

@@ -3,29 +3,28 @@
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Units
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.cross_entropy.rows import losses_by_rows
 from opgrad.cpu.kernels.loops.elements import BLOCK
-from opgrad.cpu.kernels.loops.fold import fold_in_chunks
-from opgrad.cpu.kernels.loops.map import get, mapped
+from opgrad.cpu.kernels.loops.fold import folded
+from opgrad.cpu.kernels.loops.map import mapped
 from opgrad.cpu.kernels.loops.rows import row_log_sum, write_log
 from opgrad.cpu.kernels.numerics.elementary import exp
 
 
 @inline
-def _add_term(total, arrays, i: int, whole: bool, mask, numbers):
+def _add_term(total: Vector, x: Vector, label: Vector, m, log_s) -> Vector:
     """Add what a class adds to the loss: 0 where its label is 0, even if its probability is 0 too."""
-    x, label = get(arrays[0], i, whole, mask), get(arrays[1], i, whole, mask)
-    m, log_s = numbers
-    return (total[0] + v.select(label == 0.0, 0.0, label * (log_s - (x - m))),)
+    return total + v.select(label == 0.0, 0.0, label * (log_s - (x - m)))
 
 
-_add_terms = fold_in_chunks(_add_term)
+_add_terms = folded(_add_term)
 
 
 @inline
 def dense_row(x, n: int, ahead, out, row: int, samples, divisor: float, labels, before, stream: int):
     numbers = row_log_sum(x, n, x + n)
-    loss = v.reduce_add(_add_terms((v.full(x, 0.0),), 0, n, (x, labels + row * n), numbers)[0])
+    loss = v.reduce_add(_add_terms(0, n, (x, labels + row * n), numbers))
     write_log(out, 0, n, stream, (x,), numbers)
     return loss, before
 

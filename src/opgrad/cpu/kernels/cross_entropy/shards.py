@@ -12,8 +12,8 @@ from opgrad.cpu.compiler.parameters import Pointer, Private, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.cross_entropy.options import CAPPED, DIVIDED, Scaling, Transform, gradient_of, in_precision
 from opgrad.cpu.kernels.loops.fill import write_zeros
-from opgrad.cpu.kernels.loops.fold import add_value, fold_in_chunks
-from opgrad.cpu.kernels.loops.map import get, mapped, mapped_by_index
+from opgrad.cpu.kernels.loops.fold import folded, sum_products, sum_range
+from opgrad.cpu.kernels.loops.map import mapped, mapped_by_index
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, row_rests
 from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.kernels.numerics.elementary import exp, exp_up_to_zero
@@ -45,18 +45,12 @@ def transformed(transform: Transform) -> Callable[..., Any]:
 
 
 @inline
-def _add_weighted(total, arrays, i: int, whole: bool, mask, numbers):
-    return (total[0] + get(arrays[0], i, whole, mask) * get(arrays[1], i, whole, mask),)
+def _add_moment(total: Vector, z: Vector, m) -> Vector:
+    e = exp_up_to_zero(z - m)
+    return total + v.select(e == 0.0, 0.0, e * z)
 
 
-@inline
-def _add_moment(total, arrays, i: int, whole: bool, mask, numbers):
-    z = get(arrays[0], i, whole, mask)
-    e = exp_up_to_zero(z - numbers[0])
-    return (total[0] + v.select(e == 0.0, 0.0, e * z),)
-
-
-sum_of, weighted_sum, moment_of = fold_in_chunks(add_value), fold_in_chunks(_add_weighted), fold_in_chunks(_add_moment)
+moment_of = folded(_add_moment)
 
 
 def statistics(z_of: Callable[..., Any]) -> Kernel:
@@ -70,21 +64,18 @@ def statistics(z_of: Callable[..., Any]) -> Kernel:
         for row in rows:
             x = logits + row * n
             z = z_of(x, n, buffer, scaling)
-            zero, label = (v.full(z, 0.0),), v.load_one(labels, row) - classes.first
+            label = v.load_one(labels, row) - classes.first
             m, rest, count = row_rests(z, n, z + n)
             s = rest + count
             if m > MINUS_INFINITY:
                 s = rest / lse.exp_wide(z, m, m) + count
-            if classes.is_weighted:
-                total = weighted_sum(zero, 0, n, (z, classes.weight), ())
-            else:
-                total = sum_of(zero, 0, n, (z,), ())
+            total = sum_products(0, n, (z, classes.weight), ()) if classes.is_weighted else sum_range(0, n, (z,), ())
             v.store_one(found, row, m)
             v.store_one(found, samples + row, s)
             v.store_one(found, 2 * samples + row, v.load_one(z, label) if 0 <= label < n else v.number(z, 0.0))
-            v.store_one(found, 3 * samples + row, v.reduce_add(total[0]))
+            v.store_one(found, 3 * samples + row, v.reduce_add(total))
             if moment:
-                v.store_one(found, 4 * samples + row, v.reduce_add(moment_of(zero, 0, n, (z,), (m,))[0]))
+                v.store_one(found, 4 * samples + row, v.reduce_add(moment_of(0, n, (z,), (m,))))
 
     return of_rows
 

@@ -66,26 +66,25 @@ def fold_in_chunks(visit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def folded(term: Callable[..., Vector]) -> Callable[..., Vector]:
-    """The sum over x[begin:end], lane by lane.
-
-    Term(total, x[i], *numbers) is the new total; a 0 must leave it unchanged.
-    """
+    """The sum over [begin, end) in chunks, lane by lane: term(total, a[i], b[i], …, *numbers) is the new total."""
     inline(term)
 
     @inline
     def visit(total, arrays, i: int, whole: bool, mask, numbers):
-        return (term(total[0], get(arrays[0], i, whole, mask), *numbers),)
+        if whole:
+            return (term(total[0], *(v.load_each(arrays, i) + numbers)),)
+        return (v.select(mask, term(total[0], *(v.load_each_masked(arrays, i, mask, 0.0) + numbers)), total[0]),)
 
     along = fold_in_chunks(visit)
 
     @inline
-    def fold_row(x, begin: int, end: int, vectors: int, numbers) -> Vector:
-        return along((v.full(x, 0.0),), begin, end, (x,), numbers, vectors)[0]
+    def sum_up(begin: int, end: int, arrays, numbers, vectors: int = CHUNK) -> Vector:
+        return along((v.full(arrays[0], 0.0),), begin, end, arrays, numbers, vectors)[0]
 
-    return fold_row
+    return sum_up
 
 
-sum_range = folded(lambda total, x: total + x)
+sum_range, sum_products = folded(lambda total, x: total + x), folded(lambda total, x, y: v.fma(x, y, total))
 
 
 @inline

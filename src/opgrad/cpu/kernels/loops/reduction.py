@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Strips, Units
-from opgrad.cpu.kernels.loops.fold import add_value, fold_down, fold_in_chunks
+from opgrad.cpu.kernels.loops.fold import fold_down, sum_range
 
 DEEP: Final = 1 << 10  # terms of a column that one part sums
 WIDE: Final = 4  # vectors of columns that are summed at once
@@ -19,17 +19,13 @@ class SumBlocks(NamedTuple):
     size: int
 
 
-_sum_row = fold_in_chunks(add_value)
-
-
 @kernel
 def sum_rows(units: Units, n, blocks: SumBlocks, x: Pointer, y: Pointer):
     """y[row, block] = the sum of that block of x[row]."""
     for unit in units:
         row, begin = unit // blocks.count, unit % blocks.count * blocks.size
-        end = min(begin + blocks.size, n)
-        total = _sum_row((v.full(x, 0.0),), begin, end, (x + row * n,), ())
-        v.store_one(y, unit, v.reduce_add(total[0]))
+        total = sum_range(begin, min(begin + blocks.size, n), (x + row * n,), ())
+        v.store_one(y, unit, v.reduce_add(total))
 
 
 @inline

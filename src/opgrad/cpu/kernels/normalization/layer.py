@@ -9,7 +9,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.native import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.loops.fold import add_value, fold_in_chunks
+from opgrad.cpu.kernels.loops.fold import fold_in_chunks, sum_range
 from opgrad.cpu.kernels.loops.map import get, row_writer
 from opgrad.cpu.kernels.normalization import bundles
 from opgrad.cpu.kernels.normalization.bundles import FULL, Affine, Statistics, Variant, add_square
@@ -29,7 +29,7 @@ def _without_bias(arrays, i: int, whole: bool, mask, numbers) -> Vector:
     return (get(x, i, whole, mask) - mean) * inv_std * get(scale, i, whole, mask)
 
 
-_sum, _squares = fold_in_chunks(add_value), fold_in_chunks(add_square)
+_squares = fold_in_chunks(add_square)
 
 
 def forward_kernel(value: Callable[..., Vector], variant: Variant) -> Kernel:
@@ -43,7 +43,7 @@ def forward_kernel(value: Callable[..., Vector], variant: Variant) -> Kernel:
         inverse, zero, zeros = v.number(x, 1.0 / max(n, 1)), v.number(x, 0.0), (v.full(x, 0.0),)
         for row in rows:
             source = x + row * n
-            mean = mean_or_zero(v.reduce_add(_sum(zeros, 0, n, (source,), ())[0]) * inverse, zero)
+            mean = mean_or_zero(v.reduce_add(sum_range(0, n, (source,), ())) * inverse, zero)
             squares = v.reduce_add(_squares(zeros, 0, n, (source,), mean)[0])
             inv_std = v.first_lane(1.0 / v.sqrt(v.full(x, squares * inverse + v.number(x, epsilon))))
             put_mean(statistics.mean, row, mean)
