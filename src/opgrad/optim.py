@@ -12,7 +12,7 @@ import numpy as np
 
 from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.programs import partition
-from opgrad.cpu.programs.optimizer import AdamWStep, adamw_in_place, sgd_in_place
+from opgrad.cpu.programs.optimizer import AdamWStep, adamw_in_place, checked_rates, sgd_in_place
 from opgrad.native.passes import Pass, RepeatedKernel
 
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
@@ -77,14 +77,12 @@ def adam_rows(
     """
     if step < 1:
         raise ValueError(f"adam_rows: step is {step}, expected at least 1")
-    if adam_mode not in (0, 1) or not (adam_mode or correct_bias):
-        wrong = f"adam_rows: adam_mode is {adam_mode} and correct_bias is {correct_bias}"
-        raise ValueError(f"{wrong}, expected 0 or 1, and True with 0")
+    rates = checked_rates("adam_rows", alpha, beta, adam_mode, correct_bias)
     found = AdamWStep(learning_rate, step, alpha, beta, epsilon, weight_decay, adam_mode, correct_bias).factors()
     _run(
         "adam_rows", kernels.adamw_rows, rows, values, [table, first_moment, second_moment],
         np.array([*found, 1.0], np.float64),
-        lambda p, g, m, v: {"state": kernels.State(p, g, m, v), "rates": kernels.Rates._make((alpha, beta))},
+        lambda p, g, m, v: {"state": kernels.State(p, g, m, v), "rates": rates},
     )  # fmt: skip
 
 

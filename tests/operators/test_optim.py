@@ -97,6 +97,8 @@ def test_what_steps_refuse(rng):
         optim.sgd_rows(table, np.array([1.0, 2.0]), values, 0.1)
     with pytest.raises(ValueError, match="strided"):
         optim.sgd_rows(table[:, ::2], np.array([1, 2]), values[:, ::2], 0.1)
+    with pytest.raises(ValueError, match=r"adam_rows: alpha is 1.5, expected 0 to 1"):
+        optim.adam_rows(table, table.copy(), table.copy(), np.array([1, 2]), values, 0.1, 1, alpha=1.5)
     with pytest.raises(ValueError, match="step is 0"):
         optim.adam_rows(table, table.copy(), table.copy(), np.array([1, 2]), values, 0.1, 0)
     assert (table == 1).all()

@@ -57,7 +57,7 @@ def _statistics(problem: Problem) -> Statistics:
 
 def _forward(problem: Problem, kernel: Kernel) -> Program:
     steps, (rows, n) = ProgramSteps(problem), _sizes(problem)
-    affine = Affine(problem["scale"], problem.operands.get("bias"))
+    affine = Affine(problem["scale"], problem.operands.get("bias") or problem["scale"])
     steps.add(kernel, rows, n=n, affine=affine, statistics=_statistics(problem))
     return steps.program()
 

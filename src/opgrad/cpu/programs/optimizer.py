@@ -65,7 +65,9 @@ def sgd_optimizer(problem: Problem) -> Program:
 
 
 def adamw_optimizer(problem: Problem) -> Program:
-    steps, rates, attributes = ProgramSteps(problem), _rates(problem), problem.attributes
+    steps, attributes = ProgramSteps(problem), problem.attributes
+    checked = {name: attributes[name] for name in ("alpha", "beta", "adam_mode", "correct_bias")}
+    rates = checked_rates("adamw_optimizer", **checked)
     factors = steps.workspace.shared(kernels.FACTORS, "float64")
     logarithms = kernels.LogRates(*(math.log(rate) if rate else -math.inf for rate in rates))
     given = {"mode": attributes["adam_mode"], "corrects": attributes["correct_bias"], "log_rates": logarithms}
@@ -79,17 +81,16 @@ def adamw_optimizer(problem: Problem) -> Program:
     return steps.program(explain=lambda position, value: ValueError(wrong(value)))
 
 
-def _rates(problem: Problem) -> kernels.Rates:
-    """The moments' decay rates. Raises ValueError for attributes that have no meaning."""
-    attributes = problem.attributes
-    if attributes["adam_mode"] not in (0, 1):
-        raise ValueError(f"adamw_optimizer: adam_mode is {attributes['adam_mode']}, expected 0 or 1")
-    if attributes["adam_mode"] == 0 and not attributes["correct_bias"]:
-        raise ValueError("adamw_optimizer: correct_bias is False, expected True with adam_mode 0")
-    for name in ("alpha", "beta"):
-        if not 0 <= attributes[name] <= 1:
-            raise ValueError(f"adamw_optimizer: {name} is {attributes[name]}, expected 0 to 1")
-    return kernels.Rates(attributes["alpha"], attributes["beta"])
+def checked_rates(operator: str, alpha: float, beta: float, adam_mode: int, correct_bias: bool) -> kernels.Rates:
+    """The moments' decay rates. Raises the operator's ValueError for attributes that have no meaning."""
+    if adam_mode not in (0, 1):
+        raise ValueError(f"{operator}: adam_mode is {adam_mode}, expected 0 or 1")
+    if adam_mode == 0 and not correct_bias:
+        raise ValueError(f"{operator}: correct_bias is False, expected True with adam_mode 0")
+    for name, rate in (("alpha", alpha), ("beta", beta)):
+        if not 0 <= rate <= 1:
+            raise ValueError(f"{operator}: {name} is {rate}, expected 0 to 1")
+    return kernels.Rates(alpha, beta)
 
 
 def clip_grad_norm(problem: Problem) -> Program:

@@ -22,16 +22,20 @@ def address(library: Any, name: str) -> int:
     return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
 
-class Posix:
-    """Linux and macOS."""
+class CLibrary:
+    """What all systems have."""
 
     def __init__(self, library: Any) -> None:
-        """library: the C library, with threads."""
+        """library: the C library."""
         self._library = library
 
     def heap(self, name: str) -> int:
         """Return the address of a function that HEAP names."""
         return address(self._library, name)
+
+
+class Posix(CLibrary):
+    """Linux and macOS, whose C library has threads."""
 
     def mappings(self) -> tuple[int, int, int, int]:
         """Return the functions that map memory, unmap it and advise on it, and the flags of a new mapping."""
@@ -82,16 +86,13 @@ class Posix:
         return os.strerror(error) if error else ""
 
 
-class Windows:
+class Windows(CLibrary):
     """Windows. Its functions for mappings are unlike those of POSIX, so all memory comes from the heap."""
 
     def __init__(self, library: Any, kernel: Any) -> None:
         """library: the C library, ucrtbase; kernel: kernel32, with the last error kept."""
-        self._library, self._kernel = library, kernel
-
-    def heap(self, name: str) -> int:
-        """Return the address of a function that HEAP names."""
-        return address(self._library, name)
+        super().__init__(library)
+        self._kernel = kernel
 
     def mappings(self) -> None:
         """Return None: no function maps memory as POSIX does."""

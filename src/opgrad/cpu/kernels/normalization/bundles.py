@@ -10,7 +10,7 @@ from opgrad.cpu.kernels.loops.map import get_or
 
 
 class Affine(NamedTuple):
-    """The factor of the normalized numbers, and what is added to them if there is a bias."""
+    """The factor of the normalized numbers, and what is added to them; without a bias any array of that length."""
 
     scale: Pointer
     bias: Pointer

@@ -6,35 +6,29 @@ Arrays are rows x n, contiguous. The mean is subtracted before squares are summe
 from collections.abc import Callable
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.native import Kernel, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.fold import fold_in_chunks, sum_range
-from opgrad.cpu.kernels.loops.map import get, row_writer
+from opgrad.cpu.kernels.loops.map import mapped
 from opgrad.cpu.kernels.normalization import bundles
 from opgrad.cpu.kernels.normalization.bundles import FULL, Affine, Statistics, Variant, add_square
 
 
-@inline
-def _with_bias(arrays, i: int, whole: bool, mask, numbers) -> Vector:
-    x, scale, bias = arrays
-    mean, inv_std = numbers
-    return v.fma((get(x, i, whole, mask) - mean) * inv_std, get(scale, i, whole, mask), get(bias, i, whole, mask))
+def _with_bias(x: Vector, scale: Vector, bias: Vector, mean, inv_std) -> Vector:
+    return v.fma((x - mean) * inv_std, scale, bias)
 
 
-@inline
-def _without_bias(arrays, i: int, whole: bool, mask, numbers) -> Vector:
-    x, scale, _ = arrays
-    mean, inv_std = numbers
-    return (get(x, i, whole, mask) - mean) * inv_std * get(scale, i, whole, mask)
+def _without_bias(x: Vector, scale: Vector, bias: Vector, mean, inv_std) -> Vector:
+    return (x - mean) * inv_std * scale
 
 
 _squares = fold_in_chunks(add_square)
 
 
-def forward_kernel(value: Callable[..., Vector], variant: Variant) -> Kernel:
+def forward_kernel(formula: Callable[..., Vector], variant: Variant) -> Kernel:
     """y and the statistics of rows."""
-    write, mean_or_zero, put_mean = row_writer(value), variant.or_zero, variant.store
+    write, mean_or_zero, put_mean = mapped(formula), variant.or_zero, variant.store
 
     @kernel
     def normalize_rows(
