@@ -190,7 +190,7 @@ def test_models_of_other_types(kind, dtype, tmp_path):
     for name, array in normal(w=(4, 3), b=(3,)).items():
         values = array.astype(checkpoint_tables.ELEMENT_TYPES[number])
         model.graph.initializer.append(helper.make_tensor(name, number, array.shape, values.tobytes(), raw=True))
-    made = generate_artifacts(model, loss=CE, optimizer=OptimType.AdamW, artifact_directory=tmp_path)
+    made = generate_artifacts(model, loss=CE, optimizer=OptimType.AdamW, artifact_directory=tmp_path, precision="model")
     parameters = read_checkpoint(tmp_path / "checkpoint").trainable
     assert {array.dtype.name for array in parameters.values()} == {dtype}
     training = onnx.load(tmp_path / "training_model.onnx").graph

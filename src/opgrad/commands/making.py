@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 # What messages call arguments of `generate_artifacts`, and what the commands call them.
 OPTIONS = {"requires_grad": "train", "frozen_params": "freeze", "loss_input_names": "loss_input"}
-OPTIONS |= {name: name for name in ("batch_norm", "checkpoint_segments", "custom_op_library", "ort_format", "prefix")}
+OPTIONS |= {
+    name: name
+    for name in ("batch_norm", "checkpoint_segments", "custom_op_library", "ort_format", "precision", "prefix")
+}
 OPTIONS |= {"additional_output_names": "output_name"}
 
 

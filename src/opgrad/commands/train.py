@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -81,9 +81,18 @@ class Settings(RunSettings):
         bool | None, typer.Option("--fuse/--no-fuse", help="Replace nodes of the graph by faster ones; default: yes.")
     ] = None
 
+    loss_scale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X|dynamic", help="Compute float16 as it is, with the loss times this; default: in float32."
+        ),
+    ] = None
+
     def of_recipe(self) -> dict[str, Any]:
         """Those that were given, under the names of a recipe."""
         values = super().of_recipe()
+        if self.loss_scale is not None:
+            values["loss_scale"] = _number(self.loss_scale)
         return values | ({"row_wise": self.row_wise.split(",")} if self.row_wise else {})
 
 
@@ -147,7 +156,7 @@ def train(
         _check_model(path, settings, places)
         with (
             _trained_model(path, settings, places, quantization) as model,
-            _artifacts(model, making, places.artifacts, processes) as folder,
+            _artifacts(model, making, places, _scales(path, settings, places), processes) as folder,
         ):
             _train(path, folder, settings, places, making, path.parent, processes, shown)
 
@@ -205,16 +214,27 @@ def _check_model(path: Path, settings: Settings, places: Places) -> None:
         raise ValueError(f"train: no data for {path}, expected --data or a dataset named in {FILE} beside it")
 
 
+def _scales(path: Path, settings: Settings, places: Places) -> bool:
+    """Whether the loss will be scaled, so that float16 is computed as it is."""
+    from opgrad.training import Recipe
+    from opgrad.training.run.state import Resumption
+
+    state = Resumption.read(places.resume).state if places.resume else None
+    saved = state.recipe if state else Recipe.load(path.parent)
+    return replace(saved, **settings.of_recipe()).loss_scale is not None
+
+
 @contextmanager
-def _artifacts(model: Path, making: Making, kept: Path | None, processes: "OneProcess") -> Iterator[Path]:
+def _artifacts(model: Path, making: Making, places: Places, scales: bool, processes: "OneProcess") -> Iterator[Path]:
     """The folder with the artifacts of a model: one that is kept, or one that is gone at the end."""
     from opgrad.training.inspect.tables import amount
 
     screen = console(not processes.is_first)
     with TemporaryDirectory(prefix="opgrad-") as temporary:
-        folder = Path(temporary) / model.stem if kept is None or not processes.is_first else kept
+        kept = places.artifacts if processes.is_first else None
+        folder = kept or Path(temporary) / model.stem
         with screen.status(Text(visible(f"making artifacts of {model}"))):
-            made = make(model, making, folder, "train")
+            made = make(model, making, folder, "train", precision="model" if scales else "float32")
         count = sum(made.sizes.get(name, 0) for name in made.trainable)
         frozen = f", {len(made.frozen)} frozen" if made.frozen else ""
         screen.print(f"artifacts of {model}: trainable {amount(len(made.trainable), count)}{frozen}")
@@ -313,6 +333,13 @@ def _export(
                 finish(file)
     names = ", ".join(each.name for each in outputs)
     screen.print(f"exported  {file}: the trained model, with the outputs {names}")
+
+
+def _number(text: str) -> float | str:
+    """A text as a number, if it is one."""
+    with suppress(ValueError):
+        return float(text)
+    return text
 
 
 def _rows_or_fraction(text: str | None) -> int | float | None:

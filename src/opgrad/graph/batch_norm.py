@@ -62,3 +62,8 @@ def _repeat(graph: onnx.GraphProto, lost: dict[str, str]) -> None:
     for name, source in lost.items():
         if name in read:
             graph.node.insert(0, helper.make_node("Identity", [source], [name]))
+
+
+def written_inputs(graph: onnx.GraphProto) -> set[str]:
+    """The inputs that a run of a training graph changes: the running statistics of batch normalization."""
+    return {name for node in graph.node if node.op_type == "BatchNormInternal" for name in node.input[3:5]}

@@ -1,40 +1,24 @@
 """Language models of float16 and bfloat16: weights stay as they are, training computes in float32."""
 
-import ml_dtypes
+import halved_models
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from halved_models import KINDS
 from language_models import WORDS, make_folder
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 
 from opgrad.training import Tuner
 from opgrad.training.engine.trainer import Trainer
 from opgrad.training.language import read
 
 SIZE = 5 + len(WORDS)
-KINDS = {TensorProto.FLOAT16: np.float16, TensorProto.BFLOAT16: ml_dtypes.bfloat16}
 
 
 def halved(folder, kind, back=False):
     """The model of a folder with its floats in halves; back: as float32 again, rounded."""
-    model = onnx.load(folder / "model.onnx")
-    for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT:
-            array = numpy_helper.to_array(tensor).astype(KINDS[kind])
-            if back:
-                tensor.CopyFrom(numpy_helper.from_array(array.astype(np.float32), tensor.name))
-            else:
-                data = array.view(np.uint16).tobytes()
-                tensor.CopyFrom(TensorProto(name=tensor.name, data_type=kind, dims=array.shape, raw_data=data))
-    for node in model.graph.node:
-        for each in node.attribute:
-            if each.name == "to" and each.i == TensorProto.FLOAT and not back:
-                each.i = kind
-    if not back:
-        model.graph.output[0].type.tensor_type.elem_type = kind
-    del model.graph.value_info[:]
-    return model
+    return halved_models.halved(onnx.load(folder / "model.onnx"), kind, back)
 
 
 def scores(model, tokens):

@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from opgrad.graph.batch_norm import evaluating
+from opgrad.graph.batch_norm import evaluating, written_inputs
+from opgrad.graph.halves import compute_in_float32, in_float32
 from opgrad.graph.loading import name_of
 from opgrad.graph.messages import copied
 from opgrad.graph.passes.losses import use_internal_losses
@@ -22,7 +23,7 @@ from opgrad.training.engine.memory import Memory
 from opgrad.training.engine.optimizer import GradientNorm, clip_factor
 from opgrad.training.engine.training_graph import Source, TrainingGraph, open_bound, run_error
 from opgrad.training.engine.training_graph import session_options as options_for
-from opgrad.training.formats.artifact_set import check_parameters, tensor_spec
+from opgrad.training.formats.artifact_set import changed_inputs, check_parameters, tensor_spec
 from opgrad.training.formats.names import BUFFER_SUFFIX
 from opgrad.training.formats.tensor_values import read_shared
 
@@ -34,7 +35,8 @@ class Module:
     """Trains and evaluates the model of training artifacts, on the CPU.
 
     train_model_uri: the file of the training graph, or its bytes.
-    state: the parameters; the module reads and changes them in place.
+    state: the parameters; the module reads and changes them in place. Those that it changes are float32: a graph in
+    float16 or bfloat16 computes in float32, and the exported model stores them in its own types.
     eval_model_uri: the file of the eval graph, or its bytes; needed for evaluation and export.
     device: "cpu".
     session_options: onnxruntime's; by default as many threads as `opgrad.get_num_threads()` says.
@@ -67,6 +69,7 @@ class Module:
         if not isinstance(state, CheckpointState):
             raise TypeError(f"{WHO}: state is {type(state).__name__}, expected CheckpointState")
         model, constants = read_shared(train_model_uri, WHO)
+        compute_in_float32(model, changed_inputs(state._memory.parameters, model.graph))
         self._eval_model: onnx.ModelProto | None = None
         of_eval: dict[str, np.ndarray] = {}
         if eval_model_uri is not None:
@@ -83,7 +86,9 @@ class Module:
         self._eval_graph = None
         if self._eval_model is not None and eval_model_uri is not None:
             fixed = {**memory.parameters, **memory.frozen, **of_eval}
-            self._eval_graph = _open_eval(self._eval_model, fixed, options, f"{WHO}: {name_of(eval_model_uri)}")
+            evaluated = copied(self._eval_model)
+            compute_in_float32(evaluated, {name for name, each in fixed.items() if each.dtype == np.float32})
+            self._eval_graph = _open_eval(evaluated, fixed, options, f"{WHO}: {name_of(eval_model_uri)}")
         held = memory.parameters.keys() | memory.frozen.keys()
         self._order = [value.name for value in model.graph.input if value.name in held]
         self._norm: GradientNorm | None = None
@@ -298,6 +303,8 @@ def _fit(graph: onnx.GraphProto, memory: Memory) -> None:
     if memory.nominal and not memory.bound and memory.parameters.keys() | memory.frozen.keys() <= specs.keys():
         memory.shape({name: _fixed(specs[name].shape) for name in memory.parameters})
         memory.frozen = {name: np.zeros(_fixed(specs[name].shape), specs[name].dtype) for name in memory.frozen}
+    for name in written_inputs(graph) & memory.frozen.keys():
+        memory.frozen[name] = in_float32(memory.frozen[name])
     check_parameters(WHO, specs, memory.parameters, memory.frozen)
     for name in memory.parameters:
         if specs[name + BUFFER_SUFFIX].dtype != np.float32:
@@ -311,11 +318,10 @@ def _fixed(shape: Sequence[int | str]) -> tuple[int, ...]:
 def _open_eval(
     model: onnx.ModelProto, fixed: Mapping[str, np.ndarray], options: onnxruntime.SessionOptions, what: str
 ) -> BoundGraph:
-    fused = copied(model)
-    use_internal_losses(fused)
+    use_internal_losses(model)
     inputs = [declared(value) for value in model.graph.input if value.name not in fixed]
     outputs = [declared(value) for value in model.graph.output]
-    return open_bound(fused, options, what, inputs, outputs, fixed, {})
+    return open_bound(model, options, what, inputs, outputs, fixed, {})
 
 
 def _value(value: Any, spec: TensorSpec) -> Value:

@@ -15,6 +15,7 @@ import onnx
 from opgrad.graph.large import size_of
 from opgrad.training.artifacts.generation import WHO, Files, Made, Request, make, names_in
 from opgrad.training.building.checks import listed, quantity, refused_types
+from opgrad.training.building.models import FLOAT32
 from opgrad.training.formats.model_files import LARGEST_MODEL
 from opgrad.training.inspect.trainability import softmax_before_loss
 from opgrad.training.onnxblock import blocks, optim
@@ -108,7 +109,7 @@ def generate_artifacts(
     custom_op_library: str | bytes | os.PathLike[str] | None = None,
     additional_output_names: Sequence[str] | None = None, nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None, *, batch_norm: BatchNorm | str = BatchNorm.MODEL,
-    checkpoint_segments: int | Sequence[str] | None = None,
+    checkpoint_segments: int | Sequence[str] | None = None, precision: str = FLOAT32,
 ) -> Artifacts:  # fmt: skip
     """Make a training model, an eval model, a checkpoint and an optimizer model.
 
@@ -126,6 +127,8 @@ def generate_artifacts(
     loss_input_names: what the loss is called with. None: the model's outputs, in their order.
     batch_norm: whose statistics batch normalization takes; see `BatchNorm`.
     checkpoint_segments: less memory for more time; see `opgrad.gradients.gradients`.
+    precision: of a model in float16 or bfloat16: "float32", in which the training model computes, with trainable
+        parameters in float32, or "model": it has the model's own types.
 
     Returns `Artifacts`, which says what was chosen and written; nothing is written unless everything could be made.
     Raises TypeError and ValueError for other arguments, for a model that is damaged or has no way from the parameters
@@ -136,7 +139,7 @@ def generate_artifacts(
         requires_grad, frozen_params, _block("loss", loss, LossType, losses) or blocks.PassThrough(),
         None if loss_input_names is None else names_in("loss_input_names", loss_input_names),
         names_in("additional_output_names", additional_output_names or ()), _batch_norm(batch_norm).value,
-        checkpoint_segments,
+        checkpoint_segments, precision,
     )  # fmt: skip
     files = Files(_folder(artifact_directory), _prefix(prefix), bool(nominal_checkpoint), bool(ort_format))
     return _written(model, request, _block("optimizer", optimizer, OptimType, optim), files, custom_op_library)

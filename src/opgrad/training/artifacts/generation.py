@@ -16,7 +16,7 @@ from opgrad.graph.messages import opset_of
 from opgrad.training.artifacts.ort_format import convert
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed
-from opgrad.training.building.models import TrainingModels
+from opgrad.training.building.models import FLOAT32, TrainingModels
 from opgrad.training.building.selection import Selection, select
 from opgrad.training.formats.checkpoint import Checkpoint, write_checkpoint
 from opgrad.training.formats.model_files import LARGEST_MODEL, ValuesFile, write_model
@@ -46,6 +46,7 @@ class Request:
     outputs: Sequence[str]
     batch_norm: str
     checkpoint_segments: int | Sequence[str] | None = None
+    precision: str = FLOAT32
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class _Artifacts(TrainingBlock):
 
     def __init__(self, request: Request, apart: Mapping[str, Held]):
         super().__init__()
-        self.request, self.checkpoint_segments, self._apart = request, request.checkpoint_segments, apart
+        self.request, self._apart = request, apart
+        self.checkpoint_segments, self.precision = request.checkpoint_segments, request.precision
 
     @property
     def _who(self) -> str:

@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto, checker, helper
 
 from opgrad.graph.large import without_large
-from opgrad.graph.messages import domain_of
+from opgrad.graph.messages import HALVES, domain_of
 from opgrad.graph.nodes import all_nodes, is_known
 
 UNKNOWN = "opgrad.unknown"  # the domain of operators that onnx's checker does not look at
@@ -23,12 +23,12 @@ def check_built(model: onnx.ModelProto, who: str) -> None:
 
 def refused_types(kinds: Iterable[int]) -> str | None:
     """A message that opgrad trains no parameters of some of these element types; None if it trains all of them."""
-    others = sorted({TensorProto.DataType.Name(kind).lower() for kind in kinds} - {"float"})
+    others = sorted({TensorProto.DataType.Name(kind).lower() for kind in set(kinds) - {TensorProto.FLOAT, *HALVES}})
     if not others:
         return None
     return (
-        f"parameters in {' and '.join(others)} are not trained here: Trainer, Module and `opgrad train` take float32; "
-        "convert the model to float32 first"
+        f"parameters in {' and '.join(others)} are not trained here: Trainer, Module and `opgrad train` take float32, "
+        "float16 and bfloat16; convert the model to float32 first"
     )
 
 

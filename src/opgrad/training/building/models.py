@@ -8,12 +8,15 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.graph.evaluation import constant_tensor
-from opgrad.graph.messages import FLOATS, domain_of
+from opgrad.graph.halves import compute_in_float32, in_float32
+from opgrad.graph.messages import FLOATS, HALVES, domain_of
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, near
 from opgrad.training.building.graph import training_graph
 from opgrad.training.building.outputs import declare_types, set_outputs
-from opgrad.training.formats.tensor_values import Held, array_of, attached, detach, tensor_of
+from opgrad.training.formats.tensor_values import Held, array_of, attached, detach, placeholder, tensor_of
+
+FLOAT32, MODEL = PRECISIONS = "float32", "model"  # in which types a training model computes
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,14 @@ def training_models(
     who: str,
     checkpoint_segments: int | Sequence[str] | None = None,
     apart: Mapping[str, Held] | None = None,
+    precision: str = FLOAT32,
 ) -> TrainingModels:
     """Build training and eval model.
 
     model: with the loss, the first of `outputs`; changed. trainable: names of initializers, Constant nodes or inputs.
     frozen: names of initializers or Constant nodes. checkpoint_segments: as for `gradients`. apart: the values of
-    initializers that are placeholders already.
+    initializers that are placeholders already. precision: in which type the training model computes what the model
+    computes in float16 or bfloat16: FLOAT32, and the parameters that training changes are float32, or MODEL.
 
     Raises what `training_graph` raises, LookupError for outputs and ValueError for names that the model does not have.
     """
@@ -83,6 +88,10 @@ def training_models(
     held = take_parameters(model, {*trainable, *frozen})
     evaluation = forms.evaluated(model)
     order = [each.name for each in model.graph.input if each.name in trainable]
+    if precision == FLOAT32:
+        changed = {each.name for each in held} & {*trainable, *forms.statistics(model, training=True)}
+        compute_in_float32(model, changed)
+        held = [widened(each, values) if each.name in changed else each for each in held]
     try:
         known = [tensor_of(each.name, values.get(each.name, each)) for each in held if each.data_type not in FLOATS]
         training = training_graph(model, outputs[0], order, known, checkpoint_segments)
@@ -91,6 +100,17 @@ def training_models(
         raise kind(f"{who}: {str(error).removeprefix('gradients: ')}") from None
     trained, kept = ([each for each in held if each.name in names] for names in (trainable, frozen))
     return TrainingModels(training, evaluation, trained, kept, values)
+
+
+def widened(parameter: TensorProto, values: dict[str, Held]) -> TensorProto:
+    """A parameter in float32 if it is a half; values: changed where they hold its values."""
+    if parameter.data_type not in HALVES:
+        return parameter
+    array = in_float32(array_of(values.get(parameter.name, parameter)))
+    if parameter.name not in values:
+        return tensor_of(parameter.name, array)
+    values[parameter.name] = array
+    return placeholder(parameter.name, array)
 
 
 def as_initializers(model: onnx.ModelProto, names: Iterable[str]) -> None:

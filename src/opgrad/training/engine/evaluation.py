@@ -9,10 +9,13 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from opgrad.graph.halves import LOADED_AS_FLOATS, compute_in_float32, has_halves
+from opgrad.graph.loading import read_model
 from opgrad.graph.messages import copied, import_microsoft
 from opgrad.locks import once
 from opgrad.onnxruntime import loading
 from opgrad.training.data.dataset import Dataset, Examples, batches
+from opgrad.training.engine.binding import run
 from opgrad.training.engine.export import declared_outputs, graph_between
 from opgrad.training.engine.labels import check_classes, class_count
 from opgrad.training.engine.reduction import find_reduction
@@ -51,7 +54,7 @@ class Evaluator:
     @once
     def _session(self) -> onnxruntime.InferenceSession:
         """The session of the eval graph, opened when something is evaluated."""
-        model = copied(self._artifacts.eval_model)
+        model = copied(self._artifacts.evaluation)
         known = {value.name for value in (*model.graph.output, *model.graph.input)}
         for name in [*self._compared, *filter(None, [self._reduction.divisor])]:
             if name not in known:
@@ -90,7 +93,7 @@ class Evaluator:
         wanted = [self._artifacts.loss, *(name for name in others if name in given)]
         for _, batch in batches(data, batch_size):
             feeds = {name: batch.arrays[name] for name in names}
-            results = dict(zip(wanted, self._session.run(wanted, {**feeds, **parameters}), strict=True))
+            results = dict(zip(wanted, run(self._session, wanted, {**feeds, **parameters}), strict=True))
             found = {**parameters, **feeds, **results}
             hits, answers = self._count(found, batch.weight())
             share = self._share(found, answers)
@@ -125,7 +128,7 @@ class Evaluator:
         right, counted = 0, 0.0
         for _, batch in batches(data, batch_size):
             found = {**batch.arrays, **self._artifacts.constants}
-            outputs = session.run(None, {name: found[name] for name in names})
+            outputs = run(session, None, {name: found[name] for name in names})
             found |= dict(zip([item.name for item in session.get_outputs()], outputs, strict=True))
             if rest is not None:
                 asked = [item.name for item in rest.get_outputs()]
@@ -146,7 +149,10 @@ class Evaluator:
         if not missing:
             return None
         wanted = declared_outputs(source, missing, "exported_accuracy")
-        return _stock(graph_between(source, list(outputs), wanted).SerializeToString(), "exported_accuracy")
+        rest = graph_between(source, list(outputs), wanted)
+        if has_halves(source, LOADED_AS_FLOATS):  # the outputs are float32, then: see `_stock`
+            compute_in_float32(rest, {each.name for each in outputs})
+        return _stock(rest.SerializeToString(), "exported_accuracy")
 
     def _count(self, found: Mapping[str, np.ndarray], weight: float) -> tuple[int, float]:
         """The number of right answers, and the number of answers that count."""
@@ -163,6 +169,11 @@ class Evaluator:
 
 
 def _stock(model: str | PathLike[str] | bytes, who: str) -> onnxruntime.InferenceSession:
+    """A session without opgrad's operators; it computes in float32 what onnxruntime's CPU has no kernels for."""
+    if not isinstance(model, bytes) and has_halves(read_model(model, who, outside=False), LOADED_AS_FLOATS):
+        whole = read_model(model, who)
+        compute_in_float32(whole)
+        model = whole.SerializeToString()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     if not isinstance(model, bytes) and Path(f"{model}.data").is_file():

@@ -9,6 +9,7 @@ import onnx
 from onnx import helper
 from onnx.external_data_helper import uses_external_data
 
+from opgrad.graph.halves import LOADED_AS_FLOATS, compute_in_float32, has_halves, rounded
 from opgrad.graph.large import LARGE, size_of
 from opgrad.graph.loading import read_model
 from opgrad.graph.messages import copied, import_microsoft
@@ -32,7 +33,7 @@ def export_model(
     """Write the eval graph up to some of its tensors, with the parameters in it.
 
     artifacts: whose eval graph it is.
-    parameters: the values of all parameters by name.
+    parameters: the values of all parameters by name; they are stored in the types that the graph has for them.
     outputs: the tensors that become the outputs, see `declared_outputs`.
     path: the file; beyond 2 GiB the parameters are in one of this name with ".data" appended. An error on the way
         leaves older files as they were.
@@ -46,7 +47,10 @@ def check_export(artifacts: ArtifactSet, outputs: Sequence[onnx.ValueInfoProto],
     model, _ = _inference_model(artifacts.eval_model, artifacts.name, artifacts.values, outputs)
     check_built(model, who)
     what = f"{who}: the model that would be exported of {artifacts.directory}"
-    loading.open_session(without_values(model, unknown=False).SerializeToString(), session_options(1), what, stock=True)
+    bare = without_values(model, unknown=False)
+    if has_halves(bare, LOADED_AS_FLOATS):
+        compute_in_float32(bare)
+    loading.open_session(bare.SerializeToString(), session_options(1), what, stock=True)
 
 
 def write_inference_model(
@@ -59,7 +63,7 @@ def write_inference_model(
     """Write a graph up to some of its tensors, with the parameters in it.
 
     source: the model whose inputs the parameters are.
-    parameters: the values of all parameters by name.
+    parameters: the values of all parameters by name; they are stored in the types that the model has for them.
     outputs: the tensors that become the outputs.
     path: the file; a crash on the way leaves an older file as it was.
     who: the caller, for messages.
@@ -125,7 +129,12 @@ def _inference_model(
     read = read_by(nodes)
     inputs = [value for value in source.graph.input if value.name in read and value.name not in parameters]
     held: dict[str, Held] = {each.name: each for each in source.graph.initializer if each.name in read}
-    held |= {name: array for name, array in parameters.items() if name in read}
+    kinds = {each.name: each.type.tensor_type.elem_type for each in source.graph.input}
+    held |= {
+        name: rounded(array, kinds.get(name, 0), f"export: the parameter {name!r}")
+        for name, array in parameters.items()
+        if name in read
+    }
     sizes = {name: each.size if isinstance(each, np.ndarray) else size_of(each) for name, each in held.items()}
     large = {name: each for name, each in held.items() if sizes[name] > LARGE}
     constants = [placeholder(name, each) if name in large else tensor_of(name, each) for name, each in held.items()]

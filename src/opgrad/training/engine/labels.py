@@ -9,6 +9,7 @@ import onnxruntime
 from opgrad.graph.messages import import_microsoft
 from opgrad.training.data.batches import TensorSpec
 from opgrad.training.data.dataset import Dataset, batches, row_of
+from opgrad.training.engine.binding import run
 from opgrad.training.engine.export import declared_outputs, graph_between
 from opgrad.training.engine.training_graph import open_session, session_options
 from opgrad.training.formats.artifact_set import FILES, ArtifactSet
@@ -113,13 +114,13 @@ def _scores_shape(artifacts: ArtifactSet, batch: Mapping[str, np.ndarray]) -> tu
         return None
     session = _session_of(artifacts, scores, "scores of")
     values = {**batch, **artifacts.values}
-    found: np.ndarray = session.run(None, {item.name: values[item.name] for item in session.get_inputs()})[0]
+    found: np.ndarray = run(session, None, {item.name: values[item.name] for item in session.get_inputs()})[0]
     return found.shape
 
 
 def _session_of(artifacts: ArtifactSet, wanted: str, what: str) -> onnxruntime.InferenceSession:
     """A session of the part of the eval graph that computes one tensor. what: begins its name in messages."""
-    who, source = f"{what} {artifacts.directory / FILES[1]}", artifacts.eval_model
+    who, source = f"{what} {artifacts.directory / FILES[1]}", artifacts.evaluation
     model = graph_between(source, [], declared_outputs(source, [wanted], who))
     import_microsoft(model)
     return open_session(model, session_options(1), who)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from opgrad.graph.halves import is_half
 from opgrad.training.engine.flat_tensors import FlatTensors
 from opgrad.training.engine.optimizer import SGD, AdamW, Rule
 from opgrad.training.engine.row_wise import RowWise
@@ -19,7 +20,8 @@ class Memory:
     """Parameters, gradients and optimizer of a training, at addresses that stay the same.
 
     who: the caller, for messages.
-    checkpoint: initial values. Those of trainable parameters are copied; of the frozen ones these arrays are used.
+    checkpoint: initial values. Those of trainable parameters are copied, halves as float32; of the frozen ones these
+    arrays are used.
     unchanged: whether nobody has written into the trainable arrays, so that mapped files may free their pages.
     row_wise: the names of trainable tables of which a step changes some rows alone.
 
@@ -28,17 +30,17 @@ class Memory:
     optimizer: that of `parameters`; None before `start`.
     nominal: whether the parameters have no values yet; until `shape` is called they have no memory then.
     bound: whether a graph computes the gradients. computed: whether it has done so.
-    Raises NotImplementedError for a trainable parameter that is not float32.
+    Raises NotImplementedError for a trainable parameter of another dtype.
     """
 
     def __init__(self, who: str, checkpoint: Checkpoint, unchanged: bool, row_wise: Sequence[str] = ()):
         trainable = checkpoint.trainable
         for name, array in trainable.items():
-            if array.dtype != np.float32:
+            if array.dtype != np.float32 and not is_half(array.dtype):
                 raise NotImplementedError(f"{who}: the parameter {name!r} is {array.dtype}, expected float32")
         self._names, self._loaded = tuple(trainable), checkpoint.optimizers.get(GROUP)
         self.frozen, self.nominal = dict(checkpoint.frozen), checkpoint.nominal
-        self.tables = {name: np.array(trainable[name], order="C") for name in row_wise}
+        self.tables = {name: np.array(trainable[name], np.float32, order="C") for name in row_wise}
         self.optimizer: SGD | AdamW | None = None
         self.rows: RowWise | None = None
         self.bound = self.computed = False

@@ -8,14 +8,17 @@ from os import PathLike
 import numpy as np
 import onnxruntime
 
+from opgrad.graph.batch_norm import written_inputs
+from opgrad.graph.halves import in_float32, rounded
 from opgrad.native.threads import get_num_threads
 from opgrad.training.data.dataset import Dataset, Examples, fits, show
 from opgrad.training.engine.evaluation import Evaluation, Evaluator
 from opgrad.training.engine.export import check_export, export_model
+from opgrad.training.engine.loss_scale import FACTOR, LossScale, scaled
 from opgrad.training.engine.memory import GROUP, Memory, check_like
-from opgrad.training.engine.optimizer import SGD, AdamW
+from opgrad.training.engine.optimizer import SGD, AdamW, GradientNorm
 from opgrad.training.engine.row_wise import expose
-from opgrad.training.engine.training_graph import TrainingGraph, written_inputs
+from opgrad.training.engine.training_graph import TrainingGraph
 from opgrad.training.engine.training_graph import session_options as session_options
 from opgrad.training.formats import mapped_files
 from opgrad.training.formats.artifact_set import ArtifactSet
@@ -33,17 +36,21 @@ class Trainer:
     row_wise: the names of embedding tables of which a step changes the rows alone that its batches have read; each is
         read by one Gather along its first axis alone.
     fuse: whether nodes such as the loss and its gradient become one; see `opgrad inspect`.
+    loss_scale: lets a graph that computes in float16 do so, with the loss multiplied by this number or, with "dynamic",
+        by one that is found; None: graphs in float16 and bfloat16 compute in float32.
 
     parameters: every parameter by name, float32 arrays of their present values; the trainable ones may be
-        written to between steps.
+        written to between steps. Those of models in float16 and bfloat16 are float32, too, and rounded in an export.
     gradients: the gradients of the last batch, by the name of the parameter; those of row-wise tables are not kept.
     rows: the steps of row-wise tables; None: there are no such tables.
+    loss_scale: the present factor, and how many steps were skipped as it was too large; None: the loss is not scaled.
 
     A name that a trainer does not have cannot be set: AttributeError.
     """
 
     __slots__ = (
-        "__weakref__", "_graph", "_memory", "artifacts", "evaluator", "gradients", "optimizer", "parameters", "rows",
+        "__weakref__", "_graph", "_memory", "_norm", "artifacts", "evaluator", "gradients", "loss_scale", "optimizer",
+        "parameters", "rows",
     )  # fmt: skip
 
     def __init__(
@@ -53,14 +60,24 @@ class Trainer:
         options: onnxruntime.SessionOptions | None = None,
         row_wise: Sequence[str] = (),
         fuse: bool = True,
+        loss_scale: float | str | None = None,
     ):
         if options is None:
             options = session_options(get_num_threads())
         self.artifacts = artifacts
-        model, constants = artifacts.training("Trainer")
+        self.loss_scale = None if loss_scale is None else LossScale(loss_scale)
+        model, constants = artifacts.training("Trainer", in_halves=loss_scale is not None)
+        if self.loss_scale is not None:
+            if row_wise:
+                raise ValueError("Trainer: loss_scale and row_wise, expected one of them")
+            constants = {**constants, **scaled(model, artifacts.trainable, self.loss_scale, "Trainer")}
         expose(model, row_wise)
         written = written_inputs(model.graph)
-        frozen = {name: _held(array, name in written) for name, array in artifacts.frozen.items()}
+        kinds = {each.name: each.type.tensor_type.elem_type for each in model.graph.input}
+        frozen = {
+            name: _held(rounded(array, kinds.get(name, 0), name), name in written)
+            for name, array in artifacts.frozen.items()
+        }
         checkpoint = Checkpoint(dict(artifacts.trainable), frozen)
         memory = self._memory = Memory("Trainer", checkpoint, unchanged=True, row_wise=row_wise)
         what = f"Trainer: {artifacts.title}"
@@ -70,6 +87,7 @@ class Trainer:
         self.rows = memory.rows
         self.parameters: dict[str, np.ndarray] = {**memory.parameters, **memory.tables, **frozen}
         self.gradients = memory.gradients
+        self._norm = None if self.loss_scale is None else GradientNorm(memory.gradients.flat)
 
     @property
     def learning_rate(self) -> float:
@@ -97,8 +115,9 @@ class Trainer:
         return loss
 
     def update(self) -> None:
-        """Change the parameters along the gradients."""
-        self._memory.step()
+        """Change the parameters along the gradients; with a scaled loss, not along gradients that are not finite."""
+        if self.loss_scale is None or self._norm is None or self.loss_scale.takes(math.isfinite(self._norm.measure())):
+            self._memory.step()
 
     def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> float:
         """Fill `gradients` for one batch and return its loss, like `step`, but leave the parameters alone."""
@@ -203,7 +222,8 @@ class Trainer:
 
         properties: what else the checkpoint shall hold.
         """
-        return self._memory.checkpoint(properties or {})
+        own = {} if self.loss_scale is None else {FACTOR: self.loss_scale.to_text()}
+        return self._memory.checkpoint({**(properties or {}), **own})
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint: its parameters, and the optimizer's state or, if it has none, a fresh one.
@@ -212,10 +232,16 @@ class Trainer:
         Raises ValueError, with nothing changed, if it is of another model or of another optimizer.
         """
         who, group = "Trainer.restore", checkpoint.optimizers.get(GROUP, OptimizerGroup(0, self.learning_rate))
-        check_like(who, "parameters", self._memory.frozen | checkpoint.parameters, self.parameters)
+        values = {
+            name: in_float32(array) if name in self.parameters and self.parameters[name].dtype == np.float32 else array
+            for name, array in checkpoint.parameters.items()
+        }
+        check_like(who, "parameters", self._memory.frozen | values, self.parameters)
         self._memory.restore(group, who)
-        for name, array in checkpoint.parameters.items():
+        for name, array in values.items():
             self._set(name, array)
+        if self.loss_scale is not None:
+            self.loss_scale.restore(checkpoint.properties.get(FACTOR))
 
     def _set(self, name: str, value: np.ndarray) -> None:
         """Give a parameter a value; a frozen one that shares its memory with others gets memory of its own."""

@@ -159,11 +159,6 @@ class TrainingGraph:
         return bound
 
 
-def written_inputs(graph: onnx.GraphProto) -> set[str]:
-    """The inputs that a run of the graph changes: the running statistics of batch normalization."""
-    return {name for node in graph.node if node.op_type == "BatchNormInternal" for name in node.input[3:5]}
-
-
 def session_options(threads: int) -> onnxruntime.SessionOptions:
     """Session options for so many threads; they turn off logging, which would repeat the texts of exceptions."""
     options = onnxruntime.SessionOptions()

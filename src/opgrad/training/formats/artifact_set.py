@@ -10,10 +10,11 @@ import numpy as np
 import onnx
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from opgrad.graph.batch_norm import evaluating
+from opgrad.graph.batch_norm import evaluating, written_inputs
+from opgrad.graph.halves import compute_in_float32, in_float32, is_half
 from opgrad.graph.large import without_large
 from opgrad.graph.loading import read_model
-from opgrad.graph.messages import copied_without
+from opgrad.graph.messages import copied, copied_without
 from opgrad.locks import once
 from opgrad.training.data.batches import TensorSpec, located
 from opgrad.training.engine.optimizer import Rule, read_rule
@@ -32,9 +33,10 @@ class ArtifactSet:
     directory: where it was read from.
     training_model: the graph that computes loss and gradients: its file, or the model with placeholders for the
         tensors in `constants`.
-    eval_model: the graph that computes the loss alone.
+    eval_model: the graph that computes the loss alone, in the types of the model that the set was made of.
     rule: how the optimizer changes the parameters.
-    trainable, frozen: the initial parameters, read-only, by name; only the trainable ones have gradients.
+    trainable, frozen: the initial parameters, read-only, by name; only the trainable ones have gradients. Those that
+        training changes are float32 where the models have float16 or bfloat16.
     constants: large tensors that are no parameters and that both graphs share, read-only, by name; `eval_model` has
         inputs in their places.
     tune: of a fine-tuning what identifies it, as JSON.
@@ -75,6 +77,7 @@ class ArtifactSet:
             raise ValueError(f"ArtifactSet: {training_model} has no outputs, expected the loss")
         specs = {value.name: tensor_spec(value) for value in graph.input}
         check_parameters("ArtifactSet", specs, checkpoint.trainable, checkpoint.frozen)
+        written = written_inputs(graph)
         buffers = {name + BUFFER_SUFFIX for name in checkpoint.trainable}
         others = checkpoint.parameters.keys() | buffers | {RESET}
         inputs, batch_rows = located(tuple(spec for name, spec in specs.items() if name not in others))
@@ -85,8 +88,8 @@ class ArtifactSet:
             training_model=training_model,
             eval_model=evaluation,
             rule=read_rule(read_model(optimizer_model, "ArtifactSet")),
-            trainable=checkpoint.trainable,
-            frozen=checkpoint.frozen,
+            trainable={name: in_float32(array) for name, array in checkpoint.trainable.items()},
+            frozen={name: in_float32(array) if name in written else array for name, array in checkpoint.frozen.items()},
             inputs=inputs,
             batch_rows=batch_rows,
             loss=graph.output[0].name,
@@ -98,14 +101,30 @@ class ArtifactSet:
         """The training graph's name in messages."""
         return str(self.training_model if isinstance(self.training_model, Path) else self.directory)
 
-    def training(self, who: str) -> tuple[onnx.ModelProto, Mapping[str, np.ndarray]]:
-        """A copy of the training graph, and the values of its inputs that are constants, by name."""
+    def training(self, who: str, in_halves: bool = False) -> tuple[onnx.ModelProto, Mapping[str, np.ndarray]]:
+        """A copy of the training graph, and the values of its inputs that are constants, by name.
+
+        in_halves: whether a graph that computes in float16 or bfloat16 stays so; else it computes in float32.
+        """
         if isinstance(self.training_model, Path):
-            return read_shared(self.training_model, who)
+            model, constants = read_shared(self.training_model, who)
+            if not in_halves:
+                compute_in_float32(model, changed_inputs(self.trainable, model.graph))
+            return model, constants
         model = copied_without(self.training_model, "graph")
         model.graph.CopyFrom(without_large(self.training_model.graph, is_placeholder))
         held = {each.name for each in model.graph.input}
         return model, {name: array for name, array in self.constants.items() if name in held}
+
+    @once
+    def evaluation(self) -> onnx.ModelProto:
+        """The eval graph as it is run: it computes in float32, from parameters as they are here."""
+        if not isinstance(self.training_model, Path):
+            return self.eval_model
+        model = copied(self.eval_model)
+        floats = {name for name, array in {**self.trainable, **self.frozen}.items() if array.dtype == np.float32}
+        compute_in_float32(model, floats)
+        return model
 
     @property
     def values(self) -> dict[str, np.ndarray]:
@@ -180,6 +199,11 @@ def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
     return TensorSpec(value.name, dtype, shape)
 
 
+def changed_inputs(trainable: Iterable[str], graph: onnx.GraphProto) -> set[str]:
+    """The inputs of a training graph that training changes: parameters, their gradients, running statistics."""
+    return {*trainable, *(name + BUFFER_SUFFIX for name in trainable), *written_inputs(graph)}
+
+
 def check_parameters(
     who: str,
     specs: Mapping[str, TensorSpec],
@@ -188,6 +212,7 @@ def check_parameters(
 ) -> None:
     """Raise ValueError unless checkpoint and training graph have the same parameters, with equal dtypes and shapes.
 
+    Values of float32 fit a parameter in float16 or bfloat16: training keeps them so.
     who: the caller, for messages. specs: the training graph's inputs by name.
     """
     if RESET not in specs:
@@ -208,7 +233,8 @@ def check_parameters(
         if name not in specs:
             raise ValueError(f"{who}: the checkpoint has {name!r}, expected inputs of the training graph")
         spec = specs[name]
-        if array.shape != spec.shape or array.dtype != spec.dtype:
+        alike = array.dtype == spec.dtype or (array.dtype == np.float32 and is_half(spec.dtype))
+        if array.shape != spec.shape or not alike:
             raise ValueError(
                 f"{who}: the checkpoint's {name!r} is {array.dtype} of shape {array.shape}, "
                 f"expected {spec.dtype} of shape {spec.shape}, as in the training graph"

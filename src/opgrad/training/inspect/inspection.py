@@ -13,6 +13,7 @@ from onnx.external_data_helper import uses_external_data
 from onnx.helper import get_attribute_value
 
 from opgrad.graph.batch_norm import evaluating
+from opgrad.graph.halves import compute_in_float32
 from opgrad.graph.loading import read_model
 from opgrad.graph.messages import MICROSOFT
 from opgrad.onnxruntime import NOT_LOWERED
@@ -22,7 +23,7 @@ from opgrad.training.building.checks import refused_types
 from opgrad.training.engine.fusions import Fused, fuse
 from opgrad.training.engine.optimizer import read_rule
 from opgrad.training.engine.trainer import session_options
-from opgrad.training.formats.artifact_set import FILES, tensor_spec
+from opgrad.training.formats.artifact_set import FILES, changed_inputs, tensor_spec
 from opgrad.training.formats.checkpoint import Checkpoint, read_checkpoint
 from opgrad.training.formats.checkpoint_files import bytes_in_use, data_path
 from opgrad.training.formats.names import BUFFER_SUFFIX, RESET, VALUES
@@ -172,12 +173,14 @@ def _inspect_folder(folder: Path) -> Inspection:
     if TRAINING in files:
         model = _load(folder / TRAINING)
         parts |= _ports(model, checkpoint.parameters if checkpoint else {})
+        compute_in_float32(model, changed_inputs(checkpoint.trainable if checkpoint else (), model.graph))
         found = _run(folder / TRAINING, model)
         parts |= found | {"problem": parts.get("problem") or found["problem"]}
         parts["fused"] = fuse(model)
     if EVALUATION in files and not parts.get("problem"):
         model = _load(folder / EVALUATION)  # as the training API would read it
         evaluating(model)
+        compute_in_float32(model, checkpoint.trainable if checkpoint else ())
         parts["problem"] = _run(folder / EVALUATION, model)["problem"]
     if OPTIMIZER in files:
         parts |= _optimizer(_load(folder / OPTIMIZER))

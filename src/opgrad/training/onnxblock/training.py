@@ -8,7 +8,7 @@ import onnx
 from onnx import TensorProto
 
 from opgrad.training.building import forms
-from opgrad.training.building.models import TrainingModels, training_models
+from opgrad.training.building.models import FLOAT32, PRECISIONS, TrainingModels, training_models
 from opgrad.training.onnxblock.accessor import ModelAccessor, current
 from opgrad.training.onnxblock.block import Block, names_of
 
@@ -20,9 +20,12 @@ class TrainingBlock(Block):
     and `lazy_reset_grad`; outputs are what `build` returned, then one of every gradient's accumulation.
 
     checkpoint_segments: an attribute that may be set before, as for `opgrad.gradients.gradients`.
+    precision: another one: "float32", in which the training model computes what the model computes in float16 or
+    bfloat16, with float32 parameters, or "model", for the model's own types.
     """
 
     checkpoint_segments: int | Sequence[str] | None = None
+    precision: str = FLOAT32
     _models: TrainingModels | None = None
 
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
@@ -62,7 +65,11 @@ class TrainingBlock(Block):
             [name for name, grad in self._grad_names.items() if grad is kind] for kind in (True, False)
         )
         outputs, segments = names_of(output, self._who), self.checkpoint_segments
-        self._models = training_models(accessor.model, outputs, trainable, frozen, self._who, segments, accessor.apart)
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"{self._who}: precision is {self.precision!r}, expected 'float32' or 'model'")
+        self._models = training_models(
+            accessor.model, outputs, trainable, frozen, self._who, segments, accessor.apart, self.precision
+        )
         return output
 
     def _trained(self) -> TrainingModels:

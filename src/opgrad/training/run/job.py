@@ -49,6 +49,7 @@ class Run:
     exported_accuracy: the accuracy of the exported model in a session without opgrad; None if the label is no class.
     processes: how many trained together. communication: the share of the time that the first process spent on
     exchanging gradients, including waiting for the others.
+    skipped: the steps that were left out as gradients overflowed float16; None: the loss was not scaled.
     """
 
     artifacts: ArtifactSet
@@ -63,6 +64,7 @@ class Run:
     output: Path
     processes: int = 1
     communication: float = 0.0
+    skipped: int | None = None
 
     @property
     def best_epoch(self) -> int | None:
@@ -203,6 +205,7 @@ def _evaluated(artifacts: ArtifactSet, fit: Fit, test: Dataset, data: str) -> Ru
         test=found,
         exported_accuracy=trainer.evaluator.exported_accuracy(fit.output / MODEL, test, rows),
         output=fit.output,
+        skipped=None if trainer.loss_scale is None else trainer.loss_scale.skipped,
     )
 
 
@@ -314,7 +317,8 @@ def _fastest_trainer(artifacts: ArtifactSet, recipe: Recipe, data: Examples) -> 
 
 
 def _trainer(artifacts: ArtifactSet, recipe: Recipe, threads: int) -> Trainer:
-    return Trainer(artifacts, recipe.learning_rate, session_options(threads), recipe.row_wise, recipe.fuse)
+    options = session_options(threads)
+    return Trainer(artifacts, recipe.learning_rate, options, recipe.row_wise, recipe.fuse, recipe.loss_scale)
 
 
 def _seconds(trainer: Trainer, batch: Mapping[str, np.ndarray]) -> float:
@@ -343,6 +347,7 @@ def metrics(run: Run) -> dict[str, Any]:
         "test_loss": run.test.loss,
         "test_accuracy": run.test.accuracy,
         "exported_accuracy": run.exported_accuracy,
+        "skipped_steps": run.skipped,
         "threads": state.threads,
         "processes": run.processes,
         "communication": run.communication,

@@ -39,6 +39,7 @@ class Recipe:
     row_wise: the names of embedding tables of which a step changes the rows alone that its batches have read; see
         `Trainer`.
     fuse: whether nodes of the training graph become one, such as the loss and its gradient; see `Trainer`.
+    loss_scale: the number that the loss of a graph in float16 is multiplied by, or "dynamic"; see `Trainer`.
     patience: after how many epochs without a better validation loss training ends; None: never.
     """
 
@@ -57,6 +58,7 @@ class Recipe:
     clip_norm: float | None = None
     row_wise: list[str] = field(default_factory=list)
     fuse: bool = True
+    loss_scale: float | str | None = None
     patience: int | None = None
 
     def __post_init__(self) -> None:
@@ -80,6 +82,8 @@ class Recipe:
         rate, norm, part = self.learning_rate, self.clip_norm, self.validation
         _require(_is_positive(rate), "learning_rate", rate, "a number above 0 that float32 holds")
         _require(norm is None or _is_positive(norm), "clip_norm", norm, "a number above 0 that float32 holds")
+        scale = self.loss_scale
+        _require(scale in (None, "dynamic") or _is_positive(scale), "loss_scale", scale, "a number above 0, or dynamic")
         _require(self.schedule in KINDS, "schedule", self.schedule, "one of " + ", ".join(KINDS))
         _require(part is None or _is_part(part), "validation", part, "a number of rows or a fraction between 0 and 1")
         _require(

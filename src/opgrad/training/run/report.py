@@ -81,6 +81,9 @@ def print_run(console: Console, run: Run) -> None:
         loss = f"{history[best - 1].validation_loss:.4f} on {run.validation_rows:,} rows after epoch {best}"
         table.add_row("validation loss", f"{loss}, the best, which is kept")
     table.add_row("speed", f"{run.samples_per_second:,.0f} samples/s")
+    if run.skipped is not None:
+        what = f", of which {run.skipped:,} were skipped: gradients overflowed float16" if run.skipped else ""
+        table.add_row("loss scaling", f"{quantity(run.state.steps, 'step')}{what or ', none skipped'}")
     if run.processes > 1:
         table.add_row("processes", f"{run.processes}, {run.communication:.1%} of the time in communication")
     table.add_row("test loss", f"{loss_text(run.test.loss)} on {run.test_rows:,} rows")

@@ -9,12 +9,13 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.graph.graph import Graph
+from opgrad.graph.halves import rounded
 from opgrad.graph.messages import attribute_of, copied
 from opgrad.graph.nodes import captured
 from opgrad.training.formats.checkpoint_tables import ELEMENT_TYPES
 from opgrad.training.formats.tensor_values import Held, array_of, is_placeholder, placeholder, tensor_of
 from opgrad.training.tune.insertion import insert
-from opgrad.training.tune.lora import Adapter
+from opgrad.training.tune.lora import WHO, Adapter
 
 if TYPE_CHECKING:
     from opgrad.training.language import LanguageModel
@@ -64,8 +65,9 @@ def scaled(
 
 def replaced(base: "LanguageModel", values: Mapping[str, np.ndarray]) -> tuple[onnx.ModelProto, dict[str, Held]]:
     """The base with other values of its weights, and the values of its placeholders."""
-    held = _held(base)
-    return _with_values(base, held, {name: array.astype(array_of(held[name]).dtype) for name, array in values.items()})
+    kinds = {each.name: each.data_type for each in base.source.graph.initializer}
+    changed = {name: rounded(array, kinds[name], f"{WHO}: the weight {name!r}") for name, array in values.items()}
+    return _with_values(base, _held(base), changed)
 
 
 def _held(base: "LanguageModel") -> dict[str, Held]:

@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 
 from opgrad.reading import open_regular
+from opgrad.training.engine.binding import borrowed
 from opgrad.training.formats.model_files import LARGEST_MODEL, ValuesFile, model_bytes, write_model
 from opgrad.training.formats.tensor_values import Held, is_placeholder
 from opgrad.training.tune import deployed, peft
@@ -111,17 +112,9 @@ def _write_adapter(values: Mapping[str, np.ndarray], path: Path) -> None:
     form = onnxruntime.AdapterFormat()
     form.set_adapter_version(VERSION)
     form.set_model_version(VERSION)
-    form.set_parameters({name: _ort_value(array) for name, array in values.items()})
+    form.set_parameters({name: borrowed(array) for name, array in values.items()})
     with naming(path):
         form.export_adapter(str(path))
-
-
-def _ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
-    """A tensor of onnxruntime; bfloat16, which is no dtype of NumPy's own, goes by its bits."""
-    array = np.ascontiguousarray(array)
-    if array.dtype.kind == "V" or array.dtype.name == "bfloat16":
-        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
-    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
 def _write_beside(source: Path, folder: Path) -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from opgrad.graph.halves import without_casts
 from opgrad.graph.large import without_large
 from opgrad.graph.messages import copied, copied_without
-from opgrad.training.building.models import take_parameters, training_models
+from opgrad.training.building.models import MODEL, take_parameters, training_models, widened
 from opgrad.training.building.selection import Candidates, matching
 from opgrad.training.data.batches import TensorSpec
 from opgrad.training.engine.optimizer import AdamWRule
@@ -73,9 +74,9 @@ def prepare(
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
     insert(model.graph, adapters, seed=seed)
     weights = _weights(model, train, base.values)
-    names = [*values, *weights]
+    names, stored = [*values, *weights], _widen(model, weights, base.values)
     trained = replace(base, model=model).with_loss(weights, with_scores)
-    models = training_models(copied(trained.model), [trained.loss], names, [], WHO, segments, base.values)
+    models = training_models(copied(trained.model), [trained.loss], names, [], WHO, segments, stored, MODEL)
     held = models.values
     trainable, _ = models.arrays
     constants = _constants([models.training, models.evaluation], held)
@@ -84,14 +85,14 @@ def prepare(
         training_model=models.training,
         eval_model=_with_inputs(models.evaluation),
         rule=rule,
-        trainable={name: np.asarray(trainable[name], np.float32) for name in trainable},
+        trainable=trainable,
         frozen={},
         inputs=tuple(TensorSpec(name, np.dtype(np.int64), AXES) for name in (base.tokens, LABELS)),
         loss=trained.loss,
         constants=constants,
         files={name: place for name in constants if (place := base.file_of(name)) is not None},
     )
-    return Setting(base, tuple(adapters), tuple(weights), artifacts, _scores(base, adapters, names, values))
+    return Setting(base, tuple(adapters), tuple(weights), artifacts, _scores(base, adapters, weights, values))
 
 
 def _weights(model: onnx.ModelProto, train: Iterable[str], values: Mapping[str, Held]) -> list[str]:
@@ -103,14 +104,25 @@ def _weights(model: onnx.ModelProto, train: Iterable[str], values: Mapping[str, 
     return list(dict.fromkeys([*named, *matched]))
 
 
+def _widen(model: onnx.ModelProto, weights: Sequence[str], values: Mapping[str, Held]) -> dict[str, Held]:
+    """Let weights that are halves be float32, as training changes them; returns the values of placeholders then."""
+    found = dict(values)
+    for tensor in model.graph.initializer:
+        if tensor.name in weights:
+            tensor.CopyFrom(widened(tensor, found))
+    without_casts(model.graph, weights)
+    return found
+
+
 def _scores(
-    base: "LanguageModel", adapters: Sequence[Adapter], names: Sequence[str], values: Mapping[str, np.ndarray]
+    base: "LanguageModel", adapters: Sequence[Adapter], weights: Sequence[str], values: Mapping[str, np.ndarray]
 ) -> onnx.ModelProto:
     """The graph of the scores, whose large constants are inputs, too."""
     model = copied(base.model)
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
     insert(model.graph, adapters)
-    take_parameters(model, names)
+    _widen(model, weights, base.values)
+    take_parameters(model, [*values, *weights])
     return _with_inputs(model)
 
 
