@@ -47,3 +47,10 @@ CASES |= {
     for bits, zeros in ((2, "packed"), (4, "none"), (4, "floats"), (8, "packed"))
 }
 CASES["MatMulNBits, frozen, g_idx"] = product(4, "none", np.float16, indexed=True, bias=False, frozen=True)
+CASES |= {
+    f"MatMulNBits, frozen, {bits} bits, blocks of {block}": product(
+        bits, zeros, np.float32, depth=block + 24, block=block, frozen=True
+    )
+    for bits, zeros in ((2, "none"), (4, "packed"), (8, "none"))
+    for block in (16, 64, 128, 256)
+}

@@ -126,7 +126,9 @@ class Backward:
     def _given(self, declared: Declared, node: Node) -> Gradients:
         """What the rule gives."""
         if declared.direct and node.needed.issubset(declared.direct[0]):
-            return declared.direct[1](node)
+            found = declared.direct[1](node)
+            if found is not None:
+                return found
         return self._recomputed(declared, node) if declared.recomputes else declared.rule(node)
 
     def _replace(self, node: onnx.NodeProto, others: Sequence[onnx.NodeProto]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from opgrad.graph.formulas import Value
+from opgrad.rules.frozen_weights import gradient_through
 from opgrad.rules.node import Node
 from opgrad.rules.registry import Gradients, gradient
 from opgrad.rules.shaping import reshape_like, sizes_of, unbroadcast
@@ -14,6 +15,8 @@ GEMM = {"transA": 0, "transB": 0, "alpha": 1.0, "beta": 1.0}
 def matmul(node: Node) -> Gradients:
     """da = dy @ b.T, db = a.T @ dy, summed over what was broadcast."""
     a, b, dy = node.x, node.required(1), node.dy
+    if (da := gradient_through(node, dy, 1)) is not None:
+        return [da, None]
     ranks = len(sizes_of(a)), len(sizes_of(b))
     if ranks == (2, 2):
         return [_gemm(dy, b, transB=1), _gemm(a, dy, transA=1)]
@@ -66,11 +69,12 @@ def gemm(node: Node) -> Gradients:
     """da = alpha * dy @ b.T, db = alpha * a.T @ dy, dc = beta * dy; transposed where a or b is."""
     a, b, dy = node.x, node.required(1), node.dy
     trans_a, trans_b, alpha, beta = (node.get(*each) for each in GEMM.items())
-    da = (
-        _gemm(b, dy, transA=trans_b, transB=1, alpha=alpha)
-        if trans_a
-        else _gemm(dy, b, transB=1 - trans_b, alpha=alpha)
-    )
+    if trans_a:
+        da = _gemm(b, dy, transA=trans_b, transB=1, alpha=alpha)
+    elif (found := gradient_through(node, dy, 1, bool(trans_b))) is not None:
+        da = found if alpha == 1 else found * alpha
+    else:
+        da = _gemm(dy, b, transB=1 - trans_b, alpha=alpha)
     db = (
         _gemm(dy, a, transA=1, transB=trans_a, alpha=alpha)
         if trans_b

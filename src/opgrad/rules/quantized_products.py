@@ -7,10 +7,12 @@ exceeds what its integers reach. Scales and zero points count as constants.
 
 from collections.abc import Sequence
 
+import numpy as np
 from onnx import TensorProto
 
 from opgrad.graph.formulas import Value
 from opgrad.graph.messages import MICROSOFT
+from opgrad.rules import frozen_weights
 from opgrad.rules.attention import attention
 from opgrad.rules.node import Node
 from opgrad.rules.quantization import scale_of
@@ -103,7 +105,20 @@ def dynamic_quantize_matmul(node: Node) -> Value:
     return y if bias is None else y + bias
 
 
-@recomputed("MatMulInteger", constant=(2, 3), integers=True)
+def _gradient_of_integers(node: Node) -> Gradients:
+    """da = dy @ (b - b_zero_point).T, tiles of b in the cache, by the scale of what a's integers stand for."""
+    zeros, dy = node.input(3), node.dy
+    blocks = (0, 0) if zeros is None else frozen_weights.blocks(zeros, 1)
+    width = sizes_of(node.required(1))[-1]
+    if blocks is None or not isinstance(width, int) or node.maker(node.names[1]) is not None:
+        return None
+    ones = node.body.constant(np.ones(width if blocks[1] else 1, np.float32))
+    stored = frozen_weights.Stored(node.names[1], False, ones, zeros, blocks)
+    da, scale = frozen_weights.product(node, dy, stored), scale_of(node, 0)
+    return da if da is None or scale is None else da / scale
+
+
+@recomputed("MatMulInteger", constant=(2, 3), integers=True, direct=((0,), _gradient_of_integers))
 @recomputed("MatMulInteger16", domain=MICROSOFT, integers=True)
 def matmul_integer(node: Node) -> Value:
     """y = (a - a_zero_point) @ (b - b_zero_point)."""

@@ -28,7 +28,7 @@ class Declared:
     recomputes: the rule is a decomposition, but the node stays: the backward part computes the other operators from the
     node's inputs, and differentiates them.
     direct: for an operator that recomputes, the rule that is used if no gradient is needed but those of the inputs at
-    its places.
+    its places; None from it leaves the work to the formula.
     integers: the rule also holds for integers that stand for floats (see `reach.quantized`), because the operator
     copies or selects them and does not compute with them.
     """

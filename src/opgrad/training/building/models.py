@@ -10,11 +10,20 @@ from onnx import TensorProto, helper
 from opgrad.graph.evaluation import constant_tensor
 from opgrad.graph.halves import compute_in_float32, in_float32
 from opgrad.graph.messages import FLOATS, HALVES, domain_of
+from opgrad.rules.frozen_weights import BYTES_SUFFIX
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, near
 from opgrad.training.building.graph import training_graph
 from opgrad.training.building.outputs import declare_types, set_outputs
-from opgrad.training.formats.tensor_values import Held, array_of, attached, detach, placeholder, tensor_of
+from opgrad.training.formats.tensor_values import (
+    Held,
+    array_of,
+    attached,
+    detach,
+    is_placeholder,
+    placeholder,
+    tensor_of,
+)
 
 FLOAT32, MODEL = PRECISIONS = "float32", "model"  # in which types a training model computes
 
@@ -98,8 +107,17 @@ def training_models(
     except (ValueError, NotImplementedError) as error:
         kind = ValueError if isinstance(error, ValueError) else NotImplementedError
         raise kind(f"{who}: {str(error).removeprefix('gradients: ')}") from None
+    _add_bytes(training, values)
     trained, kept = ([each for each in held if each.name in names] for names in (trainable, frozen))
     return TrainingModels(training, evaluation, trained, kept, values)
+
+
+def _add_bytes(model: onnx.ModelProto, values: dict[str, Held]) -> None:
+    """Add the values of placeholders that are the bytes of others; see `opgrad.rules.frozen_weights`."""
+    names = [each.name for each in model.graph.initializer if is_placeholder(each) and each.name not in values]
+    for name in names:
+        own = name.removesuffix(BYTES_SUFFIX)
+        values[name] = values[own] = array_of(values[own])
 
 
 def widened(parameter: TensorProto, values: dict[str, Held]) -> TensorProto:

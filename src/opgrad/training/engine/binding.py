@@ -18,6 +18,9 @@ from opgrad.training.formats.artifact_set import tensor_spec
 LARGEST_COPIED = 1 << 18
 MOST_BUFFERS = 16  # the most buffers of an input, one for each shape of its batches
 ANY_RANK = ("of any rank",)
+# Types whose integers lie several to a byte, and all of those that are no dtypes of NumPy.
+SHARING_BYTES = {f"tensor({kind.lower()})": onnx.TensorProto.DataType.Value(kind) for kind in ("INT4", "UINT4")}
+UNKNOWN_TO_NUMPY = ("tensor(bfloat16)", *SHARING_BYTES)
 
 Value: TypeAlias = Any  # np.ndarray | onnxruntime.OrtValue, which mypy does not know
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # by the names of inputs
@@ -92,7 +95,7 @@ class BoundGraph:
         self._fixed, self._written = dict(fixed), dict(written)  # keeps the memory alive
         self._binding = session.io_binding()
         self._slots = [_Input(spec, self._binding) for spec in self.inputs]
-        self._known = {item.name for item in session.get_inputs()}
+        self._known = {item.name: item for item in session.get_inputs()}
         for name, array in self._fixed.items():
             self.replace(name, array)
         for name, array in self._written.items():
@@ -106,7 +109,7 @@ class BoundGraph:
         """Bind other memory to a fixed input."""
         self._fixed[name] = array
         if name in self._known:
-            self._binding.bind_input(name, "cpu", 0, _kind(array), array.shape, array.ctypes.data)
+            _bind(self._binding, self._known[name], array)
 
     def _bind_output(self, name: str, array: np.ndarray) -> None:
         self._binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
@@ -178,6 +181,14 @@ def _kind(array: np.ndarray) -> Any:
     return onnx.TensorProto.BFLOAT16 if array.dtype.name == "bfloat16" else array.dtype
 
 
+def _bind(binding: onnxruntime.IOBinding, declared: Any, array: np.ndarray) -> None:
+    """Bind an array to an input, as a session declares it: bytes to integers of which several lie in one."""
+    kind, shape = _kind(array), array.shape
+    if array.dtype == np.uint8 and declared.type in SHARING_BYTES:
+        kind, shape = SHARING_BYTES[declared.type], declared.shape
+    binding.bind_input(declared.name, "cpu", 0, kind, shape, array.ctypes.data)
+
+
 def borrowed(array: np.ndarray) -> onnxruntime.OrtValue:
     """An OrtValue of an array, which must outlive it; bfloat16, which is no dtype of NumPy's own, goes by its bits."""
     array = np.ascontiguousarray(array)
@@ -189,13 +200,18 @@ def borrowed(array: np.ndarray) -> onnxruntime.OrtValue:
 def run(
     session: onnxruntime.InferenceSession, wanted: Sequence[str] | None, feeds: Mapping[str, np.ndarray]
 ) -> list[np.ndarray]:
-    """Run a session as its own `run` does, which takes no array of bfloat16."""
-    if all(array.dtype.name != "bfloat16" for array in feeds.values()):
+    """Run a session as its own `run` does, which takes no array of bfloat16, and none of several integers to a byte."""
+    declared = [each for each in session.get_inputs() if each.name in feeds]
+    if all(each.type not in UNKNOWN_TO_NUMPY for each in declared):
         found: list[np.ndarray] = session.run(wanted, feeds)
         return found
-    values = {name: borrowed(array) for name, array in feeds.items()}
-    names = wanted or [each.name for each in session.get_outputs()]
-    return [each.numpy() for each in session.run_with_ort_values(names, values)]
+    binding, held = session.io_binding(), {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+    for each in declared:
+        _bind(binding, each, held[each.name])
+    for name in wanted or [each.name for each in session.get_outputs()]:
+        binding.bind_output(name, "cpu")
+    session.run_with_iobinding(binding)
+    return [each.numpy() for each in binding.get_outputs()]
 
 
 def ort_value(array: np.ndarray) -> onnxruntime.OrtValue:

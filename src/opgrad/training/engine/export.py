@@ -20,7 +20,7 @@ from opgrad.training.building.checks import check_built, without_values
 from opgrad.training.engine.training_graph import open_session, session_options
 from opgrad.training.formats.artifact_set import ArtifactSet
 from opgrad.training.formats.model_files import LARGEST_MODEL, ValuesFile, model_bytes, write_model
-from opgrad.training.formats.tensor_values import Held, placeholder, tensor_of
+from opgrad.training.formats.tensor_values import FEW_BITS, Held, placeholder, tensor_of, with_values
 from opgrad.writing import staged
 
 
@@ -129,12 +129,12 @@ def _inference_model(
     read = read_by(nodes)
     inputs = [value for value in source.graph.input if value.name in read and value.name not in parameters]
     held: dict[str, Held] = {each.name: each for each in source.graph.initializer if each.name in read}
-    kinds = {each.name: each.type.tensor_type.elem_type for each in source.graph.input}
-    held |= {
-        name: rounded(array, kinds.get(name, 0), f"export: the parameter {name!r}")
-        for name, array in parameters.items()
-        if name in read
-    }
+    given = {each.name: each for each in source.graph.input if each.name in parameters and each.name in read}
+    for name, value in given.items():
+        kind = value.type.tensor_type
+        array = rounded(parameters[name], kind.elem_type, f"export: the parameter {name!r}")
+        few = kind.elem_type in FEW_BITS
+        held[name] = with_values(value, [axis.dim_value for axis in kind.shape.dim], array) if few else array
     sizes = {name: each.size if isinstance(each, np.ndarray) else size_of(each) for name, each in held.items()}
     large = {name: each for name, each in held.items() if sizes[name] > LARGE}
     constants = [placeholder(name, each) if name in large else tensor_of(name, each) for name, each in held.items()]

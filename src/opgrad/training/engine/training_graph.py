@@ -160,8 +160,13 @@ class TrainingGraph:
 
 
 def session_options(threads: int) -> onnxruntime.SessionOptions:
-    """Session options for so many threads; they turn off logging, which would repeat the texts of exceptions."""
+    """Session options for so many threads; they turn off logging, which would repeat the texts of exceptions.
+
+    Products with weights that DequantizeLinear unpacks take floats: by itself onnxruntime rounds the other operand to 8
+    bits where it makes MatMulNBits of them.
+    """
     options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
     return options

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import TensorProto
 
@@ -26,18 +27,22 @@ class ValuesFile(AbstractContextManager["ValuesFile"]):
     """
 
     def __init__(self, path: Path):
-        self._path, self._places = path, dict[str, dict[str, int]]()
+        self._path, self._places = path, dict[tuple[int, int], dict[str, int]]()
         self._file = created(path)
 
-    def place(self, name: str, held: Held) -> dict[str, str | int]:
-        """Write the values of a tensor unless they are there already; returns the entries of ONNX's external_data."""
-        if name not in self._places:
+    def place(self, held: Held) -> dict[str, str | int]:
+        """Write the values of a tensor unless they are there already; returns the entries of ONNX's external_data.
+
+        Values are the same ones if they are the same memory, which the caller keeps.
+        """
+        key = (held.ctypes.data, held.nbytes) if isinstance(held, np.ndarray) else (id(held), 0)
+        if key not in self._places:
             with naming(self._path):
                 self._file.seek(-(-self._file.tell() // ALIGNMENT) * ALIGNMENT)
                 content = raw(array_of(held)).data
-                self._places[name] = {"offset": self._file.tell(), "length": content.nbytes}
+                self._places[key] = {"offset": self._file.tell(), "length": content.nbytes}
                 self._file.write(content)
-        return {"location": self._path.name, **self._places[name]}
+        return {"location": self._path.name, **self._places[key]}
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close the file, which is flushed to the disk first if all values were written."""
@@ -64,7 +69,7 @@ def write_model(
         for tensor in model.graph.initializer:
             if is_placeholder(tensor):
                 del tensor.external_data[:]
-                for key, value in outside.place(tensor.name, values[tensor.name]).items():
+                for key, value in outside.place(values[tensor.name]).items():
                     tensor.external_data.add(key=key, value=str(value))
     new_file(path, _pieces(model, values))
 

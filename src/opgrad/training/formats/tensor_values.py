@@ -4,10 +4,9 @@ Graphs are then copied, inferred and converted without these values, so that eac
 file of their own are mapped into memory.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -24,6 +23,10 @@ HUGE = 1 << 20  # bytes; larger tensors are taken out of a model as soon as it i
 # initializers of each session: onnxruntime then makes a second copy in another order, for faster kernels.
 SHARED_FROM = 1 << 26
 APART = "opgrad:apart"  # the file name in the external_data of a placeholder
+
+# The bits of the integers of which several lie in a byte. The arrays of such tensors are their bytes, uint8 [n].
+FEW_BITS = {TensorProto.INT4: 4, TensorProto.UINT4: 4}
+BYTE = 8
 
 Held: TypeAlias = TensorProto | np.ndarray
 """A tensor's values, apart from their model."""
@@ -95,7 +98,7 @@ def read_shared(source: Source, who: str) -> tuple[onnx.ModelProto, dict[str, np
 
 def _mapped(tensor: TensorProto, folder: Path) -> np.ndarray | None:
     """The mapped values of a huge tensor in another file; None for other tensors, and where onnx has to check them."""
-    place, kind = place_of(tensor, folder), checkpoint_tables.ELEMENT_TYPES.get(tensor.data_type)
+    place, kind = place_of(tensor, folder), _dtype(tensor)
     file, parts = folder / place.location, Path(place.location).parts
     plain = parts and not Path(place.location).is_absolute() and ".." not in parts and not file.is_symlink()
     if not plain or kind is None or nbytes_of(tensor) <= HUGE:
@@ -106,21 +109,28 @@ def _mapped(tensor: TensorProto, folder: Path) -> np.ndarray | None:
     if start + count > file.stat().st_size:
         raise ValueError(f"{place.location} has {file.stat().st_size} bytes, expected at least {start + count}")
     content = mapped_files.content(file, shared=True)
-    found = mapped_files.array(content, kind.newbyteorder("<"), math.prod(tensor.dims), start)
-    return found.reshape(tuple(tensor.dims)) if found.flags.aligned else np.array(found).reshape(tuple(tensor.dims))
+    found = mapped_files.array(content, kind.newbyteorder("<"), count // kind.itemsize, start)
+    found = found if found.flags.aligned else np.array(found)
+    return found if tensor.data_type in FEW_BITS else found.reshape(tuple(tensor.dims))
 
 
 def _is_large(tensor: TensorProto) -> bool:
-    return is_large(tensor) and tensor.data_type in checkpoint_tables.ELEMENT_TYPES
+    return is_large(tensor) and _dtype(tensor) is not None
+
+
+def _dtype(tensor: TensorProto) -> "np.dtype[Any] | None":
+    """The dtype of a tensor's array; None for a type that has none."""
+    few = np.dtype(np.uint8) if tensor.data_type in FEW_BITS else None
+    return few or checkpoint_tables.ELEMENT_TYPES.get(tensor.data_type)
 
 
 def nbytes_of(held: Held) -> int:
-    """The number of bytes of a tensor whose element type checkpoints have."""
-    return (
-        held.nbytes
-        if isinstance(held, np.ndarray)
-        else size_of(held) * checkpoint_tables.ELEMENT_TYPES[held.data_type].itemsize
-    )
+    """The number of bytes of a tensor whose element type checkpoints have, or one of a few bits."""
+    if isinstance(held, np.ndarray):
+        return held.nbytes
+    if held.data_type in FEW_BITS:
+        return -(-size_of(held) * FEW_BITS[held.data_type] // BYTE)
+    return size_of(held) * checkpoint_tables.ELEMENT_TYPES[held.data_type].itemsize
 
 
 def placeholder(name: str, held: Held) -> TensorProto:
@@ -144,8 +154,16 @@ def attached(model: onnx.ModelProto, apart: Mapping[str, Held]) -> onnx.ModelPro
     copy = copied(model)
     for tensor in copy.graph.initializer:
         if is_placeholder(tensor):
-            tensor.CopyFrom(tensor_of(tensor.name, apart[tensor.name]))
+            tensor.CopyFrom(with_values(tensor, tensor.dims, apart[tensor.name]))
     return copy
+
+
+def with_values(like: Any, dims: Iterable[int], held: Held) -> TensorProto:
+    """A tensor with these values, and the name of another one, or of a declared value, and its type."""
+    if isinstance(held, TensorProto):
+        return held
+    kind = like.data_type if isinstance(like, TensorProto) else like.type.tensor_type.elem_type
+    return TensorProto(name=like.name, data_type=kind, dims=dims, raw_data=checkpoint_tables.raw(held).tobytes())
 
 
 def tensor_of(name: str, held: Held) -> TensorProto:
@@ -157,10 +175,12 @@ def tensor_of(name: str, held: Held) -> TensorProto:
 
 
 def array_of(held: Held) -> np.ndarray:
-    """The values of a tensor, in its dtype: bfloat16 stays bfloat16, whichever onnx is installed."""
+    """The values of a tensor, in its dtype: bfloat16 stays bfloat16, whichever onnx is installed. See `FEW_BITS`."""
     if isinstance(held, np.ndarray):
         return held
     kind = checkpoint_tables.ELEMENT_TYPES.get(held.data_type)
+    if held.data_type in FEW_BITS:
+        return np.frombuffer(held.raw_data or np.array(held.int32_data, np.uint8).tobytes(), np.uint8)
     if kind is not None and held.raw_data:
         return np.frombuffer(held.raw_data, kind.newbyteorder("<")).reshape(tuple(held.dims)).astype(kind, copy=False)
     array = numpy_helper.to_array(held)

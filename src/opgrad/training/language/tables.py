@@ -8,7 +8,7 @@ import onnx
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import keep
 from opgrad.graph.nodes import read_by
-from opgrad.training.formats.tensor_values import Held, array_of, is_placeholder, placeholder, tensor_of
+from opgrad.training.formats.tensor_values import FEW_BITS, Held, array_of, is_placeholder, placeholder, tensor_of
 
 
 def reshaped(model: onnx.ModelProto, values: Mapping[str, Held]) -> dict[str, Held]:
@@ -20,7 +20,7 @@ def reshaped(model: onnx.ModelProto, values: Mapping[str, Held]) -> dict[str, He
     for node in list(model.graph.node):
         tensor = graph.initializers.get(node.input[0]) if node.op_type == "Reshape" and node.input else None
         shape = graph.constant(node.input[1]) if tensor is not None else None
-        if tensor is None or shape is None:
+        if tensor is None or shape is None or tensor.data_type in FEW_BITS:
             continue
         held = found[tensor.name] if is_placeholder(tensor) else tensor
         sizes = [tensor.dims[place] if size == 0 else int(size) for place, size in enumerate(shape.tolist())]

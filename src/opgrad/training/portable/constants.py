@@ -57,7 +57,7 @@ class Constants:
         if any(source not in self._files for source, _, _ in sources.values()):
             used[own.name] = own
             with ValuesFile(own) as values:
-                places = {each: values.place(each, self.arrays[each]) for each, _, _ in sources.values()
+                places = {each: values.place(self.arrays[each]) for each, _, _ in sources.values()
                           if each not in self._files}  # fmt: skip
         for tensor in tensors:
             source, first, count = sources[tensor.name]

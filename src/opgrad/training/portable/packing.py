@@ -10,6 +10,7 @@ from opgrad.graph.formulas import Value
 from opgrad.graph.messages import keep, opset_of
 from opgrad.graph.nodes import names_in, rename_inputs
 from opgrad.training.building.outputs import inputs_as_constants
+from opgrad.training.formats.tensor_values import FEW_BITS
 from opgrad.training.portable.constants import Constants
 from opgrad.training.portable.layout import PARAMETERS, STATISTICS, Layout, Part, Tensor
 
@@ -18,8 +19,17 @@ FLOAT = TensorProto.FLOAT
 
 def bake(graph: onnx.GraphProto, frozen: Constants) -> None:
     """Turn the inputs that are frozen parameters or large constants into initializers."""
-    names = [each.name for each in graph.input if each.name in frozen.arrays]
-    inputs_as_constants(graph, [frozen.tensor(name) for name in names])
+    given = [each for each in graph.input if each.name in frozen.arrays]
+    inputs_as_constants(graph, [_initializer(each, frozen) for each in given])
+
+
+def _initializer(value: onnx.ValueInfoProto, frozen: Constants) -> TensorProto:
+    """The initializer in the place of an input. Arrays of integers of a few bits are their bytes."""
+    kind = value.type.tensor_type
+    if kind.elem_type not in FEW_BITS:
+        return frozen.tensor(value.name)
+    sizes = [axis.dim_value for axis in kind.shape.dim]
+    return frozen.part(value.name, value.name, kind.elem_type, sizes, 0, frozen.arrays[value.name].nbytes)
 
 
 class Packing:

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from opgrad.training.engine.binding import run
 from opgrad.training.engine.training_graph import open_session
 
 
@@ -28,7 +29,7 @@ class Writer:
     def scores(self, tokens: np.ndarray) -> np.ndarray:
         """The scores of the token that follows some tokens, float32 [n]."""
         feeds = {self._tokens: tokens[None].astype(np.int64), **self._fixed}
-        return np.asarray(self._session.run([self._scores], feeds)[0][0, -1], np.float32)
+        return np.asarray(run(self._session, [self._scores], feeds)[0][0, -1], np.float32)
 
     def write(
         self, prompt: np.ndarray, most: int, ends: Collection[int], temperature: float = 0.0, seed: int = 0
