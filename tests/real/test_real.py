@@ -3,9 +3,12 @@
 import os
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
+from halved_models import KINDS
 from real_models import MODELS
-from real_training import refusals, train
+from real_training import losses_of_halves, refusals, train
 
 FOLDER = Path(os.environ.get("OPGRAD_REAL", ""))
 
@@ -21,3 +24,16 @@ def test_it_is_trained(model, tmp_path):
     assert trained.off < 0.05
     assert trained.losses[-1] < trained.losses[0]
     assert trained.exported < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["magika/models/standard_v3_3/model.onnx", "silero_vad/data/silero_vad_16k_op15.onnx"])
+def test_halves_of_it_train_to_the_same_losses(name, kind, tmp_path):
+    """The differences are those of rounded weights, which each step keeps: losses may be off by some of their units."""
+    model = next(each for each in MODELS if each.file == name)
+    found = losses_of_halves(model, FOLDER / name, tmp_path, kind)
+    np.testing.assert_allclose(found.halves, found.rounded, rtol=1e-3)
+    np.testing.assert_allclose(found.halves, found.floats, rtol=16 * float(ml_dtypes.finfo(KINDS[kind]).eps))
+    assert found.halves[-1] < found.halves[0]
+    assert found.exported == {kind}

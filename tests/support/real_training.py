@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+from halved_models import halved
 from real_models import RealModel
 
 from opgrad.training import ArtifactSet, Trainer
@@ -77,6 +78,45 @@ def train(model: RealModel, path: Path, folder: Path) -> Trained:
     exported = float(np.abs(result - mine).max() / np.abs(mine).max())
     numbers = sum(made.sizes[name] for name in made.trainable)
     return Trained(len(made.trainable), numbers, len(off), max(off, default=0.0), tuple(losses), exported)
+
+
+@dataclass(frozen=True)
+class Halved:
+    """The losses of a model in halves, of the same weights in float32, and of the float32 model.
+
+    exported: the TensorProto.DataType of the weights that were trained, in the exported model.
+    """
+
+    halves: list[float]
+    rounded: list[float]
+    floats: list[float]
+    exported: set[int]
+
+
+def losses_of_halves(model: RealModel, path: Path, folder: Path, kind: int) -> Halved:
+    """Train a model in float16 or bfloat16 beside itself in float32, with one batch."""
+    random, scores = np.random.default_rng(0), scores_of(path, model.output)
+    batch = {name: make(random) for name, make in model.inputs.items()}
+    source, losses, target, trainer, names = onnx.load(path), [], None, None, ()
+    for place, whole in enumerate((source, halved(source, kind, back=True), halved(source, kind))):
+        part = folder / str(place)
+        part.mkdir()
+        made = generate_artifacts(
+            whole, requires_grad=names or None, loss=LossType.MSELoss, optimizer=OptimType.AdamW,
+            artifact_directory=part, loss_input_names=[scores],
+        )  # fmt: skip
+        names = made.trainable
+        trainer = Trainer(ArtifactSet.load(part), model.rate)
+        if target is None:
+            results = Evaluated(part, batch, scores)(trainer.parameters)
+            target = (results + 0.2 * results.std() * random.normal(size=results.shape)).astype(np.float32)
+        given = {
+            each.name: {**batch, "target": target}[each.name].astype(each.dtype) for each in trainer.artifacts.inputs
+        }
+        losses.append([trainer.step(given) for _ in range(STEPS)])
+    trainer.export(folder / "exported.onnx")
+    stored = {each.name: each.data_type for each in onnx.load(folder / "exported.onnx").graph.initializer}
+    return Halved(losses[2], losses[1], losses[0], {stored[name] for name in names if name in stored})
 
 
 class Evaluated:

@@ -32,10 +32,10 @@ class Summed(onnxblock.Block):
 def check(block, expected, scores, target, folder, dtype="float32"):
     kind, tolerance = TYPES[dtype]
     scores, ones = scores.astype(dtype), np.ones(scores.shape[-1:], dtype)
-    target = target if target.dtype.kind == "i" else target.astype(dtype)
+    target = target if target.dtype.kind == "i" else target.astype("float32" if dtype == "float16" else dtype)
     shape = ", ".join(map(str, scores.shape))
     model = build(f"g ({kind}[{shape}] x) => ({kind}[{shape}] y) {{ y = Mul(x, w) }}", {"w": ones})
-    made = artifacts.generate_artifacts(model, ["x", "w"], loss=block, artifact_directory=folder)
+    made = artifacts.generate_artifacts(model, ["x", "w"], loss=block, artifact_directory=folder, precision="model")
     feeds = {"x": scores, made.inputs[1]: target, "w": ones}
     (evaluated,) = run(folder / "eval_model.onnx", feeds)
     found, dx, _ = run(gradients_of(folder / "training_model.onnx"), feeds)

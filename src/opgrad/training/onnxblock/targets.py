@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from opgrad.graph.messages import FLOATS
+from opgrad.graph.messages import FLOATS, HALVES
 from opgrad.training.building.checks import near
 from opgrad.training.onnxblock.accessor import current, type_name
 from opgrad.training.onnxblock.blocks import append
 
 REDUCTIONS = ("mean", "sum", "none")
-HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def chosen(who: str, what: str, value: str, values: Collection[str]) -> str:
@@ -56,12 +55,13 @@ def scores_type(name: str, who: str) -> int:
 
 
 def target_like(scores: str, target: str, who: str) -> tuple[str, str]:
-    """Scores and their target, which becomes an input like the scores unless the graph has it."""
+    """Scores and their target, which becomes an input like the scores, in float32 beside halves, unless it is there."""
     accessor, kind = current(), scores_type(scores, who)
+    wide = TensorProto.FLOAT if kind in HALVES else kind
     if not accessor.has_value(target):
-        return scores, accessor.input(target, kind, accessor.sizes(scores))
+        return scores, accessor.input(target, wide, accessor.sizes(scores))
     found = accessor.element_type(target)
-    if found is not None and found != kind:
+    if found not in (None, kind, wide):
         raise ValueError(
             f"{who}: {target!r} has elements of type {type_name(found)}, expected {type_name(kind)}, that of {scores!r}"
         )
@@ -72,7 +72,8 @@ def in_float32(*names: str) -> list[str]:
     """The names of these values, with float16 and bfloat16 cast to float32."""
     accessor = current()
     return [
-        append("Cast", [name], to=TensorProto.FLOAT) if accessor.element_type(name) in HALF else name for name in names
+        append("Cast", [name], to=TensorProto.FLOAT) if accessor.element_type(name) in HALVES else name
+        for name in names
     ]
 
 
