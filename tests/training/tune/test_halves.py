@@ -10,8 +10,10 @@ from language_models import WORDS, make_folder
 from onnx import TensorProto
 
 from opgrad.training import Tuner
-from opgrad.training.engine.trainer import Trainer
+from opgrad.training.engine.trainer import Trainer, session_options
+from opgrad.training.formats.tensor_values import array_of
 from opgrad.training.language import read
+from opgrad.training.tune.generation import Writer
 
 SIZE = 5 + len(WORDS)
 
@@ -53,6 +55,30 @@ def test_adapters_are_trained_in_float32(tmp_path, kind):
         losses.append([trainer.step(dict.fromkeys(("input_ids", "labels"), tokens)) for _ in range(3)])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     assert losses[0][2] < losses[0][0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_trained_in_float32(tmp_path, kind):
+    """Losses and scores are those of float32 with the same rounded weights; what is saved is rounded again."""
+    losses, scores_of_one, tokens = [], [], np.arange(12).reshape(2, 6)
+    for back in (True, False):
+        folder = make_folder(tmp_path / str(back))
+        onnx.save(halved(folder, kind, back), folder / "model.onnx")
+        tuner = Tuner(folder, train="*")
+        setting = tuner.setting(2, 6)
+        trainer, batch = Trainer(setting.artifacts, learning_rate=0.01), dict.fromkeys(("input_ids", "labels"), tokens)
+        losses.append([trainer.step(batch) for _ in range(3)])
+        tuner.use(trainer.parameters)
+        fixed = {**setting.artifacts.constants, **tuner.values}
+        writer = Writer(setting.scores, tuner.base.tokens, tuner.base.logits, fixed, session_options(1), "test")
+        scores_of_one.append(writer.scores(tokens[0]))
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    np.testing.assert_allclose(scores_of_one[1], scores_of_one[0], rtol=1e-3, atol=1e-4)
+    tuner.save(tmp_path / "tuned")
+    saved = {each.name: each for each in onnx.load(tmp_path / "tuned/model.onnx").graph.initializer}
+    for name, array in trainer.parameters.items():
+        assert saved[name].data_type == kind
+        np.testing.assert_array_equal(array_of(saved[name]), array.astype(KINDS[kind]))
 
 
 def test_what_was_trained_of_a_float16_model_loads_in_onnxruntime(tmp_path):
