@@ -1,5 +1,6 @@
 """A session whose inputs and outputs are bound to fixed memory, and the checks of a call's inputs."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from opgrad.training.formats.artifact_set import tensor_spec
 LARGEST_COPIED = 1 << 18
 MOST_BUFFERS = 16  # the most buffers of an input, one for each shape of its batches
 ANY_RANK = ("of any rank",)
-# Types whose integers lie several to a byte, and all of those that are no dtypes of NumPy.
+# Types whose integers lie two in a byte, and all of those that are no dtypes of NumPy.
 SHARING_BYTES = {f"tensor({kind.lower()})": onnx.TensorProto.DataType.Value(kind) for kind in ("INT4", "UINT4")}
 UNKNOWN_TO_NUMPY = ("tensor(bfloat16)", *SHARING_BYTES)
 
@@ -182,10 +183,15 @@ def _kind(array: np.ndarray) -> Any:
 
 
 def _bind(binding: onnxruntime.IOBinding, declared: Any, array: np.ndarray) -> None:
-    """Bind an array to an input, as a session declares it: bytes to integers of which several lie in one."""
+    """Bind an array to an input, as a session declares it: bytes to integers of which two lie in one.
+
+    Raises ValueError if there are not as many bytes as these take.
+    """
     kind, shape = _kind(array), array.shape
     if array.dtype == np.uint8 and declared.type in SHARING_BYTES:
         kind, shape = SHARING_BYTES[declared.type], declared.shape
+        if not all(isinstance(size, int) for size in shape) or array.nbytes != -(-math.prod(shape) // 2):
+            raise ValueError(f"{declared.name} has {array.nbytes} bytes, expected those of {declared.type} {shape}")
     binding.bind_input(declared.name, "cpu", 0, kind, shape, array.ctypes.data)
 
 
@@ -200,7 +206,7 @@ def borrowed(array: np.ndarray) -> onnxruntime.OrtValue:
 def run(
     session: onnxruntime.InferenceSession, wanted: Sequence[str] | None, feeds: Mapping[str, np.ndarray]
 ) -> list[np.ndarray]:
-    """Run a session as its own `run` does, which takes no array of bfloat16, and none of several integers to a byte."""
+    """Run a session as its own `run` does, which takes no array of bfloat16, and none of two integers in a byte."""
     declared = [each for each in session.get_inputs() if each.name in feeds]
     if all(each.type not in UNKNOWN_TO_NUMPY for each in declared):
         found: list[np.ndarray] = session.run(wanted, feeds)

@@ -82,7 +82,7 @@ class LossScale:
         return json.dumps([self.factor, self.skipped, self._good, self._in_a_row])
 
     def restore(self, text: object) -> None:
-        """Go on from a state; from no such text, begin anew."""
+        """Go on from a state; another text changes nothing."""
         with suppress(ValueError, TypeError, RecursionError):
             factor, *counts = json.loads(text)  # type: ignore[arg-type]
             numbers = len(counts) == 3 and all(type(each) is int and each >= 0 for each in counts)
