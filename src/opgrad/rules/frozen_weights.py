@@ -55,11 +55,11 @@ def gradient_through(node: Node, dy: Value, place: int, transposed: bool = False
 def product(node: Node, dy: Value, stored: Stored) -> Value | None:
     """dy @ w.T for a matrix of integers; None if its rows are no whole bytes, or its bytes are not known."""
     given = node.value(stored.name)
-    sizes, kind = given.sizes, given.element_type or 0
-    if kind not in INTEGERS or sizes is None or len(sizes) != 2 or not all(isinstance(size, int) for size in sizes):
+    sizes = [size for size in given.sizes or () if isinstance(size, int)]
+    if given.element_type not in INTEGERS or len(sizes) != 2 or len(given.sizes or ()) != 2:
         return None
-    bits, signed = INTEGERS[kind]
-    (rows, columns), (row_block, column_block) = map(int, sizes), stored.block
+    bits, signed = INTEGERS[given.element_type]
+    (rows, columns), (row_block, column_block) = sizes, stored.block
     if columns * bits % BYTE or (column_block > 1 and column_block * bits % BYTE):
         return None
     b = given if bits == BYTE else _bytes(node, stored.name, rows * columns * bits // BYTE)

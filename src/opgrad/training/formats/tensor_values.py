@@ -120,8 +120,9 @@ def _is_large(tensor: TensorProto) -> bool:
 
 def _dtype(tensor: TensorProto) -> "np.dtype[Any] | None":
     """The dtype of a tensor's array; None for a type that has none."""
-    few = np.dtype(np.uint8) if tensor.data_type in FEW_BITS else None
-    return few or checkpoint_tables.ELEMENT_TYPES.get(tensor.data_type)
+    if tensor.data_type in FEW_BITS:
+        return np.dtype(np.uint8)
+    return checkpoint_tables.ELEMENT_TYPES.get(tensor.data_type)
 
 
 def nbytes_of(held: Held) -> int:
