@@ -25,7 +25,7 @@ SHARED_FROM = 1 << 26
 APART = "opgrad:apart"  # the file name in the external_data of a placeholder
 
 # The bits of the integers of which several lie in a byte. The arrays of such tensors are their bytes, uint8 [n].
-FEW_BITS = {TensorProto.INT4: 4, TensorProto.UINT4: 4}
+FEW_BITS: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4}
 BYTE = 8
 
 Held: TypeAlias = TensorProto | np.ndarray
