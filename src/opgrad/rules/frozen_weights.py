@@ -16,7 +16,7 @@ from opgrad.graph.nodes import attributes_of
 from opgrad.rules.node import Node
 
 # The bits of an integer and whether it has a sign, by its type.
-INTEGERS = {
+INTEGERS: dict[int, tuple[int, bool]] = {
     TensorProto.INT8: (8, True),
     TensorProto.UINT8: (8, False),
     TensorProto.INT4: (4, True),
