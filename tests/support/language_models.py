@@ -173,6 +173,19 @@ def quantize(path: Path, bits: int = 4, block: int = 16, zeros: bool = False, ap
     onnx.save(model, path, save_as_external_data=apart, location="model.onnx.data", size_threshold=0)
 
 
+def vary_attention(path: Path) -> None:
+    """Give the attention of a model a window, a softcap, sinks, and pairs of neighbours in its rotary embedding."""
+    model = onnx.load(path)
+    nodes = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
+    heads = next(each.i for each in nodes[0].attribute if each.name == "num_heads")
+    model.graph.initializer.append(numpy_helper.from_array(np.linspace(-1, 2, heads, dtype=np.float32), "sinks"))
+    for node in nodes:
+        given = {"local_window_size": 4, "softcap": 5.0, "rotary_interleaved": 1}
+        node.attribute.extend(helper.make_attribute(*each) for each in given.items())
+        node.input.extend(["", "", "sinks"])
+    onnx.save(model, path)
+
+
 def make_tokenizer(words: list[str] = WORDS) -> str:
     """The content of tokenizer.json: words between blanks are tokens."""
     special = ["<unk>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]

@@ -4,7 +4,7 @@ import json
 from unittest import mock
 
 import numpy as np
-from language_models import make_folder, quantize
+from language_models import make_folder, quantize, vary_attention
 from portable_steps import FOLDERS, RULES, Reference, batches
 
 from opgrad.training import ArtifactSet, Trainer, Tuner
@@ -36,6 +36,7 @@ def write_tuned(place, bits):
     """Adapters beside a language model of so many bits, whose weights lie in a file of their own."""
     place.mkdir(parents=True)
     model = make_folder(place / "model", cached=True, heads=4, shared=2, width=64)
+    vary_attention(model / "model.onnx")
     quantize(model / "model.onnx", bits, zeros=True, apart=True)
     with mock.patch.object(tensor_values, "HUGE", 256), mock.patch.object(constants, "HUGE", 256):
         tuner = Tuner(model, lora="rank=4, target=all-linear", weight_decay=0.01)

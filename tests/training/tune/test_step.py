@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 from artifact_sets import EXAMPLES
-from language_models import make_folder, quantize
+from language_models import make_folder, quantize, vary_attention
 from onnx import TensorProto
 from portable_cases import tuned_batches as batches
 from portable_steps import client
@@ -35,7 +35,7 @@ def assert_learns_as(tuner, manifest, steps=5):
 
 BASES = {
     "floats, without caches": None,
-    "4 bits": {"bits": 4},
+    "4 bits; window, softcap, sinks": {"bits": 4},
     "4 bits, zero points, odd number of blocks": {"bits": 4, "block": 64, "zeros": True},
     "8 bits, zero points": {"bits": 8, "zeros": True},
     "2 bits": {"bits": 2},
@@ -45,6 +45,8 @@ BASES = {
 @pytest.mark.parametrize("kind", BASES)
 def test_losses_and_adapters_are_those_of_opgrad(tmp_path, kind):
     folder = make_folder(tmp_path / "model", cached="without caches" not in kind)
+    if "window" in kind:
+        vary_attention(folder / "model.onnx")
     if BASES[kind] is not None:
         quantize(folder / "model.onnx", **BASES[kind])
     tuner = Tuner(folder, lora=LORA)
