@@ -93,7 +93,7 @@ def test_adapters_of_a_language_model(tmp_path):
     text = run(tmp_path)
     size = 4 * sum(each.size for each in tuner.values.values())
     assert f"round 3 of 3: {size:,} bytes go to each of 5 clients" in text
-    losses = [float(each) for each in re.findall(r"loss ([0-9.]+) on .* rows that no client has", text)]
+    losses = [float(each) for each in re.findall(r"loss ([0-9.]+), accuracy .* rows that no client has", text)]
     assert len(losses) == 4
     found = Tuner(model, adapter=tmp_path / "trained.safetensors").values
     assert all(np.abs(found[each.b]).max() > 0 for each in tuner.adapters)

@@ -75,7 +75,12 @@ def test_weights_stay_in_the_files_of_the_base(tmp_path, monkeypatch):
     assert max(len(each.raw_data) for each in stored) <= 256
     assert_learns_as(tuner, made.files["manifest"])
     step, batch = client().Step(made.files["manifest"]), next(batches())
-    assert step.evaluate(batch)["loss"] == pytest.approx(step.train(batch, RATE), rel=1e-5)
+    found, counts = step.evaluate(batch), batch["labels"] >= 0
+    assert found["loss"] == pytest.approx(step.train(batch, RATE), rel=1e-5)
+    best = found["scores"].reshape(*counts.shape, -1).argmax(-1)
+    assert found["accuracy"] == pytest.approx((best == batch["labels"])[counts].mean())
+    with pytest.raises(ValueError, match="labels has -7, expected 0 to 24"):
+        step.train({**batch, "labels": np.where(counts, batch["labels"], -7)}, RATE)
     tuner.export_step(folder / "step.onnx")
     assert {each.name for each in folder.iterdir() if each.suffix == ".data"} == {"model.onnx.data"}
     client().Step(folder / "step.json").train(batch, RATE)

@@ -32,10 +32,12 @@ TYPE_OF_ACCURACY = helper.make_tensor_type_proto(FLOAT, [])
 class Labels:
     """Labels that are classes, and the scores that the loss compares with them.
 
+    name: of the input. compared: the value with one label for each row of scores, the input or a Reshape of it.
     element_type: TensorProto's. classes: how many there are. ignored: the label that does not count.
     """
 
     name: str
+    compared: str
     scores: str
     element_type: int
     classes: int | None
@@ -201,7 +203,7 @@ def _append_outputs(
 
 def _accuracy(body: GraphBody, labels: Labels) -> Value:
     """The share of right answers among the samples that count; 0 if none counts."""
-    given = Value(body, labels.name, labels.element_type)
+    given = Value(body, labels.compared, labels.element_type)
     best = Value(body, labels.scores).apply("ArgMax", axis=1, keepdims=0).like(given)
     counts = ~given.equals(labels.ignored)
     right, all_of_them = (each.cast(FLOAT).sum(keepdims=False) for each in (best.equals(given) & counts, counts))

@@ -224,14 +224,19 @@ def _dtype_of(artifacts: ArtifactSet) -> str:
 
 
 def labels_of(artifacts: ArtifactSet) -> Labels | None:
-    """The labels, if they are classes in the shape of the scores without axis 1; else None."""
-    objective = artifacts.objective
-    if objective.scores is None or objective.classes is None or objective.classes != objective.label:
+    """The labels, if they are classes in the shape of the scores without axis 1, perhaps by a Reshape; else None."""
+    objective, label = artifacts.objective, artifacts.label
+    reshaped = {each.output[0] for each in artifacts.eval_model.graph.node if _shaped_from(each) == objective.label}
+    if objective.scores is None or objective.classes is None or objective.classes not in {objective.label, *reshaped}:
         return None
-    label = artifacts.label
     types = declared_types(inferred_model(artifacts.eval_model).graph)
     sizes = types[objective.scores].tensor_type.shape.dim if objective.scores in types else []
     classes = sizes[1].dim_value or None if len(sizes) > 1 else None
     element_type = onnx.helper.np_dtype_to_tensor_dtype(label.dtype)
     ignored = IGNORED if objective.ignored is None else objective.ignored
-    return Labels(label.name, objective.scores, element_type, classes, ignored)
+    return Labels(label.name, objective.classes, objective.scores, element_type, classes, ignored)
+
+
+def _shaped_from(node: onnx.NodeProto) -> str | None:
+    """What a node reshapes; None of another operator."""
+    return node.input[0] if node.op_type == "Reshape" and node.input else None
