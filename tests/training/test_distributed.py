@@ -50,6 +50,27 @@ def test_parts_are_the_batches(size, whole):
     np.testing.assert_array_equal(np.concatenate(taken), order)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_collective_that_ends_as_the_wait_for_it_does(fails):
+    from opgrad.training.engine.distributed import Processes
+
+    processes, waits = Processes.__new__(Processes), []
+    processes._store = None
+
+    def wait(_):
+        waits.append(len(waits))
+        if len(waits) == 1 or fails:
+            raise RuntimeError("timed out" if len(waits) == 1 else "broken")
+
+    work = SimpleNamespace(wait=wait, is_completed=lambda: bool(waits))
+    if fails:
+        with pytest.raises(RuntimeError, match="broken"):
+            processes._wait(work)
+    else:
+        processes._wait(work)
+    assert waits == [0, 1]
+
+
 def trained(rank, folder, accumulate, validation, stop):
     """A run of these processes: the losses of its epochs, and digests of gradients and parameters on every process."""
     from opgrad.training import ArtifactSet, Recipe

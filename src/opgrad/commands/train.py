@@ -59,6 +59,9 @@ class RunSettings:
     clip_norm: Annotated[
         float | None, typer.Option(callback=positive, help="Largest norm of all gradients together.")
     ] = None
+    checkpoint_every: Annotated[
+        int | None, typer.Option(min=1, metavar="STEPS", help="Write last.checkpoint after so many steps, too.")
+    ] = None
 
     def of_recipe(self) -> dict[str, Any]:
         """Those that were given, under the names of a recipe."""

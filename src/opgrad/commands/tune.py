@@ -43,10 +43,16 @@ class What:
             "Model", "An adapter to use or train further: a folder, of PEFT too, or a step's weights.", exists=True
         ),
     ] = None
-    memory: Annotated[str | None, _option("Model", "The most that a step may take, such as 4GB.", metavar="SIZE")] = (
-        None
-    )
+    memory: Annotated[
+        str | None,
+        _option(
+            "Model",
+            "The most that a step may take, such as 4GB; default: 1.5 times the base, and 1 GB for 512 tokens.",
+            metavar="SIZE",
+        ),
+    ] = None
     max_length: Annotated[int, _option("Model", "The most tokens of an example; longer ones are cut.", min=2)] = 2048
+    pack: Annotated[bool, _option("Model", "Batches are one row of examples, without padding.")] = False
     weight_decay: Annotated[float, _option("Model", "Of AdamW.", min=0)] = 0.0
 
 
@@ -130,7 +136,7 @@ def _tuner(model: Path, what: What, seed: int) -> "Tuner":
 
     return Tuner(
         model, lora=what.lora, train=what.train or (), adapter=what.adapter, memory=size_in_bytes(what.memory),
-        longest=what.max_length, weight_decay=what.weight_decay, seed=seed,
+        longest=what.max_length, weight_decay=what.weight_decay, seed=seed, pack=what.pack,
     )  # fmt: skip
 
 

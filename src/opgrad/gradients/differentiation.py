@@ -60,11 +60,10 @@ def with_gradients(
     """`gradients`. in_tiles: whether attention is recognized, so that its matrices of scores are computed in tiles."""
     sources, targets = _names("of", of), _names("with_respect_to", with_respect_to)
     segments = passes.checked_segments(checkpoint_segments)
-    named = [] if isinstance(segments, int) else segments
     opset = PLAIN_OPSET if plain else LEAST_OPSET
     model = load(model, WHO)
     given = {name for node in all_nodes(model.graph.node) if node.op_type == UPDATING for name in node.output}
-    simple = _simplified(model, [*sources, *named], targets, opset, plain)
+    simple = _simplified(model, [*sources, *passes.named(segments)], targets, opset, plain)
     forward = prepared(simple, sources, targets, opset, in_tiles)
     before = [*sources, *(each.name for each in forward.graph.output)]
     body = GraphBody(forward.opset, forward.names(), plain)

@@ -25,6 +25,7 @@ ELEMENTWISE = names_of(
     GemmaRotaryEmbedding ComplexMul ComplexMulConj LongformerAttention MoE QMoE DecoderAttention BiasDropout
     BitmaskBiasDropout BitmaskDropout QLinearLeakyRelu QLinearSigmoid QLinearSoftmax ScaledSiLU
     GatedAdd GatedRMSNorm BranchwiseRMSNorm SampleOp HyperConnectionPostMix MRotaryEmbedding CausalConvWithState
+    StopGradient
     """
 )
 # Operators with results of the type and shape of an input: from the place of the result to that of the input.
@@ -304,9 +305,18 @@ def _attention(node: Unknown) -> Sequence[Value | None]:
 def _attention_in_tiles(node: Unknown) -> Sequence[Value | None]:
     """The shape of q with heads as large as v's, and a number for each query of each head."""
     q, v = node.required(0), node.required(2)
+    if node.input(8) is not None:  # sequences behind each other, [L, heads, H]
+        rows = q.slice(0, 1, 2)
+        return [rows + v.slice(0, 1, 0).slice(0, 1, 1), rows.squeeze(2).transpose(1, 0)]
     rows = q.slice(0, 1, 3)
     lse = rows.transpose(0, 2, 1, 3) if node.attributes.get("layout", "BHLD") == "BLHD" else rows
     return [rows + v.slice(0, 1, 1).slice(0, 1, 2), lse.squeeze(3)]
+
+
+@stand_in_for("DropoutTraining")
+def _dropout(node: Unknown) -> Sequence[Value]:
+    x = node.required(0)
+    return [x.apply("Identity"), x.equals(x)]
 
 
 @stand_in_for("PackedAttention")

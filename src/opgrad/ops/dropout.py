@@ -39,6 +39,19 @@ Mask = Annotated[Array, Tensor(("bool",), lambda shapes, _: shapes["dy"], "the s
         "mask": Tensor(("bool",), lambda shapes, _: shapes["x"], "the shape of x", role="alone"),
     },
     in_place={"y": ("x",)},
+    onnx=(
+        OnnxName(
+            "DropoutTraining",
+            ("x", "seed", "ratio?", "training_mode?"),
+            ("y", "mask?"),
+            types={
+                "x": "T",
+                "seed": ("int64", "int32"),
+                "ratio": ("float32", "float64", "float16", "bfloat16"),
+                "training_mode": ("bool",),
+            },
+        ),
+    ),
 )
 def dropout(
     x: X,
@@ -60,8 +73,9 @@ def dropout(
     Returns (y, mask): y of the shape and dtype of x, mask of its shape, True where an element was kept. NaN and
     infinity are dropped like all else. Raises TypeError, ValueError.
 
-    Formula: y = where(mask, x / (1 - ratio), 0). Source: ONNX Dropout-13, which onnxruntime has; random numbers are
-    those of Philox-4x32-10.
+    Formula: y = where(mask, x / (1 - ratio), 0). Source: ONNX Dropout-13, which onnxruntime has, with a seed that is an
+    attribute; DropoutTraining, whose seed is an input, is the node in com.microsoft here. Random numbers are those of
+    Philox-4x32-10.
 
     Example:
     >>> x = np.arange(1, 7, dtype=np.float32)

@@ -4,8 +4,10 @@ A key's place in its row is that in the cache: those of the past come first, new
 row of the batch has for itself.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from onnx import TensorProto
 
@@ -63,9 +65,17 @@ def group_query_attention(node: Node) -> Gradients:
     if node.get("do_rotary", 0):
         q, k = (_turned(node, each, places) for each in (q, k))
     k, v = (_in_cache(node.input(place), each, places) for place, each in ((3, k), (4, v)))
-    mask = _mask(node, places, counted)
-    y = attended(node, (q, k, v), heads, mask, node.input(10), node.input(11))
+    if _all_new(node) and _takes_tiles(node, heads):
+        y = _in_tiles(node, (q, k, v), heads, node.input(10), node.input(11), counted.reshape([-1]), **_limits(node))
+    else:
+        y = attended(node, (q, k, v), heads, _mask(node, places, counted), node.input(10), node.input(11))
     return [y, k, v]
+
+
+def _all_new(node: Node) -> bool:
+    """Whether there is no past, so that a key's place in its row is that among the new ones."""
+    past = node.input(3)
+    return past is None or known(list(past.sizes or [None] * 4)[2:3]) == [0]
 
 
 def _refuse(node: Node) -> None:
@@ -86,32 +96,44 @@ def _heads(node: Node) -> Heads:
 
 
 def _projections(node: Node, heads: Heads) -> list[Value]:
-    """Query, key and value as [N, heads, L, H]; they may lie behind each other in the query."""
+    """Query, key and value as [N, heads, L, H]."""
+    return [each.transpose(0, 2, 1, 3) for each in _parts(node, heads)]
+
+
+def _parts(node: Node, heads: Heads) -> list[Value]:
+    """Query, key and value as [N, L, heads, H]; they may lie behind each other in the query."""
     x, key, value = node.x, node.input(1), node.input(2)
     if key is None or value is None:
         ends = [0, heads.queries, heads.queries + heads.keys, heads.queries + 2 * heads.keys]
         x, key, value = (x.slice(start * heads.width, end * heads.width, 2) for start, end in pairwise(ends))
-    return [each.reshape([0, 0, -1, heads.width]).transpose(0, 2, 1, 3) for each in (x, key, value)]
+    return [each.reshape([0, 0, -1, heads.width]) for each in (x, key, value)]
 
 
 def _places(node: Node, new: Value, counted: Value) -> Places:
     """In a first prompt all keys are new, whatever the rows' lengths are."""
     past, total = node.input(3), node.required(6).cast(TensorProto.INT64).scalar()
     before = node.where(total.equals(new), 0, counted - new)
-    if past is None or known(list(past.sizes or [None] * 4)[2:3]) == [0]:
+    if past is None or _all_new(node):
         return Places(before, new, new)
     return Places(before, new, node.body.node("Max", total, past.shape(2, 3).squeeze(0)))
 
 
 def _turned(node: Node, x: Value, places: Places) -> Value:
     """x with its pairs turned by the angles of their places; places beyond the cache of angles belong to no token."""
-    cos, sin, given = node.required(7), node.required(8), node.input(9)
+    given = node.input(9)
     own = places.queries().squeeze(1, 3)
     if given is not None:  # of a first prompt onnxruntime reads the first position alone
         prompt = node.required(6).cast(TensorProto.INT64).scalar().equals(places.new)
         own = node.where(prompt, own + given.slice(0, 1, 0).slice(0, 1, 1), given)
+    return _turned_by(node, x, own)
+
+
+def _turned_by(node: Node, x: Value, own: Value, **given: Any) -> Value:
+    """x with its pairs turned by the angles of places [N, L]. given: attributes."""
+    cos, sin = node.required(7), node.required(8)
     positions = node.body.node("Min", own, cos.shape(0, 1).squeeze(0) - 1)
     turns = {"rotary_embedding_dim": 2 * numbers_of(cos, 1)[0], "interleaved": node.get("rotary_interleaved", 0)}
+    turns |= given
     return node.microsoft("RotaryEmbeddingTraining", x, cos, sin, positions, **turns)
 
 
@@ -150,9 +172,8 @@ def attended(
     In a plain graph the queries of a group are rows of a product with their keys; elsewhere one node works in tiles.
     """
     body, (q, k, v) = node.body, projections
-    if not body.plain and heads.width <= LARGEST_HEAD:
-        y = _in_tiles(node, projections, heads, mask, bias, sink)
-        return y.transpose(0, 2, 1, 3).reshape([0, 0, heads.queries * heads.width])
+    if _takes_tiles(node, heads):
+        return _in_tiles(node, projections, heads, mask if bias is None else node.where(mask, bias, LOWEST), sink)
     rows = q.reshape([0, heads.keys, -1, heads.width])
     scores = body.node("MatMul", rows, k.transpose(0, 1, 3, 2)) * (node.get("scale", 0.0) or heads.width**-0.5)
     softcap = node.get("softcap", 0.0)
@@ -167,21 +188,61 @@ def attended(
     return y.reshape(q.shape()).transpose(0, 2, 1, 3).reshape([0, 0, heads.queries * heads.width])
 
 
+def _takes_tiles(node: Node, heads: Heads) -> bool:
+    return not node.body.plain and heads.width <= LARGEST_HEAD
+
+
+def _limits(node: Node) -> dict[str, Any]:
+    """Which of the new keys count for which queries, as attributes of the node that works in tiles."""
+    window = node.get("local_window_size", -1)
+    limits = {"window": (window - 1, -1)} if window > 0 else {}
+    return {"causal": "top_left" if node.get("causal", 1) else "", **limits}
+
+
 def _in_tiles(
-    node: Node,
-    projections: tuple[Value, Value, Value],
-    heads: Heads,
-    mask: Value,
-    bias: Value | None,
-    sink: Value | None,
-) -> Value:
-    """The result of each head, by a node that keeps no scores."""
-    seen = mask if bias is None else node.where(mask, bias, LOWEST)
-    if sink is None and node.get("smooth_softmax", 0):
-        sink = node.body.number(0, projections[0]).expand(node.body.ints([heads.queries]))
-    scale = node.get("scale", 0.0) or heads.width**-0.5
-    given = {"scale": scale, "softcap": node.get("softcap", 0.0)}
-    return node.results("AttentionTraining", 2, *projections, seen, None, sink, **given)[0]
+    node: Node, projections: tuple[Value, Value, Value], heads: Heads, mask: Value | None, sink: Value | None,
+    lengths: Value | None = None, **seen: Any,
+) -> Value:  # fmt: skip
+    """The result of attention, [N, L, heads * H], by a node that keeps no scores. lengths: of the keys of each row."""
+    inputs, given = (*projections, mask, lengths, _sink(node, heads, sink)), _scaling(node, heads)
+    y = node.results("AttentionTraining", 2, *inputs, **given, **seen)[0]
+    return y.transpose(0, 2, 1, 3).reshape([0, 0, heads.queries * heads.width])
+
+
+def _sink(node: Node, heads: Heads, given: Value | None) -> Value | None:
+    if given is not None or not node.get("smooth_softmax", 0):
+        return given
+    return node.body.number(0, node.x).expand(node.body.ints([heads.queries]))
+
+
+def _scaling(node: Node, heads: Heads) -> dict[str, Any]:
+    """How scores are made of products, as attributes of the node that works in tiles."""
+    return {"scale": node.get("scale", 0.0) or heads.width**-0.5, "softcap": node.get("softcap", 0.0)}
+
+
+def in_sequences(node: Node, starts: Value, places: Value) -> Value:
+    """The result of attention in one row of several sequences, of which each sees itself alone.
+
+    starts: where each sequence begins, and the last one ends, [n + 1]. places: those of tokens in their sequences,
+    [1, L]. Raises NoGradient for a bias, which is for whole rows.
+    """
+    _refuse(node)
+    if node.input(10) is not None:
+        raise NoGradient("its scores have a bias")
+    heads = _heads(node)
+    q, k, v = _parts(node, heads)
+    if node.get("do_rotary", 0):
+        q, k = (_turned_by(node, each, places, layout="BLHD") for each in (q, k))
+    rows = [each.squeeze(0) for each in (q, k, v)]
+    return of_sequences(
+        node, rows, starts, _sink(node, heads, node.input(11)), **_limits(node), **_scaling(node, heads)
+    )
+
+
+def of_sequences(node: Node, parts: Sequence[Value], starts: Value, sink: Value | None = None, **given: Any) -> Value:
+    """Attention of queries, keys and values [L, heads, H] of several sequences, [1, L, heads * H]."""
+    y = node.results("AttentionTraining", 2, *parts, None, None, sink, None, None, starts, **given)[0]
+    return y.reshape(node.body.concat(node.body.ints([1]), y.shape(0, 1), node.body.ints([-1])))
 
 
 def _softmax(node: Node, scores: Value, sink: Value | None) -> Value:

@@ -242,3 +242,10 @@ def dropout(node: Node) -> Value:
         return node.dy
     mask = node.output(1, "_mask", TensorProto.BOOL)
     return node.microsoft("DropoutGrad", node.dy, mask, node.input(1), node.input(2))
+
+
+@gradient("DropoutTraining", domain=MICROSOFT, constant=(1, 2, 3))
+def dropout_training(node: Node) -> Value:
+    """dx = dy / (1 - ratio) where kept."""
+    mask = node.output(1, "_mask", TensorProto.BOOL)
+    return node.microsoft("DropoutGrad", node.dy, mask, node.input(2), node.input(3))

@@ -1,5 +1,6 @@
 """Operators through which no gradient goes: their results do not change with their inputs, or are no numbers."""
 
+from opgrad.graph.messages import MICROSOFT
 from opgrad.rules.node import Node
 from opgrad.rules.registry import ALL_INPUTS, gradient
 
@@ -11,6 +12,7 @@ CLASSICAL = "ai.onnx.ml"
 @gradient("Shape", "Size", "NonZero", "ArgMax", "ArgMin", "IsNaN", "IsInf", "Range", constant=ALL_INPUTS)
 @gradient("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And", "Or", "Xor", constant=ALL_INPUTS)
 @gradient("NonMaxSuppression", "Multinomial", "SequenceLength", constant=ALL_INPUTS)
+@gradient("StopGradient", domain=MICROSOFT, constant=ALL_INPUTS)
 @gradient("Binarizer", "CategoryMapper", "LabelEncoder", "OneHotEncoder", domain=CLASSICAL, constant=ALL_INPUTS)
 @gradient("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor", domain=CLASSICAL, constant=ALL_INPUTS)
 def zero(_: Node) -> None:

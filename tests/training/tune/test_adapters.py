@@ -268,7 +268,6 @@ def peft_folder(folder, **changes):
     [
         ({"peft_type": "LOHA"}, NotImplementedError, "peft_type is 'LOHA', expected 'LORA'"),
         ({"bias": "all"}, NotImplementedError, "bias is 'all', expected 'none'"),
-        ({"use_dora": True}, NotImplementedError, "use_dora is True, expected False"),
         ({"modules_to_save": ["lm_head"]}, NotImplementedError, "modules_to_save is"),
         ({"r": 3}, ValueError, r"of another base: .* has shape \(2, 32\), expected \(3, 32\)"),
         ({"r": "x"}, ValueError, "rank is 'x', expected a whole number"),

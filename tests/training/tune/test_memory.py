@@ -13,11 +13,12 @@ from opgrad.training.engine.trainer import Trainer
 from opgrad.training.formats import tensor_values
 from opgrad.training.language import ends_of_layers, read
 from opgrad.training.language import memory as plans
-from opgrad.training.language.memory import plan, step_bytes
+from opgrad.training.language.memory import Limit, limit_of, plan, step_bytes
 
 
 def chain(lengths):
-    """A graph of one node behind the other, with results of so many numbers."""
+    """A graph of one node behind the other, with results of so many numbers, and with a loss behind the last one."""
+    lengths = [*lengths, 1]
     names = [f"v{place}" for place in range(len(lengths) + 1)]
     nodes = [helper.make_node("Relu", [a], [b]) for a, b in pairwise(names)]
     infos = [
@@ -38,7 +39,7 @@ def test_values_live_from_their_maker_to_their_last_reader():
 def test_axes_without_a_name_that_is_known():
     """The first of several is the batch; any other counts as the longest."""
     model = chain([1])
-    shape = model.graph.output[0].type.tensor_type.shape
+    shape = model.graph.value_info[0].type.tensor_type.shape
     for given, numbers in ((["unk__1", 1, "unk__2"], 2 * 9), (["unk__2"], 9), (["length", "unk__1"], 9 * 9)):
         shape.CopyFrom(helper.make_tensor_type_proto(TensorProto.FLOAT, given).tensor_type.shape)
         assert step_bytes(model, {"batch": 2, "length": 9}) == 4 * numbers
@@ -54,13 +55,29 @@ def test_chooses_as_few_layers_as_the_limit_permits(monkeypatch):
         asked.append(len(segments))
         return chain([100 - 10 * len(segments)])
 
-    assert plan(build, layers, {}, 1000, None, "who").segments == ()
-    assert plan(build, layers, {}, 1000, 1400, "who").segments == ()
+    def chosen(limit, is_given=True):
+        found, model = plan(build, layers, {}, 1000, Limit(limit, is_given), "who")
+        assert step_bytes(model, {}) == found.values
+        return found
+
+    assert chosen(1400).segments == ()
+    assert asked == [0]
     for limit, count in ((1399, 1), (1360, 1), (1359, 2), (1280, 3), (1200, 5)):
-        chosen = plan(build, layers, {}, 1000, limit, "who")
-        assert (len(chosen.segments), chosen.bytes) == (count, 1400 - 40 * count)
+        found = chosen(limit)
+        assert (len(found.segments), found.bytes) == (count, 1400 - 40 * count)
     with pytest.raises(ValueError, match="who: memory is 0 MB, expected at least 1 MB for batches of this size"):
-        plan(build, layers, {}, 1000, 1199, "who")
+        chosen(1199)
+    assert len(chosen(1199, is_given=False).segments) == 5  # as near as it comes
+
+
+def test_limit(monkeypatch):
+    """It is given, or follows from the base and the batch, unless the machine has less."""
+    monkeypatch.setattr(plans, "free_memory", lambda: None)
+    assert limit_of(5, 1000, 1) == Limit(5, True)
+    assert limit_of(None, 1000, 8) == limit_of(None, 1000, 512) == Limit(1500 + 10**9, False)
+    assert limit_of(None, 1000, 4 * 512) == Limit(1500 + 4 * 10**9, False)
+    monkeypatch.setattr(plans, "free_memory", lambda: 10**8)
+    assert limit_of(None, 1000, 8) == Limit(10**8, False)
 
 
 def test_ends_of_layers(tmp_path):
@@ -99,8 +116,8 @@ def test_less_memory_gives_the_same_losses(tmp_path, monkeypatch):
     tokens = np.random.default_rng(0).integers(0, 20, (2, 40))
     losses, sizes = [], []
     whole = Tuner(folder).setting(2, 40)
-    most = step_bytes(whole.artifacts.training_model, Tuner(folder).base.axes(2, 40))
-    for memory in (None, int(1.1 * most * 0.97)):
+    plan = whole.plan
+    for memory in (None, plan.bytes - plan.values * 3 // 100):
         setting = Tuner(folder, memory=memory).setting(2, 40)
         sizes.append(len(setting.artifacts.training_model.graph.node))
         trainer = Trainer(setting.artifacts, learning_rate=0.1)

@@ -12,11 +12,12 @@ from opgrad.graph.messages import keep
 from opgrad.training import Tuner
 from opgrad.training.engine.optimizer import AdamWRule
 from opgrad.training.engine.trainer import Trainer
+from opgrad.training.formats import tensor_values
 from opgrad.training.language import ends_of_layers, read
-from opgrad.training.tune.setting import prepare
+from opgrad.training.tune.setting import prepare, scoring
 
 TOKENS = np.random.default_rng(0).integers(0, 25, (2, 6))
-BATCH = {"input_ids": TOKENS, "labels": np.roll(TOKENS, -1, 1)}
+BATCH = {"input_ids": TOKENS, "draw": np.ones(1, np.int64), "labels": np.roll(TOKENS, -1, 1)}
 
 
 class Rewriter:
@@ -86,7 +87,21 @@ def as_quantized_table(to, node):
     to.node("GatherBlockQuantized", inputs, node.output[0], node.name, **given)
 
 
+def as_packed(to, node):
+    """MatMulNBits of 4 bits in blocks of 16, with packed zero points and a bias."""
+    (x, weight), random = node.input, np.random.default_rng(len(to.nodes))
+    rows, columns = to.weights.pop(weight).shape
+    stored = packed(random.integers(0, 16, (columns, rows // 16, 16)), 4)
+    scales = random.uniform(-0.05, 0.05, (columns, rows // 16)).astype(np.float32)
+    zeros, bias = packed(random.integers(6, 10, scales.shape), 4), random.normal(size=columns).astype(np.float32)
+    parts = {"Q4": stored, "scales": scales, "zeros": zeros, "bias": bias}
+    names = [to.constant(f"{weight}_{what}", each) for what, each in parts.items()]
+    given = {"K": rows, "N": columns, "bits": 4, "block_size": 16, "domain": "com.microsoft"}
+    to.node("MatMulNBits", [x, *names[:3], "", names[3]], node.output[0], node.name, **given)
+
+
 CASES = {
+    "MatMulNBits": ("MatMul", as_packed),
     "Gemm": ("MatMul", as_gemm, False, 1.0),
     "Gemm, transposed": ("MatMul", as_gemm, True, 1.0),
     "Gemm, alpha": ("MatMul", as_gemm, True, 0.5),
@@ -111,19 +126,24 @@ def loss_of(logits):
     return -np.take_along_axis(logs, BATCH["labels"][..., None], -1).mean()
 
 
-@pytest.fixture(params=CASES)
+WITH_DORA = [name for name in CASES if name.startswith(("MatMul", "Gemm"))]
+
+
+@pytest.fixture(params=[*CASES, *(f"{name}, DoRA" for name in WITH_DORA)])
 def case(request, tmp_path):
-    """A folder with such a model, the target of adapters, and the operator beside which they are."""
-    folder = make_folder(tmp_path / "model")
-    op, write, *arguments = CASES[request.param]
+    """A folder with such a model, the targets of adapters, and the operator beside which they are."""
+    folder, (name, dora, _) = make_folder(tmp_path / "model"), request.param.partition(", DoRA")
+    op, write, *arguments = CASES[name]
     Rewriter(folder / "model.onnx").write(op, write, *arguments)
-    return folder, TARGETS.get(request.param, "all-linear and lm_head"), request.param.partition(",")[0]
+    targets = TARGETS.get(name, "all-linear and lm_head").split(" and ")
+    more = ", dora=true" if dora else ""
+    return folder, [f"rank=4, target={each}{more}" for each in targets], name.partition(",")[0]
 
 
 def test_all_kinds_of_products(tmp_path, case):
     """They begin as the base, learn, and compute the same deployed and merged as in training."""
-    folder, target, operator = case
-    tuner = Tuner(folder, lora=[f"rank=4, target={each}" for each in target.split(" and ")], seed=1)
+    folder, loras, operator = case
+    tuner = Tuner(folder, lora=loras, seed=1)
     assert operator in {each.product.op for each in tuner.adapters}
     plain = scores(folder / "model.onnx")
     trainer = Trainer(tuner.setting(*TOKENS.shape).artifacts, learning_rate=0.01)
@@ -146,6 +166,22 @@ def test_all_kinds_of_products(tmp_path, case):
     assert [each.name for each in again.adapters] == [each.name for each in tuner.adapters]
     for name, array in learned.items():
         np.testing.assert_array_equal(again.values[name], array)
+
+
+def test_packed_weights_in_a_file(tmp_path, monkeypatch):
+    """They stay there: opgrad's operator multiplies with them, and the losses are those with onnxruntime's own."""
+    losses, operators, folder = [], [], make_folder(tmp_path)
+    Rewriter(folder / "model.onnx").write("MatMul", as_packed)
+    onnx.save(onnx.load(folder / "model.onnx"), folder / "model.onnx", save_as_external_data=True, size_threshold=0)
+    for huge in (tensor_values.HUGE, 0):
+        monkeypatch.setattr(tensor_values, "HUGE", huge)
+        setting = Tuner(folder, lora="rank=4", seed=1).setting(*TOKENS.shape)
+        operators.append({node.op_type for node in setting.artifacts.eval_model.graph.node})
+        trainer = Trainer(setting.artifacts, learning_rate=0.01)
+        losses.append([trainer.step(BATCH) for _ in range(3)])
+    assert "MatMulNBits" in operators[0]
+    assert "MatMulNBits" not in operators[1]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
 
 
 def test_kernels_of_several_points_are_no_products(tmp_path):
@@ -204,20 +240,25 @@ def test_dropout_with_layers_that_are_computed_again(tmp_path):
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
 
 
-def test_what_is_dropped_differs_between_adapters_and_seeds(tmp_path):
-    folder = make_folder(tmp_path)
-    seeds = []
+def test_what_is_dropped_differs(tmp_path):
+    """Between adapters and seeds by numbers of their own, between batches by that of the batch."""
+    folder, own = make_folder(tmp_path), set()
     for seed in (0, 1):
-        model = Tuner(folder, lora="dropout=0.1", seed=seed).setting().artifacts.training_model
-        found = [each.i for node in model.graph.node if node.op_type == "Dropout" for each in node.attribute]
-        assert len(found) == 8
-        seeds += found
-    assert len(set(seeds)) == 16
+        setting = Tuner(folder, lora="dropout=0.5, rank=4", seed=seed).setting(*TOKENS.shape)
+        held = setting.artifacts.training_model.graph.initializer
+        own |= {int(numpy_helper.to_array(each)[0]) for each in held if each.name.endswith("lora_dropout.own")}
+    assert len(own) == 16
+    trainer = Trainer(setting.artifacts, learning_rate=0.02)
+    trainer.step(BATCH)
+    first, again, other = (trainer.compute_gradients({**BATCH, "draw": np.array([each])}) for each in (5, 5, 6))
+    assert first == again != other
 
 
 def test_validation_drops_nothing(tmp_path):
     folder = make_folder(tmp_path)
-    setting = Tuner(folder, lora="dropout=0.5").setting()
-    found = [node for node in setting.artifacts.eval_model.graph.node if node.op_type == "Dropout"]
-    assert not any(node.input[2] for node in found)  # it is not in training mode
-    assert "Dropout" not in {node.op_type for node in setting.scores.graph.node}
+    tuner = Tuner(folder, lora="dropout=0.5")
+    found = [node for node in tuner.setting().artifacts.eval_model.graph.node if node.op_type == "DropoutTraining"]
+    assert not found
+    assert "DropoutTraining" not in {
+        node.op_type for node in scoring(tuner.base, tuner.adapters, tuner.values)[0].graph.node
+    }

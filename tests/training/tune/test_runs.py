@@ -91,8 +91,9 @@ def test_stock_runtime_and_merged_model(tmp_path, model, tuned):
     }
 
 
-def test_resumed_run_has_the_same_bits(tmp_path, model, data):
-    whole = Tuner(model)
+@pytest.mark.parametrize("lora", [None, "dropout=0.3, dora=true"])
+def test_resumed_run_has_the_same_bits(tmp_path, model, data, lora):
+    whole = Tuner(model, lora=lora)
     whole.fit(data, tmp_path / "whole", validation=3, accumulate=2, **SETTINGS)
 
     def stop(done, *_):
@@ -101,15 +102,35 @@ def test_resumed_run_has_the_same_bits(tmp_path, model, data):
 
             signal.raise_signal(signal.SIGINT)
 
-    part = Tuner(model)
+    part = Tuner(model, lora=lora)
     with pytest.raises(Interrupted):
         part.fit(data, tmp_path / "part", validation=3, accumulate=2, progress=stop, **SETTINGS)
-    resumed = Tuner(model)
+    resumed = Tuner(model, lora=lora)
     run = resumed.fit(data, tmp_path / "part", validation=3, accumulate=2, resume=True, **SETTINGS)
     assert len(run.state.history) == 4
     for name, array in whole.values.items():
         np.testing.assert_array_equal(resumed.values[name], array)
     assert run.perplexities()[0] > run.perplexities()[-1]
+
+
+def test_checkpoints_within_epochs(tmp_path, model, data):
+    """A run that ends suddenly goes on from the last one, and has the bits of a whole run."""
+    given = {**SETTINGS, "epochs": 2, "batch_size": 2, "checkpoint_every": 2}
+    whole = Tuner(model)
+    before = whole.fit(data, tmp_path / "whole", **{**given, "checkpoint_every": None})
+
+    def fail(done, *_):
+        if done == 22:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        Tuner(model).fit(data, tmp_path / "part", progress=fail, **given)
+    resumed = Tuner(model)
+    run = resumed.fit(data, tmp_path / "part", resume=True, **given)
+    assert len(run.batch_losses[-1]) == 2  # of six batches of the second epoch
+    assert run.state.history[-1].train_loss == pytest.approx(before.state.history[-1].train_loss, rel=1e-12)
+    for name, array in whole.values.items():
+        np.testing.assert_array_equal(resumed.values[name], array)
 
 
 def test_resumption_of_another_run(tmp_path, model, data):

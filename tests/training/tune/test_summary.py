@@ -52,7 +52,7 @@ def test_commands_tell_the_same(tmp_path, folder):
     trained = f"{NUMBERS:,} numbers, {NUMBERS / WEIGHTS:.2%} of the {WEIGHTS:,} in products"
     for words, length in (
         (["inspect", folder], "2,048"),
-        (["tune", folder, "--data", data, "--output", tmp_path / "out"], "2"),
+        (["tune", folder, "--data", data, "--output", tmp_path / "out"], "16"),
     ):
         code, text = command(*words)
         assert code == 0, text
@@ -69,7 +69,8 @@ def test_layers_that_are_computed_again(tmp_path, folder, monkeypatch):
     found = summary(limited, 2, 40)
     assert found.step <= whole.step - 2000
     assert found.again == 1
-    assert found.facts()["memory"].endswith("for a step of 2 rows of up to 40 tokens; 1 layer computed again")
+    told = f"for a step of 2 rows of up to 40 tokens; 1 layer computed again for a limit of {megabytes(found.limit)}"
+    assert found.facts()["memory"].endswith(told)
     weights = summary(Tuner(folder, train="*mlp*"), 1, 8)
     assert (weights.adapters, weights.trained) == ([], 2 * 3 * 32 * 64)
 

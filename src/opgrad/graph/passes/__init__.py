@@ -6,6 +6,7 @@ names.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import onnx
 
@@ -50,6 +51,20 @@ FUSIONS: tuple[Pass, ...] = (
 MOST_ROUNDS = 8  # of `clean`; each round finds less to do than the one before
 
 
+@dataclass(frozen=True)
+class Cuts:
+    """Values at which a graph may be cut into segments, and what decides at which of them.
+
+    choose: is given a function that makes the finished model of some of the names, and returns one such model.
+    """
+
+    names: Sequence[str]
+    choose: Callable[[Callable[[Sequence[str]], onnx.ModelProto]], onnx.ModelProto]
+
+
+Segmentation = int | Sequence[str] | Cuts | None
+
+
 def prepare(
     model: onnx.ModelProto, keep: Iterable[str] = (), *, variable: Iterable[str] = (), plain: bool = False
 ) -> onnx.ModelProto:
@@ -84,7 +99,7 @@ def finish(
     *,
     keep: Iterable[str] = (),
     variable: Iterable[str] = (),
-    checkpoint_segments: int | Sequence[str] | None = None,
+    checkpoint_segments: Segmentation = None,
 ) -> onnx.ModelProto:
     """A model with gradients among its outputs, simplified and with its nodes in an order that needs little memory.
 
@@ -94,17 +109,26 @@ def finish(
     checkpoint_segments: the number of segments of the forward part, or the names of values with whose nodes a segment
     ends. For the backward part only the values between segments and those of the last segment are kept; it computes
     all others again, which saves memory and costs about one more forward run. Random masks are kept. None: keep
-    every value.
+    every value. `Cuts`: what these decide.
 
     Returns the new model. Equal calls give equal bytes.
     Raises TypeError and ValueError for other segments, and for names that no node of the forward part makes.
     """
     segments = checked_segments(checkpoint_segments)
-    named = [] if isinstance(segments, int) else segments
     forward = list(forward)
-    graph = Graph(copied(model), overridable(model).union(variable), {*keep, *forward, *named, *variable})
+    graph = Graph(copied(model), overridable(model).union(variable), {*keep, *forward, *named(segments), *variable})
     _tidy(graph)
-    if segments != 1:
+    if not isinstance(segments, Cuts):
+        return _cut(graph, forward, segments)
+    graph.commit()
+    return segments.choose(
+        lambda names: _cut(Graph(copied(graph.model), graph.variable, graph.kept), forward, list(names))
+    )
+
+
+def _cut(graph: Graph, forward: Sequence[str], segments: int | Sequence[str]) -> onnx.ModelProto:
+    """The model of a graph that was tidied, whose backward part computes values inside of segments again."""
+    if segments not in (1, []):
         checkpoint(graph, forward, segments)
     order_ends(graph)
     graph.commit()
@@ -119,10 +143,19 @@ def _tidy(graph: Graph) -> None:
         apply(graph, (remove_dead,))
 
 
-def checked_segments(given: int | Sequence[str] | None) -> int | list[str]:
+def named(segments: int | list[str] | Cuts) -> Sequence[str]:
+    """The values with whose nodes a segment may end."""
+    if isinstance(segments, Cuts):
+        return segments.names
+    return [] if isinstance(segments, int) else segments
+
+
+def checked_segments(given: Segmentation) -> int | list[str] | Cuts:
     """The number of segments (1 for None), or the names. Raises TypeError and ValueError for anything else."""
     if given is None:
         return 1
+    if isinstance(given, Cuts):
+        return given
     if isinstance(given, int) and not isinstance(given, bool):
         if given < 1:
             raise ValueError(f"{WHO}: the number of segments is {given}, expected at least 1")

@@ -40,9 +40,10 @@ def checkpoint(graph: Graph, forward: Sequence[str], segments: int | Sequence[st
         later = {name for node in cut.forward[end:] for name in node.output if name}
         segment = _Segment(graph, inside, backward, cut.kept | graph.kept)
         new = segment.recompute(later)
-        nodes, backward = writes_last(graph, sorted_nodes([*nodes, *new]), nodes), [*backward, *new]
+        nodes = writes_last(graph, sorted_nodes([*nodes, *new]), nodes)
         graph.reorder(nodes)
-        backward = [node for node in nodes if id(node) in {id(each) for each in backward}]
+        later_part = {id(node) for node in (*backward, *new)}
+        backward = [node for node in nodes if id(node) in later_part]
 
 
 @dataclass

@@ -62,6 +62,9 @@ def evaluated(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in model_nodes(copy):
         if node.op_type == "Dropout" and not domain_of(node) and len(node.input) > 2:
             node.input[2] = ""
+        elif node.op_type == "DropoutTraining" and domain_of(node) == MICROSOFT:
+            copies = helper.make_node("Identity", node.input[:1], node.output[:1], node.name)
+            node.CopyFrom(copies)
     evaluating(copy)
     return copy
 

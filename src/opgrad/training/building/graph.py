@@ -1,6 +1,6 @@
 """The training graph: a model with the gradients of its loss, which each run adds to buffers of the caller."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx
 from onnx import TensorProto, helper
@@ -24,12 +24,12 @@ def training_graph(
     loss: str,
     wanted: Sequence[str],
     known: Sequence[TensorProto] = (),
-    checkpoint_segments: int | Sequence[str] | None = None,
+    checkpoint_segments: passes.Segmentation = None,
 ) -> onnx.ModelProto:
     """The model with the gradients of a loss, which each run adds to buffers.
 
     model: changed. loss: one number. wanted: inputs of the graph. known: the values of other inputs, on which shapes
-        depend. checkpoint_segments: as for `gradients`.
+        depend. checkpoint_segments: as for `passes.finish`.
 
     Behind its outputs the graph has `<name>_grad.accumulation.out`, bool [1], for each of `wanted`; behind its inputs
     `<name>_grad.accumulation.buffer`, to which the gradient is added, or which becomes it where `lazy_reset_grad`,
@@ -42,13 +42,14 @@ def training_graph(
     with_running_statistics(model)
     inputs = [copied(each) for each in model.graph.input]
     inputs_as_constants(model.graph, known)
-    simple = passes.prepare(inline_functions(model), [loss, *([] if isinstance(segments, int) else segments)])
+    simple = passes.prepare(inline_functions(model), [loss, *passes.named(segments)])
     forward = prepared(simple, [loss], wanted, LEAST_OPSET)
     outputs = [each.name for each in forward.graph.output]
     body = GraphBody(forward.opset, forward.names())
     seed = _seed(forward, body, loss)
     found = differentiate(forward, body, {loss: seed}, wanted)
-    append(forward, body, [_gradient(forward, body, name, found[name]) for name in wanted])
+    taken = forward.names()
+    append(forward, body, [_gradient(forward, body, name, found[name], taken) for name in wanted])
     finished = passes.finish(forward.model, outputs, keep=[seed.name], checkpoint_segments=segments)
     _restore_inputs(finished.graph, inputs)
     accumulate(finished.graph, wanted)
@@ -83,14 +84,15 @@ def _seed(forward: Graph, body: GraphBody, loss: str) -> Value:
     return Value(body, name, kind, sizes)
 
 
-def _gradient(forward: Graph, body: GraphBody, name: str, gradient: Value) -> onnx.ValueInfoProto:
-    """The output with a gradient, whose name is that of the value with `_grad` behind it."""
-    wanted, taken = name + SUFFIX, forward.names()
+def _gradient(
+    forward: Graph, body: GraphBody, name: str, gradient: Value, taken: Collection[str]
+) -> onnx.ValueInfoProto:
+    """The output with a gradient, whose name is that of the value with `_grad` behind it. taken: the graph's names."""
+    wanted = name + SUFFIX
     new = {RESET, wanted, *(name + suffix for suffix in (BUFFER_SUFFIX, RESULT_SUFFIX))}
-    if new & taken:
+    if both := new.intersection(taken):
         raise ValueError(
-            f"the model has {listed(sorted(new & taken))} already: expected a model without gradients, no training "
-            "graph"
+            f"the model has {listed(sorted(both))} already: expected a model without gradients, no training graph"
         )
     if gradient.name != wanted:
         body.nodes.append(helper.make_node("Identity", [gradient.name], [wanted], f"{wanted}/Identity"))

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 from opgrad.graph.evaluation import constant_tensor
 from opgrad.graph.halves import compute_in_float32, in_float32
 from opgrad.graph.messages import FLOATS, HALVES, domain_of
+from opgrad.graph.passes import Segmentation
 from opgrad.rules.frozen_weights import BYTES_SUFFIX
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, near
@@ -72,14 +73,14 @@ def training_models(
     trainable: Collection[str],
     frozen: Collection[str],
     who: str,
-    checkpoint_segments: int | Sequence[str] | None = None,
+    checkpoint_segments: Segmentation = None,
     apart: Mapping[str, Held] | None = None,
     precision: str = FLOAT32,
 ) -> TrainingModels:
     """Build training and eval model.
 
     model: with the loss, the first of `outputs`; changed. trainable: names of initializers, Constant nodes or inputs.
-    frozen: names of initializers or Constant nodes. checkpoint_segments: as for `gradients`. apart: the values of
+    frozen: names of initializers or Constant nodes. checkpoint_segments: as for `passes.finish`. apart: the values of
     initializers that are placeholders already. precision: in which type the training model computes what the model
     computes in float16 or bfloat16: FLOAT32, and the parameters that training changes are float32, or MODEL.
 

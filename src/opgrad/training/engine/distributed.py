@@ -160,13 +160,14 @@ class Processes(OneProcess):
     def _wait(self, work: Any) -> None:
         """Wait until a collective is done. Raises RuntimeError if it failed, or if a process told that it has."""
         while True:
+            was_done = work.is_completed()  # the wait for one that was not may end as it becomes so
             try:
                 work.wait(LOOK)
                 return
             except RuntimeError as error:
                 if problem := self._failure():
                     raise problem from None
-                if work.is_completed():
+                if was_done:
                     raise error
 
     # --- failures ---

@@ -1,7 +1,22 @@
 """Language models of ONNX as training takes them: without caches, with their products found, and with a loss."""
 
-from opgrad.training.language.memory import Plan, ends_of_layers, plan
+from opgrad.training.language.memory import Limit, Plan, ends_of_layers, limit_of, plan
 from opgrad.training.language.model import LanguageModel, read
+from opgrad.training.language.packed import use_tiles
+from opgrad.training.language.packing import PLACES, STARTS, packed_rows
 from opgrad.training.language.products import Product
 
-__all__ = ["LanguageModel", "Plan", "Product", "ends_of_layers", "plan", "read"]
+__all__ = [
+    "PLACES",
+    "STARTS",
+    "LanguageModel",
+    "Limit",
+    "Plan",
+    "Product",
+    "ends_of_layers",
+    "limit_of",
+    "packed_rows",
+    "plan",
+    "read",
+    "use_tiles",
+]

@@ -13,6 +13,7 @@ from opgrad.graph.nodes import needed, read_by
 # The places of caches among the inputs of operators of attention; their results behind the first are caches, too.
 PAST = {"GroupQueryAttention": (3, 4), "MultiHeadAttention": (6, 7), "Attention": (4,)}
 SCOPE = "without_caches/"
+POSITIONS = f"{SCOPE}positions"  # the value with the place of each token in its row
 
 
 def without_caches(source: onnx.ModelProto, tokens: str, logits: str, what: str) -> onnx.ModelProto:
@@ -101,7 +102,7 @@ class _Writer:
         """The place of each token in its row, from 0."""
         if "positions" not in self._made:
             axis = self._constant(np.array(1, np.int64), f"{SCOPE}axis")
-            self._made["positions"] = self._node("CumSum", [self._ones(), axis], f"{SCOPE}positions", exclusive=1)
+            self._made["positions"] = self._node("CumSum", [self._ones(), axis], POSITIONS, exclusive=1)
         return self._made["positions"]
 
     def _empty(self, value: onnx.ValueInfoProto) -> None:

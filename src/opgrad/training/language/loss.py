@@ -14,11 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import HALVES, MICROSOFT, domain_of, import_microsoft, keep
 from opgrad.graph.nodes import attributes_of, needed
+from opgrad.training.language.packed import attributes_of_nbits
 
 LABELS, LOSS = "labels", "loss"
 IGNORED = -100  # the label of a token that does not count
 SCOPE = "loss/"
-NBITS = {"N": 0, "K": 0, "block_size": 32, "bits": 4}  # attributes of MatMulNBits that the loss takes over
 
 
 class Head(NamedTuple):
@@ -76,15 +76,12 @@ def _head(graph: Graph, hidden: str, logits: str, trained: Collection[str]) -> H
 
 def _packed(node: onnx.NodeProto) -> Head | None:
     """That of quantized weights."""
-    given, inputs = attributes_of(node), [*node.input, "", "", ""]
-    if node.op_type != "MatMulNBits" or given.get("weight_prepacked", 0) or inputs[4] or inputs[5]:
+    inputs = [*node.input, "", "", ""]
+    given = attributes_of_nbits(node) if node.op_type == "MatMulNBits" else None
+    if given is None or inputs[4] or inputs[5]:
         return None
-    sizes = {name: given.get(name, default) for name, default in NBITS.items()}
-    if sizes["bits"] not in (2, 4, 8):
-        return None
-    sizes["column_block"] = sizes.pop("block_size")
     others = [inputs[2], inputs[3]] if inputs[3] else [inputs[2]]
-    return Head(node, inputs[1], others, {**sizes, "zero_point": 2.0 ** (sizes["bits"] - 1)})
+    return Head(node, inputs[1], others, given)
 
 
 def _whole(graph: Graph, node: onnx.NodeProto) -> Head | None:

@@ -1,6 +1,7 @@
 """Finds the products with weights in a language model, and what each is for, by the structure of the graph."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -44,6 +45,7 @@ class Product:
         its rows and the size of one.
     parts: of a result that others split, the role of each part, its first column and the one behind its last.
     bits: of a stored number of the weight. trainable: whether the weight is a float tensor.
+    shared: whether another product has the same weight.
     """
 
     node: str
@@ -58,6 +60,7 @@ class Product:
     parts: tuple[tuple[str, int, int], ...] = ()
     bits: int = 32
     trainable: bool = True
+    shared: bool = False
 
 
 def find_products(model: onnx.ModelProto, tokens: str, logits: str) -> tuple[Product, ...]:
@@ -85,11 +88,13 @@ class _Search:
         roles |= dict.fromkeys(head, "head")
         self._name_others(roles)
         depths = self._depths({id(node) for node, _ in attentions})
+        weights = Counter(each.weight for each in self._found.values())
         for name, found in self._found.items():
             role, depth = roles.get(name, "other"), depths.get(name, 0)
             layer = depth if role in ("q", "k", "v", "qkv") else depth - 1
             outside = role in ("head", "embedding") or not attentions
-            yield replace(found, role=role, layer=-1 if outside else layer, parts=parts.get(name, ()))
+            layer, shared = -1 if outside else layer, weights[found.weight] > 1
+            yield replace(found, role=role, layer=layer, parts=parts.get(name, ()), shared=shared)
 
     # --- single products ---
 

@@ -16,7 +16,7 @@ from opgrad.training.data.dataset import Examples
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.evaluation import Evaluation
 from opgrad.training.engine.exchange import Exchange, can_overlap
-from opgrad.training.engine.trainer import Trainer
+from opgrad.training.engine.trainer import BATCH_ROWS, Trainer
 from opgrad.training.formats.checkpoint import write_checkpoint
 from opgrad.training.run.metrics import EpochMetrics, best_epoch, write_csv
 from opgrad.training.run.schedule import Schedule
@@ -48,6 +48,7 @@ class Fit:
     training, validation: the rows; without the latter there is no best epoch.
     state: how far the training has come; it is updated by the training.
     output: the folder for last.checkpoint, best.checkpoint and metrics.csv.
+    validation_batch: how many rows are evaluated at once.
     properties: what else the checkpoints hold.
     processes: those that train together, each on a share of every step; the first one writes.
 
@@ -64,6 +65,7 @@ class Fit:
         output: Path,
         properties: Mapping[str, int | float | str],
         processes: OneProcess,
+        validation_batch: int = BATCH_ROWS,
     ):
         recipe = state.recipe
         self.trainer, self.training, self.validation = trainer, training, validation
@@ -72,7 +74,7 @@ class Fit:
         steps = recipe.epochs * math.ceil(batches / recipe.accumulate)
         self._schedule = Schedule(recipe.learning_rate, recipe.schedule, recipe.warmup, steps)
         self._mean = GradientMean(trainer.gradients.flat) if recipe.accumulate > 1 else None
-        self._processes, self._all_stop = processes, False
+        self._processes, self._all_stop, self._validation_batch = processes, False, validation_batch
         rank, size = processes.rank, processes.size
         whole = size > 1 and trainer.artifacts.batch_rows is not None
         if whole and recipe.accumulate < size:
@@ -95,8 +97,6 @@ class Fit:
         Raises `Interrupted` after Ctrl-C, with last.checkpoint written; a second Ctrl-C ends at once.
         """
         state = self.state
-        if not self._processes.is_first:
-            state.loss_sum = 0.0  # the first process alone keeps the sum of the rows before
         if self._processes.is_group and not state.steps:
             self._write(LAST)  # a restart goes on from it if a process is lost before the first epoch ends
         with _deferred_interrupt() as interrupt:
@@ -104,20 +104,24 @@ class Fit:
                 self._train(progress, interrupt)
                 if state.rows == self.training.rows:
                     self._finish_epoch()
-                elif self._stops(interrupt):
+                else:
                     self._write(LAST)
                 if self._stops(interrupt) and len(state.history) < self._recipe.epochs:
                     raise Interrupted(self.output / LAST, state)
 
     def _train(self, progress: Progress, interrupt: "_Interrupt") -> None:
-        """The remaining steps of an epoch."""
-        state, recipe, rows = self.state, self._recipe, self.training.rows
+        """The remaining steps of an epoch, or those up to the next checkpoint."""
+        state, recipe, rows, every = self.state, self._recipe, self.training.rows, self._recipe.checkpoint_every
+        if not self._processes.is_first:
+            state.loss_sum = 0.0  # the first process alone keeps the sum of the rows before
         epoch = len(state.history)
         order = self.training.order(np.random.default_rng(recipe.seed + epoch))[state.rows :]
         steps = list(self._step_rows.steps(order))
         batches = self.trainer.gradients_of(self.training, (part.rows for step in steps for part in step.parts))
         validation_loss = state.history[-1].validation_loss if state.history else None
-        self.batch_losses.append([])
+        if not state.rows or not self.batch_losses:
+            self.batch_losses.append([])
+        own: list[float] = []
         for step in steps:
             before, exchanged = time.perf_counter(), self._processes.seconds
             losses = self._step(batches, step, interrupt)
@@ -126,17 +130,18 @@ class Fit:
             state.rows += step.rows
             state.batches += step.batches
             state.loss_sum += sum(losses)
-            self.batch_losses[-1] += losses
+            own += losses
             done = epoch * rows + state.rows
             progress(done, recipe.epochs * rows, losses[-1], validation_loss, done / state.all_seconds)
             if not self._processes.is_group and not np.isfinite(losses).all():
                 self._check_finite()
-            if self._stops(interrupt):
+            if self._stops(interrupt) or (every is not None and not state.steps % every):
                 break
         # Each process has added its part of each batch's loss.
-        parts = np.array([self.state.loss_sum, *self.batch_losses[-1]])
+        parts = np.array([state.loss_sum, *own])
         self._processes.add(parts)
-        state.loss_sum, self.batch_losses[-1] = float(parts[0]), parts[1:].tolist()
+        state.loss_sum = float(parts[0])
+        self.batch_losses[-1] += parts[1:].tolist()
 
     def _stops(self, interrupt: "_Interrupt") -> bool:
         """Whether the user has stopped the training; several processes stop after the same step."""
@@ -190,7 +195,7 @@ class Fit:
         if self.validation is None:
             return None
         found, validation = np.full(2, np.nan), self.validation
-        evaluation = self._processes.on_first(lambda: self.trainer.evaluate(validation))
+        evaluation = self._processes.on_first(lambda: self.trainer.evaluate(validation, self._validation_batch))
         if evaluation is not None:
             found[:] = evaluation.loss, np.nan if evaluation.accuracy is None else evaluation.accuracy
         self._processes.from_first(found)

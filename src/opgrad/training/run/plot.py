@@ -47,7 +47,7 @@ def plot_losses(
     lowest = min([0.0, *means, *(loss for losses in batch_losses for loss in losses)])
     axes.set_ylim(bottom=lowest if np.isfinite(lowest) else None)
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(loc="upper right")
     content = io.BytesIO()
     figure.savefig(content, format="png")
     replace_file(Path(path), content.getvalue())

@@ -41,6 +41,7 @@ class Recipe:
     fuse: whether nodes of the training graph become one, such as the loss and its gradient; see `Trainer`.
     loss_scale: the number that the loss of a graph in float16 is multiplied by, or "dynamic"; see `Trainer`.
     patience: after how many epochs without a better validation loss training ends; None: never.
+    checkpoint_every: after how many steps last.checkpoint is written, as after every epoch; None: after epochs alone.
     """
 
     dataset: str | None = None
@@ -60,6 +61,7 @@ class Recipe:
     fuse: bool = True
     loss_scale: float | str | None = None
     patience: int | None = None
+    checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
         _require(isinstance(self.dataset, str | None), "dataset", self.dataset, "a name")
@@ -71,7 +73,7 @@ class Recipe:
         is_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
         _require(is_names and len(set(names)) == len(names), "row_wise", names, "a list of different names")
         _require(isinstance(self.fuse, bool), "fuse", self.fuse, "true or false")
-        for name in ("test_rows", "patience"):
+        for name in ("test_rows", "patience", "checkpoint_every"):
             value = getattr(self, name)
             _require(value is None or is_count(value, 1), name, value, f"a whole number of at least 1, at most {MOST}")
         for name, least in COUNTS.items():

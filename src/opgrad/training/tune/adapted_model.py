@@ -1,7 +1,7 @@
 """A language model with adapters, or with weights that are trained: what it writes, and the files that it leaves."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 import onnx
 
+from opgrad.graph.passes import Cuts, Segmentation
 from opgrad.locks import once
 from opgrad.native.threads import get_num_threads
 from opgrad.training.engine.optimizer import AdamWRule
 from opgrad.training.engine.trainer import session_options
-from opgrad.training.language import LanguageModel, ends_of_layers, plan, read
+from opgrad.training.language import LanguageModel, Plan, ends_of_layers, limit_of, plan, read
 from opgrad.training.tune import deployed, outputs, peft, step_weights
+from opgrad.training.tune.dora import squared_norms
 from opgrad.training.tune.examples import Examples
 from opgrad.training.tune.generation import Writer
 from opgrad.training.tune.lora import WHO, Adapter, Lora, as_values, choose
-from opgrad.training.tune.setting import Setting, prepare
+from opgrad.training.tune.setting import Setting, prepare, scoring
 from opgrad.training.tune.tokenizer import Tokenizer
 
 LONGEST = 2048  # tokens of an example
@@ -31,13 +33,14 @@ class AdaptedModel:
     def __init__(
         self, model: str | PathLike[str], *, lora: Lora | str | Sequence[Lora | str] | None = None,
         train: str | Sequence[str] = (), adapter: str | PathLike[str] | None = None, memory: int | None = None,
-        longest: int = LONGEST, weight_decay: float = 0.0, seed: int = 0,
+        longest: int = LONGEST, weight_decay: float = 0.0, seed: int = 0, pack: bool = False,
     ):  # fmt: skip
         self.file = model_file(Path(model))
         self.folder = self.file.parent
         self.base: LanguageModel = read(self.file, WHO)
         self.train = (train,) if isinstance(train, str) else tuple(train)
         self.memory, self.longest, self.weight_decay, self.seed = memory, longest, weight_decay, seed
+        self.pack = pack
         if sum((lora is not None, bool(self.train), adapter is not None)) > 1:
             raise ValueError(f"{WHO}: more than one of lora, train and adapter, expected one of them")
         self.adapters: list[Adapter] = []
@@ -50,6 +53,10 @@ class AdaptedModel:
             self.adapters = choose(self.base, loras)
             for each in self.adapters:
                 self.values |= each.initial(seed)
+        with_dora = [each for each in self.adapters if each.lora.dora]
+        self.norms = {each.name: squared_norms(self.base, each) for each in with_dora}
+        if adapter is None:
+            self.values |= {each.magnitude: np.sqrt(self.norms[each.name]).astype(np.float32) for each in with_dora}
         self._setting: Setting | None = None
         self._writer: Writer | None = None
 
@@ -72,38 +79,35 @@ class AdaptedModel:
         return Tokenizer(self.folder)
 
     def setting(self, batch_size: int = 1, length: int | None = None) -> Setting:
-        """The graphs that train, for batches of so many rows and tokens: those decide what is kept in memory."""
+        """The graphs that train, for batches of so many rows of tokens: those decide what is kept in memory."""
         if self._setting is None:
             self._setting = self._planned(batch_size, length or self.longest)
             self.values = dict(self._setting.artifacts.trainable)
         return self._setting
 
-    def with_scores(self) -> Setting:
-        """The same graphs with the scores as a value of their own, for runtimes that have no operator for the loss of
-        the last product."""
+    def for_other_runtimes(self) -> Setting:
+        """The same graphs of operators that other runtimes have, or have plain forms of: the scores are a value of
+        their own, and dropout has its seed in itself."""
         plan = self.setting().plan
-        return self._cut(plan.segments if plan is not None else (), with_scores=True)
-
-    def _cut(self, segments: Sequence[str], with_scores: bool = False) -> Setting:
-        """The graphs of which what lies before each of these values is computed again in the backward part."""
-        rule, values = AdamWRule(weight_decay=self.weight_decay), self.values if self.adapters else {}
-        return prepare(
-            self.base, self.adapters, values, self.train, self.folder, rule, segments or None, self.seed, with_scores
-        )
+        return self._prepared(plan.segments if plan is not None and plan.segments else None, pack=False, plain=True)
 
     def _planned(self, batch_size: int, length: int) -> Setting:
         """The graphs of a step that takes no more than `memory`. Raises ValueError if there are none."""
-        made: dict[tuple[str, ...], Setting] = {}
+        base, plans = self.base, list[Plan]()
+        axes, layers = base.axes(batch_size, length), ends_of_layers(base.products)
+        limit = limit_of(self.memory, base.bytes, batch_size * length)
 
-        def build(segments: Sequence[str]) -> onnx.ModelProto:
-            found = made[tuple(segments)] = self._cut(segments)
-            model = found.artifacts.training_model
-            assert isinstance(model, onnx.ModelProto)
+        def choose(cut: Callable[[Sequence[str]], onnx.ModelProto]) -> onnx.ModelProto:
+            chosen, model = plan(cut, layers, axes, base.bytes, limit, WHO)
+            plans.append(chosen)
             return model
 
-        axes = self.base.axes(batch_size, length)
-        chosen = plan(build, ends_of_layers(self.base.products), axes, self.base.bytes, self.memory, WHO)
-        return replace(made[chosen.segments], plan=chosen)
+        cuts = Cuts(layers, choose)
+        return replace(self._prepared(cuts, self.pack, plain=False), plan=plans[0])
+
+    def _prepared(self, cuts: Segmentation, pack: bool, plain: bool) -> Setting:
+        what = self.base, self.adapters, self.values if self.adapters else {}, self.train, self.folder
+        return prepare(*what, AdamWRule(weight_decay=self.weight_decay), cuts, self.seed, pack, self.norms, plain)
 
     def examples(self, data: str | PathLike[str], train_on: str = "completions") -> Examples:
         """The examples of a .jsonl file; see `Examples`."""
@@ -126,10 +130,9 @@ class AdaptedModel:
         tokenizer = self.tokenizer
         tokens = self.prompt_tokens(prompt, chat)
         if self._writer is None:
-            setting = self.setting()
-            fixed = {**setting.artifacts.constants, **self.values}
-            options = session_options(get_num_threads())
-            self._writer = Writer(setting.scores, self.base.tokens, self.base.logits, fixed, options, WHO)
+            model, constants = scoring(self.base, self.adapters, self.values, self.norms)
+            fixed, options = {**constants, **self.values}, session_options(get_num_threads())
+            self._writer = Writer(model, self.base.tokens, self.base.logits, fixed, options, WHO)
         return tokenizer.decode(list(self._writer.write(tokens, most, tokenizer.ends, temperature, seed)))
 
     def prompt_tokens(self, prompt: str, chat: bool | None = None) -> np.ndarray:
@@ -178,6 +181,7 @@ class AdaptedModel:
             "modules": [each.name for each in self.adapters],
             "train": list(self.train),
             "longest": self.longest,
+            "pack": self.pack,
             "weight_decay": self.weight_decay,
         }
 

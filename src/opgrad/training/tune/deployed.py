@@ -14,6 +14,7 @@ from opgrad.graph.messages import attribute_of, copied
 from opgrad.graph.nodes import captured
 from opgrad.training.formats.checkpoint_tables import ELEMENT_TYPES
 from opgrad.training.formats.tensor_values import Held, array_of, is_placeholder, placeholder, tensor_of
+from opgrad.training.tune.dora import factors
 from opgrad.training.tune.insertion import insert
 from opgrad.training.tune.lora import WHO, Adapter
 
@@ -30,18 +31,22 @@ def with_inputs(base: "LanguageModel", adapters: Sequence[Adapter]) -> onnx.Mode
     for adapter in adapters:
         for name, shape in _shapes(adapter).items():
             sizes = [size if size is not None else f"{adapter.name}.rank" for size in shape]
-            model.graph.input.append(helper.make_tensor_value_info(name, kinds[adapter.name], sizes))
-            empty = TensorProto(name=name, data_type=kinds[adapter.name], dims=[size or 0 for size in shape])
-            model.graph.initializer.append(empty)
+            kind = kinds[adapter.name]
+            model.graph.input.append(helper.make_tensor_value_info(name, kind, sizes))
+            if name == adapter.magnitude:
+                model.graph.initializer.append(tensor_of(name, np.ones(adapter.outputs, ELEMENT_TYPES[kind])))
+            else:
+                dims = [size or 0 for size in shape]
+                model.graph.initializer.append(TensorProto(name=name, data_type=kind, dims=dims))
     return model
 
 
 def _shapes(adapter: Adapter) -> dict[str, tuple[int | None, ...]]:
-    """The shapes of A and B by name, None in the place of the rank."""
-    (a, a_shape), (b, b_shape) = list(adapter.shapes.items())[:2]
+    """The shapes of A, B and factors by name, None in the place of the rank."""
+    (a, a_shape), (b, b_shape), *more = adapter.shapes.items()
     if adapter.product.op == "Conv":
         return {a: (None, *a_shape[1:]), b: (b_shape[0], None, 1, 1)}
-    return {a: (a_shape[0], None), b: (None, b_shape[1])}
+    return {a: (a_shape[0], None), b: (None, b_shape[1]), **dict(more)}
 
 
 def _kinds(base: "LanguageModel", adapters: Iterable[Adapter]) -> dict[str, int]:
@@ -53,13 +58,15 @@ def _kinds(base: "LanguageModel", adapters: Iterable[Adapter]) -> dict[str, int]
 def scaled(
     base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The adapters' factors as the base with inputs takes them: B holds the scale, in the type of the base."""
+    """What adapters have as the base with inputs takes it: B holds the scale, all in the type of the base."""
     kinds = _kinds(base, adapters)
     found = {}
     for adapter in adapters:
         dtype = ELEMENT_TYPES[kinds[adapter.name]]
         found[adapter.a] = values[adapter.a].astype(dtype)
         found[adapter.b] = (values[adapter.b] * np.float32(adapter.lora.scale)).astype(dtype)
+        if adapter.lora.dora:
+            found[adapter.magnitude] = factors(base, adapter, values).astype(dtype)
     return found
 
 
@@ -105,7 +112,8 @@ def merged(
             continue
         if weight not in changed:
             changed[weight] = array_of(held[weight]).astype(np.float32)
-        _add(changed[weight], adapter, node, values)
+        factor = factors(base, adapter, values) if adapter.lora.dora else None
+        _add(changed[weight], adapter, node, values, factor)
     model, found = replaced(base, changed)
     insert(model.graph, apart, scaled=True)
     model.graph.initializer.extend(tensor_of(*each) for each in scaled(base, apart, values).items())
@@ -118,12 +126,18 @@ def _takes(adapter: Adapter, node: onnx.NodeProto) -> bool:
     return plain and adapter.product.op in PRODUCTS and adapter.product.trainable
 
 
-def _add(weight: np.ndarray, adapter: Adapter, node: onnx.NodeProto, values: Mapping[str, np.ndarray]) -> None:
-    """Add an adapter's product to some columns of a weight."""
+def _add(
+    weight: np.ndarray, adapter: Adapter, node: onnx.NodeProto, values: Mapping[str, np.ndarray],
+    factor: np.ndarray | None,
+) -> None:  # fmt: skip
+    """Add an adapter's product to some columns of a weight, and multiply each with its factor."""
     a, b = values[adapter.a], values[adapter.b] * np.float32(adapter.lora.scale)
     if adapter.product.op == "Conv":
         weight += np.einsum("or,rikl->oikl", b[:, :, 0, 0], a)
         return
     given = dict(map(attribute_of, node.attribute))
     columns = weight.T if given.get("transB") else weight
-    columns[:, adapter.first : adapter.last] += (a @ b).astype(np.float32)
+    own = columns[:, adapter.first : adapter.last]
+    own += (a @ b).astype(np.float32)
+    if factor is not None:
+        own *= factor

@@ -22,7 +22,7 @@ from opgrad.training.run.metrics import best_epoch
 from opgrad.training.run.plot import plot_losses
 from opgrad.training.run.recipe import Recipe
 from opgrad.training.run.state import BEST, LAST, Resumption, RunState
-from opgrad.training.tune import deployed
+from opgrad.training.tune import deployed, outputs
 from opgrad.training.tune.adapted_model import AdaptedModel
 from opgrad.training.tune.examples import Examples, Told
 from opgrad.training.tune.lora import WHO
@@ -132,8 +132,9 @@ def fit(
         tell(line)
     identity = tuner.identity(examples, request.train_on)
     resumption = _resumption(request, identity)
-    setting = tuner.setting(recipe.batch_size, longest_batch(training))
-    for name, fact in summary(tuner, recipe.batch_size, longest_batch(training)).facts().items():
+    shape = 1 if tuner.pack else recipe.batch_size, training.longest_batch()
+    setting = tuner.setting(*shape)
+    for name, fact in summary(tuner, *shape).facts().items():
         tell(f"{name}: {fact}")
     data = zlib.crc32(identity.encode(), zlib.crc32(training.chosen.tobytes()))
     trainer, state = job.begin(setting.artifacts, recipe, training, data, resumption, processes)
@@ -141,7 +142,8 @@ def fit(
     processes.on_first(lambda: _try_output(tuner, request.output, resumption))
     if state.initial_loss is None and validation is not None:
         state.initial_loss = trainer.evaluate(validation, recipe.batch_size).loss
-    fitting = Fit(trainer, training, validation, state, request.output, {PROPERTY: identity}, processes)
+    properties, rows = {PROPERTY: identity}, recipe.batch_size
+    fitting = Fit(trainer, training, validation, state, request.output, properties, processes, rows)
     tokens = examples.told.tokens / len(examples)
     shown = _Shown(tuner, request, training.rows, tokens, progress or _ignore, tell if processes.is_first else None)
     fitting.run(shown)
@@ -149,13 +151,19 @@ def fit(
 
 
 def _try_output(tuner: AdaptedModel, output: Path, resumption: Resumption | None) -> None:
-    """Make the folder, and what will be written there, and drop it: what cannot be made fails before the training."""
+    """Make the folder, and what will be written there, and drop it: what cannot be made fails before the training.
+
+    Of the base's files there is no trial copy: there must be room for it.
+    """
     job.make_folder(output, resumption)
+    outputs.check_space(tuner.base, output)
     if not tuner.adapters:
         deployed.replaced(tuner.base, tuner.values)
         return
     with TemporaryDirectory(prefix=".", suffix=".tmp", dir=output) as folder:
-        tuner.save(folder)
+        outputs.write_tuned(
+            Path(folder), tuner.base, tuner.file, tuner.adapters, tuner.values, tuner.about(), with_base=False
+        )
 
 
 def _ignore(*_: Any) -> None:
@@ -164,7 +172,7 @@ def _ignore(*_: Any) -> None:
 
 def split(tuner: AdaptedModel, examples: Examples, recipe: Recipe) -> tuple[TokenData, TokenData | None]:
     """The training and the validation examples."""
-    every = TokenData(examples, np.arange(len(examples)), tuner.base.tokens, LABELS, recipe.batch_size)
+    every = TokenData(examples, np.arange(len(examples)), tuner.base.tokens, LABELS, recipe.batch_size, tuner.pack)
     rows = recipe.validation_rows(every.rows)
     return every.split(rows, recipe.split_seed) if rows else (every, None)
 
@@ -180,11 +188,6 @@ def notes(told: Told, longest: int) -> list[str]:
     if told.empty:
         found.append(f"{told.empty:,} of {told.lines:,} examples have no token to learn from and were left out")
     return found
-
-
-def longest_batch(data: TokenData) -> int:
-    """The length of the longest batch."""
-    return int(data.lengths(np.arange(data.rows)).max())
 
 
 def _resumption(request: Request, identity: str) -> Resumption | None:

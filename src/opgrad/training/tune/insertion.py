@@ -3,22 +3,29 @@
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from opgrad.graph.messages import attribute_of, free_name, keep
-from opgrad.graph.nodes import names_in, rename, rename_inputs
+from opgrad.graph.messages import MICROSOFT, free_name, keep
+from opgrad.graph.nodes import attributes_of, names_in, rename, rename_inputs
+from opgrad.training.tune.dora import BIAS, bias_of
 from opgrad.training.tune.lora import WHO, Adapter
+
+DRAW = "draw"  # an input, int64 [1]
+NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 class _Writer:
-    """Appends the nodes of adapters to a graph. scaled: whether B holds the scale already. seed: see `insert`."""
+    """Appends the nodes of adapters to a graph. scaled, seed, norms, drawn: see `insert`."""
 
-    def __init__(self, graph: onnx.GraphProto, scaled: bool, seed: int | None):
-        self.graph, self._scaled, self._seed = graph, scaled, seed
+    def __init__(
+        self, graph: onnx.GraphProto, scaled: bool, seed: int | None, norms: Mapping[str, np.ndarray], drawn: bool
+    ):  # fmt: skip
+        self.graph, self._scaled, self._seed, self._norms, self._drawn = graph, scaled, seed, norms, drawn
         self._taken = names_in(graph)
         self.nodes: list[onnx.NodeProto] = []
 
@@ -54,8 +61,7 @@ class _Writer:
             low = self.add("Gather", [adapter.a, x], f"{name}.lora_A")
         elif product.op == "Conv":
             op = "Conv"
-            given = dict(map(attribute_of, node.attribute))
-            low = self.add(op, [x, adapter.a], f"{name}.lora_A", **given)
+            low = self.add(op, [x, adapter.a], f"{name}.lora_A", **attributes_of(node))
         else:
             low = self.add(op, [x, adapter.a], f"{name}.lora_A")
         if not self._scaled and adapter.lora.scale != 1:
@@ -63,22 +69,75 @@ class _Writer:
             low = self.add("Mul", [low, scale], f"{name}.lora_A.scaled")
         return self.add(op, [low, adapter.b], f"{name}.lora_B")
 
+    def adapted(self, adapter: Adapter, node: onnx.NodeProto, part: str, name: str) -> str:
+        """What an adapter makes of the columns of a product's result to which it adds."""
+        low = self.addend(adapter, node)
+        if not adapter.lora.dora:
+            return self.add("Add", [part, low], name)
+        bias = bias_of(node)
+        if bias and adapter.outputs != adapter.product.outputs:
+            bias = self._slice(bias, adapter, -1)
+        if bias:
+            part = self.add("Sub", [part, bias], f"{adapter.name}.lora_plain")
+        whole = self.add("Add", [part, low], f"{adapter.name}.lora_whole")
+        factor = adapter.magnitude if self._scaled else self._factor(adapter, node)
+        y = self.add("Mul", [whole, factor], name if not bias else f"{adapter.name}.lora_turned")
+        return self.add("Add", [y, bias], name) if bias else y
+
+    def _factor(self, adapter: Adapter, node: onnx.NodeProto) -> str:
+        """The lengths of columns over the norms that they have; see `dora`."""
+        name = f"{adapter.name}.lora_norm"
+        turned = self.add("Transpose", [adapter.a], f"{name}.turned", perm=[1, 0])
+        crossed = self._product(turned, node, f"{name}.crossed")
+        if adapter.outputs != adapter.product.outputs:
+            crossed = self._slice(crossed, adapter, 1)
+        scale = self.constant(np.array(adapter.lora.scale, np.float32), f"{name}.scale")
+        own = self.add("MatMul", [self.add("MatMul", [turned, adapter.a], f"{name}.gram"), adapter.b], f"{name}.own")
+        twice = self.add("Add", [crossed, crossed], f"{name}.twice")
+        terms = self.add("Add", [self.add("Mul", [own, scale], f"{name}.own.scaled"), twice], f"{name}.terms")
+        first = self.constant(np.array([0]), f"{name}.axis")
+        total = self.add("ReduceSum", [self.add("Mul", [adapter.b, terms], f"{name}.products"), first], f"{name}.sum",
+                         keepdims=0)  # fmt: skip
+        norms = self.constant(self._norms[adapter.name].astype(np.float32), f"{name}.base")
+        square = self.add("Add", [self.add("Mul", [total, scale], f"{name}.sum.scaled"), norms], f"{name}.square")
+        norm = self.add("StopGradient", [self.add("Sqrt", [square], name)], f"{name}.held", domain=MICROSOFT)
+        return self.add("Div", [adapter.magnitude, norm], f"{name}.factor")
+
+    def _product(self, rows: str, node: onnx.NodeProto, name: str) -> str:
+        """The product of rows and the weight of a product's node, without its bias."""
+        inputs = [rows, *node.input[1 : BIAS.get(node.op_type, len(node.input))]]
+        return self.add(node.op_type, inputs, name, domain=node.domain, **attributes_of(node))
+
+    def _slice(self, value: str, adapter: Adapter, axis: int) -> str:
+        """The columns of an adapter."""
+        bounds = [self.constant(np.array([each]), f"{value}.bound") for each in (adapter.first, adapter.last, axis)]
+        return self.add("Slice", [value, *bounds], f"{adapter.name}.part")
+
     def _dropout(self, x: str, adapter: Adapter, seed: int) -> str:
         """x with some elements dropped; which ones differs from adapter to adapter and from run to run."""
         ratio = self.constant(np.array(adapter.lora.dropout, np.float32), f"{adapter.name}.lora_dropout.ratio")
-        training = self.constant(np.array(True), f"{adapter.name}.lora_dropout.training")
-        own = zlib.crc32(f"{seed} {adapter.name}".encode())
-        return self.add("Dropout", [x, ratio, training], f"{adapter.name}.lora_dropout", seed=own)
+        name, own = f"{adapter.name}.lora_dropout", zlib.crc32(f"{seed} {adapter.name}".encode())
+        if self._drawn:
+            drawn = self.add("Add", [DRAW, self.constant(np.array([own]), f"{name}.own")], f"{name}.seed")
+            return self.add("DropoutTraining", [x, drawn, ratio], name, domain=MICROSOFT)
+        training = self.constant(np.array(True), f"{name}.training")
+        return self.add("Dropout", [x, ratio, training], name, seed=own)
 
 
-def insert(graph: onnx.GraphProto, adapters: Iterable[Adapter], scaled: bool = False, seed: int | None = None) -> None:
+def insert(
+    graph: onnx.GraphProto, adapters: Iterable[Adapter], scaled: bool = False, seed: int | None = None,
+    norms: Mapping[str, np.ndarray] = NOTHING, drawn: bool = False,
+) -> None:  # fmt: skip
     """Let the readers of each product's result read the sum of it and of what its adapters compute.
 
     Where the result is an output of the graph, the sum takes its name, and the result gets another one.
-    graph: changed. scaled: whether B holds the scale. seed: of dropout; None: without it.
+    graph: changed. scaled: whether B holds the scale, and the lengths of columns are factors. seed: of dropout; None:
+    without it. norms: the squared norms of the columns to which adapters with DoRA add, by the adapter's name.
+    drawn: whether a number that is an input of the graph, `draw`, decides what is dropped, beside the seed; else each
+    run drops something else.
     The factors A and B are not added, only read.
     """
-    writer, made = _Writer(graph, scaled, seed), dict[str, tuple[str, list[onnx.NodeProto]]]()
+    writer, made = _Writer(graph, scaled, seed, norms, drawn), dict[str, tuple[str, list[onnx.NodeProto]]]()
     nodes = {node.output[0]: node for node in graph.node if node.output}
     for output, group in groupby(adapters, key=lambda each: each.product.output):
         if output not in nodes:
@@ -93,13 +152,13 @@ def _total(writer: _Writer, adapters: list[Adapter], node: onnx.NodeProto) -> st
     """The sum of a product's result and of what its adapters add to all columns, or each to some of them."""
     output, columns = adapters[0].product.output, adapters[0].product.outputs
     if adapters[0].outputs == columns:
-        return writer.add("Add", [output, writer.addend(adapters[0], node)], f"{output}.adapted")
+        return writer.adapted(adapters[0], node, output, f"{output}.adapted")
     bounds = sorted({0, columns, *(each.first for each in adapters), *(each.last for each in adapters)})
     sizes = writer.constant(np.diff(bounds), f"{output}.lora.sizes")
     parts = writer.split(output, sizes, len(bounds) - 1)
     for adapter in adapters:
         place = bounds.index(adapter.first)
-        parts[place] = writer.add("Add", [parts[place], writer.addend(adapter, node)], f"{adapter.name}.adapted")
+        parts[place] = writer.adapted(adapter, node, parts[place], f"{adapter.name}.adapted")
     return writer.add("Concat", parts, f"{output}.adapted", axis=-1)
 
 

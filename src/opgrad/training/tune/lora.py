@@ -21,6 +21,7 @@ ATTENTION = ("q", "k", "v", "o", "qkv")  # roles of the products that get adapte
 LINEAR = "all-linear"  # a target: every product of layers
 MATRICES = ("MatMul", "Gemm", "MatMulNBits", "FusedMatMul", "MatMulInteger", "Conv")
 TABLES = ("Gather", "GatherBlockQuantized")
+WITH_DORA = ("MatMul", "Gemm", "MatMulNBits", "FusedMatMul")
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,9 @@ class Lora:
     target: patterns with "|" between them, of names of weights, of nodes, of modules such as `*q_proj`, or roles such
         as q; "all-linear" is every product of the layers; None is the products of attention.
     dropout: the share of x that is dropped in training, before A; nothing is dropped of tokens that a table looks up.
+    dora: whether the length of each column of the whole weight is learned, too; see `dora`.
 
-    Source: LoRA, arXiv 2106.09685; rsLoRA, arXiv 2312.03732.
+    Source: LoRA, arXiv 2106.09685; rsLoRA, arXiv 2312.03732; DoRA, arXiv 2402.09353.
     """
 
     rank: int = 8
@@ -40,6 +42,7 @@ class Lora:
     target: str | None = None
     dropout: float = 0.0
     rslora: bool = False
+    dora: bool = False
 
     def __post_init__(self) -> None:
         _require(type(self.rank) is int and 1 <= self.rank <= 4096, "rank", self.rank, "a whole number from 1 to 4096")
@@ -83,7 +86,8 @@ def _value(name: str, kind: Any, text: str) -> Any:
 class Adapter:
     """An adapter beside a product, or beside some columns of its result.
 
-    name: the module's name as PEFT calls it; `name.lora_A.weight` and `name.lora_B.weight` are the parameters.
+    name: the module's name as PEFT calls it; `name.lora_A.weight` and `name.lora_B.weight` are the parameters, and with
+        DoRA `name.lora_magnitude_vector`.
     product: the product. lora: what it is. first, last: the columns of the result that it adds to, the last excluded.
     """
 
@@ -104,6 +108,11 @@ class Adapter:
         return f"{self.name}.lora_B.weight"
 
     @property
+    def magnitude(self) -> str:
+        """The name of the columns' lengths, [outputs]; deployed it is their share of what they are without it."""
+        return f"{self.name}.lora_magnitude_vector"
+
+    @property
     def outputs(self) -> int:
         """The number of columns that it adds to."""
         return self.last - self.first
@@ -115,17 +124,18 @@ class Adapter:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of A and B by name."""
+        """The shapes of A and B by name, and those of the columns' lengths."""
         rank = self.lora.rank
+        lengths: dict[str, tuple[int, ...]] = {self.magnitude: (self.outputs,)} if self.lora.dora else {}
         if self.product.op == "Conv":
             return {self.a: (rank, self.product.inputs, 1, 1), self.b: (self.outputs, rank, 1, 1)}
-        return {self.a: (self.product.inputs, rank), self.b: (rank, self.outputs)}
+        return {self.a: (self.product.inputs, rank), self.b: (rank, self.outputs), **lengths}
 
     def initial(self, seed: int) -> dict[str, np.ndarray]:
         """The values at the start, float32: one factor is uniform within ±1 / sqrt(inputs), or normal for a table, and
-        the other is 0, so that the model computes what it did."""
+        the other is 0, so that the model computes what it did. Without the columns' lengths."""
         generator = np.random.default_rng([seed, zlib.crc32(self.name.encode())])
-        (a, a_shape), (b, b_shape) = self.shapes.items()
+        (a, a_shape), (b, b_shape) = list(self.shapes.items())[:2]
         if self.is_table:
             return {a: np.zeros(a_shape, np.float32), b: generator.standard_normal(b_shape, np.float32)}
         bound = 1 / math.sqrt(self.product.inputs)
@@ -158,6 +168,8 @@ def _adapters(product: "Product", lora: Lora) -> Iterable[Adapter]:
             continue
         if product.op not in (*MATRICES, *TABLES):
             raise NotImplementedError(f"{WHO}: {product.op} (node {product.node!r}) can have no adapter")
+        if lora.dora and product.op not in WITH_DORA:
+            raise NotImplementedError(f"{WHO}: {product.op} (node {product.node!r}) can have no adapter with DoRA")
         yield Adapter(module, product, lora, first, last)
 
 
@@ -198,9 +210,10 @@ def module_of(product: "Product") -> str:
     """
     weight = re.sub(r"\.(MatMul|Gemm)?\.?q?weight\w*$", "", product.weight)
     node = re.sub(r"/(MatMul|Gemm|Gather|Conv|FusedMatMul)\w*$", "", product.node).strip("/").replace("/", ".")
-    # A table and the last product may share a weight, which is named after one of them and made for the other.
-    shared = product.role in ("embedding", "head") and not product.trainable
-    name = weight if weight != product.weight and not shared else node or product.weight
+    # A table and the last product may share a weight, which is named after the table or made for the product.
+    shared = product.shared and product.role != "embedding"
+    other = shared or (product.role in ("embedding", "head") and not product.trainable)
+    name = weight if weight != product.weight and not other else node or product.weight
     return re.sub(r"(layers\.\d+)\.attn\.", r"\1.self_attn.", name)
 
 

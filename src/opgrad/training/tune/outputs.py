@@ -1,8 +1,11 @@
 """What a fine-tuning leaves: the adapter in the formats of onnxruntime and of PEFT, and a model that takes it."""
 
+import errno
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+import shutil
+from collections.abc import Container, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,11 +40,24 @@ BESIDE = (
 def checksum(base: "LanguageModel", file: Path) -> str:
     """The SHA-256 of a model's file and of the files in which it keeps tensors, in hexadecimal digits."""
     total = hashlib.sha256()
-    for path in (file, *sorted({place for place, _, _ in base.files.values()})):
+    for path in (file, *_data_files(base)):
         with open_regular(path) as opened:
             while block := opened.read(BLOCK):
                 total.update(block)
     return total.hexdigest()
+
+
+def _data_files(base: "LanguageModel", names: Container[str] | None = None) -> list[Path]:
+    """The files beside the model's own in which it keeps tensors. names: of the tensors; None: all."""
+    return sorted({place for name, (place, _, _) in base.files.items() if names is None or name in names})
+
+
+def check_space(base: "LanguageModel", folder: Path) -> None:
+    """Raise OSError if the copies of the base's files will not fit on the disk of a folder."""
+    needed, free = sum(path.stat().st_size for path in _data_files(base, base.values)), shutil.disk_usage(folder).free
+    if needed > free:
+        what = f"{os.strerror(errno.ENOSPC)}: {free // 10**6:,} MB are free, and the base takes {needed // 10**6:,} MB"
+        raise OSError(errno.ENOSPC, what, str(folder))
 
 
 def check_base(folder: Path, found: str) -> None:
@@ -61,14 +77,17 @@ def write_tuned(
     adapters: Sequence[Adapter],
     values: Mapping[str, np.ndarray],
     about: Mapping[str, Any],
+    with_base: bool = True,
 ) -> list[str]:
     """Write adapters, and the base with inputs for them, into a folder; an error leaves it as it was.
 
-    file: of the base; other files in which it keeps tensors are copied as they are. about: what tune.json says.
-    Returns the names of the files.
+    file: of the base; other files in which it keeps tensors are copied as they are, unless `with_base` is False. about:
+    what tune.json says. Returns the names of the files.
     """
     with staged(folder) as new:
         _write_referring(deployed.with_inputs(base, adapters), base, new)
+        for path in _data_files(base, base.values) if with_base else ():
+            copied_file(new / path.name, path)
         _write_adapter(deployed.scaled(base, adapters, values), new / ADAPTER)
         peft.write(new, base, adapters, values)
         _write_beside(file.parent, new)
@@ -93,17 +112,13 @@ def write_merged(
 
 def _write_referring(model: onnx.ModelProto, base: "LanguageModel", folder: Path) -> None:
     """Write a model whose large tensors lie where they lie in the base's files, of which the folder gets copies."""
-    files: dict[str, Path] = {}
     for tensor in model.graph.initializer:
         if not is_placeholder(tensor) or tensor.name not in base.files:
             continue
         path, start, count = base.files[tensor.name]
-        files[path.name] = path
         del tensor.external_data[:]
         for key, value in (("location", path.name), ("offset", start), ("length", count)):
             tensor.external_data.add(key=key, value=str(value))
-    for name, path in files.items():
-        copied_file(folder / name, path)
     write_model(model, base.values, folder / MODEL)
 
 

@@ -25,7 +25,6 @@ PREFIX = "base_model.model."
 PLAIN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    "use_dora": (False, None),
     "fan_in_fan_out": (False, True),
     "modules_to_save": (None, []),
     "layer_replication": (None,),
@@ -41,7 +40,8 @@ def names_of(adapter: Adapter) -> dict[str, str]:
     name = PREFIX + adapter.name
     if adapter.is_table:
         return {adapter.a: f"{name}.lora_embedding_A", adapter.b: f"{name}.lora_embedding_B"}
-    return {adapter.a: f"{name}.lora_A.weight", adapter.b: f"{name}.lora_B.weight"}
+    lengths = {adapter.magnitude: f"{name}.lora_magnitude_vector"} if adapter.lora.dora else {}
+    return {adapter.a: f"{name}.lora_A.weight", adapter.b: f"{name}.lora_B.weight", **lengths}
 
 
 def turned(adapter: Adapter, array: np.ndarray) -> np.ndarray:
@@ -62,8 +62,14 @@ def write(folder: Path, base: "LanguageModel", adapters: Sequence[Adapter], valu
 
 
 def configuration(base: "LanguageModel", adapters: Sequence[Adapter]) -> dict[str, Any]:
-    """The content of adapter_config.json for these adapters."""
+    """The content of adapter_config.json for these adapters.
+
+    Raises ValueError where they differ in what PEFT has for all of them alone.
+    """
     first = adapters[0].lora
+    for name in ("dora", "rslora"):
+        if len({getattr(each.lora, name) for each in adapters}) > 1:
+            raise ValueError(f"{WHO}: some adapters have {name} and others have not, expected all or none, as PEFT has")
     ranks = {each.name: each.lora.rank for each in adapters if each.lora.rank != first.rank}
     alphas = {each.name: each.lora.alpha for each in adapters if each.lora.alpha != first.alpha}
     return {
@@ -74,7 +80,7 @@ def configuration(base: "LanguageModel", adapters: Sequence[Adapter]) -> dict[st
         "lora_alpha": first.alpha,
         "lora_dropout": first.dropout,
         "use_rslora": first.rslora,
-        "use_dora": False,
+        "use_dora": first.dora,
         "target_modules": _targets(base, adapters),
         "rank_pattern": ranks,
         "alpha_pattern": alphas,
@@ -134,8 +140,9 @@ def _lora(config: Mapping[str, Any], module: str, folder: Path) -> Lora:
             _by_pattern(config, pattern, module, config.get(plain, 8))
             for pattern, plain in (("rank_pattern", "r"), ("alpha_pattern", "lora_alpha"))
         )
-        dropout, rslora = float(config.get("lora_dropout", 0.0)), bool(config.get("use_rslora", False))
-        return Lora(rank, alpha, module, dropout, rslora)
+        dropout = float(config.get("lora_dropout", 0.0))
+        rslora, dora = (bool(config.get(name, False)) for name in ("use_rslora", "use_dora"))
+        return Lora(rank, alpha, module, dropout, rslora, dora)
     except (ArithmeticError, TypeError, ValueError) as error:
         raise ValueError(f"{WHO}: {folder / CONFIG}: {str(error).removeprefix(f'{WHO}: ')}") from None
 

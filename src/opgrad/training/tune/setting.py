@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from opgrad.graph.halves import without_casts
 from opgrad.graph.large import without_large
 from opgrad.graph.messages import copied, copied_without
+from opgrad.graph.passes import Segmentation
 from opgrad.training.building.models import MODEL, take_parameters, training_models, widened
 from opgrad.training.building.selection import Candidates, matching
 from opgrad.training.data.batches import TensorSpec
 from opgrad.training.engine.optimizer import AdamWRule
 from opgrad.training.formats.artifact_set import ArtifactSet
 from opgrad.training.formats.tensor_values import Held, array_of, is_placeholder
-from opgrad.training.language import Plan
-from opgrad.training.tune.insertion import insert
+from opgrad.training.language import PLACES, STARTS, Plan, packed_rows, use_tiles
+from opgrad.training.tune.insertion import DRAW, NOTHING, insert
 from opgrad.training.tune.lora import WHO, Adapter
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ class Setting:
 
     base: the model as it is. adapters: what is added to it. weights: the names of weights of its own that are trained.
     artifacts: the graphs, with the parameters at the start.
-    scores: the graph that gives the scores of the next token for each token; its parameters are inputs.
     plan: what a step takes of memory, where that was estimated.
     """
 
@@ -43,7 +43,6 @@ class Setting:
     adapters: tuple[Adapter, ...]
     weights: tuple[str, ...]
     artifacts: ArtifactSet
-    scores: onnx.ModelProto
     plan: Plan | None = None
 
     @property
@@ -59,26 +58,40 @@ def prepare(
     train: Iterable[str],
     folder: Path,
     rule: AdamWRule,
-    segments: Sequence[str] | None = None,
+    segments: Segmentation = None,
     seed: int = 0,
-    with_scores: bool = False,
+    pack: bool = False,
+    norms: Mapping[str, np.ndarray] = NOTHING,
+    plain: bool = False,
 ) -> Setting:
     """The graphs that train adapters, or weights of the model.
 
     values: those of the adapters' parameters at the start. train: names or patterns of weights. folder: for messages.
-    segments: the values at which the graph is cut, to keep fewer of them in memory; see `opgrad.gradients.gradients`.
-    seed: of dropout. with_scores: see `LanguageModel.with_loss`.
+    segments: the values at which the graph is cut, to keep fewer of them in memory; see `passes.finish`.
+    seed: of dropout. pack: whether a batch is one row of several examples. norms: see `insert`.
+    plain: whether the graphs are for other runtimes: with scores, see `LanguageModel.with_loss`, and without operators
+    of opgrad in the places of others.
     Raises what `training_models` raises, ValueError for a pattern that matches nothing.
     """
     model = copied(base.model)
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
-    insert(model.graph, adapters, seed=seed)
+    insert(model.graph, adapters, seed=seed, norms=norms, drawn=not plain)
+    drops = any(node.op_type == "DropoutTraining" for node in model.graph.node)
+    if drops:
+        model.graph.input.append(helper.make_tensor_value_info(DRAW, onnx.TensorProto.INT64, [1]))
+    if pack:
+        model = packed_rows(model, f"{WHO}: {folder}")
     weights = _weights(model, train, base.values)
     names, stored = [*values, *weights], _widen(model, weights, base.values)
-    trained = replace(base, model=model).with_loss(weights, with_scores)
+    trained = replace(base, model=model).with_loss(weights, plain)
     models = training_models(copied(trained.model), [trained.loss], names, [], WHO, segments, stored, MODEL)
     held = models.values
     trainable, _ = models.arrays
+    for each in (models.training, models.evaluation):
+        _finish(each, plain)
+    more: dict[str, tuple[int | str, ...]] = {DRAW: (1,)} if drops else {}
+    more |= {STARTS: (1, "bounds"), PLACES: AXES} if pack else {}
+    inputs = {base.tokens: AXES, **more, LABELS: AXES}  # in the graph's order
     constants = _constants([models.training, models.evaluation], held)
     artifacts = ArtifactSet(
         directory=folder,
@@ -87,12 +100,12 @@ def prepare(
         rule=rule,
         trainable=trainable,
         frozen={},
-        inputs=tuple(TensorSpec(name, np.dtype(np.int64), AXES) for name in (base.tokens, LABELS)),
+        inputs=tuple(TensorSpec(name, np.dtype(np.int64), axes) for name, axes in inputs.items()),
         loss=trained.loss,
         constants=constants,
         files={name: place for name in constants if (place := base.file_of(name)) is not None},
     )
-    return Setting(base, tuple(adapters), tuple(weights), artifacts, _scores(base, adapters, weights, values))
+    return Setting(base, tuple(adapters), tuple(weights), artifacts)
 
 
 def _weights(model: onnx.ModelProto, train: Iterable[str], values: Mapping[str, Held]) -> list[str]:
@@ -114,16 +127,32 @@ def _widen(model: onnx.ModelProto, weights: Sequence[str], values: Mapping[str, 
     return found
 
 
-def _scores(
-    base: "LanguageModel", adapters: Sequence[Adapter], weights: Sequence[str], values: Mapping[str, np.ndarray]
-) -> onnx.ModelProto:
-    """The graph of the scores, whose large constants are inputs, too."""
+def scoring(
+    base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray],
+    norms: Mapping[str, np.ndarray] = NOTHING,
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:  # fmt: skip
+    """The graph that gives the scores of the next token for each token, and the values of large constants.
+
+    values: those of what is trained, which are inputs, as the constants are. norms: see `insert`.
+    """
     model = copied(base.model)
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
-    insert(model.graph, adapters)
-    _widen(model, weights, base.values)
-    take_parameters(model, [*values, *weights])
-    return _with_inputs(model)
+    held = {each.name for each in model.graph.initializer}
+    new = {name: array for name, array in values.items() if name not in held}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in new.items())
+    insert(model.graph, adapters, norms=norms)
+    _widen(model, [name for name in values if name in held], base.values)
+    take_parameters(model, list(values))
+    _finish(model, plain=False)
+    return _with_inputs(model), _constants([model], base.values)
+
+
+def _finish(model: onnx.ModelProto, plain: bool) -> None:
+    """Replace nodes that stand for something until a graph is differentiated, and products of packed weights."""
+    for node in model.graph.node:
+        if node.op_type == "StopGradient":
+            node.op_type, node.domain = "Identity", ""
+    if not plain:
+        use_tiles(model)
 
 
 def _with_inputs(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -35,7 +35,8 @@ class Summary:
 
     adapters: where they are. trained: how many numbers are trained. numbers: how many the weights of products have.
     base: the bytes of weights that stay as they are. rows, length: of a batch, length in tokens.
-    step: the bytes that a process takes for such a batch, as `--memory` estimates them.
+    step: the bytes that a process takes for such a batch, as `--memory` estimates them. limit: the most that it shall
+        take: that of `--memory`, or a default.
     again: the number of layers that are computed again in the backward part.
     """
 
@@ -46,12 +47,14 @@ class Summary:
     rows: int
     length: int
     step: int
+    limit: int
     again: int
 
     def facts(self) -> dict[str, str]:
         """All of it but the adapters, in words."""
         of_base = f"{self.trained / self.numbers:.2%} of the {self.numbers:,} in products" if self.numbers else ""
-        again = f"; {quantity(self.again, 'layer')} computed again" if self.again else ""
+        kept = f"for a limit of {megabytes(self.limit)}"
+        again = f"; {quantity(self.again, 'layer')} computed again {kept}" if self.again else ""
         batch = f"{quantity(self.rows, 'row')} of up to {quantity(self.length, 'token')}"
         return {
             "trained": ", ".join(filter(None, (quantity(self.trained, "number"), of_base))),
@@ -71,7 +74,7 @@ def adapted(adapters: Iterable[Adapter]) -> list[Adapted]:
     for each in adapters:
         product = each.product
         role = next(role for module, role, _ in slices(product) if module == each.name)
-        numbers = each.lora.rank * (product.inputs + each.outputs)
+        numbers = each.lora.rank * (product.inputs + each.outputs) + each.lora.dora * each.outputs
         found.append(Adapted(each.name, role, product.layer, product.op, product.bits, product.inputs, each.outputs,
                              each.lora.rank, numbers))  # fmt: skip
     return found
@@ -88,5 +91,5 @@ def summary(model: AdaptedModel, rows: int, length: int) -> Summary:
     weights = {model.base.place_of(each.weight): each.inputs * each.outputs for each in model.base.products}
     return Summary(
         adapters=adapted(model.adapters), trained=setting.size, numbers=sum(weights.values()), base=plan.base,
-        rows=rows, length=length, step=plan.bytes, again=len(plan.segments),
+        rows=rows, length=length, step=plan.bytes, limit=plan.limit.bytes, again=len(plan.segments),
     )  # fmt: skip

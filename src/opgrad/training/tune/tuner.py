@@ -28,9 +28,11 @@ class Tuner(AdaptedModel):
     train: names or patterns of weights that are trained themselves; then there are no adapters.
     adapter: a folder with an adapter, of this class or of PEFT, or a weights file of an exported step, that is used and
         trained further.
-    memory: how many bytes a step may take; None: as many as it is fastest with.
+    memory: how many bytes a step may take; None: 1.5 times those of the base and 1 GB for each 512 tokens of a batch,
+        but no more than are free. Layers are computed again in the backward part to keep that.
     longest: the most tokens of an example; longer ones are cut, which `fit` tells.
     weight_decay: of AdamW. seed: of the adapters' first values.
+    pack: whether the examples of a batch lie behind each other in one row without padding; each sees itself alone.
 
     base: the model as it was read. adapters: where adapters are. values: the present values of what is trained, by
     name, float32.
@@ -54,7 +56,7 @@ class Tuner(AdaptedModel):
         resume: go on from last.checkpoint in the folder.
         processes: those that train together, of `opgrad.training.engine.distributed`.
         settings: those of `Recipe`: epochs, batch_size, learning_rate, schedule, warmup, accumulate, clip_norm,
-            validation, patience, seed.
+            validation, patience, checkpoint_every, seed.
         Returns what the run came to. Raises ValueError, OSError; `Interrupted` and `Diverged` as `opgrad train` does.
         """
         recipe = Recipe(**{**DEFAULTS, "seed": self.seed, **settings})
@@ -70,6 +72,6 @@ class Tuner(AdaptedModel):
             there. options: those of `opgrad.training.portable.export_step`, which raises the same.
         `Tuner(model, adapter=file)` takes the weights file that a client of the step has written.
         """
-        setting, about = self.with_scores(), json.dumps(self.about())
+        setting, about = self.for_other_runtimes(), json.dumps(self.about())
         artifacts = replace(setting.artifacts, trainable=dict(self.values), tune=about)
         return export_step(artifacts, output, **options)
