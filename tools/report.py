@@ -23,6 +23,7 @@ from opgrad.contract import graph_operators, operators
 
 RESULTS = Path("bench/results")
 LOOPS = Path("bench/loops.json")  # what `python tools/loop_costs` counted
+TUNING = Path("bench/tuning.json")  # what `python tools/tune_table.py` measured
 HISTORY = Path("bench/history")  # a folder for each release, with the results as they were then
 PLOT = Path("docs/benchmark.png")
 CUDA_PLOT = Path("docs/benchmark-cuda.png")
@@ -325,6 +326,13 @@ def training_steps(root: Path, _: Path) -> str:
     return "\n\n".join(parts) or NO_RESULT
 
 
+def tuning(root: Path, _: Path) -> str:
+    """What fine-tunings of several models come to, beside those by PEFT."""
+    from tune_table import table
+
+    return table(json.loads((root / TUNING).read_text(encoding="utf-8")))
+
+
 def cuda_speed(root: Path, _: Path) -> str:
     """One sentence about the newest result on CUDA."""
     from opgrad.bench.figures import figures
@@ -402,6 +410,7 @@ PARTS: dict[str, Callable[[Path, Path], str]] = {
     "sweep": sweep,
     "training-steps": training_steps,
     "loop-costs": loop_costs,
+    "tuning": tuning,
     "cuda-speed": cuda_speed,
     "cuda-benchmark": cuda_benchmark,
     "cuda-predictions": cuda_predictions,

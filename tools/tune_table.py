@@ -1,12 +1,11 @@
-"""Compare `opgrad tune` with PEFT and torch on this machine, and write the table of docs/tutorials/tune.md.
+"""Compare `opgrad tune` with PEFT and torch on this machine, for the table of docs/tutorials/tune.md.
 
     python tools/tune_table.py speed  --peft-python PYTHON NAME ONNX_FOLDER HF_FOLDER
     python tools/tune_table.py losses --peft-python PYTHON NAME ONNX_FOLDER HF_FOLDER
-    python tools/tune_table.py
 
 PYTHON is an interpreter with torch, transformers and peft; ONNX_FOLDER a model as onnxruntime-genai's builder wrote it
-of HF_FOLDER, a model of transformers. Each run adds its figures to the result file; without a model the table is
-written again. Everything is measured in a process of its own, with all cores.
+of HF_FOLDER, a model of transformers. Each run adds its figures to the file. Everything is measured in a process of its
+own, with all cores; `make tables` writes the table.
 """
 
 import argparse
@@ -23,12 +22,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
-RESULT = ROOT / "bench" / "results" / "tuning-epyc-zen5-2cores.json"
-PAGE, BEGIN, END = (
-    ROOT / "docs" / "tutorials" / "tune.md",
-    "<!-- from here on by tools/tune_table.py -->",
-    "<!-- up to here -->",
-)
+RESULT = ROOT / "bench" / "tuning.json"
 LENGTH, RANK, ALPHA, TARGETS, RATE = 512, 8, 16, ("q_proj", "v_proj"), 1e-3
 SHORT, STEPS = (2, 32), 50  # the batches whose losses are compared
 SECONDS = 40  # of a measurement of speed, after the first step
@@ -52,7 +46,9 @@ class OfOpgrad:
     """A fine-tuning by opgrad. folder: where what PEFT shall begin with is written; "" for speed alone."""
 
     def __init__(self, model: str, shape: tuple[int, int], folder: str, more: str):
+        from opgrad import get_num_threads
         from opgrad.training import Trainer, Tuner
+        from opgrad.training.engine.trainer import session_options
         from opgrad.training.tune import peft
 
         tuner = Tuner(model, lora=f"rank={RANK}, alpha={ALPHA}, target={'|'.join(TARGETS)}{more}")
@@ -60,7 +56,8 @@ class OfOpgrad:
         if folder:
             peft.write(Path(folder), tuner.base, tuner.adapters, tuner.values)
             write_base(tuner, Path(folder) / "base")
-        self.trainer = Trainer(tuner.setting(*shape).artifacts, RATE)
+        options = session_options(get_num_threads(), patterns=False)  # as those of `Tuner.fit`
+        self.trainer = Trainer(tuner.setting(*shape).artifacts, RATE, options)
 
     def step(self, rows: np.ndarray) -> float:
         return self.trainer.step({"input_ids": rows[:, :-1], "labels": np.ascontiguousarray(rows[:, 1:])})
@@ -194,27 +191,24 @@ def main() -> None:
         measure(*sys.argv[2:])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("speed", "losses"))
-    parser.add_argument("model", nargs="*", metavar="NAME ONNX_FOLDER HF_FOLDER")
+    parser.add_argument("what", choices=("speed", "losses"))
+    parser.add_argument("model", nargs=3, metavar=("NAME", "ONNX_FOLDER", "HF_FOLDER"))
     parser.add_argument("--peft-python", default="python")
     parser.add_argument("--sides", default="opgrad,float32,bfloat16", help="those whose speed is measured")
     parser.add_argument("--more", default="", help="what opgrad's --lora gets beside the rank, such as ', dora=true'")
     given = parser.parse_intermixed_args()
     result = json.loads(RESULT.read_text()) if RESULT.is_file() else {"models": {}}
-    if given.what:
-        from opgrad.machine import describe, versions
+    from opgrad.machine import describe, versions
 
-        name, *folders = given.model
-        found = compare(given.what, given.peft_python, *folders, given.sides.split(","), given.more)
-        packages = ("torch", "peft", "transformers")
-        asked = f"import json; print(json.dumps([__import__(each).__version__ for each in {packages}]))"
-        told = json.loads(subprocess.check_output([given.peft_python, "-c", asked], text=True))
-        result |= {"machine": describe(), "versions": versions() | dict(zip(packages, told, strict=True))}
-        result["models"].setdefault(name, {}).update(found)
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
-        print(json.dumps(found))
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{table(result)}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    name, *folders = given.model
+    found = compare(given.what, given.peft_python, *folders, given.sides.split(","), given.more)
+    packages = ("torch", "peft", "transformers")
+    asked = f"import json; print(json.dumps([__import__(each).__version__ for each in {packages}]))"
+    told = json.loads(subprocess.check_output([given.peft_python, "-c", asked], text=True))
+    result |= {"machine": describe(), "versions": versions() | dict(zip(packages, told, strict=True))}
+    result["models"].setdefault(name, {}).update(found)
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,20 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_models import one_node, run
 
-from opgrad import dropout_grad
+from opgrad import dropout, dropout_grad
 from opgrad.contract import DTYPES, FLOATS
 from opgrad.onnxruntime import InferenceSession
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_seed_that_is_an_input(dtype, rng):
+    x, seed = rng.normal(size=(5, 37)).astype(DTYPES[dtype]), np.array([7], np.int64)
+    ports = [("x", dtype), ("seed", "int64"), ("ratio", "float32")]
+    model = one_node("DropoutTraining", ports, [("y", dtype), ("mask", "bool")])
+    y, mask = run(model, {"x": x, "seed": seed, "ratio": np.array(0.3, np.float32)})
+    expected, kept = dropout(x, float(np.float32(0.3)), seed=7)
+    np.testing.assert_array_equal(y.astype(DTYPES[dtype]), expected)
+    np.testing.assert_array_equal(mask, kept)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

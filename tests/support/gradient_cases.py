@@ -277,6 +277,7 @@ ELSEWHERE = {
     (MICROSOFT, "LinearCrossEntropyLoss"): "against MatMul and SoftmaxCrossEntropyLoss",
     **{(MICROSOFT, op): f"by BatchNormalization, and {MODELS}" for op in ("BatchNormInternal", "BatchNormTraining")},
     (MICROSOFT, "FakeQuant"): f"{RUNTIME} QuantizeLinear and DequantizeLinear",
+    (MICROSOFT, "DropoutTraining"): "adapters with dropout, whose layers are computed again or not",
     **{(MICROSOFT, f"{op}Training"): f"{RUNTIME} {op}" for op in ("GRU", "LSTM")},
     **dict.fromkeys([*QUANTIZED_PRODUCTS, *OF_RUNTIME], f"{RUNTIME} PyTorch"),
 }

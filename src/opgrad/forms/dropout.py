@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from opgrad.forms.registry import Call, NoForm, Results, lowers
+from opgrad.forms.registry import Call, Results, lowers
 from opgrad.forms.softmax import softmax_from, softmax_grad_along
 from opgrad.graph.formulas import Value
 
@@ -15,12 +15,6 @@ def _through_mask(call: Call, dy: Value, mask: Value, ratio: Value | None) -> Va
         return call.body.where(mask, dy / (1 - RATIO), 0)
     ratio = ratio.scalar()
     return call.body.where(mask | ratio.equals(0), dy / (1 - ratio.like(dy)), 0)
-
-
-@lowers("DropoutTraining")
-def dropout_training(call: Call) -> Results:
-    """Operators of ONNX have no random numbers of which an input decides."""
-    raise NoForm("its seed is an input")
 
 
 @lowers("DropoutGrad")

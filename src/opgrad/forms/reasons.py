@@ -12,6 +12,7 @@ NOT_LOWERED: Mapping[str, str] = {
     "BitmaskBiasDropout": _PACKED,
     "BitmaskDropout": _PACKED,
     "BitmaskDropoutGrad": _PACKED,
+    "DropoutTraining": "its seed is an input, and that of Dropout an attribute",
     "FakeQuant": "it rounds in a way that no plain operator has",
     "FakeQuantGrad": "it rounds in a way that no plain operator has",
     "ATen": _TORCH,

@@ -159,14 +159,17 @@ class TrainingGraph:
         return bound
 
 
-def session_options(threads: int) -> onnxruntime.SessionOptions:
+def session_options(threads: int, patterns: bool = True) -> onnxruntime.SessionOptions:
     """Session options for so many threads; they turn off logging, which would repeat the texts of exceptions.
 
     Products with weights that DequantizeLinear unpacks take floats: by itself onnxruntime rounds the other operand to 8
     bits where it makes MatMulNBits of them.
+    patterns: whether a run takes its memory in one piece, of a size that is found for each shape of the inputs. Where
+    shapes vary, pieces of several sizes stay: 1.6 GB in place of 1.1 for a model of 135 million weights.
     """
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    options.enable_mem_pattern = patterns
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
     return options

@@ -1,6 +1,7 @@
 """Packs examples into one row: each sees itself alone, and its positions begin with 0. No token is padding."""
 
 from collections.abc import Callable
+from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
@@ -13,6 +14,7 @@ from opgrad.graph.nodes import rename_inputs
 from opgrad.rules.errors import NoGradient
 from opgrad.rules.grouped_attention import in_sequences, of_sequences
 from opgrad.rules.node import Node
+from opgrad.rules.shaping import sizes_of
 from opgrad.training.language.caches import POSITIONS
 
 STARTS, PLACES = "starts", "places"  # inputs: where examples begin, [1, n + 1], and the places of their tokens, [1, L]
@@ -68,9 +70,13 @@ def _attention(node: Node, starts: Value, _: Value) -> Value:
     else:
         counts = [node.get(name) for name in ("q_num_heads", "kv_num_heads", "kv_num_heads")]
         parts = [_by_heads(node.required(place), count) for place, count in enumerate(counts)]
-    y = of_sequences(node, parts, starts, causal="top_left", **_scale(node), softcap=node.get("softcap", 0.0))
+    given = {"causal": "top_left", "softcap": node.get("softcap", 0.0), **_scale(node)}
+    y = of_sequences(node, parts, starts, None, **given)
     if node.rank() > 3:
-        return y.reshape([0, 0, node.x.sizes[1], -1]).transpose(0, 2, 1, 3)
+        heads = sizes_of(node.x)[1]
+        if not isinstance(heads, int):
+            raise NoGradient("does not tell how many heads it has")
+        return y.reshape([0, 0, heads, -1]).transpose(0, 2, 1, 3)
     return y
 
 
@@ -81,7 +87,7 @@ def _multi_head(node: Node, starts: Value, _: Value) -> Value:
     if node.input(1) is None or node.input(2) is None or any(node.rank(place) != 3 for place in range(3)):
         raise NoGradient("has queries, keys and values in one array")
     parts = [_by_heads(node.required(place), node.get("num_heads")) for place in range(3)]
-    return of_sequences(node, parts, starts, causal="top_left", **_scale(node))
+    return of_sequences(node, parts, starts, None, causal="top_left", **_scale(node))
 
 
 def _by_heads(x: Value, heads: int) -> Value:
@@ -89,7 +95,7 @@ def _by_heads(x: Value, heads: int) -> Value:
     return x.reshape([0, 0, heads, -1]).squeeze(0)
 
 
-def _scale(node: Node) -> dict[str, float]:
+def _scale(node: Node) -> dict[str, Any]:
     given = node.get("scale", 0.0)
     return {"scale": given} if given else {}
 

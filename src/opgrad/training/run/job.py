@@ -239,26 +239,28 @@ def begin(
     data: int,
     resumption: Resumption | None,
     processes: OneProcess,
+    patterns: bool = True,
 ) -> tuple[Trainer, RunState]:
     """A trainer whose kernels are compiled, and the state from which the run begins or goes on.
 
-    data: the fingerprint of the training rows.
+    data: the fingerprint of the training rows. patterns: see `session_options`.
     """
+    make = partial(_trainer, artifacts, recipe, patterns)
     if resumption is None or resumption.state is None:
-        trainer, threads = _fastest_trainer(artifacts, recipe, training)
+        trainer, threads = _fastest_trainer(make, training.take(np.arange(min(recipe.batch_size, training.rows))))
         state = RunState(recipe, data, threads)
     else:
         state = replace(resumption.state, recipe=recipe, history=list(resumption.state.history))
         _check_goes_on(state, data, resumption.may_be_done)
-        trainer = _trainer(artifacts, recipe, state.threads)
+        trainer = make(state.threads)
     if resumption is not None:
         trainer.restore(resumption.checkpoint)
     if processes.is_group:
-        trainer = _agreed(trainer, state, processes)
+        trainer = _agreed(trainer, make, state, processes)
     return trainer, state
 
 
-def _agreed(trainer: Trainer, state: RunState, processes: OneProcess) -> Trainer:
+def _agreed(trainer: Trainer, make: Callable[[int], Trainer], state: RunState, processes: OneProcess) -> Trainer:
     """The trainer, with the number of threads of the first process, as another number may change the last digits.
 
     Raises ValueError unless all processes begin in the same state.
@@ -267,7 +269,7 @@ def _agreed(trainer: Trainer, state: RunState, processes: OneProcess) -> Trainer
     processes.from_first(number)
     if number[0] != state.threads:
         state.threads, before = int(number[0]), trainer
-        trainer = _trainer(before.artifacts, state.recipe, state.threads)
+        trainer = make(state.threads)
         trainer.restore(before.checkpoint())
     processes.check_same("data, settings or progress", state.to_text())
     sums = [zlib.crc32(np.ascontiguousarray(trainer.parameters[name]).data) for name in trainer.artifacts.trainable]
@@ -297,27 +299,27 @@ def make_folder(folder: Path, resumption: Resumption | None) -> None:
         write_checkpoint(resumption.best, folder / BEST)
 
 
-def _fastest_trainer(artifacts: ArtifactSet, recipe: Recipe, data: Examples) -> tuple[Trainer, int]:
+def _fastest_trainer(make: Callable[[int], Trainer], batch: Dataset) -> tuple[Trainer, int]:
     """A trainer whose kernels are compiled, and its number of threads: all of them, or one if that is faster.
 
-    Only one trainer exists at a time, because each has memory for parameters, gradients and moments.
+    make: makes a trainer with so many threads. Only one exists at a time, because each has memory for parameters,
+    gradients and moments.
     """
-    batch = data.take(np.arange(min(recipe.batch_size, data.rows))).arrays
     threads = get_num_threads()
-    trainer = _trainer(artifacts, recipe, threads)
-    seconds = _seconds(trainer, batch)
+    trainer = make(threads)
+    seconds = _seconds(trainer, batch.arrays)
     if threads == 1 or seconds > LONG_STEP:
         return trainer, threads
     del trainer
-    trainer = _trainer(artifacts, recipe, 1)
-    if _seconds(trainer, batch) <= seconds:
+    trainer = make(1)
+    if _seconds(trainer, batch.arrays) <= seconds:
         return trainer, 1
     del trainer
-    return _trainer(artifacts, recipe, threads), threads
+    return make(threads), threads
 
 
-def _trainer(artifacts: ArtifactSet, recipe: Recipe, threads: int) -> Trainer:
-    options = session_options(threads)
+def _trainer(artifacts: ArtifactSet, recipe: Recipe, patterns: bool, threads: int) -> Trainer:
+    options = session_options(threads, patterns)
     return Trainer(artifacts, recipe.learning_rate, options, recipe.row_wise, recipe.fuse, recipe.loss_scale)
 
 

@@ -131,7 +131,7 @@ class AdaptedModel:
         tokens = self.prompt_tokens(prompt, chat)
         if self._writer is None:
             model, constants = scoring(self.base, self.adapters, self.values, self.norms)
-            fixed, options = {**constants, **self.values}, session_options(get_num_threads())
+            fixed, options = {**constants, **self.values}, session_options(get_num_threads(), patterns=False)
             self._writer = Writer(model, self.base.tokens, self.base.logits, fixed, options, WHO)
         return tokenizer.decode(list(self._writer.write(tokens, most, tokenizer.ends, temperature, seed)))
 

@@ -137,7 +137,7 @@ def fit(
     for name, fact in summary(tuner, *shape).facts().items():
         tell(f"{name}: {fact}")
     data = zlib.crc32(identity.encode(), zlib.crc32(training.chosen.tobytes()))
-    trainer, state = job.begin(setting.artifacts, recipe, training, data, resumption, processes)
+    trainer, state = job.begin(setting.artifacts, recipe, training, data, resumption, processes, patterns=False)
     tuner.use(trainer.parameters)
     processes.on_first(lambda: _try_output(tuner, request.output, resumption))
     if state.initial_loss is None and validation is not None:

@@ -93,7 +93,7 @@ class TokenData:
         """The arrays of some rows, padded on the right."""
         examples = [self.examples[int(self.chosen[row])] for row in rows]
         arrays = self._packed(examples) if self.packed else self._padded(examples)
-        draw = zlib.crc32(np.ascontiguousarray(rows, np.int64), int(self.drawn[0]))
+        draw = zlib.crc32(np.ascontiguousarray(rows, np.int64).data, int(self.drawn[0]))
         return TokenBatch({**arrays, DRAW: np.array([draw], np.int64)}, labels=self.labels)
 
     def _padded(self, examples: Sequence[Example]) -> dict[str, np.ndarray]:
