@@ -165,7 +165,7 @@ def _is_language_model(directory: Path) -> bool:
 def _tuner(directory: Path, language: LanguageOptions) -> "Tuner":
     from opgrad.training import Tuner
 
-    longest = {} if language.max_length is None else {"longest": language.max_length}
+    longest: dict[str, Any] = {} if language.max_length is None else {"longest": language.max_length}
     return Tuner(directory, lora=language.lora, train=language.train or (), adapter=language.adapter, **longest)
 
 
