@@ -14,6 +14,7 @@ from opgrad.training.engine.trainer import Trainer, session_options
 from opgrad.training.formats.tensor_values import array_of
 from opgrad.training.language import read
 from opgrad.training.tune.generation import Writer
+from opgrad.training.tune.setting import scoring
 
 SIZE = 5 + len(WORDS)
 
@@ -69,8 +70,9 @@ def test_weights_are_trained_in_float32(tmp_path, kind):
         trainer, batch = Trainer(setting.artifacts, learning_rate=0.01), dict.fromkeys(("input_ids", "labels"), tokens)
         losses.append([trainer.step(batch) for _ in range(3)])
         tuner.use(trainer.parameters)
-        fixed = {**setting.artifacts.constants, **tuner.values}
-        writer = Writer(setting.scores, tuner.base.tokens, tuner.base.logits, fixed, session_options(1), "test")
+        model, constants = scoring(tuner.base, tuner.adapters, tuner.values)
+        fixed = {**constants, **tuner.values}
+        writer = Writer(model, tuner.base.tokens, tuner.base.logits, fixed, session_options(1), "test")
         scores_of_one.append(writer.scores(tokens[0]))
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     np.testing.assert_allclose(scores_of_one[1], scores_of_one[0], rtol=1e-3, atol=1e-4)
