@@ -55,9 +55,8 @@ def store_each(pointers: Any, i: int, vectors: Any) -> None: ...  # `store` each
 def store_each_masked(pointers: Any, i: int, vectors: Any, mask: Mask) -> None: ...
 def store_streaming(p: Any, i: int, v: Vector) -> None: ...  # past the cache; element i must start a cache line
 def store_one(p: Any, i: int, x: float) -> None: ...
-def store_one_each(
-    pointers: Any, i: int, numbers: Any
-) -> None: ...  # `store_one` each number to the pointer at its place
+# `store_one` each number to the pointer at its place.
+def store_one_each(pointers: Any, i: int, numbers: Any) -> None: ...
 
 
 # --- transposing a block of half as many rows and columns as a vector has lanes ------------------------------------
@@ -76,9 +75,8 @@ def full(p: Any, value: float) -> Vector: ...  # a vector with `value` in every 
 def full_each(pointers: Any, value: float) -> Any: ...  # a tuple: `full` for each pointer in a tuple
 def like(v: Vector, value: float) -> Vector: ...  # the same for a vector of the type of `v`
 def number(p: Any, value: float) -> Any: ...  # `value` in the precision of the kernel
-def first(
-    p: Any, count: int
-) -> Mask: ...  # true in the first `count` lanes: in none if it is negative, in all if it is large
+# True in the first `count` lanes: in none if it is negative, in all if it is large.
+def first(p: Any, count: int) -> Mask: ...
 def index(p: Any, i: int) -> Vector: ...  # the integers i, i+1, …, as wide as the elements of vectors
 
 
@@ -103,9 +101,8 @@ def add_products(sums: Any, factors: Any, v: Vector) -> Any: ...
 # --- powers of two: v = m * 2**e with m in [sqrt(1/2), sqrt(2)) ----------------------------------------------------
 
 
-def scale_by_power(
-    v: Vector, n: Vector
-) -> Vector: ...  # v * 2**n for whole n; denormal results are rounded, not flushed
+# v * 2**n for whole n; denormal results are rounded, not flushed.
+def scale_by_power(v: Vector, n: Vector) -> Vector: ...
 def scales_at_once(v: Vector) -> bool: ...  # whether `scale_by_power` is one instruction; a compile-time constant
 def exponent_of(v: Vector) -> Vector: ...  # e, for positive normal v
 def mantissa_of(v: Vector) -> Vector: ...  # m, for positive normal v
@@ -126,9 +123,8 @@ def reduce_max(v: Vector) -> Any: ...  # the largest lane; lanes with NaN may or
 # --- 64-bit integers, for random numbers ---------------------------------------------------------------------------
 
 
-def progression(
-    p: Any, start: int, step: int
-) -> Vector: ...  # start, start + step, …; a quarter as many as a vector has lanes
+# start, start + step, …; a quarter as many as a vector has lanes.
+def progression(p: Any, start: int, step: int) -> Vector: ...
 def word_product(a: Vector, b: int) -> Vector: ...  # the 64-bit product of the lower 32 bits of both, unsigned
 # The lower 32 bits of the lanes of each vector by turns: a[0], b[0], c[0], d[0], a[1], …
 def interleave_words(a: Vector, b: Vector, c: Vector, d: Vector) -> Vector: ...
