@@ -3,8 +3,8 @@
 The words are those of `opgrad compile` that say which kernels: artifact sets, --ops, --dtypes, --run; without any,
 those of all operators' plain calls, which takes an hour. There is a wheel for each architecture, for this version of
 Python, in dist/packs. Its version has the suffix +kernels, and Numba is what its extra `compile` brings. --install: the
-wheel for this architecture goes into an environment with NumPy and ml_dtypes alone, and is used; where artifact sets
-are named, onnx and onnxruntime join it, and the sets are trained.
+wheel for this architecture goes into an environment with NumPy and ml_dtypes alone, and its softmax is called; where
+artifact sets are named, onnx and onnxruntime join it, and the sets are trained.
 """
 
 import base64
@@ -24,29 +24,6 @@ FOR = {"x86_64": "x86-64-v3,x86-64-v4", "aarch64": "aarch64"}
 SUFFIX = "+kernels"
 PACK = "opgrad/kernels.pack"
 COMPILER = "numba"  # the dependency that becomes an extra
-USE = """
-import sys
-import numpy as np, opgrad
-x = np.linspace(-1, 1, 12, dtype="float32").reshape(3, 4)
-assert (opgrad.relu(x) == np.maximum(x, 0)).all()
-assert not {"numba", "llvmlite"} & set(sys.modules)
-"""
-TRAIN = """
-import sys, time
-start = time.perf_counter()
-from opgrad.bench.training import batch_of
-from opgrad.training import ArtifactSet, Recipe, Trainer
-for folder in sys.argv[1:]:
-    artifacts = ArtifactSet.load(folder)
-    trainer, batch = Trainer(artifacts), batch_of(artifacts, artifacts.batch_rows or Recipe.load(folder).batch_size)
-    losses = [trainer.step(batch)]
-    seconds = time.perf_counter() - start
-    losses += [trainer.step(batch) for _ in range(9)]
-    assert losses[-1] < losses[0]
-    print(f"{folder}: loss {losses[0]:.4f}, after ten steps {losses[-1]:.4f}; first step after {seconds:.2f} s")
-    start = time.perf_counter()
-assert not {"numba", "llvmlite"} & set(sys.modules)
-"""
 
 
 def main(*words: str) -> None:
@@ -112,8 +89,8 @@ def use(wheel: Path, sets: Sequence[Path] = ()) -> None:
         run(*pip, "--no-deps", wheel)
         run(*pip, "numpy", "ml_dtypes", *(("onnx", "onnxruntime") if sets else ()))
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        for program in (USE, TRAIN) if sets else (USE,):
-            subprocess.run([inside, "-c", program, *sets], cwd=folder, env=environment, check=True)
+        program = (ROOT / "tools" / "packed.py", *sets)
+        subprocess.run([inside, *program], cwd=folder, env=environment, check=True)
         size = sum(path.stat().st_size for path in Path(folder).glob("lib/*/site-packages/**/*") if path.is_file())
     print(f"{wheel.name}: installed and used; all packages have {size / 1e6:.0f} MB")
 

@@ -8,6 +8,7 @@ Needs Debian's qemu-user; for arm64 debootstrap, root, and the network too. What
 script that names itself in sys.executable, so that processes which tests start are emulated as well.
 """
 
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -46,6 +47,8 @@ def fetch(made: Path) -> None:
     run(*first_stage, RELEASE, system, MIRROR)
     for package in sorted(system.glob("var/cache/apt/archives/*.deb")):  # the first stage unpacks but a few
         run("dpkg-deb", "--extract", package, system)
+    for name in ("home", "mnt", "opt", "root", "srv", "tmp"):  # where qemu would look for folders of this machine
+        shutil.rmtree(system / name, ignore_errors=True)
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = project["dependencies"] + [each for extra in EXTRAS for each in project["optional-dependencies"][extra]]
     platforms = [option for each in MANYLINUX for option in ("--platform", f"{each}_aarch64")]

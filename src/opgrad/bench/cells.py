@@ -148,6 +148,7 @@ LOGITS_FORMS = [
     for workload in _forms(LOSSES, list(step_forms.FORMS), STEP_DTYPES, ((512, 32000),))
 ]
 LAYERS = _forms(LOSSES, [""], STEP_DTYPES, tuple((512, 32000, hidden) for hidden in (64, 256, 512, 1024)))
+ONE_LAYER = LAYERS[1:2]
 ATTENTIONS = _forms(ATTENTION, list(step_forms.ATTENTION_FORMS), STEP_DTYPES, step_forms.ATTENTION_SHAPES)
 
 Workloads = Mapping[str, Sequence[Workload]]  # by kind of operator; an operator's forms by its name
@@ -160,6 +161,8 @@ WORKLOADS: Workloads = {
     "softmax_grad": GRADIENT_FORMS,
     step_forms.LOGITS: LOGITS_FORMS,
     step_forms.LINEAR: LAYERS,
+    step_forms.DIVERGENCE: ONE_LAYER,
+    step_forms.LOG_PROBABILITY: ONE_LAYER,
     step_forms.ATTENTION: ATTENTIONS,
 }
 
@@ -233,7 +236,7 @@ def _examples(op: Operator) -> list[Workload]:
 
 def _more_steps(op: Operator, shapes: Sequence[str]) -> list[Workload]:
     """Linear layers and attention of these shapes, which no workload has."""
-    usual = {step_forms.LINEAR: LAYERS, step_forms.ATTENTION: ATTENTIONS}.get(op.name, [])
+    usual = WORKLOADS[op.name] if step_forms.takes(op.name, (1, 1, 1)) or op.name == step_forms.ATTENTION else []
     known = {workload.shape for workload in usual}
     found = [shape for shape in map(_shape, shapes) if step_forms.takes(op.name, shape) and shape not in known]
     forms = {workload.form: workload for workload in usual}.values()

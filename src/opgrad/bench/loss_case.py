@@ -1,5 +1,6 @@
 """Losses in PyTorch: ours, and what users of PyTorch write."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,12 +24,14 @@ class LossCase(StepCase):
         super().__init__(cell)
         torch, made = self.torch, self.generator
         shape = rows, classes, *inner = cell.workload.shape
-        self.is_linear = cell.op.name == step_forms.LINEAR
+        self.is_linear = cell.op.name != step_forms.LOGITS
         sizes = [(rows, *inner), (classes, *inner)] if self.is_linear else [shape]
         spread = SPREAD if self.is_linear else 1.0
         self.leaves = [self.normal(size, spread).requires_grad_() for size in sizes]
         self.kept = sum(leaf.nbytes for leaf in self.leaves)
-        self.needed = 2 * self.kept
+        is_distilled = cell.op.name == step_forms.DIVERGENCE
+        self.teacher = [self.normal(size, spread) for size in sizes] if is_distilled else []
+        self.needed = 2 * self.kept + sum(each.nbytes for each in self.teacher)
         self.options = dict(step_forms.FORMS[cell.workload.form])
         self.target = torch.randint(0, classes, (rows,) if self.is_linear else (rows, *inner), generator=made)
         if self.options.pop("ignored", False):
@@ -43,7 +46,7 @@ class LossCase(StepCase):
         if TORCH in names:
             found[TORCH] = self._composed
             functional = self.torch.nn.functional
-            if self.is_linear and hasattr(functional, step_forms.LINEAR):
+            if self.cell.op.name == step_forms.LINEAR and hasattr(functional, step_forms.LINEAR):
                 whole = functional.linear_cross_entropy
                 chunks = self.torch.nn.LinearCrossEntropyOptions(allow_retain_graph=False)
                 found[WHOLE] = lambda *leaves: whole(*leaves, self.target)
@@ -56,7 +59,12 @@ class LossCase(StepCase):
     def _ours(self) -> Function:
         import opgrad.torch
 
-        function = getattr(opgrad.torch, self.cell.op.name)
+        name = self.cell.op.name
+        function = getattr(opgrad.torch, name)
+        if name == step_forms.DIVERGENCE:
+            return lambda *leaves: function(*leaves, *self.teacher)
+        if name == step_forms.LOG_PROBABILITY:
+            return lambda *leaves: function(*leaves, self.target).mean()
         given = dict(self.options)
         if not (share := given.pop("entropy", None)):
             return lambda *leaves: function(*leaves, self.target, **given)
@@ -72,6 +80,14 @@ class LossCase(StepCase):
         torch, options, target = self.torch, self.options, self.target
         functional = torch.nn.functional
         z = functional.linear(x, *layer) if layer else x
+        if self.cell.op.name == step_forms.LOG_PROBABILITY:
+            return z.log_softmax(-1).gather(1, target[:, None]).mean()
+        if self.teacher:
+            logs = torch.stack([each.log_softmax(-1) for each in (z, functional.linear(*self.teacher))])
+            mixture = logs.logsumexp(0) - math.log(2)
+            return (
+                functional.kl_div(mixture.expand_as(logs), logs, reduction="none", log_target=True).sum() / 2 / len(x)
+            )
         z = torch.tanh(z / options["softcap"]) * options["softcap"] if "softcap" in options else z
         z = z / options["temperature"] if "temperature" in options else z
         if shift := options.get("shift", 0):

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 from opgrad.contract import Operator, Shape, graph_operators, operators
 from opgrad.contract.attending import LARGEST_HEAD
 
-LOGITS, LINEAR = LOSSES = ("cross_entropy", "linear_cross_entropy")
+LOGITS, LINEAR, DIVERGENCE, LOG_PROBABILITY = LOSSES = (
+    "cross_entropy", "linear_cross_entropy", "linear_jsd", "linear_log_prob",
+)  # fmt: skip
 ATTENTION = "scaled_dot_product_attention"
 
 # `weight`, `ignored` and `probabilities` stand for tensors that the case makes, `entropy` for its share of the loss.
@@ -62,8 +64,8 @@ ATTENTION_SHAPES: tuple[Shape, ...] = ((4, 12, 512, 64), (1, 32, 2048, 64), (1, 
 
 def takes(name: str, shape: Shape) -> bool:
     """Whether such a function is defined for a shape that no workload has; of losses, a linear layer's alone are."""
-    if name == LINEAR:
-        return len(shape) == 3
+    if name in LOSSES:
+        return name != LOGITS and len(shape) == 3
     if name != ATTENTION or len(shape) not in (4, 5):
         return False
     heads, of_keys = shape[1], shape[-3]
