@@ -108,12 +108,13 @@ test-haswell: $(VENV)/.torch
 test-nehalem: $(VENV)/.torch
 	$(call EMULATED,Nehalem,$(STUB_TESTS))
 
-# Afterwards without a compiler, from a pack that is made here and linked there. Packs fit one Python, and that one is 3.11.
+# Afterwards without a compiler, from a wheel's pack that is made here and linked there. Packs fit one Python, there 3.11.
 test-arm64: $(VENV)/.dev
 	$(call EMULATED,arm64,-k "$(KERNEL_TESTS)")
 	$(RUN)/python -c "import sys; sys.exit(sys.version_info[:2] != (3, 11))"
-	$(RUN)/opgrad compile --for aarch64 --ops softmax,softmax_grad --dtypes float32 -o .emulated/arm64/kernels.pack
-	OPGRAD_KERNELS=.emulated/arm64/kernels.pack $$($(RUN)/python tools/emulated.py arm64 .emulated) tools/packed.py
+	$(RUN)/python tools/dist_packs.py --ops softmax,softmax_grad --dtypes float32
+	$(RUN)/python -m zipfile -e dist/packs/opgrad-*-cp311-*_aarch64.whl .emulated/arm64/packed
+	PYTHONPATH=$(CURDIR)/.emulated/arm64/packed $$($(RUN)/python tools/emulated.py arm64 .emulated) tools/packed.py
 
 examples/%/node_modules: examples/%/package.json
 	cd examples/$* && npm install --no-package-lock --no-audit --no-fund --ignore-scripts

@@ -8,7 +8,6 @@ Needs Debian's qemu-user; for arm64 debootstrap, root, and the network too. What
 script that names itself in sys.executable, so that processes which tests start are emulated as well.
 """
 
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -25,7 +24,8 @@ def main(processor: str, folder: str) -> None:
     made.mkdir(parents=True, exist_ok=True)
     if processor == "arm64":
         fetch(made)
-        line = f"export PYTHONHOME={made}/system/usr PYTHONPATH={made}/packages:{Path('src').resolve()}"
+        found = f"${{PYTHONPATH:+$PYTHONPATH:}}{made}/packages:{Path('src').resolve()}"
+        line = f"export PYTHONHOME={made}/system/usr PYTHONPATH={found}"
         program = f"qemu-aarch64 -L {made}/system -0 $0 {made}/system/usr/bin/python3.11"
         python = made / "python"
     else:
@@ -47,8 +47,6 @@ def fetch(made: Path) -> None:
     run(*first_stage, RELEASE, system, MIRROR)
     for package in sorted(system.glob("var/cache/apt/archives/*.deb")):  # the first stage unpacks but a few
         run("dpkg-deb", "--extract", package, system)
-    for name in ("home", "mnt", "opt", "root", "srv", "tmp"):  # where qemu would look for folders of this machine
-        shutil.rmtree(system / name, ignore_errors=True)
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = project["dependencies"] + [each for extra in EXTRAS for each in project["optional-dependencies"][extra]]
     platforms = [option for each in MANYLINUX for option in ("--platform", f"{each}_aarch64")]
