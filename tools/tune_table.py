@@ -179,7 +179,7 @@ def table(result: dict[str, Any]) -> str:
         cells = [
             f"{each['tokens_per_second']:.1f} tokens/s, {each['peak_mb']:,.0f} MB" if each else "" for each in speeds
         ]
-        apart = [f"{figures[what]:.1g}" if what in figures else "" for what in ("losses", "gradients")]
+        apart = [f"{figures[what]:.0e}" if what in figures else "" for what in ("losses", "gradients")]
         lines.append(f"| {' | '.join([name, *cells, *apart])} |")
     machine, versions = result["machine"], result["versions"]
     packages = ", ".join(f"{name} {versions[name]}" for name in ("onnxruntime", "torch", "peft", "transformers"))
