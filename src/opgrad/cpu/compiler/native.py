@@ -27,6 +27,7 @@ from opgrad.cpu.compiler.target import architecture as architecture
 from opgrad.cpu.compiler.target import host as host
 from opgrad.cpu.compiler.target import interface_of as interface_of
 from opgrad.cpu.compiler.target import line_lanes as line_lanes
+from opgrad.cpu.compiler.target import many_registers as many_registers
 from opgrad.cpu.compiler.target import named
 from opgrad.cpu.compiler.target import object_cache as object_cache
 from opgrad.cpu.compiler.target import vector_bytes as vector_bytes

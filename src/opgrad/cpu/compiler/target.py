@@ -120,6 +120,11 @@ def vector_bytes() -> int:
     return 64 if "+avx512f" in features else 32 if "+avx2" in features else 16
 
 
+def many_registers() -> bool:
+    """Whether there are 32 vector registers, not 16."""
+    return vector_bytes() == 64 or architecture() in ARM
+
+
 def vector_lanes(dtype: str) -> int:
     """Elements in a kernel's vectors when it computes in float32 or float64: two registers full."""
     return 2 * vector_bytes() // (8 if dtype == "float64" else 4)

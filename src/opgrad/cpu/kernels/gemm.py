@@ -15,13 +15,13 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import ARM, architecture, inline, vector_bytes
+from opgrad.cpu.compiler.native import inline, many_registers, vector_bytes
 from opgrad.cpu.compiler.parameters import Pointer
 from opgrad.cpu.kernels.loops.map import write_same
 
 # --- blocking: all of it follows from the registers ------------------------------------------------------------------
 
-MANY_REGISTERS: Final = vector_bytes() == 64 or architecture() in ARM  # 32, not 16
+MANY_REGISTERS: Final = many_registers()
 ROWS: Final = 6  # of a tile
 VECTORS: Final = 2 if MANY_REGISTERS else 1  # of a tile's row, two registers each: 24 sums of 32, or 12 of 16
 PANEL_BYTES: Final = 24 << 10  # of a chunk of a panel, which stays in the first-level cache beside six rows of a

@@ -62,30 +62,35 @@ def forward_limits(width: int, sixteen_bits: bool, large: bool, logarithm: bool)
     """The limits of softmax or log-softmax. large: whether the arrays are taken to lie in memory, not in a cache.
 
     In the cache, transposed rows of any length take 0.3 ns an element, grouped rows of 49 take 0.44 and of 128 0.26.
-    Beyond it, on two threads, both take 0.17 to 0.22. Rows of 129 took 0.24 in the layout "rows". Rows of 196 took
-    0.21 there, less than the 0.23 of transposed rows.
+    Beyond it, on two threads and with registers of 64 bytes, transposed rows of 112 take 0.17 ns and of 150 0.19, in
+    log-softmax 0.18; single rows take 0.19 and 0.15, in log-softmax 0.21.
 
     Groups save the work that is done once for each row. That work is a larger share where elements have 16 bits, whose
     arithmetic is short, and in log-softmax, which takes a logarithm. In the cache, log-softmax of rows of 256 float32
     took 0.25 ns an element grouped and 0.3 as rows, but softmax 0.25 and 0.23. Beyond the cache, groups gain less,
-    since a group is not written while the next is computed, as transposed and single rows are; with registers of 32
-    bytes, where arithmetic takes longer than memory, they gain as much as before: log-softmax of rows of 128 took 0.20
-    grouped and 0.27 as rows, softmax 0.20 and 0.21.
+    since a group is not written while the next is computed, as transposed and single rows are. With registers of 32
+    bytes, where arithmetic takes longer than memory, they gain as much as before, if rows are too long to be
+    transposed: softmax of rows of 49 took 0.23 ns an element transposed and 0.34 grouped, of 100 0.22 and 0.25, of
+    128 0.21 either way; log-softmax of rows of 64 took 0.25 and 0.26, of 100 0.24 either way.
     """
     if large and not sixteen_bits:
-        transposed, softmax, log_softmax = (5, 0, 0) if vector_bytes() == 64 else (3, 10, 20)
-        return Limits(transposed * width, width * (log_softmax if logarithm else softmax))
-    softmax, log_softmax = (24 if sixteen_bits else 5, 24) if not large else (7, 12)
+        if vector_bytes() == 64:
+            return Limits(5 * width if logarithm else 7 * width // 2)
+        return Limits(6 * width, 20 * width) if logarithm else Limits(7 * width, 10 * width)
+    most = 5 if vector_bytes() == 64 else 8
+    softmax, log_softmax = (24 if sixteen_bits else most, 24) if not large else (7, 12)
     return Limits(7 * width // 2, width * (log_softmax if logarithm else softmax))
 
 
-def gradient_limits(sixteen_bits: bool) -> Limits:
-    """The limits of the gradients of softmax and log-softmax, in which little work is done once for each row.
+def gradient_layout(problem: Problem, kernels: Mapping[str, Any]) -> str:
+    """The layout of the gradients of softmax and log-softmax, in which little work is done once for each row.
 
-    Rows of 20 float32 took 0.3 ns an element transposed and 0.4 as rows if their arrays were in the cache, and 0.58 and
-    0.35 if they were not.
+    In the cache, rows of 17 float32 took 0.32 ns an element transposed and 0.33 as rows, rows of 24 took 0.25 and 0.22.
+    Beyond it, rows of 24 took 0.26 and 0.30 with registers of 64 bytes, 0.29 and 0.28 with those of 32.
     """
-    return Limits(transposed=31 if sixteen_bits else 16)
+    if is_sixteen_bits(problem["y"]):
+        return layout_of(problem, kernels, Limits(transposed=31))
+    return layout_of(problem, kernels, Limits(transposed=24 if problem.bytes > LARGE else 17))
 
 
 def forward_layout(problem: Problem, kernels: Mapping[str, Any], logarithm: bool) -> str:
@@ -178,14 +183,18 @@ class Loops:
         return shared_out(kernel, self.units, self.unit_bytes, {**self.arguments, **more}, self.interface)
 
 
-def loops_of(problem: Problem, layout: str, result: str = "", stream: bool | None = None, **operands: Operand) -> Loops:
+def loops_of(
+    problem: Problem, layout: str, result: str = "", stream: bool | None = None, lanes: int = 0, **operands: Operand
+) -> Loops:
     """The loops over a problem in this layout.
 
     result: that of which strips of columns are to be whole cache lines; such strips may begin before the first column.
     stream: whether the kernels write past the cache; by default, if the call's arrays do not fit into it.
+    lanes: the elements of the kernels' vectors, if not the usual number.
     """
     stream = partition.streams(problem.bytes) if stream is None else stream
-    lanes = column_lanes(problem, result) if layout == "columns" and result else vector_lanes(precision(problem))
+    if not lanes:
+        lanes = column_lanes(problem, result) if layout == "columns" and result else vector_lanes(precision(problem))
     units, sizes = units_of(problem, layout, lanes, spare_columns(problem, result, stream) if result else 0)
     if layout == "columns":
         strided: Any = {name: Columns(each, each.outer, each.n) for name, each in operands.items()}
@@ -224,6 +233,17 @@ def column_lanes(problem: Problem, result: str) -> int:
     """
     large, dtype = problem.bytes * CACHE_PARTS > LARGE, precision(problem)
     return line_lanes(dtype, problem.specs[result].dtype.itemsize) if large else vector_lanes(dtype)
+
+
+def gradient_lanes(problem: Problem, layout: str) -> int:
+    """The elements of the vectors in which gradients of rows are computed: those of one register if rows are short.
+
+    The end of a row, which is loaded and stored by masks, is then shorter, and so is the sum over a vector's lanes:
+    rows of 24 float32 took 0.21 ns an element instead of 0.26, with registers of 64 bytes rows of 100 took 0.13 instead
+    of 0.16. Long rows are faster in two registers: 0.16 instead of 0.19.
+    """
+    usual = vector_lanes(precision(problem))
+    return usual // 2 if layout == "rows" and problem.n < 8 * usual else 0
 
 
 def keeps_column(n: int, width: int) -> bool:

@@ -16,6 +16,7 @@ from opgrad.cpu.compiler.native import Kernel, vector_lanes
 from opgrad.cpu.kernels.fused.form import Form, GradientForm
 from opgrad.cpu.kernels.fused.operands import Source, Switches
 from opgrad.cpu.kernels.loops import combine
+from opgrad.cpu.kernels.loops.rows import AHEAD
 from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.kernels.softmax import columns, groups, rows, split, transposed
 from opgrad.cpu.programs.fused import formulas, fusing, stages
@@ -23,11 +24,11 @@ from opgrad.cpu.programs.layout import (
     Loops,
     forward_layout,
     forward_streams,
-    gradient_limits,
+    gradient_lanes,
+    gradient_layout,
     gradient_streams,
     is_sixteen_bits,
     keeps_column,
-    layout_of,
     loops_of,
     precision,
     row_streams,
@@ -167,18 +168,19 @@ def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
     if not problem.outer * problem.n * problem.inner:
         return Program(())
     stream, workspace = gradient_streams(problem), Workspace(precision(problem))
-    sixteen_bits = is_sixteen_bits(problem["y"])
-    layout = layout_of(problem, kernels, gradient_limits(sixteen_bits))
+    layout, ahead = gradient_layout(problem, kernels), AHEAD if stream else 0
     # Short float32 rows are combined in a buffer instead: there is little arithmetic behind which lines could be
     # fetched.
-    stream = stream and (not sixteen_bits or row_streams(problem, layout, "dx"))
+    stream = stream and (not is_sixteen_bits(problem["y"]) or row_streams(problem, layout, "dx"))
     operands = {name: problem[name] for name in ("dy", "y", "dx")}
-    loops = loops_of(problem, layout, "dx", stream, **operands)
+    loops = loops_of(problem, layout, "dx", stream, gradient_lanes(problem, layout), **operands)
     if layout == "split":
         return _split(problem, kernels[layout], loops, ("dy", "y"), "dx")
     memory = {}
     if layout == "rows":
+        # In the cache, prefetches only cost time: rows of 200 float32 took 0.15 ns an element with them, 0.12 without.
         memory = {"buffer": workspace.private(combine.size(np.dtype(workspace.precision).itemsize))}
+        memory["ahead"] = ahead
     elif layout == "transposed":
         size = tile_size(problem.n, vector_lanes(workspace.precision))
         memory = {"dy_tile": workspace.private(size), "y_tile": workspace.private(size)}

@@ -48,6 +48,92 @@ def masked_store(builder: Any, value: Any, address: Any, size: int, mask: Any) -
         builder.store(one, _element(builder, address, value.type, lane), align=1)
 
 
+def load_first(builder: Any, addresses: list[Any], kind: ir.VectorType, size: int, count: Any) -> list[Any]:
+    """The first `count` elements at each address, at least one and not all, and 0 behind them.
+
+    Where masks take long, the elements are loaded in pieces of 1, 2, 4 …, of which each moves those before it up.
+    """
+    if _masks_at_once(size, loads=True):
+        mask = _first(builder, kind.count, count)
+        return [_load(builder, address, kind, mask) for address in addresses]
+    values = [ir.Constant(kind, None) for _ in addresses]
+    for piece in _pieces(kind.count):
+        up = [*range(kind.count, kind.count + piece), *range(kind.count - piece)]
+        before, skipped = builder.block, values
+        with _if_counted(builder, count, piece):
+            begin, part = builder.and_(count, count.type(-2 * piece)), ir.VectorType(kind.element, piece)
+            loaded = [
+                _widened(builder, builder.load(_element(builder, address, part, begin, part), align=1), kind.count)
+                for address in addresses
+            ]
+            pairs = zip(values, loaded, strict=True)
+            taken = [builder.shuffle_vector(*pair, ir.Constant(ir.VectorType(I32, len(up)), up)) for pair in pairs]
+            inside = builder.block
+        values = joined(builder, kind, [(skipped, before), (taken, inside)])
+    return values
+
+
+def store_first(builder: Any, values: list[Any], addresses: list[Any], size: int, count: Any) -> None:
+    """Write the first `count` elements of each value to its address, at least one and not all.
+
+    Where masks take long, as the stores of AMD's processors before Zen 5 do, they are written in pieces of …, 4, 2, 1.
+    """
+    kind = values[0].type
+    if _masks_at_once(size, loads=False):
+        mask = _first(builder, kind.count, count)
+        for value, address in zip(values, addresses, strict=True):
+            _store(builder, value, address, mask)
+        return
+    undefined = ir.Constant(kind, ir.Undefined)
+    for piece in reversed(_pieces(kind.count)):
+        before, skipped = builder.block, values
+        with _if_counted(builder, count, piece):
+            begin = builder.and_(count, count.type(-2 * piece))
+            low = ir.Constant(ir.VectorType(I32, piece), list(range(piece)))
+            down = ir.Constant(ir.VectorType(I32, kind.count), [*range(piece, kind.count), *range(piece)])
+            taken = []
+            for value, address in zip(values, addresses, strict=True):
+                stored = builder.shuffle_vector(value, undefined, low)
+                builder.store(stored, _element(builder, address, kind, begin, stored.type), align=1)
+                taken.append(builder.shuffle_vector(value, undefined, down))
+            inside = builder.block
+        values = joined(builder, kind, [(skipped, before), (taken, inside)])
+
+
+def joined(builder: Any, kind: Any, found: list[tuple[list[Any], Any]]) -> list[Any]:
+    """The values of that list whose block has led here."""
+    values = [builder.phi(kind) for _ in found[0][0]]
+    for those, block in found:
+        for value, incoming in zip(values, those, strict=True):
+            value.add_incoming(incoming, block)
+    return values
+
+
+def _masks_at_once(size: int, loads: bool) -> bool:
+    """Whether a masked load, or store, of elements of this size is one short instruction."""
+    return is_x86() and has("avx512bw" if size < WORD else "avx2" if loads else "avx512f")
+
+
+def _first(builder: Any, lanes: int, count: Any) -> Any:
+    limit = splat(builder, lanes, builder.trunc(count, I32))
+    return builder.icmp_signed("<", integers(VectorType("i32", lanes), range(lanes)), limit)
+
+
+def _pieces(lanes: int) -> list[int]:
+    return [1 << bit for bit in range(lanes.bit_length() - 1)]
+
+
+def _if_counted(builder: Any, count: Any, piece: int) -> Any:
+    """A block that is executed if a count has a piece of so many elements."""
+    return builder.if_then(builder.icmp_signed("!=", builder.and_(count, count.type(piece)), count.type(0)))
+
+
+def _widened(builder: Any, part: Any, lanes: int) -> Any:
+    """A vector of which the first lanes are those of the part."""
+    pick = [*range(part.type.count), *[0] * (lanes - part.type.count)]
+    return builder.shuffle_vector(part, part, ir.Constant(ir.VectorType(I32, lanes), pick))
+
+
 def _in_words(size: int) -> bool:
     """Whether elements of this size are moved by words of four bytes, and by themselves where a word is incomplete.
 
@@ -89,8 +175,10 @@ def _each_lane(builder: Any, bits: Any) -> Iterator[Any]:
     builder.position_at_end(end)
 
 
-def _element(builder: Any, address: Any, kind: ir.VectorType, lane: Any) -> Any:
-    return builder.gep(builder.bitcast(address, kind.element.as_pointer()), [lane])
+def _element(builder: Any, address: Any, kind: ir.VectorType, lane: Any, part: Any = None) -> Any:
+    """The address of an element of a vector, or of the part that begins with it."""
+    element = builder.gep(builder.bitcast(address, kind.element.as_pointer()), [lane])
+    return builder.bitcast(element, part.as_pointer()) if part else element
 
 
 def _load(builder: Any, address: Any, kind: ir.VectorType, mask: Any) -> Any:

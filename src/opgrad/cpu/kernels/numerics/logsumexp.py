@@ -257,8 +257,7 @@ def _add_exact_below(x, sums, value: Vector, m: Vector, scale):
 
 @inline
 def _add_plain_below(x, sums, value: Vector, m: Vector, scale):
-    added = sums[0] + exp_scaled(value, scale)
-    return v.select(value == m, sums[0], added), sums[1], sums[2], sums[3]
+    return sums[0] + v.select(value == m, 0.0, exp_scaled(value, scale)), sums[1], sums[2], sums[3]
 
 
 @inline

@@ -265,17 +265,32 @@ def gradient_terms(form: GradientForm, read: Callable[..., Vector]) -> Callable[
     return both
 
 
-def gradient_loop(form: GradientForm, step: Callable[..., int], keep: Callable[..., None]) -> Callable[..., Any]:
-    """The loop of `row_sum_of` over the terms; keep(buffer, i, gradient with respect to the softmax, whole, mask)."""
-    term, both = GRADIENTS[form.operator][0], gradient_terms(form, IN_ROWS.along)
+def gradient_loop(
+    form: GradientForm, step: Callable[..., int], keep: Callable[..., None], read: Callable[..., Vector] = IN_ROWS.along
+) -> Callable[..., Any]:
+    """The loop of `row_sum_of` over the terms; keep(buffer, i, gradient with respect to the softmax, whole, mask).
+
+    read: how dy and y are read, if not with a prefetch of what lies ahead.
+    """
+    term, both = GRADIENTS[form.operator][0], gradient_terms(form, read)
+    ask = inline(lambda arrays, i, ahead: None) if read is IN_ROWS.along else _ask_ahead
 
     @inline
     def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
+        ask(arrays, i, numbers)
         g, y = both(arrays, i, whole, mask, numbers)
         keep(arrays[0], i, g, whole, mask)
         return term(g, y) if whole else v.select(mask, term(g, y), 0.0)
 
     return loops.row_sum_of(value, step)
+
+
+@inline
+def _ask_ahead(arrays, i: int, ahead: int) -> None:
+    """Prefetch dy and y so many elements further, if at all."""
+    if ahead:
+        v.prefetch(arrays[1], i + ahead)
+        v.prefetch(arrays[2], i + ahead)
 
 
 nothing_kept = inline(lambda buffer, i, g, whole, mask: None)
@@ -285,7 +300,8 @@ read_again = inline(lambda like, row, i, whole, mask: get(row, i, whole, mask)) 
 def gradient_body(form: GradientForm, place: Any, is_kept: bool) -> Callable[..., None]:
     """Write dx of the rows from `first` to `stop` to `out`, each row while the next one is reduced.
 
-    is_kept: whether the gradient with respect to the softmax is kept in a buffer meanwhile, not computed again.
+    is_kept: whether the gradient with respect to the softmax is kept in a buffer meanwhile, not computed again. If not,
+    the numbers of formulas are one, how many elements further dy and y are prefetched.
     """
     y, keep, again = 2 + form.drops, nothing_kept, gradient_terms(form, read_again)
     if is_kept:
@@ -293,7 +309,8 @@ def gradient_body(form: GradientForm, place: Any, is_kept: bool) -> Callable[...
         again = inline(lambda a, i, whole, mask, numbers: (get(a[0], i, whole, mask), get(a[y], i, whole, mask)))
     result, arrays_of = gradient_result(form, again, IN_ROWS), arrays_backwards(form, place)
     decide = keep_elements if form.drops else without_dropout
-    add_up, write = gradient_loop(form, row_stepper(result), keep), row_writer(result)
+    read = IN_ROWS.along if is_kept else read_again
+    add_up, write = gradient_loop(form, row_stepper(result), keep, read), row_writer(result)
 
     @inline
     def write_rows(first, stop, n, out, past, arguments):
@@ -322,8 +339,8 @@ def gradient_rows(operator: str) -> Kernel:
     write = combine.combining(_plain_gradient(operator))
 
     @kernel
-    def by_rows(rows: Units, n, dy: Rows, y: Rows, dx: Rows, buffer: Private, stream):
-        arguments = dy.data, (dy, y), dx.step, 0, dy.data, dy.data, dy.data, 0
+    def by_rows(rows: Units, n, dy: Rows, y: Rows, dx: Rows, buffer: Private, stream, ahead):
+        arguments = dy.data, (dy, y), dx.step, ahead, dy.data, dy.data, dy.data, 0
         write(rows.start, rows.stop, n, dx, buffer, stream, arguments)
 
     return by_rows
