@@ -61,22 +61,23 @@ def tool(assembly):
 # is divided by while it is written: more than 16 registers, and than the 32 of NEON, of half the width.
 STACK_LOADS = {
     "avx2": {
-        "log_softmax float32 32768x128: log_softmax_groups": 3,
+        "log_softmax float32 32768x128: log_softmax_groups": 4,
         "log_softmax bfloat16 32768x128: log_softmax_groups": 4,
-        "log_softmax float32 4096x1000: log_softmax_rows": 19,
-        "log_softmax bfloat16 4096x1000: log_softmax_rows": 14,
+        "log_softmax float32 4096x1000: log_softmax_rows": 8,
+        "log_softmax bfloat16 4096x1000: log_softmax_rows": 8,
         "log_softmax bfloat16 16x1000x56x56, axis 1: by_columns": 5,
         "softmax_grad float32 32768x128: by_rows": 2,
-        "softmax_grad bfloat16 32768x128: by_rows": 3,
+        "softmax_grad bfloat16 32768x128: by_rows": 10,
         "softmax_grad float32 16x1000x56x56, axis 1: by_columns": 4,
         "softmax_grad bfloat16 16x1000x56x56, axis 1: by_columns": 2,
         "sigmoid float32 16777216: elements": 1,
         "tanh float32 16777216: elements": 1,
     },
     "avx512": {
-        "log_softmax float32 4096x1000: log_softmax_rows": 3,
+        "log_softmax float32 4096x1000: log_softmax_rows": 1,
         "log_softmax bfloat16 4096x1000: log_softmax_rows": 2,
         "log_softmax bfloat16 16x1000x56x56, axis 1: by_columns": 1,
+        "softmax_grad float32 4096x1000: by_rows": 2,
         "softmax_grad bfloat16 32768x128: by_rows": 2,
         "softmax_grad float32 16x1000x56x56, axis 1: by_columns": 3,
         "softmax_grad bfloat16 16x1000x56x56, axis 1: by_columns": 2,
