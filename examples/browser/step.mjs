@@ -41,7 +41,9 @@ export class Step {
   async session(kind) {
     if (!this.sessions[kind]) {
       const content = new Uint8Array(await this.file(this.told.files[kind]));
-      const options = { graphOptimizationLevel: "all", logSeverityLevel: 3 };
+      // Products behind DequantizeLinear take floats: by default the runtime rounds them to 8 bits there.
+      const extra = { session: { qdq_matmulnbits_accuracy_level: "1" } };
+      const options = { graphOptimizationLevel: "all", logSeverityLevel: 3, extra };
       if (this.told.data?.length) options.externalData = await this.externalData();
       let problem;
       for (const provider of this.providers) {

@@ -48,8 +48,12 @@ class Step:
             if not self.sessions:  # the models share files of large constants, which are mapped into memory
                 for entry in self.manifest.get("data", ()):
                     self.file(entry)
+            options = onnxruntime.SessionOptions()
+            # Products behind DequantizeLinear take floats: by default the runtime rounds them to 8 bits there.
+            options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
             self.sessions[kind] = onnxruntime.InferenceSession(
                 self.file(self.manifest["files"][kind]),
+                options,
                 providers=["CPUExecutionProvider"],
                 disabled_optimizers=["ShapeInputMerge"],  # that of 1.18 takes some shapes for others
             )
