@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
+import numpy as np
 import onnx
 from onnx import TensorProto
 from onnx.external_data_helper import uses_external_data
@@ -62,11 +63,10 @@ class LanguageModel:
         held = self.values.get(name)
         return name if held is None else array_of(held).__array_interface__["data"][0]
 
-    def file_of(self, name: str) -> tuple[Path, int, int] | None:
-        """Where a large tensor lies in a file, also one that has the memory of another; None if it lies in none."""
-        here = self.place_of(name)
-        places = (place for other, place in self.files.items() if other in self.values and self.place_of(other) == here)
-        return self.files.get(name) or next(places, None)
+    def file_of(self, array: np.ndarray) -> tuple[Path, int, int] | None:
+        """Where the values of a large tensor lie in a file, under whatever name; None if they lie in none."""
+        here = array.__array_interface__["data"][0]
+        return next((self.files[name] for name in self.files if self.place_of(name) == here), None)
 
     @property
     def bytes(self) -> int:

@@ -103,7 +103,7 @@ def prepare(
         inputs=tuple(TensorSpec(name, np.dtype(np.int64), axes) for name, axes in inputs.items()),
         loss=trained.loss,
         constants=constants,
-        files={name: place for name in constants if (place := base.file_of(name)) is not None},
+        files={name: place for name, each in constants.items() if (place := base.file_of(each)) is not None},
     )
     return Setting(base, tuple(adapters), tuple(weights), artifacts)
 
