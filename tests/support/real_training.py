@@ -103,7 +103,7 @@ def losses_of_halves(model: RealModel, path: Path, folder: Path, kind: int) -> H
         part.mkdir()
         made = generate_artifacts(
             whole, requires_grad=names or None, loss=LossType.MSELoss, optimizer=OptimType.AdamW,
-            artifact_directory=part, loss_input_names=[scores],
+            artifact_directory=part, loss_input_names=[scores], additional_output_names=[scores],
         )  # fmt: skip
         names = made.trainable
         trainer = Trainer(ArtifactSet.load(part), model.rate)
