@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from opgrad.bench.attention_case import AttentionCase
 from opgrad.bench.cells import ATTENTION, select
 from opgrad.bench.measure import OURS
 from opgrad.bench.run import run
+from opgrad.bench.step_case import AttentionCase
 from opgrad.bench.step_forms import ATTENTION as FUNCTION
 from opgrad.bench.step_forms import ATTENTION_FORMS, ATTENTION_SHAPES
 from opgrad.bench.tables import TITLES, full_table

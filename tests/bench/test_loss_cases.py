@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from bench_results import made_up_result, summarized
 
-from opgrad.bench import loss_case, step_case, step_forms
+from opgrad.bench import step_case, step_forms
 from opgrad.bench.cells import LOSSES, WORKLOADS, select
 from opgrad.bench.measure import OURS
 from opgrad.bench.peers import COMPILE
@@ -28,7 +28,7 @@ EVERY = [tiny(cell) for cell in select([], ["float32"], [], quick=False, groups=
 
 @pytest.mark.parametrize("cell", EVERY, ids=lambda cell: cell.name)
 def test_everybody_computes_the_same_loss_and_gradients(cell):
-    case = loss_case.LossCase(cell)
+    case = step_case.LossCase(cell)
     found = {}
     for name, loss in case.functions(["torch"]).items():
         case.step(loss)
@@ -43,7 +43,7 @@ def test_classes_may_lie_along_axis_1(form):
     (large,) = [each for each in WORKLOADS[LOGITS] if each.form == form]
     assert len(large.shape) == 4
     cell = replace(EVERY[0], workload=replace(large, shape=(3, 7, 2, 5)))
-    case = loss_case.LossCase(cell)
+    case = step_case.LossCase(cell)
     values = []
     for loss in case.functions(["torch"]).values():
         case.step(loss)

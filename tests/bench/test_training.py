@@ -290,28 +290,26 @@ def test_gradients_are_generated_anew_beside_the_old_graph() -> None:
     assert "| 2 segments' peak |" in markdown({**made_up_training(), "generated": [cell]})
 
 
-def test_models_of_torch_are_exported_and_differentiated() -> None:
+@pytest.mark.parametrize("name", ["ViT", "MobileNetV2"])
+def test_models_of_torch_are_exported_and_differentiated(name: str) -> None:
     pytest.importorskip("torch")
-    subjects = {each.name: each for each in training._modules(3)}
-    assert set(subjects) == {"perceptron", "convolutions", "transformer"}
-    cell = generated.measure(subjects["perceptron"], 0.0)
+    subject = training._training_models().subject(name)
+    assert set(subject.parameters) == {each.name for each in subject.model.graph.initializer if "." in each.name} - {
+        each.name for each in subject.model.graph.initializer if "running" in each.name
+    }
+    cell = generated.measure(subject, 0.0)
     assert set(cell["times"]) == {"generated", "segments", "torch"}
     assert "notes" not in cell
-    for subject in subjects.values():
-        assert set(subject.parameters) <= {each.name for each in subject.model.graph.initializer}
 
 
 @pytest.mark.parametrize("name", ["GPT-2-1024", "Llama-1024"])
 def test_attention_in_tiles_is_measured_beside_matrices_of_scores(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    from opgrad.bench import long_models
+    from opgrad.bench import torch_models, training_models
 
-    for size, value in {"LENGTH": 300, "BLOCKS": 1, "WORDS": 16}.items():
-        monkeypatch.setattr(long_models, size, value)
-    monkeypatch.setattr(long_models.GPT2Block, "width", 24)
-    for size, value in {"width": 32, "heads": 8, "keys": 2, "inner": 40}.items():
-        monkeypatch.setattr(long_models.LlamaBlock, size, value)
-    found = generated.measure_attention(long_models.subject(name), 0)
+    sizes = torch_models.Long(length=300, blocks=1, words=16, gpt2=(24, 12), llama=(32, 8, 2, 40))
+    monkeypatch.setattr(torch_models, "LONG", sizes)
+    found = generated.measure_attention(training_models.subject(name), 0)
     assert "notes" not in found
     assert found["peak"]["tiles"] < 0.6 * found["peak"]["scores"]
     result = made_up_training() | {"training": [], "attention": [found]}

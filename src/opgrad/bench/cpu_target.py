@@ -4,15 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opgrad.bench import peers, step_case
-from opgrad.bench.attention_case import AttentionCase
 from opgrad.bench.case import Case, case_of
-from opgrad.bench.cells import ATTENTION, LOSSES, PLAIN, WORKLOADS, Cell, Workloads
+from opgrad.bench.cells import PLAIN, STEPS, WORKLOADS, Cell, Workloads
 from opgrad.bench.copying import MOST_COPIED, copier
-from opgrad.bench.loss_case import LossCase
 from opgrad.bench.measure import COPY, GIVEN, OURS, Call, interleaved, measured
 
 COMPILED_FROM = 1 << 16  # bytes moved: with fewer, the checks before torch.compile's code runs take longest
-STEP_CASES = {LOSSES: LossCase, ATTENTION: AttentionCase}
 
 
 class Target:
@@ -39,8 +36,8 @@ class Target:
 
     def measure(self, cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
         """One cell of a result: times by name, bytes of traffic, the error of our results."""
-        if of_steps := STEP_CASES.get(cell.workload.group):
-            return step_case.measure(of_steps, cell, names, seconds)
+        if cell.workload.group in STEPS:
+            return step_case.measure(cell, names, seconds)
         case = case_of(cell)
         case.call(GIVEN)()
         error = case.error()

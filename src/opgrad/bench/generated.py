@@ -1,7 +1,7 @@
 """Graphs with gradients as opgrad generates them, beside the graphs of onnxruntime-training and torch eager."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,22 +44,6 @@ class Subject:
     parameters: Mapping[str, np.ndarray]
     feeds: Mapping[str, np.ndarray]
     others: Mapping[str, Callable[[], Any]]
-
-
-def of_modules(rows: int) -> Iterator[Subject]:
-    """The models that are written in PyTorch, with batches of so many rows. Raises ImportError without torch."""
-    import torch
-
-    from opgrad.bench.training_models import CLASSES, PLAIN, torch_step, with_loss
-
-    for name, (make, batch) in PLAIN.items():
-        module = make()
-        model = with_loss(module, batch(2))
-        x, labels = batch(rows), torch.randint(0, CLASSES, (rows,))
-        names = {name for name, _ in module.named_parameters()}
-        found = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer if each.name in names}
-        others = {f"{TORCH} {count}": torch_step(module, x, labels, count) for count in thread_counts()}
-        yield Subject(name, model, found, {"x": x.numpy(), "labels": labels.numpy()}, others)
 
 
 def of_set(artifacts: ArtifactSet, feeds: Mapping[str, np.ndarray], graph: Callable[[], BoundGraph]) -> Subject:

@@ -1,7 +1,7 @@
 """A training step of artifact sets: graph, optimizer and Python, beside torch and the old runtime."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
@@ -14,7 +14,7 @@ import numpy as np
 import opgrad
 import opgrad.training
 from opgrad.bench import api_step, generated
-from opgrad.bench.generated import TORCH, best_of_torch, disagreements, thread_counts
+from opgrad.bench.generated import TORCH, best_of_torch, disagreements, measure_attention, thread_counts
 from opgrad.bench.measure import hot_turns, measure_each, take_turns
 from opgrad.bench.options import Options
 from opgrad.bench.run import dated, surroundings
@@ -59,7 +59,6 @@ def run(options: Options, progress: Progress) -> dict[str, Any]:
     models = _architectures(options.names("models")) if options.models or not alone else ()
     sets = [ArtifactSet.load(folder) for folder in options.folders or ([] if alone else examples())]
     cells = [(artifacts, batch) for artifacts in sets for batch in batches]
-    modules = [] if alone else list(_modules(batches[0]))
     how = seconds, options.old_python, options.fuse
     jobs: dict[str, list[Job]] = {"training": [], "starts": [], "generated": [], "attention": []}
     for artifacts, batch in cells:
@@ -67,15 +66,15 @@ def run(options: Options, progress: Progress) -> dict[str, Any]:
         jobs["training"].append((f"{name}, batch {batch}", partial(measure, artifacts, batch, *how)))
         jobs["generated"].append((f"{name}, generated, batch {batch}", partial(_generated, artifacts, batch, seconds)))
     for name in models:
-        if name in _models().MODELS:
+        if name in _training_models().torch_models.MODELS:
             jobs["training"].append((name, partial(_architecture, name, *how)))
+            if not alone:
+                jobs["generated"].append((f"{name}, generated", partial(_of_torch, generated.measure, name, seconds)))
         else:
-            jobs["attention"].append((f"{name}, attention", partial(_long, name, seconds)))
+            jobs["attention"].append((f"{name}, attention", partial(_of_torch, measure_attention, name, seconds)))
     for artifacts in sets:
         first = partial(_start, artifacts, batches[0], options.old_python)
         jobs["starts"].append((f"{artifacts.name}, first step", first))
-    for subject in modules:
-        jobs["generated"].append((f"{subject.name}, generated", partial(generated.measure, subject, seconds)))
     every = [job for part in jobs.values() for job in part]
     measured = iter(measure_each(every, lambda job: job[1](), lambda done, count, job: progress(done, count, job[0])))
     return {
@@ -95,7 +94,7 @@ def _batches(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def _models() -> Any:
+def _training_models() -> Any:
     """The module with models in PyTorch; None without PyTorch."""
     try:
         from opgrad.bench import training_models
@@ -106,31 +105,24 @@ def _models() -> Any:
 
 def _architectures(names: Sequence[str]) -> Sequence[str]:
     """These architectures, or all. Raises ValueError for a name that is of none, and without PyTorch."""
-    models = _models()
-    known = (*models.MODELS, *models.LONG) if models else ()
+    models = _training_models()
+    known = (*models.torch_models.MODELS, *models.torch_models.LONG_MODELS) if models else ()
     for name in names:
         if name not in known:
             raise ValueError(f"bench: models has {name!r}, expected of {', '.join(known) or 'none, without PyTorch'}")
     return names or known
 
 
-def _modules(rows: int) -> Iterator[generated.Subject]:
-    """The plain models in PyTorch, none without it."""
-    return generated.of_modules(rows) if _models() else iter(())
-
-
 def _architecture(name: str, seconds: float, old_python: Path | None, fuse: bool) -> dict[str, Any]:
     """The step of an architecture, whose artifact set is made now."""
     with TemporaryDirectory() as folder:
-        artifacts, rows, batch, step, with_scores = _models().architecture(name, Path(folder))
+        artifacts, rows, batch, step, with_scores = _training_models().architecture(name, Path(folder))
         return measure(artifacts, rows, seconds, old_python, fuse, batch, step, with_scores)
 
 
-def _long(name: str, seconds: float) -> dict[str, Any]:
-    """The step of a model with 1,024 tokens, with attention in tiles and with matrices of scores."""
-    from opgrad.bench.long_models import subject
-
-    return generated.measure_attention(subject(name), seconds)
+def _of_torch(measure: Callable[..., dict[str, Any]], name: str, seconds: float) -> dict[str, Any]:
+    """What is measured of the gradients of a model in PyTorch."""
+    return measure(_training_models().subject(name), seconds)
 
 
 def _start(artifacts: ArtifactSet, batch: int, old_python: Path | None) -> dict[str, Any]:
@@ -203,7 +195,7 @@ def measure(
 
 def _chain(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[int], Callable[[], Any]]:
     """What gives torch's step of a set. Raises NotImplementedError without PyTorch."""
-    if models := _models():
+    if models := _training_models():
         return partial(models.chain_step, artifacts, data)
     raise NotImplementedError("PyTorch is not installed")
 

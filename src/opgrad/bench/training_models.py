@@ -1,4 +1,4 @@
-"""Models in PyTorch: well-known architectures, smaller than published, layers of the usual kinds, chains of sets.
+"""Training of the benchmark's models in PyTorch, and of artifact sets that are chains of layers.
 
 What the exporter makes of them, the artifact sets that opgrad makes of the architectures, and torch's own steps.
 """
@@ -13,195 +13,17 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 from torch.nn import functional
 
+from opgrad.bench import torch_models
+from opgrad.bench.generated import TORCH, Subject, thread_counts
 from opgrad.training import AdamWRule, ArtifactSet
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 
 OPSET = 17
-CLASSES = 10
-WORDS, LENGTH = 8192, 64  # of the architectures' sequences
-PLAIN_WORDS, PLAIN_LENGTH, WIDTH, SIDE = 1000, 32, 64, 16  # of the plain models
 Step = Callable[[], Any]
-
-
-class Layer(nn.Module):
-    """A layer of a transformer. first: whether it normalizes before; causal: whether tokens see those before alone."""
-
-    def __init__(self, width: int, heads: int, first: bool, approximate: str, causal: bool = False):
-        super().__init__()
-        self.width, self.heads, self.first, self.approximate, self.causal = width, heads, first, approximate, causal
-        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-        self.packed, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Any) -> Any:
-        if self.first:
-            x = x + self._attention(self.norms[0](x))
-            return x + self._perceptron(self.norms[1](x))
-        x = self.norms[0](x + self._attention(x))
-        return self.norms[1](x + self._perceptron(x))
-
-    def _attention(self, x: Any) -> Any:
-        length, size = x.shape[1], self.width // self.heads
-        parts = (each.reshape(-1, length, self.heads, size).transpose(1, 2) for each in self.packed(x).chunk(3, -1))
-        query, key, value = parts
-        scores = query @ key.transpose(-1, -2) / size**0.5
-        if self.causal:
-            places = torch.arange(length)
-            scores = scores + torch.zeros(()).masked_fill(places[:, None] < places, -1e4)
-        return self.out((torch.softmax(scores, -1) @ value).transpose(1, 2).reshape(-1, length, self.width))
-
-    def _perceptron(self, x: Any) -> Any:
-        return self.narrow(functional.gelu(self.wide(x), approximate=self.approximate))
-
-
-class Tokens(nn.Module):
-    """What tokens and their places are embedded as."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.embed, self.place = nn.Embedding(WORDS, width), nn.Embedding(LENGTH, width)
-
-    def forward(self, x: Any) -> Any:
-        return self.embed(x) + self.place(torch.arange(LENGTH))
-
-
-class Patches(nn.Module):
-    """An image of 64 x 64 as 16 patches behind a first vector, each with its place."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.patches = nn.Conv2d(3, width, 16, 16)
-        self.first, self.place = (nn.Parameter(0.02 * torch.randn(1, size, width)) for size in (1, 17))
-
-    def forward(self, x: Any) -> Any:
-        patches = self.patches(x).flatten(2).transpose(1, 2)
-        return torch.cat([self.first.expand(x.shape[0], -1, -1), patches], 1) + self.place
-
-
-class Inverted(nn.Module):
-    """A block of MobileNetV2."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int):
-        super().__init__()
-        inner, self.adds = inputs * expansion, stride == 1 and inputs == outputs
-        widen = [*_normalized(inputs, inner), nn.ReLU6()] if expansion > 1 else []
-        middle = [*_normalized(inner, inner, 3, stride, inner), nn.ReLU6()]
-        self.block = nn.Sequential(*widen, *middle, *_normalized(inner, outputs))
-
-    def forward(self, x: Any) -> Any:
-        return x + self.block(x) if self.adds else self.block(x)
-
-
-class Apply(nn.Module):
-    """A function as a layer."""
-
-    def __init__(self, function: Callable[[Any], Any]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Any) -> Any:
-        return self.function(x)
-
-
-def _normalized(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> list[nn.Module]:
-    convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
-    return [convolution, nn.BatchNorm2d(outputs)]
-
-
-def _gpt2() -> nn.Module:
-    """GPT-2 with two layers, 256 wide: a score for every word behind every token."""
-    layers = [Layer(256, 4, True, "tanh", causal=True) for _ in range(2)]
-    return nn.Sequential(Tokens(256), *layers, nn.LayerNorm(256), nn.Linear(256, WORDS, bias=False), nn.Flatten(0, 1))
-
-
-def _bert() -> nn.Module:
-    """BERT with two layers, 256 wide: a class for each sequence."""
-    layers = [Layer(256, 4, False, "none") for _ in range(2)]
-    pooled = [Apply(lambda x: x[:, 0]), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, CLASSES)]
-    return nn.Sequential(Tokens(256), nn.LayerNorm(256), *layers, *pooled)
-
-
-def _vit() -> nn.Module:
-    """ViT-tiny with two layers."""
-    layers = [Layer(192, 3, True, "none") for _ in range(2)]
-    first = Apply(lambda x: x[:, 0])
-    return nn.Sequential(Patches(192), *layers, nn.LayerNorm(192), first, nn.Linear(192, CLASSES))
-
-
-def _mobile_net() -> nn.Module:
-    """MobileNetV2 with its 17 blocks."""
-    stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-    layers, width = [*_normalized(3, 32, 3, 2), nn.ReLU6()], 32
-    for expansion, outputs, count, stride in stages:
-        for place in range(count):
-            layers.append(Inverted(width, outputs, stride if place == 0 else 1, expansion))
-            width = outputs
-    mean = Apply(lambda x: x.mean((2, 3)))
-    return nn.Sequential(*layers, *_normalized(width, 1280), nn.ReLU6(), mean, nn.Linear(1280, CLASSES))
-
-
-def _following(rows: int) -> tuple[Any, Any]:
-    """Tokens, and those that follow."""
-    drawn = torch.randint(0, WORDS, (rows, LENGTH + 1))
-    return drawn[:, :-1].contiguous(), drawn[:, 1:].reshape(-1)
-
-
-def _sequences(rows: int) -> tuple[Any, Any]:
-    """Tokens, and a class for each sequence."""
-    return torch.randint(0, WORDS, (rows, LENGTH)), torch.randint(0, CLASSES, (rows,))
-
-
-def _images(rows: int) -> tuple[Any, Any]:
-    """Images of 64 x 64, and their classes."""
-    return torch.randn(rows, 3, 64, 64), torch.randint(0, CLASSES, (rows,))
-
-
-# By name what makes a model, the rows of its batch, and what makes a batch with its labels.
-MODELS: Mapping[str, tuple[Callable[[], nn.Module], int, Callable[[int], tuple[Any, Any]]]] = {
-    "GPT-2": (_gpt2, 4, _following),
-    "BERT": (_bert, 8, _sequences),
-    "ViT": (_vit, 8, _images),
-    "MobileNetV2": (_mobile_net, 8, _images),
-}
-
-
-LONG = ("GPT-2-1024", "Llama-1024")  # in bench/long_models.py
-
-
-# --- plain models ---------------------------------------------------------------------------------------------------
-
-
-def _perceptron() -> nn.Module:
-    layers = [nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, 4 * WIDTH), nn.SiLU()]
-    return nn.Sequential(*layers, nn.Linear(4 * WIDTH, CLASSES))
-
-
-def _convolutions() -> nn.Module:
-    layers: list[Any] = []
-    for before, after in ((3, 32), (32, 64), (64, 64)):
-        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * (SIDE // 8) ** 2, CLASSES))
-
-
-def _transformer() -> nn.Module:
-    layers = [Layer(WIDTH, 4, True, "none") for _ in range(2)]
-    pooled = [nn.LayerNorm(WIDTH), Apply(lambda x: x.mean(1)), nn.Linear(WIDTH, CLASSES)]
-    return nn.Sequential(nn.Embedding(PLAIN_WORDS, WIDTH), *layers, *pooled)
-
-
-# By name what makes a model, and what makes a batch of so many rows for it.
-PLAIN: Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
-    "perceptron": (_perceptron, lambda rows: torch.randn(rows, WIDTH)),
-    "convolutions": (_convolutions, lambda rows: torch.randn(rows, 3, SIDE, SIDE)),
-    "transformer": (_transformer, lambda rows: torch.randint(0, PLAIN_WORDS, (rows, PLAIN_LENGTH))),
-}
-
-
-# --- what is made of them -------------------------------------------------------------------------------------------
 
 
 def architecture(
@@ -213,7 +35,7 @@ def architecture(
     folder with the same set for onnxruntime-training, which has attention as products and a softmax alone.
     """
     torch.manual_seed(0)
-    make, rows, draw = MODELS[name]
+    make, rows, draw = torch_models.MODELS[name]
     module, place, with_scores = make(), folder / name, folder / f"{name} with scores"
     x, labels = draw(rows)
     model = exported(module, x, 1e-4, training=torch.onnx.TrainingMode.TRAINING)
@@ -246,15 +68,21 @@ def _without_outputs(file: Path, names: Sequence[str]) -> None:
     onnx.save(model, file)
 
 
-def with_loss(module: nn.Module, x: Any) -> onnx.ModelProto:
-    """The module with a cross-entropy behind it: inputs x and labels, output loss; any number of rows."""
-    rows = {"x": {0: "rows"}, "scores": {0: "rows"}}
-    model = exported(module, x, 0.05, dynamic_axes=rows)
+def subject(name: str) -> Subject:
+    """One of all models, with the mean cross-entropy of its scores as its loss, and torch's forward and backward."""
+    torch.manual_seed(0)
+    make, rows, draw = {**torch_models.MODELS, **torch_models.LONG_MODELS}[name]
+    module, (x, labels) = make().eval(), draw(rows)
+    # The exporter makes normalizations parts of convolutions, unless it is told to preserve the mode.
+    model = exported(module, x, 1e-4, training=torch.onnx.TrainingMode.PRESERVE)
     graph = model.graph
-    graph.input.append(helper.make_tensor_value_info("labels", TensorProto.INT64, ["rows"]))
+    graph.input.append(helper.make_tensor_value_info("labels", TensorProto.INT64, labels.shape))
     graph.node.append(helper.make_node("SoftmaxCrossEntropyLoss", ["scores", "labels"], ["loss"], "loss"))
     graph.output[0].CopyFrom(helper.make_tensor_value_info("loss", TensorProto.FLOAT, []))
-    return model
+    names = {each for each, _ in module.named_parameters()}
+    trained = {each.name: numpy_helper.to_array(each) for each in graph.initializer if each.name in names}
+    others = {f"{TORCH} {count}": torch_step(module, x, labels, count) for count in thread_counts()}
+    return Subject(name, model, trained, {"x": x.numpy(), "labels": labels.numpy()}, others)
 
 
 def exported(module: nn.Module, x: Any, spread: float, **options: Any) -> onnx.ModelProto:

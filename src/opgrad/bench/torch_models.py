@@ -1,0 +1,257 @@
+"""Models in PyTorch: well-known architectures, smaller than published, layers of the usual kinds, long sequences."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+CLASSES = 10
+WORDS, LENGTH = 8192, 64  # of the architectures' sequences
+
+
+def attended(q: Any, k: Any, v: Any) -> Any:
+    """Causal attention of [batch, length, heads, size] by PyTorch's function, heads of keys repeated for queries."""
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    (batch, heads, length, size), keys = q.shape, k.shape[1]
+    if keys < heads:
+        wide = (batch, keys, heads // keys, length, size)
+        k, v = (each[:, :, None].expand(wide).reshape(batch, heads, length, size) for each in (k, v))
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, length, -1)
+
+
+class Layer(nn.Module):
+    """A layer of a transformer.
+
+    first: whether it normalizes before. causal: whether tokens see those before alone. fused: with `attended`.
+    """
+
+    def __init__(
+        self, width: int, heads: int, first: bool, approximate: str, causal: bool = False, fused: bool = False
+    ):
+        super().__init__()
+        self.width, self.heads, self.first, self.approximate = width, heads, first, approximate
+        self.causal, self.fused = causal, fused
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.packed, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Any) -> Any:
+        if self.first:
+            x = x + self._attention(self.norms[0](x))
+            return x + self._perceptron(self.norms[1](x))
+        x = self.norms[0](x + self._attention(x))
+        return self.norms[1](x + self._perceptron(x))
+
+    def _attention(self, x: Any) -> Any:
+        length, size = x.shape[1], self.width // self.heads
+        parts = [each.reshape(-1, length, self.heads, size) for each in self.packed(x).chunk(3, -1)]
+        if self.fused:
+            return self.out(attended(*parts))
+        query, key, value = (each.transpose(1, 2) for each in parts)
+        scores = query @ key.transpose(-1, -2) / size**0.5
+        if self.causal:
+            places = torch.arange(length)
+            scores = scores + torch.zeros(()).masked_fill(places[:, None] < places, -1e4)
+        return self.out((torch.softmax(scores, -1) @ value).transpose(1, 2).reshape(-1, length, self.width))
+
+    def _perceptron(self, x: Any) -> Any:
+        return self.narrow(functional.gelu(self.wide(x), approximate=self.approximate))
+
+
+class Tokens(nn.Module):
+    """What tokens and their places are embedded as."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.embed, self.place = nn.Embedding(WORDS, width), nn.Embedding(LENGTH, width)
+
+    def forward(self, x: Any) -> Any:
+        return self.embed(x) + self.place(torch.arange(LENGTH))
+
+
+class Patches(nn.Module):
+    """An image of 64 x 64 as 16 patches behind a first vector, each with its place."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 16, 16)
+        self.first, self.place = (nn.Parameter(0.02 * torch.randn(1, size, width)) for size in (1, 17))
+
+    def forward(self, x: Any) -> Any:
+        patches = self.patches(x).flatten(2).transpose(1, 2)
+        return torch.cat([self.first.expand(x.shape[0], -1, -1), patches], 1) + self.place
+
+
+class Inverted(nn.Module):
+    """A block of MobileNetV2."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int):
+        super().__init__()
+        inner, self.adds = inputs * expansion, stride == 1 and inputs == outputs
+        widen = [*_normalized(inputs, inner), nn.ReLU6()] if expansion > 1 else []
+        middle = [*_normalized(inner, inner, 3, stride, inner), nn.ReLU6()]
+        self.block = nn.Sequential(*widen, *middle, *_normalized(inner, outputs))
+
+    def forward(self, x: Any) -> Any:
+        return x + self.block(x) if self.adds else self.block(x)
+
+
+class Apply(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function: Callable[[Any], Any]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x)
+
+
+def _normalized(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return [convolution, nn.BatchNorm2d(outputs)]
+
+
+def _gpt2() -> nn.Module:
+    """GPT-2 with two layers, 256 wide: a score for every word behind every token."""
+    layers = [Layer(256, 4, True, "tanh", causal=True) for _ in range(2)]
+    return nn.Sequential(Tokens(256), *layers, nn.LayerNorm(256), nn.Linear(256, WORDS, bias=False), nn.Flatten(0, 1))
+
+
+def _bert() -> nn.Module:
+    """BERT with two layers, 256 wide: a class for each sequence."""
+    layers = [Layer(256, 4, False, "none") for _ in range(2)]
+    pooled = [Apply(lambda x: x[:, 0]), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, CLASSES)]
+    return nn.Sequential(Tokens(256), nn.LayerNorm(256), *layers, *pooled)
+
+
+def _vit() -> nn.Module:
+    """ViT-tiny with two layers."""
+    layers = [Layer(192, 3, True, "none") for _ in range(2)]
+    first = Apply(lambda x: x[:, 0])
+    return nn.Sequential(Patches(192), *layers, nn.LayerNorm(192), first, nn.Linear(192, CLASSES))
+
+
+def _mobile_net() -> nn.Module:
+    """MobileNetV2 with its 17 blocks."""
+    stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+    layers, width = [*_normalized(3, 32, 3, 2), nn.ReLU6()], 32
+    for expansion, outputs, count, stride in stages:
+        for place in range(count):
+            layers.append(Inverted(width, outputs, stride if place == 0 else 1, expansion))
+            width = outputs
+    mean = Apply(lambda x: x.mean((2, 3)))
+    return nn.Sequential(*layers, *_normalized(width, 1280), nn.ReLU6(), mean, nn.Linear(1280, CLASSES))
+
+
+def _following(rows: int) -> tuple[Any, Any]:
+    """Tokens, and those that follow."""
+    drawn = torch.randint(0, WORDS, (rows, LENGTH + 1))
+    return drawn[:, :-1].contiguous(), drawn[:, 1:].reshape(-1)
+
+
+def _sequences(rows: int) -> tuple[Any, Any]:
+    """Tokens, and a class for each sequence."""
+    return torch.randint(0, WORDS, (rows, LENGTH)), torch.randint(0, CLASSES, (rows,))
+
+
+def _images(rows: int) -> tuple[Any, Any]:
+    """Images of 64 x 64, and their classes."""
+    return torch.randn(rows, 3, 64, 64), torch.randint(0, CLASSES, (rows,))
+
+
+# By name what makes a model, the rows of its batch, and what makes a batch with its labels.
+Models = Mapping[str, tuple[Callable[[], nn.Module], int, Callable[[int], tuple[Any, Any]]]]
+MODELS: Models = {
+    "GPT-2": (_gpt2, 4, _following),
+    "BERT": (_bert, 8, _sequences),
+    "ViT": (_vit, 8, _images),
+    "MobileNetV2": (_mobile_net, 8, _images),
+}
+
+
+# --- models with long sequences, whose steps show what attention takes ------------------------------------------------
+
+
+class Norm(nn.Module):
+    """RMS normalization."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Any) -> Any:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
+
+
+class LlamaLayer(nn.Module):
+    """A layer of Llama: RMS normalization, rotary embedding, attention with fewer heads of keys, SwiGLU."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def __init__(self, width: int, heads: int, keys: int, inner: int) -> None:
+        super().__init__()
+        self.size = size = width // heads
+        self.norms = nn.ModuleList([Norm(width) for _ in range(2)])
+        self.q, self.out = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.k, self.v = (nn.Linear(width, keys * size, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, width, bias=False)
+        angles = torch.arange(LONG.length)[:, None] * 10000.0 ** (-torch.arange(0, size, 2) / size)
+        angles = torch.cat([angles, angles], -1)[:, None]
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def _turned(self, x: Any) -> Any:
+        first, second = x.chunk(2, -1)
+        return x * self.cos + torch.cat([-second, first], -1) * self.sin
+
+    def forward(self, x: Any) -> Any:
+        y = self.norms[0](x)
+        q, k, v = (each(y).reshape(1, LONG.length, -1, self.size) for each in (self.q, self.k, self.v))
+        x = x + self.out(attended(self._turned(q), self._turned(k), v))
+        y = self.norms[1](x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+
+
+@dataclass(frozen=True)
+class Long:
+    """Sizes of the models with long sequences: so few words that their scores are not most of the memory."""
+
+    length: int = 1024
+    blocks: int = 6
+    words: int = WORDS
+    gpt2: tuple[int, int] = (768, 12)  # width, heads
+    llama: tuple[int, int, int, int] = (1024, 16, 4, 2816)  # width, heads, heads of keys, width inside
+
+
+LONG = Long()
+
+
+def _language_model(width: int, norm: nn.Module, layer: Callable[[], nn.Module]) -> nn.Module:
+    layers = [layer() for _ in range(LONG.blocks)]
+    head = nn.Linear(width, LONG.words, bias=False)
+    return nn.Sequential(nn.Embedding(LONG.words, width), *layers, norm, head, nn.Flatten(0, 1))
+
+
+def _long_gpt2() -> nn.Module:
+    width, heads = LONG.gpt2
+    return _language_model(width, nn.LayerNorm(width), lambda: Layer(width, heads, True, "tanh", True, fused=True))
+
+
+def _long_llama() -> nn.Module:
+    width, *rest = LONG.llama
+    return _language_model(width, Norm(width), lambda: LlamaLayer(width, *rest))
+
+
+def _next_words(rows: int) -> tuple[Any, Any]:
+    """Words, and those that follow."""
+    drawn = torch.randint(0, LONG.words, (rows, LONG.length + 1))
+    return drawn[:, :-1], drawn[:, 1:].reshape(-1)
+
+
+LONG_MODELS: Models = {"GPT-2-1024": (_long_gpt2, 1, _next_words), "Llama-1024": (_long_llama, 1, _next_words)}
