@@ -76,6 +76,7 @@ LAYERS = {
     "interop/torch_private": ("torch", "private_names"),
     "interop/torch_calls": ("torch", "interop interop/torch_private native/ native/threads/"),
     "interop/cupy": ("numpy cupy torch triton", "native/arrays contract/ cuda/ interop interop/"),
+    "interop/torch_copies": ("numpy ml_dtypes torch", "contract/"),
     "interop/torch_storages": ("torch", f"contract/ {STEPS} interop interop/torch_private native/ native/threads/"),
     "interop/torch_tensors": (
         "numpy ml_dtypes torch",
@@ -175,19 +176,19 @@ LAYERS = {
     "testing/": ("numpy ml_dtypes", "opgrad native/arrays contract/"),
     "bench/": (
         f"{ONNX} jax markdown_it matplotlib ml_dtypes rich torch typer",
-        f"opgrad contract/ {COMPILER} cpu/kernels/ cpu/programs/ fused/ gradients/ graph/ interop/torch_tensors machine"
-        " native/ native/arrays native/threads/ onnxruntime/ post_ops reading terminal testing/ torch training"
-        " training/artifacts/ training/building/ training/data/ training/engine/ writing",
+        f"opgrad contract/ {COMPILER} cpu/kernels/ cpu/programs/ fused/ gradients/ graph/ interop/torch_copies"
+        " interop/torch_tensors machine native/ native/arrays native/threads/ onnxruntime/ post_ops reading terminal"
+        " testing/ torch training training/artifacts/ training/building/ training/engine/ training/run/ writing",
     ),
     "packing": ("rich", f"{COMPILER} cpu/compiler/processes cpu/compiler/target writing"),
     "compile": (
         "numpy rich typer",
-        f"bench/ contract/ {COMPILER} packing limits native/ native/threads/ onnxruntime/ terminal"
-        " testing/ training training/engine/",
+        f"contract/ {COMPILER} packing limits native/ native/threads/ onnxruntime/ terminal testing/ training"
+        " training/engine/ training/run/",
     ),
     "check": (
         "numpy rich typer",
-        f"opgrad bench/ compile contract/ {COMPILER} limits machine native/ native/threads/ onnxruntime/"
+        f"opgrad compile contract/ {COMPILER} interop/torch_copies limits machine native/ native/threads/ onnxruntime/"
         " terminal testing/",
     ),
     "commands/": (

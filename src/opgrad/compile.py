@@ -162,17 +162,17 @@ def compile_operator(name: str, dtype: str, most: int | None = None) -> None:
 
 def compile_set(folder: Path) -> None:
     """Compile the kernels that an artifact set takes, by doing a little of all that is done with it."""
-    from opgrad.bench.training import batch_of
     from opgrad.training import ArtifactSet, Recipe
     from opgrad.training.engine.trainer import BATCH_ROWS
+    from opgrad.training.run.samples import sample_batch
 
     artifacts = ArtifactSet.load(folder)
     rows = artifacts.batch_rows
-    _run_once(artifacts, batch_of(artifacts, rows or Recipe.load(folder).batch_size))
+    _run_once(artifacts, sample_batch(artifacts, rows or Recipe.load(folder).batch_size))
     if rows is None:
-        _run_once(artifacts, batch_of(artifacts, BATCH_ROWS))
+        _run_once(artifacts, sample_batch(artifacts, BATCH_ROWS))
         with suppress(ValueError, RuntimeError):  # a graph may refuse it; then nobody trains with it either
-            _run_once(artifacts, batch_of(artifacts, FEW_ROWS))
+            _run_once(artifacts, sample_batch(artifacts, FEW_ROWS))
 
 
 def run_program(words: str) -> None:

@@ -100,8 +100,8 @@ def cuda(monkeypatch):
     device = {"name": "A device", "capability": "9.0", "driver": "1.2"}
     monkeypatch.setattr(machine, "cuda_problem", lambda: "")
     monkeypatch.setattr(machine, "cuda_device", lambda: device)
-    upload = importlib.import_module("opgrad.bench.cuda.case").upload
-    monkeypatch.setattr("opgrad.bench.cuda.case.upload", lambda array, device: upload(array, "cpu"))
+    upload = importlib.import_module("opgrad.interop.torch_copies").upload
+    monkeypatch.setattr("opgrad.interop.torch_copies.upload", lambda array, device: upload(array, "cpu"))
 
 
 @pytest.mark.usefixtures("one_operator", "cuda")

@@ -29,9 +29,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from opgrad.bench.cuda import measure, peers  # noqa: E402
-from opgrad.bench.cuda.case import TensorCase, download, upload  # noqa: E402
+from opgrad.bench.cuda.case import TensorCase  # noqa: E402
 from opgrad.bench.cuda.cells import LENGTHS, workloads  # noqa: E402
 from opgrad.bench.cuda.target import SMALL, Cuda  # noqa: E402
+from opgrad.interop.torch_copies import download, upload  # noqa: E402
 
 H200, SMALL_CARD = 150_109_880_320, 16 << 30  # bytes of memory
 TINY = {

@@ -18,10 +18,11 @@ import opgrad
 from opgrad.bench import generated, step_process, training
 from opgrad.bench.options import Options
 from opgrad.bench.step_process import OLD_API
-from opgrad.bench.training import batch_of, examples, measure, run
+from opgrad.bench.training import examples, measure, run
 from opgrad.bench.training_tables import GENERATED_COLUMNS, attention_rows, generated_rows, markdown, rows
 from opgrad.cli import app
 from opgrad.training import ArtifactSet, Trainer
+from opgrad.training.run.samples import sample_batch
 
 OLD_RUNTIME = """
 import json, sys
@@ -77,13 +78,13 @@ def test_a_step_has_all_its_parts() -> None:
     assert all(taken["median"] > 0 for taken in cell["times"].values())
     assert cell["parameters"] == 17226
     assert "notes" not in cell
-    assert cell["loss"] == Trainer(artifacts).compute_gradients(batch_of(artifacts, 4))
+    assert cell["loss"] == Trainer(artifacts).compute_gradients(sample_batch(artifacts, 4))
 
 
 def test_torch_computes_the_same_step() -> None:
     training_models = pytest.importorskip("opgrad.bench.training_models")
     artifacts = ArtifactSet.load(EXAMPLES / "digits")
-    data = batch_of(artifacts, 9)
+    data = sample_batch(artifacts, 9)
     step = training_models.chain_step(artifacts, data, 1)
     expected = Trainer(artifacts).compute_gradients(data)
     assert [float(step()), float(step())] == pytest.approx([expected, expected], rel=1e-6)  # the learning rate is 0
@@ -96,10 +97,10 @@ def test_a_graph_that_is_no_chain_has_no_torch_model() -> None:
 
 
 def test_a_batch_comes_from_the_recipe_or_by_chance(tmp_path: Path) -> None:
-    data = batch_of(ArtifactSet.load(EXAMPLES / "digits"), 1800)
+    data = sample_batch(ArtifactSet.load(EXAMPLES / "digits"), 1800)
     np.testing.assert_array_equal(data["pixels"][:3], data["pixels"][1797:])
     write_linear_set(tmp_path)
-    data = batch_of(ArtifactSet.load(tmp_path), 5)
+    data = sample_batch(ArtifactSet.load(tmp_path), 5)
     assert {name: (array.shape, array.dtype) for name, array in data.items()} == {
         "x": ((5, 2), np.dtype(np.float32)),
         "y": ((5, 1), np.dtype(np.float32)),
@@ -118,7 +119,7 @@ def test_the_old_runtime_takes_its_turns_in_a_process_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     artifacts = ArtifactSet.load(EXAMPLES / "digits")
-    loss = Trainer(artifacts).compute_gradients(batch_of(artifacts, 4))
+    loss = Trainer(artifacts).compute_gradients(sample_batch(artifacts, 4))
     cell = measure(artifacts, 4, 0.0, old_runtime(monkeypatch, tmp_path, loss))
     assert cell["times"]["old"]["median"] == cell["times"]["old optimizer"]["median"] == 2e-3
     assert cell["old_versions"] == {"python": "3.9"}
@@ -137,7 +138,7 @@ def test_a_start_is_measured_cold_warm_and_beside_the_old_runtime(
 def test_a_start_of_our_own(tmp_path: Path) -> None:
     """A step of a set by `opgrad.training.api` in a process as the benchmark starts it."""
     write_linear_set(tmp_path)
-    data = batch_of(ArtifactSet.load(tmp_path), 5)
+    data = sample_batch(ArtifactSet.load(tmp_path), 5)
     with step_process.step_process(Path(sys.executable), step_process.OWN_API, tmp_path, data, 1) as process:
         assert process.seconds > 0
         assert min(process.turn("step")) > 0

@@ -9,10 +9,10 @@ import pytest
 from model_sets import SETS
 from typer.testing import CliRunner
 
-from opgrad.bench.training import batch_of
 from opgrad.cli import app
 from opgrad.onnxruntime import lower
 from opgrad.training import ArtifactSet, CheckpointState, Module, Optimizer, Trainer
+from opgrad.training.run.samples import sample_batch
 
 RTOL = 2e-4  # of losses after a few steps in float32, whose order of additions differs
 
@@ -96,7 +96,7 @@ def test_what_is_in_it_and_who_runs_it(model):
 def test_a_batch_of_random_numbers_fits(model):
     """As `opgrad compile` and `opgrad bench --training` take it."""
     artifacts = ArtifactSet.load(model.folder)
-    assert np.isfinite(Trainer(artifacts, 0.0).step(batch_of(artifacts, model.reference["rows"])))
+    assert np.isfinite(Trainer(artifacts, 0.0).step(sample_batch(artifacts, model.reference["rows"])))
 
 
 def test_it_runs_lowered(model, tmp_path):

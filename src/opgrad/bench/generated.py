@@ -55,39 +55,35 @@ def of_set(artifacts: ArtifactSet, feeds: Mapping[str, np.ndarray], graph: Calla
 
 
 def measure(subject: Subject, seconds: float) -> dict[str, Any]:
-    """The times of a subject's graphs, which take turns, and the most bytes that are alive in ours."""
+    """What is measured of a subject's graphs, with all activations kept and with a part of them."""
     began = time.perf_counter()
     asked = subject.model, subject.model.graph.output[0].name, list(subject.parameters)
     whole = gradients(*asked)
     took = time.perf_counter() - began
     graphs = {GENERATED: whole, RECOMPUTED: gradients(*asked, checkpoint_segments=SEGMENTS)}
-    ours = {name: _runner(subject, model) for name, model in graphs.items()}
-    contestants = {name: turns(call) for name, call in {**ours, **subject.others}.items()}
-    times = best_of_torch(take_turns(contestants, seconds))
-    losses = {name: float(np.asarray(call())) for name, call in subject.others.items()}
-    notes = disagreements(losses, ours[GENERATED]())
-    return {
-        "model": subject.name,
-        "batch": len(next(iter(subject.feeds.values()))),
-        "nodes": len(whole.graph.node),
-        "generating": round(took, 3),
-        "peak": {name: peak_bytes(_fused(model), subject.feeds) for name, model in graphs.items()},
-        "times": times,
-        **({"notes": notes} if notes else {}),
-    }
+    found = _raced(subject, graphs, subject.others, seconds)
+    return found | {"nodes": len(whole.graph.node), "generating": round(took, 3)}
 
 
 def measure_attention(subject: Subject, seconds: float) -> dict[str, Any]:
-    """Forward and backward with attention in tiles and with matrices of scores: times by turns, and bytes alive."""
+    """What is measured of forward and backward with attention in tiles and with matrices of scores."""
     asked = subject.model, subject.model.graph.output[0].name, list(subject.parameters)
     graphs = {name: with_gradients(*asked, False, None, in_tiles=name == TILES) for name in (TILES, SCORES)}
-    runners = {name: _runner(subject, model) for name, model in graphs.items()}
-    times = take_turns({name: turns(call) for name, call in runners.items()}, seconds)
-    notes = disagreements({SCORES: runners[SCORES]()}, runners[TILES]())
+    parameters = sum(array.size for array in subject.parameters.values())
+    return _raced(subject, graphs, {}, seconds) | {"parameters": parameters}
+
+
+def _raced(
+    subject: Subject, graphs: Mapping[str, onnx.ModelProto], others: Mapping[str, Callable[[], Any]], seconds: float
+) -> dict[str, Any]:
+    """The times of a subject's graphs and of others, which take turns, and the most bytes that are alive in ours."""
+    calls = {name: _runner(subject, model) for name, model in graphs.items()} | dict(others)
+    times = best_of_torch(take_turns({name: turns(call) for name, call in calls.items()}, seconds))
+    losses = {name: float(np.asarray(call())) for name, call in calls.items()}
+    notes = disagreements(losses, losses[next(iter(graphs))])
     return {
         "model": subject.name,
         "batch": len(next(iter(subject.feeds.values()))),
-        "parameters": sum(array.size for array in subject.parameters.values()),
         "peak": {name: peak_bytes(_fused(model), subject.feeds) for name, model in graphs.items()},
         "times": times,
         **({"notes": notes} if notes else {}),

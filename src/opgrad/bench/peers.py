@@ -20,7 +20,6 @@ from opgrad.bench import torch_peers
 from opgrad.bench.case import Case, FormCase, GraphCase
 from opgrad.bench.cells import SWEEP
 from opgrad.bench.measure import NEW, Call, NoSuchWay, only
-from opgrad.bench.torch_tensors import ML_DTYPES
 from opgrad.contract import Array
 
 COMPILE = "torch.compile"
@@ -138,7 +137,7 @@ def _onnxruntime(case: Case, way: str) -> Call | None:
 
 def _ort_value(runtime: Any, array: Array, kind: int) -> Any:
     """An array as onnxruntime takes it, bfloat16 by its bits."""
-    if array.dtype.name not in ML_DTYPES:
+    if array.dtype.isbuiltin == 1:
         return runtime.OrtValue.ortvalue_from_numpy(array)
     return runtime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), kind)
 

@@ -12,9 +12,7 @@ import numpy as np
 import opgrad
 from opgrad.bench.case import Case
 from opgrad.bench.measure import GIVEN, NEW, Call, only
-from opgrad.contract import FLOAT8
 
-ML_DTYPES = ("bfloat16", *FLOAT8)  # those that NumPy and torch know from each other by their bits alone
 TRIED = 3
 RESULTS = frozenset({"out", "grad_input", "save_mean", "save_invstd"})  # keywords for memory that is given
 
@@ -43,10 +41,9 @@ class Torch:
             return value.detach()  # a tensor of its own, of which a peer may ask for a gradient
         if not isinstance(value, np.ndarray):
             return value
-        if value.dtype.name in ML_DTYPES:
-            bits = value.view(np.int16 if value.itemsize > 1 else np.int8)
-            return self.torch.from_numpy(bits).view(getattr(self.torch, value.dtype.name))
-        return self.torch.from_numpy(value)
+        from opgrad.interop.torch_copies import shared
+
+        return shared(value)
 
     def __getitem__(self, name: str) -> Any:
         """The argument or result of this name, or an attribute's default; None for an input that is not given."""

@@ -19,12 +19,11 @@ from opgrad.bench.measure import hot_turns, measure_each, take_turns
 from opgrad.bench.options import Options
 from opgrad.bench.run import dated, surroundings
 from opgrad.bench.step_process import OLD_API, Refused, start, step_process
-from opgrad.training import ArtifactSet, Checkpoint, Recipe
-from opgrad.training.data.dataset import load_named
+from opgrad.training import ArtifactSet, Checkpoint
 from opgrad.training.engine.binding import BoundGraph
-from opgrad.training.engine.labels import label_shape
 from opgrad.training.engine.memory import Memory
 from opgrad.training.engine.training_graph import TrainingGraph, read_model, session_options
+from opgrad.training.run.samples import sample_batch
 
 BATCHES = (4, 50, 500)
 SECONDS, QUICK_SECONDS = 2.0, 0.3
@@ -127,13 +126,13 @@ def _of_torch(measure: Callable[..., dict[str, Any]], name: str, seconds: float)
 
 def _start(artifacts: ArtifactSet, batch: int, old_python: Path | None) -> dict[str, Any]:
     """How long a process takes to the first step with the smallest batch, and how much memory."""
-    found = start(artifacts.directory, batch_of(artifacts, batch), old_python, opgrad.get_num_threads())
+    found = start(artifacts.directory, sample_batch(artifacts, batch), old_python, opgrad.get_num_threads())
     return {"set": artifacts.name, "batch": batch, **found}
 
 
 def _generated(artifacts: ArtifactSet, batch: int, seconds: float) -> dict[str, Any]:
     """The gradients of a set's model, generated anew, beside its own training graph; or why there are none."""
-    data = batch_of(artifacts, batch)
+    data = sample_batch(artifacts, batch)
     try:
         return generated.measure(generated.of_set(artifacts, data, _graph(artifacts, data)), seconds)
     except (ValueError, RuntimeError) as error:
@@ -152,11 +151,11 @@ def measure(
 ) -> dict[str, Any]:
     """One set with one batch: the times of all contestants, which take turns; or why our step cannot be made.
 
-    data: the batch; None: what `batch_of` gives. in_torch: gives torch's step for so many threads; None: `chain_step`.
+    data: the batch; None: what `sample_batch` gives. in_torch: gives torch's step for so many threads; None: `chain_step`.
     of_old: the folder of the set that the old runtime trains; None: the set's own.
     The learning rate is 0: every step computes the same, however many there are.
     """
-    data = batch_of(artifacts, batch) if data is None else data
+    data = sample_batch(artifacts, batch) if data is None else data
     losses, contestants = dict[str, float](), dict[str, Turn]()
     notes, versions = dict[str, str](), dict[str, str]()
     with ExitStack() as stack:
@@ -223,26 +222,6 @@ def _add_old(
 
 
 # --- ours ------------------------------------------------------------------------------------------------------------
-
-
-def batch_of(artifacts: ArtifactSet, rows: int) -> dict[str, np.ndarray]:
-    """So many rows of the set's own dataset, over and over; without one, random numbers, and 0 or 1 for integers."""
-    recipe = Recipe.load(artifacts.directory)
-    if recipe.dataset is not None:
-        data = load_named(recipe.dataset, artifacts.inputs, recipe.divide)
-        return dict(data.take(np.arange(rows) % data.rows).arrays)
-    random = np.random.default_rng(0)
-    arrays = {}
-    for spec in artifacts.inputs:
-        shape = [size if isinstance(size, int) else 1 for size in spec.shape]
-        if spec.axis is not None:
-            shape[spec.axis] = rows
-        drawn = random.standard_normal(shape) if spec.dtype.kind not in "iub" else random.integers(0, 2, shape)
-        arrays[spec.name] = drawn.astype(spec.dtype)
-    label, sizes = artifacts.label, label_shape(artifacts, arrays)
-    if sizes is not None and sizes != arrays[label.name].shape:
-        arrays[label.name] = random.integers(0, 2, sizes).astype(label.dtype)
-    return arrays
 
 
 def _our_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool) -> Callable[[], Any]:

@@ -4,7 +4,6 @@ import copy
 import math
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 
@@ -12,6 +11,7 @@ from opgrad.bench.case import Case, signature
 from opgrad.bench.cells import Cell
 from opgrad.contract import Array, Shape
 from opgrad.contract.signature import Prepared, prepare
+from opgrad.interop.torch_copies import download
 from opgrad.interop.torch_tensors import TORCH_DTYPES, spec
 from opgrad.testing.arguments import Source
 
@@ -35,21 +35,6 @@ class Random:
 
     def _empty(self, shape: Shape, dtype: str) -> torch.Tensor:
         return torch.empty(shape, dtype=getattr(torch, dtype), device=self.device)
-
-
-def upload(array: Array, device: str) -> torch.Tensor:
-    """A tensor on a device with the numbers of an array."""
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.tensor(array.view(np.int16), device=device).view(torch.bfloat16)
-    return torch.tensor(array, device=device)
-
-
-def download(tensor: torch.Tensor) -> Array:
-    """An array with the numbers of a tensor."""
-    host = tensor.detach().cpu()
-    if host.dtype == torch.bfloat16:
-        return host.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return host.numpy()
 
 
 class TensorCase(Case):
