@@ -151,7 +151,7 @@ def measure(
 ) -> dict[str, Any]:
     """One set with one batch: the times of all contestants, which take turns; or why our step cannot be made.
 
-    data: the batch; None: what `sample_batch` gives. in_torch: gives torch's step for so many threads; None: `chain_step`.
+    data: the batch; None: that of `sample_batch`. in_torch: gives torch's step for so many threads; None: `chain_step`.
     of_old: the folder of the set that the old runtime trains; None: the set's own.
     The learning rate is 0: every step computes the same, however many there are.
     """

@@ -1,4 +1,4 @@
-"""Arrays as tensors and back; dtypes of ml_dtypes, which NumPy and PyTorch do not know from each other, by their bits."""
+"""Arrays as tensors and back; by their bits for dtypes of ml_dtypes, which NumPy and PyTorch have each for itself."""
 
 from typing import Any
 
