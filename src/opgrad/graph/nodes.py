@@ -1,7 +1,7 @@
 """Nodes: walks over them and their subgraphs, the names that they read, and the nodes that results depend on."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import onnx
 from onnx import defs
@@ -19,6 +19,7 @@ OPTIONAL_RESULTS = {
     "GRUGrad": 0,
     "LSTMGrad": 0,
 }
+Function = TypeVar("Function")
 WRITES = ("InPlaceAccumulatorV2", "InPlaceAccumulator")  # operators that write into an input
 
 
@@ -148,6 +149,19 @@ def title(node: onnx.NodeProto) -> str:
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
     """The attributes of a node by their names, text decoded."""
     return dict(map(attribute_of, node.attribute))
+
+
+def registering(table: dict[str, Function]) -> Callable[..., Callable[[Function], Function]]:
+    """A decorator that enters a function in a table under the names of the operators that it is given."""
+
+    def declare(*operators: str) -> Callable[[Function], Function]:
+        def enter(function: Function) -> Function:
+            table.update(dict.fromkeys(operators, function))
+            return function
+
+        return enter
+
+    return declare
 
 
 def is_known(op: str, opset: int) -> bool:

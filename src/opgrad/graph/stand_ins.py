@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from opgrad.graph.formulas import Body, Value
 from opgrad.graph.messages import MICROSOFT, domain_of, names_of
 from opgrad.graph.node_view import NodeView, fused_product
-from opgrad.graph.nodes import attributes_of
+from opgrad.graph.nodes import attributes_of, registering
 
 OF_AI_ONNX = (
     "SimplifiedLayerNormalization",
@@ -71,17 +71,8 @@ class Unknown(NodeView):
         self.inputs = [Value(self.body, name) if name else None for name in node.input]
 
 
-def stand_in_for(*operators: str) -> Callable[[Write], Write]:
-    """Register the function that writes the stand-ins of these operators.
-
-    It returns one value for each result.
-    """
-
-    def declare(write: Write) -> Write:
-        WRITTEN.update(dict.fromkeys(operators, write))
-        return write
-
-    return declare
+# Registers the function that writes the stand-ins of these operators; it returns one value for each result.
+stand_in_for = registering(WRITTEN)
 
 
 def stand_ins(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:

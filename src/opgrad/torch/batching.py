@@ -75,7 +75,8 @@ def _spec(tensor: Tensor | None, batched: bool) -> Spec | None:
 # --- elements and rows ----------------------------------------------------------------------------------------------
 
 
-def _elements(batch: Batch) -> Batched:
+def elements(batch: Batch) -> Batched:
+    """All calls as one on arrays with the batch in front."""
     return batch.call(**{name: batch.every(name) for name in batch.operator.op.inputs}), 0
 
 
@@ -214,7 +215,7 @@ RULES = {
     "gather": _gather,
     "gather_grad": _gather_grad,
 }
-RULES_BY_KIND = {"elements": _elements, "rows": _rows, "classes": _losses}
+RULES_BY_KIND = {"elements": elements, "rows": _rows, "classes": _losses}
 
 for name, operator in OPERATORS.items():
     if operator.eager is None:  # it has no gradient, and so no batching rule from it

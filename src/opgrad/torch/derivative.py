@@ -15,6 +15,12 @@ from opgrad.interop.torch_private import is_batched
 Gradient = Callable[..., Mapping[str, Tensor | None]]
 
 
+def describe(function: Any, names: Sequence[str]) -> None:
+    """Tell `Derivative` by a signature what a function is given that takes any arguments."""
+    parameters = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in names]
+    function.__signature__ = inspect.Signature(parameters)
+
+
 class Derivative:
     """An operator's gradients, tangents and batching rule, as the parts of a torch.autograd.Function.
 

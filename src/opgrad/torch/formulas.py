@@ -3,7 +3,6 @@
 That of an operator whose gradient is declared, such as tanh, needs no line here.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from opgrad.contract import loss_options
 from opgrad.interop.torch_tensors import execute, is_direct, is_transformed
-from opgrad.torch.derivative import Gradient
+from opgrad.torch.derivative import Gradient, describe
 from opgrad.torch.operators import OPERATORS
 
 Gradients = dict[str, Tensor | None]
@@ -313,8 +312,7 @@ def direct(name: str, by: Callable[..., Tensor], saved: Sequence[str]) -> None:
     def formula(*dy_and_saved: Any) -> Gradients:
         return {x: by(*dy_and_saved)}
 
-    parameters = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in ("dy", *saved)]
-    formula.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which says what it is given
+    describe(formula, ("dy", *saved))
     operator.differentiate(formula, by)
 
 

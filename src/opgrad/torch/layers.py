@@ -4,7 +4,6 @@ Each has the operators of training graphs for its value and its gradient. Gradie
 of the layer's formula in PyTorch's functions. On CUDA, and while a model is exported, PyTorch's functions are called.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,8 @@ from torch.nn import functional
 
 from opgrad.contract import graph_operators
 from opgrad.interop.torch_calls import native
-from opgrad.torch.batching import Batch, Batched, batching
+from opgrad.torch.batching import Batch, Batched, batching, elements
+from opgrad.torch.derivative import describe
 from opgrad.torch.formulas import Gradients, wide
 from opgrad.torch.operators import TensorOperator, is_exported
 from opgrad.torch.renamed_errors import ERRORS, in_words
@@ -61,8 +61,8 @@ def _differentiated(name: str, formula: Formula, arrays: Sequence[str]) -> Tenso
         # Statistics, of the arrays themselves, change with them.
         return dict.fromkeys(backward.op.arrays) | dict(zip(moved, slopes, strict=True))
 
-    _describe(gradient, [*(f"d_{each}" for each in results), *given])
-    _describe(gradient_of_gradient, [*(f"d_{each}" for each in backward.op.results), *backward.names])
+    describe(gradient, [*(f"d_{each}" for each in results), *given])
+    describe(gradient_of_gradient, [*(f"d_{each}" for each in backward.op.results), *backward.names])
     forward.differentiate(gradient)
     backward.differentiate(gradient_of_gradient)
 
@@ -83,7 +83,7 @@ def _differentiated(name: str, formula: Formula, arrays: Sequence[str]) -> Tenso
 
     forward.derivative.tangent, backward.derivative.tangent = tangent, tangent_of_gradient
     for each in (forward, backward):
-        each.derivative.batching = batching(each, _all_at_once if each.op.kind == "elements" else one_by_one)
+        each.derivative.batching = batching(each, elements if each.op.kind == "elements" else one_by_one)
     return forward
 
 
@@ -123,16 +123,6 @@ def _pulled(formula: Formula, known: Values, arrays: Sequence[str]) -> tuple[lis
 
 def _any(name: str, known: Values) -> Tensor:
     return torch.zeros_like(known["scale" if name == "bias" else "dy"])
-
-
-def _describe(function: Any, names: Sequence[str]) -> None:
-    """Tell `Derivative` what a function is given."""
-    parameters = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in names]
-    function.__signature__ = inspect.Signature(parameters)
-
-
-def _all_at_once(batch: Batch) -> Batched:
-    return batch.call(**{name: batch.every(name) for name in batch.operator.op.inputs}), 0
 
 
 def one_by_one(batch: Batch) -> Batched:

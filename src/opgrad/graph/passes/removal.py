@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.graph.graph import Graph
-from opgrad.graph.nodes import attributes_of
+from opgrad.graph.nodes import attributes_of, registering
 from opgrad.graph.passes.single_nodes import at_each
 from opgrad.graph.passes.sizes import Shapes, slice_limits, terms_of
 from opgrad.graph.sizes import Term, Terms
@@ -25,14 +25,8 @@ WIDER: dict[int, tuple[int, ...]] = {
 }
 
 
-def unchanged(*operators: str) -> Callable[[Test], Test]:
-    """Register a test of whether the first result of these operators equals their first input."""
-
-    def declare(test: Test) -> Test:
-        TESTS.update(dict.fromkeys(operators, test))
-        return test
-
-    return declare
+# Registers a test of whether the first result of these operators equals their first input.
+unchanged = registering(TESTS)
 
 
 @at_each()

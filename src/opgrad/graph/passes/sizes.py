@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 
 from opgrad.graph.graph import Graph
-from opgrad.graph.nodes import attributes_of
+from opgrad.graph.nodes import attributes_of, registering
 from opgrad.graph.sizes import Term, Terms, numbers, terms
 
 LONGEST = 64  # the most numbers of an array that is taken for a shape
@@ -21,14 +21,8 @@ def terms_of(graph: Graph, name: str) -> Terms | None:
     return terms(graph.sizes(name))
 
 
-def rule(*operators: str) -> Callable[[Rule], Rule]:
-    """Register the function that computes the result of these operators from the sizes in their inputs."""
-
-    def declare(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(operators, function))
-        return function
-
-    return declare
+# Registers the function that computes the result of these operators from the sizes in their inputs.
+rule = registering(RULES)
 
 
 class Shapes:
