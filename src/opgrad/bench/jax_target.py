@@ -9,8 +9,8 @@ import numpy as np
 import opgrad
 from opgrad.bench.case import Case
 from opgrad.bench.cells import CLASSES, ROWS, Cell, Workload
-from opgrad.bench.measure import NEW, OURS, Call
-from opgrad.bench.targets import Target, raced
+from opgrad.bench.measure import NEW, Call
+from opgrad.bench.targets import Target, on_host
 
 PEER = "jax.nn"
 
@@ -43,9 +43,9 @@ class Jax(Target):
         found = ours(*arrays.values())
         several = found if isinstance(found, tuple) else (found,)
         case.results = {name: np.asarray(each) for name, each in zip(case.results, several, strict=True)}
-        functions = {OURS: ours} | ({PEER: jax.jit(theirs)} if PEER in names else {})
-        calls = {f"{NEW} {name}": _call(function, list(arrays.values())) for name, function in functions.items()}
-        return raced(case, calls, {NEW: {}}, case.error(), seconds)
+        given, functions = list(arrays.values()), {PEER: jax.jit(theirs)} if PEER in names else {}
+        rivals = {name: _call(function, given) for name, function in functions.items()}
+        return on_host(case, {NEW: _call(ours, given)}, lambda way: (rivals, {}), case.error(), seconds)
 
 
 def _call(function: Callable[..., Any], arrays: Sequence[Any]) -> Call:

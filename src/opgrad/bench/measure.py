@@ -21,6 +21,7 @@ QUIET = 0.2  # share of a core: below, no other's threads are spinning any more
 WINDOW = 0.01  # seconds of a look: a thread's time is only counted at the ticks of the system's clock
 LONGEST_WAIT = 0.1  # seconds
 Cell = TypeVar("Cell")
+Name = TypeVar("Name")  # of a contestant
 Call = Callable[[], object]
 
 NEW, GIVEN = WAYS = ("new", "given")
@@ -51,7 +52,7 @@ def measure_each(
     return measured
 
 
-def interleaved(calls: Mapping[str, Call], seconds: float) -> dict[str, dict[str, float]]:
+def interleaved(calls: Mapping[Name, Call], seconds: float) -> dict[Name, dict[str, float]]:
     """Median and minimum time of each call by name; they take turns for about this many seconds.
 
     A turn begins when the threads of the one before have stopped spinning.
@@ -75,9 +76,9 @@ def hot_turns(call: Call) -> Callable[[], list[float]]:
     return turns(call, math.inf)
 
 
-def take_turns(contestants: Mapping[str, Callable[[], list[float]]], seconds: float) -> dict[str, dict[str, float]]:
+def take_turns(contestants: Mapping[Name, Callable[[], list[float]]], seconds: float) -> dict[Name, dict[str, float]]:
     """Median and minimum of the times that each turn takes, by name; round after round, for so many seconds."""
-    samples: dict[str, list[float]] = {name: [] for name in contestants}
+    samples: dict[Name, list[float]] = {name: [] for name in contestants}
     end = time.perf_counter() + seconds
     rounds = 0
     gc.disable()
@@ -138,27 +139,29 @@ def only(way: str, asked: str) -> None:
         raise NoSuchWay(LACKING[asked])
 
 
-def by_way(times: Mapping[str, Any], notes: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, Any]]:
-    """What a result file holds of each way: times by name, and what kept peers from it."""
-    found: dict[str, dict[str, Any]] = {way: {"times": {}, "notes": dict(each)} for way, each in notes.items()}
-    for key, taken in times.items():
-        way, _, name = key.partition(" ")
-        found[way]["times"][name] = taken
-    return found
-
-
-def measured(
-    times: Mapping[str, Any], notes: Mapping[str, Mapping[str, str]], traffic: int, copied: int, error: float
+def raced(
+    ours: Mapping[str, Any],
+    rivals: Callable[[str], tuple[Mapping[str, Any], dict[str, str]]],
+    race: Callable[[dict[tuple[str, str], Any]], Mapping[tuple[str, str], Any]],
+    copy: Any = None,
 ) -> dict[str, Any]:
-    """What a result file holds of a cell's measurement.
+    """What a result file holds of a cell's times.
 
-    times: of the copy, and of each way and contestant. notes: by way, what kept peers from it. traffic: bytes that a
-    call moves. copied: bytes that the copy moves. error: of our results, in units in the last place.
+    ours: our call in each way. rivals: those of peers in a way, and what keeps others from it. race: takes the times
+    of calls, which have a way and a name. copy: what copies as many bytes, if anything does.
     """
-    return {
-        "bytes": traffic,
-        "copied_bytes": copied,
-        "error_ulp": error if math.isfinite(error) else None,
-        "copy": times[COPY],
-        "ways": by_way({name: taken for name, taken in times.items() if name != COPY}, notes),
+    calls: dict[tuple[str, str], Any] = {} if copy is None else {("", COPY): copy}
+    notes: dict[str, dict[str, str]] = {}
+    for way, call in ours.items():
+        found, notes[way] = rivals(way)
+        calls |= {(way, name): each for name, each in {OURS: call, **found}.items()}
+    times = race(calls)
+    ways = {
+        way: {"times": {name: times[of, name] for of, name in calls if of == way}, "notes": notes[way]} for way in ours
     }
+    return {"ways": ways} if copy is None else {"copy": times["", COPY], "ways": ways}
+
+
+def finite(error: float) -> float | None:
+    """An error as JSON has it: None if it is infinite or NaN."""
+    return error if math.isfinite(error) else None

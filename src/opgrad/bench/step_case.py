@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from opgrad.bench import step_forms
 from opgrad.bench.cells import ATTENTION, LOSSES, Cell
-from opgrad.bench.measure import NEW, OURS, Call, interleaved
+from opgrad.bench.measure import NEW, OURS, Call, finite, interleaved, raced
 from opgrad.bench.peers import COMPILE, tried
 from opgrad.contract import DTYPES
 from opgrad.testing.accuracy import error_in_ulp
@@ -207,17 +206,17 @@ def measure(cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
     steps = {name: partial(case.step, function) for name, function in case.functions(names).items()}
     steps[OURS]()
     error = case.error()
-    rivals, notes = tried([name for name in steps if name != OURS], steps.get, case.longest)
-    calls: dict[str, Call] = {OURS: steps[OURS], **rivals}
-    times = interleaved(calls, seconds)
+    others = [name for name in steps if name != OURS]
+    race = partial(interleaved, seconds=seconds)
+    found = raced({NEW: steps[OURS]}, lambda way: tried(others, steps.get, case.longest), race)
     return {
         **cell.known,
         "group": cell.workload.group,
         "headline": False,
-        **({} if error is None else {"error_ulp": error if math.isfinite(error) else None}),
-        "beyond": {name: _beyond(case, call) for name, call in calls.items()},
+        **({} if error is None else {"error_ulp": finite(error)}),
+        "beyond": {name: _beyond(case, steps[name]) for name in found["ways"][NEW]["times"]},
         "needed": case.needed,
-        "ways": {NEW: {"times": times, "notes": notes}},
+        **found,
     }
 
 

@@ -3,7 +3,8 @@
 Here is the CPU: one cell measured, into what a result file holds of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from opgrad import machine
@@ -11,8 +12,9 @@ from opgrad.bench import peers, step_case
 from opgrad.bench.case import Case, case_of
 from opgrad.bench.cells import PLAIN, STEPS, WORKLOADS, Cell, Workloads
 from opgrad.bench.copying import MOST_COPIED, copier
-from opgrad.bench.measure import COPY, GIVEN, OURS, Call, interleaved, measured
+from opgrad.bench.measure import GIVEN, Call, finite, interleaved, raced
 
+Rivals = Callable[[str], tuple[Mapping[str, Call], dict[str, str]]]
 TARGETS = ("cpu", "cuda", "jax")
 COMPILED_FROM = 1 << 16  # bytes moved: with fewer, the checks before torch.compile's code runs take longest
 
@@ -47,12 +49,8 @@ class Target:
         case.call(GIVEN)()
         error = case.error()
         chosen = [name for name in names if name != peers.COMPILE or case.traffic >= COMPILED_FROM]
-        calls: dict[str, Call] = {}
-        notes: dict[str, dict[str, str]] = {}
-        for way in case.ways:
-            rivals, notes[way] = peers.calls(case, chosen, way)
-            calls |= {f"{way} {name}": call for name, call in {OURS: case.call(way), **rivals}.items()}
-        return raced(case, calls, notes, error, seconds)
+        ours = {way: case.call(way) for way in case.ways}
+        return on_host(case, ours, lambda way: peers.calls(case, chosen, way), error, seconds)
 
 
 def target(name: str) -> Target:
@@ -72,17 +70,17 @@ def target(name: str) -> Target:
     return Cuda.current()
 
 
-def raced(
-    case: Case, calls: Mapping[str, Call], notes: Mapping[str, dict[str, str]], error: float, seconds: float
-) -> dict[str, Any]:
-    """What a result file holds of a case. calls: by way and name. notes: by way, what keeps peers from it."""
+def on_host(case: Case, ours: Mapping[str, Call], rivals: Rivals, error: float, seconds: float) -> dict[str, Any]:
+    """What a result file holds of a case. ours, rivals: as for `raced`. error: of our results, in ulp."""
     cell, copy = case.cell, copier(min(case.traffic, MOST_COPIED))
-    times = interleaved({COPY: copy, **calls}, seconds)
     return {
         **cell.known,
         "workload": case.label,
         "memory": cell.memory,
         "headline": cell.workload.headline,
         **({} if cell.workload.group == PLAIN else {"group": cell.workload.group}),
-        **measured(times, notes, case.traffic, copy.bytes, error),
+        "bytes": case.traffic,
+        "copied_bytes": copy.bytes,
+        "error_ulp": finite(error),
+        **raced(ours, rivals, partial(interleaved, seconds=seconds), copy),
     }

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from opgrad.bench.measure import Call, take_turns
+from opgrad.bench.measure import Call, Name, take_turns
 
 FASTEST_CLOCK = 2.1e9  # cycles a second: no multiprocessor runs faster for long
 TURN = 0.005  # seconds of calls in a turn
@@ -83,8 +83,8 @@ class Contestant:
 
 
 def interleaved(
-    calls: Mapping[str, Sequence[Call]], seconds: float, clock: Clock, small: bool
-) -> dict[str, dict[str, float]]:
+    calls: Mapping[Name, Sequence[Call]], seconds: float, clock: Clock, small: bool
+) -> dict[Name, dict[str, float]]:
     """Median and minimum time of each contestant's calls; they take turns for about this many seconds.
 
     calls: for each contestant, one for each copy of the arrays. small: take the host's time for many calls. `host`

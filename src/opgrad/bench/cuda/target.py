@@ -1,6 +1,7 @@
 """The CUDA device as a target of the benchmark: one cell measured, into what a result file holds of it."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from opgrad.bench.cells import Cell
 from opgrad.bench.cuda import cells, peers
 from opgrad.bench.cuda.case import TensorCase
 from opgrad.bench.cuda.measure import Device, interleaved
-from opgrad.bench.measure import COPY, OURS, WAYS, measured
+from opgrad.bench.measure import WAYS, finite, raced
 from opgrad.bench.peers import reason
 from opgrad.bench.targets import Target
 
@@ -57,19 +58,20 @@ class Cuda(Target):
         error, traffic = case.error(), case.traffic
         cases = case.copies(self.copies(traffic))
         copied = min(traffic, MOST_COPIED)
-        contestants = {COPY: [self._copy(copied) for _ in cases]}
-        notes: dict[str, dict[str, str]] = {}
-        for way in WAYS:
-            rivals, notes[way] = peers.calls(cases, names, way, clock.wait)
-            contestants[f"{way} {OURS}"] = [each.call(way) for each in cases]
-            contestants |= {f"{way} {name}": made for name, made in rivals.items()}
-        times = interleaved(contestants, seconds, clock, traffic < SMALL)
         return {
             "headline": cell.workload.headline,
             "copies": len(cases),
             "clock": "host" if traffic < SMALL else "device",
             "regime": case.regime(),
-            **measured(times, notes, traffic, 2 * _half(copied), error),
+            "bytes": traffic,
+            "copied_bytes": 2 * _half(copied),
+            "error_ulp": finite(error),
+            **raced(
+                {way: [each.call(way) for each in cases] for way in WAYS},
+                lambda way: peers.calls(cases, names, way, clock.wait),
+                partial(interleaved, seconds=seconds, clock=clock, small=traffic < SMALL),
+                [self._copy(copied) for _ in cases],
+            ),
         }
 
     def copies(self, traffic: int) -> int:
