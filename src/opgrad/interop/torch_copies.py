@@ -22,7 +22,7 @@ def shared(array: Array) -> torch.Tensor:
 
 def upload(array: Array, device: str) -> torch.Tensor:
     """A tensor of its own on a device with the numbers of an array."""
-    return shared(array).to(device, copy=True)
+    return shared(np.array(array, order="C")).to(device)
 
 
 def download(tensor: torch.Tensor) -> Array:
