@@ -9,8 +9,8 @@ import numpy as np
 import opgrad
 from opgrad.bench.case import Case
 from opgrad.bench.cells import CLASSES, ROWS, Cell, Workload
+from opgrad.bench.cpu_target import Target, on_host
 from opgrad.bench.measure import NEW, Call
-from opgrad.bench.targets import Target, on_host
 
 PEER = "jax.nn"
 

@@ -8,12 +8,12 @@ import torch
 
 from opgrad import machine
 from opgrad.bench.cells import Cell
+from opgrad.bench.cpu_target import Target
 from opgrad.bench.cuda import cells, peers
 from opgrad.bench.cuda.case import TensorCase
 from opgrad.bench.cuda.measure import Device, interleaved
 from opgrad.bench.measure import WAYS, finite, raced
 from opgrad.bench.peers import reason
-from opgrad.bench.targets import Target
 
 ROTATED = 2  # times the L2 cache: one round through the copies of a cell's arrays moves more
 SMALL = 1 << 20  # bytes below which it is not the device that takes the time
