@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
