@@ -30,10 +30,11 @@ def test_it_is_trained(model, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["magika/models/standard_v3_3/model.onnx", "silero_vad/data/silero_vad_16k_op15.onnx"])
 def test_halves_of_it_train_to_the_same_losses(name, kind, tmp_path):
-    """The differences are those of rounded weights, which each step keeps: losses may be off by some of their units."""
+    """Beside float32 with rounded weights the inputs alone are rounded; beside the model all weights are, too."""
     model = next(each for each in MODELS if each.file == name)
     found = losses_of_halves(model, FOLDER / name, tmp_path, kind)
-    np.testing.assert_allclose(found.halves, found.rounded, rtol=1e-3)
-    np.testing.assert_allclose(found.halves, found.floats, rtol=16 * float(ml_dtypes.finfo(KINDS[kind]).eps))
+    eps = float(ml_dtypes.finfo(KINDS[kind]).eps)
+    np.testing.assert_allclose(found.halves, found.rounded, rtol=2 * eps)
+    np.testing.assert_allclose(found.halves, found.floats, rtol=16 * eps)
     assert found.halves[-1] < found.halves[0]
     assert found.exported == {kind}
