@@ -116,6 +116,7 @@ LAYERS = {
         ONNX,
         f"contract/ {COMPILER} {STEPS} forms/ graph/ locks native/ native/arrays native/threads/ reading writing",
     ),
+    "machine": ("", "cpu/compiler/native cpu/programs/partition"),
     # training: files and data, graphs with gradients, blocks that build them; what trains; what is made of these
     "training/data/": ("numpy", "reading"),
     "training/engine/distributed": ("numpy torch", f"{STEPS} interop/torch_private native/ native/threads/"),
@@ -124,7 +125,7 @@ LAYERS = {
         "numpy onnx flatbuffers ml_dtypes",
         "graph/ locks reading training/data/ training/engine/optimizer writing",
     ),
-    "training/building/": ("numpy onnx", "gradients/ graph/ training/formats/"),
+    "training/building/": ("numpy onnx", "gradients/ graph/ rules/ training/formats/"),
     "training/onnxblock/": ("numpy onnx", "graph/ reading training/building/ training/formats/"),
     "training/engine/": (
         "numpy onnx onnxruntime rich",
@@ -136,7 +137,7 @@ LAYERS = {
         "native/threads/ reading terminal training/building/ training/data/ training/engine/"
         " training/engine/distributed training/formats/ writing",
     ),
-    "training/language/": ("numpy onnx", "graph/ training/formats/"),
+    "training/language/": ("numpy onnx", "graph/ machine rules/ training/formats/"),
     "training/portable/": (
         "numpy onnx",
         "contract/ forms/ graph/ onnxruntime/ reading training/building/ training/engine/ training/engine/optimizer"
@@ -144,7 +145,7 @@ LAYERS = {
     ),
     "training/tune/": (
         "jinja2 numpy onnx onnxruntime onnxruntime_genai tokenizers",
-        "graph/ locks native/threads/ reading training/building/ training/data/ training/engine/"
+        "graph/ locks native/threads/ ops/ reading training/building/ training/data/ training/engine/"
         " training/engine/distributed training/engine/optimizer training/formats/ training/language/"
         " training/portable/ training/run/ writing",
     ),
@@ -172,7 +173,6 @@ LAYERS = {
         " training/tune/",
     ),
     # commands, and what they measure and test
-    "machine": ("", "cpu/compiler/native cpu/programs/partition"),
     "testing/": ("numpy ml_dtypes", "opgrad native/arrays contract/"),
     "bench/": (
         f"{ONNX} jax markdown_it matplotlib ml_dtypes rich torch typer",

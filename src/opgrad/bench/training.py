@@ -160,36 +160,41 @@ def measure(
     notes, versions = dict[str, str](), dict[str, str]()
     with ExitStack() as stack:
         try:
-            ours = _our_step(artifacts, data, fuse)
-            losses[STEP] = float(np.asarray(ours()))
+            losses[STEP] = _add_ours(contestants, artifacts, data, fuse)
         except (ValueError, RuntimeError) as error:
             return {"set": artifacts.name, "batch": batch, "left_out": " ".join(str(error).split())}
-        contestants[STEP] = hot_turns(ours)
-        contestants[GRAPH] = hot_turns(_graph(artifacts, data, fuse))
-        contestants[OPTIMIZER] = hot_turns(_optimizer(artifacts))
         try:
             losses[TORCH] = _add_torch(contestants, in_torch or _chain(artifacts, data))
         except NotImplementedError as error:
             notes[TORCH] = str(error)
-        if old_python is not None:
-            folder = of_old or artifacts.directory
-            try:
-                losses[OLD], versions = _add_old(contestants, stack, old_python, folder, data)
-            except Refused as error:
-                notes[OLD] = str(error)
+        try:
+            if old_python is not None:
+                losses[OLD], versions = _add_old(contestants, stack, old_python, of_old or artifacts.directory, data)
+        except Refused as error:
+            notes[OLD] = str(error)
         times = best_of_torch(take_turns(contestants, seconds))
     others = disagreements(losses, losses[STEP])
-    notes |= others
-    times = {name: taken for name, taken in times.items() if name.split()[0] not in others}
+    more = {"notes": notes | others, "old_versions": versions}
     return {
         "set": artifacts.name,
         "batch": batch,
         "parameters": sum(array.size for array in artifacts.trainable.values()),
         "loss": losses[STEP],
-        "times": times,
-        **({"notes": notes} if notes else {}),
-        **({"old_versions": versions} if versions else {}),
+        "times": {name: taken for name, taken in times.items() if name.split()[0] not in others},
+        **{name: value for name, value in more.items() if value},
     }
+
+
+def _add_ours(
+    contestants: dict[str, Turn], artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool
+) -> float:
+    """Let our step, its graph and its optimizer take part; returns the loss."""
+    step = _our_step(artifacts, data, fuse)
+    loss = float(np.asarray(step()))
+    contestants[STEP] = hot_turns(step)
+    contestants[GRAPH] = hot_turns(_graph(artifacts, data, fuse))
+    contestants[OPTIMIZER] = hot_turns(_optimizer(artifacts))
+    return loss
 
 
 def _chain(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[int], Callable[[], Any]]:

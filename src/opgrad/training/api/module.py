@@ -86,9 +86,7 @@ class Module:
         self._eval_graph = None
         if self._eval_model is not None and eval_model_uri is not None:
             fixed = {**memory.parameters, **memory.frozen, **of_eval}
-            evaluated = copied(self._eval_model)
-            compute_in_float32(evaluated, {name for name, each in fixed.items() if each.dtype == np.float32})
-            self._eval_graph = _open_eval(evaluated, fixed, options, f"{WHO}: {name_of(eval_model_uri)}")
+            self._eval_graph = _open_eval(self._eval_model, fixed, options, f"{WHO}: {name_of(eval_model_uri)}")
         held = memory.parameters.keys() | memory.frozen.keys()
         self._order = [value.name for value in model.graph.input if value.name in held]
         self._norm: GradientNorm | None = None
@@ -318,10 +316,13 @@ def _fixed(shape: Sequence[int | str]) -> tuple[int, ...]:
 def _open_eval(
     model: onnx.ModelProto, fixed: Mapping[str, np.ndarray], options: onnxruntime.SessionOptions, what: str
 ) -> BoundGraph:
-    use_internal_losses(model)
-    inputs = [declared(value) for value in model.graph.input if value.name not in fixed]
-    outputs = [declared(value) for value in model.graph.output]
-    return open_bound(model, options, what, inputs, outputs, fixed, {})
+    """The graph that evaluates; what is float32 of its fixed values makes the nodes in halves compute so."""
+    evaluated = copied(model)
+    compute_in_float32(evaluated, {name for name, each in fixed.items() if each.dtype == np.float32})
+    use_internal_losses(evaluated)
+    inputs = [declared(value) for value in evaluated.graph.input if value.name not in fixed]
+    outputs = [declared(value) for value in evaluated.graph.output]
+    return open_bound(evaluated, options, what, inputs, outputs, fixed, {})
 
 
 def _value(value: Any, spec: TensorSpec) -> Value:

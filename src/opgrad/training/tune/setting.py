@@ -26,7 +26,8 @@ from opgrad.training.tune.lora import WHO, Adapter
 if TYPE_CHECKING:
     from opgrad.training.language import LanguageModel
 
-AXES = ("batch", "length")
+Axes = tuple[int | str, ...]
+AXES: Axes = ("batch", "length")
 LABELS = "labels"  # the input for the labels
 
 
@@ -73,14 +74,10 @@ def prepare(
     of opgrad in the places of others.
     Raises what `training_models` raises, ValueError for a pattern that matches nothing.
     """
-    model = copied(base.model)
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
-    insert(model.graph, adapters, seed=seed, norms=norms, drawn=not plain)
-    drops = any(node.op_type == "DropoutTraining" for node in model.graph.node)
-    if drops:
-        model.graph.input.append(helper.make_tensor_value_info(DRAW, onnx.TensorProto.INT64, [1]))
+    model, more = _adapted(base, adapters, values, seed, norms, drawn=not plain)
     if pack:
         model = packed_rows(model, f"{WHO}: {folder}")
+        more |= {STARTS: (1, "bounds"), PLACES: AXES}
     weights = _weights(model, train, base.values)
     names, stored = [*values, *weights], _widen(model, weights, base.values)
     trained = replace(base, model=model).with_loss(weights, plain)
@@ -89,8 +86,6 @@ def prepare(
     trainable, _ = models.arrays
     for each in (models.training, models.evaluation):
         _finish(each, plain)
-    more: dict[str, tuple[int | str, ...]] = {DRAW: (1,)} if drops else {}
-    more |= {STARTS: (1, "bounds"), PLACES: AXES} if pack else {}
     inputs = {base.tokens: AXES, **more, LABELS: AXES}  # in the graph's order
     constants = _constants([models.training, models.evaluation], held)
     artifacts = ArtifactSet(
@@ -106,6 +101,20 @@ def prepare(
         files={name: place for name, each in constants.items() if (place := base.file_of(each)) is not None},
     )
     return Setting(base, tuple(adapters), tuple(weights), artifacts)
+
+
+def _adapted(
+    base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], seed: int,
+    norms: Mapping[str, np.ndarray], drawn: bool,
+) -> tuple[onnx.ModelProto, dict[str, Axes]]:  # fmt: skip
+    """The model with its adapters, and the input that counts the draws of their dropout, where they have any."""
+    model = copied(base.model)
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
+    insert(model.graph, adapters, seed=seed, norms=norms, drawn=drawn)
+    if not any(node.op_type == "DropoutTraining" for node in model.graph.node):
+        return model, {}
+    model.graph.input.append(helper.make_tensor_value_info(DRAW, onnx.TensorProto.INT64, [1]))
+    return model, {DRAW: (1,)}
 
 
 def _weights(model: onnx.ModelProto, train: Iterable[str], values: Mapping[str, Held]) -> list[str]:
