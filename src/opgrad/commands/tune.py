@@ -32,7 +32,7 @@ class What:
 
     lora: Annotated[
         list[str] | None,
-        _option("Model", "Adapters: 'rank=8, alpha=16, target=*q_proj*|*v_proj*'; default: attention.", metavar="TEXT"),
+        _option("Model", "Adapters: 'rank=8, alpha=16, target=q|v'; default: attention.", metavar="TEXT"),
     ] = None
     train: Annotated[
         list[str] | None, _option("Model", "Weights to train themselves, without adapters.", metavar="PATTERN")

@@ -27,7 +27,7 @@ from opgrad.cpu.kernels.attention.tiles import (
     Seen,
     Sizes,
 )
-from opgrad.cpu.programs.building import ProgramSteps
+from opgrad.cpu.programs.products import ProductSteps
 from opgrad.cpu.programs.program import Address
 from opgrad.cpu.programs.workspace import Scratch
 from opgrad.random import keep_threshold, kept_scale
@@ -39,7 +39,7 @@ SUMS_BYTES: Final = 24 << 20  # of memory in which gradients are summed up; thre
 FAR: Final = 1 << 40  # keys on a side of a query, where they are not limited
 
 
-class AttentionSteps(ProgramSteps):
+class AttentionSteps(ProductSteps):
     """What the steps of both programs are given, made of a problem."""
 
     def __init__(self, problem: Problem, operator: str):

@@ -7,11 +7,9 @@ from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import Explain
 from opgrad.cpu.compiler.native import Kernel, vector_lanes
-from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.loops.fill import fill_zeros
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.layout import Loops, precision
-from opgrad.cpu.programs.partition import round_up
 from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
 from opgrad.cpu.programs.workspace import Workspace
 
@@ -22,15 +20,13 @@ class ProgramSteps:
     A kernel's parameter that is not among a step's arguments is the operand of its name, or else the attribute of its
     name; `stream` says by default whether the call's arrays exceed the cache. A step without units is left out.
 
-    item, lanes: the bytes of a number that is computed with, and how many a vector has. width: columns of a panel of
-    packed rows, as products of matrices take them.
+    item, lanes: the bytes of a number that is computed with, and how many a vector has.
     """
 
     def __init__(self, problem: Problem, computed_in: str = ""):
         """computed_in: the dtype of the computation; by default that of all operands together."""
         self.problem, self.workspace, self.tables = problem, Workspace(computed_in or precision(problem)), Tables()
         self.item, self.lanes = DTYPES[self.workspace.precision].itemsize, vector_lanes(self.workspace.precision)
-        self.width = gemm.VECTORS * self.lanes
         self.steps: list[Step] = []
 
     def add(self, kernel: Kernel, units: int, unit_bytes: float | None = None, /, **arguments: Any) -> None:
@@ -77,7 +73,3 @@ class ProgramSteps:
     def given(self, name: str) -> bool:
         """Whether an operand is given or, of a result, wanted."""
         return self.problem.operands.get(name) is not None
-
-    def panels(self, depth: int, columns: int) -> tuple[int, int]:
-        """How many panels so many columns of packed rows take, and the numbers of a panel of `depth` rows."""
-        return -(-columns // self.width), round_up(depth, self.lanes // 2) * self.width

@@ -12,9 +12,9 @@ from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels import quantized as kernels
 from opgrad.cpu.kernels.gemm import Matrix, ProductSizes
 from opgrad.cpu.kernels.quantized import Blocks, Groups, Integers, Memory, Scales, Weights, Zeros
-from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.gather import check_indices
 from opgrad.cpu.programs.partition import round_up
+from opgrad.cpu.programs.products import ProductSteps
 from opgrad.cpu.programs.program import Address, Program
 
 OPERATOR: Final = "quantized_matmul_grad"
@@ -27,7 +27,7 @@ def quantized_matmul_grad(problem: Problem) -> Program:
     sizes = quantized(shapes, dict(problem.attributes))
     if problem["b"].dtype == "int8" and problem.attributes["bits"] < BYTE:
         raise TypeError(f"{OPERATOR}: b has dtype int8, expected uint8, as bits is {problem.attributes['bits']}")
-    steps, explain = ProgramSteps(problem), None
+    steps, explain = ProductSteps(problem), None
     if problem["g_idx"]:
         check_indices(steps, sizes.blocks[1], "g_idx")
         explain = wrong_index(problem, OPERATOR, sizes.blocks[1], "g_idx")
@@ -47,7 +47,7 @@ def kernel_of(problem: Problem, transposed: bool = False) -> Kernel:
 
 
 def add_product(
-    steps: ProgramSteps,
+    steps: ProductSteps,
     kernel: Kernel,
     sizes: ProductSizes,
     a: Matrix,
@@ -75,7 +75,7 @@ def _check_zeros(problem: Problem, operator: str, count: int, packed: bool) -> N
         raise ValueError(f"{operator}: zero_points is packed, expected floats, as column_block is 1")
 
 
-def weights_of(steps: ProgramSteps, operator: str) -> Weights:
+def weights_of(steps: ProductSteps, operator: str) -> Weights:
     """The quantized weights of a problem. Raises ValueError for zero points that do not fit."""
     problem, add_table = steps.problem, steps.tables.add
     sizes = quantized({"b": problem.specs["b"].shape}, dict(problem.attributes))

@@ -17,8 +17,8 @@ from opgrad.cpu.kernels.loops.fill import fill_zeros
 from opgrad.cpu.kernels.recurrent import gru, lstm
 from opgrad.cpu.kernels.recurrent import layer as layers
 from opgrad.cpu.kernels.recurrent.layer import BlockUnits, Layer, LayerMatrix, Panels, States
-from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.partition import round_up
+from opgrad.cpu.programs.products import ProductSteps
 from opgrad.cpu.programs.program import Program
 from opgrad.locks import once
 from opgrad.native.threads import get_num_threads
@@ -42,7 +42,7 @@ class GateColumns:
         return b.packed(self.dz._replace(first=self.first), b.length, b.batch, self.count)
 
 
-class RecurrentSteps(ProgramSteps):
+class RecurrentSteps(ProductSteps):
     """Puts the steps of a program together.
 
     length: the steps of x; gates: of each number of a state. W and R are [directions, gates * hidden, …].

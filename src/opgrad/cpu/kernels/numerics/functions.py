@@ -6,7 +6,7 @@ two, so that nothing overflows or loses bits as a denormal on the way.
 """
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import by_precision, constant, inline
+from opgrad.cpu.compiler.native import constant, inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.numerics.elementary import LOG2_E, ROUNDER, expm1_reduced, log, polynomials, remainder
 
@@ -191,24 +191,14 @@ BELL_ENDS = constant(18.76, 53.25)
 
 
 @inline
-def _tail_ratio_single(x: Vector) -> Vector:
-    inverse = 1.0 / (x + TAIL_K(x))
-    return _tail((x - TAIL_K(x)) * inverse) * inverse
-
-
-@inline
-def _tail_ratio_double(x: Vector) -> Vector:
+def tail_ratio(x: Vector) -> Vector:
+    """The normal distribution's tail P(X > x) divided by exp(-x*x/2), for x from 0 on."""
     k = TAIL_K(x)
     d = x + k
     near = d - k
     ratio = _tail((d - 2.0 * k) / d) / d
-    # That is the ratio r at d - K; its derivative x*r - density(0) makes good what the sum d has rounded off, which a
-    # large K lets count. In single precision a small K takes as many coefficients.
+    # That is the ratio r at d - K; its derivative x*r - density(0) makes good what the sum d has rounded off.
     return v.fma(v.fma(near, ratio, -BELL_PEAK), x - near, ratio)
-
-
-# The normal distribution's tail P(X > x) divided by exp(-x*x/2), for x from 0 on.
-tail_ratio = by_precision(_tail_ratio_single, _tail_ratio_double)
 
 
 @inline
