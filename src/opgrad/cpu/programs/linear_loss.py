@@ -15,9 +15,9 @@ from opgrad.cpu.kernels import quantized as kernels
 from opgrad.cpu.kernels.cross_entropy import rows as loss_kernels
 from opgrad.cpu.kernels.cross_entropy.labels import Samples, add_losses
 from opgrad.cpu.kernels.gemm import BLOCK_ROWS, Matrix, ProductSizes
-from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.cross_entropy import add_labels, reduction_of
 from opgrad.cpu.programs.partition import round_up
+from opgrad.cpu.programs.products import ProductSteps
 from opgrad.cpu.programs.program import Program
 from opgrad.cpu.programs.quantized import add_product, kernel_of, weights_of
 
@@ -33,7 +33,7 @@ def linear_cross_entropy_loss_and_grad(problem: Problem) -> Program:
     return _Chunks(problem, "linear_cross_entropy_loss_and_grad").of_all_tokens()
 
 
-class _Chunks(ProgramSteps):
+class _Chunks(ProductSteps):
     """Puts the steps together."""
 
     def __init__(self, problem: Problem, operator: str):
