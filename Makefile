@@ -71,11 +71,11 @@ test-ptx: $(VENV)/.torch
 	set -e; for architecture in $(ARCHITECTURES); do OPGRAD_PTX=$$architecture OPGRAD_PTX_SHARE=$(PTX_SHARE) \
 		OPGRAD_GATE=$(GATE) $(RUN)/python -m pytest --numprocesses auto --maxprocesses 4 $(PTX_TESTS); done
 
-# What an old package says of newer ones that it imports is no fault of ours.
 # Each test runs in four threads at once.
 test-threads: $(VENV)/.threads $(VENV)/.torch
 	$(RUN)/python -m pytest -p no:xdist --parallel-threads 4 tests/operators/test_ops.py -k fewest_dimensions
 
+# What an old package says of newer ones that it imports is no fault of ours.
 test-minimum: $(MINIMUM)/.installed
 	$(MINIMUM)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -W ignore::DeprecationWarning \
 		$(MINIMUM_TESTS)

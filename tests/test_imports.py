@@ -116,7 +116,6 @@ LAYERS = {
         ONNX,
         f"contract/ {COMPILER} {STEPS} forms/ graph/ locks native/ native/arrays native/threads/ reading writing",
     ),
-    "machine": ("", "cpu/compiler/native cpu/programs/partition"),
     # training: files and data, graphs with gradients, blocks that build them; what trains; what is made of these
     "training/data/": ("numpy", "reading"),
     "training/engine/distributed": ("numpy torch", f"{STEPS} interop/torch_private native/ native/threads/"),
@@ -137,7 +136,7 @@ LAYERS = {
         "native/threads/ reading terminal training/building/ training/data/ training/engine/"
         " training/engine/distributed training/formats/ writing",
     ),
-    "training/language/": ("numpy onnx", "graph/ machine rules/ training/formats/"),
+    "training/language/": ("numpy onnx", "graph/ limits rules/ training/formats/"),
     "training/portable/": (
         "numpy onnx",
         "contract/ forms/ graph/ onnxruntime/ reading training/building/ training/engine/ training/engine/optimizer"
@@ -173,6 +172,7 @@ LAYERS = {
         " training/tune/",
     ),
     # commands, and what they measure and test
+    "machine": ("", "cpu/compiler/native cpu/programs/partition"),
     "testing/": ("numpy ml_dtypes", "opgrad native/arrays contract/"),
     "bench/": (
         f"{ONNX} jax markdown_it matplotlib ml_dtypes rich torch typer",

@@ -43,6 +43,13 @@ def memory(root: Path = ROOT) -> float:
     return min(map(_memory, _folders("memory", root)), default=math.inf)
 
 
+def free_memory(root: Path = ROOT) -> int | None:
+    """How many bytes new values can take: what Linux says is left, at most the limit; None where no system says it."""
+    lines = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
+    left = lines.get("MemAvailable", "").split()
+    return int(min(int(left[0]) << 10, memory(root))) if left and left[0].isdecimal() else None
+
+
 def _cpus(folder: Path) -> float:
     """The CPU time that a group may use in a period; "max" or -1 stands for no limit."""
     old = (_read(folder / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))

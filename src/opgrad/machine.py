@@ -57,19 +57,6 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def free_memory() -> int | None:
-    """The bytes that new processes can have, by Linux and by the limit of the control group; None elsewhere."""
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        found = int(lines["MemAvailable"].split()[0]) << 10
-    except (OSError, KeyError, ValueError):
-        return None
-    try:
-        return min(found, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # there is no limit
-        return found
-
-
 # --- CUDA -----------------------------------------------------------------------------------------------------------
 
 

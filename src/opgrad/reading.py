@@ -3,13 +3,18 @@
 A pipe or a device may have no end, may wait for a writer that never comes, and may do something when it is opened.
 """
 
+import hashlib
 import json
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+BLOCK = 1 << 20  # bytes that are read at once
 
 
 class NoFile(ValueError):
@@ -41,6 +46,19 @@ def read_regular(path: Path, what: str = "") -> bytes:
     """What a regular file holds. Raises what `open_regular` raises."""
     with open_regular(path, what) as file:
         return file.read()
+
+
+def sha256_of(paths: Iterable[Path]) -> str:
+    """The SHA-256 of what regular files hold, one behind the other, in hexadecimal digits.
+
+    Raises what `open_regular` raises.
+    """
+    total = hashlib.sha256()
+    for path in paths:
+        with open_regular(path) as file:
+            while block := file.read(BLOCK):
+                total.update(block)
+    return total.hexdigest()
 
 
 def _check(what: str | Path, found: os.stat_result) -> None:

@@ -49,6 +49,15 @@ def test_version_2_takes_the_smallest_on_the_way_up(tmp_path):
     assert found(tmp_path, "0::/a/b/c d\n", [NEW.format(top="/")], files) == (2.5, 5000)
 
 
+def test_free_memory_is_what_is_left_within_the_limit(tmp_path):
+    files = {"a/memory.max": "5000000"}
+    root = system(tmp_path, "0::/a\n", [NEW.format(top="/")], files)
+    assert limits.free_memory(root) is None
+    for left, expected in ((4000, 4096000), (9000, 5000000)):
+        (root / "proc" / "meminfo").write_text(f"MemTotal:  9999 kB\nMemAvailable:  {left} kB\n")
+        assert limits.free_memory(root) == expected
+
+
 def test_version_1_has_a_hierarchy_for_each_controller(tmp_path):
     files = {
         "cpu,cpuacct/cpu.cfs_quota_us": "-1",

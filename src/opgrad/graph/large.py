@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
@@ -11,9 +12,18 @@ from opgrad.graph.messages import copied_without
 LARGE = 1024  # elements; a tensor with more is never a shape or a list of axes
 
 
+# The bits of the integers of which several lie in a byte.
+FEW_BITS: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4}
+
+
 def size_of(tensor: TensorProto) -> int:
     """The number of elements."""
     return math.prod(tensor.dims)
+
+
+def packed_bytes(tensor: TensorProto) -> np.ndarray:
+    """The bytes in which a tensor keeps integers of `FEW_BITS`, uint8 [n]."""
+    return np.frombuffer(tensor.raw_data or np.array(tensor.int32_data, np.uint8).tobytes(), np.uint8)
 
 
 def is_large(tensor: TensorProto) -> bool:

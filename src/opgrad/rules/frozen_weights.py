@@ -5,12 +5,12 @@ Their scales have no gradients then. The runtime's kernels compute forward, from
 
 from typing import NamedTuple
 
-import numpy as np
 from onnx import TensorProto
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.contract.quantized import BYTE
 from opgrad.graph.formulas import Value
+from opgrad.graph.large import packed_bytes
 from opgrad.graph.messages import MICROSOFT, domain_of
 from opgrad.graph.nodes import attributes_of
 from opgrad.rules.node import Node
@@ -87,8 +87,8 @@ def _bytes(node: Node, name: str, count: int) -> Value | None:
         if all(each.name != same.name for each in node.body.initializers):
             node.body.initializers.append(same)
         return Value(node.body, same.name, TensorProto.UINT8, [count])
-    content = tensor.raw_data or np.array(tensor.int32_data, np.uint8).tobytes()
-    return node.body.constant(np.frombuffer(content, np.uint8)) if len(content) == count else None
+    content = packed_bytes(tensor)
+    return node.body.constant(content) if content.size == count else None
 
 
 def _stored(node: Node, name: str, transposed: bool) -> Stored | None:

@@ -23,7 +23,7 @@ def at_each(*operators: str) -> Callable[[Change], Callable[[Graph], bool]]:
         def run(graph: Graph) -> bool:
             nodes = [each for each in graph.nodes() if not domain_of(each)]
             changed = False
-            for node in nodes:
+            for node in nodes:  # without `naming`, which would take 0.7 µs for each
                 if not operators or node.op_type in operators:
                     try:
                         changed |= change(graph, node)

@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 from onnx.helper import tensor_dtype_to_np_dtype
 
+from opgrad.graph.large import FEW_BITS
 from opgrad.training.data.batches import TensorSpec
 from opgrad.training.data.dataset import fits, show
 from opgrad.training.formats.artifact_set import tensor_spec
@@ -20,7 +21,7 @@ LARGEST_COPIED = 1 << 18
 MOST_BUFFERS = 16  # the most buffers of an input, one for each shape of its batches
 ANY_RANK = ("of any rank",)
 # Types whose integers lie two in a byte, and all of those that are no dtypes of NumPy.
-SHARING_BYTES = {f"tensor({kind.lower()})": onnx.TensorProto.DataType.Value(kind) for kind in ("INT4", "UINT4")}
+SHARING_BYTES = {f"tensor({onnx.TensorProto.DataType.Name(kind).lower()})": kind for kind in FEW_BITS}
 UNKNOWN_TO_NUMPY = ("tensor(bfloat16)", *SHARING_BYTES)
 
 Value: TypeAlias = Any  # np.ndarray | onnxruntime.OrtValue, which mypy does not know

@@ -12,16 +12,15 @@ from onnx.helper import tensor_dtype_to_np_dtype
 
 from opgrad.graph.batch_norm import evaluating, written_inputs
 from opgrad.graph.halves import compute_in_float32, in_float32, is_half
-from opgrad.graph.large import without_large
 from opgrad.graph.loading import read_model
-from opgrad.graph.messages import copied, copied_without
+from opgrad.graph.messages import copied
 from opgrad.locks import once
 from opgrad.training.data.batches import TensorSpec, located
 from opgrad.training.engine.optimizer import Rule, read_rule
 from opgrad.training.formats.checkpoint import read_checkpoint
 from opgrad.training.formats.names import BUFFER_SUFFIX, RESET
 from opgrad.training.formats.objective import Objective, find_objective
-from opgrad.training.formats.tensor_values import is_placeholder, read_shared
+from opgrad.training.formats.tensor_values import read_shared, with_inputs
 
 FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 
@@ -39,8 +38,8 @@ class ArtifactSet:
         training changes are float32 where the models have float16 or bfloat16.
     constants: large tensors that are no parameters and that both graphs share, read-only, by name; `eval_model` has
         inputs in their places.
-    tune: of a fine-tuning what identifies it, as JSON.
     files: for those of them that lie in a file, the file, the first byte and the number of bytes.
+    tune: of a fine-tuning what identifies it, as JSON.
     inputs: the arrays of a batch, in the graph's order.
     loss: the graphs' first output.
     batch_rows: the only number of rows that the graphs take; None if any will do.
@@ -111,8 +110,7 @@ class ArtifactSet:
             if not in_halves:
                 compute_in_float32(model, changed_inputs(self.trainable, model.graph))
             return model, constants
-        model = copied_without(self.training_model, "graph")
-        model.graph.CopyFrom(without_large(self.training_model.graph, is_placeholder))
+        model = with_inputs(self.training_model)
         held = {each.name for each in model.graph.input}
         return model, {name: array for name, array in self.constants.items() if name in held}
 

@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.graph.large import is_large, size_of, without_large
+from opgrad.graph.large import FEW_BITS, is_large, packed_bytes, size_of, without_large
 from opgrad.graph.loading import Source, naming_outside, place_of, read_model, read_outside
 from opgrad.graph.messages import copied, copied_without
 from opgrad.training.formats import checkpoint_tables, mapped_files
@@ -24,8 +24,6 @@ HUGE = 1 << 20  # bytes; larger tensors are taken out of a model as soon as it i
 SHARED_FROM = 1 << 26
 APART = "opgrad:apart"  # the file name in the external_data of a placeholder
 
-# The bits of the integers of which several lie in a byte. The arrays of such tensors are their bytes, uint8 [n].
-FEW_BITS: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4}
 BYTE = 8
 
 Held: TypeAlias = TensorProto | np.ndarray
@@ -150,6 +148,13 @@ def is_placeholder(tensor: TensorProto) -> bool:
     return uses_external_data(tensor) and tensor.external_data[0].value == APART
 
 
+def with_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model in which its placeholders are inputs."""
+    copy = copied_without(model, "graph")
+    copy.graph.CopyFrom(without_large(model.graph, is_placeholder))
+    return copy
+
+
 def attached(model: onnx.ModelProto, apart: Mapping[str, Held]) -> onnx.ModelProto:
     """A copy of a model with its values."""
     copy = copied(model)
@@ -176,12 +181,15 @@ def tensor_of(name: str, held: Held) -> TensorProto:
 
 
 def array_of(held: Held) -> np.ndarray:
-    """The values of a tensor, in its dtype: bfloat16 stays bfloat16, whichever onnx is installed. See `FEW_BITS`."""
+    """The values of a tensor, in its dtype: bfloat16 stays bfloat16, whichever onnx is installed.
+
+    Of integers of which several lie in a byte these are the bytes, uint8 [n].
+    """
     if isinstance(held, np.ndarray):
         return held
     kind = checkpoint_tables.ELEMENT_TYPES.get(held.data_type)
     if held.data_type in FEW_BITS:
-        return np.frombuffer(held.raw_data or np.array(held.int32_data, np.uint8).tobytes(), np.uint8)
+        return packed_bytes(held)
     if kind is not None and held.raw_data:
         return np.frombuffer(held.raw_data, kind.newbyteorder("<")).reshape(tuple(held.dims)).astype(kind, copy=False)
     array = numpy_helper.to_array(held)

@@ -12,7 +12,7 @@ import onnx
 from onnx import helper
 
 from opgrad.graph.nodes import captured
-from opgrad.machine import free_memory
+from opgrad.limits import free_memory
 from opgrad.training.language.products import Product
 
 WORKING = 160 << 20  # bytes beside values: of kernels, above all the scores of some tokens and their exponentials

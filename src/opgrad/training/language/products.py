@@ -9,6 +9,7 @@ import onnx
 from onnx import TensorProto
 
 from opgrad.graph.graph import Graph
+from opgrad.graph.large import FEW_BITS
 from opgrad.graph.messages import FLOATS, MICROSOFT, attribute_of, copied, domain_of
 
 # The place of the weight among the inputs of products; the other operand is the first input, but for tables.
@@ -305,9 +306,9 @@ def _bits(tensor: TensorProto, given: Mapping[str, object]) -> int:
         TensorProto.FLOAT: 32,
         TensorProto.FLOAT16: 16,
         TensorProto.BFLOAT16: 16,
+        **FEW_BITS,
     }
-    fours = (TensorProto.INT4, TensorProto.UINT4)
-    return sizes.get(kind, 4 if kind in fours else 8)
+    return sizes.get(kind, 8)
 
 
 def _packed_sizes(node: onnx.NodeProto, columns: int) -> list[int] | None:

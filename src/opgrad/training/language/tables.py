@@ -6,9 +6,10 @@ import numpy as np
 import onnx
 
 from opgrad.graph.graph import Graph
+from opgrad.graph.large import FEW_BITS
 from opgrad.graph.messages import keep
 from opgrad.graph.nodes import read_by
-from opgrad.training.formats.tensor_values import FEW_BITS, Held, array_of, is_placeholder, placeholder, tensor_of
+from opgrad.training.formats.tensor_values import Held, array_of, is_placeholder, placeholder, tensor_of
 
 
 def reshaped(model: onnx.ModelProto, values: Mapping[str, Held]) -> dict[str, Held]:

@@ -1,6 +1,5 @@
 """Large constants of exported models: they stay in the files where they lie, or get one file that all models share."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from opgrad.reading import sha256_of
 from opgrad.training.formats.checkpoint_tables import raw
 from opgrad.training.formats.model_files import ValuesFile
 from opgrad.training.formats.tensor_values import HUGE, is_placeholder, placeholder, tensor_of
@@ -85,15 +85,9 @@ def _beside(path: Path, folder: Path, output: Path) -> Path:
     target = output.parent / path.name
     if path.parent == folder or (target.exists() and target.samefile(path)):
         return path
-    if target.exists() and sha256(target) != sha256(path):
+    if target.exists() and sha256_of([target]) != sha256_of([path]):
         raise ValueError(
             f"{WHO}: {target} is another file than {path}, of which it would be a copy: choose a new folder"
         )
     copied_file(folder / path.name, path)
     return folder / path.name
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

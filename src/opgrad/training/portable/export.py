@@ -12,12 +12,11 @@ import numpy as np
 import onnx
 from onnx import inliner
 
-from opgrad.graph.large import without_large
-from opgrad.graph.messages import copied_without, declared_types, opset_of
+from opgrad.graph.messages import declared_types, opset_of
 from opgrad.training.building.outputs import inferred_model
 from opgrad.training.formats.artifact_set import ArtifactSet
 from opgrad.training.formats.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint
-from opgrad.training.formats.tensor_values import is_placeholder
+from opgrad.training.formats.tensor_values import with_inputs
 from opgrad.training.formats.weights import PRESENT, Weights, encode
 from opgrad.training.portable import building
 from opgrad.training.portable.building import LOSS, Labels, Settings
@@ -163,9 +162,7 @@ class _Export:
         model.producer_name = "opgrad"
         if model.ByteSize() > LARGEST:
             raise ValueError(f"{WHO}: the model has more than 2 GiB with its frozen parameters")
-        checked = copied_without(model, "graph")
-        checked.graph.CopyFrom(without_large(model.graph, is_placeholder))
-        onnx.checker.check_model(checked)
+        onnx.checker.check_model(with_inputs(model))
         return model
 
     # --- weights and files ---

@@ -8,10 +8,10 @@ from typing import Any
 import onnx
 
 from opgrad.graph.messages import opset_of
+from opgrad.reading import sha256_of
 from opgrad.training.formats.artifact_set import ArtifactSet, tensor_spec
 from opgrad.training.formats.weights import fixed_metadata
 from opgrad.training.portable.building import RATE, SHARE, STEP, UPDATE, Labels, Settings
-from opgrad.training.portable.constants import sha256
 from opgrad.training.portable.dropout import SEED
 from opgrad.training.portable.layout import GRADIENTS, Layout, Part
 from opgrad.training.portable.rules import NAMES
@@ -85,4 +85,4 @@ def forward_entry(model: onnx.ModelProto) -> dict[str, Any]:
 
 def file_entry(path: Path) -> dict[str, Any]:
     """Name, size and SHA-256 of a file."""
-    return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_of([path])}

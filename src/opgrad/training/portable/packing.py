@@ -7,10 +7,10 @@ from onnx import TensorProto, helper
 
 from opgrad.graph.body import GraphBody
 from opgrad.graph.formulas import Value
+from opgrad.graph.large import FEW_BITS
 from opgrad.graph.messages import keep, opset_of
 from opgrad.graph.nodes import names_in, rename_inputs
 from opgrad.training.building.outputs import inputs_as_constants
-from opgrad.training.formats.tensor_values import FEW_BITS
 from opgrad.training.portable.constants import Constants
 from opgrad.training.portable.layout import PARAMETERS, STATISTICS, Layout, Part, Tensor
 

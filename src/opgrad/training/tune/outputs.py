@@ -1,7 +1,6 @@
 """What a fine-tuning leaves: the adapter in the formats of onnxruntime and of PEFT, and a model that takes it."""
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -14,7 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from opgrad.reading import open_regular
+from opgrad.reading import sha256_of
 from opgrad.training.engine.binding import borrowed
 from opgrad.training.formats.model_files import LARGEST_MODEL, ValuesFile, model_bytes, write_model
 from opgrad.training.formats.tensor_values import Held, is_placeholder
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from opgrad.training.language import LanguageModel
 
 MODEL, ADAPTER, ABOUT = "model.onnx", "adapter.onnx_adapter", "tune.json"
-BLOCK = 1 << 20  # bytes that are read at once
 VERSION = 1  # of the adapter, and of the model that it is for, in onnxruntime's format
 # What belongs to a model beside its weights, for onnxruntime-genai and for tokenizers.
 BESIDE = (
@@ -39,12 +37,7 @@ BESIDE = (
 
 def checksum(base: "LanguageModel", file: Path) -> str:
     """The SHA-256 of a model's file and of the files in which it keeps tensors, in hexadecimal digits."""
-    total = hashlib.sha256()
-    for path in (file, *_data_files(base)):
-        with open_regular(path) as opened:
-            while block := opened.read(BLOCK):
-                total.update(block)
-    return total.hexdigest()
+    return sha256_of((file, *_data_files(base)))
 
 
 def _data_files(base: "LanguageModel", names: Container[str] | None = None) -> list[Path]:

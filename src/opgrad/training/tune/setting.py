@@ -10,15 +10,14 @@ import onnx
 from onnx import helper, numpy_helper
 
 from opgrad.graph.halves import without_casts
-from opgrad.graph.large import without_large
-from opgrad.graph.messages import copied, copied_without
+from opgrad.graph.messages import copied
 from opgrad.graph.passes import Segmentation
 from opgrad.training.building.models import MODEL, take_parameters, training_models, widened
 from opgrad.training.building.selection import Candidates, matching
 from opgrad.training.data.batches import TensorSpec
 from opgrad.training.engine.optimizer import AdamWRule
 from opgrad.training.formats.artifact_set import ArtifactSet
-from opgrad.training.formats.tensor_values import Held, array_of, is_placeholder
+from opgrad.training.formats.tensor_values import Held, array_of, is_placeholder, with_inputs
 from opgrad.training.language import PLACES, STARTS, Plan, packed_rows, use_tiles
 from opgrad.training.tune.insertion import DRAW, NOTHING, insert
 from opgrad.training.tune.lora import WHO, Adapter
@@ -91,7 +90,7 @@ def prepare(
     artifacts = ArtifactSet(
         directory=folder,
         training_model=models.training,
-        eval_model=_with_inputs(models.evaluation),
+        eval_model=with_inputs(models.evaluation),
         rule=rule,
         trainable=trainable,
         frozen={},
@@ -152,7 +151,7 @@ def scoring(
     _widen(model, [name for name in values if name in held], base.values)
     take_parameters(model, list(values))
     _finish(model, plain=False)
-    return _with_inputs(model), _constants([model], base.values)
+    return with_inputs(model), _constants([model], base.values)
 
 
 def _finish(model: onnx.ModelProto, plain: bool) -> None:
@@ -162,13 +161,6 @@ def _finish(model: onnx.ModelProto, plain: bool) -> None:
             node.op_type, node.domain = "Identity", ""
     if not plain:
         use_tiles(model)
-
-
-def _with_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model with inputs in the places of large constants."""
-    copy = copied_without(model, "graph")
-    copy.graph.CopyFrom(without_large(model.graph, is_placeholder))
-    return copy
 
 
 def _constants(models: Iterable[onnx.ModelProto], values: Mapping[str, Held]) -> dict[str, np.ndarray]:
