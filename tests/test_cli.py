@@ -115,7 +115,7 @@ def test_a_missing_library_is_named_with_the_extra(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("missing", "words", "message"),
     [
-        ("flatbuffers", ("bench", "--training", EXAMPLES / "digits"), 'pip install "opgrad[train]"'),
+        ("flatbuffers", ("train", EXAMPLES / "digits"), 'pip install "opgrad[train]"'),
         ("onnx", ("lower", EXAMPLES / "digits" / "eval_model.onnx", "-o", "x"), 'pip install "opgrad[onnx]"'),
         ("onnxruntime", ("lower", "--list"), 'pip install "opgrad[onnx]"'),
     ],
@@ -163,7 +163,7 @@ def test_version_and_completion() -> None:
     assert done.stdout.split() == ["train"], done.stderr
 
 
-@pytest.mark.parametrize("words", [("step", "-o", "step.onnx"), ("compile",), ("bench", "--training"), ("train",)])
+@pytest.mark.parametrize("words", [("step", "-o", "step.onnx"), ("compile",), ("train",)])
 def test_what_makes_an_artifact_set_is_said(tmp_path: Path, words: tuple[str, ...], monkeypatch: Any) -> None:
     """To those who give a model, a file of a set, or a folder with a model in place of the set."""
     monkeypatch.chdir(tmp_path)

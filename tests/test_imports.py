@@ -175,10 +175,9 @@ LAYERS = {
     "machine": ("", "cpu/compiler/native cpu/programs/partition"),
     "testing/": ("numpy ml_dtypes", "opgrad native/arrays contract/"),
     "bench/": (
-        f"{ONNX} jax markdown_it matplotlib ml_dtypes rich torch typer",
-        f"opgrad contract/ {COMPILER} cpu/kernels/ cpu/programs/ fused/ gradients/ graph/ interop/torch_copies"
-        " interop/torch_tensors machine native/ native/arrays native/threads/ onnxruntime/ post_ops reading terminal"
-        " testing/ torch training training/artifacts/ training/building/ training/engine/ training/run/ writing",
+        "jax markdown_it matplotlib ml_dtypes numpy rich torch typer",
+        f"opgrad contract/ {COMPILER} cpu/kernels/ cpu/programs/ fused/ interop/torch_copies interop/torch_tensors"
+        " machine native/ native/arrays native/threads/ post_ops reading terminal testing/ torch writing",
     ),
     "packing": ("rich", f"{COMPILER} cpu/compiler/processes cpu/compiler/target writing"),
     "compile": (

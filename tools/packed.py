@@ -35,11 +35,12 @@ def call() -> None:
 def train(folder: str) -> None:
     """Train an artifact set on one batch, and tell how long the first step took, imports included."""
     start = time.perf_counter()
-    from opgrad.bench.training import batch_of
     from opgrad.training import ArtifactSet, Recipe, Trainer
+    from opgrad.training.run.samples import sample_batch
 
     artifacts = ArtifactSet.load(folder)
-    trainer, batch = Trainer(artifacts), batch_of(artifacts, artifacts.batch_rows or Recipe.load(folder).batch_size)
+    rows = artifacts.batch_rows or Recipe.load(folder).batch_size
+    trainer, batch = Trainer(artifacts), sample_batch(artifacts, rows)
     losses = [trainer.step(batch)]
     seconds = time.perf_counter() - start
     losses += [trainer.step(batch) for _ in range(STEPS - 1)]

@@ -84,9 +84,9 @@ def write(root: Path) -> None:
         path.write_text(rewritten(path, root), encoding="utf-8")
     pictures = {PLOT: newest_of_sets(root), CUDA_PLOT: [newest(root, "cuda")], SWEEP_PLOT: newest_sweeps(root)}
     for picture, (result, *others) in ((picture, found) for picture, found in pictures.items() if any(found)):
-        from opgrad.bench.plots import plot
+        from opgrad.bench.plots import drawing, save
 
-        plot(result, root / picture, *others)
+        save(drawing(result, *others), root / picture)
 
 
 # --- operators ----------------------------------------------------------------------------------------------
@@ -176,7 +176,12 @@ def _gradient_cases(root: Path) -> Any:
 
 def _support(root: Path, module: str) -> Any:
     """A module of tests/support."""
-    folder = str((root / "tests" / "support").resolve())
+    return _module(root / "tests" / "support", module)
+
+
+def _module(place: Path, module: str) -> Any:
+    """A module that stands in a folder."""
+    folder = str(place.resolve())
     sys.path.insert(0, folder)
     try:
         return importlib.import_module(module)
@@ -319,11 +324,16 @@ def result_pages(root: Path, folder: Path) -> str:
 def training_steps(root: Path, _: Path) -> str:
     """The table of every result of training steps, the newest first."""
     from opgrad.bench.figures import is_training
-    from opgrad.bench.training_tables import markdown
 
+    markdown = step_tables().markdown
     found = {name: result for name, result in all_results(root).items() if is_training(result)}
     parts = [f"#### {name}\n\n{markdown(result)}" for name, result in reversed(found.items())]
     return "\n\n".join(parts) or NO_RESULT
+
+
+def step_tables() -> Any:
+    """The tables of training steps, which the benchmark of the source tree writes."""
+    return _module(Path(__file__).parents[1], "bench.steps.tables")
 
 
 def tuning(root: Path, _: Path) -> str:

@@ -1,5 +1,6 @@
 """`opgrad bench --isa`: each instruction set in a process of its own, and what is said of several."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from benchmark_tables import short_table
 from rich.console import Console
 from typer.testing import CliRunner
 
+from bench.steps.run import StepOptions
 from opgrad.bench import instruction_sets
 from opgrad.bench.figures import read
 from opgrad.bench.options import Options
@@ -45,7 +47,7 @@ def test_what_a_processor_lacks_is_refused_in_a_sentence(of_width):
     with pytest.raises(ValueError, match=r"isa is 'sse', expected of avx2, avx512$"):
         instruction_sets.in_processes(Options(isa="sse"))
     with pytest.raises(ValueError, match=r"isa is of processors, but the device is 'cuda'$"):
-        instruction_sets.in_processes(Options(isa="avx2", device="cuda"))
+        Options(isa="avx2", device="cuda").check()
 
 
 def test_the_processors_own_set_needs_no_other_process(of_width):
@@ -78,7 +80,7 @@ def test_a_process_is_told_what_was_asked_for(of_width, monkeypatch, tmp_path):
     assert written == {name: tmp_path / f"r-{name}.json" for name in ("avx2", "avx512")}
     assert len(started) == 2  # the user ended the second
     command, environment = started[0]
-    words = ["--isa", "avx2", "--ops", "relu", "--json", str(tmp_path / "r-avx2.json"), "--quick"]
+    words = ["--isa", "avx2", "--json", str(tmp_path / "r-avx2.json"), "--ops", "relu", "--quick"]
     assert command == [sys.executable, "-m", "opgrad", "bench", *words]
     assert {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}.items() <= environment.items()
     assert environment["NUMBA_CPU_NAME"] == "haswell"
@@ -99,9 +101,10 @@ def test_make_holds_kernels_down_in_the_same_way():
 
 def test_every_option_has_its_words(tmp_path):
     assert Options().words() == []
-    options = Options(folders=[tmp_path], training=True, fuse=False, seconds=0.5, old_python=tmp_path / "python")
-    old = ["--old-python", str(tmp_path / "python")]
-    assert options.words() == [str(tmp_path), "--training", *old, "--seconds", "0.5", "--no-fuse"]
+    options = StepOptions(folders=[tmp_path], no_fuse=True, seconds=0.5, old_python=tmp_path / "python")
+    words = ["--seconds", "0.5", str(tmp_path), "--old-python", str(tmp_path / "python"), "--no-fuse"]
+    assert options.words() == words
+    assert StepOptions.parsed(argparse.ArgumentParser(), words) == options
 
 
 def test_a_result_names_its_set(monkeypatch):

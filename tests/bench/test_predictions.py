@@ -50,7 +50,7 @@ def test_every_prediction_is_of_a_cell():
             assert 0.9 < said["traffic"] < 1.05, (name, gpu)
 
 
-@pytest.mark.parametrize("options", [["--predict"], ["--training", "--predict"]])
+@pytest.mark.parametrize("options", [["--predict"], ["--load", "--predict"]])
 def test_where_there_are_none(options):
     done = CliRunner().invoke(app, ["bench", *options])
     assert done.exit_code == 1

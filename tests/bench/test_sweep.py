@@ -5,7 +5,7 @@ from rich.console import Console
 
 from opgrad.bench import load, sweep
 from opgrad.bench.options import Options
-from opgrad.bench.plots import plot
+from opgrad.bench.plots import drawing, save
 from opgrad.bench.run import prepared, read, store
 from opgrad.bench.sweep import Curve, curves
 from opgrad.bench.tables import show, show_load, sweep_table
@@ -29,7 +29,7 @@ def test_a_sweep_has_a_curve_for_each_operator_and_memory(tiny, tmp_path):
     assert names == [(op, memory) for memory in ("numpy", "view") for op in ("softmax", "softmax_grad")]
     assert all(list(curve.lengths) == [1, 7, 2000] for curve in found)
     assert {cell["workload"] for cell in result["cells"]} == {"1024x1", "146x7", "1x2000"}
-    plot(result, tmp_path / "sweep.png")
+    save(drawing(result), tmp_path / "sweep.png")
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
     show(screen := Console(record=True, width=150), result)
     assert "Rows of every length" in screen.export_text()
@@ -73,7 +73,7 @@ def test_curves_along_other_axes(monkeypatch, tiny, tmp_path):
     text = sweep_table(result)
     assert "| `softmax` | float32 | axis 1, inner 49 | numpy | 2 |" in text
     assert "| `softmax` | 2x5x3x1, axis 1 | float32 |" in text
-    plot(result, tmp_path / "sweep.png")
+    save(drawing(result), tmp_path / "sweep.png")
 
 
 def test_a_sweep_has_neither_shapes_nor_other_operators():

@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 from passes_cases import build, close, floats, operators, run, same_gradients, without_passes
 
-from opgrad.bench.liveness import peak_bytes
+from bench.steps.liveness import peak_bytes
 from opgrad.gradients import gradients
 
 WIDTH, LAYERS, ROWS = 16, 12, 256

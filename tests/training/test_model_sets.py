@@ -94,7 +94,7 @@ def test_what_is_in_it_and_who_runs_it(model):
 
 
 def test_a_batch_of_random_numbers_fits(model):
-    """As `opgrad compile` and `opgrad bench --training` take it."""
+    """As `opgrad compile` and the benchmark of training steps take it."""
     artifacts = ArtifactSet.load(model.folder)
     assert np.isfinite(Trainer(artifacts, 0.0).step(sample_batch(artifacts, model.reference["rows"])))
 

@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
 import benchmark_tables  # noqa: E402
 import report  # noqa: E402
 
-from opgrad.bench import plots, tables, training_tables  # noqa: E402
+from opgrad.bench import plots, tables  # noqa: E402
 from opgrad.bench.figures import is_training  # noqa: E402
 from opgrad.contract import graph_operators, operators  # noqa: E402
 
@@ -241,8 +241,9 @@ def _performance(text: str) -> str:
     """The page with a picture of every result file, the newest first, and of the releases."""
     lines = []
     for name, result in reversed(report.all_results(ROOT).items()):
-        said = training_tables.surroundings(result) if is_training(result) else tables.machine_line(result)
-        lines += [f"## {name}", "", said, "", _picture(plots.drawing(result)), ""]
+        steps = report.step_tables() if is_training(result) else None
+        said = steps.surroundings(result) if steps else tables.machine_line(result)
+        lines += [f"## {name}", "", said, "", _picture((steps or plots).drawing(result)), ""]
     parts = {"charts": "\n".join(lines), "history": _picture(benchmark_tables.history(report.history(ROOT)))}
     return re.sub(r"<!-- (charts|history): .*? -->", lambda part: parts[part[1]], text)
 

@@ -6,5 +6,4 @@ run.py      all cells, into JSON    tables.py, plots.py, page.py  from that JSON
 cpu_target.py  one cell on the CPU   targets.py  which other devices there are: cuda/, jax_target.py
 step_case.py  losses and attention in PyTorch, whose memory is measured, too
 instruction_sets.py  processes in which everybody is held to a lower one  sweep.py  shapes of every kind
-training.py  steps of training, beside onnxruntime-training and torch     torch_models.py  models in PyTorch
 """

@@ -2,29 +2,19 @@
 
 import argparse
 import sys
-from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from opgrad.bench import instruction_sets
-from opgrad.bench.options import KEPT, SAID, Options, flag_of
+from opgrad.bench.options import KEPT, Options
 from opgrad.bench.run import measured
-
-TYPES = {"json": Path, "seconds": float}  # of the options that are no text
 
 
 def main() -> None:
     """Measure, and write the result file. The options are those of `opgrad bench`."""
     parser = argparse.ArgumentParser(prog="python -m opgrad.bench", description=__doc__)
-    for each in fields(Options):
-        if each.name in (*KEPT, "json", "update"):
-            flag, help = flag_of(each.name), SAID[each.name].help
-            if each.default is False:
-                parser.add_argument(flag, action="store_true", help=help)
-            else:
-                kind, required = TYPES.get(each.name, str), each.name == "json"
-                parser.add_argument(flag, type=kind, default=each.default, required=required, help=help)
-    options = Options(**vars(parser.parse_args()))
+    options = Options.parsed(parser, None, (*KEPT, "json", "update"))
+    if options.json is None:
+        parser.error("the following arguments are required: --json")
     try:
         if sets := instruction_sets.in_processes(options):
             instruction_sets.measure_each(options, sets, ["opgrad.bench"])

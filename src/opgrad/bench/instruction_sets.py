@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.bench.options import Options
+from opgrad.bench.options import CommandLine
 from opgrad.cpu.compiler.cache import directory
 from opgrad.cpu.compiler.native import vector_bytes
 
@@ -44,6 +44,11 @@ def title(machine: Mapping[str, Any]) -> str:
     return TITLES.get(of(machine), of(machine))
 
 
+def titled(results: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Results by the names of their sets; one alone has none."""
+    return {title(each["machine"]) if len(results) > 1 else "": each for each in results}
+
+
 def describe(machine: Mapping[str, Any]) -> dict[str, Any]:
     """A machine with its instruction set, and what the processor has if that is more."""
     processor = os.environ.get(PROCESSOR)
@@ -58,16 +63,14 @@ def legend(machine: Mapping[str, Any]) -> str:
     return f" Held to {title(machine)} on a processor with {has}, but for onnxruntime and SciPy, which use all it has."
 
 
-def in_processes(options: Options) -> list[str]:
+def in_processes(options: CommandLine) -> list[str]:
     """The sets that are asked for, if they need processes of their own; none where this process can measure.
 
-    Raises ValueError for one that is unknown, that the processor lacks, or that a device does not have.
+    Raises ValueError for one that is unknown or that the processor lacks.
     """
     names = options.names("isa")
     if not names:
         return []
-    if options.device == "cuda":
-        raise ValueError("bench: isa is of processors, but the device is 'cuda'")
     own = {64: AVX512, 32: AVX2}.get(vector_bytes())
     for name in names:
         if name not in TITLES:
@@ -77,7 +80,7 @@ def in_processes(options: Options) -> list[str]:
     return [] if names == [own] else list(dict.fromkeys(names))
 
 
-def measure_each(options: Options, sets: Sequence[str], program: Sequence[str]) -> dict[str, Path]:
+def measure_each(options: CommandLine, sets: Sequence[str], program: Sequence[str]) -> dict[str, Path]:
     """Measure each of these sets in a process of its own, and return its result file; what is done, if interrupted.
 
     program: what Python runs, a module and its first words. The file's name has the set's behind it, if there are

@@ -1,13 +1,16 @@
-"""A result as one HTML page that needs nothing else: its picture, and every table."""
+"""A result as files to be looked at: a picture, and an HTML page that needs nothing else, with every table."""
 
+from collections.abc import Callable, Sequence
 from html import escape
 
 from markdown_it import MarkdownIt
+from matplotlib.figure import Figure as Drawing
 
-from opgrad.bench.figures import Result, is_training
-from opgrad.bench.plots import drawing, svg
-from opgrad.bench.sweep import is_sweep
-from opgrad.bench.tables import full_table, sweep_table
+from opgrad.bench.figures import Result
+from opgrad.bench.options import CommandLine
+from opgrad.bench.plots import drawing, save, svg
+from opgrad.bench.tables import markdown
+from opgrad.writing import replace_file
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -31,24 +34,29 @@ th {{ position: sticky; top: 0; background: Canvas; }}
 """
 
 
-def page(result: Result, *others: Result) -> str:
-    """The page of a result, of cells or of training steps, as `bench.run.run` or `bench.training.run` returns it.
+def write(
+    options: CommandLine,
+    results: Sequence[Result],
+    draw: Callable[..., Drawing | None] = drawing,
+    tables: Callable[[Result], str] = markdown,
+) -> None:
+    """Write the picture and the page that are asked for.
 
-    others: the same for other instruction sets.
+    results: one for each instruction set. draw: makes a picture of them. tables: Markdown of one.
+    Raises ValueError if there is nothing to draw.
     """
-    drawn = drawing(result, *others)
+    for file in filter(None, (options.plot, options.html)):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    if options.plot is not None:
+        save(draw(*results), options.plot)
+    if options.html is not None:
+        replace_file(options.html, page(results, draw(*results), tables).encode())
+
+
+def page(results: Sequence[Result], drawn: Drawing | None, tables: Callable[[Result], str] = markdown) -> str:
+    """The page of results for one or several instruction sets."""
     parts = [] if drawn is None else [f'<div class="wide">{svg(drawn)}</div>']
-    text = (
-        MarkdownIt("commonmark", {"html": False}).enable("table").render("\n\n".join(map(_tables, (result, *others))))
-    )
+    text = MarkdownIt("commonmark", {"html": False}).enable("table").render("\n\n".join(map(tables, results)))
     parts.append(text.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>"))
-    title = f"opgrad {result['versions'].get('opgrad') or ''} on {result['machine']['cpu']}"
+    title = f"opgrad {results[0]['versions'].get('opgrad') or ''} on {results[0]['machine']['cpu']}"
     return PAGE.format(title=escape(title), body="\n".join(parts))
-
-
-def _tables(result: Result) -> str:
-    if is_training(result):
-        from opgrad.bench.training_tables import markdown
-
-        return markdown(result)
-    return sweep_table(result) if is_sweep(result) else full_table(result)

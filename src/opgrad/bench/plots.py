@@ -11,13 +11,12 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FuncFormatter
 
 from opgrad.bench import instruction_sets
-from opgrad.bench.figures import Figures, Result, figures, geometric_mean, is_training
+from opgrad.bench.figures import Figures, Result, figures, geometric_mean
 from opgrad.bench.measure import GIVEN, NEW, WAYS
 from opgrad.bench.sweep import ROWS, Curve, curves
 
 COLOURS = {"float32": "tab:blue", "bfloat16": "tab:orange", "float16": "tab:green", "float64": "tab:purple"}
 TITLES = {NEW: "results in new memory", GIVEN: "results in memory that is given"}
-STEPS = {"step": "opgrad", "graph": "opgrad, the graph alone", "old": "onnxruntime-training 1.19.2", "torch": "torch"}
 ROW = 0.3  # inches for each operator, and for each bar
 SPREAD = 0.22  # of a row, between dtypes
 # Text stays text in SVG, so that a page gives it its own colour; the other two make equal pictures equal bytes.
@@ -25,13 +24,8 @@ SVG: Any = {"svg.fonttype": "none", "svg.hashsalt": "opgrad"}
 NO_DATE = {"Date": None}
 
 
-def plot(result: Result, path: str | PathLike[str], *others: Result) -> None:
-    """Draw a result into a PNG file.
-
-    result: as `bench.run.run` returns it. path: the file. others: the same for other instruction sets.
-    Raises ValueError if there is nothing to draw.
-    """
-    drawn = drawing(result, *others)
+def save(drawn: Drawing | None, path: str | PathLike[str]) -> None:
+    """Write a picture into a PNG file. Raises ValueError if there is nothing to draw."""
     if drawn is None:
         raise ValueError("bench: no cell has a peer, nothing to plot")
     drawn.savefig(path, format="png")
@@ -48,11 +42,9 @@ def svg(drawn: Drawing) -> str:
 def drawing(*results: Result) -> Drawing | None:
     """The picture of a result, or of several for different instruction sets; None where there is nothing to draw.
 
-    Results are of cells, of a sweep or of training steps, all of one kind.
+    Results are of cells or of a sweep, all of one kind.
     """
-    named = {instruction_sets.title(each["machine"]) if len(results) > 1 else "": each for each in results}
-    if is_training(results[0]):
-        return _steps({name: [cell for cell in each["training"] if "times" in cell] for name, each in named.items()})
+    named = instruction_sets.titled(results)
     found = {name: curves(result) for name, result in named.items()}
     if any(curve.along == ROWS for each in found.values() for curve in each):
         return _sweep(found)
@@ -97,32 +89,6 @@ def _draw(axes: Any, cells: Sequence[Figures], way: str, operators: Sequence[str
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(PLAIN_NUMBERS)
     axes.grid(axis="x", alpha=0.3)
-
-
-def _steps(sets: Mapping[str, Sequence[Mapping[str, Any]]]) -> Drawing | None:
-    """The times of training steps: a bar for each contestant, by artifact set, batch and instruction set."""
-    cells = [cell for of_set in sets.values() for cell in of_set]
-    if not cells:
-        return None
-    what = [
-        ", ".join(filter(None, (cell["set"], f"{cell['batch']} rows", name))) for name in sets for cell in sets[name]
-    ]
-    names = {key: name for key, name in STEPS.items() if any(key in cell["times"] for cell in cells)}
-    figure = blank(8.0, 1.0 + ROW * len(names) * len(cells))
-    axes = figure.subplots()
-    for number, (key, name) in enumerate(names.items()):
-        having = [place for place, cell in enumerate(cells) if key in cell["times"]]
-        heights = [place + (number - (len(names) - 1) / 2) / (len(names) + 1) for place in having]
-        times = [1e3 * cells[place]["times"][key]["median"] for place in having]
-        axes.barh(heights, times, height=1 / (len(names) + 1), label=name)
-    axes.set_yticks(range(len(cells)), what, fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(PLAIN_NUMBERS)
-    axes.set_xlabel("milliseconds of a training step")
-    axes.grid(axis="x", alpha=0.3)
-    axes.legend(fontsize=8)
-    return figure
 
 
 def _sweep(sets: Mapping[str, Sequence[Curve]]) -> Drawing:

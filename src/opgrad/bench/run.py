@@ -49,7 +49,7 @@ def prepared(options: Options, old: dict[str, Any] | None = None) -> Callable[[P
             known = {_key(cell) for cell in old["cells"]}
             cells = [cell for cell in cells if _key({**cell.known, "memory": cell.memory}) not in known]
     usual = (sweep.SECONDS, sweep.QUICK_SECONDS) if options.sweep else (chosen.seconds, chosen.quick_seconds)
-    seconds = options.seconds_of(*usual)
+    seconds = options.seconds_of(usual[options.quick])
     return partial(run, chosen, cells, peers, seconds, options.kept() | {"seconds": seconds})
 
 

@@ -23,7 +23,7 @@ from opgrad.bench.figures import (
 )
 from opgrad.bench.load import Loss
 from opgrad.bench.measure import CALL, GIVEN, KERNEL, NEW, OURS, WAYS
-from opgrad.bench.sweep import Curve, curves, shapes
+from opgrad.bench.sweep import Curve, curves, is_sweep, shapes
 
 PEERS_IN = ("best peer", "its time", "ratio")
 COLUMNS = ("operator", "shape", "dtype", "time", "GB/s", "of copy", *PEERS_IN, "given", *PEERS_IN, "ulp")
@@ -113,6 +113,11 @@ def _shown(result: Result) -> Iterator[str | Table]:
     yield machine_line(result)
     yield from (f"  slower: {cell.name}, {cell.new.ratio:.2f}x {cell.new.peer}" for cell in losses(cells))
     yield from (f"  left out: {line}" for line in left_out(result))
+
+
+def markdown(result: Result) -> str:
+    """Every table of a result, of cells or of a sweep, for a page or the documents."""
+    return sweep_table(result) if is_sweep(result) else full_table(result)
 
 
 def full_table(result: Result) -> str:

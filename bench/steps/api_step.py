@@ -1,12 +1,12 @@
 """A step of onnxruntime-training, or of opgrad, turn by turn, run as a script by a Python that has the package.
 
-    python api_step.py API FOLDER BATCH.npz THREADS
+    python api_step.py MEASURE API FOLDER BATCH.npz THREADS
 
-API is `onnxruntime.training.api` or `opgrad.training.api`, FOLDER an artifact set, BATCH.npz has the graph's inputs in
-their order. The first line that is printed says that the API is there, the second has the loss of the batch, the third
-says what runs; then every line read, `step` or `optimizer`, is answered by one with the seconds of some calls, and
-`resident` by the bytes of memory that the process has. For onnxruntime-training nothing of opgrad is imported but the
-file measure.py.
+MEASURE is opgrad's measure.py, API `onnxruntime.training.api` or `opgrad.training.api`, FOLDER an artifact set,
+BATCH.npz has the graph's inputs in their order. The first line that is printed says that the API is there, the second
+has the loss of the batch, the third says what runs; then every line read, `step` or `optimizer`, is answered by one
+with the seconds of some calls, and `resident` by the bytes of memory that the process has. For onnxruntime-training
+nothing of opgrad is imported but that file.
 """
 
 import importlib.util
@@ -27,11 +27,11 @@ NAMES = ("onnxruntime-training", "onnxruntime-training-cpu")
 def main() -> None:
     """Answer until the input ends."""
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE]  # our files are no libraries
-    measure = _measure()
-    api, folder = import_module(sys.argv[1]), Path(sys.argv[2])
-    _answer({"api": api.__name__})
-    arrays = list(import_module("numpy").load(sys.argv[3]).values())
-    step, optimizer_step = calls(api, folder, arrays, int(sys.argv[4]))
+    file, name, folder, batch, threads = sys.argv[1:]
+    measure, api = _loaded(file), import_module(name)
+    _answer({"api": name})
+    arrays = list(import_module("numpy").load(batch).values())
+    step, optimizer_step = calls(api, Path(folder), arrays, int(threads))
     _answer({"loss": float(step())})
     _answer({"versions": _versions()})
     turns = {"step": measure.hot_turns(step), "optimizer": measure.hot_turns(optimizer_step), "resident": _resident}
@@ -56,8 +56,8 @@ def _answer(value: Any) -> None:
     print(json.dumps(value), flush=True)
 
 
-def _measure() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("measure", HERE / "measure.py")
+def _loaded(file: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("measure", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -17,8 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 from torch.nn import functional
 
-from opgrad.bench import torch_models
-from opgrad.bench.generated import TORCH, Subject, thread_counts
+from bench.steps import models
+from bench.steps.generated import TORCH, Subject, thread_counts
 from opgrad.training import AdamWRule, ArtifactSet
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 
@@ -35,7 +35,7 @@ def architecture(
     folder with the same set for onnxruntime-training, which has attention as products and a softmax alone.
     """
     torch.manual_seed(0)
-    make, rows, draw = torch_models.MODELS[name]
+    make, rows, draw = models.MODELS[name]
     module, place, with_scores = make(), folder / name, folder / f"{name} with scores"
     x, labels = draw(rows)
     model = exported(module, x, 1e-4, training=torch.onnx.TrainingMode.TRAINING)
@@ -71,7 +71,7 @@ def _without_outputs(file: Path, names: Sequence[str]) -> None:
 def subject(name: str) -> Subject:
     """One of all models, with the mean cross-entropy of its scores as its loss, and torch's forward and backward."""
     torch.manual_seed(0)
-    make, rows, draw = {**torch_models.MODELS, **torch_models.LONG_MODELS}[name]
+    make, rows, draw = {**models.MODELS, **models.LONG_MODELS}[name]
     module, (x, labels) = make().eval(), draw(rows)
     # The exporter makes normalizations parts of convolutions, unless it is told to preserve the mode.
     model = exported(module, x, 1e-4, training=torch.onnx.TrainingMode.PRESERVE)

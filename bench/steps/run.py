@@ -3,30 +3,32 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 import opgrad
 import opgrad.training
-from opgrad.bench import api_step, generated
-from opgrad.bench.generated import TORCH, best_of_torch, disagreements, measure_attention, thread_counts
+from bench.steps import api_step, generated
+from bench.steps.generated import TORCH, best_of_torch, disagreements, measure_attention, thread_counts
+from bench.steps.process import OLD_API, Refused, start, step_process
 from opgrad.bench.measure import hot_turns, measure_each, take_turns
-from opgrad.bench.options import Options
+from opgrad.bench.options import CommandLine, Said
 from opgrad.bench.run import dated, surroundings
-from opgrad.bench.step_process import OLD_API, Refused, start, step_process
 from opgrad.training import ArtifactSet, Checkpoint
 from opgrad.training.engine.binding import BoundGraph
 from opgrad.training.engine.memory import Memory
 from opgrad.training.engine.training_graph import TrainingGraph, read_model, session_options
 from opgrad.training.run.samples import sample_batch
 
+ROOT = Path(__file__).parents[2]
 BATCHES = (4, 50, 500)
-SECONDS, QUICK_SECONDS = 2.0, 0.3
+SECONDS = 2.0  # a cell
 STEP, GRAPH, OPTIMIZER = "step", "graph", "optimizer"  # ours
 OLD, OLD_OPTIMIZER = "old", "old optimizer"
 
@@ -35,16 +37,30 @@ Turn = Callable[[], list[float]]
 Job = tuple[str, Callable[[], dict[str, Any]]]  # what is measured, with its name
 
 
-def examples() -> tuple[Path, ...]:
-    """The artifact sets of the source tree. Raises ValueError where opgrad is installed without it."""
-    folder = Path(opgrad.__file__).parents[2] / "examples"
-    found = tuple(path.parent for path in sorted(folder.glob("*/training_model.onnx")))
-    if not found:
-        raise ValueError("bench: there are no examples beside this opgrad, expected folders of artifact sets")
-    return found
+@dataclass(frozen=True)
+class StepOptions(CommandLine):
+    """What to measure, as the command line has it."""
+
+    folders: Annotated[list[Path] | None, Said("Artifact sets; default: those of examples/.", "DIR")] = None
+    batches: Annotated[str, Said("Default: 4,50,500.", "ROWS,…")] = ""
+    models: Annotated[
+        str,
+        Said(
+            "Of GPT-2, BERT, ViT, MobileNetV2, small ones, and GPT-2-1024, Llama-1024, with attention in tiles and "
+            "without; default: all, and the examples.",
+            "NAME,…",
+        ),
+    ] = ""
+    old_python: Annotated[Path | None, Said("A Python with onnxruntime-training, measured as well.", "PATH")] = None
+    no_fuse: Annotated[bool, Said("Do not replace nodes of the graph by faster ones.")] = False
 
 
-def run(options: Options, progress: Progress) -> dict[str, Any]:
+def examples() -> list[Path]:
+    """The artifact sets of the source tree."""
+    return [path.parent for path in sorted((ROOT / "examples").glob("*/training_model.onnx"))]
+
+
+def run(options: StepOptions, progress: Progress) -> dict[str, Any]:
     """Measure every set with every batch and return what a result file holds: what is done so far, if interrupted.
 
     options: without folders and models, the examples of the source tree and all models. progress: called before each
@@ -53,19 +69,19 @@ def run(options: Options, progress: Progress) -> dict[str, Any]:
     """
     began = time.perf_counter()
     batches = _batches(options.batches) if options.batches else BATCHES
-    seconds = options.seconds_of(SECONDS, QUICK_SECONDS)
+    seconds = options.seconds_of(SECONDS)
     alone = bool(options.folders or options.models)
     models = _architectures(options.names("models")) if options.models or not alone else ()
     sets = [ArtifactSet.load(folder) for folder in options.folders or ([] if alone else examples())]
     cells = [(artifacts, batch) for artifacts in sets for batch in batches]
-    how = seconds, options.old_python, options.fuse
+    how = seconds, options.old_python, not options.no_fuse
     jobs: dict[str, list[Job]] = {"training": [], "starts": [], "generated": [], "attention": []}
     for artifacts, batch in cells:
         name = artifacts.name
         jobs["training"].append((f"{name}, batch {batch}", partial(measure, artifacts, batch, *how)))
         jobs["generated"].append((f"{name}, generated, batch {batch}", partial(_generated, artifacts, batch, seconds)))
     for name in models:
-        if name in _training_models().torch_models.MODELS:
+        if name in _exported().models.MODELS:
             jobs["training"].append((name, partial(_architecture, name, *how)))
             if not alone:
                 jobs["generated"].append((f"{name}, generated", partial(_of_torch, generated.measure, name, seconds)))
@@ -93,19 +109,19 @@ def _batches(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def _training_models() -> Any:
+def _exported() -> Any:
     """The module with models in PyTorch; None without PyTorch."""
     try:
-        from opgrad.bench import training_models
+        from bench.steps import exported
     except ImportError:
         return None
-    return training_models
+    return exported
 
 
 def _architectures(names: Sequence[str]) -> Sequence[str]:
     """These architectures, or all. Raises ValueError for a name that is of none, and without PyTorch."""
-    models = _training_models()
-    known = (*models.torch_models.MODELS, *models.torch_models.LONG_MODELS) if models else ()
+    models = _exported()
+    known = (*models.models.MODELS, *models.models.LONG_MODELS) if models else ()
     for name in names:
         if name not in known:
             raise ValueError(f"bench: models has {name!r}, expected of {', '.join(known) or 'none, without PyTorch'}")
@@ -115,13 +131,13 @@ def _architectures(names: Sequence[str]) -> Sequence[str]:
 def _architecture(name: str, seconds: float, old_python: Path | None, fuse: bool) -> dict[str, Any]:
     """The step of an architecture, whose artifact set is made now."""
     with TemporaryDirectory() as folder:
-        artifacts, rows, batch, step, with_scores = _training_models().architecture(name, Path(folder))
+        artifacts, rows, batch, step, with_scores = _exported().architecture(name, Path(folder))
         return measure(artifacts, rows, seconds, old_python, fuse, batch, step, with_scores)
 
 
 def _of_torch(measure: Callable[..., dict[str, Any]], name: str, seconds: float) -> dict[str, Any]:
     """What is measured of the gradients of a model in PyTorch."""
-    return measure(_training_models().subject(name), seconds)
+    return measure(_exported().subject(name), seconds)
 
 
 def _start(artifacts: ArtifactSet, batch: int, old_python: Path | None) -> dict[str, Any]:
@@ -199,7 +215,7 @@ def _add_ours(
 
 def _chain(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[int], Callable[[], Any]]:
     """What gives torch's step of a set. Raises NotImplementedError without PyTorch."""
-    if models := _training_models():
+    if models := _exported():
         return partial(models.chain_step, artifacts, data)
     raise NotImplementedError("PyTorch is not installed")
 

@@ -10,7 +10,7 @@ import onnx
 from onnx import numpy_helper
 
 import opgrad
-from opgrad.bench.liveness import peak_bytes
+from bench.steps.liveness import peak_bytes
 from opgrad.bench.measure import take_turns, turns
 from opgrad.gradients import gradients
 from opgrad.gradients.backward import SUFFIX

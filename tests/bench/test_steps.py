@@ -1,6 +1,7 @@
-"""`opgrad bench --training`: what it measures and writes, not how fast anything is."""
+"""`python -m bench.steps`: what it measures and writes, not how fast anything is."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,15 +13,14 @@ import pytest
 import report
 from artifact_sets import EXAMPLES, write_linear_set
 from bench_results import made_up_result
-from typer.testing import CliRunner
 
 import opgrad
-from opgrad.bench import generated, step_process, training
-from opgrad.bench.options import Options
-from opgrad.bench.step_process import OLD_API
-from opgrad.bench.training import examples, measure, run
-from opgrad.bench.training_tables import GENERATED_COLUMNS, attention_rows, generated_rows, markdown, rows
-from opgrad.cli import app
+from bench.steps import generated, process
+from bench.steps import run as training
+from bench.steps.__main__ import main
+from bench.steps.process import OLD_API
+from bench.steps.run import StepOptions, examples, measure, run
+from bench.steps.tables import GENERATED_COLUMNS, attention_rows, drawing, generated_rows, markdown, rows
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.run.samples import sample_batch
 
@@ -49,13 +49,6 @@ def no_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "start", lambda *_: {"first": {"warm": 1.0}, "resident": {}})
 
 
-def cli(*words: str | Path) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["bench", *map(str, words)], env={"COLUMNS": "200"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
-
-
 def made_up_training() -> dict[str, Any]:
     times = {"step": 1e-3, "graph": 6e-4, "optimizer": 1e-4, "torch": 3e-3, "old": 2e-3, "old optimizer": 4e-4}
     cell = {
@@ -82,18 +75,18 @@ def test_a_step_has_all_its_parts() -> None:
 
 
 def test_torch_computes_the_same_step() -> None:
-    training_models = pytest.importorskip("opgrad.bench.training_models")
+    exported = pytest.importorskip("bench.steps.exported")
     artifacts = ArtifactSet.load(EXAMPLES / "digits")
     data = sample_batch(artifacts, 9)
-    step = training_models.chain_step(artifacts, data, 1)
+    step = exported.chain_step(artifacts, data, 1)
     expected = Trainer(artifacts).compute_gradients(data)
     assert [float(step()), float(step())] == pytest.approx([expected, expected], rel=1e-6)  # the learning rate is 0
 
 
 def test_a_graph_that_is_no_chain_has_no_torch_model() -> None:
-    training_models = pytest.importorskip("opgrad.bench.training_models")
+    exported = pytest.importorskip("bench.steps.exported")
     with pytest.raises(NotImplementedError, match="no torch model is built of Gather"):
-        training_models.chain(onnx.load(EXAMPLES / "digits_attention" / "eval_model.onnx").graph)
+        exported.chain(onnx.load(EXAMPLES / "digits_attention" / "eval_model.onnx").graph)
 
 
 def test_a_batch_comes_from_the_recipe_or_by_chance(tmp_path: Path) -> None:
@@ -111,7 +104,7 @@ def old_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loss: float) ->
     """This Python in the old one's place, with a script that makes up its answers."""
     script = tmp_path / "script.py"
     script.write_text(OLD_RUNTIME.replace("LOSS", repr(loss)))
-    monkeypatch.setattr(step_process.api_step, "__file__", str(script))
+    monkeypatch.setattr(process.api_step, "__file__", str(script))
     return Path(sys.executable)
 
 
@@ -130,7 +123,7 @@ def test_a_start_is_measured_cold_warm_and_beside_the_old_runtime(
 ) -> None:
     """All three in the made-up runtime's place."""
     python = old_runtime(monkeypatch, tmp_path, 1.0)
-    found = step_process.start(EXAMPLES / "digits", {"x": np.zeros(2, np.float32)}, python, 1)
+    found = process.start(EXAMPLES / "digits", {"x": np.zeros(2, np.float32)}, python, 1)
     assert set(found["first"]) == {"cold", "warm", "old"}
     assert found["resident"] == dict.fromkeys(("cold", "warm", "old"), 2**26)
 
@@ -139,10 +132,10 @@ def test_a_start_of_our_own(tmp_path: Path) -> None:
     """A step of a set by `opgrad.training.api` in a process as the benchmark starts it."""
     write_linear_set(tmp_path)
     data = sample_batch(ArtifactSet.load(tmp_path), 5)
-    with step_process.step_process(Path(sys.executable), step_process.OWN_API, tmp_path, data, 1) as process:
-        assert process.seconds > 0
-        assert min(process.turn("step")) > 0
-        assert process.turn("resident") is None or process.turn("resident") > 1e7
+    with process.step_process(Path(sys.executable), process.OWN_API, tmp_path, data, 1) as started:
+        assert started.seconds > 0
+        assert min(started.turn("step")) > 0
+        assert started.turn("resident") is None or started.turn("resident") > 1e7
 
 
 def test_a_peer_with_another_loss_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -159,42 +152,43 @@ def test_a_set_that_the_old_runtime_refuses_has_a_note(monkeypatch: pytest.Monke
     cell = measure(ArtifactSet.load(EXAMPLES / "digits"), 4, 0.0, python)
     assert "old" not in cell["times"]
     assert "AttentionTraining is unknown" in cell["notes"]["old"]
-    assert set(step_process.start(EXAMPLES / "digits", {"x": np.zeros(2, np.float32)}, python, 1)) == {"left_out"}
+    assert set(process.start(EXAMPLES / "digits", {"x": np.zeros(2, np.float32)}, python, 1)) == {"left_out"}
 
 
 def test_a_python_without_the_old_runtime_is_named() -> None:
     data = {"x": np.zeros(2, np.float32)}
     with (
         pytest.raises(RuntimeError, match="no/python cannot be run: No such file"),
-        step_process.step_process(Path("no/python"), OLD_API, EXAMPLES / "digits", data, 1),
+        process.step_process(Path("no/python"), OLD_API, EXAMPLES / "digits", data, 1),
     ):
         pass
     with (
         pytest.raises(RuntimeError, match=r"the process that trains ended: .*onnxruntime"),
-        step_process.step_process(Path(sys.executable), OLD_API, EXAMPLES / "digits", data, 1),
+        process.step_process(Path(sys.executable), OLD_API, EXAMPLES / "digits", data, 1),
     ):
         pass
 
 
-def test_the_command_writes_a_result_file(tmp_path: Path) -> None:
+def test_the_command_writes_a_result_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_linear_set(tmp_path)
-    file = tmp_path / "out" / "training-x.json"
-    status, text = cli("--training", tmp_path, "--batches", "3,5", "--seconds", "0", "--json", file)
-    assert status == 0, text
-    assert "optimizer" in text
+    file, page = tmp_path / "out" / "training-x.json", tmp_path / "out" / "x.html"
+    files = ["--json", str(file), "--html", str(page)]
+    main([str(tmp_path), "--batches", "3,5", "--seconds", "0", *files])
+    assert "optimizer" in capsys.readouterr().out
     result = json.loads(file.read_text())
     assert [(cell["set"], cell["batch"]) for cell in result["training"]] == [(tmp_path.name, 3), (tmp_path.name, 5)]
     assert result["cells"] == []
     assert "no torch model" in markdown(result)
+    assert "milliseconds of a training step" in page.read_text()
 
 
-def test_a_set_that_cannot_run_is_left_out(tmp_path: Path) -> None:
+def test_a_set_that_cannot_run_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_linear_set(tmp_path)
     model = onnx.load(tmp_path / "training_model.onnx")
     model.graph.node[-2].op_type, model.graph.node[-2].domain = "NoSuchOperator", "com.microsoft"
     onnx.save(model, tmp_path / "training_model.onnx")
-    status, text = cli("--training", tmp_path, "--batches", "3", "--seconds", "0", "--json", tmp_path / "x.json")
-    assert status == 0, text
+    main([str(tmp_path), "--batches", "3", "--seconds", "0", "--json", str(tmp_path / "x.json")])
+    text = capsys.readouterr().out
     assert f"left out: {tmp_path.name}, batch 3: " in text
     assert "NoSuchOperator" in text
     assert list(rows(json.loads((tmp_path / "x.json").read_text()))) == []
@@ -207,25 +201,20 @@ def test_the_examples_are_the_default() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--training", "--ops", "relu"), "--training has no --ops"),
-        (("--training", "--update"), "--training has no --update"),
-        ((EXAMPLES / "digits",), "--training is missing, without which there is no DIR"),
-        (("--batches", "4"), "--training is missing, without which there is no --batches"),
-        (("--training", "--batches", "4,x"), "batches is '4,x', expected numbers of rows"),
-        (("--training", "--models", "VGG"), "models has 'VGG', expected of "),
-        (("--models", "ViT"), "--training is missing, without which there is no --models"),
+        (["--batches", "4,x"], "bench.steps: bench: batches is '4,x', expected numbers of rows such as 4,50,500"),
+        (["--models", "VGG"], "bench.steps: bench: models has 'VGG', expected of "),
+        (["--isa", "sse"], "bench.steps: bench: isa is 'sse', expected of avx2, avx512"),
     ],
 )
-def test_options_that_do_not_go_together(words: tuple[str | Path, ...], message: str) -> None:
-    status, text = cli(*words)
-    assert (status, text.count("\n")) == (1, 1)
-    assert message in text
+def test_unknown_names_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(SystemExit, match="^" + re.escape(message)):
+        main(words)
 
 
 def test_an_architecture_is_measured_beside_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The set for the old runtime has no operator that it lacks."""
-    training_models = pytest.importorskip("opgrad.bench.training_models")
-    *_, of_old = training_models.architecture("ViT", tmp_path)
+    exported = pytest.importorskip("bench.steps.exported")
+    *_, of_old = exported.architecture("ViT", tmp_path)
     kinds = [
         {node.op_type for node in onnx.load(path / "training_model.onnx").graph.node}
         for path in (of_old, tmp_path / "ViT")
@@ -235,7 +224,7 @@ def test_an_architecture_is_measured_beside_torch(monkeypatch: pytest.MonkeyPatc
     assert len(onnx.load(of_old / "training_model.onnx").graph.output) == len(
         onnx.load(tmp_path / "ViT" / "training_model.onnx").graph.output
     )
-    result = run(Options(training=True, models="ViT", seconds=0.0), lambda *_: None)
+    result = run(StepOptions(models="ViT", seconds=0.0), lambda *_: None)
     (cell,) = result["training"]
     assert (cell["set"], cell["batch"]) == ("ViT", 8)
     assert set(cell["times"]) == {"step", "graph", "optimizer", "torch"}
@@ -253,10 +242,10 @@ def test_interruption_keeps_what_is_measured(monkeypatch: pytest.MonkeyPatch) ->
         return {"batch": batch}
 
     monkeypatch.setattr(training, "measure", stand_in)
-    result = run(Options(training=True, folders=[EXAMPLES / "digits"], batches="4,5"), lambda *_: None)
+    result = run(StepOptions(folders=[EXAMPLES / "digits"], batches="4,5"), lambda *_: None)
     assert result["training"] == [{"batch": 4}]
     with pytest.raises(KeyboardInterrupt):
-        run(Options(training=True, folders=[EXAMPLES / "digits"], batches="4,5"), lambda *_: None)
+        run(StepOptions(folders=[EXAMPLES / "digits"], batches="4,5"), lambda *_: None)
 
 
 def test_tables_say_what_python_takes_and_how_the_best_peer_does() -> None:
@@ -294,7 +283,7 @@ def test_gradients_are_generated_anew_beside_the_old_graph() -> None:
 def test_models_of_torch_are_exported_and_differentiated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Normalizations stay apart from convolutions, and all parameters keep their names."""
     torch = pytest.importorskip("torch")
-    from opgrad.bench import torch_models
+    from bench.steps import exported, models
 
     layers = torch.nn.Conv2d(1, 2, 3, bias=False), torch.nn.BatchNorm2d(2), torch.nn.Flatten(), torch.nn.Linear(8, 3)
     tiny = torch.nn.Sequential(*layers)
@@ -302,8 +291,8 @@ def test_models_of_torch_are_exported_and_differentiated(monkeypatch: pytest.Mon
     def batch(rows: int) -> tuple[Any, Any]:
         return torch.randn(rows, 1, 4, 4), torch.randint(0, 3, (rows,))
 
-    monkeypatch.setattr(torch_models, "MODELS", {"tiny": (lambda: tiny, 2, batch)})
-    subject = training._training_models().subject("tiny")
+    monkeypatch.setattr(models, "MODELS", {"tiny": (lambda: tiny, 2, batch)})
+    subject = exported.subject("tiny")
     assert set(subject.parameters) == {"0.weight", "1.weight", "1.bias", "3.weight", "3.bias"}
     cell = generated.measure(subject, 0.0)
     assert set(cell["times"]) == {"generated", "segments", "torch"}
@@ -313,11 +302,11 @@ def test_models_of_torch_are_exported_and_differentiated(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("name", ["GPT-2-1024", "Llama-1024"])
 def test_attention_in_tiles_is_measured_beside_matrices_of_scores(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    from opgrad.bench import torch_models, training_models
+    from bench.steps import exported, models
 
-    sizes = torch_models.Long(length=300, blocks=1, words=16, gpt2=(24, 12), llama=(32, 8, 2, 40))
-    monkeypatch.setattr(torch_models, "LONG", sizes)
-    found = generated.measure_attention(training_models.subject(name), 0)
+    sizes = models.Long(length=300, blocks=1, words=16, gpt2=(24, 12), llama=(32, 8, 2, 40))
+    monkeypatch.setattr(models, "LONG", sizes)
+    found = generated.measure_attention(exported.subject(name), 0)
     assert "notes" not in found
     assert found["peak"]["tiles"] < 0.6 * found["peak"]["scores"]
     result = made_up_training() | {"training": [], "attention": [found]}
@@ -325,3 +314,16 @@ def test_attention_in_tiles_is_measured_beside_matrices_of_scores(name: str, mon
     (row,) = attention_rows(result)
     assert row[0] == name
     assert "peak with scores" in markdown(result)
+
+
+def test_training_steps_have_a_bar_for_each_contestant() -> None:
+    times = {name: {"median": seconds} for name, seconds in (("step", 1e-3), ("torch", 2e-3))}
+    cells = [{"set": "a", "batch": 4, "times": times}, {"set": "b", "batch": 4, "left_out": "why"}]
+    results = [made_up_result([]) | {"training": cells} for _ in range(2)]
+    (axes,) = drawing(results[0]).axes
+    assert [bar.get_width() for bar in axes.patches] == [1.0, 2.0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["a, 4 rows"]
+    results[1]["machine"] |= {"vector_bits": 512}
+    (axes,) = drawing(*results).axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["a, 4 rows, AVX2", "a, 4 rows, AVX-512"]
+    assert drawing(made_up_result([]) | {"training": []}) is None

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 import opgrad
-from opgrad.bench import api_step
+from bench.steps import api_step
+from opgrad.bench import measure
 
 OLD_API, OWN_API = "onnxruntime.training.api", "opgrad.training.api"
 COLD, WARM, OLD = "cold", "warm", "old"
@@ -76,7 +77,7 @@ def step_process(
     with tempfile.TemporaryDirectory() as scratch:
         batch, messages = Path(scratch) / "batch.npz", Path(scratch) / "messages"
         np.savez(batch, **data)  # type: ignore[arg-type]
-        command = list(map(str, (python, api_step.__file__, api, folder, batch, threads)))
+        command = list(map(str, (python, api_step.__file__, measure.__file__, api, folder, batch, threads)))
         pipe, variables = subprocess.PIPE, os.environ | (environment or {})
         with messages.open("w") as errors:
             began = time.perf_counter()

@@ -1,16 +1,19 @@
-"""The result of `opgrad bench --training` as text: a table in the terminal, and Markdown for the documents."""
+"""The result of `python -m bench.steps`: tables in the terminal, Markdown for the documents, a picture."""
 
 import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from matplotlib.figure import Figure as Drawing
 from rich.console import Console
 
+from bench.steps.generated import GENERATED, OLD_GRAPH, RECOMPUTED, SCORES, TILES, TORCH
+from bench.steps.process import COLD, WARM
+from bench.steps.run import GRAPH, OLD, OLD_OPTIMIZER, OPTIMIZER, STEP
+from opgrad.bench import instruction_sets
 from opgrad.bench.figures import medians
-from opgrad.bench.generated import GENERATED, OLD_GRAPH, RECOMPUTED, SCORES, TILES, TORCH
-from opgrad.bench.step_process import COLD, WARM
+from opgrad.bench.plots import PLAIN_NUMBERS, ROW, blank
 from opgrad.bench.tables import Table, duration, machine_line, print_parts
-from opgrad.bench.training import GRAPH, OLD, OLD_OPTIMIZER, OPTIMIZER, STEP
 
 COLUMNS = ("set", "batch", "step", "graph", "optimizer", "Python", "torch", "old step", "old optimizer", "ratio")
 START_COLUMNS = (
@@ -133,3 +136,35 @@ def markdown(result: Mapping[str, Any]) -> str:
     left_out = "\n".join(f"* left out: {note}" for note in _notes(result))
     parts = [surroundings(result), *_speed(result), *(table.markdown() for table in _tables(result)), left_out]
     return "\n\n".join(filter(None, parts))
+
+
+# --- the picture ----------------------------------------------------------------------------------------------------
+
+NAMED = {STEP: "opgrad", GRAPH: "opgrad, the graph alone", OLD: "onnxruntime-training 1.19.2", TORCH: "torch"}
+
+
+def drawing(*results: Mapping[str, Any]) -> Drawing | None:
+    """The times of training steps: a bar for each contestant, by artifact set, batch and instruction set."""
+    cells = [
+        (cell, ", ".join(filter(None, (cell["set"], f"{cell['batch']} rows", name))))
+        for name, result in instruction_sets.titled(results).items()
+        for cell in _measured(result, "training")
+    ]
+    if not cells:
+        return None
+    names = {key: name for key, name in NAMED.items() if any(key in cell["times"] for cell, _ in cells)}
+    figure = blank(8.0, 1.0 + ROW * len(names) * len(cells))
+    axes = figure.subplots()
+    for number, (key, name) in enumerate(names.items()):
+        having = [place for place, (cell, _) in enumerate(cells) if key in cell["times"]]
+        heights = [place + (number - (len(names) - 1) / 2) / (len(names) + 1) for place in having]
+        times = [1e3 * cells[place][0]["times"][key]["median"] for place in having]
+        axes.barh(heights, times, height=1 / (len(names) + 1), label=name)
+    axes.set_yticks(range(len(cells)), [label for _, label in cells], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(PLAIN_NUMBERS)
+    axes.set_xlabel("milliseconds of a training step")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(fontsize=8)
+    return figure
