@@ -285,6 +285,11 @@ print(all(found) and os.sched_getaffinity(worker) < everywhere)
 """
 OF_TORCH = """
 import torch
+from opgrad.cpu.compiler.native import native
+@native(2)
+def move_off(pool: int, thread: int) -> int:
+    workers._move_off(pool, thread)
+    return 0
 torch.set_num_threads(2)
 torch.relu(torch.ones(1 << 20))
 before = masks()
@@ -295,6 +300,10 @@ print(masks() == before)
 choose({second})
 for _ in range(3): opgrad.softmax(x)
 print(set(map(frozenset, masks().values())) == {frozenset({second})})
+choose(everywhere)
+move_off.call(threads._pool.address, next(iter(set(masks()) - {os.getpid()})))
+move_off.call(threads._pool.address, 2**31 - 1)  # a thread that is gone
+print(set(map(frozenset, masks().values())) == {frozenset(everywhere)})
 """
 
 
@@ -361,7 +370,7 @@ if importlib.util.find_spec("torch"):
 
     @pytest.mark.xfail(few_cpus(), reason="the system has one CPU alone, or does not let threads choose", run=False)
     def test_threads_of_torch_are_left_alone():
-        assert run_python(CPUS + OF_TORCH).splitlines() == ["True True", "True", "True"]
+        assert run_python(CPUS + OF_TORCH).splitlines() == ["True True", "True", "True", "True"]
 
     @pytest.mark.skipif(sys.platform != "linux", reason="torch's OpenMP can be asked for its threads on Linux alone")
     @pytest.mark.parametrize("places", [("import torch", ""), ("", "import torch")], ids=["before", "in the child"])

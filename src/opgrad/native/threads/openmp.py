@@ -11,9 +11,10 @@ import os
 import sys
 from pathlib import Path
 
-# The first runs a parallel region; it is called with a function, its argument, the number of threads, and flags. The
-# second returns the number of a thread in the region. GNU's and Intel's runtimes have the first, and LLVM's on Linux.
-REGION = ("GOMP_parallel", "omp_get_thread_num")
+# The first runs a parallel region; it is called with a function, its argument, the number of threads, and flags. In the
+# region the second returns the number of the calling thread, the third how many threads there are. GNU's and Intel's
+# runtimes have the first, and LLVM's on Linux.
+REGION = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 LIMIT = "_ZN2at15get_num_threadsEv"  # at::get_num_threads
 
 

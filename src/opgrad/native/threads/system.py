@@ -50,6 +50,10 @@ class Posix(CLibrary):
         names = "pthread_mutex_lock", "pthread_mutex_unlock", "pthread_cond_wait", "pthread_cond_broadcast"
         return [address(self._library, name) for name in names]
 
+    def yielding(self) -> int:
+        """Return the address of the function that lets other threads run first."""
+        return address(self._library, "sched_yield")
+
     def copy_of(self, address: int, size: int) -> bytes | None:
         """Return so many bytes from an address, no more than a pipe holds; None if they cannot be read.
 
@@ -104,6 +108,10 @@ class Windows(CLibrary):
         lock, unlock = "AcquireSRWLockExclusive", "ReleaseSRWLockExclusive"
         names = lock, unlock, "SleepConditionVariableSRW", "WakeAllConditionVariable"
         return [address(self._kernel, name) for name in names]
+
+    def yielding(self) -> int:
+        """Return the address of the function that lets other threads run first."""
+        return address(self._kernel, "SwitchToThread")
 
     def copy_of(self, address: int, size: int) -> bytes | None:
         """Return so many bytes from an address; None if they cannot be read."""
