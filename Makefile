@@ -114,7 +114,7 @@ test-arm64: $(VENV)/.dev
 	$(RUN)/python -c "import sys; sys.exit(sys.version_info[:2] != (3, 11))"
 	$(RUN)/python tools/dist_packs.py --ops softmax,softmax_grad --dtypes float32
 	$(RUN)/python -m zipfile -e dist/packs/opgrad-*-cp311-*_aarch64.whl .emulated/arm64/packed
-	PYTHONPATH=$(CURDIR)/.emulated/arm64/packed $$($(RUN)/python tools/emulated.py arm64 .emulated) tools/packed.py
+	PYTHONPATH=$(CURDIR)/.emulated/arm64/packed $$($(RUN)/python tools/emulated.py arm64 .emulated) tools/packed.py softmax softmax_grad
 
 examples/%/node_modules: examples/%/package.json
 	cd examples/$* && npm install --no-package-lock --no-audit --no-fund --ignore-scripts

@@ -1,10 +1,10 @@
 """Build wheels that carry a pack of kernels and need no compiler: python tools/dist_packs.py [--install] [WORD …]
 
 The words are those of `opgrad compile` that say which kernels: artifact sets, --ops, --dtypes, --run; without any,
-those of all operators' plain calls, which takes an hour. There is a wheel for each architecture, for this version of
-Python, in dist/packs. Its version has the suffix +kernels, and Numba is what its extra `compile` brings. --install: the
-wheel for this architecture goes into an environment with NumPy and ml_dtypes alone, and its softmax is called; where
-artifact sets are named, onnx and onnxruntime join it, and the sets are trained.
+those of all operators' plain calls. There is a wheel for each architecture, for this version of Python, in dist/packs.
+Its version has the suffix +kernels, and Numba is what its extra `compile` brings. --install: the wheel for this
+architecture goes into an environment with NumPy and ml_dtypes alone, and the examples of the operators that it has run
+there; where artifact sets are named, onnx and onnxruntime join it, and the sets are trained.
 """
 
 import base64
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +41,7 @@ def main(*words: str) -> None:
             made = carrying(plain, pack.read_bytes(), architecture, DIST)
             print(f"{made.name}: {made.stat().st_size:,} bytes")
             if install and architecture == platform.machine():
-                use(made, [Path(each).resolve() for each in chosen if (ROOT / each).is_dir()])
+                use(made, [(ROOT / each).resolve() for each in chosen if (ROOT / each).is_dir()], _operators(chosen))
 
 
 def carrying(plain: Path, pack: bytes, architecture: str, folder: Path) -> Path:
@@ -80,8 +81,13 @@ def _is_compiler(line: str) -> bool:
     return line.startswith(f"Requires-Dist: {COMPILER}")
 
 
-def use(wheel: Path, sets: Sequence[Path] = ()) -> None:
-    """Install a wheel without its dependencies, call an operator, and train artifact sets."""
+def _operators(words: Sequence[str]) -> list[str]:
+    """The operators that `opgrad compile` is told to take."""
+    return [name.strip() for option, names in pairwise(words) if option == "--ops" for name in names.split(",")]
+
+
+def use(wheel: Path, sets: Sequence[Path], operators: Sequence[str]) -> None:
+    """Install a wheel without its dependencies, train artifact sets, and call operators: without any word, all."""
     with tempfile.TemporaryDirectory() as folder:
         run(sys.executable, "-m", "venv", folder)
         inside = Path(folder) / "bin" / "python"
@@ -89,7 +95,7 @@ def use(wheel: Path, sets: Sequence[Path] = ()) -> None:
         run(*pip, "--no-deps", wheel)
         run(*pip, "numpy", "ml_dtypes", *(("onnx", "onnxruntime") if sets else ()))
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        program = (ROOT / "tools" / "packed.py", *sets)
+        program = (ROOT / "tools" / "packed.py", *sets, *operators)
         subprocess.run([inside, *program], cwd=folder, env=environment, check=True)
         size = sum(path.stat().st_size for path in Path(folder).glob("lib/*/site-packages/**/*") if path.is_file())
     print(f"{wheel.name}: installed and used; all packages have {size / 1e6:.0f} MB")

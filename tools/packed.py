@@ -1,35 +1,50 @@
-"""Train artifact sets, or call softmax, by the kernels of a pack alone: python tools/packed.py [SET …]
+"""Train artifact sets, or call operators, by the kernels of a pack alone: python tools/packed.py [SET …] [OPERATOR …]
 
-Fails where Numba or llvmlite is imported, a kernel is missing, a result is wrong, or a loss does not fall.
+Of an operator the example in its documentation runs; without any word, that of every operator. Fails where Numba or
+llvmlite is imported, a kernel is missing, a result is wrong, or a loss does not fall.
 """
 
+import doctest
+import inspect
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 import opgrad
+from opgrad.contract import Operator, public_operators
 
 STEPS = 10
 
 
-def main(*sets: str) -> None:
-    """Train the sets; without any, call softmax and its gradient."""
+def main(*words: str) -> None:
+    """Train the sets and call the operators that are named; without any word, call every operator."""
+    sets = [word for word in words if Path(word).is_dir()]
     for folder in sets:
         train(folder)
-    if not sets:
-        call()
+    call([word for word in words if word not in sets] if words else list(public_operators()))
     if compilers := {"numba", "llvmlite"} & set(sys.modules):
         sys.exit(f"packed: {', '.join(compilers)} was imported")
     print("packed: no compiler was imported")
 
 
-def call() -> None:
-    """Call softmax and its gradient on float32."""
-    x = np.linspace(-1, 1, 12, dtype="float32").reshape(3, 4)
-    y, e = opgrad.softmax(x), np.exp(x)
-    np.testing.assert_allclose(y, e / e.sum(1, keepdims=True), rtol=1e-6)
-    np.testing.assert_allclose(opgrad.softmax_grad(x, y), y * (x - (x * y).sum(1, keepdims=True)), atol=1e-6)
+def call(names: Sequence[str]) -> None:
+    """Run the examples of operators."""
+    if wrong := [name for name in names if not shows_its_result(public_operators()[name])]:
+        sys.exit(f"packed: another result than documented: {', '.join(wrong)}")
+    if names:
+        print(f"packed: {len(names)} operators give what their documentation shows")
+
+
+def shows_its_result(op: Operator) -> bool:
+    """Whether the example in an operator's documentation gives the result that stands below it."""
+    names = {"np": np, "opgrad": opgrad}
+    example = doctest.DocTestParser().get_doctest(inspect.getdoc(op.reference) or "", names, op.name, None, 0)
+    with np.printoptions(precision=4, suppress=True):
+        found = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example)
+    return found.attempted > 0 and not found.failed
 
 
 def train(folder: str) -> None:

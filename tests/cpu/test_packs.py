@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import runpy
 import struct
 import subprocess
 import sys
@@ -20,10 +21,13 @@ from opgrad.cpu.compiler import packs, processors, relocations, sources
 from opgrad.cpu.compiler.packs import MAGIC, Pack, PackedObjects, PackError, packed
 from opgrad.cpu.compiler.processors import PROCESSORS, Processor, is_here
 from opgrad.native.plan import execute
+from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 
 pytestmark = [pytest.mark.any_cpu, pytest.mark.skipif(os.name != "posix", reason="packs are for Linux")]
 
-DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+ROOT = Path(__file__).parents[2]
+DIGITS, BERT = ROOT / "examples" / "digits", ROOT / "examples" / "bert" / "make.py"
+PACKED = ROOT / "tools" / "packed.py"
 HERE = next((name for name in reversed(PROCESSORS) if is_here(PROCESSORS[name])), "x86-64-v3")
 ELSEWHERE = "aarch64" if platform.machine() == "x86_64" else "x86-64-v3"
 # Neither Numba nor llvmlite can be imported, nor found, as if they were not installed.
@@ -50,18 +54,6 @@ try:
     opgrad.tanh(x)
 except NotImplementedError as error:
     print(error)
-"""
-)
-TRAIN = (
-    WITHOUT
-    + """
-from opgrad.training import ArtifactSet, Trainer
-artifacts = ArtifactSet.load(sys.argv[1])
-trainer, random = Trainer(artifacts, learning_rate=0.01), np.random.default_rng(0)
-batch = {each.name: random.random((50, 64), "float32") for each in artifacts.inputs}
-batch[artifacts.label.name] = random.integers(0, 10, 50)
-losses = [float(trainer.step(batch)) for _ in range(20)]
-assert losses[-1] < losses[0], losses
 """
 )
 PROGRAM = "import numpy as np, opgrad\nprint(opgrad.tanh(np.zeros((2, 3), 'float32')).sum())\n"
@@ -95,14 +87,19 @@ def test_calls_without_a_compiler(pack):
 
 def test_training_without_a_compiler(pack, tmp_path):
     """A training run takes what a run of the set took before; the pack that was there keeps what it had."""
-    path = tmp_path / "kernels.pack"
+    path, bert = tmp_path / "kernels.pack", tmp_path / "bert"
     path.write_bytes(pack.read_bytes())
-    text = compile_pack("--for", HERE, "--model", DIGITS, "-o", path)
+    bert.mkdir()
+    model = runpy.run_path(str(BERT))["make_model"]()
+    generate_artifacts(model, loss=LossType.CrossEntropyLoss, optimizer=OptimType.AdamW, artifact_directory=bert)
+    text = compile_pack("--for", HERE, "--model", DIGITS, bert, "-o", path)
     assert f" kernels for {ELSEWHERE}" in text
     before, after = opened(pack).index["kernels"], opened(path).index["kernels"]
     assert before[ELSEWHERE].keys() == after[ELSEWHERE].keys()
     assert before[HERE].keys() < after[HERE].keys()
-    run_python(TRAIN.replace("sys.argv[1]", repr(str(DIGITS))), OPGRAD_KERNELS=str(path), OPGRAD_CACHE_DIR="/dev/null")
+    train = f"import runpy\nrunpy.run_path({str(PACKED)!r})['main']({str(DIGITS)!r}, {str(bert)!r})\n"
+    told = run_python(WITHOUT + train, OPGRAD_KERNELS=str(path), OPGRAD_CACHE_DIR="/dev/null")
+    assert told.splitlines()[-1] == "packed: no compiler was imported"
 
 
 def test_a_program_is_run_for_its_kernels(pack, tmp_path):

@@ -137,7 +137,7 @@ def cross_entropy_shard_grad(
 
     Example:
     >>> logits = np.array([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], np.float32)
-    >>> factors = np.array([[2.0, 3.0], [0.4, 0.1], [1.0, 1.0], [-1.0, -1.0], [0.0, 0.0], [0.0, 0.0]])
+    >>> factors = np.array([[2.0, 3.0], [0.4, 0.1], [1.0, 1.0], [-1.0, -1.0], [0.0, 0.0], [0.0, 0.0]], np.float32)
     >>> opgrad.cross_entropy_shard_grad(logits, np.array([3, 5]), factors, first=3)
     array([[-0.3297,  0.0907,  0.2466],
            [ 0.045 ,  0.9048, -0.955 ]], dtype=float32)
