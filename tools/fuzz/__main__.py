@@ -8,10 +8,13 @@ is repaired, it belongs into tests/data/fuzz/NAME. `make fuzz SECONDS=60` sets u
 import argparse
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
+from inspect import isclass, isfunction
 from pathlib import Path
 from pkgutil import walk_packages
+from types import FunctionType
 
 import calls
 from readers import READERS, REFUSED, ROOT, Target
@@ -26,10 +29,13 @@ INSTRUMENTED = (
     "opgrad.rules",
     "opgrad.training",
     "opgrad.contract",
+    "opgrad.cpu.compiler.packs",
+    "opgrad.cpu.compiler.trust",
+    "opgrad.native.arrays",
     "tomllib",
     "zipfile",
 )
-# Numba compiles these from their bytecode, which the fuzzer must not change: they are imported before.
+# Numba compiles kernels in these from their bytecode, which the fuzzer must not change: they are imported before.
 COMPILED = ("opgrad.cpu", "opgrad.native", "opgrad.onnxruntime")
 
 
@@ -37,6 +43,15 @@ def attempt(target: Target, data: bytes) -> None:
     """Give bytes to a target; what it documents for bad ones is no find."""
     with suppress(REFUSED):
         target.read(data)
+
+
+def imported_functions() -> Iterator[FunctionType]:
+    """The functions and methods of instrumented modules that are imported already."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(INSTRUMENTED):
+            for holder in (module, *filter(isclass, vars(module).values())):
+                functions = (getattr(each, "__func__", each) for each in vars(holder).values())
+                yield from (each for each in functions if isfunction(each) and each.__module__ == name)
 
 
 def fuzz(name: str, seconds: int) -> None:
@@ -47,6 +62,8 @@ def fuzz(name: str, seconds: int) -> None:
         for module in walk_packages(package.__path__, f"{package.__name__}."):
             if ".interpret" not in module.name:  # which takes the compiler's place
                 import_module(module.name)
+    for function in set(imported_functions()):
+        atheris.instrument_func(function)
     with atheris.instrument_imports(list(INSTRUMENTED), enable_loader_override=False):
         target, folder = TARGETS[name], CORPUS / name
         folder.mkdir(parents=True, exist_ok=True)
