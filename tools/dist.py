@@ -1,7 +1,8 @@
 """Build wheel and sdist twice and check them: python tools/dist.py [--install PYTHON …].
 
 Both builds must be the same bytes, the wheel hold little but code, and the description be one that renders. With
---install the wheel goes into a bare environment of each Python, where the NumPy snippets of README and tutorial and the command line must run.
+--install the wheel goes into a bare environment of each Python, where the NumPy snippets of README and tutorial and the
+command line must run.
 """
 
 import argparse
