@@ -10,11 +10,11 @@ import importlib
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from opgrad.contract.attributes import Check, check_of
-from opgrad.contract.dtypes import Shape
+from opgrad.contract.dtypes import FLOATS, Shape
 from opgrad.contract.libraries import Arrays
 
 # What an operator's loops run over: single elements; rows along `axis`; rows of the classes, which are axis 1; slices
@@ -55,7 +55,8 @@ class Tensor:
     that dtype, it has the first of `dtypes`; the attribute `out_dtype` overrides both. ranks: how many dimensions it
     may have.
     role: "element" if it has an entry for each element of the first array, "sample" if it has one for each sample,
-    which is the first array's shape without axis 1, and "alone" if its shape has nothing to do with the loops.
+    which is the first array's shape without axis 1, and "alone" if its shape has nothing to do with the loops, which
+    `operator` says of all arrays of "whole" and "strided" operators.
     several: it stands for a list of any number of arrays (`opgrad.contract.lists`).
     """
 
@@ -69,6 +70,16 @@ class Tensor:
     besides: tuple[str, ...] = ()
 
 
+def shaped_like(name: str, dtypes: tuple[str, ...] = FLOATS, **rest: Any) -> Tensor:
+    """An array of the shape of another one of this name; rest: further fields."""
+    return Tensor(dtypes, lambda shapes, attributes: shapes[name], f"the shape of {name}", **rest)
+
+
+def like(name: str, dtypes: tuple[str, ...] = FLOATS, **rest: Any) -> Tensor:
+    """An array of the shape and the dtype of another one of this name; rest: further fields."""
+    return shaped_like(name, dtypes, dtype_of=name, **rest)
+
+
 @dataclass(frozen=True)
 class OnnxName:
     """An ONNX operator of domain com.microsoft that computes this operator.
@@ -78,8 +89,8 @@ class OnnxName:
     be known, a tensor in CPU memory.
     attributes: the ONNX attributes with the original defaults. until_13: a node's axis k means all axes from k on, as
     in Softmax before opset 13.
-    types: for inputs that share a dtype, a letter or a word; for inputs that are read as attributes, or are arrays that
-    may have more dtypes elsewhere, their dtypes. By default all inputs of floats share one dtype.
+    types: a letter or a word for inputs that share a dtype of their own; the dtypes of inputs that are read as
+    attributes, and of arrays that may have more dtypes elsewhere. All other inputs of floats share one dtype.
     origin: the domain of the original operator. overwrites: for a result that is written over an input, that input; the
     caller keeps its memory.
     shape_of: the result whose declared shape is the attribute `shape`, if the node lacks the optional input `shape`.
@@ -231,17 +242,21 @@ def operator(
     """
 
     def declare(function: F) -> F:
+        found = _interface(function, (*(general.keywords if general else ()), *(instead or ())))
+        found["results"] = dict(results)
+        if kind in ("whole", "strided"):
+            for tensors in (found["inputs"], found["results"]):
+                tensors |= {name: replace(tensor, role="alone") for name, tensor in tensors.items()}
         declared = Operator(
             formula=formula,
             kind=kind,
             support=support,
-            results=results,
             forward=forward,
             onnx=onnx,
             in_place=in_place or {},
             general=general,
             instead=instead or {},
-            **_interface(function, (*(general.keywords if general else ()), *(instead or ()))),
+            **found,
         )
         _declared[declared.name] = declared
         answering = importlib.import_module("opgrad.native.arrays").dispatcher(declared)

@@ -16,7 +16,7 @@ VALUE_DTYPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("starts", "ends", "axes", "steps"), INTEGERS),
 }
 # ONNX operators have one type for all float inputs, except these.
-OWN_DTYPE = ("bias", "value", "factor")
+OWN_DTYPE = ("value", "factor")
 OUTPUT_TYPES = ("output_type", "to")  # attributes that set the results' type
 VALUE = -1  # the place of an input that is read as an attribute
 
@@ -72,12 +72,12 @@ def _common_dtypes(operator: Operator, onnx: OnnxName, names: list[str]) -> list
 
 
 def _group(operator: Operator, onnx: OnnxName, name: str) -> str:
-    """What inputs of one dtype have in common: the letter that the declaration gives them, or being float arrays."""
+    """What inputs of one dtype have in common: the letter that the declaration gives them, or being arrays of floats."""
     letter = onnx.types.get(name)
     if isinstance(letter, str):
         return letter
-    tensor = operator.inputs.get(name)
-    shared = not onnx.types and tensor is not None and tensor.dtypes == FLOATS and name not in OWN_DTYPE
+    dtypes = operator.inputs[name].dtypes if name in operator.inputs else ()
+    shared = letter is None and len(dtypes) > 1 and set(dtypes) <= set(FLOATS) and name not in OWN_DTYPE
     return "" if shared else name
 
 

@@ -4,32 +4,25 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import FLOATS, INTEGERS, Array, OnnxName, Tensor, operator
+from opgrad.contract import OnnxName, Tensor, like, operator, shaped_like
+from opgrad.contract.dtypes import FLOATS, INTEGERS, Array
 
 X = Annotated[Array, Tensor(FLOATS)]
-Value = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["buffer"], "the shape of buffer")]
+Value = Annotated[Array, shaped_like("buffer")]
 Factor = Annotated[
     Array,
-    Tensor(
-        FLOATS + INTEGERS,
-        lambda shapes, _: (1,) if shapes["factor"] == (1,) else (),
-        "one number",
-        role="alone",
-    ),
+    Tensor(FLOATS + INTEGERS, lambda shapes, _: (1,) if shapes["factor"] == (1,) else (), "one number", role="alone"),
 ]
 
 
 @operator(
     "sum = value if overwrite else buffer + value",
     kind="elements",
-    results={"sum": Tensor(FLOATS, lambda shapes, _: shapes["buffer"], "the shape of buffer", dtype_of="buffer")},
+    results={"sum": like("buffer")},
     in_place={"sum": ("buffer", "value")},
     onnx=(
         OnnxName(
-            "InPlaceAccumulatorV2",
-            ("buffer", "value", "overwrite?"),
-            ("updated", "sum?"),
-            overwrites={"sum": "buffer"},
+            "InPlaceAccumulatorV2", ("buffer", "value", "overwrite?"), ("updated", "sum?"), overwrites={"sum": "buffer"}
         ),
     ),
 )
@@ -55,7 +48,7 @@ def in_place_accumulator(buffer: X, value: Value, overwrite: bool = False, *, ou
 @operator(
     "y = x / factor if scale_down else x * factor",
     kind="elements",
-    results={"y": Tensor(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x")},
+    results={"y": like("x")},
     in_place={"y": ("x",)},
     onnx=(OnnxName("Scale", ("x", "factor"), ("y",), {"scale_down": 0}),),
 )

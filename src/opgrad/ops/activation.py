@@ -4,13 +4,11 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import FLOATS, Array, OnnxName, Tensor, operator
+from opgrad.contract import OnnxName, Tensor, like, operator
+from opgrad.contract.dtypes import FLOATS, Array
 
 X = Annotated[Array, Tensor(FLOATS)]
-Saved = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy")]
-
-LIKE_X = Tensor(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x")
-LIKE_DY = Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy")
+Saved = Annotated[Array, like("dy")]
 
 
 def _sigmoid(x: Array) -> Array:
@@ -18,7 +16,7 @@ def _sigmoid(x: Array) -> Array:
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
-@operator("y = max(x, 0)", kind="elements", results={"y": LIKE_X}, in_place={"y": ("x",)})
+@operator("y = max(x, 0)", kind="elements", results={"y": like("x")}, in_place={"y": ("x",)})
 def relu(x: X, *, out: Array | None = None) -> Array:
     """Rectified linear unit.
 
@@ -39,7 +37,7 @@ def relu(x: X, *, out: Array | None = None) -> Array:
     "dx = dy where x > 0 else 0",
     forward="relu",
     kind="elements",
-    results={"dx": LIKE_DY},
+    results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
     onnx=(OnnxName("ReluGrad", ("dy", "x"), ("dx",)),),
 )
@@ -62,7 +60,7 @@ def relu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
     return np.where(x > 0, dy, 0)
 
 
-@operator("y = 1 / (1 + exp(-x))", kind="elements", results={"y": LIKE_X}, in_place={"y": ("x",)})
+@operator("y = 1 / (1 + exp(-x))", kind="elements", results={"y": like("x")}, in_place={"y": ("x",)})
 def sigmoid(x: X, *, out: Array | None = None) -> Array:
     """Logistic function.
 
@@ -83,7 +81,7 @@ def sigmoid(x: X, *, out: Array | None = None) -> Array:
     "dx = dy * y * (1 - y)",
     forward="sigmoid",
     kind="elements",
-    results={"dx": LIKE_DY},
+    results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
     onnx=(OnnxName("SigmoidGrad", ("dy", "y"), ("dx",)),),
 )
@@ -105,7 +103,7 @@ def sigmoid_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
     return dy * y * (1 - y)
 
 
-@operator("y = tanh(x)", kind="elements", results={"y": LIKE_X}, in_place={"y": ("x",)})
+@operator("y = tanh(x)", kind="elements", results={"y": like("x")}, in_place={"y": ("x",)})
 def tanh(x: X, *, out: Array | None = None) -> Array:
     """Hyperbolic tangent.
 
@@ -126,7 +124,7 @@ def tanh(x: X, *, out: Array | None = None) -> Array:
     "dx = dy * (1 - y * y)",
     forward="tanh",
     kind="elements",
-    results={"dx": LIKE_DY},
+    results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
     onnx=(OnnxName("TanhGrad", ("dy", "y"), ("dx",)),),
 )
@@ -151,7 +149,7 @@ def tanh_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
 @operator(
     "y = x * sigmoid(alpha * x)",
     kind="elements",
-    results={"y": LIKE_X},
+    results={"y": like("x")},
     in_place={"y": ("x",)},
     onnx=(OnnxName("QuickGelu", ("x",), ("y",), {"alpha": 1.702}),),
 )
@@ -177,7 +175,7 @@ def quick_gelu(x: X, alpha: float = 1.702, *, out: Array | None = None) -> Array
     "dx = dy * s * (1 + alpha * x * (1 - s)), s = sigmoid(alpha * x)",
     forward="quick_gelu",
     kind="elements",
-    results={"dx": LIKE_DY},
+    results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
     onnx=(OnnxName("QuickGeluGrad", ("dy", "x"), ("dx",), {"alpha": 1.702}),),
 )
@@ -202,7 +200,7 @@ def quick_gelu_grad(dy: X, x: Saved, alpha: float = 1.702, *, out: Array | None 
     return dy * s * (1 + alpha * x * (1 - s))
 
 
-@operator("y = x where x > 0 else alpha * x", kind="elements", results={"y": LIKE_X}, in_place={"y": ("x",)})
+@operator("y = x where x > 0 else alpha * x", kind="elements", results={"y": like("x")}, in_place={"y": ("x",)})
 def leaky_relu(x: X, alpha: float = 0.01, *, out: Array | None = None) -> Array:
     """Rectified linear unit with a slope for negative inputs.
 
@@ -224,7 +222,7 @@ def leaky_relu(x: X, alpha: float = 0.01, *, out: Array | None = None) -> Array:
     "dx = dy where y > 0 else alpha * dy",
     forward="leaky_relu",
     kind="elements",
-    results={"dx": LIKE_DY},
+    results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
     onnx=(OnnxName("LeakyReluGrad", ("dy", "y"), ("dx",), {"alpha": 0.01}),),
 )

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import BYTES, FLOATS, IN_GRAPHS, INTEGERS, OnnxName, Tensor, operator
-from opgrad.contract.dtypes import Array, Attributes, Shape, Shapes
+from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, like, operator, shaped_like
+from opgrad.contract.dtypes import BYTES, FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.contract.shapes import broadcast_axes, broadcast_shape, reduced_axes, sum_to
 
 INT64 = ("int64",)
@@ -25,23 +25,19 @@ def _sum_shape(shapes: Shapes, attributes: Attributes) -> Shape:
 @operator(
     "y = sum(x) over axes",
     support=IN_GRAPHS,
-    results={
-        "y": Tensor(
-            FLOATS + INTEGERS, _sum_shape, "the shape of x without the axes of the sum", dtype_of="x", role="alone"
-        )
-    },
+    results={"y": Tensor(FLOATS + INTEGERS, _sum_shape, "the shape of x without the axes of the sum", dtype_of="x")},
     onnx=(
         OnnxName(
             "ReduceSumTraining",
             ("x", "axes"),
             ("y",),
             {"keepdims": 1, "noop_with_empty_axes": 0},
-            types={"x": "T", "axes": INT64},
+            types={"axes": INT64},
         ),
     ),
 )
 def reduce_sum_training(
-    x: Annotated[Array, Tensor(FLOATS + INTEGERS, role="alone")],
+    x: Annotated[Array, Tensor(FLOATS + INTEGERS)],
     axes: tuple[int, ...] = (),
     keepdims: bool = True,
     noop_with_empty_axes: bool = False,
@@ -88,16 +84,13 @@ def _divisor_shape(shapes: Shapes, _: Attributes) -> Shape:
 @operator(
     "da = dy / b, db = -dy * a / b**2, summed over what was broadcast",
     support=IN_GRAPHS,
-    results={
-        "da": Tensor(FLOATS, lambda shapes, _: shapes["a"], "the shape of a", dtype_of="a", role="alone"),
-        "db": Tensor(FLOATS, lambda shapes, _: shapes["b"], "the shape of b", dtype_of="a", role="alone"),
-    },
-    onnx=(OnnxName("DivGrad", ("dy", "a", "b"), ("da?", "db?"), types={"dy": "T", "a": "T", "b": "T"}),),
+    results={"da": like("a"), "db": shaped_like("b", dtype_of="a")},
+    onnx=(OnnxName("DivGrad", ("dy", "a", "b"), ("da?", "db?")),),
 )
 def div_grad(
-    dy: Annotated[Array, Tensor(FLOATS, role="alone")],
-    a: Annotated[Array, Tensor(FLOATS, dtype_of="dy", role="alone")],
-    b: Annotated[Array, Tensor(FLOATS, _divisor_shape, dtype_of="dy", role="alone")],
+    dy: Annotated[Array, Tensor(FLOATS)],
+    a: Annotated[Array, Tensor(FLOATS, dtype_of="dy")],
+    b: Annotated[Array, Tensor(FLOATS, _divisor_shape, dtype_of="dy")],
     *,
     out: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:
@@ -130,8 +123,8 @@ def div_grad(
     "the axes along which a or b was broadcast",
     support=IN_GRAPHS,
     results={
-        "a_axes": Tensor(INT64, lambda _, of: (len(broadcast_axes(of["a_shape"], of["b_shape"])[0]),), role="alone"),
-        "b_axes": Tensor(INT64, lambda _, of: (len(broadcast_axes(of["a_shape"], of["b_shape"])[1]),), role="alone"),
+        "a_axes": Tensor(INT64, lambda _, of: (len(broadcast_axes(of["a_shape"], of["b_shape"])[0]),)),
+        "b_axes": Tensor(INT64, lambda _, of: (len(broadcast_axes(of["a_shape"], of["b_shape"])[1]),)),
     },
     onnx=(
         OnnxName(
@@ -171,9 +164,9 @@ def broadcast_gradient_args(
     "y = 0",
     kind="elements",
     support=IN_GRAPHS,
-    results={"y": Tensor(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x")},
+    results={"y": like("x")},
     in_place={"y": ("x",)},
-    onnx=(OnnxName("ZeroGradient", ("x", "unused"), ("y",), types={"x": "T"}),),
+    onnx=(OnnxName("ZeroGradient", ("x", "unused"), ("y",)),),
 )
 def zero_gradient(
     x: Annotated[Array, Tensor(FLOATS)],
@@ -200,27 +193,18 @@ def zero_gradient(
 
 # --- accumulation ---------------------------------------------------------------------------------------------------
 
-BUFFER = Tensor(FLOATS, lambda shapes, _: shapes["buffer"], "the shape of buffer", dtype_of="buffer")
-
 
 @operator(
     "sum = buffer + value if update else buffer",
     kind="elements",
     support=IN_GRAPHS,
-    results={"sum": BUFFER},
+    results={"sum": like("buffer")},
     in_place={"sum": ("buffer", "value")},
-    onnx=(
-        OnnxName(
-            "InPlaceAccumulator",
-            ("buffer", "value", "update?"),
-            ("sum",),
-            types={"buffer": "T", "value": "G", "update": ("bool",)},
-        ),
-    ),
+    onnx=(OnnxName("InPlaceAccumulator", ("buffer", "value", "update?"), ("sum",), types={"update": ("bool",)}),),
 )
 def accumulate(
     buffer: Annotated[Array, Tensor(FLOATS)],
-    value: Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["buffer"], "the shape of buffer")],
+    value: Annotated[Array, shaped_like("buffer")],
     update: bool = True,
     *,
     out: Array | None = None,

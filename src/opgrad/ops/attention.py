@@ -6,25 +6,12 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad import attention_reference as whole
-from opgrad.contract import (
-    FLOATS,
-    IN_GRAPHS,
-    INTEGERS,
-    Array,
-    Attributes,
-    Axis,
-    OnnxName,
-    Shape,
-    Shapes,
-    Tensor,
-    attending,
-    choosing,
-    operator,
-)
+from opgrad.contract import IN_GRAPHS, Axis, OnnxName, Tensor, attending, choosing, like, operator, shaped_like
+from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.ops.dropout import ratio_checked
 from opgrad.random import kept_scale
 
-X = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65), role="alone")]
+X = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
 
 
 def _bias_shape(shapes: Shapes, attributes: Attributes) -> Shape:
@@ -43,11 +30,10 @@ Bias = Annotated[
         _bias_shape,
         "the shape of x from axis on, behind dimensions whose product divides the number of rows",
         dtype_of="x",
-        role="alone",
     ),
 ]
-Saved = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy", role="alone")]
-Mask = Annotated[Array, Tensor(("bool",), lambda shapes, _: shapes["dy"], "the shape of dy", role="alone")]
+Saved = Annotated[Array, like("dy")]
+Mask = Annotated[Array, shaped_like("dy", ("bool",))]
 
 
 def _rows(array: Array, axis: int) -> Array:
@@ -59,17 +45,9 @@ def _rows(array: Array, axis: int) -> Array:
 @operator(
     "y = softmax(x + bias)",
     support=IN_GRAPHS,
-    results={"y": Tensor(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x", role="alone")},
+    results={"y": like("x")},
     in_place={"y": ("x",)},
-    onnx=(
-        OnnxName(
-            "BiasSoftmax",
-            ("x", "bias"),
-            ("y",),
-            {"axis": 1, "is_inner_broadcast": 0},
-            types={"x": "T", "bias": "T"},
-        ),
-    ),
+    onnx=(OnnxName("BiasSoftmax", ("x", "bias"), ("y",), {"axis": 1, "is_inner_broadcast": 0}),),
 )
 def bias_softmax(
     x: X, bias: Bias, axis: Axis = -1, is_inner_broadcast: bool = False, *, out: Array | None = None
@@ -109,21 +87,9 @@ def bias_softmax(
 @operator(
     "dx = y * (g - sum(y * g)), g = where(mask, dy / (1 - ratio), 0)",
     support=IN_GRAPHS,
-    results={
-        "dx": Tensor(
-            FLOATS, ratio_checked("softmax_dropout_grad", "dy"), "the shape of dy", dtype_of="dy", role="alone"
-        )
-    },
+    results={"dx": Tensor(FLOATS, ratio_checked("softmax_dropout_grad", "dy"), "the shape of dy", dtype_of="dy")},
     in_place={"dx": ("dy", "y")},
-    onnx=(
-        OnnxName(
-            "SoftmaxDropoutGrad",
-            ("dy", "mask", "y", "ratio?"),
-            ("dx",),
-            {"axis": 1},
-            types={"dy": "T", "y": "T", "ratio": ("float32", "float64", "float16", "bfloat16")},
-        ),
-    ),
+    onnx=(OnnxName("SoftmaxDropoutGrad", ("dy", "mask", "y", "ratio?"), ("dx",), {"axis": 1}),),
 )
 def softmax_dropout_grad(
     dy: X, mask: Mask, y: Saved, ratio: float = 0.5, axis: Axis = -1, *, out: Array | None = None
@@ -161,22 +127,22 @@ def softmax_dropout_grad(
 
 
 def _q(operator: str, dtype_of: str | None = None) -> Tensor:
-    return Tensor(FLOATS, attending.checked_q(operator), "its own shape", dtype_of=dtype_of, role="alone")
+    return Tensor(FLOATS, attending.checked_q(operator), "its own shape", dtype_of=dtype_of)
 
 
 def _k(operator: str) -> Tensor:
     as_in = "the batch and the size of a head of q, the heads and the length of k"
-    return Tensor(FLOATS, attending.checked_k(operator), as_in, dtype_of="q", role="alone")
+    return Tensor(FLOATS, attending.checked_k(operator), as_in, dtype_of="q")
 
 
 def _v(operator: str) -> Tensor:
     as_in = "the batch, the heads and the length of k"
-    return Tensor(FLOATS, attending.checked_v(operator), as_in, dtype_of="q", role="alone")
+    return Tensor(FLOATS, attending.checked_v(operator), as_in, dtype_of="q")
 
 
 def _in_q(shape: Any, as_in: str, *besides: str, dtypes: tuple[str, ...] = FLOATS) -> Tensor:
     """An array of the dtype of q, or one of those besides."""
-    return Tensor(dtypes, shape, as_in, dtype_of="q", besides=besides, role="alone")
+    return Tensor(dtypes, shape, as_in, dtype_of="q", besides=besides)
 
 
 OF_Y, OF_DY = "the shape of q with heads as large as v's", "the shape of y"
@@ -185,13 +151,10 @@ OF_SCORES = "that of the scores, or sizes of 1 in place of some of its"
 LSE = _in_q(attending.of_rows, OF_ROWS, "float32", dtypes=("float32", "float64"))
 Mask4 = Annotated[Array, _in_q(attending.of_mask, OF_SCORES, "bool", "float32", dtypes=("bool", *FLOATS))]
 Sink = Annotated[Array, _in_q(attending.of_heads, OF_HEADS, "float32")]
-KeyLengths = Annotated[Array, Tensor(INTEGERS, attending.of_batch, "the batch of q", role="alone")]
-Starts = Annotated[
-    Array,
-    Tensor(INTEGERS, attending.of_starts, "one number more than sequences", ranks=range(1, 2), role="alone"),
-]
-Seed = Annotated[Array, Tensor(INTEGERS, attending.one_number("seed"), "one number", role="alone")]
-Offset = Annotated[Array, Tensor(INTEGERS, attending.one_number("offset"), "one number", role="alone")]
+KeyLengths = Annotated[Array, Tensor(INTEGERS, attending.of_batch, "the batch of q")]
+Starts = Annotated[Array, Tensor(INTEGERS, attending.of_starts, "one number more than sequences", ranks=range(1, 2))]
+Seed = Annotated[Array, Tensor(INTEGERS, attending.one_number("seed"), "one number")]
+Offset = Annotated[Array, Tensor(INTEGERS, attending.one_number("offset"), "one number")]
 Rows = Annotated[Array, LSE]
 Q = Annotated[Array, _q("attention")]
 K = Annotated[Array, _k("attention")]
@@ -200,7 +163,7 @@ GradientQ = Annotated[Array, _q("attention_grad", "dy")]
 GradientK = Annotated[Array, _k("attention_grad")]
 GradientV = Annotated[Array, _v("attention_grad")]
 Y = Annotated[Array, _in_q(attending.of_result, OF_Y)]
-Dy = Annotated[Array, Tensor(FLOATS, attending.checked_dy, OF_DY, role="alone")]
+Dy = Annotated[Array, Tensor(FLOATS, attending.checked_dy, OF_DY)]
 Scale = Annotated[float | None, attending.scale]
 Causal = Annotated[bool | str, attending.causal]
 Window = Annotated[Any, attending.window]
@@ -210,7 +173,6 @@ Layout = Annotated[str, attending.layout]
 NODE_ATTRIBUTES = {"scale": None, "causal": "", "window": (-1, -1), "softcap": 0.0, "dropout": 0.0, "layout": "BHLD"}
 NODE_INPUTS = ("mask?", "key_lengths?", "sink?", "seed?", "offset?", "cu_seqlens_q?", "cu_seqlens_k?")
 NODE_TYPES: dict[str, str | tuple[str, ...]] = {
-    **dict.fromkeys(("dy", "q", "k", "v", "y", "sink"), "T"),
     **dict.fromkeys(("lse", "dlse"), "lse"),
     **dict.fromkeys(("key_lengths", "seed", "offset", "cu_seqlens_q", "cu_seqlens_k"), ("int64",)),
 }
@@ -290,12 +252,8 @@ def attention(
         "dq": _in_q(lambda shapes, _: shapes["q"], "the shape of q"),
         "dk": _in_q(lambda shapes, _: shapes["k"], "the shape of k"),
         "dv": _in_q(lambda shapes, _: shapes["v"], "the shape of v"),
-        "dmask": Tensor(
-            FLOATS, attending.given("attention_grad", "dmask", "mask"), "the shape of mask", "mask", role="alone"
-        ),
-        "dsink": Tensor(
-            FLOATS, attending.given("attention_grad", "dsink", "sink"), "the shape of sink", "sink", role="alone"
-        ),
+        "dmask": Tensor(FLOATS, attending.given("attention_grad", "dmask", "mask"), "the shape of mask", "mask"),
+        "dsink": Tensor(FLOATS, attending.given("attention_grad", "dsink", "sink"), "the shape of sink", "sink"),
     },
     onnx=(
         OnnxName(

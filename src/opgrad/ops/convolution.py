@@ -1,6 +1,5 @@
 """The gradients of convolution and of transposed convolution."""
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -8,7 +7,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import FLOATS, IN_GRAPHS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, choosing, operator
+from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, choosing, operator, shaped_like
+from opgrad.contract.dtypes import FLOATS, Array, Attributes, Shape, Shapes
 from opgrad.contract.windows import MOST_AXES, Axis, axes, convolution_axes, transposed_axes
 
 RANKS = range(3, 3 + MOST_AXES)
@@ -49,19 +49,18 @@ def _transposed_output(shapes: Shapes, attributes: Attributes) -> Shape:
     return (shapes["x"][0], w[1] * attributes["group"], *(axis.size for axis in axes))
 
 
-Alone = functools.partial(Tensor, role="alone")
 EXPECTED = "what the attributes make of x and w"
-Output = Annotated[Array, Alone(FLOATS, _output, EXPECTED, ranks=RANKS)]
-TransposedOutput = Annotated[Array, Alone(FLOATS, _transposed_output, EXPECTED, ranks=RANKS)]
-Input = Annotated[Array, Alone(FLOATS, ranks=RANKS, dtype_of="dy")]
+Output = Annotated[Array, Tensor(FLOATS, _output, EXPECTED, ranks=RANKS)]
+TransposedOutput = Annotated[Array, Tensor(FLOATS, _transposed_output, EXPECTED, ranks=RANKS)]
+Input = Annotated[Array, Tensor(FLOATS, ranks=RANKS, dtype_of="dy")]
 Weights = Annotated[
-    Array, Alone(FLOATS, _weights, "filters for the channels of x in each group", ranks=RANKS, dtype_of="dy")
+    Array, Tensor(FLOATS, _weights, "filters for the channels of x in each group", ranks=RANKS, dtype_of="dy")
 ]
 TransposedWeights = Annotated[
-    Array, Alone(FLOATS, _transposed_weights, "filters for each channel of x", ranks=RANKS, dtype_of="dy")
+    Array, Tensor(FLOATS, _transposed_weights, "filters for each channel of x", ranks=RANKS, dtype_of="dy")
 ]
-DX = Alone(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="dy")
-DW = Alone(FLOATS, lambda shapes, _: shapes["w"], "the shape of w", dtype_of="dy")
+DX = shaped_like("x", dtype_of="dy")
+DW = shaped_like("w", dtype_of="dy")
 ATTRIBUTES = {"strides": (), "pads": (), "dilations": (), "group": 1, "auto_pad": "NOTSET", "kernel_shape": ()}
 
 
@@ -129,7 +128,7 @@ def _chosen(dy: Array, dx: Array, dw: Array, needs: tuple[str, ...] | None) -> A
     results={
         "dx": DX,
         "dw": DW,
-        "db": Alone(FLOATS, lambda shapes, _: shapes["w"][:1], "one number for each filter of w", dtype_of="dy"),
+        "db": Tensor(FLOATS, lambda shapes, _: shapes["w"][:1], "one number for each filter of w", dtype_of="dy"),
     },
     onnx=(OnnxName("ConvGrad", ("dy", "x", "w"), ("dx?", "dw?", "db?"), ATTRIBUTES),),
     general=choosing(),
@@ -180,7 +179,7 @@ def conv_grad(
     results={
         "dx": DX,
         "dw": DW,
-        "db": Alone(FLOATS, lambda shapes, _: shapes["dy"][1:2], "one number for each channel of dy", dtype_of="dy"),
+        "db": Tensor(FLOATS, lambda shapes, _: shapes["dy"][1:2], "one number for each channel of dy", dtype_of="dy"),
     },
     onnx=(
         OnnxName(

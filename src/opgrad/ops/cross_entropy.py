@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import FLOATS, INTEGERS, FloatDtypes, OnnxName, Reduction, Tensor, operator, reference
-from opgrad.contract.dtypes import Array, Attributes, Shape, Shapes
+from opgrad.contract import FloatDtypes, OnnxName, Reduction, Tensor, like, operator, reference, shaped_like
+from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 
 
 def _label_shape(logits: Shape) -> Shape:
@@ -48,11 +48,9 @@ LossGrad = Annotated[
         role="sample",
     ),
 ]
-Bias = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["log_prob"], "the shape of log_prob")]
+Bias = Annotated[Array, shaped_like("log_prob")]
 
 LOSS = Tensor(FLOATS, _loss_shape, "what the reduction gives", dtype_of="logits", role="sample")
-LIKE_LOGITS = Tensor(FLOATS, lambda shapes, _: shapes["logits"], "the shape of logits", dtype_of="logits")
-LIKE_LOG_PROB = Tensor(FLOATS, lambda shapes, _: shapes["log_prob"], "the shape of log_prob", dtype_of="log_prob")
 
 WITH_INDEX = {"reduction": "mean", "ignore_index": -1}
 
@@ -75,7 +73,7 @@ def _reduce(loss: Array, weights: Array, reduction: str) -> Any:
 @operator(
     "loss = -weight[label] * log_prob[label], reduced; log_prob = log_softmax(logits)",
     kind="classes",
-    results={"loss": LOSS, "log_prob": LIKE_LOGITS},
+    results={"loss": LOSS, "log_prob": like("logits")},
     in_place={"log_prob": ("logits",)},
     onnx=(
         OnnxName(
@@ -166,7 +164,7 @@ def softmax_cross_entropy_loss_only(
     "dlogits = weight[label] * dy * (exp(log_prob) - onehot(label)) / (sum of weights for mean) + bias",
     forward="softmax_cross_entropy_loss",
     kind="classes",
-    results={"dlogits": LIKE_LOG_PROB},
+    results={"dlogits": like("log_prob")},
     in_place={"dlogits": ("log_prob", "bias")},
     onnx=(
         OnnxName("SoftmaxCrossEntropyLossGrad", ("dy", "log_prob", "labels", "weight?"), ("dlogits",), WITH_INDEX),
@@ -175,6 +173,7 @@ def softmax_cross_entropy_loss_only(
             ("dy", "log_prob", "labels", "weight?", "ignore_index?", "bias?"),
             ("dlogits",),
             {"reduction": "mean", "output_type": None},
+            types={"bias": "B"},
         ),
     ),
 )
@@ -226,7 +225,7 @@ def softmax_cross_entropy_loss_grad(
     "(loss, dloss/dlogits), log_prob never stored",
     forward="softmax_cross_entropy_loss",
     kind="classes",
-    results={"loss": LOSS, "dlogits": LIKE_LOGITS},
+    results={"loss": LOSS, "dlogits": like("logits")},
     in_place={"dlogits": ("logits",)},
     onnx=(
         OnnxName("SoftmaxCrossEntropyLossAndGrad", ("logits", "labels", "weight?"), ("loss", "dlogits"), WITH_INDEX),

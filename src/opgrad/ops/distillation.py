@@ -4,22 +4,16 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import FLOATS, IN_GRAPHS, Array, Tensor, operator
+from opgrad.contract import IN_GRAPHS, Tensor, like, operator
+from opgrad.contract.dtypes import FLOATS, Array
 from opgrad.ops.sample_loss import Positive, Share
 
-Logits = Annotated[Array, Tensor(FLOATS, ranks=range(2, 3), role="alone")]
-Teacher = Annotated[
-    Array, Tensor(FLOATS, lambda shapes, _: shapes["logits"], "the shape of logits", dtype_of="logits", role="alone")
-]
+Logits = Annotated[Array, Tensor(FLOATS, ranks=range(2, 3))]
+Teacher = Annotated[Array, like("logits")]
 OF_ROWS = Tensor(
-    ("float32", "float64"),
-    lambda shapes, _: shapes["logits"][:1],
-    "the rows of logits",
-    dtype_of="logits",
-    role="alone",
+    ("float32", "float64"), lambda shapes, _: shapes["logits"][:1], "the rows of logits", dtype_of="logits"
 )
-OfRow = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["logits"][:1], "the rows of logits", role="alone")]
-LIKE_LOGITS = Tensor(FLOATS, lambda shapes, _: shapes["logits"], "the shape of logits", dtype_of="logits", role="alone")
+OfRow = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["logits"][:1], "the rows of logits")]
 
 
 def _log_softmax(x: Array) -> Array:
@@ -36,7 +30,7 @@ def _share(p: Array, log_ratio: Array) -> Array:
 @operator(
     "loss = beta * KL(teacher || mixture) + (1 - beta) * KL(student || mixture), and dlogits",
     support=IN_GRAPHS,
-    results={"loss": OF_ROWS, "dlogits": LIKE_LOGITS},
+    results={"loss": OF_ROWS, "dlogits": like("logits")},
     in_place={"dlogits": ("logits",)},
 )
 def softmax_divergence_and_grad(

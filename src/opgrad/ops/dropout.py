@@ -5,7 +5,8 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import FLOATS, IN_GRAPHS, INTEGERS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, operator
+from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, operator, shaped_like
+from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.random import keep_mask, kept_scale
 
 
@@ -22,21 +23,18 @@ def ratio_checked(operator: str, model: str) -> Callable[[Shapes, Attributes], S
 
 
 # Where elements are counted in C order, no other order of the axes will do.
-X = Annotated[Array, Tensor(FLOATS, role="alone")]
-Seed = Annotated[
-    Array,
-    Tensor(INTEGERS, lambda shapes, _: (1,) if shapes["seed"] == (1,) else (), "one number", role="alone"),
-]
+X = Annotated[Array, Tensor(FLOATS)]
+Seed = Annotated[Array, Tensor(INTEGERS, lambda shapes, _: (1,) if shapes["seed"] == (1,) else (), "one number")]
 Grad = Annotated[Array, Tensor(FLOATS)]
-Mask = Annotated[Array, Tensor(("bool",), lambda shapes, _: shapes["dy"], "the shape of dy")]
+Mask = Annotated[Array, shaped_like("dy", ("bool",))]
 
 
 @operator(
     "y = where(mask, x / (1 - ratio), 0)",
     support=IN_GRAPHS,
     results={
-        "y": Tensor(FLOATS, ratio_checked("dropout", "x"), "the shape of x", dtype_of="x", role="alone"),
-        "mask": Tensor(("bool",), lambda shapes, _: shapes["x"], "the shape of x", role="alone"),
+        "y": Tensor(FLOATS, ratio_checked("dropout", "x"), "the shape of x", dtype_of="x"),
+        "mask": shaped_like("x", ("bool",)),
     },
     in_place={"y": ("x",)},
     onnx=(
@@ -44,22 +42,12 @@ Mask = Annotated[Array, Tensor(("bool",), lambda shapes, _: shapes["dy"], "the s
             "DropoutTraining",
             ("x", "seed", "ratio?", "training_mode?"),
             ("y", "mask?"),
-            types={
-                "x": "T",
-                "seed": ("int64", "int32"),
-                "ratio": ("float32", "float64", "float16", "bfloat16"),
-                "training_mode": ("bool",),
-            },
+            types={"seed": ("int64", "int32"), "training_mode": ("bool",)},
         ),
     ),
 )
 def dropout(
-    x: X,
-    ratio: float = 0.5,
-    training_mode: bool = True,
-    *,
-    seed: Seed,
-    out: tuple[Array, Array] | None = None,
+    x: X, ratio: float = 0.5, training_mode: bool = True, *, seed: Seed, out: tuple[Array, Array] | None = None
 ) -> tuple[Array, Array]:
     """Drop each element with a given probability, by its own decision, and scale the others up.
 
@@ -96,10 +84,7 @@ def dropout(
     in_place={"dx": ("dy",)},
     onnx=(
         OnnxName(
-            "DropoutGrad",
-            ("dy", "mask", "ratio?", "training_mode?"),
-            ("dx",),
-            types={"dy": "T", "ratio": ("float32", "float64", "float16", "bfloat16"), "training_mode": ("bool",)},
+            "DropoutGrad", ("dy", "mask", "ratio?", "training_mode?"), ("dx",), types={"training_mode": ("bool",)}
         ),
     ),
 )

@@ -2,17 +2,17 @@
 
 from typing import Annotated
 
-from opgrad.contract import FLOATS, IN_GRAPHS, Array, Tensor, one_of, operator
+from opgrad.contract import IN_GRAPHS, Tensor, like, one_of, operator
+from opgrad.contract.dtypes import FLOATS, Array
 from opgrad.post_ops import SLOPES, VALUES
 
 # By name the post-op whose formula the activation has, and its first number.
 ACTIVATIONS = {"silu": ("swish", 1.0), "gelu": ("gelu_erf", 0.0), "gelu_tanh": ("gelu_tanh", 0.0)}
 
 Gate = Annotated[Array, Tensor(FLOATS)]
-Up = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["gate"], "the shape of gate", dtype_of="gate")]
-Dy = Annotated[Array, Tensor(FLOATS, role="alone")]
-Saved = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy", role="alone")]
-LIKE_DY = Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy", role="alone")
+Up = Annotated[Array, like("gate")]
+Dy = Annotated[Array, Tensor(FLOATS)]
+Saved = Annotated[Array, like("dy")]
 Activation = Annotated[str, one_of(*ACTIVATIONS)]
 
 
@@ -20,7 +20,7 @@ Activation = Annotated[str, one_of(*ACTIVATIONS)]
     "y = activation(gate) * up",
     kind="elements",
     support=IN_GRAPHS,
-    results={"y": Tensor(FLOATS, lambda shapes, _: shapes["gate"], "the shape of gate", dtype_of="gate")},
+    results={"y": like("gate")},
     in_place={"y": ("gate", "up")},
 )
 def gated_linear_unit(gate: Gate, up: Up, activation: Activation = "silu", *, out: Array | None = None) -> Array:
@@ -48,7 +48,7 @@ def gated_linear_unit(gate: Gate, up: Up, activation: Activation = "silu", *, ou
     "dgate = dy * up * activation'(gate), dup = dy * activation(gate)",
     forward="gated_linear_unit",
     support=IN_GRAPHS,
-    results={"dgate": LIKE_DY, "dup": LIKE_DY},
+    results={"dgate": like("dy"), "dup": like("dy")},
     in_place={"dgate": ("gate",), "dup": ("up",)},
 )
 def gated_linear_unit_grad(

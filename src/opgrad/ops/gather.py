@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import FLOATS, INTEGERS, Array, Attributes, Axis, OnnxName, Shape, Shapes, Sizes, Tensor, operator
+from opgrad.contract import Axis, OnnxName, Sizes, Tensor, operator
+from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.contract.shapes import room_for
 
 

@@ -2,31 +2,23 @@
 
 from typing import Annotated
 
-from opgrad.contract import FLOATS, IN_GRAPHS, Array, OnnxName, Tensor, operator
+from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, like, operator
+from opgrad.contract.dtypes import FLOATS, Array
 from opgrad.post_ops import SLOPES, VALUES
 
 X = Annotated[Array, Tensor(FLOATS)]
-Saved = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy")]
-LIKE_X = Tensor(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x")
-LIKE_DY = Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy")
+Saved = Annotated[Array, like("dy")]
 
 # Where a bias is added along the last axis, that axis counts: no other order of the axes will do.
-Whole = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65), role="alone")]
-WholeSaved = Annotated[
-    Array, Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy", role="alone")
-]
-Bias = Annotated[
-    Array,
-    Tensor(FLOATS, lambda shapes, _: shapes["dy"][-1:], "the last dimension of dy", dtype_of="dy", role="alone"),
-]
-WHOLE_LIKE_DY = Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy", role="alone")
+Whole = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
+Bias = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["dy"][-1:], "the last dimension of dy", dtype_of="dy")]
 
 
 @operator(
     "y = x / 2 * (1 + erf(x / sqrt(2)))",
     kind="elements",
     support=IN_GRAPHS,
-    results={"y": LIKE_X},
+    results={"y": like("x")},
     in_place={"y": ("x",)},
 )
 def gelu(x: X, *, out: Array | None = None) -> Array:
@@ -52,7 +44,7 @@ def gelu(x: X, *, out: Array | None = None) -> Array:
     forward="gelu",
     kind="elements",
     support=IN_GRAPHS,
-    results={"dx": LIKE_DY},
+    results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
     onnx=(OnnxName("GeluGrad", ("dy", "x"), ("dx",)),),
 )
@@ -81,7 +73,7 @@ def gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
     "y = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))",
     kind="elements",
     support=IN_GRAPHS,
-    results={"y": LIKE_X},
+    results={"y": like("x")},
     in_place={"y": ("x",)},
 )
 def fast_gelu(x: X, *, out: Array | None = None) -> Array:
@@ -107,7 +99,7 @@ def fast_gelu(x: X, *, out: Array | None = None) -> Array:
     forward="fast_gelu",
     kind="elements",
     support=IN_GRAPHS,
-    results={"dx": LIKE_DY},
+    results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
     onnx=(OnnxName("FastGeluGrad", ("dy", "x"), ("dx",)),),
 )
@@ -135,11 +127,11 @@ def fast_gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
 @operator(
     "dx = gelu_grad(dy, x + bias)",
     support=IN_GRAPHS,
-    results={"dx": WHOLE_LIKE_DY},
+    results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
-    onnx=(OnnxName("BiasGeluGrad_dX", ("dy", "x", "bias"), ("dx",), types={"dy": "T", "x": "T", "bias": "T"}),),
+    onnx=(OnnxName("BiasGeluGrad_dX", ("dy", "x", "bias"), ("dx",)),),
 )
-def bias_gelu_grad_dx(dy: Whole, x: WholeSaved, bias: Bias, *, out: Array | None = None) -> Array:
+def bias_gelu_grad_dx(dy: Whole, x: Saved, bias: Bias, *, out: Array | None = None) -> Array:
     """Gradient of gelu(x + bias) with respect to x; its sums over all axes but the last are that of bias.
 
     dy: gradient with respect to the output, of at least one dimension; float32, float64, float16 or bfloat16.
@@ -163,11 +155,11 @@ def bias_gelu_grad_dx(dy: Whole, x: WholeSaved, bias: Bias, *, out: Array | None
 @operator(
     "dx = fast_gelu_grad(dy, x + bias)",
     support=IN_GRAPHS,
-    results={"dx": WHOLE_LIKE_DY},
+    results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
-    onnx=(OnnxName("BiasFastGeluGrad_dX", ("dy", "x", "bias"), ("dx",), types={"dy": "T", "x": "T", "bias": "T"}),),
+    onnx=(OnnxName("BiasFastGeluGrad_dX", ("dy", "x", "bias"), ("dx",)),),
 )
-def bias_fast_gelu_grad_dx(dy: Whole, x: WholeSaved, bias: Bias, *, out: Array | None = None) -> Array:
+def bias_fast_gelu_grad_dx(dy: Whole, x: Saved, bias: Bias, *, out: Array | None = None) -> Array:
     """Gradient of fast_gelu(x + bias) with respect to x; its sums over all axes but the last are that of bias.
 
     dy: gradient with respect to the output, of at least one dimension; float32, float64, float16 or bfloat16.

@@ -5,21 +5,8 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import (
-    FLOATS,
-    IN_GRAPHS,
-    INTEGERS,
-    Array,
-    Attributes,
-    OnnxName,
-    Shape,
-    Shapes,
-    Tensor,
-    finite,
-    one_of,
-    operator,
-    reference,
-)
+from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, finite, like, one_of, operator, reference
+from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.contract.quantized import not_negative, number_like, quantized, weight_bits, whole_bytes
 from opgrad.ops.quantized import Scales, Zeros, floats_of
 
@@ -37,8 +24,6 @@ NODE = {
 }
 INPUTS = ("x", "b", "labels", "scales?", "zero_points?", "weight?")
 TYPES: dict[str, str | tuple[str, ...]] = {
-    "x": "T",
-    "scales": "T",
     "b": ("uint8", "float32", "float16", "bfloat16"),
     "labels": ("int64",),
     "zero_points": ("uint8", "float32"),
@@ -61,19 +46,19 @@ def _tokens(shapes: Shapes, attributes: Attributes) -> Shape:
     return shapes["x"][:-1]
 
 
-X = Annotated[Array, Tensor(FLOATS, _x, "whose last size is K", ranks=range(1, 65), role="alone")]
+X = Annotated[Array, Tensor(FLOATS, _x, "whose last size is K", ranks=range(1, 65))]
 Weights = Annotated[
-    Array, Tensor(("uint8", *FLOATS), _b, "the sizes of the weights, or their bytes", ranks=range(1, 65), role="alone")
+    Array, Tensor(("uint8", *FLOATS), _b, "the sizes of the weights, or their bytes", ranks=range(1, 65))
 ]
-Labels = Annotated[Array, Tensor(INTEGERS, _tokens, "that of x without its last axis", role="alone")]
-TokenWeights = Annotated[Array, Tensor(FLOATS, _tokens, "that of x without its last axis", role="alone")]
+Labels = Annotated[Array, Tensor(INTEGERS, _tokens, "that of x without its last axis")]
+TokenWeights = Annotated[Array, Tensor(FLOATS, _tokens, "that of x without its last axis")]
 Bits = Annotated[int, weight_bits]
 Size = Annotated[int, not_negative]
 Columns = Annotated[int, whole_bytes]
 Zero = Annotated[float, finite]
 Reduced = Annotated[str, one_of("mean", "sum")]
-LOSS = Tensor(("float32", "float64"), lambda shapes, attributes: (), "a single number", dtype_of="x", role="alone")
-DX = Tensor(FLOATS, lambda shapes, attributes: shapes["x"], "the shape of x", dtype_of="x", role="alone")
+LOSS = Tensor(("float32", "float64"), lambda shapes, attributes: (), "a single number", dtype_of="x")
+DX = like("x")
 
 
 @operator(

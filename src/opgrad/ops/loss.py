@@ -4,10 +4,10 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import FLOATS, IN_GRAPHS, INTEGERS, OnnxName, Reduction, Tensor, operator
-from opgrad.contract.dtypes import Array, Attributes, Shape, Shapes
+from opgrad.contract import IN_GRAPHS, OnnxName, Reduction, Tensor, like, operator, shaped_like
+from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 
-LogProb = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65), role="alone")]
+LogProb = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
 
 
 def _of(shapes: Shapes) -> Shape:
@@ -23,25 +23,15 @@ def _loss_grad_shape(shapes: Shapes, attributes: Attributes) -> Shape:
     return (1,) if attributes["reduction"] != "none" and shapes["dy"] == (1,) else _loss_shape(shapes, attributes)
 
 
-LossGrad = Annotated[Array, Tensor(FLOATS, _loss_grad_shape, "what the reduction gives", role="alone")]
-Dense = Annotated[Array, Tensor(FLOATS, lambda shapes, _: _of(shapes), "that of the logits", role="alone")]
+LossGrad = Annotated[Array, Tensor(FLOATS, _loss_grad_shape, "what the reduction gives")]
+Dense = Annotated[Array, Tensor(FLOATS, lambda shapes, _: _of(shapes), "that of the logits")]
 Sparse = Annotated[
-    Array,
-    Tensor(INTEGERS, lambda shapes, _: _of(shapes)[:-1], "that of the logits without the last axis", role="alone"),
+    Array, Tensor(INTEGERS, lambda shapes, _: _of(shapes)[:-1], "that of the logits without the last axis")
 ]
-Weight = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["labels"], "the shape of labels", role="alone")]
+Weight = Annotated[Array, shaped_like("labels")]
 
-LOSS = {
-    "loss": Tensor(FLOATS, _loss_shape, "what the reduction gives", dtype_of="logits", role="alone"),
-    "log_prob": Tensor(
-        FLOATS, lambda shapes, _: shapes["logits"], "the shape of logits", dtype_of="logits", role="alone"
-    ),
-}
-SLOPE = {
-    "dlogits": Tensor(
-        FLOATS, lambda shapes, _: shapes["log_prob"], "the shape of log_prob", dtype_of="log_prob", role="alone"
-    )
-}
+LOSS = {"loss": Tensor(FLOATS, _loss_shape, "what the reduction gives", dtype_of="logits"), "log_prob": like("logits")}
+SLOPE = {"dlogits": like("log_prob")}
 
 
 def _log_softmax(logits: Array) -> Array:
@@ -60,15 +50,7 @@ def _reduced(losses: Array, divisor: float, reduction: str) -> Array:
     support=IN_GRAPHS,
     results=LOSS,
     in_place={"log_prob": ("logits",)},
-    onnx=(
-        OnnxName(
-            "SoftmaxCrossEntropy",
-            ("logits", "labels"),
-            ("loss", "log_prob?"),
-            {"reduction": "mean"},
-            types={"logits": "T", "labels": "T"},
-        ),
-    ),
+    onnx=(OnnxName("SoftmaxCrossEntropy", ("logits", "labels"), ("loss", "log_prob?"), {"reduction": "mean"}),),
 )
 def softmax_cross_entropy(
     logits: LogProb, labels: Dense, *, reduction: Reduction = "mean", out: tuple[Array, Array] | None = None
@@ -105,15 +87,7 @@ def softmax_cross_entropy(
     support=IN_GRAPHS,
     results=SLOPE,
     in_place={"dlogits": ("log_prob", "labels")},
-    onnx=(
-        OnnxName(
-            "SoftmaxCrossEntropyGrad",
-            ("dy", "log_prob", "labels"),
-            ("dlogits",),
-            {"reduction": "mean"},
-            types={"dy": "T", "log_prob": "T", "labels": "T"},
-        ),
-    ),
+    onnx=(OnnxName("SoftmaxCrossEntropyGrad", ("dy", "log_prob", "labels"), ("dlogits",), {"reduction": "mean"}),),
 )
 def softmax_cross_entropy_grad(
     dy: LossGrad, log_prob: LogProb, labels: Dense, *, reduction: Reduction = "mean", out: Array | None = None
@@ -155,7 +129,6 @@ def softmax_cross_entropy_grad(
             ("logits", "labels", "weight?"),
             ("loss", "log_prob?"),
             {"reduction": "mean"},
-            types={"logits": "T", "weight": "T"},
             origin="",
         ),
     ),
@@ -211,7 +184,6 @@ def sparse_softmax_cross_entropy(
             ("dy", "log_prob", "labels", "weight?"),
             ("dlogits",),
             {"reduction": "mean"},
-            types={"dy": "T", "log_prob": "T", "weight": "T"},
             origin="",
         ),
     ),

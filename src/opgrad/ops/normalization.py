@@ -5,7 +5,8 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import FLOATS, IN_GRAPHS, Array, Attributes, Axis, OnnxName, Shape, Shapes, Tensor, operator
+from opgrad.contract import IN_GRAPHS, Axis, OnnxName, Tensor, like, operator
+from opgrad.contract.dtypes import FLOATS, Array, Attributes, Shape, Shapes
 
 STATISTICS = ("float32", "float64")  # a result's dtype: that of x if it is one of these, else the first
 
@@ -25,21 +26,19 @@ def _channels(shapes: Shapes, _: Attributes) -> Shape:
     return shapes["x"][1:2]
 
 
-X = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65), role="alone")]
-Dy = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65), role="alone")]
-Saved = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy", role="alone")]
-Weight = Annotated[Array, Tensor(FLOATS, _normalized, "the shape of x from axis on", dtype_of="x", role="alone")]
-OfRow = Annotated[Array, Tensor(FLOATS, _rows, "the shape of x with 1 from axis on", role="alone")]
-Image = Annotated[Array, Tensor(FLOATS, ranks=range(2, 65), role="alone")]
-OfChannel = Annotated[Array, Tensor(FLOATS, _channels, "the size of axis 1 of x", role="alone")]
+X = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
+Dy = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
+Saved = Annotated[Array, like("dy")]
+Weight = Annotated[Array, Tensor(FLOATS, _normalized, "the shape of x from axis on", dtype_of="x")]
+OfRow = Annotated[Array, Tensor(FLOATS, _rows, "the shape of x with 1 from axis on")]
+Image = Annotated[Array, Tensor(FLOATS, ranks=range(2, 65))]
+OfChannel = Annotated[Array, Tensor(FLOATS, _channels, "the size of axis 1 of x")]
 
-LIKE_X = Tensor(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x", role="alone")
-ROW_STATISTIC = Tensor(STATISTICS, _rows, "the shape of x with 1 from axis on", dtype_of="x", role="alone")
-CHANNEL_STATISTIC = Tensor(FLOATS, _channels, "the size of axis 1 of x", dtype_of="running_mean", role="alone")
-LIKE_SCALE = Tensor(FLOATS, lambda shapes, _: shapes["scale"], "the shape of scale", dtype_of="scale", role="alone")
+ROW_STATISTIC = Tensor(STATISTICS, _rows, "the shape of x with 1 from axis on", dtype_of="x")
+CHANNEL_STATISTIC = Tensor(FLOATS, _channels, "the size of axis 1 of x", dtype_of="running_mean")
 
 # The dtypes of a gradient's inputs in ONNX.
-GRADIENT_TYPES = {"dy": "T", "x": "T", "scale": "T", "mean": "U", "inv_std": "U"}
+GRADIENT_TYPES = {"mean": "U", "inv_std": "U"}
 
 
 def _over(x: Array, axis: int) -> tuple[int, ...]:
@@ -58,7 +57,7 @@ def _mean(x: Array, axes: tuple[int, ...]) -> Array:
 @operator(
     "y = (x - mean) * inv_std * scale + bias",
     support=IN_GRAPHS,
-    results={"y": LIKE_X, "mean": ROW_STATISTIC, "inv_std": ROW_STATISTIC},
+    results={"y": like("x"), "mean": ROW_STATISTIC, "inv_std": ROW_STATISTIC},
 )
 def layer_normalization(
     x: X,
@@ -104,7 +103,7 @@ def layer_normalization(
     "dx = inv_std * (g - mean(g) - n * mean(g * n)), g = dy * scale, n = (x - mean) * inv_std",
     forward="layer_normalization",
     support=IN_GRAPHS,
-    results={"dx": LIKE_X, "dscale": LIKE_SCALE, "dbias": LIKE_SCALE},
+    results={"dx": like("x"), "dscale": like("scale"), "dbias": like("scale")},
     onnx=(
         OnnxName(
             "LayerNormalizationGrad",
@@ -160,18 +159,9 @@ def layer_normalization_grad(
     return dx, (dy * n).sum(rows), dy.sum(rows)
 
 
-@operator(
-    "y = x * inv_std * scale",
-    support=IN_GRAPHS,
-    results={"y": LIKE_X, "inv_std": ROW_STATISTIC},
-)
+@operator("y = x * inv_std * scale", support=IN_GRAPHS, results={"y": like("x"), "inv_std": ROW_STATISTIC})
 def simplified_layer_normalization(
-    x: X,
-    scale: Weight,
-    axis: Axis = -1,
-    epsilon: float = 1e-5,
-    *,
-    out: tuple[Array, ...] | None = None,
+    x: X, scale: Weight, axis: Axis = -1, epsilon: float = 1e-5, *, out: tuple[Array, ...] | None = None
 ) -> tuple[Array, Array]:
     """Layer normalization without a mean and a bias (RMS normalization), with what its gradient needs.
 
@@ -202,25 +192,19 @@ def simplified_layer_normalization(
     "dx = inv_std * (g - n * mean(g * n)), g = dy * scale, n = x * inv_std",
     forward="simplified_layer_normalization",
     support=IN_GRAPHS,
-    results={"dx": LIKE_X, "dscale": LIKE_SCALE},
+    results={"dx": like("x"), "dscale": like("scale")},
     onnx=(
         OnnxName(
             "SimplifiedLayerNormalizationGrad",
             ("dy", "x", "scale", "inv_std"),
             ("dx", "dscale?"),
             {"axis": -1},
-            types={"dy": "T", "x": "T", "scale": "T", "inv_std": "U"},
+            types={"inv_std": "U"},
         ),
     ),
 )
 def simplified_layer_normalization_grad(
-    dy: Dy,
-    x: Saved,
-    scale: Weight,
-    inv_std: OfRow,
-    axis: Axis = -1,
-    *,
-    out: tuple[Array, ...] | None = None,
+    dy: Dy, x: Saved, scale: Weight, inv_std: OfRow, axis: Axis = -1, *, out: tuple[Array, ...] | None = None
 ) -> tuple[Array, Array]:
     """Gradients of simplified_layer_normalization with respect to its input and scale.
 
@@ -269,7 +253,7 @@ def _by_channel(values: Array, x: Array) -> Array:
     "y = (x - mean) * inv_std * scale + bias",
     support=IN_GRAPHS,
     results={
-        "y": LIKE_X,
+        "y": like("x"),
         "new_mean": CHANNEL_STATISTIC,
         "new_var": CHANNEL_STATISTIC,
         "saved_mean": CHANNEL_STATISTIC,
@@ -282,7 +266,7 @@ def _by_channel(values: Array, x: Array) -> Array:
             ("x", "scale", "bias", "running_mean", "running_var"),
             ("y", "new_mean?", "new_var?", "saved_mean?", "saved_inv_std?"),
             {"epsilon": 1e-5, "momentum": 0.9, "training_mode": 1},
-            types={"x": "T", "scale": "T", "bias": "T", "running_mean": "U", "running_var": "U"},
+            types={"running_mean": "U", "running_var": "U"},
             overwrites={"new_mean": "running_mean", "new_var": "running_var"},
         ),
         # The same without anything that outlives a run: opgrad.gradients writes it.
@@ -291,7 +275,7 @@ def _by_channel(values: Array, x: Array) -> Array:
             ("x", "scale", "bias", "running_mean", "running_var"),
             ("y", "new_mean?", "new_var?", "saved_mean?", "saved_inv_std?"),
             {"epsilon": 1e-5, "momentum": 0.9, "training_mode": 1},
-            types={"x": "T", "scale": "T", "bias": "T", "running_mean": "U", "running_var": "U"},
+            types={"running_mean": "U", "running_var": "U"},
         ),
     ),
 )
@@ -345,7 +329,7 @@ def batch_norm_internal(
     "dx = scale * inv_std * (dy - mean(dy) - n * mean(dy * n)), n = (x - mean) * inv_std",
     forward="batch_norm_internal",
     support=IN_GRAPHS,
-    results={"dx": LIKE_X, "dscale": LIKE_SCALE, "dbias": LIKE_SCALE},
+    results={"dx": like("x"), "dscale": like("scale"), "dbias": like("scale")},
     onnx=(
         OnnxName(
             "BatchNormalizationGrad",
@@ -356,13 +340,7 @@ def batch_norm_internal(
     ),
 )
 def batch_normalization_grad(
-    dy: Image,
-    x: Saved,
-    scale: OfChannel,
-    mean: OfChannel,
-    inv_std: OfChannel,
-    *,
-    out: tuple[Array, ...] | None = None,
+    dy: Image, x: Saved, scale: OfChannel, mean: OfChannel, inv_std: OfChannel, *, out: tuple[Array, ...] | None = None
 ) -> tuple[Array, Array, Array]:
     """Gradients of batch normalization, in training, with respect to its input, scale and bias.
 

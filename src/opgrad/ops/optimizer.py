@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import FLOATS, IN_GRAPHS, Array, Attributes, Shape, Shapes, Tensor, operator, several
+from opgrad.contract import IN_GRAPHS, Tensor, operator, several
+from opgrad.contract.dtypes import FLOATS, Array, Attributes, Shape, Shapes
 
 
 def _of(name: str) -> Any:
@@ -23,17 +24,17 @@ def _one(name: str) -> Any:
 
 def _list(model: str, dtypes: tuple[str, ...] = FLOATS) -> Tensor:
     """Arrays of the shapes of another list."""
-    return Tensor(dtypes, _of(model), f"the shape in {model}", role="alone", several=True)
+    return Tensor(dtypes, _of(model), f"the shape in {model}", several=True)
 
 
 def _new(model: str) -> Tensor:
     """Results of the shapes and dtypes of a list."""
-    return Tensor(FLOATS, _of(model), f"the shape in {model}", dtype_of=f"{model}[]", role="alone", several=True)
+    return Tensor(FLOATS, _of(model), f"the shape in {model}", dtype_of=f"{model}[]", several=True)
 
 
-Rate = Annotated[Array, Tensor(("float32",), _one("lr"), "one number", role="alone")]
-Step = Annotated[Array, Tensor(("int64",), _one("step"), "one number", role="alone")]
-Weights = Annotated[Sequence[Array], Tensor(FLOATS, role="alone", several=True)]
+Rate = Annotated[Array, Tensor(("float32",), _one("lr"), "one number")]
+Step = Annotated[Array, Tensor(("int64",), _one("step"), "one number")]
+Weights = Annotated[Sequence[Array], Tensor(FLOATS, several=True)]
 LikeWeights = Annotated[Sequence[Array], _list("weights")]
 
 
@@ -72,11 +73,7 @@ def sgd_optimizer(lr: Rate, weights: Weights, gradients: LikeWeights, *, out: An
         "new_momentums_1": _new("momentums_1"),
         "new_momentums_2": _new("momentums_2"),
     },
-    in_place={
-        "new_weights": ("weights",),
-        "new_momentums_1": ("momentums_1",),
-        "new_momentums_2": ("momentums_2",),
-    },
+    in_place={"new_weights": ("weights",), "new_momentums_1": ("momentums_1",), "new_momentums_2": ("momentums_2",)},
     general=several(lambda op, given, count: count),
 )
 def adamw_optimizer(

@@ -1,6 +1,5 @@
 """The gradients of pooling."""
 
-import functools
 import itertools
 import math
 from collections.abc import Mapping
@@ -8,7 +7,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import FLOATS, IN_GRAPHS, Array, Attributes, OnnxName, Shape, Shapes, Sizes, Tensor, operator
+from opgrad.contract import IN_GRAPHS, OnnxName, Sizes, Tensor, operator
+from opgrad.contract.dtypes import FLOATS, Array, Attributes, Shape, Shapes
 from opgrad.contract.windows import MOST_AXES, average_pool_axes, axes
 
 ONNX_ATTRIBUTES = {
@@ -46,11 +46,10 @@ def _of_indices(shapes: Shapes, attributes: Attributes) -> Shape:
     return dy
 
 
-Alone = functools.partial(Tensor, role="alone")
-Pooled = Annotated[Array, Alone(FLOATS, ranks=RANKS)]
-Averaged = Annotated[Array, Alone(FLOATS, _averaged, "what the attributes make of shape", ranks=RANKS)]
-Indices = Annotated[Array, Alone(("int64",), _of_indices, "the shape of dy")]
-DX = Alone(FLOATS, lambda _, attributes: attributes["shape"], "the argument shape", dtype_of="dy")
+Pooled = Annotated[Array, Tensor(FLOATS, ranks=RANKS)]
+Averaged = Annotated[Array, Tensor(FLOATS, _averaged, "what the attributes make of shape", ranks=RANKS)]
+Indices = Annotated[Array, Tensor(("int64",), _of_indices, "the shape of dy")]
+DX = Tensor(FLOATS, lambda _, attributes: attributes["shape"], "the argument shape", dtype_of="dy")
 
 
 @operator(

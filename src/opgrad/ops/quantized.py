@@ -4,7 +4,8 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import FLOATS, IN_GRAPHS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, finite, operator
+from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, finite, operator
+from opgrad.contract.dtypes import FLOATS, Array, Attributes, Shape, Shapes
 from opgrad.contract.quantized import checked_bits, not_negative, number_like, quantized, whole_bytes
 
 NODE = {"N": 0, "K": 0, "bits": 4, "row_block": 1, "column_block": 0, "transB": 1, "signed": 0, "zero_point": 0.0}
@@ -37,18 +38,11 @@ def _groups(shapes: Shapes, attributes: Attributes) -> Shape:
     return number_like("g_idx", shapes, (quantized(shapes, attributes).columns,))
 
 
-Gradient = Annotated[
-    Array, Tensor(FLOATS, _dy, "the shape of y, whose last size is N", ranks=range(1, 65), role="alone")
-]
-Packed = Annotated[
-    Array, Tensor(("uint8", "int8"), _b, "the bytes of the weights' rows", ranks=range(1, 65), role="alone")
-]
-Scales = Annotated[Array, Tensor(FLOATS, _scales, "one for each block of weights", role="alone")]
-Zeros = Annotated[
-    Array,
-    Tensor(("uint8", *FLOATS), _zeros, "one for each block of weights, or bytes of packed ones", role="alone"),
-]
-Groups = Annotated[Array, Tensor(("int32",), _groups, "one for each column of the weights", role="alone")]
+Gradient = Annotated[Array, Tensor(FLOATS, _dy, "the shape of y, whose last size is N", ranks=range(1, 65))]
+Packed = Annotated[Array, Tensor(("uint8", "int8"), _b, "the bytes of the weights' rows", ranks=range(1, 65))]
+Scales = Annotated[Array, Tensor(FLOATS, _scales, "one for each block of weights")]
+Zeros = Annotated[Array, Tensor(("uint8", *FLOATS), _zeros, "one for each block of weights, or bytes of packed ones")]
+Groups = Annotated[Array, Tensor(("int32",), _groups, "one for each column of the weights")]
 
 
 def _unpacked(b: Array, rows: int, columns: int, bits: int, signed: bool) -> Array:
@@ -85,19 +79,14 @@ def floats_of(
 @operator(
     "dx = dy @ w, w = (b - zero_points) * scales",
     support=IN_GRAPHS,
-    results={"dx": Tensor(FLOATS, _dx, "the shape of dy, whose last size is K", dtype_of="dy", role="alone")},
+    results={"dx": Tensor(FLOATS, _dx, "the shape of dy, whose last size is K", dtype_of="dy")},
     onnx=(
         OnnxName(
             "QuantizedMatMulGrad",
             ("dy", "b", "scales", "zero_points?", "g_idx?"),
             ("dx",),
             NODE,
-            types={
-                "dy": "T",
-                "b": ("uint8", "int8"),
-                "scales": "T",
-                "zero_points": ("uint8", "float32", "float16", "bfloat16"),
-            },
+            types={"b": ("uint8", "int8"), "zero_points": ("uint8", "float32", "float16", "bfloat16")},
         ),
     ),
 )

@@ -3,8 +3,9 @@
 import functools
 from typing import Annotated, Any
 
-from opgrad.contract import IN_GRAPHS, Array, Attributes, OnnxName, Shape, Shapes, Tensor, choosing, one_of, operator
+from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, choosing, like, one_of, operator, shaped_like
 from opgrad.contract.attributes import Beside, flag, integer, number
+from opgrad.contract.dtypes import Array, Attributes, Shape, Shapes
 from opgrad.recurrences import gru, gru_gradients, lstm, lstm_gradients
 
 NUMBERS = ("float32", "float64")
@@ -51,11 +52,11 @@ def _lengths(operator: str) -> Tensor:
     def refused(shapes: Shapes, attributes: Attributes) -> Shape:
         raise NotImplementedError(f"{operator}: sequence_lens is given, expected none: sequences are as long as x")
 
-    return Tensor(("int32",), refused, role="alone")
+    return Tensor(("int32",), refused)
 
 
 def _tensor(shape: Any, rank: int, as_in: str) -> Tensor:
-    return Tensor(NUMBERS, shape, as_in, dtype_of="x", ranks=range(rank, rank + 1), role="alone")
+    return Tensor(NUMBERS, shape, as_in, dtype_of="x", ranks=range(rank, rank + 1))
 
 
 def _from_x(gates: int) -> Tensor:
@@ -76,7 +77,7 @@ def _steps(parts: int = 1) -> Tensor:
 
 
 STATE = _tensor(_state, 3, "directions, sequences, numbers of a state")
-X = Annotated[Array, Tensor(NUMBERS, ranks=range(3, 4), role="alone")]
+X = Annotated[Array, Tensor(NUMBERS, ranks=range(3, 4))]
 State = Annotated[Array, STATE]
 Steps = Annotated[Array, _steps()]
 LstmW = Annotated[Array, _from_x(LSTM)]
@@ -88,9 +89,9 @@ GruW = Annotated[Array, _from_x(GRU)]
 GruR = Annotated[Array, _from_h(GRU)]
 GruBias = Annotated[Array, _vectors(2 * GRU)]
 GruGates = Annotated[Array, _steps(GRU)]
-OF_X = Tensor(NUMBERS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x", role="alone")
-OF_W = Tensor(NUMBERS, lambda shapes, _: shapes["w"], "the shape of w", dtype_of="x", role="alone")
-OF_R = Tensor(NUMBERS, lambda shapes, _: shapes["r"], "the shape of r", dtype_of="x", role="alone")
+OF_X = like("x", NUMBERS)
+OF_W = shaped_like("w", NUMBERS, dtype_of="x")
+OF_R = shaped_like("r", NUMBERS, dtype_of="x")
 
 
 # --- attributes -----------------------------------------------------------------------------------------------------
@@ -126,10 +127,6 @@ GRU_ATTRIBUTES = ATTRIBUTES | {"linear_before_reset": 0}
 UNREAD = ("activations",)
 
 
-def _types(*names: str) -> dict[str, str | tuple[str, ...]]:
-    return {**dict.fromkeys(names, "T"), "sequence_lens": ("int32",)}
-
-
 # --- LSTM -----------------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +140,6 @@ def _types(*names: str) -> dict[str, str | tuple[str, ...]]:
             ("x", "w", "r", "bias?", "sequence_lens?", "initial_h?", "initial_c?", "peepholes?"),
             ("y?", "y_h?", "y_c?", "cells?", "gates?"),
             LSTM_ATTRIBUTES,
-            types=_types("x", "w", "r", "bias", "initial_h", "initial_c", "peepholes"),
             unread=UNREAD,
         ),
     ),
@@ -207,9 +203,6 @@ def lstm_training(
             ),
             ("dx?", "dw?", "dr?", "dbias?", "dinitial_h?", "dinitial_c?", "dpeepholes?"),
             LSTM_ATTRIBUTES,
-            types=_types(
-                *("x", "w", "r", "initial_h", "initial_c", "y", "cells", "gates", "dy", "dy_h", "dy_c", "peepholes")
-            ),
             unread=UNREAD,
         ),
     ),
@@ -274,7 +267,6 @@ def _chosen(results: dict[str, Array], needs: tuple[str, ...] | None) -> Any:
             ("x", "w", "r", "bias?", "sequence_lens?", "initial_h?"),
             ("y?", "y_h?", "gates?"),
             GRU_ATTRIBUTES,
-            types=_types("x", "w", "r", "bias", "initial_h"),
             unread=UNREAD,
         ),
     ),
@@ -325,7 +317,6 @@ def gru_training(
             ("x", "w", "r", "bias?", "sequence_lens?", "initial_h?", "y", "gates", "dy?", "dy_h?"),
             ("dx?", "dw?", "dr?", "dbias?", "dinitial_h?"),
             GRU_ATTRIBUTES,
-            types=_types("x", "w", "r", "bias", "initial_h", "y", "gates", "dy", "dy_h"),
             unread=UNREAD,
         ),
     ),

@@ -1,24 +1,12 @@
 """The gradient of resizing."""
 
-import functools
 from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import (
-    FLOATS,
-    IN_GRAPHS,
-    Array,
-    Attributes,
-    OnnxName,
-    Shape,
-    Shapes,
-    Tensor,
-    finite,
-    one_of,
-    operator,
-)
+from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, finite, one_of, operator, shaped_like
 from opgrad.contract.attributes import dimensions
+from opgrad.contract.dtypes import FLOATS, Array, Attributes, Shape, Shapes
 from opgrad.contract.resizing import COORDINATES, MODES, NEAREST_MODES, POLICIES, resized_axes
 
 NAME = "resize_grad"
@@ -33,9 +21,8 @@ def _resized(shapes: Shapes, attributes: Attributes) -> Shape:
     return dy
 
 
-Alone = functools.partial(Tensor, role="alone")
-Output = Annotated[Array, Alone(FLOATS, _resized, "what the attributes make of x", ranks=range(1, 65))]
-Input = Annotated[Array, Alone(FLOATS, ranks=range(1, 65), dtype_of="dy")]
+Output = Annotated[Array, Tensor(FLOATS, _resized, "what the attributes make of x", ranks=range(1, 65))]
+Input = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65), dtype_of="dy")]
 Mode = Annotated[str, one_of(*MODES)]
 Coordinates = Annotated[str, one_of(*COORDINATES)]
 NearestMode = Annotated[str, one_of(*NEAREST_MODES)]
@@ -45,7 +32,7 @@ Policy = Annotated[str, one_of(*POLICIES)]
 @operator(
     "dx[i] = sum of (the weight of x[i] in y[o]) * dy[o]",
     support=IN_GRAPHS,
-    results={"dx": Alone(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="dy")},
+    results={"dx": shaped_like("x", dtype_of="dy")},
     onnx=(
         OnnxName(
             "ResizeGrad",
@@ -61,7 +48,7 @@ Policy = Annotated[str, one_of(*POLICIES)]
                 "axes": (),
                 "keep_aspect_ratio_policy": "stretch",
             },
-            types={"dy": "T", "x": "T", "roi": ("float32",), "scales": ("float32",)},
+            types={"roi": ("float32",), "scales": ("float32",)},
         ),
     ),
 )

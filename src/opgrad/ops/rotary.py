@@ -1,23 +1,11 @@
 """Rotary position embedding: pairs of a head's elements turned by angles that belong to the token's position."""
 
-from functools import partial
 from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import (
-    FLOATS,
-    INTEGERS,
-    ON_CPU,
-    Array,
-    Attributes,
-    OnnxName,
-    Shape,
-    Shapes,
-    Tensor,
-    one_of,
-    operator,
-)
+from opgrad.contract import ON_CPU, OnnxName, Tensor, like, one_of, operator, shaped_like
+from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.contract.rotary import LAYOUTS, PACKED, Rotation, rotation
 
 FORWARD, BACKWARD = "rotary_embedding", "rotary_embedding_grad"
@@ -26,7 +14,6 @@ TABLE = "half of the turned elements of a head for each token, or for each posit
 NODE_ATTRIBUTES = {"interleaved": 0, "rotary_embedding_dim": 0, "num_heads": 0, "layout": LAYOUTS[0]}
 NODE_INPUTS = ("cos_cache", "sin_cache", "position_ids?")
 
-Float = partial(Tensor, FLOATS, role="alone")
 Layout = Annotated[str, one_of(*LAYOUTS)]
 
 
@@ -38,11 +25,11 @@ def _cos(name: str) -> Tensor:
     def shape(shapes: Shapes, attributes: Attributes) -> Shape:
         return _sizes(name, shapes, attributes).table
 
-    return Float(shape, TABLE, dtype_of=ARRAYS[name], ranks=range(2, 4))
+    return Tensor(FLOATS, shape, TABLE, dtype_of=ARRAYS[name], ranks=range(2, 4))
 
 
 def _sin(name: str) -> Tensor:
-    return Float(lambda shapes, _: shapes["cos_cache"], "the shape of cos_cache", dtype_of=ARRAYS[name])
+    return shaped_like("cos_cache", dtype_of=ARRAYS[name])
 
 
 def _positions(name: str) -> Tensor:
@@ -50,7 +37,7 @@ def _positions(name: str) -> Tensor:
         sizes = _sizes(name, shapes, attributes)
         return sizes.batch, sizes.tokens
 
-    return Tensor(INTEGERS, shape, f"batch and tokens of {ARRAYS[name]}", ranks=range(2, 3), role="alone")
+    return Tensor(INTEGERS, shape, f"batch and tokens of {ARRAYS[name]}", ranks=range(2, 3))
 
 
 def _of_tokens(x: Array, sizes: Rotation) -> Array:
@@ -79,12 +66,12 @@ def _turned(x: Array, sizes: Rotation, cos: Array, sin: Array, positions: Array 
 @operator(
     "y = (a * cos - b * sin, b * cos + a * sin) for each pair (a, b) of x",
     support=ON_CPU,
-    results={"y": Float(lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x")},
+    results={"y": like("x")},
     in_place={"y": ("x",)},
     onnx=(OnnxName("RotaryEmbeddingTraining", ("x", *NODE_INPUTS), ("y",), NODE_ATTRIBUTES),),
 )
 def rotary_embedding(
-    x: Annotated[Array, Float(ranks=range(3, 5))], cos_cache: Annotated[Array, _cos(FORWARD)],
+    x: Annotated[Array, Tensor(FLOATS, ranks=range(3, 5))], cos_cache: Annotated[Array, _cos(FORWARD)],
     sin_cache: Annotated[Array, _sin(FORWARD)], position_ids: Annotated[Array, _positions(FORWARD)] | None = None,
     interleaved: bool = False, rotary_embedding_dim: int = 0, num_heads: int = 0, layout: Layout = "BHLD",
     *, out: Array | None = None,
@@ -127,12 +114,12 @@ def rotary_embedding(
     "dx = (a * cos + b * sin, b * cos - a * sin) for each pair (a, b) of dy",
     support=ON_CPU,
     forward=FORWARD,
-    results={"dx": Float(lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy")},
+    results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
     onnx=(OnnxName("RotaryEmbeddingGrad", ("dy", *NODE_INPUTS), ("dx",), NODE_ATTRIBUTES),),
 )
 def rotary_embedding_grad(
-    dy: Annotated[Array, Float(ranks=range(3, 5))], cos_cache: Annotated[Array, _cos(BACKWARD)],
+    dy: Annotated[Array, Tensor(FLOATS, ranks=range(3, 5))], cos_cache: Annotated[Array, _cos(BACKWARD)],
     sin_cache: Annotated[Array, _sin(BACKWARD)], position_ids: Annotated[Array, _positions(BACKWARD)] | None = None,
     interleaved: bool = False, rotary_embedding_dim: int = 0, num_heads: int = 0, layout: Layout = "BHLD",
     *, out: Array | None = None,

@@ -8,25 +8,19 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import FLOATS, IN_LOSSES, Tensor, operator, reference
+from opgrad.contract import IN_LOSSES, like, operator, reference, shaped_like
 from opgrad.contract.attributes import FINITE, number_that
 from opgrad.contract.dtypes import Array
-from opgrad.ops.cross_entropy import LIKE_LOGITS, Labels, Logits, Weight
+from opgrad.ops.cross_entropy import Labels, Logits, Weight
 
 Share = Annotated[float, number_that(FINITE, (lambda value: 0 <= value <= 1, "a number from 0 to 1"))]
 Positive = Annotated[float, number_that(FINITE, (lambda value: value > 0, "a number above 0"))]
 AtLeastZero = Annotated[float, number_that(FINITE, (lambda value: value >= 0, "a number of at least 0"))]
-Probabilities = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["logits"], "the shape of logits")]
-OfSample = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["labels"], "the shape of labels", role="sample")]
+Probabilities = Annotated[Array, shaped_like("logits")]
+OfSample = Annotated[Array, shaped_like("labels", role="sample")]
 
-WIDE = Tensor(
-    ("float32", "float64"),
-    lambda shapes, _: shapes["labels"],
-    "the shape of labels",
-    dtype_of="logits",
-    role="sample",
-)
-CLASS = Tensor(("int64",), lambda shapes, _: shapes["labels"], "the shape of labels", role="sample")
+WIDE = shaped_like("labels", ("float32", "float64"), role="sample", dtype_of="logits")
+CLASS = shaped_like("labels", ("int64",), role="sample")
 SAMPLES = {"loss": WIDE, "lse": WIDE, "log_prob": WIDE, "entropy": WIDE, "predicted": CLASS}
 
 
@@ -100,7 +94,7 @@ def sample_losses(
     forward="sample_losses",
     kind="classes",
     support=IN_LOSSES,
-    results={**SAMPLES, "dlogits": LIKE_LOGITS},
+    results={**SAMPLES, "dlogits": like("logits")},
     in_place={"dlogits": ("logits",)},
 )
 def sample_losses_and_grad(

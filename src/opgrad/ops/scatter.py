@@ -5,8 +5,8 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import FLOATS, IN_GRAPHS, INTEGERS, Axis, OnnxName, Sizes, Tensor, operator
-from opgrad.contract.dtypes import Array, Attributes, Shape, Shapes
+from opgrad.contract import IN_GRAPHS, Axis, OnnxName, Sizes, Tensor, operator, shaped_like
+from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.contract.shapes import slice_ranges
 
 # --- checks --------------------------------------------------------------------------------------------------------
@@ -67,10 +67,8 @@ def _sliced(shapes: Shapes, attributes: Attributes) -> Shape:
 
 # --- elements along an axis ----------------------------------------------------------------------------------------
 
-Whole = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65), role="alone")]
-GRADIENT = {
-    "dx": Tensor(FLOATS, lambda _, attributes: attributes["shape"], "the argument shape", dtype_of="dy", role="alone")
-}
+Whole = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
+GRADIENT = {"dx": Tensor(FLOATS, lambda _, attributes: attributes["shape"], "the argument shape", dtype_of="dy")}
 
 
 def _grid(shape: Shape) -> list[Array]:
@@ -88,13 +86,11 @@ def _elements(indices: Array, axis: int) -> tuple[Array, ...]:
 @operator(
     "y[.., j, ..] = x[.., indices[.., j, ..], ..]",
     support=IN_GRAPHS,
-    results={
-        "y": Tensor(FLOATS, lambda shapes, _: shapes["indices"], "the shape of indices", dtype_of="x", role="alone")
-    },
+    results={"y": shaped_like("indices", dtype_of="x")},
 )
 def gather_elements(
     x: Whole,
-    indices: Annotated[Array, Tensor(INTEGERS, _elements_like("gather_elements", ""), role="alone")],
+    indices: Annotated[Array, Tensor(INTEGERS, _elements_like("gather_elements", ""))],
     axis: Axis = 0,
     *,
     out: Array | None = None,
@@ -132,16 +128,14 @@ def gather_elements(
             ("dy", "shape", "indices"),
             ("dx",),
             {"axis": 0},
-            types={"dy": "T", "indices": "Tind", "shape": ("int64",)},
+            types={"indices": "Tind", "shape": ("int64",)},
         ),
     ),
 )
 def gather_elements_grad(
     dy: Whole,
     shape: Sizes,
-    indices: Annotated[
-        Array, Tensor(INTEGERS, _elements_like("gather_elements_grad", "dy"), "the shape of dy", role="alone")
-    ],
+    indices: Annotated[Array, Tensor(INTEGERS, _elements_like("gather_elements_grad", "dy"), "the shape of dy")],
     axis: Axis = 0,
     *,
     out: Array | None = None,
@@ -181,16 +175,14 @@ def _tuples(indices: Array, batch_dims: int) -> tuple[Array, ...]:
     return (*_grid(indices.shape[:-1])[:batch_dims], *np.moveaxis(indices, -1, 0))
 
 
-Tuples = Annotated[Array, Tensor(INTEGERS, ranks=range(1, 65), role="alone")]
+Tuples = Annotated[Array, Tensor(INTEGERS, ranks=range(1, 65))]
 
 
 @operator(
     "y[b.., j..] = x[b.., *indices[b.., j..]]",
     support=IN_GRAPHS,
     results={
-        "y": Tensor(
-            FLOATS, _named_by_tuples("gather_nd"), "indices.shape[:-1] and x's axes behind", dtype_of="x", role="alone"
-        )
+        "y": Tensor(FLOATS, _named_by_tuples("gather_nd"), "indices.shape[:-1] and x's axes behind", dtype_of="x")
     },
 )
 def gather_nd(x: Whole, indices: Tuples, batch_dims: int = 0, *, out: Array | None = None) -> Array:
@@ -228,7 +220,7 @@ def gather_nd(x: Whole, indices: Tuples, batch_dims: int = 0, *, out: Array | No
             ("shape", "indices", "dy"),
             ("dx",),
             {"batch_dims": 0},
-            types={"dy": "T", "indices": "Tind", "shape": ("int64",)},
+            types={"indices": "Tind", "shape": ("int64",)},
         ),
     ),
 )
@@ -236,8 +228,7 @@ def gather_nd_grad(
     shape: Sizes,
     indices: Tuples,
     dy: Annotated[
-        Array,
-        Tensor(FLOATS, _named_by_tuples("gather_nd_grad"), "indices.shape[:-1] and shape's axes behind", role="alone"),
+        Array, Tensor(FLOATS, _named_by_tuples("gather_nd_grad"), "indices.shape[:-1] and shape's axes behind")
     ],
     batch_dims: int = 0,
     *,
@@ -281,16 +272,12 @@ def gather_nd_grad(
             "SliceGrad",
             ("dy", "shape", "starts", "ends", "axes?", "steps?"),
             ("dx",),
-            types={
-                "dy": "T",
-                "shape": ("int64",),
-                **dict.fromkeys(("starts", "ends", "axes", "steps"), "Tind"),
-            },
+            types={"shape": ("int64",), **dict.fromkeys(("starts", "ends", "axes", "steps"), "Tind")},
         ),
     ),
 )
 def slice_grad(
-    dy: Annotated[Array, Tensor(FLOATS, _sliced, "the shape of the slice", role="alone")],
+    dy: Annotated[Array, Tensor(FLOATS, _sliced, "the shape of the slice")],
     shape: Sizes,
     starts: tuple[int, ...],
     ends: tuple[int, ...],

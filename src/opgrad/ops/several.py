@@ -5,25 +5,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import (
-    BYTES,
-    FLOATS,
-    IN_GRAPHS,
-    INTEGERS,
-    Array,
-    Attributes,
-    Axis,
-    FloatDtypes,
-    OnnxName,
-    Operator,
-    Shape,
-    Shapes,
-    Tensor,
-    flag,
-    integers,
-    operator,
-    several,
-)
+from opgrad.contract import IN_GRAPHS, Axis, FloatDtypes, OnnxName, Operator, Tensor, flag, integers, operator, several
+from opgrad.contract.dtypes import BYTES, FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 
 MOVABLE = (*FLOATS, *INTEGERS, *BYTES, "bool")  # what is copied, not computed with
 
@@ -69,31 +52,23 @@ def _fused(op: Operator, given: Mapping[str, Any], count: int) -> int:
 Joined = Annotated[
     Sequence[Array],
     Tensor(
-        MOVABLE,
-        _beside,
-        "the shape of arrays[0] but for axis",
-        dtype_of="arrays[0]",
-        ranks=range(1, 65),
-        role="alone",
-        several=True,
+        MOVABLE, _beside, "the shape of arrays[0] but for axis", dtype_of="arrays[0]", ranks=range(1, 65), several=True
     ),
 ]
-Split = Annotated[Array, Tensor(MOVABLE, ranks=range(1, 65), role="alone")]
-Moved = Annotated[Sequence[Array], Tensor(MOVABLE, role="alone", several=True)]
-Numbers = Annotated[Sequence[Array], Tensor(FLOATS, dtype_of="arrays[0]", role="alone", several=True)]
-Scale = Annotated[
-    Array, Tensor(("float32",), lambda shapes, _: (1,) if shapes["scale"] == (1,) else (), "one number", role="alone")
-]
+Split = Annotated[Array, Tensor(MOVABLE, ranks=range(1, 65))]
+Moved = Annotated[Sequence[Array], Tensor(MOVABLE, several=True)]
+Numbers = Annotated[Sequence[Array], Tensor(FLOATS, dtype_of="arrays[0]", several=True)]
+Scale = Annotated[Array, Tensor(("float32",), lambda shapes, _: (1,) if shapes["scale"] == (1,) else (), "one number")]
 
 
 @operator(
     "y = arrays joined along axis; lengths[i] = size of arrays[i] along axis",
     support=IN_GRAPHS,
     results={
-        "y": Tensor(MOVABLE, _joined, "the joined shape", role="alone"),
-        "lengths": Tensor(("int64",), lambda shapes, _: (len(shapes),), "one entry for each array", role="alone"),
+        "y": Tensor(MOVABLE, _joined, "the joined shape"),
+        "lengths": Tensor(("int64",), lambda shapes, _: (len(shapes),), "one entry for each array"),
     },
-    onnx=(OnnxName("ConcatTraining", ("arrays*",), ("y", "lengths?"), {"axis": 0}, types={"arrays": "T"}),),
+    onnx=(OnnxName("ConcatTraining", ("arrays*",), ("y", "lengths?"), {"axis": 0}),),
     general=several(),
 )
 def concat_training(arrays: Joined, axis: Axis = 0, *, out: Any = None) -> tuple[Array, Array]:
@@ -118,10 +93,8 @@ def concat_training(arrays: Joined, axis: Axis = 0, *, out: Any = None) -> tuple
 @operator(
     "pieces[i] = the next split[i] slices of x along axis",
     support=IN_GRAPHS,
-    results={
-        "pieces": Tensor(MOVABLE, _piece, "the shape of x but for axis", dtype_of="x", role="alone", several=True)
-    },
-    onnx=(OnnxName("SplitTraining", ("x", "split"), ("pieces*",), {"axis": 0}, types={"x": "T", "split": ("int64",)}),),
+    results={"pieces": Tensor(MOVABLE, _piece, "the shape of x but for axis", dtype_of="x", several=True)},
+    onnx=(OnnxName("SplitTraining", ("x", "split"), ("pieces*",), {"axis": 0}, types={"split": ("int64",)}),),
     general=several(lambda op, given, count: len(integers(f"{op.name}: split", given["split"]))),
 )
 def split_training(x: Split, split: tuple[int, ...], axis: Axis = 0, *, out: Any = None) -> list[Array]:
@@ -145,10 +118,8 @@ def split_training(x: Split, split: tuple[int, ...], axis: Axis = 0, *, out: Any
 @operator(
     "copies[i] = arrays[i]",
     support=IN_GRAPHS,
-    results={
-        "copies": Tensor(MOVABLE, _own, "the shape of the array", dtype_of="arrays[]", role="alone", several=True)
-    },
-    onnx=(OnnxName("PassThrough", ("arrays*",), ("copies*",), types={"arrays": "T"}),),
+    results={"copies": Tensor(MOVABLE, _own, "the shape of the array", dtype_of="arrays[]", several=True)},
+    onnx=(OnnxName("PassThrough", ("arrays*",), ("copies*",)),),
     general=several(lambda op, given, count: count),
 )
 def pass_through(arrays: Moved, *, out: Any = None) -> list[Array]:
@@ -171,10 +142,8 @@ def pass_through(arrays: Moved, *, out: Any = None) -> list[Array]:
 @operator(
     "finite = no element of arrays is infinite or NaN",
     support=IN_GRAPHS,
-    results={"finite": Tensor(("bool",), lambda shapes, _: (), "one bool", role="alone")},
-    onnx=(
-        OnnxName("IsAllFinite", ("arrays*",), ("finite",), {"isinf_only": 0, "isnan_only": 0}, types={"arrays": "T"}),
-    ),
+    results={"finite": Tensor(("bool",), lambda shapes, _: (), "one bool")},
+    onnx=(OnnxName("IsAllFinite", ("arrays*",), ("finite",), {"isinf_only": 0, "isnan_only": 0}),),
     general=several(),
 )
 def is_all_finite(
@@ -203,18 +172,8 @@ def is_all_finite(
 @operator(
     "scaled[i] = scale * arrays[i], in another dtype",
     support=IN_GRAPHS,
-    results={
-        "scaled": Tensor(FLOATS, _scaled, "the shape of the array", dtype_of="arrays[]", role="alone", several=True)
-    },
-    onnx=(
-        OnnxName(
-            "MixedPrecisionScale",
-            ("scale", "arrays*"),
-            ("scaled*",),
-            {"to": None, "fuse_outputs": 0},
-            types={"scale": "S", "arrays": "T"},
-        ),
-    ),
+    results={"scaled": Tensor(FLOATS, _scaled, "the shape of the array", dtype_of="arrays[]", several=True)},
+    onnx=(OnnxName("MixedPrecisionScale", ("scale", "arrays*"), ("scaled*",), {"to": None, "fuse_outputs": 0}),),
     general=several(_fused),
 )
 def mixed_precision_scale(
@@ -244,8 +203,8 @@ def mixed_precision_scale(
 @operator(
     "norm = sqrt(sum over all arrays of x * x)",
     support=IN_GRAPHS,
-    results={"norm": Tensor(("float32",), lambda shapes, _: (), "one number", role="alone")},
-    onnx=(OnnxName("ReduceAllL2", ("arrays*",), ("norm",), types={"arrays": "T"}),),
+    results={"norm": Tensor(("float32",), lambda shapes, _: (), "one number")},
+    onnx=(OnnxName("ReduceAllL2", ("arrays*",), ("norm",)),),
     general=several(),
 )
 def reduce_all_l2(arrays: Numbers, *, out: Array | None = None) -> Array:

@@ -4,22 +4,18 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import FLOATS, IN_GRAPHS, Array, Tensor, operator
+from opgrad.contract import IN_GRAPHS, Tensor, like, operator
+from opgrad.contract.dtypes import FLOATS, Array
 
-X = Annotated[Array, Tensor(FLOATS, ranks=range(4, 5), role="alone")]
+X = Annotated[Array, Tensor(FLOATS, ranks=range(4, 5))]
 OF_HEADS = "the heads of x, its second axis"
 Sink = Annotated[
-    Array,
-    Tensor(FLOATS, lambda shapes, _: shapes["x"][1:2], OF_HEADS, dtype_of="x", besides=("float32",), role="alone"),
+    Array, Tensor(FLOATS, lambda shapes, _: shapes["x"][1:2], OF_HEADS, dtype_of="x", besides=("float32",))
 ]
-Y = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy", role="alone")]
-Lse = Annotated[
-    Array,
-    Tensor(("float32", "float64"), lambda shapes, _: shapes["dy"][:-1], "the rows of dy", role="alone"),
-]
+Y = Annotated[Array, like("dy")]
+Lse = Annotated[Array, Tensor(("float32", "float64"), lambda shapes, _: shapes["dy"][:-1], "the rows of dy")]
 SavedSink = Annotated[
-    Array,
-    Tensor(FLOATS, lambda shapes, _: shapes["dy"][1:2], OF_HEADS, dtype_of="dy", besides=("float32",), role="alone"),
+    Array, Tensor(FLOATS, lambda shapes, _: shapes["dy"][1:2], OF_HEADS, dtype_of="dy", besides=("float32",))
 ]
 
 
@@ -27,10 +23,8 @@ SavedSink = Annotated[
     "y = exp(x) / (sum(exp(x)) + exp(sink)), lse = log(sum(exp(x)) + exp(sink))",
     support=IN_GRAPHS,
     results={
-        "y": Tensor(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x", role="alone"),
-        "lse": Tensor(
-            ("float32", "float64"), lambda shapes, _: shapes["x"][:-1], "the rows of x", dtype_of="x", role="alone"
-        ),
+        "y": like("x"),
+        "lse": Tensor(("float32", "float64"), lambda shapes, _: shapes["x"][:-1], "the rows of x", dtype_of="x"),
     },
     in_place={"y": ("x",)},
 )
@@ -68,10 +62,7 @@ def sink_softmax(x: X, sink: Sink, *, out: tuple[Array, Array] | None = None) ->
     "dx = y * (dy - sum(y * dy)), dsink = -sum(exp(sink - lse) * sum(y * dy))",
     forward="sink_softmax",
     support=IN_GRAPHS,
-    results={
-        "dx": Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy", role="alone"),
-        "dsink": Tensor(FLOATS, lambda shapes, _: shapes["sink"], "the shape of sink", dtype_of="sink", role="alone"),
-    },
+    results={"dx": like("dy"), "dsink": like("sink")},
     in_place={"dx": ("dy", "y")},
 )
 def sink_softmax_grad(

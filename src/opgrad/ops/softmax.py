@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad import post_ops as chain
-from opgrad.contract import FLOATS, Array, Axes, OnnxName, Tensor, divisor, finite, one_of, operator
+from opgrad.contract import Axes, OnnxName, Tensor, divisor, finite, like, one_of, operator
+from opgrad.contract.dtypes import FLOATS, Array
 from opgrad.contract.shapes import sum_to
 from opgrad.fused import primitive
 from opgrad.fused.dropout import Dropout
@@ -14,22 +15,16 @@ from opgrad.post_ops import PostOp
 from opgrad.random import keep_mask
 
 X = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
-Y = Annotated[
-    Array,
-    Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy", ranks=range(1, 65)),
-]
+Y = Annotated[Array, like("dy", ranks=range(1, 65))]
 Factor = Annotated[float, finite]
 Divisor = Annotated[float, divisor]
 Accumulation = Annotated[str, one_of("strict", "relaxed", "any")]
-
-LIKE_X = Tensor(FLOATS, lambda shapes, _: shapes["x"], "the shape of x", dtype_of="x")
-LIKE_DY = Tensor(FLOATS, lambda shapes, _: shapes["dy"], "the shape of dy", dtype_of="dy")
 
 
 @operator(
     "y = exp(x - max(x)) / sum(exp(x - max(x)))",
     kind="rows",
-    results={"y": LIKE_X},
+    results={"y": like("x")},
     in_place={"y": ("x",)},
     general=primitive.SOFTMAX,
 )
@@ -83,7 +78,7 @@ def softmax(
 @operator(
     "y = x - max(x) - log(sum(exp(x - max(x))))",
     kind="rows",
-    results={"y": LIKE_X},
+    results={"y": like("x")},
     in_place={"y": ("x",)},
     general=primitive.SOFTMAX,
 )
@@ -187,7 +182,7 @@ def _through_attributes(
     "dx = y * (dy - sum(y * dy))",
     forward="softmax",
     kind="rows",
-    results={"dx": LIKE_DY},
+    results={"dx": like("dy")},
     in_place={"dx": ("dy", "y")},
     onnx=(
         OnnxName("SoftmaxGrad_13", ("dy", "y"), ("dx",), {"axis": -1}),
@@ -234,7 +229,7 @@ def softmax_grad(
     "dx = dy - exp(y) * sum(dy)",
     forward="log_softmax",
     kind="rows",
-    results={"dx": LIKE_DY},
+    results={"dx": like("dy")},
     in_place={"dx": ("dy", "y")},
     onnx=(
         OnnxName("LogSoftmaxGrad_13", ("dy", "y"), ("dx",), {"axis": -1}),

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import FLOATS, INTEGERS, ON_SHARDS, Tensor, divisor, finite, operator
-from opgrad.contract.dtypes import Array, Attributes, Shape, Shapes
+from opgrad.contract import ON_SHARDS, Tensor, divisor, finite, like, operator
+from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 
 STATISTICS, MOMENT = 4, 5  # rows of the statistics; with the first moment
 FACTORS = 6  # of a row of the gradient
@@ -15,20 +15,13 @@ def _statistics_shape(shapes: Shapes, attributes: Attributes) -> Shape:
     return MOMENT if attributes["moment"] else STATISTICS, shapes["logits"][0]
 
 
-Logits = Annotated[Array, Tensor(FLOATS, ranks=range(2, 3), role="alone")]
-Labels = Annotated[
-    Array, Tensor(INTEGERS, lambda shapes, _: shapes["logits"][:1], "the number of rows of logits", role="alone")
-]
-Weight = Annotated[
-    Array, Tensor(FLOATS, lambda shapes, _: shapes["logits"][1:], "the number of classes of the shard", role="alone")
-]
+Logits = Annotated[Array, Tensor(FLOATS, ranks=range(2, 3))]
+Labels = Annotated[Array, Tensor(INTEGERS, lambda shapes, _: shapes["logits"][:1], "the number of rows of logits")]
+Weight = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["logits"][1:], "the number of classes of the shard")]
 Factors = Annotated[
     Array,
     Tensor(
-        ("float32", "float64"),
-        lambda shapes, _: (FACTORS, shapes["logits"][0]),
-        "six factors for each row of logits",
-        role="alone",
+        ("float32", "float64"), lambda shapes, _: (FACTORS, shapes["logits"][0]), "six factors for each row of logits"
     ),
 ]
 Softcap = Annotated[float, finite]
@@ -56,7 +49,6 @@ def _own(labels: Array, first: int, classes: int) -> tuple[Array, Array]:
             _statistics_shape,
             "four or five statistics for each row of logits",
             dtype_of="logits",
-            role="alone",
         )
     },
 )
@@ -108,11 +100,7 @@ def cross_entropy_shard(
 @operator(
     "dlogits = (p * (a + e * z) + b * [k == label] + c * weight) * dz/dx, p = exp(z - m - log_s)",
     support=ON_SHARDS,
-    results={
-        "dlogits": Tensor(
-            FLOATS, lambda shapes, _: shapes["logits"], "the shape of logits", dtype_of="logits", role="alone"
-        )
-    },
+    results={"dlogits": like("logits")},
     in_place={"dlogits": ("logits",)},
 )
 def cross_entropy_shard_grad(
