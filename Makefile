@@ -46,7 +46,7 @@ test: $(VENV)/.torch
 
 # Those that hold for any instruction set are left out, and all where `make test` has run these very kernels.
 HELD_DOWN := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx,+avx2,+fma,+f16c,+bmi,+bmi2
-VECTOR_BYTES := from opgrad.cpu.compiler.native import vector_bytes; print(vector_bytes())
+VECTOR_BYTES := from opgrad.cpu.compiler.decorators import vector_bytes; print(vector_bytes())
 
 test-avx2: $(VENV)/.torch
 	@set -e; bytes=$$($(RUN)/python -c "$(VECTOR_BYTES)"); if [ "$$bytes" -gt 32 ]; then set -x; \

@@ -15,7 +15,7 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 HEAVY = ("numba", "llvmlite", "onnxruntime", "onnx", "torch", "triton", "cupy", "jax", "scipy", "sklearn", "matplotlib")
 HEAVY += ("typer", "rich")
 
-COMPILER = "cpu/compiler/ cpu/compiler/native"
+COMPILER = "cpu/compiler/ cpu/compiler/decorators"
 STEPS = "cpu/programs/partition cpu/programs/program cpu/programs/workspace"  # what native calls know of programs
 ONNX = "numpy onnx onnxruntime google"
 # From the bottom up: a layer, the packages beside the standard library that its files import, at any place, and the
@@ -42,7 +42,7 @@ LAYERS = {
     "cpu/compiler/emit": ("llvmlite", "cpu/compiler/ cpu/compiler/target cpu/compiler/lowering/"),
     "cpu/compiler/interpret/": ("numpy ml_dtypes", "cpu/compiler/ cpu/compiler/target"),
     "cpu/compiler/processes": ("", "cpu/compiler/ cpu/compiler/target limits locks"),
-    "cpu/compiler/native": (
+    "cpu/compiler/decorators": (
         "llvmlite",
         "cpu/compiler/ cpu/compiler/emit cpu/compiler/interpret/ cpu/compiler/processes cpu/compiler/target locks",
     ),
@@ -172,7 +172,7 @@ LAYERS = {
         " training/tune/",
     ),
     # commands, and what they measure and test
-    "machine": ("", "cpu/compiler/native cpu/programs/partition"),
+    "machine": ("", "cpu/compiler/decorators cpu/programs/partition"),
     "testing/": ("numpy ml_dtypes", "opgrad native/arrays contract/"),
     "bench/": (
         "jax markdown_it matplotlib ml_dtypes numpy rich torch typer",

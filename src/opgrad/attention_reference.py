@@ -17,7 +17,7 @@ UNLIMITED = -1  # of a window's sides
 
 
 @dataclass(frozen=True)
-class Options:
+class AttentionOptions:
     """What attention is given beside its arrays q, k and v, under the names that the operators give it."""
 
     mask: Array | None
@@ -35,14 +35,14 @@ class Options:
     layout: str
 
 
-def by_heads(x: Array, options: Options) -> Array:
+def by_heads(x: Array, options: AttentionOptions) -> Array:
     """An array of queries, keys or values as batch x heads x length x size."""
     if options.cu_seqlens_q is not None:
         return x.swapaxes(0, 1)[None]
     return x if options.layout == "BHLD" else x.swapaxes(1, 2)
 
 
-def in_layout(x: Array, options: Options) -> Array:
+def in_layout(x: Array, options: AttentionOptions) -> Array:
     """The opposite of `by_heads`."""
     if options.cu_seqlens_q is not None:
         return x[0].swapaxes(0, 1)
@@ -70,7 +70,7 @@ def _within(cu_seqlens: Array, length: int) -> tuple[Array, Array, Array]:
     return sequence, places - starts, stops - starts
 
 
-def visible(batch: int, queries: int, keys: int, options: Options) -> Array:
+def visible(batch: int, queries: int, keys: int, options: AttentionOptions) -> Array:
     """Which keys a query sees by lengths, sequences, causality and window: bool, batch x 1 x queries x keys."""
     i, j = np.arange(queries)[:, None], np.arange(keys)[None, :]
     query_count: Any = queries
@@ -96,7 +96,7 @@ def visible(batch: int, queries: int, keys: int, options: Options) -> Array:
     return np.broadcast_to(seen, (batch, 1, queries, keys))
 
 
-def _scores(q: Array, k: Array, options: Options) -> tuple[Array, Array]:
+def _scores(q: Array, k: Array, options: AttentionOptions) -> tuple[Array, Array]:
     """The scores, -inf where a query does not see a key, and their derivative by the scaled products."""
     scale = q.shape[-1] ** -0.5 if options.scale is None else options.scale
     s = scale * (q @ k.swapaxes(2, 3))
@@ -112,7 +112,7 @@ def _scores(q: Array, k: Array, options: Options) -> tuple[Array, Array]:
     return np.where(seen, s, -np.inf), np.where(seen, slope, 0.0)
 
 
-def _kept(shape: tuple[int, ...], options: Options) -> Array | float:
+def _kept(shape: tuple[int, ...], options: AttentionOptions) -> Array | float:
     """What dropout multiplies each probability with."""
     if not options.dropout:
         return 1.0
@@ -120,7 +120,7 @@ def _kept(shape: tuple[int, ...], options: Options) -> Array | float:
     return keep_mask(shape, options.dropout, seed, offset) * kept_scale(options.dropout)
 
 
-def attention(q: Array, k: Array, v: Array, options: Options) -> tuple[Array, Array]:
+def attention(q: Array, k: Array, v: Array, options: AttentionOptions) -> tuple[Array, Array]:
     """(y, lse)."""
     q, k, v = (by_heads(each, options) for each in (q, k, v))
     s, _ = _scores(q, _repeated(k, q.shape[1]), options)
@@ -144,7 +144,7 @@ def _probabilities(s: Array, lse: Array) -> Array:
 
 
 def attention_grad(
-    dy: Array, q: Array, k: Array, v: Array, y: Array, lse: Array, dlse: Array | None, options: Options
+    dy: Array, q: Array, k: Array, v: Array, y: Array, lse: Array, dlse: Array | None, options: AttentionOptions
 ) -> dict[str, Array]:
     """dq, dk, dv, the gradient of the scores before it is summed to that of a mask, and dsink, by name."""
     dy, q, k, v, y = (by_heads(each, options) for each in (dy, q, k, v, y))

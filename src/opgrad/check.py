@@ -24,7 +24,7 @@ import opgrad
 from opgrad import machine
 from opgrad.compile import compile_calls, compile_operator, run
 from opgrad.contract import FLOATS, Operator, public_operators
-from opgrad.cpu.compiler.native import noting, object_cache
+from opgrad.cpu.compiler.decorators import noting, object_cache
 from opgrad.cpu.compiler.requests import Work
 from opgrad.limits import default_threads
 from opgrad.native.plans import plan

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from opgrad import packing
 from opgrad.contract import FLOATS, Operator, public_operators
-from opgrad.cpu.compiler.native import Native, object_cache
+from opgrad.cpu.compiler.decorators import Native, object_cache
 from opgrad.cpu.compiler.processors import PROCESSORS
 from opgrad.cpu.compiler.requests import Work
 from opgrad.limits import default_threads

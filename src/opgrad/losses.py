@@ -15,7 +15,7 @@ from opgrad.contract.loss_options import (
     shifted,
 )
 from opgrad.ops.sample_loss import sample_losses, sample_losses_and_grad
-from opgrad.sample_reduction import Reduction, checked_array, reduction_of
+from opgrad.sample_reduction import SampleReduction, checked_array, reduction_of
 
 CHUNK = 32 << 20  # bytes of logits that are computed at a time
 
@@ -138,7 +138,7 @@ def _read(name: str, shift: int, options: tuple[Any, ...]) -> LossOptions:
     return replace(chosen, ignore_index=IGNORED) if shift and chosen.ignore_index is None else chosen
 
 
-def _output(reduction: Reduction, found: Any) -> CrossEntropyOutput:
+def _output(reduction: SampleReduction, found: Any) -> CrossEntropyOutput:
     (loss, lse, log_prob, entropy, predicted), labels, options = found, reduction.labels, reduction.options
     z_loss = (options.lse_square_scale * lse * lse).astype(lse.dtype)
     if options.reduction != "none":

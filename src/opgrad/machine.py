@@ -19,7 +19,7 @@ PACKAGES = ("opgrad", "numpy", "ml_dtypes", "numba", "llvmlite", "onnxruntime", 
 
 def describe() -> dict[str, Any]:
     """The machine as a result file keeps it."""
-    from opgrad.cpu.compiler.native import host, vector_bytes
+    from opgrad.cpu.compiler.decorators import host, vector_bytes
     from opgrad.cpu.programs.partition import caches
 
     name, features = host()

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 
 from opgrad.cpu.compiler import processes
 from opgrad.cpu.compiler.cache import ObjectCache, directory
-from opgrad.cpu.compiler.native import host, packing
+from opgrad.cpu.compiler.decorators import host, packing
 from opgrad.cpu.compiler.packs import MAGIC, VARIABLE, Pack, PackError, packed
 from opgrad.cpu.compiler.processes import LONG_PATIENCE, Compilers
 from opgrad.cpu.compiler.processors import PROCESSORS, is_here

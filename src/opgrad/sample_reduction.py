@@ -8,7 +8,7 @@ from opgrad.contract.dtypes import Array
 from opgrad.contract.loss_options import LossOptions, divisors, over
 
 
-class Reduction(NamedTuple):
+class SampleReduction(NamedTuple):
     """How the losses of samples are reduced.
 
     by_weight, by_count: what the sums of losses and of squares of lse are multiplied by.
@@ -34,11 +34,11 @@ class Reduction(NamedTuple):
         return np.asarray(loss.sum(dtype=np.float64) * self.by_weight).astype(loss.dtype)
 
 
-def reduction_of(labels: Array, weight: Array | None, options: LossOptions) -> Reduction:
+def reduction_of(labels: Array, weight: Array | None, options: LossOptions) -> SampleReduction:
     """The reduction of samples with these labels. weight: None for class probabilities, whose samples count alike."""
     weight = None if weight is None else np.asarray(weight)
     both = divisors(np, labels, weight, options, np.float64, lambda array, dtype: np.asarray(array).astype(dtype))
-    return Reduction(labels, options, float(over(np, both[0])), float(over(np, both[1])))
+    return SampleReduction(labels, options, float(over(np, both[0])), float(over(np, both[1])))
 
 
 def checked_array(name: str, argument: str, value: Any) -> Array:

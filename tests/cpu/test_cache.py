@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import opgrad.cpu
-from opgrad.cpu.compiler import memory, native, sources, trust
+from opgrad.cpu.compiler import decorators, sources, trust, words
 from opgrad.cpu.compiler.cache import MOST_BYTES, ObjectCache, directory
 from opgrad.cpu.kernels import activation
 from opgrad.native import plan
@@ -342,7 +342,7 @@ def kernels():
     for module in pkgutil.walk_packages(opgrad.cpu.__path__, "opgrad.cpu."):
         if ".lowering" not in module.name and ".interpret" not in module.name:
             for name, value in vars(importlib.import_module(module.name)).items():
-                if isinstance(value, native.Kernel | native.Native) and value.__module__ == module.name:
+                if isinstance(value, decorators.Kernel | decorators.Native) and value.__module__ == module.name:
                     yield f"{module.name}.{name}", value
 
 
@@ -406,7 +406,8 @@ for function in activation.relu, rows.softmax_rows, gather.SLICES_BY_TARGET.coun
 
 def test_which_changed_files_give_other_digests(copy):
     first = run_copy(copy, DIGESTS)
-    for path in ("locks.py", "native/threads/__init__.py", "cpu/compiler/native.py", "cpu/compiler/cache.py", "cli.py"):
+    paths = "locks.py", "native/threads/__init__.py", "cpu/compiler/decorators.py", "cpu/compiler/cache.py", "cli.py"
+    for path in paths:
         with open(copy / "opgrad" / path, "a", encoding="utf-8") as file:
             file.write("\nANOTHER = 1\n")
     change(copy / "opgrad/cpu/kernels/activation.py", "dy * y * (1.0 - y)", "dy * y * (2.0 - y)")
@@ -463,7 +464,7 @@ def test_what_a_word_does_is_the_compilers():
     """Its Python function refuses calls, or interprets: nothing that machine code is made of."""
 
     def kernel(x):
-        return memory.load_word(x, 0)
+        return words.load_word(x, 0)
 
     assert sources.digest(kernel) is not None
     assert [each.__name__ for each in sources.reached(kernel)] == ["kernel"]

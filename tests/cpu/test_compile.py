@@ -13,7 +13,7 @@ from opgrad import compile as compiling
 from opgrad.bench.cells import WORKLOADS
 from opgrad.cli import app
 from opgrad.contract import FLOATS, graph_operators, operators
-from opgrad.cpu.compiler import native
+from opgrad.cpu.compiler import decorators
 from opgrad.cpu.compiler.cache import ObjectCache
 from opgrad.cpu.compiler.requests import Work
 from opgrad.native.plans import plan
@@ -26,16 +26,16 @@ SETS = Path(__file__).parents[2] / "examples"
 CALL = """
 import sys
 import numpy as np, opgrad
-from opgrad.cpu.compiler import native
-native.emit = None
+from opgrad.cpu.compiler import decorators
+decorators.emit = None
 opgrad.set_num_threads(2)
 assert (opgrad.relu(np.arange(-3, 1 << 20, dtype=np.float32))[:5] == [0, 0, 0, 0, 1]).all()
 assert "numba" not in sys.modules
 """
 TRAIN = """
 import sys
-from opgrad.cpu.compiler import native
-native.emit = None
+from opgrad.cpu.compiler import decorators
+decorators.emit = None
 from opgrad.cli import main
 main()
 """
@@ -119,7 +119,7 @@ def test_all_operators_in_the_dtypes_they_take():
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_examples_take_every_kernel_that_the_benchmark_takes(op, dtype, monkeypatch):
     taken = set()
-    monkeypatch.setattr(native.Kernel, "task", lambda self, *key: taken.add((self, *map(tuple, key))) or 0)
+    monkeypatch.setattr(decorators.Kernel, "task", lambda self, *key: taken.add((self, *map(tuple, key))) or 0)
     compiling.compile_operator(op.name, dtype)
     small = set(taken)
     for workload in WORKLOADS[op.kind]:

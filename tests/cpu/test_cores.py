@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from opgrad.cpu.compiler.native import vector_lanes
+from opgrad.cpu.compiler.decorators import vector_lanes
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.kernels.softmax import split

@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from opgrad.cpu.compiler.native import kernel
+from opgrad.cpu.compiler.decorators import kernel
 from opgrad.cpu.compiler.simd import Pointer, first, lanes, load, load_masked, store, store_masked
 from opgrad.cpu.kernels.numerics import elementary
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from opgrad.contract import DTYPES, FLOATS
-from opgrad.cpu.compiler.native import kernel, vector_lanes
+from opgrad.cpu.compiler.decorators import kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.gemm import Matrix, ProductSizes, product

@@ -102,11 +102,11 @@ for new, p, g in zip(opgrad.sgd_optimizer(lr, weights, gradients), weights, grad
 OUTSIDE = """
 import numpy as np
 import opgrad
-from opgrad.cpu.compiler.interpret.values import Pointer
+from opgrad.cpu.compiler.interpret.values import CheckedPointer
 
 x = np.zeros(100, np.float32)
-read = Pointer.read
-Pointer.read = lambda self, i, count: read(self, i + 1000, count)
+read = CheckedPointer.read
+CheckedPointer.read = lambda self, i, count: read(self, i + 1000, count)
 try:
     opgrad.relu(x)
 except IndexError as error:

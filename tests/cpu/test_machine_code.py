@@ -5,7 +5,7 @@ import struct
 import pytest
 from subprocesses import run_python
 
-from opgrad.cpu.compiler import machine_code, memory, native, processors, relocations, sources, target
+from opgrad.cpu.compiler import decorators, machine_code, processors, relocations, sources, target, words
 from opgrad.native import threads
 from opgrad.native.plan import execute
 
@@ -24,7 +24,7 @@ print([name for name in ("numba", "llvmlite") if name in sys.modules])
 
 def code_of(function):
     function.link()
-    return native.object_cache().read(sources.object_name(function.function, function.interface))
+    return decorators.object_cache().read(sources.object_name(function.function, function.interface))
 
 
 def test_a_warm_process_does_without_llvm():
@@ -38,15 +38,15 @@ def test_both_links_run_alike():
 
     code, seen = code_of(threads.run), []
     task = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(lambda given, part: seen.append(part) or 0)
-    for address in (machine_code.link(code, native.EXPORTED), native._load_with_llvm(code)):
+    for address in (machine_code.link(code, decorators.EXPORTED), decorators._load_with_llvm(code)):
         call = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)(address)
         assert call(0, ctypes.cast(task, ctypes.c_void_p).value, 0, 3) == 0
     assert seen == [0, 1, 2] * 2
 
 
-@native.native(1)
+@decorators.native(1)
 def second_word(index: int) -> int:
-    return memory.load_word(memory.named_address("opgrad_of_a_test"), index)
+    return words.load_word(words.named_address("opgrad_of_a_test"), index)
 
 
 def test_addresses_by_name():
@@ -56,7 +56,7 @@ def test_addresses_by_name():
     words = (ctypes.c_int64 * 2)(5, 6)
     machine_code.give_name("opgrad_of_a_test", ctypes.addressof(words))
     code = code_of(second_word)
-    for address in (machine_code.link(code, native.EXPORTED), native._load_with_llvm(code)):
+    for address in (machine_code.link(code, decorators.EXPORTED), decorators._load_with_llvm(code)):
         assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)(1) == 6
 
 
@@ -72,12 +72,12 @@ def test_other_relocations_are_left_to_llvm(monkeypatch):
     for table in tables:
         (number,) = struct.unpack_from("<Q", code, table.offset + 8)
         struct.pack_into("<Q", code, table.offset + 8, number >> 32 << 32 | 3)
-    assert machine_code.link(bytes(code), native.EXPORTED) is None
+    assert machine_code.link(bytes(code), decorators.EXPORTED) is None
     assert freed == taken != []
 
 
 def test_object_files_of_other_systems_are_left_to_llvm():
-    assert machine_code.link(b"\xcf\xfa\xed\xfe" + code_of(execute)[4:], native.EXPORTED) is None
+    assert machine_code.link(b"\xcf\xfa\xed\xfe" + code_of(execute)[4:], decorators.EXPORTED) is None
 
 
 def test_functions_far_away_are_called_by_a_jump():

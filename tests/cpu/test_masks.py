@@ -7,7 +7,7 @@ import pytest
 from guards import Guarded
 
 from opgrad.contract import DTYPES
-from opgrad.cpu.compiler.native import kernel, vector_lanes
+from opgrad.cpu.compiler.decorators import kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Pointer
 from opgrad.cpu.compiler.simd import first, load, load_masked, store, store_masked
 

@@ -13,9 +13,9 @@ import pytest
 from samples import call, sample
 
 from opgrad.contract import FLOATS, operators
-from opgrad.cpu.compiler import memory, native, simd, target
-from opgrad.cpu.compiler.memory import CACHE_LINE
+from opgrad.cpu.compiler import decorators, simd, target, words
 from opgrad.cpu.compiler.parameters import Pointer
+from opgrad.cpu.compiler.words import CACHE_LINE
 
 SUPPORT = Path(__file__).parents[1] / "support"
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -91,7 +91,7 @@ def test_code_that_could_fail_is_refused():
         return total
 
     with pytest.raises(RuntimeError, match="report_an_error"):
-        native.native(2)(steps).link()
+        decorators.native(2)(steps).link()
 
 
 def test_numba_compiles_for_others_as_ever():
@@ -106,7 +106,7 @@ def test_numba_compiles_for_others_as_ever():
 
     before = numba.njit(capped)
     assert before(1, 9) == capped(1, 9)
-    native.native(2)(capped).link()
+    decorators.native(2)(capped).link()
     assert before(2, 9) == capped(2, 9)
     assert numba.njit(error_model="numpy")(capped)(1, 9) == capped(1, 9)
 
@@ -154,13 +154,13 @@ def test_any_cpu_computes_every_dtype(tmp_path):
 def kernels(op, dtype, monkeypatch):
     """The kernels that a call on long rows uses, each with the dtypes of its pointers and its interface."""
     used = []
-    task = native.Kernel.task
+    task = decorators.Kernel.task
 
     def record(self, dtypes, interface="task"):
         used.append((self, tuple(dtypes), interface))
         return task(self, *used[-1][1:])
 
-    monkeypatch.setattr(native.Kernel, "task", record)
+    monkeypatch.setattr(decorators.Kernel, "task", record)
     # A shape that no other test uses, so that its plan is made now.
     call(op, sample(op, (3, 1237), dtype, np.random.default_rng(0)))
     return used
@@ -170,9 +170,9 @@ def kernels(op, dtype, monkeypatch):
 def test_assembly_holds_vectors_and_no_calls(op, monkeypatch):
     """Of float32 and float16 in turns, so that an operator has the one and its gradient the other."""
     dtype = ("float32", "float16")[list(operators()).index(op.name) % 2]
-    register = {64: "zmm", 32: "ymm", 16: "xmm"}[native.vector_bytes()]
+    register = {64: "zmm", 32: "ymm", 16: "xmm"}[decorators.vector_bytes()]
     used = kernels(op, dtype, monkeypatch)
-    texts = {kernel.__name__: native.assembly(kernel.function, *compiled) for kernel, *compiled in used}
+    texts = {kernel.__name__: decorators.assembly(kernel.function, *compiled) for kernel, *compiled in used}
     assert any(f"%{register}" in text for text in texts.values()), list(texts)
     for name, text in texts.items():
         # LLVM fills long runs of memory by memset and memcpy.
@@ -183,11 +183,11 @@ def test_operations_exist_in_kernels_alone():
     with pytest.raises(TypeError, match="load_masked exists only inside compiled kernels"):
         simd.load_masked(0, 0, True, 0.0)
     with pytest.raises(TypeError, match="atomic_add exists only inside compiled kernels"):
-        memory.atomic_add(0, 1)
+        words.atomic_add(0, 1)
 
 
 def test_vector_loops_with_a_tail_stand_in_one_place():
-    folder = Path(native.__file__).parents[1]
+    folder = Path(decorators.__file__).parents[1]
     written = {path.parent.relative_to(folder) for path in folder.rglob("*.py") if "while i + w <=" in path.read_text()}
     assert written == {Path("kernels", "loops")}
 
@@ -203,7 +203,7 @@ def test_vectors_of_whole_lines(register, monkeypatch):
             assert lanes * size >= CACHE_LINE or lanes * item == 4 * register
 
 
-@native.kernel
+@decorators.kernel
 def count_lanes(result: Pointer):
     simd.store_one(result, 0, float(simd.lanes(result)))
 
@@ -211,7 +211,7 @@ def count_lanes(result: Pointer):
 def test_a_form_names_the_lanes():
     result = np.zeros(1, np.float32)
     words = (ctypes.c_int64 * 1)(result.ctypes.data)
-    for form, lanes in (("task", native.vector_lanes("float32")), ("task of 64", 64), ("task of 16", 16)):
+    for form, lanes in (("task", decorators.vector_lanes("float32")), ("task of 64", 64), ("task of 16", 16)):
         task = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(count_lanes.task(["float32"], form))
         task(ctypes.addressof(words), 0)
         assert result[0] == lanes

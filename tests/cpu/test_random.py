@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from guards import Guarded
 
-from opgrad.cpu.compiler.native import kernel
+from opgrad.cpu.compiler.decorators import kernel
 from opgrad.cpu.compiler.simd import Pointer
 from opgrad.cpu.kernels.numerics.philox import keep_run
 from opgrad.random import keep_mask, keep_threshold, philox, philox_4x32

@@ -12,7 +12,7 @@ from subprocesses import run_python
 import opgrad
 from opgrad.contract import Spec, graph_operators, operators
 from opgrad.contract.signature import prepare
-from opgrad.cpu.compiler import native
+from opgrad.cpu.compiler import decorators
 from opgrad.native import functions, plans
 from opgrad.testing.examples import signatures
 
@@ -103,7 +103,7 @@ def test_the_oldest_plan_goes_first(monkeypatch, made):
 def test_a_plan_that_may_lack_kernels_is_not_kept(made):
     """While kernels are noted, and not compiled, plans cannot be run."""
     op = operators()["tanh"]
-    with native.noting():
+    with decorators.noting():
         noted = plans.plan(op, [Spec(X.shape, X.dtype)], {})
     assert plans.plan(op, [Spec(X.shape, X.dtype)], {}) is not noted
     assert made == ["tanh", "tanh"]
@@ -114,7 +114,7 @@ import os
 import re
 from pathlib import Path
 import numpy as np, opgrad
-from opgrad.cpu.compiler import native
+from opgrad.cpu.compiler import decorators
 from opgrad.native import functions, plans
 x = np.ones((3, 41), np.float32)
 opgrad.relu(x)
@@ -155,7 +155,7 @@ steps = [
     ("native/functions.py", "enter"), ("native/entries.py", "_words"),
 ]
 assert [each for each in dict.fromkeys(seen) if each in steps] == steps, seen
-assert ("native/plans.py", "plan_for") in seen and ("cpu/compiler/native.py", "task") in seen
+assert ("native/plans.py", "plan_for") in seen and ("cpu/compiler/decorators.py", "task") in seen
 seen.clear()
 sys.setprofile(note)
 opgrad.softmax(x)

@@ -16,7 +16,7 @@ from subprocesses import TIMEOUT, run_python
 
 import opgrad
 from opgrad.contract import DTYPES, Spec
-from opgrad.contract.layout import contiguous
+from opgrad.contract.arrangement import contiguous
 from opgrad.native import allocation, pool
 
 SIZES = (1 << 16, 1 << 17, (1 << 20) + 8, 5 << 20)  # bytes, of malloc's blocks and of mappings

@@ -9,7 +9,7 @@ from samples import bits
 import opgrad
 from opgrad import post_ops
 from opgrad.contract import DTYPES
-from opgrad.cpu.compiler.native import vector_lanes
+from opgrad.cpu.compiler.decorators import vector_lanes
 from opgrad.cpu.programs.layout import in_place_limits
 from opgrad.fused.dropout import Dropout
 

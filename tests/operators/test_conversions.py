@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from guards import EDGE, SENTINEL
 
-from opgrad.cpu.compiler import native
-from opgrad.cpu.compiler.native import kernel
+from opgrad.cpu.compiler import decorators
+from opgrad.cpu.compiler.decorators import kernel
 from opgrad.cpu.compiler.simd import (
     Pointer,
     at_byte,
@@ -225,7 +225,7 @@ def expected_of(x, storage):
 @pytest.mark.parametrize("storage", DTYPES)
 def test_every_lane_and_tail(storage, precision):
     values = np.random.default_rng(4).uniform(0, 100, 200).astype(precision)
-    width = native.vector_lanes(precision)
+    width = decorators.vector_lanes(precision)
     for n in range(width + 1):
         x = values[n : n + n]
         np.testing.assert_array_equal(bits(converted(x, precision, storage, by_masks)), bits(expected_of(x, storage)))

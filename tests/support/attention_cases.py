@@ -24,7 +24,9 @@ class Magnitudes:
     """The reference's arrays by heads, and the relative error that scores give probabilities."""
 
     def __init__(self, given):
-        self.options = options = whole.Options(**OPTIONS | {name: given[name] for name in OPTIONS if name in given})
+        self.options = options = whole.AttentionOptions(
+            **OPTIONS | {name: given[name] for name in OPTIONS if name in given}
+        )
         self.q, self.k, self.v = (whole.by_heads(given[name], options) for name in "qkv")
         heads = self.q.shape[1]
         self.every_k, self.every_v = (whole._repeated(each, heads) for each in (self.k, self.v))

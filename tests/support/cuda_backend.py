@@ -24,7 +24,7 @@ from ptx import driver
 from samples import bits
 
 import opgrad
-from opgrad.contract import DTYPES, FLOATS, Spec, layout, operators
+from opgrad.contract import DTYPES, FLOATS, Spec, arrangement, operators
 from opgrad.contract.signature import prepare
 from opgrad.cuda import ALIGNMENT
 from opgrad.interop import arrays_of
@@ -216,7 +216,7 @@ class _Memory:
         return array.ctypes.data
 
     def strides(self, spec, order, model):
-        return layout.contiguous(spec.shape, order, spec.dtype.itemsize)
+        return arrangement.contiguous(spec.shape, order, spec.dtype.itemsize)
 
     def maker(self, spec, like):
         def make():

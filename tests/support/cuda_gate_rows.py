@@ -5,7 +5,7 @@ from typing import Any
 
 from cuda_gate import FULL, Kind
 
-from opgrad.contract import DTYPES, Operator, Spec, layout, normalise
+from opgrad.contract import DTYPES, Operator, Spec, arrangement, normalise
 from opgrad.contract.signature import prepare
 
 # Where a regime is reached: the length of rows (the first of some that belongs to it), and how many rows there are,
@@ -90,7 +90,7 @@ def specs_of(
     for name in (*dtypes, *dtypes):  # twice: the shape of dy is that of labels, which come behind it
         own, size = tensors[name].shape, DTYPES[dtypes[name]].itemsize
         shapes[name] = own(shapes, known) if own else shape
-        strides = layout.contiguous(shapes[name], tuple(range(len(shapes[name]))), 1)
+        strides = arrangement.contiguous(shapes[name], tuple(range(len(shapes[name]))), 1)
         if name in elements:
             strides = laid_out(shape, how, name == elements[0], name == last)
         specs[name] = Spec(shapes[name], DTYPES[dtypes[name]], tuple(size * stride for stride in strides))

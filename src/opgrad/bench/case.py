@@ -15,8 +15,8 @@ from opgrad.bench.measure import CALL, GIVEN, KERNEL, NEW, WAYS, Call
 from opgrad.bench.memories import MEMORIES
 from opgrad.contract import DTYPES, Array, Operator, Shape, Spec
 from opgrad.contract.signature import Prepared, prepare
-from opgrad.cpu.compiler.memory import call_address
-from opgrad.cpu.compiler.native import native
+from opgrad.cpu.compiler.decorators import native
+from opgrad.cpu.compiler.words import call_address
 from opgrad.native.arrays import as_given, expanded, spec_of
 from opgrad.native.plan import execute
 from opgrad.native.plans import plan

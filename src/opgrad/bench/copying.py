@@ -6,7 +6,7 @@ import numpy as np
 
 from opgrad.contract import DTYPES
 from opgrad.contract.problem import Operand, Problem
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.elements import elementwise
 from opgrad.cpu.programs.elements import program

@@ -17,7 +17,7 @@ import numpy as np
 
 from opgrad.bench.options import CommandLine
 from opgrad.cpu.compiler.cache import directory
-from opgrad.cpu.compiler.native import vector_bytes
+from opgrad.cpu.compiler.decorators import vector_bytes
 
 TITLES = {"avx2": "AVX2", "avx512": "AVX-512"}  # those that can be asked for, the slower first
 AVX2, AVX512 = TITLES

@@ -45,7 +45,7 @@ def window(what: str, value: Any, beside: Beside) -> tuple[int, int]:
     return left, right
 
 
-class Sizes(NamedTuple):
+class AttentionSizes(NamedTuple):
     """Sizes of a call: batch, heads of queries, heads of keys, lengths, the numbers of a head of q and k, and of v."""
 
     batch: int
@@ -73,11 +73,11 @@ def joined(batch: int, heads: int, length: int, size: int, shapes: Shapes, attri
     return (batch, heads, length, size) if attributes["layout"] == "BHLD" else (batch, length, heads, size)
 
 
-def sizes(shapes: Shapes, attributes: Attributes) -> Sizes:
+def sizes(shapes: Shapes, attributes: Attributes) -> AttentionSizes:
     """The sizes of a call whose arrays are checked."""
     batch, heads, queries, size = split(shapes["q"], shapes, attributes)
     _, kv_heads, keys, v_size = split(shapes["v"], shapes, attributes)
-    return Sizes(batch, heads, kv_heads, queries, keys, size, v_size)
+    return AttentionSizes(batch, heads, kv_heads, queries, keys, size, v_size)
 
 
 def checked_q(operator: str) -> Callable[[Shapes, Attributes], Shape]:

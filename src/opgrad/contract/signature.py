@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.contract import layout
+from opgrad.contract import arrangement
 from opgrad.contract.checks import check_arrays
 from opgrad.contract.declaration import Operator, Tensor
 from opgrad.contract.dtypes import DTYPES, Attributes, Spec
@@ -54,7 +54,7 @@ def check_out(op: Operator, results: Mapping[str, Spec], out: Sequence[Spec]) ->
             raise ValueError(
                 f"{op.name}: out for {name} has shape {given.shape}, expected {spec.shape}, {op.results[name].as_in}"
             )
-        if not layout.is_injective(given.shape, _strides(given), given.dtype.itemsize):
+        if not arrangement.is_injective(given.shape, _strides(given), given.dtype.itemsize):
             repeated = any(not stride and size > 1 for stride, size in zip(_strides(given), given.shape, strict=True))
             fault = "repeats elements (stride 0)" if repeated else "overlaps itself"
             raise ValueError(f"{op.name}: out for {name} {fault}, expected distinct elements")
@@ -156,25 +156,27 @@ def covered(spec: Spec) -> tuple[int, int]:
     return sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps) + spec.dtype.itemsize
 
 
-def _loops(op: Operator, elements: Mapping[str, Spec], attributes: Attributes, any_stride: bool) -> layout.Arrangement:
+def _loops(
+    op: Operator, elements: Mapping[str, Spec], attributes: Attributes, any_stride: bool
+) -> arrangement.Arrangement:
     """The loops over the arrays that have an entry for each element."""
     if op.kind in ("slices", "whole", "strided"):
-        return layout.Arrangement(1, 1, 1, (), {})
+        return arrangement.Arrangement(1, 1, 1, (), {})
     shape = next(iter(elements.values())).shape
     strides = {name: (_strides(spec), spec.dtype.itemsize) for name, spec in elements.items()}
     if op.kind == "elements":
-        return layout.elements(shape, strides, any_stride)
-    return layout.rows(shape, range(1, 2) if op.kind == "classes" else attributes["axis"], strides, any_stride)
+        return arrangement.elements(shape, strides, any_stride)
+    return arrangement.rows(shape, range(1, 2) if op.kind == "classes" else attributes["axis"], strides, any_stride)
 
 
 def _strides(spec: Spec, order: tuple[int, ...] = ()) -> tuple[int, ...]:
     """The strides in bytes; without them, those of an array whose axes lie in this order, by default in C order."""
     if spec.strides is not None:
         return spec.strides
-    return layout.contiguous(spec.shape, order or tuple(range(len(spec.shape))), spec.dtype.itemsize)
+    return arrangement.contiguous(spec.shape, order or tuple(range(len(spec.shape))), spec.dtype.itemsize)
 
 
-def _order(loops: layout.Arrangement, role: str, rank: int) -> tuple[int, ...]:
+def _order(loops: arrangement.Arrangement, role: str, rank: int) -> tuple[int, ...]:
     """The memory order of an array that is made or copied for these loops."""
     if role == "element" and len(loops.order) == rank:
         return loops.order
@@ -184,7 +186,7 @@ def _order(loops: layout.Arrangement, role: str, rank: int) -> tuple[int, ...]:
 
 
 def _operands(
-    loops: layout.Arrangement,
+    loops: arrangement.Arrangement,
     numbers: Mapping[str, int],
     specs: Mapping[str, Spec],
     orders: Mapping[str, tuple[int, ...]],
@@ -192,9 +194,9 @@ def _operands(
     """The operands as kernels see them, and the numbers of those that must be copies."""
     operands, copies = {}, []
     for name, spec in specs.items():
-        strides = loops.strides.get(name, layout.Strides(loops.n * loops.inner, loops.inner, 1, fits=True))
+        strides = loops.strides.get(name, arrangement.Strides(loops.n * loops.inner, loops.inner, 1, fits=True))
         operands[name] = Operand(numbers[name], spec.dtype.name, strides.outer, strides.n, strides.inner)
-        packed = layout.contiguous(spec.shape, orders[name], spec.dtype.itemsize)
+        packed = arrangement.contiguous(spec.shape, orders[name], spec.dtype.itemsize)
         moves = [axis for axis, size in enumerate(spec.shape) if size > 1]
         alone = name not in loops.strides and any(_strides(spec)[axis] != packed[axis] for axis in moves)
         if all(spec.shape) and (alone or not strides.fits):

@@ -11,7 +11,7 @@ MOST_AXES = 3
 
 
 @dataclass(frozen=True)
-class Axis:
+class WindowAxis:
     """One axis of `size` elements with `count` windows of `kernel` elements each.
 
     Window o has its elements at o * stride - begin + k * dilation for k in [0, kernel); `begin` and `end` are the
@@ -47,7 +47,7 @@ def axes(
     pads: Sequence[int],
     auto_pad: str,
     ceil_mode: bool = False,
-) -> tuple[Axis, ...]:
+) -> tuple[WindowAxis, ...]:
     """The axes of these sizes; empty strides, dilations and pads stand for ones, ones and zeros.
 
     Raises the operator's ValueError for attributes that cannot be.
@@ -60,7 +60,7 @@ def axes(
     dilations = _list(operator, "dilations", dilations or (1,) * rank, rank, least=1)
     pads = _list(operator, "pads", pads or (0,) * (2 * rank), 2 * rank, least=0)
     given = zip(sizes, kernel_shape, strides, dilations, pads[:rank], pads[rank:], strict=True)
-    return tuple(_axis(Axis(n, 0, k, s, d, a, b), auto_pad, ceil_mode) for n, k, s, d, a, b in given)
+    return tuple(_axis(WindowAxis(n, 0, k, s, d, a, b), auto_pad, ceil_mode) for n, k, s, d, a, b in given)
 
 
 def _list(operator: str, name: str, values: Sequence[int], length: int, least: int) -> Sequence[int]:
@@ -71,7 +71,7 @@ def _list(operator: str, name: str, values: Sequence[int], length: int, least: i
     return values
 
 
-def _axis(axis: Axis, auto_pad: str, ceil_mode: bool) -> Axis:
+def _axis(axis: WindowAxis, auto_pad: str, ceil_mode: bool) -> WindowAxis:
     """The axis with its number of windows and, where auto_pad gives it, its padding."""
     span, stride = (axis.kernel - 1) * axis.dilation + 1, axis.stride
     if auto_pad.startswith("SAME"):
@@ -90,7 +90,7 @@ def _axis(axis: Axis, auto_pad: str, ceil_mode: bool) -> Axis:
     return replace(axis, count=count)
 
 
-def average_pool_axes(attributes: Mapping[str, Any]) -> tuple[Axis, ...]:
+def average_pool_axes(attributes: Mapping[str, Any]) -> tuple[WindowAxis, ...]:
     """The axes of x with the windows of average_pool_grad; ValueError for attributes that cannot be."""
     names = ("kernel_shape", "strides", "dilations", "pads", "auto_pad", "ceil_mode")
     return axes("average_pool_grad", attributes["shape"][2:], *(attributes[name] for name in names))
@@ -98,7 +98,7 @@ def average_pool_axes(attributes: Mapping[str, Any]) -> tuple[Axis, ...]:
 
 def convolution_axes(
     shapes: Mapping[str, tuple[int, ...]], attributes: Mapping[str, Any], operator: str = "conv_grad"
-) -> tuple[Axis, ...]:
+) -> tuple[WindowAxis, ...]:
     """The axes of x with windows of the size of the filters w; ValueError for attributes that cannot be."""
     kernel_shape = shapes["w"][2:]
     given = attributes["kernel_shape"] or kernel_shape
@@ -108,7 +108,7 @@ def convolution_axes(
     return axes(operator, shapes["x"][2:], kernel_shape, *(attributes[name] for name in names))
 
 
-def transposed_axes(shapes: Mapping[str, tuple[int, ...]], attributes: Mapping[str, Any]) -> tuple[Axis, ...]:
+def transposed_axes(shapes: Mapping[str, tuple[int, ...]], attributes: Mapping[str, Any]) -> tuple[WindowAxis, ...]:
     """The axes of y with the windows of conv_transpose_grad, one for each element of x; ValueError as above."""
     operator, rank = "conv_transpose_grad", len(shapes["x"]) - 2
     along = convolution_axes(shapes, attributes, operator)
@@ -120,7 +120,7 @@ def transposed_axes(shapes: Mapping[str, tuple[int, ...]], attributes: Mapping[s
     return tuple(_transposed(axis, extra, size, auto_pad) for axis, extra, size in each)
 
 
-def _transposed(x: Axis, more: int, wanted: int | None, auto_pad: str) -> Axis:
+def _transposed(x: WindowAxis, more: int, wanted: int | None, auto_pad: str) -> WindowAxis:
     """The axis of y whose windows are the elements of one of x, of the size `wanted` if that is given."""
     whole = (x.size - 1) * x.stride + (x.kernel - 1) * x.dilation + 1 + more
     if wanted is None and not auto_pad.startswith("SAME"):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import triton
 import triton.language as tl
 
-from opgrad.contract import Spec, layout
+from opgrad.contract import Spec, arrangement
 from opgrad.contract.problem import Operand, Problem
 from opgrad.cuda import numbers as formats
 from opgrad.cuda.numbers import decoded, encoded
@@ -151,14 +151,14 @@ class Views:
     def add_offsets(self, name: str) -> int:
         """The slot of an operand that is itself not read; its offsets are the elements' in C order."""
         shape = self.problem.specs[self.first].shape
-        self._add(name, shape, layout.contiguous(shape, tuple(range(len(shape))), 1))
+        self._add(name, shape, arrangement.contiguous(shape, tuple(range(len(shape))), 1))
         return len(self.views) - 1
 
     def _add(self, name: str, shape: Sequence[int], strides: Sequence[int]) -> None:
         operand = self.problem[name]
         number = FORMATS.get(operand.dtype, formats.PLAIN.value)
         self.pointers.append(replace(operand, dtype="uint8") if number else operand)
-        loops = [_moving(layout.steps(shape, axes, strides)) for axes in self._groups()]
+        loops = [_moving(arrangement.steps(shape, axes, strides)) for axes in self._groups()]
         view = [number]
         for group in loops:
             view += [len(self.numbers), len(group)]
@@ -194,5 +194,5 @@ def _strides(spec: Spec, order: tuple[int, ...]) -> tuple[int, ...]:
     size, strides = spec.dtype.itemsize, spec.strides
     assert strides is not None
     if any(stride % size for length, stride in zip(spec.shape, strides, strict=True) if length > 1):
-        return layout.contiguous(spec.shape, order, 1)
+        return arrangement.contiguous(spec.shape, order, 1)
     return tuple(stride // size for stride in strides)

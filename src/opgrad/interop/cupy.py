@@ -11,7 +11,7 @@ import numpy as np
 
 from opgrad import interop
 from opgrad.contract import DTYPES, FLOAT8, Operator, Shape, Spec, normalise
-from opgrad.contract.layout import contiguous, memory_order
+from opgrad.contract.arrangement import contiguous, memory_order
 from opgrad.contract.libraries import HOST, NUMBERS, Arrays
 from opgrad.cuda import ALIGNMENT
 from opgrad.interop.device import Runners

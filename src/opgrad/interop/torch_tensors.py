@@ -13,7 +13,7 @@ import torch
 
 from opgrad import interop
 from opgrad.contract import DTYPES, FLOATS, Operator, Shape, Spec, plain
-from opgrad.contract.layout import contiguous
+from opgrad.contract.arrangement import contiguous
 from opgrad.contract.libraries import HOST, NUMBERS, Arrays
 from opgrad.cuda import ALIGNMENT
 from opgrad.interop import torch_private, torch_storages

@@ -5,8 +5,8 @@ structure begins with its size, so a handler can tell one that has changed from 
 are bytes from its beginning. Fields are only ever added at an end.
 """
 
-from opgrad.cpu.compiler.memory import call_address, load_i32, load_word, stack_words, store_i32, store_word
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
+from opgrad.cpu.compiler.words import call_address, load_i32, load_word, stack_words, store_i32, store_word
 
 MAJOR = 0  # the version of the interface; another one may have moved anything
 HEADER = "xla/ffi/api/c_api.h"  # in jaxlib's folder for those, where the minor version stands

@@ -5,7 +5,8 @@ key of a plan, which is looked up among the keyed plans. Python is asked for one
 where a plan fails. Nothing is copied: kernels read and write XLA's memory.
 """
 
-from opgrad.cpu.compiler.memory import (
+from opgrad.cpu.compiler.decorators import inline, native
+from opgrad.cpu.compiler.words import (
     atomic_load,
     call_address,
     copy_bytes,
@@ -15,7 +16,6 @@ from opgrad.cpu.compiler.memory import (
     store_u8,
     store_word,
 )
-from opgrad.cpu.compiler.native import inline, native
 from opgrad.jax.abi import (
     ARGUMENTS,
     ATTRIBUTES,

@@ -15,7 +15,7 @@ from functools import cache, partial
 import numpy as np
 
 from opgrad.contract import Array, Spec
-from opgrad.contract.layout import contiguous
+from opgrad.contract.arrangement import contiguous
 from opgrad.locks import settling
 from opgrad.native import abi, pool
 

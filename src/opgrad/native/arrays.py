@@ -14,7 +14,7 @@ import numpy as np
 
 from opgrad import interop
 from opgrad.contract import Array, Operator, Spec
-from opgrad.contract.layout import contiguous
+from opgrad.contract.arrangement import contiguous
 from opgrad.contract.libraries import HOST, Arrays, is_masked
 from opgrad.contract.plain import is_plain, plain
 from opgrad.cpu.compiler import INTERPRETING

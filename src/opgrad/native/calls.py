@@ -13,13 +13,13 @@ kernels work on large arrays. Objects are changed by C functions of Python, NumP
 
 from typing import Final
 
-from opgrad.cpu.compiler.memory import (
+from opgrad.cpu.compiler.decorators import inline, native
+from opgrad.cpu.compiler.words import (
     call_address,
     load_word,
     stack_words,
     store_word,
 )
-from opgrad.cpu.compiler.native import inline, native
 from opgrad.native.abi import COUNT, OWN_WORDS, SIZE, TABLE, TUPLE_ITEMS
 from opgrad.native.objects import (
     ARRAY,

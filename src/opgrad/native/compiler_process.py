@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 from opgrad.contract import DTYPES, Spec, only, public_operators, spread
-from opgrad.cpu.compiler.native import Kernel, host, noting, object_cache
+from opgrad.cpu.compiler.decorators import Kernel, host, noting, object_cache
 from opgrad.cpu.compiler.requests import Call, Named, Request, Work
 from opgrad.native.plans import plan
 

@@ -9,8 +9,8 @@ import ctypes
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from opgrad.cpu.compiler.memory import atomic_load, load_word
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
+from opgrad.cpu.compiler.words import atomic_load, load_word
 from opgrad.native.plans import Plan
 
 # Words of a keyed plan: the address of the next one, that of the plan, and the most parts of one of its steps; then

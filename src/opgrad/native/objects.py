@@ -5,8 +5,8 @@
 
 from typing import Any, Final
 
-from opgrad.cpu.compiler.memory import call_address, load_i32, load_word, stack_words, store_word
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
+from opgrad.cpu.compiler.words import call_address, load_i32, load_word, stack_words, store_word
 from opgrad.native.abi import (
     DATA,
     DTYPE,

@@ -14,8 +14,8 @@ import numpy as np
 from opgrad.contract import Array, Operator, Spec
 from opgrad.contract.problem import Pair
 from opgrad.contract.signature import Prepared, covered, pairs
-from opgrad.cpu.compiler.memory import load_word, store_word
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
+from opgrad.cpu.compiler.words import load_word, store_word
 
 FEW: Final = 32  # the most operands of which every pair is compared
 # The words for the check: the number of pairs and the number of spans, one of which is 0; then the pairs or the spans.

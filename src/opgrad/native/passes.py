@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from opgrad.contract.problem import Operand
-from opgrad.cpu.compiler.native import Kernel
+from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.program import Program, Step
 from opgrad.native.plan import run_on, words

@@ -10,9 +10,9 @@ from struct import pack, unpack
 from typing import Any, Final
 
 from opgrad.contract.problem import Operand
-from opgrad.cpu.compiler.memory import call_address, load_word, stack_words, store_word
-from opgrad.cpu.compiler.native import inline, native
+from opgrad.cpu.compiler.decorators import inline, native
 from opgrad.cpu.compiler.parameters import POINTERS, Float, Private, values
+from opgrad.cpu.compiler.words import call_address, load_word, stack_words, store_word
 from opgrad.cpu.programs.program import Address, Operands, Program, Step
 from opgrad.cpu.programs.workspace import IN_USE, STATUS_WORDS, Scratch
 from opgrad.native import scratch

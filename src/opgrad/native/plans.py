@@ -18,7 +18,7 @@ from opgrad.contract import Attributes, Operator, Spec
 from opgrad.contract.plain import is_plain
 from opgrad.contract.ranges import Explain
 from opgrad.contract.signature import Prepared, prepare
-from opgrad.cpu.compiler import native
+from opgrad.cpu.compiler import decorators
 from opgrad.cpu.compiler.packs import LackingError
 from opgrad.locks import settling
 from opgrad.native import overlap, threads
@@ -98,7 +98,7 @@ def plan_for(prepared: Prepared) -> Plan:
         found = PLANS.get(key)
         if found is None:
             found = _new_plan(prepared)
-            if key is not None and not native.is_unfinished():  # a plan that was made meanwhile may lack kernels
+            if key is not None and not decorators.is_unfinished():  # a plan that was made meanwhile may lack kernels
                 PLANS.keep(key, found)
         return found
 

@@ -17,7 +17,8 @@ from functools import cache
 from typing import Final
 
 from opgrad import limits
-from opgrad.cpu.compiler.memory import (
+from opgrad.cpu.compiler.decorators import inline, native
+from opgrad.cpu.compiler.words import (
     atomic_add,
     atomic_load,
     atomic_store,
@@ -27,7 +28,6 @@ from opgrad.cpu.compiler.memory import (
     load_word,
     store_word,
 )
-from opgrad.cpu.compiler.native import inline, native
 from opgrad.locks import in_child, settling
 from opgrad.native.threads.system import system
 

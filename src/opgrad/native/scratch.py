@@ -8,8 +8,8 @@ import ctypes
 from functools import cache
 from typing import Final
 
-from opgrad.cpu.compiler.memory import call_address, load_word
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
+from opgrad.cpu.compiler.words import call_address, load_word
 from opgrad.locks import settling
 from opgrad.native import pool
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from opgrad import interop
 from opgrad.contract import DTYPES, Array, Operator, Shape, operators, public_operators
-from opgrad.contract.layout import contiguous
+from opgrad.contract.arrangement import contiguous
 from opgrad.contract.libraries import HOST
 from opgrad.contract.signature import prepare
 from opgrad.fused.dropout import Dropout

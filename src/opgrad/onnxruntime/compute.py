@@ -4,7 +4,8 @@ It looks up the plan for the inputs' shapes among the node's plans. For new shap
 Then onnxruntime allocates the outputs, and the plan is executed on the arrays where they lie, without copies.
 """
 
-from opgrad.cpu.compiler.memory import (
+from opgrad.cpu.compiler.decorators import inline, native
+from opgrad.cpu.compiler.words import (
     call_address,
     load_i32,
     load_u8,
@@ -13,7 +14,6 @@ from opgrad.cpu.compiler.memory import (
     store_u8,
     store_word,
 )
-from opgrad.cpu.compiler.native import inline, native
 from opgrad.native.keyed import OWN, PARTS, PLAN, find_keyed
 from opgrad.native.plan import NO_MEMORY, REPORT
 from opgrad.native.scratch import STACK_WORDS, give, take

@@ -17,7 +17,7 @@ import onnx
 import onnxruntime
 
 from opgrad.contract import DTYPES, Operator
-from opgrad.cpu.compiler.native import noting
+from opgrad.cpu.compiler.decorators import noting
 from opgrad.cpu.compiler.requests import Call, Request
 from opgrad.graph.messages import copied
 from opgrad.locks import settling

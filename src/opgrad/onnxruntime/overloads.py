@@ -72,7 +72,7 @@ def _common_dtypes(operator: Operator, onnx: OnnxName, names: list[str]) -> list
 
 
 def _group(operator: Operator, onnx: OnnxName, name: str) -> str:
-    """What inputs of one dtype have in common: the letter that the declaration gives them, or being arrays of floats."""
+    """What inputs of one dtype share: the letter that the declaration gives them, or that they are arrays of floats."""
     letter = onnx.types.get(name)
     if isinstance(letter, str):
         return letter

@@ -7,8 +7,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from opgrad.cpu.compiler.memory import load_word
-from opgrad.cpu.compiler.native import Native, native
+from opgrad.cpu.compiler.decorators import Native, native
+from opgrad.cpu.compiler.words import load_word
 from opgrad.onnxruntime import abi
 from opgrad.onnxruntime.abi import CustomOp
 from opgrad.onnxruntime.overloads import VALUE, Overload, Port

@@ -239,8 +239,8 @@ def attention(
     (array([[[[1.    ],
              [2.4621]]]], dtype=float32), array([[[1.    , 1.3133]]], dtype=float32))
     """
-    options = whole.Options(mask, sink, key_lengths, cu_seqlens_q, cu_seqlens_k, seed, offset, scale, causal, window,
-                            softcap, dropout, layout)  # fmt: skip
+    masking = mask, sink, key_lengths, cu_seqlens_q, cu_seqlens_k, seed, offset
+    options = whole.AttentionOptions(*masking, scale, causal, window, softcap, dropout, layout)
     return _chosen(dict(zip(("y", "lse"), whole.attention(q, k, v, options), strict=True)), needs or ("y",))
 
 
@@ -302,8 +302,8 @@ def attention_grad(
     array([[[[1.3595],
              [0.6405]]]], dtype=float32)
     """
-    options = whole.Options(mask, sink, key_lengths, cu_seqlens_q, cu_seqlens_k, seed, offset, scale, causal, window,
-                            softcap, dropout, layout)  # fmt: skip
+    masking = mask, sink, key_lengths, cu_seqlens_q, cu_seqlens_k, seed, offset
+    options = whole.AttentionOptions(*masking, scale, causal, window, softcap, dropout, layout)
     return _chosen(whole.attention_grad(dy, q, k, v, y, lse, dlse, options), needs or ("dq", "dk", "dv"))
 
 

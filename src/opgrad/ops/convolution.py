@@ -9,7 +9,7 @@ import numpy as np
 
 from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, choosing, operator, shaped_like
 from opgrad.contract.dtypes import FLOATS, Array, Attributes, Shape, Shapes
-from opgrad.contract.windows import MOST_AXES, Axis, axes, convolution_axes, transposed_axes
+from opgrad.contract.windows import MOST_AXES, WindowAxis, axes, convolution_axes, transposed_axes
 
 RANKS = range(3, 3 + MOST_AXES)
 
@@ -64,7 +64,7 @@ DW = shaped_like("w", dtype_of="dy")
 ATTRIBUTES = {"strides": (), "pads": (), "dilations": (), "group": 1, "auto_pad": "NOTSET", "kernel_shape": ()}
 
 
-def _elements(w: Array, along: Sequence[Axis]) -> Iterator[tuple[Any, Any]]:
+def _elements(w: Array, along: Sequence[WindowAxis]) -> Iterator[tuple[Any, Any]]:
     """Each element of a window: where it stands in w, and where those of all windows stand in what is padded."""
     for k in itertools.product(*map(range, w.shape[2:])):
         starts = [(i * axis.dilation, axis.stride, axis.count) for i, axis in zip(k, along, strict=True)]
@@ -75,7 +75,7 @@ def _grouped(array: Array, group: int) -> Array:
     return array.reshape(len(array), group, array.shape[1] // group, *array.shape[2:])
 
 
-def _padded(array: Array, along: Sequence[Axis]) -> tuple[Array, Any]:
+def _padded(array: Array, along: Sequence[WindowAxis]) -> tuple[Array, Any]:
     """An array with room for all windows, and where the array stands in it."""
     reach = [(axis.count - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1 for axis in along]
     ends = [max(axis.end, size - axis.begin - axis.size) for axis, size in zip(along, reach, strict=True)]
@@ -83,7 +83,7 @@ def _padded(array: Array, along: Sequence[Axis]) -> tuple[Array, Any]:
     return np.pad(array, pads), (..., *(slice(axis.begin, axis.begin + axis.size) for axis in along))
 
 
-def _gradients(dy: Array, x: Array, w: Array, along: Sequence[Axis], group: int) -> tuple[Array, Array]:
+def _gradients(dy: Array, x: Array, w: Array, along: Sequence[WindowAxis], group: int) -> tuple[Array, Array]:
     """dx and dw: for each element of a window, one sum over the channels and one over the windows."""
     wide, inside = _padded(x, along)
     gradient, padded = _grouped(dy, group), _grouped(wide, group)
@@ -95,7 +95,9 @@ def _gradients(dy: Array, x: Array, w: Array, along: Sequence[Axis], group: int)
     return dpadded.reshape(wide.shape)[inside], dfilters.reshape(w.shape)
 
 
-def _transposed_gradients(dy: Array, x: Array, w: Array, along: Sequence[Axis], group: int) -> tuple[Array, Array]:
+def _transposed_gradients(
+    dy: Array, x: Array, w: Array, along: Sequence[WindowAxis], group: int
+) -> tuple[Array, Array]:
     """The same for windows that x has numbers for, on what is dy."""
     inputs, padded = _grouped(x, group), _grouped(_padded(dy, along)[0], group)
     filters = w.reshape(group, len(w) // group, *w.shape[1:])

@@ -9,8 +9,8 @@ from typing import Any
 
 from opgrad.cpu.compiler import machine_code, packs, processors, sources
 from opgrad.cpu.compiler.cache import HOST, ObjectCache, directory
-from opgrad.cpu.compiler.memory import CACHE_LINE
 from opgrad.cpu.compiler.processors import PROCESSORS, Processor
+from opgrad.cpu.compiler.words import CACHE_LINE
 
 ARM = "aarch64", "arm64"  # Linux, and others
 VARIABLE = "OPGRAD_COMPILES_FOR"  # in processes that compile for a pack: the name of the processor

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import copy_bytes
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.compiler.words import copy_bytes
 from opgrad.cpu.kernels.loops.elements import elementwise, scaling
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.map import get, row_writer, times

@@ -4,17 +4,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import Kernel, constant, inline, kernel
+from opgrad.cpu.compiler.decorators import Kernel, constant, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.fold import fold_in_chunks, folded
 from opgrad.cpu.kernels.loops.map import get_or, mapped, put
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, first_place, row_max
 from opgrad.cpu.kernels.numerics.elementary import LOG2_E, exp_up_to_zero, expm1_reduced, log, remainder
-from opgrad.cpu.kernels.numerics.functions import between
+from opgrad.cpu.kernels.numerics.special import between
 
 
-class Options(NamedTuple):
+class DivergenceOptions(NamedTuple):
     """The teacher's share of the mixture, 1 / temperature, and whether dloss is given."""
 
     beta: Float
@@ -146,7 +146,7 @@ def _kernel(terms: Callable[..., Any], weighted: bool, unbounded: bool = False) 
 
     @kernel
     def divergence(
-        units: Units, n, options: Options, logits: Pointer, teacher: Pointer, dloss: Pointer, loss: Pointer,
+        units: Units, n, options: DivergenceOptions, logits: Pointer, teacher: Pointer, dloss: Pointer, loss: Pointer,
         dlogits: Pointer, terms: Private,
     ):  # fmt: skip
         for row in units:

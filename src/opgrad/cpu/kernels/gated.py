@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from opgrad.cpu.compiler.native import Kernel, kernel
+from opgrad.cpu.compiler.decorators import Kernel, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.elements import elementwise

@@ -8,9 +8,9 @@ registers and written once, in an order that depends on the arguments alone.
 from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import copy_bytes, load_i32, load_word, store_i32, store_word
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Private, Rows, Units
+from opgrad.cpu.compiler.words import copy_bytes, load_i32, load_word, store_i32, store_word
 from opgrad.cpu.kernels.loops.combine import combining
 from opgrad.cpu.kernels.loops.fold import column_sum_of, fold_down
 from opgrad.cpu.kernels.loops.map import put, write_same

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from opgrad.cpu.compiler.native import Kernel, kernel
+from opgrad.cpu.compiler.decorators import Kernel, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.elements import BLOCK, elementwise

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline, many_registers, vector_bytes
+from opgrad.cpu.compiler.decorators import inline, many_registers, vector_bytes
 from opgrad.cpu.compiler.parameters import Pointer
 from opgrad.cpu.kernels.loops.map import write_same
 

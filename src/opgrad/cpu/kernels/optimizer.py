@@ -8,10 +8,10 @@ other arrays; opgrad.training runs the same kernels in place, over all parameter
 from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import load_f64, store_word
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.compiler.words import load_f64, store_word
 from opgrad.cpu.kernels.loops.map import mapped, mapped_to_each, write_times
 from opgrad.cpu.kernels.numerics.elementary import exp
 

@@ -6,9 +6,9 @@ A plane of x has `depth` x `height` x `width` elements, of which the first ones 
 from typing import NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import load_f64, load_word, store_word
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Private, Units
+from opgrad.cpu.compiler.words import load_f64, load_word, store_word
 from opgrad.cpu.kernels.loops.fill import write_zeros
 from opgrad.cpu.kernels.loops.fold import CHUNK
 from opgrad.cpu.kernels.loops.map import write_same

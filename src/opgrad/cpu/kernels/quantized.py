@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels import gemm
@@ -236,7 +236,7 @@ class Blocks(NamedTuple):
     first_c: int
 
 
-class Memory(NamedTuple):
+class ProductMemory(NamedTuple):
     """Packed chunks of both operands, and a block of sums with the numbers from a row to the next."""
 
     left: Private
@@ -256,7 +256,7 @@ def products_of(
     inline(from_column)
 
     @kernel
-    def multiply(units: Units, sizes: ProductSizes, blocks: Blocks, a: Matrix, b: right, c: Rows, m: Memory):
+    def multiply(units: Units, sizes: ProductSizes, blocks: Blocks, a: Matrix, b: right, c: Rows, m: ProductMemory):
         """c = a @ b; a unit is a block of c."""
         for unit in units:
             i, j = unit // blocks.across * blocks.rows, unit % blocks.across * blocks.columns

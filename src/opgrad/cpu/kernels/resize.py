@@ -3,9 +3,9 @@
 from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import load_f64, load_word
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Private, Units
+from opgrad.cpu.compiler.words import load_f64, load_word
 from opgrad.cpu.kernels.loops.fold import CHUNK
 from opgrad.cpu.kernels.loops.map import write_same
 from opgrad.cpu.kernels.loops.weighted import Along, add_rows

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.gather import named

@@ -10,10 +10,10 @@ long sums are summed separately (compensation).
 from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import load_i32, load_word, store_i32, store_word
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Private, Units
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.compiler.words import load_i32, load_word, store_i32, store_word
 from opgrad.cpu.kernels.gather import named, sum_slice
 from opgrad.cpu.kernels.loops.elements import BLOCK
 from opgrad.cpu.kernels.loops.fill import write_zeros

@@ -3,10 +3,10 @@
 from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import copy_bytes, load_word, store_u8, store_word
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.compiler.words import copy_bytes, load_word, store_u8, store_word
 from opgrad.cpu.kernels.loops.fold import folded, sum_products
 from opgrad.cpu.kernels.loops.map import write_same, write_times
 

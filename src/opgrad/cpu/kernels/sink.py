@@ -1,7 +1,7 @@
 """Softmax with a sink, and its gradient: a row of scores of a head, beside the head's own logit."""
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.kernels.loops.fold import folded, sum_products
 from opgrad.cpu.kernels.loops.map import mapped

@@ -7,9 +7,9 @@ begin, and each part then moves its positions there. Counts and places are store
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from opgrad.cpu.compiler.memory import load_i32, load_word, store_i32, store_word
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Units
+from opgrad.cpu.compiler.words import load_i32, load_word, store_i32, store_word
 
 MOST_SORTED: Final = 2**31 - 1  # positions that can be sorted
 HOT: Final = 8  # a key is hot if more than 1/8 of all positions have it

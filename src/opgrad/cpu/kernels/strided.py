@@ -1,7 +1,7 @@
 """Tables of axes, by which kernels find where an element of arrays with any strides lies."""
 
-from opgrad.cpu.compiler.memory import load_word
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
+from opgrad.cpu.compiler.words import load_word
 
 
 @inline

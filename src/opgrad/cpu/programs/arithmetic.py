@@ -2,7 +2,7 @@
 
 import math
 
-from opgrad.contract import layout
+from opgrad.contract import arrangement
 from opgrad.contract.problem import Problem
 from opgrad.contract.shapes import broadcast_axes, reduced_axes, repeated_axes
 from opgrad.cpu.kernels import arithmetic as kernels
@@ -25,8 +25,8 @@ def reduce_sum_training(problem: Problem) -> Program:
 def div_grad(problem: Problem) -> Program:
     a, b, shape = (problem.specs[name].shape for name in ("a", "b", "dy"))
     steps, size = ProgramSteps(problem), math.prod(shape)
-    strides = (layout.broadcast_strides(each, shape) for each in (a, b))
-    (n, a_step, b_step), *loops = layout.steps(shape, range(len(shape)), *strides)[::-1]
+    strides = (arrangement.broadcast_strides(each, shape) for each in (a, b))
+    (n, a_step, b_step), *loops = arrangement.steps(shape, range(len(shape)), *strides)[::-1]
     a_summed, b_summed = (frozenset(repeated_axes(each, shape)) for each in (a, b))
     kernel = EACH if a_step and b_step else ONE_DIVISOR if a_step else ONE_DIVIDEND
     full_a = steps.workspace.shared(size) if a_summed else problem["da"]

@@ -8,10 +8,10 @@ import numpy as np
 
 from opgrad.contract import attending
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.native import Kernel
+from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.attention import backward as backward_kernels
-from opgrad.cpu.kernels.attention import masks as mask_kernels
+from opgrad.cpu.kernels.attention import mask_gradient as mask_kernels
 from opgrad.cpu.kernels.attention import spans as span_kernels
 from opgrad.cpu.kernels.attention.tiles import (
     ADDED,
@@ -25,9 +25,9 @@ from opgrad.cpu.kernels.attention.tiles import (
     Mask,
     Scores,
     Seen,
-    Sizes,
+    TileSizes,
 )
-from opgrad.cpu.programs.products import ProductSteps
+from opgrad.cpu.programs.product_steps import ProductSteps
 from opgrad.cpu.programs.program import Address
 from opgrad.cpu.programs.workspace import Scratch
 from opgrad.random import keep_threshold, kept_scale
@@ -98,7 +98,7 @@ class AttentionSteps(ProductSteps):
         scale = self.sizes.size**-0.5 if scale is None else scale
         return Scores(scale / cap if cap else scale * LOG2_E, cap * LOG2_E, self.mask())
 
-    def for_scores(self, sizes: Sizes) -> dict[str, Any]:
+    def for_scores(self, sizes: TileSizes) -> dict[str, Any]:
         """The arguments by which kernels compute scores."""
         return {"sizes": sizes, "seen": self.seen, "scores": self.scores(), "drop": self.drop()}
 
@@ -155,11 +155,11 @@ class AttentionSteps(ProductSteps):
         count, panel = self.panels(depth, columns)
         return self.workspace.private(count * panel), panel
 
-    def with_block(self, rows: int) -> Sizes:
+    def with_block(self, rows: int) -> TileSizes:
         """The sizes with blocks of queries that make about so many rows in all heads that share keys."""
         s = self.sizes
         block = max(1, min(rows // self.group, s.queries))
-        return Sizes(*s, block)
+        return TileSizes(*s, block)
 
 
 # --- the gradient ---------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class AttentionGradientSteps(AttentionSteps):
         results = [sums.get(name, nothing) for name in ("dq", "dk", "dv")]
         results += [int(name in sums) for name in ("dq", "dk", "dv")]
         for wave in range(waves if key_blocks else 0):
-            arguments = {**self.memory, "results": backward_kernels.Results(*results)}
+            arguments = {**self.memory, "results": backward_kernels.BackwardResults(*results)}
             arguments["wave"] = backward_kernels.Wave(wave, waves, blocks, self.block_keys, first)
             self.add_parts(backward_kernels.attend_back, count * blocks, **arguments)
         for name in sums if self.rounds else ():
@@ -295,7 +295,7 @@ class AttentionGradientSteps(AttentionSteps):
         as_rows = private(rows * s.size), private(rows * s.v_size)
         return {
             **self.for_scores(self.with_block(self.block_queries * self.group)),
-            "inputs": backward_kernels.Inputs(*arrays, self.power, self.delta, scale),
+            "inputs": backward_kernels.BackwardInputs(*arrays, self.power, self.delta, scale),
             "packed": backward_kernels.Packed(*as_rows, q, dy, q_panel, dy_panel),
-            "memory": backward_kernels.Memory(packed_keys, tile),
+            "memory": backward_kernels.BackwardMemory(packed_keys, tile),
         }

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from opgrad.contract import Shape, Spec
-from opgrad.contract.layout import contiguous
+from opgrad.contract.arrangement import contiguous
 from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.attention import forward
 from opgrad.cpu.programs import partition
@@ -80,9 +80,9 @@ def attention(problem: Problem) -> Program:
     tile = private(rows * forward.PITCH), private(keys)
     arguments = {
         **b.for_scores(sizes),
-        "inputs": forward.Inputs(b.heads("q"), b.heads("k"), b.heads("v"), *b.sink()),
-        "results": forward.Results(b.heads("y"), b.rows("lse"), int(b.given("y")), int(b.given("lse"))),
-        "memory": forward.Memory(private(rows * s.size), k, v, k_panel, v_panel, *tile),
+        "inputs": forward.ForwardInputs(b.heads("q"), b.heads("k"), b.heads("v"), *b.sink()),
+        "results": forward.ForwardResults(b.heads("y"), b.rows("lse"), int(b.given("y")), int(b.given("lse"))),
+        "memory": forward.ForwardMemory(private(rows * s.size), k, v, k_panel, v_panel, *tile),
     }
     units, pitch = s.batch * s.kv_heads * -(-s.queries // sizes.block), whole_vectors(s.v_size, b.workspace.precision)
     parts = min(-(-FEWEST_UNITS // units), s.keys // keys)

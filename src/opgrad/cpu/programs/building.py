@@ -6,7 +6,7 @@ from typing import Any
 from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import Explain
-from opgrad.cpu.compiler.native import Kernel, vector_lanes
+from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
 from opgrad.cpu.kernels.loops.fill import fill_zeros
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.layout import Loops, precision

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from opgrad.contract.problem import Operand, Problem
 from opgrad.contract.ranges import wrong_label
-from opgrad.cpu.compiler.native import Kernel, vector_lanes
+from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
 from opgrad.cpu.kernels.cross_entropy import columns, rows
 from opgrad.cpu.kernels.cross_entropy.labels import (
     Ignored,

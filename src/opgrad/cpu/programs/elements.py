@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.native import Kernel
+from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.loops.elements import BLOCK
 from opgrad.cpu.programs import partition

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from opgrad.contract.problem import Operand, Problem
 from opgrad.contract.ranges import wrong_index
-from opgrad.cpu.compiler.native import Kernel
+from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gather as kernels
 from opgrad.cpu.kernels.gather import Slices

@@ -3,7 +3,7 @@
 import math
 
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.native import Kernel
+from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import gelu as kernels
 from opgrad.cpu.kernels.loops.elements import BLOCK
 from opgrad.cpu.programs import partition

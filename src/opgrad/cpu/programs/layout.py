@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from opgrad.contract.problem import Operand, Problem
-from opgrad.cpu.compiler.memory import CACHE_LINE
-from opgrad.cpu.compiler.native import Kernel, interface_of, line_lanes, vector_bytes, vector_lanes
+from opgrad.cpu.compiler.decorators import Kernel, interface_of, line_lanes, vector_bytes, vector_lanes
 from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
+from opgrad.cpu.compiler.words import CACHE_LINE
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.program import Step, shared_out

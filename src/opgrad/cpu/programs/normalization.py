@@ -6,7 +6,7 @@ from typing import Any
 
 from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.native import Kernel
+from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.loops.fold import BLOCK, CHUNK
 from opgrad.cpu.kernels.normalization import batch, batch_columns, layer, layer_grad

@@ -8,7 +8,7 @@ import numpy as np
 from opgrad.contract import Array
 from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import wrong_maximum
-from opgrad.contract.windows import MOST_AXES, Axis, average_pool_axes
+from opgrad.contract.windows import MOST_AXES, WindowAxis, average_pool_axes
 from opgrad.cpu.kernels import pooling as kernels
 from opgrad.cpu.kernels.loops.weighted import Along
 from opgrad.cpu.programs import partition
@@ -17,7 +17,7 @@ from opgrad.cpu.programs.gather import check
 from opgrad.cpu.programs.program import Program, Tables
 from opgrad.cpu.programs.resize import add_rows, along
 
-ONE_WINDOW: Final = Axis(1, 1, 1)
+ONE_WINDOW: Final = WindowAxis(1, 1, 1)
 
 
 def max_pool_grad(problem: Problem) -> Program:
@@ -37,7 +37,7 @@ def max_pool_grad(problem: Problem) -> Program:
     return steps.program(explain=wrong_maximum(problem, "max_pool_grad"))
 
 
-def _shares(axis: Axis, count_padding: bool) -> Array:
+def _shares(axis: WindowAxis, count_padding: bool) -> Array:
     """1 / elements of each window."""
     first = np.arange(axis.count) * axis.stride - axis.begin
     low = np.maximum(-(first // axis.dilation), 0)
@@ -46,7 +46,7 @@ def _shares(axis: Axis, count_padding: bool) -> Array:
     return 1.0 / np.maximum(elements, 1).astype(np.float64)
 
 
-def _windows(axis: Axis) -> tuple[Array, Array]:
+def _windows(axis: WindowAxis) -> tuple[Array, Array]:
     """Elements of the axis, and windows that they are in."""
     window, k = np.divmod(np.arange(axis.count * axis.kernel), axis.kernel)
     element = window * axis.stride - axis.begin + k * axis.dilation
@@ -54,13 +54,13 @@ def _windows(axis: Axis) -> tuple[Array, Array]:
     return element[inside], window[inside]
 
 
-def _along(axis: Axis, padding: bool, tables: Tables) -> Along:
+def _along(axis: WindowAxis, padding: bool, tables: Tables) -> Along:
     """The kernels' description of an axis; its tables are appended to `tables`."""
     element, window = _windows(axis)
     return along(axis.size, axis.count, (element, window, _shares(axis, padding)[window]), tables)
 
 
-def _new_rows(axis: Axis) -> Array:
+def _new_rows(axis: WindowAxis) -> Array:
     """Whether the windows of each element differ from those of the element before."""
     element, window = _windows(axis)
     lists = [window[element == i].tobytes() for i in range(axis.size)]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from opgrad.contract.ranges import Explain
-from opgrad.cpu.compiler.native import Kernel
+from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.workspace import Workspace, slots_for
 

@@ -6,15 +6,15 @@ from typing import Any, Final
 from opgrad.contract.problem import Problem
 from opgrad.contract.quantized import BYTE, quantized
 from opgrad.contract.ranges import wrong_index
-from opgrad.cpu.compiler.native import Kernel
+from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels import quantized as kernels
 from opgrad.cpu.kernels.gemm import Matrix, ProductSizes
-from opgrad.cpu.kernels.quantized import Blocks, Groups, Integers, Memory, Scales, Weights, Zeros
+from opgrad.cpu.kernels.quantized import Blocks, Groups, Integers, ProductMemory, Scales, Weights, Zeros
 from opgrad.cpu.programs.gather import check_indices
 from opgrad.cpu.programs.partition import round_up
-from opgrad.cpu.programs.products import ProductSteps
+from opgrad.cpu.programs.product_steps import ProductSteps
 from opgrad.cpu.programs.program import Address, Program
 
 OPERATOR: Final = "quantized_matmul_grad"
@@ -60,7 +60,7 @@ def add_product(
     blocks = Blocks(across, -(-sizes.rows // down), min(BLOCK_COLUMNS, sizes.columns), *first)
     pitch = round_up(blocks.columns, steps.width) + gemm.SPARE
     left, right = (private(size) for size in gemm.space(steps.lanes))
-    memory = Memory(left, right, private(blocks.rows * pitch), pitch)
+    memory = ProductMemory(left, right, private(blocks.rows * pitch), pitch)
     units = across * -(-sizes.rows // blocks.rows)
     steps.add_parts(kernel, units, sizes=sizes, blocks=blocks, a=a, b=b, c=c, m=memory)
 

@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.native import Kernel
+from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.loops.fill import fill_zeros
 from opgrad.cpu.kernels.recurrent import gru, lstm
-from opgrad.cpu.kernels.recurrent import layer as layers
-from opgrad.cpu.kernels.recurrent.layer import BlockUnits, Layer, LayerMatrix, Panels, States
+from opgrad.cpu.kernels.recurrent import matrices as layers
+from opgrad.cpu.kernels.recurrent.matrices import BlockUnits, Layer, LayerMatrix, Panels, States
 from opgrad.cpu.programs.partition import round_up
-from opgrad.cpu.programs.products import ProductSteps
+from opgrad.cpu.programs.product_steps import ProductSteps
 from opgrad.cpu.programs.program import Program
 from opgrad.locks import once
 from opgrad.native.threads import get_num_threads
@@ -269,7 +269,7 @@ def lstm_grad(problem: Problem) -> Program:
         lstm.lstm_steps_back,
         weights=lstm.CellWeights(b.packed_weights("r", b.hidden), *b.peepholes()),
         c0=c0,
-        above=lstm.Above(b.of_steps("dy"), b.states("dy_h"), b.states("dy_c")),
+        above=lstm.CellsAbove(b.of_steps("dy"), b.states("dy_h"), b.states("dy_c")),
         dz=dz.data,
         dh=b.result("dinitial_h", state),
         dc=b.result("dinitial_c", state),
@@ -310,7 +310,7 @@ def gru_grad(problem: Problem) -> Program:
     dz = b.matrix(b.rows)
     common = {
         "kept": gru.KeptStates(problem["gates"], problem["y"], b.states("initial_h")),
-        "above": gru.Above(b.of_steps("dy"), b.states("dy_h")),
+        "above": gru.StatesAbove(b.of_steps("dy"), b.states("dy_h")),
         "dh": b.result("dinitial_h", b.directions * b.batch * b.hidden),
     }
     back = _linear_back if problem.attributes["linear_before_reset"] else _reset_back

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from opgrad.contract.problem import Operand
-from opgrad.cpu.compiler.native import vector_lanes
+from opgrad.cpu.compiler.decorators import vector_lanes
 from opgrad.cpu.compiler.parameters import Strips
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.reduction import DEEP, WIDE, SumBlocks, sum_columns, sum_integers, sum_rows

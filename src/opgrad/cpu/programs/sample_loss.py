@@ -10,7 +10,7 @@ from opgrad.contract.ranges import wrong_label
 from opgrad.cpu.compiler.parameters import Columns, Rows
 from opgrad.cpu.kernels.cross_entropy.labels import LossReduction, Samples
 from opgrad.cpu.kernels.cross_entropy.options import (
-    Options,
+    SampleOptions,
     SampleResults,
     Scaling,
     Target,
@@ -74,7 +74,7 @@ def _program(problem: Problem, operator: str, with_gradient: bool) -> Program:
         results = SampleResults(*(problem[name] for name in SampleResults._fields))
         arguments: dict[str, Any] = {"samples": samples, "buffer": steps.workspace.private(2 * steps.lanes)}
         arguments["reduction"] = LossReduction(True, False, 1.0, Scratch(), sums)
-        arguments["options"] = Options(scaling_of(problem), target, results, upstream)
+        arguments["options"] = SampleOptions(scaling_of(problem), target, results, upstream)
         steps.add_loops(loops, by_layout[layout], **arguments)
     return steps.program(explain=wrong_label(problem, operator))
 

@@ -13,7 +13,7 @@ from opgrad.contract import Shape
 from opgrad.contract.problem import Operand, Problem
 from opgrad.contract.ranges import wrong_index
 from opgrad.contract.shapes import slice_ranges
-from opgrad.cpu.compiler.memory import CACHE_LINE
+from opgrad.cpu.compiler.words import CACHE_LINE
 from opgrad.cpu.kernels.gather import AHEAD, Slices
 from opgrad.cpu.kernels.loops.elements import BLOCK
 from opgrad.cpu.kernels.loops.fold import CHUNK

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from opgrad.contract.problem import Operand, Problem
-from opgrad.cpu.compiler.native import Kernel
+from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import several as kernels
 from opgrad.cpu.kernels.loops.elements import BLOCK
 from opgrad.cpu.kernels.several import ByteRows

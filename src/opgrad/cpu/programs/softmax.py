@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.native import Kernel, vector_lanes
+from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
 from opgrad.cpu.kernels.fused.form import Form, GradientForm
 from opgrad.cpu.kernels.fused.operands import Source, Switches
 from opgrad.cpu.kernels.loops import combine

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from opgrad.contract import DTYPES
-from opgrad.cpu.compiler.memory import CACHE_LINE
-from opgrad.cpu.compiler.native import vector_lanes
+from opgrad.cpu.compiler.decorators import vector_lanes
+from opgrad.cpu.compiler.words import CACHE_LINE
 from opgrad.native.threads import get_num_threads
 
 MAX_SLOTS: Final = 63

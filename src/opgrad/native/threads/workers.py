@@ -33,7 +33,8 @@ A job goes as follows. Every atomic access is sequentially consistent.
 import ctypes
 from collections.abc import Sequence
 
-from opgrad.cpu.compiler.memory import (
+from opgrad.cpu.compiler.decorators import inline, native
+from opgrad.cpu.compiler.words import (
     atomic_add,
     atomic_load,
     atomic_store,
@@ -43,7 +44,6 @@ from opgrad.cpu.compiler.memory import (
     spin_hint,
     store_word,
 )
-from opgrad.cpu.compiler.native import inline, native
 from opgrad.limits import MOST_THREADS
 from opgrad.native.threads.system import system
 

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from opgrad.cpu.compiler import INTERPRETED, INTERPRETING
-from opgrad.cpu.compiler.interpret import memory, simd
-from opgrad.cpu.compiler.interpret.memory import FUNCTIONS, STACK
+from opgrad.cpu.compiler.interpret import simd, words
 from opgrad.cpu.compiler.interpret.regions import REGIONS, region_of
-from opgrad.cpu.compiler.interpret.values import Pointer
-from opgrad.cpu.compiler.memory import CACHE_LINE
+from opgrad.cpu.compiler.interpret.values import CheckedPointer
+from opgrad.cpu.compiler.interpret.words import FUNCTIONS, STACK
 from opgrad.cpu.compiler.parameters import (
     PER_PART,
     POINTERS,
@@ -32,6 +31,7 @@ from opgrad.cpu.compiler.parameters import (
     Private,
     fields,
 )
+from opgrad.cpu.compiler.words import CACHE_LINE
 
 _callbacks: list[Any] = []  # kept, since plans hold their addresses
 
@@ -97,7 +97,7 @@ def _value(
         return np.int64(_word(arguments, place)).view(np.float64)
     word = _word(arguments, place)
     if kind in POINTERS:
-        return Pointer(word + (private if kind is Private else 0), next(storages), bits, lanes)
+        return CheckedPointer(word + (private if kind is Private else 0), next(storages), bits, lanes)
     return word
 
 
@@ -123,4 +123,4 @@ def run(run_steps: Callable[..., int], plan: Any, operands: Sequence[Any]) -> li
 
 
 if INTERPRETING:
-    INTERPRETED.update({**simd.OPERATIONS, **memory.OPERATIONS})
+    INTERPRETED.update({**simd.OPERATIONS, **words.OPERATIONS})

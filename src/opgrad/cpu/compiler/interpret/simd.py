@@ -6,25 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.cpu.compiler.interpret.values import INDICES, Pointer, Vector, lanes_of, lifted
-from opgrad.cpu.compiler.memory import CACHE_LINE
+from opgrad.cpu.compiler.interpret.values import INDICES, CheckedPointer, Vector, lanes_of, lifted
+from opgrad.cpu.compiler.words import CACHE_LINE
 
 MANTISSA = {32: 23, 64: 52}
 SQRT_HALF = {32: 0x3F3504F3, 64: 0x3FE6A09E667F3BCD}
 
 
-def _zeros(p: Pointer) -> Vector:
+def _zeros(p: CheckedPointer) -> Vector:
     return Vector(np.zeros(p.lanes, p.element))
 
 
-def _load_masked(p: Pointer, i: int, mask: Vector, fill: float) -> Vector:
+def _load_masked(p: CheckedPointer, i: int, mask: Vector, fill: float) -> Vector:
     lanes = lanes_of(fill, _zeros(p))
     for begin, end in _runs(mask.lanes):
         lanes[begin:end] = p.read(int(i) + begin, end - begin)
     return Vector(lanes)
 
 
-def _store_masked(p: Pointer, i: int, v: Vector, mask: Vector) -> None:
+def _store_masked(p: CheckedPointer, i: int, v: Vector, mask: Vector) -> None:
     for begin, end in _runs(mask.lanes):
         p.write(int(i) + begin, v.lanes[begin:end])
 
@@ -35,7 +35,7 @@ def _runs(mask: np.ndarray) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def _store_streaming(p: Pointer, i: int, v: Vector) -> None:
+def _store_streaming(p: CheckedPointer, i: int, v: Vector) -> None:
     address = p.address + int(i) * p.dtype.itemsize
     aligned = min(CACHE_LINE, p.lanes * p.dtype.itemsize)
     if address % aligned:
@@ -43,12 +43,12 @@ def _store_streaming(p: Pointer, i: int, v: Vector) -> None:
     p.write(i, v.lanes)
 
 
-def _to_line(p: Pointer, i: int) -> int:
+def _to_line(p: CheckedPointer, i: int) -> int:
     left, size = -(p.address + int(i) * p.dtype.itemsize) % CACHE_LINE, p.dtype.itemsize
     return -1 if left % size else left // size
 
 
-def _transpose_in(tile: Pointer, stride: int, x: Pointer, row: int, rows: int, columns: int) -> None:
+def _transpose_in(tile: CheckedPointer, stride: int, x: CheckedPointer, row: int, rows: int, columns: int) -> None:
     size = x.lanes // 2
     block = np.zeros((size, size), x.element)
     for r in range(min(size, rows)):
@@ -57,7 +57,7 @@ def _transpose_in(tile: Pointer, stride: int, x: Pointer, row: int, rows: int, c
         tile.write(c * stride, block[:, c])
 
 
-def _transpose_out(y: Pointer, row: int, tile: Pointer, stride: int, rows: int, columns: int) -> None:
+def _transpose_out(y: CheckedPointer, row: int, tile: CheckedPointer, stride: int, rows: int, columns: int) -> None:
     size = y.lanes // 2
     block = np.stack([tile.read(c * stride, size) for c in range(size)], axis=1)
     for r in range(min(size, rows)):
@@ -135,7 +135,7 @@ def _reduce_add_wide(v: Vector, w: Vector) -> Any:
     return _folded(v.lanes.astype(np.float64) + w.lanes, operator.add)
 
 
-def _progression(p: Pointer, start: int, step: int) -> Vector:
+def _progression(p: CheckedPointer, start: int, step: int) -> Vector:
     with np.errstate(over="ignore"):
         return Vector(np.int64(start) + np.arange(p.lanes // 4, dtype=np.int64) * np.int64(step))
 
@@ -152,7 +152,7 @@ def _interleave_words(*vectors: Vector) -> Vector:
 def _stores_each(store: Callable[..., None]) -> Callable[..., None]:
     """The operation on a tuple of pointers and one of values that applies `store` to each pair."""
 
-    def each(pointers: Sequence[Pointer], i: int, values: Sequence[Any], *mask: Vector) -> None:
+    def each(pointers: Sequence[CheckedPointer], i: int, values: Sequence[Any], *mask: Vector) -> None:
         for p, value in zip(pointers, values, strict=True):
             store(p, i, value, *mask)
 
@@ -167,7 +167,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "lanes": lambda p: p.lanes,
     "line": lambda p: CACHE_LINE // p.dtype.itemsize,
     "is_fine": lambda p: p.dtype.itemsize * 8 >= p.bits,
-    "at_byte": Pointer.at_byte,
+    "at_byte": CheckedPointer.at_byte,
     "address_of": lambda p: p.address,
     "to_line": _to_line,
     "prefetch": _nothing,
@@ -221,12 +221,12 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _one(p: Pointer, i: int) -> Any:
+def _one(p: CheckedPointer, i: int) -> Any:
     """An element as a number; an integer has all its bits, whatever the precision of the kernel's vectors."""
     return int(p.stored(i, 1)[0]) if p.storage in INDICES else p.read(i, 1)[0]
 
 
-def _store_one(p: Pointer, i: int, x: Any) -> None:
+def _store_one(p: CheckedPointer, i: int, x: Any) -> None:
     if p.storage in INDICES:
         p.stored(i, 1)[0] = int(x)
     else:

@@ -29,7 +29,7 @@ STORAGE: dict[str, Any] = {
 INDICES = ("int64", "int32", "int16")
 
 
-class Pointer:
+class CheckedPointer:
     """An address of elements, with the precision in which a kernel computes with them, and with its vectors' lanes."""
 
     def __init__(self, address: int, storage: str, bits: int, lanes: int = 0):
@@ -38,11 +38,11 @@ class Pointer:
         self.element = np.dtype(f"{'i' if storage in INDICES else 'f'}{bits // 8}")
         self.lanes = lanes or vector_lanes(f"float{bits}")
 
-    def __add__(self, elements: int) -> "Pointer":
+    def __add__(self, elements: int) -> "CheckedPointer":
         return self.at_byte(int(elements) * self.dtype.itemsize)
 
-    def at_byte(self, offset: int) -> "Pointer":
-        return Pointer(self.address + int(offset), self.storage, self.bits, self.lanes)
+    def at_byte(self, offset: int) -> "CheckedPointer":
+        return CheckedPointer(self.address + int(offset), self.storage, self.bits, self.lanes)
 
     def read(self, i: int, count: int) -> np.ndarray:
         """`count` elements from element i on, in the precision of the computation."""

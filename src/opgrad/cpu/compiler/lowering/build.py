@@ -7,11 +7,11 @@ from typing import Any
 from numba.core import types
 from numba.extending import overload, register_jitable
 
-from opgrad.cpu.compiler import helpers, memory
+from opgrad.cpu.compiler import helpers, words
 from opgrad.cpu.compiler.lowering.exported import OPTIONS, Exported, compiled, compiled_once
-from opgrad.cpu.compiler.lowering.memory import word_at
 from opgrad.cpu.compiler.lowering.modules import unoptimised
 from opgrad.cpu.compiler.lowering.operations import I64, PointerType, VectorType
+from opgrad.cpu.compiler.lowering.words import word_at
 from opgrad.cpu.compiler.parameters import (
     IN_USE,
     PER_PART,
@@ -79,11 +79,11 @@ def _task(kernel: Parameters, dtypes: list[str], interface: str, name: str) -> A
     arguments, part = exported.function.args
     kinds, values, private = [], [], I64(0)
 
-    def words(start: int) -> Iterator[Any]:
+    def places_from(start: int) -> Iterator[Any]:
         return (word_at(exported.builder, arguments, I64(start + place), I64, 8) for place in count())
 
     def word(place: int) -> Any:
-        return exported.builder.load(next(words(place)))
+        return exported.builder.load(next(places_from(place)))
 
     start = UNITS_HEADER if kernel.takes_units or kernel.takes_private else 0
     if start:
@@ -98,22 +98,22 @@ def _task(kernel: Parameters, dtypes: list[str], interface: str, name: str) -> A
         private = exported.builder.add(word(start + PRIVATE), own)
         start += PRIVATE_HEADER
     given = _parameters(kernel, dtypes, lanes_of(interface))
-    places = words(start)
+    places = places_from(start)
     values += [_read(exported, *each, places, private) for each in zip(kernel.parameters.values(), given, strict=True)]
     exported.call(compiled(kernel.function, *kinds, *given), *values)
     if kernel.takes_private:
         exported.call(compiled_once(release_slot, types.int64, types.int64), in_use, slot)
     if interface != "stage":
-        exported.emit(memory.store_fence)
+        exported.emit(words.store_fence)
     return exported.finish(I64(0))
 
 
 @helpers.inline
 def units_of(arguments: int, part: int) -> Any:
     """The units of a part, as a range."""
-    per_part = memory.load_word(arguments, PER_PART)
+    per_part = words.load_word(arguments, PER_PART)
     begin = part * per_part
-    return range(begin, min(begin + per_part, memory.load_word(arguments, UNITS)))
+    return range(begin, min(begin + per_part, words.load_word(arguments, UNITS)))
 
 
 @helpers.inline
@@ -124,18 +124,18 @@ def take_slot(in_use: int, slots: int) -> int:
     that is done; whoever has a slot waits for nobody.
     """
     while True:
-        taken = memory.atomic_load(in_use)
+        taken = words.atomic_load(in_use)
         for slot in range(slots):
             if not taken >> slot & 1:
-                if memory.atomic_swap_if(in_use, taken, taken | 1 << slot):
+                if words.atomic_swap_if(in_use, taken, taken | 1 << slot):
                     return slot
                 break
-        memory.spin_hint()
+        words.spin_hint()
 
 
 @helpers.inline
 def release_slot(in_use: int, slot: int) -> None:
-    memory.atomic_add(in_use, -(1 << slot))
+    words.atomic_add(in_use, -(1 << slot))
 
 
 def _native(function: Callable[..., Any], count: int, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Defines, for each operation of opgrad.cpu.compiler.simd and opgrad.cpu.compiler.memory, its Numba type and LLVM code.
+"""Defines, for each operation of opgrad.cpu.compiler.simd and opgrad.cpu.compiler.words, its Numba type and LLVM code.
 
 Each `@defines(operation)` function takes the Numba types of the arguments and returns the type of the result with a
 function that emits the LLVM instructions.

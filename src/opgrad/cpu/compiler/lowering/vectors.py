@@ -24,7 +24,7 @@ from opgrad.cpu.compiler.lowering.operations import (
     intrinsic,
     splat,
 )
-from opgrad.cpu.compiler.memory import CACHE_LINE
+from opgrad.cpu.compiler.words import CACHE_LINE
 
 
 def vector_of(p: PointerType) -> VectorType:

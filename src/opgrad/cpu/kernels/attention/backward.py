@@ -8,7 +8,7 @@ each wave ends before the next one begins, so that all sums are formed in one or
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.attention.tiles import (
@@ -18,7 +18,7 @@ from opgrad.cpu.kernels.attention.tiles import (
     Heads,
     Scores,
     Seen,
-    Sizes,
+    TileSizes,
     first_span,
     keys_of,
     mask_of,
@@ -49,7 +49,7 @@ class Wave(NamedTuple):
     first: int
 
 
-class Inputs(NamedTuple):
+class BackwardInputs(NamedTuple):
     """q, k, v, dy; of each query lse * log2(e), and rowsum(dy * y) - dlse; the factor of q in scores."""
 
     q: Heads
@@ -61,7 +61,7 @@ class Inputs(NamedTuple):
     scale: Float
 
 
-class Results(NamedTuple):
+class BackwardResults(NamedTuple):
     """Where the gradients are summed up, and which are wanted."""
 
     dq: Heads
@@ -104,7 +104,7 @@ class Tile(NamedTuple):
     kept: Private
 
 
-class Memory(NamedTuple):
+class BackwardMemory(NamedTuple):
     keys: PackedKeys
     tile: Tile
 
@@ -121,7 +121,7 @@ class OfQueries(NamedTuple):
 
 
 @kernel
-def prepare_rows(units: Units, sizes: Sizes, dy: Heads, y: Heads, given: OfQueries, power: Pointer, delta: Pointer):
+def prepare_rows(units: Units, sizes: TileSizes, dy: Heads, y: Heads, given: OfQueries, power: Pointer, delta: Pointer):
     """Write lse * log2(e), 0 for queries that see no key, and rowsum(dy * y) - dlse; a unit is a query of a head."""
     heads, queries, size = sizes.heads, sizes.queries, sizes.v_size
     for unit in units:
@@ -203,7 +203,9 @@ write_ones = mapped(lambda x: v.like(x, 1.0))
 
 
 @inline
-def _row_back(tile: Tile, row: int, part: Any, at: Any, scores: Scores, drop: Drop, sizes: Sizes, numbers: Any) -> None:
+def _row_back(
+    tile: Tile, row: int, part: Any, at: Any, scores: Scores, drop: Drop, sizes: TileSizes, numbers: Any
+) -> None:
     """Products [begin, end) of a row become probabilities and gradients: of scores, or of products if `of_products`.
 
     part: begin, end, the key of the row's first product, of_products. at: batch entry, head and query. numbers: the
@@ -232,7 +234,9 @@ def _row_back(tile: Tile, row: int, part: Any, at: Any, scores: Scores, drop: Dr
 
 
 @inline
-def pack_queries(inputs: Inputs, sizes: Sizes, factor: float, packed: Packed, at: Any, first: int, count: int) -> None:
+def pack_queries(
+    inputs: BackwardInputs, sizes: TileSizes, factor: float, packed: Packed, at: Any, first: int, count: int
+) -> None:
     """Rows of q, multiplied by a factor, and of dy."""
     batch, head = at
     for row in range(count):
@@ -242,7 +246,7 @@ def pack_queries(inputs: Inputs, sizes: Sizes, factor: float, packed: Packed, at
 
 
 @inline
-def pack_values(inputs: Inputs, sizes: Sizes, keys: PackedKeys, at: Any, first: int, stop: int) -> None:
+def pack_values(inputs: BackwardInputs, sizes: TileSizes, keys: PackedKeys, at: Any, first: int, stop: int) -> None:
     """Panels of the transposes of k and v."""
     batch, kv_head = at
     k, v_ = place(inputs.k, batch, kv_head, first), place(inputs.v, batch, kv_head, first)
@@ -252,8 +256,8 @@ def pack_values(inputs: Inputs, sizes: Sizes, keys: PackedKeys, at: Any, first: 
 
 @inline
 def fill_tile(
-    inputs: Inputs, sizes: Sizes, seen: Seen, scores: Scores, drop: Drop, packed: Packed, keys: PackedKeys, tile: Tile,
-    at: Any, span: Any,
+    inputs: BackwardInputs, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, packed: Packed, keys:
+    PackedKeys, tile: Tile, at: Any, span: Any,
 ) -> None:  # fmt: skip
     """Probabilities and gradients of packed queries and keys, 0 where a query does not see a key.
 
@@ -282,8 +286,8 @@ def fill_tile(
 
 @inline
 def _tile_back(
-    inputs: Inputs, sizes: Sizes, seen: Seen, scores: Scores, drop: Drop, results: Results, packed: Packed,
-    memory: Memory, at: Any, span: Any,
+    inputs: BackwardInputs, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, results: BackwardResults,
+    packed: Packed, memory: BackwardMemory, at: Any, span: Any,
 ) -> None:  # fmt: skip
     """Add what a tile gives the gradients.
 
@@ -319,8 +323,8 @@ def _tile_back(
 
 @kernel
 def attend_back(
-    units: Units, wave: Wave, sizes: Sizes, seen: Seen, scores: Scores, drop: Drop, inputs: Inputs, results: Results,
-    packed: Packed, memory: Memory,
+    units: Units, wave: Wave, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, inputs: BackwardInputs,
+    results: BackwardResults, packed: Packed, memory: BackwardMemory,
 ):  # fmt: skip
     group = sizes.heads // sizes.kv_heads
     for unit in units:

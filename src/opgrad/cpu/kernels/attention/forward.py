@@ -8,7 +8,7 @@ larger one is found.
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Private, Units
 from opgrad.cpu.kernels.attention.tiles import (
     LOG2_E,
@@ -17,7 +17,7 @@ from opgrad.cpu.kernels.attention.tiles import (
     Heads,
     Scores,
     Seen,
-    Sizes,
+    TileSizes,
     first_span,
     keys_of,
     mask_of,
@@ -41,7 +41,7 @@ KEYS = 4 * CHUNK  # of a tile
 PITCH = KEYS + SPARE  # numbers from one row of scores to the next
 
 
-class Inputs(NamedTuple):
+class ForwardInputs(NamedTuple):
     q: Heads
     k: Heads
     v: Heads
@@ -49,7 +49,7 @@ class Inputs(NamedTuple):
     has_sink: int
 
 
-class Results(NamedTuple):
+class ForwardResults(NamedTuple):
     """y and lse; wants: whether y is wanted, and lse."""
 
     y: Heads
@@ -58,7 +58,7 @@ class Results(NamedTuple):
     wants_lse: int
 
 
-class Memory(NamedTuple):
+class ForwardMemory(NamedTuple):
     """Packed queries, keys and values of a tile, its scores, and a row of dropout's decisions."""
 
     q: Private
@@ -125,7 +125,7 @@ def _soften(scores, begin: int, end: int, row: int, size: int, sums: Any) -> Non
 
 
 @inline
-def _start(inputs: Inputs, sizes: Sizes, kv_head: int, rows: int, sums: Any, is_first: int) -> None:
+def _start(inputs: ForwardInputs, sizes: TileSizes, kv_head: int, rows: int, sums: Any, is_first: int) -> None:
     """No keys are summed up yet: a row's total is that of its sink, in the first part."""
     group = sizes.heads // sizes.kv_heads
     clear(sums.y, rows * sums.pitch)
@@ -141,7 +141,9 @@ def _start(inputs: Inputs, sizes: Sizes, kv_head: int, rows: int, sums: Any, is_
 
 
 @inline
-def _finish(results: Results, sizes: Sizes, batch: int, kv_head: int, first: int, rows: int, sums: Any) -> None:
+def _finish(
+    results: ForwardResults, sizes: TileSizes, batch: int, kv_head: int, first: int, rows: int, sums: Any
+) -> None:
     """Write y and lse of a unit's rows, whose first query is `first`."""
     group = sizes.heads // sizes.kv_heads
     for row in range(rows):
@@ -161,7 +163,15 @@ def _finish(results: Results, sizes: Sizes, batch: int, kv_head: int, first: int
 
 @inline
 def _tile(
-    inputs: Inputs, sizes: Sizes, seen: Seen, scores: Scores, drop: Drop, memory: Memory, sums: Any, at: Any, span: Any
+    inputs: ForwardInputs,
+    sizes: TileSizes,
+    seen: Seen,
+    scores: Scores,
+    drop: Drop,
+    memory: ForwardMemory,
+    sums: Any,
+    at: Any,
+    span: Any,
 ) -> None:
     """Sum up a block of keys for the rows of a unit.
 
@@ -196,7 +206,7 @@ def _tile(
 
 
 @inline
-def _unit(sizes: Sizes, unit: int) -> tuple[int, int, int, int]:
+def _unit(sizes: TileSizes, unit: int) -> tuple[int, int, int, int]:
     """A unit's batch entry, head of keys, first query, and number of rows."""
     blocks = -(-sizes.queries // sizes.block)
     head, first = unit // blocks, unit % blocks * sizes.block
@@ -206,8 +216,8 @@ def _unit(sizes: Sizes, unit: int) -> tuple[int, int, int, int]:
 
 @inline
 def _sum_up(
-    inputs: Inputs, sizes: Sizes, seen: Seen, scores: Scores, drop: Drop, memory: Memory, sums: Any, unit: int,
-    low: int, high: int,
+    inputs: ForwardInputs, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, memory: ForwardMemory, sums:
+    Any, unit: int, low: int, high: int,
 ) -> None:  # fmt: skip
     """Sum up the keys [low, high) for the rows of a unit."""
     batch, kv_head, first, rows = _unit(sizes, unit)
@@ -233,8 +243,8 @@ def _sum_up(
 
 @kernel
 def attend(
-    units: Units, sizes: Sizes, seen: Seen, scores: Scores, drop: Drop, inputs: Inputs, results: Results,
-    memory: Memory, sums: Sums,
+    units: Units, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, inputs: ForwardInputs, results:
+    ForwardResults, memory: ForwardMemory, sums: Sums,
 ):  # fmt: skip
     """A unit is a block of queries of a head of keys."""
     for unit in units:
@@ -251,8 +261,8 @@ def _of_part(parts: Parts, sums: PartSums, number: int) -> PartSums:
 
 @kernel
 def attend_parts(
-    units: Units, sizes: Sizes, seen: Seen, scores: Scores, drop: Drop, inputs: Inputs, parts: Parts, memory: Memory,
-    sums: PartSums,
+    units: Units, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, inputs: ForwardInputs, parts: Parts,
+    memory: ForwardMemory, sums: PartSums,
 ):  # fmt: skip
     """A unit is a part of the keys, for a block of queries of a head of keys: for few queries and many keys."""
     for unit in units:
@@ -265,7 +275,7 @@ write_joined = mapped(lambda a, b, of_a, of_b: a * of_a + b * of_b)
 
 
 @kernel
-def join_parts(units: Units, sizes: Sizes, parts: Parts, results: Results, sums: PartSums):
+def join_parts(units: Units, sizes: TileSizes, parts: Parts, results: ForwardResults, sums: PartSums):
     """Add the sums of a block's parts to those of the first one, in their order; each is relative to its own top."""
     for unit in units:
         batch, kv_head, first, rows = _unit(sizes, unit)

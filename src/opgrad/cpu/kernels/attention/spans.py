@@ -1,9 +1,9 @@
 """The table of spans, of queries that see some keys, from lengths or from where sequences start."""
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import store_word
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer
+from opgrad.cpu.compiler.words import store_word
 from opgrad.cpu.kernels.attention.tiles import SPAN
 
 

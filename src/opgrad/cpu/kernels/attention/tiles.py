@@ -7,9 +7,9 @@ summed up relative to one largest score is rescaled to the next one without roun
 from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import load_word
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.parameters import Float, Pointer
+from opgrad.cpu.compiler.words import load_word
 from opgrad.cpu.kernels.gemm import VECTORS, pack_panel, pack_panel_transposed
 from opgrad.cpu.kernels.loops.map import mapped
 from opgrad.cpu.kernels.numerics.elementary import LOG2_E, tanh
@@ -29,7 +29,7 @@ class Heads(NamedTuple):
     row: int
 
 
-class Sizes(NamedTuple):
+class TileSizes(NamedTuple):
     """Batch, heads of queries and of keys, lengths, numbers of a head of q and k, and of v; the queries of a block."""
 
     batch: int
@@ -178,7 +178,7 @@ def put_mask(values, begin: int, end: int, kind: int, mask, first: int) -> None:
 
 
 @inline
-def put_kept(kept, count: int, sizes: Sizes, row: int, key: int, drop: Drop) -> None:
+def put_kept(kept, count: int, sizes: TileSizes, row: int, key: int, drop: Drop) -> None:
     """kept[i] = 1 if dropout keeps the probability of key + i in a row of all scores, else 0."""
     seed, offset = v.load_one(drop.seed, 0), v.load_one(drop.offset, 0)
     keep_run(kept, 0, count, row * sizes.keys + key, 1, seed, offset, drop.threshold)

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import load_word
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
+from opgrad.cpu.compiler.words import load_word
 from opgrad.cpu.kernels.convolution.signals import Images, Signals
 from opgrad.cpu.kernels.gemm import MANY_REGISTERS, four, put_vectors, two
 from opgrad.cpu.kernels.loops.fold import sum_range

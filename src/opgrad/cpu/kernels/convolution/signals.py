@@ -9,9 +9,9 @@ decomposition). So the elements that neighbouring windows multiply with one weig
 from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import load_word
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
+from opgrad.cpu.compiler.words import load_word
 from opgrad.cpu.kernels.loops.fill import write_zeros
 from opgrad.cpu.kernels.loops.map import write_same
 

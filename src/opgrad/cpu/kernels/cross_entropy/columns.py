@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import store_f64
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Part, Private, Rows, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.compiler.words import store_f64
 from opgrad.cpu.kernels.cross_entropy.labels import (
     LossReduction,
     Samples,

@@ -1,7 +1,7 @@
 """Losses whose labels are a probability for each class, and their gradient from log_prob."""
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.cross_entropy.rows import losses_by_rows

@@ -3,10 +3,10 @@
 from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import load_f64, load_word, store_f64, store_word
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Part, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.compiler.words import load_f64, load_word, store_f64, store_word
 
 LARGEST: Final = 3e38  # about the largest float32
 TOTAL: Final = 3  # status word: the sum of the samples' weights, a float64

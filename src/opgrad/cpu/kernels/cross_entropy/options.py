@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Float, Pointer, Rows
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.cross_entropy.columns import losses_by_columns
@@ -59,7 +59,7 @@ class Upstream(NamedTuple):
     dentropy: Rows
 
 
-class Options(NamedTuple):
+class SampleOptions(NamedTuple):
     scaling: Scaling
     target: Target
     results: SampleResults
@@ -101,7 +101,7 @@ def in_precision(p, scaling):
 # --- formulas of a vector: of classes of a row, or of samples of a strip ---------------------------------------------
 
 
-class Layout(NamedTuple):
+class VectorLayout(NamedTuple):
     """The functions in which rows and columns differ.
 
     A vector holds neighbouring classes by rows, and neighbouring samples by columns. What is known of a sample is a
@@ -127,7 +127,7 @@ def _fold_strip(visit: Callable[..., Any]) -> Callable[..., Any]:
     return inline(lambda zeros, n, arrays, whole, mask, numbers: down(zeros, 0, n, arrays, (whole, mask, numbers)))
 
 
-ROWS = Layout(
+ROWS = VectorLayout(
     inline(lambda x, i: v.index(x, i)),
     get,
     _fold_row,
@@ -135,7 +135,7 @@ ROWS = Layout(
     inline(lambda x, count, rest: v.first_lane(lse.log_of_sum(v.full(x, count), v.full(x, rest)))),
     inline(lambda condition, a, b: a if condition else b),
 )
-COLUMNS = Layout(
+COLUMNS = VectorLayout(
     inline(lambda x, i: i),
     inline(lambda p, i, whole, mask: v.full(p, v.load_one(p, i))),
     _fold_strip,
@@ -166,7 +166,7 @@ def gradient_of(p: Vector, level: Vector, target, at_label, factors) -> Vector:
     return v.select(at_label, dz + of_label, dz)
 
 
-def formulas(layout: Layout, transform: Transform, kind: str) -> tuple[Callable[..., Any], Callable[..., Vector]]:
+def formulas(layout: VectorLayout, transform: Transform, kind: str) -> tuple[Callable[..., Any], Callable[..., Vector]]:
     """The sums over the classes of a sample, and the gradient.
 
     Both take arrays: x, its step from class to class, the targets' base and factors, probabilities, and their step.
@@ -276,7 +276,7 @@ def by_rows(transform: Transform, kind: str, with_gradient: bool) -> Kernel:
             write(out, 0, n, stream, arrays, ((label, m, *numbers, v.full(x, added)), scaling))
         return loss, before
 
-    return losses_by_rows(losses_of_row, Options)
+    return losses_by_rows(losses_of_row, SampleOptions)
 
 
 @inline
@@ -321,7 +321,7 @@ def by_columns(transform: Transform, kind: str, with_gradient: bool) -> Kernel:
                 put(y, i * y_n, v.select(counts, slope, 0.0), whole, mask, 0)
         return v.select(counts, loss, 0.0)
 
-    return losses_by_columns(losses_of_strip, Options)
+    return losses_by_columns(losses_of_strip, SampleOptions)
 
 
 @functools.cache

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import store_f64
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Private, Rows, Units
+from opgrad.cpu.compiler.words import store_f64
 from opgrad.cpu.kernels.cross_entropy.columns import gradient_from_log_prob
 from opgrad.cpu.kernels.cross_entropy.labels import LossReduction, Samples, divisor_of, inverse_of
 from opgrad.cpu.kernels.loops import rows as loops

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Private, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.cross_entropy.options import CAPPED, DIVIDED, Scaling, Transform, gradient_of, in_precision

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.fused import post_ops
 

@@ -6,7 +6,7 @@ A docstring such as "(s, arrays, i): …" names the parameters of the function t
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.fused import post_ops
 from opgrad.cpu.kernels.fused.chain import (

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.parameters import Columns, Pointer, Private, Rows
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.fused.chain import ALONG, SAME, Places

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.map import mapped

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import call_address, load_word, stack_words, store_word
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Units
+from opgrad.cpu.compiler.words import call_address, load_word, stack_words, store_word
 from opgrad.cpu.kernels.loops.fold import fold
 from opgrad.cpu.kernels.loops.map import get, mapped, put, write_times
 from opgrad.cpu.kernels.numerics.philox import keep_run

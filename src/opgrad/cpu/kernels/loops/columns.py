@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import CACHE_LINE
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.compiler.words import CACHE_LINE
 from opgrad.cpu.kernels.loops.fold import CHUNK
 from opgrad.cpu.kernels.loops.map import get
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, number_equal

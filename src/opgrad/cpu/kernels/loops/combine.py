@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Final
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import CACHE_LINE
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
+from opgrad.cpu.compiler.words import CACHE_LINE
 from opgrad.cpu.kernels.loops.map import write_same
 
 LINES: Final = 256  # of the buffer: 16 KiB stay in the first-level cache beside a row

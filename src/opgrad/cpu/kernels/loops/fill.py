@@ -1,7 +1,7 @@
 """Filling with zeros."""
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.kernels.loops.map import mapped
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.map import get
 

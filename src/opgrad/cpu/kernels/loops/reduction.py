@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Strips, Units
 from opgrad.cpu.kernels.loops.fold import fold_down, sum_range
 

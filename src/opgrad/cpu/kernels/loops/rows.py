@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline, many_registers
+from opgrad.cpu.compiler.decorators import inline, many_registers
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.fold import BLOCK, CHUNK, fold
 from opgrad.cpu.kernels.loops.map import get_or, mapped, next_vector

@@ -3,7 +3,7 @@
 from typing import Final
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
 
 
 @inline

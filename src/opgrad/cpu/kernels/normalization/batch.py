@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.fold import add_value, fold

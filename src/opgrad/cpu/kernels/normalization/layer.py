@@ -6,7 +6,7 @@ Arrays are rows x n, contiguous. The mean is subtracted before squares are summe
 from collections.abc import Callable
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import Kernel, kernel
+from opgrad.cpu.compiler.decorators import Kernel, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.fold import fold_in_chunks, sum_range

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import by_precision, constant, inline
+from opgrad.cpu.compiler.decorators import by_precision, constant, inline
 from opgrad.cpu.compiler.simd import Vector
 
 LOG2_E = 1.44269504088896341

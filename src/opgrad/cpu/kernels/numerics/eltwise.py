@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.numerics import elementary
-from opgrad.cpu.kernels.numerics import functions as f
+from opgrad.cpu.kernels.numerics import special as f
 from opgrad.cpu.kernels.numerics.power import power
 
 MISH_IS_LINEAR = 20.0  # from here on mish(s) is s

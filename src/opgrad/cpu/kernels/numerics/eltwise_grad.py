@@ -6,10 +6,10 @@ Where a slope jumps at a * s + b = 0 or 1, that sum is rounded as anyone would c
 from collections.abc import Callable
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.numerics import elementary
-from opgrad.cpu.kernels.numerics import functions as f
+from opgrad.cpu.kernels.numerics import special as f
 from opgrad.cpu.kernels.numerics.eltwise import MISH_IS_LINEAR
 from opgrad.cpu.kernels.numerics.power import power
 

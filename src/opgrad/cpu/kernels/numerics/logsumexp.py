@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import by_precision, constant, inline
+from opgrad.cpu.compiler.decorators import by_precision, constant, inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.numerics.elementary import LOG2_E, ROUNDER, expm1_parts, expm1_reduced, log, remainder
 

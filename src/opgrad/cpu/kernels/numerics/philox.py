@@ -7,7 +7,7 @@ lower halves of 64-bit lanes, so that a multiplication gives both halves of a pr
 from typing import Final
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
 
 LOW: Final = 0xFFFFFFFF

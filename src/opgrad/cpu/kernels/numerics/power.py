@@ -1,10 +1,10 @@
 """Powers by the rules of C's pow: exp(exponent * log|s|), with the logarithm in two parts, and what it leaves out."""
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.numerics.elementary import LN2_HIGH, LN2_LOW, polynomials
-from opgrad.cpu.kernels.numerics.functions import INFINITY, REST_COUNTS, exp_times, normal, rest_of
+from opgrad.cpu.kernels.numerics.special import INFINITY, REST_COUNTS, exp_times, normal, rest_of
 
 # --- log(x) = e * ln 2 + 2 * atanh(q), q = (m - 1) / (m + 1), m in [sqrt(1/2), sqrt(2)) -----------------------------
 

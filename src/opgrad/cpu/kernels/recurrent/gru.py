@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.gemm import multiply
 from opgrad.cpu.kernels.loops.map import mapped_to_each
 from opgrad.cpu.kernels.numerics.elementary import sigmoid, tanh
-from opgrad.cpu.kernels.recurrent.layer import (
+from opgrad.cpu.kernels.recurrent.matrices import (
     Layer,
     Panels,
     States,
@@ -40,7 +40,7 @@ class KeptStates(NamedTuple):
     h0: States
 
 
-class Above(NamedTuple):
+class StatesAbove(NamedTuple):
     """The gradients with respect to all states and to the last ones, from the layers after this one."""
 
     y: Rows
@@ -160,7 +160,7 @@ write_linear_back = mapped_to_each(linear_back)
 
 @kernel
 def gru_steps_back(
-    units: Units, layer: Layer, r: GateWeights, kept: KeptStates, above: Above, dz: Pointer, product: Pointer,
+    units: Units, layer: Layer, r: GateWeights, kept: KeptStates, above: StatesAbove, dz: Pointer, product: Pointer,
     dh: Pointer,
 ):  # fmt: skip
     """dh holds the gradients of the states on the way; dz, and r * h, have a matrix of all steps for each direction."""
@@ -189,7 +189,7 @@ def gru_steps_back(
 
 @kernel
 def gru_steps_linear_back(
-    units: Units, layer: Layer, r: GateWeights, bias: Rows, kept: KeptStates, above: Above, dz: GateGradients,
+    units: Units, layer: Layer, r: GateWeights, bias: Rows, kept: KeptStates, above: StatesAbove, dz: GateGradients,
     product: Pointer, dh: Pointer,
 ):  # fmt: skip
     """`gru_steps_back` with linear_before_reset.

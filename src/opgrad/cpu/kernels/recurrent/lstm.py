@@ -6,13 +6,13 @@ Threads share the sequences, so that none waits for another between steps.
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.gemm import multiply
 from opgrad.cpu.kernels.loops.map import mapped_to_each
 from opgrad.cpu.kernels.numerics.elementary import sigmoid, tanh
-from opgrad.cpu.kernels.recurrent.layer import (
+from opgrad.cpu.kernels.recurrent.matrices import (
     Layer,
     Panels,
     States,
@@ -39,7 +39,7 @@ class Start(NamedTuple):
     c: States
 
 
-class Above(NamedTuple):
+class CellsAbove(NamedTuple):
     """The gradients with respect to all states, and to the last states and cells, from the layers after this one."""
 
     y: Rows
@@ -121,7 +121,7 @@ write_cells_back = mapped_to_each(cell_back)
 
 @kernel
 def lstm_steps_back(
-    units: Units, layer: Layer, weights: CellWeights, c0: States, gates: Pointer, cells: Pointer, above: Above,
+    units: Units, layer: Layer, weights: CellWeights, c0: States, gates: Pointer, cells: Pointer, above: CellsAbove,
     dz: Pointer, dh: Pointer, dc: Pointer,
 ):  # fmt: skip
     """dh and dc hold the gradients of the states on the way; dz has a matrix of all steps for each direction."""

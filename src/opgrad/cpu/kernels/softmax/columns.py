@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Float, Private, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.fused.chain import joined
@@ -40,13 +40,13 @@ from opgrad.cpu.kernels.fused.operands import (
 from opgrad.cpu.kernels.loops import columns as loops
 from opgrad.cpu.kernels.loops.map import get, put
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY
-from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, Reduction, gradient_result, of_columns
+from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, SoftmaxReduction, gradient_result, of_columns
 from opgrad.cpu.kernels.softmax.rows import Block
 
 # --- a strip in place: a buffer, or a tile of transposed rows -------------------------------------------------------
 
 
-def forward_lines(reduction: Reduction, meanwhile: Callable[..., None]) -> Callable[..., Vector]:
+def forward_lines(reduction: SoftmaxReduction, meanwhile: Callable[..., None]) -> Callable[..., Vector]:
     """x = softmax(x) down as many columns as a vector has lanes; returns the log-sum-exp of each.
 
     `fine`: whether the result shows the sums' last digits. `ahead`, `before`: as for column_sum_exp.
@@ -158,7 +158,7 @@ def _written(form: Form, result: Callable[..., Vector]) -> Callable[..., Vector]
     return value
 
 
-def _other_results(form: Form, reduction: Reduction) -> Callable[..., None]:
+def _other_results(form: Form, reduction: SoftmaxReduction) -> Callable[..., None]:
     """(results, o, j, inner, n, mask, e, dropped, found): write the results besides y that the form has."""
     log_sum_exp, result = reduction.log_sum_exp, reduction.result
 
@@ -183,7 +183,7 @@ def _other_results(form: Form, reduction: Reduction) -> Callable[..., None]:
     return one_after_the_other([every[name] for name in form.results])
 
 
-class Arguments(NamedTuple):
+class StripArguments(NamedTuple):
     """The arguments of a forward body that are the same for all strips."""
 
     x: Any  # a pointer of the dtype of the values that are summed
@@ -197,7 +197,9 @@ class Arguments(NamedTuple):
     inf_as_zero: int
 
 
-def forward_body(form: Form, reduction: Reduction, read: Callable[..., Any], is_kept: bool) -> Callable[..., None]:
+def forward_body(
+    form: Form, reduction: SoftmaxReduction, read: Callable[..., Any], is_kept: bool
+) -> Callable[..., None]:
     """Write the strips `units` of y, each while the next one is reduced, if it is written past the cache.
 
     is_kept: whether values or exponentials wait in a buffer until they are written, and are not read from x again.
@@ -245,7 +247,7 @@ _softmax = forward_body(Form("softmax", "columns"), of_columns("softmax"), _read
 
 @kernel
 def softmax_columns(units: Units, strips: Strips, n, x: Columns, y: Columns, e: Private, done: Private, stream):
-    _softmax(units, strips, n, y, stream, Arguments(x.data, (x,), 0, e, done, e, 0, 0, 0))
+    _softmax(units, strips, n, y, stream, StripArguments(x.data, (x,), 0, e, done, e, 0, 0, 0))
 
 
 def _without_memory(operator: str) -> Kernel:
@@ -255,7 +257,7 @@ def _without_memory(operator: str) -> Kernel:
 
     @kernel
     def by_columns(units: Units, strips: Strips, n, x: Columns, y: Columns, stream):
-        body(units, strips, n, y, stream, Arguments(x.data, (x,), 0, x.data, x.data, x.data, 0, 0, 0))
+        body(units, strips, n, y, stream, StripArguments(x.data, (x,), 0, x.data, x.data, x.data, 0, 0, 0))
 
     return by_columns
 
@@ -274,7 +276,7 @@ def forward_with_attributes(form: Form) -> Kernel:
     ):  # fmt: skip
         e, done, dropped, w = memory.e, memory.done, Line(memory.kept, v.lanes(memory.e)), v.lanes(memory.e)
         stream = switches.stream if w >= v.line(y.data) else 0
-        arguments = Arguments(e, sources, numbers, e, done, dropped, results, dropout, switches.inf_as_zero)
+        arguments = StripArguments(e, sources, numbers, e, done, dropped, results, dropout, switches.inf_as_zero)
         body(units, strips, n, y, stream, arguments)
 
     return fused_columns

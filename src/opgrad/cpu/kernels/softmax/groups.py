@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.columns import column_max
@@ -17,7 +17,7 @@ from opgrad.cpu.kernels.loops.map import get_or, mapped, put
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, number_equal, row_top
 from opgrad.cpu.kernels.loops.transpose import TILES, transpose_in
 from opgrad.cpu.kernels.numerics import logsumexp as lse
-from opgrad.cpu.kernels.softmax.reductions import Reduction, of_columns
+from opgrad.cpu.kernels.softmax.reductions import SoftmaxReduction, of_columns
 from opgrad.cpu.kernels.softmax.rows import Block
 
 # --- one row, up to the reduction across lanes ----------------------------------------------------------------------
@@ -170,7 +170,7 @@ class Passes(NamedTuple):
     row: Callable[..., Any]
 
 
-def _exponentials(reduction: Reduction, in_place: bool) -> Passes:
+def _exponentials(reduction: SoftmaxReduction, in_place: bool) -> Passes:
     add_up, (keep_sums, across) = row_exponentials(reduction.adding), ACROSS[reduction.adding]
     place = inline(lambda x, e: x) if in_place else inline(lambda x, e: e)
 
@@ -188,7 +188,7 @@ def _exponentials(reduction: Reduction, in_place: bool) -> Passes:
     return Passes(sums, place)
 
 
-def _rests(reduction: Reduction) -> Passes:
+def _rests(reduction: SoftmaxReduction) -> Passes:
     add_rest, (keep_sums, across) = row_rest(reduction.adding), ACROSS[reduction.adding]
 
     @inline

@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.fused.chain import Places
 from opgrad.cpu.kernels.fused.form import GradientForm, out_of_gradient
@@ -22,7 +22,7 @@ from opgrad.cpu.kernels.numerics.elementary import exp
 INFINITY: Final = float("inf")
 
 
-class Reduction(NamedTuple):
+class SoftmaxReduction(NamedTuple):
     """The functions in which softmax and log-softmax differ.
 
     An exact reduction keeps what is rounded off the exponentials, and the digits of the divisor that float32 lacks.
@@ -174,21 +174,21 @@ _COLUMNS: Final = _Layout(
 )
 
 
-def of_rows(operator: str, exact: bool = False, recomputed: bool = False) -> Reduction:
+def of_rows(operator: str, exact: bool = False, recomputed: bool = False) -> SoftmaxReduction:
     """The reduction of rows. recomputed: whether softmax takes its exponentials twice and stores none."""
     return _reduction(_ROWS, operator, exact, recomputed)
 
 
-def of_columns(operator: str, exact: bool = False, recomputed: bool = False) -> Reduction:
+def of_columns(operator: str, exact: bool = False, recomputed: bool = False) -> SoftmaxReduction:
     """The reduction of columns, or of rows that are transposed."""
     return _reduction(_COLUMNS, operator, exact, recomputed)
 
 
 @cache
-def _reduction(layout: _Layout, operator: str, exact: bool, recomputed: bool) -> Reduction:
+def _reduction(layout: _Layout, operator: str, exact: bool, recomputed: bool) -> SoftmaxReduction:
     if operator == "log_softmax":
         adding: Any = lse.EXACT_BELOW if exact else lse.PLAIN_BELOW
-        return Reduction(
+        return SoftmaxReduction(
             adding,
             partial(layout.rest, adding=adding),
             layout.subtracted,
@@ -198,7 +198,7 @@ def _reduction(layout: _Layout, operator: str, exact: bool, recomputed: bool) ->
             layout.log_sum_exp_of_numbers,
         )
     adding = lse.EXACT if exact else lse.PLAIN
-    softmax = Reduction(
+    softmax = SoftmaxReduction(
         adding,
         partial(layout.sum_exp, adding=adding),
         layout.subtracted,
@@ -210,7 +210,7 @@ def _reduction(layout: _Layout, operator: str, exact: bool, recomputed: bool) ->
     return _recomputed(softmax, layout) if recomputed else softmax
 
 
-def _recomputed(softmax: Reduction, layout: _Layout) -> Reduction:
+def _recomputed(softmax: SoftmaxReduction, layout: _Layout) -> SoftmaxReduction:
     """Softmax from x itself: its exponentials are not kept in memory but computed a second time."""
     numbers, no_numbers, result, full = softmax.numbers, softmax.no_numbers, softmax.result, layout.full
 

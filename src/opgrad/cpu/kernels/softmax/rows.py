@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.fused.chain import joined
@@ -44,7 +44,7 @@ from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.fold import fold
 from opgrad.cpu.kernels.loops.map import get, put, row_stepper, row_writer, write_same
-from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, Reduction, gradient_result, of_rows
+from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, SoftmaxReduction, gradient_result, of_rows
 
 # Rows up to this length that are not written past the cache are written after the exponentials of the next row. A row's
 # divisor is the result of a long chain of dependent operations; rows of 1,000 would otherwise wait for it.
@@ -132,7 +132,7 @@ def result_in_buffer(result: Callable[..., Vector]) -> Callable[..., Vector]:
     return inline(lambda arrays, i, whole, mask, of_row: result(get(arrays[0], i, whole, mask), of_row, True))
 
 
-def _other_results(form: Form, reduction: Reduction) -> Callable[..., None]:
+def _other_results(form: Form, reduction: SoftmaxReduction) -> Callable[..., None]:
     """(results, row, e, kept, n, of_row, sums, largest, m): write the results besides y that the form has."""
     log_sum_exp, result = reduction.log_sum_exp, reduction.result
     write_saved = row_writer(result_in_buffer(result))
@@ -153,7 +153,7 @@ def _other_results(form: Form, reduction: Reduction) -> Callable[..., None]:
     return one_after_the_other([every[name] for name in form.results])
 
 
-class Arguments(NamedTuple):
+class RowArguments(NamedTuple):
     """The arguments of a forward body that are the same for all rows."""
 
     x: Any  # a pointer of the dtype of the values that are summed
@@ -166,7 +166,9 @@ class Arguments(NamedTuple):
     inf_as_zero: int
 
 
-def forward_body(form: Form, reduction: Reduction, read: Callable[..., Any], is_kept: bool) -> Callable[..., None]:
+def forward_body(
+    form: Form, reduction: SoftmaxReduction, read: Callable[..., Any], is_kept: bool
+) -> Callable[..., None]:
     """Write y of the rows from `first` to `stop` to `out`, each row while the next one is reduced.
 
     is_kept: whether values or exponentials wait in a buffer until they are written, and are not read from x again.
@@ -209,13 +211,13 @@ _log_softmax = forward_body(Form("log_softmax", "rows"), of_rows("log_softmax"),
 
 @kernel
 def softmax_rows(rows: Units, n, x: Rows, y: Rows, e: Private, done: Private, stream):
-    arguments = Arguments(x.data, (x,), y.step, 0, RowMemory(e, done, e, e), 0, 0, 0)
+    arguments = RowArguments(x.data, (x,), y.step, 0, RowMemory(e, done, e, e), 0, 0, 0)
     _softmax(rows.start, rows.stop, n, y.data + rows.start * y.step, stream, arguments)
 
 
 @kernel
 def log_softmax_rows(rows: Units, n, x: Rows, y: Rows, stream):
-    arguments = Arguments(x.data, (x,), y.step, 0, RowMemory(x.data, x.data, x.data, x.data), 0, 0, 0)
+    arguments = RowArguments(x.data, (x,), y.step, 0, RowMemory(x.data, x.data, x.data, x.data), 0, 0, 0)
     _log_softmax(rows.start, rows.stop, n, y.data + rows.start * y.step, stream, arguments)
 
 
@@ -228,7 +230,7 @@ def forward_in_place(operator: str, exact: bool) -> Kernel:
     def forward_rows_in_place(block: Block):
         x, n = block.values, block.n
         results, memory = RowResults(x, x, Rows(block.stats, 1)), RowMemory(x, x, x, x)
-        body(0, block.rows, n, x, 0, Arguments(x, (Rows(x, n),), n, 0, memory, results, 0, block.inf_as_zero))
+        body(0, block.rows, n, x, 0, RowArguments(x, (Rows(x, n),), n, 0, memory, results, 0, block.inf_as_zero))
 
     return forward_rows_in_place
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import load_f64, store_f64
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.compiler.words import load_f64, store_f64
 from opgrad.cpu.kernels.fused.chain import joined
 from opgrad.cpu.kernels.fused.form import (
     Form,
@@ -39,7 +39,7 @@ from opgrad.cpu.kernels.fused.operands import (
 from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.map import get, row_writer, write_same
-from opgrad.cpu.kernels.softmax.reductions import Reduction, gradient_result, of_rows
+from opgrad.cpu.kernels.softmax.reductions import SoftmaxReduction, gradient_result, of_rows
 from opgrad.cpu.kernels.softmax.rows import (
     Block,
     gradient_loop,
@@ -87,7 +87,7 @@ def _rests_of_blocks(x, m, stats: int, begin: int, end: int):
 class BlockReduction(NamedTuple):
     """How the sums of a row are made of those of its blocks."""
 
-    reduction: Reduction
+    reduction: SoftmaxReduction
     two: Callable[..., Any]  # (sums): the two numbers that are stored of them
     sums: Callable[..., Any]  # (two numbers): the sums of a row again
     joined: Callable[..., Any]  # (x, m, stats, begin, end): the sums of the row of these blocks, on the scale for m
@@ -184,7 +184,7 @@ def _row_sums(form: Form, blocks: BlockReduction) -> Kernel:
     return split_rows
 
 
-def _log_sum_exp_noting(form: Form, reduction: Reduction) -> Callable[..., None]:
+def _log_sum_exp_noting(form: Form, reduction: SoftmaxReduction) -> Callable[..., None]:
     """(results, row, x, sums, largest, m): store a row's log-sum-exp, if the form has that result."""
     if "stats" not in form.results:
         return inline(lambda results, row, x, sums, largest, m: None)
@@ -198,7 +198,7 @@ def _log_sum_exp_noting(form: Form, reduction: Reduction) -> Callable[..., None]
     return keep
 
 
-def _softmax_of_block(form: Form, reduction: Reduction) -> Callable[..., Vector]:
+def _softmax_of_block(form: Form, reduction: SoftmaxReduction) -> Callable[..., Vector]:
     """((arrays before softmax, …), i, whole, mask, (numbers of the row, fine, numbers)): an element of the softmax."""
     through, result = inwards(form, IN_ROWS), reduction.result
 

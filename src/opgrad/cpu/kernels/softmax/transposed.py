@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import Kernel, inline, kernel
+from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.columns import nothing

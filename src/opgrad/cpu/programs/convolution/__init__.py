@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
-from opgrad.contract.windows import MOST_AXES, Axis, convolution_axes, transposed_axes
-from opgrad.cpu.compiler.native import vector_lanes
+from opgrad.contract.windows import MOST_AXES, WindowAxis, convolution_axes, transposed_axes
+from opgrad.cpu.compiler.decorators import vector_lanes
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.programs.convolution.steps import (
@@ -29,7 +29,7 @@ from opgrad.cpu.programs.layout import precision
 from opgrad.cpu.programs.program import Program
 from opgrad.cpu.programs.reduction import add_sums, grouped
 
-ONE_WINDOW: Final = Axis(1, 1, 1)
+ONE_WINDOW: Final = WindowAxis(1, 1, 1)
 
 
 def conv_grad(problem: Problem) -> Program:

@@ -7,7 +7,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from opgrad.contract.windows import Axis
+from opgrad.contract.windows import WindowAxis
 from opgrad.locks import once
 
 
@@ -15,7 +15,7 @@ from opgrad.locks import once
 class SignalLayout:
     """The layout of signals. `along` has three axes; those that an image lacks come first and have one element."""
 
-    along: tuple[Axis, ...]
+    along: tuple[WindowAxis, ...]
 
     @once
     def elements(self) -> list[tuple[tuple[int, int], ...]]:
@@ -87,7 +87,7 @@ class SignalLayout:
         return found == math.prod(axis.size for axis in self.along)
 
 
-def _range(axis: Axis, r: int) -> tuple[int, int]:
+def _range(axis: WindowAxis, r: int) -> tuple[int, int]:
     """The first q at which the axis has an element of phase r, and the q behind the last."""
     beyond = axis.count + (axis.kernel - 1) * axis.dilation // axis.stride
     low = max(0, -((r - axis.begin) // axis.stride))

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from opgrad.contract.problem import Problem
-from opgrad.contract.windows import Axis
+from opgrad.contract.windows import WindowAxis
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
-from opgrad.cpu.kernels.convolution import windows
+from opgrad.cpu.kernels.convolution import window_products
 from opgrad.cpu.kernels.convolution.signals import Images
-from opgrad.cpu.kernels.convolution.windows import Gathered, PlaneBlocks, WindowMemory, Windows
+from opgrad.cpu.kernels.convolution.window_products import Gathered, PlaneBlocks, WindowMemory, WindowTables
 from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.programs.convolution.steps import CHUNK_BYTES, GradientSteps, SignalSizes
 from opgrad.cpu.programs.partition import round_up
@@ -50,7 +50,7 @@ class WindowSteps(GradientSteps):
         self.axes, self.taps = map(self.tables.add, tables(layout.along))
         self.memory = WindowMemory(
             *(self.workspace.private(size) for size in gemm.space(sizes.lanes)),
-            self.workspace.private(windows.ELEMENTS * windows.POSITIONS),
+            self.workspace.private(window_products.ELEMENTS * window_products.POSITIONS),
         )
 
     def chunk(self, images: Images) -> None:
@@ -59,7 +59,7 @@ class WindowSteps(GradientSteps):
             self.sum_planes(images, self.filters, self.per_image)
         if "dw" in self.sums or "dx" in self.wanted:
             unit_bytes, given = 2 * self.item * gathered.windows, {"gathered": gathered, "size": self.per_image}
-            self.add(windows.gather_dy, self.filters, unit_bytes, filters=self.filters, **given)
+            self.add(window_products.gather_dy, self.filters, unit_bytes, filters=self.filters, **given)
         if "dw" in self.sums:
             self.filters_back(gathered)
         if "dx" in self.wanted:
@@ -69,31 +69,31 @@ class WindowSteps(GradientSteps):
         """The arguments that both products share."""
         s = self.sizes
         image = s.group * s.channels * self.plane
-        found = Windows(self.axes, self.taps, s.taps, s.channels, s.filters, self.plane, image)
+        found = WindowTables(self.axes, self.taps, s.taps, s.channels, s.filters, self.plane, image)
         return {"windows": found, "g": gathered, "m": self.memory}
 
     def filters_back(self, gathered: Gathered) -> None:
         s = self.sizes
         per_block = max(FEWEST_ELEMENTS, round_up(-(-self.elements * s.group // WANTED_UNITS), FEWEST_ELEMENTS))
-        per_block = min(per_block, windows.ELEMENTS, self.elements)
+        per_block = min(per_block, window_products.ELEMENTS, self.elements)
         blocks = -(-self.elements // per_block)
         arguments = {**self.arguments(gathered), "blocks": blocks, "per_block": per_block, "dw": self.sums["dw"]}
         unit_products = per_block * s.filters * gathered.windows
-        self.add_products(windows.filters_back, s.group * blocks, unit_products, **arguments)
+        self.add_products(window_products.filters_back, s.group * blocks, unit_products, **arguments)
 
     def images_back(self, gathered: Gathered) -> None:
         s, count = self.sizes, gathered.images.count
         most = max(1, PLANES // self.plane)
         channels = min(-(-FEWEST_ELEMENTS // s.taps), s.channels, most)
-        images = max(1, min(-(-windows.POSITIONS // self.per_image), count, most // channels))
+        images = max(1, min(-(-window_products.POSITIONS // self.per_image), count, most // channels))
         sums = self.workspace.private(images * channels * self.plane)
         planes = PlaneBlocks(-(-count // images), images, -(-s.channels // channels), channels, sums)
         units = s.group * planes.channel_blocks * planes.image_blocks
         unit_products = images * self.per_image * channels * s.taps * s.filters
-        self.add_products(windows.images_back, units, unit_products, **self.arguments(gathered), planes=planes)
+        self.add_products(window_products.images_back, units, unit_products, **self.arguments(gathered), planes=planes)
 
 
-def tables(along: Sequence[Axis]) -> tuple[list[int], list[list[int]]]:
+def tables(along: Sequence[WindowAxis]) -> tuple[list[int], list[list[int]]]:
     """The words of the axes, and those of each element of a window.
 
     The third axis is one with several windows, so that runs are long, and the others count as they did. If there is
@@ -104,7 +104,7 @@ def tables(along: Sequence[Axis]) -> tuple[list[int], list[list[int]]]:
     order = [place for place in range(len(along)) if place != last] + [last]
     a, b, c = (along[place] for place in order)
     step_a, step_b, step_c = (steps[place] for place in order)
-    line, step = (c.count, c.stride * step_c) if c.count > 1 else (windows.ENDLESS, 0)
+    line, step = (c.count, c.stride * step_c) if c.count > 1 else (window_products.ENDLESS, 0)
     axes = [a.count, b.count, line, a.stride, b.stride, a.size, b.size, step_a, step_b, step]
     taps = []
     for element in itertools.product(*(range(axis.kernel) for axis in along)):

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from opgrad.contract import layout
+from opgrad.contract import arrangement
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.native import Kernel, vector_lanes
+from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Columns, Rows
 from opgrad.cpu.kernels.fused.chain import Formula
 from opgrad.cpu.kernels.fused.form import Form, GradientForm
@@ -71,7 +71,7 @@ def placement_of(problem: Problem, name: str) -> Placement:
 
 def _steps(spec: Any, axes: Sequence[int]) -> list[tuple[int, int]]:
     """Sizes and strides of the fewest loops over these axes. Raises Rare for strides of no whole number of elements."""
-    found = layout.steps(spec.shape, axes, spec.strides)
+    found = arrangement.steps(spec.shape, axes, spec.strides)
     if any(stride % spec.dtype.itemsize for _, stride in found):
         raise Rare
     return [(size, stride // spec.dtype.itemsize) for size, stride in found]

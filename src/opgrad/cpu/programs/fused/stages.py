@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from struct import pack, unpack
 from typing import Final
 
-from opgrad.contract import DTYPES, layout
+from opgrad.contract import DTYPES, arrangement
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.native import Kernel, inline, vector_lanes
+from opgrad.cpu.compiler.decorators import Kernel, inline, vector_lanes
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.fused import stages
 from opgrad.cpu.kernels.fused.chain import formula_of
@@ -104,7 +104,7 @@ class StageProgram(ProgramSteps):
         """Dropout's decisions."""
         shape, probability = self.problem.specs[self.first].shape, self.problem.attributes["dropout"]
         threshold = keep_threshold(probability) if probability else stages.NOTHING_DROPPED
-        table = self._table(shape, layout.contiguous(shape, tuple(range(len(shape))), 1), threshold)
+        table = self._table(shape, arrangement.contiguous(shape, tuple(range(len(shape))), 1), threshold)
         task = stages.keep.task((self.precision, "int64"), "stage")
         return _stage(task, (self.buffer("kept"), self.problem[STATE].number), table=table)
 
@@ -123,7 +123,7 @@ class StageProgram(ProgramSteps):
         return found
 
     def _table(self, shape: Sequence[int], strides: Sequence[int], own: int) -> int:
-        loops = layout.steps(shape, self.problem.orders[self.first], strides)[::-1]
+        loops = arrangement.steps(shape, self.problem.orders[self.first], strides)[::-1]
         return self.tables.add([own, len(loops), *(word for loop in loops for word in (*loop, 0))])
 
     # --- the program --------------------------------------------------------------------------------------------------

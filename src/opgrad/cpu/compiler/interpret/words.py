@@ -1,11 +1,11 @@
-"""The operations of opgrad.cpu.compiler.memory on checked memory."""
+"""The operations of opgrad.cpu.compiler.words on checked memory."""
 
 import ctypes
 from collections.abc import Callable
 from typing import Any
 
 from opgrad.cpu.compiler.interpret.regions import REGIONS, Region, bytes_at
-from opgrad.cpu.compiler.memory import CACHE_LINE
+from opgrad.cpu.compiler.words import CACHE_LINE
 
 FUNCTIONS: dict[int, Callable[..., int]] = {}  # interpreted kernels by the addresses that plans hold
 STACK: list[Any] = []  # the blocks of the kernels that run now

@@ -3,18 +3,18 @@
 from typing import NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Private, Units
 from opgrad.cpu.kernels.attention.backward import (
     ROWS,
-    Inputs,
-    Memory,
+    BackwardInputs,
+    BackwardMemory,
     Packed,
     fill_tile,
     pack_queries,
     pack_values,
 )
-from opgrad.cpu.kernels.attention.tiles import Drop, Scores, Seen, Sizes, keys_of, span_of
+from opgrad.cpu.kernels.attention.tiles import Drop, Scores, Seen, TileSizes, keys_of, span_of
 from opgrad.cpu.kernels.loops.fill import clear
 from opgrad.cpu.kernels.loops.fold import sum_range
 from opgrad.cpu.kernels.loops.map import write_same, write_sum
@@ -42,8 +42,8 @@ def _axis(size: int, length: int, place: int, block: int) -> tuple[int, int]:
 
 @inline
 def _add_tiles(
-    inputs: Inputs, sizes: Sizes, seen: Seen, scores: Scores, drop: Drop, packed: Packed, memory: Memory, sums: Private,
-    at: tuple[int, int, int, int, int],
+    inputs: BackwardInputs, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, packed: Packed, memory:
+    BackwardMemory, sums: Private, at: tuple[int, int, int, int, int],
 ) -> None:  # fmt: skip
     """Add the gradients of a block of scores of one head, for its queries [low, high) and keys from `first` on."""
     batch, head, low, high, first, stop = at
@@ -63,7 +63,7 @@ def _add_tiles(
 
 
 @inline
-def _write(dmask: MaskGradient, sizes: Sizes, sums: Private, pitch: int, target, count: int, columns: int) -> None:
+def _write(dmask: MaskGradient, sizes: TileSizes, sums: Private, pitch: int, target, count: int, columns: int) -> None:
     """Write the sums of a block, over its rows or columns if the mask has one of them."""
     if dmask.rows != sizes.queries:
         for row in range(1, count):
@@ -78,8 +78,8 @@ def _write(dmask: MaskGradient, sizes: Sizes, sums: Private, pitch: int, target,
 
 @kernel
 def sum_mask(
-    units: Units, dmask: MaskGradient, sizes: Sizes, seen: Seen, scores: Scores, drop: Drop, inputs: Inputs,
-    packed: Packed, memory: Memory, sums: Private,
+    units: Units, dmask: MaskGradient, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, inputs: BackwardInputs,
+    packed: Packed, memory: BackwardMemory, sums: Private,
 ):  # fmt: skip
     """A unit is a block of rows and keys of the mask, of one of its batch entries and heads."""
     across = -(-dmask.keys // dmask.block)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.memory import load_word
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Private, Rows, Units
+from opgrad.cpu.compiler.words import load_word
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.convolution.signals import Images, copy_strided
 from opgrad.cpu.kernels.gemm import Matrix, ProductSizes, product
@@ -32,7 +32,7 @@ ELEMENT: Final = 5
 ENDLESS: Final = 1 << 60  # windows along the third axis
 
 
-class Windows(NamedTuple):
+class WindowTables(NamedTuple):
     """The tables of the axes and of a window's elements; the number of its elements, a group's channels and filters.
 
     plane, image: the elements of a channel of x, and of all channels of an image.
@@ -134,7 +134,7 @@ def gather_dy(rows: Units, gathered: Gathered, filters, size, dy: Pointer):
 
 @kernel
 def filters_back(
-    units: Units, blocks, per_block, windows: Windows, g: Gathered, x: Pointer, dw: Pointer, m: WindowMemory
+    units: Units, blocks, per_block, windows: WindowTables, g: Gathered, x: Pointer, dw: Pointer, m: WindowMemory
 ):
     """dw (+)= dy @ the transposed matrix of windows; a unit is a block of the elements of a group's windows."""
     taps, elements = windows.taps, windows.channels * windows.taps
@@ -166,7 +166,7 @@ class PlaneBlocks(NamedTuple):
 
 @kernel
 def images_back(
-    units: Units, planes: PlaneBlocks, windows: Windows, g: Gathered, w: Pointer, dx: Pointer, m: WindowMemory
+    units: Units, planes: PlaneBlocks, windows: WindowTables, g: Gathered, w: Pointer, dx: Pointer, m: WindowMemory
 ):
     """dx = the sums of the transposed filters @ dy over all windows; a unit is some channels of some images."""
     taps, elements, per_image = windows.taps, windows.channels * windows.taps, g.windows // g.images.count

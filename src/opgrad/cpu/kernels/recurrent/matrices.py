@@ -7,7 +7,7 @@ if its columns are rows in memory.
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import inline, kernel
+from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.kernels.gemm import VECTORS, multiply, pack_panel, pack_panel_transposed
 from opgrad.cpu.kernels.loops.fold import column_sum_of

@@ -5,9 +5,9 @@ from typing import Any
 from llvmlite import ir
 from numba.core import types
 
-from opgrad.cpu.compiler import memory
+from opgrad.cpu.compiler import words
 from opgrad.cpu.compiler.lowering.operations import BYTES, I1, I8, I32, I64, defines, intrinsic, is_arm, is_x86
-from opgrad.cpu.compiler.memory import CACHE_LINE
+from opgrad.cpu.compiler.words import CACHE_LINE
 
 
 def word_at(builder: Any, address: Any, index: Any, kind: Any, size: int) -> Any:
@@ -37,17 +37,17 @@ def stores(operation: Any, kind: Any, size: int, taken: Any) -> None:
         return types.none, emit
 
 
-loads(memory.load_word, I64, 8, types.int64)
-loads(memory.load_i32, I32, 4, types.int64, "sext")
-loads(memory.load_u8, I8, 1, types.int64, "zext")
-loads(memory.load_f64, ir.DoubleType(), 8, types.float64)
-stores(memory.store_word, I64, 8, types.int64)
-stores(memory.store_i32, I32, 4, types.int64)
-stores(memory.store_u8, I8, 1, types.int64)
-stores(memory.store_f64, ir.DoubleType(), 8, types.float64)
+loads(words.load_word, I64, 8, types.int64)
+loads(words.load_i32, I32, 4, types.int64, "sext")
+loads(words.load_u8, I8, 1, types.int64, "zext")
+loads(words.load_f64, ir.DoubleType(), 8, types.float64)
+stores(words.store_word, I64, 8, types.int64)
+stores(words.store_i32, I32, 4, types.int64)
+stores(words.store_u8, I8, 1, types.int64)
+stores(words.store_f64, ir.DoubleType(), 8, types.float64)
 
 
-@defines(memory.copy_bytes)
+@defines(words.copy_bytes)
 def _(target: Any, source: Any, count: Any) -> Any:
     def emit(context: Any, builder: Any, to: Any, start: Any, n: Any) -> None:
         addresses = [builder.inttoptr(a, BYTES) for a in (to, start)]
@@ -56,7 +56,7 @@ def _(target: Any, source: Any, count: Any) -> Any:
     return types.none, emit
 
 
-@defines(memory.stack_words, literal=True)
+@defines(words.stack_words, literal=True)
 def _(count: Any) -> Any:
     if not isinstance(count, types.IntegerLiteral):
         return None
@@ -72,7 +72,7 @@ def _(count: Any) -> Any:
     return types.int64, emit
 
 
-@defines(memory.named_address, literal=True)
+@defines(words.named_address, literal=True)
 def _(name: Any) -> Any:
     if not isinstance(name, types.StringLiteral):
         return None
@@ -85,7 +85,7 @@ def _(name: Any) -> Any:
     return types.int64, emit
 
 
-@defines(memory.call_address)
+@defines(words.call_address)
 def _(address: Any, *arguments: Any) -> Any:
     def emit(context: Any, builder: Any, function: Any, *values: Any) -> Any:
         kind = ir.FunctionType(I64, [I64] * len(values))
@@ -95,7 +95,7 @@ def _(address: Any, *arguments: Any) -> Any:
     return types.int64, emit
 
 
-@defines(memory.atomic_load)
+@defines(words.atomic_load)
 def _(address: Any) -> Any:
     def emit(context: Any, builder: Any, a: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(a, I64.as_pointer()), "seq_cst", 8)
@@ -103,7 +103,7 @@ def _(address: Any) -> Any:
     return types.int64, emit
 
 
-@defines(memory.atomic_store)
+@defines(words.atomic_store)
 def _(address: Any, value: Any) -> Any:
     def emit(context: Any, builder: Any, a: Any, x: Any) -> None:
         x = context.cast(builder, x, value, types.int64)
@@ -112,7 +112,7 @@ def _(address: Any, value: Any) -> Any:
     return types.none, emit
 
 
-@defines(memory.atomic_add)
+@defines(words.atomic_add)
 def _(address: Any, value: Any) -> Any:
     def emit(context: Any, builder: Any, a: Any, x: Any) -> Any:
         x = context.cast(builder, x, value, types.int64)
@@ -121,7 +121,7 @@ def _(address: Any, value: Any) -> Any:
     return types.int64, emit
 
 
-@defines(memory.atomic_swap_if)
+@defines(words.atomic_swap_if)
 def _(address: Any, expected: Any, value: Any) -> Any:
     def emit(context: Any, builder: Any, a: Any, old: Any, new: Any) -> Any:
         old, new = (context.cast(builder, v, t, types.int64) for v, t in ((old, expected), (new, value)))
@@ -131,7 +131,7 @@ def _(address: Any, expected: Any, value: Any) -> Any:
     return types.boolean, emit
 
 
-@defines(memory.spin_hint)
+@defines(words.spin_hint)
 def _() -> Any:
     def emit(context: Any, builder: Any) -> None:
         if is_x86():
@@ -142,7 +142,7 @@ def _() -> Any:
     return types.none, emit
 
 
-@defines(memory.store_fence)
+@defines(words.store_fence)
 def _() -> Any:
     def emit(context: Any, builder: Any) -> None:
         if is_x86():

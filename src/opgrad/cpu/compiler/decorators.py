@@ -102,12 +102,12 @@ def kernel(function: Callable[..., None]) -> Kernel:
     return Kernel(function)
 
 
-class _Notes(NamedTuple):
+class _Noting(NamedTuple):
     wanted: Collection[str]
     missing: dict[str, None]
 
 
-_notes: list[_Notes] = []
+_notes: list[_Noting] = []
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def noting(wanted: Collection[str] = ()) -> Iterator[dict[str, None]]:
     nevertheless. Yields the noted names, to which later ones are added.
     """
     with settling:
-        _notes.append(_Notes(wanted, {}))
+        _notes.append(_Noting(wanted, {}))
         try:
             yield _notes[-1].missing
         finally:

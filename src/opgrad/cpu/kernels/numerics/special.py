@@ -6,7 +6,7 @@ two, so that nothing overflows or loses bits as a denormal on the way.
 """
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.native import constant, inline
+from opgrad.cpu.compiler.decorators import constant, inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.numerics.elementary import LOG2_E, ROUNDER, expm1_reduced, log, polynomials, remainder
 
