@@ -8,6 +8,7 @@ array may have, and what an attribute must be; the decorator adds what Python ca
 import functools
 import importlib
 import inspect
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -224,19 +225,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def operator(
-    formula: str,
+    formula: str = "",
     *,
     results: Mapping[str, Tensor],
     kind: Kind = "whole",
     support: Support = EVERYWHERE,
     forward: str | None = None,
-    onnx: tuple[OnnxName, ...] = (),
+    onnx: OnnxName | tuple[OnnxName, ...] = (),
     in_place: Mapping[str, tuple[str, ...]] | None = None,
     general: General | None = None,
     instead: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Callable[[F], F]:
     """Declare an operator: the function becomes the reference, and a front end of the same signature replaces it.
 
+    formula: what it computes, for lists; by default the formula of the docstring.
+    onnx: the ONNX operator that computes the same, or several of them.
     in_place: for a result, the arguments whose memory it may take over. instead: for a keyword, the function that
     answers a call in which the keyword is true; it is given the operator's name and the other arguments.
     """
@@ -248,11 +251,11 @@ def operator(
             for tensors in (found["inputs"], found["results"]):
                 tensors |= {name: replace(tensor, role="alone") for name, tensor in tensors.items()}
         declared = Operator(
-            formula=formula,
+            formula=formula or _formula(function),
             kind=kind,
             support=support,
             forward=forward,
-            onnx=onnx,
+            onnx=onnx if isinstance(onnx, tuple) else (onnx,),
             in_place=in_place or {},
             general=general,
             instead=instead or {},
@@ -263,6 +266,12 @@ def operator(
         return typing.cast(F, functools.wraps(function)(answering))
 
     return declare
+
+
+def _formula(function: Callable[..., Any]) -> str:
+    """The formula in a function's docstring; nothing if Python has left docstrings out."""
+    found = re.search(r"Formula: (.*?)\.?\s*(?:Source: .*?)?\n\n", function.__doc__ or "", re.DOTALL)
+    return " ".join(found[1].split()) if found else ""
 
 
 def _interface(function: Callable[..., Any], general: tuple[str, ...]) -> dict[str, Any]:

@@ -16,14 +16,11 @@ Factor = Annotated[
 
 
 @operator(
-    "sum = value if overwrite else buffer + value",
     kind="elements",
     results={"sum": like("buffer")},
     in_place={"sum": ("buffer", "value")},
-    onnx=(
-        OnnxName(
-            "InPlaceAccumulatorV2", ("buffer", "value", "overwrite?"), ("updated", "sum?"), overwrites={"sum": "buffer"}
-        ),
+    onnx=OnnxName(
+        "InPlaceAccumulatorV2", ("buffer", "value", "overwrite?"), ("updated", "sum?"), overwrites={"sum": "buffer"}
     ),
 )
 def in_place_accumulator(buffer: X, value: Value, overwrite: bool = False, *, out: Array | None = None) -> Array:
@@ -46,11 +43,10 @@ def in_place_accumulator(buffer: X, value: Value, overwrite: bool = False, *, ou
 
 
 @operator(
-    "y = x / factor if scale_down else x * factor",
     kind="elements",
     results={"y": like("x")},
     in_place={"y": ("x",)},
-    onnx=(OnnxName("Scale", ("x", "factor"), ("y",), {"scale_down": 0}),),
+    onnx=OnnxName("Scale", ("x", "factor"), ("y",), {"scale_down": 0}),
 )
 def scale(x: X, factor: Factor, scale_down: bool = False, *, out: Array | None = None) -> Array:
     """Multiply or divide by one number that stands in an array.

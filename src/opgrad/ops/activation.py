@@ -16,7 +16,7 @@ def _sigmoid(x: Array) -> Array:
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
-@operator("y = max(x, 0)", kind="elements", results={"y": like("x")}, in_place={"y": ("x",)})
+@operator(kind="elements", results={"y": like("x")}, in_place={"y": ("x",)})
 def relu(x: X, *, out: Array | None = None) -> Array:
     """Rectified linear unit.
 
@@ -34,12 +34,11 @@ def relu(x: X, *, out: Array | None = None) -> Array:
 
 
 @operator(
-    "dx = dy where x > 0 else 0",
     forward="relu",
     kind="elements",
     results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
-    onnx=(OnnxName("ReluGrad", ("dy", "x"), ("dx",)),),
+    onnx=OnnxName("ReluGrad", ("dy", "x"), ("dx",)),
 )
 def relu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
     """Gradient of relu.
@@ -60,7 +59,7 @@ def relu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
     return np.where(x > 0, dy, 0)
 
 
-@operator("y = 1 / (1 + exp(-x))", kind="elements", results={"y": like("x")}, in_place={"y": ("x",)})
+@operator(kind="elements", results={"y": like("x")}, in_place={"y": ("x",)})
 def sigmoid(x: X, *, out: Array | None = None) -> Array:
     """Logistic function.
 
@@ -78,12 +77,11 @@ def sigmoid(x: X, *, out: Array | None = None) -> Array:
 
 
 @operator(
-    "dx = dy * y * (1 - y)",
     forward="sigmoid",
     kind="elements",
     results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
-    onnx=(OnnxName("SigmoidGrad", ("dy", "y"), ("dx",)),),
+    onnx=OnnxName("SigmoidGrad", ("dy", "y"), ("dx",)),
 )
 def sigmoid_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
     """Gradient of sigmoid.
@@ -103,7 +101,7 @@ def sigmoid_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
     return dy * y * (1 - y)
 
 
-@operator("y = tanh(x)", kind="elements", results={"y": like("x")}, in_place={"y": ("x",)})
+@operator(kind="elements", results={"y": like("x")}, in_place={"y": ("x",)})
 def tanh(x: X, *, out: Array | None = None) -> Array:
     """Hyperbolic tangent.
 
@@ -121,12 +119,11 @@ def tanh(x: X, *, out: Array | None = None) -> Array:
 
 
 @operator(
-    "dx = dy * (1 - y * y)",
     forward="tanh",
     kind="elements",
     results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
-    onnx=(OnnxName("TanhGrad", ("dy", "y"), ("dx",)),),
+    onnx=OnnxName("TanhGrad", ("dy", "y"), ("dx",)),
 )
 def tanh_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
     """Gradient of tanh.
@@ -147,11 +144,10 @@ def tanh_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
 
 
 @operator(
-    "y = x * sigmoid(alpha * x)",
     kind="elements",
     results={"y": like("x")},
     in_place={"y": ("x",)},
-    onnx=(OnnxName("QuickGelu", ("x",), ("y",), {"alpha": 1.702}),),
+    onnx=OnnxName("QuickGelu", ("x",), ("y",), {"alpha": 1.702}),
 )
 def quick_gelu(x: X, alpha: float = 1.702, *, out: Array | None = None) -> Array:
     """Gelu approximated by a sigmoid; with alpha=1 it is SiLU.
@@ -177,7 +173,7 @@ def quick_gelu(x: X, alpha: float = 1.702, *, out: Array | None = None) -> Array
     kind="elements",
     results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
-    onnx=(OnnxName("QuickGeluGrad", ("dy", "x"), ("dx",), {"alpha": 1.702}),),
+    onnx=OnnxName("QuickGeluGrad", ("dy", "x"), ("dx",), {"alpha": 1.702}),
 )
 def quick_gelu_grad(dy: X, x: Saved, alpha: float = 1.702, *, out: Array | None = None) -> Array:
     """Gradient of quick_gelu.
@@ -200,7 +196,7 @@ def quick_gelu_grad(dy: X, x: Saved, alpha: float = 1.702, *, out: Array | None 
     return dy * s * (1 + alpha * x * (1 - s))
 
 
-@operator("y = x where x > 0 else alpha * x", kind="elements", results={"y": like("x")}, in_place={"y": ("x",)})
+@operator(kind="elements", results={"y": like("x")}, in_place={"y": ("x",)})
 def leaky_relu(x: X, alpha: float = 0.01, *, out: Array | None = None) -> Array:
     """Rectified linear unit with a slope for negative inputs.
 
@@ -219,12 +215,11 @@ def leaky_relu(x: X, alpha: float = 0.01, *, out: Array | None = None) -> Array:
 
 
 @operator(
-    "dx = dy where y > 0 else alpha * dy",
     forward="leaky_relu",
     kind="elements",
     results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
-    onnx=(OnnxName("LeakyReluGrad", ("dy", "y"), ("dx",), {"alpha": 0.01}),),
+    onnx=OnnxName("LeakyReluGrad", ("dy", "y"), ("dx",), {"alpha": 0.01}),
 )
 def leaky_relu_grad(dy: X, y: Saved, alpha: float = 0.01, *, out: Array | None = None) -> Array:
     """Gradient of leaky_relu, from its output.

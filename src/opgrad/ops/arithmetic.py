@@ -23,17 +23,10 @@ def _sum_shape(shapes: Shapes, attributes: Attributes) -> Shape:
 
 
 @operator(
-    "y = sum(x) over axes",
     support=IN_GRAPHS,
     results={"y": Tensor(FLOATS + INTEGERS, _sum_shape, "the shape of x without the axes of the sum", dtype_of="x")},
-    onnx=(
-        OnnxName(
-            "ReduceSumTraining",
-            ("x", "axes"),
-            ("y",),
-            {"keepdims": 1, "noop_with_empty_axes": 0},
-            types={"axes": INT64},
-        ),
+    onnx=OnnxName(
+        "ReduceSumTraining", ("x", "axes"), ("y",), {"keepdims": 1, "noop_with_empty_axes": 0}, types={"axes": INT64}
     ),
 )
 def reduce_sum_training(
@@ -85,7 +78,7 @@ def _divisor_shape(shapes: Shapes, _: Attributes) -> Shape:
     "da = dy / b, db = -dy * a / b**2, summed over what was broadcast",
     support=IN_GRAPHS,
     results={"da": like("a"), "db": shaped_like("b", dtype_of="a")},
-    onnx=(OnnxName("DivGrad", ("dy", "a", "b"), ("da?", "db?")),),
+    onnx=OnnxName("DivGrad", ("dy", "a", "b"), ("da?", "db?")),
 )
 def div_grad(
     dy: Annotated[Array, Tensor(FLOATS)],
@@ -120,19 +113,16 @@ def div_grad(
 
 
 @operator(
-    "the axes along which a or b was broadcast",
     support=IN_GRAPHS,
     results={
         "a_axes": Tensor(INT64, lambda _, of: (len(broadcast_axes(of["a_shape"], of["b_shape"])[0]),)),
         "b_axes": Tensor(INT64, lambda _, of: (len(broadcast_axes(of["a_shape"], of["b_shape"])[1]),)),
     },
-    onnx=(
-        OnnxName(
-            "BroadcastGradientArgs",
-            ("a_shape", "b_shape"),
-            ("a_axes?", "b_axes?"),
-            types={"a_shape": INT64, "b_shape": INT64},
-        ),
+    onnx=OnnxName(
+        "BroadcastGradientArgs",
+        ("a_shape", "b_shape"),
+        ("a_axes?", "b_axes?"),
+        types={"a_shape": INT64, "b_shape": INT64},
     ),
 )
 def broadcast_gradient_args(
@@ -161,12 +151,11 @@ def broadcast_gradient_args(
 
 
 @operator(
-    "y = 0",
     kind="elements",
     support=IN_GRAPHS,
     results={"y": like("x")},
     in_place={"y": ("x",)},
-    onnx=(OnnxName("ZeroGradient", ("x", "unused"), ("y",)),),
+    onnx=OnnxName("ZeroGradient", ("x", "unused"), ("y",)),
 )
 def zero_gradient(
     x: Annotated[Array, Tensor(FLOATS)],
@@ -195,12 +184,11 @@ def zero_gradient(
 
 
 @operator(
-    "sum = buffer + value if update else buffer",
     kind="elements",
     support=IN_GRAPHS,
     results={"sum": like("buffer")},
     in_place={"sum": ("buffer", "value")},
-    onnx=(OnnxName("InPlaceAccumulator", ("buffer", "value", "update?"), ("sum",), types={"update": ("bool",)}),),
+    onnx=OnnxName("InPlaceAccumulator", ("buffer", "value", "update?"), ("sum",), types={"update": ("bool",)}),
 )
 def accumulate(
     buffer: Annotated[Array, Tensor(FLOATS)],

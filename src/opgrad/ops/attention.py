@@ -47,7 +47,7 @@ def _rows(array: Array, axis: int) -> Array:
     support=IN_GRAPHS,
     results={"y": like("x")},
     in_place={"y": ("x",)},
-    onnx=(OnnxName("BiasSoftmax", ("x", "bias"), ("y",), {"axis": 1, "is_inner_broadcast": 0}),),
+    onnx=OnnxName("BiasSoftmax", ("x", "bias"), ("y",), {"axis": 1, "is_inner_broadcast": 0}),
 )
 def bias_softmax(
     x: X, bias: Bias, axis: Axis = -1, is_inner_broadcast: bool = False, *, out: Array | None = None
@@ -89,7 +89,7 @@ def bias_softmax(
     support=IN_GRAPHS,
     results={"dx": Tensor(FLOATS, ratio_checked("softmax_dropout_grad", "dy"), "the shape of dy", dtype_of="dy")},
     in_place={"dx": ("dy", "y")},
-    onnx=(OnnxName("SoftmaxDropoutGrad", ("dy", "mask", "y", "ratio?"), ("dx",), {"axis": 1}),),
+    onnx=OnnxName("SoftmaxDropoutGrad", ("dy", "mask", "y", "ratio?"), ("dx",), {"axis": 1}),
 )
 def softmax_dropout_grad(
     dy: X, mask: Mask, y: Saved, ratio: float = 0.5, axis: Axis = -1, *, out: Array | None = None
@@ -183,8 +183,8 @@ NODE_TYPES: dict[str, str | tuple[str, ...]] = {
     kind="strided",
     support=IN_GRAPHS,
     results={"y": _in_q(attending.of_result, OF_Y), "lse": LSE},
-    onnx=(
-        OnnxName("AttentionTraining", ("q", "k", "v", *NODE_INPUTS), ("y?", "lse?"), NODE_ATTRIBUTES, types=NODE_TYPES),
+    onnx=OnnxName(
+        "AttentionTraining", ("q", "k", "v", *NODE_INPUTS), ("y?", "lse?"), NODE_ATTRIBUTES, types=NODE_TYPES
     ),
     general=choosing(("y",)),
 )
@@ -255,14 +255,12 @@ def attention(
         "dmask": Tensor(FLOATS, attending.given("attention_grad", "dmask", "mask"), "the shape of mask", "mask"),
         "dsink": Tensor(FLOATS, attending.given("attention_grad", "dsink", "sink"), "the shape of sink", "sink"),
     },
-    onnx=(
-        OnnxName(
-            "AttentionGrad",
-            ("dy", "q", "k", "v", "y", "lse", *NODE_INPUTS, "dlse?"),
-            ("dq?", "dk?", "dv?", "dmask?", "dsink?"),
-            NODE_ATTRIBUTES,
-            types=NODE_TYPES,
-        ),
+    onnx=OnnxName(
+        "AttentionGrad",
+        ("dy", "q", "k", "v", "y", "lse", *NODE_INPUTS, "dlse?"),
+        ("dq?", "dk?", "dv?", "dmask?", "dsink?"),
+        NODE_ATTRIBUTES,
+        types=NODE_TYPES,
     ),
     general=choosing(("dq", "dk", "dv")),
 )

@@ -132,7 +132,7 @@ def _chosen(dy: Array, dx: Array, dw: Array, needs: tuple[str, ...] | None) -> A
         "dw": DW,
         "db": Tensor(FLOATS, lambda shapes, _: shapes["w"][:1], "one number for each filter of w", dtype_of="dy"),
     },
-    onnx=(OnnxName("ConvGrad", ("dy", "x", "w"), ("dx?", "dw?", "db?"), ATTRIBUTES),),
+    onnx=OnnxName("ConvGrad", ("dy", "x", "w"), ("dx?", "dw?", "db?"), ATTRIBUTES),
     general=choosing(),
 )
 def conv_grad(
@@ -183,13 +183,11 @@ def conv_grad(
         "dw": DW,
         "db": Tensor(FLOATS, lambda shapes, _: shapes["dy"][1:2], "one number for each channel of dy", dtype_of="dy"),
     },
-    onnx=(
-        OnnxName(
-            "ConvTransposeGrad",
-            ("dy", "x", "w"),
-            ("dx?", "dw?", "db?"),
-            {**ATTRIBUTES, "output_padding": (), "output_shape": ()},
-        ),
+    onnx=OnnxName(
+        "ConvTransposeGrad",
+        ("dy", "x", "w"),
+        ("dx?", "dw?", "db?"),
+        {**ATTRIBUTES, "output_padding": (), "output_shape": ()},
     ),
     general=choosing(),
 )

@@ -75,13 +75,11 @@ def _reduce(loss: Array, weights: Array, reduction: str) -> Any:
     kind="classes",
     results={"loss": LOSS, "log_prob": like("logits")},
     in_place={"log_prob": ("logits",)},
-    onnx=(
-        OnnxName(
-            "SoftmaxCrossEntropyLossInternal",
-            ("logits", "labels", "weight?", "ignore_index?"),
-            ("loss", "log_prob"),
-            {"reduction": "mean", "output_type": None},
-        ),
+    onnx=OnnxName(
+        "SoftmaxCrossEntropyLossInternal",
+        ("logits", "labels", "weight?", "ignore_index?"),
+        ("loss", "log_prob"),
+        {"reduction": "mean", "output_type": None},
     ),
 )
 def softmax_cross_entropy_loss(
@@ -227,9 +225,7 @@ def softmax_cross_entropy_loss_grad(
     kind="classes",
     results={"loss": LOSS, "dlogits": like("logits")},
     in_place={"dlogits": ("logits",)},
-    onnx=(
-        OnnxName("SoftmaxCrossEntropyLossAndGrad", ("logits", "labels", "weight?"), ("loss", "dlogits"), WITH_INDEX),
-    ),
+    onnx=OnnxName("SoftmaxCrossEntropyLossAndGrad", ("logits", "labels", "weight?"), ("loss", "dlogits"), WITH_INDEX),
 )
 def softmax_cross_entropy_loss_and_grad(
     logits: Logits, labels: Labels, weight: Weight | None = None,

@@ -30,20 +30,17 @@ Mask = Annotated[Array, shaped_like("dy", ("bool",))]
 
 
 @operator(
-    "y = where(mask, x / (1 - ratio), 0)",
     support=IN_GRAPHS,
     results={
         "y": Tensor(FLOATS, ratio_checked("dropout", "x"), "the shape of x", dtype_of="x"),
         "mask": shaped_like("x", ("bool",)),
     },
     in_place={"y": ("x",)},
-    onnx=(
-        OnnxName(
-            "DropoutTraining",
-            ("x", "seed", "ratio?", "training_mode?"),
-            ("y", "mask?"),
-            types={"seed": ("int64", "int32"), "training_mode": ("bool",)},
-        ),
+    onnx=OnnxName(
+        "DropoutTraining",
+        ("x", "seed", "ratio?", "training_mode?"),
+        ("y", "mask?"),
+        types={"seed": ("int64", "int32"), "training_mode": ("bool",)},
     ),
 )
 def dropout(
@@ -76,16 +73,13 @@ def dropout(
 
 
 @operator(
-    "dx = where(mask, dy / (1 - ratio), 0)",
     forward="dropout",
     kind="elements",
     support=IN_GRAPHS,
     results={"dx": Tensor(FLOATS, ratio_checked("dropout_grad", "dy"), "the shape of dy", dtype_of="dy")},
     in_place={"dx": ("dy",)},
-    onnx=(
-        OnnxName(
-            "DropoutGrad", ("dy", "mask", "ratio?", "training_mode?"), ("dx",), types={"training_mode": ("bool",)}
-        ),
+    onnx=OnnxName(
+        "DropoutGrad", ("dy", "mask", "ratio?", "training_mode?"), ("dx",), types={"training_mode": ("bool",)}
     ),
 )
 def dropout_grad(

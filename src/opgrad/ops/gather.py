@@ -27,7 +27,6 @@ Gathered = Annotated[
 
 
 @operator(
-    "y[.., j, ..] = x[.., indices[j], ..]",
     kind="slices",
     results={
         "y": Tensor(
@@ -86,11 +85,10 @@ def _rows_and_values(
 
 
 @operator(
-    "dx = 0; dx[.., indices[j], ..] += dy[.., j, ..]",
     forward="gather",
     kind="slices",
     results={"dx": Tensor(FLOATS, lambda _, attributes: attributes["shape"], "the argument shape", dtype_of="dy")},
-    onnx=(OnnxName("GatherGrad", ("shape", "indices", "dy"), ("dx",), {"axis": 0}),),
+    onnx=OnnxName("GatherGrad", ("shape", "indices", "dy"), ("dx",), {"axis": 0}),
     instead={"sparse": _rows_and_values},
 )
 def gather_grad(

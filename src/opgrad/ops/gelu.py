@@ -46,7 +46,7 @@ def gelu(x: X, *, out: Array | None = None) -> Array:
     support=IN_GRAPHS,
     results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
-    onnx=(OnnxName("GeluGrad", ("dy", "x"), ("dx",)),),
+    onnx=OnnxName("GeluGrad", ("dy", "x"), ("dx",)),
 )
 def gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
     """Gradient of gelu.
@@ -101,7 +101,7 @@ def fast_gelu(x: X, *, out: Array | None = None) -> Array:
     support=IN_GRAPHS,
     results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
-    onnx=(OnnxName("FastGeluGrad", ("dy", "x"), ("dx",)),),
+    onnx=OnnxName("FastGeluGrad", ("dy", "x"), ("dx",)),
 )
 def fast_gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
     """Gradient of fast_gelu.
@@ -125,11 +125,10 @@ def fast_gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
 
 
 @operator(
-    "dx = gelu_grad(dy, x + bias)",
     support=IN_GRAPHS,
     results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
-    onnx=(OnnxName("BiasGeluGrad_dX", ("dy", "x", "bias"), ("dx",)),),
+    onnx=OnnxName("BiasGeluGrad_dX", ("dy", "x", "bias"), ("dx",)),
 )
 def bias_gelu_grad_dx(dy: Whole, x: Saved, bias: Bias, *, out: Array | None = None) -> Array:
     """Gradient of gelu(x + bias) with respect to x; its sums over all axes but the last are that of bias.
@@ -153,11 +152,10 @@ def bias_gelu_grad_dx(dy: Whole, x: Saved, bias: Bias, *, out: Array | None = No
 
 
 @operator(
-    "dx = fast_gelu_grad(dy, x + bias)",
     support=IN_GRAPHS,
     results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
-    onnx=(OnnxName("BiasFastGeluGrad_dX", ("dy", "x", "bias"), ("dx",)),),
+    onnx=OnnxName("BiasFastGeluGrad_dX", ("dy", "x", "bias"), ("dx",)),
 )
 def bias_fast_gelu_grad_dx(dy: Whole, x: Saved, bias: Bias, *, out: Array | None = None) -> Array:
     """Gradient of fast_gelu(x + bias) with respect to x; its sums over all axes but the last are that of bias.

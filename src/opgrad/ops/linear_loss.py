@@ -65,7 +65,7 @@ DX = like("x")
     "loss = sum(weight * (log(sum(exp(z))) - z[label])) / W, z = x @ w.T",
     support=IN_GRAPHS,
     results={"loss": LOSS},
-    onnx=(OnnxName("LinearCrossEntropyLoss", INPUTS, ("loss",), NODE, types=TYPES),),
+    onnx=OnnxName("LinearCrossEntropyLoss", INPUTS, ("loss",), NODE, types=TYPES),
 )
 def linear_cross_entropy_loss(
     x: X, b: Weights, labels: Labels, scales: Scales | None = None, zero_points: Zeros | None = None,
@@ -109,7 +109,7 @@ def linear_cross_entropy_loss(
     support=IN_GRAPHS,
     forward="linear_cross_entropy_loss",
     results={"loss": LOSS, "dx": DX},
-    onnx=(OnnxName("LinearCrossEntropyLossAndGrad", INPUTS, ("loss", "dx"), NODE, types=TYPES),),
+    onnx=OnnxName("LinearCrossEntropyLossAndGrad", INPUTS, ("loss", "dx"), NODE, types=TYPES),
 )
 def linear_cross_entropy_loss_and_grad(
     x: X, b: Weights, labels: Labels, scales: Scales | None = None, zero_points: Zeros | None = None,

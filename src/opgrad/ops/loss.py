@@ -50,7 +50,7 @@ def _reduced(losses: Array, divisor: float, reduction: str) -> Array:
     support=IN_GRAPHS,
     results=LOSS,
     in_place={"log_prob": ("logits",)},
-    onnx=(OnnxName("SoftmaxCrossEntropy", ("logits", "labels"), ("loss", "log_prob?"), {"reduction": "mean"}),),
+    onnx=OnnxName("SoftmaxCrossEntropy", ("logits", "labels"), ("loss", "log_prob?"), {"reduction": "mean"}),
 )
 def softmax_cross_entropy(
     logits: LogProb, labels: Dense, *, reduction: Reduction = "mean", out: tuple[Array, Array] | None = None
@@ -87,7 +87,7 @@ def softmax_cross_entropy(
     support=IN_GRAPHS,
     results=SLOPE,
     in_place={"dlogits": ("log_prob", "labels")},
-    onnx=(OnnxName("SoftmaxCrossEntropyGrad", ("dy", "log_prob", "labels"), ("dlogits",), {"reduction": "mean"}),),
+    onnx=OnnxName("SoftmaxCrossEntropyGrad", ("dy", "log_prob", "labels"), ("dlogits",), {"reduction": "mean"}),
 )
 def softmax_cross_entropy_grad(
     dy: LossGrad, log_prob: LogProb, labels: Dense, *, reduction: Reduction = "mean", out: Array | None = None
@@ -123,14 +123,12 @@ def softmax_cross_entropy_grad(
     support=IN_GRAPHS,
     results=LOSS,
     in_place={"log_prob": ("logits",)},
-    onnx=(
-        OnnxName(
-            "SparseSoftmaxCrossEntropy",
-            ("logits", "labels", "weight?"),
-            ("loss", "log_prob?"),
-            {"reduction": "mean"},
-            origin="",
-        ),
+    onnx=OnnxName(
+        "SparseSoftmaxCrossEntropy",
+        ("logits", "labels", "weight?"),
+        ("loss", "log_prob?"),
+        {"reduction": "mean"},
+        origin="",
     ),
 )
 def sparse_softmax_cross_entropy(
@@ -178,14 +176,12 @@ def sparse_softmax_cross_entropy(
     support=IN_GRAPHS,
     results=SLOPE,
     in_place={"dlogits": ("log_prob",)},
-    onnx=(
-        OnnxName(
-            "SparseSoftmaxCrossEntropyGrad",
-            ("dy", "log_prob", "labels", "weight?"),
-            ("dlogits",),
-            {"reduction": "mean"},
-            origin="",
-        ),
+    onnx=OnnxName(
+        "SparseSoftmaxCrossEntropyGrad",
+        ("dy", "log_prob", "labels", "weight?"),
+        ("dlogits",),
+        {"reduction": "mean"},
+        origin="",
     ),
 )
 def sparse_softmax_cross_entropy_grad(

@@ -54,11 +54,7 @@ def _mean(x: Array, axes: tuple[int, ...]) -> Array:
 # --- rows ----------------------------------------------------------------------------------------------------------
 
 
-@operator(
-    "y = (x - mean) * inv_std * scale + bias",
-    support=IN_GRAPHS,
-    results={"y": like("x"), "mean": ROW_STATISTIC, "inv_std": ROW_STATISTIC},
-)
+@operator(support=IN_GRAPHS, results={"y": like("x"), "mean": ROW_STATISTIC, "inv_std": ROW_STATISTIC})
 def layer_normalization(
     x: X,
     scale: Weight,
@@ -104,14 +100,12 @@ def layer_normalization(
     forward="layer_normalization",
     support=IN_GRAPHS,
     results={"dx": like("x"), "dscale": like("scale"), "dbias": like("scale")},
-    onnx=(
-        OnnxName(
-            "LayerNormalizationGrad",
-            ("dy", "x", "scale", "mean", "inv_std"),
-            ("dx", "dscale?", "dbias?"),
-            {"axis": -1},
-            types=GRADIENT_TYPES,
-        ),
+    onnx=OnnxName(
+        "LayerNormalizationGrad",
+        ("dy", "x", "scale", "mean", "inv_std"),
+        ("dx", "dscale?", "dbias?"),
+        {"axis": -1},
+        types=GRADIENT_TYPES,
     ),
 )
 def layer_normalization_grad(
@@ -159,7 +153,7 @@ def layer_normalization_grad(
     return dx, (dy * n).sum(rows), dy.sum(rows)
 
 
-@operator("y = x * inv_std * scale", support=IN_GRAPHS, results={"y": like("x"), "inv_std": ROW_STATISTIC})
+@operator(support=IN_GRAPHS, results={"y": like("x"), "inv_std": ROW_STATISTIC})
 def simplified_layer_normalization(
     x: X, scale: Weight, axis: Axis = -1, epsilon: float = 1e-5, *, out: tuple[Array, ...] | None = None
 ) -> tuple[Array, Array]:
@@ -193,14 +187,12 @@ def simplified_layer_normalization(
     forward="simplified_layer_normalization",
     support=IN_GRAPHS,
     results={"dx": like("x"), "dscale": like("scale")},
-    onnx=(
-        OnnxName(
-            "SimplifiedLayerNormalizationGrad",
-            ("dy", "x", "scale", "inv_std"),
-            ("dx", "dscale?"),
-            {"axis": -1},
-            types={"inv_std": "U"},
-        ),
+    onnx=OnnxName(
+        "SimplifiedLayerNormalizationGrad",
+        ("dy", "x", "scale", "inv_std"),
+        ("dx", "dscale?"),
+        {"axis": -1},
+        types={"inv_std": "U"},
     ),
 )
 def simplified_layer_normalization_grad(
@@ -330,13 +322,11 @@ def batch_norm_internal(
     forward="batch_norm_internal",
     support=IN_GRAPHS,
     results={"dx": like("x"), "dscale": like("scale"), "dbias": like("scale")},
-    onnx=(
-        OnnxName(
-            "BatchNormalizationGrad",
-            ("dy", "x", "scale", "mean", "inv_std"),
-            ("dx", "dscale?", "dbias?"),
-            types=GRADIENT_TYPES,
-        ),
+    onnx=OnnxName(
+        "BatchNormalizationGrad",
+        ("dy", "x", "scale", "mean", "inv_std"),
+        ("dx", "dscale?", "dbias?"),
+        types=GRADIENT_TYPES,
     ),
 )
 def batch_normalization_grad(

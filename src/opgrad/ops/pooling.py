@@ -53,14 +53,11 @@ DX = Tensor(FLOATS, lambda _, attributes: attributes["shape"], "the argument sha
 
 
 @operator(
-    "dx = 0; dx[indices[j]] += dy[j]",
     support=IN_GRAPHS,
     results={"dx": DX},
-    onnx=(
-        OnnxName(
+    onnx=OnnxName(
             "MaxPoolGrad", ("dy", "indices", "shape?"), ("dx",), {"storage_order": 0}, origin="", shape_of="dx",
         ),
-    ),
 )  # fmt: skip
 def max_pool_grad(
     dy: Pooled, indices: Indices, shape: Sizes, storage_order: int = 0, *, out: Array | None = None
@@ -96,10 +93,9 @@ def max_pool_grad(
 
 
 @operator(
-    "dx[i] = sum of dy[o] / (elements of window o) over the windows o that i is in",
     support=IN_GRAPHS,
     results={"dx": DX},
-    onnx=(OnnxName("AveragePoolGrad", ("dy", "shape?"), ("dx",), ONNX_ATTRIBUTES, origin="", shape_of="dx"),),
+    onnx=OnnxName("AveragePoolGrad", ("dy", "shape?"), ("dx",), ONNX_ATTRIBUTES, origin="", shape_of="dx"),
 )
 def average_pool_grad(
     dy: Averaged, shape: Sizes, kernel_shape: tuple[int, ...], strides: tuple[int, ...] = (),

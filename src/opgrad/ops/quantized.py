@@ -77,17 +77,14 @@ def floats_of(
 
 
 @operator(
-    "dx = dy @ w, w = (b - zero_points) * scales",
     support=IN_GRAPHS,
     results={"dx": Tensor(FLOATS, _dx, "the shape of dy, whose last size is K", dtype_of="dy")},
-    onnx=(
-        OnnxName(
-            "QuantizedMatMulGrad",
-            ("dy", "b", "scales", "zero_points?", "g_idx?"),
-            ("dx",),
-            NODE,
-            types={"b": ("uint8", "int8"), "zero_points": ("uint8", "float32", "float16", "bfloat16")},
-        ),
+    onnx=OnnxName(
+        "QuantizedMatMulGrad",
+        ("dy", "b", "scales", "zero_points?", "g_idx?"),
+        ("dx",),
+        NODE,
+        types={"b": ("uint8", "int8"), "zero_points": ("uint8", "float32", "float16", "bfloat16")},
     ),
 )
 def quantized_matmul_grad(

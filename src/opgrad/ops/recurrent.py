@@ -134,14 +134,12 @@ UNREAD = ("activations",)
     "i, o, f = sigmoid(x W + h R), g = tanh(x W + h R); c = f * c before + i * g, h = o * tanh(c)",
     support=IN_GRAPHS,
     results={"y": _steps(), "y_h": STATE, "y_c": STATE, "cells": _steps(), "gates": _steps(LSTM)},
-    onnx=(
-        OnnxName(
-            "LSTMTraining",
-            ("x", "w", "r", "bias?", "sequence_lens?", "initial_h?", "initial_c?", "peepholes?"),
-            ("y?", "y_h?", "y_c?", "cells?", "gates?"),
-            LSTM_ATTRIBUTES,
-            unread=UNREAD,
-        ),
+    onnx=OnnxName(
+        "LSTMTraining",
+        ("x", "w", "r", "bias?", "sequence_lens?", "initial_h?", "initial_c?", "peepholes?"),
+        ("y?", "y_h?", "y_c?", "cells?", "gates?"),
+        LSTM_ATTRIBUTES,
+        unread=UNREAD,
     ),
 )
 def lstm_training(
@@ -194,17 +192,15 @@ def lstm_training(
         "dinitial_c": STATE,
         "dpeepholes": _vectors(3),
     },
-    onnx=(
-        OnnxName(
-            "LSTMGrad",
-            (
-                *("x", "w", "r", "sequence_lens?", "initial_h?", "initial_c?", "y", "cells", "gates"),
-                *("dy?", "dy_h?", "dy_c?", "peepholes?"),
-            ),
-            ("dx?", "dw?", "dr?", "dbias?", "dinitial_h?", "dinitial_c?", "dpeepholes?"),
-            LSTM_ATTRIBUTES,
-            unread=UNREAD,
+    onnx=OnnxName(
+        "LSTMGrad",
+        (
+            *("x", "w", "r", "sequence_lens?", "initial_h?", "initial_c?", "y", "cells", "gates"),
+            *("dy?", "dy_h?", "dy_c?", "peepholes?"),
         ),
+        ("dx?", "dw?", "dr?", "dbias?", "dinitial_h?", "dinitial_c?", "dpeepholes?"),
+        LSTM_ATTRIBUTES,
+        unread=UNREAD,
     ),
     general=choosing(),
 )
@@ -261,14 +257,12 @@ def _chosen(results: dict[str, Array], needs: tuple[str, ...] | None) -> Any:
     "z, r = sigmoid(x W + h R), n = tanh(x W + (r * h) R); h = (1 - z) * n + z * h before",
     support=IN_GRAPHS,
     results={"y": _steps(), "y_h": STATE, "gates": _steps(GRU)},
-    onnx=(
-        OnnxName(
-            "GRUTraining",
-            ("x", "w", "r", "bias?", "sequence_lens?", "initial_h?"),
-            ("y?", "y_h?", "gates?"),
-            GRU_ATTRIBUTES,
-            unread=UNREAD,
-        ),
+    onnx=OnnxName(
+        "GRUTraining",
+        ("x", "w", "r", "bias?", "sequence_lens?", "initial_h?"),
+        ("y?", "y_h?", "gates?"),
+        GRU_ATTRIBUTES,
+        unread=UNREAD,
     ),
 )
 def gru_training(
@@ -311,14 +305,12 @@ def gru_training(
     "dx, dw, dr, … from dy, dy_h through h = (1 - z) * n + z * h before, from the last step on",
     support=IN_GRAPHS,
     results={"dx": OF_X, "dw": OF_W, "dr": OF_R, "dbias": _vectors(6), "dinitial_h": STATE},
-    onnx=(
-        OnnxName(
-            "GRUGrad",
-            ("x", "w", "r", "bias?", "sequence_lens?", "initial_h?", "y", "gates", "dy?", "dy_h?"),
-            ("dx?", "dw?", "dr?", "dbias?", "dinitial_h?"),
-            GRU_ATTRIBUTES,
-            unread=UNREAD,
-        ),
+    onnx=OnnxName(
+        "GRUGrad",
+        ("x", "w", "r", "bias?", "sequence_lens?", "initial_h?", "y", "gates", "dy?", "dy_h?"),
+        ("dx?", "dw?", "dr?", "dbias?", "dinitial_h?"),
+        GRU_ATTRIBUTES,
+        unread=UNREAD,
     ),
     general=choosing(),
 )

@@ -33,23 +33,21 @@ Policy = Annotated[str, one_of(*POLICIES)]
     "dx[i] = sum of (the weight of x[i] in y[o]) * dy[o]",
     support=IN_GRAPHS,
     results={"dx": shaped_like("x", dtype_of="dy")},
-    onnx=(
-        OnnxName(
-            "ResizeGrad",
-            ("dy", "x", "roi?", "scales?"),
-            ("dx",),
-            {
-                "mode": "nearest",
-                "coordinate_transformation_mode": "half_pixel",
-                "nearest_mode": "round_prefer_floor",
-                "cubic_coeff_a": -0.75,
-                "exclude_outside": 0,
-                "antialias": 0,
-                "axes": (),
-                "keep_aspect_ratio_policy": "stretch",
-            },
-            types={"roi": ("float32",), "scales": ("float32",)},
-        ),
+    onnx=OnnxName(
+        "ResizeGrad",
+        ("dy", "x", "roi?", "scales?"),
+        ("dx",),
+        {
+            "mode": "nearest",
+            "coordinate_transformation_mode": "half_pixel",
+            "nearest_mode": "round_prefer_floor",
+            "cubic_coeff_a": -0.75,
+            "exclude_outside": 0,
+            "antialias": 0,
+            "axes": (),
+            "keep_aspect_ratio_policy": "stretch",
+        },
+        types={"roi": ("float32",), "scales": ("float32",)},
     ),
 )
 def resize_grad(

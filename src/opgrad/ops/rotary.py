@@ -68,7 +68,7 @@ def _turned(x: Array, sizes: Rotation, cos: Array, sin: Array, positions: Array 
     support=ON_CPU,
     results={"y": like("x")},
     in_place={"y": ("x",)},
-    onnx=(OnnxName("RotaryEmbeddingTraining", ("x", *NODE_INPUTS), ("y",), NODE_ATTRIBUTES),),
+    onnx=OnnxName("RotaryEmbeddingTraining", ("x", *NODE_INPUTS), ("y",), NODE_ATTRIBUTES),
 )
 def rotary_embedding(
     x: Annotated[Array, Tensor(FLOATS, ranks=range(3, 5))], cos_cache: Annotated[Array, _cos(FORWARD)],
@@ -116,7 +116,7 @@ def rotary_embedding(
     forward=FORWARD,
     results={"dx": like("dy")},
     in_place={"dx": ("dy",)},
-    onnx=(OnnxName("RotaryEmbeddingGrad", ("dy", *NODE_INPUTS), ("dx",), NODE_ATTRIBUTES),),
+    onnx=OnnxName("RotaryEmbeddingGrad", ("dy", *NODE_INPUTS), ("dx",), NODE_ATTRIBUTES),
 )
 def rotary_embedding_grad(
     dy: Annotated[Array, Tensor(FLOATS, ranks=range(3, 5))], cos_cache: Annotated[Array, _cos(BACKWARD)],

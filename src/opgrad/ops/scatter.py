@@ -83,11 +83,7 @@ def _elements(indices: Array, axis: int) -> tuple[Array, ...]:
     return tuple(places)
 
 
-@operator(
-    "y[.., j, ..] = x[.., indices[.., j, ..], ..]",
-    support=IN_GRAPHS,
-    results={"y": shaped_like("indices", dtype_of="x")},
-)
+@operator(support=IN_GRAPHS, results={"y": shaped_like("indices", dtype_of="x")})
 def gather_elements(
     x: Whole,
     indices: Annotated[Array, Tensor(INTEGERS, _elements_like("gather_elements", ""))],
@@ -118,18 +114,15 @@ def gather_elements(
 
 
 @operator(
-    "dx = 0; dx[.., indices[.., j, ..], ..] += dy[.., j, ..]",
     forward="gather_elements",
     support=IN_GRAPHS,
     results=GRADIENT,
-    onnx=(
-        OnnxName(
-            "GatherElementsGrad",
-            ("dy", "shape", "indices"),
-            ("dx",),
-            {"axis": 0},
-            types={"indices": "Tind", "shape": ("int64",)},
-        ),
+    onnx=OnnxName(
+        "GatherElementsGrad",
+        ("dy", "shape", "indices"),
+        ("dx",),
+        {"axis": 0},
+        types={"indices": "Tind", "shape": ("int64",)},
     ),
 )
 def gather_elements_grad(
@@ -179,7 +172,6 @@ Tuples = Annotated[Array, Tensor(INTEGERS, ranks=range(1, 65))]
 
 
 @operator(
-    "y[b.., j..] = x[b.., *indices[b.., j..]]",
     support=IN_GRAPHS,
     results={
         "y": Tensor(FLOATS, _named_by_tuples("gather_nd"), "indices.shape[:-1] and x's axes behind", dtype_of="x")
@@ -210,18 +202,15 @@ def gather_nd(x: Whole, indices: Tuples, batch_dims: int = 0, *, out: Array | No
 
 
 @operator(
-    "dx = 0; dx[b.., *indices[b.., j..]] += dy[b.., j..]",
     forward="gather_nd",
     support=IN_GRAPHS,
     results=GRADIENT,
-    onnx=(
-        OnnxName(
-            "GatherNDGrad",
-            ("shape", "indices", "dy"),
-            ("dx",),
-            {"batch_dims": 0},
-            types={"indices": "Tind", "shape": ("int64",)},
-        ),
+    onnx=OnnxName(
+        "GatherNDGrad",
+        ("shape", "indices", "dy"),
+        ("dx",),
+        {"batch_dims": 0},
+        types={"indices": "Tind", "shape": ("int64",)},
     ),
 )
 def gather_nd_grad(
@@ -264,16 +253,13 @@ def gather_nd_grad(
 
 
 @operator(
-    "dx = 0; dx[start:end:step, ..] = dy",
     support=IN_GRAPHS,
     results=GRADIENT,
-    onnx=(
-        OnnxName(
-            "SliceGrad",
-            ("dy", "shape", "starts", "ends", "axes?", "steps?"),
-            ("dx",),
-            types={"shape": ("int64",), **dict.fromkeys(("starts", "ends", "axes", "steps"), "Tind")},
-        ),
+    onnx=OnnxName(
+        "SliceGrad",
+        ("dy", "shape", "starts", "ends", "axes?", "steps?"),
+        ("dx",),
+        types={"shape": ("int64",), **dict.fromkeys(("starts", "ends", "axes", "steps"), "Tind")},
     ),
 )
 def slice_grad(

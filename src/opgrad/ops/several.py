@@ -62,13 +62,12 @@ Scale = Annotated[Array, Tensor(("float32",), lambda shapes, _: (1,) if shapes["
 
 
 @operator(
-    "y = arrays joined along axis; lengths[i] = size of arrays[i] along axis",
     support=IN_GRAPHS,
     results={
         "y": Tensor(MOVABLE, _joined, "the joined shape"),
         "lengths": Tensor(("int64",), lambda shapes, _: (len(shapes),), "one entry for each array"),
     },
-    onnx=(OnnxName("ConcatTraining", ("arrays*",), ("y", "lengths?"), {"axis": 0}),),
+    onnx=OnnxName("ConcatTraining", ("arrays*",), ("y", "lengths?"), {"axis": 0}),
     general=several(),
 )
 def concat_training(arrays: Joined, axis: Axis = 0, *, out: Any = None) -> tuple[Array, Array]:
@@ -91,10 +90,9 @@ def concat_training(arrays: Joined, axis: Axis = 0, *, out: Any = None) -> tuple
 
 
 @operator(
-    "pieces[i] = the next split[i] slices of x along axis",
     support=IN_GRAPHS,
     results={"pieces": Tensor(MOVABLE, _piece, "the shape of x but for axis", dtype_of="x", several=True)},
-    onnx=(OnnxName("SplitTraining", ("x", "split"), ("pieces*",), {"axis": 0}, types={"split": ("int64",)}),),
+    onnx=OnnxName("SplitTraining", ("x", "split"), ("pieces*",), {"axis": 0}, types={"split": ("int64",)}),
     general=several(lambda op, given, count: len(integers(f"{op.name}: split", given["split"]))),
 )
 def split_training(x: Split, split: tuple[int, ...], axis: Axis = 0, *, out: Any = None) -> list[Array]:
@@ -116,10 +114,9 @@ def split_training(x: Split, split: tuple[int, ...], axis: Axis = 0, *, out: Any
 
 
 @operator(
-    "copies[i] = arrays[i]",
     support=IN_GRAPHS,
     results={"copies": Tensor(MOVABLE, _own, "the shape of the array", dtype_of="arrays[]", several=True)},
-    onnx=(OnnxName("PassThrough", ("arrays*",), ("copies*",)),),
+    onnx=OnnxName("PassThrough", ("arrays*",), ("copies*",)),
     general=several(lambda op, given, count: count),
 )
 def pass_through(arrays: Moved, *, out: Any = None) -> list[Array]:
@@ -140,10 +137,9 @@ def pass_through(arrays: Moved, *, out: Any = None) -> list[Array]:
 
 
 @operator(
-    "finite = no element of arrays is infinite or NaN",
     support=IN_GRAPHS,
     results={"finite": Tensor(("bool",), lambda shapes, _: (), "one bool")},
-    onnx=(OnnxName("IsAllFinite", ("arrays*",), ("finite",), {"isinf_only": 0, "isnan_only": 0}),),
+    onnx=OnnxName("IsAllFinite", ("arrays*",), ("finite",), {"isinf_only": 0, "isnan_only": 0}),
     general=several(),
 )
 def is_all_finite(
@@ -173,7 +169,7 @@ def is_all_finite(
     "scaled[i] = scale * arrays[i], in another dtype",
     support=IN_GRAPHS,
     results={"scaled": Tensor(FLOATS, _scaled, "the shape of the array", dtype_of="arrays[]", several=True)},
-    onnx=(OnnxName("MixedPrecisionScale", ("scale", "arrays*"), ("scaled*",), {"to": None, "fuse_outputs": 0}),),
+    onnx=OnnxName("MixedPrecisionScale", ("scale", "arrays*"), ("scaled*",), {"to": None, "fuse_outputs": 0}),
     general=several(_fused),
 )
 def mixed_precision_scale(
@@ -201,10 +197,9 @@ def mixed_precision_scale(
 
 
 @operator(
-    "norm = sqrt(sum over all arrays of x * x)",
     support=IN_GRAPHS,
     results={"norm": Tensor(("float32",), lambda shapes, _: (), "one number")},
-    onnx=(OnnxName("ReduceAllL2", ("arrays*",), ("norm",)),),
+    onnx=OnnxName("ReduceAllL2", ("arrays*",), ("norm",)),
     general=several(),
 )
 def reduce_all_l2(arrays: Numbers, *, out: Array | None = None) -> Array:
