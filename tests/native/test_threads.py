@@ -285,7 +285,7 @@ print(all(found) and os.sched_getaffinity(worker) < everywhere)
 """
 OF_TORCH = """
 import torch
-from opgrad.cpu.compiler.native import native
+from opgrad.cpu.compiler.decorators import native
 @native(2)
 def move_off(pool: int, thread: int) -> int:
     workers._move_off(pool, thread)
