@@ -113,7 +113,7 @@ except IndexError as error:
     assert str(error).startswith("a kernel touches ") and "which has 400" in str(error), error
 else:
     raise AssertionError("a kernel read behind x")
-Pointer.read = read
+CheckedPointer.read = read
 assert opgrad.relu(x).shape == (100,)  # the next call is not concerned
 """
 TRACED = """
