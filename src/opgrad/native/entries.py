@@ -19,10 +19,10 @@ from opgrad.contract import Spec
 from opgrad.contract.lists import lists_of
 from opgrad.contract.plain import RECORDS, fields, is_plain
 from opgrad.native import calls, scratch
+from opgrad.native.arguments import NotNative as NotNative
+from opgrad.native.arguments import Tensors as Tensors
+from opgrad.native.arguments import Values, flattened
 from opgrad.native.overlap import FEW
-from opgrad.native.records import NotNative as NotNative
-from opgrad.native.records import Tensors as Tensors
-from opgrad.native.records import Values, flattened
 
 UNLOCKED_FROM = 1 << 16  # bytes moved; giving the interpreter's lock up and taking it again costs some 50 ns
 MOST_VALUES = 16

@@ -6,6 +6,7 @@ and for a call that fits no entry, the object calls the Python function that it 
 """
 
 import ctypes
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -82,16 +83,12 @@ def _c_functions() -> list[int]:
     return [*found, id(ValueError), id(MemoryError)]
 
 
-_functions: Any = None
-
-
+@functools.cache
 def _table_of_c_functions() -> int:
-    global _functions
-    if _functions is None:
-        found = _c_functions()
-        _functions = (ctypes.c_int64 * len(found))(*found)
-        kept_forever(_functions)
-    return ctypes.addressof(_functions)
+    found = _c_functions()
+    table = (ctypes.c_int64 * len(found))(*found)
+    kept_forever(table)
+    return ctypes.addressof(table)
 
 
 class Entries:

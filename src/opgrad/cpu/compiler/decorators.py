@@ -22,8 +22,6 @@ from opgrad.cpu.compiler.helpers import inline as inline
 from opgrad.cpu.compiler.packs import PackedObjects
 from opgrad.cpu.compiler.parameters import Parameters, lanes_of
 from opgrad.cpu.compiler.processors import is_here
-from opgrad.cpu.compiler.target import ARM as ARM
-from opgrad.cpu.compiler.target import architecture as architecture
 from opgrad.cpu.compiler.target import host as host
 from opgrad.cpu.compiler.target import interface_of as interface_of
 from opgrad.cpu.compiler.target import line_lanes as line_lanes
