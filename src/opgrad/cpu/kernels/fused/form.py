@@ -44,6 +44,26 @@ class Form(NamedTuple):
     def numbers(self) -> int:
         return 2 * (len(self.before) + len(self.after))
 
+    def inwards(self, places: Places) -> Callable[..., Vector]:
+        """(s, arrays, i, whole, mask, numbers): s after the formulas before softmax; arrays: buffer, x, operands."""
+        return chain(self.before, places, 2)
+
+    def outwards(self, places: Places) -> Callable[..., Vector]:
+        """(s, arrays, i, whole, mask, numbers): s after the formulas behind.
+
+        arrays: buffer, decisions of dropout, operands.
+        """
+        return chain(self.after, places, 1, 2 * len(self.before))
+
+    def arrays_inwards(self, place: Any) -> Callable[..., Any]:
+        """(like, sources, at): the operands of the formulas before softmax at a row or a strip; x is the first."""
+        return each_operand(place, (True, *operands_of(self.before)), 0)
+
+    def arrays_outwards(self, place: Any) -> Callable[..., Any]:
+        """(buffer, kept, like, sources, at): the buffer, `kept` if there is dropout, operands of formulas behind."""
+        skipped = 1 + len(operands_of(self.before))
+        return _behind_buffers(self.drops, each_operand(place, operands_of(self.after)[self.drops :], skipped))
+
 
 class GradientForm(NamedTuple):
     """The formulas of a gradient's call, in the order in which it takes them.
@@ -78,29 +98,35 @@ class GradientForm(NamedTuple):
     def numbers(self) -> int:
         return 2 * len(self.formulas)
 
+    def backwards(self, places: Places) -> Callable[..., Vector]:
+        """(g, y, arrays, i, whole, mask, numbers): the gradient with respect to the softmax, from dy.
 
-def inwards(form: Form, places: Places) -> Callable[..., Vector]:
-    """(s, arrays, i, whole, mask, numbers): s after the formulas before softmax; arrays: buffer, x, operands."""
-    return chain(form.before, places, 2)
+        arrays: buffer, decisions if there is dropout, dy, y, operands.
+        """
+        first = 3 + self.drops  # the index of the first operand of the post-ops
+        at = [2 * len(each) for each in (self.before, self.inputs, self.applied)]
+        before, inputs = chain(self.before, places, 1), chain(self.inputs, places, 1, at[0])
+        back = _back(self.applied, places, first, at[0] + at[1])
+        own = [each for each in self.last if each.name != "where"]
+        rest = [each for each in self.last if each.name == "where"]
+        last = chain(own, places, 1, sum(at))
+        masked = chain(rest, places, first + len(operands_of(self.applied)), sum(at) + 2 * len(own))
 
+        @inline
+        def through(g: Vector, y: Vector, arrays, i: int, whole: bool, mask, numbers) -> Vector:
+            g, s = before(g, arrays, i, whole, mask, numbers), inputs(y, arrays, i, whole, mask, numbers)
+            g = last(back(g, s, arrays, i, whole, mask, numbers), arrays, i, whole, mask, numbers)
+            return masked(g, arrays, i, whole, mask, numbers)
 
-def outwards(form: Form, places: Places) -> Callable[..., Vector]:
-    """(s, arrays, i, whole, mask, numbers): s after the formulas behind.
+        return through
 
-    arrays: buffer, decisions of dropout, operands.
-    """
-    return chain(form.after, places, 1, 2 * len(form.before))
+    def arrays_backwards(self, place: Any) -> Callable[..., Any]:
+        """(buffer, kept, like, sources, at): the arrays that `backwards` reads, at a row or a strip."""
+        return _behind_buffers(self.drops, each_operand(place, (True, True, *self.operands), 0))
 
-
-def arrays_inwards(form: Form, place: Any) -> Callable[..., Any]:
-    """(like, sources, at): the operands of the formulas before softmax at a row or a strip; x is the first."""
-    return each_operand(place, (True, *operands_of(form.before)), 0)
-
-
-def arrays_outwards(form: Form, place: Any) -> Callable[..., Any]:
-    """(buffer, kept, like, sources, at): the buffer, `kept` if there is dropout, operands of formulas behind."""
-    skipped = 1 + len(operands_of(form.before))
-    return _behind_buffers(form.drops, each_operand(place, operands_of(form.after)[form.drops :], skipped))
+    def out_of_gradient(self, places: Places) -> Callable[..., Vector]:
+        """(dx, arrays, i, whole, mask, numbers): dx after the formulas behind the gradient."""
+        return chain(self.after, places, 1, 2 * (len(self.formulas) - len(self.after)))
 
 
 def _behind_buffers(drops: bool, operands: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,29 +134,6 @@ def _behind_buffers(drops: bool, operands: Callable[..., Any]) -> Callable[..., 
     if drops:
         return inline(lambda buffer, kept, like, sources, at: joined((buffer, kept), operands(like, sources, at)))
     return inline(lambda buffer, kept, like, sources, at: joined((buffer,), operands(like, sources, at)))
-
-
-def backwards(form: GradientForm, places: Places) -> Callable[..., Vector]:
-    """(g, y, arrays, i, whole, mask, numbers): the gradient with respect to the softmax, from dy.
-
-    arrays: buffer, decisions if there is dropout, dy, y, operands.
-    """
-    first = 3 + form.drops  # the index of the first operand of the post-ops
-    at = [2 * len(each) for each in (form.before, form.inputs, form.applied)]
-    before, inputs = chain(form.before, places, 1), chain(form.inputs, places, 1, at[0])
-    back = _back(form.applied, places, first, at[0] + at[1])
-    own = [each for each in form.last if each.name != "where"]
-    rest = [each for each in form.last if each.name == "where"]
-    last = chain(own, places, 1, sum(at))
-    masked = chain(rest, places, first + len(operands_of(form.applied)), sum(at) + 2 * len(own))
-
-    @inline
-    def through(g: Vector, y: Vector, arrays, i: int, whole: bool, mask, numbers) -> Vector:
-        g, s = before(g, arrays, i, whole, mask, numbers), inputs(y, arrays, i, whole, mask, numbers)
-        g = last(back(g, s, arrays, i, whole, mask, numbers), arrays, i, whole, mask, numbers)
-        return masked(g, arrays, i, whole, mask, numbers)
-
-    return through
 
 
 @inline
@@ -155,16 +158,6 @@ def _back(formulas: Sequence[Formula], places: Places, array: int, alpha: int) -
         return gradient(g, s, t, numbers[alpha], numbers[beta])
 
     return through
-
-
-def arrays_backwards(form: GradientForm, place: Any) -> Callable[..., Any]:
-    """(buffer, kept, like, sources, at): the arrays that `backwards` reads, at a row or a strip."""
-    return _behind_buffers(form.drops, each_operand(place, (True, True, *form.operands), 0))
-
-
-def out_of_gradient(form: GradientForm, places: Places) -> Callable[..., Vector]:
-    """(dx, arrays, i, whole, mask, numbers): dx after the formulas behind the gradient."""
-    return chain(form.after, places, 1, 2 * (len(form.formulas) - len(form.after)))
 
 
 def one_after_the_other(several: Sequence[Callable[..., None]]) -> Callable[..., None]:

@@ -13,17 +13,7 @@ from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Float, Private, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.fused.chain import joined
-from opgrad.cpu.kernels.fused.form import (
-    Form,
-    GradientForm,
-    arrays_backwards,
-    arrays_inwards,
-    arrays_outwards,
-    backwards,
-    inwards,
-    one_after_the_other,
-    outwards,
-)
+from opgrad.cpu.kernels.fused.form import Form, GradientForm, one_after_the_other
 from opgrad.cpu.kernels.fused.operands import (
     IN_COLUMNS,
     OF_PLAIN_STRIP,
@@ -126,7 +116,7 @@ def _reads_plain(sources, o: int, j: int, n: int, whole: bool, mask, e, numbers)
 
 
 def _reads_with_attributes(form: Form) -> Callable[..., Any]:
-    through, inner = inwards(form, IN_COLUMNS), arrays_inwards(form, OF_STRIP)
+    through, inner = form.inwards(IN_COLUMNS), form.arrays_inwards(OF_STRIP)
 
     @inline
     def read(sources, o: int, j: int, n: int, whole: bool, mask, e, numbers):
@@ -147,7 +137,7 @@ _in_buffer, _where_they_lie = inline(lambda x, e: Line(e, v.lanes(e))), inline(l
 
 def _written(form: Form, result: Callable[..., Vector]) -> Callable[..., Vector]:
     """(arrays, i, whole, mask, (numbers of the strip, fine, numbers)): a vector of y from the values kept."""
-    through = outwards(form, IN_COLUMNS)
+    through = form.outwards(IN_COLUMNS)
 
     @inline
     def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
@@ -206,7 +196,7 @@ def forward_body(
     """
     value, others = _written(form, reduction.result), _other_results(form, reduction)
     decide = keep_strip if form.drops else without_dropout
-    add_up, outer = reduction.loop(loops.writing(value)), arrays_outwards(form, OF_STRIP)
+    add_up, outer = reduction.loop(loops.writing(value)), form.arrays_outwards(OF_STRIP)
     subtracted, numbers_of, no_numbers = reduction.subtracted, reduction.numbers, reduction.no_numbers
     place = _in_buffer if is_kept else _where_they_lie
 
@@ -287,7 +277,7 @@ def forward_with_attributes(form: Form) -> Kernel:
 
 def _gradient_terms(form: GradientForm) -> Callable[..., tuple[Vector, Vector]]:
     """(arrays, i, whole, mask, numbers): the gradient with respect to the softmax, and y."""
-    back, dy, y = backwards(form, IN_COLUMNS), 1 + form.drops, 2 + form.drops
+    back, dy, y = form.backwards(IN_COLUMNS), 1 + form.drops, 2 + form.drops
 
     @inline
     def both(arrays, i: int, whole: bool, mask, numbers):
@@ -325,7 +315,7 @@ def gradient_body(form: GradientForm, place: Any, is_kept: bool) -> Callable[...
                 get(a[y].data, i * a[y].step, whole, mask),
             )
         )
-    result, arrays_of = gradient_result(form, again, IN_COLUMNS), arrays_backwards(form, place)
+    result, arrays_of = gradient_result(form, again, IN_COLUMNS), form.arrays_backwards(place)
     decide = keep_strip if form.drops else without_dropout
     add_up = loops.column_sum(_gradient_value(form, keep), loops.writing(result))
 

@@ -13,7 +13,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.fused.chain import Places
-from opgrad.cpu.kernels.fused.form import GradientForm, out_of_gradient
+from opgrad.cpu.kernels.fused.form import GradientForm
 from opgrad.cpu.kernels.loops import columns, rows
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, minus_both
 from opgrad.cpu.kernels.numerics import logsumexp as lse
@@ -235,7 +235,7 @@ def gradient_result(
 
     both: (arrays, i, whole, mask, numbers): the gradient with respect to the softmax, and y.
     """
-    formula, out = GRADIENTS[form.operator][1], out_of_gradient(form, places)
+    formula, out = GRADIENTS[form.operator][1], form.out_of_gradient(places)
 
     @inline
     def result(arrays, i: int, whole: bool, mask, numbers) -> Vector:

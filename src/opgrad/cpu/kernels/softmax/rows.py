@@ -16,17 +16,7 @@ from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.fused.chain import joined
-from opgrad.cpu.kernels.fused.form import (
-    Form,
-    GradientForm,
-    arrays_backwards,
-    arrays_inwards,
-    arrays_outwards,
-    backwards,
-    inwards,
-    one_after_the_other,
-    outwards,
-)
+from opgrad.cpu.kernels.fused.form import Form, GradientForm, one_after_the_other
 from opgrad.cpu.kernels.fused.operands import (
     IN_ROWS,
     OF_PLAIN_ROW,
@@ -69,7 +59,7 @@ class Block(NamedTuple):
 
 def reader_to_buffer(form: Form) -> Callable[..., Any]:
     """(e, n, arrays, numbers): the largest of n values, which are x after the formulas before softmax; they go to e."""
-    through = inwards(form, IN_ROWS)
+    through = form.inwards(IN_ROWS)
 
     @inline
     def visit(total, arrays, i: int, whole: bool, mask, numbers):
@@ -90,7 +80,7 @@ def reader_to_buffer(form: Form) -> Callable[..., Any]:
 
 
 def _reads_with_attributes(form: Form) -> Callable[..., Any]:
-    read_all, operands = reader_to_buffer(form), arrays_inwards(form, OF_ROW)
+    read_all, operands = reader_to_buffer(form), form.arrays_inwards(OF_ROW)
 
     @inline
     def read(sources, row: int, n: int, e, numbers):
@@ -117,7 +107,7 @@ def _reads_in_place(sources, row: int, n: int, e, numbers):
 
 def _written(form: Form, result: Callable[..., Vector]) -> Callable[..., Vector]:
     """(arrays, i, whole, mask, (numbers of the row, fine, numbers)): an element of y from what was kept of its row."""
-    through = outwards(form, IN_ROWS)
+    through = form.outwards(IN_ROWS)
 
     @inline
     def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
@@ -175,7 +165,7 @@ def forward_body(
     """
     value, others = _written(form, reduction.result), _other_results(form, reduction)
     decide = keep_elements if form.drops else without_dropout
-    add_up, write, outer = reduction.loop(row_stepper(value)), row_writer(value), arrays_outwards(form, OF_ROW)
+    add_up, write, outer = reduction.loop(row_stepper(value)), row_writer(value), form.arrays_outwards(OF_ROW)
     subtracted, numbers_of, none = reduction.subtracted, reduction.numbers, reduction.no_numbers
 
     @inline
@@ -256,7 +246,7 @@ def forward_with_attributes(form: Form) -> Kernel:
 
 def gradient_terms(form: GradientForm, read: Callable[..., Vector]) -> Callable[..., tuple[Vector, Vector]]:
     """(arrays, i, whole, mask, numbers): the gradient with respect to the softmax, and y."""
-    back, dy, y = backwards(form, IN_ROWS), 1 + form.drops, 2 + form.drops
+    back, dy, y = form.backwards(IN_ROWS), 1 + form.drops, 2 + form.drops
 
     @inline
     def both(arrays, i: int, whole: bool, mask, numbers):
@@ -309,7 +299,7 @@ def gradient_body(form: GradientForm, place: Any, is_kept: bool) -> Callable[...
     if is_kept:
         keep = inline(lambda buffer, i, g, whole, mask: put(buffer, i, g, whole, mask, 0))
         again = inline(lambda a, i, whole, mask, numbers: (get(a[0], i, whole, mask), get(a[y], i, whole, mask)))
-    result, arrays_of = gradient_result(form, again, IN_ROWS), arrays_backwards(form, place)
+    result, arrays_of = gradient_result(form, again, IN_ROWS), form.arrays_backwards(place)
     decide = keep_elements if form.drops else without_dropout
     read = IN_ROWS.along if is_kept else read_again
     add_up, write = gradient_loop(form, row_stepper(result), keep, read), row_writer(result)

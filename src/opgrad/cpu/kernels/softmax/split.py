@@ -14,16 +14,7 @@ from opgrad.cpu.compiler.parameters import Float, Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.compiler.words import load_f64, store_f64
 from opgrad.cpu.kernels.fused.chain import joined
-from opgrad.cpu.kernels.fused.form import (
-    Form,
-    GradientForm,
-    arrays_backwards,
-    arrays_inwards,
-    arrays_outwards,
-    inwards,
-    one_after_the_other,
-    outwards,
-)
+from opgrad.cpu.kernels.fused.form import Form, GradientForm, one_after_the_other
 from opgrad.cpu.kernels.fused.operands import (
     IN_ROWS,
     OF_BLOCK,
@@ -144,7 +135,7 @@ def _reader(form: Form, is_plain: bool) -> Callable[..., Any]:
             return x, loops.row_max(x, 0, n)
 
         return read_x
-    read_all, operands = reader_to_buffer(form), arrays_inwards(form, OF_BLOCK)
+    read_all, operands = reader_to_buffer(form), form.arrays_inwards(OF_BLOCK)
     return inline(lambda sources, at, n, e, numbers: (e, read_all(e, n, operands(e, sources, at), numbers)))
 
 
@@ -200,7 +191,7 @@ def _log_sum_exp_noting(form: Form, reduction: SoftmaxReduction) -> Callable[...
 
 def _softmax_of_block(form: Form, reduction: SoftmaxReduction) -> Callable[..., Vector]:
     """((arrays before softmax, …), i, whole, mask, (numbers of the row, fine, numbers)): an element of the softmax."""
-    through, result = inwards(form, IN_ROWS), reduction.result
+    through, result = form.inwards(IN_ROWS), reduction.result
 
     @inline
     def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
@@ -213,8 +204,8 @@ def _softmax_of_block(form: Form, reduction: SoftmaxReduction) -> Callable[..., 
 
 
 def _block_results(form: Form, blocks: BlockReduction, is_plain: bool) -> Kernel:
-    inner, outer = arrays_inwards(form, OF_BLOCK), arrays_outwards(form, OF_BLOCK)
-    of_softmax, behind = _softmax_of_block(form, blocks.reduction), outwards(form, IN_ROWS)
+    inner, outer = form.arrays_inwards(OF_BLOCK), form.arrays_outwards(OF_BLOCK)
+    of_softmax, behind = _softmax_of_block(form, blocks.reduction), form.outwards(IN_ROWS)
     reduction, sums_of = blocks.reduction, blocks.sums
     decide = keep_elements if form.drops else without_dropout
     subtracted, numbers_of = reduction.subtracted, reduction.numbers
@@ -297,7 +288,7 @@ def gradient(form: GradientForm) -> tuple[Kernel, Kernel]:
 
 
 def _gradient_sums(form: GradientForm) -> Kernel:
-    place, count, floats = arrays_backwards(form, OF_BLOCK), form.sources, form.numbers
+    place, count, floats = form.arrays_backwards(OF_BLOCK), form.sources, form.numbers
     decide = keep_elements if form.drops else without_dropout
     add_up, buffer = gradient_loop(form, no_step, nothing_kept), Private if form.drops else int
 
@@ -319,7 +310,7 @@ def _gradient_sums(form: GradientForm) -> Kernel:
 
 
 def _gradient_results(form: GradientForm) -> Kernel:
-    place, count, floats = arrays_backwards(form, OF_BLOCK), form.sources, form.numbers
+    place, count, floats = form.arrays_backwards(OF_BLOCK), form.sources, form.numbers
     decide = keep_elements if form.drops else without_dropout
     buffer, write = (
         Private if form.drops else int,
