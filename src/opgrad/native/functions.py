@@ -15,19 +15,10 @@ from typing import Any
 
 from opgrad.locks import settling
 from opgrad.native import abi, calls, entries, threads
-from opgrad.native.abi import (
-    ARRAY_TYPE,
-    NEW_FROM_DESCR,
-    SUPPORTED,
-    Function,
-    kept_forever,
-    native_type,
-    numpy_function,
-)
 from opgrad.native.entries import Answered, Entry, NotNative, signature_of
 
 
-class PythonFunction(Function):
+class PythonFunction(abi.Function):
     """The public function as Python sees it: its name and methods, and the call that no native code answers."""
 
     _python: Callable[..., Any]
@@ -47,7 +38,7 @@ class PythonFunction(Function):
         return f"<function {self.__name__} at {id(self):#x}>"
 
 
-_Type = native_type(PythonFunction)
+_Type = abi.native_type(PythonFunction)
 
 
 def function_of(python: Callable[..., Any]) -> tuple[Any, "Entries | None"]:
@@ -55,7 +46,7 @@ def function_of(python: Callable[..., Any]) -> tuple[Any, "Entries | None"]:
 
     Where native calls are impossible, `python`, None.
     """
-    if not SUPPORTED:
+    if not abi.SUPPORTED:
         return python, None
     made = _Type()
     made._python = python
@@ -78,7 +69,7 @@ def _c_functions() -> list[int]:
         "PyObject_RichCompareBool", "PyErr_Clear", "PyErr_ExceptionMatches", "PyErr_Occurred", "PyTuple_New",
         "PyTuple_SetItem", "PyList_New", "PyList_SetItem", "PyObject_GetAttr", "PyDict_GetItem", "PyLong_AsLongLong",
     ]  # fmt: skip
-    new_array, array = numpy_function(NEW_FROM_DESCR), numpy_function(ARRAY_TYPE)
+    new_array, array = abi.numpy_function(abi.NEW_FROM_DESCR), abi.numpy_function(abi.ARRAY_TYPE)
     found = [*(_address(getattr(python, name)) for name in names), new_array, array, threads.run.address]
     return [*found, id(ValueError), id(MemoryError)]
 
@@ -87,7 +78,7 @@ def _c_functions() -> list[int]:
 def _table_of_c_functions() -> int:
     found = _c_functions()
     table = (ctypes.c_int64 * len(found))(*found)
-    kept_forever(table)
+    abi.kept_forever(table)
     return ctypes.addressof(table)
 
 
