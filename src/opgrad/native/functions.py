@@ -15,6 +15,7 @@ from typing import Any
 
 from opgrad.locks import settling
 from opgrad.native import abi, calls, entries, threads
+from opgrad.native.abi import SUPPORTED
 from opgrad.native.entries import Answered, Entry, NotNative, signature_of
 
 
@@ -46,7 +47,7 @@ def function_of(python: Callable[..., Any]) -> tuple[Any, "Entries | None"]:
 
     Where native calls are impossible, `python`, None.
     """
-    if not abi.SUPPORTED:
+    if not SUPPORTED:
         return python, None
     made = _Type()
     made._python = python
