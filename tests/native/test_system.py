@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from opgrad.native import pool
-from opgrad.native.threads import workers
+from opgrad.native.threads import block, workers
 from opgrad.native.threads.system import HEAP, Posix, Windows, address, system
 
 pytestmark = pytest.mark.any_cpu
@@ -124,9 +124,9 @@ def test_the_workers_of_another_system(monkeypatch, make):
     started = [call for call in library.called if call[0] in ("pthread_create", "CreateThread")]
     assert len(started) == team.workers == 3
     assert all(workers.work.address in call and team.address in call for call in started)
-    words = (ctypes.c_int64 * workers.TEAMS).from_address(team.address)
-    assert words[workers.C_GET_CPU] == words[workers.C_SET_AFFINITY] == 0
-    assert library.called[0][1] == team.address + 8 * workers.MUTEX
+    words = (ctypes.c_int64 * block.TEAMS).from_address(team.address)
+    assert words[block.C_GET_CPU] == words[block.C_SET_AFFINITY] == 0
+    assert library.called[0][1] == team.address + 8 * block.MUTEX
 
 
 def test_this_system_has_all_that_is_asked_for():

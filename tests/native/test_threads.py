@@ -246,7 +246,7 @@ import numpy as np
 from pathlib import Path
 import opgrad
 from opgrad.native import threads
-from opgrad.native.threads import workers
+from opgrad.native.threads import block, cpus
 x = np.random.default_rng(0).normal(size=(64, 20000)).astype("float32")
 def tasks(): return [int(path.name) for path in Path("/proc/self/task").iterdir()]
 def masks(): return {thread: os.sched_getaffinity(thread) for thread in tasks()}
@@ -264,14 +264,14 @@ others = set(tasks())
 opgrad.softmax(x)
 (worker,) = set(tasks()) - others
 def word(place): return ctypes.c_int64.from_address(threads._pool.address + 8 * place).value
-while word(workers.THREADS) != worker: time.sleep(0.01)
+while word(block.THREADS) != worker: time.sleep(0.01)
 """
 OWN = """
 found = []
 for cpu in (first, second) * 5:
     call_from(cpu)
-    if word(workers.CPU) != workers.NO_CPU:  # as the worker leaves it, once
-        found.append(os.sched_getaffinity(worker) == everywhere - {word(workers.CPU)})
+    if word(block.CPU) != block.NO_CPU:  # as the worker leaves it, once
+        found.append(os.sched_getaffinity(worker) == everywhere - {word(block.CPU)})
 print(len(found) > 0 and all(found))
 """
 CHOSEN = """
@@ -288,7 +288,7 @@ import torch
 from opgrad.cpu.compiler.decorators import native
 @native(2)
 def move_off(pool: int, thread: int) -> int:
-    workers._move_off(pool, thread)
+    cpus.move_off(pool, thread)
     return 0
 torch.set_num_threads(2)
 torch.relu(torch.ones(1 << 20))

@@ -45,42 +45,52 @@ from opgrad.cpu.compiler.words import (
     store_word,
 )
 from opgrad.limits import MOST_THREADS
+from opgrad.native.threads.block import (
+    ARGUMENTS,
+    ASLEEP,
+    C_GET_AFFINITY,
+    C_GET_CPU,
+    C_GET_THREAD,
+    C_LIMIT,
+    C_LOCK,
+    C_NUMBER,
+    C_REGION,
+    C_SET_AFFINITY,
+    C_SIZE,
+    C_UNLOCK,
+    C_WAIT,
+    C_WAKE,
+    C_YIELD,
+    CONDITION,
+    CPU,
+    FIELD,
+    FINISHED,
+    GENERATION,
+    JOB,
+    LEFT_CONDITION,
+    LEFT_MUTEX,
+    LINE,
+    LOCK,
+    MAY_JOIN,
+    MOST_SHARES,
+    MUTEX,
+    NEXT,
+    NO_CPU,
+    PARTS,
+    POOL,
+    SHARES,
+    SLEEPERS,
+    SPINS,
+    STARTED,
+    TASK,
+    TEAM,
+    TEAMS,
+    THREADS,
+    WORK_IN_REGION,
+    WORKERS,
+)
+from opgrad.native.threads.cpus import keep_workers_apart, lend_cpu, move_late
 from opgrad.native.threads.system import system
-
-# Words of the pool's memory block. Words that several threads write have cache lines of their own.
-LOCK = 0  # 1 while some caller owns the pool
-TASK, ARGUMENTS, PARTS, SHARES = 8, 9, 10, 11  # the job; SHARES is used in a region of OpenMP alone
-ASLEEP = 16  # 1 while the owner sleeps until its workers have left the job
-JOB = 24  # generation << 32 | workers that may join << 16 | workers inside; the generation is odd while the job is open
-SLEEPERS, STARTED = 32, 33
-C_LOCK, C_UNLOCK, C_WAIT, C_WAKE = 40, 41, 42, 43  # addresses of the system's functions
-MUTEX, CONDITION = 48, 64
-LEFT_MUTEX, LEFT_CONDITION = 80, 96
-NEXT, LINE = 112, 8  # the next part of each thread's share, each on a cache line of its own
-MOST_SHARES = 64
-# Linux: the CPU of the last caller, and the system's functions.
-CPU, C_GET_CPU, C_SET_AFFINITY, C_GET_AFFINITY, C_GET_THREAD = 34, 44, 45, 46, 47
-# If OpenMP's threads do the parts: how many of them have found no part left, the system's function that lets other
-# threads run first, and OpenMP's functions. One runs a parallel region; in it two return a thread's number and how many
-# threads there are.
-# C_LIMIT, if PyTorch is loaded: the function that returns how many threads PyTorch would use.
-FINISHED, C_YIELD, C_SIZE = 17, 18, 19
-C_REGION, C_NUMBER, C_LIMIT, WORK_IN_REGION = 36, 37, 38, 39
-# THREADS: the system's number of each worker's thread; of OpenMP's threads, by their numbers in the region, and
-# negative once they have no part left. Then come sets of CPUs. CALLERS: those that the caller may use, but the one that
-# it runs on. NOW: those that a worker has now. MASKS: for each worker those that it may use, and those of them that it
-# was given.
-THREADS = NEXT + LINE * MOST_SHARES
-MASK_WORDS = 16  # 1024 CPUs
-CALLERS = THREADS + MOST_SHARES
-NOW, MASKS = CALLERS + MASK_WORDS, CALLERS + 2 * MASK_WORDS
-TEAMS = MASKS + 2 * MASK_WORDS * MOST_SHARES  # a team for each number of workers: the pool's address, and that number
-POOL, WORKERS, TEAM = 0, 1, 2
-NO_CPU = -1
-
-GENERATION, MAY_JOIN = 32, 16  # how far these are shifted in JOB
-FIELD = 0xFFFF
-SPINS = 1500  # how often a worker looks for the next job before it sleeps: for about 50 µs
 
 
 @inline
@@ -140,55 +150,6 @@ def _await_job(pool: int, me: int, seen: int) -> int:
 
 
 @inline
-def _keep_workers_apart(pool: int) -> None:
-    """Keep the workers off the caller's CPU, unless it is the one of the call before.
-
-    The scheduler may wake a helper on the caller's CPU though another is idle, as on virtual machines, and leaves it
-    there for milliseconds, in which the caller waits: after a pause of 20 ms relu of a million elements took 7.8 ms
-    and takes 0.3 (Zen 5, 2 threads). Threads that are not ours, such as OpenMP's, run where their owners let them.
-    """
-    if load_word(pool, C_GET_CPU):
-        cpu = call_address(load_word(pool, C_GET_CPU)) & 0xFFFF
-        if cpu != load_word(pool, CPU) and cpu < 64 * MASK_WORDS:
-            store_word(pool, CPU, cpu)
-            if _read_mask(pool, 0, CALLERS):
-                own = CALLERS + cpu // 64
-                store_word(pool, own, load_word(pool, own) & ~(1 << (cpu % 64)))
-                for worker in range(min(atomic_load(pool + 8 * STARTED), MOST_SHARES)):
-                    _keep_apart(pool, atomic_load(pool + 8 * (THREADS + worker)), MASKS + 2 * MASK_WORDS * worker)
-
-
-@inline
-def _read_mask(pool: int, thread: int, place: int) -> bool:
-    """Write the CPUs of a thread, 0 for this one, into the pool's words. Returns whether the system has told them."""
-    return call_address(load_word(pool, C_GET_AFFINITY), thread, 8 * MASK_WORDS, pool + 8 * place) & 0xFFFFFFFF == 0
-
-
-@inline
-def _keep_apart(pool: int, thread: int, allowed: int) -> None:
-    """Keep a worker off the caller's CPU, on others that both may use, if there are any.
-
-    The worker may use the CPUs that it had when it started. If it has others now than it was given here, somebody has
-    changed them, as `taskset` does, and the worker may use these from then on. If somebody changes the CPUs of all
-    threads, and a worker's happen to be those that it was given, the change is respected all the same, because a worker
-    is never given a CPU that the caller may not use.
-    """
-    if thread == 0 or not _read_mask(pool, thread, NOW):  # 0: the worker has not written its number yet
-        return
-    given, changed, left = allowed + MASK_WORDS, False, 0
-    for word in range(MASK_WORDS):
-        changed |= load_word(pool, NOW + word) != load_word(pool, given + word)
-    for word in range(MASK_WORDS):
-        if changed:
-            store_word(pool, allowed + word, load_word(pool, NOW + word))
-        left |= load_word(pool, allowed + word) & load_word(pool, CALLERS + word)
-    if left:
-        for word in range(MASK_WORDS):
-            store_word(pool, given + word, load_word(pool, allowed + word) & load_word(pool, CALLERS + word))
-        call_address(load_word(pool, C_SET_AFFINITY), thread, 8 * MASK_WORDS, pool + 8 * given)
-
-
-@inline
 def _leave(pool: int) -> None:
     """Leave the job, and wake its owner if it sleeps."""
     atomic_add(pool + 8 * JOB, -1)
@@ -196,19 +157,6 @@ def _leave(pool: int) -> None:
         call_address(load_word(pool, C_LOCK), pool + 8 * LEFT_MUTEX)
         call_address(load_word(pool, C_WAKE), pool + 8 * LEFT_CONDITION)
         call_address(load_word(pool, C_UNLOCK), pool + 8 * LEFT_MUTEX)
-
-
-@inline
-def _lend_cpu(pool: int) -> None:
-    """Let the workers run on the caller's CPU, too, until the next call keeps them off it."""
-    if load_word(pool, C_GET_CPU) and load_word(pool, CPU) != NO_CPU:
-        store_word(pool, CPU, NO_CPU)
-        for worker in range(min(atomic_load(pool + 8 * STARTED), MOST_SHARES)):
-            thread, allowed = atomic_load(pool + 8 * (THREADS + worker)), MASKS + 2 * MASK_WORDS * worker
-            if thread:
-                for word in range(MASK_WORDS):
-                    store_word(pool, allowed + MASK_WORDS + word, load_word(pool, allowed + word))
-                call_address(load_word(pool, C_SET_AFFINITY), thread, 8 * MASK_WORDS, pool + 8 * allowed)
 
 
 @native(1)
@@ -268,7 +216,7 @@ def _await_workers(pool: int) -> None:
         if atomic_load(pool + 8 * JOB) & FIELD == 0:
             return
         spin_hint()
-    _lend_cpu(pool)
+    lend_cpu(pool)
     mutex, condition = pool + 8 * LEFT_MUTEX, pool + 8 * LEFT_CONDITION
     call_address(load_word(pool, C_LOCK), mutex)
     atomic_store(pool + 8 * ASLEEP, 1)
@@ -288,31 +236,6 @@ def _run_with_workers(pool: int, workers: int) -> None:
 
 
 @inline
-def _move_off(pool: int, thread: int) -> None:
-    """Move a thread that waits for the caller's CPU to another one. Afterwards it may use the same CPUs as before."""
-    cpu = call_address(load_word(pool, C_GET_CPU)) & 0xFFFF
-    if thread and cpu < 64 * MASK_WORDS and _read_mask(pool, thread, NOW):
-        place, left = NOW + cpu // 64, 0
-        own = load_word(pool, place)
-        store_word(pool, place, own & ~(1 << (cpu % 64)))
-        for word in range(MASK_WORDS):
-            left |= load_word(pool, NOW + word)
-        if left:
-            call_address(load_word(pool, C_SET_AFFINITY), thread, 8 * MASK_WORDS, pool + 8 * NOW)
-            store_word(pool, place, own)
-            call_address(load_word(pool, C_SET_AFFINITY), thread, 8 * MASK_WORDS, pool + 8 * NOW)
-
-
-@inline
-def _move_late(pool: int, size: int) -> None:
-    """Move the threads of the region that still have parts off the caller's CPU."""
-    for number in range(1, min(size, MOST_SHARES)):
-        thread = atomic_load(pool + 8 * (THREADS + number))
-        if thread > 0:
-            _move_off(pool, thread)
-
-
-@inline
 def _await_region(pool: int, number: int, size: int) -> None:
     """Wait until the other threads of the region have no part left, too.
 
@@ -328,7 +251,7 @@ def _await_region(pool: int, number: int, size: int) -> None:
         spins += 1
         if spins % SPINS == 0:
             if number == 0 and load_word(pool, C_GET_CPU):
-                _move_late(pool, size)
+                move_late(pool, size)
             call_address(load_word(pool, C_YIELD))
 
 
@@ -380,7 +303,7 @@ def run(team: int, task: int, arguments: int, parts: int) -> int:
     if load_word(pool, C_REGION):
         _run_in_region(pool, workers, shares)
     else:
-        _keep_workers_apart(pool)
+        keep_workers_apart(pool)
         _run_with_workers(pool, workers)
     atomic_store(pool + 8 * LOCK, 0)
     return 0
