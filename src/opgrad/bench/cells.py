@@ -1,6 +1,6 @@
 """What is measured: the workloads of each kind of operator, in each dtype, and the forms of softmax."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -203,27 +203,33 @@ def select(
 
     Raises ValueError for a name that is not known.
     """
-    graphs, steps = (graph_operators(), step_forms.functions()) if workloads is WORKLOADS else ({}, {})
-    declared = {**operators(), **graphs, **steps}
+    others = {**graph_operators(), **step_forms.functions()} if workloads is WORKLOADS else {}
+    declared = {**operators(), **others}
     _check("operator", ops, declared)
     _check("group", groups, GROUPS)
     check_names(dtypes, memories)
-    plain = not groups or PLAIN in groups
-    cells = []
-    for op in [declared[name] for name in ops or declared]:
-        if plain and op.name not in {**graphs, **steps}:
-            usual = _workloads(op, workloads[op.kind], shapes, quick)
-            cells += [Cell(op, workload, dtype) for workload in usual for dtype in dtypes or DTYPES]
-        own = _examples(op) if op.name in graphs else (*workloads.get(op.name, ()), *_more_steps(op, shapes))
-        for workload in own:
-            if (not groups or workload.group in groups) and _is_asked(workload, shapes, quick):
-                cells += [Cell(op, workload, pair) for pair in _pairs(workload, dtypes, quick)]
+    asked = list(map(_shape, shapes))
+    cells = [
+        Cell(op, workload, dtype)
+        for op in [declared[name] for name in ops or declared]
+        for table in _tables(op, workloads)
+        for workload in (_of_shapes(op, table, asked) if asked else table)
+        if (not groups or workload.group in groups) and (asked or workload.quick or not quick)
+        for dtype in _dtypes(workload, dtypes, quick)
+    ]
     return [
         replace(cell, memory=memory)
         for memory in memories or (DEFAULT,)
         for cell in cells
         if memory == DEFAULT or cell.workload.group not in STEPS  # PyTorch's tensors lie where PyTorch puts them
     ]
+
+
+def _tables(op: Operator, workloads: Workloads) -> list[Sequence[Workload]]:
+    """The plain workloads of an operator, and its forms; those of a step; or the examples that there are."""
+    if op.name in operators():
+        return [workloads[op.kind], workloads.get(op.name, ())]
+    return [workloads.get(op.name) or _examples(op)]
 
 
 def _examples(op: Operator) -> list[Workload]:
@@ -234,21 +240,21 @@ def _examples(op: Operator) -> list[Workload]:
     return [replace(EXAMPLE, example=number, quick=number == 0, dtypes=dtypes) for number in range(count)]
 
 
-def _more_steps(op: Operator, shapes: Sequence[str]) -> list[Workload]:
-    """Linear layers and attention of these shapes, which no workload has."""
-    usual = WORKLOADS[op.name] if step_forms.takes(op.name, (1, 1, 1)) or op.name == step_forms.ATTENTION else []
-    known = {workload.shape for workload in usual}
-    found = [shape for shape in map(_shape, shapes) if step_forms.takes(op.name, shape) and shape not in known]
-    forms = {workload.form: workload for workload in usual}.values()
-    return [replace(form, shape=shape) for shape in found for form in forms]
+def _of_shapes(op: Operator, table: Sequence[Workload], shapes: Sequence[Shape]) -> Iterator[Workload]:
+    """The workloads of these shapes; plain ones, layers and attention also of shapes that the table lacks."""
+    for shape in shapes:
+        known = [workload for workload in table if workload.shape == shape]
+        yield from known
+        if not known and step_forms.takes(op.name, shape):
+            yield from (replace(form, shape=shape) for form in {each.form: each for each in table}.values())
+        elif not known and table and table[0].group == PLAIN and len(shape) in next(iter(op.inputs.values())).ranks:
+            yield Workload(shape, indices=shape[0] if op.kind == "slices" else 0)
 
 
-def _is_asked(workload: Workload, shapes: Sequence[str], quick: bool) -> bool:
-    return workload.shape in map(_shape, shapes) if shapes else workload.quick or not quick
-
-
-def _pairs(workload: Workload, dtypes: Sequence[str], quick: bool) -> Sequence[str]:
-    """The dtypes of a form, or those with nothing but these dtypes in them."""
+def _dtypes(workload: Workload, dtypes: Sequence[str], quick: bool) -> Sequence[str]:
+    """Those asked for; the dtypes of a form, or those with nothing but these dtypes in them."""
+    if workload.group == PLAIN:
+        return dtypes or DTYPES
     parts = {pair: set(pair.replace("->", ",").split(",")) for pair in workload.dtypes}
     found = [pair for pair, each in parts.items() if (each <= set(dtypes) if dtypes else pair != UNASKED)]
     return found[:1] if quick else found
@@ -264,19 +270,6 @@ def _check(what: str, names: Sequence[str], known: Sequence[str] | Mapping[str, 
     for name in names:
         if name not in known:
             raise ValueError(f"bench: {what} is {name!r}, expected one of {', '.join(known)}")
-
-
-def _workloads(op: Operator, table: Sequence[Workload], shapes: Sequence[str], quick: bool) -> list[Workload]:
-    if not shapes:
-        return [workload for workload in table if workload.quick or not quick]
-    found = []
-    for text in shapes:
-        shape = _shape(text)
-        known = [workload for workload in table if workload.shape == shape]
-        ranks = next(iter(op.inputs.values())).ranks
-        extra = Workload(shape, indices=shape[0] if op.kind == "slices" else 0)
-        found += known or ([extra] if len(shape) in ranks else [])
-    return found
 
 
 def _shape(text: str) -> Shape:

@@ -165,17 +165,17 @@ class AttentionCase(StepCase):
     def __init__(self, cell: Cell):
         super().__init__(cell)
         batch, heads, *of_keys, length, size = cell.workload.shape
-        form = step_forms.ATTENTION_FORMS[cell.workload.form]
-        options: dict[str, Any] = {"is_causal": form.is_causal, "enable_gqa": bool(of_keys)}
+        backward = step_forms.ATTENTION_FORMS[cell.workload.form]
+        options: dict[str, Any] = {"is_causal": "causal" in cell.workload.form, "enable_gqa": bool(of_keys)}
         self.ours = partial(self.own.scaled_dot_product_attention, **options)
         self.theirs = partial(self.torch.nn.functional.scaled_dot_product_attention, **options)
         shared = (batch, *(of_keys or [heads]), length, size)
         sizes = (batch, heads, length, size), shared, shared
-        self.leaves = [self.normal(each).requires_grad_(form.backward) for each in sizes]
-        self.upstream = self.normal(sizes[0]) if form.backward else None
+        self.leaves = [self.normal(each).requires_grad_(backward) for each in sizes]
+        self.upstream = self.normal(sizes[0]) if backward else None
         arguments, result = sum(leaf.nbytes for leaf in self.leaves), self.leaves[0].nbytes
-        self.kept = result + arguments * form.backward
-        self.needed = arguments + result * form.backward + self.kept
+        self.kept = result + arguments * backward
+        self.needed = arguments + result * backward + self.kept
 
     def functions(self, names: Sequence[str]) -> dict[str, Function]:
         return {OURS: self.ours} | ({TORCH: self.theirs} if TORCH in names else {})

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from opgrad.contract import Operator, Shape, graph_operators, operators
 from opgrad.contract.attending import LARGEST_HEAD
@@ -46,19 +46,8 @@ SHAPES: Mapping[str, Shape] = {
 }
 
 
-class Attention(NamedTuple):
-    """Whether gradients are computed, and whether a query sees the keys up to its own place alone."""
-
-    backward: bool
-    is_causal: bool
-
-
-ATTENTION_FORMS: Mapping[str, Attention] = {
-    "forward": Attention(backward=False, is_causal=False),
-    "forward, causal": Attention(backward=False, is_causal=True),
-    "with backward": Attention(backward=True, is_causal=False),
-    "with backward, causal": Attention(backward=True, is_causal=True),
-}
+# Whether gradients are computed; in causal forms a query sees the keys up to its own place alone.
+ATTENTION_FORMS = {"forward": False, "forward, causal": False, "with backward": True, "with backward, causal": True}
 ATTENTION_SHAPES: tuple[Shape, ...] = ((4, 12, 512, 64), (1, 32, 2048, 64), (1, 8, 2, 4096, 128))
 
 
