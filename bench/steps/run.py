@@ -22,7 +22,7 @@ from opgrad.bench.options import CommandLine, Said
 from opgrad.bench.run import dated, surroundings
 from opgrad.training import ArtifactSet, Checkpoint
 from opgrad.training.engine.binding import BoundGraph
-from opgrad.training.engine.memory import Memory
+from opgrad.training.engine.memory import TrainingMemory
 from opgrad.training.engine.training_graph import TrainingGraph, read_model, session_options
 from opgrad.training.run.samples import sample_batch
 
@@ -254,7 +254,7 @@ def _our_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool
 def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool = True) -> BoundGraph:
     """The training graph alone, as the step runs it, with the batch in its place."""
     frozen = {name: array.copy() for name, array in artifacts.frozen.items()}
-    memory = Memory("bench", Checkpoint(dict(artifacts.trainable), frozen), unchanged=False)
+    memory = TrainingMemory("bench", Checkpoint(dict(artifacts.trainable), frozen), unchanged=False)
     options = session_options(opgrad.get_num_threads())
     model = read_model(artifacts.training_model, "bench")
     graph = TrainingGraph(model, memory, {}, options, "bench", fuse)

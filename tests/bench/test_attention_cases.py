@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from opgrad.bench.cells import ATTENTION, select
+from opgrad.bench.cpu_target import Target
 from opgrad.bench.measure import OURS
 from opgrad.bench.run import run
 from opgrad.bench.step_case import AttentionCase
 from opgrad.bench.step_forms import ATTENTION as FUNCTION
 from opgrad.bench.step_forms import ATTENTION_FORMS, ATTENTION_SHAPES
 from opgrad.bench.tables import TITLES, full_table
-from opgrad.bench.targets import Target
 from opgrad.contract import DTYPES
 from opgrad.testing.accuracy import error_in_ulp, finfo, tolerance
 

@@ -33,13 +33,13 @@ from opgrad.bench.cells import (
 )
 from opgrad.bench.command import bench
 from opgrad.bench.copying import copier
+from opgrad.bench.cpu_target import Target
 from opgrad.bench.figures import figures, geometric_mean, losses, read
 from opgrad.bench.measure import GIVEN, NEW, WAYS
 from opgrad.bench.memories import MEMORIES
-from opgrad.bench.options import Options
-from opgrad.bench.run import prepared, previous, run, store
+from opgrad.bench.options import BenchOptions
+from opgrad.bench.run import prepared, previous, run, store, target
 from opgrad.bench.tables import NOBODY, TITLES, duration, full_table, show, summary
-from opgrad.bench.targets import Target, target
 from opgrad.contract import DTYPES as NUMPY_DTYPES
 from opgrad.contract import FLOATS, graph_operators, operators
 from opgrad.testing.accuracy import error_in_ulp, last_place
@@ -310,7 +310,7 @@ def test_a_result_file_is_updated(tmp_path):
 
 def test_a_result_of_another_machine_is_not_updated():
     with pytest.raises(ValueError, match=r"^bench: the file has another machine, so its cells cannot be kept: "):
-        prepared(Options(ops="relu"), made_up_result([2.0]))
+        prepared(BenchOptions(ops="relu"), made_up_result([2.0]))
 
 
 def test_unknown_devices_are_refused():

@@ -69,7 +69,7 @@ class HostClock:
 @pytest.fixture
 def stand_in(monkeypatch):
     """A target on the CPU, which the command takes for CUDA."""
-    found = Cuda(measure.Device("cpu", l2=1 << 16, memory=1 << 22, clock=HostClock()))
+    found = Cuda(measure.TimedDevice("cpu", l2=1 << 16, memory=1 << 22, clock=HostClock()))
     monkeypatch.setattr(machine, "cuda_problem", lambda: "")
     monkeypatch.setattr(machine, "cuda_device", lambda: DEVICE)
     monkeypatch.setattr(Cuda, "current", lambda: found)
@@ -320,7 +320,7 @@ def test_small_calls_are_timed_by_the_host():
 
 
 def test_a_round_moves_more_than_the_cache_twice(stand_in):
-    stand_in.device = measure.Device("cpu", l2=50 << 20, memory=0, clock=HostClock())
+    stand_in.device = measure.TimedDevice("cpu", l2=50 << 20, memory=0, clock=HostClock())
     for traffic in (SMALL, 8 << 20, 50 << 20, 100 << 20, 1 << 30):
         assert stand_in.copies(traffic) * traffic > 100 << 20
     assert stand_in.copies(1 << 30) == 1

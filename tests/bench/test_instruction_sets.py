@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from bench.steps.run import StepOptions
 from opgrad.bench import instruction_sets
 from opgrad.bench.figures import read
-from opgrad.bench.options import Options
+from opgrad.bench.options import BenchOptions
 from opgrad.bench.tables import machine_line, sets_table, show_sets
 from opgrad.cli import app
 
@@ -43,20 +43,22 @@ def test_what_a_processor_lacks_is_refused_in_a_sentence(of_width):
     of_width(16)
     for name in instruction_sets.TITLES:
         with pytest.raises(ValueError, match=f"isa is '{name}', but this processor has no AVX"):
-            instruction_sets.in_processes(Options(isa=name))
+            instruction_sets.in_processes(BenchOptions(isa=name))
     with pytest.raises(ValueError, match=r"isa is 'sse', expected of avx2, avx512$"):
-        instruction_sets.in_processes(Options(isa="sse"))
+        instruction_sets.in_processes(BenchOptions(isa="sse"))
     with pytest.raises(ValueError, match=r"isa is of processors, but the device is 'cuda'$"):
-        Options(isa="avx2", device="cuda").check()
+        BenchOptions(isa="avx2", device="cuda").check()
 
 
 def test_the_processors_own_set_needs_no_other_process(of_width):
     of_width(64)
-    assert instruction_sets.in_processes(Options()) == instruction_sets.in_processes(Options(isa="avx512")) == []
-    assert instruction_sets.in_processes(Options(isa="avx2")) == ["avx2"]
-    assert instruction_sets.in_processes(Options(isa="avx512,avx2,avx512")) == ["avx512", "avx2"]
+    assert (
+        instruction_sets.in_processes(BenchOptions()) == instruction_sets.in_processes(BenchOptions(isa="avx512")) == []
+    )
+    assert instruction_sets.in_processes(BenchOptions(isa="avx2")) == ["avx2"]
+    assert instruction_sets.in_processes(BenchOptions(isa="avx512,avx2,avx512")) == ["avx512", "avx2"]
     of_width(32)
-    assert instruction_sets.in_processes(Options(isa="avx2")) == []
+    assert instruction_sets.in_processes(BenchOptions(isa="avx2")) == []
 
 
 def test_a_process_is_told_what_was_asked_for(of_width, monkeypatch, tmp_path):
@@ -75,7 +77,7 @@ def test_a_process_is_told_what_was_asked_for(of_width, monkeypatch, tmp_path):
 
     of_width(64)
     monkeypatch.setattr(instruction_sets.subprocess, "Popen", Process)
-    options = Options(ops="relu", quick=True, json=tmp_path / "r.json", plot=tmp_path / "r.png")
+    options = BenchOptions(ops="relu", quick=True, json=tmp_path / "r.json", plot=tmp_path / "r.png")
     written = instruction_sets.measure_each(options, ["avx2", "avx512", "avx2"], ["opgrad", "bench"])
     assert written == {name: tmp_path / f"r-{name}.json" for name in ("avx2", "avx512")}
     assert len(started) == 2  # the user ended the second
@@ -100,7 +102,7 @@ def test_make_holds_kernels_down_in_the_same_way():
 
 
 def test_every_option_has_its_words(tmp_path):
-    assert Options().words() == []
+    assert BenchOptions().words() == []
     options = StepOptions(folders=[tmp_path], no_fuse=True, seconds=0.5, old_python=tmp_path / "python")
     words = ["--seconds", "0.5", str(tmp_path), "--old-python", str(tmp_path / "python"), "--no-fuse"]
     assert options.words() == words

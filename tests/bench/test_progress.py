@@ -9,7 +9,7 @@ from opgrad import machine
 from opgrad.bench import progress
 from opgrad.bench.cells import select
 from opgrad.bench.measure import measure_each
-from opgrad.bench.options import Options
+from opgrad.bench.options import BenchOptions
 from opgrad.bench.peers import COMPILE
 from opgrad.bench.progress import duration, told
 from opgrad.bench.run import prepared
@@ -89,11 +89,11 @@ def test_times_are_said_in_the_unit_that_fits(seconds, text):
 
 
 def test_a_quick_run_begins_with_one_cell_of_each_operator_and_without_torch_compile():
-    _, cells, peers, *_ = prepared(Options(quick=True)).args
+    _, cells, peers, *_ = prepared(BenchOptions(quick=True)).args
     operators = [cell.op.name for cell in cells]
     first = operators[: len(set(operators))]
     assert len(set(first)) == len(first)
     assert sorted(map(str, cells)) == sorted(map(str, select([], [], [], quick=True)))
     assert COMPILE not in peers
-    if COMPILE in prepared(Options()).args[2]:
-        assert COMPILE in prepared(Options(quick=True, peers=COMPILE)).args[2]
+    if COMPILE in prepared(BenchOptions()).args[2]:
+        assert COMPILE in prepared(BenchOptions(quick=True, peers=COMPILE)).args[2]

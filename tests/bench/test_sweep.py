@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from opgrad.bench import load, sweep
-from opgrad.bench.options import Options
+from opgrad.bench.options import BenchOptions
 from opgrad.bench.plots import drawing, save
 from opgrad.bench.run import prepared, read, store
 from opgrad.bench.sweep import Curve, curves
@@ -19,7 +19,9 @@ def tiny(monkeypatch):
 
 
 def measured(old=None, **options):
-    return prepared(Options(dtypes="float32", seconds=0.0, quick=True, sweep=True, **options), old)(lambda *_: None)
+    return prepared(BenchOptions(dtypes="float32", seconds=0.0, quick=True, sweep=True, **options), old)(
+        lambda *_: None
+    )
 
 
 def test_a_sweep_has_a_curve_for_each_operator_and_memory(tiny, tmp_path):
@@ -77,11 +79,11 @@ def test_curves_along_other_axes(monkeypatch, tiny, tmp_path):
 
 
 def test_a_sweep_has_neither_shapes_nor_other_operators():
-    for options in (Options(sweep=True, shapes="3x4"), Options(sweep=True, groups="plain")):
+    for options in (BenchOptions(sweep=True, shapes="3x4"), BenchOptions(sweep=True, groups="plain")):
         with pytest.raises(ValueError, match="the sweep is of the CPU"):
             prepared(options)
     with pytest.raises(ValueError, match="operator is 'relu', expected for the sweep one of"):
-        prepared(Options(sweep=True, ops="relu"))
+        prepared(BenchOptions(sweep=True, ops="relu"))
 
 
 def test_what_a_curve_says():

@@ -21,7 +21,7 @@ def lowered(monkeypatch):
     monkeypatch.setattr(gather, "FEW", 0)
     monkeypatch.setattr(chunks, "CHUNK", 4)
     monkeypatch.setattr(chunks, "PARTS", 4)
-    monkeypatch.setattr(sort, "PASSES", (sort.Passes(1 << 63, 16, 4),))
+    monkeypatch.setattr(sort, "PASSES", (sort.SortPasses(1 << 63, 16, 4),))
     forget()
     yield
     monkeypatch.undo()

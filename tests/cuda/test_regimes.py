@@ -69,7 +69,7 @@ def lowered(monkeypatch):
     """Lower the limits between regimes for a while."""
 
     def lower(limits, clusters=False):
-        monkeypatch.setattr(regimes, "LIMITS", dataclasses.replace(regimes.Limits(), **limits))
+        monkeypatch.setattr(regimes, "LIMITS", dataclasses.replace(regimes.RegisterLimits(), **limits))
         monkeypatch.setattr(regimes, "clusters", lambda: clusters)
         forget()
 

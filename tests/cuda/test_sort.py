@@ -63,7 +63,12 @@ def check(indices, size):
     return passes
 
 
-SHORT = {"PASSES": (sorting.Passes(100, 8, 4), sorting.Passes(1 << 63, 4, 2)), "OWN": 4, "OTHERS": 4, "SEARCHES": 16}
+SHORT = {
+    "PASSES": (sorting.SortPasses(100, 8, 4), sorting.SortPasses(1 << 63, 4, 2)),
+    "OWN": 4,
+    "OTHERS": 4,
+    "SEARCHES": 16,
+}
 
 
 @pytest.fixture(params=[{}, SHORT, SHORT | {"NARROW_BITS": 0}], ids=["as shipped", "short runs", "wide keys"])

@@ -25,7 +25,7 @@ LIMITS = {
 
 @pytest.fixture(params=LIMITS)
 def limits(request, monkeypatch):
-    monkeypatch.setattr(regimes, "LIMITS", dataclasses.replace(regimes.Limits(), **LIMITS[request.param]))
+    monkeypatch.setattr(regimes, "LIMITS", dataclasses.replace(regimes.RegisterLimits(), **LIMITS[request.param]))
     forget()
     yield request.param
     monkeypatch.undo()

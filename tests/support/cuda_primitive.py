@@ -27,7 +27,7 @@ def lower_limits(monkeypatch):
     """A fixture: rows of more than 128 elements are long, of fewer in gradients."""
     from opgrad.cuda import regimes
 
-    monkeypatch.setattr(regimes, "LIMITS", dataclasses.replace(regimes.Limits(), row=256, tile=32, step=512))
+    monkeypatch.setattr(regimes, "LIMITS", dataclasses.replace(regimes.RegisterLimits(), row=256, tile=32, step=512))
     forget()
     yield
     monkeypatch.undo()

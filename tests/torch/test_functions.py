@@ -509,7 +509,7 @@ def as_on_cuda(monkeypatch):
     if not triton.knobs.runtime.interpret:
         pytest.skip("a GPU is at hand: test_gpu.py runs the same on it")
 
-    class Memory(tensors._Memory):
+    class Memory(tensors._TensorMemory):
         def stream(self, like):
             return None
 

@@ -8,11 +8,11 @@ from rich.text import Text
 
 pytest.importorskip("plotext")
 
-from opgrad.training.run.live import POINTS, Curve, LiveCurve
+from opgrad.training.run.live import POINTS, LiveCurve, RunCurve
 
 
 def test_a_long_run_keeps_few_points_evenly():
-    curve = Curve()
+    curve = RunCurve()
     for number in range(10 * POINTS):
         curve.add(number, 1.0)
     assert POINTS / 2 <= len(curve.places) <= POINTS
@@ -22,7 +22,7 @@ def test_a_long_run_keeps_few_points_evenly():
 
 
 def test_what_is_not_finite_is_left_out():
-    curve = Curve()
+    curve = RunCurve()
     for value in (1.0, float("nan"), float("inf"), 2.0):
         curve.add(len(curve.values), value)
     assert curve.values == [1.0, 2.0]

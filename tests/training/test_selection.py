@@ -11,7 +11,7 @@ from opgrad.cli import app
 from opgrad.training import ArtifactSet, Trainer, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.building.checks import quantity
-from opgrad.training.building.fixed import is_of_sines
+from opgrad.training.building.fixed_constants import is_of_sines
 from opgrad.training.inspect.inspection import inspect
 
 CE = LossType.CrossEntropyLoss

@@ -229,10 +229,10 @@ def known_tokenizer() -> object:
 
 def lines(path: Path) -> None:
     """The examples of a .jsonl file, each read twice, by both ways of training."""
-    from opgrad.training.tune.examples import TRAIN_ON, Examples
+    from opgrad.training.tune.examples import TRAIN_ON, TokenExamples
 
     for train_on in TRAIN_ON:
-        found = Examples(path, known_tokenizer(), 16, train_on)  # type: ignore[arg-type]
+        found = TokenExamples(path, known_tokenizer(), 16, train_on)  # type: ignore[arg-type]
         assert sum(len(found[number].tokens) for number in range(len(found))) == found.told.tokens
 
 

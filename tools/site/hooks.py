@@ -23,7 +23,6 @@ import benchmark_tables  # noqa: E402
 import report  # noqa: E402
 
 from opgrad.bench import plots, tables  # noqa: E402
-from opgrad.bench.figures import is_training  # noqa: E402
 from opgrad.contract import graph_operators, operators  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -241,7 +240,7 @@ def _performance(text: str) -> str:
     """The page with a picture of every result file, the newest first, and of the releases."""
     lines = []
     for name, result in reversed(report.all_results(ROOT).items()):
-        steps = report.step_tables() if is_training(result) else None
+        steps = report.step_tables() if "training" in result else None
         said = steps.surroundings(result) if steps else tables.machine_line(result)
         lines += [f"## {name}", "", said, "", _picture((steps or plots).drawing(result)), ""]
     parts = {"charts": "\n".join(lines), "history": _picture(benchmark_tables.history(report.history(ROOT)))}

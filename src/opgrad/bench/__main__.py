@@ -5,14 +5,14 @@ import sys
 from typing import Any
 
 from opgrad.bench import instruction_sets
-from opgrad.bench.options import KEPT, Options
+from opgrad.bench.options import KEPT, BenchOptions
 from opgrad.bench.run import measured
 
 
 def main() -> None:
     """Measure, and write the result file. The options are those of `opgrad bench`."""
     parser = argparse.ArgumentParser(prog="python -m opgrad.bench", description=__doc__)
-    options = Options.parsed(parser, None, (*KEPT, "json", "update"))
+    options = BenchOptions.parsed(parser, None, (*KEPT, "json", "update"))
     if options.json is None:
         parser.error("the following arguments are required: --json")
     try:

@@ -22,7 +22,7 @@ from opgrad.native.plan import execute
 from opgrad.native.plans import plan
 from opgrad.native.threads import threads_for
 from opgrad.testing.accuracy import error_in_ulp, reference
-from opgrad.testing.arguments import Numpy, Source, arguments, called
+from opgrad.testing.arguments import ArraySource, Numpy, arguments, called
 from opgrad.testing.examples import examples, expected
 
 CHECKED = 1 << 19  # elements of a result that are compared with the reference
@@ -86,7 +86,7 @@ class Case:
         self.given = as_given(self.general, named)
         return prepare(self.general, *signature(self.general, self.given))
 
-    def source(self, seed: int) -> Source:
+    def source(self, seed: int) -> ArraySource:
         return Numpy(seed, self.empty)
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
@@ -214,7 +214,7 @@ class FormCase(Case):
 
     def beside(self) -> dict[str, Call]:
         """What a plan is compared with: the plain call, and the kernel run by native code alone."""
-        return {CALL: super().call(), KERNEL: Kernel(self)} if self.is_plan else {}
+        return {CALL: super().call(), KERNEL: PlanKernel(self)} if self.is_plan else {}
 
     def _errors(self) -> Iterator[float]:
         """Of the first rows: where dropout drops depends on an element's place."""
@@ -273,7 +273,7 @@ class GraphCase(Case):
         return max(_error(got, right) for got, right in zip(self.results.values(), exact, strict=True))
 
 
-class Kernel:
+class PlanKernel:
     """A call that runs the plan of a case several times, in native code, and does nothing else."""
 
     runs = 64  # beside which the call of a C function from Python counts for 20 ns

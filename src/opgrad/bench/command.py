@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from opgrad.bench.options import Options, flag_of
+from opgrad.bench.options import BenchOptions, flag_of
 from opgrad.terminal import console
 
 Result = Mapping[str, Any]
@@ -38,7 +38,7 @@ def bench(**given: Any) -> None:
 
     Example: opgrad bench --ops relu,softmax_grad --json result.json
     """
-    options = Options(**given)
+    options = BenchOptions(**given)
     options.check()
     from opgrad.bench import instruction_sets
 
@@ -54,16 +54,16 @@ def bench(**given: Any) -> None:
 
 def _parameter(name: str, default: Any) -> inspect.Parameter:
     """An option as typer takes it."""
-    kind, said = Options.said()[name]
+    kind, said = BenchOptions.said()[name]
     told = typer.Option(flag_of(name), metavar=said.metavar, help=said.help, min=0 if name == "seconds" else None)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, told])
 
 
-PARAMETERS = [_parameter(each.name, each.default) for each in fields(Options)]
+PARAMETERS = [_parameter(each.name, each.default) for each in fields(BenchOptions)]
 bench.__signature__ = inspect.Signature(PARAMETERS)  # type: ignore[attr-defined]
 
 
-def _bench_cells(options: Options) -> Result:
+def _bench_cells(options: BenchOptions) -> Result:
     """Measure cells, print the tables; the result that is written."""
     from opgrad.bench.progress import QUICK_LIMIT, told
     from opgrad.bench.run import measured
@@ -80,7 +80,7 @@ def _bench_cells(options: Options) -> Result:
     return written
 
 
-def _bench_load(options: Options) -> None:
+def _bench_load(options: BenchOptions) -> None:
     """Measure with and without another process that computes, print the table."""
     from opgrad.bench.load import PEERS, SECONDS, cells, measure
     from opgrad.bench.peers import chosen, installed
@@ -95,7 +95,7 @@ def _bench_load(options: Options) -> None:
     show_load(console(), losses)
 
 
-def _bench_sets(options: Options, sets: list[str]) -> None:
+def _bench_sets(options: BenchOptions, sets: list[str]) -> None:
     """Measure each instruction set in a process of its own, which prints its tables; then set them side by side."""
     from opgrad.bench import instruction_sets
     from opgrad.bench.figures import read
@@ -110,7 +110,7 @@ def _bench_sets(options: Options, sets: list[str]) -> None:
     pictures and pictures.write(options, results)
 
 
-def _has_device(options: Options) -> bool:
+def _has_device(options: BenchOptions) -> bool:
     """Whether there is a device to be measured; where there is none, predictions are printed alone."""
     from opgrad import machine
     from opgrad.bench.cuda import predictions
@@ -123,7 +123,7 @@ def _has_device(options: Options) -> bool:
     return not problem
 
 
-def _pictures(options: Options) -> Any:
+def _pictures(options: BenchOptions) -> Any:
     """The module that draws results, if anything is to be drawn; before measuring, as a library may be missing."""
     if options.plot is None and options.html is None:
         return None

@@ -82,11 +82,6 @@ def read(path: Path) -> dict[str, Any]:
     return result
 
 
-def is_training(result: Result) -> bool:
-    """Whether a result file is of training steps."""
-    return "training" in result
-
-
 def figures(result: Result, group: str = PLAIN) -> list[Figures]:
     """The figures of every cell of a group, from median times."""
     return [_figures(cell) for cell in result["cells"] if cell.get("group", PLAIN) == group]

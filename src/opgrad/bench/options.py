@@ -84,7 +84,7 @@ class CommandLine:
 
 
 @dataclass(frozen=True)
-class Options(CommandLine):
+class BenchOptions(CommandLine):
     """What to measure, as the command line of `opgrad bench` has it."""
 
     device: Annotated[str, Said("cpu or cuda; jax: compiled functions of JAX on the CPU.", "NAME")] = "cpu"

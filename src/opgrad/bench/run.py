@@ -13,19 +13,20 @@ import opgrad
 from opgrad import machine
 from opgrad.bench import instruction_sets, sweep
 from opgrad.bench.cells import DTYPES, Cell, check_names, select
+from opgrad.bench.cpu_target import Target
 from opgrad.bench.figures import FORMAT, read
 from opgrad.bench.measure import measure_each
 from opgrad.bench.memories import DEFAULT
-from opgrad.bench.options import Options
+from opgrad.bench.options import BenchOptions
 from opgrad.bench.peers import COMPILE
-from opgrad.bench.targets import Target, target
 from opgrad.contract import graph_operators, operators
 from opgrad.writing import replace_file
 
+TARGETS = ("cpu", "cuda", "jax")
 Progress = Callable[[int, int, Cell], None]  # how many cells are done, of how many, and the next
 
 
-def measured(options: Options, progress: Progress) -> tuple[dict[str, Any], dict[str, Any]]:
+def measured(options: BenchOptions, progress: Progress) -> tuple[dict[str, Any], dict[str, Any]]:
     """Measure what the options ask for; the result, and what its file holds, with the cells that it had before.
 
     Raises what `prepared` and `previous` raise.
@@ -35,7 +36,7 @@ def measured(options: Options, progress: Progress) -> tuple[dict[str, Any], dict
     return result, result if options.json is None else store(options.json, result, old)
 
 
-def prepared(options: Options, old: dict[str, Any] | None = None) -> Callable[[Progress], dict[str, Any]]:
+def prepared(options: BenchOptions, old: dict[str, Any] | None = None) -> Callable[[Progress], dict[str, Any]]:
     """What measures that which the options ask for: `run` with all its arguments but `progress`.
 
     old: a result that is to be updated. Raises ValueError for unknown names and shapes, and if the old result is of
@@ -53,7 +54,24 @@ def prepared(options: Options, old: dict[str, Any] | None = None) -> Callable[[P
     return partial(run, chosen, cells, peers, seconds, options.kept() | {"seconds": seconds})
 
 
-def _selected(options: Options, chosen: Target) -> tuple[Sequence[Cell], Sequence[str]]:
+def target(name: str) -> Target:
+    """The target of this name. Raises ValueError for another one, RuntimeError where there is no such device."""
+    if name not in TARGETS:
+        raise ValueError(f"bench: device is {name!r}, expected one of {', '.join(TARGETS)}")
+    if name == "cpu":
+        return Target()
+    if name == "jax":
+        from opgrad.bench import jax_target
+
+        return jax_target.Jax()
+    if problem := machine.cuda_problem():
+        raise RuntimeError(f"bench: device is 'cuda', but {problem}")
+    from opgrad.bench.cuda.target import Cuda
+
+    return Cuda.current()
+
+
+def _selected(options: BenchOptions, chosen: Target) -> tuple[Sequence[Cell], Sequence[str]]:
     """The cells and the peers that are asked for."""
     ops, dtypes, shapes, groups, memories = map(options.names, ("ops", "dtypes", "shapes", "groups", "memory"))
     if memories and options.device != "cpu":
@@ -68,7 +86,7 @@ def _selected(options: Options, chosen: Target) -> tuple[Sequence[Cell], Sequenc
     return cells, peers
 
 
-def _swept(options: Options, chosen: Target) -> tuple[Sequence[Cell], Sequence[str]]:
+def _swept(options: BenchOptions, chosen: Target) -> tuple[Sequence[Cell], Sequence[str]]:
     """The cells and the peers of a sweep."""
     ops, dtypes, memories, peers, groups = map(options.names, ("ops", "dtypes", "memory", "peers", "groups"))
     if options.device != "cpu" or options.shapes or not set(groups) <= set(sweep.GROUPS):

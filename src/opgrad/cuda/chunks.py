@@ -16,7 +16,7 @@ import triton.language as tl
 from opgrad.cuda.execute import Launch, Space
 from opgrad.cuda.numbers import narrow, only_if, widen
 from opgrad.cuda.regimes import power_of_2
-from opgrad.cuda.slices import Sizes, tile_of
+from opgrad.cuda.slices import SliceSizes, tile_of
 
 CHUNK = 64  # slices that one program adds up one after another
 PARTS = 256  # items that are not chunked any more
@@ -138,7 +138,7 @@ def length_of(count: int) -> int:
     return min(CHUNK, power_of_2(math.isqrt(max(count - 1, 0)) + 1))
 
 
-def chunked(arguments: Mapping[str, Any], sizes: Sizes, dtype: str, space: Space) -> list[Launch]:
+def chunked(arguments: Mapping[str, Any], sizes: SliceSizes, dtype: str, space: Space) -> list[Launch]:
     """The launches that write the slices of dx whose ranges lie in several chunks.
 
     arguments: those of the kernels that are known. There are none if there is but one chunk's worth of slices.

@@ -30,7 +30,7 @@ from opgrad.cuda.execute import Launch, Program, Space
 from opgrad.cuda.labels import checks
 from opgrad.cuda.numbers import narrow, widen
 from opgrad.cuda.regimes import power_of_2
-from opgrad.cuda.slices import Sizes, sizes_of, slices_of, tile, vectors
+from opgrad.cuda.slices import SliceSizes, sizes_of, slices_of, tile, vectors
 from opgrad.cuda.sort import slice_of, sort
 
 COPIED = 8192  # bytes of a program that copies: 64 for each thread
@@ -92,7 +92,7 @@ def gather(problem: Problem) -> Program:
     return Program(launches, space.size, regime, checking, wrong_index(problem, "gather", sizes.size))
 
 
-def _checks(problem: Problem, sizes: Sizes, space: Space) -> list[Launch]:
+def _checks(problem: Problem, sizes: SliceSizes, space: Space) -> list[Launch]:
     """The launches that look for an index out of range, and their memory, which comes first."""
     if not problem.attributes["check"]:
         return []
@@ -172,7 +172,7 @@ def gather_grad(problem: Problem) -> Program:
     return Program(launches, space.size, regime, checking, wrong_index(problem, "gather_grad", sizes.size))
 
 
-def _summing(problem: Problem, sizes: Sizes, space: Space) -> tuple[list[Launch], str]:
+def _summing(problem: Problem, sizes: SliceSizes, space: Space) -> tuple[list[Launch], str]:
     """The launches that write a dx of some size, and the name of their regime."""
     pre, size, count, post = sizes.pre, sizes.size, sizes.count, sizes.post
     dy, dx, indices = problem["dy"], problem["dx"], problem["indices"]

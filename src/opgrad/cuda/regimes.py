@@ -31,7 +31,7 @@ ALIGNED = 16  # Triton knows of sizes and strides whether they are multiples of 
 
 
 @dataclass(frozen=True)
-class Limits:
+class RegisterLimits:
     """Elements in float32, for one array kept in registers; two arrays, float64 or scattered elements halve them.
 
     row: most elements of a tile. 32,768 fit 16 warps without spilling on sm_90, twice as many do not. Where longer
@@ -56,7 +56,7 @@ class Limits:
     share: int = 4096
 
 
-LIMITS = Limits()
+LIMITS = RegisterLimits()
 CLUSTERS_SINCE = (3, 9)  # the first Triton whose compiler reduces a [1, N] tile across a cluster
 MOST_CTAS = 16
 LONG_WARPS = 16

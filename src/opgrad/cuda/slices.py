@@ -25,7 +25,7 @@ SLICES_PER_WARP = 128
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SliceSizes:
     """An operator on slices: an axis of `size`, indices that name `count` slices of it."""
 
     pre: int
@@ -34,15 +34,15 @@ class Sizes:
     post: int
 
 
-def sizes_of(problem: Problem, shape: tuple[int, ...]) -> Sizes:
+def sizes_of(problem: Problem, shape: tuple[int, ...]) -> SliceSizes:
     """The sizes of a problem whose axis is one of an array of this shape."""
     axis = problem.attributes["axis"].start
     pre, post = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    return Sizes(pre, shape[axis], math.prod(problem.specs["indices"].shape), post)
+    return SliceSizes(pre, shape[axis], math.prod(problem.specs["indices"].shape), post)
 
 
 @dataclass(frozen=True)
-class Tile:
+class SliceTile:
     """The tiles of an array: each has pres x rows slices of `block` elements, and a program of its own.
 
     groups: tiles along n. blocks: tiles along a slice.
@@ -74,7 +74,7 @@ class Tile:
         return Launch(kernel, (self.programs,), {**arguments, **own}, warps=warps)
 
 
-def tile(pre: int, n: int, post: int, elements: int) -> Tile:
+def tile(pre: int, n: int, post: int, elements: int) -> SliceTile:
     """Tiles of so many elements, or of fewer where there would be too few tiles for the device."""
     while True:
         block = min(power_of_2(post), elements)
@@ -83,7 +83,7 @@ def tile(pre: int, n: int, post: int, elements: int) -> Tile:
         groups, blocks = -(-n // rows), -(-post // block)
         programs = -(-pre // pres) * groups * blocks
         if programs >= 2 * device().multiprocessors or elements <= LEAST:
-            return Tile(pres, rows, block, groups, blocks, programs)
+            return SliceTile(pres, rows, block, groups, blocks, programs)
         elements //= 2
 
 

@@ -28,7 +28,7 @@ ROWS = 128  # whose starts one program looks for
 
 
 @dataclass(frozen=True)
-class Passes:
+class SortPasses:
     """Sorts of up to `keys` keys: how long a run may get by counting, and how many are merged at a time.
 
     Counting costs a key as many comparisons as its run is long; merging a load for each of the fan * log2(run) steps
@@ -42,7 +42,7 @@ class Passes:
 
 # Few keys: each launch costs more than what it does, and one pass merges 16 runs of 1,024. Many keys: a fan of 4
 # needs twice the passes of a fan of 16, but half of its steps. Counted, not measured.
-PASSES = (Passes(1 << 16, 1024, 16), Passes(1 << KEY_BITS, 256, 4))
+PASSES = (SortPasses(1 << 16, 1024, 16), SortPasses(1 << KEY_BITS, 256, 4))
 
 
 @triton.jit
@@ -121,7 +121,7 @@ def find_starts(keys, starts, count, size, longest, BITS: tl.constexpr, BLOCK: t
 
 
 @dataclass(frozen=True)
-class Sorted:
+class SortedKeys:
     """The launches that sort indices, and where they leave what they found.
 
     A key's position is its lowest `bits` bits; starts[v] is the first place of slice v, starts[size] the number of
@@ -135,7 +135,7 @@ class Sorted:
     passes: int
 
 
-def sort(operator: str, indices: Any, count: int, size: int, space: Space) -> Sorted:
+def sort(operator: str, indices: Any, count: int, size: int, space: Space) -> SortedKeys:
     """Sort at least one index into an axis of `size`; scratch memory is taken from `space`.
 
     Raises NotImplementedError if a key needs more than 63 bits.
@@ -171,4 +171,4 @@ def sort(operator: str, indices: Any, count: int, size: int, space: Space) -> So
     longest = 1 << count.bit_length() - 1
     arguments = given | {"keys": source, "starts": starts, "longest": longest, "BLOCK": ROWS}
     launches.append(Launch(find_starts, (triton.cdiv(size + 1, ROWS),), arguments))
-    return Sorted(launches, source, starts, bits, passes)
+    return SortedKeys(launches, source, starts, bits, passes)

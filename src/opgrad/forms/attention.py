@@ -16,7 +16,7 @@ PRIMES, ROUNDS, STRIDE = (2147483647, 2147483629), 3, 48271
 
 
 @dataclass
-class Parts:
+class AttentionInputs:
     """The inputs that both nodes have, with heads in front of tokens.
 
     begin: the place of the mask. is_packed: whether the node has sequences behind each other, here one batch entry.
@@ -93,7 +93,7 @@ def _drawn(call: Call, seed: Value, count: Value) -> Value:
     return call.body.node("Mod", h, modulus)
 
 
-def _visible(parts: Parts) -> list[Value]:
+def _visible(parts: AttentionInputs) -> list[Value]:
     """The conditions under which queries see keys, by sequences, causality, window and lengths."""
     call = parts.call
     place, columns, more, found = _in_sequences(parts) if parts.is_packed else _in_batch(parts)
@@ -109,7 +109,7 @@ def _visible(parts: Parts) -> list[Value]:
     return found
 
 
-def _in_batch(parts: Parts) -> tuple[Value, Value, Value, list[Value]]:
+def _in_batch(parts: AttentionInputs) -> tuple[Value, Value, Value, list[Value]]:
     """The place of each query and of each key, how many more keys there are than queries, and whether a key is one."""
     rows, columns = (_places(each) for each in (parts.q, parts.k))
     lengths = parts.more(KEY_LENGTHS)
@@ -117,7 +117,7 @@ def _in_batch(parts: Parts) -> tuple[Value, Value, Value, list[Value]]:
     return rows.reshape([-1, 1]), columns, count - parts.q.shape(2, 3), [] if lengths is None else [columns < count]
 
 
-def _in_sequences(parts: Parts) -> tuple[Value, Value, Value, list[Value]]:
+def _in_sequences(parts: AttentionInputs) -> tuple[Value, Value, Value, list[Value]]:
     """The same for sequences behind each other, places being those within a sequence, and whether it is one's own."""
     starts = parts.call.required(parts.begin + STARTS_OF_QUERIES).cast(TensorProto.INT64)
     given = parts.more(STARTS_OF_KEYS)
@@ -150,11 +150,11 @@ def _places(value: Value) -> Value:
     return value.body.range(value.shape(2, 3).reshape([]))
 
 
-def _parts(call: Call, first: int, begin: int) -> Parts:
+def _parts(call: Call, first: int, begin: int) -> AttentionInputs:
     """The inputs from q on, which is at the place `first`."""
     is_packed = call.input(begin + STARTS_OF_QUERIES) is not None
     q, k, v = (_by_heads(call, call.required(place), is_packed) for place in range(first, first + 3))
-    return Parts(call, q, _repeated(q, k), _repeated(q, v), begin, is_packed)
+    return AttentionInputs(call, q, _repeated(q, k), _repeated(q, v), begin, is_packed)
 
 
 def _by_heads(call: Call, value: Value, is_packed: bool) -> Value:
@@ -227,7 +227,7 @@ def attention_grad(call: Call) -> Results:
     return [*results, _mask_gradient(call, parts, ds), _sink_gradient(parts, lse, delta)]
 
 
-def _mask_gradient(call: Call, parts: Parts, ds: Value) -> Value | None:
+def _mask_gradient(call: Call, parts: AttentionInputs, ds: Value) -> Value | None:
     """The sum of the scores' gradients over the axes along which an added mask was broadcast."""
     mask = parts.more(MASK)
     if mask is None or 3 not in call.wanted:
@@ -242,7 +242,7 @@ def _mask_gradient(call: Call, parts: Parts, ds: Value) -> Value | None:
     return total.sum(ones).like(mask)
 
 
-def _sink_gradient(parts: Parts, lse: Value, delta: Value) -> Value | None:
+def _sink_gradient(parts: AttentionInputs, lse: Value, delta: Value) -> Value | None:
     sink = parts.more(SINK)
     if sink is None or 4 not in parts.call.wanted:
         return None

@@ -16,7 +16,7 @@ from onnx import AttributeProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.forms.reasons import NOT_LOWERED
-from opgrad.forms.registry import FORMS, Call, Form, NoForm
+from opgrad.forms.registry import FORMS, Call, NoForm, PlainForm
 from opgrad.graph.declarations import naming
 from opgrad.graph.formulas import Body, Value
 from opgrad.graph.loading import load
@@ -158,12 +158,12 @@ class _Lowering:
         node.input.extend(inputs)
         node.output.extend(outputs)
 
-    def _forward(self, form: Form, node: onnx.NodeProto, producers: Mapping[str, onnx.NodeProto]) -> str | None:
+    def _forward(self, form: PlainForm, node: onnx.NodeProto, producers: Mapping[str, onnx.NodeProto]) -> str | None:
         """The first input of the forward node, where the form needs it and the graph has it."""
         maker = producers.get(node.input[1]) if form.forward and len(node.input) > 1 else None
         return maker.input[0] if maker is not None and maker.op_type == form.forward else None
 
-    def _expose(self, form: Form, node: onnx.NodeProto, main: onnx.GraphProto) -> None:
+    def _expose(self, form: PlainForm, node: onnx.NodeProto, main: onnx.GraphProto) -> None:
         """Add an output with the values that the original operator wrote into an input of the model."""
         inputs = {each.name: each for each in main.input}
         outputs = {each.name for each in main.output}
@@ -183,7 +183,7 @@ class _Lowering:
             self.types[name] = inputs[buffer].type
             self.feedback[name] = buffer
 
-    def _function(self, form: Form, node: onnx.NodeProto, forward: str | None) -> tuple[str, list[str]]:
+    def _function(self, form: PlainForm, node: onnx.NodeProto, forward: str | None) -> tuple[str, list[str]]:
         """The name of the function for a node, and the names of the inputs that it takes."""
         body = Body(opset_of(self.model))
         call = Call(

@@ -36,7 +36,7 @@ def shifted(bytes_: Value, count: int, direction: str) -> Value:
 
 
 @dataclass(frozen=True)
-class Weights:
+class QuantizedWeights:
     """Quantized weights as `quantized_matmul_grad` takes them.
 
     packed_zeros: whether zero points are bytes of several. signed: whether integers are two's complement, in bytes
@@ -106,7 +106,7 @@ class Weights:
         return found
 
 
-def weights_of(call: Call, places: Sequence[int], given: dict[str, Any]) -> Weights:
+def weights_of(call: Call, places: Sequence[int], given: dict[str, Any]) -> QuantizedWeights:
     """The weights of a node. places: of b, scales, zero points and groups. given: its attributes."""
     b, scales, zeros, groups = places
     shape = call.input_shapes[b]
@@ -116,7 +116,7 @@ def weights_of(call: Call, places: Sequence[int], given: dict[str, Any]) -> Weig
     packed = given["bits"] < BYTE and zeros < len(call.input_types) and call.input_types[zeros] == TensorProto.UINT8
     signed = bool(given["signed"]) and not int8
     operands = call.required(b), call.required(scales), call.input(zeros), call.input(groups)
-    return Weights(*operands, sizes, given["bits"], packed, signed, given["zero_point"], call.required(0))
+    return QuantizedWeights(*operands, sizes, given["bits"], packed, signed, given["zero_point"], call.required(0))
 
 
 @lowers("QuantizedMatMulGrad")

@@ -64,7 +64,7 @@ Results = Value | Sequence[Value | None]
 
 
 @dataclass(frozen=True)
-class Form:
+class PlainForm:
     """How an operator is written with others.
 
     write: returns the outputs' values, in order; nodes of outputs that are not wanted are removed afterwards.
@@ -79,17 +79,17 @@ class Form:
     forward: str | None = None
 
 
-FORMS: dict[tuple[str, str], Form] = {}
+FORMS: dict[tuple[str, str], PlainForm] = {}
 
 
 def lowers(
     *names: str, domain: str = MICROSOFT, state: Mapping[int, int] | None = None, forward: str | None = None
 ) -> Callable[[Callable[[Call], Results]], Callable[[Call], Results]]:
-    """Declare the form of the operators of these names; see `Form`."""
+    """Declare the form of the operators of these names; see `PlainForm`."""
 
     def declare(write: Callable[[Call], Results]) -> Callable[[Call], Results]:
         for name in names:
-            FORMS[domain, name] = Form(name, domain, write, state or {}, forward)
+            FORMS[domain, name] = PlainForm(name, domain, write, state or {}, forward)
         return write
 
     return declare

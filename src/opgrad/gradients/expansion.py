@@ -14,11 +14,11 @@ from onnx import defs, helper, inliner
 from opgrad.gradients.reach import carries, paths
 from opgrad.graph.body import GraphBody
 from opgrad.graph.declarations import naming
-from opgrad.graph.enclosed import in_bodies, sequence_type
 from opgrad.graph.formulas import Value
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import copied, domain_of, free_name
 from opgrad.graph.nodes import all_nodes, rename
+from opgrad.graph.subgraphs import in_bodies, sequence_type
 from opgrad.rules.node import Node
 from opgrad.rules.registry import RULES, NoGradient
 

@@ -187,7 +187,7 @@ def _bits(array: Any) -> Any:
     return array.view(np.dtype(f"u{array.dtype.itemsize}"))
 
 
-class _Memory:
+class _CupyMemory:
     """`interop.DeviceMemory` for CuPy arrays, with memory orders as CuPy's own functions have them."""
 
     def key(self, array: Any) -> Any:
@@ -232,4 +232,4 @@ def _inverse(order: tuple[int, ...]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-_runners = Runners(_Memory(), _settle)
+_runners = Runners(_CupyMemory(), _settle)

@@ -206,7 +206,7 @@ NUMPY_DTYPES = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
 PLAIN_DTYPES = frozenset(getattr(torch, name) for name in FLOATS)
 
 
-class _Memory:
+class _TensorMemory:
     """`interop.DeviceMemory` for tensors on CUDA."""
 
     def key(self, array: torch.Tensor) -> Any:
@@ -249,7 +249,7 @@ def _places(spec: Spec) -> tuple[Shape, Shape]:
     return spec.shape, tuple(stride // spec.dtype.itemsize for stride in spec.strides or ())
 
 
-class _HostMemory(_Memory):
+class _HostMemory(_TensorMemory):
     """Tensors on the CPU, whose kernels take any alignment."""
 
     def key(self, array: torch.Tensor) -> Any:
@@ -265,4 +265,4 @@ def view_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 _host = Runners(_HostMemory(), _settle, HostRunner)
-_cuda = Runners(_Memory(), _settle)
+_cuda = Runners(_TensorMemory(), _settle)

@@ -244,7 +244,7 @@ def linear_cross_entropy(
 
     def of(found: Array, arrays: Any, softcap: Any, temperature: Any, number: Any, square: Any) -> Array:
         (x, w, b, classes), found = alike((arrays, found))
-        layer, targets = linear_loss.Layer(w, b), loss.Targets(found, classes)
+        layer, targets = linear_loss.Dense(w, b), loss.Targets(found, classes)
         bend = options.bend_by_jax(softcap, temperature)
         return linear_loss.linear_cross_entropy(x, layer, targets, chosen, reduction, square, number, bend)
 
@@ -297,7 +297,7 @@ def _divergence(name: str, student: Any, teacher: Any, labels: Any, beta: float,
     chosen = options.read(name, found, ignored, reduction, 0.0, None, temperature, num_items, 0.0)
     for rows, weight, bias in ((x, w, b), (y, v, c)):
         check_layer(name, found, issubdtype(found.dtype, integer), rows, weight, bias, None)
-    layers = linear_loss.Layer(w, b), linear_loss.Layer(v, c)
+    layers = linear_loss.Dense(w, b), linear_loss.Dense(v, c)
     losses = distillation.divergences(
         name, x, layers[0], y, layers[1], check_share(name, "beta", beta), chosen.temperature
     )

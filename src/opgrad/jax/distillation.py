@@ -14,7 +14,7 @@ from jax import Array
 from opgrad.contract import graph_operators
 from opgrad.jax.calls import alike, call
 from opgrad.jax.formulas import wide
-from opgrad.jax.linear_loss import CHUNK, Layer, logits_of, over_chunks
+from opgrad.jax.linear_loss import CHUNK, Dense, logits_of, over_chunks
 
 _operator = graph_operators()["softmax_divergence_and_grad"]
 
@@ -40,14 +40,14 @@ def _divergence(name: str, beta: float, temperature: float) -> Any:
 
 
 def divergences(
-    name: str, x: Array, student: Layer, y: Array, teacher: Layer, beta: float, temperature: float
+    name: str, x: Array, student: Dense, y: Array, teacher: Dense, beta: float, temperature: float
 ) -> Array:
     """That of each row; the arguments are checked."""
     dtype = wide(x.dtype)
     of = _divergence(name, beta, temperature)
 
     @jax.checkpoint
-    def of_chunk(student: Layer, teacher: Layer, x: Array, y: Array) -> Array:
+    def of_chunk(student: Dense, teacher: Dense, x: Array, y: Array) -> Array:
         pairs = ((x, student), (y, teacher))
         logits, others = (logits_of(rows, each.weight.astype(dtype), each.bias) for rows, each in pairs)
         found: Array = of(logits, others)

@@ -15,12 +15,12 @@ from jax.custom_derivatives import SymbolicZero
 
 from opgrad.jax.calls import alike
 from opgrad.jax.formulas import wide
-from opgrad.jax.loss import Options, Targets, divided, sample_losses, target_gradients, with_gradient
+from opgrad.jax.loss import Statics, Targets, divided, sample_losses, target_gradients, with_gradient
 
 CHUNK = 32 << 20  # bytes of logits that are computed at a time
 
 
-class Layer(NamedTuple):
+class Dense(NamedTuple):
     """A linear layer: (C, H), and (C,) or None."""
 
     weight: Array
@@ -28,7 +28,7 @@ class Layer(NamedTuple):
 
 
 def linear_cross_entropy(
-    x: Array, layer: Layer, targets: Targets, options: Options, reduction: str, square: Any, num_items: Any, bend: Any
+    x: Array, layer: Dense, targets: Targets, options: Statics, reduction: str, square: Any, num_items: Any, bend: Any
 ) -> Array:
     """The loss; the arguments are checked. bend: what is done with logits beside what options say, None: nothing."""
     dtype = wide(x.dtype)
@@ -42,7 +42,7 @@ def linear_cross_entropy(
     return _total(options)(*alike((x, layer, targets, by_weight, by_count * square)))
 
 
-def _rows(layer: Layer, dtype: Any) -> int:
+def _rows(layer: Dense, dtype: Any) -> int:
     return max(CHUNK // max(layer.weight.shape[0] * jnp.dtype(dtype).itemsize, 1), 1)
 
 
@@ -67,12 +67,12 @@ def logits_of(x: Array, weight: Array, bias: Array | None) -> Array:
     return found if bias is None else found + bias.astype(weight.dtype)
 
 
-def _by_jax(options: Options, x: Array, layer: Layer, targets: Targets, bend: Any) -> tuple[Array, Array]:
+def _by_jax(options: Statics, x: Array, layer: Dense, targets: Targets, bend: Any) -> tuple[Array, Array]:
     """Loss and log-sum-exp of each sample; JAX differentiates the loop, which keeps no logits."""
     dtype = wide(x.dtype)
 
     @jax.checkpoint
-    def of_chunk(layer: Layer, weight: Array | None, x: Array, labels: Array) -> tuple[Array, Array]:
+    def of_chunk(layer: Dense, weight: Array | None, x: Array, labels: Array) -> tuple[Array, Array]:
         logits = logits_of(x, layer.weight.astype(dtype), layer.bias)
         found: tuple[Array, Array] = sample_losses(options)(
             logits if bend is None else bend(logits), Targets(labels, weight)
@@ -92,16 +92,16 @@ class _Sums(NamedTuple):
 
     losses: Array
     squares: Array
-    layer: Layer
+    layer: Dense
     weight: Array | None
 
 
 @functools.lru_cache(1024)
-def _total(options: Options) -> Any:
+def _total(options: Statics) -> Any:
     """by_weight times the sum of the losses, and by_count times that of the squares of lse."""
 
     @jax.custom_vjp
-    def total(x: Array, layer: Layer, targets: Targets, by_weight: Array, by_count: Array) -> Array:
+    def total(x: Array, layer: Dense, targets: Targets, by_weight: Array, by_count: Array) -> Array:
         losses, lse = _by_jax(options, x, layer, targets, None)
         return losses.sum() * by_weight + (lse * lse).sum() * by_count
 
@@ -131,7 +131,7 @@ def _is_primal(value: Any) -> bool:
 
 
 def _one_pass(
-    options: Options, x: Array, layer: Layer, targets: Targets, by_weight: Array, by_count: Array,
+    options: Statics, x: Array, layer: Dense, targets: Targets, by_weight: Array, by_count: Array,
     wanted: Mapping[str, Any],
 ) -> tuple[_Sums, Array]:  # fmt: skip
     """The sums over all samples, and the gradient with respect to x."""
@@ -145,7 +145,7 @@ def _one_pass(
         upstream["dlse_square"] = jnp.broadcast_to(by_count, labels.shape)
         losses, lse, dlogits = with_gradient(options, logits, chosen, upstream)
         by_bias = None if sums.layer.bias is None else sums.layer.bias + dlogits.sum(0)
-        by_layer = Layer(sums.layer.weight + jnp.matmul(dlogits.T, rows.astype(dtype)), by_bias)
+        by_layer = Dense(sums.layer.weight + jnp.matmul(dlogits.T, rows.astype(dtype)), by_bias)
         by_class = sums.weight
         if by_class is not None:
             by_class += target_gradients(options, wanted, logits, chosen, upstream["dloss"])["weight"]
@@ -153,7 +153,7 @@ def _one_pass(
         return added, jnp.matmul(dlogits, weight).astype(x.dtype)
 
     none = jnp.zeros((), dtype)
-    start = Layer(jnp.zeros(weight.shape, dtype), None if layer.bias is None else jnp.zeros(layer.bias.shape, dtype))
+    start = Dense(jnp.zeros(weight.shape, dtype), None if layer.bias is None else jnp.zeros(layer.bias.shape, dtype))
     by_class = None if targets.weight is None or not wanted else jnp.zeros_like(targets.weight)
     first = _Sums(none, none, start, by_class)
     first, x = alike((first, x))

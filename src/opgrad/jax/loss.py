@@ -24,7 +24,7 @@ _plain = {each: operators()[f"softmax_cross_entropy_loss{each}"] for each in ("_
 _samples, _samples_and_grad = (loss_operators()[f"sample_losses{each}"] for each in ("", "_and_grad"))
 
 
-class Options(NamedTuple):
+class Statics(NamedTuple):
     """The options of a loss that kernels get; they are constants when a function is traced."""
 
     name: str
@@ -51,7 +51,7 @@ class Targets(NamedTuple):
 
 
 def cross_entropy(
-    logits: Array, labels: Array, weight: Array | None, options: Options, reduction: str, square: Any, num_items: Any
+    logits: Array, labels: Array, weight: Array | None, options: Statics, reduction: str, square: Any, num_items: Any
 ) -> Array:
     """The loss; the arguments are checked."""
     targets = _targets(options.name, logits, labels, weight)
@@ -81,7 +81,7 @@ def _targets(name: str, logits: Array, labels: Array, weight: Array | None) -> T
     return Targets(jnp.zeros(logits.shape[:1] + logits.shape[2:], jnp.int32), weight, labels)
 
 
-def divided(options: Options, targets: Targets, reduction: str, num_items: Any, dtype: Any) -> tuple[Array, Array]:
+def divided(options: Statics, targets: Targets, reduction: str, num_items: Any, dtype: Any) -> tuple[Array, Array]:
     """The factors of the sums of losses and of squares of lse, which contain the mean's divisors."""
     weight = None if targets.probabilities is not None else targets.weight
     items = None if num_items is None else jnp.asarray(num_items, dtype).reshape(())
@@ -94,7 +94,7 @@ def divided(options: Options, targets: Targets, reduction: str, num_items: Any, 
 # --- sums and means -------------------------------------------------------------------------------------------------
 
 
-def _plain_sum(which: str, options: Options, logits: Array, targets: Targets, factor: Array) -> tuple[Array, ...]:
+def _plain_sum(which: str, options: Statics, logits: Array, targets: Targets, factor: Array) -> tuple[Array, ...]:
     """The sum of the losses of labels without options, times a factor, by the kernel that is made for it.
 
     The factor is multiplied into the class weights, so that the gradient is multiplied by it before it is rounded.
@@ -109,7 +109,7 @@ def _plain_sum(which: str, options: Options, logits: Array, targets: Targets, fa
 
 
 @functools.lru_cache(1024)
-def _total(options: Options, squares: bool, is_plain: bool) -> Any:
+def _total(options: Statics, squares: bool, is_plain: bool) -> Any:
     """by_weight times the sum of the losses, and by_count times that of the squares of lse, with all options."""
 
     @jax.custom_vjp
@@ -156,7 +156,7 @@ def _total(options: Options, squares: bool, is_plain: bool) -> Any:
 
 
 @functools.lru_cache(1024)
-def sample_losses(options: Options) -> Any:
+def sample_losses(options: Statics) -> Any:
     """A function of logits and targets that gives the loss and the log-sum-exp of each sample."""
 
     @jax.custom_vjp
@@ -182,7 +182,7 @@ def sample_losses(options: Options) -> Any:
 
 
 def with_gradient(
-    options: Options, logits: Array, targets: Targets, upstream: Mapping[str, Array]
+    options: Statics, logits: Array, targets: Targets, upstream: Mapping[str, Array]
 ) -> tuple[Array, Array, Array]:
     """Loss and log-sum-exp of each sample, and the gradient of the logits for these of the samples' results."""
     given = {"logits": logits, **targets._asdict(), **upstream}
@@ -206,7 +206,7 @@ def _wanted(targets: Any) -> dict[str, tuple[()]]:
 
 
 def target_gradients(
-    options: Options, wanted: Mapping[str, Any], logits: Array, targets: Targets, each: Array
+    options: Statics, wanted: Mapping[str, Any], logits: Array, targets: Targets, each: Array
 ) -> dict[str, Array]:
     """The gradients of class weights and probabilities, given those of the samples' losses."""
     dtype = wide(logits.dtype)

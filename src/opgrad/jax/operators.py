@@ -24,7 +24,7 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
     return (of.finish or one_or_tuple)(results)
 
 
-class _Library:
+class _JaxLibrary:
     """`opgrad.contract.libraries.Arrays` for JAX's."""
 
     def owns(self, value: Any) -> bool:
@@ -46,4 +46,4 @@ class _Library:
         return summed.astype(DTYPES[dtype])
 
 
-_LIBRARY = _Library()
+_LIBRARY = _JaxLibrary()

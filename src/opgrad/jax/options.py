@@ -12,7 +12,7 @@ from jax import Array
 from opgrad.contract.loss_options import IGNORED, read_options, shifted
 from opgrad.interop.jax_private import is_traced
 from opgrad.jax.formulas import wide
-from opgrad.jax.loss import Options, bent
+from opgrad.jax.loss import Statics, bent
 
 INT32 = 1 << 31
 
@@ -25,7 +25,7 @@ def is_array(value: Any) -> bool:
 def read(
     name: str, labels: Array, ignore_index: int | None, reduction: str, label_smoothing: float, softcap: Any,
     temperature: Any, num_items: Any, lse_square_scale: Any,
-) -> Options:  # fmt: skip
+) -> Statics:  # fmt: skip
     """The options for kernels; numbers in arrays are left to JAX's arithmetic. Raises TypeError, ValueError."""
     if is_traced(label_smoothing):
         raise TypeError(f"{name}: label_smoothing is traced, expected a number that is known when it is traced")
@@ -38,7 +38,7 @@ def read(
         ignored = None
     by_jax = is_array(softcap) or is_array(temperature)
     bend = (0.0, 1.0) if by_jax else (chosen.softcap, chosen.temperature)
-    return Options(name, ignored, chosen.label_smoothing, *bend)
+    return Statics(name, ignored, chosen.label_smoothing, *bend)
 
 
 def _is_left(option: str, value: Any) -> bool:

@@ -11,7 +11,7 @@ from opgrad.onnxruntime import abi
 from opgrad.onnxruntime.abi import Api, address_of, callback, forever
 from opgrad.onnxruntime.attributes import read_attributes
 from opgrad.onnxruntime.compute import close, compute, parallel_for
-from opgrad.onnxruntime.node import Node, prepare, refuse
+from opgrad.onnxruntime.node import RuntimeNode, prepare, refuse
 from opgrad.onnxruntime.overloads import Overload, overloads
 from opgrad.onnxruntime.structures import MEMBERS, Described, described
 
@@ -98,7 +98,7 @@ def _create_kernel(op: int, api_address: int, info: int, kernel: int) -> int:
     try:
         overload = _overloads[op]
         attributes, inputs, outputs = read_attributes(api, info, overload)
-        node = Node(api, overload, attributes, inputs, outputs, _natives())
+        node = RuntimeNode(api, overload, attributes, inputs, outputs, _natives())
         ctypes.c_size_t.from_address(kernel).value = node.address
         return 0
     except BaseException as exception:

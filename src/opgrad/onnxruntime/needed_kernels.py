@@ -26,14 +26,16 @@ from opgrad.onnxruntime import abi, custom_ops, library
 from opgrad.onnxruntime.abi import Api, callback
 from opgrad.onnxruntime.attributes import LONGEST_LIST, declaration, length_of_name, read_attributes
 from opgrad.onnxruntime.compute import ABSENT, CLOSED, FLAG, OPERANDS, PREPARE
-from opgrad.onnxruntime.node import Node
+from opgrad.onnxruntime.node import RuntimeNode
 from opgrad.onnxruntime.overloads import OUTPUT_TYPES, VALUE, Overload, Port, model_of, overloads
 
 SIZE = ctypes.c_size_t
 NO_NATIVES = (0,) * (OPERANDS - PREPARE)  # the words of native functions in a node that never runs
 INT, INTS, FLOAT, STRING = 1, 2, 3, 5  # the kinds of attributes for ReadOpAttr
 
-_created: list[tuple[Node, tuple[int, ...]]] = []  # the nodes of the session being made, with the keys of their calls
+_created: list[
+    tuple[RuntimeNode, tuple[int, ...]]
+] = []  # the nodes of the session being made, with the keys of their calls
 
 
 def requests(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], options: Any) -> list[Request]:
@@ -93,7 +95,7 @@ def _domains(address: int) -> list[int]:
     return custom_ops.new_domains(api, lambda: members)
 
 
-def _of_node(node: Node, key: tuple[int, ...]) -> Iterator[Request]:
+def _of_node(node: RuntimeNode, key: tuple[int, ...]) -> Iterator[Request]:
     """The kernels that the cache lacks for a node."""
     try:
         specs, attributes = node.signature(key)
@@ -114,7 +116,7 @@ def _create(op: int, api_address: int, info: int, kernel: int) -> int:
     api = Api(api_address)
     try:
         overload = custom_ops.overload_at(op)
-        node = Node(api, overload, *read_attributes(api, info, overload), NO_NATIVES)
+        node = RuntimeNode(api, overload, *read_attributes(api, info, overload), NO_NATIVES)
         ctypes.c_size_t.from_address(kernel).value = node.address
         words = [_words(api, info, i, port) for i, port in enumerate(node.inputs)]
         if None not in words:

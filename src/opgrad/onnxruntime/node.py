@@ -37,10 +37,10 @@ from opgrad.onnxruntime.overloads import VALUE, Overload, Port
 
 MOST_PLANS = 256  # the most plans that a node keeps; of further ones each thread keeps its last
 
-_nodes: dict[int, "Node"] = forever({})  # by address
+_nodes: dict[int, "RuntimeNode"] = forever({})  # by address
 
 
-class Node:
+class RuntimeNode:
     """The Python side of one node of a session; it lives until its session is destroyed."""
 
     def __init__(

@@ -19,7 +19,7 @@ ELEMENT_TYPES = {f"tensor({name.lower()})": number for name, number in TensorPro
 
 
 @dataclass(frozen=True)
-class Operator:
+class ModelOperator:
     """An operator of a model. `runner` is one of RUNNERS; `count` says how many nodes have it."""
 
     domain: str
@@ -28,7 +28,7 @@ class Operator:
     runner: str
 
 
-def operators(model: onnx.ModelProto) -> list[Operator]:
+def operators(model: onnx.ModelProto) -> list[ModelOperator]:
     """The operators of a model's graph, sorted by runner, those that nothing runs last, then the most frequent first.
 
     model: with or without functions. A node that calls one, or has a graph of its own, is judged as a whole.
@@ -37,7 +37,7 @@ def operators(model: onnx.ModelProto) -> list[Operator]:
     """
     trials = _Trials(model)
     found = Counter((trials.runner(node), node.domain, node.op_type) for node in model.graph.node)
-    result = [Operator(domain, name, count, runner) for (runner, domain, name), count in found.items()]
+    result = [ModelOperator(domain, name, count, runner) for (runner, domain, name), count in found.items()]
     return sorted(result, key=lambda each: (RUNNERS.index(each.runner), -each.count, each.name))
 
 

@@ -23,7 +23,7 @@ LOWEST = -3.4e38  # the score of a key that does not count
 
 
 @dataclass(frozen=True)
-class Heads:
+class GroupedHeads:
     """How a row of numbers is divided: queries by query heads, keys and values by key heads; a head has `width`."""
 
     queries: int
@@ -32,7 +32,7 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class Places:
+class TokenPlaces:
     """Where tokens are in their rows.
 
     before: how many keys each row has before the new ones, int64 [N, 1, 1, 1]. new: the number of new tokens, of
@@ -90,17 +90,17 @@ def _refuse(node: Node) -> None:
             raise NoGradient(f"{reason}, which onnxruntime does on GPUs or for generation alone")
 
 
-def _heads(node: Node) -> Heads:
+def _heads(node: Node) -> GroupedHeads:
     queries, keys, (width,) = node.get("num_heads"), node.get("kv_num_heads"), numbers_of(node.x, 2)
-    return Heads(queries, keys, width // (queries if node.input(1) is not None else queries + 2 * keys))
+    return GroupedHeads(queries, keys, width // (queries if node.input(1) is not None else queries + 2 * keys))
 
 
-def _projections(node: Node, heads: Heads) -> list[Value]:
+def _projections(node: Node, heads: GroupedHeads) -> list[Value]:
     """Query, key and value as [N, heads, L, H]."""
     return [each.transpose(0, 2, 1, 3) for each in _parts(node, heads)]
 
 
-def _parts(node: Node, heads: Heads) -> list[Value]:
+def _parts(node: Node, heads: GroupedHeads) -> list[Value]:
     """Query, key and value as [N, L, heads, H]; they may lie behind each other in the query."""
     x, key, value = node.x, node.input(1), node.input(2)
     if key is None or value is None:
@@ -109,16 +109,16 @@ def _parts(node: Node, heads: Heads) -> list[Value]:
     return [each.reshape([0, 0, -1, heads.width]) for each in (x, key, value)]
 
 
-def _places(node: Node, new: Value, counted: Value) -> Places:
+def _places(node: Node, new: Value, counted: Value) -> TokenPlaces:
     """In a first prompt all keys are new, whatever the rows' lengths are."""
     past, total = node.input(3), node.required(6).cast(TensorProto.INT64).scalar()
     before = node.where(total.equals(new), 0, counted - new)
     if past is None or _all_new(node):
-        return Places(before, new, new)
-    return Places(before, new, node.body.node("Max", total, past.shape(2, 3).squeeze(0)))
+        return TokenPlaces(before, new, new)
+    return TokenPlaces(before, new, node.body.node("Max", total, past.shape(2, 3).squeeze(0)))
 
 
-def _turned(node: Node, x: Value, places: Places) -> Value:
+def _turned(node: Node, x: Value, places: TokenPlaces) -> Value:
     """x with its pairs turned by the angles of their places; places beyond the cache of angles belong to no token."""
     given = node.input(9)
     own = places.queries().squeeze(1, 3)
@@ -137,7 +137,7 @@ def _turned_by(node: Node, x: Value, own: Value, **given: Any) -> Value:
     return node.microsoft("RotaryEmbeddingTraining", x, cos, sin, positions, **turns)
 
 
-def _in_cache(past: Value | None, now: Value, places: Places) -> Value:
+def _in_cache(past: Value | None, now: Value, places: TokenPlaces) -> Value:
     """The keys of the past with the new ones behind them, [N, heads, T, H]."""
     if past is None or known(list(past.sizes or [None] * 4)[2:3]) == [0]:
         return now
@@ -149,7 +149,7 @@ def _in_cache(past: Value | None, now: Value, places: Places) -> Value:
     return body.node("GatherElements", both, at.expand(shape), axis=2)
 
 
-def _mask(node: Node, places: Places, counted: Value) -> Value:
+def _mask(node: Node, places: TokenPlaces, counted: Value) -> Value:
     """Which keys count for which queries, [N, 1, L, T]."""
     at, keys = places.queries(), places.keys()
     window = node.get("local_window_size", -1)
@@ -162,7 +162,7 @@ def _mask(node: Node, places: Places, counted: Value) -> Value:
 def attended(
     node: Node,
     projections: tuple[Value, Value, Value],
-    heads: Heads,
+    heads: GroupedHeads,
     mask: Value,
     bias: Value | None = None,
     sink: Value | None = None,
@@ -188,7 +188,7 @@ def attended(
     return y.reshape(q.shape()).transpose(0, 2, 1, 3).reshape([0, 0, heads.queries * heads.width])
 
 
-def _takes_tiles(node: Node, heads: Heads) -> bool:
+def _takes_tiles(node: Node, heads: GroupedHeads) -> bool:
     return not node.body.plain and heads.width <= LARGEST_HEAD
 
 
@@ -200,7 +200,7 @@ def _limits(node: Node) -> dict[str, Any]:
 
 
 def _in_tiles(
-    node: Node, projections: tuple[Value, Value, Value], heads: Heads, mask: Value | None, sink: Value | None,
+    node: Node, projections: tuple[Value, Value, Value], heads: GroupedHeads, mask: Value | None, sink: Value | None,
     lengths: Value | None = None, **seen: Any,
 ) -> Value:  # fmt: skip
     """The result of attention, [N, L, heads * H], by a node that keeps no scores. lengths: of the keys of each row."""
@@ -209,13 +209,13 @@ def _in_tiles(
     return y.transpose(0, 2, 1, 3).reshape([0, 0, heads.queries * heads.width])
 
 
-def _sink(node: Node, heads: Heads, given: Value | None) -> Value | None:
+def _sink(node: Node, heads: GroupedHeads, given: Value | None) -> Value | None:
     if given is not None or not node.get("smooth_softmax", 0):
         return given
     return node.body.number(0, node.x).expand(node.body.ints([heads.queries]))
 
 
-def _scaling(node: Node, heads: Heads) -> dict[str, Any]:
+def _scaling(node: Node, heads: GroupedHeads) -> dict[str, Any]:
     """How scores are made of products, as attributes of the node that works in tiles."""
     return {"scale": node.get("scale", 0.0) or heads.width**-0.5, "softcap": node.get("softcap", 0.0)}
 
@@ -278,7 +278,7 @@ def sparse_attention(node: Node) -> Gradients:
     return [attended(dense, (q, k, v), heads, mask), k, v]
 
 
-def _of_blocks(node: Node, heads: Heads, places: Places) -> Value:
+def _of_blocks(node: Node, heads: GroupedHeads, places: TokenPlaces) -> Value:
     """Which blocks of keys count for which queries, [N, heads, L, T].
 
     The table has for each layout, in compressed rows, the columns of the blocks that count; heads take layouts in turn.

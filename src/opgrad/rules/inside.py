@@ -6,11 +6,11 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.graph.body import GraphBody
-from opgrad.graph.enclosed import declared_sizes, enclosed, sequence_type
 from opgrad.graph.formulas import Value
 from opgrad.graph.messages import FLOATS, copied, keep
 from opgrad.graph.nodes import captured, needed, read_by, rename
 from opgrad.graph.passes.sharing import is_repeatable
+from opgrad.graph.subgraphs import declared_sizes, enclosed, sequence_type
 from opgrad.rules import lists, shaping
 from opgrad.rules.errors import NoGradient
 from opgrad.rules.node import Node

@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from opgrad.graph.enclosed import FIRST_STATE, state_count
 from opgrad.graph.formulas import LAST, Value
 from opgrad.graph.messages import FLOATS, HALVES, copied
 from opgrad.graph.nodes import attributes_of, subgraphs
+from opgrad.graph.subgraphs import FIRST_STATE, state_count
 from opgrad.rules import lists, shaping
 from opgrad.rules.errors import Instead, NotKept
 from opgrad.rules.inside import Inside
@@ -42,7 +42,7 @@ def scan(node: Node) -> Gradients:
 
 
 @dataclass
-class _Part:
+class _TurnPart:
     """What the body gets of a value in each turn: for a Scan its part of a sequence, for a Loop a row that it gathers.
 
     place: of the value among the names of the node. name: that of the part in the body. axis: of the turns.
@@ -112,15 +112,15 @@ class _Backward:
             reached |= more
             leading |= needing
 
-    def _scanned(self) -> list[_Part]:
+    def _scanned(self) -> list[_TurnPart]:
         first, turns = self.first + self.count, self.turns
         needed = [place for place in range(len(self.elements)) if first + place in self.node.needed]
         names = [self.elements[place] for place in needed]
         axes = [turns.axis(name, "input", place) for name, place in zip(names, needed, strict=True)]
         ways = [turns.is_reversed("input", place) for place in needed]
-        return [_Part(first + place, *each) for place, *each in zip(needed, names, axes, ways, strict=True)]
+        return [_TurnPart(first + place, *each) for place, *each in zip(needed, names, axes, ways, strict=True)]
 
-    def _gathered(self) -> list[_Part]:
+    def _gathered(self) -> list[_TurnPart]:
         """The rows that a Loop's body gathers by the number of the turn, and reads nothing else of the value.
 
         Their gradients are put together once; added to a gradient of the whole value, each row would cost as much as
@@ -134,7 +134,7 @@ class _Backward:
                 continue
             gather, rank = readers[0], len(node.required(place).sizes or ())
             if list(gather.input) == [name, self.inside.inputs[0]] and rank:
-                found.append(_Part(place, gather.output[0], attributes_of(gather).get("axis", 0) % rank))
+                found.append(_TurnPart(place, gather.output[0], attributes_of(gather).get("axis", 0) % rank))
         return found
 
     def gradients(self) -> Gradients:
@@ -208,7 +208,7 @@ class _Backward:
             results[part.place] = self._whole(part, value)
         return results
 
-    def _whole(self, part: _Part, value: Value) -> Value:
+    def _whole(self, part: _TurnPart, value: Value) -> Value:
         """The gradient of a value, from those of its parts in each turn, the last turn first."""
         whole, body = self.node.required(part.place), self.node.body
         sizes = [whole.shape(0, part.axis), whole.shape(part.axis + 1)]

@@ -65,7 +65,7 @@ def matmul_nbits(node: Node) -> Value:
     given = _attributes(node) | {"row_block": 1, "transB": 1}
     packed = node.input(3) is not None and node.required(3).element_type == TensorProto.UINT8
     operands = node.required(1), node.required(2), node.input(3), node.input(4)
-    whole = quantized.Weights(*operands, sizes({}, given), given["bits"], packed, False, given["zero_point"])
+    whole = quantized.QuantizedWeights(*operands, sizes({}, given), given["bits"], packed, False, given["zero_point"])
     y, bias = node.body.node("MatMul", node.x, whole.floats().transpose(1, 0)), node.input(5)
     return y if bias is None else y + bias
 

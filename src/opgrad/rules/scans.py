@@ -4,10 +4,10 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from opgrad.graph.enclosed import TURN_AND_CONDITION, scan_axis, state_count
 from opgrad.graph.formulas import LAST, Body, Value
 from opgrad.graph.messages import copied
 from opgrad.graph.nodes import attributes_of, subgraphs
+from opgrad.graph.subgraphs import TURN_AND_CONDITION, scan_axis, state_count
 from opgrad.rules.node import Node
 from opgrad.rules.shaping import sizes_of
 

@@ -8,10 +8,10 @@ are in one sequence, and the place of the first and the number of a turn's tenso
 from onnx import TensorProto, helper
 
 from opgrad.graph.body import GraphBody
-from opgrad.graph.enclosed import LOOP, scan_axis, sequence_type
 from opgrad.graph.formulas import Value
 from opgrad.graph.messages import keep
 from opgrad.graph.nodes import attributes_of
+from opgrad.graph.subgraphs import LOOP, scan_axis, sequence_type
 from opgrad.rules import lists, shaping
 from opgrad.rules.errors import NotKept
 from opgrad.rules.inside import Inside

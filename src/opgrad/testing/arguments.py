@@ -35,7 +35,7 @@ SHAPES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
 }
 
 
-class Source(Protocol):
+class ArraySource(Protocol):
     """Where sample arrays come from: random numbers in the arrays of some library."""
 
     def integers(self, high: int, shape: Shape) -> Any:
@@ -96,7 +96,7 @@ def arguments(
     equal: bool = False,
     optional: bool = False,
     seed: int = 0,
-    source: Callable[[int], Source] = Numpy,
+    source: Callable[[int], ArraySource] = Numpy,
     forward: Callable[[Operator, dict[str, Any]], Sequence[Any]] = called,
     **attributes: Any,
 ) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _saved(
     shape: Shape,
     dtype: str,
     seed: int,
-    source: Callable[[int], Source],
+    source: Callable[[int], ArraySource],
     compute: Callable[[Operator, dict[str, Any]], Sequence[Any]],
     attributes: dict[str, Any],
 ) -> Any:

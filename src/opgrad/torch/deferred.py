@@ -1,7 +1,7 @@
 """Deferred logits: what a model does to the result of its output layer is recorded and not computed.
 
-A hook replaces the input of a linear layer by `_Input`. PyTorch passes every function that is called with it to its
-`__torch_function__`, where `functional.linear` returns a `Deferred`. Factors, sums of such logits and a softcap are
+A hook replaces the input of a linear layer by `_LayerInput`. PyTorch passes every function that is called with it to
+its `__torch_function__`, where `functional.linear` returns a `Deferred`. Factors, sums of such logits and a softcap are
 recorded. Any other operation computes the logits first, as the model would have done.
 """
 
@@ -19,7 +19,7 @@ from opgrad.torch.autocast import narrows_products
 
 
 @dataclass(frozen=True)
-class Term:
+class LinearTerm:
     """factor * linear(x, w, b)."""
 
     x: Tensor
@@ -68,14 +68,16 @@ class Deferred:
     place.
     """
 
-    def __init__(self, terms: Sequence[Term], after: float | None, dtype: torch.dtype, surroundings: _Surroundings):
+    def __init__(
+        self, terms: Sequence[LinearTerm], after: float | None, dtype: torch.dtype, surroundings: _Surroundings
+    ):
         self.terms, self.after, self.dtype, self.surroundings = tuple(terms), after, dtype, surroundings
         self.computed: Tensor | None = None
 
     @classmethod
     def of(cls, x: Tensor, w: Tensor, b: Tensor | None = None) -> "Deferred":
         around = _Surroundings.of(x)
-        return cls([Term(x, w, b)], None, around.autocast_dtype if narrows_products(x) else x.dtype, around)
+        return cls([LinearTerm(x, w, b)], None, around.autocast_dtype if narrows_products(x) else x.dtype, around)
 
     def tensor(self) -> Tensor:
         """The logits."""
@@ -89,7 +91,7 @@ class Deferred:
         return self.computed
 
     @staticmethod
-    def _of_term(term: Term) -> Tensor:
+    def _of_term(term: LinearTerm) -> Tensor:
         found = functional.linear(term.x, term.w, term.b)
         return found if term.factor == 1.0 else found * term.factor
 
@@ -117,7 +119,7 @@ class Deferred:
 
     # --- what is noted ---
 
-    def _noted(self, terms: Sequence[Term], after: float | None) -> "Deferred":
+    def _noted(self, terms: Sequence[LinearTerm], after: float | None) -> "Deferred":
         return Deferred(terms, after, self.dtype, self.surroundings)
 
     def __mul__(self, other: Any) -> Any:
@@ -188,7 +190,7 @@ def _settled(value: Any) -> Any:
     """The value with computed tensors in place of all deferred ones, also inside lists."""
     if isinstance(value, Deferred):
         return value.tensor()
-    if isinstance(value, _Input):
+    if isinstance(value, _LayerInput):
         return value.x
     return type(value)(map(_settled, value)) if type(value) in (list, tuple) else value
 
@@ -210,7 +212,7 @@ for _name in (
 setattr(Deferred, "__hash__", object.__hash__)  # noqa: B010
 
 
-class _Input:
+class _LayerInput:
     """Stands for the input of a linear layer whose result shall be deferred."""
 
     def __init__(self, x: Tensor):
@@ -218,7 +220,7 @@ class _Input:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is functional.linear and not kwargs and isinstance(args[0], _Input):
+        if function is functional.linear and not kwargs and isinstance(args[0], _LayerInput):
             return Deferred.of(args[0].x, *args[1:])
         return function(*map(_settled, args), **{name: _settled(each) for name, each in (kwargs or {}).items()})
 
@@ -230,4 +232,4 @@ class _Input:
 
 def deferred_input(x: Tensor) -> Any:
     """The object to pass to a linear layer in place of x."""
-    return _Input(x)
+    return _LayerInput(x)

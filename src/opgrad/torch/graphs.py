@@ -21,7 +21,7 @@ EXPORTER: Any = torch.onnx  # typed as Any, because some public names are missin
 SCALAR_TYPES = EXPORTER.JitScalarType
 
 
-class Graph(Protocol):
+class GrowingGraph(Protocol):
     """A graph of ONNX nodes that grows."""
 
     def nodes(self, name: str, inputs: Sequence[Value | None], results: Results, **attributes: Any) -> Sequence[Value]:

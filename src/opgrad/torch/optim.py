@@ -18,7 +18,7 @@ Group = dict[str, Any]
 Array = np.ndarray[Any, Any]
 
 
-class _Optimizer(torch.optim.Optimizer):
+class _CheckedOptimizer(torch.optim.Optimizer):
     """A step that looks at all gradients before it changes a parameter."""
 
     def __init__(self, params: Any, **defaults: Any):
@@ -81,7 +81,7 @@ def _check_setting(who: str, name: str, value: Any) -> None:
 # --- rows of a table -------------------------------------------------------------------------------------------------
 
 
-class _Sparse(_Optimizer):
+class _Sparse(_CheckedOptimizer):
     """Steps along gradients that name rows, with states like the table, of which the other rows are left alone."""
 
     dtypes = PLAIN_DTYPES
@@ -182,7 +182,7 @@ class SparseAdam(_Sparse):
 # --- bfloat16 weights ------------------------------------------------------------------------------------------------
 
 
-class _Split(_Optimizer):
+class _SplitOptimizer(_CheckedOptimizer):
     """Steps of `opgrad.optim`'s split optimizers, whose arrays are the tensors of the state."""
 
     dtypes = frozenset({torch.bfloat16})
@@ -253,7 +253,7 @@ class _Split(_Optimizer):
         raise NotImplementedError
 
 
-class SplitSGD(_Split):
+class SplitSGD(_SplitOptimizer):
     """Gradient descent of bfloat16 parameters, bit by bit that of float32 ones: the state has the lower 16 bits.
 
     params: bfloat16 parameters or groups of them, contiguous, on the CPU; their gradients are bfloat16 or float32.
@@ -271,7 +271,7 @@ class SplitSGD(_Split):
         return optim.SplitSGD(high, gradients, 0.0)
 
 
-class SplitAdamW(_Split):
+class SplitAdamW(_SplitOptimizer):
     """AdamW of bfloat16 parameters, bit by bit that of float32 ones: the state has the lower 16 bits.
 
     params, lr: as for SplitSGD. betas: the decay rates of the moments, which are float32. eps: what keeps the

@@ -10,7 +10,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
 from opgrad.training.tune.chat import ChatTemplate
-from opgrad.training.tune.examples import Examples
+from opgrad.training.tune.examples import TokenExamples
 from opgrad.training.tune.token_data import MULTIPLE, TokenData
 from opgrad.training.tune.tokenizer import Tokenizer
 
@@ -30,7 +30,7 @@ def tokenizer(tmp_path_factory):
 
 
 def examples(tmp_path, tokenizer, lines, longest=64, train_on="completions"):
-    return Examples(write_lines(tmp_path / "data.jsonl", lines), tokenizer, longest, train_on)
+    return TokenExamples(write_lines(tmp_path / "data.jsonl", lines), tokenizer, longest, train_on)
 
 
 def learned(tokenizer, example):
@@ -87,14 +87,14 @@ def test_wrong_lines_are_named(tmp_path, tokenizer, line, message):
     path = tmp_path / "data.jsonl"
     path.write_text('{"text": "a dog"}\n' + line + "\n")
     with pytest.raises(ValueError, match=f"data.jsonl: {message}"):
-        Examples(path, tokenizer, 64)
+        TokenExamples(path, tokenizer, 64)
 
 
 def test_file_without_examples(tmp_path, tokenizer):
     path = tmp_path / "data.jsonl"
     path.write_text("\n\n")
     with pytest.raises(ValueError, match="it has no example with a token to learn from"):
-        Examples(path, tokenizer, 64)
+        TokenExamples(path, tokenizer, 64)
 
 
 def test_file_that_changes(tmp_path, tokenizer):

@@ -14,7 +14,7 @@ from opgrad.training.engine.trainer import Trainer, session_options
 from opgrad.training.formats.tensor_values import array_of
 from opgrad.training.language import read
 from opgrad.training.tune.generation import Writer
-from opgrad.training.tune.setting import scoring
+from opgrad.training.tune.trained_set import scoring
 
 SIZE = 5 + len(WORDS)
 

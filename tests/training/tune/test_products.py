@@ -14,7 +14,7 @@ from opgrad.training.engine.optimizer import AdamWRule
 from opgrad.training.engine.trainer import Trainer
 from opgrad.training.formats import tensor_values
 from opgrad.training.language import ends_of_layers, read
-from opgrad.training.tune.setting import prepare, scoring
+from opgrad.training.tune.trained_set import prepare, scoring
 
 TOKENS = np.random.default_rng(0).integers(0, 25, (2, 6))
 BATCH = {"input_ids": TOKENS, "draw": np.ones(1, np.int64), "labels": np.roll(TOKENS, -1, 1)}

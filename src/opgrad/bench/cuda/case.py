@@ -13,7 +13,7 @@ from opgrad.contract import Array, Shape
 from opgrad.contract.signature import Prepared, prepare
 from opgrad.interop.torch_copies import download
 from opgrad.interop.torch_tensors import TORCH_DTYPES, spec
-from opgrad.testing.arguments import Source
+from opgrad.testing.arguments import ArraySource
 
 REFERENCE_ELEMENTS = 1 << 26  # of a loss's logits that are widened to float64 at once
 
@@ -44,7 +44,7 @@ class TensorCase(Case):
         self.device = device
         super().__init__(cell)
 
-    def source(self, seed: int) -> Source:
+    def source(self, seed: int) -> ArraySource:
         return Random(self.device, seed)
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> torch.Tensor:

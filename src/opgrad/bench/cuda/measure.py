@@ -50,7 +50,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Device:
+class TimedDevice:
     """`name` as PyTorch calls it, bytes of its L2 cache and memory, its clock."""
 
     name: str

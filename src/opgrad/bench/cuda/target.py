@@ -11,7 +11,7 @@ from opgrad.bench.cells import Cell
 from opgrad.bench.cpu_target import Target
 from opgrad.bench.cuda import cells, peers
 from opgrad.bench.cuda.case import TensorCase
-from opgrad.bench.cuda.measure import Device, interleaved
+from opgrad.bench.cuda.measure import TimedDevice, interleaved
 from opgrad.bench.measure import WAYS, finite, raced
 from opgrad.bench.peers import reason
 
@@ -26,14 +26,14 @@ class Cuda(Target):
     seconds, quick_seconds = 0.6, 0.2  # a cell, by default
     packages: Sequence[str] = ("liger-kernel", "quack-kernels")
 
-    def __init__(self, device: Device):
+    def __init__(self, device: TimedDevice):
         self.device = device
         self.workloads = cells.workloads(device.memory)
 
     @classmethod
     def current(cls) -> "Cuda":
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
-        return cls(Device("cuda", found.L2_cache_size, found.total_memory))
+        return cls(TimedDevice("cuda", found.L2_cache_size, found.total_memory))
 
     def installed(self) -> list[str]:
         return peers.installed()

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import onnx
 
-from opgrad.graph.enclosed import in_bodies
 from opgrad.graph.graph import Graph, overridable
 from opgrad.graph.messages import copied
 from opgrad.graph.passes.activation import fuse_gelu, fuse_swish
@@ -27,6 +26,7 @@ from opgrad.graph.passes.shapes import simplify_shapes
 from opgrad.graph.passes.sharing import share_constants, share_nodes
 from opgrad.graph.passes.splitting import split_parts
 from opgrad.graph.passes.sums import chain_sums
+from opgrad.graph.subgraphs import in_bodies
 
 Pass = Callable[[Graph], bool]
 

@@ -19,7 +19,7 @@ from opgrad.graph.messages import FLOATS, MICROSOFT
 from opgrad.graph.nodes import attributes_of, title
 from opgrad.graph.passes.attention_masks import ONE_AXIS_FROM, NotAttention, added_node, mask_of, unsqueezed
 from opgrad.graph.passes.masks import LOW
-from opgrad.graph.passes.operands import Operand, as_keys, head_size, scaled, shared_heads
+from opgrad.graph.passes.operands import ScoreOperand, as_keys, head_size, scaled, shared_heads
 
 NODE = "AttentionTraining"
 LARGEST_HEAD = 256  # of the kernels
@@ -34,7 +34,7 @@ class Recognition:
 
 
 @dataclass
-class Scores:
+class AttentionScores:
     """What is done to the product of queries and keys, before softmax.
 
     product: the node of the product. masks: added values, in the scores' type, each with the factor that is applied to
@@ -127,13 +127,13 @@ def _number(graph: Graph, name: str) -> float | None:
 # --- before softmax ---
 
 
-def _scores(graph: Graph, name: str) -> Scores | None:
+def _scores(graph: Graph, name: str) -> AttentionScores | None:
     """What is done to the product from which a value comes; None if no product is found."""
     node = graph.producers.get(name)
     if node is None or node.domain not in ("", "ai.onnx") or not graph.inner(name):
         return None
     if node.op_type == "MatMul":
-        return Scores(node)
+        return AttentionScores(node)
     if node.op_type == "Cast":
         return _scores(graph, node.input[0])
     if node.op_type in ("Mul", "Div"):
@@ -143,7 +143,7 @@ def _scores(graph: Graph, name: str) -> Scores | None:
     return _hidden(graph, node) if node.op_type == "Where" else None
 
 
-def _multiplied(graph: Graph, node: onnx.NodeProto) -> Scores | None:
+def _multiplied(graph: Graph, node: onnx.NodeProto) -> AttentionScores | None:
     """Scores times a number, outside of whatever was added to them before; or a softcap, c * tanh(scores / c)."""
     for name, other in _either(node) if node.op_type == "Mul" else [tuple(node.input)]:
         number = graph.scalar(other)
@@ -163,7 +163,7 @@ def _multiplied(graph: Graph, node: onnx.NodeProto) -> Scores | None:
     return None
 
 
-def _capped(graph: Graph, tanh: onnx.NodeProto, cap: float) -> Scores | None:
+def _capped(graph: Graph, tanh: onnx.NodeProto, cap: float) -> AttentionScores | None:
     found = _scores(graph, tanh.input[0])
     if found is None or found.masks or found.seen or found.softcap or cap <= 0:
         return None
@@ -171,7 +171,7 @@ def _capped(graph: Graph, tanh: onnx.NodeProto, cap: float) -> Scores | None:
     return found
 
 
-def _masked(graph: Graph, node: onnx.NodeProto) -> Scores | None:
+def _masked(graph: Graph, node: onnx.NodeProto) -> AttentionScores | None:
     for name, other in _either(node):
         found = _scores(graph, name)
         if found is not None:
@@ -180,7 +180,7 @@ def _masked(graph: Graph, node: onnx.NodeProto) -> Scores | None:
     return None
 
 
-def _hidden(graph: Graph, node: onnx.NodeProto) -> Scores | None:
+def _hidden(graph: Graph, node: onnx.NodeProto) -> AttentionScores | None:
     """Scores where a condition holds, and a number that hides a key elsewhere, or the other way round."""
     condition, a, b = node.input
     for name, other, holds in ((a, b, True), (b, a, False)):
@@ -246,7 +246,7 @@ def _check_axis(graph: Graph, softmax: onnx.NodeProto) -> None:
         raise NotAttention(f"its axis is {axis}, expected the last one")
 
 
-def _operands(graph: Graph, found: Scores) -> tuple[Operand, Operand]:
+def _operands(graph: Graph, found: AttentionScores) -> tuple[ScoreOperand, ScoreOperand]:
     """The queries and keys of the product."""
     assert found.product is not None
     q, k = found.product.input

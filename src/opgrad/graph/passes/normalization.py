@@ -19,7 +19,7 @@ TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16)  # the types that are recognize
 
 
 @dataclass(frozen=True)
-class Normalized:
+class NormalizedValue:
     """A recognized normalization: `name` is x, normalized over the axes from `axis` on.
 
     last: the node that makes `name`. scale, bias: the names of values in the shape of these axes; "" without them.
@@ -62,7 +62,7 @@ def _may_have(graph: Graph, least: int) -> bool:
 # --- x by its deviation ---
 
 
-def _layer(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
+def _layer(graph: Graph, node: onnx.NodeProto) -> NormalizedValue | None:
     """The layer normalization that begins with this node, which subtracts the mean; None if there is none."""
     mean = graph.maker(node.input[1], "ReduceMean") if graph.inner(node.input[1]) else None
     axis = mean_axes(graph, mean) if mean is not None and mean.input[0] == node.input[0] else None
@@ -72,18 +72,18 @@ def _layer(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
     return None if found is None else replace(found, x=node.input[0])
 
 
-def _rms(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
+def _rms(graph: Graph, node: onnx.NodeProto) -> NormalizedValue | None:
     """The RMS normalization that begins with this node, a mean of squares; None if there is none."""
     x, axis = power(graph, node.input[0], 2), mean_axes(graph, node)
     return _divided(graph, x, axis) if x is not None and axis is not None else None
 
 
-def _divided(graph: Graph, x: str, axis: int) -> Normalized | None:
+def _divided(graph: Graph, x: str, axis: int) -> NormalizedValue | None:
     """x / sqrt(mean(x * x) + epsilon), if the graph computes it."""
     for reader in graph.readers.get(x, ()):
         found = None if domain_of(reader) else _root(graph, reader, x)
         if found is not None and _is_mean_of_squares(graph, found[0], x, axis):
-            return Normalized(x, reader.output[0], reader, axis, found[1])
+            return NormalizedValue(x, reader.output[0], reader, axis, found[1])
     return None
 
 
@@ -125,7 +125,7 @@ def _is_mean_of_squares(graph: Graph, name: str, x: str, axis: int) -> bool:
 # --- scale and bias inside ---
 
 
-def _expanded_layer(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
+def _expanded_layer(graph: Graph, node: onnx.NodeProto) -> NormalizedValue | None:
     """What a node makes that is x * g + (bias - mean * g), g = scale / sqrt(variance + epsilon), as Keras writes it."""
     for first, second in (tuple(node.input), tuple(node.input)[::-1]):
         product, moved = graph.maker(first, "Mul"), graph.maker(second, "Sub")
@@ -140,7 +140,7 @@ def _expanded_layer(graph: Graph, node: onnx.NodeProto) -> Normalized | None:
     return None
 
 
-def _expanded(graph: Graph, x: str, mean: str, g: str, last: onnx.NodeProto) -> Normalized | None:
+def _expanded(graph: Graph, x: str, mean: str, g: str, last: onnx.NodeProto) -> NormalizedValue | None:
     """x normalized, if g is scale / sqrt(variance + epsilon) of it."""
     centre = graph.maker(mean, "ReduceMean") if graph.inner(mean, 2) else None
     scaled = graph.maker(g, "Mul") if graph.inner(g, 2) else None
@@ -149,7 +149,7 @@ def _expanded(graph: Graph, x: str, mean: str, g: str, last: onnx.NodeProto) -> 
         under = _under_inverse_root(graph, root)
         found = plus(graph, under) if under is not None else None
         if found is not None and axis is not None and _is_variance(graph, found[0], x, mean, axis):
-            return Normalized(x, last.output[0], last, axis, found[1], scale)
+            return NormalizedValue(x, last.output[0], last, axis, found[1], scale)
     return None
 
 
@@ -163,7 +163,7 @@ def _is_variance(graph: Graph, name: str, x: str, mean: str, axis: int) -> bool:
 # --- what is around it ---
 
 
-def _with_casts(graph: Graph, found: Normalized) -> Normalized:
+def _with_casts(graph: Graph, found: NormalizedValue) -> NormalizedValue:
     """The normalization without the casts of a float16 x to float32 and back: the fused node computes in float32."""
     before, after = graph.maker(found.x, "Cast"), graph.reader(found.name, "Cast")
     if before is None or after is None or graph.element_type(found.x) != TensorProto.FLOAT:
@@ -174,30 +174,30 @@ def _with_casts(graph: Graph, found: Normalized) -> Normalized:
     return replace(found, x=before.input[0], name=after.output[0], last=after)
 
 
-def _with_scale(graph: Graph, found: Normalized) -> Normalized:
+def _with_scale(graph: Graph, found: NormalizedValue) -> NormalizedValue:
     node = graph.reader(found.name, "Mul")
     factor = _other(graph, node, found) if node is not None else ""
     return replace(found, scale=factor, last=node, name=node.output[0]) if node is not None and factor else found
 
 
-def _with_bias(graph: Graph, found: Normalized) -> Normalized:
+def _with_bias(graph: Graph, found: NormalizedValue) -> NormalizedValue:
     node = graph.reader(found.name, "Add") if found.scale else None
     addend = _other(graph, node, found) if node is not None else ""
     return replace(found, bias=addend, last=node, name=node.output[0]) if node is not None and addend else found
 
 
-def _other(graph: Graph, node: onnx.NodeProto, found: Normalized) -> str:
+def _other(graph: Graph, node: onnx.NodeProto, found: NormalizedValue) -> str:
     """The other operand of a node, if it has the shape and type that scale and bias have; else ''."""
     names = [name for name in node.input if name != found.name]
     return names[0] if len(names) == 1 and _fits(graph, names[0], found) else ""
 
 
-def _fits(graph: Graph, name: str, found: Normalized) -> bool:
+def _fits(graph: Graph, name: str, found: NormalizedValue) -> bool:
     """Whether a value has the shape and type that scale and bias have."""
     return graph.known(name) == _widths(graph, found) and graph.element_type(name) == graph.element_type(found.x)
 
 
-def _widths(graph: Graph, found: Normalized) -> list[int] | None:
+def _widths(graph: Graph, found: NormalizedValue) -> list[int] | None:
     """The sizes of the normalized axes, if they are known."""
     sizes = (graph.sizes(found.x) or [])[found.axis :]
     numbers = [size for size in sizes if isinstance(size, int)]
@@ -207,7 +207,7 @@ def _widths(graph: Graph, found: Normalized) -> list[int] | None:
 # --- the node that stands for it ---
 
 
-def _write(graph: Graph, found: Normalized, what: str) -> bool:
+def _write(graph: Graph, found: NormalizedValue, what: str) -> bool:
     kind, widths = graph.element_type(found.x), _widths(graph, found)
     if kind not in TYPES or widths is None:
         return False
@@ -222,7 +222,7 @@ def _write(graph: Graph, found: Normalized, what: str) -> bool:
     return True
 
 
-def _ones(graph: Graph, found: Normalized, widths: list[int]) -> str:
+def _ones(graph: Graph, found: NormalizedValue, widths: list[int]) -> str:
     """A scale that changes nothing."""
     kind = helper.tensor_dtype_to_np_dtype(graph.element_type(found.x) or TensorProto.FLOAT)
     return graph.add_constant(np.ones(widths, kind), f"{found.name}/ones")

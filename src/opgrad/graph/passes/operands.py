@@ -8,7 +8,7 @@ from opgrad.graph.passes.sizes import terms_of
 
 
 @dataclass(frozen=True)
-class Operand:
+class ScoreOperand:
     """An operand of the product of queries and keys: a value, times a factor.
 
     turned: whether its last two axes still have to be exchanged, to have a row for each key.
@@ -19,11 +19,11 @@ class Operand:
     turned: bool = False
 
 
-def scaled(graph: Graph, name: str) -> Operand:
+def scaled(graph: Graph, name: str) -> ScoreOperand:
     """An operand without the number that it is multiplied with, or divided by."""
     node = graph.maker(name, "Mul", "Div") if graph.inner(name) else None
     if node is None:
-        return Operand(name)
+        return ScoreOperand(name)
     pairs = [tuple(node.input)] if node.op_type == "Div" else [tuple(node.input), tuple(node.input)[::-1]]
     for value, other in pairs:
         number = graph.scalar(other)
@@ -31,16 +31,16 @@ def scaled(graph: Graph, name: str) -> Operand:
         if number and sizes is not None and own is not None and len(sizes) == len(own):
             found = scaled(graph, value)
             return replace(found, factor=found.factor * (1 / number if node.op_type == "Div" else number))
-    return Operand(name)
+    return ScoreOperand(name)
 
 
-def as_keys(graph: Graph, found: Operand) -> Operand:
+def as_keys(graph: Graph, found: ScoreOperand) -> ScoreOperand:
     """The keys before they were transposed for the product."""
     source = _before_transposition(graph, found.name)
     if source is None:
         return replace(found, turned=True)
     inner = scaled(graph, source)
-    return Operand(inner.name, found.factor * inner.factor)
+    return ScoreOperand(inner.name, found.factor * inner.factor)
 
 
 def _before_transposition(graph: Graph, name: str) -> str | None:

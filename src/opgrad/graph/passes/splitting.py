@@ -15,7 +15,7 @@ SIZES_ARE_INPUT = 13  # the first opset whose Split and Squeeze have them as an 
 
 
 @dataclass(frozen=True)
-class Part:
+class AxisPart:
     """The elements from start to before end along an axis, which a node takes. squeezed: the result lacks the axis."""
 
     node: onnx.NodeProto
@@ -39,7 +39,7 @@ def split_parts(graph: Graph) -> bool:
     return changed
 
 
-def _part(graph: Graph, shapes: Shapes, node: onnx.NodeProto, name: str) -> Part | None:
+def _part(graph: Graph, shapes: Shapes, node: onnx.NodeProto, name: str) -> AxisPart | None:
     sizes = graph.sizes(name)
     if domain_of(node) or sizes is None or node.op_type not in ("Slice", "Gather") or node.input[0] != name:
         return None
@@ -49,9 +49,9 @@ def _part(graph: Graph, shapes: Shapes, node: onnx.NodeProto, name: str) -> Part
         return None
     if node.op_type == "Gather":
         start = start % size if -size <= start < size else size
-        return Part(node, axis % len(sizes), start, start + 1, squeezed=True)
+        return AxisPart(node, axis % len(sizes), start, start + 1, squeezed=True)
     start, end = (min(max(each + size if each < 0 else each, 0), size) for each in (start, end))
-    return Part(node, axis % len(sizes), start, end)
+    return AxisPart(node, axis % len(sizes), start, end)
 
 
 def _place(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> tuple[int, int, int] | None:
@@ -70,7 +70,7 @@ def _place(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> tuple[int, int
     return axis, numbers[0] or 0, numbers[1] or 0
 
 
-def _is_whole(graph: Graph, name: str, parts: list[Part]) -> bool:
+def _is_whole(graph: Graph, name: str, parts: list[AxisPart]) -> bool:
     """Whether sorted parts cover a value, each element once."""
     size = (graph.sizes(name) or [])[parts[0].axis]
     ends = [0, *(part.end for part in parts)]
@@ -78,7 +78,7 @@ def _is_whole(graph: Graph, name: str, parts: list[Part]) -> bool:
     return ends == starts and all(part.start < part.end for part in parts)
 
 
-def _write(graph: Graph, name: str, parts: list[Part]) -> None:
+def _write(graph: Graph, name: str, parts: list[AxisPart]) -> None:
     order = {id(node): place for place, node in enumerate(graph.nodes())}
     first = min((part.node for part in parts), key=lambda node: order[id(node)])
     outputs = [graph.free(f"{name}/part") if part.squeezed else part.node.output[0] for part in parts]
@@ -94,7 +94,7 @@ def _write(graph: Graph, name: str, parts: list[Part]) -> None:
     graph.substitute(first, [split, *squeezes])
 
 
-def _squeezes(graph: Graph, pairs: list[tuple[Part, str]], whole: str) -> Iterator[onnx.NodeProto]:
+def _squeezes(graph: Graph, pairs: list[tuple[AxisPart, str]], whole: str) -> Iterator[onnx.NodeProto]:
     """The nodes that remove the axis of the Split's results, of size 1, for parts that lack it."""
     for part, name in pairs:
         sizes = list(graph.sizes(whole) or [])

@@ -24,7 +24,7 @@ from opgrad.interop.torch_tensors import execute
 from opgrad.torch.formulas import wide
 from opgrad.torch.losses.samples import LOSSES
 from opgrad.torch.losses.statistics import (
-    Part,
+    ClassPart,
     check_exact,
     combined,
     factors_of_results,
@@ -144,7 +144,7 @@ def chunks_of(layer: Layer, rows: int | None, with_gradient: bool) -> Chunks:
 # --- statistics ----------------------------------------------------------------------------------------------------
 
 
-def statistics_of_layer(layer: Layer, part: Part, chunks: Chunks) -> Tensor:
+def statistics_of_layer(layer: Layer, part: ClassPart, chunks: Chunks) -> Tensor:
     """The statistics of the layer's logits; those of several chunks of classes in float64."""
     if not chunks.by_classes:
         found = [layer.x.new_empty(part.numbers, 0, dtype=layer.number)]
@@ -160,7 +160,7 @@ def statistics_of_layer(layer: Layer, part: Part, chunks: Chunks) -> Tensor:
     return every[0]
 
 
-def _of_chunk(labels: Tensor, part: Part, classes: slice) -> tuple[Tensor, Part]:
+def _of_chunk(labels: Tensor, part: ClassPart, classes: slice) -> tuple[Tensor, ClassPart]:
     """The labels and the part for some of the part's classes, counted from the first of them.
 
     So all chunks are calls of one signature, whose plan is kept.
@@ -172,7 +172,7 @@ def _of_chunk(labels: Tensor, part: Part, classes: slice) -> tuple[Tensor, Part]
 # --- gradients -----------------------------------------------------------------------------------------------------
 
 
-class Gradients:
+class LayerGradients:
     """The wanted ones of the gradients of x, w and b, to which the chunks add."""
 
     def __init__(self, layer: Layer, needs: Sequence[bool], chunks: Chunks, dx_dtype: torch.dtype | None):
@@ -238,14 +238,14 @@ def gradients_of(
 
     It is given the chunk's rows, classes and logits. dx_dtype: that of x's gradient; None: that of x.
     """
-    sums = Gradients(layer, needs, chunks, dx_dtype)
+    sums = LayerGradients(layer, needs, chunks, dx_dtype)
     for rows, classes, logits in chunks.logits(layer):
         sums.add(of_logits(rows, classes, logits), rows, classes)
     return sums.results()
 
 
 def gradients_of_statistics(
-    layer: Layer, part: Part, factors: Tensor, needs: Sequence[bool], chunks: Chunks,
+    layer: Layer, part: ClassPart, factors: Tensor, needs: Sequence[bool], chunks: Chunks,
     dx_dtype: torch.dtype | None = None,
 ) -> Slopes:  # fmt: skip
     """The gradients of the layer, given the factors of cross_entropy_shard_grad."""
@@ -264,7 +264,7 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Slopes]:
     """The samples' losses and lse, and the gradients for those of the losses and of the squares of lse."""
     if chunks.by_classes:
-        part, given = Part.of(options, layer.weight), (layer.labels, layer.weight, options.ignore_index)
+        part, given = ClassPart.of(options, layer.weight), (layer.labels, layer.weight, options.ignore_index)
         found = statistics_of_layer(layer, part, chunks)
         rows = rows_of(found, part, len(layer.w))
         loss, lse, *_ = samples_of(rows, *given, options.label_smoothing, layer.number)

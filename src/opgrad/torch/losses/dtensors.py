@@ -13,10 +13,10 @@ from opgrad.torch.losses import sharded
 from opgrad.torch.losses.checks import check_shape
 from opgrad.torch.losses.options import CrossEntropyOutput, divisors, read_labels
 from opgrad.torch.losses.reduced import hits_of, reduced
-from opgrad.torch.losses.sharded import Call, ClassRange
+from opgrad.torch.losses.sharded import ClassRange, LossCall
 
 
-def loss(call: Call, input: Any, target: Any, dim: int, shift: int) -> Any:
+def loss(call: LossCall, input: Any, target: Any, dim: int, shift: int) -> Any:
     """The results as DTensors: each sample's where it is, sums as partial ones over the axes that share out samples.
 
     Raises ValueError unless exactly one axis of the mesh shares out the classes, and no other does in parts.
@@ -34,7 +34,7 @@ def loss(call: Call, input: Any, target: Any, dim: int, shift: int) -> Any:
     return _finished(call, found, labels, dense is not None, mesh, lies, shape, dtype)
 
 
-def linear_loss(call: Call, input: Any, w: Any, b: Any, target: Any, shift: int) -> Any:
+def linear_loss(call: LossCall, input: Any, w: Any, b: Any, target: Any, shift: int) -> Any:
     """The same for the logits of a layer whose rows one axis of the mesh shares out; input has tokens on other axes."""
     axis, mesh = _required_axis(call, "linear_weight", w, 0), w.device_mesh
     if b is not None and (not isinstance(b, DTensor) or sharded.class_axis(b, 0) != axis):
@@ -60,7 +60,7 @@ def linear_loss(call: Call, input: Any, w: Any, b: Any, target: Any, shift: int)
     return _finished(call, found, labels, dense is not None, mesh, lies, shape[:-1], dtype)
 
 
-def _required_axis(call: Call, name: str, value: Any, dim: int) -> int:
+def _required_axis(call: LossCall, name: str, value: Any, dim: int) -> int:
     axis = sharded.class_axis(value, dim)
     if axis is None:
         expected = f"Shard({dim}) on one axis of the mesh, and Shard or Replicate on others"
@@ -75,18 +75,18 @@ def _of_sample(placement: Placement, dim: int) -> Placement:
     return Shard(placement.dim - (placement.dim > dim))
 
 
-def _class_range(call: Call, mesh: Any, axis: int, total: int, classes: int) -> ClassRange:
+def _class_range(call: LossCall, mesh: Any, axis: int, total: int, classes: int) -> ClassRange:
     size = -(-total // mesh.size(axis))  # as torch.chunk shares them out
     first = min(mesh.get_local_rank(axis) * size, total)
     return ClassRange(call, first, classes, sharded.member_of(call.who, mesh.get_group(axis)))
 
 
-def _with_whole_weight(call: Call) -> Call:
+def _with_whole_weight(call: LossCall) -> LossCall:
     return replace(call, weight=call.weight.full_tensor()) if isinstance(call.weight, DTensor) else call
 
 
 def _targets(
-    call: Call, target: Any, shape: torch.Size, dim: int, mesh: Any, lies: Any, of_logits: Any, shift: int
+    call: LossCall, target: Any, shape: torch.Size, dim: int, mesh: Any, lies: Any, of_logits: Any, shift: int
 ) -> tuple[Tensor, Tensor | None]:
     """This process's labels and, if it is these, probabilities, with the classes last."""
     is_dense, of_samples = target.is_floating_point(), shape[:dim] + shape[dim + 1 :]
@@ -104,7 +104,14 @@ def _targets(
 
 
 def _finished(
-    call: Call, found: Any, labels: Tensor, is_dense: bool, mesh: Any, lies: Any, shape: torch.Size, dtype: torch.dtype
+    call: LossCall,
+    found: Any,
+    labels: Tensor,
+    is_dense: bool,
+    mesh: Any,
+    lies: Any,
+    shape: torch.Size,
+    dtype: torch.dtype,
 ) -> Any:
     """The results of this process's samples, reduced with those of the others, as DTensors."""
     groups = [mesh.get_group(place) for place, each in enumerate(lies) if isinstance(each, Shard)]
@@ -127,7 +134,7 @@ def _added(groups: list[Any], *numbers: Tensor) -> tuple[Tensor, Tensor]:
     return both[0], both[1]
 
 
-def _placed(call: Call, found: Any, mesh: Any, lies: Any, shape: torch.Size) -> Any:
+def _placed(call: LossCall, found: Any, mesh: Any, lies: Any, shape: torch.Size) -> Any:
     """The results as DTensors; the accuracy, which all processes have, is a tensor."""
     summed = [Partial("sum") if isinstance(each, Shard) else Replicate() for each in lies]
     stride, of_samples = torch.empty(shape, device="meta").stride(), {"lse", "log_prob", "entropy", "predicted_tokens"}

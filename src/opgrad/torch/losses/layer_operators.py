@@ -17,7 +17,7 @@ from opgrad.torch.losses.checks import check_labels
 from opgrad.torch.losses.chunks import Layer, chunks_of, gradients_of_statistics, statistics_of_layer
 from opgrad.torch.losses.registration import differentiable, keep_all, kept, once, register
 from opgrad.torch.losses.shard_operators import shard_copy
-from opgrad.torch.losses.statistics import CLASSES, SLOPES, Part, composed_statistics, factors_of_slopes
+from opgrad.torch.losses.statistics import CLASSES, SLOPES, ClassPart, composed_statistics, factors_of_slopes
 from opgrad.torch.schema import LIBRARY, TAGS
 
 NAME = "linear_cross_entropy"
@@ -60,13 +60,13 @@ def _statistics(x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: 
     if not group:  # the labels of a shard are classes of all of them
         check_labels(NAME, labels, len(w), ignore_index)
     layer, counting = layer_of(x, w, b, labels, weight, ignore_index)
-    found = statistics_of_layer(layer, Part(weight, *given), chunks_of(layer, rows, with_gradient=False))
+    found = statistics_of_layer(layer, ClassPart(weight, *given), chunks_of(layer, rows, with_gradient=False))
     return put_back(found.to(layer.number), counting, len(x), axis=1)
 
 
 def _fake(x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, *part: Any) -> Tensor:
     count_flops()
-    return x.new_empty(Part(*part[:6]).numbers, x.shape[0], dtype=wide(x.dtype))
+    return x.new_empty(ClassPart(*part[:6]).numbers, x.shape[0], dtype=wide(x.dtype))
 
 
 def _grad(
@@ -74,7 +74,7 @@ def _grad(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sums over chunks, and over the group, are formed in float32."""
     *given, ignore_index, rows, group, statistics, slopes = others
-    part = Part(weight, *given)
+    part = ClassPart(weight, *given)
     layer, counting = layer_of(x, w, b, labels, weight, ignore_index)
     factors = factors_of_slopes(statistics, slopes, part)
     factors = factors if counting is None else factors.index_select(1, counting)
@@ -102,7 +102,7 @@ def _backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
 
     def stored(*layer: Tensor) -> Tensor:
         own = shard_copy(layer[0], group) if group else layer[0]
-        return composed_statistics(functional.linear(own, *layer[1:]), labels, Part(*part))
+        return composed_statistics(functional.linear(own, *layer[1:]), labels, ClassPart(*part))
 
     found = differentiable(stored, [each for each in (x, w, b) if each is not None], slopes)
     return *found, *(None,) * (3 - len(found)), *nothing

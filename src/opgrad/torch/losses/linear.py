@@ -23,9 +23,9 @@ from opgrad.torch.losses.chunks import Chunks, Layer, Slopes, chunks_of, gradien
 from opgrad.torch.losses.layer_operators import NAME, layer_of, layer_statistics, put_back
 from opgrad.torch.losses.logits import of_options as of_logits
 from opgrad.torch.losses.options import read_labels, read_options
-from opgrad.torch.losses.reduced import Found, OnePass, Upstream, reduced, same_for_each, shaped, upstream_of
+from opgrad.torch.losses.reduced import Found, OnePass, ReducedUpstream, reduced, same_for_each, shaped, upstream_of
 from opgrad.torch.losses.sharded import is_class_sharded
-from opgrad.torch.losses.statistics import Part, samples_of_parts
+from opgrad.torch.losses.statistics import ClassPart, samples_of_parts
 from opgrad.torch.operators import is_exported
 from opgrad.torch.schema import is_recording
 
@@ -191,7 +191,7 @@ def _samples(
     way: "_LayerPass", x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None
 ) -> Sequence[Any]:
     """What `sample_losses` gives for the layer's logits; None for what is not asked for."""
-    options, part = way.options, Part.of(way.options, weight)
+    options, part = way.options, ClassPart.of(way.options, weight)
     statistics = layer_statistics(x, w, b, labels, *part, options.ignore_index, way.rows, "").double()
     given = (labels, part, w.shape[0], weight, options, way.dtype, options.label_smoothing)
     return samples_of_parts(statistics.unsqueeze(0), *given)
@@ -221,7 +221,7 @@ class _LayerPass(OnePass):
 
 
 def _with_gradients(
-    layer: Layer, options: LossOptions, upstream: Upstream, needs: Sequence[bool], chunks: Chunks
+    layer: Layer, options: LossOptions, upstream: ReducedUpstream, needs: Sequence[bool], chunks: Chunks
 ) -> tuple[Tensor, Slopes]:
     """The loss in float64, without the factor that comes later, and its gradients."""
     if options.is_plain and not chunks.by_classes:

@@ -175,7 +175,7 @@ def _again(ctx: Any, dloss: Tensor) -> Gradients:
     return [found.get(place) for place in range(ctx.count)]
 
 
-class Upstream(NamedTuple):
+class ReducedUpstream(NamedTuple):
     """The gradients of each sample's loss and square of lse, without a common factor that comes `later`."""
 
     of_loss: Tensor | float
@@ -185,15 +185,15 @@ class Upstream(NamedTuple):
 
 def upstream_of(
     labels: Tensor, weight: Tensor | None, is_dense: bool, options: LossOptions, dtype: torch.dtype
-) -> Upstream:
+) -> ReducedUpstream:
     """What the reduction multiplies each sample by; dtype: that of the gradient."""
     by_weight, by_count = divisors(labels, weight, is_dense, options)
     inverse, of_square = over(by_weight), options.lse_square_scale * over(by_count)
     if dtype == torch.float16:
         # If the gradient were divided by the number of samples here, most of it would underflow float16 before a loss
         # scale could prevent that. So the gradient of the sum is kept, and the factor contains the division.
-        return Upstream(1.0, of_square * by_weight, inverse)
-    return Upstream(inverse, of_square, 1.0)
+        return ReducedUpstream(1.0, of_square * by_weight, inverse)
+    return ReducedUpstream(inverse, of_square, 1.0)
 
 
 def same_for_each(labels: Tensor, value: Tensor | float, dtype: torch.dtype) -> Tensor:

@@ -19,7 +19,7 @@ from opgrad.torch.losses.registration import differentiable, keep_all, kept, onc
 from opgrad.torch.losses.statistics import (
     CLASSES,
     SLOPES,
-    Part,
+    ClassPart,
     composed_statistics,
     factors_of_slopes,
     gradient_of,
@@ -50,12 +50,12 @@ shard_copy, shard_sum = _ops.shard_copy.default, _ops.shard_sum.default
 
 
 def _statistics_fake(logits: Tensor, labels: Tensor, *part: Any) -> Tensor:
-    return logits.new_empty(Part(*part[:6]).numbers, logits.shape[0], dtype=wide(logits.dtype))
+    return logits.new_empty(ClassPart(*part[:6]).numbers, logits.shape[0], dtype=wide(logits.dtype))
 
 
 def _statistics_grad(logits: Tensor, labels: Tensor, *others: Any) -> Tensor:
     *given, statistics, slopes = others
-    part = Part(*given)
+    part = ClassPart(*given)
     return gradient_of(logits, labels, part, factors_of_slopes(statistics, slopes, part))
 
 
@@ -65,12 +65,12 @@ def _statistics_backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
     if not torch.is_grad_enabled():
         return shard_statistics_grad(logits, *given, statistics, slopes), *nothing
     labels, *part = given
-    return *differentiable(lambda x: composed_statistics(x, labels, Part(*part)), [logits], slopes), *nothing
+    return *differentiable(lambda x: composed_statistics(x, labels, ClassPart(*part)), [logits], slopes), *nothing
 
 
 register(
     shard_statistics,
-    lambda logits, labels, *part: statistics_of(logits, labels, Part(*part)),
+    lambda logits, labels, *part: statistics_of(logits, labels, ClassPart(*part)),
     _statistics_fake,
     _statistics_backward,
     keep_all,

@@ -20,13 +20,13 @@ from opgrad.torch.flops import count_flops
 from opgrad.torch.losses.layer_operators import layer_statistics
 from opgrad.torch.losses.reduced import shaped
 from opgrad.torch.losses.shard_operators import shard_copy, shard_gather, shard_statistics
-from opgrad.torch.losses.statistics import Part, composed_statistics, samples_of_parts
+from opgrad.torch.losses.statistics import ClassPart, composed_statistics, samples_of_parts
 
 FORMULAS = ("torch", "megatron")
 
 
 @dataclass(frozen=True)
-class Call:
+class LossCall:
     """The loss that is wanted, and by whom. weight: of all classes. formula: how labels are smoothed."""
 
     who: str
@@ -47,16 +47,16 @@ class Member(NamedTuple):
 class ClassRange:
     """The classes of one process, those from `first` on, of all that its group has together."""
 
-    call: Call
+    call: LossCall
     first: int
     classes: int
     member: Member
 
     @property
-    def part(self) -> Part:
+    def part(self) -> ClassPart:
         weight = self.call.weight
         own = None if weight is None else weight[self.first : self.first + self.classes].contiguous()
-        return Part.of(self.call.options, own, self.first)
+        return ClassPart.of(self.call.options, own, self.first)
 
 
 def member_of(who: str, group: Any) -> Member:

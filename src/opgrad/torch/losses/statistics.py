@@ -23,7 +23,7 @@ SLOPES = "Tensor statistics, Tensor slopes"
 EXACT = 1 << 24  # float32 represents all integers up to here
 
 
-class Part(NamedTuple):
+class ClassPart(NamedTuple):
     """A part of the classes, and what its statistics are of.
 
     weight: of its classes. first: the number of its first class. moment: whether sum(exp(z - m) * z) is one of them,
@@ -38,7 +38,7 @@ class Part(NamedTuple):
     predicted: bool
 
     @classmethod
-    def of(cls, options: LossOptions, weight: Tensor | None, first: int = 0) -> "Part":
+    def of(cls, options: LossOptions, weight: Tensor | None, first: int = 0) -> "ClassPart":
         """What the results that are asked for need to be known of these classes."""
         predicted = bool({"predicted_tokens", "token_accuracy"}.intersection(options.returned))
         moment = "entropy" in options.returned
@@ -61,14 +61,14 @@ class Part(NamedTuple):
         return {name: getattr(self, name) for name in names}
 
 
-def statistics_of(logits: Tensor, labels: Tensor, part: Part) -> Tensor:
+def statistics_of(logits: Tensor, labels: Tensor, part: ClassPart) -> Tensor:
     """The statistics [numbers, rows] of logits [rows, classes of the part]."""
     given = {"logits": logits.detach().contiguous(), "labels": labels.contiguous(), "moment": part.moment}
     found: Tensor = execute(_statistics_of, given | part.attributes)
     return torch.cat([found, torch.stack(largest_class(logits, part))]) if part.predicted else found
 
 
-def largest_class(logits: Tensor, part: Part) -> list[Tensor]:
+def largest_class(logits: Tensor, part: ClassPart) -> list[Tensor]:
     """The first of the part's classes with the largest logit, and that logit where z may have others equal to it."""
     dtype, (rows, classes) = wide(logits.dtype), logits.shape
     if not classes:
@@ -78,7 +78,7 @@ def largest_class(logits: Tensor, part: Part) -> list[Tensor]:
     return [each.to(dtype) for each in (place + part.first, value)[: 1 + part.bends]]
 
 
-def check_exact(part: Part, classes: int, dtype: torch.dtype) -> None:
+def check_exact(part: ClassPart, classes: int, dtype: torch.dtype) -> None:
     """Raise ValueError unless a statistic of this dtype can be the number of any of the part's classes."""
     if part.predicted and part.first + classes > EXACT and dtype != torch.float64:
         raise ValueError(
@@ -86,14 +86,14 @@ def check_exact(part: Part, classes: int, dtype: torch.dtype) -> None:
         )
 
 
-def gradient_of(logits: Tensor, labels: Tensor, part: Part, factors: Tensor, out: Tensor | None = None) -> Tensor:
+def gradient_of(logits: Tensor, labels: Tensor, part: ClassPart, factors: Tensor, out: Tensor | None = None) -> Tensor:
     """The gradient of a part's logits, for the factors of cross_entropy_shard_grad."""
     given = {"logits": logits.detach().contiguous(), "labels": labels.contiguous(), "out": out}
     found: Tensor = execute(_gradient_of, given | part.attributes | {"factors": factors.to(wide(logits.dtype))})
     return found
 
 
-def factors_of_slopes(statistics: Tensor, slopes: Tensor, part: Part) -> Tensor:
+def factors_of_slopes(statistics: Tensor, slopes: Tensor, part: ClassPart) -> Tensor:
     """The factors for gradients of a part's own statistics: exponentials are taken of z - m, log_s is 0."""
     m, nothing = finite(statistics[0]), torch.zeros_like(statistics[0])
     by_moment = slopes[4] if part.moment else nothing
@@ -106,7 +106,7 @@ def finite(m: Tensor) -> Tensor:
     return torch.where(m == -torch.inf, 0.0, m)
 
 
-def composed_statistics(logits: Tensor, labels: Tensor, part: Part, probabilities: Tensor | None = None) -> Tensor:
+def composed_statistics(logits: Tensor, labels: Tensor, part: ClassPart, probabilities: Tensor | None = None) -> Tensor:
     """The same in PyTorch's functions.
 
     With probabilities q: sum(weight * q * z) in place of z[label], and sum(weight * q) behind the moment.
@@ -138,7 +138,7 @@ def composed_statistics(logits: Tensor, labels: Tensor, part: Part, probabilitie
 # --- all parts together ----------------------------------------------------------------------------------------------
 
 
-def combined(parts: Tensor, part: Part, is_dense: bool = False) -> Tensor:
+def combined(parts: Tensor, part: ClassPart, is_dense: bool = False) -> Tensor:
     """The statistics [numbers, rows] of all classes from those of the parts [parts, numbers, rows], in their order."""
     m = parts[:, 0].detach().amax(0)
     shift, end = finite(m), 4 + part.moment
@@ -156,7 +156,7 @@ def combined(parts: Tensor, part: Part, is_dense: bool = False) -> Tensor:
     return torch.stack(found)
 
 
-class Rows(NamedTuple):
+class RowStats(NamedTuple):
     """Of each row, over all classes, in float64: differentiable, but for the predicted class.
 
     target: the label's z, or sum(weight * q * z) for probabilities q, with mass = sum(weight * q). sum: of weight * z.
@@ -172,17 +172,17 @@ class Rows(NamedTuple):
     total: Tensor | int
 
 
-def rows_of(statistics: Tensor, part: Part, total: Tensor | int, is_dense: bool = False) -> Rows:
+def rows_of(statistics: Tensor, part: ClassPart, total: Tensor | int, is_dense: bool = False) -> RowStats:
     """What the statistics of all classes, in float64, say of each row."""
     m, s, target, sums, *others = statistics.unbind()
     lse = torch.where(s == 0, torch.nan, m + s.log())  # of a row whose logits are all -inf
     mean = others.pop(0) / s if part.moment else None
     mass = others.pop(0) if is_dense else None
-    return Rows(lse, target, sums, mean, mass, others[0] if part.predicted else None, total)
+    return RowStats(lse, target, sums, mean, mass, others[0] if part.predicted else None, total)
 
 
 def samples_of_parts(
-    parts: Tensor, labels: Tensor, part: Part, total: Tensor | int, weight: Tensor | None, options: LossOptions,
+    parts: Tensor, labels: Tensor, part: ClassPart, total: Tensor | int, weight: Tensor | None, options: LossOptions,
     dtype: torch.dtype, smoothing: Any = 0.0, is_dense: bool = False,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """What `sample_losses` returns, from the statistics of all parts; None for what is not asked for.
@@ -199,7 +199,7 @@ def samples_of_parts(
 
 
 def samples_of(
-    rows: Rows, labels: Tensor, weight: Tensor | None, ignore_index: int | None, smoothing: Any, dtype: torch.dtype
+    rows: RowStats, labels: Tensor, weight: Tensor | None, ignore_index: int | None, smoothing: Any, dtype: torch.dtype
 ) -> tuple[Tensor | None, ...]:
     """What `sample_losses` returns: loss in float64, lse, log_prob, entropy and the predicted class.
 
@@ -233,19 +233,19 @@ def weights_of(labels: Tensor, weight: Tensor, valid: Tensor) -> Tensor:
     return weight.detach().double()[torch.where(valid, labels, 0).long()]
 
 
-def mass_of(weight: Tensor | None, rows: Rows) -> Any:
+def mass_of(weight: Tensor | None, rows: RowStats) -> Any:
     """The sum of the weights of all classes."""
     return rows.total if weight is None else weight.detach().double().sum()
 
 
-def share_of(smoothing: Any, rows: Rows) -> Any:
+def share_of(smoothing: Any, rows: RowStats) -> Any:
     """What label smoothing gives each class; a number beside an integer tensor would be float32."""
     return smoothing / (rows.total.double() if isinstance(rows.total, Tensor) else rows.total)
 
 
 def factors_of_results(
-    statistics: Tensor, rows: Rows, labels: Tensor, weight: Tensor | None, ignore_index: int | None, smoothing: float,
-    dloss: Tensor, dlse_square: Tensor | None,
+    statistics: Tensor, rows: RowStats, labels: Tensor, weight: Tensor | None, ignore_index: int | None,
+    smoothing: float, dloss: Tensor, dlse_square: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """The factors of every part's gradient, for gradients of the samples' losses and of the squares of lse.
 

@@ -12,7 +12,7 @@ from opgrad.torch.losses import sharded
 from opgrad.torch.losses.checks import check_dense, check_shape, check_target, check_tensors, check_weight
 from opgrad.torch.losses.options import read_labels, read_options
 from opgrad.torch.losses.reduced import reduced
-from opgrad.torch.losses.sharded import FORMULAS, Call, ClassRange
+from opgrad.torch.losses.sharded import FORMULAS, ClassRange, LossCall
 
 LOGITS, LINEAR = "vocab_parallel_cross_entropy", "vocab_parallel_linear_cross_entropy"
 
@@ -62,7 +62,7 @@ def vocab_parallel_cross_entropy(
                 return_predicted_tokens)  # fmt: skip
     numbers = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
     options = read_options(LOGITS, reduction, ignore_index, *numbers, returned=returned)
-    call = _checked(Call(LOGITS, options, smoothing_formula, weight), input, target)
+    call = _checked(LossCall(LOGITS, options, smoothing_formula, weight), input, target)
     if hasattr(input, "device_mesh"):
         from opgrad.torch.losses import dtensors
 
@@ -105,7 +105,7 @@ def vocab_parallel_linear_cross_entropy(
                 return_predicted_tokens)  # fmt: skip
     numbers = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
     options = read_options(LINEAR, reduction, ignore_index, *numbers, returned=returned)
-    call = _checked(Call(LINEAR, options, smoothing_formula, weight), input, target)
+    call = _checked(LossCall(LINEAR, options, smoothing_formula, weight), input, target)
     if hasattr(linear_weight, "device_mesh"):
         from opgrad.torch.losses import dtensors
 
@@ -122,7 +122,7 @@ def of_dtensor(input: Any, target: Tensor, weight: Tensor | None, options: LossO
     """cross_entropy of a DTensor whose classes, on the second axis or the only one, are sharded."""
     from opgrad.torch.losses import dtensors
 
-    call = _checked(Call("cross_entropy", options, weight=weight), input, target)
+    call = _checked(LossCall("cross_entropy", options, weight=weight), input, target)
     return dtensors.loss(call, input, target, min(input.dim() - 1, 1), shift)
 
 
@@ -132,11 +132,13 @@ def of_dtensor_layer(
     """linear_cross_entropy of a layer of DTensors whose classes are sharded."""
     from opgrad.torch.losses import dtensors
 
-    call = _checked(Call("linear_cross_entropy", options, weight=weight), input, target)
+    call = _checked(LossCall("linear_cross_entropy", options, weight=weight), input, target)
     return dtensors.linear_loss(call, input, w, b, target, shift)
 
 
-def _read_targets(call: Call, target: Tensor, shape: torch.Size, dim: int, shift: int) -> tuple[Tensor, Tensor | None]:
+def _read_targets(
+    call: LossCall, target: Tensor, shape: torch.Size, dim: int, shift: int
+) -> tuple[Tensor, Tensor | None]:
     """The labels and, in their place, probabilities with the classes last; shape, dim: of the logits, their classes."""
     dim %= len(shape)
     of_samples = shape[:dim] + shape[dim + 1 :]
@@ -157,7 +159,7 @@ def _reduced(
     return reduced(found, labels, own.call.weight, dense is not None, own.call.options, dtype)
 
 
-def _class_range(call: Call, group: Any, vocab_range: tuple[int, int] | None, classes: int) -> ClassRange:
+def _class_range(call: LossCall, group: Any, vocab_range: tuple[int, int] | None, classes: int) -> ClassRange:
     """This process's classes. Raises ValueError for a range of another length."""
     member = sharded.member_of(call.who, group)
     first = member.rank * classes
@@ -171,7 +173,7 @@ def _class_range(call: Call, group: Any, vocab_range: tuple[int, int] | None, cl
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _checked(call: Call, input: Any, target: Any) -> Call:
+def _checked(call: LossCall, input: Any, target: Any) -> LossCall:
     """The call. Raises TypeError or ValueError for arguments that do not fit it."""
     who, weight = call.who, call.weight
     check_tensors(who, ("weight",), input=input, target=target, weight=weight)
@@ -192,12 +194,12 @@ def _checked(call: Call, input: Any, target: Any) -> Call:
     return call
 
 
-def _check_mesh_alone(call: Call, group: Any, vocab_range: Any) -> None:
+def _check_mesh_alone(call: LossCall, group: Any, vocab_range: Any) -> None:
     if group is not None or vocab_range is not None:
         raise ValueError(f"{call.who}: group or vocab_range is given beside a DTensor, expected its mesh alone")
 
 
-def _check_layer(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _check_layer(call: LossCall, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     if weight.dim() != 2 or weight.shape[1] != input.shape[-1]:
         expected = f"(C, {input.shape[-1]})"
         raise ValueError(f"{call.who}: linear_weight has shape {tuple(weight.shape)}, expected {expected}")

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import onnxruntime
 
-from opgrad.training.engine.memory import Memory
+from opgrad.training.engine.memory import TrainingMemory
 from opgrad.training.formats import mapped_files
 from opgrad.training.formats.checkpoint import Checkpoint, in_float32, read_checkpoint, write_checkpoint
 
@@ -37,7 +37,7 @@ def _copy_into(target: np.ndarray, value: np.ndarray | onnxruntime.OrtValue, wha
 class Parameter:
     """One parameter of a `CheckpointState`, which makes it."""
 
-    def __init__(self, name: str, memory: Memory):
+    def __init__(self, name: str, memory: TrainingMemory):
         self._name = name
         self._memory = memory
 
@@ -106,7 +106,7 @@ class _Named(Generic[T]):
 class Parameters(_Named[Parameter]):
     """The parameters of a `CheckpointState` by name."""
 
-    def __init__(self, memory: Memory):
+    def __init__(self, memory: TrainingMemory):
         self._memory = memory
 
     @property
@@ -191,7 +191,7 @@ class CheckpointState:
             raise TypeError(f"CheckpointState: state is {type(state).__name__}, expected Checkpoint")
         take = mapped_files.own if owned else np.copy
         frozen = {name: take(array) for name, array in state.frozen.items()}
-        self._memory = Memory("CheckpointState", replace(state, frozen=frozen), unchanged=owned)
+        self._memory = TrainingMemory("CheckpointState", replace(state, frozen=frozen), unchanged=owned)
         self._parameters = Parameters(self._memory)
         self._properties = Properties(state.properties)
 

@@ -19,7 +19,7 @@ from opgrad.training.data.batches import TensorSpec
 from opgrad.training.engine.binding import BoundGraph, Value, check_inputs, declared, ort_value
 from opgrad.training.engine.distributed import OneProcess, Processes
 from opgrad.training.engine.export import write_inference_model
-from opgrad.training.engine.memory import Memory
+from opgrad.training.engine.memory import TrainingMemory
 from opgrad.training.engine.optimizer import GradientNorm, clip_factor
 from opgrad.training.engine.training_graph import Source, TrainingGraph, open_bound, run_error
 from opgrad.training.engine.training_graph import session_options as options_for
@@ -295,7 +295,7 @@ def _check_device(device: str) -> None:
         raise NotImplementedError(f"{WHO}: device is {device!r}, expected 'cpu'; other devices are not trained on here")
 
 
-def _fit(graph: onnx.GraphProto, memory: Memory) -> None:
+def _fit(graph: onnx.GraphProto, memory: TrainingMemory) -> None:
     """Raise ValueError unless the state belongs to this training graph; give a nominal one the graph's shapes."""
     specs = {value.name: tensor_spec(value) for value in graph.input}
     if memory.nominal and not memory.bound and memory.parameters.keys() | memory.frozen.keys() <= specs.keys():

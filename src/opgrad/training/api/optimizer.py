@@ -5,7 +5,7 @@ import os
 import numpy as np
 
 from opgrad.training.api.module import Module
-from opgrad.training.engine.memory import Memory
+from opgrad.training.engine.memory import TrainingMemory
 from opgrad.training.engine.optimizer import SGD, AdamW, Rule, read_rule
 from opgrad.training.engine.training_graph import read_model
 
@@ -57,7 +57,7 @@ class Optimizer:
         return self._update.learning_rate
 
 
-def _optimizer(memory: Memory, rule: Rule) -> SGD | AdamW:
+def _optimizer(memory: TrainingMemory, rule: Rule) -> SGD | AdamW:
     """The present optimizer if it has this rule, else a new one that goes on from its state or the checkpoint's."""
     if memory.optimizer is not None and memory.optimizer.rule == rule:
         return memory.optimizer

@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 
 from opgrad.graph.large import size_of
-from opgrad.training.artifacts.generation import WHO, Files, Made, Request, make, names_in
+from opgrad.training.artifacts.generation import WHO, ArtifactRequest, Files, Made, make, names_in
 from opgrad.training.building.checks import listed, quantity, refused_types
 from opgrad.training.building.models import FLOAT32
 from opgrad.training.formats.model_files import LARGEST_MODEL
@@ -135,7 +135,7 @@ def generate_artifacts(
     to the loss, and for names that it does not have; LookupError for outputs that it does not have; FileNotFoundError;
     NotImplementedError, which names all nodes that have no gradient.
     """
-    request = Request(
+    request = ArtifactRequest(
         requires_grad, frozen_params, _block("loss", loss, LossType, losses) or blocks.PassThrough(),
         None if loss_input_names is None else names_in("loss_input_names", loss_input_names),
         names_in("additional_output_names", additional_output_names or ()), _batch_norm(batch_norm).value,
@@ -145,7 +145,7 @@ def generate_artifacts(
     return _written(model, request, _block("optimizer", optimizer, OptimType, optim), files, custom_op_library)
 
 
-def _written(model: Any, request: Request, optimizer: Block | None, files: Files, library: Any) -> Artifacts:
+def _written(model: Any, request: ArtifactRequest, optimizer: Block | None, files: Files, library: Any) -> Artifacts:
     with ExitStack() as stack:
         if library is not None:
             files.library = stack.enter_context(named_library(os.fsdecode(library)))

@@ -36,7 +36,7 @@ Names = str | Iterable[str] | None
 
 
 @dataclass(frozen=True)
-class Request:
+class ArtifactRequest:
     """The checked arguments of `generate_artifacts`."""
 
     requires_grad: Names
@@ -69,7 +69,7 @@ def names_in(what: str, given: Iterable[str]) -> list[str]:
 class _Artifacts(TrainingBlock):
     """The training block of a request: it appends the loss to the model and selects the parameters."""
 
-    def __init__(self, request: Request, apart: Mapping[str, Held]):
+    def __init__(self, request: ArtifactRequest, apart: Mapping[str, Held]):
         super().__init__()
         self.request, self._apart = request, apart
         self.checkpoint_segments, self.precision = request.checkpoint_segments, request.precision
@@ -126,7 +126,7 @@ def _called(loss: Block, names: Sequence[str]) -> str | Sequence[str]:
     return result
 
 
-def make(model: onnx.ModelProto | str | os.PathLike[str], request: Request, optimizer: Block | None) -> Made:
+def make(model: onnx.ModelProto | str | os.PathLike[str], request: ArtifactRequest, optimizer: Block | None) -> Made:
     """The models of a request."""
     own, apart = _own(model)
     accessor = ModelAccessor(own, None if isinstance(model, onnx.ModelProto) else model, apart=apart)

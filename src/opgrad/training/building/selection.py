@@ -16,7 +16,7 @@ from opgrad.graph.messages import FLOATS, MICROSOFT, domain_of
 from opgrad.graph.nodes import all_nodes
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, near, quantity, without_values
-from opgrad.training.building.fixed import HANDING_ON, INPUT, Fixed
+from opgrad.training.building.fixed_constants import HANDING_ON, INPUT, Fixed
 from opgrad.training.formats.tensor_values import Held, array_of
 
 ALL = tuple(range(64))

@@ -59,12 +59,12 @@ class Dataset:
         """The examples with these numbers, int64 [n]."""
         return Dataset({name: self.part(name).of(rows) for name in self.arrays}, self.axes)
 
-    def part(self, name: str) -> "Part":
+    def part(self, name: str) -> "ArrayPart":
         """An array, from which examples are taken."""
         array, axis = self.arrays[name], self.axes.get(name, 0)
         if axis is None:
-            return Part(array, None, 1)
-        return Part(array, axis, array.shape[axis] // max(self.rows, 1) or 1)
+            return ArrayPart(array, None, 1)
+        return ArrayPart(array, axis, array.shape[axis] // max(self.rows, 1) or 1)
 
     def whole(self, batch_rows: int | None) -> "Dataset":
         """The first examples, as many as fill whole batches of `batch_rows` rows; all of them for None."""
@@ -114,7 +114,7 @@ def batches(data: Examples, rows: int) -> Iterator[tuple[int, Dataset]]:
 
 
 @dataclass(frozen=True)
-class Part:
+class ArrayPart:
     """An array with the same number of consecutive rows for each example along an axis; without axis, one for all."""
 
     array: np.ndarray

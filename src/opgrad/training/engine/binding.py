@@ -29,7 +29,7 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # by the names of inputs
 FirstRun: TypeAlias = Callable[[Callable[[], Shapes]], AbstractContextManager[Any]]
 
 
-class _Input:
+class _ChangingInput:
     """An input that changes from call to call."""
 
     def __init__(self, spec: TensorSpec, binding: onnxruntime.IOBinding):
@@ -96,7 +96,7 @@ class BoundGraph:
         self._session = session
         self._fixed, self._written = dict(fixed), dict(written)  # keeps the memory alive
         self._binding = session.io_binding()
-        self._slots = [_Input(spec, self._binding) for spec in self.inputs]
+        self._slots = [_ChangingInput(spec, self._binding) for spec in self.inputs]
         self._known = {item.name: item for item in session.get_inputs()}
         for name, array in self._fixed.items():
             self.replace(name, array)

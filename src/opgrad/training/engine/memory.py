@@ -16,7 +16,7 @@ GROUP = "group0"  # the name of the only group of parameters in checkpoints of o
 Arrays = Mapping[str, np.ndarray]
 
 
-class Memory:
+class TrainingMemory:
     """Parameters, gradients and optimizer of a training, at addresses that stay the same.
 
     who: the caller, for messages.

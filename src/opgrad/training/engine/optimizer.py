@@ -139,7 +139,7 @@ def clip_factor(norm: float, max_norm: float) -> float:
 # --- optimizers ------------------------------------------------------------------------------------------------------
 
 
-class _Optimizer:
+class _FlatOptimizer:
     """A rule that is applied to all parameters at once, by one pass of a kernel over memory.
 
     arrays: parameters, gradients and moments. named: the kernel's arguments for these and the address of the factors.
@@ -184,7 +184,7 @@ class _Optimizer:
         return float(self._factors[kernels.CLIP])
 
 
-class SGD(_Optimizer):
+class SGD(_FlatOptimizer):
     """Gradient descent, `p -= learning_rate * g`.
 
     parameters: float32 or float64 [n], changed by every step.
@@ -206,7 +206,7 @@ class SGD(_Optimizer):
         self._factors[kernels.RATE] = self.learning_rate
 
 
-class AdamW(_Optimizer):
+class AdamW(_FlatOptimizer):
     """AdamW with the moments m and v, which start at 0; t counts the steps from 1.
 
     parameters: float32 or float64 [n], changed by every step.

@@ -8,14 +8,14 @@ import onnx
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import domain_of
 from opgrad.graph.nodes import attributes_of
+from opgrad.training.formats.objective import LOSSES
 
-OF_CLASSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "NegativeLogLikelihoodLoss")
 HANDING_ON = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Neg", "Sqrt")
 TOGETHER = ("Add", "Sub", "Sum")
 
 
 @dataclass(frozen=True)
-class Reduction:
+class BatchReduction:
     """How a loss is reduced over rows, from which the loss of several batches together follows.
 
     sums: whether a batch's loss is a sum over its rows; else it is a mean.
@@ -30,22 +30,22 @@ class Reduction:
     divisor: str | None = None
 
 
-def find_reduction(model: onnx.ModelProto, loss: str) -> Reduction:
+def find_reduction(model: onnx.ModelProto, loss: str) -> BatchReduction:
     """The reduction in an eval graph; a plain mean if it cannot be found out."""
-    return _Search(model).of(loss) or Reduction()
+    return _ReductionSearch(model).of(loss) or BatchReduction()
 
 
-class _Search:
+class _ReductionSearch:
     def __init__(self, model: onnx.ModelProto):
         self._forward, self._seen = Graph(model), set[str]()
 
-    def of(self, name: str) -> Reduction | None:
+    def of(self, name: str) -> BatchReduction | None:
         """The reduction by which a value was computed; None if it was not reduced."""
         node = self._forward.producers.get(name)
         if node is None or name in self._seen:
             return None
         self._seen.add(name)
-        if node.op_type in OF_CLASSES:
+        if node.op_type in LOSSES:
             return self._of_classes(node)
         if domain_of(node):
             return None
@@ -60,16 +60,16 @@ class _Search:
             return next((each for each in found if each is not None), None)
         return None
 
-    def _of_classes(self, node: onnx.NodeProto) -> Reduction | None:
+    def _of_classes(self, node: onnx.NodeProto) -> BatchReduction | None:
         reduction = attributes_of(node).get("reduction", "mean")
         if reduction == "none":
             return None
         weights = node.input[2] if len(node.input) > 2 else ""
         if reduction == "sum" or not weights:
-            return Reduction(sums=reduction == "sum")
-        return Reduction(weights=weights, values=self._forward.constant(weights))
+            return BatchReduction(sums=reduction == "sum")
+        return BatchReduction(weights=weights, values=self._forward.constant(weights))
 
-    def _of_rows(self, node: onnx.NodeProto) -> Reduction | None:
+    def _of_rows(self, node: onnx.NodeProto) -> BatchReduction | None:
         """The reduction of a node that reduces axes: its own if it reduces the first axis, else that of its input."""
         before = self._forward.sizes(node.input[0])
         given = [each.ints for each in node.attribute if each.name == "axes"]
@@ -79,11 +79,11 @@ class _Search:
             axes = None if known is None else known.tolist()
         if axes and 0 not in axes and not (before is not None and -len(before) in axes):
             return self.of(node.input[0])
-        return Reduction(sums=True) if node.op_type == "ReduceSum" else self.of(node.input[0]) or Reduction()
+        return BatchReduction(sums=True) if node.op_type == "ReduceSum" else self.of(node.input[0]) or BatchReduction()
 
-    def _divided(self, node: onnx.NodeProto) -> Reduction | None:
+    def _divided(self, node: onnx.NodeProto) -> BatchReduction | None:
         found, divisor = self.of(node.input[0]), node.input[1]
         if found is None or not found.sums or self._forward.constant(divisor) is not None:
             return found
         by = self.of(divisor)
-        return Reduction(divisor=divisor) if by is not None and by.sums else Reduction()
+        return BatchReduction(divisor=divisor) if by is not None and by.sums else BatchReduction()

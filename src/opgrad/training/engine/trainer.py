@@ -15,7 +15,7 @@ from opgrad.training.data.dataset import Dataset, Examples, fits, show
 from opgrad.training.engine.evaluation import Evaluation, Evaluator
 from opgrad.training.engine.export import check_export, export_model
 from opgrad.training.engine.loss_scale import FACTOR, LossScale, scaled
-from opgrad.training.engine.memory import GROUP, Memory, check_like
+from opgrad.training.engine.memory import GROUP, TrainingMemory, check_like
 from opgrad.training.engine.optimizer import SGD, AdamW, GradientNorm
 from opgrad.training.engine.row_wise import expose
 from opgrad.training.engine.training_graph import TrainingGraph
@@ -79,7 +79,7 @@ class Trainer:
             for name, array in artifacts.frozen.items()
         }
         checkpoint = Checkpoint(dict(artifacts.trainable), frozen)
-        memory = self._memory = Memory("Trainer", checkpoint, unchanged=True, row_wise=row_wise)
+        memory = self._memory = TrainingMemory("Trainer", checkpoint, unchanged=True, row_wise=row_wise)
         what = f"Trainer: {artifacts.title}"
         self._graph = TrainingGraph(model, memory, constants, options, what, fuse)
         self.evaluator = Evaluator(artifacts, options)

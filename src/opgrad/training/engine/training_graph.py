@@ -15,7 +15,7 @@ from opgrad.onnxruntime import LOWERED, loading, lower, private
 from opgrad.training.data.batches import TensorSpec
 from opgrad.training.engine import first_run, fusions, rewriting
 from opgrad.training.engine.binding import BoundGraph, Value, declared
-from opgrad.training.engine.memory import Memory
+from opgrad.training.engine.memory import TrainingMemory
 from opgrad.training.formats.names import BUFFER_SUFFIX, RESET
 
 
@@ -79,7 +79,7 @@ class TrainingGraph:
     def __init__(
         self,
         model: onnx.ModelProto,
-        memory: Memory,
+        memory: TrainingMemory,
         constants: Mapping[str, np.ndarray],
         options: onnxruntime.SessionOptions,
         who: str,

@@ -57,7 +57,7 @@ def note_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
 
 def find_objective(model: onnx.ModelProto, loss: str, inputs: Sequence[str]) -> Objective:
     """What an eval graph compares. loss: its output. inputs: those that a batch holds, a label being the last."""
-    part = _Part(model, loss)
+    part = _LossPart(model, loss)
     node = next((each for each in part.nodes if each.op_type in LOSSES and len(each.input) > 1), None)
     if node is None:
         return _without_classes(part, inputs)
@@ -74,7 +74,7 @@ def find_objective(model: onnx.ModelProto, loss: str, inputs: Sequence[str]) -> 
     )
 
 
-def _without_classes(part: "_Part", inputs: Sequence[str]) -> Objective:
+def _without_classes(part: "_LossPart", inputs: Sequence[str]) -> Objective:
     """The objective of a graph without a cross-entropy node."""
     label = inputs[-1] if len(inputs) > 1 else None
     scores = find_scores(part.graph, inputs, label) if label is not None else None
@@ -86,7 +86,7 @@ def _without_classes(part: "_Part", inputs: Sequence[str]) -> Objective:
     return Objective(scores, label, label if classes else None, None, True, outputs)
 
 
-class _Part:
+class _LossPart:
     """The part of an eval graph that leads to the loss.
 
     nodes: those on which the loss depends, in their order.

@@ -18,7 +18,7 @@ from opgrad.graph.loading import read_model
 from opgrad.graph.messages import MICROSOFT
 from opgrad.onnxruntime import NOT_LOWERED
 from opgrad.onnxruntime.loading import open_session
-from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, Operator, operators
+from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, ModelOperator, operators
 from opgrad.training.building.checks import refused_types
 from opgrad.training.engine.fusions import Fused, fuse
 from opgrad.training.engine.optimizer import read_rule
@@ -39,7 +39,7 @@ ROWS: int = DEFAULTS["batch_size"]  # of a batch of `opgrad tune`
 
 
 @dataclass(frozen=True)
-class Parameter:
+class InspectedParameter:
     """`kind` is trainable, frozen or, of a model without checkpoint that would not make it a parameter, initializer."""
 
     name: str
@@ -50,7 +50,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class InspectedTensor:
     """An input or output of a graph."""
 
     name: str
@@ -76,10 +76,10 @@ class Inspection:
 
     path: str
     files: dict[str, int]
-    parameters: list[Parameter] = field(default_factory=list)
-    inputs: list[Tensor] = field(default_factory=list)
-    outputs: list[Tensor] = field(default_factory=list)
-    operators: list[Operator] = field(default_factory=list)
+    parameters: list[InspectedParameter] = field(default_factory=list)
+    inputs: list[InspectedTensor] = field(default_factory=list)
+    outputs: list[InspectedTensor] = field(default_factory=list)
+    operators: list[ModelOperator] = field(default_factory=list)
     fused: list[Fused] = field(default_factory=list)
     problem: str | None = None
     optimizer: list[dict[str, Any]] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Inspection:
         return {**asdict(self), "parameter_bytes": sums, "runs": self.runs}
 
 
-def kinds(parameters: Iterable[Parameter]) -> list[str]:
+def kinds(parameters: Iterable[InspectedParameter]) -> list[str]:
     """The kinds of parameters that there are."""
     return list(dict.fromkeys(each.kind for each in parameters))
 
@@ -207,7 +207,7 @@ def _run(path: Path, model: onnx.ModelProto) -> dict[str, Any]:
     return {"operators": found, "problem": _not_run(path, found) or _not_loaded(path, model, found)}
 
 
-def _not_run(path: Path, found: Iterable[Operator]) -> str | None:
+def _not_run(path: Path, found: Iterable[ModelOperator]) -> str | None:
     """A message about the operators that opgrad's sessions lack, with the reason and advice; None if there are none."""
     reasons = [f"nobody runs {each.name}: {_why(each)}" for each in found if each.runner == NOBODY]
     if lowered := [each.name for each in found if each.runner == LOWERING]:
@@ -217,7 +217,7 @@ def _not_run(path: Path, found: Iterable[Operator]) -> str | None:
     return "; ".join(reasons) or None
 
 
-def _why(operator: Operator) -> str:
+def _why(operator: ModelOperator) -> str:
     """The reason why neither onnxruntime nor opgrad runs an operator."""
     if operator.domain == MICROSOFT and operator.name in NOT_LOWERED:
         return NOT_LOWERED[operator.name]
@@ -226,7 +226,7 @@ def _why(operator: Operator) -> str:
     return f"it is an operator of {operator.domain} that neither onnxruntime nor opgrad has; export the model without"
 
 
-def _not_loaded(path: Path, model: onnx.ModelProto, found: Iterable[Operator]) -> str | None:
+def _not_loaded(path: Path, model: onnx.ModelProto, found: Iterable[ModelOperator]) -> str | None:
     """The error of onnxruntime when it loads the whole model; None if there is none."""
     runners = {each.runner for each in found}
     outside = any(uses_external_data(each) for each in model.graph.initializer)
@@ -238,14 +238,14 @@ def _not_loaded(path: Path, model: onnx.ModelProto, found: Iterable[Operator]) -
     return None
 
 
-def _tensor(value: onnx.ValueInfoProto) -> Tensor:
+def _tensor(value: onnx.ValueInfoProto) -> InspectedTensor:
     if not value.type.HasField("tensor_type"):
-        return Tensor(value.name, value.type.WhichOneof("value") or "unknown", ())
+        return InspectedTensor(value.name, value.type.WhichOneof("value") or "unknown", ())
     spec = tensor_spec(value)
-    return Tensor(spec.name, str(spec.dtype), spec.shape)
+    return InspectedTensor(spec.name, str(spec.dtype), spec.shape)
 
 
-def _ports(model: onnx.ModelProto, parameters: Mapping[str, Any]) -> dict[str, list[Tensor]]:
+def _ports(model: onnx.ModelProto, parameters: Mapping[str, Any]) -> dict[str, list[InspectedTensor]]:
     """The inputs and outputs without parameters, gradients and flags."""
     values = [_tensor(value) for value in model.graph.input]
     trained = {each.name.removesuffix(BUFFER_SUFFIX) for each in values if each.name.endswith(BUFFER_SUFFIX)}
@@ -257,16 +257,16 @@ def _ports(model: onnx.ModelProto, parameters: Mapping[str, Any]) -> dict[str, l
     }
 
 
-def _parameter(name: str, kind: str, tensor: onnx.TensorProto) -> Parameter:
+def _parameter(name: str, kind: str, tensor: onnx.TensorProto) -> InspectedParameter:
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
     shape = tuple(tensor.dims)
-    return Parameter(name, kind, str(dtype), shape, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+    return InspectedParameter(name, kind, str(dtype), shape, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
 
 
-def _parameters(checkpoint: Checkpoint) -> list[Parameter]:
+def _parameters(checkpoint: Checkpoint) -> list[InspectedParameter]:
     groups = {"trainable": checkpoint.trainable, "frozen": checkpoint.frozen}
     return [
-        Parameter(name, kind, str(array.dtype), array.shape, array.nbytes)
+        InspectedParameter(name, kind, str(array.dtype), array.shape, array.nbytes)
         for kind, arrays in groups.items()
         for name, array in arrays.items()
     ]

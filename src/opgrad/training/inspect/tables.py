@@ -12,7 +12,7 @@ from opgrad.onnxruntime.runners import LOWERING, NOBODY, OPGRAD
 from opgrad.training.building.checks import quantity
 from opgrad.training.data.dataset import show
 from opgrad.training.formats.artifact_set import FILES
-from opgrad.training.inspect.inspection import Inspection, Parameter, Tensor, kinds
+from opgrad.training.inspect.inspection import InspectedParameter, InspectedTensor, Inspection, kinds
 from opgrad.training.inspect.stages import Stage
 from opgrad.training.inspect.trainability import Trainability
 from opgrad.training.tune.summary import Adapted
@@ -115,7 +115,7 @@ def _picture(found: Inspection, stages: list[Stage]) -> Table:
     return table
 
 
-def ports_text(ports: Iterable[Tensor]) -> str:
+def ports_text(ports: Iterable[InspectedTensor]) -> str:
     """Names, dtypes and shapes."""
     return "; ".join(f"{each.name} {each.dtype} {show(each.shape)}" for each in ports) or "none"
 
@@ -158,7 +158,7 @@ def _checkpoint_rows(checkpoint: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def parameter_table(parameters: Iterable[Parameter]) -> Table:
+def parameter_table(parameters: Iterable[InspectedParameter]) -> Table:
     """A line for each parameter, and the sums."""
     table = Table("parameter", "shape", "dtype", "kind", row_styles=("", "dim"))
     table.add_column("bytes", justify="right")

@@ -1,18 +1,18 @@
 """Language models of ONNX as training takes them: without caches, with their products found, and with a loss."""
 
-from opgrad.training.language.memory import Limit, Plan, ends_of_layers, limit_of, plan
+from opgrad.training.language.memory import Limit, MemoryPlan, ends_of_layers, limit_of, plan
 from opgrad.training.language.model import LanguageModel, read
-from opgrad.training.language.packed import use_tiles
+from opgrad.training.language.packed_weights import use_tiles
 from opgrad.training.language.packing import PLACES, STARTS, packed_rows
-from opgrad.training.language.products import Product
+from opgrad.training.language.products import WeightProduct
 
 __all__ = [
     "PLACES",
     "STARTS",
     "LanguageModel",
     "Limit",
-    "Plan",
-    "Product",
+    "MemoryPlan",
+    "WeightProduct",
     "ends_of_layers",
     "limit_of",
     "packed_rows",

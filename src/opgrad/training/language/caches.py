@@ -30,7 +30,7 @@ def without_caches(source: onnx.ModelProto, tokens: str, logits: str, what: str)
     read = read_by(graph.node)
     held = {each.name for each in graph.initializer}
     others = [each for each in graph.input if each.name in read and each.name != tokens and each.name not in held]
-    writer = _Writer(tokens)
+    writer = _CacheWriter(tokens)
     for each in others:
         writer.replace(each, what)
     keep(graph.input, [each for each in graph.input if each.name == tokens])
@@ -56,7 +56,7 @@ def _drop_past(graph: onnx.GraphProto, tokens: str) -> None:
             node.input.pop()
 
 
-class _Writer:
+class _CacheWriter:
     """Nodes that compute what were inputs. tokens: the input of whose shape they are."""
 
     def __init__(self, tokens: str):

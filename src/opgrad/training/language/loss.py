@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import HALVES, MICROSOFT, domain_of, import_microsoft, keep
 from opgrad.graph.nodes import attributes_of, needed
-from opgrad.training.language.packed import attributes_of_nbits
+from opgrad.training.language.packed_weights import attributes_of_nbits
 
 LABELS, LOSS = "labels", "loss"
 IGNORED = -100  # the label of a token that does not count

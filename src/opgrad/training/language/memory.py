@@ -13,7 +13,7 @@ from onnx import helper
 
 from opgrad.graph.nodes import captured
 from opgrad.limits import free_memory
-from opgrad.training.language.products import Product
+from opgrad.training.language.products import WeightProduct
 
 WORKING = 160 << 20  # bytes beside values: of kernels, above all the scores of some tokens and their exponentials
 PROCESS = 350 << 20  # bytes of Python, onnxruntime and opgrad themselves
@@ -31,7 +31,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """What was chosen: the values at which the graph is cut, and what a step will take in bytes.
 
     base: those of weights that stay as they are, mapped. values: those of what a step computes, at its peak.
@@ -55,7 +55,7 @@ class Plan:
         return self.bytes <= self.limit.bytes
 
 
-def ends_of_layers(products: Sequence[Product]) -> tuple[str, ...]:
+def ends_of_layers(products: Sequence[WeightProduct]) -> tuple[str, ...]:
     """The result of the last product of each layer."""
     found = {each.layer: each.output for each in products if each.layer >= 0}
     return tuple(found[layer] for layer in sorted(found))
@@ -75,7 +75,7 @@ def limit_of(given: int | None, base: int, tokens: int) -> Limit:
 def plan(
     cut: Callable[[Sequence[str]], onnx.ModelProto], layers: Sequence[str], sizes: Mapping[str, int], base: int,
     limit: Limit, who: str,
-) -> tuple[Plan, onnx.ModelProto]:  # fmt: skip
+) -> tuple[MemoryPlan, onnx.ModelProto]:  # fmt: skip
     """Choose the layers that are computed again; returns the choice and the training graph.
 
     cut: makes the graph of the loss and the gradients, its outputs, that is cut at some values. layers: the ends of the
@@ -84,11 +84,11 @@ def plan(
     layers but the last are computed again.
     """
 
-    def planned(count: int) -> tuple[Plan, onnx.ModelProto]:
+    def planned(count: int) -> tuple[MemoryPlan, onnx.ModelProto]:
         segments, model = tuple(layers[:count]), cut(layers[:count])
         values = math.ceil(SPARE * step_bytes(model, sizes))
         trained = COPIES * sum(_bytes(each.type.tensor_type, sizes) for each in model.graph.output[1:])
-        return Plan(segments, base, values, trained, limit), model
+        return MemoryPlan(segments, base, values, trained, limit), model
 
     low, high = 0, max(len(layers) - 1, 0)
     above, model = planned(low)

@@ -17,8 +17,8 @@ from opgrad.graph.messages import FLOATS, copied
 from opgrad.training.formats.tensor_values import Held, array_of, taken_apart
 from opgrad.training.language.caches import without_caches
 from opgrad.training.language.loss import LOSS, add_loss
-from opgrad.training.language.products import Product, find_products
-from opgrad.training.language.tables import reshaped
+from opgrad.training.language.products import WeightProduct, find_products
+from opgrad.training.language.shared_tables import reshaped
 
 FLOAT_ACCURACY = 1  # of MatMulNBits: operands stay float32
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
@@ -50,11 +50,11 @@ class LanguageModel:
     hidden: str
     vocabulary: int
     width: int
-    products: tuple[Product, ...]
+    products: tuple[WeightProduct, ...]
     loss: str = ""
 
     @property
-    def head(self) -> Product:
+    def head(self) -> WeightProduct:
         """The product that computes the scores."""
         return next(each for each in self.products if each.role == "head")
 

@@ -36,7 +36,7 @@ THROUGH = ("DequantizeLinear", "Transpose", "Cast", "Identity", "Reshape")  # be
 
 
 @dataclass(frozen=True)
-class Product:
+class WeightProduct:
     """A product of activations and a stored weight, or a table from which rows are looked up.
 
     node: the name of its node. op: its operator. layer: the number of its layer, -1 outside of layers.
@@ -64,20 +64,20 @@ class Product:
     shared: bool = False
 
 
-def find_products(model: onnx.ModelProto, tokens: str, logits: str) -> tuple[Product, ...]:
+def find_products(model: onnx.ModelProto, tokens: str, logits: str) -> tuple[WeightProduct, ...]:
     """The products of a model from tokens to scores, in the order of its nodes."""
-    return tuple(_Search(Graph(copied(model)), tokens, logits).products())
+    return tuple(_ProductSearch(Graph(copied(model)), tokens, logits).products())
 
 
-class _Search:
+class _ProductSearch:
     def __init__(self, graph: Graph, tokens: str, logits: str):
         self._graph, self._tokens, self._logits = graph, tokens, logits
-        self._found: dict[str, Product] = {}  # by result
+        self._found: dict[str, WeightProduct] = {}  # by result
         for node in graph.nodes():
             if (product := self._product(node)) is not None:
                 self._found[product.output] = product
 
-    def products(self) -> Iterator[Product]:
+    def products(self) -> Iterator[WeightProduct]:
         """All of them, with their roles and layers."""
         attentions = list(self._attentions())
         roles, parts = dict[str, str](), dict[str, tuple[tuple[str, int, int], ...]]()
@@ -99,7 +99,7 @@ class _Search:
 
     # --- single products ---
 
-    def _product(self, node: onnx.NodeProto) -> Product | None:
+    def _product(self, node: onnx.NodeProto) -> WeightProduct | None:
         place = WEIGHTS.get(node.op_type)
         if place is None or domain_of(node) not in ("", MICROSOFT) or len(node.input) <= place:
             return None
@@ -111,7 +111,7 @@ class _Search:
         if sizes is None or (node.op_type in TABLES and not self._is_lookup(node)):
             return None
         operand = node.input[1 if node.op_type in TABLES else 0]
-        return Product(
+        return WeightProduct(
             node=node.name, op=node.op_type, layer=-1, role="other", input=operand, output=node.output[0],
             weight=weight, inputs=sizes[0], outputs=sizes[1], bits=_bits(tensor, given),
             trainable=tensor.data_type in FLOATS and weight == node.input[place],

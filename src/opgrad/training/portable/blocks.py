@@ -28,7 +28,7 @@ LARGEST = 1 << 24  # numbers that are unpacked at once: 64 MB as float32
 
 
 @dataclass(frozen=True)
-class Product:
+class BlockProduct:
     """A node of QuantizedMatMulGrad: dx = dy @ w. rows, columns: of w. blocks: of a row, each of `block` columns."""
 
     node: onnx.NodeProto
@@ -62,7 +62,7 @@ def use_blocks(model: onnx.ModelProto, constants: Constants, opset: int | None) 
     if opset_of(model) < BLOCKS:
         raise_opset(model, opset or BLOCKS, WHO)
         products = _products(model, values)
-    writer = _Writer(model, constants, values)
+    writer = _BlockWriter(model, constants, values)
     written = {each.node.output[0]: each for each in products}
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
@@ -82,14 +82,14 @@ def _values(model: onnx.ModelProto, constants: Constants) -> dict[str, np.ndarra
     return stored | {name: each for name, each in constants.arrays.items() if each.dtype == np.uint8}
 
 
-def _products(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> list[Product]:
+def _products(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> list[BlockProduct]:
     types = declared_types(model.graph)
     return [found for node in model.graph.node if (found := _product(node, values, types)) is not None]
 
 
 def _product(
     node: onnx.NodeProto, values: Mapping[str, np.ndarray], types: Mapping[str, onnx.TypeProto]
-) -> Product | None:
+) -> BlockProduct | None:
     """A node as a product, None for what DequantizeLinear cannot unpack."""
     if node.op_type != "QuantizedMatMulGrad" or domain_of(node) != MICROSOFT:
         return None
@@ -101,11 +101,11 @@ def _product(
     single = declared is None or declared.tensor_type.elem_type == TensorProto.FLOAT
     if not (plain and known and single) or given["bits"] not in KINDS or block < 2:
         return None
-    found = Product(node, given["N"], given["K"], block, given["bits"], int(given["zero_point"]))
+    found = BlockProduct(node, given["N"], given["K"], block, given["bits"], int(given["zero_point"]))
     return found if values[inputs[1]].nbytes == found.rows * found.row_bytes else None
 
 
-class _Writer:
+class _BlockWriter:
     """Writes products with weights of blocks. tensors: the initializers that it needs."""
 
     def __init__(self, model: onnx.ModelProto, constants: Constants, values: Mapping[str, np.ndarray]):
@@ -114,7 +114,7 @@ class _Writer:
         self._constants, self._values = constants, values
         self._inputs = {each.name for each in model.graph.input}
 
-    def nodes(self, product: Product) -> list[onnx.NodeProto]:
+    def nodes(self, product: BlockProduct) -> list[onnx.NodeProto]:
         """dx = dy @ w as the sum of products with some rows of w each, as many as `LARGEST` allows."""
         body, node = self.body, product.node
         body.scope(node.name or node.output[0])
@@ -139,7 +139,7 @@ class _Writer:
         made, body.nodes = body.nodes, []
         return [*made, helper.make_node("Identity", [dx.name], [node.output[0]], node.name)]
 
-    def _weights(self, product: Product, first: int, last: int) -> Value:
+    def _weights(self, product: BlockProduct, first: int, last: int) -> Value:
         """Some rows of the stored numbers, as a matrix."""
         source, kind = product.node.input[1], KINDS[product.bits]
         sizes, place = (
@@ -155,7 +155,7 @@ class _Writer:
 
         return self._once(f"{source}/rows.{first}.{last}", kind, made)
 
-    def _zeros(self, product: Product, first: int, last: int) -> Value:
+    def _zeros(self, product: BlockProduct, first: int, last: int) -> Value:
         """The zero points of some rows' blocks."""
         source, kind = [*product.node.input, ""][3], KINDS[product.bits]
         rows, blocks = last - first, product.blocks

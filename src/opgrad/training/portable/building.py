@@ -17,7 +17,7 @@ from opgrad.training.formats.artifact_set import ArtifactSet
 from opgrad.training.portable.blocks import use_blocks
 from opgrad.training.portable.constants import Constants
 from opgrad.training.portable.dropout import seed_dropout
-from opgrad.training.portable.layout import Layout, Tensor
+from opgrad.training.portable.layout import StateLayout, StateTensor
 from opgrad.training.portable.packing import FLOAT, Packing, bake
 from opgrad.training.portable.plain import WHO, plain_model
 from opgrad.training.portable.rules import StepRule
@@ -45,7 +45,7 @@ class Labels:
 
 
 @dataclass(frozen=True)
-class Gradients:
+class GradientGraph:
     """A training graph in operators of ai.onnx, without outputs.
 
     types: those of the graph's values. gradients: the name of each parameter's gradient. statistics: the name of each
@@ -60,7 +60,7 @@ class Gradients:
 
 def plain_gradients(
     artifacts: ArtifactSet, model: onnx.ModelProto, constants: Constants, opset: int | None
-) -> Gradients:
+) -> GradientGraph:
     """The training graph of an artifact set without accumulators.
 
     model: the graph, which is changed. constants: the values that will be initializers.
@@ -85,14 +85,14 @@ def plain_gradients(
     }
     types = declared_types(plain.graph)
     del plain.metadata_props[:], plain.graph.output[:]
-    return Gradients(plain, types, gradients, statistics)
+    return GradientGraph(plain, types, gradients, statistics)
 
 
 # --- the step --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Settings:
+class StepSettings:
     """The settings of a step. rule: the optimizer's. flat, accumulate: as for `export_step`."""
 
     rule: StepRule
@@ -101,9 +101,9 @@ class Settings:
 
 
 def build_step(
-    found: Gradients,
-    layout: Layout,
-    settings: Settings,
+    found: GradientGraph,
+    layout: StateLayout,
+    settings: StepSettings,
     frozen: Constants,
     outputs: Mapping[str, str],
     labels: Labels | None,
@@ -125,7 +125,7 @@ def build_step(
     return model
 
 
-def _append_optimizer(packing: Packing, found: Gradients, settings: Settings) -> None:
+def _append_optimizer(packing: Packing, found: GradientGraph, settings: StepSettings) -> None:
     layout, body = packing.layout, packing.body
     rate, count = packing.scalar(RATE, FLOAT), packing.scalar(STEP, TensorProto.INT64)
     groups = [layout.trainable] if settings.flat else [[each] for each in layout.trainable]
@@ -142,7 +142,7 @@ def _append_optimizer(packing: Packing, found: Gradients, settings: Settings) ->
         packing.put([tensor], Value(body, found.statistics[tensor.name], FLOAT))
 
 
-def _slot(packing: Packing, group: Sequence[Tensor], gradients: Mapping[str, str], flat: bool) -> Slot:
+def _slot(packing: Packing, group: Sequence[StateTensor], gradients: Mapping[str, str], flat: bool) -> Slot:
     """Parameters with their moments and gradients, in float32."""
     found = [Value(packing.body, gradients[each.name]).cast(FLOAT) for each in group]
     gradient = packing.joined(found) if flat else found[0]
@@ -150,7 +150,7 @@ def _slot(packing: Packing, group: Sequence[Tensor], gradients: Mapping[str, str
     return Slot(packing.section(group), tuple(moments), gradient)
 
 
-def _accumulated(packing: Packing, slot: Slot, group: Sequence[Tensor], share: Value, update: Value) -> Slot:
+def _accumulated(packing: Packing, slot: Slot, group: Sequence[StateTensor], share: Value, update: Value) -> Slot:
     """The slot with the sum of gradients, to which each batch adds its share; after a step the sum begins at 0."""
     sums = packing.layout.sums(group)
     total = packing.section(sums) + slot.gradient * share
@@ -163,7 +163,7 @@ def _accumulated(packing: Packing, slot: Slot, group: Sequence[Tensor], share: V
 
 def build_forward(
     artifacts: ArtifactSet,
-    layout: Layout,
+    layout: StateLayout,
     frozen: Constants,
     outputs: Mapping[str, str],
     labels: Labels | None,

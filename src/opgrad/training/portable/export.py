@@ -19,7 +19,7 @@ from opgrad.training.formats.checkpoint import Checkpoint, OptimizerGroup, read_
 from opgrad.training.formats.tensor_values import with_inputs
 from opgrad.training.formats.weights import PRESENT, Weights, encode
 from opgrad.training.portable import building
-from opgrad.training.portable.building import LOSS, Labels, Settings
+from opgrad.training.portable.building import LOSS, Labels, StepSettings
 from opgrad.training.portable.constants import Constants
 from opgrad.training.portable.layout import layout_of
 from opgrad.training.portable.manifest import file_entry, forward_entry, manifest
@@ -68,7 +68,7 @@ def export_step(
     found = artifacts if isinstance(artifacts, ArtifactSet) else ArtifactSet.load(artifacts)
     if weights not in PRESENT:
         raise ValueError(f"{WHO}: weights is {weights!r}, expected one of {', '.join(PRESENT)}")
-    settings = Settings(_rule(found, optimizer, clip_norm), flat, accumulate)
+    settings = StepSettings(_rule(found, optimizer, clip_norm), flat, accumulate)
     export = _Export(found, settings, np.dtype(weights), opset, inline)
     target = _target(Path(output))
     held = export.weights(read_checkpoint(checkpoint) if isinstance(checkpoint, (str, PathLike)) else checkpoint)
@@ -99,7 +99,7 @@ class _Export:
     """One run of `export_step`."""
 
     def __init__(
-        self, artifacts: ArtifactSet, settings: Settings, dtype: np.dtype[Any], opset: int | None, inline: bool
+        self, artifacts: ArtifactSet, settings: StepSettings, dtype: np.dtype[Any], opset: int | None, inline: bool
     ):
         self._artifacts, self._settings, self._inline = artifacts, settings, inline
         self._present = _dtype_of(artifacts)

@@ -19,7 +19,7 @@ PARAMETERS, STATISTICS, MOMENTS, GRADIENTS = "parameters", "statistics", "moment
 
 
 @dataclass(frozen=True)
-class Tensor:
+class StateTensor:
     """One tensor of the state. moment: the name of a parameter's moment; empty for the parameter itself."""
 
     name: str
@@ -45,7 +45,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Part:
+class Carried:
     """An input of the step and the output that takes its place in the next call.
 
     kind: parameters, statistics, moments or gradients. tensors: those that it holds, in order.
@@ -54,7 +54,7 @@ class Part:
     kind: str
     input: str
     output: str
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[StateTensor, ...]
     shape: tuple[int, ...]
 
     @property
@@ -78,40 +78,40 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Layout:
+class StateLayout:
     """The layout of a step's state.
 
     tensors: all of the state except sums of gradients, in the order of a weights file. parts: the inputs, in order.
     """
 
-    tensors: tuple[Tensor, ...]
-    parts: tuple[Part, ...]
+    tensors: tuple[StateTensor, ...]
+    parts: tuple[Carried, ...]
 
     @property
-    def trainable(self) -> list[Tensor]:
+    def trainable(self) -> list[StateTensor]:
         """The trainable parameters."""
         return [each for each in self.tensors if each.kind == PARAMETERS]
 
     @property
-    def statistics(self) -> list[Tensor]:
+    def statistics(self) -> list[StateTensor]:
         """The running statistics of batch normalizations."""
         return [each for each in self.tensors if each.kind == STATISTICS]
 
     @property
-    def weights(self) -> list[Tensor]:
+    def weights(self) -> list[StateTensor]:
         """The tensors that the eval graph needs: parameters and statistics."""
         return [*self.trainable, *self.statistics]
 
-    def moments(self, group: Sequence[Tensor]) -> list[list[Tensor]]:
+    def moments(self, group: Sequence[StateTensor]) -> list[list[StateTensor]]:
         """The moments of parameters, kind by kind."""
         names = {each.name for each in group}
-        found: dict[str, list[Tensor]] = {}
+        found: dict[str, list[StateTensor]] = {}
         for each in self.tensors:
             if each.kind == MOMENTS and each.name in names:
                 found.setdefault(each.moment, []).append(each)
         return list(found.values())
 
-    def sums(self, group: Sequence[Tensor]) -> list[Tensor]:
+    def sums(self, group: Sequence[StateTensor]) -> list[StateTensor]:
         """The sums of the gradients of parameters."""
         names = {each.name for each in group}
         return [each for part in self.parts for each in part.tensors if each.kind == GRADIENTS and each.name in names]
@@ -133,34 +133,38 @@ def layout_of(
     dtype: np.dtype[Any],
     flat: bool,
     accumulate: bool,
-) -> Layout:
+) -> StateLayout:
     """The layout for these parameters and statistics.
 
     trainable, statistics: the values by name. moments: their names. dtype: that of parameters and statistics; moments
     and gradients are float32. accumulate: whether sums of gradients are kept.
     """
     single = np.dtype(np.float32)
-    weights = [Tensor(name, array.shape, dtype, PARAMETERS) for name, array in trainable.items()]
-    weights += [Tensor(name, array.shape, dtype, STATISTICS) for name, array in statistics.items()]
+    weights = [StateTensor(name, array.shape, dtype, PARAMETERS) for name, array in trainable.items()]
+    weights += [StateTensor(name, array.shape, dtype, STATISTICS) for name, array in statistics.items()]
     kept = [
-        Tensor(name, array.shape, single, MOMENTS, moment) for moment in moments for name, array in trainable.items()
+        StateTensor(name, array.shape, single, MOMENTS, moment)
+        for moment in moments
+        for name, array in trainable.items()
     ]
-    sums = [Tensor(name, array.shape, single, GRADIENTS) for name, array in trainable.items()] if accumulate else []
+    sums = (
+        [StateTensor(name, array.shape, single, GRADIENTS) for name, array in trainable.items()] if accumulate else []
+    )
     make = _flat_parts if flat else _single_parts
-    return Layout((*weights, *kept), make([weights, kept, sums]))
+    return StateLayout((*weights, *kept), make([weights, kept, sums]))
 
 
-def _flat_parts(groups: Sequence[Sequence[Tensor]]) -> tuple[Part, ...]:
+def _flat_parts(groups: Sequence[Sequence[StateTensor]]) -> tuple[Carried, ...]:
     """One array for each group, under the name of its kind."""
     kinds = [group[0].kind for group in groups if group]
     return tuple(
-        Part(kind, kind, f"{kind}.next", tuple(group), (sum(each.size for each in group),))
+        Carried(kind, kind, f"{kind}.next", tuple(group), (sum(each.size for each in group),))
         for kind, group in zip(kinds, filter(None, groups), strict=True)
     )
 
 
-def _single_parts(groups: Sequence[Sequence[Tensor]]) -> tuple[Part, ...]:
+def _single_parts(groups: Sequence[Sequence[StateTensor]]) -> tuple[Carried, ...]:
     """An array for each tensor."""
     names = {PARAMETERS: "{0.name}", STATISTICS: "{0.name}", MOMENTS: "{0.key}", GRADIENTS: "gradients/{0.name}"}
     found = [(names[each.kind].format(each), each) for group in groups for each in group]
-    return tuple(Part(each.kind, name, f"{name}.next", (each,), each.shape) for name, each in found)
+    return tuple(Carried(each.kind, name, f"{name}.next", (each,), each.shape) for name, each in found)

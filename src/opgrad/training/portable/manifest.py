@@ -11,9 +11,9 @@ from opgrad.graph.messages import opset_of
 from opgrad.reading import sha256_of
 from opgrad.training.formats.artifact_set import ArtifactSet, tensor_spec
 from opgrad.training.formats.weights import fixed_metadata
-from opgrad.training.portable.building import RATE, SHARE, STEP, UPDATE, Labels, Settings
+from opgrad.training.portable.building import RATE, SHARE, STEP, UPDATE, Labels, StepSettings
 from opgrad.training.portable.dropout import SEED
-from opgrad.training.portable.layout import GRADIENTS, Layout, Part
+from opgrad.training.portable.layout import GRADIENTS, Carried, StateLayout
 from opgrad.training.portable.rules import NAMES
 
 FORMAT, VERSION = "opgrad.step", 1
@@ -21,8 +21,8 @@ FORMAT, VERSION = "opgrad.step", 1
 
 def manifest(
     artifacts: ArtifactSet,
-    layout: Layout,
-    settings: Settings,
+    layout: StateLayout,
+    settings: StepSettings,
     labels: Labels | None,
     step: onnx.ModelProto,
     dtype: str,
@@ -59,7 +59,7 @@ def manifest(
     }
 
 
-def _state(parts: Sequence[Part]) -> list[dict[str, Any]]:
+def _state(parts: Sequence[Carried]) -> list[dict[str, Any]]:
     """The inputs of the state, with their place in a weights file; sums of gradients are not in the file."""
     found, end = [], 0
     for part in parts:

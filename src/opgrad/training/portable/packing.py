@@ -12,7 +12,7 @@ from opgrad.graph.messages import keep, opset_of
 from opgrad.graph.nodes import names_in, rename_inputs
 from opgrad.training.building.outputs import inputs_as_constants
 from opgrad.training.portable.constants import Constants
-from opgrad.training.portable.layout import PARAMETERS, STATISTICS, Layout, Part, Tensor
+from opgrad.training.portable.layout import PARAMETERS, STATISTICS, Carried, StateLayout, StateTensor
 
 FLOAT = TensorProto.FLOAT
 
@@ -39,11 +39,11 @@ class Packing:
     layout: that of the state. body: where nodes behind the graph's own ones are written.
     """
 
-    def __init__(self, model: onnx.ModelProto, layout: Layout):
+    def __init__(self, model: onnx.ModelProto, layout: StateLayout):
         self.model, self.layout = model, layout
         self.body = GraphBody(opset_of(model), names_in(model.graph))
         self._given: dict[str, Value] = {}
-        self._new: dict[Tensor, tuple[Sequence[Tensor], Value]] = {}
+        self._new: dict[StateTensor, tuple[Sequence[StateTensor], Value]] = {}
         self._unpack()
 
     # --- inputs ---
@@ -60,7 +60,7 @@ class Packing:
         if self.body.free(name) != name:
             raise ValueError(f"export_step: the graph has a value {name!r}, which is the name of an input of the step")
 
-    def section(self, tensors: Sequence[Tensor]) -> Value:
+    def section(self, tensors: Sequence[StateTensor]) -> Value:
         """The values of consecutive tensors in an input, in float32."""
         part = next(each for each in self.layout.parts if tensors[0] in each.tensors)
         whole = self._take(part)
@@ -71,7 +71,7 @@ class Packing:
         found = whole.slice(start, start + sum(each.size for each in tensors))
         return Value(self.body, found.name, FLOAT, None)
 
-    def _take(self, part: Part) -> Value:
+    def _take(self, part: Carried) -> Value:
         """An input in float32; it is added to the graph when it is first used."""
         if part.input not in self._given:
             if part.kind not in (PARAMETERS, STATISTICS) or part.input != part.tensors[0].name:
@@ -94,7 +94,7 @@ class Packing:
         keep(graph.node, nodes)
         self.body.nodes = []
 
-    def _unpack_part(self, part: Part, types: Mapping[str, int]) -> None:
+    def _unpack_part(self, part: Carried, types: Mapping[str, int]) -> None:
         whole = self._take(part)
         if part.input == part.tensors[0].name:  # the graph reads the input itself
             typed = _typed(whole, types[part.input])
@@ -108,7 +108,7 @@ class Packing:
                 node = helper.make_node("Reshape", [_typed(piece, types[tensor.name]).name, shape.name], [tensor.name])
                 self.body.nodes.append(node)
 
-    def _pieces(self, whole: Value, tensors: Sequence[Tensor]) -> list[Value]:
+    def _pieces(self, whole: Value, tensors: Sequence[StateTensor]) -> list[Value]:
         """The tensors of a flat array, each flat itself."""
         if len(tensors) == 1:
             return [whole]
@@ -117,7 +117,7 @@ class Packing:
 
     # --- outputs ---
 
-    def put(self, tensors: Sequence[Tensor], value: Value) -> None:
+    def put(self, tensors: Sequence[StateTensor], value: Value) -> None:
         """Set the new value of consecutive tensors in an input."""
         self._new[tensors[0]] = (tensors, value)
 

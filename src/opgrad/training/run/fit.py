@@ -21,7 +21,7 @@ from opgrad.training.formats.checkpoint import write_checkpoint
 from opgrad.training.run.metrics import EpochMetrics, best_epoch, write_csv
 from opgrad.training.run.schedule import Schedule
 from opgrad.training.run.state import BEST, LAST, PROPERTY, RunState
-from opgrad.training.run.step_rows import BatchPart, Step, StepRows
+from opgrad.training.run.step_rows import BatchPart, StepCounts, StepRows
 
 CHUNK = 1 << 20  # how many numbers are checked at a time
 # Rows done, rows in all, loss of the batches of the step, validation loss of the epoch before, rows in a second.
@@ -147,7 +147,7 @@ class Fit:
         """Whether the user has stopped the training; several processes stop after the same step."""
         return self._all_stop if self._processes.is_group else interrupt.requested
 
-    def _step(self, batches: Iterator[float], step: Step, interrupt: "_Interrupt") -> list[float]:
+    def _step(self, batches: Iterator[float], step: StepCounts, interrupt: "_Interrupt") -> list[float]:
         """One step of the optimizer on the next rows; returns this process's part of the batches' losses."""
         trainer, losses = self.trainer, [0.0] * step.batches
         for part in step.parts[:-1]:

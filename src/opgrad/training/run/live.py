@@ -22,7 +22,7 @@ MOST_MARKS = 7  # the most marks on an axis
 POINTS = 2000  # the most points of a curve; when there are more, every other one is dropped
 
 
-class Curve:
+class RunCurve:
     """A curve over a run of any length: at most POINTS numbers, evenly spread."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class LiveCurve(AbstractContextManager["LiveCurve"]):
         self._bar = TrainingBar(console, description, unit)
         self._console, self._title = console, visible(description)
         self._live = Live(console=console, auto_refresh=False, transient=False)
-        self._training, self._validation = Curve(), Curve()
+        self._training, self._validation = RunCurve(), RunCurve()
         self._last_validation: float | None = None
         self._shown = 0.0
 

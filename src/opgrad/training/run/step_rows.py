@@ -21,7 +21,7 @@ class BatchPart:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepCounts:
     """The numbers of rows and batches of a step, of all processes together, and what one process computes of it."""
 
     rows: int
@@ -45,13 +45,13 @@ class StepRows:
     whole: bool = False
     weight: Callable[[np.ndarray], float] = len
 
-    def steps(self, order: np.ndarray) -> Iterator[Step]:
+    def steps(self, order: np.ndarray) -> Iterator[StepCounts]:
         """The steps over rows in this order; the last ones have what is left."""
         for start in range(0, len(order), self.batch_size * self.accumulate):
             rows = order[start : start + self.batch_size * self.accumulate]
             batches = [rows[begin : begin + self.batch_size] for begin in range(0, len(rows), self.batch_size)]
             parts = self._parts(batches, self.weight(rows))
-            yield Step(len(rows), len(batches), tuple(parts))
+            yield StepCounts(len(rows), len(batches), tuple(parts))
 
     def _parts(self, batches: list[np.ndarray], whole: float) -> Iterator[BatchPart]:
         """What this process computes of the batches of a step. whole: the weight of all of its rows."""

@@ -15,14 +15,14 @@ from opgrad.locks import once
 from opgrad.native.threads import get_num_threads
 from opgrad.training.engine.optimizer import AdamWRule
 from opgrad.training.engine.trainer import session_options
-from opgrad.training.language import LanguageModel, Plan, ends_of_layers, limit_of, plan, read
+from opgrad.training.language import LanguageModel, MemoryPlan, ends_of_layers, limit_of, plan, read
 from opgrad.training.tune import deployed, outputs, peft, step_weights
 from opgrad.training.tune.dora import squared_norms
-from opgrad.training.tune.examples import Examples
+from opgrad.training.tune.examples import TokenExamples
 from opgrad.training.tune.generation import Writer
 from opgrad.training.tune.lora import WHO, Adapter, Lora, as_values, choose
-from opgrad.training.tune.setting import Setting, prepare, scoring
 from opgrad.training.tune.tokenizer import Tokenizer
+from opgrad.training.tune.trained_set import Setting, prepare, scoring
 
 LONGEST = 2048  # tokens of an example
 
@@ -93,7 +93,7 @@ class AdaptedModel:
 
     def _planned(self, batch_size: int, length: int) -> Setting:
         """The graphs of a step that takes no more than `memory`. Raises ValueError if there are none."""
-        base, plans = self.base, list[Plan]()
+        base, plans = self.base, list[MemoryPlan]()
         axes, layers = base.axes(batch_size, length), ends_of_layers(base.products)
         limit = limit_of(self.memory, base.bytes, batch_size * length)
 
@@ -109,9 +109,9 @@ class AdaptedModel:
         what = self.base, self.adapters, self.values if self.adapters else {}, self.train, self.folder
         return prepare(*what, AdamWRule(weight_decay=self.weight_decay), cuts, self.seed, pack, self.norms, plain)
 
-    def examples(self, data: str | PathLike[str], train_on: str = "completions") -> Examples:
-        """The examples of a .jsonl file; see `Examples`."""
-        found = Examples(Path(data), self.tokenizer, self.longest, train_on)
+    def examples(self, data: str | PathLike[str], train_on: str = "completions") -> TokenExamples:
+        """The examples of a .jsonl file; see `TokenExamples`."""
+        found = TokenExamples(Path(data), self.tokenizer, self.longest, train_on)
         if self.tokenizer.size > self.base.vocabulary:
             raise ValueError(
                 f"{WHO}: the tokenizer has {self.tokenizer.size} tokens, expected at most {self.base.vocabulary}, for "
@@ -185,7 +185,7 @@ class AdaptedModel:
             "weight_decay": self.weight_decay,
         }
 
-    def identity(self, examples: Examples, train_on: str) -> str:
+    def identity(self, examples: TokenExamples, train_on: str) -> str:
         """A text that is the same for runs of which one may go on where the other stopped."""
         return json.dumps({**self.about(), "train_on": train_on, "data": examples.checksum}, sort_keys=True)
 

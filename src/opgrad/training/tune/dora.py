@@ -16,7 +16,7 @@ import onnx
 from opgrad.graph.nodes import attributes_of
 from opgrad.ops.quantized import floats_of
 from opgrad.training.formats.tensor_values import Held, array_of
-from opgrad.training.language.packed import attributes_of_nbits
+from opgrad.training.language.packed_weights import attributes_of_nbits
 from opgrad.training.tune.lora import WHO, Adapter
 
 if TYPE_CHECKING:

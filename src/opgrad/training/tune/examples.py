@@ -22,15 +22,15 @@ LONGEST_LINE = 1 << 26  # bytes
 
 
 @dataclass(frozen=True)
-class Example:
+class TokenExample:
     """tokens: int32 [n]. trained: bool [n], which of them the model shall learn to write; never the first one."""
 
     tokens: np.ndarray
     trained: np.ndarray
 
-    def cut(self, length: int) -> "Example":
+    def cut(self, length: int) -> "TokenExample":
         """The first tokens alone."""
-        return Example(self.tokens[:length], self.trained[:length])
+        return TokenExample(self.tokens[:length], self.trained[:length])
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Told:
     trained: int
 
 
-class Examples:
+class TokenExamples:
     """The examples of a .jsonl file.
 
     path: each line is an object with `messages` (a list of objects with `role` and `content`), with `prompt` and
@@ -89,7 +89,7 @@ class Examples:
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, number: int) -> Example:
+    def __getitem__(self, number: int) -> TokenExample:
         """An example by its number. Raises ValueError if the file was changed meanwhile."""
         place, line = self._places[number]
         with open_regular(self.path) as file:
@@ -112,7 +112,7 @@ class Examples:
                     yield number, place, line
                 place += len(line)
 
-    def _read(self, line: bytes, number: int) -> Example:
+    def _read(self, line: bytes, number: int) -> TokenExample:
         """The example of a line."""
         try:
             values = json.loads(line)
@@ -123,7 +123,7 @@ class Examples:
         except ValueError as error:
             raise ValueError(f"{self.path}: line {number}: {error}") from None
         trained[:1] = False
-        return Example(tokens, trained)
+        return TokenExample(tokens, trained)
 
     def _tokens(self, values: Any) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of an example, and which of them are trained."""

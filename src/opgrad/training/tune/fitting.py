@@ -24,11 +24,11 @@ from opgrad.training.run.recipe import Recipe
 from opgrad.training.run.state import BEST, LAST, Resumption, RunState
 from opgrad.training.tune import deployed, outputs
 from opgrad.training.tune.adapted_model import AdaptedModel
-from opgrad.training.tune.examples import Examples, Told
+from opgrad.training.tune.examples import TokenExamples, Told
 from opgrad.training.tune.lora import WHO
-from opgrad.training.tune.setting import LABELS
 from opgrad.training.tune.summary import summary
 from opgrad.training.tune.token_data import TokenData
+from opgrad.training.tune.trained_set import LABELS
 from opgrad.writing import new_file, staged
 
 PROPERTY = "opgrad.tune"  # of a checkpoint: what identifies the fine-tuning
@@ -36,7 +36,7 @@ SAMPLE = 40  # tokens of a sample
 
 
 @dataclass(frozen=True)
-class Request:
+class FitRequest:
     """What a fine-tuning is asked to do; see `Tuner.fit`."""
 
     recipe: Recipe
@@ -119,8 +119,8 @@ def _exp(loss: float) -> float:
 
 def fit(
     tuner: AdaptedModel,
-    examples: Examples,
-    request: Request,
+    examples: TokenExamples,
+    request: FitRequest,
     progress: Progress | None,
     told: Callable[[str], None] | None,
     processes: OneProcess,
@@ -170,7 +170,7 @@ def _ignore(*_: Any) -> None:
     """Show nothing."""
 
 
-def split(tuner: AdaptedModel, examples: Examples, recipe: Recipe) -> tuple[TokenData, TokenData | None]:
+def split(tuner: AdaptedModel, examples: TokenExamples, recipe: Recipe) -> tuple[TokenData, TokenData | None]:
     """The training and the validation examples."""
     every = TokenData(examples, np.arange(len(examples)), tuner.base.tokens, LABELS, recipe.batch_size, tuner.pack)
     rows = recipe.validation_rows(every.rows)
@@ -190,7 +190,7 @@ def notes(told: Told, longest: int) -> list[str]:
     return found
 
 
-def _resumption(request: Request, identity: str) -> Resumption | None:
+def _resumption(request: FitRequest, identity: str) -> Resumption | None:
     """The checkpoint to go on from. Raises FileNotFoundError, and ValueError for one of another fine-tuning."""
     if not request.resume:
         return None
@@ -213,7 +213,7 @@ class _Shown:
     """
 
     def __init__(
-        self, tuner: AdaptedModel, request: Request, rows: int, tokens: float, progress: Progress,
+        self, tuner: AdaptedModel, request: FitRequest, rows: int, tokens: float, progress: Progress,
         tell: Callable[[str], None] | None,
     ):  # fmt: skip
         self._tuner, self._request, self._rows, self._tokens = tuner, request, rows, tokens
@@ -232,8 +232,8 @@ class _Shown:
 
 def _finish(
     tuner: AdaptedModel,
-    examples: Examples,
-    request: Request,
+    examples: TokenExamples,
+    request: FitRequest,
     fit: Fit,
     samples: list[dict[str, str]],
     processes: OneProcess,

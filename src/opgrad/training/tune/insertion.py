@@ -19,7 +19,7 @@ DRAW = "draw"  # an input, int64 [1]
 NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
-class _Writer:
+class _AdapterWriter:
     """Appends the nodes of adapters to a graph. scaled, seed, norms, drawn: see `insert`."""
 
     def __init__(
@@ -137,7 +137,7 @@ def insert(
     run drops something else.
     The factors A and B are not added, only read.
     """
-    writer, made = _Writer(graph, scaled, seed, norms, drawn), dict[str, tuple[str, list[onnx.NodeProto]]]()
+    writer, made = _AdapterWriter(graph, scaled, seed, norms, drawn), dict[str, tuple[str, list[onnx.NodeProto]]]()
     nodes = {node.output[0]: node for node in graph.node if node.output}
     for output, group in groupby(adapters, key=lambda each: each.product.output):
         if output not in nodes:
@@ -148,7 +148,7 @@ def insert(
     _keep_outputs(graph, {output: total for output, (total, _) in made.items()}, writer)
 
 
-def _total(writer: _Writer, adapters: list[Adapter], node: onnx.NodeProto) -> str:
+def _total(writer: _AdapterWriter, adapters: list[Adapter], node: onnx.NodeProto) -> str:
     """The sum of a product's result and of what its adapters add to all columns, or each to some of them."""
     output, columns = adapters[0].product.output, adapters[0].product.outputs
     if adapters[0].outputs == columns:
@@ -176,7 +176,7 @@ def _redirect(graph: onnx.GraphProto, made: Mapping[str, tuple[str, list[onnx.No
     keep(graph.node, nodes)
 
 
-def _keep_outputs(graph: onnx.GraphProto, totals: Mapping[str, str], writer: _Writer) -> None:
+def _keep_outputs(graph: onnx.GraphProto, totals: Mapping[str, str], writer: _AdapterWriter) -> None:
     """Give the sums of results that are outputs of the graph these outputs' names. totals: the sums' names."""
     names: dict[str, str] = {}
     for output in (each.name for each in graph.output if each.name in totals):

@@ -14,7 +14,7 @@ import numpy as np
 from opgrad.training.building.checks import listed, near
 
 if TYPE_CHECKING:
-    from opgrad.training.language import LanguageModel, Product
+    from opgrad.training.language import LanguageModel, WeightProduct
 
 WHO = "tune"
 ATTENTION = ("q", "k", "v", "o", "qkv")  # roles of the products that get adapters by default
@@ -92,7 +92,7 @@ class Adapter:
     """
 
     name: str
-    product: "Product"
+    product: "WeightProduct"
     lora: Lora
     first: int
     last: int
@@ -161,7 +161,7 @@ def choose(base: "LanguageModel", loras: Sequence[Lora]) -> list[Adapter]:
     return sorted(found.values(), key=lambda each: order.index(each.name))
 
 
-def _adapters(product: "Product", lora: Lora) -> Iterable[Adapter]:
+def _adapters(product: "WeightProduct", lora: Lora) -> Iterable[Adapter]:
     """The adapters beside a product, one for each of its parts that is a target."""
     for module, role, (first, last) in slices(product):
         if not _is_target(product, module, role, lora.target):
@@ -173,7 +173,7 @@ def _adapters(product: "Product", lora: Lora) -> Iterable[Adapter]:
         yield Adapter(module, product, lora, first, last)
 
 
-def _is_target(product: "Product", module: str, role: str, target: str | None) -> bool:
+def _is_target(product: "WeightProduct", module: str, role: str, target: str | None) -> bool:
     if target is None:
         return product.role in ATTENTION
     if target == LINEAR:
@@ -187,12 +187,12 @@ def _matches(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern) or name.endswith(f".{pattern}")
 
 
-def modules(base: "LanguageModel") -> "dict[str, Product]":
+def modules(base: "LanguageModel") -> "dict[str, WeightProduct]":
     """The modules that can have adapters, in the model's order, each with the product that it is or is part of."""
     return {module: product for product in base.products for module, _, _ in slices(product)}
 
 
-def slices(product: "Product") -> list[tuple[str, str, tuple[int, int]]]:
+def slices(product: "WeightProduct") -> list[tuple[str, str, tuple[int, int]]]:
     """For each part of a product, the module's name, its role and its columns; one of all columns for a whole one."""
     module = module_of(product)
     if not product.parts:
@@ -202,7 +202,7 @@ def slices(product: "Product") -> list[tuple[str, str, tuple[int, int]]]:
             for role, first, last in product.parts]  # fmt: skip
 
 
-def module_of(product: "Product") -> str:
+def module_of(product: "WeightProduct") -> str:
     """The name of the module that a product was exported from, by the names of its weight or of its node.
 
     Exporters name weights model.layers.0.self_attn.q_proj.weight, or nodes /model/layers.0/self_attn/q_proj/MatMul;

@@ -9,7 +9,7 @@ import numpy as np
 from opgrad.training.data.batches import TensorSpec
 from opgrad.training.data.dataset import Buffer, Dataset, Fill
 from opgrad.training.language import PLACES, STARTS
-from opgrad.training.tune.examples import Example, Examples
+from opgrad.training.tune.examples import TokenExample, TokenExamples
 from opgrad.training.tune.insertion import DRAW
 
 IGNORED = -100  # the label of a token that is not trained
@@ -42,7 +42,7 @@ class TokenData:
     drawn: a number that `order` draws for an epoch; of it and of a batch's rows is made what decides about dropout.
     """
 
-    examples: Examples
+    examples: TokenExamples
     chosen: np.ndarray
     tokens: str
     labels: str
@@ -96,14 +96,14 @@ class TokenData:
         draw = zlib.crc32(np.ascontiguousarray(rows, np.int64).data, int(self.drawn[0]))
         return TokenBatch({**arrays, DRAW: np.array([draw], np.int64)}, labels=self.labels)
 
-    def _padded(self, examples: Sequence[Example]) -> dict[str, np.ndarray]:
+    def _padded(self, examples: Sequence[TokenExample]) -> dict[str, np.ndarray]:
         tokens, labels = self._empty(len(examples), max(len(each.tokens) for each in examples) - 1)
         for place, example in enumerate(examples):
             count = len(example.tokens) - 1
             tokens[place, :count], labels[place, :count] = _pair(example)
         return {self.tokens: tokens, self.labels: labels}
 
-    def _packed(self, examples: Sequence[Example]) -> dict[str, np.ndarray]:
+    def _packed(self, examples: Sequence[TokenExample]) -> dict[str, np.ndarray]:
         """One row; the padding behind it counts as an example of its own."""
         ends = np.cumsum([0, *(len(each.tokens) - 1 for each in examples)])
         tokens, labels = self._empty(1, int(ends[-1]))
@@ -138,7 +138,7 @@ class TokenData:
         return replace(self, chosen=order[:-rows]), replace(self, chosen=order[-rows:])
 
 
-def _pair(example: Example) -> tuple[np.ndarray, np.ndarray]:
+def _pair(example: TokenExample) -> tuple[np.ndarray, np.ndarray]:
     """What the graph gets of an example: its tokens but the last, and for each the label, that which follows."""
     return example.tokens[:-1], np.where(example.trained[1:], example.tokens[1:], IGNORED)
 

@@ -47,7 +47,7 @@ class Tuner(AdaptedModel):
     ) -> "fitting.Tuned":  # fmt: skip
         """Train on the examples of a file, and write what was trained into a folder.
 
-        data: a .jsonl file; see `Examples`. train_on: "completions" or "all".
+        data: a .jsonl file; see `TokenExamples`. train_on: "completions" or "all".
         output: the folder; adapters stand in adapter.onnx_adapter, for model.onnx beside it, and in PEFT's files;
             trained weights stand in model.onnx. metrics.json, metrics.csv and loss.png have the figures.
         samples: prompts that are written on after every epoch. told: called with each line about the run.
@@ -60,7 +60,7 @@ class Tuner(AdaptedModel):
         Returns what the run came to. Raises ValueError, OSError; `Interrupted` and `Diverged` as `opgrad train` does.
         """
         recipe = Recipe(**{**DEFAULTS, "seed": self.seed, **settings})
-        request = fitting.Request(recipe, Path(output), train_on, tuple(samples), resume)
+        request = fitting.FitRequest(recipe, Path(output), train_on, tuple(samples), resume)
         together = processes or OneProcess()
         with together.failing_together():
             return fitting.fit(self, self.examples(data, train_on), request, progress, told, together)

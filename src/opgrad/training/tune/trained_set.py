@@ -18,7 +18,7 @@ from opgrad.training.data.batches import TensorSpec
 from opgrad.training.engine.optimizer import AdamWRule
 from opgrad.training.formats.artifact_set import ArtifactSet
 from opgrad.training.formats.tensor_values import Held, array_of, is_placeholder, with_inputs
-from opgrad.training.language import PLACES, STARTS, Plan, packed_rows, use_tiles
+from opgrad.training.language import PLACES, STARTS, MemoryPlan, packed_rows, use_tiles
 from opgrad.training.tune.insertion import DRAW, NOTHING, insert
 from opgrad.training.tune.lora import WHO, Adapter
 
@@ -43,7 +43,7 @@ class Setting:
     adapters: tuple[Adapter, ...]
     weights: tuple[str, ...]
     artifacts: ArtifactSet
-    plan: Plan | None = None
+    plan: MemoryPlan | None = None
 
     @property
     def size(self) -> int:
