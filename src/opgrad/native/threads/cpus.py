@@ -4,8 +4,8 @@ Our own workers are kept off it (`keep_workers_apart`), and get it while the cal
 OpenMP stay where their owners let them; one that is late is moved (`move_late`).
 """
 
-from opgrad.cpu.compiler.memory import atomic_load, call_address, load_word, store_word
-from opgrad.cpu.compiler.native import inline
+from opgrad.cpu.compiler.decorators import inline
+from opgrad.cpu.compiler.words import atomic_load, call_address, load_word, store_word
 from opgrad.native.threads.block import (
     C_GET_AFFINITY,
     C_GET_CPU,
