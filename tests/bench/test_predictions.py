@@ -13,9 +13,9 @@ from opgrad.cli import app
 WIDE = {"COLUMNS": "200"}
 
 
-def printed(*given):
+def printed(result):
     screen = Console(file=io.StringIO(), width=200)
-    predictions.show(screen, *given)
+    predictions.show_beside(screen, result)
     return screen.file.getvalue()
 
 
@@ -33,11 +33,11 @@ def test_beside_what_was_measured():
     times = {"opgrad": {"median": 2 * own["H200"]["seconds"]}}
     cell = {"operator": operator, "workload": shape, "dtype": dtype, "ways": {"new": {"times": times}}}
     result = {"device": {"name": "NVIDIA H200"}, "cells": [cell, cell | {"dtype": "float63"}]}
-    lines = [line for line in printed("", "", result).splitlines() if operator in line]
+    lines = [line for line in printed(result).splitlines() if operator in line]
     assert len(lines) == 1
     assert "2.00" in lines[0]
     assert own["H200"]["regime"] in lines[0]
-    assert "No prediction for A card" in printed("", "", result | {"device": {"name": "A card"}})
+    assert "No prediction for A card" in printed(result | {"device": {"name": "A card"}})
 
 
 def test_every_prediction_is_of_a_cell():

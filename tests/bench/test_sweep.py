@@ -88,7 +88,7 @@ def test_a_sweep_has_neither_shapes_nor_other_operators():
 
 def test_what_a_curve_says():
     curve = Curve("softmax", "float32", "numpy", [1, 2, 4], [1.0, 2.0, 1.0], [2.0, 1.0, None])
-    assert curve.ratios == [2.0, 0.5]
+    assert curve.ratios == {1: 2.0, 2: 0.5}
     assert curve.mean == pytest.approx(1.0)
     assert curve.worst == (0.5, 2)
     assert curve.cliff == (2.0, 2)

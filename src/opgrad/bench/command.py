@@ -76,7 +76,7 @@ def _bench_cells(options: BenchOptions) -> Result:
     if options.predict:
         from opgrad.bench.cuda import predictions
 
-        predictions.show(console(), "", "", result)
+        predictions.show_beside(console(), result)
     return written
 
 
@@ -118,7 +118,7 @@ def _has_device(options: BenchOptions) -> bool:
     problem = machine.cuda_problem()
     if problem:
         screen = console()
-        predictions.show(screen, options.ops, options.dtypes)
+        predictions.show(screen, options.names("ops"), options.names("dtypes"))
         screen.print(f"Nothing is measured: {problem}.", highlight=False)
     return not problem
 

@@ -101,20 +101,20 @@ class Curve:
     along: str = ROWS
 
     @property
-    def ratios(self) -> list[float]:
-        """The best peer's time over ours, at each length that has a peer."""
-        return [best / ours for ours, best in zip(self.ours, self.best, strict=True) if best is not None]
+    def ratios(self) -> dict[int, float]:
+        """The best peer's time over ours, by the lengths that have a peer."""
+        times = zip(self.lengths, self.ours, self.best, strict=True)
+        return {n: best / ours for n, ours, best in times if best is not None}
 
     @property
     def mean(self) -> float | None:
         """The geometric mean of the ratios."""
-        return statistics.geometric_mean(self.ratios) if self.ratios else None
+        return statistics.geometric_mean(self.ratios.values()) if self.ratios else None
 
     @property
     def worst(self) -> tuple[float, int] | None:
         """The smallest ratio, and the length where it is."""
-        found = [(best / ours, n) for n, ours, best in zip(self.lengths, self.ours, self.best, strict=True) if best]
-        return min(found, default=None)
+        return min(((ratio, n) for n, ratio in self.ratios.items()), default=None)
 
     @property
     def cliff(self) -> tuple[float, int]:

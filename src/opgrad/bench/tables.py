@@ -323,7 +323,7 @@ def _curve_row(curve: Curve) -> list[str]:
     """The mean ratio to the best peer, at how many lengths it is below 1, the worst of it, and the largest step up."""
     worst, at = curve.worst or (None, 0)
     step, length = curve.cliff
-    behind = sum(round(ratio, 2) < 1 for ratio in curve.ratios)
+    behind = sum(round(ratio, 2) < 1 for ratio in curve.ratios.values())
     mean = f"{curve.mean:.2f}" if curve.mean else NOBODY
     lowest = (f"{worst:.2f}", str(at)) if worst else ("", "")
     known = [curve.operator, curve.dtype, curve.along, curve.memory, str(len(curve.lengths)), mean, str(behind)]

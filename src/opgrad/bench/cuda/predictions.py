@@ -16,6 +16,7 @@ from opgrad.bench.tables import Table, print_parts
 
 FILE = Path(__file__).with_name("predictions.json")
 GPUS = ("A100", "H100", "H200", "B200")
+TITLE = "Predicted by a model of the time (docs/cuda.md)"
 BESIDE = ("operator", "shape", "dtype", "regime", "bound", "predicted", "measured", "measured / predicted")
 
 Predictions = Mapping[str, Mapping[str, Mapping[str, Any]]]  # by the cell's name and the device's
@@ -27,25 +28,19 @@ def predictions() -> Predictions:
     return found
 
 
-def show(console: Console, ops: str, dtypes: str, result: dict[str, Any] | None = None) -> None:
-    """Print the predictions of these operators and dtypes, all where none are named; those of the device that was
-    measured, beside its times, where there is a result."""
-    columns: Sequence[str]
-    if result is None:
-        rows = [row for row in every() if _is_asked(row[0], ops) and _is_asked(row[2], dtypes)]
-        columns = ("operator", "shape", "dtype", *GPUS)
+def show(console: Console, ops: Sequence[str], dtypes: Sequence[str]) -> None:
+    """Print the predictions of these operators and dtypes, all where none are named."""
+    rows = [row for row in every() if row[0] in (ops or row) and row[2] in (dtypes or row)]
+    print_parts(console, [Table(("operator", "shape", "dtype", *GPUS), rows, TITLE)])
+
+
+def show_beside(console: Console, result: Mapping[str, Any]) -> None:
+    """Print the predictions of the device that was measured, beside its times."""
+    measured = result["device"]["name"]
+    if device := next((name for name in GPUS if name in measured), ""):
+        print_parts(console, [Table(BESIDE, list(_beside(device, result)), TITLE)])
     else:
-        device = next((name for name in GPUS if name in result["device"]["name"]), "")
-        if not device:
-            console.print(f"No prediction for {result['device']['name']}: there are some for {', '.join(GPUS)}.")
-            return
-        rows, columns = list(_beside(device, result)), BESIDE
-    print_parts(console, [Table(columns, rows, "Predicted by a model of the time (docs/cuda.md)")])
-
-
-def _is_asked(name: str, names: str) -> bool:
-    """Whether a name is among those of a list such as "relu,tanh", or the list is empty."""
-    return not names or name in [each.strip() for each in names.split(",")]
+        console.print(f"No prediction for {measured}: there are some for {', '.join(GPUS)}.")
 
 
 def _parts(name: str) -> tuple[str, str, str]:
