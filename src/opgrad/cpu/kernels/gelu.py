@@ -9,10 +9,9 @@ from opgrad.cpu.kernels.loops.elements import BLOCK, elementwise
 from opgrad.cpu.kernels.loops.map import mapped
 from opgrad.cpu.kernels.numerics import eltwise, eltwise_grad
 
-
-@elementwise
-def gelu(x: Vector, alpha: float) -> Vector:
-    return eltwise.gelu_erf(x, alpha, 0.0)
+gelu = elementwise(
+    lambda x, alpha: eltwise.gelu_erf(x, alpha, 0.0), coarse=lambda x, alpha: eltwise.coarse_gelu_erf(x, alpha, 0.0)
+)
 
 
 @elementwise

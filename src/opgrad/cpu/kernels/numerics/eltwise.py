@@ -22,6 +22,14 @@ def gelu_erf(s: Vector, alpha: float, beta: float) -> Vector:
 
 
 @inline
+def coarse_gelu_erf(s: Vector, alpha: float, beta: float) -> Vector:
+    """`gelu_erf` with enough digits for a result of 16 bits, whose tail is 0 long before x is 16."""
+    x = f.minimum(v.absolute(s), 16.0)
+    lifted = x * f.coarse_tail_ratio(x) * f.coarse_lifted_bell(x)
+    return v.fma(lifted, -elementary.LOWERED(s), v.select(s >= 0.0, s, s * 0.0))
+
+
+@inline
 def gelu_tanh(s: Vector, alpha: float, beta: float) -> Vector:
     """(1 + tanh(u)) / 2 is the logistic function of 2u."""
     high, low = f.gelu_argument(s)

@@ -8,7 +8,16 @@ two, so that nothing overflows or loses bits as a denormal on the way.
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import constant, inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.numerics.elementary import LOG2_E, ROUNDER, expm1_reduced, log, polynomials, remainder
+from opgrad.cpu.kernels.numerics.elementary import (
+    LIFT,
+    LN2,
+    LOG2_E,
+    ROUNDER,
+    expm1_reduced,
+    log,
+    polynomials,
+    remainder,
+)
 
 INFINITY = float("inf")
 
@@ -184,6 +193,10 @@ _TAIL_DOUBLE = (
     -0.253141799950968366728, 0.446452517055679944123, -0.640257760252617091841, 0.763230528970203128231,
 )  # fmt: skip
 _tail = polynomials(_TAIL_SINGLE, _TAIL_DOUBLE)
+# For results of 16 bits: 7e-6 of the tail.
+_TAIL_COARSE = -0.002676693, -0.00409370165, 0.00993540154, 0.0339052894, -0.0186091147, -0.267848756, 0.648307277
+_tail_coarse = polynomials(_TAIL_COARSE, _TAIL_DOUBLE)
+_EXPM1_COARSE = 0.0412770027, 0.167536879, 0.500051362  # exp(r) within 6e-6 for |r| <= ln(2)/2
 
 NO_TAIL = 54.0  # from here on the approximation by tanh has none: its argument is beyond the range of exp_parts
 # From here on exp(-x*x/2) is taken for 0: below, n reaches -127, or -1023, whose power has the bits of 0.
@@ -211,6 +224,23 @@ def bell_parts(x: Vector) -> tuple[Vector, Vector]:
     rounded = v.fma(high, -0.25 * LOG2_E, ROUNDER(x))
     p = expm1_reduced(v.fma(low, -0.25, remainder(high * -0.25, rounded - ROUNDER(x))))
     return v.power_of(rounded), v.fma(p, p, p + p)
+
+
+@inline
+def coarse_tail_ratio(x: Vector) -> Vector:
+    """`tail_ratio` with enough digits for a result of 16 bits."""
+    k = TAIL_K(x)
+    inverse = 1.0 / (x + k)
+    return _tail_coarse(v.fma(inverse, -2.0 * k, 1.0)) * inverse
+
+
+@inline
+def coarse_lifted_bell(x: Vector) -> Vector:
+    """exp(-x*x/2) with enough digits for a result of 16 bits, times LIFTED so that it is no denormal; x up to 16."""
+    high, rounder = x * x * -0.5, ROUNDER(x) + LIFT(x)
+    rounded = v.fma(high, LOG2_E, rounder)
+    r, power = v.fma(rounded - rounder, -LN2, high), v.power_of(rounded)
+    return v.fma(power, v.fma(r * r, v.polynomial(r, _EXPM1_COARSE), r), power)
 
 
 # --- the argument of gelu's approximation: 2 * sqrt(2/pi) * (s + 0.044715 s**3) ------------------------------------
