@@ -8,6 +8,8 @@ from accuracy import assert_close, check
 from relayouts import OTHER_LOOPS, SAME_LOOPS, fortran, relaid, selections
 from samples import bits, call, for_operators, sample
 
+import opgrad
+
 SHAPES = [(6, 10), (2, 67, 4), (40, 33)]
 
 
@@ -77,3 +79,17 @@ def test_out_with_strides(op, dtype, change, rng):
         outputs = tuple(change(np.zeros_like(array)) if array.ndim else array for array in call(op, arguments))
         call(op, arguments, out=outputs if len(outputs) > 1 else outputs[0])
         assert_close(op, arguments, outputs, str(shape))
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_columns_whose_lines_share_few_sets_of_a_cache(name, dtype, rng):
+    """Neither the distance of a column's elements nor the start of memory changes a bit."""
+    x = rng.standard_normal((2, 65, 2041)).astype(dtype)
+    x[0, 3], x[:, :, 7], x[1, 2, 9] = -np.inf, -np.inf, np.nan
+    run = getattr(opgrad, name)
+    expected = bits(run(x, axis=1))
+    for start in (0, 1):
+        near = np.zeros((2, 65, 2048), dtype)[:, :, start : start + 2041]
+        near[...] = x
+        assert bits(run(near, axis=1)) == expected
+        assert bits(run(near, axis=1, out=near)) == expected

@@ -6,6 +6,7 @@ place, which programs of stages use, and its kernels for calls with attributes.
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from opgrad.cpu.kernels.fused.operands import Source, Switches
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.rows import AHEAD
 from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
-from opgrad.cpu.kernels.softmax import columns, groups, rows, split, transposed
+from opgrad.cpu.kernels.softmax import columns, groups, panels, rows, split, transposed
 from opgrad.cpu.programs.fused import formulas, fusing, stages
 from opgrad.cpu.programs.layout import (
     Loops,
@@ -27,11 +28,14 @@ from opgrad.cpu.programs.layout import (
     gradient_lanes,
     gradient_layout,
     gradient_streams,
+    is_crowded,
     is_sixteen_bits,
     keeps_column,
     loops_of,
     precision,
     row_streams,
+    spare_columns,
+    units_of,
 )
 from opgrad.cpu.programs.program import Program
 from opgrad.cpu.programs.workspace import Workspace
@@ -65,6 +69,8 @@ PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
         for operator in GRADIENTS
     },
 }
+
+PANELS: Final = {operator: panels.forward_panels(operator) for operator in FORWARD}
 
 
 @cache
@@ -131,10 +137,21 @@ def _forward(problem: Problem, operator: str) -> Program:
     if layout == "split":
         return _split(problem, kernels[layout], loops, ("x",), "y")
     kernel, workspace = kernels[layout], Workspace(precision(problem))
+    if layout == "columns" and is_crowded(problem, panels.WIDTH):
+        return _in_panels(problem, PANELS[operator], loops, workspace)
     if kernel is columns.softmax_columns and not keeps_column(problem.n, loops.lanes):
         kernel = columns.softmax_long_columns
+    if layout == "rows" and not stream:
+        kernel = _through_the_cache(kernel, problem)
     memory = _private(workspace, layout, problem.n, loops.lanes) if kernel.takes_private else {}
     return Program((loops.step(kernel, **memory),), workspace)
+
+
+def _through_the_cache(kernel: Kernel, problem: Problem) -> Kernel:
+    """The kernel of rows that fetches lines of the result early. Exponentials wait there where they lose no digits."""
+    if kernel is rows.log_softmax_rows:
+        return rows.log_softmax_rows_in_result
+    return rows.softmax_rows_in_result if problem["y"].dtype == precision(problem) else kernel
 
 
 def _private(workspace: Workspace, layout: str, n: int, width: int) -> dict[str, Any]:
@@ -154,6 +171,14 @@ def _waiting(workspace: Workspace, n: int) -> dict[str, Any]:
     """The private buffer in which a group of rows waits to be written."""
     size = combine.group_size(n * vector_lanes(workspace.precision), np.dtype(workspace.precision).itemsize)
     return {"buffer": workspace.private(size)}
+
+
+def _in_panels(problem: Problem, kernel: Kernel, loops: Loops, workspace: Workspace) -> Program:
+    units, sizes = units_of(problem, "columns", panels.WIDTH, spare_columns(problem, "y", True))
+    unit_bytes, arguments = problem.bytes / units, {**loops.arguments, **sizes}
+    loops = replace(loops, units=units, unit_bytes=unit_bytes, arguments=arguments)
+    panel, kept = workspace.private(problem.n * panels.WIDTH), workspace.private(panels.KEPT * panels.WIDTH)
+    return Program((loops.step(kernel, panel=panel, kept=kept),), workspace)
 
 
 def _split(problem: Problem, kernels: Sequence[Kernel], loops: Loops, operands: Sequence[str], result: str) -> Program:

@@ -125,7 +125,7 @@ def loss_column(strip, n: int, place, label: Vector, w: Vector, divisor: float, 
     x, x_n, whole, mask = strip
     past = loops.streams_columns(y, y_n, caching[1])
     m = loops.column_max(x, x_n, n, whole, mask)
-    rest, equal = add_rest_columns(x, x_n, n, whole, mask, m, x, 0, x + v.lanes(x), 0)
+    rest, equal = add_rest_columns(x, x, x_n, n, whole, mask, m, x, 0, x + v.lanes(x), x_n, 0)
     log_s = lse.column_log_of_sum(rest, equal, m)
     losses = v.full(x, 0.0)
     for i in range(n):
@@ -170,7 +170,7 @@ def fused_column(strip, n: int, place, label: Vector, w: Vector, divisor: float,
     target = v.full(x, 0.0)
     for i in range(n):
         target = v.select(label == i, get(x, i * x_n, whole, mask), target)
-    s = sum_exp_columns(x, x_n, n, whole, mask, m, e, keep * v.lanes(e), x + v.lanes(x), 0)
+    s = sum_exp_columns(x, x, x_n, n, whole, mask, m, e, keep * v.lanes(e), x + v.lanes(x), x_n, 0)
     total, f = s[0], shares(w, inverse_of(divisor)) / s[0]
     counts = label >= least_counting(divisor, n)
     for i in range(n):

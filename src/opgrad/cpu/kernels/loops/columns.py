@@ -69,22 +69,23 @@ nothing = inline(lambda i, before: None)  # in place of `writing`: no strip is w
 def column_sum_exp(meanwhile: Callable[..., None], adding: lse.Adding) -> Callable[..., Any]:
     """The loop that sums the exponentials of a strip, as two vectors, the sum and what its roundings lost.
 
-    In the same loop it prefetches the strip `ahead` and calls meanwhile(i, before). The exponentials are stored in `e`
-    with a stride of `keep` numbers, or not at all if `keep` is 0.
+    `like` has the dtype whose digits the result shows, where x lies in a buffer of another. In the same loop it
+    prefetches the strip `ahead`, whose stride is `ahead_n`, and calls meanwhile(i, before). The exponentials are stored
+    in `e` with a stride of `keep` numbers, or not at all if `keep` is 0.
     """
     add, _ = adding
 
     @inline
-    def sum_exp(x, x_n: int, n: int, whole: bool, mask, m: Vector, e, keep: int, ahead, before):
-        scale, sums = lse.scale_for(m), lse.start(x)
+    def sum_exp(like, x, x_n: int, n: int, whole: bool, mask, m: Vector, e, keep: int, ahead, ahead_n: int, before):
+        scale, sums = lse.scale_for(m), lse.start(like)
         for begin in range(0, n, CHUNK):
             for i in range(begin, min(begin + CHUNK, n)):
-                value, sums = add(x, sums, get(x, i * x_n, whole, mask), scale)
-                v.prefetch(ahead, i * x_n)
+                value, sums = add(like, sums, get(x, i * x_n, whole, mask), scale)
+                v.prefetch(ahead, i * ahead_n)
                 if keep:
                     v.store(e, i * keep, value)
                 meanwhile(i, before)
-            sums = lse.join(x, sums)
+            sums = lse.join(like, sums)
         return sums[2], sums[3]
 
     return sum_exp
@@ -95,13 +96,13 @@ def column_rest(meanwhile: Callable[..., None], adding: lse.AddingBelow) -> Call
     terms, add, _ = adding
 
     @inline
-    def add_rest(x, x_n: int, n: int, whole: bool, mask, m: Vector, e, keep: int, ahead, before):
+    def add_rest(like, x, x_n: int, n: int, whole: bool, mask, m: Vector, e, keep: int, ahead, ahead_n: int, before):
         scale, sums, count = lse.scale_for(m), lse.no_sums(x), v.full(x, 0.0)
         for begin in range(0, n, terms):
             for i in range(begin, min(begin + terms, n)):
                 value = get(x, i * x_n, whole, mask)
-                v.prefetch(ahead, i * x_n)
-                sums, count = add(x, sums, value, m, scale), number_equal(count, value, m)
+                v.prefetch(ahead, i * ahead_n)
+                sums, count = add(like, sums, value, m, scale), number_equal(count, value, m)
                 meanwhile(i, before)
             sums = lse.join_plain(x, sums)
         return sums[2] + sums[3], count

@@ -108,7 +108,8 @@ def row_rest(step: Callable[..., int], adding: lse.AddingBelow) -> Callable[...,
     m.
 
     In the same loop it prefetches the row `ahead` and writes a part of out[j:stop] with `step`, as `row_sum_exp` does,
-    whose parameters it has; it stores nothing in `e`. It returns the sum with the count, and the index.
+    whose parameters it has; it stores nothing in `e`, but prefetches it if `keep`, since what is computed here hides
+    the time that a result's lines take. It returns the sum with the count, and the index.
     """
     chunk, add, add_two = adding
 
@@ -122,9 +123,13 @@ def row_rest(step: Callable[..., int], adding: lse.AddingBelow) -> Callable[...,
             while i + turn <= chunk_end:
                 first = v.load(x, i)
                 v.prefetch(ahead, i)
+                if keep:
+                    v.prefetch(e, i)
                 if TWO_AT_ONCE:
                     second = v.load(x, i + w)
                     v.prefetch(ahead, i + w)
+                    if keep:
+                        v.prefetch(e, i + w)
                     sums = add_two(x, sums, first, second, largest, scale)
                     count = number_equal(number_equal(count, first, largest), second, largest)
                     j = step(out, j, stop, arrays, numbers)

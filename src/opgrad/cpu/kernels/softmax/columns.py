@@ -49,7 +49,7 @@ def forward_lines(reduction: SoftmaxReduction, meanwhile: Callable[..., None]) -
         mask = v.first(x, v.lanes(x))
         largest = loops.column_max(x, x_n, n, True, mask)
         m = subtracted(x, largest)
-        sums = add_up(x, x_n, n, True, mask, m, x, x_n, ahead, before)
+        sums = add_up(x, x, x_n, n, True, mask, m, x, x_n, ahead, x_n, before)
         numbers = numbers_of(x, sums, largest, m, inf_as_zero)
         for i in range(n):
             v.store(x, i * x_n, result(v.load(x, i * x_n), numbers, fine))
@@ -212,7 +212,7 @@ def forward_body(
             xs, every, lanes, ahead, largest = read(sources, o, j, n, whole, mask, e, numbers)
             m = subtracted(xs.data, largest)
             before = out, y.step, pending, arrays, (of_strip, fine, numbers)
-            s = add_up(xs.data, xs.step, n, every, lanes, m, e, w if is_kept else 0, ahead, before)
+            s = add_up(x, xs.data, xs.step, n, every, lanes, m, e, w if is_kept else 0, ahead, xs.step, before)
             out, of_strip = y.data + (o * y.outer + j), numbers_of(xs.data, s, largest, m, inf_as_zero)
             decide(dropped, n, o * n * strips.inner + j, strips.inner, dropout)
             others(results, o, j, strips.inner, n, mask, e, dropped, (of_strip, s, largest, m))

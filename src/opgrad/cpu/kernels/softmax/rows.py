@@ -36,6 +36,8 @@ from opgrad.cpu.kernels.loops.fold import fold
 from opgrad.cpu.kernels.loops.map import get, put, row_stepper, row_writer, write_same
 from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, SoftmaxReduction, gradient_result, of_rows
 
+no_step = inline(lambda out, i, end, arrays, numbers: i)  # in place of `row_stepper`: no row is written meanwhile
+
 # Rows up to this length that are not written past the cache are written after the exponentials of the next row. A row's
 # divisor is the result of a long chain of dependent operations; rows of 1,000 would otherwise wait for it.
 LATE: Final = 2048
@@ -157,15 +159,20 @@ class RowArguments(NamedTuple):
 
 
 def forward_body(
-    form: Form, reduction: SoftmaxReduction, read: Callable[..., Any], is_kept: bool
+    form: Form, reduction: SoftmaxReduction, read: Callable[..., Any], is_kept: bool, in_result: bool = False
 ) -> Callable[..., None]:
     """Write y of the rows from `first` to `stop` to `out`, each row while the next one is reduced.
 
     is_kept: whether values or exponentials wait in a buffer until they are written, and are not read from x again.
+    in_result: whether they wait in the row's own place in y, or that is prefetched: so its lines are fetched while
+    exponentials are computed. Then nothing is written past the cache.
     """
+    place_of = inline((lambda buffer, ys: ys) if in_result else (lambda buffer, ys: buffer))
+    keep = int(in_result or form.operator == "softmax")
     value, others = _written(form, reduction.result), _other_results(form, reduction)
     decide = keep_elements if form.drops else without_dropout
-    add_up, write, outer = reduction.loop(row_stepper(value)), row_writer(value), form.arrays_outwards(OF_ROW)
+    add_up = reduction.loop(no_step if in_result else row_stepper(value))
+    write, outer = row_writer(value), form.arrays_outwards(OF_ROW)
     subtracted, numbers_of, none = reduction.subtracted, reduction.numbers, reduction.no_numbers
 
     @inline
@@ -178,11 +185,12 @@ def forward_body(
         e, done, ys, head, of_row = memory.e, memory.done, out, n, none(x)
         arrays = outer(done, dropped, e, sources, first)
         for row in range(first, stop):
-            xs, kept, ahead, largest = read(sources, row, n, e, numbers)
-            m = subtracted(xs, largest)
-            s, j = add_up(xs, 0, n, m, kept, 1, ahead, ys, head, limit, arrays, (of_row, fine, numbers))
+            new_ys = out + (row - first) * y_step
+            xs, kept, ahead, largest = read(sources, row, n, place_of(e, new_ys), numbers)
+            m, place = subtracted(xs, largest), place_of(kept, new_ys)
+            s, j = add_up(xs, 0, n, m, place, keep, ahead, ys, head, limit, arrays, (of_row, fine, numbers))
             write(ys, j, n, 0, arrays, (of_row, fine, numbers))
-            ys, of_row = out + (row - first) * y_step, numbers_of(xs, s, largest, m, inf_as_zero)
+            ys, of_row = new_ys, numbers_of(xs, s, largest, m, inf_as_zero)
             decide(dropped, n, row * n, dropout)
             arrays = outer(kept, dropped, e, sources, row)
             head = 0 if is_late else loops.line_head(ys, n, past)
@@ -196,7 +204,13 @@ def forward_body(
 
 
 _softmax = forward_body(Form("softmax", "rows"), of_rows("softmax"), _reads_plain, is_kept=True)
+_softmax_in_result = forward_body(
+    Form("softmax", "rows"), of_rows("softmax"), _reads_plain, is_kept=True, in_result=True
+)
 _log_softmax = forward_body(Form("log_softmax", "rows"), of_rows("log_softmax"), _reads_in_place, is_kept=False)
+_log_softmax_in_result = forward_body(
+    Form("log_softmax", "rows"), of_rows("log_softmax"), _reads_in_place, is_kept=False, in_result=True
+)
 
 
 @kernel
@@ -206,9 +220,24 @@ def softmax_rows(rows: Units, n, x: Rows, y: Rows, e: Private, done: Private, st
 
 
 @kernel
+def softmax_rows_in_result(rows: Units, n, x: Rows, y: Rows):
+    """The plain kernel for results that are written through the cache and have the digits of the computation."""
+    ys = y.data
+    arguments = RowArguments(x.data, (x,), y.step, 0, RowMemory(ys, ys, ys, ys), 0, 0, 0)
+    _softmax_in_result(rows.start, rows.stop, n, ys + rows.start * y.step, 0, arguments)
+
+
+@kernel
 def log_softmax_rows(rows: Units, n, x: Rows, y: Rows, stream):
     arguments = RowArguments(x.data, (x,), y.step, 0, RowMemory(x.data, x.data, x.data, x.data), 0, 0, 0)
     _log_softmax(rows.start, rows.stop, n, y.data + rows.start * y.step, stream, arguments)
+
+
+@kernel
+def log_softmax_rows_in_result(rows: Units, n, x: Rows, y: Rows):
+    """The plain kernel for results that are written through the cache."""
+    arguments = RowArguments(x.data, (x,), y.step, 0, RowMemory(x.data, x.data, x.data, x.data), 0, 0, 0)
+    _log_softmax_in_result(rows.start, rows.stop, n, y.data + rows.start * y.step, 0, arguments)
 
 
 def forward_in_place(operator: str, exact: bool) -> Kernel:

@@ -35,6 +35,7 @@ from opgrad.cpu.kernels.softmax.rows import (
     Block,
     gradient_loop,
     gradient_terms,
+    no_step,
     nothing_kept,
     read_again,
     reader_to_buffer,
@@ -42,8 +43,6 @@ from opgrad.cpu.kernels.softmax.rows import (
 )
 
 STATS: Final = 3  # float64 numbers of each block, and of each row: the largest element, and two that make the sums
-
-no_step = inline(lambda out, i, end, arrays, numbers: i)  # in place of `next_vector`: no row is written meanwhile
 
 
 # --- the sums of blocks, and of rows -------------------------------------------------------------------------------
