@@ -43,7 +43,7 @@ import opgrad
 from opgrad import post_ops
 
 rng = np.random.default_rng(0)
-shapes = [(2, 300), (40, 7), (64, 16), (3, 50, 37), (1, 5000), (20, 3)]
+shapes = [(2, 300), (40, 7), (64, 16), (3, 50, 37), (1, 5000), (20, 3), (1, 64, 1024)]
 for shape, axis in [*((shape, 1) for shape in shapes), ((9, 4, 2), (1, 2))]:
     x = rng.standard_normal(shape).astype(np.float32)
     exact = np.exp(x.astype(np.float64) - x.max(axis, keepdims=True))
@@ -160,4 +160,4 @@ def test_contributing_stops_a_debugger_between_the_passes_over_a_row():
     root = Path(__file__).parents[2]
     number = re.search(r"softmax/rows\.py:(\d+)", (root / "CONTRIBUTING.md").read_text())[1]
     rows = (root / "src/opgrad/cpu/kernels/softmax/rows.py").read_text().splitlines()
-    assert "m = subtracted(xs, largest)" in rows[int(number) - 2]
+    assert "subtracted(xs, largest)" in rows[int(number) - 2]

@@ -23,6 +23,7 @@ SHAPES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
         ((9, 1100), {}),
         ((2, 70000), {}),
         ((2, 6, 35), {"axis": 1}),
+        ((128, 1024), {"axis": 0}),
     ],
     "classes": [
         ((17, 130), {}),
@@ -33,6 +34,8 @@ SHAPES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
     ],
     "slices": [((50, 24), {"indices": (600,)}), ((4, 9), {"indices": (30,), "axis": 1})],
 }
+# Shapes that no cache holds, for plans alone: results that are written past the cache may have kernels of their own.
+PAST_CACHES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {"rows": [((1 << 19, 5000), {})]}
 
 
 class ArraySource(Protocol):

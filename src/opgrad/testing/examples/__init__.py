@@ -17,7 +17,7 @@ import numpy as np
 from opgrad.contract import DTYPES, FLOATS, Array, Operator, Shape, Spec
 from opgrad.native import arrays
 from opgrad.testing.accuracy import widened
-from opgrad.testing.arguments import arguments, options_of, signature
+from opgrad.testing.arguments import PAST_CACHES, arguments, options_of, signature
 
 Examples = Callable[[np.random.Generator, bool], Sequence["Example"]]
 
@@ -43,9 +43,12 @@ def examples(op: Operator, dtype: str, *, large: bool = False, seed: int = 0) ->
 
 
 def signatures(op: Operator, dtype: str) -> Iterator[tuple[Operator, list[Spec | None], dict[str, Any]]]:
-    """What the calls of the examples are to a plan: the form of the operator, its arrays and its attributes."""
+    """What the calls of the examples are to a plan: the form of the operator, its arrays and its attributes.
+
+    Where examples are derived, so are calls on arrays that no cache holds.
+    """
     if _own(op) is None:
-        for shape, options in options_of(op):
+        for shape, options in (*options_of(op), *PAST_CACHES.get(op.kind, ())):
             yield op, *signature(op, shape, dtype, **options)
         return
     for example in examples(op, dtype):
