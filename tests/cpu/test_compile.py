@@ -10,14 +10,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from opgrad import compile as compiling
-from opgrad.bench.cells import WORKLOADS
 from opgrad.cli import app
 from opgrad.contract import FLOATS, graph_operators, operators
-from opgrad.cpu.compiler import decorators
 from opgrad.cpu.compiler.cache import ObjectCache
 from opgrad.cpu.compiler.requests import Work
-from opgrad.native.plans import plan
-from opgrad.testing.arguments import SHAPES, signature
 
 pytestmark = pytest.mark.any_cpu
 
@@ -114,16 +110,3 @@ def test_all_operators_in_the_dtypes_they_take():
     for name in graph_operators():
         assert any(job.startswith(f"{name} ") for job in names)
     assert len(names) == len(set(names))
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_examples_take_every_kernel_that_the_benchmark_takes(op, dtype, monkeypatch):
-    taken = set()
-    monkeypatch.setattr(decorators.Kernel, "task", lambda self, *key: taken.add((self, *map(tuple, key))) or 0)
-    compiling.compile_operator(op.name, dtype)
-    small = set(taken)
-    for workload in WORKLOADS[op.kind]:
-        options = dict(workload.attributes) | ({"indices": (workload.indices,)} if workload.indices else {})
-        plan(op, *signature(op, workload.shape, dtype, **options))
-    assert taken == small
-    assert len(SHAPES[op.kind]) > 1

@@ -34,8 +34,11 @@ SHAPES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
     ],
     "slices": [((50, 24), {"indices": (600,)}), ((4, 9), {"indices": (30,), "axis": 1})],
 }
-# Shapes that no cache holds, for plans alone: results that are written past the cache may have kernels of their own.
-PAST_CACHES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {"rows": [((1 << 19, 5000), {})]}
+# Shapes that no cache holds, for plans alone: results that are written past the cache may have kernels of their own,
+# and vectors of another width.
+PAST_CACHES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
+    "rows": [((1 << 19, 5000), {}), ((1024, 1000, 3136), {"axis": 1})]
+}
 
 
 class ArraySource(Protocol):
