@@ -120,8 +120,8 @@ def _exported() -> Any:
 
 def _architectures(names: Sequence[str]) -> Sequence[str]:
     """These architectures, or all. Raises ValueError for a name that is of none, and without PyTorch."""
-    models = _exported()
-    known = (*models.models.MODELS, *models.models.LONG_MODELS) if models else ()
+    exported = _exported()
+    known = (*exported.models.MODELS, *exported.models.LONG_MODELS) if exported else ()
     for name in names:
         if name not in known:
             raise ValueError(f"bench: models has {name!r}, expected of {', '.join(known) or 'none, without PyTorch'}")

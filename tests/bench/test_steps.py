@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,9 @@ for line in sys.stdin:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread(threads: None) -> None:
     """Nobody's threads spin, for which a turn would wait."""
-    before = opgrad.get_num_threads()
     opgrad.set_num_threads(1)
-    yield
-    opgrad.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

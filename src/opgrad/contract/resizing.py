@@ -17,6 +17,17 @@ COORDINATES = (
 )
 NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 POLICIES = ("stretch", "not_larger", "not_smaller")
+# The attributes of ONNX's Resize with their defaults.
+ATTRIBUTES: Mapping[str, Any] = {
+    "mode": "nearest",
+    "coordinate_transformation_mode": "half_pixel",
+    "nearest_mode": "round_prefer_floor",
+    "cubic_coeff_a": -0.75,
+    "exclude_outside": 0,
+    "antialias": 0,
+    "axes": (),
+    "keep_aspect_ratio_policy": "stretch",
+}
 HALF, ONE = np.float32(0.5), np.float32(1)
 
 

@@ -5,21 +5,12 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from opgrad.contract.resizing import resized_axes
+from opgrad.contract.resizing import ATTRIBUTES, resized_axes
 from opgrad.forms.registry import Call, NoForm, Results, lowers
 from opgrad.graph.formulas import Value
 
 ROI, SCALES = 2, 3  # places of inputs
-ATTRIBUTES = {
-    "mode": "nearest",
-    "coordinate_transformation_mode": "half_pixel",
-    "nearest_mode": "round_prefer_floor",
-    "cubic_coeff_a": -0.75,
-    "exclude_outside": 0,
-    "antialias": 0,
-    "keep_aspect_ratio_policy": "stretch",
-}
-FORM = [name for name in ATTRIBUTES if name != "keep_aspect_ratio_policy"]
+FORM = [name for name in ATTRIBUTES if name not in ("axes", "keep_aspect_ratio_policy")]  # of one axis
 IMAGES = 2  # axes of images and channels, which the original did not resize
 
 
@@ -39,7 +30,8 @@ def resize_grad(call: Call) -> Results:
 
 def _matrix(call: Call, axes: list[int], axis: int, rank: int) -> Value | None:
     """What each element along an axis gives each one of y; None where y is x."""
-    dy, attributes = call.operands(1)[0], {name: call.get(name, default) for name, default in ATTRIBUTES.items()}
+    dy = call.operands(1)[0]
+    attributes = {name: call.get(name, default) for name, default in ATTRIBUTES.items() if name != "axes"}
     new, size = (shape[axis] if shape else None for shape in call.input_shapes[:2])
     scales, roi = (_told(call, place) for place in (SCALES, ROI))
     if new is None or size is None or scales is None or roi is None:

@@ -7,7 +7,7 @@ import numpy as np
 from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, finite, one_of, operator, shaped_like
 from opgrad.contract.attributes import dimensions
 from opgrad.contract.dtypes import FLOATS, Array, Attributes, Shape, Shapes
-from opgrad.contract.resizing import COORDINATES, MODES, NEAREST_MODES, POLICIES, resized_axes
+from opgrad.contract.resizing import ATTRIBUTES, COORDINATES, MODES, NEAREST_MODES, POLICIES, resized_axes
 
 NAME = "resize_grad"
 
@@ -37,16 +37,7 @@ Policy = Annotated[str, one_of(*POLICIES)]
         "ResizeGrad",
         ("dy", "x", "roi?", "scales?"),
         ("dx",),
-        {
-            "mode": "nearest",
-            "coordinate_transformation_mode": "half_pixel",
-            "nearest_mode": "round_prefer_floor",
-            "cubic_coeff_a": -0.75,
-            "exclude_outside": 0,
-            "antialias": 0,
-            "axes": (),
-            "keep_aspect_ratio_policy": "stretch",
-        },
+        ATTRIBUTES,
         types={"roi": ("float32",), "scales": ("float32",)},
     ),
 )

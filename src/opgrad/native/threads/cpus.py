@@ -35,8 +35,7 @@ def keep_workers_apart(pool: int) -> None:
         if cpu != load_word(pool, CPU) and cpu < 64 * MASK_WORDS:
             store_word(pool, CPU, cpu)
             if _read_mask(pool, 0, CALLERS):
-                own = CALLERS + cpu // 64
-                store_word(pool, own, load_word(pool, own) & ~(1 << (cpu % 64)))
+                _take_out(pool, CALLERS, cpu)
                 for worker in range(min(atomic_load(pool + 8 * STARTED), MOST_SHARES)):
                     _keep_apart(pool, atomic_load(pool + 8 * (THREADS + worker)), MASKS + 2 * MASK_WORDS * worker)
 
@@ -45,6 +44,18 @@ def keep_workers_apart(pool: int) -> None:
 def _read_mask(pool: int, thread: int, place: int) -> bool:
     """Write the CPUs of a thread, 0 for this one, into the pool's words. Returns whether the system has told them."""
     return call_address(load_word(pool, C_GET_AFFINITY), thread, 8 * MASK_WORDS, pool + 8 * place) & 0xFFFFFFFF == 0
+
+
+@inline
+def _give_mask(pool: int, thread: int, place: int) -> None:
+    """Let a thread run on the CPUs in the pool's words alone."""
+    call_address(load_word(pool, C_SET_AFFINITY), thread, 8 * MASK_WORDS, pool + 8 * place)
+
+
+@inline
+def _take_out(pool: int, place: int, cpu: int) -> None:
+    """Take a CPU out of a set of them."""
+    store_word(pool, place + cpu // 64, load_word(pool, place + cpu // 64) & ~(1 << (cpu % 64)))
 
 
 @inline
@@ -68,7 +79,7 @@ def _keep_apart(pool: int, thread: int, allowed: int) -> None:
     if left:
         for word in range(MASK_WORDS):
             store_word(pool, given + word, load_word(pool, allowed + word) & load_word(pool, CALLERS + word))
-        call_address(load_word(pool, C_SET_AFFINITY), thread, 8 * MASK_WORDS, pool + 8 * given)
+        _give_mask(pool, thread, given)
 
 
 @inline
@@ -81,7 +92,7 @@ def lend_cpu(pool: int) -> None:
             if thread:
                 for word in range(MASK_WORDS):
                     store_word(pool, allowed + MASK_WORDS + word, load_word(pool, allowed + word))
-                call_address(load_word(pool, C_SET_AFFINITY), thread, 8 * MASK_WORDS, pool + 8 * allowed)
+                _give_mask(pool, thread, allowed)
 
 
 @inline
@@ -89,15 +100,14 @@ def move_off(pool: int, thread: int) -> None:
     """Move a thread that waits for the caller's CPU to another one. Afterwards it may use the same CPUs as before."""
     cpu = call_address(load_word(pool, C_GET_CPU)) & 0xFFFF
     if thread and cpu < 64 * MASK_WORDS and _read_mask(pool, thread, NOW):
-        place, left = NOW + cpu // 64, 0
-        own = load_word(pool, place)
-        store_word(pool, place, own & ~(1 << (cpu % 64)))
+        with_own, left = load_word(pool, NOW + cpu // 64), 0
+        _take_out(pool, NOW, cpu)
         for word in range(MASK_WORDS):
             left |= load_word(pool, NOW + word)
         if left:
-            call_address(load_word(pool, C_SET_AFFINITY), thread, 8 * MASK_WORDS, pool + 8 * NOW)
-            store_word(pool, place, own)
-            call_address(load_word(pool, C_SET_AFFINITY), thread, 8 * MASK_WORDS, pool + 8 * NOW)
+            _give_mask(pool, thread, NOW)
+            store_word(pool, NOW + cpu // 64, with_own)
+            _give_mask(pool, thread, NOW)
 
 
 @inline

@@ -150,13 +150,19 @@ def _await_job(pool: int, me: int, seen: int) -> int:
 
 
 @inline
+def _wake(pool: int, mutex: int, condition: int) -> None:
+    """Wake all threads that sleep with the mutex and the condition at these places."""
+    call_address(load_word(pool, C_LOCK), pool + 8 * mutex)
+    call_address(load_word(pool, C_WAKE), pool + 8 * condition)
+    call_address(load_word(pool, C_UNLOCK), pool + 8 * mutex)
+
+
+@inline
 def _leave(pool: int) -> None:
     """Leave the job, and wake its owner if it sleeps."""
     atomic_add(pool + 8 * JOB, -1)
     if atomic_load(pool + 8 * ASLEEP):
-        call_address(load_word(pool, C_LOCK), pool + 8 * LEFT_MUTEX)
-        call_address(load_word(pool, C_WAKE), pool + 8 * LEFT_CONDITION)
-        call_address(load_word(pool, C_UNLOCK), pool + 8 * LEFT_MUTEX)
+        _wake(pool, LEFT_MUTEX, LEFT_CONDITION)
 
 
 @native(1)
@@ -189,9 +195,7 @@ def _publish(pool: int, workers: int) -> None:
     generation = (atomic_load(pool + 8 * JOB) >> GENERATION) + 1
     atomic_store(pool + 8 * JOB, generation << GENERATION | workers << MAY_JOIN)
     if atomic_load(pool + 8 * SLEEPERS):
-        call_address(load_word(pool, C_LOCK), pool + 8 * MUTEX)
-        call_address(load_word(pool, C_WAKE), pool + 8 * CONDITION)
-        call_address(load_word(pool, C_UNLOCK), pool + 8 * MUTEX)
+        _wake(pool, MUTEX, CONDITION)
 
 
 @inline

@@ -256,8 +256,8 @@ def pack_values(inputs: BackwardInputs, sizes: TileSizes, keys: PackedKeys, at: 
 
 @inline
 def fill_tile(
-    inputs: BackwardInputs, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, packed: Packed, keys:
-    PackedKeys, tile: Tile, at: Any, span: Any,
+    inputs: BackwardInputs, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, packed: Packed,
+    keys: PackedKeys, tile: Tile, at: Any, span: Any,
 ) -> None:  # fmt: skip
     """Probabilities and gradients of packed queries and keys, 0 where a query does not see a key.
 

@@ -163,16 +163,9 @@ def _finish(
 
 @inline
 def _tile(
-    inputs: ForwardInputs,
-    sizes: TileSizes,
-    seen: Seen,
-    scores: Scores,
-    drop: Drop,
-    memory: ForwardMemory,
-    sums: Any,
-    at: Any,
-    span: Any,
-) -> None:
+    inputs: ForwardInputs, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, memory: ForwardMemory,
+    sums: Any, at: Any, span: Any,
+) -> None:  # fmt: skip
     """Sum up a block of keys for the rows of a unit.
 
     at: the batch entry, the head of keys, the unit's first query and the keys [first, stop). span: the unit's queries
@@ -216,8 +209,8 @@ def _unit(sizes: TileSizes, unit: int) -> tuple[int, int, int, int]:
 
 @inline
 def _sum_up(
-    inputs: ForwardInputs, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, memory: ForwardMemory, sums:
-    Any, unit: int, low: int, high: int,
+    inputs: ForwardInputs, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, memory: ForwardMemory,
+    sums: Any, unit: int, low: int, high: int,
 ) -> None:  # fmt: skip
     """Sum up the keys [low, high) for the rows of a unit."""
     batch, kv_head, first, rows = _unit(sizes, unit)
@@ -243,8 +236,8 @@ def _sum_up(
 
 @kernel
 def attend(
-    units: Units, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, inputs: ForwardInputs, results:
-    ForwardResults, memory: ForwardMemory, sums: Sums,
+    units: Units, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, inputs: ForwardInputs,
+    results: ForwardResults, memory: ForwardMemory, sums: Sums,
 ):  # fmt: skip
     """A unit is a block of queries of a head of keys."""
     for unit in units:

@@ -42,8 +42,8 @@ def _axis(size: int, length: int, place: int, block: int) -> tuple[int, int]:
 
 @inline
 def _add_tiles(
-    inputs: BackwardInputs, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, packed: Packed, memory:
-    BackwardMemory, sums: Private, at: tuple[int, int, int, int, int],
+    inputs: BackwardInputs, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, packed: Packed,
+    memory: BackwardMemory, sums: Private, at: tuple[int, int, int, int, int],
 ) -> None:  # fmt: skip
     """Add the gradients of a block of scores of one head, for its queries [low, high) and keys from `first` on."""
     batch, head, low, high, first, stop = at
