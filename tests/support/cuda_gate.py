@@ -24,7 +24,7 @@ from typing import Any
 
 SUPPORT = str(Path(__file__).parent)
 FULL = os.environ.get("OPGRAD_GATE") == "full"
-PROCESSES = (os.cpu_count() or 1) if FULL else 1
+PROCESSES = int(os.environ.get("OPGRAD_GATE_PROCESSES", (os.cpu_count() or 1) if FULL else 1))
 TOGETHER = 3 if FULL else 1  # factors whose levels are combined in every way
 CANDIDATES = 4  # completions of a combination, of which the one with most that is new is taken
 TRIES = 40  # to find them
@@ -251,5 +251,6 @@ def missing(kinds: Mapping[str, Compiled], **levels: Sequence[Any]) -> list[tupl
 
 
 def environment() -> dict[str, str]:
-    """That of a process in which Triton compiles."""
-    return {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"PYTHONPATH": SUPPORT}
+    """That of a process in which Triton compiles; opgrad is where this process has it."""
+    found = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return found | {"PYTHONPATH": os.pathsep.join(filter(None, (SUPPORT, os.environ.get("PYTHONPATH"))))}

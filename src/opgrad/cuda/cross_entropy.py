@@ -94,7 +94,7 @@ def loss_rows(
     target, weights, factor, silent = targets(
         labels, weight, total, sample, exists, samples, n, ignore, IGNORES, REDUCTION, ROWS
     )
-    a, nothing = array_of(x, rows, inner, x_outer, x_n, x_inner), array_of(None, rows, inner, 0, 0, 0)
+    a, nothing = array_of(x, rows, inner, x_outer, x_n, x_inner), (None, rows[0], 0)
     if MODE == FINISH:
         picked = tl.load(picks + sample, mask=exists, other=0.0)
     else:
@@ -241,7 +241,10 @@ def loss_grad(
         upstream = tl.load(dy).to(tl.float64)
     numbers = (target, (factor * upstream).to(NUMBER), silent)
     a = array_of(x, rows, inner, x_outer, x_n, x_inner)
-    b = array_of(bias, rows, inner, bias_outer, bias_n, bias_inner)
+    if bias is None:
+        b = (None, rows[0], 0)
+    else:
+        b = array_of(bias, rows, inner, bias_outer, bias_n, bias_inner)
     write_rows(
         array_of(dx, rows, inner, dx_outer, dx_n, dx_inner), a, b, a, rows, n, 0, numbers, bias is not None,
         log_prob_grad, 0.0, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,

@@ -112,7 +112,10 @@ def rows_of(
 
 @triton.jit
 def array_of(x, rows, inner, outer_stride, stride, inner_stride):
-    """An array, which may be None, with the places of rows in it and the stride along them."""
+    """An array with the offsets of rows in it and the stride along them; without an array: (None, rows[0], 0).
+
+    Triton 3.6 returns no None from a function.
+    """
     return x, row_of(rows[0], inner, outer_stride, inner_stride), stride
 
 

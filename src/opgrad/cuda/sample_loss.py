@@ -144,7 +144,11 @@ def losses(
     sample, exists, _, _, _ = rows
     label, counts, valid = read_labels(labels, sample, exists, n, ignore, IGNORES)
     label = tl.where(valid, label, -1)
-    a, b = array_of(x, rows, inner, x_outer, x_n, x_inner), array_of(q, rows, inner, q_outer, q_n, q_inner)
+    a = array_of(x, rows, inner, x_outer, x_n, x_inner)
+    if q is None:
+        b = (None, rows[0], 0)
+    else:
+        b = array_of(q, rows, inner, q_outer, q_n, q_inner)
     found = fold_rows(
         no_sums(ROWS, NUMBER), a, b, rows, n, 0, given, take, 0.0, LOOP, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES
     )

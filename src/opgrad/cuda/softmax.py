@@ -45,7 +45,7 @@ def forward_rows(
     PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, ROWS, VECTOR, PEEL, INDEX)
-    a, nothing = array_of(x, rows, inner, x_outer, x_n, x_inner), array_of(None, rows, inner, 0, 0, 0)
+    a, nothing = array_of(x, rows, inner, x_outer, x_n, x_inner), (None, rows[0], 0)
     found, kept = statistics(
         a, nothing, maxima, sums, rows, n, parts, per_part, MODE, ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
         PARTS,

@@ -15,7 +15,7 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
-from functools import cache
+from functools import cache, partialmethod
 from pathlib import Path
 
 from ptx.driver.device import Device
@@ -49,9 +49,18 @@ def start(architecture: int) -> Device:
     triton.knobs.nvidia.libcuda_path = str(path.parent)
     triton.knobs.runtime.add_stages_inspection_hook = _as_ptx
     device.watch(triton)
-    # Looking for devices, Triton would import PyTorch, and ask that for them.
+    # Looking for devices, Triton would import PyTorch and ask that for them; before 3.8 its driver always does.
+    triton.backends.driver.GPUDriver.__init__ = partialmethod(_ask_for_one_device, architecture)
     triton.runtime.driver.set_active(triton.backends.backends["nvidia"].driver())
     return device
+
+
+def _ask_for_one_device(driver, architecture):
+    """What Triton's driver asks PyTorch for, of a process whose only device this is."""
+    driver.get_current_device = lambda: 0
+    driver.set_current_device = lambda device: None
+    driver.get_current_stream = lambda device: 0
+    driver.get_device_capability = lambda device: divmod(architecture, 10)
 
 
 def _as_ptx(backend=None, stages=None, options=None, language=None, capability=None):
