@@ -16,6 +16,13 @@ import triton
 
 WARP_SIZE = 32
 # Below the module `triton`; a driver's names and a kernel's are looked up when there is one.
+LAUNCHING = (
+    "runtime.jit.JITFunction.warmup",
+    "compiler.CompiledKernel.__getitem__",
+    "compiler.CompiledKernel.run",
+    "knobs.runtime.launch_enter_hook.calls",
+    "knobs.runtime.launch_exit_hook.calls",
+)
 NAMES = (
     "knobs.runtime.interpret",
     "knobs.nvidia.cuobjdump.path",
@@ -24,8 +31,7 @@ NAMES = (
     "backends.compiler.GPUTarget",
     "backends.driver.DriverBase",
     "backends.backends",
-    "runtime.jit.JITFunction.warmup",
-    "compiler.CompiledKernel.__getitem__",
+    *LAUNCHING,
 )
 OF_DRIVERS = ("get_current_device", "get_current_target", "utils.get_device_properties")
 
@@ -71,11 +77,24 @@ def launcher(
 
     Triton's own dispatch is taken then, which looks at every argument at every call.
     """
-    try:
-        launch: Callable[..., Any] = compiled(kernel, values, grid, options)[grid]
-    except (AttributeError, TypeError):
-        _warn("each call of a CUDA kernel takes tens of microseconds more")
+    if lacking := [name for name in LAUNCHING if not _has(triton, name)]:
+        _warn(f"it has no {', '.join(lacking)}, and each call of a CUDA kernel takes tens of microseconds more")
         return None
+    return _launch(compiled(kernel, values, grid, options), grid)
+
+
+def _launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
+    """What launches a compiled kernel, past Triton's hooks where nobody has hooked in: 3 microseconds instead of 10."""
+    hooked, run = kernel[grid], kernel.run  # the former loads the kernel
+    (x, y, z), runtime = grid, triton.knobs.runtime
+    of_kernel = kernel.function, kernel.packed_metadata, None, None, None
+
+    def launch(*arguments: Any, stream: int | None) -> None:
+        if stream is None or runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
+            hooked(*arguments, stream=stream)
+        else:
+            run(x, y, z, stream, *of_kernel, *arguments)
+
     return launch
 
 
