@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import report
+from host_clock import HostClock
 from typer.testing import CliRunner
 
 from opgrad import machine
@@ -45,25 +46,6 @@ DEVICE = {"name": "A device", "multiprocessors": 2, "memory": 1 << 30, "l2": 1 <
 TOLERANCE = 8  # ulp
 SIMILAR = {"quick_gelu", "quick_gelu_grad"}  # of which torch has the case alpha = 1
 RETURNING = {"softmax_cross_entropy_loss_only"}
-
-
-class HostClock:
-    """The clock of a device that does everything at once."""
-
-    def __init__(self):
-        self.held = []
-
-    def mark(self):
-        return time.perf_counter()
-
-    def seconds(self, begin, end):
-        return end - begin
-
-    def wait(self):
-        pass
-
-    def hold(self, seconds):
-        self.held.append(seconds)
 
 
 @pytest.fixture

@@ -32,12 +32,19 @@ def test_beside_what_was_measured():
     operator, shape, dtype = predictions._parts(name)
     times = {"opgrad": {"median": 2 * own["H200"]["seconds"]}}
     cell = {"operator": operator, "workload": shape, "dtype": dtype, "ways": {"new": {"times": times}}}
+    cell["regime"] = own["H200"]["regime"]
     result = {"device": {"name": "NVIDIA H200"}, "cells": [cell, cell | {"dtype": "float63"}]}
     lines = [line for line in printed(result).splitlines() if operator in line]
     assert len(lines) == 1
     assert "2.00" in lines[0]
     assert own["H200"]["regime"] in lines[0]
     assert "No prediction for A card" in printed(result | {"device": {"name": "A card"}})
+    (line,) = [
+        line for line in printed(result | {"cells": [cell | {"regime": "another"}]}).splitlines() if operator in line
+    ]
+    assert "another" in line
+    assert f"for {own['H200']['regime']}" in line
+    assert "2.00" not in line
 
 
 def test_every_prediction_is_of_a_cell():

@@ -33,17 +33,21 @@ class Enough(Exception):
 
 
 def measure_each(
-    cells: Sequence[Cell], measure: Callable[[Cell], dict[str, Any]], progress: Callable[[int, int, Cell], None]
+    cells: Sequence[Cell],
+    measure: Callable[[Cell], dict[str, Any]],
+    progress: Callable[[int, int, Cell], None],
+    keep: Callable[[list[dict[str, Any]]], object] = len,
 ) -> list[dict[str, Any]]:
     """What was measured of each cell: of those done so far, if the user interrupts.
 
-    progress: called before each; may raise `Enough`.
+    progress: called before each; may raise `Enough`. keep: called after each with all that was measured.
     """
     measured: list[dict[str, Any]] = []
     try:
         for done, cell in enumerate(cells):
             progress(done, len(cells), cell)
             measured.append(measure(cell))
+            keep(measured)
     except Enough:
         pass
     except KeyboardInterrupt:

@@ -24,20 +24,26 @@ from opgrad.writing import replace_file
 
 TARGETS = ("cpu", "cuda", "jax")
 Progress = Callable[[int, int, Cell], None]  # how many cells are done, of how many, and the next
+Keep = Callable[[dict[str, Any]], object]  # takes the result of the cells so far
 
 
 def measured(options: BenchOptions, progress: Progress) -> tuple[dict[str, Any], dict[str, Any]]:
     """Measure what the options ask for; the result, and what its file holds, with the cells that it had before.
 
+    The file is written after each cell, so that whatever ends the process takes no more than a cell along.
     Raises what `prepared` and `previous` raise.
     """
-    old = previous(options.json, options.update)
-    result = prepared(options, old)(progress)
-    return result, result if options.json is None else store(options.json, result, old)
+    path = options.json
+    old = previous(path, options.update)
+    if path is None:
+        result = prepared(options, old)(progress)
+        return result, result
+    result = prepared(options, old)(progress, lambda result: store(path, result, old))
+    return result, store(path, result, old)
 
 
-def prepared(options: BenchOptions, old: dict[str, Any] | None = None) -> Callable[[Progress], dict[str, Any]]:
-    """What measures that which the options ask for: `run` with all its arguments but `progress`.
+def prepared(options: BenchOptions, old: dict[str, Any] | None = None) -> Callable[..., dict[str, Any]]:
+    """What measures that which the options ask for: `run` with all its arguments but `progress` and `keep`.
 
     old: a result that is to be updated. Raises ValueError for unknown names and shapes, and if the old result is of
     another machine or of other versions; RuntimeError where there is no such device.
@@ -112,19 +118,28 @@ def run(
     seconds: float,
     options: dict[str, Any],
     progress: Progress,
+    keep: Keep = len,
 ) -> dict[str, Any]:
     """Measure the cells and return what a result file holds: of those measured so far, if the user interrupts.
 
-    seconds: how long to measure each cell. options: kept in the result. progress: called before each cell.
+    seconds: how long to measure each cell. options: kept in the result. progress: called before each cell. keep: called
+    with the result after each.
     """
-    began = time.perf_counter()
-    found = measure_each(cells, lambda cell: chosen.measure(cell, peers, seconds), progress)
-    if options.get("quick"):  # in which operators take turns
-        memories, names = (
-            list(dict.fromkeys(each)) for each in zip(*((c.memory, c.op.name) for c in cells), strict=True)
-        )
-        found.sort(key=lambda cell: (memories.index(cell.get("memory", DEFAULT)), names.index(cell["operator"])))
-    return {"format": FORMAT, **dated(began), **_surroundings_of(chosen), "options": options, **_parts(found)}
+    began, around = time.perf_counter(), _surroundings_of(chosen)
+
+    def result(found: list[dict[str, Any]]) -> dict[str, Any]:
+        ordered = _regrouped(found) if options.get("quick") else found
+        return {"format": FORMAT, **dated(began), **around, "options": options, **_parts(ordered)}
+
+    measure = partial(chosen.measure, names=peers, seconds=seconds)
+    return result(measure_each(cells, measure, progress, lambda found: keep(result(found))))
+
+
+def _regrouped(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Cells in which operators take turns, by memory and operator."""
+    keys = [(cell.get("memory", DEFAULT), cell["operator"]) for cell in found]
+    memories, names = (list(dict.fromkeys(each)) for each in zip(*keys, strict=True)) if keys else ([], [])
+    return sorted(found, key=lambda cell: (memories.index(cell.get("memory", DEFAULT)), names.index(cell["operator"])))
 
 
 def dated(began: float) -> dict[str, Any]:

@@ -52,15 +52,18 @@ def _parts(name: str) -> tuple[str, str, str]:
 
 def _beside(device: str, result: Mapping[str, Any]) -> Iterator[Sequence[str]]:
     """The predictions of a device for the cells that were measured, with what was measured."""
-    taken = {
-        f"{cell['operator']} {cell['workload']} {cell['dtype']}": medians(cell["ways"][NEW])[OURS]
-        for cell in result["cells"]
-    }
+    taken = {f"{cell['operator']} {cell['workload']} {cell['dtype']}": cell for cell in result["cells"]}
     for name, own in predictions().items():
         if name in taken and device in own:
-            said, measured = own[device], taken[name]
-            times = _micro(said["seconds"]), _micro(measured), f"{measured / said['seconds']:.2f}"
-            yield *_parts(name), said["regime"], said["bound"], *times
+            yield *_parts(name), *_compared(own[device], taken[name])
+
+
+def _compared(said: Mapping[str, Any], cell: Mapping[str, Any]) -> Sequence[str]:
+    """The regime that ran, what bounds it, predicted and measured time and their ratio: no ratio of two regimes."""
+    regime, measured = cell["regime"], medians(cell["ways"][NEW])[OURS]
+    if regime != said["regime"]:
+        return regime, "", f"{_micro(said['seconds'])} for {said['regime']}", _micro(measured), ""
+    return regime, said["bound"], _micro(said["seconds"]), _micro(measured), f"{measured / said['seconds']:.2f}"
 
 
 def every() -> Iterator[Sequence[str]]:
