@@ -7,16 +7,19 @@ RUN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 OLDEST_PYTHON ?= python3.11
 MINIMUM := .venv-minimum
 REAL := .venv-real
+FLOOR := .venv-triton
 MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
 	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
 
-.PHONY: setup train test test-avx2 test-gate test-ptx test-threads test-minimum test-portable test-real fuzz test-arm64 test-haswell test-nehalem lint docs docs-serve \
+.PHONY: setup train test gpu test-triton test-avx2 test-gate test-ptx test-threads test-minimum test-portable test-real fuzz test-arm64 test-haswell test-nehalem lint docs docs-serve \
 	notebooks bench tables dist dist-packs review clean help
 
 help:
 	@echo "make setup   both environments that tests need; with --jobs 2 at once"
 	@echo "make train   set up, then train a real ONNX training graph on scanned digits"
 	@echo "make test    set up, then run the tests"
+	@echo "make gpu     on a machine with a GPU, without installing: right? how fast? in eight minutes; DRY=1 without a GPU"
+	@echo "make test-triton  compile all CUDA kernels with the oldest Triton, and run some from what they are compiled to"
 	@echo "make test-avx2  those of the CPU's kernels once more with AVX2 alone, on a processor that has more"
 	@echo "make test-gate  set up, then run every case of the CUDA tests"
 	@echo "make test-ptx   set up, then run a tenth of them on what the CUDA kernels are compiled to, without a GPU"
@@ -53,6 +56,17 @@ test-avx2: $(VENV)/.torch
 		$(HELD_DOWN) $(RUN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m "not any_cpu" \
 			tests/cpu tests/contract tests/operators; \
 	else echo "test-avx2: vectors of this processor have $$bytes bytes, those of AVX2 32: nothing to do"; fi
+
+# Everything that only a device can show, with the Python, PyTorch and Triton that are there.
+OUT ?= build/gpu
+DRY :=
+
+gpu:
+	$(if $(wildcard $(VENV)/.torch),$(RUN)/python,$(PYTHON)) tools/gpu --out $(OUT) $(if $(DRY),--dry)
+
+# The first steps of it, with the lowest Triton that pyproject.toml allows.
+test-triton: $(FLOOR)/.installed
+	$(FLOOR)/bin/python tools/gpu --dry --steps facts,smoke,compile,correctness --out build/gpu-triton
 
 test-gate: $(VENV)/.torch
 	OPGRAD_GATE=full $(RUN)/python -m pytest tests/cuda
@@ -153,7 +167,7 @@ tables: $(VENV)/.dev
 	$(RUN)/python tools/report.py
 
 clean:
-	rm -rf $(VENV) $(MINIMUM) $(REAL) $(FUZZING) build dist
+	rm -rf $(VENV) $(MINIMUM) $(FLOOR) $(REAL) $(FUZZING) build dist
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -174,6 +188,13 @@ $(MINIMUM)/.installed: pyproject.toml tools/minimum.py
 	$(OLDEST_PYTHON) tools/minimum.py > $(MINIMUM)/constraints.txt
 	$(MINIMUM)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(MINIMUM)/constraints.txt \
 		--editable ".[train,test]"
+	@touch $@
+
+$(FLOOR)/.installed: pyproject.toml tools/minimum.py
+	$(PYTHON) -m venv $(FLOOR)
+	$(PYTHON) tools/minimum.py | grep --max-count 1 "^triton==" > $(FLOOR)/constraints.txt
+	$(FLOOR)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(FLOOR)/constraints.txt \
+		--editable ".[cuda,test]"
 	@touch $@
 
 $(FUZZING)/.installed: pyproject.toml
