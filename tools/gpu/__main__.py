@@ -104,7 +104,8 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     os.environ |= _surroundings(options.out.resolve(), options.dry)
     end = time.monotonic() + options.seconds
-    with (options.out / "log").open("ab") as log:
+    (options.out / results.LINES).unlink(missing_ok=True)
+    with (options.out / "log").open("wb") as log:
         for step in STEPS:
             words = step.words if step.dry is None or not options.dry else step.dry
             if (wanted and step.name not in wanted) or not words:

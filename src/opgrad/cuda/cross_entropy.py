@@ -94,13 +94,13 @@ def loss_rows(
     target, weights, factor, silent = targets(
         labels, weight, total, sample, exists, samples, n, ignore, IGNORES, REDUCTION, ROWS
     )
-    a, nothing = array_of(x, rows, inner, x_outer, x_n, x_inner), (None, rows[0], 0)
+    a = array_of(x, rows, inner, x_outer, x_n, x_inner)
     if MODE == FINISH:
         picked = tl.load(picks + sample, mask=exists, other=0.0)
     else:
         picked = tl.load(x + a[1] + target * x_n, mask=target >= 0, other=0.0).to(NUMBER)
     found, kept = statistics(
-        a, nothing, maxima, sums, rows, n, parts, per_part, MODE, ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
+        a, maxima, sums, rows, n, parts, per_part, MODE, ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
         PARTS,
     )  # fmt: skip
     m, d = found
@@ -115,7 +115,7 @@ def loss_rows(
         if y is not None:
             numbers = (m, d, target, factor.to(NUMBER), silent)
             write_rows(
-                array_of(y, rows, inner, y_outer, y_n, y_inner), a, nothing, kept, rows, n, per_part, numbers, None,
+                array_of(y, rows, inner, y_outer, y_n, y_inner), a, None, kept, rows, n, per_part, numbers, None,
                 RESULT, MINUS_INFINITY, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
             )  # fmt: skip
 
@@ -241,10 +241,7 @@ def loss_grad(
         upstream = tl.load(dy).to(tl.float64)
     numbers = (target, (factor * upstream).to(NUMBER), silent)
     a = array_of(x, rows, inner, x_outer, x_n, x_inner)
-    if bias is None:
-        b = (None, rows[0], 0)
-    else:
-        b = array_of(bias, rows, inner, bias_outer, bias_n, bias_inner)
+    b = array_of(bias, rows, inner, bias_outer, bias_n, bias_inner) if bias is not None else None
     write_rows(
         array_of(dx, rows, inner, dx_outer, dx_n, dx_inner), a, b, a, rows, n, 0, numbers, bias is not None,
         log_prob_grad, 0.0, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,

@@ -112,10 +112,7 @@ def rows_of(
 
 @triton.jit
 def array_of(x, rows, inner, outer_stride, stride, inner_stride):
-    """An array with the offsets of rows in it and the stride along them; without an array: (None, rows[0], 0).
-
-    Triton 3.6 returns no None from a function.
-    """
+    """An array with the offsets of rows in it and the stride along them."""
     return x, row_of(rows[0], inner, outer_stride, inner_stride), stride
 
 
@@ -123,12 +120,12 @@ def array_of(x, rows, inner, outer_stride, stride, inner_stride):
 def tiles_of(
     a, b, rows, column, inside, BODY: tl.constexpr, VECTOR: tl.constexpr, OTHER: tl.constexpr, NUMBER: tl.constexpr
 ):  # fmt: skip
-    """A tile of each of two arrays, that of the first again if there is no second.
+    """A tile of each of two arrays, that of the first again if there is no second, b being None.
 
     BODY: columns are counted from where bodies begin.
     """
     x = read(a[0], place_of(a, rows, BODY, VECTOR), column, a[2], inside, OTHER).to(NUMBER)
-    if b[0] is None:
+    if b is None:
         other = x
     else:
         other = read(b[0], place_of(b, rows, BODY, VECTOR), column, b[2], inside, OTHER).to(NUMBER)
@@ -312,13 +309,13 @@ def whole_tile(x, other, end, given, PEEL: tl.constexpr):
 
 @triton.jit
 def statistics(
-    x, nothing, maxima, sums, rows, n, parts, per_part, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x, maxima, sums, rows, n, parts, per_part, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
     """The maximum and the sum of exponentials of rows, and the tiles that a program keeps of them.
 
-    nothing: an array that is None. maxima, sums: where those of parts are, or are left.
+    maxima, sums: where those of parts are, or are left.
     """
     if MODE == FINISH:
         m, d = of_parts(maxima, rows, parts, MINUS_INFINITY, PARTS), of_parts(sums, rows, parts, 0.0, PARTS)
@@ -327,7 +324,7 @@ def statistics(
         kept = found
     else:
         found, kept = reduce_rows(
-            no_rows(ROWS, NUMBER), x, nothing, rows, n, per_part, None, whole_tile, fold_tile, MINUS_INFINITY,
+            no_rows(ROWS, NUMBER), x, None, rows, n, per_part, None, whole_tile, fold_tile, MINUS_INFINITY,
             MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
         )  # fmt: skip
     if MODE == SHARE:

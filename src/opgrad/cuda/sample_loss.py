@@ -145,10 +145,7 @@ def losses(
     label, counts, valid = read_labels(labels, sample, exists, n, ignore, IGNORES)
     label = tl.where(valid, label, -1)
     a = array_of(x, rows, inner, x_outer, x_n, x_inner)
-    if q is None:
-        b = (None, rows[0], 0)
-    else:
-        b = array_of(q, rows, inner, q_outer, q_n, q_inner)
+    b = array_of(q, rows, inner, q_outer, q_n, q_inner) if q is not None else None
     found = fold_rows(
         no_sums(ROWS, NUMBER), a, b, rows, n, 0, given, take, 0.0, LOOP, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES
     )
@@ -156,13 +153,12 @@ def losses(
     picked = tl.load(x + a[1] + label * x_n, mask=label >= 0, other=float("nan")).to(NUMBER)
     log_d = tl.log(d)
     below = log_d + (m - bent(picked, before, cap))
-    total = mass * (m + log_d) - spread
+    total = mass * (m + log_d) - spread + tl.where(valid, d - d, float("nan"))
     of_label = tl.zeros([ROWS], NUMBER)
     if q is None:
         of_label = weights_of(weight, label, counts, valid).to(NUMBER) * share
         total += tl.where(of_label == 0, 0.0, of_label * below)
     spare = log_d - slack / d
-    total += tl.where(valid, d - d, float("nan"))
     store_results((loss, lse, log_prob, entropy), sample, exists, counts, (total, m + log_d, -below, spare))
     tl.store(predicted + sample, tl.where(counts & (d == d), place, -1), mask=exists)
     if y is not None:

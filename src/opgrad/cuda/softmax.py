@@ -45,14 +45,14 @@ def forward_rows(
     PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, ROWS, VECTOR, PEEL, INDEX)
-    a, nothing = array_of(x, rows, inner, x_outer, x_n, x_inner), (None, rows[0], 0)
+    a = array_of(x, rows, inner, x_outer, x_n, x_inner)
     found, kept = statistics(
-        a, nothing, maxima, sums, rows, n, parts, per_part, MODE, ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
+        a, maxima, sums, rows, n, parts, per_part, MODE, ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
         PARTS,
     )  # fmt: skip
     if MODE != SHARE:
         write_rows(
-            array_of(y, rows, inner, y_outer, y_n, y_inner), a, nothing, kept, rows, n, per_part, found, None, RESULT,
+            array_of(y, rows, inner, y_outer, y_n, y_inner), a, None, kept, rows, n, per_part, found, None, RESULT,
             MINUS_INFINITY, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
         )  # fmt: skip
 

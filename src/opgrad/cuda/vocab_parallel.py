@@ -75,11 +75,11 @@ def shard_statistics(
     factor = scalar(factor, NUMBER)
     rows = rows_of(samples, n, inner, x_outer, x_inner, 1, LOOP, ROWS, VECTOR, PEEL, INDEX)
     sample, exists, _, _, _ = rows
-    a, nothing = array_of(x, rows, inner, x_outer, x_n, x_inner), (None, rows[0], 0)
+    a = array_of(x, rows, inner, x_outer, x_n, x_inner)
     zero = tl.zeros([ROWS], NUMBER)
     given = (weight, softcap, inverse, factor, zero if MOMENT else None)
     m, d, total, moment = fold_rows(
-        (tl.full([ROWS], MINUS_INFINITY, NUMBER), zero, zero, zero), a, nothing, rows, n, 0, given, taken, 0.0, LOOP,
+        (tl.full([ROWS], MINUS_INFINITY, NUMBER), zero, zero, zero), a, None, rows, n, 0, given, taken, 0.0, LOOP,
         BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
     )  # fmt: skip
     label = tl.load(labels + sample, mask=exists, other=0).to(tl.int64) - first_class
@@ -136,9 +136,9 @@ def shard_gradient(
         factor_of(factors, 4, sample, samples, exists, NUMBER),
         factor_of(factors, 5, sample, samples, exists, NUMBER),
     )
-    a, nothing = array_of(x, rows, inner, x_outer, x_n, x_inner), (None, rows[0], 0)
+    a = array_of(x, rows, inner, x_outer, x_n, x_inner)
     write_rows(
-        array_of(y, rows, inner, y_outer, y_n, y_inner), a, nothing, a, rows, n, 0, numbers,
+        array_of(y, rows, inner, y_outer, y_n, y_inner), a, None, a, rows, n, 0, numbers,
         (weight, softcap, inverse, factor), slope, 0.0, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
     )  # fmt: skip
 
