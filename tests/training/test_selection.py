@@ -8,7 +8,7 @@ from small_models import LABELS, build, images, normal, perceptron, run
 from typer.testing import CliRunner
 
 from opgrad.cli import app
-from opgrad.training import ArtifactSet, Trainer, read_checkpoint
+from opgrad.training import ArtifactSet, Trainer, onnxblock, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.building.checks import quantity
 from opgrad.training.building.fixed_constants import is_of_sines
@@ -164,6 +164,44 @@ def test_learned_numbers_beside_an_input_are_weights(tmp_path):
     assert made.trainable == ("positions", "waves", "w")
     scales = build("g (float[n, 3] x) => (float[n, 3] y) { h = Mul(x, a) y = Add(h, b) }", normal(a=(3,), b=(3,)))
     assert generate_artifacts(scales, loss=CE, artifact_directory=tmp_path).trainable == ("a", "b")
+
+
+class Scaled(onnxblock.Block):
+    """A loss of one's own with a table and a layer in it."""
+
+    def build(self, scores, labels="labels"):
+        model = self.base
+        model.graph.initializer.append(numpy_helper.from_array(np.array([1, 2, 0.5], np.float32), "own"))
+        model.graph.node.append(helper.make_node("Mul", [scores, "own"], ["scaled"]))
+        return onnxblock.loss.MSELoss()(onnxblock.blocks.Linear(3, 3)("scaled"), labels)
+
+
+CLASS_WEIGHTS = np.array([1, 2, 0.5], np.float32)
+WEIGHTED = {
+    "bce": onnxblock.loss.BCEWithLogitsLoss(weight=CLASS_WEIGHTS, pos_weight=CLASS_WEIGHTS),
+    "cross-entropy": onnxblock.loss.CrossEntropyLoss(weight=CLASS_WEIGHTS),
+    "smoothed": onnxblock.loss.CrossEntropyLoss(weight=CLASS_WEIGHTS, label_smoothing=0.1),
+    "own": Scaled(),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [None, ["*"]])
+@pytest.mark.parametrize("loss", WEIGHTED)
+def test_weights_of_a_loss_are_constants(loss, requires_grad, tmp_path):
+    """They belong to what is minimized; trained, they would make any loss small."""
+    block = WEIGHTED[loss]
+    made = generate_artifacts(perceptron(), requires_grad, ["w1"], block, OptimType.SGD, tmp_path)
+    assert (made.trainable, made.frozen) == (("w0", "b0", "b1"), ("w1",))
+    trainer, random = Trainer(ArtifactSet.load(tmp_path), 0.05), np.random.default_rng(0)
+    labels = LABELS if "entropy" in loss or loss == "smoothed" else random.random((6, 3), np.float32)
+    batch = {"x": random.standard_normal((6, 4)).astype(np.float32), made.inputs[1]: labels}
+    losses = [trainer.step(batch) for _ in range(40)]
+    assert 0 < losses[-1] < losses[0]
+
+
+def test_weights_of_a_loss_are_trained_if_they_are_named(tmp_path):
+    made = generate_artifacts(perceptron(), ["w0", "own"], loss=Scaled(), artifact_directory=tmp_path)
+    assert made.trainable == ("w0", "own")
 
 
 @pytest.mark.parametrize("requires_grad", [None, ["*"], ["*_table"]])

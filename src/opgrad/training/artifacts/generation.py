@@ -17,7 +17,7 @@ from opgrad.training.artifacts.ort_format import convert
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed
 from opgrad.training.building.models import FLOAT32, TrainingModels
-from opgrad.training.building.selection import Selection, select
+from opgrad.training.building.selection import Candidates, Selection, select
 from opgrad.training.formats.checkpoint import Checkpoint, write_checkpoint
 from opgrad.training.formats.model_files import LARGEST_MODEL, ValuesFile, write_model
 from opgrad.training.formats.names import VALUES
@@ -85,8 +85,9 @@ class _Artifacts(TrainingBlock):
         names = request.loss_inputs
         self._set_batch_norm()
         current = [each.name for each in model.graph.output] if names is None else list(names)
+        candidates = Candidates(model, self._apart)
         outputs = names_of(_called(request.loss, current), type(request.loss).__name__)
-        self.selection = select(model, outputs[0], request.requires_grad, request.frozen_params, WHO, self._apart)
+        self.selection = select(model, outputs[0], request.requires_grad, request.frozen_params, WHO, candidates)
         for name in self.selection.trainable:
             self.requires_grad(name)
         for name in self.selection.frozen:

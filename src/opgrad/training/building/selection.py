@@ -69,20 +69,26 @@ class Selection:
     constants: tuple[str, ...]
 
 
-class Candidates:
-    """The tensors of a model that could be parameters.
+def tensors_of(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    """The initializers and the tensors of Constant nodes, by name."""
+    found = {each.name: each for each in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Constant" and not domain_of(node) and (tensor := constant_tensor(node)) is not None:
+            found[node.output[0]] = tensor
+    return found
 
-    tensors: the initializers and the tensors of Constant nodes, by name. weights: the names of those that the model
+
+class Candidates:
+    """The tensors of a model that could be parameters; the model has no loss yet, whose tensors are constants.
+
+    tensors: as of `tensors_of`. weights: the names of those that the model
     multiplies, adds or looks up, except `fixed`. fixed: for tensors that are used like weights but were never trained,
     what they are, by name. statistics: the names of means and variances of batch normalization.
     """
 
     def __init__(self, model: onnx.ModelProto, apart: Mapping[str, Held] | None = None):
         self._apart = apart or {}
-        self.tensors = {each.name: each for each in model.graph.initializer}
-        for node in model.graph.node:
-            if node.op_type == "Constant" and not domain_of(node) and (tensor := constant_tensor(node)) is not None:
-                self.tensors[node.output[0]] = tensor
+        self.tensors = tensors_of(model)
         self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
         inlined = inline_functions(without_values(model)) if model.functions else model
         for node in all_nodes(inlined.graph.node):
@@ -157,18 +163,17 @@ def select(
     requires_grad: Iterable[str] | None,
     frozen_params: Iterable[str] | None,
     who: str,
-    apart: Mapping[str, Held] | None = None,
+    candidates: Candidates,
 ) -> Selection:
     """Choose the parameters of a model with a loss.
 
+    candidates: of the model without it; tensors of the loss are parameters only if they are named in full.
     requires_grad: names or patterns; None: all weights on which the loss depends. frozen_params: names or patterns.
     The statistics of batch normalizations in training mode become frozen parameters, which each step updates.
-    apart: the values of initializers that are placeholders.
 
     Raises ValueError for names and patterns that match nothing, and for a model without weights.
     """
-    candidates = Candidates(model, apart)
-    inputs, tensors = [each.name for each in model.graph.input], candidates.tensors
+    inputs, tensors = [each.name for each in model.graph.input], tensors_of(model)
     named, matched = matching("requires_grad", requires_grad or (), [*tensors, *inputs], candidates.weights, who)
     parameters = [*candidates.weights, *candidates.statistics]
     frozen_by_name, frozen_by_pattern = matching("frozen_params", frozen_params or (), tensors, parameters, who)
