@@ -72,8 +72,8 @@ def test_bounds_and_fillers_have_the_type_of_the_data(kind, text):
 
 def test_what_the_converter_does_not_know_stays():
     text = """g (float[2000] x) => (float[2000] y) { a = my.Double(x) b = Unknown <alpha = 2.0> (a) y = Add(b, large) }
-        <domain: "my", opset_import: ["": 12]> Double (a) => (b) { b = Add(a, a) }"""
-    model = build(text, 12, large=np.arange(2000, dtype=np.float32))
+        <domain: "my", opset_import: ["": 13]> Double (a) => (b) { b = Add(a, a) }"""
+    model = build(text, 13, large=np.arange(2000, dtype=np.float32))
     model.metadata_props.add(key="who", value="me")
     raise_opset(model, 16)
     assert [(node.domain, node.op_type) for node in model.graph.node] == [
@@ -82,6 +82,7 @@ def test_what_the_converter_does_not_know_stays():
         ("", "Add"),
     ]
     assert [each.name for each in model.functions] == ["Double"]
+    assert model.functions[0].opset_import[0].version == 16
     assert [(each.key, each.value) for each in model.metadata_props] == [("who", "me")]
     assert [each.name for each in model.graph.input] == ["x"]
     np.testing.assert_array_equal(numpy_helper.to_array(model.graph.initializer[0]), np.arange(2000))

@@ -20,6 +20,7 @@ from opgrad.graph.batch_norm import one_output
 from opgrad.graph.declarations import faults_of_nodes
 from opgrad.graph.hoisting import hoist
 from opgrad.graph.messages import copied
+from opgrad.graph.opset import align_functions
 from opgrad.graph.recurrent import time_first
 from opgrad.graph.repair import mend
 from opgrad.reading import check_regular, read_regular
@@ -52,6 +53,7 @@ def check_and_repair(model: onnx.ModelProto, what: str) -> None:
     """
     check_model(model, what)
     mend(model)
+    align_functions(model, what)
     one_output(model)
     time_first(model)
     hoist(model)
@@ -78,6 +80,7 @@ def read_model(source: Source, who: str, outside: bool = True) -> onnx.ModelProt
     if not model.graph.node and not model.graph.output:
         raise ValueError(f"{who}: {name} is no ONNX model, or empty")
     mend(model)
+    align_functions(model, f"{who}: {name}")
     one_output(model)
     time_first(model)
     hoist(model)
