@@ -213,6 +213,11 @@ def _notes(made: Made) -> Iterator[str]:
             f"{twice[0]!r} are probabilities, and the loss applies a softmax itself: give it what they are made of, "
             f"loss_input_names=[{twice[1]!r}]"
         )
+    for bias, weight in made.selection.torn:
+        yield (
+            f"a pattern takes {bias!r} and not {weight!r}, the weight of the same layer, whose name tells nothing of "
+            "the layer; name it, too"
+        )
     held = {each.name for each in made.models.trainable}
     if given := [name for name in made.selection.trainable if name not in held]:
         yield (

@@ -1,8 +1,9 @@
 """Finds the tensors of a model that are its weights, and selects those that are trained."""
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import onnx
@@ -13,6 +14,7 @@ from opgrad.graph.evaluation import constant_tensor
 from opgrad.graph.graph import Graph
 from opgrad.graph.large import size_of
 from opgrad.graph.messages import FLOATS, MICROSOFT, domain_of
+from opgrad.graph.modules import module_path
 from opgrad.graph.nodes import all_nodes
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, near, quantity, without_values
@@ -47,6 +49,7 @@ WEIGHTS: dict[str, Sequence[int]] = {
 SCALES = ("Add", "Mul")  # a constant operand of these is a weight if it has more than one element
 LARGEST_SCALE = 1e4  # a constant with larger numbers is a mask, which hides elements from a softmax
 PATTERN = "*?["
+PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Conv", "ConvTranspose", "FusedConv")  # whose second input is a weight
 # Operators that compute with quantized integers.
 QUANTIZED = (
     "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul",
@@ -61,12 +64,15 @@ class Selection:
     trainable: parameters that get gradients. frozen: parameters that stay as they are.
     held: the frozen ones that were named in frozen_params.
     constants: float tensors of more than one element that are no parameters.
+    torn: biases that a pattern takes without the weights of their layers, each with the name of the weight, where that
+        tells nothing of the layer.
     """
 
     trainable: tuple[str, ...]
     frozen: tuple[str, ...]
     held: tuple[str, ...]
     constants: tuple[str, ...]
+    torn: tuple[tuple[str, str], ...] = ()
 
 
 def tensors_of(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
@@ -83,7 +89,9 @@ class Candidates:
 
     tensors: as of `tensors_of`. weights: the names of those that the model
     multiplies, adds or looks up, except `fixed`. fixed: for tensors that are used like weights but were never trained,
-    what they are, by name. statistics: the names of means and variances of batch normalization.
+    what they are, by name. statistics: the names of means and variances of batch normalization. modules: for weights
+    that are not named after the modules that read them, the names that they would have there. products: by the name of
+    a bias, that of the weight with whose product it is added.
     """
 
     def __init__(self, model: onnx.ModelProto, apart: Mapping[str, Held] | None = None):
@@ -105,6 +113,8 @@ class Candidates:
         if len(self.fixed) == len(found):  # in a model without other weights, scales of the inputs are the weights
             self.fixed = {name: reason for name, reason in self.fixed.items() if reason != INPUT}
         self.weights = [name for name in found if name not in self.fixed]
+        self.modules = {name: names for name in self.weights if (names := self._names_in_modules(name))}
+        self.products = dict(self._biases(inlined.graph))
 
     def _values(self, name: str) -> np.ndarray:
         return array_of(self._apart.get(name, self.tensors[name]))
@@ -113,21 +123,51 @@ class Candidates:
         return name in self.tensors and self.tensors[name].data_type in FLOATS
 
     def _is_weight(self, name: str) -> bool:
-        seen, waiting = set(), [name]
         several = size_of(self.tensors[name]) > 1
+        return any(
+            place in _places(node)
+            or self._is_learned_scale(node)
+            or (node.op_type in SCALES and several and self._is_scale(name))
+            for node, place in self._reads(name)
+        )
+
+    def _reads(self, name: str) -> Iterator[tuple[onnx.NodeProto, int]]:
+        """The nodes that read a tensor, directly or reshaped or cast, each with the place among its inputs."""
+        seen, waiting = set(), [name]
         while waiting:
-            value = waiting.pop()
-            for node, place in self._readers.get(value, ()):
-                if (
-                    place in _places(node)
-                    or self._is_learned_scale(node)
-                    or (node.op_type in SCALES and several and self._is_scale(name))
-                ):
-                    return True
+            for node, place in self._readers.get(waiting.pop(), ()):
+                yield node, place
                 if node.op_type in HANDING_ON and not place and node.output[0] not in seen:
                     seen.add(node.output[0])
                     waiting.append(node.output[0])
-        return False
+
+    def _names_in_modules(self, name: str) -> list[str]:
+        """The names that a weight would have in the modules that read it, if its own name begins with none of these.
+
+        Exporters fold the transposition of a layer's weight and then name it onnx::MatMul_217 or val_98.
+        """
+        reads = [(path, node) for node, place in self._reads(name) if (path := module_path(node)) is not None]
+        found = []
+        for path, node in reads:
+            own = name.rpartition(".")[2] if "." in name else "weight" if node.op_type in PRODUCTS else name
+            if node.op_type not in HANDING_ON and not (name.startswith(f"{path}.") if path else "." in name):
+                found.append(f"{path}.{own}" if path else own)
+        return [each for each in dict.fromkeys(found) if each not in self.tensors]
+
+    def _biases(self, graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
+        """Biases, each with the weight with whose product it is added."""
+        weights = set(self.weights)
+        factors = {
+            node.output[0]: name
+            for name in self.weights
+            for node, place in self._reads(name)
+            if node.op_type in PRODUCTS and place == 1
+        }
+        for node in all_nodes(graph.node):
+            added, products = (node.input, node.input) if node.op_type == "Add" else (node.input[2:3], node.output[:1])
+            weight = next((factors[name] for name in products if name in factors), None)
+            if weight is not None:
+                yield from ((name, weight) for name in added if name in weights)
 
     def _is_learned_scale(self, node: onnx.NodeProto) -> bool:
         """Whether a node is the exponential of the logarithm of a scale with which something is quantized."""
@@ -174,13 +214,16 @@ def select(
     Raises ValueError for names and patterns that match nothing, and for a model without weights.
     """
     inputs, tensors = [each.name for each in model.graph.input], tensors_of(model)
-    named, matched = matching("requires_grad", requires_grad or (), [*tensors, *inputs], candidates.weights, who)
-    parameters = [*candidates.weights, *candidates.statistics]
-    frozen_by_name, frozen_by_pattern = matching("frozen_params", frozen_params or (), tensors, parameters, who)
+    modules, parameters = candidates.modules, [*candidates.weights, *candidates.statistics]
+    names = [*tensors, *inputs]
+    named, matched = matching("requires_grad", requires_grad or (), names, candidates.weights, who, modules)
+    frozen_by_name, frozen_by_pattern = matching(
+        "frozen_params", frozen_params or (), tensors, parameters, who, modules
+    )
     if both := [name for name in named if name in set(frozen_by_name)]:
         raise ValueError(f"{who}: {listed(both)} in requires_grad and in frozen_params, expected in one of them")
     held = {*frozen_by_name, *(name for name in frozen_by_pattern if name not in named)}
-    frozen = set(held)
+    frozen, by_pattern = set(held), {*matched, *frozen_by_pattern}
     if requires_grad is None:
         matched = _all_weights(model, candidates, loss, who)
         frozen |= set(candidates.statistics)
@@ -188,7 +231,19 @@ def select(
     frozen |= {name for name in forms.statistics(model, training=True) if name in tensors} - trainable
     others = {name for name, each in tensors.items() if each.data_type in FLOATS and size_of(each) > 1}
     groups = trainable, frozen, held, others - trainable - frozen
-    return Selection(*(tuple(name for name in [*inputs, *tensors] if name in group) for group in groups))
+    torn = _torn(candidates, by_pattern, trainable)
+    return Selection(*(tuple(name for name in [*inputs, *tensors] if name in group) for group in groups), torn)
+
+
+def _torn(candidates: Candidates, matched: Collection[str], trainable: Collection[str]) -> tuple[tuple[str, str], ...]:
+    """As of `Selection`. matched: the names of what patterns match."""
+    found = []
+    for bias, weight in candidates.products.items():
+        layer, names = bias.rpartition(".")[0], (weight, *candidates.modules.get(weight, ()))
+        known = not layer or any(name.startswith(f"{layer}.") for name in names)
+        if bias in matched and not known and (bias in trainable) != (weight in trainable):
+            found.append((bias, weight))
+    return tuple(found)
 
 
 def _all_weights(model: onnx.ModelProto, candidates: Candidates, loss: str, who: str) -> list[str]:
@@ -219,18 +274,24 @@ def no_weights(model: onnx.ModelProto) -> str:
 
 
 def matching(
-    what: str, given: Iterable[str], names: Iterable[str], weights: Sequence[str], who: str
-) -> tuple[list[str], list[str]]:
-    """The given names, and the weights that match given patterns. Raises ValueError for one that matches nothing."""
+    what: str, given: Iterable[str], names: Iterable[str], weights: Sequence[str], who: str,
+    modules: Mapping[str, Sequence[str]],
+) -> tuple[list[str], list[str]]:  # fmt: skip
+    """The given names, and the weights that match given patterns. Raises ValueError for one that matches nothing.
+
+    names: of all tensors. weights: of those that patterns match. modules: further names of weights, see `Candidates`.
+    """
     known, exact, loose = dict.fromkeys(names), [], []
     for each in _texts(what, given, who):
         if each in known:
             exact.append(each)
-            continue
-        found = fnmatch.filter(weights, each) if set(PATTERN) & set(each) else []
-        if not found:
-            raise ValueError(f"{who}: {what} has {each!r}, {_nothing(each, list(known))}")
-        loose += found
+        elif found := [name for name in weights if each in modules.get(name, ())]:
+            exact += found
+        elif found := [name for name in weights if fnmatch.filter((name, *modules.get(name, ())), each)]:
+            loose += found
+        else:
+            more = chain.from_iterable(modules.values())
+            raise ValueError(f"{who}: {what} has {each!r}, {_nothing(each, [*known, *more])}")
     return list(dict.fromkeys(exact)), list(dict.fromkeys(loose))
 
 

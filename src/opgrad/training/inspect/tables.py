@@ -81,7 +81,8 @@ def _training_rows(training: Trainability | None) -> list[tuple[str, str]]:
     if training.frozen:
         rows.append(("frozen", f"{len(training.frozen)} statistics of normalization"))
     if training.trainable:
-        rows.append(("weights", ", ".join(training.trainable)))
+        names = ((name, ", ".join(training.modules.get(name, ()))) for name in training.trainable)
+        rows.append(("weights", ", ".join(f"{name} ({others})" if others else name for name, others in names)))
     if training.constants:
         described = (f"{name} ({what})" for name, what in training.constants.items())
         rows.append(("not trained", ", ".join(described)))

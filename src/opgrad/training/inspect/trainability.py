@@ -44,6 +44,7 @@ class Trainability:
     opset, nodes: the version of ai.onnx, and the number of nodes.
     trainable: the weights on which an output depends. frozen: statistics of normalization. unused: other weights.
     constants: the kinds of the other float tensors with several elements, by name; an example are sinusoidal positions.
+    modules: further names of weights, which patterns match: those that they would have in the modules that read them.
     numbers: the number of elements of the trainable weights.
     outputs: the outputs of float type. stages: the graph, divided at its weights.
     problems: the reasons why it cannot be trained, with a line for each node that has no gradient.
@@ -57,6 +58,7 @@ class Trainability:
     frozen: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     constants: dict[str, str] = field(default_factory=dict)
+    modules: dict[str, list[str]] = field(default_factory=dict)
     numbers: int = 0
     outputs: list[Output] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
@@ -96,6 +98,7 @@ def _looked_at(model: onnx.ModelProto, apart: Mapping[str, Held], found: Trainab
         frozen=candidates.statistics,
         unused=[name for name in candidates.weights if name not in depended],
         constants=_constants(candidates),
+        modules=candidates.modules,
         numbers=sum(size_of(candidates.tensors[name]) for name in trainable),
         outputs=[_output(forward, name) for name in floats],
         stages=stages(forward, {name: size_of(candidates.tensors[name]) for name in trainable}),

@@ -11,6 +11,7 @@ from onnx import TensorProto
 from opgrad.graph.graph import Graph
 from opgrad.graph.large import FEW_BITS
 from opgrad.graph.messages import FLOATS, MICROSOFT, attribute_of, copied, domain_of
+from opgrad.graph.modules import module_path
 
 # The place of the weight among the inputs of products; the other operand is the first input, but for tables.
 WEIGHTS = {
@@ -47,6 +48,7 @@ class WeightProduct:
     parts: of a result that others split, the role of each part, its first column and the one behind its last.
     bits: of a stored number of the weight. trainable: whether the weight is a float tensor.
     shared: whether another product has the same weight.
+    module: the path of the module that it was exported from, "" if it is not known.
     """
 
     node: str
@@ -62,6 +64,7 @@ class WeightProduct:
     bits: int = 32
     trainable: bool = True
     shared: bool = False
+    module: str = ""
 
 
 def find_products(model: onnx.ModelProto, tokens: str, logits: str) -> tuple[WeightProduct, ...]:
@@ -114,7 +117,7 @@ class _ProductSearch:
         return WeightProduct(
             node=node.name, op=node.op_type, layer=-1, role="other", input=operand, output=node.output[0],
             weight=weight, inputs=sizes[0], outputs=sizes[1], bits=_bits(tensor, given),
-            trainable=tensor.data_type in FLOATS and weight == node.input[place],
+            trainable=tensor.data_type in FLOATS and weight == node.input[place], module=module_path(node) or "",
         )  # fmt: skip
 
     def _stored(self, name: str) -> str | None:

@@ -205,7 +205,8 @@ def slices(product: "WeightProduct") -> list[tuple[str, str, tuple[int, int]]]:
 def module_of(product: "WeightProduct") -> str:
     """The name of the module that a product was exported from, by the names of its weight or of its node.
 
-    Exporters name weights model.layers.0.self_attn.q_proj.weight, or nodes /model/layers.0/self_attn/q_proj/MatMul;
+    Exporters name weights model.layers.0.self_attn.q_proj.weight, or nodes /model/layers.0/self_attn/q_proj/MatMul, or
+    write the path beside nodes;
     the builder of onnxruntime-genai says attn for self_attn.
     """
     weight = re.sub(r"\.(MatMul|Gemm)?\.?q?weight\w*$", "", product.weight)
@@ -213,7 +214,7 @@ def module_of(product: "WeightProduct") -> str:
     # A table and the last product may share a weight, which is named after the table or made for the product.
     shared = product.shared and product.role != "embedding"
     other = shared or (product.role in ("embedding", "head") and not product.trainable)
-    name = weight if weight != product.weight and not other else node or product.weight
+    name = weight if weight != product.weight and not other else product.module or node or product.weight
     return re.sub(r"(layers\.\d+)\.attn\.", r"\1.self_attn.", name)
 
 

@@ -121,7 +121,7 @@ def _weights(model: onnx.ModelProto, train: Iterable[str], values: Mapping[str, 
     if not (given := list(train)):
         return []
     candidates = Candidates(model, values)
-    named, matched = matching("train", given, candidates.tensors, candidates.weights, WHO)
+    named, matched = matching("train", given, candidates.tensors, candidates.weights, WHO, candidates.modules)
     return list(dict.fromkeys([*named, *matched]))
 
 
