@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 OPTIONS = {"requires_grad": "train", "frozen_params": "freeze", "loss_input_names": "loss_input"}
 OPTIONS |= {
     name: name
-    for name in ("batch_norm", "checkpoint_segments", "custom_op_library", "ort_format", "precision", "prefix")
+    for name in ("batch_norm", "checkpoint_segments", "custom_op_library", "ort_format", "precision", "prefix", "untie")
 }
 OPTIONS |= {"additional_output_names": "output_name"}
 
@@ -62,6 +62,10 @@ class ParameterOptions:
     ] = None
     custom_op_library: Annotated[
         Path | None, _option("Library with operators of your own.", "Model", exists=True, dir_okay=False)
+    ] = None
+    untie: Annotated[
+        bool | None,
+        typer.Option("--untie", help="A copy for each layer that reads one tensor.", rich_help_panel="Model"),
     ] = None
 
 
@@ -162,6 +166,7 @@ class Making:
             "optimizer": _block(optimizer.pop("optimizer") or Optimizer.AdamW, optimizer),
             "custom_op_library": own["custom_op_library"],
             "batch_norm": own["batch_norm"] or "model",
+            "untie": bool(own["untie"]),
         }
         if self.quantization.distill is not None:
             found |= self._distilled(found["loss"], found["frozen_params"])

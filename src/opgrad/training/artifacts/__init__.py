@@ -26,6 +26,7 @@ from opgrad.training.onnxblock.block import Block
 __all__ = ["USE_PATH_THRESHOLD", "Artifacts", "BatchNorm", "LossType", "OptimType", "generate_artifacts"]
 
 USE_PATH_THRESHOLD = LARGEST_MODEL + 1  # a model of so many bytes or more has to be given as a path
+MOST_SHARED = 4  # tensors that a note describes
 logger = logging.getLogger(__name__)
 
 
@@ -109,7 +110,7 @@ def generate_artifacts(
     custom_op_library: str | bytes | os.PathLike[str] | None = None,
     additional_output_names: Sequence[str] | None = None, nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None, *, batch_norm: BatchNorm | str = BatchNorm.MODEL,
-    checkpoint_segments: int | Sequence[str] | None = None, precision: str = FLOAT32,
+    checkpoint_segments: int | Sequence[str] | None = None, precision: str = FLOAT32, untie: bool = False,
 ) -> Artifacts:  # fmt: skip
     """Make a training model, an eval model, a checkpoint and an optimizer model.
 
@@ -129,6 +130,7 @@ def generate_artifacts(
     checkpoint_segments: less memory for more time; see `opgrad.gradients.gradients`.
     precision: of a model in float16 or bfloat16: "float32", in which the training model computes, with trainable
         parameters in float32, or "model": it has the model's own types.
+    untie: whether layers that read one tensor get a copy each, as exporters store equal tensors once.
 
     Returns `Artifacts`, which says what was chosen and written; nothing is written unless everything could be made.
     Raises TypeError and ValueError for other arguments, for a model that is damaged or has no way from the parameters
@@ -139,7 +141,7 @@ def generate_artifacts(
         requires_grad, frozen_params, _block("loss", loss, LossType, losses) or blocks.PassThrough(),
         None if loss_input_names is None else names_in("loss_input_names", loss_input_names),
         names_in("additional_output_names", additional_output_names or ()), _batch_norm(batch_norm).value,
-        checkpoint_segments, precision,
+        checkpoint_segments, precision, bool(untie),
     )  # fmt: skip
     files = Files(_folder(artifact_directory), _prefix(prefix), bool(nominal_checkpoint), bool(ort_format))
     return _written(model, request, _block("optimizer", optimizer, OptimType, optim), files, custom_op_library)
@@ -212,6 +214,13 @@ def _notes(made: Made) -> Iterator[str]:
         yield (
             f"{twice[0]!r} are probabilities, and the loss applies a softmax itself: give it what they are made of, "
             f"loss_input_names=[{twice[1]!r}]"
+        )
+    if shared := made.selection.shared:
+        described = [f"{name!r} by {listed(layers, 3)}" for name, layers in list(shared.items())[:MOST_SHARED]]
+        more = [f"{len(shared) - MOST_SHARED} more tensors"] if len(shared) > MOST_SHARED else []
+        yield (
+            f"{quantity(len(shared), 'tensor')} read by several layers, trained or frozen as one: "
+            f"{'; '.join([*described, *more])}; untie makes a copy for each layer, if only first values are the same"
         )
     for bias, weight in made.selection.torn:
         yield (

@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from opgrad.training.building import forms
 from opgrad.training.building.checks import listed
 from opgrad.training.building.models import FLOAT32, TrainingModels
 from opgrad.training.building.selection import Candidates, Selection, select
+from opgrad.training.building.shared_tensors import part_statistics, untie
 from opgrad.training.formats.checkpoint import Checkpoint, write_checkpoint
 from opgrad.training.formats.model_files import LARGEST_MODEL, ValuesFile, write_model
 from opgrad.training.formats.names import VALUES
@@ -47,6 +48,7 @@ class ArtifactRequest:
     batch_norm: str
     checkpoint_segments: int | Sequence[str] | None = None
     precision: str = FLOAT32
+    untie: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def names_in(what: str, given: Iterable[str]) -> list[str]:
 class _Artifacts(TrainingBlock):
     """The training block of a request: it appends the loss to the model and selects the parameters."""
 
-    def __init__(self, request: ArtifactRequest, apart: Mapping[str, Held]):
+    def __init__(self, request: ArtifactRequest, apart: dict[str, Held]):
         super().__init__()
         self.request, self._apart = request, apart
         self.checkpoint_segments, self.precision = request.checkpoint_segments, request.precision
@@ -85,6 +87,7 @@ class _Artifacts(TrainingBlock):
         names = request.loss_inputs
         self._set_batch_norm()
         current = [each.name for each in model.graph.output] if names is None else list(names)
+        (untie if request.untie else part_statistics)(model, self._apart)
         candidates = Candidates(model, self._apart)
         outputs = names_of(_called(request.loss, current), type(request.loss).__name__)
         self.selection = select(model, outputs[0], request.requires_grad, request.frozen_params, WHO, candidates)

@@ -2,7 +2,7 @@
 
 import fnmatch
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -18,7 +18,8 @@ from opgrad.graph.modules import module_path
 from opgrad.graph.nodes import all_nodes
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, near, quantity, without_values
-from opgrad.training.building.fixed_constants import HANDING_ON, INPUT, Fixed
+from opgrad.training.building.fixed_constants import INPUT, Fixed
+from opgrad.training.building.shared_tensors import PRODUCTS, is_handed_on, layer_of, name_in_module
 from opgrad.training.formats.tensor_values import Held, array_of
 
 ALL = tuple(range(64))
@@ -49,7 +50,6 @@ WEIGHTS: dict[str, Sequence[int]] = {
 SCALES = ("Add", "Mul")  # a constant operand of these is a weight if it has more than one element
 LARGEST_SCALE = 1e4  # a constant with larger numbers is a mask, which hides elements from a softmax
 PATTERN = "*?["
-PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Conv", "ConvTranspose", "FusedConv")  # whose second input is a weight
 # Operators that compute with quantized integers.
 QUANTIZED = (
     "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul",
@@ -64,6 +64,7 @@ class Selection:
     trainable: parameters that get gradients. frozen: parameters that stay as they are.
     held: the frozen ones that were named in frozen_params.
     constants: float tensors of more than one element that are no parameters.
+    shared: for trainable and held weights that several layers read, these.
     torn: biases that a pattern takes without the weights of their layers, each with the name of the weight, where that
         tells nothing of the layer.
     """
@@ -72,6 +73,7 @@ class Selection:
     frozen: tuple[str, ...]
     held: tuple[str, ...]
     constants: tuple[str, ...]
+    shared: dict[str, list[str]] = field(default_factory=dict)
     torn: tuple[tuple[str, str], ...] = ()
 
 
@@ -90,7 +92,8 @@ class Candidates:
     tensors: as of `tensors_of`. weights: the names of those that the model
     multiplies, adds or looks up, except `fixed`. fixed: for tensors that are used like weights but were never trained,
     what they are, by name. statistics: the names of means and variances of batch normalization. modules: for weights
-    that are not named after the modules that read them, the names that they would have there. products: by the name of
+    that are not named after the modules that read them, the names that they would have there. shared: for weights that
+    several layers read, these: paths of modules, or nodes. products: by the name of
     a bias, that of the weight with whose product it is added.
     """
 
@@ -114,6 +117,7 @@ class Candidates:
             self.fixed = {name: reason for name, reason in self.fixed.items() if reason != INPUT}
         self.weights = [name for name in found if name not in self.fixed]
         self.modules = {name: names for name in self.weights if (names := self._names_in_modules(name))}
+        self.shared = {name: layers for name in self.weights if len(layers := self._layers(name)) > 1}
         self.products = dict(self._biases(inlined.graph))
 
     def _values(self, name: str) -> np.ndarray:
@@ -137,7 +141,7 @@ class Candidates:
         while waiting:
             for node, place in self._readers.get(waiting.pop(), ()):
                 yield node, place
-                if node.op_type in HANDING_ON and not place and node.output[0] not in seen:
+                if is_handed_on(node, place) and node.output[0] not in seen:
                     seen.add(node.output[0])
                     waiting.append(node.output[0])
 
@@ -146,13 +150,17 @@ class Candidates:
 
         Exporters fold the transposition of a layer's weight and then name it onnx::MatMul_217 or val_98.
         """
-        reads = [(path, node) for node, place in self._reads(name) if (path := module_path(node)) is not None]
         found = []
-        for path, node in reads:
-            own = name.rpartition(".")[2] if "." in name else "weight" if node.op_type in PRODUCTS else name
-            if node.op_type not in HANDING_ON and not (name.startswith(f"{path}.") if path else "." in name):
-                found.append(f"{path}.{own}" if path else own)
+        for node, place in self._reads(name):
+            path, known = module_path(node), name_in_module(name, node, place)
+            if known and not is_handed_on(node, place) and not (name.startswith(f"{path}.") if path else "." in name):
+                found.append(known)
         return [each for each in dict.fromkeys(found) if each not in self.tensors]
+
+    def _layers(self, name: str) -> list[str]:
+        """What reads a tensor: modules, or nodes where these tell of none."""
+        found = (layer_of(node, place)[0] for node, place in self._reads(name) if not is_handed_on(node, place))
+        return list(dict.fromkeys(found))
 
     def _biases(self, graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
         """Biases, each with the weight with whose product it is added."""
@@ -231,8 +239,9 @@ def select(
     frozen |= {name for name in forms.statistics(model, training=True) if name in tensors} - trainable
     others = {name for name, each in tensors.items() if each.data_type in FLOATS and size_of(each) > 1}
     groups = trainable, frozen, held, others - trainable - frozen
-    torn = _torn(candidates, by_pattern, trainable)
-    return Selection(*(tuple(name for name in [*inputs, *tensors] if name in group) for group in groups), torn)
+    chosen = (tuple(name for name in [*inputs, *tensors] if name in group) for group in groups)
+    shared = {name: layers for name, layers in candidates.shared.items() if name in {*trainable, *held}}
+    return Selection(*chosen, shared, _torn(candidates, by_pattern, trainable))
 
 
 def _torn(candidates: Candidates, matched: Collection[str], trainable: Collection[str]) -> tuple[tuple[str, str], ...]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from opgrad.onnxruntime.runners import LOWERING, NOBODY, OPGRAD
-from opgrad.training.building.checks import quantity
+from opgrad.training.building.checks import listed, quantity
 from opgrad.training.data.dataset import show
 from opgrad.training.formats.artifact_set import FILES
 from opgrad.training.inspect.inspection import InspectedParameter, InspectedTensor, Inspection, kinds
@@ -83,6 +83,8 @@ def _training_rows(training: Trainability | None) -> list[tuple[str, str]]:
     if training.trainable:
         names = ((name, ", ".join(training.modules.get(name, ()))) for name in training.trainable)
         rows.append(("weights", ", ".join(f"{name} ({others})" if others else name for name, others in names)))
+    for name, layers in training.shared.items():
+        rows.append(("shared", f"{name} by {listed(layers)}: trained as one, with --untie each its own"))
     if training.constants:
         described = (f"{name} ({what})" for name, what in training.constants.items())
         rows.append(("not trained", ", ".join(described)))

@@ -1,6 +1,6 @@
 """Analyses an ONNX model before artifacts are made: what can be trained, for which losses, and what prevents it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -14,6 +14,7 @@ from opgrad.training.building import forms
 from opgrad.training.building.checks import check_built, refused_types
 from opgrad.training.building.named_blocks import Loss
 from opgrad.training.building.selection import Candidates, no_weights, reaching
+from opgrad.training.building.shared_tensors import part_statistics
 from opgrad.training.formats.names import RESET
 from opgrad.training.formats.objective import RESHAPING
 from opgrad.training.formats.tensor_values import Held
@@ -45,6 +46,7 @@ class Trainability:
     trainable: the weights on which an output depends. frozen: statistics of normalization. unused: other weights.
     constants: the kinds of the other float tensors with several elements, by name; an example are sinusoidal positions.
     modules: further names of weights, which patterns match: those that they would have in the modules that read them.
+    shared: the layers that read a weight, where there are several: paths of modules, or nodes.
     numbers: the number of elements of the trainable weights.
     outputs: the outputs of float type. stages: the graph, divided at its weights.
     problems: the reasons why it cannot be trained, with a line for each node that has no gradient.
@@ -59,6 +61,7 @@ class Trainability:
     unused: list[str] = field(default_factory=list)
     constants: dict[str, str] = field(default_factory=dict)
     modules: dict[str, list[str]] = field(default_factory=dict)
+    shared: dict[str, list[str]] = field(default_factory=dict)
     numbers: int = 0
     outputs: list[Output] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
@@ -67,7 +70,7 @@ class Trainability:
     attention: list[Recognition] = field(default_factory=list)
 
 
-def trainability(model: onnx.ModelProto, apart: Mapping[str, Held] | None = None) -> Trainability | None:
+def trainability(model: onnx.ModelProto, apart: dict[str, Held] | None = None) -> Trainability | None:
     """Analyse a model; None for a training graph.
 
     model: changed. apart: the values of initializers that are placeholders.
@@ -84,8 +87,9 @@ def trainability(model: onnx.ModelProto, apart: Mapping[str, Held] | None = None
     return _looked_at(model, apart or {}, found)
 
 
-def _looked_at(model: onnx.ModelProto, apart: Mapping[str, Held], found: Trainability) -> Trainability:
+def _looked_at(model: onnx.ModelProto, apart: dict[str, Held], found: Trainability) -> Trainability:
     """The results with the trainable weights, the outputs and the problems of a model."""
+    part_statistics(model, apart)
     candidates, forward = Candidates(model, apart), Graph(model)
     floats = [each.name for each in model.graph.output if forward.element_type(each.name) in (None, *FLOATS)]
     depended = set().union(*(reaching(model, name) for name in floats))
@@ -99,6 +103,7 @@ def _looked_at(model: onnx.ModelProto, apart: Mapping[str, Held], found: Trainab
         unused=[name for name in candidates.weights if name not in depended],
         constants=_constants(candidates),
         modules=candidates.modules,
+        shared=candidates.shared,
         numbers=sum(size_of(candidates.tensors[name]) for name in trainable),
         outputs=[_output(forward, name) for name in floats],
         stages=stages(forward, {name: size_of(candidates.tensors[name]) for name in trainable}),
