@@ -14,6 +14,7 @@ from opgrad.graph.batch_norm import (
 from opgrad.graph.messages import MICROSOFT, copied, domain_of, free_name, import_microsoft, keep, opset_of
 from opgrad.graph.nodes import all_nodes, model_nodes
 from opgrad.graph.opset import raise_opset
+from opgrad.training.building.means import guard_means
 from opgrad.training.building.outputs import correct_shapes
 
 LEAST_OPSET = 12  # the first with SoftmaxCrossEntropyLoss
@@ -66,6 +67,7 @@ def evaluated(model: onnx.ModelProto) -> onnx.ModelProto:
             copies = helper.make_node("Identity", node.input[:1], node.output[:1], node.name)
             node.CopyFrom(copies)
     evaluating(copy)
+    guard_means(copy)
     return copy
 
 

@@ -15,6 +15,7 @@ from opgrad.graph.graph import Graph
 from opgrad.graph.messages import FLOATS, MICROSOFT, copied, keep
 from opgrad.training.building.checks import listed
 from opgrad.training.building.forms import with_running_statistics
+from opgrad.training.building.means import OF_LOG_PROBABILITIES, guard_means
 from opgrad.training.building.outputs import inputs_as_constants
 from opgrad.training.formats.names import BUFFER_SUFFIX, RESET, RESULT_SUFFIX
 
@@ -43,6 +44,7 @@ def training_graph(
     inputs = [copied(each) for each in model.graph.input]
     inputs_as_constants(model.graph, known)
     simple = passes.prepare(inline_functions(model), [loss, *passes.named(segments)])
+    guard_means(simple, [OF_LOG_PROBABILITIES])  # others become nodes of opgrad, whose means are 0
     forward = prepared(simple, [loss], wanted, LEAST_OPSET)
     outputs = [each.name for each in forward.graph.output]
     body = GraphBody(forward.opset, forward.names())

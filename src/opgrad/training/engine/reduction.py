@@ -55,7 +55,7 @@ class _ReductionSearch:
             return self.of(node.input[0])
         if node.op_type == "Div":
             return self._divided(node)
-        if node.op_type in ("Mul", *TOGETHER):
+        if node.op_type in ("Mul", "Max", *TOGETHER):
             found = [self.of(each) for each in node.input if self._forward.constant(each) is None]
             return next((each for each in found if each is not None), None)
         return None

@@ -6,6 +6,7 @@ from typing import Any
 from onnx import TensorProto, helper
 
 from opgrad.graph.messages import opset_of
+from opgrad.training.building.means import least_divisor
 from opgrad.training.onnxblock.accessor import Sizes, current, type_name
 from opgrad.training.onnxblock.block import Block
 from opgrad.training.onnxblock.blocks import append, array, number
@@ -159,7 +160,8 @@ class CrossEntropyLoss(_Classes):
             spread = append("Mul", [spread, self._counted(inputs[1], kind)])
         if self._reduction != "mean" or counts is None:
             return reduced(spread, self._reduction)
-        return append("Div", [reduced(spread, "sum"), reduced(counts, "sum")])
+        least = number("celoss.least", least_divisor(kind), kind)
+        return append("Div", [reduced(spread, "sum"), append("Max", [reduced(counts, "sum"), least])])
 
     def _counts(self, inputs: Sequence[str], kind: int) -> str | None:
         """The weight of each row in a mean; None if all weights are 1."""
