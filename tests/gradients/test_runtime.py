@@ -4,6 +4,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from differences import in_float32
+from differences import run as reference_run
 from gradient_case import Case, floats
 from gradient_cases import CASES, numbers
 from onnx import TensorProto, helper, numpy_helper, parser
@@ -33,6 +34,35 @@ def session(model):
 def run(model, feeds):
     """The results of a model in stock onnxruntime."""
     return session(model).run(None, feeds)
+
+
+# --- recurrent layers ---
+
+EMPTY = [case for case in CASES if case.form == "a length of 0"]
+
+
+@pytest.mark.parametrize("case", EMPTY, ids=str)
+def test_sequences_without_steps_have_states_of_zeros(case):
+    """Whatever their initial states are, which so have no gradient; the reference evaluator says the same."""
+    model = in_float32(case.model())
+    results = list(model.graph.node[0].output)
+    model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in results[1:])
+    feeds = {name: each.astype(np.float32) if each.dtype == np.float64 else each for name, each in case.feeds.items()}
+    for ours, theirs in zip(reference_run(model, feeds), run(model, feeds), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+        assert not theirs[..., 0, :].any()
+    wanted = [f"x{place}" for place in case.wanted]
+    found = run(gradients(model, results, wanted, plain=True), feeds)[len(results) :]
+    for name, gradient in zip(wanted, found, strict=True):
+        direction = np.random.default_rng(0).standard_normal(gradient.shape).astype(np.float32)
+        ends = [
+            sum(each.sum(dtype=np.float64) for each in run(model, feeds | {name: feeds[name] + step * direction}))
+            for step in (1e-2, -1e-2)
+        ]
+        np.testing.assert_allclose((gradient * direction).sum(), (ends[0] - ends[1]) / 2e-2, rtol=2e-2, atol=2e-3)
+    for gradient in found[wanted.index("x5") :]:
+        assert not gradient[:, 0].any()
+        assert gradient[:, 1].any()
 
 
 # --- resizing ---

@@ -195,6 +195,8 @@ for op, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4)):
     everything = SEQUENCE, *weights[2], biases, LENGTHS, *states
     wanted = (0, 1, 2, 3, *places)
     add(op, (7, 22), *everything, wanted=wanted, form="both directions, lengths, initial states", **both)
+    empty = SEQUENCE, *weights[2], biases, np.array([0, 3], np.int32), *states
+    add(op, 14, *empty, wanted=wanted, outputs=1 + len(states), form="a length of 0", **both)
     turned = [each.swapaxes(0, 1) for each in states]
     batch_first = SEQUENCE.swapaxes(0, 1), *weights[2], None, None, *turned
     add(op, 14, *batch_first, wanted=(0, 1, *places), form="layout 1", layout=1, **both)

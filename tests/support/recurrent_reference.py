@@ -23,6 +23,8 @@ class Recurrent(OpRun):
             wb, rb = np.split(b[d], 2)
             for n in range(rows):
                 order = range(steps if lengths is None else lengths[n])
+                if not order:  # as onnxruntime does
+                    h[d, n] = c[d, n] = 0
                 for t in order[::-1] if d or attributes.get("direction") == "reverse" else order:
                     given = {**attributes, "p": np.zeros(3 * hidden) if p is None else p[d], "place": d}
                     h[d, n], c[d, n] = self.step(x[t, n] @ w[d].T + wb, h[d, n], c[d, n], r[d], rb, given)

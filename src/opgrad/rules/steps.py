@@ -80,10 +80,15 @@ class Steps:
         return self._zeros() if value is None else self._direction(value, 0)
 
     def _last(self, output: int) -> Value:
-        """The gradient of the last state or cell, [N, H]."""
+        """The gradient of the last state or cell, [N, H]; of a sequence without steps onnxruntime's is always 0."""
         dys = self.node.dys
         found = dys[output] if output < len(dys) else None
-        return self._zeros() if found is None else self._direction(found, 0)
+        if found is None:
+            return self._zeros()
+        last = self._direction(found, 0)
+        if self.lengths is None:
+            return last
+        return self.node.where(self.lengths.cast(TensorProto.INT64).reshape([-1, 1]) > 0, last, 0)
 
     def _zeros(self) -> Value:
         hidden = sizes_of(self.node.required(R))[2]
