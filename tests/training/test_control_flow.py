@@ -5,6 +5,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import numpy_helper
 from portable_steps import client
 from small_models import build, normal
 from typer.testing import CliRunner
@@ -14,6 +15,7 @@ from opgrad.graph.nodes import model_nodes
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.api import CheckpointState, Module, Optimizer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training.inspect.inspection import inspect
 from opgrad.training.portable import export_step
 
 STEPS, ROWS, WORDS, RATE = 20, 8, 5, 0.2
@@ -179,3 +181,23 @@ def test_batch_normalization_in_a_branch_trains(tmp_path):
         each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(tmp_path / "trained.onnx").graph.initializer
     }
     np.testing.assert_allclose(held["mean"], mean, rtol=RTOL)
+
+
+@pytest.mark.parametrize("condition", ["Constant<value = bool {1}>()", "Greater(two, one)", "Equal(sizes, four)"])
+@pytest.mark.parametrize("requires_grad", [None, ["*"]])
+def test_weights_of_branches_that_no_run_takes_are_none(condition, requires_grad, tmp_path):
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[n, 4] x) => (float[n, 3] y) {{
+            one = Constant<value = int64 {{1}}>()  two = Constant<value = int64 {{2}}>()
+            four = Constant<value = int64[1] {{4}}>()  sizes = Shape<start = 1>(x)
+            yes = {condition}
+            h = MatMul(x, w)
+            y = If (yes) <then_branch = a () => (float[n, 3] p) {{ p = MatMul(h, v) }},
+                          else_branch = b () => (float[n, 3] q) {{ r = MatMul(h, u)  q = Add(r, c) }}>
+        }}""")
+    arrays = normal(w=(4, 3), v=(3, 3), u=(3, 3), c=(3,))
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    made = generate_artifacts(model, requires_grad, loss=LossType.CrossEntropyLoss, artifact_directory=tmp_path)
+    assert (made.trainable, made.constants) == (("w", "v"), ("u", "c"))
+    onnx.save(model, tmp_path / "model.onnx")
+    assert inspect(tmp_path / "model.onnx").training.trainable == ["w", "v"]

@@ -7,11 +7,10 @@ composed operators by their decompositions.
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import onnx
 from onnx import defs, helper, inliner
 
-from opgrad.gradients.reach import carries, paths
+from opgrad.gradients.reach import carries, paths, taken_branch
 from opgrad.graph.body import GraphBody
 from opgrad.graph.declarations import naming
 from opgrad.graph.formulas import Value
@@ -161,11 +160,9 @@ def _call(node: onnx.NodeProto, function: onnx.FunctionProto) -> None:
 
 def _branch(forward: Graph, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:
     """The nodes of the branch of an If whose condition is a constant."""
-    condition = forward.constant(node.input[0]) if node.op_type == "If" and not domain_of(node) else None
-    if condition is None:
+    branch = taken_branch(forward, node)
+    if branch is None:
         return None
-    name = "then_branch" if np.all(condition) else "else_branch"
-    branch = next(each.g for each in node.attribute if each.name == name)
     renamed: dict[str, str] = {}
     for inner in branch.node:
         renamed |= {name: free_name(f"{node.name or 'If'}/{name}", taken) for name in inner.output if name}

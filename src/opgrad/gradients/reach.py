@@ -3,12 +3,13 @@
 import itertools
 from collections.abc import Collection, Iterable, Iterator
 
+import numpy as np
 import onnx
 from onnx import TensorProto
 
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import FLOATS, MICROSOFT, domain_of
-from opgrad.graph.nodes import needed, outside
+from opgrad.graph.nodes import needed, outside, read_from_outside, subgraphs
 from opgrad.rules.coverage import reason
 from opgrad.rules.node import Node
 from opgrad.rules.quantization import QUANTIZING
@@ -99,6 +100,24 @@ def cut_off(forward: Graph, of: Iterable[str], reached: Collection[str]) -> Iter
             moved.update(_differentiable(node))
 
 
+def taken_branch(forward: Graph, node: onnx.NodeProto) -> onnx.GraphProto | None:
+    """The branch of an If that every run takes, as its condition is a constant; None for another node."""
+    condition = forward.constant(node.input[0]) if node.op_type == "If" and not domain_of(node) else None
+    if condition is None:
+        return None
+    name = "then_branch" if np.all(condition) else "else_branch"
+    return next(each.g for each in node.attribute if each.name == name)
+
+
+def taken_nodes(forward: Graph, nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """These nodes and those of their subgraphs, without branches that no run takes."""
+    for node in nodes:
+        yield node
+        branch = taken_branch(forward, node)
+        for graph in subgraphs(node) if branch is None else [branch]:
+            yield from taken_nodes(forward, graph.node)
+
+
 def _differentiable(node: onnx.NodeProto) -> Iterator[str]:
     """The names that a node reads at places that have a gradient."""
     skipped = rule_of(node).constant
@@ -108,7 +127,9 @@ def _differentiable(node: onnx.NodeProto) -> Iterator[str]:
 
 def differentiable_inputs(forward: Graph, node: onnx.NodeProto) -> list[str]:
     """The names that a node reads and that have a gradient if its results have one."""
-    return [name for name in _differentiable(node) if carries(forward, name)]
+    branch = taken_branch(forward, node)
+    names = _differentiable(node) if branch is None else read_from_outside(branch)
+    return [name for name in names if carries(forward, name)]
 
 
 def rule_of(node: onnx.NodeProto) -> Declared:

@@ -156,13 +156,14 @@ class Graph:
         return results[0] if results is not None else None
 
     def _of_sizes(self, node: onnx.NodeProto) -> np.ndarray | None:
-        """The result of a Shape or Size node if all sizes are known."""
-        sizes = known(self.sizes(node.input[0]))
+        """The result of a Shape or Size node if all sizes that it returns are known."""
+        given = {each.name: each.i for each in node.attribute}
+        found = self.sizes(node.input[0])
+        sizes = known(None if found is None else found[given.get("start", 0) : given.get("end", len(found))])
         if sizes is None:
             return None
         if node.op_type == "Shape":
-            given = {each.name: each.i for each in node.attribute}
-            return np.array(sizes[given.get("start", 0) : given.get("end", len(sizes))], np.int64)
+            return np.array(sizes, np.int64)
         count = math.prod(sizes)
         return np.array(count, np.int64) if count <= np.iinfo(np.int64).max else None
 

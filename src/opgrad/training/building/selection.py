@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from opgrad.gradients.expansion import inline_functions
-from opgrad.gradients.reach import differentiable_inputs
+from opgrad.gradients.reach import differentiable_inputs, taken_nodes
 from opgrad.graph.evaluation import constant_tensor
 from opgrad.graph.graph import Graph
 from opgrad.graph.large import size_of
@@ -102,7 +102,8 @@ class Candidates:
         self.tensors = tensors_of(model)
         self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
         inlined = inline_functions(without_values(model)) if model.functions else model
-        for node in all_nodes(inlined.graph.node):
+        self._nodes = list(taken_nodes(Graph(inlined), inlined.graph.node))
+        for node in self._nodes:
             for place, name in enumerate(node.input):
                 self._readers.setdefault(name, []).append((node, place))
         self.statistics = [name for name in forms.statistics(model) if self._is_float(name)]
@@ -118,7 +119,7 @@ class Candidates:
         self.weights = [name for name in found if name not in self.fixed]
         self.modules = {name: names for name in self.weights if (names := self._names_in_modules(name))}
         self.shared = {name: layers for name in self.weights if len(layers := self._layers(name)) > 1}
-        self.products = dict(self._biases(inlined.graph))
+        self.products = dict(self._biases())
 
     def _values(self, name: str) -> np.ndarray:
         return array_of(self._apart.get(name, self.tensors[name]))
@@ -162,7 +163,7 @@ class Candidates:
         found = (layer_of(node, place)[0] for node, place in self._reads(name) if not is_handed_on(node, place))
         return list(dict.fromkeys(found))
 
-    def _biases(self, graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
+    def _biases(self) -> Iterator[tuple[str, str]]:
         """Biases, each with the weight with whose product it is added."""
         weights = set(self.weights)
         factors = {
@@ -171,7 +172,7 @@ class Candidates:
             for node, place in self._reads(name)
             if node.op_type in PRODUCTS and place == 1
         }
-        for node in all_nodes(graph.node):
+        for node in self._nodes:
             added, products = (node.input, node.input) if node.op_type == "Add" else (node.input[2:3], node.output[:1])
             weight = next((factors[name] for name in products if name in factors), None)
             if weight is not None:
