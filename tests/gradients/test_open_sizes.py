@@ -111,3 +111,53 @@ def test_ranks_that_the_graph_does_not_tell(name, plain):
         found.append(session.run(None, {"x": numbers(3, 1, 2, 5).astype(np.float32)}))
     for mine, other in zip(*found, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
+
+
+PRODUCTS = {
+    "one": "y = MatMul(s, w)",
+    "with a bias": "m = MatMul(s, w)\n y = Add(m, b)",
+    "two": "m = MatMul(s, w)\n a = Relu(m)\n k = MatMul(a, v)\n y = Add(k, b)",
+    "of open sizes": "c = Concat <axis = 1> (w, more)\n y = MatMul(s, c)",
+}
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_with_a_matrix_behind_values_of_any_rank(name, declared, count, plain):
+    """Behind an If on a size, as squeezing is exported, whose branches differ in rank."""
+    text = f"""g (float[K, 5, 4] x, float[4, M] more) => (float y) {{
+        zero = Constant <value = int64[1] {{0}}> ()  one = Constant <value = int64[1] {{1}}> ()
+        sizes = Shape <start = 0, end = 1> (x)  same = Equal(sizes, one)  flag = Squeeze(same)
+        s = If (flag) <then_branch = p () => (t) {{ t = Squeeze(x, zero) }},
+                       else_branch = q () => (u) {{ u = Identity(x) }}>
+        {PRODUCTS[name]}
+    }}"""
+    arrays = {"w": numbers(4, 3), "v": numbers(3, 3, seed=1), "b": numbers(3, seed=2)}
+    model, wanted = build(text), ["x", "w", *(each for each in "vb" if f" {each})" in PRODUCTS[name])]
+    model.graph.initializer.extend(
+        numpy_helper.from_array(each.astype(np.float32), key) for key, each in arrays.items()
+    )
+    shape = model.graph.output[0].type.tensor_type
+    shape.ClearField("shape")
+    for size in range((3 if count == 2 else 2) * declared):
+        shape.shape.dim.add().dim_param = f"d{size}"
+    graph = gradients(model, "y", wanted, plain=plain)
+    session = (onnxruntime.InferenceSession if plain else InferenceSession)(graph.SerializeToString())
+    x, more = numbers(count, 5, 4, seed=3).astype(np.float32), numbers(4, 2, seed=4).astype(np.float32)
+    found = session.run(None, {"x": x, "more": more})[1:]
+    for key, gradient in zip(wanted, found, strict=True):
+        given = {"x": x, **arrays}
+        direction, step = np.random.default_rng(0).standard_normal(given[key].shape), 1e-6
+        ends = [product(name, {**given, key: given[key] + sign * step * direction}, more) for sign in (1, -1)]
+        np.testing.assert_allclose((gradient * direction).sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-4)
+
+
+def product(name, given, more):
+    """The sum of the results in float64."""
+    x, w, v, b = (np.asarray(given[key], np.float64) for key in "xwvb")
+    if name == "of open sizes":
+        return (x @ np.concatenate([w, more], 1)).sum()
+    y = x @ w + (b if name == "with a bias" else 0)
+    return (np.maximum(y, 0) @ v + b).sum() if name == "two" else y.sum()

@@ -17,6 +17,8 @@ def matmul(node: Node) -> Gradients:
     a, b, dy = node.x, node.required(1), node.dy
     if (da := gradient_through(node, dy, 1)) is not None:
         return [da, None]
+    if a.sizes is None and b.sizes is not None and len(b.sizes) == 2:
+        return [node.body.node("MatMul", dy, _transposed(b)), _gemm(_rows(a, b, 0), _rows(dy, b, 1), transA=1)]
     ranks = len(sizes_of(a)), len(sizes_of(b))
     if ranks == (2, 2):
         return [_gemm(dy, b, transB=1), _gemm(a, dy, transA=1)]
@@ -37,6 +39,14 @@ def matmul(node: Node) -> Gradients:
 
 def _gemm(a: Value, b: Value, *c: Value, **attributes: float) -> Value:
     return a.body.node("Gemm", a, b, *c, **attributes)
+
+
+def _rows(value: Value, matrix: Value, axis: int) -> Value:
+    """A value of any rank as one matrix, whose rows are as long as an axis of another."""
+    size = sizes_of(matrix)[axis]
+    if isinstance(size, int):
+        return value.reshape([-1, size])
+    return value.reshape(value.body.concat(value.body.ints([-1]), matrix.shape(axis, axis + 1)))
 
 
 def _width(value: Value) -> int:
