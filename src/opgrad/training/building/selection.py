@@ -240,9 +240,12 @@ def select(
     frozen |= {name for name in forms.statistics(model, training=True) if name in tensors} - trainable
     others = {name for name, each in tensors.items() if each.data_type in FLOATS and size_of(each) > 1}
     groups = trainable, frozen, held, others - trainable - frozen
-    chosen = (tuple(name for name in [*inputs, *tensors] if name in group) for group in groups)
+    trained, stay, named_to_stay, constants = (
+        tuple(name for name in [*inputs, *tensors] if name in group) for group in groups
+    )
     shared = {name: layers for name, layers in candidates.shared.items() if name in {*trainable, *held}}
-    return Selection(*chosen, shared, _torn(candidates, by_pattern, trainable))
+    torn = _torn(candidates, by_pattern, trainable)
+    return Selection(trained, stay, named_to_stay, constants, shared, torn)
 
 
 def _torn(candidates: Candidates, matched: Collection[str], trainable: Collection[str]) -> tuple[tuple[str, str], ...]:

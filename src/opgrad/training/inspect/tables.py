@@ -81,8 +81,8 @@ def _training_rows(training: Trainability | None) -> list[tuple[str, str]]:
     if training.frozen:
         rows.append(("frozen", f"{len(training.frozen)} statistics of normalization"))
     if training.trainable:
-        names = ((name, ", ".join(training.modules.get(name, ()))) for name in training.trainable)
-        rows.append(("weights", ", ".join(f"{name} ({others})" if others else name for name, others in names)))
+        others = {name: f" ({', '.join(found)})" for name, found in training.modules.items()}
+        rows.append(("weights", ", ".join(f"{name}{others.get(name, '')}" for name in training.trainable)))
     for name, layers in training.shared.items():
         rows.append(("shared", f"{name} by {listed(layers)}: trained as one, with --untie each its own"))
     if training.constants:
