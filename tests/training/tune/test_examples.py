@@ -1,6 +1,8 @@
 """Examples as tokens: chats, prompts with completions and texts; which tokens are learned; batches of them."""
 
 import json
+import multiprocessing
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from language_models import TEMPLATE, WORDS, make_folder, write_lines
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
+from opgrad.training.tune import chat
 from opgrad.training.tune.chat import ChatTemplate
 from opgrad.training.tune.examples import TokenExamples
 from opgrad.training.tune.token_data import MULTIPLE, TokenData
@@ -132,21 +135,129 @@ def test_template_with_generation_blocks_and_loop_controls():
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("{{ raise_exception('roles must alternate') }}", "fails: roles must alternate"),
-        ("{{ messages.__class__.__mro__ }}", "fails: access to attribute '__class__' of 'list' object is unsafe"),
-        ("{{ 'x' * 100000000000 }}", "fails: .* of large values"),
-        ("{{ 10 ** 1000000 }}", "fails: .* of large values"),
-        ("{% for i in range(100000000000) %}{% endfor %}", "fails: Range too big"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages.__class__.__mro__ }}", "access to attribute '__class__' of 'list' object is unsafe"),
+        ("{% for i in range(100000000000) %}{% endfor %}", "Range too big"),
+        ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "it is nested too deeply"),
+        ("{{ 'x' * 70000000 }}", "it writes more than 67108864 characters"),
     ],
 )
 def test_template_that_fails(source, message):
-    with pytest.raises(ValueError, match=rf"the chat template of tokenizer_config.json {message}"):
+    with pytest.raises(ValueError, match=rf"the chat template of tokenizer_config.json fails: {message}"):
         template(source).render(CHAT["messages"])
 
 
-def test_template_that_is_none():
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'x' * n",
+        "'x' | center(n)",
+        "'x'.ljust(n)",
+        "'x'.zfill(n)",
+        "'%20000000000d' % 1",
+        "'{:20000000000d}'.format(1)",
+        "'x' | replace('x', 'y' * n)",
+        "[1] | batch(n, 1) | list",
+        "messages * n",
+    ],
+)
+def test_memory_of_a_template_is_limited(text):
+    with pytest.raises(ValueError, match="fails: it takes more than 1024 MiB of memory"):
+        template("{% set n = 20000000000 %}{{ " + text + " }}").render(CHAT["messages"])
+
+
+def test_memory_of_constants_is_limited():
+    """They are computed when a template is read."""
+    with pytest.raises(ValueError, match=r"tokenizer_config.json fails: it takes more than 1024 MiB"):
+        template("{{ 'x' | center(20000000000) }}").render(CHAT["messages"])
+
+
+def test_time_of_a_template_is_limited(monkeypatch):
+    monkeypatch.setattr(chat, "SECONDS", 1)
+    found = template(
+        "{% if messages[0].content == 'long' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
+        "{% endfor %}{% endif %}done"
+    )
+    with pytest.raises(ValueError, match=r"template of tokenizer_config.json fails: it takes more than 1 s"):
+        found.render([{"role": "user", "content": "long"}])
+    assert found.render(CHAT["messages"]) == "done"  # in another process
+
+
+def test_process_of_a_template_ends_with_it():
+    found = template("a")
+    process = found._process
+    del found
+    assert process.returncode is not None
+
+
+def test_template_in_a_forked_process():
+    found = template("{{ messages[0].content }}")
+    child = multiprocessing.get_context("fork").Process(target=found.render, args=(CHAT["messages"],))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    assert found.render(CHAT["messages"]) == "what is red ?"
+
+
+@pytest.mark.parametrize(
+    ("written", "places"),
+    [
+        ("{{ m.content }}", [" one ", "user", "?", "\n<think>so</think>\ntwo\n", "\U0001f600 <"]),
+        ("{{ m.content | trim }}", ["one", "user", "?", "<think>so</think>\ntwo", "\U0001f600 <"]),
+        ("{{ m.content.strip('\n') }}", [" one ", "user", "?", "<think>so</think>\ntwo", "\U0001f600 <"]),
+        ("{{ m.content.split('</think>')[-1] }}", [" one ", "user", "?", "two\n", "\U0001f600 <"]),
+        ("{{ m.content | upper }}", [" ONE ", "USER", "?", "\n<THINK>SO</THINK>\nTWO\n", "\U0001f600 <"]),
+        ("{{ m.content | trim | tojson }}", ["one", "user", "?", "<think>so</think>\\ntwo", "\U0001f600 <"]),
+    ],
+)
+def test_answers_are_found(written, places):
+    """Whatever they hold, be it what the template itself writes or looks for."""
+    answers = [" one ", "user", "?", "\n<think>so</think>\ntwo\n", "\U0001f600 <"]
+    messages = [{"role": role, "content": each} for each in answers for role in ("user", "assistant")]
+    source = (
+        "{% for m in messages %}<{% if m.role == 'user' %}user{% else %}a{% endif %}>" + written + "</s>{% endfor %}"
+    )
+    text, found = template(source).render_with_answers(messages)
+    assert [text[first:last] for first, last in found] == places
+    assert all(text[:first].rpartition("<")[2].startswith(("a>", "/think>")) for first, _ in found)
+
+
+def test_text_that_changes_with_answers():
+    source = "{% for m in messages %}{{ m.content }}{{ m.content | urlencode }}{% endfor %}"
+    with pytest.raises(ValueError, match="it writes other text around other answers, so that these are not found"):
+        template(source).render_with_answers(CHAT["messages"])
+    assert template(source).render(CHAT["messages"]).startswith("what is red ?what%20is")
+
+
+def test_chat_is_rendered_a_few_times_whatever_its_length(tmp_path, tokenizer):
+    turns = [{"role": role, "content": f"the cat {number}"} for number in range(2000) for role in ("user", "assistant")]
+    began = time.process_time()
+    found = examples(tmp_path, tokenizer, [{"messages": turns}], longest=100000)
+    assert found.told.trained == 2000 * 4
+    assert time.process_time() - began < 10  # a rendering for each answer would take minutes
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{" + "(" * 5000 + "1" + ")" * 5000 + "}}", "{% if 1 %}" * 5000])
+def test_template_that_is_none(source):
     with pytest.raises(ValueError, match=r"tune: tokenizer_config.json: "):
-        template("{% if %}")
+        template(source)
+
+
+def test_chat_that_is_nested_too_deeply():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ValueError, match=r"config.json fails: the chat is nested too deeply"):
+        template("a").render([{"role": "user", "content": deep}])
+
+
+def test_template_in_another_encoding(tmp_path):
+    folder = make_folder(tmp_path)
+    (folder / "chat_template.jinja").write_bytes("{{ messages }}é".encode("utf-16"))
+    with pytest.raises(
+        ValueError, match=r"tune: .*chat_template.jinja is no text in UTF-8: invalid start byte at byte 0"
+    ):
+        Tokenizer(folder)
 
 
 def test_chat_without_template(tmp_path):

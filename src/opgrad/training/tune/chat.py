@@ -1,13 +1,22 @@
-"""Chat templates: programs of a tokenizer's author in jinja2's language, which are run in its sandbox."""
+"""Chat templates: programs of a tokenizer's author in jinja2's language, which a process of their own renders."""
 
+import contextlib
+import importlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import weakref
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from opgrad.locks import settling
+
 WHO = "tune"
-LARGEST = 1 << 24  # characters that a template may make at once
-MARK = "\ue000\ue001\ue002"  # in the place of a message, to find where it stands in the text; of no script
+MEMORY, SECONDS = 1 << 30, 10  # that a template may take: bytes in all, and time of the processor for a chat
+PROCESS = Path(__file__).with_name("template_process.py")
 
 Message = Mapping[str, Any]
 
@@ -15,95 +24,91 @@ Message = Mapping[str, Any]
 class ChatTemplate:
     """A template that writes the messages of a chat as one text.
 
+    It is rendered by a process of its own, in jinja2's sandbox, with limits of memory and time; that is started here,
+    and ends with this object.
+
     source: in jinja2's language. special: texts of special tokens by name. origin: the file, for messages.
-    Raises ValueError if the source is no template.
+    Raises ValueError if the source is no template, or takes more than the limits.
     """
 
     def __init__(self, source: str, special: Mapping[str, str], origin: str):
-        import jinja2
-
-        self._special, self._origin = dict(special), origin
+        importlib.import_module("jinja2")  # if it is missing, here is where to say so
+        self._origin = origin
+        self._begin = {"path": [each for each in sys.path if each], "memory": MEMORY, "seconds": SECONDS}
+        self._begin |= {"source": source, "special": dict(special)}
+        self._process: Any = None
+        self._owner = os.getpid()
         try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise ValueError(f"{WHO}: {origin}: {_said(error)}") from None
+            with settling:
+                self._start()
+        except ValueError as error:
+            raise ValueError(f"{WHO}: {origin}: {error}") from None
 
     def render(self, messages: Sequence[Message], tools: Any = None, begin_answer: bool = False) -> str:
         """The text of a chat. begin_answer: whether the beginning of an answer follows the messages.
 
-        Raises ValueError for whatever the template finds wrong.
+        Raises ValueError for whatever the template finds wrong, and if it takes more than the limits.
         """
-        given = {**self._special, "messages": messages, "tools": tools, "add_generation_prompt": begin_answer}
-        try:
-            return self._template.render(given)
-        except Exception as error:  # whatever a program raises
-            raise ValueError(f"the chat template of {self._origin} fails: {_said(error)}") from None
+        return self._render(messages, tools, begin_answer, False)[0]
 
     def render_with_answers(self, messages: Sequence[Message], tools: Any = None) -> tuple[str, list[tuple[int, int]]]:
         """The text of a chat, and where in it the assistant's answers stand: first character and the one behind.
 
-        An answer is found by what changes in the text when another stands in its place; so templates may leave out
-        parts of earlier answers.
+        Templates may leave out parts of earlier answers. Raises what `render` raises, and ValueError if the template
+        writes other text around other answers.
         """
-        text, places = self.render(messages, tools), []
-        for number, message in enumerate(messages):
-            if message.get("role") != "assistant" or not isinstance(message.get("content"), str):
-                continue
-            other = self.render([*messages[:number], {**message, "content": MARK}, *messages[number + 1 :]], tools)
-            first = _common(text, other)
-            last = len(text) - _common(text[first:][::-1], other[first:][::-1])
-            if MARK in other and first < last:
-                places.append((first, last))
-        return text, places
+        return self._render(messages, tools, False, True)
+
+    def _render(
+        self, messages: Sequence[Message], tools: Any, begin_answer: bool, answers: bool
+    ) -> tuple[str, list[tuple[int, int]]]:
+        request = {"messages": messages, "tools": tools, "add_generation_prompt": begin_answer, "answers": answers}
+        try:
+            with settling:  # a chat at a time; no fork happens meanwhile
+                if self._process is None or self._owner != os.getpid():
+                    self._start()
+                text, places = self._ask(request)
+        except ValueError as error:
+            raise ValueError(f"the chat template of {self._origin} fails: {error}") from None
+        return text, [(first, last) for first, last in places]
+
+    def _start(self) -> None:
+        """Start the process, and have it read the template."""
+        process: Any = subprocess.Popen(
+            [sys.executable, "-I", str(PROCESS)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+        )  # fmt: skip
+        self._process, self._owner = process, os.getpid()
+        self._end = weakref.finalize(self, _end, process, self._owner)
+        self._ask(self._begin)
+
+    def _ask(self, request: Mapping[str, Any]) -> Any:
+        """What the process answers to a request. Raises ValueError for its error, or if it dies of the request."""
+        try:
+            line = json.dumps(request).encode() + b"\n"
+        except RecursionError:
+            raise ValueError("the chat is nested too deeply") from None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            status, self._process = self._process.wait(), None
+            self._end()
+            is_late = status == -getattr(signal, "SIGPROF", 0)
+            raise ValueError(f"it takes more than {SECONDS} s" if is_late else f"its process ends with status {status}")
+        found = json.loads(answer)
+        if "error" in found:
+            raise ValueError(found["error"])
+        return found["answer"]
 
 
-def _common(one: str, other: str) -> int:
-    """The length of the common beginning of two texts."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
-    return low
-
-
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _environment() -> Any:
-    """jinja2's sandbox with what templates of tokenizers use; a product of a text is limited in its size."""
-    from jinja2 import nodes
-    from jinja2.exceptions import SecurityError, TemplateError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}` … `{% endgeneration %}`, which marks answers and writes what it holds."""
-
-        tags = {"generation"}  # noqa: RUF012 - as its class has it
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body).set_lineno(line)
-
-    class Sandbox(ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset(("*", "**"))
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            sizes = [len(each) if hasattr(each, "__len__") else abs(each) for each in (left, right)]
-            if (operator == "**" and max(sizes) > 64) or (operator == "*" and sizes[0] * sizes[1] > LARGEST):
-                raise SecurityError(f"{operator} of large values")
-            return super().call_binop(context, operator, left, right)
-
-    def raise_exception(text: str) -> None:
-        raise TemplateError(text)
-
-    def tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, **_: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
-
-    made = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-    made.filters["tojson"] = tojson
-    made.globals["raise_exception"] = raise_exception
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return made
+def _end(process: Any, owner: int) -> None:
+    """End a process, unless this is a forked child of its owner."""
+    if os.getpid() == owner:
+        process.kill()
+        process.wait()
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+    process.stdout.close()

@@ -166,12 +166,12 @@ class TokenExamples:
         text, answers = template.render_with_answers(messages, tools)
         tokens, places = self._tokenizer.encode_with_places(text)
         trained = np.zeros(len(tokens), np.bool_)
+        begins, ends = np.maximum.accumulate(places, 0).T
         for first, last in answers:
-            inside = (places[:, 1] > first) & (places[:, 0] < last)
-            trained |= inside
-            behind = int(np.flatnonzero(inside)[-1]) + 1 if inside.any() else len(tokens)
-            if behind < len(tokens) and self._tokenizer.is_added(int(tokens[behind])):  # it ends the turn
-                trained[behind] = True
+            inside = slice(np.searchsorted(ends, first, "right"), np.searchsorted(begins, last))
+            trained[inside] = True
+            if inside.start < inside.stop < len(tokens) and self._tokenizer.is_added(int(tokens[inside.stop])):
+                trained[inside.stop] = True  # it ends the turn
         return tokens, trained
 
 

@@ -94,7 +94,11 @@ def _template(folder: Path, config: dict[str, Any], special: dict[str, str]) -> 
     """The template for chats: that of chat_template.jinja, or the default one of tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return ChatTemplate(read_regular(path, f"{WHO}: {path}").decode(), special, str(path))
+        try:
+            source = read_regular(path, f"{WHO}: {path}").decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{WHO}: {path} is no text in UTF-8: {error.reason} at byte {error.start}") from None
+        return ChatTemplate(source, special, str(path))
     given = config.get("chat_template")
     if isinstance(given, list):
         named = {each.get("name"): each.get("template") for each in given if isinstance(each, dict)}
