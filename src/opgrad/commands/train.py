@@ -275,7 +275,7 @@ def _train(
     if artifacts.scores is None:
         screen.print(f"no scores found that {artifacts.loss} compares with a label: only the loss is reported")
     try:
-        with shown(screen, artifacts.name) as bar:
+        with shown(screen, artifacts.name, epochs=recipe.epochs) as bar:
             finish = quantizing.convert_file if making.quantization.quantize else None
             run = job.train(artifacts, recipe, places.data, output, bar, resumption, processes, finish)
     except Interrupted as interruption:

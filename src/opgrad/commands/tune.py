@@ -169,6 +169,7 @@ def _train(
     from opgrad.training.inspect.tables import print_adapters
     from opgrad.training.run.fit import Interrupted
     from opgrad.training.tune.summary import adapted
+    from opgrad.training.tune.tuner import DEFAULTS
 
     assert texts.data is not None
     output = texts.output or _output(tuner.file if tuner.file.name != "model.onnx" else tuner.folder)
@@ -184,7 +185,8 @@ def _train(
         screen.print(line)
 
     try:
-        with bar_of(live)(screen, tuner.folder.resolve().name, "tokens") as bar:
+        epochs = settings.epochs or DEFAULTS["epochs"]
+        with bar_of(live)(screen, tuner.folder.resolve().name, "tokens", epochs) as bar:
             run = tuner.fit(
                 texts.data, output, train_on=texts.train_on, samples=texts.sample or (), progress=bar,
                 told=told, resume=texts.resume, processes=processes, **settings.of_recipe(),

@@ -43,10 +43,10 @@ class RunCurve:
 
 
 class LiveCurve(AbstractContextManager["LiveCurve"]):
-    """A progress bar under a picture of the losses; used as `TrainingBar` is."""
+    """A progress bar under a picture of the losses, or lines before one; used as `TrainingBar` is."""
 
-    def __init__(self, console: Console, description: str, unit: str = "samples"):
-        self._bar = TrainingBar(console, description, unit)
+    def __init__(self, console: Console, description: str, unit: str = "samples", epochs: int = 1):
+        self._bar = TrainingBar(console, description, unit, epochs)
         self._console, self._title = console, visible(description)
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._training, self._validation = RunCurve(), RunCurve()
@@ -67,6 +67,8 @@ class LiveCurve(AbstractContextManager["LiveCurve"]):
             self._last_validation = validation_loss
             self._validation.add(done, validation_loss)
         self._bar.update(done, total, loss, validation_loss, speed)
+        if self._bar.lines is not None:
+            self._bar.lines(done, total, loss, validation_loss, speed)
         now = time.perf_counter()
         if not self._live.is_started:
             self._live.start()

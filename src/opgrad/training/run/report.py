@@ -1,7 +1,9 @@
-"""The output of a training run in a terminal: a progress bar and the results."""
+"""The output of a training run: a progress bar in a terminal, lines elsewhere, and the results."""
 
+import math
 import time
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -14,15 +16,51 @@ from opgrad.training.run.job import Run
 from opgrad.training.run.state import BEST, LAST
 
 INTERVAL = 0.1  # seconds between two updates of the bar; a training step may take less than 0.1 ms
+SILENCE = 30.0  # the most seconds between two lines, unless a step takes longer
+
+
+class TrainingLines:
+    """A line at the end of each epoch, and after half a minute without one: what a file or a pipe shows of a training.
+
+    Its loss is the mean of the steps since the line before. See `TrainingBar`.
+    """
+
+    def __init__(self, console: Console, description: str, unit: str, epochs: int):
+        self._console, self._title, self._unit, self._epochs = console, visible(description), unit, epochs
+        self._losses: list[float] = []
+        self._begin: tuple[float, int] | None = None  # when the first step was done, and the rows by then
+        self._said = 0.0
+
+    def __call__(self, done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
+        """Take note of a step, and print a line if it is time for one."""
+        now = time.perf_counter()
+        if self._begin is None:
+            self._begin, self._said = (now, done), now
+        self._losses.append(loss)
+        rows = total // self._epochs
+        if done % rows and now - self._said < SILENCE:
+            return
+        epoch, since, before = math.ceil(done / rows), now - self._begin[0], done - self._begin[1]
+        facts = [f"epoch {epoch} of {self._epochs}", f"{done / total:.0%}"]
+        facts.append(f"loss {loss_text(sum(self._losses) / len(self._losses))}")
+        if validation_loss is not None:
+            facts.append(f"validation {loss_text(validation_loss)} after epoch {epoch - 1}")
+        facts.append(f"{speed:,.0f} {self._unit}/s")
+        if before:
+            facts.append(f"{timedelta(seconds=round(since / before * (total - done)))} left")
+        self._console.print(f"{self._title}: {', '.join(facts)}", soft_wrap=True, highlight=False)
+        self._losses, self._said = [], now
 
 
 class TrainingBar(AbstractContextManager["TrainingBar"]):
     """A progress bar with losses and speed; use it in a `with` block and call it after every step.
 
-    unit: of the speed, in a second.
+    unit: of the speed, in a second. epochs: of the whole run.
+    lines: what is shown instead where the console is no terminal, or one that cannot draw a bar; else None.
     """
 
-    def __init__(self, console: Console, description: str, unit: str = "samples"):
+    def __init__(self, console: Console, description: str, unit: str = "samples", epochs: int = 1):
+        self.lines = None if console.is_interactive else TrainingLines(console, description, unit, epochs)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -42,6 +80,9 @@ class TrainingBar(AbstractContextManager["TrainingBar"]):
 
     def __call__(self, done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
         """Show that `done` of `total` rows are trained, the last losses, and the rows of a second."""
+        if self.lines is not None:
+            self.lines(done, total, loss, validation_loss, speed)
+            return
         if not self._start:
             self._progress.start()
         elif time.perf_counter() - self._shown < INTERVAL and done < total:
