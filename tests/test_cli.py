@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,20 @@ def test_the_module_runs_as_a_command(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "runs" / "digits" / "model.onnx").is_file()
     assert "Traceback" not in result.stderr
+
+
+def options_of_commands() -> Iterator[Any]:
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        for option in command.params:
+            if option.param_type_name == "option":
+                yield pytest.param(option, id=f"{name} {option.opts[0]}")
+
+
+@pytest.mark.parametrize("option", [*options_of_commands()])
+def test_help_is_a_sentence_and_names_the_default(option: Any) -> None:
+    """A flag's default is no; of a value other than None typer shows it."""
+    assert option.help[0].isupper()
+    assert option.help.endswith(".")
+    assert len(option.help.split()) >= 3
+    is_shown = (option.default is not None and option.default != "") or option.required or option.name == "help"
+    assert is_shown or "default: " in option.help.lower()

@@ -70,7 +70,7 @@ def inspect(
             metavar="PATH", help="Folder of an artifact set or a language model, or one .onnx file.", exists=True
         ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
     """Show what an artifact set contains, or what training would make of a model, and who runs every operator.
 

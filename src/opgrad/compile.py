@@ -34,21 +34,27 @@ def compile_kernels(
     folders: Annotated[
         list[Path] | None, folders_argument("Artifact sets: the kernels of their graphs and optimizers.")
     ] = None,
-    model: Annotated[list[Path] | None, typer.Option(metavar="DIR", help="An artifact set, as DIR.")] = None,
+    model: Annotated[list[Path] | None, typer.Option(metavar="DIR", help="A set, as DIR; default: none.")] = None,
     ops: Annotated[
-        str, typer.Option(metavar="NAME,…", help="Operators; default: all, or with DIR those of the graphs.")
+        str, typer.Option(metavar="NAME,…", help="The operators; default: all, or with DIR those of the graphs.")
     ] = "",
-    dtypes: Annotated[str, typer.Option(metavar="NAME,…", help="Of operators; default: " + ",".join(FLOATS))] = "",
+    dtypes: Annotated[
+        str, typer.Option(metavar="NAME,…", help="Dtypes of operators; default: " + ",".join(FLOATS) + ".")
+    ] = "",
     jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; default: one for each CPU.")
+        int | None, typer.Option("--jobs", "-j", min=1, help="How many processes compile; default: one for each CPU.")
     ] = None,
     processors: Annotated[
-        str, typer.Option("--for", metavar="NAME,…", help="Make a pack for processors: " + ", ".join(PROCESSORS))
+        str,
+        typer.Option("--for", metavar="NAME,…", help=f"Make a pack for {', '.join(PROCESSORS)}; default: no pack."),
     ] = "",
     program: Annotated[
-        str, typer.Option("--run", metavar="'PROGRAM.py ARG…'", help="For a pack: the kernels that a program takes.")
+        str,
+        typer.Option("--run", metavar="'PROGRAM.py ARG…'", help="Program of a pack; default: none."),
     ] = "",
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="The pack.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the pack; default: none.")
+    ] = None,
 ) -> None:
     """Compile kernels into the cache, so that no later process has to.
 

@@ -24,6 +24,13 @@ def visible(text: str) -> str:
     return "".join(ascii(each)[1:-1] if unicodedata.category(each) in ACTING else each for each in text)
 
 
+def sentence(error: Exception) -> str:
+    """What an error says, in one line; of the system's, the file and the reason without its number."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class _Screen(Console):
     """A console on which text that it is given as str is one line, whatever characters that has."""
 

@@ -339,3 +339,64 @@ def test_inspect_of_models_that_are_not_to_be_trained(tmp_path):
     status, text = cli("inspect", model)
     assert status == 1
     assert "values" in text
+
+
+# --- what is said before anything is made ----------------------------------------------------------------------------
+
+
+def test_output_is_tried_before_artifacts_are_made(tmp_path, monkeypatch):
+    """Here it lies below a file."""
+    monkeypatch.setattr("opgrad.commands.train.make", lambda *_, **__: pytest.fail("artifacts were made"))
+    model, rows = saved(perceptron(), tmp_path), data(tmp_path / "rows.npz", x=(4,))
+    (tmp_path / "file").write_text("")
+    status, text = cli("train", model, "--data", rows, "--loss", "mse", "--output", tmp_path / "file" / "deep")
+    assert (status, text.strip()) == (1, f"opgrad: {tmp_path / 'file' / 'deep'}: Not a directory")
+
+
+def test_output_that_was_made_is_gone_after_an_error(tmp_path):
+    model, rows = saved(perceptron(), tmp_path), data(tmp_path / "rows.npz", x=(4,))
+    status, _ = cli(
+        "train", model, "--data", rows, "--loss", "mse", "--freeze", "none", "--output", tmp_path / "a" / "b"
+    )
+    assert (status, (tmp_path / "a").exists()) == (1, False)
+
+
+def test_folder_that_is_no_artifact_set(tmp_path):
+    status, text = cli("train", tmp_path, "--loss", "mse")
+    assert status == 1
+    assert "has no training_model.onnx" in text or "has none of" in text
+    assert "is an artifact set" not in text
+
+
+def test_batch_size_that_the_graphs_do_not_take(tmp_path):
+    model = build("g (float[2, 4] x) => (float[2, 3] scores) { scores = MatMul(x, w) }", normal(w=(4, 3)))
+    rows = data(tmp_path / "rows.npz", x=(4,))
+    status, text = cli(
+        "train", saved(model, tmp_path), "--data", rows, "--loss", "cross-entropy", "--output", tmp_path / "out"
+    )
+    expected = "expected 2, the only one that the graphs take: --batch-size 2, or export the model with axis 0 of 'x'"
+    assert status == 1
+    assert expected in text
+
+
+def test_one_row_of_data(tmp_path):
+    model, rows = saved(perceptron(), tmp_path), data(tmp_path / "rows.npz", rows=1, x=(4,))
+    status, text = cli("train", model, "--data", rows, "--loss", "cross-entropy", "--output", tmp_path / "out")
+    assert status == 1
+    assert "rows is 1, expected at least 2, of which one is for the test" in text
+
+
+@pytest.mark.parametrize("kind", [each for each in Loss if each != Loss.NLLLoss])
+@pytest.mark.parametrize("shape", ["batch, 3", "batch, 5, 3", "batch, 3, 5, 7"])
+def test_inspect_names_the_array_of_each_loss(tmp_path, kind, shape):
+    operator = "LogSoftmax" if kind == Loss.KLDivLoss else "Relu"
+    model = build(
+        f"g (float[{shape}] x) => (float[{shape}] y) {{ h = Mul(x, w) y = {operator}(h) }}",
+        normal(w=(int(shape.split()[-1]),)),
+    )
+    (output,) = inspect(saved(model, tmp_path)).training.outputs
+    (tmp_path / "made").mkdir()
+    generate_artifacts(model, loss=getattr(loss, kind.name)(), artifact_directory=tmp_path / "made")
+    made = inspect(tmp_path / "made").inputs[-1]
+    sizes = ", ".join(map(str, made.shape)) + ("," if len(made.shape) == 1 else "")
+    assert output.arrays[kind] == f"{made.name} {made.dtype} ({sizes})"

@@ -34,10 +34,10 @@ class CommandLine:
             "NAME,…",
         ),
     ] = ""
-    seconds: Annotated[float | None, Said("How long to measure each cell.")] = None
-    json: Annotated[Path | None, Said("Write the result.", "FILE")] = None
-    plot: Annotated[Path | None, Said("Draw the result into a PNG.", "FILE")] = None
-    html: Annotated[Path | None, Said("Write tables and a picture as one page.", "FILE")] = None
+    seconds: Annotated[float | None, Said("How long to measure each cell; default: by the kind of cell.")] = None
+    json: Annotated[Path | None, Said("A file for the result; default: none.", "FILE")] = None
+    plot: Annotated[Path | None, Said("A PNG file for a picture of the result; default: none.", "FILE")] = None
+    html: Annotated[Path | None, Said("A page for tables and a picture; default: none.", "FILE")] = None
 
     @classmethod
     def said(cls) -> dict[str, tuple[Any, Said]]:
@@ -87,7 +87,7 @@ class CommandLine:
 class BenchOptions(CommandLine):
     """What to measure, as the command line of `opgrad bench` has it."""
 
-    device: Annotated[str, Said("cpu or cuda; jax: compiled functions of JAX on the CPU.", "NAME")] = "cpu"
+    device: Annotated[str, Said("The device, cpu or cuda; jax: compiled functions of JAX on the CPU.", "NAME")] = "cpu"
     ops: Annotated[str, Said("Operators; default: all.", "NAME,…")] = ""
     dtypes: Annotated[str, Said("Default: float32,bfloat16,float16; there is float64 too.", "NAME,…")] = ""
     shapes: Annotated[str, Said("Shapes such as 4096x1000; default: those of the table.", "SHAPE,…")] = ""

@@ -24,9 +24,10 @@ class FileOptions:
     """Which files are written."""
 
     output: Annotated[Path, _option("--output", "-o", help="The folder; made if need be.", file_okay=False)]
-    prefix: Annotated[str, _option(help="In front of the names of all files.")] = ""
+    prefix: Annotated[str, _option(help="What stands in front of the names of all files; default: nothing.")] = ""
     output_name: Annotated[
-        list[str] | None, _option(help="Value that both models have as an output, too.", metavar="NAME")
+        list[str] | None,
+        _option(help="A value that both models have as an output, too; default: none.", metavar="NAME"),
     ] = None
     nominal: Annotated[bool, _option(help="Write a checkpoint without values, too.")] = False
     ort_format: Annotated[bool, _option(help="Write the models in ORT format, too.")] = False
@@ -44,7 +45,9 @@ def artifacts(
     optimizer: OptimizerOptions,
     clip_norm: Annotated[
         float | None,
-        typer.Option(callback=positive, help="Largest norm of all gradients.", rich_help_panel="Optimizer"),
+        typer.Option(
+            callback=positive, help="The largest norm of all gradients; default: no limit.", rich_help_panel="Optimizer"
+        ),
     ] = None,
 ) -> None:
     """Make training artifacts of a model: training model, eval model, optimizer model and checkpoint.

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import typer
 
-from opgrad.terminal import visible
+from opgrad.terminal import sentence, visible
 
 F = TypeVar("F", bound=Callable[..., Any])
 USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError)
@@ -46,7 +46,7 @@ def explains_errors(extra: str | None = None) -> Callable[[F], F]:
             except Exception as error:
                 if not isinstance(error, USER_ERRORS) and not type(error).__module__.startswith("onnxruntime"):
                     raise
-                message = " ".join(str(error).split())
+                message = sentence(error)
             typer.echo(f"opgrad: {visible(message)}", err=True)
             raise typer.Exit(1)
 

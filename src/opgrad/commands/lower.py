@@ -20,10 +20,12 @@ def lower(
         Path | None, typer.Argument(metavar="MODEL", help="An .onnx file.", exists=True, dir_okay=False)
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file to write; its folder is made.")
+        Path | None,
+        typer.Option("--output", "-o", help="The file to write, whose folder is made; default: none, with --list."),
     ] = None,
     operator: Annotated[
-        list[str] | None, typer.Option(help="Lower these operators only, of those that --list prints.", metavar="NAME")
+        list[str] | None,
+        typer.Option(help="Lower these operators alone, of those that --list prints; default: all.", metavar="NAME"),
     ] = None,
     show_list: Annotated[
         bool, typer.Option("--list", help="Print which operators can be lowered, and why the others cannot.")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -52,16 +53,28 @@ class ParameterOptions:
         list[str] | None, _option("Weights to train: a name or 'head.*'; default: all.", "Model", metavar="PATTERN")
     ] = None
     freeze: Annotated[
-        list[str] | None, _option("Weights that stay as they are: a name or 'backbone.*'.", "Model", metavar="PATTERN")
+        list[str] | None,
+        _option("Weights that stay as they are: a name or 'backbone.*'; default: none.", "Model", metavar="PATTERN"),
     ] = None
     batch_norm: Annotated[
-        str | None, _option("Batch normalization: model, train or freeze.", "Model", metavar="KIND")
+        str | None,
+        _option(
+            "What batch normalization does: model, train or freeze; default: model, as the model has it.",
+            "Model",
+            metavar="KIND",
+        ),
     ] = None
     checkpoint_segments: Annotated[
-        int | None, _option("Keep activations of so many segments only, compute others again.", "Model", min=1)
+        int | None,
+        _option(
+            "Keep activations of so many segments alone, and compute the others again; default: keep all.",
+            "Model",
+            min=1,
+        ),
     ] = None
     custom_op_library: Annotated[
-        Path | None, _option("Library with operators of your own.", "Model", exists=True, dir_okay=False)
+        Path | None,
+        _option("A library with operators of your own; default: none.", "Model", exists=True, dir_okay=False),
     ] = None
     untie: Annotated[
         bool | None,
@@ -75,24 +88,57 @@ class LossOptions:
 
     loss: Annotated[
         Loss | None,
-        _option(f"{', '.join(Loss)}; default: the model's first output is the loss.", "Loss", metavar="KIND"),
+        _option(f"The loss is {', '.join(Loss)}; default: the model's first output.", "Loss", metavar="KIND"),
     ] = None
     loss_input: Annotated[
-        list[str] | None, _option("Value that the loss takes; default: all outputs.", "Loss", metavar="NAME")
+        list[str] | None, _option("A value that the loss takes; default: all outputs.", "Loss", metavar="NAME")
     ] = None
-    reduction: Annotated[str | None, _option("mean, sum; kl-div also: batchmean.", "Loss", metavar="KIND")] = None
-    label_smoothing: Annotated[float | None, _option("cross-entropy: from 0 to 1.", "Loss")] = None
-    ignore_index: Annotated[int | None, _option("cross-entropy, nll: a label that does not count.", "Loss")] = None
-    class_axis: Annotated[int | None, _option("cross-entropy, nll: the axis of the classes.", "Loss")] = None
+    reduction: Annotated[
+        str | None,
+        _option(
+            "The loss of a batch is the mean or the sum of its losses, of kl-div also the batchmean; default: mean.",
+            "Loss",
+            metavar="KIND",
+        ),
+    ] = None
+    label_smoothing: Annotated[
+        float | None,
+        _option("How far cross-entropy's targets are spread over all classes, 0 to 1; default: 0.", "Loss"),
+    ] = None
+    ignore_index: Annotated[
+        int | None, _option("The label that cross-entropy and nll leave out; default: none.", "Loss")
+    ] = None
+    class_axis: Annotated[
+        int | None,
+        _option(
+            "The axis of cross-entropy's and nll's classes; default: the last, of four axes and more the second.",
+            "Loss",
+        ),
+    ] = None
     weight: Annotated[
-        str | None, _option("Of each class, such as 1,0.5,2.", "Loss", metavar="NUMBERS", callback=numbers)
+        str | None,
+        _option(
+            "The weight of each class, such as 1,0.5,2; default: 1 each.", "Loss", metavar="NUMBERS", callback=numbers
+        ),
     ] = None
     pos_weight: Annotated[
-        str | None, _option("bce-with-logits: of targets that are 1.", "Loss", metavar="NUMBERS", callback=numbers)
+        str | None,
+        _option(
+            "The weight of bce-with-logits' targets that are 1; default: 1.",
+            "Loss",
+            metavar="NUMBERS",
+            callback=numbers,
+        ),
     ] = None
-    delta: Annotated[float | None, _option("huber.", "Loss", callback=positive)] = None
-    beta: Annotated[float | None, _option("smooth-l1.", "Loss", min=0)] = None
-    log_target: Annotated[bool | None, _option("kl-div: targets are logarithms, too.", "Loss")] = None
+    delta: Annotated[
+        float | None, _option("The difference from which huber grows linearly; default: 1.", "Loss", callback=positive)
+    ] = None
+    beta: Annotated[
+        float | None, _option("The difference from which smooth-l1 grows linearly; default: 1.", "Loss", min=0)
+    ] = None
+    log_target: Annotated[
+        bool | None, _option("Whether kl-div's targets are logarithms, too; default: no.", "Loss")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -100,15 +146,27 @@ class OptimizerOptions:
     """The optimizer. Those below `optimizer` are its arguments; the learning rate is a setting of the training."""
 
     optimizer: Annotated[
-        Optimizer | None, _option(f"{', '.join(Optimizer)}; default: adamw.", "Optimizer", metavar="KIND")
+        Optimizer | None,
+        _option(f"The optimizer is {', '.join(Optimizer)}; default: adamw.", "Optimizer", metavar="KIND"),
     ] = None
-    weight_decay: Annotated[float | None, _option("adamw; default: 0.", "Optimizer")] = None
+    weight_decay: Annotated[float | None, _option("The weight decay of adamw; default: 0.", "Optimizer")] = None
     betas: Annotated[
-        str | None, _option("adamw; default: 0.9,0.999.", "Optimizer", metavar="NUMBERS", callback=numbers)
+        str | None,
+        _option(
+            "The weight decay of The decay of adamw's two moments; default: 0.9,0.999.",
+            "Optimizer",
+            metavar="NUMBERS",
+            callback=numbers,
+        ),
     ] = None
-    eps: Annotated[float | None, _option("adamw; default: 1e-6.", "Optimizer")] = None
-    bias_correction: Annotated[bool | None, _option("adamw; default: yes.", "Optimizer")] = None
-    adam_mode: Annotated[int | None, _option("adamw: 1 Hugging Face's order, 0 PyTorch's.", "Optimizer")] = None
+    eps: Annotated[float | None, _option("What adamw adds to its divisor; default: 1e-6.", "Optimizer")] = None
+    bias_correction: Annotated[
+        bool | None, _option("Whether adamw corrects the bias of its moments; default: yes.", "Optimizer")
+    ] = None
+    adam_mode: Annotated[
+        int | None,
+        _option("The order of adamw's operations, 1 as Hugging Face, 0 as PyTorch; default: 1.", "Optimizer"),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -116,21 +174,27 @@ class QuantizationOptions:
     """How a model is quantized, and learns from what it was. Those below `quantize` are for it alone."""
 
     quantize: Annotated[
-        str | None, _option("Train it as an integer model: int8 or int4.", "Quantization", metavar="KIND")
+        str | None,
+        _option("Train it as an integer model, int8 or int4; default: as it is.", "Quantization", metavar="KIND"),
     ] = None
     per_channel: Annotated[
         bool | None,
-        typer.Option("--per-channel", help="A scale for each channel of a weight.", rich_help_panel="Quantization"),
+        typer.Option(
+            "--per-channel",
+            help="A scale for each channel of a weight; default: one for all.",
+            rich_help_panel="Quantization",
+        ),
     ] = None
     calibrate: Annotated[
         Path | None,
-        _option("int8: data for the scales of activations; default: the training rows.", "Quantization", exists=True),
+        _option("Data for the scales of int8's activations; default: the training rows.", "Quantization", exists=True),
     ] = None
     distill: Annotated[
-        float | None, _option("How much it learns from the float model's scores, 0 to 1.", "Quantization")
+        float | None,
+        _option("How much it learns from the float model's scores, 0 to 1; default: nothing.", "Quantization"),
     ] = None
     temperature: Annotated[
-        float | None, _option("distill: divides the scores; default: 2.", "Quantization", callback=positive)
+        float | None, _option("What --distill divides the scores by; default: 2.", "Quantization", callback=positive)
     ] = None
 
 
@@ -273,3 +337,12 @@ def made_folder(folder: Path) -> Iterator[None]:
             with suppress(OSError):
                 each.rmdir()
         raise
+
+
+@contextmanager
+def results_folder(folder: Path) -> Iterator[None]:
+    """A folder that is there and takes files, tried before any work; what had to be made is gone after an error."""
+    with made_folder(folder):
+        with TemporaryFile(dir=folder):
+            pass
+        yield

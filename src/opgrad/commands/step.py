@@ -45,16 +45,36 @@ class StepOptimizerOptions:
 
     optimizer: Annotated[
         StepOptimizer | None,
-        _option("Optimizer", help=f"{', '.join(StepOptimizer)}; default: that of the set.", metavar="KIND"),
+        _option(
+            "Optimizer", help=f"The optimizer is {', '.join(StepOptimizer)}; default: that of the set.", metavar="KIND"
+        ),
     ] = None
     betas: Annotated[
-        str | None, _option("Optimizer", help="adamw, lion: such as 0.9,0.999.", metavar="NUMBERS", callback=numbers)
+        str | None,
+        _option(
+            "Optimizer",
+            help="The decay of the moments of adamw and lion; default: 0.9,0.999, of lion 0.9,0.99.",
+            metavar="NUMBERS",
+            callback=numbers,
+        ),
     ] = None
-    eps: Annotated[float | None, _option("Optimizer", help="adamw, adagrad.")] = None
-    weight_decay: Annotated[float | None, _option("Optimizer", help="All but sgd.")] = None
-    momentum: Annotated[float | None, _option("Optimizer", help="momentum, nesterov; default: 0.9.")] = None
-    bias_correction: Annotated[bool | None, _option("Optimizer", help="adamw; default: yes.")] = None
-    adam_mode: Annotated[int | None, _option("Optimizer", help="adamw: 1 Hugging Face's order, 0 PyTorch's.")] = None
+    eps: Annotated[
+        float | None,
+        _option("Optimizer", help="What adamw and adagrad add to their divisor; default: 1e-8, of adagrad 1e-10."),
+    ] = None
+    weight_decay: Annotated[
+        float | None, _option("Optimizer", help="The weight decay of all but sgd; default: 0, of adamw 0.01.")
+    ] = None
+    momentum: Annotated[
+        float | None, _option("Optimizer", help="The momentum of momentum and nesterov; default: 0.9.")
+    ] = None
+    bias_correction: Annotated[
+        bool | None, _option("Optimizer", help="Whether adamw corrects the bias of its moments; default: yes.")
+    ] = None
+    adam_mode: Annotated[
+        int | None,
+        _option("Optimizer", help="The order of adamw's operations, 1 as Hugging Face, 0 as PyTorch; default: 0."),
+    ] = None
 
     def rule(self) -> "StepRule | None":
         """The rule, None for that of the set. Raises ValueError for an attribute of another optimizer."""
@@ -91,12 +111,15 @@ class StepOptions:
         float | None, _option("Step", help="Largest norm of all gradients; default: as the set.", callback=positive)
     ] = None
     flat: Annotated[bool, _option("Step", help="All parameters in one input, all moments in another.")] = False
-    weights: Annotated[Dtype, _option("Step", help="How parameters are kept.")] = Dtype.Float32
-    opset: Annotated[int | None, _option("Step", help="Of ai.onnx; default: the graph's, 16 at least.")] = None
+    weights: Annotated[Dtype, _option("Step", help="The dtype in which parameters are kept.")] = Dtype.Float32
+    opset: Annotated[int | None, _option("Step", help="The version of ai.onnx; default: the graph's, 16 at least.")] = (
+        None
+    )
     inline: Annotated[bool, _option("Step", help="No functions, for runtimes without them.")] = False
     accuracy: Annotated[bool, _option("Step", help="The share of right answers as an output.")] = False
     output_name: Annotated[
-        list[str] | None, _option("Step", help="Value of the training graph that is an output, too.", metavar="NAME")
+        list[str] | None,
+        _option("Step", help="A value of the training graph that is an output, too; default: none.", metavar="NAME"),
     ] = None
 
 
@@ -105,13 +128,20 @@ class LanguageOptions:
     """What is trained of a language model; see `opgrad tune`."""
 
     lora: Annotated[
-        list[str] | None, _option("Language model", help="Adapters: 'rank=8, target=*q_proj*'.", metavar="TEXT")
+        list[str] | None,
+        _option(
+            "Language model",
+            help="The adapters, such as 'rank=8, target=*q_proj*'; default: attention.",
+            metavar="TEXT",
+        ),
     ] = None
     train: Annotated[
-        list[str] | None, _option("Language model", help="Weights to train themselves.", metavar="PATTERN")
+        list[str] | None,
+        _option("Language model", help="Weights to train themselves; default: none.", metavar="PATTERN"),
     ] = None
     adapter: Annotated[
-        Path | None, _option("Language model", help="Adapter to train further, as of opgrad tune.", exists=True)
+        Path | None,
+        _option("Language model", help="An adapter to train further, as of opgrad tune; default: none.", exists=True),
     ] = None
     max_length: Annotated[
         int | None, _option("Language model", help="The most tokens of a row; default: 2048.", min=2)
@@ -132,7 +162,9 @@ def step(
     language: LanguageOptions,
     evaluation: Annotated[bool, typer.Option("--eval", help="Also write the model of loss, scores, accuracy.")] = False,
     inference: Annotated[bool, typer.Option("--infer", help="Also write the model of the scores.")] = False,
-    checkpoint: Annotated[Path | None, file_option("Whose parameters and moments the weights are.")] = None,
+    checkpoint: Annotated[
+        Path | None, file_option("The checkpoint whose parameters and moments the weights are; default: the set's.")
+    ] = None,
 ) -> None:
     """Write a training step as one plain ONNX model, for every runtime and without opgrad.
 

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,7 @@ from opgrad.commands.making import (
     QuantizationOptions,
     made_folder,
     make,
+    results_folder,
 )
 from opgrad.commands.options import file_option, given, positive, takes_groups, words
 from opgrad.terminal import console, visible
@@ -39,28 +40,51 @@ if TYPE_CHECKING:
 class RunSettings:
     """What a recipe says of every run, too."""
 
-    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the data.")] = None
-    lr: Annotated[float | None, typer.Option(callback=positive, help="Learning rate.")] = None
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows of a batch.")] = None
-    seed: Annotated[int | None, typer.Option(min=0, help="Decides the order of the rows.")] = None
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="How often all rows are trained on; default: 10, of tune 1.")
+    ] = None
+    lr: Annotated[
+        float | None, typer.Option(callback=positive, help="The learning rate; default: 0.001, of tune 0.0002.")
+    ] = None
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="How many rows a batch has; default: 32, of tune 4.")
+    ] = None
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="The number that decides the order of the rows; default: 0.")
+    ] = None
     validation: Annotated[
-        str | None, typer.Option(metavar="FRACTION|ROWS", help="Training rows to validate every epoch with.")
+        str | None,
+        typer.Option(metavar="FRACTION|ROWS", help="How many training rows validate every epoch; default: none."),
     ] = None
     patience: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many epochs without a better validation loss.")
+        int | None,
+        typer.Option(min=1, help="Stop after so many epochs without a better validation loss; default: never."),
     ] = None
-    schedule: Annotated[str | None, typer.Option(metavar="KIND", help="Learning rate: constant, linear or cosine.")] = (
-        None
-    )
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="How the learning rate falls: constant, linear or cosine; default: constant, of tune cosine.",
+        ),
+    ] = None
     warmup: Annotated[
-        int | None, typer.Option(min=0, metavar="STEPS", help="Steps over which the learning rate rises from 0.")
+        int | None,
+        typer.Option(min=0, metavar="STEPS", help="Over how many steps the learning rate rises from 0; default: 0."),
     ] = None
-    accumulate: Annotated[int | None, typer.Option(min=1, help="Batches whose gradients make one step.")] = None
+    accumulate: Annotated[
+        int | None, typer.Option(min=1, help="How many batches' gradients make one step; default: 1.")
+    ] = None
     clip_norm: Annotated[
-        float | None, typer.Option(callback=positive, help="Largest norm of all gradients together.")
+        float | None,
+        typer.Option(
+            callback=positive, help="The largest norm of all gradients together; default: the set's, of tune 1."
+        ),
     ] = None
     checkpoint_every: Annotated[
-        int | None, typer.Option(min=1, metavar="STEPS", help="Write last.checkpoint after so many steps, too.")
+        int | None,
+        typer.Option(
+            min=1, metavar="STEPS", help="Write last.checkpoint after so many steps, too; default: after epochs alone."
+        ),
     ] = None
 
     def of_recipe(self) -> dict[str, Any]:
@@ -77,7 +101,8 @@ class Settings(RunSettings):
     row_wise: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME,…", help="Embedding tables of which a step changes the rows alone that its batches have read."
+            metavar="NAME,…",
+            help="Embedding tables of which a step changes the rows alone that its batches have read; default: none.",
         ),
     ] = None
     fuse: Annotated[
@@ -103,14 +128,22 @@ class Settings(RunSettings):
 class Places:
     """Where things are read and written."""
 
-    data: Annotated[Path | None, file_option("Data: .npz, .npy or .csv; default: the dataset in recipe.toml.")] = None
-    output: Annotated[Path | None, typer.Option(help="Folder for the results; default: runs/NAME.")] = None
-    resume: Annotated[Path | None, file_option("Checkpoint to go on from: last.checkpoint of a run.")] = None
+    data: Annotated[
+        Path | None, file_option("The data as .npz, .npy or .csv; default: the dataset in recipe.toml.")
+    ] = None
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for the results; default: runs/NAME.", file_okay=False)
+    ] = None
+    resume: Annotated[
+        Path | None, file_option("The checkpoint to go on from, last.checkpoint of a run; default: none.")
+    ] = None
     export: Annotated[
-        Path | None, typer.Option(help="File for the trained model, with the outputs that it had.", dir_okay=False)
+        Path | None,
+        typer.Option(help="A file for the trained model, with the outputs that it had; default: none.", dir_okay=False),
     ] = None
     artifacts: Annotated[
-        Path | None, typer.Option(help="Folder that keeps the artifacts made of a model.", file_okay=False)
+        Path | None,
+        typer.Option(help="The folder that keeps the artifacts made of a model; default: none does.", file_okay=False),
     ] = None
 
 
@@ -158,6 +191,7 @@ def train(
             return
         _check_model(path, settings, places)
         with (
+            results_folder(places.output or Path("runs") / path.stem) if processes.is_first else nullcontext(),
             _trained_model(path, settings, places, quantization) as model,
             _artifacts(model, making, places, _scales(path, settings, places), processes) as folder,
         ):
@@ -189,9 +223,11 @@ def bar_of(live: bool) -> "type[LiveCurve] | type[TrainingBar]":
 
 
 def _check_folder(folder: Path, making: Making, places: Places) -> None:
-    """Raise ValueError for options that say what is made of a model."""
+    """Raise ValueError for options that say what is made of a model, if the folder has a set or a part of one."""
+    from opgrad.training.formats.artifact_set import FILES
+
     options = given(*making.groups) | ({"--artifacts": places.artifacts} if places.artifacts else {})
-    if options:
+    if options and any((folder / name).exists() for name in FILES):
         are = "is" if len(options) == 1 else "are"
         raise ValueError(
             f"train: {', '.join(options)} {are} for an .onnx file; {folder} is an artifact set, where this is settled"

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from opgrad.commands.making import results_folder
 from opgrad.commands.options import file_option, given, takes_groups, words
 from opgrad.commands.train import Live, RunSettings, bar_of
 from opgrad.terminal import console
@@ -32,15 +34,18 @@ class What:
 
     lora: Annotated[
         list[str] | None,
-        _option("Model", "Adapters: 'rank=8, alpha=16, target=q|v'; default: attention.", metavar="TEXT"),
+        _option("Model", "The adapters, such as 'rank=8, alpha=16, target=q|v'; default: attention.", metavar="TEXT"),
     ] = None
     train: Annotated[
-        list[str] | None, _option("Model", "Weights to train themselves, without adapters.", metavar="PATTERN")
+        list[str] | None,
+        _option("Model", "Weights to train themselves, without adapters; default: none.", metavar="PATTERN"),
     ] = None
     adapter: Annotated[
         Path | None,
         _option(
-            "Model", "An adapter to use or train further: a folder, of PEFT too, or a step's weights.", exists=True
+            "Model",
+            "An adapter to use or train further: a folder, of PEFT too, or a step's weights; default: none.",
+            exists=True,
         ),
     ] = None
     memory: Annotated[
@@ -53,14 +58,17 @@ class What:
     ] = None
     max_length: Annotated[int, _option("Model", "The most tokens of an example; longer ones are cut.", min=2)] = 2048
     pack: Annotated[bool, _option("Model", "Batches are one row of examples, without padding.")] = False
-    weight_decay: Annotated[float, _option("Model", "Of AdamW.", min=0)] = 0.0
+    weight_decay: Annotated[float, _option("Model", "The weight decay of AdamW.", min=0)] = 0.0
 
 
 @dataclass(frozen=True)
 class Texts:
     """Texts that are read and written."""
 
-    data: Annotated[Path | None, file_option("Examples: .jsonl with messages, prompt and completion, or text.")] = None
+    data: Annotated[
+        Path | None,
+        file_option("Examples as .jsonl with messages, prompt and completion, or text; default: no training."),
+    ] = None
     output: Annotated[
         Path | None, typer.Option(help="Folder for the results; default: tuned/NAME.", file_okay=False)
     ] = None
@@ -68,7 +76,8 @@ class Texts:
         str, typer.Option(metavar="KIND", help="What is learned: completions, with answers in chats, or all.")
     ] = "completions"
     sample: Annotated[
-        list[str] | None, typer.Option(metavar="PROMPT", help="Prompt that is written on after every epoch.")
+        list[str] | None,
+        typer.Option(metavar="PROMPT", help="A prompt that is written on after every epoch; default: none."),
     ] = None
     resume: Annotated[bool, typer.Option("--resume", help="Go on from last.checkpoint in the output.")] = False
 
@@ -77,15 +86,17 @@ class Texts:
 class Trying:
     """What is done with a model or an adapter that is there."""
 
-    prompt: Annotated[str | None, _option("Use", "Write on from this.")] = None
+    prompt: Annotated[str | None, _option("Use", "The prompt to write on from; default: none.")] = None
     tokens: Annotated[int, _option("Use", "The most tokens that are written.", min=1)] = 128
-    temperature: Annotated[float, _option("Use", "0 writes the likeliest token each time.", min=0)] = 0.0
+    temperature: Annotated[
+        float, _option("Use", "How freely tokens are drawn; 0 writes the likeliest each time.", min=0)
+    ] = 0.0
     chat: Annotated[
         bool | None, _option("Use", "Whether the prompt is a message in the model's template; default: if it has one.")
     ] = None
-    merge: Annotated[Path | None, _option("Use", "Folder for one model with the adapter in it.", file_okay=False)] = (
-        None
-    )
+    merge: Annotated[
+        Path | None, _option("Use", "The folder for one model with the adapter in it; default: none.", file_okay=False)
+    ] = None
 
 
 @takes_groups
@@ -120,9 +131,11 @@ def tune(
     processes = distributed.begin()
     screen = console(not processes.is_first)
     with processes.failing_together():
-        tuner = _tuner(model, what, settings.seed or 0)
-        if texts.data is not None:
-            _train(tuner, texts, settings, processes, live, screen, _command(model, what, texts))
+        trains = texts.data is not None and processes.is_first
+        with results_folder(texts.output or _output(model)) if trains else nullcontext():
+            tuner = _tuner(model, what, settings.seed or 0)
+            if texts.data is not None:
+                _train(tuner, texts, settings, processes, live, screen, _command(model, what, texts))
     if trying.prompt is not None:
         screen.print(_written(tuner, trying.prompt, what.adapter, trying, settings.seed or 0))
     if texts.data is None and written:

@@ -100,6 +100,23 @@ def test_file_without_examples(tmp_path, tokenizer):
         TokenExamples(path, tokenizer, 64)
 
 
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([{"role": "user", "content": "a"}], "line 1 has no message of the role assistant"),
+        ([{"role": "assistant"}], "line 1 has an answer whose content is NoneType, expected a text"),
+        ([{"role": "assistant", "content": [{"text": "a"}]}], "line 1 has an answer whose content is list, expected"),
+        (
+            [{"role": "user", "content": "a " * 80}, CHAT["messages"][1]],
+            "line 1 has no answer .* the limit of 64 tokens",
+        ),
+    ],
+)
+def test_chat_of_which_nothing_is_learned(tmp_path, tokenizer, messages, message):
+    with pytest.raises(ValueError, match=f"no example with a token to learn from: {message}"):
+        examples(tmp_path, tokenizer, [{"messages": messages}])
+
+
 def test_file_that_changes(tmp_path, tokenizer):
     found = examples(tmp_path, tokenizer, [{"text": "a dog"}, {"text": "a cat sees you"}])
     write_lines(tmp_path / "data.jsonl", [{"text": "a cat sees you"}, {"text": "a dog"}])

@@ -292,8 +292,8 @@ def test_command(tmp_path, model, data):
     for part in (
         "4 adapters",
         "12 examples",
-        "model0: epoch 1 of 2, 50%",
-        "model0: epoch 2 of 2, 100%",
+        f"{model.name}: epoch 1 of 2, 50%",
+        f"{model.name}: epoch 2 of 2, 100%",
         "after epoch 2: 'hello'",
         "perplexity",
         "tokens/s",

@@ -81,6 +81,8 @@ class Dataset:
         seed: rows are shuffled by `default_rng(seed).permutation`; the last ones are for the test.
         Raises ValueError if either part would be empty.
         """
+        if self.rows < 2:
+            raise ValueError(f"Dataset.split: rows is {self.rows}, expected at least 2, of which one is for the test")
         if not 0 < test_rows < self.rows:
             raise ValueError(f"Dataset.split: test_rows is {test_rows}, expected 1 to {self.rows - 1}")
         order = np.random.default_rng(seed).permutation(self.rows)

@@ -97,8 +97,11 @@ def _training_rows(training: Trainability | None) -> list[tuple[str, str]]:
         rows.append(("attention", f"found {quantity(known, 'time')}: no matrix of scores is kept for the gradient"))
     rows += [("attention", f"not found at {each.node}: {each.reason}") for each in training.attention if each.reason]
     for output in training.outputs:
-        words = [", ".join(output.losses), output.hint]
-        rows.append(("losses", f"of {output.name}: {'; '.join(filter(None, words))}"))
+        wanted = {
+            array: [loss for loss in output.losses if output.arrays[loss] == array] for array in output.arrays.values()
+        }
+        words = [f"{', '.join(losses)} with an array {array}" for array, losses in wanted.items()]
+        rows.append(("losses", f"of {output.name}: {'; '.join(filter(None, [*words, output.hint]))}"))
     return rows
 
 

@@ -15,12 +15,14 @@ from opgrad.training.building.checks import check_built, refused_types
 from opgrad.training.building.named_blocks import Loss
 from opgrad.training.building.selection import Candidates, no_weights, reaching
 from opgrad.training.building.shared_tensors import part_statistics
+from opgrad.training.data.dataset import show
 from opgrad.training.formats.names import RESET
 from opgrad.training.formats.objective import RESHAPING
 from opgrad.training.formats.tensor_values import Held
 from opgrad.training.inspect.stages import Stage, stages
 
 TAKING = ("MatMul", "Gemm", "Conv", "ConvTranspose")  # operators whose second input are weights
+OF_CLASSES = (Loss.CrossEntropyLoss, Loss.NLLLoss)  # losses whose labels are numbers of classes
 DISTANCES = (Loss.MSELoss, Loss.L1Loss, Loss.HuberLoss, Loss.SmoothL1Loss)
 # For a function the loss that applies it itself, and so takes the input of that function.
 APPLIED_BY = {"Softmax": Loss.CrossEntropyLoss, "Sigmoid": Loss.BCEWithLogitsLoss}
@@ -31,11 +33,13 @@ class Output:
     """An output that a loss could take.
 
     losses: the losses that it fits. hint: advice for the user; None if there is none.
+    arrays: for each loss the array that it wants beside the model's inputs, by name, dtype and shape in words.
     """
 
     name: str
     losses: list[str]
     hint: str | None = None
+    arrays: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -207,10 +211,19 @@ def _output(forward: Graph, name: str) -> Output:
     operator, source = _function(forward, node)
     if sizes is not None and all(size == 1 for size in sizes):
         return Output(name, [], "one number: it may be the loss itself, without --loss")
+    axis = 1 if sizes is None or len(sizes) > 3 else len(sizes) - 1  # of the classes
+    classes = sizes is None or (len(sizes) > 1 and sizes[axis] != 1)
+    hint, losses = None, [*([Loss.CrossEntropyLoss] if classes else []), *DISTANCES, Loss.BCEWithLogitsLoss]
     if loss := APPLIED_BY.get(operator):
         hint = f"{operator} makes it; {loss} takes what it is made of: --loss-input {source!r}"
-        return Output(name, list(DISTANCES), hint)
-    classes = sizes is None or (len(sizes) > 1 and sizes[1 if len(sizes) > 3 else -1] != 1)
-    if operator == "LogSoftmax":
-        return Output(name, [Loss.NLLLoss, Loss.KLDivLoss] if classes else [Loss.KLDivLoss])
-    return Output(name, [*([Loss.CrossEntropyLoss] if classes else []), *DISTANCES, Loss.BCEWithLogitsLoss])
+        losses = list(DISTANCES)
+    elif operator == "LogSoftmax":
+        losses = [Loss.NLLLoss, Loss.KLDivLoss] if classes else [Loss.KLDivLoss]
+    wide = "float64" if forward.element_type(name) == onnx.TensorProto.DOUBLE else "float32"
+    labels = None if sizes is None else [*sizes[:axis], *sizes[axis + 1 :]]
+    wanted = {True: f"labels int64 {_shown(labels)}", False: f"target {wide} {_shown(sizes)}"}
+    return Output(name, list(losses), hint, {each: wanted[each in OF_CLASSES] for each in losses})
+
+
+def _shown(sizes: Sequence[int | str | None] | None) -> str:
+    return "of any shape" if sizes is None else show(["?" if size is None else size for size in sizes])

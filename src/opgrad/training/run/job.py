@@ -17,6 +17,7 @@ import numpy as np
 import onnxruntime
 
 from opgrad.native.threads import get_num_threads
+from opgrad.terminal import sentence
 from opgrad.training.data.dataset import Dataset, Examples, load_file, load_named
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.evaluation import Evaluation
@@ -184,8 +185,8 @@ def parameters_kept(output: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise RuntimeError(f"the training is done, its parameters are in {output / LAST}, but: {reason}") from error
+        kept = f"the training is done, its parameters are in {output / LAST}"
+        raise RuntimeError(f"{kept}, but: {sentence(error)}") from error
 
 
 def _evaluated(artifacts: ArtifactSet, fit: Fit, test: Dataset, data: str) -> Run:
@@ -216,12 +217,19 @@ def _whole_batches(
     rows = artifacts.batch_rows
     if rows is not None and recipe.batch_size != rows:
         raise ValueError(
-            f"train: batch_size is {recipe.batch_size}, expected {rows}, the only one that the graphs take"
+            f"train: batch_size is {recipe.batch_size}, expected {rows}, the only one that the graphs take: "
+            f"--batch-size {rows}, or export the model with {_fixed(artifacts)} of any size"
         )
     data = load_data(artifacts, recipe, file)
     check_labels(artifacts, data, str(file or recipe.dataset))
     training, validation, test = split(data, recipe)
     return training.whole(rows), validation.whole(rows) if validation is not None else None, test.whole(rows)
+
+
+def _fixed(artifacts: ArtifactSet) -> str:
+    """The axes of inputs that fix the number of rows, in words."""
+    found = [f"axis {each.axis} of {each.name!r}" for each in artifacts.inputs if each.axis is not None]
+    return " and ".join(found)
 
 
 def _write(run: Run) -> None:

@@ -68,12 +68,14 @@ class TokenExamples:
             raise ValueError(f"{WHO}: train_on is {train_on!r}, expected one of {', '.join(TRAIN_ON)}")
         self.path, self._tokenizer, self._longest, self._all = path, tokenizer, longest, train_on == "all"
         places, lengths, counts, cut, most, empty, checksum = [], [], [], 0, 0, 0, 0
+        reason = f"expected lines with {KINDS}"
         for number, place, line in self._lines():
             example = self._read(line, number)
             size = len(example.tokens)
             most, cut, example = max(most, size), cut + (size > longest), example.cut(longest)
             count = int(example.trained.sum())
             if not count:
+                reason = reason if empty else f"line {number} {self._lack(json.loads(line))}"
                 empty += 1
                 continue
             places.append((place, number))
@@ -81,7 +83,7 @@ class TokenExamples:
             counts.append(count)
             checksum = zlib.crc32(example.trained.tobytes(), zlib.crc32(example.tokens.tobytes(), checksum))
         if not places:
-            raise ValueError(f"{path}: it has no example with a token to learn from, expected lines with {KINDS}")
+            raise ValueError(f"{path}: it has no example with a token to learn from: {reason}")
         self._places = np.array(places, np.int64)
         self.lengths, self.counts, self.checksum = np.array(lengths), np.array(counts), checksum
         self.told = Told(len(places) + empty, cut, most, empty, int(self.lengths.sum()), int(self.counts.sum()))
@@ -140,6 +142,19 @@ class TokenExamples:
             tokens = self._ended(self._tokenizer.encode(_text(values, "text"), special=True))
             return tokens, np.ones(len(tokens), np.bool_)
         raise ValueError(f"it has {', '.join(map(repr, values)) or 'nothing'}, expected {KINDS}")
+
+    def _lack(self, values: Mapping[str, Any]) -> str:
+        """Why nothing is learned from the object of a line."""
+        messages = values.get("messages", values.get("completion"))
+        if not isinstance(messages, list) or self._all:
+            return f"has no token behind the first, up to the limit of {self._longest}"
+        answers = [each for each in messages if each["role"] == "assistant"]
+        if not answers:
+            return "has no message of the role assistant, expected one, or train_on all"
+        if not any(isinstance(each.get("content"), str) for each in answers):
+            found = answers[0].get("content")
+            return f"has an answer whose content is {type(found).__name__}, expected a text"
+        return f"has no answer that the chat template writes before the limit of {self._longest} tokens"
 
     def _completion(self, prompt: str, completion: str) -> tuple[np.ndarray, np.ndarray]:
         first = self._tokenizer.encode(prompt, special=True)

@@ -132,6 +132,8 @@ class TokenData:
 
     def split(self, rows: int, seed: int) -> tuple["TokenData", "TokenData"]:
         """Part into training and validation rows, as `Dataset.split` does."""
+        if self.rows < 2:
+            raise ValueError(f"TokenData.split: rows is {self.rows}, expected at least 2, one of each part")
         if not 0 < rows < self.rows:
             raise ValueError(f"TokenData.split: rows is {rows}, expected 1 to {self.rows - 1}")
         order = self.chosen[np.random.default_rng(seed).permutation(self.rows)]
