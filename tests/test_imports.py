@@ -144,7 +144,7 @@ LAYERS = {
     ),
     "training/tune/": (
         "jinja2 numpy onnx onnxruntime onnxruntime_genai tokenizers",
-        "graph/ locks native/threads/ ops/ reading training/building/ training/data/ training/engine/"
+        "graph/ locks native/threads/ onnxruntime/ ops/ reading training/building/ training/data/ training/engine/"
         " training/engine/distributed training/engine/optimizer training/formats/ training/language/"
         " training/portable/ training/run/ writing",
     ),

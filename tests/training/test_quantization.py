@@ -17,10 +17,12 @@ from typer.testing import CliRunner
 
 from opgrad.cli import app
 from opgrad.gradients import gradients
+from opgrad.graph.byte_products import MOST
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.artifacts import OptimType, generate_artifacts
 from opgrad.training.onnxblock.loss import CrossEntropyLoss
 from opgrad.training.quantization import Distillation, convert, prepare, with_teacher
+from opgrad.training.quantization.learning import with_learned_scales
 
 RANDOM = np.random.default_rng(4)
 SHAPES = {
@@ -97,7 +99,7 @@ def by_onnxruntime(model, batches, per_channel, folder):
     onnx.save(model, folder / "given.onnx")
     quant_pre_process(str(folder / "given.onnx"), str(folder / "pre.onnx"), skip_symbolic_shape=True)
     quantize_static(str(folder / "pre.onnx"), str(folder / "q.onnx"), Reader(batches), quant_format=QuantFormat.QDQ,
-                    activation_type=QuantType.QUInt8, per_channel=per_channel)  # fmt: skip
+                    activation_type=QuantType.QUInt8, per_channel=per_channel, reduce_range=True)  # fmt: skip
     graph = onnx.load(folder / "q.onnx").graph
     constants = {each.name: each for each in graph.initializer if each.name.endswith("_quantized")}
     scales = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
@@ -118,7 +120,9 @@ def test_pairs_stand_where_onnxruntime_puts_them(name, per_channel, tmp_path):
     graph = prepare(model, "int8", batches, per_channel=per_channel).graph
     held = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
     pairs = {
-        node.input[0]: np.exp(held[f"{node.input[1]}.log"]) for node in graph.node if node.op_type == "QuantizeLinear"
+        node.input[0].removesuffix("/limited"): np.exp(held[f"{node.input[1]}.log"])
+        for node in graph.node
+        if node.op_type == "QuantizeLinear"
     }
     assert pairs.keys() == activations.keys() | weights.keys()
     assert set(weights) == pairs.keys() & held.keys()
@@ -162,6 +166,70 @@ def test_the_integer_model_agrees_with_what_was_trained(name, per_channel, kind,
     assert not any(node.op_type == "Exp" for node in integers.graph.node)
 
 
+def saturating(a, b):
+    """a @ b of uint8 and int8 as processors without VNNI compute it: two products at a time are added in 16 bits."""
+    products = a.astype(np.int64)[:, :, None] * b.astype(np.int64)[None]
+    pairs = products[:, ::2] + products[:, 1::2]
+    return np.clip(pairs, -(2**15), 2**15 - 1).sum(1)
+
+
+def test_products_of_eight_bits_saturate_without_vnni():
+    a, b = RANDOM.integers(0, 256, (16, 64), np.uint8), RANDOM.integers(-128, 128, (64, 16), np.int8)
+    assert (saturating(a, b) != a.astype(np.int64) @ b).mean() > 0.5
+    b = RANDOM.integers(-MOST, MOST + 1, (64, 16), np.int8)
+    assert (saturating(a, b) == a.astype(np.int64) @ b).all()
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_integer_models_are_exact_on_every_processor(name, per_channel, tmp_path):
+    """Training may move weights beyond what 7 bits reach with their scale; the integers stay within."""
+    made = prepare(model_of(name), "int8", batches_of(name), per_channel=per_channel)
+    integers = convert(trained(made, name, folder=tmp_path)[0])
+    held = {each.name: numpy_helper.to_array(each) for each in integers.graph.initializer}
+    makers = {node.output[0]: node for node in integers.graph.node}
+    weights = 0
+    for node in integers.graph.node:
+        maker = makers.get(node.input[1]) if node.op_type in ("Conv", "Gemm", "MatMul") else None
+        w = held.get(maker.input[0]) if maker is not None else None
+        if w is None or w.dtype != np.int8:
+            continue
+        weights += 1
+        rows = {"Conv": w.reshape(len(w), -1).T, "Gemm": w.T, "MatMul": w}[node.op_type]
+        rows = np.pad(rows, ((0, len(rows) % 2), (0, 0)))
+        a = RANDOM.integers(0, 256, (8, len(rows)), np.uint8)
+        a[:2] = 255
+        assert (saturating(a, rows) == a.astype(np.int64) @ rows).all()
+        assert np.abs(rows.astype(int)).max() <= MOST
+    assert weights >= 3
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((5, 3, 2, 2), 0), ((6, 8), 1), ((8, 6), 0), ((6, 8), None)])
+def test_scales_get_the_gradient_of_a_step_of_seven_bits(shape, axis):
+    """Where a weight lies beyond: dy times the bound; elsewhere dy times what was rounded off."""
+    w, count = RANDOM.normal(size=shape).astype(np.float32), () if axis is None else (shape[axis],)
+    scale = RANDOM.uniform(0.01, 0.02, count).astype(np.float32)
+    sizes = ", ".join(map(str, shape))
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[{sizes}] x) => (float[{sizes}] y) {{
+        d = DequantizeLinear <axis = {axis or 0}> (w_quantized, w_scale, zero) y = Mul(d, x) }}""")
+    held = {"w_quantized": np.zeros(shape, np.int8), "w_scale": scale, "zero": np.zeros(count, np.int8)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, each) for each, array in held.items())
+    made = gradients(with_learned_scales(model, {"w": w}), "y", ["w", "w_scale.log"], plain=True)
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = RANDOM.normal(size=shape).astype(np.float32)
+    y, dw, dlog = session.run(None, {"x": x})
+    wide = scale if axis is None else scale.reshape([-1 if each == axis else 1 for each in range(len(shape))])
+    number = w / wide
+    beyond = np.abs(number) > MOST
+    assert 0.1 < beyond.mean() < 0.9
+    np.testing.assert_allclose(y, np.clip(np.rint(number), -MOST, MOST) * wide * x, rtol=1e-5)
+    np.testing.assert_allclose(dw, np.where(beyond, 0, x), rtol=1e-6)
+    step = np.where(beyond, MOST * np.sign(number), np.rint(number) - number)
+    others = tuple(each for each in range(len(shape)) if each != axis)
+    np.testing.assert_allclose(dlog, (x * step * wide).sum(others).reshape(count), rtol=1e-3, atol=1e-4)
+
+
 def test_onnxruntime_computes_in_integers(tmp_path):
     """Its optimizer makes the nodes between pairs those of its integer kernels."""
     made = convert(prepare(model_of("images"), "int8", batches_of("images"), per_channel=True))
@@ -202,9 +270,8 @@ def test_a_batch_normalization_becomes_part_of_its_convolution():
         tensor.CopyFrom(numpy_helper.from_array(values, name))
     feeds = {"x": RANDOM.normal(size=(2, 1, 8, 8)).astype(np.float32)}
     made = prepare(model, "int8", [feeds], per_channel=True)
-    assert [node.op_type for node in made.graph.node if "Linear" not in node.op_type and node.op_type != "Exp"] == [
-        "Conv"
-    ]
+    others = [node for node in made.graph.node if "/limited" not in node.output[0] and "Linear" not in node.op_type]
+    assert [node.op_type for node in others if node.op_type != "Exp"] == ["Conv"]
     expected = run(model, feeds)
     assert np.abs(run(convert(made), feeds) - expected).max() < 0.05 * np.abs(expected).max()
 

@@ -293,6 +293,7 @@ def _train(
     shown: "type[LiveCurve] | type[TrainingBar]",
 ) -> None:
     """Train the artifacts in a folder, which are of the model at `path`; print what the run came to."""
+    from opgrad.onnxruntime import exact_products
     from opgrad.training import ArtifactSet, Recipe
     from opgrad.training.engine import distributed
     from opgrad.training.run import job
@@ -308,6 +309,8 @@ def _train(
     recipe: Recipe = replace(saved, **settings.of_recipe())
     screen = console(not processes.is_first)
     exported = _outputs(artifacts) if places.export else []
+    if told := exact_products.note(artifacts.eval_model):
+        screen.print(Text(visible(f"note: {told}")))
     if artifacts.scores is None:
         screen.print(f"no scores found that {artifacts.loss} compares with a label: only the loss is reported")
     try:

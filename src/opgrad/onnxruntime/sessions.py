@@ -3,6 +3,7 @@
 import functools
 import os
 import weakref
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,9 @@ def InferenceSession(
 ) -> onnxruntime.InferenceSession:
     """An onnxruntime.InferenceSession that knows opgrad's operators.
 
-    model: path or bytes of an ONNX model. sess_options: registered with `register`; None: new ones.
+    model: path or bytes of an ONNX model. In bytes, products of unsigned and signed bytes, which saturate in
+        onnxruntime on processors without VNNI, become those of unsigned ones where onnx is installed.
+    sess_options: registered with `register`; None: new ones.
     providers, kwargs: as in onnxruntime.
 
     Raises what `register` and onnxruntime.InferenceSession raise.
@@ -59,6 +62,10 @@ def InferenceSession(
     register(options)
     if isinstance(model, str | os.PathLike) and Path(model).exists():  # onnxruntime itself reports a missing file
         check_regular(Path(model), f"InferenceSession: {os.fspath(model)}")
+    if isinstance(model, bytes) and find_spec("onnx"):
+        from opgrad.onnxruntime.exact_products import with_exact_products
+
+        model = with_exact_products(model)
     try:
         return onnxruntime.InferenceSession(model, options, providers=providers, **kwargs)
     except Exception as error:

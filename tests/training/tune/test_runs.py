@@ -19,7 +19,7 @@ from opgrad.graph.nodes import rename
 from opgrad.training import Lora, Tuner
 from opgrad.training.formats import tensor_values
 from opgrad.training.run.fit import Interrupted
-from opgrad.training.tune import genai
+from opgrad.training.tune import fitting, genai
 
 ANSWER = "the tree is red ."
 LINES = [
@@ -305,6 +305,13 @@ def test_command(tmp_path, model, data):
     code, text = command(model, "--adapter", output, "--merge", tmp_path / "merged")
     assert code == 0, text
     assert (tmp_path / "merged" / "model.onnx").is_file()
+
+
+def test_command_tells_of_products_that_saturate(tmp_path, model, data, monkeypatch):
+    monkeypatch.setattr(fitting, "note", lambda model: f"products of {len(model.graph.node)} nodes saturate")
+    code, text = command(model, "--data", data, "--epochs", 1, "--output", tmp_path / "tuned")
+    assert code == 0, text
+    assert "note: products of" in text
 
 
 @pytest.mark.parametrize(

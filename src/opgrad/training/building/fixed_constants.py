@@ -9,10 +9,10 @@ from onnx import TensorProto
 from opgrad.graph.messages import FLOATS, domain_of
 from opgrad.graph.nodes import all_nodes, captured
 
-# Operators that return their first input in another shape or type, or rounded.
+# Operators that return their first input in another shape or type, rounded, or within limits.
 HANDING_ON = (
     *("Identity", "Cast", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Slice", "Tile"),
-    *("QuantizeLinear", "DequantizeLinear"),
+    *("QuantizeLinear", "DequantizeLinear", "Min", "Max"),
 )
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")
 PRODUCTS = ("MatMul", "Mul", "Einsum", "Gemm")

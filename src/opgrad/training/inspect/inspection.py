@@ -17,6 +17,7 @@ from opgrad.graph.halves import compute_in_float32
 from opgrad.graph.loading import read_model
 from opgrad.graph.messages import MICROSOFT
 from opgrad.onnxruntime import NOT_LOWERED
+from opgrad.onnxruntime.exact_products import note
 from opgrad.onnxruntime.loading import open_session
 from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, ModelOperator, operators
 from opgrad.training.building.checks import refused_types
@@ -72,6 +73,7 @@ class Inspection:
     training: what a single model would be trained as, see `Trainability`; None for a training graph.
     tuning: what `opgrad tune` trains of a language model by default; None for other models. tuning_problem: why it
         cannot train this one.
+    note: what onnxruntime computes otherwise on this processor than the model says; None if nothing.
     """
 
     path: str
@@ -88,6 +90,7 @@ class Inspection:
     training: Trainability | None = None
     tuning: Summary | None = None
     tuning_problem: str | None = None
+    note: str | None = None
 
     @property
     def runs(self) -> bool:
@@ -133,6 +136,7 @@ def _inspect_model(path: Path) -> Inspection:
         inputs=[_tensor(value) for value in model.graph.input if value.name not in own],
         outputs=[_tensor(value) for value in model.graph.output],
         training=training,
+        note=note(model),
         **_tuning(path),
         **_run(path, model),
     )
@@ -176,7 +180,7 @@ def _inspect_folder(folder: Path) -> Inspection:
         compute_in_float32(model, changed_inputs(checkpoint.trainable if checkpoint else (), model.graph))
         found = _run(folder / TRAINING, model)
         parts |= found | {"problem": parts.get("problem") or found["problem"]}
-        parts["fused"] = fuse(model)
+        parts |= {"fused": fuse(model), "note": note(model)}
     if EVALUATION in files and not parts.get("problem"):
         model = _load(folder / EVALUATION)  # as the training API would read it
         evaluating(model)

@@ -68,6 +68,7 @@ def _rows(found: Inspection) -> list[tuple[str, str]]:
     rows += [("missing", ", ".join(missing))] if missing else []
     rows += [(title, ports_text(ports)) for title, ports in (("inputs", found.inputs), ("outputs", found.outputs))]
     rows += [("optimizer", optimizer_text(node)) for node in found.optimizer]
+    rows += [("note", found.note)] if found.note else []
     return rows + _checkpoint_rows(found.checkpoint or {}) + _training_rows(found.training)
 
 

@@ -8,6 +8,7 @@ import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
 
+from opgrad.graph.byte_products import LIMITED, MOST
 from opgrad.graph.messages import MICROSOFT, import_microsoft
 from opgrad.graph.nodes import attributes_of
 from opgrad.rules.quantization import LIMITS
@@ -84,21 +85,20 @@ def _without_rounding(
     """The nodes without those that round weights, which become integers, and how many there were."""
     rest = []
     for node in nodes:
-        if (
-            node.op_type != "QuantizeLinear"
-            or not all(name in values for name in node.input)
-            or len(node.input) < PARTS
-        ):
+        given = [name.removesuffix(LIMITED) for name in node.input]
+        if node.op_type != "QuantizeLinear" or not all(name in values for name in given) or len(given) < PARTS:
             rest.append(node)
             continue
-        w, scale, zero = (values[name] for name in node.input)
+        w, scale, zero = (values[name] for name in given)
         told = attributes_of(node)
         several, block = scale.ndim > 0 and scale.size > 1, told.get("block_size") or None
         axis = told.get("axis", 1) % w.ndim if several else None
         low, high = LIMITS[helper.np_dtype_to_tensor_dtype(zero.dtype)]
+        if node.input[0].endswith(LIMITED):
+            low, high = -MOST, MOST
         wide, offset = (stretched(each, w.shape, axis, block) for each in (scale, zero.astype(np.int32)))
         values[node.output[0]] = np.clip(np.rint(w / wide) + offset, low, high).astype(zero.dtype)
-    return rest, len(nodes) - len(rest)
+    return [node for node in rest if LIMITED not in node.output[0]], len(nodes) - len(rest)
 
 
 def _bias(

@@ -6,11 +6,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from opgrad.graph.byte_products import LIMITED, MOST
+from opgrad.graph.large import size_of
 from opgrad.graph.nodes import attributes_of, needed, read_by, rename_inputs
 from opgrad.training.quantization.blocks import stretched
 
 PAIR = ("QuantizeLinear", "DequantizeLinear")
 LOG = ".log"  # behind the name of a scale: the weight of which it is the exponential
+MOST_NAME = "quantization.most"  # the number as a tensor
 
 
 def with_learned_scales(model: onnx.ModelProto, floats: Mapping[str, np.ndarray]) -> onnx.ModelProto:
@@ -32,7 +35,11 @@ def with_learned_scales(model: onnx.ModelProto, floats: Mapping[str, np.ndarray]
         if held.data_type == TensorProto.INT32:  # a bias, whose integers are so fine that training need not round it
             renamed[node.output[0]] = name
             continue
-        rounded = helper.make_node("QuantizeLinear", [name, *node.input[1:]], [f"{name}/rounded"], f"{name}/rounded")
+        limited = name
+        if held.data_type == TensorProto.INT8:
+            limited = f"{name}{LIMITED}"
+            nodes += _limits(name, node, kept[name].ndim, tensors)
+        rounded = helper.make_node("QuantizeLinear", [limited, *node.input[1:]], [f"{name}/rounded"], f"{name}/rounded")
         rounded.attribute.extend(node.attribute)
         node.input[0] = rounded.output[0]
         nodes += [rounded, node]
@@ -54,6 +61,28 @@ def with_learned_scales(model: onnx.ModelProto, floats: Mapping[str, np.ndarray]
     graph.node.extend([*exponentials, *nodes])
     graph.initializer.extend([*others, *(numpy_helper.from_array(np.asarray(v), name) for name, v in kept.items())])
     return model
+
+
+def _limits(name: str, node: onnx.NodeProto, rank: int, tensors: dict[str, onnx.TensorProto]) -> list[onnx.NodeProto]:
+    """Nodes that keep a weight within MOST times its scale, of which it gets its gradient beyond.
+
+    node: what makes floats of its integers. tensors: get the numbers that the nodes read.
+    """
+    scale, axis, made = node.input[1], attributes_of(node).get("axis", 1) % max(rank, 1), []
+    tensors.setdefault(MOST_NAME, numpy_helper.from_array(np.array(MOST, np.float32), MOST_NAME))
+    if size_of(tensors[scale]) > 1 and axis < rank - 1:
+        shape = f"{name}{LIMITED}/shape"
+        tensors[shape] = numpy_helper.from_array(np.array([-1, *[1] * (rank - 1 - axis)]), shape)
+        made.append(helper.make_node("Reshape", [scale, shape], [f"{name}{LIMITED}/scale"], f"{name}{LIMITED}/scale"))
+        scale = made[-1].output[0]
+    high, low, below = (f"{name}{LIMITED}/{each}" for each in ("high", "low", "below"))
+    return [
+        *made,
+        helper.make_node("Mul", [scale, MOST_NAME], [high], high),
+        helper.make_node("Neg", [high], [low], low),
+        helper.make_node("Min", [name, high], [below], below),
+        helper.make_node("Max", [below, low], [f"{name}{LIMITED}"], f"{name}{LIMITED}"),
+    ]
 
 
 def _dequantized(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> np.ndarray:

@@ -35,7 +35,9 @@ def placed(
         floats, integers = Path(folder) / "floats.onnx", Path(folder) / "integers.onnx"
         new_file(floats, before.SerializeToString())
         # Activations are unsigned: onnxruntime's kernels for x86-64 take no others, and it converts only some.
+        # Weights have 7 bits, as in `learning`.
         form = {"quant_format": QuantFormat.QDQ, "activation_type": QuantType.QUInt8, "per_channel": per_channel}
+        form |= {"reduce_range": True}
         quantize_static(str(floats), str(integers), _Batches(calibration), **form)
         after = onnx.load(integers)
     return after, {name: numpy_helper.to_array(each) for name, each in Candidates(before).tensors.items()}

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from opgrad.onnxruntime.exact_products import note
 from opgrad.reading import json_object
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.formats.checkpoint import read_checkpoint
@@ -130,6 +131,8 @@ def fit(
     training, validation = split(tuner, examples, recipe)
     for line in notes(examples.told, tuner.longest):
         tell(line)
+    if inexact := note(tuner.base.model):
+        tell(f"note: {inexact}")
     identity = tuner.identity(examples, request.train_on)
     resumption = _resumption(request, identity)
     shape = 1 if tuner.pack else recipe.batch_size, training.longest_batch()
