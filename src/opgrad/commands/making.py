@@ -78,7 +78,7 @@ class ParameterOptions:
     ] = None
     untie: Annotated[
         bool | None,
-        typer.Option("--untie", help="A copy for each layer that reads one tensor.", rich_help_panel="Model"),
+        typer.Option("--untie", help="Make a copy for each layer that reads one tensor. Default: they share it.", rich_help_panel="Model"),
     ] = None
 
 
