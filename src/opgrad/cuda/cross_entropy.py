@@ -19,6 +19,7 @@ from opgrad.cuda.rows import (
     FINISH,
     SHARE,
     array_of,
+    exponential,
     frame,
     point_launch,
     row_launches,
@@ -67,10 +68,10 @@ def losses_of(picked, m, d, weights):
 
 
 @triton.jit
-def loss_gradient(x, other, numbers, column, inside, given):
+def loss_gradient(x, other, numbers, column, inside, EXP: tl.constexpr):
     """factor * (p - onehot)."""
     m, d, target, factor, silent = numbers
-    p = exp(x - m[:, None]) * (1.0 / d)[:, None]
+    p = EXP(x - m[:, None]) * (1.0 / d)[:, None]
     onehot = tl.where(column == target[:, None], 1.0, 0.0)
     return tl.where(silent[:, None], 0.0, factor[:, None] * (p - onehot))
 
@@ -85,9 +86,9 @@ def log_prob(x, other, numbers, column, inside, given):
 def loss_rows(
     x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, labels, weight, total, losses, maxima, sums, picks,
     samples, n, inner, ignore, parts, per_part,
-    RESULT: tl.constexpr, IGNORES: tl.constexpr, REDUCTION: tl.constexpr, MODE: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
-    STAGES: tl.constexpr, PARTS: tl.constexpr,
+    RESULT: tl.constexpr, EXP: tl.constexpr, IGNORES: tl.constexpr, REDUCTION: tl.constexpr, MODE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr,
+    NUMBER: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, ROWS, VECTOR, PEEL, INDEX)
     sample, exists, _, _, part = rows
@@ -100,8 +101,8 @@ def loss_rows(
     else:
         picked = tl.load(x + a[1] + target * x_n, mask=target >= 0, other=0.0).to(NUMBER)
     found, kept = statistics(
-        a, maxima, sums, rows, n, parts, per_part, MODE, ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
-        PARTS,
+        a, maxima, sums, rows, n, parts, per_part, MODE, ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES, PARTS,
+        EXP,
     )  # fmt: skip
     m, d = found
     first = exists  # of the programs that share rows
@@ -115,7 +116,7 @@ def loss_rows(
         if y is not None:
             numbers = (m, d, target, factor.to(NUMBER), silent)
             write_rows(
-                array_of(y, rows, inner, y_outer, y_n, y_inner), a, None, kept, rows, n, per_part, numbers, None,
+                array_of(y, rows, inner, y_outer, y_n, y_inner), a, None, kept, rows, n, per_part, numbers, EXP,
                 RESULT, MINUS_INFINITY, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
             )  # fmt: skip
 
@@ -189,6 +190,7 @@ def with_loss(problem: Problem, operator: str, second: Operand | None, result: A
         regime = choose(problem, operands, streams=1, labelled=True)
         name = regime.name
         given |= {"total": total, "losses": losses, "RESULT": result, "picks": None}
+        given["EXP"] = exponential(second or problem["logits"])
         given |= frame(problem, regime, operands) | strides(x=problem["logits"], y=second)
         if regime.parts > 1:
             given["picks"] = space.take(samples, "float64" if given["NUMBER"] == tl.float64 else "float32")

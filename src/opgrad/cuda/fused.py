@@ -178,7 +178,7 @@ def forward_rows(
         m, d = no_rows(ROWS, NUMBER)
         for start in range(0, n, BLOCK):
             at = tile(rows, start, n, VECTOR, BLOCK, INDEX)
-            m, d = fold(m, d, logits(pointers, numbers, scalars, at, VIEWS, VECTOR, NUMBER))
+            m, d = fold(m, d, logits(pointers, numbers, scalars, at, VIEWS, VECTOR, NUMBER), exp)
         write_stats(m, d, pointers, numbers, first, VIEWS, VECTOR)
         last = (n - 1) // BLOCK * BLOCK
         for done in range(0, n, BLOCK):

@@ -145,6 +145,16 @@ def exp(x):
 
 
 @triton.jit
+def short_exp(x):
+    """e to the power of x <= 0 for results of 16 bits: 2 instructions in place of 8.
+
+    The rounding of x * log2(e) is an error of |x| * 2**-24 of the power, for x = -80 a hundredth of a last digit of
+    float16. Of a sum of such powers it is the mean of |x| with these as weights, below the logarithm of their number.
+    """
+    return tl.exp2(x * LOG2_E)
+
+
+@triton.jit
 def only_if(condition, mask):
     """The mask if a condition for the whole program holds, else nothing.
 

@@ -26,9 +26,10 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from opgrad.contract import DTYPES
 from opgrad.contract.problem import Operand, Problem
 from opgrad.cuda.execute import Launch, Space
-from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow, only_if, widen
+from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow, only_if, short_exp, widen
 from opgrad.cuda.regimes import Regime, power_of_2, vectors, wide
 
 
@@ -271,7 +272,7 @@ def shift_for(m):
 
 
 @triton.jit
-def fold(m, d, x):
+def fold(m, d, x, EXP: tl.constexpr):
     """Take a tile into the rows' maximum m and sum d of exp(x - m).
 
     The tile is reduced before its exponentials are taken: one exp for each element and one for each row, where
@@ -279,7 +280,7 @@ def fold(m, d, x):
     """
     larger = tl.maximum(m, tl.max(x, 1))
     shift = shift_for(larger)
-    return larger, d * exp(m - shift) + tl.sum(exp(x - shift[:, None]), 1)
+    return larger, d * EXP(m - shift) + tl.sum(EXP(x - shift[:, None]), 1)
 
 
 @triton.jit
@@ -290,20 +291,20 @@ def of_parts(found, rows, parts, other, PARTS: tl.constexpr):
 
 
 @triton.jit
-def fold_tile(found, x, other, column, inside, given):
+def fold_tile(found, x, other, column, inside, EXP: tl.constexpr):
     """`fold` for the skeleton."""
-    return fold(found[0], found[1], x)
+    return fold(found[0], found[1], x, EXP)
 
 
 @triton.jit
-def whole_tile(x, other, end, given, PEEL: tl.constexpr):
+def whole_tile(x, other, end, EXP: tl.constexpr, PEEL: tl.constexpr):
     """The maximum and the sum of exponentials of whole rows: all of them are there, so that nothing is rescaled."""
     m = tl.max(x, 1)
     if PEEL:
         m = tl.maximum(m, tl.max(end[0], 1))
-    d = tl.sum(exp(x - m[:, None]), 1)
+    d = tl.sum(EXP(x - m[:, None]), 1)
     if PEEL:
-        d += tl.sum(exp(end[0] - m[:, None]), 1)
+        d += tl.sum(EXP(end[0] - m[:, None]), 1)
     return m, d
 
 
@@ -311,20 +312,20 @@ def whole_tile(x, other, end, given, PEEL: tl.constexpr):
 def statistics(
     x, maxima, sums, rows, n, parts, per_part, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
-    PARTS: tl.constexpr,
+    PARTS: tl.constexpr, EXP: tl.constexpr,
 ):  # fmt: skip
     """The maximum and the sum of exponentials of rows, and the tiles that a program keeps of them.
 
-    maxima, sums: where those of parts are, or are left.
+    maxima, sums: where those of parts are, or are left. EXP: what computes an exponential, `exp` or `short_exp`.
     """
     if MODE == FINISH:
         m, d = of_parts(maxima, rows, parts, MINUS_INFINITY, PARTS), of_parts(sums, rows, parts, 0.0, PARTS)
         largest = tl.max(m, 1)
-        found = largest, tl.sum(d * exp(m - shift_for(largest)[:, None]), 1)
+        found = largest, tl.sum(d * EXP(m - shift_for(largest)[:, None]), 1)
         kept = found
     else:
         found, kept = reduce_rows(
-            no_rows(ROWS, NUMBER), x, None, rows, n, per_part, None, whole_tile, fold_tile, MINUS_INFINITY,
+            no_rows(ROWS, NUMBER), x, None, rows, n, per_part, EXP, whole_tile, fold_tile, MINUS_INFINITY,
             MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
         )  # fmt: skip
     if MODE == SHARE:
@@ -352,6 +353,11 @@ def frame(problem: Problem, regime: Regime, operands: Sequence[Operand | None]) 
         "INDEX": tl.int64 if wide(problem, present) else tl.int32,
         "NUMBER": tl.float64 if any(operand.dtype == "float64" for operand in present) else tl.float32,
     }
+
+
+def exponential(result: Operand) -> Any:
+    """What computes the exponentials that a result is made of."""
+    return short_exp if DTYPES[result.dtype].itemsize == 2 else exp
 
 
 def strides(**operands: Operand | None) -> dict[str, Any]:

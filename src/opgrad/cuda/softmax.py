@@ -14,6 +14,7 @@ from opgrad.cuda.rows import (
     FINISH,
     SHARE,
     array_of,
+    exponential,
     frame,
     of_parts,
     reduce_rows,
@@ -27,9 +28,9 @@ from opgrad.cuda.rows import (
 
 
 @triton.jit
-def probability(x, other, found, column, inside, given):
+def probability(x, other, found, column, inside, EXP: tl.constexpr):
     m, d = found
-    return exp(x - m[:, None]) * (1.0 / d)[:, None]
+    return EXP(x - m[:, None]) * (1.0 / d)[:, None]
 
 
 @triton.jit
@@ -41,18 +42,19 @@ def log_probability(x, other, found, column, inside, given):
 @triton.jit
 def forward_rows(
     x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, maxima, sums, samples, n, inner, parts, per_part,
-    RESULT: tl.constexpr, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
-    PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
+    RESULT: tl.constexpr, EXP: tl.constexpr, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
     rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, ROWS, VECTOR, PEEL, INDEX)
     a = array_of(x, rows, inner, x_outer, x_n, x_inner)
     found, kept = statistics(
-        a, maxima, sums, rows, n, parts, per_part, MODE, ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
-        PARTS,
+        a, maxima, sums, rows, n, parts, per_part, MODE, ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES, PARTS,
+        EXP,
     )  # fmt: skip
     if MODE != SHARE:
         write_rows(
-            array_of(y, rows, inner, y_outer, y_n, y_inner), a, None, kept, rows, n, per_part, found, None, RESULT,
+            array_of(y, rows, inner, y_outer, y_n, y_inner), a, None, kept, rows, n, per_part, found, EXP, RESULT,
             MINUS_INFINITY, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
         )  # fmt: skip
 
@@ -63,7 +65,8 @@ def forward(problem: Problem, result: Any) -> Program:
     if not problem.outer * problem.n * problem.inner:
         return Program([])
     regime, space = choose(problem, operands, streams=1), Space()
-    given = frame(problem, regime, operands) | strides(x=problem["x"], y=problem["y"]) | {"RESULT": result}
+    given = frame(problem, regime, operands) | strides(x=problem["x"], y=problem["y"])
+    given |= {"RESULT": result, "EXP": exponential(problem["y"])}
     found = row_launches(forward_rows, problem, regime, given, ("maxima", "sums"), space)
     return Program(found, space.size, regime.name)
 
