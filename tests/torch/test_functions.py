@@ -534,6 +534,54 @@ def test_device_gradients(as_on_cuda):
     torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+def test_device_warm_calls(as_on_cuda, monkeypatch):
+    """A call whose signature is known goes straight to its runner, unless somebody has to know of it."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from opgrad import interop
+    from opgrad.interop import torch_warm
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.seen = getattr(self, "seen", 0) + 1
+            return function(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(tensors, "_cuda", tensors._host)
+    monkeypatch.setattr(torch_warm, "is_here", lambda tensor: True)
+    long_way, run = [], interop.run
+    monkeypatch.setattr(interop, "run", lambda *given: long_way.append(given) or run(*given))
+
+    def taken(call):
+        """Whether a call takes the long way, and its result."""
+        before = len(long_way)
+        return call(), len(long_way) > before
+
+    x, indices = torch.randn(3, 7, 5), torch.tensor([2, 0, 2])
+    for made, expected in [
+        (lambda: opgrad.softmax(x), lambda: torch.softmax(x, -1)),
+        (lambda: opgrad.softmax(x, axis=1), lambda: torch.softmax(x, 1)),
+        (lambda: opgrad.softmax(x=x, axis=1), lambda: torch.softmax(x, 1)),
+        (lambda: opgrad.softmax(x[:, 1:], 1), lambda: torch.softmax(x[:, 1:], 1)),
+        (lambda: opgrad.gather(x, indices, 1), lambda: x.index_select(1, indices)),
+    ]:
+        assert taken(made)[1]
+        for _ in range(2):
+            x.normal_()
+            result, long = taken(made)
+            assert not long
+            torch.testing.assert_close(result, expected())
+    assert taken(lambda: opgrad.softmax(x, out=torch.empty_like(x)))[1]
+    assert taken(lambda: opgrad.softmax(x.requires_grad_()))[0].requires_grad
+    with torch.no_grad():
+        assert not taken(lambda: opgrad.softmax(x))[1]
+    with Mode() as mode:
+        opgrad.softmax(x.detach())
+    assert mode.seen
+    torch.testing.assert_close(torch.func.vmap(opgrad.softmax)(x.detach()), torch.softmax(x.detach(), -1))
+    with pytest.raises(ValueError, match="axis"):
+        opgrad.softmax(x.detach(), 3)
+
+
 def test_device_out(as_on_cuda):
     memory = torch.randn(9, 4)
     expected = torch.softmax(memory, -1)

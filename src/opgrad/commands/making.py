@@ -78,7 +78,11 @@ class ParameterOptions:
     ] = None
     untie: Annotated[
         bool | None,
-        typer.Option("--untie", help="Make a copy for each layer that reads one tensor. Default: they share it.", rich_help_panel="Model"),
+        typer.Option(
+            "--untie",
+            help="Make a copy for each layer that reads one tensor. Default: they share it.",
+            rich_help_panel="Model",
+        ),
     ] = None
 
 

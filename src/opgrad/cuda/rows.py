@@ -314,9 +314,9 @@ def statistics(
     VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
     PARTS: tl.constexpr, EXP: tl.constexpr,
 ):  # fmt: skip
-    """The maximum and the sum of exponentials of rows, and the tiles that a program keeps of them.
+    """The maximum of rows, the sum of exponentials by EXP, and the tiles that a program keeps of them.
 
-    maxima, sums: where those of parts are, or are left. EXP: what computes an exponential, `exp` or `short_exp`.
+    maxima, sums: where those of parts are, or are left.
     """
     if MODE == FINISH:
         m, d = of_parts(maxima, rows, parts, MINUS_INFINITY, PARTS), of_parts(sums, rows, parts, 0.0, PARTS)
@@ -356,7 +356,6 @@ def frame(problem: Problem, regime: Regime, operands: Sequence[Operand | None]) 
 
 
 def exponential(result: Operand) -> Any:
-    """What computes the exponentials that a result is made of."""
     return short_exp if DTYPES[result.dtype].itemsize == 2 else exp
 
 

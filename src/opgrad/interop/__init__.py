@@ -13,6 +13,7 @@ from opgrad.contract.libraries import Memory
 from opgrad.locks import settling
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]  # a function's entries, positional and keyword arguments
+Warm = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]  # answers calls of one signature
 LIBRARIES = {"torch": "torch", "cupy": "cupy", "jax": "jax", "jaxlib": "jax"}  # package of a type: module here
 
 
@@ -114,6 +115,25 @@ def run(op: Operator, given: Mapping[str, Any], call: Call | None = None) -> Any
             return _run(library, op, given, call)
     owners = (library_of(type(array)) for array in arrays_of(op, given).values())
     return next(owner for owner in owners if owner is not None).run(op, given)
+
+
+def called(library: Library, op: Operator, named: Callable[..., dict[str, Any]], call: Call, warm: Any) -> Any:
+    """Answer a public function's call, whose first array is this library's.
+
+    named: gives the call's arguments by name. warm: what the function keeps for libraries that have `warm_key` and
+    `warm_call`: by its signature, what answers a call.
+    """
+    _, args, kwargs = call
+    key_of = getattr(library, "warm_key", None)
+    key = key_of and key_of(args, kwargs)
+    answer = key and warm.get(key)
+    if answer:
+        return answer(args, kwargs)
+    given = named(args, kwargs)
+    result = run(op, given, call)
+    if key and (answer := library.warm_call(op, given, args, kwargs)):  # type: ignore[attr-defined]
+        warm.keep(key, answer)
+    return result
 
 
 def _run(library: Library, op: Operator, given: Mapping[str, Any], call: Call | None) -> Any:

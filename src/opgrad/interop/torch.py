@@ -7,6 +7,7 @@ import torch
 
 from opgrad import interop
 from opgrad.contract import Operator
+from opgrad.interop import torch_warm
 from opgrad.interop.torch_calls import noted, unseen
 from opgrad.interop.torch_tensors import (
     NAME,
@@ -25,8 +26,10 @@ from opgrad.interop.torch_tensors import (
     state,
     total,
 )
+from opgrad.interop.torch_warm import key as warm_key
 
-__all__ = ["NAME", "broadcast", "noted", "owns", "run", "spec", "state", "total"]  # a `Library`, and `Arrays`
+# A `Library`, and `Arrays`.
+__all__ = ["NAME", "broadcast", "noted", "owns", "run", "spec", "state", "total", "warm_call", "warm_key"]
 
 
 def run(op: Operator, given: Mapping[str, Any]) -> Any:
@@ -54,6 +57,13 @@ def _run(op: Operator, given: Mapping[str, Any]) -> Any:
     from opgrad.torch import operators
 
     return operators.call(op, given)
+
+
+def warm_call(op: Operator, given: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What answers further calls like this one by the key that they have; None if nothing does."""
+    if op.general is not None and not _is_plain(op, given):
+        return None
+    return torch_warm.call_of(op, given, args, kwargs)
 
 
 def _is_plain(op: Operator, given: Mapping[str, Any]) -> bool:

@@ -75,10 +75,15 @@ def execute(op: Operator, given: Mapping[str, Any]) -> Any:
     first = given.get(op.arrays[0])
     if not isinstance(first, torch.Tensor) or not first.is_cuda:
         return _host.run(op, given)
-    if first.device.index == torch_private.current_device():  # a tensor on CUDA shows that CUDA is initialised
+    if is_here(first):
         return _cuda.run(op, given)
     with torch.cuda.device(first.device):
         return _cuda.run(op, given)
+
+
+def is_here(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is on the current CUDA device; one on CUDA shows that CUDA is initialised."""
+    return tensor.is_cuda and tensor.device.index == torch_private.current_device()
 
 
 def check_untraced(op: Operator) -> None:

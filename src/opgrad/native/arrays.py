@@ -92,7 +92,7 @@ def check_writeable(op: Operator, outputs: Sequence[Array]) -> None:
 
 def dispatcher(op: Operator) -> Callable[..., Any]:
     """The public function of an operator. It answers a call by the entry of its signature, or else by its runner."""
-    runners = Kept[ArrayRunner](RUNNERS)
+    runners, warm = Kept[ArrayRunner](RUNNERS), Kept[interop.Warm](RUNNERS)
     named = namer(op)
     first = op.arrays[0] if op.arrays else op.parameters[0]
     place = op.parameters.index(first)
@@ -101,8 +101,9 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
         for name, function in op.instead.items():
             if kwargs.pop(name, False):
                 return function(op.name, *args, **kwargs)
-        if interop.known.get(type(args[place] if len(args) > place else kwargs.get(first))) is not None:
-            return interop.run(op, named(args, kwargs), (entries, args, kwargs))
+        library = interop.known.get(type(args[place] if len(args) > place else kwargs.get(first)))
+        if library is not None:
+            return interop.called(library, op, named, (entries, args, kwargs), warm)
         try:
             runner = runners.get(_key(args, kwargs))
         except (TypeError, ValueError):  # a list, or a memoryview, has no hash
