@@ -25,7 +25,7 @@ LAYERS = {
     "locks": ("", ""),
     "limits": ("", ""),
     "reading": ("", ""),
-    "writing": ("", ""),
+    "writing": ("", "reading"),
     "terminal": ("rich typer", ""),
     "random": ("numpy", ""),
     "contract/": ("numpy ml_dtypes", ""),

@@ -21,14 +21,14 @@ class NoFile(ValueError):
     """What has the name of a file is no regular one."""
 
 
-def open_regular(path: Path, what: str = "") -> BinaryIO:
+def open_regular(path: Path, what: str = "", follow: bool = True) -> BinaryIO:
     """A regular file, open to be read in bytes.
 
-    what: what messages call it; default: its path.
+    what: what messages call it; default: its path. follow: whether it may be a link: not if a file of others names it.
     Raises OSError if it cannot be opened, FileNotFoundError if there is none, `NoFile` if it is no regular file.
     """
-    _check(what or path, os.stat(path))
-    descriptor = os.open(path, FLAGS)
+    _check(what or path, os.stat(path, follow_symlinks=follow))
+    descriptor = os.open(path, FLAGS if follow else FLAGS | getattr(os, "O_NOFOLLOW", 0))
     try:
         _check(what or path, os.fstat(descriptor))  # another may have taken its place
     except BaseException:

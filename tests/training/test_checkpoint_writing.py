@@ -1,6 +1,10 @@
 """Writing checkpoints: the tables, every dtype, values outside, errors, and what a crash leaves."""
 
+import hashlib
 import os
+import shutil
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +18,8 @@ import pytest
 from checkpoint_tables import CHECKPOINTS, tables
 
 from opgrad.training import Checkpoint, OptimizerGroup, read_checkpoint, write_checkpoint
-from opgrad.training.formats import checkpoint_files, checkpoint_tables
+from opgrad.training.formats import checkpoint_tables
+from opgrad.writing import alone
 
 DTYPES = [*checkpoint_tables.ELEMENT_TYPES.values()]
 
@@ -299,12 +304,96 @@ def test_a_checkpoint_that_cannot_be_read_for_a_while_is_not_taken_for_none(
     assert_equal(read_checkpoint(path), sample(reads))
 
 
-def test_the_file_with_the_values_does_not_grow_for_ever(tmp_path: Path) -> None:
+def test_each_checkpoint_has_one_file_with_its_values(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
-    sizes = []
-    for seed in range(6):
+    for seed in range(4):
         write_checkpoint(sample(seed), path, external_data=True)
-        sizes.append(checkpoint_files.data_path(path).stat().st_size)
         assert_equal(read_checkpoint(path), sample(seed))
-    assert sizes == sizes[:2] * 3
-    assert sizes[1] <= 2 * sizes[0] + 8
+        (file,) = {each.name for each in tmp_path.iterdir()} - {"checkpoint"}
+        digest = hashlib.sha256((tmp_path / file).read_bytes()).hexdigest()
+        assert file == (f"checkpoint.{digest[:16]}.data" if seed else "checkpoint.data")
+    write_checkpoint(sample(0), path)
+    assert os.listdir(tmp_path) == ["checkpoint"]
+
+
+def test_files_that_crashes_left_go_with_the_next_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / f"checkpoint.{'0' * 16}.data").write_text("left")
+    (tmp_path / f"other.{'0' * 16}.data").write_text("another's")
+    write_checkpoint(sample(), tmp_path / "checkpoint")
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint", f"other.{'0' * 16}.data"]
+
+
+# --- several processes ---
+
+READER = """
+import sys, time
+from pathlib import Path
+from opgrad.training import read_checkpoint
+count = 0
+while not Path(sys.argv[2]).exists():
+    found = read_checkpoint(sys.argv[1])
+    values = {float(value) for each in found.parameters.values() for value in (each[0], each[-1])}
+    assert values == {float(found.properties["epoch"])}, (values, found.properties)
+    count += 1
+print(count)
+"""
+
+
+def large(value: int) -> Checkpoint:
+    """One whose values are mapped."""
+    arrays = {name: np.full(1 << 19, value, np.float32) for name in ("a", "b")}
+    return Checkpoint(arrays, {}, properties={"epoch": value})
+
+
+def test_values_stay_as_they_are_for_their_readers(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    write_checkpoint(large(1), path, external_data=True)
+    held = read_checkpoint(path)
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, str(path), str(tmp_path / "end")], stdout=subprocess.PIPE, text=True
+    )
+    for value in range(2, 30):
+        write_checkpoint(large(value), path, external_data=value % 5 != 0)
+    (tmp_path / "end").touch()
+    told, _ = reader.communicate(timeout=60)
+    assert reader.returncode == 0
+    assert int(told) > 0
+    assert all((array == 1).all() for array in held.trainable.values())
+
+
+def test_a_second_writer_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    write_checkpoint(sample(1), path, external_data=True)
+    before = sorted(os.listdir(tmp_path))
+    with alone(path):
+        for external_data in (False, True):
+            with pytest.raises(OSError, match=r"checkpoint: another one is writing there, expected one at a time"):
+                write_checkpoint(sample(2), path, external_data=external_data)
+        assert_equal(read_checkpoint(path), sample(1))
+    assert sorted(os.listdir(tmp_path)) == before
+    write_checkpoint(sample(2), path, external_data=True)
+
+
+@pytest.mark.parametrize("kind", ["symlink_to", "hardlink_to"])
+def test_a_link_in_the_place_of_the_values_is_not_followed(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("somebody's")
+    path = tmp_path / "checkpoint"
+    for _ in range(2):
+        getattr(tmp_path / "checkpoint.data", kind)(tmp_path / "precious")
+        write_checkpoint(sample(), path, external_data=True)
+        assert (tmp_path / "precious").read_text() == "somebody's"
+        assert_equal(read_checkpoint(path), sample())
+        (tmp_path / "checkpoint.data").unlink()
+    shutil.copy(CHECKPOINTS / "outside", path)
+    (tmp_path / "checkpoint.data").symlink_to(CHECKPOINTS / "outside.data")
+    with pytest.raises(ValueError, match=r"read_checkpoint: .*checkpoint.data: it is no regular file"):
+        read_checkpoint(path)
+
+
+def test_a_link_to_a_checkpoint_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "checkpoint").symlink_to("there/real")
+    for seed in range(3):
+        write_checkpoint(sample(seed), tmp_path / "checkpoint", external_data=bool(seed))
+        assert_equal(read_checkpoint(tmp_path / "checkpoint"), sample(seed))
+        assert sorted(os.listdir(tmp_path)) == ["checkpoint", "there"]

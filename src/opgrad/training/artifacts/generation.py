@@ -19,6 +19,7 @@ from opgrad.training.building.checks import listed
 from opgrad.training.building.models import FLOAT32, TrainingModels
 from opgrad.training.building.selection import Candidates, Selection, select
 from opgrad.training.building.shared_tensors import part_statistics, untie
+from opgrad.training.formats import checkpoint_files
 from opgrad.training.formats.checkpoint import Checkpoint, write_checkpoint
 from opgrad.training.formats.model_files import LARGEST_MODEL, ValuesFile, write_model
 from opgrad.training.formats.names import VALUES
@@ -218,7 +219,8 @@ class Files:
 
     def _beside(self, names: Collection[str]) -> list[str]:
         """The further files of an older set with these names, which are removed because only that set needs them."""
-        return [f"{self.prefix}{VALUES}", *(f"{name}.data" for name in names)]
+        values = checkpoint_files.beside(self.folder, f"{self.prefix}checkpoint")
+        return [f"{self.prefix}{VALUES}", *(f"{name}.data" for name in names), *values]
 
     def _order(self, file: Path) -> tuple[int, str]:
         """The sort key of a file: files come in the order in which they are made."""

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from opgrad.reading import NoFile
-from opgrad.training.formats import checkpoint_tables, mapped_files, safetensors, weights
-from opgrad.training.formats.checkpoint_files import bytes_in_use, data_path, replace_pair
-from opgrad.writing import replace_file
+from opgrad.training.formats import checkpoint_tables, mapped_files, weights
+from opgrad.training.formats.checkpoint_files import read_files, replace_files
+from opgrad.writing import destination, finish_interrupted
 
 T = TypeVar("T")
 
@@ -65,33 +65,25 @@ class Checkpoint:
 def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
     """Read a checkpoint file of onnxruntime-training 1.19 or of `write_checkpoint`, or weights of an exported step.
 
-    path: the file. If it keeps its values outside, they are in the file of this name with ".data" appended.
+    path: the file. If it keeps its values outside, they are in a file beside it, see `write_checkpoint`.
     Returns a `Checkpoint`. Its arrays are read-only views of the files' bytes; those of files above 1 MiB are mapped
-    into memory, read when they are used, and not to be cut short meanwhile. An array that is not aligned for its dtype
-    is copied.
+    into memory and read when they are used; `write_checkpoint` never changes them. An array that is not aligned for its
+    dtype is copied.
     Raises FileNotFoundError if there is no such file, another OSError if it cannot be read, and ValueError if it is no
     checkpoint, has another version, or is truncated or damaged.
     """
     path = Path(path)
-    if not path.exists():
+    if not path.exists() and not (finish_interrupted(path.parent) and path.exists()):
         raise FileNotFoundError(f"read_checkpoint: there is no file {path}")
     try:
-        content = mapped_files.content(path)
-        if not checkpoint_tables.is_one(content) and safetensors.starts_like_one(content):
-            return of_weights(weights.decode(content))
-        root = checkpoint_tables.decode(content)
-        outside = memoryview(b"")
-        if root["model"]["outside"]:
-            if not data_path(path).exists():
-                raise FileNotFoundError(
-                    f"read_checkpoint: {path} keeps its values in {data_path(path)}, which is missing"
-                )
-            outside = mapped_files.content(data_path(path))
-        return _checkpoint(root, outside)
+        content, root, outside = read_files(path)
+        return of_weights(weights.decode(content)) if root is None else _checkpoint(root, outside)
     except checkpoint_tables.Damaged as damage:
         raise ValueError(f"read_checkpoint: {path} {damage}") from None
     except NoFile as error:
         raise ValueError(f"read_checkpoint: {error}") from None
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"read_checkpoint: {error}") from None
 
 
 def of_weights(held: weights.Weights) -> Checkpoint:
@@ -176,10 +168,14 @@ def write_checkpoint(checkpoint: Checkpoint, path: str | PathLike[str], *, exter
 
     checkpoint: what the file shall hold. Arrays are float32, float64, float16, bfloat16, integers or bool, in any
         layout. Floats, `learning_rate` and properties, are rounded to float32; a bool property becomes 0 or 1.
-    path: the file. What was there stays whole until the new file has been written, and then is replaced at once.
-    external_data: whether the values go into a second file, named as the first with ".data" appended. Default: only
-        if all of them together do not fit a FlatBuffer, 2 GiB. A nominal checkpoint has no values to put there.
-    Raises FileNotFoundError if the folder is missing, another OSError if writing fails, TypeError for a value, dtype or
+    path: the file. What was there stays whole until the new file has been written, and then is replaced at once. Where
+        it is a link, that to which it leads is written.
+    external_data: whether the values go into a second file. Default: only if all of them together do not fit a
+        FlatBuffer, 2 GiB. Its name is that of the first with ".data" appended, where onnxruntime-training looks for it;
+        where there is a file of this name, or a checkpoint is replaced, sixteen digits of the content's SHA-256 are in
+        front of that. A nominal checkpoint has no values to put there.
+    Raises FileNotFoundError if the folder is missing, another OSError if writing fails, or if another one writes the
+    same checkpoint at the same time, TypeError for a value, dtype or
     name of another type, ValueError for a name in use twice or not in Unicode, for a number that int64 or float32
     cannot hold, and if the values do not fit the one file that was asked for.
     """
@@ -188,17 +184,11 @@ def write_checkpoint(checkpoint: Checkpoint, path: str | PathLike[str], *, exter
         raise FileNotFoundError(f"write_checkpoint: there is no folder {path.parent}")
     if path.is_dir():
         raise IsADirectoryError(f"write_checkpoint: {path} is a folder")
-    root = _root(checkpoint)
+    path, root = destination(path), _root(checkpoint)
     needed, largest = checkpoint_tables.size(root), checkpoint_tables.LARGEST
     if external_data is False and needed > largest:
         raise ValueError(f"write_checkpoint: {path} needs {needed} bytes, expected at most {largest}")
-    if (external_data or needed > largest) and not checkpoint.nominal:
-        replace_pair(path, root)
-        return
-    had_data = bytes_in_use(path) is not None
-    replace_file(path, checkpoint_tables.contents(root))
-    if had_data:
-        data_path(path).unlink(missing_ok=True)
+    replace_files(path, root, outside=bool(external_data or needed > largest) and not checkpoint.nominal)
 
 
 def _root(checkpoint: Checkpoint) -> checkpoint_tables.Values:

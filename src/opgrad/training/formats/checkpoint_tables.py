@@ -96,6 +96,7 @@ MODEL: Layout = {
     "frozen": Field(1, [TENSOR], required=True),
     "nominal": Field(2, BOOL),
     "outside": Field(3, BOOL),
+    "digest": Field(4, str),  # of the file beside this one, if it is part of its name; onnxruntime-training has none
 }
 MOMENTS: Layout = {"parameter": Field(0, str, required=True), "tensors": Field(1, [TENSOR], required=True)}
 GROUP: Layout = {

@@ -5,7 +5,6 @@ The mapping is private: writing into it changes memory of this process, and neve
 
 import mmap
 import os
-import shutil
 import sys
 import weakref
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from opgrad.reading import open_regular
-from opgrad.writing import replaced
 
 LEAST = 1 << 20  # bytes; smaller files are read and not mapped
 # Windows cannot replace a file that is mapped; there, all files are read.
@@ -22,22 +20,19 @@ MAPS = sys.platform != "win32"
 
 
 class _Mapping(mmap.mmap):
-    """A mapped file. file: its device and number."""
-
-    file: tuple[int, int]
+    """A file that was mapped here."""
 
 
-_live: "weakref.WeakSet[_Mapping]" = weakref.WeakSet()
 _shared: "weakref.WeakValueDictionary[tuple[int, ...], _Mapping]" = weakref.WeakValueDictionary()
 
 
-def content(path: Path, shared: bool = False) -> memoryview:
+def content(path: Path, shared: bool = False, follow: bool = True) -> memoryview:
     """The bytes of a regular file; writing into them changes memory of this process alone.
 
     shared: whether the caller writes nothing, so that it may share a mapping of the same file with others.
     Raises what `open_regular` raises.
     """
-    with open_regular(path) as file:
+    with open_regular(path, follow=follow) as file:
         state = os.fstat(file.fileno())
         if state.st_size < LEAST or not MAPS:
             return memoryview(file.read())
@@ -45,8 +40,6 @@ def content(path: Path, shared: bool = False) -> memoryview:
         found = _shared.get(key) if shared else None
         if found is None:
             found = _Mapping(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            found.file = key[:2]
-            _live.add(found)
             if shared:
                 _shared[key] = found
     return memoryview(found)
@@ -91,17 +84,3 @@ def release(given: np.ndarray) -> None:
     first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + given.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if first < last:
         mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
-
-
-def keep_values(path: Path) -> None:
-    """Keep this process's mappings of a file unchanged; to be called before the file is changed in place.
-
-    The file is replaced by a copy under its name, so that the mappings keep the old file. Truncating a mapped file
-    would even remove pages that were written to.
-    """
-    if not path.is_file():
-        return
-    state = path.stat()
-    if any(mapping.file == (state.st_dev, state.st_ino) for mapping in list(_live)):
-        with replaced(path) as temporary:
-            shutil.copyfile(path, temporary)

@@ -26,7 +26,7 @@ from opgrad.training.engine.optimizer import read_rule
 from opgrad.training.engine.trainer import session_options
 from opgrad.training.formats.artifact_set import FILES, changed_inputs, tensor_spec
 from opgrad.training.formats.checkpoint import Checkpoint, read_checkpoint
-from opgrad.training.formats.checkpoint_files import bytes_in_use, data_path
+from opgrad.training.formats.checkpoint_files import data_of
 from opgrad.training.formats.names import BUFFER_SUFFIX, RESET, VALUES
 from opgrad.training.formats.tensor_values import read_apart, read_shared
 from opgrad.training.inspect.trainability import Trainability, trainability
@@ -277,7 +277,7 @@ def _parameters(checkpoint: Checkpoint) -> list[InspectedParameter]:
 
 
 def _summary(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
-    used = bytes_in_use(path)
+    data = data_of(path)
     groups = {
         name: {
             "step": group.step,
@@ -290,7 +290,7 @@ def _summary(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
         "optimizers": groups,
         "properties": checkpoint.properties,
         "nominal": checkpoint.nominal,
-        "external_data": {"file": data_path(path).name, "bytes": used[1] - used[0]} if used else None,
+        "external_data": {"file": data.name, "bytes": data.stat().st_size} if data else None,
     }
 
 
