@@ -21,7 +21,7 @@ from opgrad.cpu.compiler.processors import PROCESSORS, is_here
 from opgrad.cpu.compiler.requests import Work
 from opgrad.cpu.compiler.target import VARIABLE as COMPILES_FOR
 from opgrad.cpu.compiler.target import environment
-from opgrad.writing import replace_file
+from opgrad.writing import destination, replace_file
 
 Todo = Sequence[tuple[str, Work]]
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -35,6 +35,7 @@ def make(path: Path, names: Sequence[str], plans: Todo, runs: Todo, count: int, 
     kernels the pack has then, by processor. Raises ValueError if a processor's kernels would have to be run, and cannot
     be, PackError if the file is no pack, and RuntimeError if work fails.
     """
+    path = destination(path)
     kernels = _old(path)
     for name in names:
         _check(name, runs)

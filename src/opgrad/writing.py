@@ -112,11 +112,14 @@ def staged(
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Within the block no other one writes this file and those beside it. Raises OSError if one does."""
+def alone(path: Path) -> Iterator[Path]:
+    """Within the block no other one writes this file and those beside it. Raises OSError if one does.
+
+    Gives a hidden folder beside the file, which is gone at the end.
+    """
     with _held(path.parent, f"{path.name}/") as temporary:
         try:
-            yield
+            yield temporary
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 

@@ -223,13 +223,14 @@ def _outside_of(location: str) -> Callable[[Path], None]:
     return change
 
 
-@pytest.mark.parametrize("location", ["../model.data", "/etc/hostname", "link"])
+@pytest.mark.parametrize("location", ["../model.data", "/etc/hostname", "link", "folder/model.data"])
 @pytest.mark.usefixtures("small")
-def test_files_elsewhere_are_not_mapped(location: str, tmp_path: Path) -> None:
+def test_files_elsewhere_are_not_read(location: str, tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     path = in_two_files(tmp_path / "inner")
     (tmp_path / "model.data").write_bytes(bytes(MODEL))
     (tmp_path / "inner" / "link").symlink_to(tmp_path / "model.data")
+    (tmp_path / "inner" / "folder").symlink_to(tmp_path)
     _outside_of(location)(path)
     with pytest.raises((ValueError, FileNotFoundError), match="keeps tensors in another file"):
         made(path, tmp_path / "set")

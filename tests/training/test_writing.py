@@ -4,6 +4,7 @@ import ast
 import builtins
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -14,15 +15,22 @@ import numpy as np
 import onnx
 import pytest
 from small_models import build, normal, perceptron
+from typer.testing import CliRunner
 
 import opgrad
+from opgrad import packing
+from opgrad.cli import app
+from opgrad.forms import lowering
 from opgrad.onnxruntime.saving import lower_file
 from opgrad.training import ArtifactSet, Checkpoint, Trainer, write_checkpoint
+from opgrad.training.api import CheckpointState, Module
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts, generation
 from opgrad.training.engine import export
 from opgrad.training.engine.export import write_inference_model
 from opgrad.training.formats.weights import Weights, encode
+from opgrad.training.portable import building
 from opgrad.training.portable.export import export_step
+from opgrad.training.run import fit
 from opgrad.training.run.metrics import EpochMetrics, write_csv
 from opgrad.training.run.plot import plot_losses
 from opgrad.writing import replace_file, staged
@@ -299,3 +307,129 @@ def test_models_written_in_pieces_are_what_protobuf_writes(tmp_path: Path) -> No
     trainer.export(tmp_path / "model.onnx")
     content = (tmp_path / "model.onnx").read_bytes()
     assert onnx.ModelProto.FromString(content).SerializeToString(deterministic=True) == content
+
+
+# --- what is in the place of an output ---
+
+
+def _plot(path: Path) -> None:
+    plot_losses([EpochMetrics(1, 1, 0.1, 1.0, None, None, 1.0, 1.0)], [[1.0, 2.0]], 1.0, "losses", path)
+
+
+def _table(path: Path) -> None:
+    write_csv([EpochMetrics(1, 1, 0.1, 1.0, None, None, 1.0, 1.0)], path)
+
+
+def _checkpoint_outside(path: Path) -> None:
+    _checkpoint(path, external_data=True)
+
+
+def _module(path: Path) -> None:
+    module = Module(DIGITS / "training_model.onnx", CheckpointState.load_checkpoint(DIGITS / "checkpoint"),
+                    DIGITS / "eval_model.onnx")  # fmt: skip
+    module.export_model_for_inferencing(path, [str(ArtifactSet.load(DIGITS).scores)])
+
+
+def _trained(path: Path) -> None:
+    Trainer(ArtifactSet.load(DIGITS)).export(path)
+
+
+def _one_step(path: Path) -> None:
+    export_step(DIGITS, path)
+
+
+ONE_FILE = (_checkpoint, _checkpoint_outside, _model, _lowered, _plot, _table, _module, _trained, _one_step)
+
+
+@pytest.mark.parametrize("write", ONE_FILE, ids=lambda write: write.__name__)
+def test_what_is_no_regular_file_is_not_replaced(write: Callable[[Path], None], tmp_path: Path) -> None:
+    path = tmp_path / "file.onnx"
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=r"file\.onnx is no regular file, expected a regular file to replace, or none"):
+        write(path)
+    assert path.is_fifo()
+    assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("write", ONE_FILE, ids=lambda write: write.__name__)
+def test_the_target_of_a_link_is_written(write: Callable[[Path], None], there: bool, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    real, link = tmp_path / "folder" / "real.onnx", tmp_path / "file.onnx"
+    if there:
+        real.write_text("old")
+        real.chmod(0o600)
+    link.symlink_to("folder/real.onnx")
+    write(link)
+    assert os.listdir(tmp_path) == ["folder", "file.onnx"] or os.listdir(tmp_path) == ["file.onnx", "folder"]
+    assert link.is_symlink()
+    assert real.stat().st_size > 10
+    assert stat.S_IMODE(real.stat().st_mode) == 0o600 if there else real.stat().st_mode & 0o600
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("precious")], ids=["fifo", "link"])
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        (_artifacts, "training_model.onnx"),
+        (_artifacts, "weights.data"),
+        (_artifacts, "checkpoint"),
+        (_step, "step.safetensors"),
+        (_step, "step.json"),
+        (_exported_beside, "model.onnx.data"),
+        (_figures, "metrics.csv"),
+    ],
+)
+def test_links_and_pipes_in_a_folder_stay(
+    write: Callable[[Path, int], None], name: str, make: Callable[[Path], None], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(generation, "OUTSIDE_FROM", 100_000)
+    (tmp_path / "precious").write_text("somebody's")
+    make(tmp_path / name)
+    with pytest.raises(ValueError, match=rf"{name} is (a link|no regular file), expected a regular file"):
+        write(tmp_path, 0)
+    assert sorted(os.listdir(tmp_path)) == sorted(["precious", name])
+    assert (tmp_path / "precious").read_text() == "somebody's"
+
+
+def test_permissions_are_kept(tmp_path: Path) -> None:
+    for write in (_exported_beside, _artifacts):
+        write(tmp_path, 0)
+        before = os.umask(0)
+        try:
+            for file in tmp_path.iterdir():
+                file.chmod(0o640)
+            write(tmp_path, 1)
+        finally:
+            os.umask(before)
+        assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o640}
+        shutil.rmtree(tmp_path)
+        tmp_path.mkdir()
+
+
+def test_commands_refuse_a_pipe_before_they_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, folder = tmp_path / "pipe.onnx", tmp_path / "out"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    os.mkfifo(folder / "model.onnx")
+    os.mkfifo(folder / "eval_model.onnx")
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    for module, name in ((fit.Fit, "run"), (lowering, "lower"), (building, "plain_gradients"), (packing, "_compiled")):
+        monkeypatch.setattr(module, name, never)
+    digits, model = str(DIGITS), str(DIGITS.parent / "digits_lstm" / "model.onnx")
+    for arguments in (
+        ["train", digits, "--output", str(folder)],
+        ["train", digits, "--output", str(tmp_path / "other"), "--export", str(pipe)],
+        ["lower", f"{digits}/training_model.onnx", "-o", str(pipe)],
+        ["step", digits, "-o", str(pipe)],
+        ["artifacts", model, "--loss", "cross-entropy", "-o", str(folder)],
+        ["compile", digits, "--for", "x86-64-v3", "-o", str(pipe)],
+    ):
+        found = CliRunner().invoke(app, arguments)
+        assert found.exit_code == 1, (arguments, found.output, found.exception)
+        assert "is no regular file, expected a regular file to replace, or none" in " ".join(found.output.split())
+    assert sorted(os.listdir(folder)) == ["eval_model.onnx", "model.onnx"]

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -14,6 +15,7 @@ from opgrad.bench import instruction_sets
 from opgrad.bench.figures import Figures, Result, figures, geometric_mean
 from opgrad.bench.measure import GIVEN, NEW, WAYS
 from opgrad.bench.sweep import ROWS, Curve, curves
+from opgrad.writing import replace_file
 
 COLOURS = {"float32": "tab:blue", "bfloat16": "tab:orange", "float16": "tab:green", "float64": "tab:purple"}
 TITLES = {NEW: "results in new memory", GIVEN: "results in memory that is given"}
@@ -28,7 +30,9 @@ def save(drawn: Drawing | None, path: str | PathLike[str]) -> None:
     """Write a picture into a PNG file. Raises ValueError if there is nothing to draw."""
     if drawn is None:
         raise ValueError("bench: no cell has a peer, nothing to plot")
-    drawn.savefig(path, format="png")
+    content = io.BytesIO()
+    drawn.savefig(content, format="png")
+    replace_file(Path(path), content.getvalue())
 
 
 def svg(drawn: Drawing) -> str:

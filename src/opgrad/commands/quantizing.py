@@ -49,8 +49,6 @@ def prepared(model: Path, options: QuantizationOptions, recipe: "Recipe", data: 
 def convert_file(file: Path) -> None:
     """Make the integer model of a trained one, in its file."""
     from opgrad.training.quantization import convert
-    from opgrad.writing import new_file, staged
+    from opgrad.writing import replace_file
 
-    content = convert(file).SerializeToString()
-    with staged(file.parent) as folder:
-        new_file(folder / file.name, content)
+    replace_file(file, convert(file).SerializeToString())

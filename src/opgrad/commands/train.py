@@ -236,8 +236,11 @@ def _check_folder(folder: Path, making: Making, places: Places) -> None:
 
 
 def _check_export(file: Path | None) -> None:
-    """Raise NotADirectoryError where no folder for the exported model can be made."""
+    """Raise an error where the exported model, or a folder for it, cannot be made."""
+    from opgrad.writing import destination
+
     if file is not None:
+        destination(file)
         there = next(each for each in file.absolute().parents if each.exists())
         if not there.is_dir():
             raise NotADirectoryError(f"train: {there} is a file, expected a folder for --export {file}")

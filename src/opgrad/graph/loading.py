@@ -187,8 +187,16 @@ def naming_outside(path: Path, who: str) -> Iterator[None]:
 
 
 def place_of(tensor: TensorProto, folder: Path) -> ExternalDataInfo:
-    """The place of a tensor's values. Raises ValueError if the file has fewer bytes than the model says."""
+    """The place of a tensor's values.
+
+    Raises ValueError if the file is outside of the folder or reached by a link, or has fewer bytes than the model says.
+    """
     place = ExternalDataInfo(tensor)
+    named = Path(place.location)
+    if not named.parts or named.is_absolute() or ".." in named.parts:
+        raise ValueError(f"{place.location!r} is no file in the model's folder")
+    if links := [each for each in (named, *named.parents) if (folder / each).is_symlink() and each.parts]:
+        raise ValueError(f"{place.location!r} leads through the link {str(links[-1])!r}, expected none")
     check_regular(folder / place.location, place.location)
     available = (folder / place.location).stat().st_size
     end = (place.offset or 0) + (place.length or 0)

@@ -10,7 +10,7 @@ from onnx.external_data_helper import uses_external_data
 
 from opgrad.forms.lowering import lower
 from opgrad.onnxruntime.runners import NATIVE, operators
-from opgrad.writing import replace_file
+from opgrad.writing import destination, replace_file
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,12 @@ def lower_file(source: Path, target: Path, only: Collection[str] | None = None) 
 
     source: an ONNX model. target: the file to write; in the folder of the source if that keeps data in other files.
     only: the operators to lower, as for `lower`.
-    Returns what became of the model. Raises what `lower` raises, ValueError for a target in the wrong folder,
+    Returns what became of the model. Raises what `lower` and `destination` raise, ValueError for a target in the wrong
+    folder,
     FileNotFoundError for one in a folder that is not there.
     """
-    after = lower(source, operators=only)  # this comes first because it checks the file
+    target = destination(target)
+    after = lower(source, operators=only)  # this checks the file
     before = onnx.load(source, load_external_data=False)
     tensors = (*after.graph.initializer, *after.graph.sparse_initializer)
     outside = any(uses_external_data(each) for each in tensors if isinstance(each, onnx.TensorProto))

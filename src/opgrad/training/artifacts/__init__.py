@@ -151,6 +151,7 @@ def _written(model: Any, request: ArtifactRequest, optimizer: Block | None, file
     with ExitStack() as stack:
         if library is not None:
             files.library = stack.enter_context(named_library(os.fsdecode(library)))
+        files.check()
         made = make(model, request, optimizer)
         written = files.write(made)
     result = _result(files.folder, written, made)

@@ -28,7 +28,7 @@ from opgrad.training.formats.tensor_values import Held, is_placeholder, nbytes_o
 from opgrad.training.onnxblock.accessor import ModelAccessor, building, empty_model
 from opgrad.training.onnxblock.block import Block, ForwardBlock, names_of
 from opgrad.training.onnxblock.training import TrainingBlock
-from opgrad.writing import new_file, staged
+from opgrad.writing import check_destinations, new_file, staged
 
 WHO = "generate_artifacts"
 ORDER = ("training_model", "eval_model", "weights", "checkpoint", "nominal_checkpoint", "optimizer_model")
@@ -216,6 +216,11 @@ class Files:
                 outside = stack.enter_context(ValuesFile(folder / f"{self.prefix}{VALUES}"))
             for name, model in written.items():
                 write_model(model, models.values, folder / name, outside)
+
+    def check(self) -> None:
+        """Raise `NoFile` or IsADirectoryError where a file cannot be written."""
+        names = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint", VALUES)
+        check_destinations(self.folder, [f"{self.prefix}{name}" for name in (*names, "nominal_checkpoint")])
 
     def _beside(self, names: Collection[str]) -> list[str]:
         """The further files of an older set with these names, which are removed because only that set needs them."""

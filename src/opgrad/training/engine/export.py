@@ -21,7 +21,7 @@ from opgrad.training.engine.training_graph import open_session, session_options
 from opgrad.training.formats.artifact_set import ArtifactSet
 from opgrad.training.formats.model_files import LARGEST_MODEL, ValuesFile, model_bytes, write_model
 from opgrad.training.formats.tensor_values import Held, placeholder, tensor_of, with_values
-from opgrad.writing import staged
+from opgrad.writing import destination, staged
 
 
 def export_model(
@@ -38,8 +38,8 @@ def export_model(
     path: the file; beyond 2 GiB the parameters are in one of this name with ".data" appended. An error on the way
         leaves older files as they were.
     """
-    values = {**artifacts.constants, **parameters}
-    _save(*_inference_model(artifacts.eval_model, artifacts.name, values, outputs), Path(path), "export")
+    values, path = {**artifacts.constants, **parameters}, destination(Path(path))
+    _save(*_inference_model(artifacts.eval_model, artifacts.name, values, outputs), path, "export")
 
 
 def check_export(artifacts: ArtifactSet, outputs: Sequence[onnx.ValueInfoProto], who: str) -> None:
@@ -69,10 +69,10 @@ def write_inference_model(
     who: the caller, for messages.
     Raises ValueError if there are no outputs, or one is no tensor that a node of the graph computes.
     """
-    values = declared_outputs(source, outputs, who)
-    if not Path(path).absolute().parent.is_dir():
-        raise FileNotFoundError(f"{who}: there is no folder {Path(path).absolute().parent}")
-    _save(*_inference_model(source, source.graph.name or "inference", parameters, values), Path(path), who)
+    path, values = destination(Path(path)), declared_outputs(source, outputs, who)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{who}: there is no folder {path.parent}")
+    _save(*_inference_model(source, source.graph.name or "inference", parameters, values), path, who)
 
 
 def declared_outputs(source: onnx.ModelProto, names: Sequence[str], who: str) -> list[onnx.ValueInfoProto]:
@@ -156,7 +156,7 @@ def _save(model: onnx.ModelProto, values: Mapping[str, Held], path: Path, who: s
     """Check a model and write it to the file; beyond 2 GiB its large tensors go into a second file."""
     check_built(model, who)
     beside = f"{path.name}.data"
-    with staged(path.parent, lambda _: [beside] if _keeps_in(path, beside) else []) as folder:
+    with staged(path.parent, lambda _: [beside] if _keeps_in(path, beside) else [], path.name) as folder:
         if model_bytes(model, values) > LARGEST_MODEL:
             with ValuesFile(folder / beside) as outside:
                 write_model(model, values, folder / path.name, outside)

@@ -25,11 +25,12 @@ from opgrad.training.portable.layout import layout_of
 from opgrad.training.portable.manifest import file_entry, forward_entry, manifest
 from opgrad.training.portable.plain import WHO, only_plain_imports
 from opgrad.training.portable.rules import MOMENTS, NAMES, StepRule
-from opgrad.writing import new_file, staged
+from opgrad.writing import check_destinations, destination, new_file, staged
 
 IGNORED = -1  # the ignored label if the graph names no other
 LARGEST = 2**31 - 1  # the most bytes of a protobuf message
 SCORES = "scores"
+BESIDE = (".json", ".safetensors", ".eval.onnx", ".infer.onnx", ".data")  # ends of the names of files beside a step
 
 
 @dataclass(frozen=True)
@@ -62,15 +63,16 @@ def export_step(
     checkpoint: whose parameters and moments the weights file gets; None: the set's.
 
     Returns what was written. Frozen parameters are part of the models. Nothing is written unless all can be.
-    Raises TypeError, ValueError, FileNotFoundError, and NotImplementedError for a graph with an operator that has no
+    Raises TypeError, ValueError, also where one of the files is a device, a pipe or a link that `output` does not name,
+    FileNotFoundError, and NotImplementedError for a graph with an operator that has no
     form of plain operators.
     """
+    target = _target(Path(output))
     found = artifacts if isinstance(artifacts, ArtifactSet) else ArtifactSet.load(artifacts)
     if weights not in PRESENT:
         raise ValueError(f"{WHO}: weights is {weights!r}, expected one of {', '.join(PRESENT)}")
     settings = StepSettings(_rule(found, optimizer, clip_norm), flat, accumulate)
     export = _Export(found, settings, np.dtype(weights), opset, inline)
-    target = _target(Path(output))
     held = export.weights(read_checkpoint(checkpoint) if isinstance(checkpoint, (str, PathLike)) else checkpoint)
     models = {"step": export.step(accuracy, outputs)}
     models |= {"eval": export.evaluation()} if evaluation else {}
@@ -92,6 +94,8 @@ def _rule(artifacts: ArtifactSet, optimizer: StepRule | None, clip_norm: float |
 def _target(output: Path) -> Path:
     if output.suffix != ".onnx" or not output.absolute().parent.is_dir():
         raise ValueError(f"{WHO}: output is {output}, expected a name that ends with .onnx, in a folder that is there")
+    output = destination(output)
+    check_destinations(output.parent, [f"{output.stem}{each}" for each in BESIDE])
     return output
 
 
@@ -200,7 +204,7 @@ class _Export:
         names |= {"weights": f"{output.stem}.safetensors", "manifest": f"{output.stem}.json"}
         described = manifest(self._artifacts, self.layout, self._settings, self._labels, models["step"], self._present)
         described |= {kind: forward_entry(model) for kind, model in models.items() if kind != "step"}
-        with staged(output.parent) as folder:
+        with staged(output.parent, name=output.name) as folder:
             data = self._constants.write(list(models.values()), folder, output)
             contents = {kind: model.SerializeToString(deterministic=True) for kind, model in models.items()}
             contents["weights"] = held

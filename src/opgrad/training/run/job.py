@@ -31,9 +31,10 @@ from opgrad.training.run.metrics import best_epoch
 from opgrad.training.run.plot import plot_losses
 from opgrad.training.run.recipe import FILE, Recipe
 from opgrad.training.run.state import BEST, LAST, Resumption, RunState, fingerprint
-from opgrad.writing import new_file, staged
+from opgrad.writing import check_destinations, new_file, staged
 
 MODEL = "model.onnx"  # the file of the trained model among a run's results
+RESULTS = (MODEL, "loss.png", "metrics.json", "metrics.csv", LAST, BEST)
 LONG_STEP = 0.1  # seconds; a longer step is never faster with one thread alone
 DIVERGED = 100.0  # a last loss of more than so many times the initial loss means that the training diverged
 
@@ -301,6 +302,7 @@ def _check_goes_on(state: RunState, data: int, may_be_done: bool) -> None:
 def make_folder(folder: Path, resumption: Resumption | None) -> None:
     """Make the folder unless it is there, try whether files can be written, and keep the best checkpoint so far."""
     folder.mkdir(parents=True, exist_ok=True)
+    check_destinations(folder, RESULTS)
     with TemporaryFile(dir=folder):
         pass
     if resumption and resumption.best:

@@ -156,6 +156,7 @@ class AdaptedModel:
         """Write what was trained, as `fit` does, into a folder; returns the files' names."""
         folder = Path(output)
         folder.mkdir(parents=True, exist_ok=True)
+        outputs.check_names(folder, self.base)
         told = {**self.about(), **(about or {})}
         if self.adapters:
             return outputs.write_tuned(folder, self.base, self.file, self.adapters, self.values, told)
@@ -168,6 +169,7 @@ class AdaptedModel:
         """
         folder = Path(output)
         folder.mkdir(parents=True, exist_ok=True)
+        outputs.check_names(folder, self.base)
         model, values = deployed.merged(self.base, self.adapters, self.values)
         return outputs.write_merged(folder, self.file, model, values, self.about())
 

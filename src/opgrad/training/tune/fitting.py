@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from opgrad.training.tune.lora import WHO
 from opgrad.training.tune.summary import summary
 from opgrad.training.tune.token_data import TokenData
 from opgrad.training.tune.trained_set import LABELS
-from opgrad.writing import new_file, staged
+from opgrad.writing import alone, new_file, staged
 
 PROPERTY = "opgrad.tune"  # of a checkpoint: what identifies the fine-tuning
 SAMPLE = 40  # tokens of a sample
@@ -163,9 +162,10 @@ def _try_output(tuner: AdaptedModel, output: Path, resumption: Resumption | None
     if not tuner.adapters:
         deployed.replaced(tuner.base, tuner.values)
         return
-    with TemporaryDirectory(prefix=".", suffix=".tmp", dir=output) as folder:
+    outputs.check_names(output, tuner.base)
+    with alone(output / "trial") as folder:
         outputs.write_tuned(
-            Path(folder), tuner.base, tuner.file, tuner.adapters, tuner.values, tuner.about(), with_base=False
+            folder, tuner.base, tuner.file, tuner.adapters, tuner.values, tuner.about(), with_base=False
         )
 
 

@@ -20,7 +20,7 @@ from opgrad.training.formats.tensor_values import Held, is_placeholder
 from opgrad.training.tune import deployed, peft
 from opgrad.training.tune.lora import WHO, Adapter
 from opgrad.training.tune.tokenizer import read_json
-from opgrad.writing import copied_file, naming, new_file, staged
+from opgrad.writing import check_destinations, copied_file, naming, new_file, staged
 
 if TYPE_CHECKING:
     from opgrad.training.language import LanguageModel
@@ -51,6 +51,12 @@ def check_space(base: "LanguageModel", folder: Path) -> None:
     if needed > free:
         what = f"{os.strerror(errno.ENOSPC)}: {free // 10**6:,} MB are free, and the base takes {needed // 10**6:,} MB"
         raise OSError(errno.ENOSPC, what, str(folder))
+
+
+def check_names(folder: Path, base: "LanguageModel") -> None:
+    """Raise `NoFile` where a file of a fine-tuning cannot be written into a folder."""
+    own = (MODEL, f"{MODEL}.data", ADAPTER, ABOUT, peft.CONFIG, peft.WEIGHTS, *BESIDE)
+    check_destinations(folder, (*own, *(path.name for path in _data_files(base, base.values))))
 
 
 def check_base(folder: Path, found: str) -> None:
