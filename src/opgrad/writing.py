@@ -162,6 +162,10 @@ def _taken(temporary: Path, make: bool) -> int | None:
         descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:  # another one has just removed it
         return _taken(temporary, make) if make else None
+    except OSError:
+        if make:
+            raise
+        return None  # it is a link, or somebody else's
     locked = _lock(descriptor, made)
     if locked and _is_at(descriptor, temporary):
         return descriptor

@@ -2,9 +2,12 @@
 
 import ast
 import builtins
+import json
 import os
 import shutil
+import signal
 import stat
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -33,7 +36,7 @@ from opgrad.training.portable.export import export_step
 from opgrad.training.run import fit
 from opgrad.training.run.metrics import EpochMetrics, write_csv
 from opgrad.training.run.plot import plot_losses
-from opgrad.writing import replace_file, staged
+from opgrad.writing import finish_interrupted, replace_file, staged
 
 resource = pytest.importorskip("resource", reason="needs limits of file sizes")
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
@@ -433,3 +436,90 @@ def test_commands_refuse_a_pipe_before_they_begin(tmp_path: Path, monkeypatch: p
         assert found.exit_code == 1, (arguments, found.output, found.exception)
         assert "is no regular file, expected a regular file to replace, or none" in " ".join(found.output.split())
     assert sorted(os.listdir(folder)) == ["eval_model.onnx", "model.onnx"]
+
+
+# --- writers that are killed ---
+
+
+def _killed_at(step: int, folder: Path, files: dict[str, bytes]) -> bool:
+    """Let another process replace files of a folder and be killed there; returns whether it was."""
+    child = os.fork()
+    if not child:
+        steps, replace = count(), os.replace
+
+        def killing(*names: Any) -> None:
+            for before in (True, False):
+                if next(steps) == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if before:
+                    replace(*names)
+
+        os.replace = killing  # type: ignore[assignment]
+        with staged(folder, lambda names: ["gone"]) as new:
+            for name, content in files.items():
+                (new / name).write_bytes(content)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_the_next_one_finishes_what_was_interrupted(reads: bool, tmp_path: Path) -> None:
+    for step in count():
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        old = {name: b"old " + name.encode() for name in ("a", "b", "gone")}
+        new = {name: b"new " + name.encode() for name in ("a", "b", "c")}
+        for name, content in old.items():
+            (folder / name).write_bytes(content)
+        killed = _killed_at(step, folder, new)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            if reads:
+                finish_interrupted(folder)
+            else:
+                replace_file(folder / "other", b"")
+                (folder / "other").unlink()
+        assert contents(folder) in (old, new), step
+        assert len(told) == (step < 11)  # behind the last one nothing is left to be done
+        assert not told or "a writer was ended while it replaced files; it is finished: " in str(told[0].message)
+        if not killed:
+            break
+    assert step == 12
+
+
+def test_a_writer_at_work_is_left_alone(tmp_path: Path) -> None:
+    with staged(tmp_path) as folder:
+        (folder / "a").write_text("new")
+        assert not finish_interrupted(tmp_path)
+        replace_file(tmp_path / "b", b"")
+        assert (folder / "a").read_text() == "new"
+        with pytest.raises(OSError, match="another one is writing there, expected one at a time"), staged(tmp_path):
+            pass
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def test_a_set_is_read_after_its_writer_was_killed(tmp_path: Path) -> None:
+    for name, trained in (("old", "w0"), ("new", "w1")):
+        (tmp_path / name).mkdir()
+        _set_of(perceptron(), tmp_path / name, trained)
+    for read in (ArtifactSet.load, lambda folder: CliRunner().invoke(app, ["inspect", str(folder)])):
+        folder = shutil.copytree(tmp_path / "old", tmp_path / read.__name__)
+        assert _killed_at(7, folder, contents(tmp_path / "new"))
+        assert not (folder / "checkpoint").exists()
+        with pytest.warns(RuntimeWarning, match="a writer was ended while it replaced files"):
+            read(folder)
+        assert contents(folder) == contents(tmp_path / "new")
+
+
+def test_a_journal_of_others_moves_nothing_elsewhere(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    hidden = folder / f".{'0' * 16}.tmp"
+    hidden.mkdir(parents=True)
+    outside.write_text("mine")
+    (hidden / ".journal").write_text(json.dumps(["../outside"]))
+    finish_interrupted(folder)
+    assert outside.read_text() == "mine"
+    (folder / f".{'1' * 16}.tmp").symlink_to(tmp_path)
+    assert not finish_interrupted(folder)
+    assert outside.read_text() == "mine"

@@ -2,11 +2,13 @@
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
 
 from opgrad.terminal import sentence, visible
+from opgrad.writing import finish_interrupted
 
 F = TypeVar("F", bound=Callable[..., Any])
 USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError)
@@ -23,6 +25,8 @@ LIBRARIES = {
 def explains_errors(extra: str | None = None) -> Callable[[F], F]:
     """Decorate a command: what goes wrong on the user's side becomes one line and exit status 1.
 
+    Before it begins, files whose writer was ended while it replaced them take their places where it reads and writes.
+
     extra: the extra of the package whose libraries the command needs; for a library of another, that is named.
     """
 
@@ -30,6 +34,8 @@ def explains_errors(extra: str | None = None) -> Callable[[F], F]:
         @functools.wraps(command)
         def run(*args: Any, **kwargs: Any) -> Any:
             try:
+                for path in filter(lambda each: isinstance(each, Path), kwargs.values()):
+                    finish_interrupted(path if path.is_dir() else path.parent)
                 return command(*args, **kwargs)
             except ModuleNotFoundError as error:
                 if extra is None or (error.name or "opgrad").startswith("opgrad"):

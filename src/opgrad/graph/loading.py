@@ -24,6 +24,7 @@ from opgrad.graph.opset import align_functions
 from opgrad.graph.recurrent import time_first
 from opgrad.graph.repair import mend
 from opgrad.reading import check_regular, read_regular
+from opgrad.writing import finish_interrupted
 
 ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
 
@@ -107,7 +108,7 @@ def name_of(source: Source) -> str:
 
 
 def _content(path: Path, who: str) -> bytes:
-    if not path.exists():
+    if not path.exists() and not (finish_interrupted(path.parent) and path.exists()):
         raise FileNotFoundError(f"{who}: there is no file {path}")
     return read_regular(path, f"{who}: {path}")
 

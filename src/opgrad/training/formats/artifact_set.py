@@ -21,6 +21,7 @@ from opgrad.training.formats.checkpoint import read_checkpoint
 from opgrad.training.formats.names import BUFFER_SUFFIX, RESET
 from opgrad.training.formats.objective import Objective, find_objective
 from opgrad.training.formats.tensor_values import read_shared, with_inputs
+from opgrad.writing import finish_interrupted
 
 FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 
@@ -68,6 +69,7 @@ class ArtifactSet:
         is none that opgrad has.
         """
         folder = Path(directory)
+        finish_interrupted(folder)
         _check_folder(folder)
         training_model, eval_model, optimizer_model, checkpoint_file = (folder / name for name in FILES)
         checkpoint = read_checkpoint(checkpoint_file)
