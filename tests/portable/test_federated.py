@@ -136,6 +136,8 @@ def test_updates_that_do_not_fit_are_refused(serve, exported):
         ({"digest": "0"}, 400, "the update is damaged"),
         ({"samples": "0"}, 400, "expected 1 to"),
         ({"samples": "9" * 30}, 400, "expected 1 to"),
+        ({"samples": "1".zfill(12) + "0" * 9}, 400, "expected 1 to"),
+        ({"samples": "1000001"}, 400, "expected 1 to"),
         ({"path": "/rounds/7/updates/me"}, 409, "round 7 is over, 0 is going on"),
         ({"path": "/rounds/0/updates/a%20b"}, 400, "the client's name"),
     ]:
