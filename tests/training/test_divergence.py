@@ -1,6 +1,7 @@
 """A run that diverges says so, and is no success."""
 
 import json
+import math
 
 import numpy as np
 import onnx
@@ -13,6 +14,7 @@ from opgrad.cli import app
 from opgrad.training import Recipe, read_checkpoint
 from opgrad.training.artifacts import generate_artifacts
 from opgrad.training.onnxblock import loss, optim
+from opgrad.training.run.metrics import EpochMetrics
 from opgrad.training.run.state import BEST, LAST, Resumption, RunState
 
 
@@ -86,10 +88,44 @@ def test_a_batch_whose_labels_are_all_ignored_is_no_divergence(tmp_path):
     assert status == 0, text
 
 
-@pytest.mark.parametrize("name", ["threads", "rows", "steps"])
-def test_counts_in_a_checkpoint_that_no_run_had(tmp_path, name):
-    values = json.loads(RunState(Recipe(), 0, 1).to_text())
-    for value in ("1", -1, 10**30, None):
-        with pytest.raises(ValueError, match="is none that this version of opgrad wrote"):
-            RunState.from_text(json.dumps({**values, name: value}))
-    assert RunState.from_text(json.dumps(values)).threads == 1
+def state_values():
+    """A state as plain values, with an epoch done and a part of the next."""
+    epoch = EpochMetrics(1, 4, 0.1, 1.0, 0.5, None, 1.0, 10.0)
+    return json.loads(RunState(Recipe(), 7, 2, [epoch], 6, 6, 20, 2, 3.0, 0.5, 4.0).to_text())
+
+
+@pytest.mark.parametrize("name", [name for name in state_values() if name not in ("format", "recipe", "history")])
+def test_fields_of_a_state_that_no_run_had(name):
+    values = state_values()
+    wrong = ["1", [], {}, True, 10**400] + [-1, 10**30, None, 0.5] * (
+        name not in ("loss_sum", "seconds", "initial_loss")
+    )
+    for value in wrong + [-1.0, math.inf, math.nan] * (name == "seconds"):
+        with pytest.raises(ValueError, match=rf"^resume: file: opgrad.run: {name} is .*, expected a .*number"):
+            RunState.from_text(json.dumps({**values, name: value}), "file")
+    assert RunState.from_text(json.dumps(values)).threads == 2
+
+
+@pytest.mark.parametrize("name", state_values()["history"][0])
+def test_fields_of_an_epoch_that_no_run_had(name):
+    values = state_values()
+    for value in ("1", [], True, *[-1, math.inf] * ("loss" not in name and "accuracy" not in name)):
+        history = [{**values["history"][0], name: value}]
+        with pytest.raises(ValueError, match=rf"^resume: file: opgrad.run: epoch 1: {name} is .*, expected a"):
+            RunState.from_text(json.dumps({**values, "history": history}), "file")
+
+
+def test_fields_of_a_state_that_contradict_each_other():
+    values = state_values()
+    second = {**values["history"][0], "epoch": 2}
+    for changed, text in (
+        ({"batches": 21}, "batches is 21, expected the batches of 20 rows"),
+        ({"batches": 0}, "batches is 0, expected the batches of 20 rows"),
+        ({"steps": 3}, "steps is 3, expected at least 4"),
+        ({"history": [second]}, "epoch 1 has the number 2 and ends at step 4"),
+        ({"history": [*values["history"], {**second, "steps": 3}]}, "epoch 2 has the number 2 and ends at step 3"),
+        ({"history": [*values["history"], {**second, "validation_loss": None}]}, "validation_loss is missing in some"),
+        ({"other": 1}, "is none that this version of opgrad wrote"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            RunState.from_text(json.dumps({**values, **changed}))

@@ -219,7 +219,29 @@ def test_what_cannot_be_resumed_is_told_before_anything_is_written(digits: Artif
     assert status == 0, told  # the best epoch is the second, of which this is the checkpoint
     write_checkpoint(replace(read_checkpoint(checkpoint), properties={PROPERTY: "{}"}), checkpoint)
     status, told = cli(EXAMPLES / "digits", "--resume", checkpoint)
-    assert (status, told) == (1, f"opgrad: resume: the property {PROPERTY} is none that this version of opgrad wrote\n")
+    assert status == 1
+    assert told == f"opgrad: resume: {checkpoint}: the property {PROPERTY} is none that this version of opgrad wrote\n"
+
+
+def test_more_rows_than_the_data_have(digits: ArtifactSet, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        job.train(digits, FULL, None, tmp_path / "run", interrupt_at(500))
+    checkpoint = tmp_path / "run" / LAST
+    held = read_checkpoint(checkpoint)
+    (group,) = held.optimizers.values()
+    for rows, step, expected in (
+        (1294, group.step, "1294 rows of an epoch are done, expected fewer than its 1294"),
+        (10**6, group.step, "1000000 rows of an epoch are done, expected fewer than its 1294"),
+        (500, -3, "has -3 steps of the optimizer, expected at least 0"),
+    ):
+        values = json.loads(str(held.properties[PROPERTY])) | {"rows": rows}
+        properties = {PROPERTY: json.dumps(values)} if step > 0 else {}
+        changed = replace(held, optimizers={"group0": replace(group, step=step)}, properties=properties)
+        write_checkpoint(changed, tmp_path / "changed")
+        status, told = cli(EXAMPLES / "digits", "--output", tmp_path / "out", "--resume", tmp_path / "changed")
+        assert (status, told.count("\n")) == (1, 1)
+        assert expected in told
+        assert step < 0 or "changed" in told
 
 
 def test_ctrl_c_leaves_a_whole_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -303,7 +325,7 @@ def test_the_best_epoch_is_the_first_with_the_lowest_loss() -> None:
 
 def test_a_state_survives_the_way_through_text() -> None:
     epoch = EpochMetrics(1, 2, 0.1, math.nan, 0.3, None, 1e-9, 1e300)
-    state = RunState(FULL, 7, 2, [epoch], 5, 5, 6, 7, 0.1 + 0.2, 1 / 3, 2.5)
+    state = RunState(FULL, 7, 2, [epoch], 5, 5, 7, 6, 0.1 + 0.2, 1 / 3, 2.5)
     again = RunState.from_text(state.to_text())
     assert repr(again) == repr(state)
     for text in ("", "[]", "{}", 3, state.to_text().replace('"format": 1', '"format": 2')):

@@ -129,7 +129,9 @@ def _by_one_name(moments: Mapping[str, Arrays]) -> dict[str, np.ndarray]:
 
 
 def _check_moments(who: str, group: OptimizerGroup, moments: Mapping[str, Arrays]) -> None:
-    """Raise ValueError unless a state has moments like these, or none."""
+    """Raise ValueError unless a state has moments like these, or none, and a number of steps."""
+    if group.step < 0:
+        raise ValueError(f"{who}: the checkpoint has {group.step} steps of the optimizer, expected at least 0")
     saved = _by_one_name(group.moments)
     try:
         check_like(who, "moments", saved, _by_one_name(moments) if saved else {})

@@ -260,7 +260,7 @@ def begin(
         state = RunState(recipe, data, threads)
     else:
         state = replace(resumption.state, recipe=recipe, history=list(resumption.state.history))
-        _check_goes_on(state, data, resumption.may_be_done)
+        _check_goes_on(state, data, training.rows, resumption)
         trainer = make(state.threads)
     if resumption is not None:
         trainer.restore(resumption.checkpoint)
@@ -286,17 +286,19 @@ def _agreed(trainer: Trainer, make: Callable[[int], Trainer], state: RunState, p
     return trainer
 
 
-def _check_goes_on(state: RunState, data: int, may_be_done: bool) -> None:
+def _check_goes_on(state: RunState, data: int, rows: int, resumption: Resumption) -> None:
     """Raise ValueError if the data are not those of the run, or if it is finished and may not be."""
-    done, recipe = len(state.history), state.recipe
+    done, recipe, file = len(state.history), state.recipe, f"resume: {resumption.path}"
     if state.data != data:
-        raise ValueError("resume: the training rows are others than those that the checkpoint was trained on")
-    if may_be_done:
+        raise ValueError(f"{file}: the training rows are others than those that the checkpoint was trained on")
+    if state.rows >= rows:
+        raise ValueError(f"{file}: {state.rows} rows of an epoch are done, expected fewer than its {rows}")
+    if resumption.may_be_done:
         return
     if done >= recipe.epochs:
-        raise ValueError(f"resume: the checkpoint has {done} epochs done, expected epochs to be more than {done}")
+        raise ValueError(f"{file}: the checkpoint has {done} epochs done, expected epochs to be more than {done}")
     if state.stopped_early:
-        raise ValueError(f"resume: the run ended early in epoch {done}, expected a patience above {recipe.patience}")
+        raise ValueError(f"{file}: the run ended early in epoch {done}, expected a patience above {recipe.patience}")
 
 
 def make_folder(folder: Path, resumption: Resumption | None) -> None:

@@ -1,11 +1,13 @@
 """The state of a training run in a checkpoint, from which another run goes on."""
 
 import json
+import math
 import zlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,8 +18,25 @@ from opgrad.training.run.recipe import Recipe, is_count
 
 PROPERTY = "opgrad.run"  # of the checkpoint, a JSON text
 FORMAT = 1
-# What is counted in a checkpoint, and the least of each.
-COUNTS, MOST = {"threads": 1, "steps": 0, "optimizer_steps": 0, "rows": 0, "batches": 0}, 2**62
+MOST = 2**62
+# The fields of a state and of an epoch: the least and the most of whole numbers, True for times and the like, which are
+# finite and not below 0, False for numbers that may be none or infinite, None for those that may also be missing.
+Kinds: TypeAlias = Mapping[str, tuple[int, int] | bool | None]
+FIELDS: Kinds = {
+    "data": (0, 2**32 - 1),
+    "threads": (1, 4096),
+    **dict.fromkeys(("steps", "optimizer_steps", "rows", "batches"), (0, MOST)),
+    "loss_sum": False,
+    "seconds": True,
+    "initial_loss": None,
+}
+EPOCH: Kinds = {
+    "epoch": (1, MOST),
+    "steps": (0, MOST),
+    **dict.fromkeys(("learning_rate", "seconds", "samples_per_second"), True),
+    "train_loss": False,
+    **dict.fromkeys(("validation_loss", "validation_accuracy"), None),
+}
 LAST, BEST = "last.checkpoint", "best.checkpoint"
 
 
@@ -69,19 +88,49 @@ class RunState:
         return json.dumps({"format": FORMAT, **asdict(self)})
 
     @classmethod
-    def from_text(cls, text: Any) -> "RunState":
-        """The reverse of `to_text`. Raises ValueError for any other text."""
+    def from_text(cls, text: Any, file: str | PathLike[str] = "the state") -> "RunState":
+        """The reverse of `to_text`. Raises ValueError for any other text, with the name of its file."""
         try:
             values = json.loads(text)
             if values.pop("format") != FORMAT:
                 raise ValueError
             recipe, history = Recipe(**values.pop("recipe")), values.pop("history")
-            counts = [values.get(name, least) for name, least in COUNTS.items()]
-            if not all(is_count(*each, MOST) for each in zip(counts, COUNTS.values(), strict=True)):
-                raise ValueError
-            return cls(recipe=recipe, history=[EpochMetrics(**each) for each in history], **values)
+            state = cls(recipe=recipe, history=[EpochMetrics(**each) for each in history], **values)
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-            raise ValueError(f"resume: the property {PROPERTY} is none that this version of opgrad wrote") from None
+            text = f"resume: {file}: the property {PROPERTY} is none that this version of opgrad wrote"
+            raise ValueError(text) from None
+        _check(state, f"resume: {file}: {PROPERTY}")
+        return state
+
+
+def _check(state: RunState, what: str) -> None:
+    """Raise ValueError unless every field of a state has a value that a run may have had. what: for messages."""
+    _check_fields(state, FIELDS, what)
+    steps = 0
+    for number, epoch in enumerate(state.history, 1):
+        _check_fields(epoch, EPOCH, f"{what}: epoch {number}")
+        if epoch.epoch != number or epoch.steps < steps:
+            raise ValueError(f"{what}: epoch {number} has the number {epoch.epoch} and ends at step {epoch.steps}")
+        steps = epoch.steps
+    if len({each.validation_loss is None for each in state.history}) > 1:
+        raise ValueError(f"{what}: validation_loss is missing in some epochs, expected in all or in none")
+    if state.steps < steps:
+        raise ValueError(f"{what}: steps is {state.steps}, expected at least {steps}, those of the epochs")
+    if state.batches > state.rows or (state.rows and not state.batches):
+        raise ValueError(f"{what}: batches is {state.batches}, expected the batches of {state.rows} rows")
+
+
+def _check_fields(values: object, fields: Kinds, what: str) -> None:
+    for name, kind in fields.items():
+        value = getattr(values, name)
+        if isinstance(kind, tuple):
+            right, expected = is_count(value, *kind), f"a whole number from {kind[0]} to {kind[1]}"
+        else:
+            number = isinstance(value, float) or is_count(value, -MOST, MOST)
+            right = (number and (not kind or 0 <= value < math.inf)) or (value is None and kind is None)
+            expected = "a number of at least 0" if kind else "a number"
+        if not right:
+            raise ValueError(f"{what}: {name} is {value!r}, expected {expected}")
 
 
 def fingerprint(data: Dataset) -> int:
@@ -122,7 +171,7 @@ class Resumption:
         checkpoint = read_checkpoint(path)
         if PROPERTY not in checkpoint.properties:
             return cls(path, checkpoint, None, None)
-        state = RunState.from_text(checkpoint.properties[PROPERTY])
+        state = RunState.from_text(checkpoint.properties[PROPERTY], path)
         if {group.step for group in checkpoint.optimizers.values()} != {state.optimizer_steps}:
             return cls(path, checkpoint, None, None)
         return cls(path, checkpoint, state, _best(path, checkpoint, state), may_be_done)
@@ -143,7 +192,7 @@ def _best(path: Path, checkpoint: Checkpoint, state: RunState) -> Checkpoint | N
     if not file.is_file():
         raise ValueError(f"resume: {file} is missing, expected the parameters of epoch {epoch}, the best so far")
     best = read_checkpoint(file)
-    history = RunState.from_text(best.properties.get(PROPERTY)).history
+    history = RunState.from_text(best.properties.get(PROPERTY), file).history
     if repr(history) != repr(state.history[:epoch]):  # a NaN is not equal to itself
         raise ValueError(f"resume: {file} is of another run or another epoch, expected epoch {epoch} of this run")
     return best
