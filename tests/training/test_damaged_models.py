@@ -3,18 +3,24 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from artifact_sets import optimizer_model, write_linear_set
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
+from opgrad.gradients import gradients
 from opgrad.graph.loading import read_model
+from opgrad.graph.passes import prepare
 from opgrad.onnxruntime import lower
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.api import CheckpointState, Module
+from opgrad.training.artifacts import LossType, generate_artifacts
 from opgrad.training.engine.optimizer import read_rule
 
 COUNT = 40
@@ -130,3 +136,137 @@ def test_tensors_in_other_files(tmp_path: Path) -> None:
         path = _outside(tmp_path, **entries)
         with pytest.raises(kind, match=rf"^inspect: {path} keeps tensors in another file: .*{message}"):
             read_model(path, "inspect")
+
+
+# --- small files that ask for much ---
+
+
+def _model(nodes: list[onnx.NodeProto], *arrays: np.ndarray, functions: Any = ()) -> onnx.ModelProto:
+    """A model with the constants c0, c1, …, and a weight."""
+    held = [numpy_helper.from_array(each, f"c{place}") for place, each in enumerate(arrays)]
+    held.append(numpy_helper.from_array(np.ones((4, 3), np.float32), "w"))
+    graph = helper.make_graph(
+        [*nodes, helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Add", ["h", "sum"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
+        held,
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, functions=functions, opset_imports=opsets, ir_version=10)
+
+
+@pytest.mark.parametrize("twice", [True, False])
+def test_constants_that_double_are_not_computed(twice: bool) -> None:
+    nodes, last = [], ["c0", "c1"]
+    for step in range(41):
+        new = [f"a{step}", f"b{step}"]
+        for name, read in zip(new, (last, last[::-1]), strict=True):
+            nodes.append(helper.make_node("Concat", [read[0], read[0 if twice else 1]], [name], axis=0))
+        last = new
+    nodes += [helper.make_node("ReduceSum", [last[0]], ["a"]), helper.make_node("ReduceSum", [last[1]], ["b"])]
+    model = _model([*nodes, helper.make_node("Add", ["a", "b"], ["sum"])], *np.ones((2, 4), np.float32))
+    assert prepare(model).ByteSize() < 1 << 16
+
+
+def test_constants_of_many_nodes_have_a_bound_in_all() -> None:
+    count = 300
+    nodes = [
+        helper.make_node("Neg", ["c0" if place == 0 else f"n{place - 1}"], [f"n{place}"]) for place in range(count)
+    ]
+    nodes += [helper.make_node("ReduceSum", [f"n{place}"], [f"s{place}"]) for place in range(count)]
+    nodes.append(helper.make_node("Sum", [f"s{place}" for place in range(count)], ["sum"]))
+    prepared = prepare(
+        _model(nodes, np.arange(1 << 16, dtype=np.float32)), keep=[f"n{place}" for place in range(count)]
+    )
+    assert prepared.ByteSize() < 10 << 18
+
+
+def _functions(depth: int, calls: int) -> list[onnx.FunctionProto]:
+    """Functions that each call the next one so often."""
+    found = []
+    for level in range(depth):
+        names = ["a", *(f"t{place}" for place in range(calls - 1)), "b"]
+        made = [
+            helper.make_node("Relu" if level == 0 else f"F{level - 1}", [read], [name], domain="own" if level else "")
+            for read, name in pairwise(names)
+        ]
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+        found.append(helper.make_function("own", f"F{level}", ["a"], ["b"], made, opsets))
+    return found
+
+
+def _calls_itself() -> list[onnx.FunctionProto]:
+    made = [helper.make_node("F1", ["a"], ["b"], domain="own")]
+    return [
+        helper.make_function("own", f"F{each}", ["a"], ["b"], made, [helper.make_opsetid("own", 1)]) for each in (0, 1)
+    ]
+
+
+HOSTILE: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
+    "calls": (
+        lambda: _model([helper.make_node("F29", ["x"], ["sum"], domain="own")], functions=_functions(30, 2)),
+        r"its functions have \d+ nodes with all their calls, expected at most 1048576",
+    ),
+    "depth": (
+        lambda: _model([helper.make_node("F999", ["x"], ["sum"], domain="own")], functions=_functions(1000, 1)),
+        "functions call functions 1000 deep, expected at most 100",
+    ),
+    "recursion": (
+        lambda: _model([helper.make_node("F0", ["x"], ["sum"], domain="own")], functions=_calls_itself()),
+        "the function 'own:F1' calls itself",
+    ),
+    "softmax": (
+        lambda: _model([helper.make_node("Softmax", ["c0"], ["sum"], axis=2**62)], np.ones(3, np.float32)),
+        "the attribute 'axis' is 4611686018427387904, expected an axis",
+    ),
+    "norm": (
+        lambda: _model(
+            [helper.make_node("SimplifiedLayerNormalization", ["c0", "c0"], ["sum"], axis=-(2**40))],
+            np.ones(3, np.float32),
+        ),
+        "the attribute 'axis' is -1099511627776, expected an axis",
+    ),
+    "empty": (
+        lambda: _model([helper.make_node("ReduceSum", ["e"], ["sum"])], np.ones(3, np.float32)),
+        "the tensor 'e' has no values, expected 1099511627776",
+    ),
+    "opset": (lambda: _model([helper.make_node("Neg", ["c0"], ["sum"])], np.ones(3, np.float32)), "imports opset 1099"),
+}
+
+
+@pytest.mark.parametrize("read", [read_model, lower, generate_artifacts], ids=lambda read: read.__name__)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_a_small_file_may_not_ask_for(read: Callable[..., object], name: str, tmp_path: Path) -> None:
+    make, message = HOSTILE[name]
+    model = make()
+    if name == "empty":
+        model.graph.initializer.add(name="e", data_type=TensorProto.FLOAT, dims=[2**20, 2**20])
+    elif name == "opset":
+        model.opset_import[0].version = 2**40
+    onnx.save(model, tmp_path / "model.onnx")
+    arguments = {read_model: ["inspect"], lower: []}.get(read, [None, None, LossType.MSELoss, None, tmp_path])
+    with pytest.raises(ValueError, match=rf"^\w+: .*model\.onnx is damaged, .*{message}"):
+        read(tmp_path / "model.onnx", *arguments)
+
+
+def test_tensors_with_fewer_or_more_values_than_they_say(tmp_path: Path) -> None:
+    for values in (
+        TensorProto(name="e", data_type=TensorProto.FLOAT, dims=[3], raw_data=bytes(8)),
+        TensorProto(name="e", data_type=TensorProto.FLOAT, dims=[3], float_data=[1.0, 2.0]),
+        TensorProto(name="e", data_type=TensorProto.FLOAT16, dims=[3], int32_data=[1, 2, 3, 4]),
+    ):
+        model = _model([helper.make_node("ReduceSum", ["e"], ["sum"])])
+        model.graph.initializer.append(values)
+        onnx.save(model, tmp_path / "model.onnx")
+        with pytest.raises(ValueError, match=r"model.onnx is damaged, the tensor 'e' has [24] values, expected 3"):
+            read_model(tmp_path / "model.onnx", "inspect")
+
+
+def test_numbers_that_an_attribute_asks_for() -> None:
+    node = helper.make_node("UnfoldTensor", ["x"], ["u"], domain="com.microsoft", dim=-1, size=2**40, step=1)
+    model = _model([node, helper.make_node("ReduceSum", ["u"], ["sum"])])
+    with pytest.raises(
+        ValueError, match=r"UnfoldTensor .* an attribute asks for 1099511627776 numbers, expected at most 1048576"
+    ):
+        gradients(model, "y", "x")

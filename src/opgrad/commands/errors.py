@@ -11,7 +11,7 @@ from opgrad.terminal import sentence, visible
 from opgrad.writing import finish_interrupted
 
 F = TypeVar("F", bound=Callable[..., Any])
-USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError)
+USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError, MemoryError)
 ONNX = ("onnx", "onnxruntime", "flatbuffers", "google")
 # What the extras install, under the names by which it is imported; the first that has a library is named for it.
 LIBRARIES = {
@@ -52,7 +52,7 @@ def explains_errors(extra: str | None = None) -> Callable[[F], F]:
             except Exception as error:
                 if not isinstance(error, USER_ERRORS) and not type(error).__module__.startswith("onnxruntime"):
                     raise
-                message = sentence(error)
+                message = sentence(error) or "there is not enough memory"
             typer.echo(f"opgrad: {visible(message)}", err=True)
             raise typer.Exit(1)
 

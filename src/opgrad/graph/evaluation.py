@@ -11,6 +11,8 @@ from opgrad.graph.messages import FLOATS, names_of
 from opgrad.graph.sizes import known, sizes_in
 
 LARGEST_FOLDED = 1 << 19  # the most bytes of a constant that is computed here, and of all of its inputs together
+LARGEST_IN_ALL = 1 << 26  # the most bytes of all of them, of a graph
+AMPLIFIED = 8  # constants that become a part of a graph have at most so many times the bytes of those that it had
 FOLDED = names_of(
     """
     Shape Size Gather Concat Unsqueeze Squeeze Slice Cast Add Sub Mul Div Neg Floor Ceil Range ConstantOfShape

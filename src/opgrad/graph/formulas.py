@@ -24,6 +24,7 @@ LATEST_SUM_AXES_ATTRIBUTE = 12  # … and of these already from here
 AXES_INPUT_EARLY = ("ReduceSum", "Squeeze", "Unsqueeze")
 COUNT_IS_ATTRIBUTE = 18  # of Split
 FIRST_PART_OF_SHAPE = 15  # whose Shape gives a part of the sizes
+MOST_NUMBERS = 1 << 20  # of an array of int64
 LAST = np.iinfo(np.int64).max  # as the end of a slice: up to the last
 
 
@@ -209,7 +210,9 @@ class Body:
         return self.node("Constant", value=tensor)
 
     def ints(self, numbers: Sequence[int]) -> Value:
-        """An array of int64, such as a shape."""
+        """An array of int64, such as a shape. Raises ValueError for more numbers than a few bytes may ask for."""
+        if len(numbers) > MOST_NUMBERS:
+            raise ValueError(f"an attribute asks for {len(numbers)} numbers, expected at most {MOST_NUMBERS}")
         return self.constant(np.array(numbers, np.int64))
 
     def number(self, value: Number, like: Value) -> Value:

@@ -9,7 +9,7 @@ import onnx
 from onnx import TypeProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.graph.evaluation import FOLDED, LARGEST_FOLDED, constant_tensor, evaluate
+from opgrad.graph.evaluation import AMPLIFIED, FOLDED, LARGEST_FOLDED, LARGEST_IN_ALL, constant_tensor, evaluate
 from opgrad.graph.inference import infer, shapes_given
 from opgrad.graph.large import LARGE
 from opgrad.graph.messages import MICROSOFT, copied, domain_of, free_name, import_microsoft, opset_of
@@ -34,6 +34,7 @@ class Graph:
 
     graph: the message. Its nodes may be changed in place, and `refresh` reads them again; what `substitute`, `alias`
     and `reorder` change is in the message after `commit`.
+    room: the bytes that constants which passes compute may still have in all, without small ones.
     producers: by the name of a value, the node that makes it. readers: the nodes that read it, each once.
     kept: all names that stay.
     """
@@ -44,6 +45,8 @@ class Graph:
     ):  # fmt: skip
         self.model, self.graph, self.plain = model, model.graph, plain
         self.opset, self.variable = opset_of(model), frozenset(variable)
+        self.room = AMPLIFIED * sum(each.ByteSize() for each in self.graph.initializer)
+        self._left = LARGEST_IN_ALL
         self._given = {each.name for each in self.graph.input}
         self.outputs = frozenset(each.name for each in self.graph.output)
         self.kept = frozenset(keep) | self._given | self.outputs
@@ -152,8 +155,11 @@ class Graph:
         inputs = [value for value in found if value is not None]
         if len(inputs) < len(found) or sum(value.nbytes for value in inputs) > LARGEST_FOLDED:
             return None
-        results = evaluate(node, inputs, self.opset, LARGEST_FOLDED)
-        return results[0] if results is not None else None
+        results = evaluate(node, inputs, self.opset, min(LARGEST_FOLDED, self._left))
+        if results is None:
+            return None
+        self._left -= sum(each.nbytes for each in results)
+        return results[0]
 
     def _of_sizes(self, node: onnx.NodeProto) -> np.ndarray | None:
         """The result of a Shape or Size node if all sizes that it returns are known."""

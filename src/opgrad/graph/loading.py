@@ -6,6 +6,7 @@ Every fault raises a ValueError of one line with the file's name.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from os import PathLike
 from pathlib import Path
@@ -19,13 +20,22 @@ from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_t
 from opgrad.graph.batch_norm import one_output
 from opgrad.graph.declarations import faults_of_nodes
 from opgrad.graph.hoisting import hoist
+from opgrad.graph.large import size_of
 from opgrad.graph.messages import copied
+from opgrad.graph.nodes import all_nodes
 from opgrad.graph.opset import align_functions
 from opgrad.graph.recurrent import time_first
 from opgrad.graph.repair import mend
 from opgrad.reading import check_regular, read_regular
 from opgrad.writing import finish_interrupted
 
+MOST_OPSET = 1 << 31  # what onnx's own functions take
+MOST_CALLS, MOST_NODES = 100, 1 << 20  # the depth of calls of functions, which onnx limits too, and nodes in all
+# The bytes of an element, of types that have some, and the fields that hold values beside raw_data.
+WIDTHS = {2: 1, 3: 1, 9: 1, 4: 2, 5: 2, 10: 2, 16: 2, 1: 4, 6: 4, 12: 4, 7: 8, 11: 8, 13: 8, 14: 8, 15: 16}
+COMPLEX = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
+LISTS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+AXES, MOST_AXES = ("axis", "axes"), 1024  # attributes, and a limit far beyond what any runtime has
 ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
 
 Source: TypeAlias = str | bytes | PathLike[str]
@@ -97,9 +107,39 @@ def check_model(model: onnx.ModelProto, what: str) -> None:
     """
     faults = chain(map(_fault, _messages(model)), faults_of_nodes(model.graph, model.opset_import))
     inside = chain.from_iterable(faults_of_nodes(each, each.opset_import) for each in model.functions)
-    fault = next(filter(None, chain(faults, inside)), None)
+    fault = next(filter(None, chain(_faults_of_imports(model), faults, _faults_of_calls(model), inside)), None)
     if fault:
         raise ValueError(f"{what} is damaged, {fault}")
+
+
+def _faults_of_imports(model: onnx.ModelProto) -> Iterator[str]:
+    imports = chain(model.opset_import, *(each.opset_import for each in model.functions))
+    return (f"it imports opset {each.version}" for each in imports if not 0 <= each.version < MOST_OPSET)
+
+
+def _faults_of_calls(model: onnx.ModelProto) -> Iterator[str]:
+    """What is wrong with functions that call functions, of which onnx's inference and inliner follow every call."""
+    functions = {(each.domain, each.name): each for each in model.functions}
+    called = {key: [each for each in map(_key, all_nodes(function.node)) if each in functions]
+              for key, function in functions.items()}  # fmt: skip
+    nodes, depths = dict[tuple[str, str], int](), dict[tuple[str, str], int]()
+    try:
+        order = tuple(TopologicalSorter(called).static_order())
+    except CycleError as error:
+        yield f"the function {':'.join(error.args[1][0])!r} calls itself"
+        return
+    for key in order:
+        nodes[key] = sum(1 for _ in all_nodes(functions[key].node)) + sum(nodes[each] for each in called[key])
+        depths[key] = 1 + max((depths[each] for each in called[key]), default=0)
+    if max(depths.values(), default=0) > MOST_CALLS:
+        yield f"functions call functions {max(depths.values())} deep, expected at most {MOST_CALLS}"
+    count = sum(nodes.get(_key(node), 0) for node in all_nodes(model.graph.node))
+    if count > MOST_NODES:
+        yield f"its functions have {count} nodes with all their calls, expected at most {MOST_NODES}"
+
+
+def _key(node: onnx.NodeProto) -> tuple[str, str]:
+    return node.domain, node.op_type
 
 
 def name_of(source: Source) -> str:
@@ -135,6 +175,9 @@ def _fault(message: Any) -> str | None:
         return f"a tensor has the unknown element type {message.elem_type}"
     if isinstance(message, AttributeProto) and not message.type and not message.ref_attr_name:
         return f"the attribute {message.name!r} has no type"
+    axes = (message.i, *message.ints) if isinstance(message, AttributeProto) and message.name in AXES else ()
+    if strange := [each for each in axes if abs(each) > MOST_AXES]:
+        return f"the attribute {message.name!r} is {strange[0]}, expected an axis"
     for field, value in message.ListFields():
         # protobuf returns a text that is not UTF-8 as bytes.
         if field.type == field.TYPE_STRING and any(
@@ -152,7 +195,19 @@ def _fault_of_tensor(tensor: TensorProto) -> str | None:
         return f"the tensor {tensor.name!r} has the unknown element type {tensor.data_type}"
     if min(tensor.dims, default=0) < 0:
         return f"the tensor {tensor.name!r} has shape {tuple(tensor.dims)}"
-    return None
+    return None if uses_external_data(tensor) else _fault_of_values(tensor)
+
+
+def _fault_of_values(tensor: TensorProto) -> str | None:
+    """What is wrong with the number of values of a tensor that has them in itself."""
+    count, raw, width = size_of(tensor), tensor.HasField("raw_data"), WIDTHS.get(tensor.data_type)
+    lists = [len(getattr(tensor, name)) for name in LISTS]
+    if count and not raw and not any(lists):
+        return f"the tensor {tensor.name!r} has no values, expected {count}"
+    if width is None:  # several elements in a byte, or text
+        return None
+    found = len(tensor.raw_data) / width if raw else sum(lists) / (2 if tensor.data_type in COMPLEX else 1)
+    return None if found == count else f"the tensor {tensor.name!r} has {found:g} values, expected {count}"
 
 
 # --- tensors in other files ------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import onnx
 from onnx import helper, numpy_helper
 
-from opgrad.graph.evaluation import FOLDED, constant_tensor, evaluate
+from opgrad.graph.evaluation import AMPLIFIED, FOLDED, constant_tensor, evaluate
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import copied, names_of
 from opgrad.graph.nodes import subgraphs
@@ -27,6 +27,8 @@ def fold_constants(graph: Graph, node: onnx.NodeProto) -> bool:
     tensors = _constant(node) if node.op_type == "Constant" else _computed(graph, node)
     if tensors is not None:
         graph.become_constants(node, tensors)
+        if node.op_type == "Constant":
+            graph.room += AMPLIFIED * sum(each.ByteSize() for each in tensors.values())
     return tensors is not None
 
 
@@ -48,11 +50,13 @@ def _computed(graph: Graph, node: onnx.NodeProto) -> dict[str, onnx.TensorProto]
     inputs = [value for name in names if (value := graph.constant(name)) is not None]
     if len(inputs) < len(names):
         return None
-    results = evaluate(node, inputs, graph.opset, GROWTH + sum(each.nbytes for each in inputs))
+    held = {name: each.nbytes for name, each in zip(names, inputs, strict=True)}
+    results = evaluate(node, inputs, graph.opset, min(GROWTH + sum(held.values()), max(GROWTH, graph.room)))
     if results is None:
         return None
     outputs = [name for name in node.output if name]
     kinds = [graph.element_type(name) for name in outputs]
     if any(kind != helper.np_dtype_to_tensor_dtype(each.dtype) for kind, each in zip(kinds, results, strict=True)):
         return None
+    graph.room -= sum(each.nbytes for each in results if each.nbytes > GROWTH)
     return {name: numpy_helper.from_array(each) for name, each in zip(outputs, results, strict=True)}
