@@ -183,6 +183,18 @@ def test_without_a_home_nothing_is_kept(monkeypatch):
     assert "no home directory" in cache.problem()
 
 
+def test_a_relative_path_in_a_folder_that_is_gone(monkeypatch, tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setenv("OPGRAD_CACHE_DIR", str(tmp_path))
+    assert directory() == str(tmp_path)
+    monkeypatch.setenv("OPGRAD_CACHE_DIR", "cache")
+    assert directory() is None
+    assert "cache is in the current folder, which is gone; name a folder" in ObjectCache("e", None).problem()
+
+
 # --- entries ---------------------------------------------------------------------------------------------------------
 
 

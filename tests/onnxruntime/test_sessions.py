@@ -125,6 +125,30 @@ def test_parallel_executor_with_binding():
         np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], expected)
 
 
+def test_outputs_that_are_bound_where_inputs_lie():
+    """The whole of an input may become the result where the operator allows it; parts of one may not."""
+    overload, r = find("SoftmaxGrad_13", "float32"), np.random.default_rng(0)
+    memory, y = r.random(64, np.float32), r.random((4, 6), np.float32)
+    dy = memory[:24].reshape(4, 6)
+    session = InferenceSession(one_node(overload.onnx.name, *ports(overload, {"dy": dy, "y": y})))
+    for start in (24, 0, 3, -3):
+        memory[:] = r.random(64)
+        lies = dy if start >= 0 else memory[3:27].reshape(4, 6)
+        out = memory[max(start, 0) :][:24].reshape(4, 6)
+        binding, expected = session.io_binding(), y * (lies - (y * lies).sum(-1, keepdims=True))
+        for name, array in (("dy", lies), ("y", y)):
+            binding.bind_input(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+        binding.bind_output("dx", "cpu", 0, np.float32, out.shape, out.ctypes.data)
+        if start in (0, 24):
+            session.run_with_iobinding(binding)
+            np.testing.assert_allclose(out, expected, atol=1e-6)
+        else:
+            with pytest.raises(
+                Exception, match="an output lies where an input or another output lies, expected memory"
+            ):
+                session.run_with_iobinding(binding)
+
+
 def test_scratch_memory_of_large_losses():
     overload = find("SoftmaxCrossEntropyLossInternal", "float32", "int64")
     r = np.random.default_rng(3)

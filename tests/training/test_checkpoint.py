@@ -1,5 +1,6 @@
 """Reading checkpoints: good, foreign, truncated and damaged ones."""
 
+import json
 import shutil
 import tracemalloc
 from collections.abc import Iterator
@@ -151,6 +152,14 @@ def test_truncated_checkpoints_are_refused(name: str, tmp_path: Path) -> None:
     for size in range(len(content)):
         found = attempt(tmp_path / "checkpoint", content[:size])
         assert found is None or (size >= len(content) - 8 and same(found, whole))  # the last bytes only pad
+
+
+@pytest.mark.parametrize("shape", [[0, 2**62, 2**62], [2**70, 0], [0] * 40])
+def test_weights_of_a_shape_that_no_array_has(shape: list[int], tmp_path: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "weights").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match=r"^read_checkpoint: .*weights is damaged, .*'w'"):
+        read_checkpoint(tmp_path / "weights")
 
 
 def test_truncated_values_are_refused(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.api import CheckpointState, Module
 from opgrad.training.artifacts import LossType, generate_artifacts
 from opgrad.training.engine.optimizer import read_rule
+from opgrad.training.inspect.inspection import inspect
 
 COUNT = 40
 
@@ -270,3 +271,25 @@ def test_numbers_that_an_attribute_asks_for() -> None:
         ValueError, match=r"UnfoldTensor .* an attribute asks for 1099511627776 numbers, expected at most 1048576"
     ):
         gradients(model, "y", "x")
+
+
+def test_inputs_that_are_texts(tmp_path: Path) -> None:
+    """inspect tells it, artifacts refuse it, and so does a set that others have made."""
+    labels = helper.make_node("LabelEncoder", ["s"], ["i"], domain="ai.onnx.ml", keys_strings=["a"], values_int64s=[0])
+    model = _model([labels, helper.make_node("Gather", ["c0", "i"], ["sum"])], np.ones((2, 3), np.float32))
+    model.opset_import.add(domain="ai.onnx.ml", version=2)
+    model.graph.input.append(helper.make_tensor_value_info("s", TensorProto.STRING, ["n"]))
+    onnx.save(model, tmp_path / "model.onnx")
+    message = "the input 's' is text, expected numbers"
+    found = inspect(tmp_path / "model.onnx")
+    assert found.training is not None
+    assert [each for each in found.training.problems if message in each]
+    with pytest.raises(ValueError, match=f"^generate_artifacts: {message}"):
+        generate_artifacts(tmp_path / "model.onnx", loss=LossType.MSELoss, artifact_directory=tmp_path)
+    write_linear_set(tmp_path)
+    path = tmp_path / "training_model.onnx"
+    damaged = onnx.load(path)
+    damaged.graph.input.append(helper.make_tensor_value_info("s", TensorProto.STRING, ["n"]))
+    onnx.save(damaged, path)
+    with pytest.raises(ValueError, match=rf"^ArtifactSet: {path}: the graph's 's' is text, expected numbers"):
+        ArtifactSet.load(tmp_path)

@@ -1,5 +1,6 @@
 """Data for training: files, shapes, dtypes, splits, recipes."""
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,11 @@ def test_files_that_hold_no_data(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=r"damaged|no table of numbers|expected \.npz, \.npy or \.csv"):
             load_file(tmp_path / name, inputs)
+    with zipfile.ZipFile(tmp_path / "twice.npz", "w") as archive:
+        for name in ("pixels.npy", "pixels"):
+            archive.writestr(name, b"")
+    with pytest.raises(ValueError, match=r"twice.npz has two arrays with the name 'pixels'"):
+        load_file(tmp_path / "twice.npz", inputs)
     np.savez(tmp_path / "b.npz", pixels=np.zeros((1, 4)))
     with pytest.raises(ValueError, match="it holds pixels, expected an array for the input 'labels'"):
         load_file(tmp_path / "b.npz", inputs)

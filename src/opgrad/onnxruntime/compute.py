@@ -15,7 +15,8 @@ from opgrad.cpu.compiler.words import (
     store_word,
 )
 from opgrad.native.keyed import OWN, PARTS, PLAN, find_keyed
-from opgrad.native.plan import NO_MEMORY, REPORT
+from opgrad.native.overlap import SPANS, may_overlap
+from opgrad.native.plan import APART, NO_MEMORY, REPORT
 from opgrad.native.scratch import STACK_WORDS, give, take
 from opgrad.onnxruntime.abi import (
     GET_DIMENSIONS,
@@ -47,6 +48,7 @@ MOST_OPERANDS = 2 * MOST_INPUTS + 3
 FLAG, *COPIES = SPECIAL = tuple(range(2 * MOST_INPUTS, MOST_OPERANDS))
 KEY_WORDS = 1 + MOST_INPUTS * (1 + MANY_LIMIT)  # also enough for FEW_INPUTS inputs of LIMIT dimensions or values
 ALIGNMENT = 64
+OVERLAPS = 1  # in place of a report: outputs lie where other arrays lie
 ABSENT = -1
 
 
@@ -199,6 +201,11 @@ def run_plan(node: int, context: int, keyed: int, operands: int, slot: int) -> i
         if spare == 0:
             return call_address(load_word(node, REFUSE), node, keyed, 0)
     place_rest(rest, operands, spare)
+    apart = load_word(keyed, PLAN) + 8 * APART
+    if not load_word(apart, SPANS) and may_overlap(apart, operands, 0):  # a caller has bound outputs there
+        if source:
+            give(source, spare, size)
+        return call_address(load_word(node, REFUSE), node, keyed, OVERLAPS)
     report = stack_words(REPORT)
     status = call_address(load_word(node, EXECUTE), load_word(keyed, PLAN), operands, 0, 0, 1, run, slot, report)
     if status != 0:

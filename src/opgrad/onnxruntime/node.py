@@ -28,6 +28,7 @@ from opgrad.onnxruntime.compute import (
     FLAG,
     LIMIT,
     MOST_INPUTS,
+    OVERLAPS,
     PLANS,
     SPARE_BYTES,
     SPECIAL,
@@ -274,9 +275,11 @@ def prepare(node: int, key: int, found: int) -> int:
 
 
 def refuse(node: int, keyed: int, report: int) -> int:
-    """`compute` calls this when a plan has refused its arguments, or for lack of memory (0); returns a status."""
+    """`compute` calls this when a plan has refused its arguments, for lack of memory (0), or OVERLAPS: a status."""
     this = _nodes[node]
     try:
+        if report == OVERLAPS:
+            raise ValueError("an output lies where an input or another output lies, expected memory of its own")
         found = this.plan_at(keyed)
         told = list((ctypes.c_int64 * REPORT).from_address(report)) if report else None
         raise found.plan.error(told, more=found.own[SPARE_BYTES - OWN])

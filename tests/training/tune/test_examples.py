@@ -299,6 +299,36 @@ def test_damaged_tokenizer(tmp_path):
         Tokenizer(tmp_path)
 
 
+def changed_tokenizer(folder, **changes):
+    path = make_folder(folder) / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return path
+
+
+def test_what_the_package_raises_itself(tmp_path):
+    """Its own errors are Exception; a panic of Rust is none at all."""
+    charsmap = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    path = changed_tokenizer(tmp_path, normalizer=charsmap)
+    with pytest.raises(ValueError, match=rf"^tune: {path} is no tokenizer: Precompiled"):
+        Tokenizer(path.parent)
+    pieces = {"type": "FixedLength", "length": 0}
+    unknown = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}
+    large = {"type": "BPE", "vocab": {"a": 2**32 - 1}, "merges": []}
+    for changes, message in (
+        ({"pre_tokenizer": pieces}, "chunk size must be non-zero"),
+        ({"model": unknown}, "WordLevel error"),
+        ({"model": large, "pre_tokenizer": None}, "out of bounds"),
+    ):
+        path = changed_tokenizer(tmp_path, **changes)
+        tokenizer = Tokenizer(path.parent)
+        with pytest.raises(ValueError, match=rf"^tune: {path} cannot encode a text: .*{message}"):
+            tokenizer.encode("a b", special=False)
+        with pytest.raises(ValueError, match=rf"^tune: {path} cannot encode a text: .*{message}"):
+            tokenizer.encode_with_places("a b")
+        with pytest.raises(ValueError, match=rf"^tune: {path} cannot decode: "):
+            tokenizer.decode([-1])
+
+
 def test_ends_of_every_file(tmp_path):
     folder = make_folder(tmp_path)
     (folder / "genai_config.json").write_text(json.dumps({"model": {"eos_token_id": [1, 3]}}))

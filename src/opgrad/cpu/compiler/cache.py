@@ -27,11 +27,14 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 def directory() -> str | None:
     """The folder that holds the folders of all versions: OPGRAD_CACHE_DIR, else opgrad's in the user's cache folder.
 
-    None where neither the environment nor the system knows a home.
+    None where neither the environment nor the system knows a home, or a relative path begins in a folder that is gone.
     """
     named = os.environ.get(VARIABLE)
     if named:
-        return os.path.join(os.getcwd(), named)
+        try:
+            return named if os.path.isabs(named) else os.path.join(os.getcwd(), named)
+        except FileNotFoundError:
+            return None
     home = os.path.expanduser("~")  # where there is none, "~" stays as it is
     if sys.platform == "win32":
         parent = os.environ.get("LOCALAPPDATA") or home
@@ -91,7 +94,9 @@ class ObjectCache:
     def problem(self) -> str:
         """Why new code cannot be kept, and what the user can do; "" if it can be kept. Creates the folder."""
         if self.folder is None:
-            return f"there is no home directory; name a folder in {VARIABLE}"
+            named = os.environ.get(VARIABLE)
+            found = f"{named} is in the current folder, which is gone" if named else "there is no home directory"
+            return f"{found}; name a folder in {VARIABLE}"
         try:
             with trust.opened(self.folder, make=True) as place:
                 trial = place.file(_temporary("trial"))  # a name of its own: other processes try at the same time

@@ -15,7 +15,7 @@ from opgrad.graph.loading import check_and_repair
 from opgrad.graph.messages import opset_of
 from opgrad.training.artifacts.ort_format import convert
 from opgrad.training.building import forms
-from opgrad.training.building.checks import listed
+from opgrad.training.building.checks import listed, refused_inputs
 from opgrad.training.building.models import FLOAT32, TrainingModels
 from opgrad.training.building.selection import Candidates, Selection, select
 from opgrad.training.building.shared_tensors import part_statistics, untie
@@ -134,6 +134,8 @@ def _called(loss: Block, names: Sequence[str]) -> str | Sequence[str]:
 def make(model: onnx.ModelProto | str | os.PathLike[str], request: ArtifactRequest, optimizer: Block | None) -> Made:
     """The models of a request."""
     own, apart = _own(model)
+    if refusal := refused_inputs(own.graph):
+        raise ValueError(f"{WHO}: {refusal}")
     accessor = ModelAccessor(own, None if isinstance(model, onnx.ModelProto) else model, apart=apart)
     block = _Artifacts(request, apart)
     with building(accessor):

@@ -21,6 +21,14 @@ def check_built(model: onnx.ModelProto, who: str) -> None:
         raise ValueError(f"{who}: the model is wrong: {sentence(error)}") from None
 
 
+def refused_inputs(graph: onnx.GraphProto) -> str | None:
+    """A message that an input of a graph has text, which no array of a batch holds; None if none has."""
+    texts = [each.name for each in graph.input if each.type.tensor_type.elem_type == TensorProto.STRING]
+    return (
+        f"the input {texts[0]!r} is text, expected numbers: turn texts into numbers before the model" if texts else None
+    )
+
+
 def refused_types(kinds: Iterable[int]) -> str | None:
     """A message that opgrad trains no parameters of some of these element types; None if it trains all of them."""
     others = sorted({TensorProto.DataType.Name(kind).lower() for kind in set(kinds) - {TensorProto.FLOAT, *HALVES}})

@@ -27,13 +27,13 @@ DELIMITERS = ";\t,"  # tried in this order, because a comma may be part of a nam
 def array_names(path: Path) -> list[str]:
     """The names of the arrays in an .npz file."""
     with _archive(path) as archive:
-        return list(_members(archive))
+        return list(_members(archive, path))
 
 
 def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Some of the arrays in an .npz file."""
     with _archive(path) as archive:
-        members = _members(archive)
+        members = _members(archive, path)
         return {name: _read_member(archive, members[name], f"{path}: {name}") for name in names}
 
 
@@ -54,8 +54,15 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
             yield archive
 
 
-def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    return {info.filename.removesuffix(".npy"): info for info in archive.infolist() if not info.filename.endswith("/")}
+def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
+    found = dict[str, zipfile.ZipInfo]()
+    for info in archive.infolist():
+        name = info.filename.removesuffix(".npy")
+        if name in found:
+            raise ValueError(f"{path} has two arrays with the name {name!r}")
+        if not info.filename.endswith("/"):
+            found[name] = info
+    return found
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str) -> np.ndarray:

@@ -76,7 +76,7 @@ class ArtifactSet:
         graph = read_model(training_model, "ArtifactSet", outside=False).graph
         if not graph.output:
             raise ValueError(f"ArtifactSet: {training_model} has no outputs, expected the loss")
-        specs = {value.name: tensor_spec(value) for value in graph.input}
+        specs = _specs(graph, f"ArtifactSet: {training_model}")
         check_parameters("ArtifactSet", specs, checkpoint.trainable, checkpoint.frozen)
         written = written_inputs(graph)
         buffers = {name + BUFFER_SUFFIX for name in checkpoint.trainable}
@@ -187,8 +187,16 @@ def _maker(model: Path) -> str:
     return f"opgrad artifacts {quote(str(model))} --loss LOSS"
 
 
-def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
-    """The name, dtype and shape that a graph declares for a tensor."""
+def _specs(graph: onnx.GraphProto, what: str) -> dict[str, TensorSpec]:
+    """The inputs of a graph by name. what: for messages."""
+    try:
+        return {value.name: tensor_spec(value) for value in graph.input}
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
+
+
+def tensor_spec(value: onnx.ValueInfoProto, texts: bool = False) -> TensorSpec:
+    """The name, dtype and shape that a graph declares for a tensor. texts: whether it may be one of texts."""
     tensor = value.type.tensor_type
     shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "any" for dim in tensor.shape.dim)
     try:
@@ -196,6 +204,8 @@ def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
     except KeyError:
         number = tensor.elem_type
         raise ValueError(f"the graph's {value.name!r} has the element type {number}, expected a known one") from None
+    if dtype.kind == "O" and not texts:
+        raise ValueError(f"the graph's {value.name!r} is text, expected numbers")
     return TensorSpec(value.name, dtype, shape)
 
 

@@ -80,7 +80,10 @@ def decode(content: bytes | memoryview) -> tuple[dict[str, np.ndarray], dict[str
             raise Damaged(
                 f"is damaged or cut short, {name!r} of shape {shape} is said to be at bytes {first} to {last}"
             )
-        arrays[name] = mapped_files.array(values, dtype, math.prod(shape), first).reshape(shape)
+        try:
+            arrays[name] = mapped_files.array(values, dtype, math.prod(shape), first).reshape(shape)
+        except (OverflowError, ValueError):  # the array is empty, and a dimension is too large for NumPy
+            raise Damaged(f"is damaged, {name!r} has shape {shape}") from None
         end = last
     if end != len(values):
         raise Damaged(f"is damaged, {len(values)} bytes of arrays follow, expected {end}")

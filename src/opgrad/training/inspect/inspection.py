@@ -245,7 +245,7 @@ def _not_loaded(path: Path, model: onnx.ModelProto, found: Iterable[ModelOperato
 def _tensor(value: onnx.ValueInfoProto) -> InspectedTensor:
     if not value.type.HasField("tensor_type"):
         return InspectedTensor(value.name, value.type.WhichOneof("value") or "unknown", ())
-    spec = tensor_spec(value)
+    spec = tensor_spec(value, texts=True)
     return InspectedTensor(spec.name, str(spec.dtype), spec.shape)
 
 

@@ -11,7 +11,7 @@ from opgrad.graph.large import size_of
 from opgrad.graph.messages import FLOATS, domain_of, opset_of
 from opgrad.graph.passes.attention import Recognition
 from opgrad.training.building import forms
-from opgrad.training.building.checks import check_built, refused_types
+from opgrad.training.building.checks import check_built, refused_inputs, refused_types
 from opgrad.training.building.named_blocks import Loss
 from opgrad.training.building.selection import Candidates, no_weights, reaching
 from opgrad.training.building.shared_tensors import part_statistics
@@ -98,7 +98,7 @@ def _looked_at(model: onnx.ModelProto, apart: dict[str, Held], found: Trainabili
     floats = [each.name for each in model.graph.output if forward.element_type(each.name) in (None, *FLOATS)]
     depended = set().union(*(reaching(model, name) for name in floats))
     trainable = [name for name in candidates.weights if name in depended]
-    refusal = refused_types(candidates.tensors[name].data_type for name in trainable)
+    refusals = (refused_types(candidates.tensors[name].data_type for name in trainable), refused_inputs(model.graph))
     return Trainability(
         opset=found.opset,
         nodes=found.nodes,
@@ -111,7 +111,7 @@ def _looked_at(model: onnx.ModelProto, apart: dict[str, Held], found: Trainabili
         numbers=sum(size_of(candidates.tensors[name]) for name in trainable),
         outputs=[_output(forward, name) for name in floats],
         stages=stages(forward, {name: size_of(candidates.tensors[name]) for name in trainable}),
-        problems=[*_problems(model, floats, trainable, bool(candidates.weights)), *filter(None, [refusal])],
+        problems=[*_problems(model, floats, trainable, bool(candidates.weights)), *filter(None, refusals)],
         as_inputs=_as_inputs(forward),
         attention=_attention(model, floats, trainable),
     )

@@ -1,5 +1,7 @@
 """The tokenizer of a model's folder: texts to tokens and back, by the package `tokenizers`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from opgrad.reading import json_object, read_regular
 from opgrad.training.tune.chat import ChatTemplate
 
 WHO = "tune"
+CANNOT = "cannot encode a text"
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -31,18 +34,27 @@ class Tokenizer:
             raise FileNotFoundError(
                 f"{WHO}: {folder} has no tokenizer.json, expected the file that the package tokenizers writes"
             )
-        try:
+        self._path = path
+        with self._naming("is no tokenizer"):
             self._tokenizer = tokenizers.Tokenizer.from_str(read_regular(path, f"{WHO}: {path}").decode())
-        except Exception as error:  # the package raises Exception itself
-            raise ValueError(f"{WHO}: {path} is no tokenizer: {' '.join(str(error).split())}") from None
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
         config = read_json(folder / "tokenizer_config.json")
         self.special = {name: text for name in SPECIAL if (text := _text(config.get(name))) is not None}
         self._added = set(self._tokenizer.get_added_tokens_decoder())
         self.ends = self._ends(read_json(folder / "genai_config.json"), read_json(folder / "config.json"))
         self.end = self.ends[0] if self.ends else None
         self.template = _template(folder, config, self.special)
+
+    @contextmanager
+    def _naming(self, what: str) -> Iterator[None]:
+        """Turn what the package raises, which is Exception itself or a panic of Rust, into a ValueError."""
+        try:
+            yield
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise ValueError(f"{WHO}: {self._path} {what}: {' '.join(str(error).split())}") from None
 
     def _ends(self, *configs: dict[str, Any]) -> list[int]:
         """The tokens that end a text, as the files of the folder name them."""
@@ -61,12 +73,14 @@ class Tokenizer:
 
     def encode(self, text: str, special: bool) -> np.ndarray:
         """The tokens of a text, int32 [n]. special: whether the tokenizer adds those that begin or end a text."""
-        return np.array(self._tokenizer.encode(text, add_special_tokens=special).ids, np.int32)
+        with self._naming(CANNOT):
+            return np.array(self._tokenizer.encode(text, add_special_tokens=special).ids, np.int32)
 
     def encode_with_places(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of a text, int32 [n], and the first and last character behind of each, int64 [n, 2]."""
-        found = self._tokenizer.encode(text, add_special_tokens=False)
-        return np.array(found.ids, np.int32), np.array(found.offsets, np.int64).reshape(-1, 2)
+        with self._naming(CANNOT):
+            found = self._tokenizer.encode(text, add_special_tokens=False)
+            return np.array(found.ids, np.int32), np.array(found.offsets, np.int64).reshape(-1, 2)
 
     def is_added(self, token: int) -> bool:
         """Whether a token was added to the vocabulary, such as one that ends a turn of a chat."""
@@ -74,7 +88,8 @@ class Tokenizer:
 
     def decode(self, tokens: "np.ndarray | list[int]") -> str:
         """The text of tokens, without special ones."""
-        return str(self._tokenizer.decode([int(each) for each in tokens], skip_special_tokens=True))
+        with self._naming("cannot decode"):
+            return str(self._tokenizer.decode([int(each) for each in tokens], skip_special_tokens=True))
 
 
 def read_json(path: Path) -> dict[str, Any]:
