@@ -57,7 +57,7 @@ def replace_files(path: Path, root: checkpoint_tables.Values, outside: bool) -> 
             if new is not None and data_of(path) != new:
                 new.unlink(missing_ok=True)
             raise
-        for unused in {*_left(path), old} - {new, None}:
+        for unused in {*_left(path), *([] if old is None else [old])} - {new}:
             with suppress(OSError):  # the checkpoint stands
                 unused.unlink()
 
