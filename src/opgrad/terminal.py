@@ -28,6 +28,8 @@ def sentence(error: Exception) -> str:
     """What an error says, in one line; of the system's, the file and the reason without its number."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        return " ".join(str(error).split()) or "there is not enough memory"
     return " ".join(str(error).split()) or type(error).__name__
 
 

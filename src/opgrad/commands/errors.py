@@ -52,7 +52,7 @@ def explains_errors(extra: str | None = None) -> Callable[[F], F]:
             except Exception as error:
                 if not isinstance(error, USER_ERRORS) and not type(error).__module__.startswith("onnxruntime"):
                     raise
-                message = sentence(error) or "there is not enough memory"
+                message = sentence(error)
             typer.echo(f"opgrad: {visible(message)}", err=True)
             raise typer.Exit(1)
 
