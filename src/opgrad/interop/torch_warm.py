@@ -14,7 +14,8 @@ from opgrad.contract.plain import is_plain
 from opgrad.interop import torch_tensors
 from opgrad.interop.torch_tensors import PLAIN, is_direct, is_here
 
-Arguments, Named = tuple[Any, ...], Mapping[str, Any]
+Arguments = tuple[Any, ...]
+Named = Mapping[str, Any]
 
 
 def key(args: Arguments, kwargs: Named) -> Hashable:
