@@ -48,6 +48,35 @@ def test_without_a_way_to_launch_triton_dispatches(monkeypatch):
         assert triton_private.launcher(object(), (), (1, 1, 1), {}) is None
 
 
+def test_an_error_of_the_compiler_is_not_taken_for_a_missing_name(monkeypatch):
+    def fails(*values, **options):
+        raise TypeError("an operand of a kernel")
+
+    with pytest.raises(TypeError, match="an operand of a kernel"):
+        triton_private.launcher(SimpleNamespace(warmup=fails), (), (1, 1, 1), {})
+
+
+def test_hooks_of_triton_see_launches(monkeypatch):
+    """Past them only where nobody has hooked in."""
+    calls = []
+
+    class Kernel:
+        function, packed_metadata = 1, 2
+
+        def run(self, *given):
+            calls.append(given)
+
+        def __getitem__(self, grid):
+            return lambda *given, stream: calls.append(("hooked", *given))
+
+    launch = triton_private._launch(Kernel(), (3, 1, 1))
+    launch(7, 8, stream=5)
+    assert calls.pop() == (3, 1, 1, 5, 1, 2, None, None, None, 7, 8)
+    monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [print])
+    launch(7, 8, stream=5)
+    assert calls.pop() == ("hooked", 7, 8)
+
+
 @pytest.mark.parametrize("names", [{}, {"get_current_device": lambda _: 0}], ids=["nothing", "a device"])
 def test_a_driver_that_does_not_tell_is_warned_of(monkeypatch, names):
     driver = type("Driver", (), names)()

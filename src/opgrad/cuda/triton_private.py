@@ -77,8 +77,8 @@ def launcher(
 
     Triton's own dispatch is taken then, which looks at every argument at every call.
     """
-    if lacking := [name for name in LAUNCHING if not _has(triton, name)]:
-        _warn(f"it has no {', '.join(lacking)}, and each call of a CUDA kernel takes tens of microseconds more")
+    if not all(_has(triton, name) for name in LAUNCHING):
+        _warn("each call of a CUDA kernel takes tens of microseconds more")
         return None
     return _launch(compiled(kernel, values, grid, options), grid)
 
