@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opgrad.bench import instruction_sets
-from opgrad.bench.figures import Figures, Times, figures, geometric_mean
-from opgrad.bench.measure import GIVEN, WAYS
-from opgrad.bench.tables import Table, by_key, duration, machine_line, summary
+from opgrad.bench.figures import Figures, Times, few_samples, figures, geometric_mean
+from opgrad.bench.measure import NEW, WAYS
+from opgrad.bench.runs import described
+from opgrad.bench.tables import WHERE, Table, by_key, duration, machine_line, summary, title
 
 
 def short_table(results: Sequence[dict[str, Any]], rows: Sequence[tuple[str, str]]) -> str:
-    """Markdown: these operators and shapes in float32, with results in new memory: our time, and how it compares.
+    """Markdown: these operators and shapes in float32, in both ways: our time, and how it compares.
 
     results: one, or one for each instruction set, with columns of its own.
     """
@@ -18,18 +19,21 @@ def short_table(results: Sequence[dict[str, Any]], rows: Sequence[tuple[str, str
     columns = ["operator, float32"]
     for result in results:
         of_set = f"{instruction_sets.title(result['machine'])}: " if len(results) > 1 else ""
-        columns += [f"{of_set}time of a call", f"{of_set}beside the fastest peer"]
+        columns += [f"{of_set}{WHERE[way]}" for way in WAYS]
     shown = [
         [f"`{name}` {shape}", *(text for cells in found for text in _short(cells.get((name, shape, "float32"))))]
         for name, shape in rows
         if any((name, shape, "float32") in cells for cells in found)
     ]
-    table = Table(columns, shown, align="l" + "rl" * len(results)).markdown()
-    return "\n\n".join([table, *map(machine_line, results)])
+    table = Table(columns, shown, align="l" * len(columns)).markdown()
+    lines = (" ".join(filter(None, (machine_line(each), few_samples(figures(each))))) for each in results)
+    return "\n\n".join([table, *lines])
 
 
-def _short(cell: Figures | None) -> tuple[str, str]:
-    return (duration(cell.new.seconds), _rival(cell.new)) if cell else ("", "")
+def _short(cell: Figures | None) -> list[str]:
+    """Our time and how it compares, in each way."""
+    found = [cell.ways.get(way) if cell else None for way in WAYS]
+    return [f"{duration(times.seconds)}, {_rival(times)}" if times else "" for times in found]
 
 
 def headline_table(result: dict[str, Any]) -> str:
@@ -43,16 +47,16 @@ def headline_table(result: dict[str, Any]) -> str:
         for operator, workload in dict.fromkeys((cell.operator, cell.workload) for cell in chosen)
     ]
     table = Table(("operator", "shape", *dtypes), rows, align="ll")
-    return "\n\n".join([summary(cells), table.markdown(), machine_line(result)])
+    parts = [summary(cells), few_samples(cells), table.markdown(), machine_line(result), described(result)]
+    return "\n\n".join(filter(None, parts))
 
 
 def _entry(cell: Figures | None) -> str:
-    """Our time and speed with results in new memory, and both ways' ratios."""
+    """Our time and speed with results in memory that is given, and both ways' ratios."""
     if cell is None:
         return ""
-    given = cell.ways.get(GIVEN)
-    of_given = f"; given {_rival(given)}" if given else ""
-    return f"{duration(cell.new.seconds)}, {cell.new.gigabytes:.0f} GB/s, **{_rival(cell.new)}**{of_given}"
+    of_new = f"; new {_rival(cell.ways[NEW])}" if NEW in cell.ways and cell.first is not cell.ways[NEW] else ""
+    return f"{duration(cell.first.seconds)}, {cell.first.gigabytes:.0f} GB/s, **{_rival(cell.first)}**{of_new}"
 
 
 def _rival(times: Times) -> str:
@@ -64,24 +68,24 @@ def history(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
 
     results: of each machine, its results in the order of the releases. Returns None where no result has peers.
     """
-    from opgrad.bench.plots import TITLES, blank
+    from opgrad.bench.plots import blank
 
     lines = {}
-    for machine, found in results.items():
+    for found in results.values():
         for way in WAYS:
             means = {each["versions"].get("opgrad"): geometric_mean(figures(each), way) for each in found}
             if known := {version: mean for version, mean in means.items() if version and mean}:
-                lines[f"{machine}, {TITLES[way]}"] = known
+                lines[f"{title(found[-1])}, results in {WHERE[way]}"] = known
     if not lines:
         return None
-    figure = blank(8.0, 3.6)
+    figure = blank(8.0, 3.6 + 0.2 * len(lines))
     axes = figure.subplots()
     for name, known in lines.items():
         axes.plot(list(known), list(known.values()), "o-", label=name)
     axes.set(xlabel="release", ylabel="times as fast as the best peer")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    figure.legend(fontsize=8, loc="outside lower center")
     return figure
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,12 @@ TEN = (
 CELLS = Path("docs/benchmark")  # a page for each result on a CPU
 MARKED = re.compile(r"(<!-- (?P<name>[\w-]+):begin -->\n).*?(<!-- (?P=name):end -->)", re.DOTALL)
 TABLE = re.compile(r"(?P<head>\| operator \|[^\n]*\n\|[^\n]*\n)(?P<rows>(?:\|[^\n]*\n?)+)")
+CAUSE = (
+    "A cell is one operator on arrays of one shape and dtype; the figure is the geometric mean over the cells of the "
+    "time of the fastest of torch, onnxruntime, SciPy and NumPy in the same run over ours. In new memory the lead is "
+    "larger, as our results lie in memory that was released before and in huge pages, torch's in small pages that the "
+    "system clears anew."
+)
 NO_RESULT = "There is no result file yet."
 NOT_MEASURED = "The speed on CUDA has not been measured yet."
 
@@ -99,7 +105,7 @@ def missing(root: Path) -> Iterator[tuple[Path, str]]:
     for name in results(root, "cpu"):
         page = root / CELLS / f"{name}.md"
         if not page.exists():
-            yield page, f"# Results: {name}\n\n<!-- cells-of-{name}:begin -->\n<!-- cells-of-{name}:end -->\n"
+            yield page, f"<!-- cells-of-{name}:begin -->\n<!-- cells-of-{name}:end -->\n"
 
 
 def operator_table(root: Path, folder: Path) -> str:
@@ -249,7 +255,7 @@ def _of_each_set(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def headlines(root: Path, folder: Path) -> str:
-    """The plot and ten rows of the newest result, beside that of the other instruction set."""
+    """The means, the plot and ten rows of the newest result, beside that of the other instruction set."""
     from benchmark_tables import short_table
 
     found = newest_of_sets(root)
@@ -257,19 +263,29 @@ def headlines(root: Path, folder: Path) -> str:
 
 
 def speed(root: Path, _: Path) -> str:
-    """The newest result in one sentence, for each instruction set if there are several, the slower first."""
+    """The newest result as a table, a row for each instruction set, the slower first, and what to think of it."""
     from opgrad.bench import instruction_sets
-    from opgrad.bench.figures import figures, geometric_mean, losses
-    from opgrad.bench.measure import NEW
+    from opgrad.bench.figures import figures
+    from opgrad.bench.tables import Table
 
-    sentences, found = [], newest_of_sets(root)
-    for result in found:
-        cells = figures(result)
-        mean, behind = geometric_mean(cells, NEW), len(losses(cells, NEW)) or "none"
-        of = f"the geometric mean of {len(cells)} cells, each of one operator on arrays of one shape and dtype"
-        title = f"{instruction_sets.title(result['machine'])}: " if len(found) > 1 else ""
-        sentences.append(f"{title}**{mean:.1f} times as fast** as the fastest peer, in {of}; slower in {behind}.")
-    return "\n\n".join(sentences) or NO_RESULT
+    found = newest_of_sets(root)
+    if not found:
+        return NO_RESULT
+    rows = [[instruction_sets.title(each["machine"]), *_means(figures(each))] for each in found]
+    ways = ("results in memory that is given (`out=`)", "results in new memory", "cells")
+    table = Table(("as fast as the fastest peer", *ways), rows, align="lll").markdown()
+    return f"{table}\n\n{CAUSE}"
+
+
+def _means(cells: Sequence[Any]) -> list[str]:
+    """The geometric mean and the cells behind, in each way, and how many cells there are."""
+    from opgrad.bench.figures import geometric_mean, losses
+    from opgrad.bench.measure import WAYS
+
+    means = [(geometric_mean(cells, way), len(losses(cells, way)) or "none") for way in WAYS]
+    return [f"**{mean:.1f} times**, slower in {behind}" if mean else "no peer" for mean, behind in means] + [
+        str(len(cells))
+    ]
 
 
 def benchmark(root: Path, folder: Path) -> str:
@@ -297,9 +313,10 @@ def sweep(root: Path, folder: Path) -> str:
 
 def cells_of(name: str, root: Path, _: Path) -> str:
     """Every cell of one result."""
-    from opgrad.bench.tables import full_table
+    from opgrad.bench.tables import full_table, title
 
-    return TABLE.sub(_folded, full_table(results(root, "cpu")[name]))
+    result = results(root, "cpu")[name]
+    return f"# {title(result)}\n\n{TABLE.sub(_folded, full_table(result))}"
 
 
 def _folded(table: re.Match[str]) -> str:
@@ -314,18 +331,20 @@ def _folded(table: re.Match[str]) -> str:
 
 def result_pages(root: Path, folder: Path) -> str:
     """A link to the page of each result, the newest first."""
-    from opgrad.bench.tables import machine_line
+    from opgrad.bench.tables import machine_line, title
 
     pages = Path(os.path.relpath(root / CELLS, folder))
-    found = {f"[{name}]({(pages / name).as_posix()}.md)": each for name, each in results(root, "cpu").items()}
+    found = {f"[{title(each)}]({(pages / name).as_posix()}.md)": each for name, each in results(root, "cpu").items()}
     return "\n".join(f"* {link}: {machine_line(found[link])}" for link in reversed(found)) or NO_RESULT
 
 
 def training_steps(root: Path, _: Path) -> str:
     """The table of every result of training steps, the newest first."""
+    from opgrad.bench.tables import title
+
     markdown = step_tables().markdown
-    found = {name: result for name, result in all_results(root).items() if "training" in result}
-    parts = [f"#### {name}\n\n{markdown(result)}" for name, result in reversed(found.items())]
+    found = [result for result in all_results(root).values() if "training" in result]
+    parts = [f"#### {title(result)}\n\n{markdown(result)}" for result in reversed(found)]
     return "\n\n".join(parts) or NO_RESULT
 
 
@@ -370,9 +389,9 @@ def _plot(root: Path, folder: Path, plot: Path) -> str:
 
 
 def _full_tables(found: dict[str, dict[str, Any]]) -> str:
-    from opgrad.bench.tables import full_table
+    from opgrad.bench.tables import full_table, title
 
-    return "\n\n".join(f"### {name}\n\n{full_table(result)}" for name, result in reversed(found.items()))
+    return "\n\n".join(f"### {title(each)}\n\n{full_table(each)}" for each in reversed(found.values()))
 
 
 def cuda_predictions(root: Path, folder: Path) -> str:

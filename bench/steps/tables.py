@@ -166,5 +166,5 @@ def drawing(*results: Mapping[str, Any]) -> Drawing | None:
     axes.xaxis.set_major_formatter(PLAIN_NUMBERS)
     axes.set_xlabel("milliseconds of a training step")
     axes.grid(axis="x", alpha=0.3)
-    axes.legend(fontsize=8)
+    figure.legend(fontsize=8, loc="outside upper center", ncols=2)
     return figure

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -39,6 +40,7 @@ from opgrad.bench.measure import GIVEN, NEW, WAYS
 from opgrad.bench.memories import MEMORIES
 from opgrad.bench.options import BenchOptions
 from opgrad.bench.run import prepared, previous, run, store, target
+from opgrad.bench.runs import described, letters, stamped
 from opgrad.bench.tables import NOBODY, TITLES, duration, full_table, show, summary
 from opgrad.contract import DTYPES as NUMPY_DTYPES
 from opgrad.contract import FLOATS, graph_operators, operators
@@ -190,24 +192,26 @@ def test_unknown_names_are_refused(options, message):
 def test_result_tables_and_losses():
     result = made_up_result([4.0, 0.25, 0.998, 1.0])
     cells = figures(result)
-    assert [cell.new.ratio for cell in cells] == [4.0, 0.25, pytest.approx(0.998), 1.0, None]
+    assert [cell.ways[NEW].ratio for cell in cells] == [4.0, 0.25, pytest.approx(0.998), 1.0, None]
     assert [(cell.ways[GIVEN].seconds, cell.ways[GIVEN].peer) for cell in cells] == [(2e-3, None)] * 5
-    assert cells[0].new.gigabytes == pytest.approx(10)
-    assert [cell.new.share_of_copy for cell in cells] == pytest.approx([1, 1, 1, 1, 0.5])
-    assert (geometric_mean(cells), geometric_mean(cells, GIVEN)) == (pytest.approx(0.998**0.25), None)
-    assert [cell.workload for cell in losses(cells)] == ["1x7"]
-    assert losses(cells, GIVEN) == []
+    assert cells[0].first is cells[0].ways[GIVEN]
+    assert cells[0].ways[NEW].gigabytes == pytest.approx(10)
+    assert [cell.ways[NEW].share_of_copy for cell in cells] == pytest.approx([1, 1, 1, 1, 0.5])
+    assert (geometric_mean(cells, NEW), geometric_mean(cells)) == (pytest.approx(0.998**0.25), None)
+    assert [cell.workload for cell in losses(cells, NEW)] == ["1x7"]
+    assert losses(cells) == []
     of_mean = "1.00 times as fast as the best peer with results in new memory (geometric mean), slower in 1"
     assert summary(cells) == f"Over 5 cells, {of_mean}."
     text = full_table(result)
     assert text.count("\n| `softmax` |") == 5
-    assert f"| 1 ms | 10.0 | 100% | torch | 4 ms | 4.00 | 2 ms | {NOBODY} |  |  | 0.50 |" in text
+    assert f"| 2 ms | {NOBODY} |  |  | 1 ms | torch | 4 ms | 4.00 | 5.0 | 50% | 0.50 | 1 |" in text
+    assert "5 of 5 cells have fewer than 7 samples of a time, down to 1: older ones." in text
     assert "* left out: torch in 5 cells such as softmax 0x7 float32: has no such way" in text
     assert headline_table(result).count("\n| `softmax` |") == 1
-    assert "1 ms, 10 GB/s, **4.00x torch**; given no peer" in headline_table(result)
+    assert "2 ms, 5 GB/s, **no peer**; new 4.00x torch" in headline_table(result)
     assert summary(cells[-1:]) == "1 cells, no peer."
     result["cells"][0]["ways"][GIVEN]["times"]["numpy"] = summarized(8e-3)
-    assert "; 4.00 times as fast as the best peer with results in memory that is given" in summary(figures(result))
+    assert " 4.00 times as fast as the best peer with results in memory that is given (" in summary(figures(result))
 
 
 def test_forms_have_tables_of_their_own():
@@ -215,14 +219,15 @@ def test_forms_have_tables_of_their_own():
     before = full_table(result)
     first = result["cells"][0]
     for group, workload, seconds in (("broadcast", "8x9, add 1x9", 3e-3), ("broadcast", "8x9, add 8x9", 2e-3)):
-        new = first["ways"][NEW] | {"times": {"opgrad": summarized(seconds)}}
-        cell = first | {"group": group, "workload": workload, "ways": first["ways"] | {NEW: new}}
+        given = first["ways"][GIVEN] | {"times": {"opgrad": summarized(seconds)}}
+        cell = first | {"group": group, "workload": workload, "ways": first["ways"] | {GIVEN: given}}
         result["cells"].append(cell)
     times = dict(zip(PLAN_TIMES, map(summarized, (3e-6, 5e-6, 2e-6)), strict=True))
     ways = {GIVEN: {"times": times, "notes": {}}}
     result["cells"].append(first | {"group": "plans", "workload": "1x9", "ways": ways})
     text = full_table(result)
-    assert text.partition("\n\n*")[0] == before.partition("\n\n*")[0]
+    plain, alone = (each.partition("\n\n*")[0].partition("Over 2 cells") for each in (text, before))
+    assert plain[1:] == alone[1:]
     assert "#### Softmax with an operand, by the axes that it has" in text
     assert [line.rpartition(" | ")[2] for line in text.splitlines() if "| 8x9, add" in line] == ["1.50 |", "1.00 |"]
     assert "| `softmax` | 1x9 | float32 | 3 µs | 5 µs | 2 µs | 1 µs |" in text
@@ -303,9 +308,32 @@ def test_a_result_file_is_updated(tmp_path):
     new["left_out"] = [{"operator": "relu", "workload": "9", "dtype": "float32", "left_out": "too large"}]
     merged = store(path, new, old)
     assert merged == read(path)
-    assert [(cell.workload, cell.new.ratio) for cell in figures(merged)] == [("0x7", 2.0), ("1x7", 0.25), ("2x7", None)]
+    ratios = {cell.workload: cell.ways[NEW].ratio for cell in figures(merged)}
+    assert ratios == {"0x7": 2.0, "1x7": 0.25, "2x7": None}
     assert merged["left_out"] == new["left_out"]
     assert store(path, new, None) == read(path) == new
+
+
+def test_cells_say_when_and_with_which_options_they_were_measured(tmp_path):
+    """A file that is updated keeps the date of each cell, and its options where they are known."""
+    relu, path = operators()["relu"], tmp_path / "result.json"
+    options = {"ops": "relu", "shapes": "8", "seconds": 0}
+    new = run(Target(), [Cell(relu, Workload((8,)), "float32")], [], 0, options, lambda done, total, cell: None)
+    (cell,) = new["cells"]
+    assert (cell["date"], cell["options"]) == (new["date"], options)
+    assert described(new) == f"Runs: 1 cells, {cell['date'][:10]}, `opgrad bench --ops relu --shapes 8 --seconds 0`."
+    old = made_up_result([4.0, 0.25]) | {"options": {"ops": "softmax", "shapes": "1x7"}}
+    assert [stamped(old, each)["options"] for each in old["cells"]] == [None, old["options"], None]
+    merged = store(path, new, old)
+    assert [each["date"] for each in merged["cells"]] == [*["2026-01-01"] * 3, cell["date"]]
+    assert [each["options"] for each in merged["cells"]] == [None, old["options"], None, options]
+    assert store(path, new, merged) == merged
+    assert letters(merged) == ["a", "b", "a", "c"]
+    assert described(merged).startswith("Runs: a: 2 cells, until 2026-01-01, options not kept; b: 1 cells, 2026-01-01")
+    text = full_table(merged)
+    assert "the last of several runs." in text
+    assert re.findall(r"^\| `softmax` .* (\w) \|$", text, re.MULTILINE) == ["a", "b", "a"]
+    assert " run |" not in full_table(new)
 
 
 def test_a_result_of_another_machine_is_not_updated():

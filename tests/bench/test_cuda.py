@@ -356,7 +356,7 @@ def test_the_command_measures_cuda(tmp_path):
     assert result["versions"]["torch"] == torch.__version__
     assert {"triton", "liger-kernel", "quack-kernels"} <= set(result["versions"])
     assert [cell["operator"] for cell in result["cells"]] == ["relu", "softmax"]
-    assert all(cell.new.host_seconds for cell in figures(result))
+    assert all(cell.first.host_seconds for cell in figures(result))
     assert plot_file.read_bytes().startswith(b"\x89PNG")
 
 

@@ -16,6 +16,7 @@ from opgrad.bench import plots
 from opgrad.bench.figures import figures, read
 from opgrad.bench.measure import GIVEN, NEW, WAYS
 from opgrad.bench.page import page
+from opgrad.bench.tables import title
 from opgrad.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -31,9 +32,28 @@ def test_a_picture_has_a_dot_for_each_cell_with_a_peer():
     drawn = plots.drawing(made_up_result([2.0, 0.5, 4.0]))
     panels = dict(zip(WAYS, map(dots, drawn.axes), strict=True))
     assert panels[NEW][0] == {"float32": [2.0, 0.5, 4.0]}
-    assert panels[NEW][1][1] == "geometric mean: 1.59"
+    assert [axes.get_title(loc="right") for axes in drawn.axes] == ["", "geometric mean 1.59"]
     assert panels[GIVEN][0] == {}
     assert plots.svg(drawn) == plots.svg(drawn)
+
+
+@pytest.mark.parametrize("picture", ["cells", "sweep", "releases", "steps"])
+def test_no_picture_is_cut_and_no_legend_lies_on_a_panel(picture):
+    steps = [each for each in report.all_results(ROOT).values() if "training" in each]
+    drawn = {
+        "cells": lambda: plots.drawing(*report.newest_of_sets(ROOT)),
+        "sweep": lambda: plots.drawing(*report.newest_sweeps(ROOT)),
+        "releases": lambda: benchmark_tables.history(report.history(ROOT)),
+        "steps": lambda: report.step_tables().drawing(*steps),
+    }[picture]()
+    drawn.canvas.draw()
+    renderer, whole = drawn.canvas.get_renderer(), drawn.bbox
+    boxes = [each.get_tightbbox(renderer) for each in (*drawn.axes, *drawn.legends, *drawn.texts)]
+    for box in boxes:
+        assert whole.x0 <= box.x0 < box.x1 <= whole.x1
+        assert whole.y0 <= box.y0 < box.y1 <= whole.y1
+    (legend,) = drawn.legends
+    assert not any(axes.get_legend() or axes.bbox.overlaps(legend.get_window_extent(renderer)) for axes in drawn.axes)
 
 
 def test_without_a_peer_there_is_no_picture(tmp_path):
@@ -82,9 +102,9 @@ def test_the_results_of_every_release_are_kept_and_drawn():
         if version != opgrad.__version__:
             assert name in kept(ROOT / report.HISTORY / version), f"copy it to {report.HISTORY / version}"
     lines = benchmark_tables.history(report.history(ROOT)).axes[0].lines
-    drawn = {line.get_label().partition(",")[0] for line in lines}
+    drawn = {line.get_label().partition(", results")[0] for line in lines}
     every = {name: each for device in ("cpu", "cuda") for name, each in report.results(ROOT, device).items()}
-    assert drawn == {name for name, result in every.items() if figures(result)}
+    assert drawn == {title(result) for result in every.values() if figures(result)}
 
 
 def test_instruction_sets_have_panels_of_their_own():
@@ -92,6 +112,6 @@ def test_instruction_sets_have_panels_of_their_own():
     results[1]["machine"] |= {"vector_bits": 512}
     drawn = plots.drawing(*results)
     titles = [f"{name}, {plots.TITLES[way]}" for name in ("AVX2", "AVX-512") for way in WAYS]
-    assert [axes.get_title() for axes in drawn.axes] == titles
-    assert [dots(axes)[0] for axes in drawn.axes] == [{"float32": [2.0]}, {}, {"float32": [3.0]}, {}]
+    assert [axes.get_title(loc="left") for axes in drawn.axes] == titles
+    assert [dots(axes)[0] for axes in drawn.axes] == [{}, {"float32": [2.0]}, {}, {"float32": [3.0]}]
     assert page(results, plots.drawing(*results)).count("<table>") == 2

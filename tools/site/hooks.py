@@ -239,10 +239,10 @@ def _listing(path: str) -> str:
 def _performance(text: str) -> str:
     """The page with a picture of every result file, the newest first, and of the releases."""
     lines = []
-    for name, result in reversed(report.all_results(ROOT).items()):
+    for result in reversed(report.all_results(ROOT).values()):
         steps = report.step_tables() if "training" in result else None
         said = steps.surroundings(result) if steps else tables.machine_line(result)
-        lines += [f"## {name}", "", said, "", _picture((steps or plots).drawing(result)), ""]
+        lines += [f"## {tables.title(result)}", "", said, "", _picture((steps or plots).drawing(result)), ""]
     parts = {"charts": "\n".join(lines), "history": _picture(benchmark_tables.history(report.history(ROOT)))}
     return re.sub(r"<!-- (charts|history): .*? -->", lambda part: parts[part[1]], text)
 

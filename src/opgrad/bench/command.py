@@ -22,10 +22,10 @@ def bench(**given: Any) -> None:
     """Measure the operators beside torch, onnxruntime, SciPy and NumPy.
 
     Everybody uses the same arrays and number of threads, and takes turns, in
-    the two ways in which users work: with results in new memory, which "time"
-    and what follows are about, and in memory that is given, after "given".
-    GB/s count each input and each result once; "of copy" compares that with
-    a copy of as many bytes; "ratio" is the best peer's time over ours; "ulp"
+    the two ways in which users work: with results in memory that is given,
+    after "given", and in new memory, after "new".
+    GB/s of the first count each input and each result once; "of copy" compares
+    that with a copy of as many bytes; "ratio" is the best peer's time over ours; "ulp"
     is the worst error against float64. Other work on the machine spoils the
     figures. On CUDA times are the device's, and "host" is that of our call;
     --predict sets beside them what a model of the time predicts, which it

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from opgrad.bench.cells import GROUPS, PLAIN, PLANS, STEPS
-from opgrad.bench.measure import NEW, OURS
+from opgrad.bench.measure import FEWEST, GIVEN, OURS, WAYS
 from opgrad.bench.memories import DEFAULT
 from opgrad.reading import read_regular
 
@@ -20,7 +20,8 @@ FORMAT = 2  # of result files of cells; those of training steps have 1
 class Times:
     """One way of a cell. `peer` is the fastest peer, None where nobody else works so.
 
-    `host_seconds`: after which a call on a device returns; None on the CPU.
+    `samples`: of ours or the peers', whichever has the fewest. `host_seconds`: after which a call on a device returns;
+    None on the CPU.
     """
 
     seconds: float
@@ -28,6 +29,7 @@ class Times:
     share_of_copy: float
     peer: str | None
     peer_seconds: float | None
+    samples: int
     host_seconds: float | None = None
 
     @property
@@ -69,9 +71,14 @@ class Figures:
         return self.workload.partition(",")[0]
 
     @property
-    def new(self) -> Times:
-        """The headline: with results in new memory."""
-        return self.ways[NEW]
+    def first(self) -> Times:
+        """The headline: with results in memory that is given, where it was measured so."""
+        return next(self.ways[way] for way in WAYS if way in self.ways)
+
+    @property
+    def samples(self) -> int:
+        """The fewest of a time."""
+        return min(times.samples for times in self.ways.values())
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -96,7 +103,7 @@ def forms(result: Result) -> dict[str, list[Figures]]:
 def times_of_fastest(cells: Sequence[Figures]) -> list[float]:
     """The time of each cell over that of the fastest of the same operator, shape and dtypes."""
     keys = [(cell.operator, cell.shape, cell.dtype) for cell in cells]
-    times = [cell.new.seconds for cell in cells]
+    times = [cell.first.seconds for cell in cells]
     fastest = {key: min(t for other, t in zip(keys, times, strict=True) if other == key) for key in keys}
     return [t / fastest[key] for key, t in zip(keys, times, strict=True)]
 
@@ -123,16 +130,28 @@ def _figures(cell: Mapping[str, Any]) -> Figures:
 def _times(cell: Mapping[str, Any], measured: Mapping[str, Any]) -> Times:
     ours, peer, theirs = rivals(measured)
     speed, copying = cell["bytes"] / ours, cell["copied_bytes"] / cell["copy"]["median"]
-    return Times(ours, speed / 1e9, speed / copying, peer, theirs, measured["times"][OURS].get("host"))
+    times = measured["times"]
+    samples = min(taken["samples"] for taken in times.values())
+    return Times(ours, speed / 1e9, speed / copying, peer, theirs, samples, times[OURS].get("host"))
 
 
-def geometric_mean(cells: Sequence[Figures], way: str = NEW) -> float | None:
+def geometric_mean(cells: Sequence[Figures], way: str = GIVEN) -> float | None:
     """Of the ratios to the best peer; None if there are none."""
     ratios = [ratio for cell in cells if way in cell.ways and (ratio := cell.ways[way].ratio)]
     return statistics.geometric_mean(ratios) if ratios else None
 
 
-def losses(cells: Sequence[Figures], way: str = NEW) -> list[Figures]:
+def losses(cells: Sequence[Figures], way: str = GIVEN) -> list[Figures]:
     """The cells where a peer is faster, the worst first."""
     slower = [cell for cell in cells if way in cell.ways and cell.ways[way].is_slower]
     return sorted(slower, key=lambda cell: cell.ways[way].ratio or 0)
+
+
+def few_samples(cells: Sequence[Figures]) -> str:
+    """How many cells have times with fewer samples than the rule asks for, in a sentence; nothing if none has."""
+    few = [cell.samples for cell in cells if cell.samples < FEWEST]
+    if not few:
+        return ""
+    return (
+        f"{len(few)} of {len(cells)} cells have fewer than {FEWEST} samples of a time, down to {min(few)}: older ones."
+    )

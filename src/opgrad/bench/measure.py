@@ -16,7 +16,7 @@ CALL, KERNEL = "call", "kernel"  # those of a plan: the plain call, and native c
 TURN = 0.002  # seconds of calls in a turn, at least one call
 SLOW = 0.02  # seconds of a call that cannot be a short one, whose threads slept
 BATCH = 20e-6  # seconds between two looks at the clock: long against the 0.1 µs that a look costs
-FEWEST = 3  # rounds
+FEWEST = 7  # rounds, so that a median is one of seven times at least
 QUIET = 0.2  # share of a core: below, no other's threads are spinning any more
 WINDOW = 0.01  # seconds of a look: a thread's time is only counted at the ticks of the system's clock
 LONGEST_WAIT = 0.1  # seconds
@@ -24,7 +24,7 @@ Cell = TypeVar("Cell")
 Name = TypeVar("Name")  # of a contestant
 Call = Callable[[], object]
 
-NEW, GIVEN = WAYS = ("new", "given")
+GIVEN, NEW = WAYS = ("given", "new")
 LACKING = {NEW: "always wants memory for its results", GIVEN: "has no way to write into memory that is given"}
 
 

@@ -18,7 +18,7 @@ from opgrad.bench.sweep import ROWS, Curve, curves
 from opgrad.writing import replace_file
 
 COLOURS = {"float32": "tab:blue", "bfloat16": "tab:orange", "float16": "tab:green", "float64": "tab:purple"}
-TITLES = {NEW: "results in new memory", GIVEN: "results in memory that is given"}
+TITLES = {GIVEN: "results in memory that is given", NEW: "results in new memory"}
 ROW = 0.3  # inches for each operator, and for each bar
 SPREAD = 0.22  # of a row, between dtypes
 # Text stays text in SVG, so that a page gives it its own colour; the other two make equal pictures equal bytes.
@@ -69,9 +69,18 @@ def _cells(sets: Mapping[str, Sequence[Figures]]) -> Drawing | None:
     all_axes = figure.subplots(len(sets), len(WAYS), sharex=True, sharey=True, squeeze=False)
     for axes, ((name, way), cells) in zip(all_axes.flat, panels.items(), strict=True):
         _draw(axes, cells, way, operators)
-        axes.set_title(", ".join(filter(None, (name, TITLES[way]))), fontsize=9)
+        axes.set_title(", ".join(filter(None, (name, TITLES[way]))), fontsize=9, loc="left")
     figure.supxlabel("times as fast as the best peer, one dot for each cell", fontsize=9)
+    _legend(figure)
     return figure
+
+
+def _legend(figure: Drawing) -> None:
+    """One legend for all panels, beside them: within one it would lie on what is drawn."""
+    found = {
+        name: handle for axes in figure.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(found.values(), found.keys(), fontsize=8, loc="outside upper center", ncols=len(found))
 
 
 def _draw(axes: Any, cells: Sequence[Figures], way: str, operators: Sequence[str]) -> None:
@@ -85,8 +94,8 @@ def _draw(axes: Any, cells: Sequence[Figures], way: str, operators: Sequence[str
     mean = geometric_mean(cells, way)
     axes.axvline(1, color="black", linewidth=0.8)
     if mean:
-        axes.axvline(mean, color="grey", linestyle="--", linewidth=0.8, label=f"geometric mean: {mean:.2f}")
-        axes.legend(fontsize=8, loc="lower right")
+        axes.axvline(mean, color="grey", linestyle="--", linewidth=0.8)
+        axes.set_title(f"geometric mean {mean:.2f}", fontsize=8, loc="right")
     axes.set_yticks(range(len(operators)), operators, fontsize=8)
     if not axes.yaxis_inverted():
         axes.invert_yaxis()
@@ -116,7 +125,7 @@ def _sweep(sets: Mapping[str, Sequence[Curve]]) -> Drawing:
         axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.3)
-    grid[0][0].legend(fontsize=7)
+    _legend(figure)
     figure.supxlabel("elements in a row", fontsize=9)
     figure.supylabel("ns per element", fontsize=9)
     return figure
@@ -125,6 +134,7 @@ def _sweep(sets: Mapping[str, Sequence[Curve]]) -> Drawing:
 def blank(width: float, height: float) -> Drawing:
     """A picture without content, of so many inches."""
     figure = Drawing(figsize=(width, height), dpi=120, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # inches: letters reach beyond the boxes that the layout knows
     FigureCanvasAgg(figure)
     return figure
 

@@ -19,6 +19,7 @@ from opgrad.bench.measure import measure_each
 from opgrad.bench.memories import DEFAULT
 from opgrad.bench.options import BenchOptions
 from opgrad.bench.peers import COMPILE
+from opgrad.bench.runs import stamped
 from opgrad.contract import graph_operators, operators
 from opgrad.writing import replace_file
 
@@ -127,11 +128,13 @@ def run(
     """
     began, around = time.perf_counter(), _surroundings_of(chosen)
 
+    def measure(cell: Cell) -> dict[str, Any]:
+        return {**chosen.measure(cell, names=peers, seconds=seconds), "date": now(), "options": options}
+
     def result(found: list[dict[str, Any]]) -> dict[str, Any]:
         ordered = _regrouped(found) if options.get("quick") else found
         return {"format": FORMAT, **dated(began), **around, "options": options, **_parts(ordered)}
 
-    measure = partial(chosen.measure, names=peers, seconds=seconds)
     return result(measure_each(cells, measure, progress, lambda found: keep(result(found))))
 
 
@@ -144,8 +147,12 @@ def _regrouped(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def dated(began: float) -> dict[str, Any]:
     """Today, and the seconds since a measurement began."""
-    today = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return {"date": today, "seconds": round(time.perf_counter() - began, 1)}
+    return {"date": now(), "seconds": round(time.perf_counter() - began, 1)}
+
+
+def now() -> str:
+    """The time of today, to the minute."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def surroundings(device: Mapping[str, Any] | None = None, packages: Sequence[str] = ()) -> dict[str, Any]:
@@ -179,9 +186,14 @@ def previous(path: Path | None, update: bool) -> dict[str, Any] | None:
 
 
 def store(path: Path, result: dict[str, Any], old: dict[str, Any] | None) -> dict[str, Any]:
-    """Write a result file and return what it holds: the result, and the cells of the old one that are not in it."""
+    """Write a result file and return what it holds: the result, and the cells of the old one that are not in it.
+
+    Each of these keeps the date and the options with which it was measured.
+    """
     if old is not None:
-        every = [cell for each in (old, result) for part in ("cells", "left_out") for cell in each.get(part, [])]
+        parts = "cells", "left_out"
+        kept = [stamped(old, cell) for part in parts for cell in old.get(part, ())]
+        every = kept + [cell for part in parts for cell in result[part]]
         result = result | _parts(_sorted({_key(cell): cell for cell in every}))
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, (json.dumps(result, indent=1) + "\n").encode())

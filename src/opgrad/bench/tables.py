@@ -1,18 +1,31 @@
 """A result as text: tables in the terminal, and Markdown for the documents."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table as RichTable
 
 from opgrad.bench import instruction_sets
-from opgrad.bench.cells import ATTENTION, ATTRIBUTES, BROADCAST, GRADIENTS, GRAPH, LOSSES, PLANS, POST_OPS, TYPES
+from opgrad.bench.cells import (
+    ATTENTION,
+    ATTRIBUTES,
+    BROADCAST,
+    GRADIENTS,
+    GRAPH,
+    LOSSES,
+    PLAIN,
+    PLANS,
+    POST_OPS,
+    TYPES,
+)
 from opgrad.bench.figures import (
     Figures,
     Result,
     Times,
+    few_samples,
     figures,
     forms,
     geometric_mean,
@@ -23,10 +36,14 @@ from opgrad.bench.figures import (
 )
 from opgrad.bench.load import Loss
 from opgrad.bench.measure import CALL, GIVEN, KERNEL, NEW, OURS, WAYS
+from opgrad.bench.runs import described, letters, when
 from opgrad.bench.sweep import Curve, curves, is_sweep, shapes
 
 PEERS_IN = ("best peer", "its time", "ratio")
-COLUMNS = ("operator", "shape", "dtype", "time", "GB/s", "of copy", *PEERS_IN, "given", *PEERS_IN, "ulp")
+COLUMNS = (
+    "operator", "shape", "dtype", "given", *PEERS_IN, "new", *PEERS_IN, "GB/s", "of copy", "ulp", "samples"
+)  # fmt: skip
+RUN = "run"  # one more where cells are of several runs
 NOBODY = "none"  # in place of the best peer, where no peer works this way
 OF_FASTEST = "of fastest"  # one more for the forms of softmax
 PLAN_COLUMNS = ("operator", "shape", "dtype", "plan", "call", "kernel", "plan - kernel")
@@ -44,6 +61,8 @@ TITLES = {
     LOSSES: "Losses in PyTorch",
     ATTENTION: "Attention in PyTorch",
 }
+FORMS = "Softmax with attributes"
+WHERE = {GIVEN: "memory that is given", NEW: "new memory"}  # results lie
 SWEEP_TITLE, SHAPES_TITLE = "Rows of every length", "Shapes of networks"
 SHAPES_COLUMNS = ("operator", "shape", "dtype", "given", "GB/s", "of copy", *PEERS_IN)
 SWEEP_COLUMNS = ("operator", "dtype", "along", "memory", "lengths", "ratio", "behind", "worst", "at", "step up", "at")
@@ -111,7 +130,10 @@ def _shown(result: Result) -> Iterator[str | Table]:
     yield from _form_tables(result)
     yield from _sweep_tables(result)
     yield machine_line(result)
-    yield from (f"  slower: {cell.name}, {cell.new.ratio:.2f}x {cell.new.peer}" for cell in losses(cells))
+    yield from filter(None, (described(result), few_samples(cells)))
+    for way in WAYS:
+        slower = ((cell, cell.ways[way]) for cell in losses(cells, way))
+        yield from (f"  slower, {way}: {cell.name}, {times.ratio:.2f}x {times.peer}" for cell, times in slower)
     yield from (f"  left out: {line}" for line in left_out(result))
 
 
@@ -123,14 +145,14 @@ def markdown(result: Result) -> str:
 def full_table(result: Result) -> str:
     """Markdown: every cell, the forms of softmax in tables of their own."""
     cells = figures(result)
-    parts = [machine_line(result)]
+    parts = [machine_line(result), described(result)]
     if cells:
-        parts += [summary(cells), _plain_table(result).markdown()]
+        parts += [summary(cells), few_samples(cells), _plain_table(result).markdown()]
     if notes := left_out(result):
         parts.append("\n".join(f"* left out: {line}" for line in notes))
     for table in _form_tables(result):
         parts += [f"#### {table.title}", table.markdown()]
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
 def by_key(result: Result) -> dict[tuple[str, str, str], Figures]:
@@ -143,7 +165,7 @@ def sets_table(results: Sequence[Result]) -> Table:
     found = [by_key(result) for result in results]
     columns = ["operator", "shape", "dtype"]
     for result in results:
-        columns += [instruction_sets.title(result["machine"]), "ratio", "given", "ratio"]
+        columns += [f"{instruction_sets.title(result['machine'])}, given", "ratio", "new", "ratio"]
     keys = dict.fromkeys(key for cells in found for key in cells)
     return Table(columns, [[*key, *(text for cells in found for text in _both_ways(cells.get(key)))] for key in keys])
 
@@ -164,7 +186,9 @@ def show_sets(console: Console, results: Sequence[Result]) -> None:
 
 def sweep_table(result: Result) -> str:
     """Markdown: a row for each curve of a sweep, and for each other shape."""
-    return "\n\n".join([*(table.markdown() for table in _sweep_tables(result)), machine_line(result)])
+    return "\n\n".join(
+        [*(table.markdown() for table in _sweep_tables(result)), machine_line(result), described(result)]
+    )
 
 
 def show_load(console: Console, found: Sequence[Loss]) -> None:
@@ -191,9 +215,8 @@ def _summary_of(cells: Sequence[Figures], way: str) -> str:
     mean = geometric_mean(cells, way)
     if mean is None:
         return ""
-    where = "new memory" if way == NEW else "memory that is given"
     slower = f"slower in {len(losses(cells, way)) or 'none'}"
-    return f"{mean:.2f} times as fast as the best peer with results in {where} (geometric mean), {slower}"
+    return f"{mean:.2f} times as fast as the best peer with results in {WHERE[way]} (geometric mean), {slower}"
 
 
 def left_out(result: Result) -> list[str]:
@@ -216,14 +239,37 @@ def _name(cell: dict[str, Any]) -> str:
 
 def machine_line(result: Result) -> str:
     """Machine, threads or device, versions and date in one sentence."""
+    date = when(result)
     machine, versions = result["machine"], result["versions"]
     packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if "device" in result:
-        return f"{_device(result['device'])}; on {machine['cpu']}; {packages}; {result['date']}."
+        return f"{_device(result['device'])}; on {machine['cpu']}; {packages}; {date}."
     caches = ", ".join(f"{level} {size >> 10} KiB" for level, size in machine["caches"].items())
     cpu = f"{machine['cpu']} ({machine['llvm_cpu']}, {machine['vector_bits']}-bit vectors)"
     legend = instruction_sets.legend(machine)
-    return f"{cpu}, {result['threads']} threads; {caches}; {packages}; {result['date']}.{legend}"
+    return f"{cpu}, {result['threads']} threads; {caches}; {packages}; {date}.{legend}"
+
+
+def title(result: Result) -> str:
+    """What was measured and on what machine: a name for people."""
+    groups = dict.fromkeys(cell.get("group", PLAIN) for cell in result.get("cells", ()))
+    if "training" in result:
+        kinds = ["Training steps" if result["training"] else "Training steps with attention"]
+    elif is_sweep(result):
+        kinds = [SWEEP_TITLE]
+    else:
+        own = {PLAIN: "Operators", **{group: TITLES[group] for group in (GRAPH, LOSSES, ATTENTION)}}
+        kinds = list(dict.fromkeys(own.get(group, FORMS) for group in groups))
+    machine = result["machine"]
+    if "device" in result:
+        return f"{_listed(kinds)} on {result['device']['name']}"
+    held = "" if "processor_has" in machine else f" ({re.sub('^znver', 'Zen ', machine['llvm_cpu'])})"
+    return f"{_listed(kinds)}: {instruction_sets.title(machine)}, {machine['cpu']}{held}"
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    """Names in one, of which only the first begins with a capital letter."""
+    return ", ".join([*kinds[:1], *(kind[0].lower() + kind[1:] for kind in kinds[1:])])
 
 
 def _device(device: dict[str, Any]) -> str:
@@ -237,9 +283,18 @@ def _device(device: dict[str, Any]) -> str:
 
 def _plain_table(result: Result) -> Table:
     cells = figures(result)
-    slower = [place for place, cell in enumerate(cells) if cell.new.is_slower]
+    slower = [place for place, cell in enumerate(cells) if any(times.is_slower for times in cell.ways.values())]
     columns = (*COLUMNS, HOST) if "device" in result else COLUMNS
-    return Table(columns, list(map(_row, cells)), slower=slower)
+    return replace(_of_runs(result, PLAIN, columns, list(map(_row, cells))), slower=slower)
+
+
+def _of_runs(result: Result, group: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """The table of the cells of a group, with the letter of each cell's run where there are several."""
+    own = zip(result["cells"], letters(result), strict=True)
+    named = [letter for cell, letter in own if cell.get("group", PLAIN) == group]
+    if any(named):
+        columns, rows = (*columns, RUN), [[*row, letter] for row, letter in zip(rows, named, strict=True)]
+    return Table(columns, rows, TITLES.get(group, ""))
 
 
 def _form_tables(result: Result) -> Iterator[Table]:
@@ -247,36 +302,42 @@ def _form_tables(result: Result) -> Iterator[Table]:
     for group, cells in forms(result).items():
         rows = list(map(_row, cells))
         if group == GRAPH:
-            yield Table(COLUMNS, rows, TITLES[group])
+            yield _of_runs(result, group, COLUMNS, rows)
         else:
             shares = [f"{times:.2f}" for times in times_of_fastest(cells)]
             of_fastest = [[*row, share] for row, share in zip(rows, shares, strict=True)]
-            yield Table((*COLUMNS, OF_FASTEST), of_fastest, TITLES[group])
+            yield _of_runs(result, group, (*COLUMNS, OF_FASTEST), of_fastest)
     for group, columns, row_of in (
         (PLANS, PLAN_COLUMNS, _plan_row),
         (LOSSES, STEP_COLUMNS, _step_row),
         (ATTENTION, (*STEP_COLUMNS, "ulp"), _attention_row),
     ):
         if rows := [row_of(cell) for cell in result["cells"] if cell.get("group") == group]:
-            yield Table(columns, rows, TITLES[group])
+            yield _of_runs(result, group, columns, rows)
 
 
 def _row(cell: Figures) -> list[str]:
-    new, given = cell.new, cell.ways.get(GIVEN)
+    ways, first = [cell.ways.get(way) for way in WAYS], cell.first
     return [
         cell.operator,
         cell.workload,
         cell.typed,
-        *_timed(new),
-        *([duration(given.seconds), *_best(given)] if given else [""] * 4),
+        *(text for times in ways for text in ([duration(times.seconds), *_best(times)] if times else [""] * 4)),
+        *_speed(first),
         _ulp(cell.error_ulp),
-        *([] if new.host_seconds is None else [duration(new.host_seconds)]),
+        str(cell.samples),
+        *([] if first.host_seconds is None else [duration(first.host_seconds)]),
     ]
 
 
 def _timed(times: Times) -> list[str]:
     """Our time, speed and share of a copy's, and the best peer."""
-    return [duration(times.seconds), f"{times.gigabytes:.1f}", f"{times.share_of_copy:.0%}", *_best(times)]
+    return [duration(times.seconds), *_speed(times), *_best(times)]
+
+
+def _speed(times: Times) -> tuple[str, str]:
+    """Bytes a second, and that beside a copy's."""
+    return f"{times.gigabytes:.1f}", f"{times.share_of_copy:.0%}"
 
 
 def _best(times: Times) -> tuple[str, str, str]:
