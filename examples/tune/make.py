@@ -6,6 +6,7 @@ The texts come with Python: the language reference that `help()` shows, and the 
 import importlib
 import inspect
 import json
+import logging
 import re
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -14,6 +15,7 @@ import numpy as np
 import onnx
 import tokenizers
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 HERE = Path(__file__).parent
 VOCABULARY, LAYERS, WIDTH, HEADS, SHARED, LONGEST = 1024, 4, 192, 6, 2, 512
@@ -150,16 +152,20 @@ def genai_config():
 
 
 def make(folder=HERE):
-    """Write model/, text.jsonl and chats.jsonl into a folder."""
-    texts, model = list(passages()), folder / "model"
-    model.mkdir(parents=True, exist_ok=True)
+    """Write model/, model-int4/, text.jsonl and chats.jsonl into a folder."""
+    texts = list(passages())
     tokenizer = tokenizers.ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(texts, VOCABULARY, special_tokens=SPECIAL, show_progress=False)
-    tokenizer.save(str(model / "tokenizer.json"))
     config = {"eos_token": "<|end|>", "chat_template": TEMPLATE}
-    (model / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
-    (model / "genai_config.json").write_text(json.dumps(genai_config(), indent=1))
-    onnx.save(make_model(), model / "model.onnx")
+    logging.getLogger("onnxruntime.quantization.matmul_nbits_quantizer").setLevel(logging.WARNING)
+    quantizer = MatMulNBitsQuantizer(make_model(), block_size=32, is_symmetric=True)
+    quantizer.process()
+    for name, model in (("model", make_model()), ("model-int4", quantizer.model.model)):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        tokenizer.save(str(folder / name / "tokenizer.json"))
+        (folder / name / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
+        (folder / name / "genai_config.json").write_text(json.dumps(genai_config(), indent=1))
+        onnx.save(model, folder / name / "model.onnx")
     write_lines(folder / "text.jsonl", [{"text": text} for text in texts])
     write_lines(folder / "chats.jsonl", questions())
 

@@ -36,7 +36,7 @@ def _asks_for(options: Measured, cell: Measured) -> bool:
 
 
 def runs(result: Measured) -> dict[tuple[str, str], list[Measured]]:
-    """The cells of each run, by its day and its options in words; what may be older comes first."""
+    """The cells of each run, by its day and its command; what may be older comes first."""
     found: dict[tuple[str, str], list[Measured]] = {}
     for cell in (stamped(result, cell) for cell in result.get("cells", ())):
         found.setdefault(_key(cell), []).append(cell)
@@ -55,8 +55,8 @@ def described(result: Measured) -> str:
     found = runs(result)
     named = [f"{letter}: " if len(found) > 1 else "" for letter, _ in zip(LETTERS, found, strict=False)]
     parts = [
-        f"{name}{len(cells)} cells, {day}, {f'`opgrad bench {words}`' if words else 'options not kept'}"
-        for name, ((day, words), cells) in zip(named, found.items(), strict=False)
+        f"{name}{len(cells)} cells, {day}, {f'`{command}`' if command else 'options not kept'}"
+        for name, ((day, command), cells) in zip(named, found.items(), strict=False)
     ]
     return f"Runs: {'; '.join(parts)}." if parts else ""
 
@@ -67,12 +67,13 @@ def when(result: Measured) -> str:
 
 
 def _key(cell: Measured) -> tuple[str, str]:
-    """The day, and the options in words; those that are not kept are of no words."""
+    """The day, and the command with its options; none where they are not kept."""
     day = cell["date"].partition(" ")[0]
-    return (f"until {day}", "") if cell["options"] is None else (day, _words(cell["options"]))
+    return (f"until {day}", "") if cell["options"] is None else (day, _command(cell["options"]))
 
 
-def _words(options: Measured) -> str:
-    """The options that are given, as a command line has them."""
-    given = {name.replace("_", "-"): value for name, value in options.items() if value not in ("", False, None)}
-    return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items())
+def _command(options: Measured) -> str:
+    """The command line that has these options."""
+    given = {name: value for name, value in options.items() if value is not False and value not in ("", None)}
+    words = (f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items())
+    return " ".join(["opgrad bench", *words])
