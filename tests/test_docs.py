@@ -67,6 +67,15 @@ def test_tables_stand_where_readers_look(file, part):
     assert f"<!-- {part}:begin -->" in (ROOT / file).read_text(encoding="utf-8")
 
 
+def test_the_readme_is_short_and_ends_with_the_state_and_the_speed():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    before, _, end = text.partition("\n## State")
+    assert len(text.splitlines()) <= 120
+    assert re.findall(r"\bAVX|\bPTX\b|[Kk]ernel|\bcell", before) == []
+    assert "have not run on a device yet" in end
+    assert re.findall("^## (.*)", end, re.MULTILINE) == ["Speed"]
+
+
 def test_the_readme_has_ten_headline_figures():
     """As soon as they have been measured."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ def short_table(results: Sequence[dict[str, Any]], rows: Sequence[tuple[str, str
     ]
     table = Table(columns, shown, align="l" * len(columns)).markdown()
     lines = (" ".join(filter(None, (machine_line(each), few_samples(figures(each))))) for each in results)
-    return "\n\n".join([table, *lines])
+    return "\n".join([table, "", *(f"* {line}" for line in lines)])
 
 
 def _short(cell: Figures | None) -> list[str]:

@@ -255,11 +255,11 @@ def _of_each_set(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def headlines(root: Path, folder: Path) -> str:
-    """The means, the plot and ten rows of the newest result, beside that of the other instruction set."""
+    """The means and ten rows of the newest result, beside that of the other instruction set."""
     from benchmark_tables import short_table
 
     found = newest_of_sets(root)
-    return f"{speed(root, folder)}\n\n{_plot(root, folder, PLOT)}\n\n{short_table(found, TEN)}" if found else NO_RESULT
+    return f"{speed(root, folder)}\n\n{short_table(found, TEN)}" if found else NO_RESULT
 
 
 def speed(root: Path, _: Path) -> str:

@@ -3,6 +3,8 @@
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -50,6 +52,8 @@ def run(document, folder, slow=()):
         if kind == "python":
             exec(compile(code, document, "exec"), names)
         for line in code.splitlines() if kind in ("", "sh") else ():
+            if line.startswith("python examples/tune/make.py"):
+                subprocess.run([sys.executable, "examples/tune/make.py"], check=True)
             if line.startswith("mkdir "):
                 Path(line.split()[1]).mkdir()
             if line.startswith("opgrad ") and line.split()[1] not in slow:
@@ -62,7 +66,12 @@ def prepare(folder):
     """What readers have: a checkout's examples, an artifact set, a model and data of their own."""
     import onnx
 
-    (folder / "examples").symlink_to(ROOT / "examples", target_is_directory=True)
+    (folder / "examples").mkdir()
+    for each in (ROOT / "examples").iterdir():
+        if each.name == "tune":  # which a document makes anew
+            shutil.copytree(each, folder / "examples" / "tune", ignore=shutil.ignore_patterns("model*", "*.jsonl"))
+        else:
+            (folder / "examples" / each.name).symlink_to(each)
     shutil.copytree(ROOT / "examples" / "digits", folder / "artifacts")
     shutil.copyfile(ROOT / "examples" / "digits" / "training_model.onnx", folder / "training_model.onnx")
     model, random = onnx.parser.parse_model(MODEL), np.random.default_rng(0)
