@@ -26,7 +26,7 @@ def short_table(results: Sequence[dict[str, Any]], rows: Sequence[tuple[str, str
         if any((name, shape, "float32") in cells for cells in found)
     ]
     table = Table(columns, shown, align="l" * len(columns)).markdown()
-    lines = (" ".join(filter(None, (machine_line(each), few_samples(figures(each))))) for each in results)
+    lines = (" ".join(filter(None, (machine_line(each), few_samples(each)))) for each in results)
     return "\n".join([table, "", *(f"* {line}" for line in lines)])
 
 
@@ -47,7 +47,7 @@ def headline_table(result: dict[str, Any]) -> str:
         for operator, workload in dict.fromkeys((cell.operator, cell.workload) for cell in chosen)
     ]
     table = Table(("operator", "shape", *dtypes), rows, align="ll")
-    parts = [summary(cells), few_samples(cells), table.markdown(), machine_line(result), described(result)]
+    parts = [summary(cells), few_samples(result), table.markdown(), machine_line(result), described(result)]
     return "\n\n".join(filter(None, parts))
 
 

@@ -11,7 +11,7 @@ from bench.steps.generated import GENERATED, OLD_GRAPH, RECOMPUTED, SCORES, TILE
 from bench.steps.process import COLD, WARM
 from bench.steps.run import GRAPH, OLD, OLD_OPTIMIZER, OPTIMIZER, STEP
 from opgrad.bench import instruction_sets
-from opgrad.bench.figures import medians
+from opgrad.bench.figures import few_samples, medians
 from opgrad.bench.plots import PLAIN_NUMBERS, ROW, blank
 from opgrad.bench.tables import Table, duration, machine_line, print_parts
 
@@ -134,7 +134,13 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
 def markdown(result: Mapping[str, Any]) -> str:
     """The tables for the documents."""
     left_out = "\n".join(f"* left out: {note}" for note in _notes(result))
-    parts = [surroundings(result), *_speed(result), *(table.markdown() for table in _tables(result)), left_out]
+    parts = [
+        surroundings(result),
+        few_samples(result),
+        *_speed(result),
+        *(table.markdown() for table in _tables(result)),
+        left_out,
+    ]
     return "\n\n".join(filter(None, parts))
 
 

@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from opgrad.bench.memories import DEFAULT
 from opgrad.reading import read_regular
 
 Result = Mapping[str, Any]  # what a result file holds
+STEP_PARTS = ("training", "generated", "attention")  # of a result of training steps
 FORMAT = 2  # of result files of cells; those of training steps have 1
 
 
@@ -147,11 +148,18 @@ def losses(cells: Sequence[Figures], way: str = GIVEN) -> list[Figures]:
     return sorted(slower, key=lambda cell: cell.ways[way].ratio or 0)
 
 
-def few_samples(cells: Sequence[Figures]) -> str:
+def fewest_samples(ways: Iterable[Mapping[str, Any]]) -> int:
+    """The fewest samples of a time, of what was measured in several ways."""
+    return min(taken["samples"] for measured in ways for taken in measured["times"].values())
+
+
+def few_samples(result: Result) -> str:
     """How many cells have times with fewer samples than the rule asks for, in a sentence; nothing if none has."""
-    few = [cell.samples for cell in cells if cell.samples < FEWEST]
+    every = [fewest_samples(cell["ways"].values()) for cell in result.get("cells", ())]
+    every += [fewest_samples([cell]) for part in STEP_PARTS for cell in result.get(part, ()) if "times" in cell]
+    few = [count for count in every if count < FEWEST]
     if not few:
         return ""
     return (
-        f"{len(few)} of {len(cells)} cells have fewer than {FEWEST} samples of a time, down to {min(few)}: older ones."
+        f"{len(few)} of {len(every)} cells have fewer than {FEWEST} samples of a time, down to {min(few)}: older ones."
     )

@@ -130,7 +130,7 @@ def _shown(result: Result) -> Iterator[str | Table]:
     yield from _form_tables(result)
     yield from _sweep_tables(result)
     yield machine_line(result)
-    yield from filter(None, (described(result), few_samples(cells)))
+    yield from filter(None, (described(result), few_samples(result)))
     for way in WAYS:
         slower = ((cell, cell.ways[way]) for cell in losses(cells, way))
         yield from (f"  slower, {way}: {cell.name}, {times.ratio:.2f}x {times.peer}" for cell, times in slower)
@@ -145,9 +145,9 @@ def markdown(result: Result) -> str:
 def full_table(result: Result) -> str:
     """Markdown: every cell, the forms of softmax in tables of their own."""
     cells = figures(result)
-    parts = [machine_line(result), described(result)]
+    parts = [machine_line(result), described(result), few_samples(result)]
     if cells:
-        parts += [summary(cells), few_samples(cells), _plain_table(result).markdown()]
+        parts += [summary(cells), _plain_table(result).markdown()]
     if notes := left_out(result):
         parts.append("\n".join(f"* left out: {line}" for line in notes))
     for table in _form_tables(result):
@@ -186,9 +186,8 @@ def show_sets(console: Console, results: Sequence[Result]) -> None:
 
 def sweep_table(result: Result) -> str:
     """Markdown: a row for each curve of a sweep, and for each other shape."""
-    return "\n\n".join(
-        [*(table.markdown() for table in _sweep_tables(result)), machine_line(result), described(result)]
-    )
+    tables = (table.markdown() for table in _sweep_tables(result))
+    return "\n\n".join(filter(None, [*tables, machine_line(result), described(result), few_samples(result)]))
 
 
 def show_load(console: Console, found: Sequence[Loss]) -> None:
