@@ -13,8 +13,11 @@ from opgrad.cli import app
 from opgrad.graph.modules import SCOPES, module_path
 from opgrad.training import read_checkpoint
 from opgrad.training.artifacts import OptimType, generate_artifacts
+from opgrad.training.building.selection import Candidates
 from opgrad.training.language.products import WeightProduct
 from opgrad.training.onnxblock.loss import CrossEntropyLoss
+from opgrad.training.quantization import KINDS, prepare
+from opgrad.training.quantization.modules import keep_paths, paths_of
 from opgrad.training.tune.lora import module_of
 
 LOSS = CrossEntropyLoss(class_axis=-1)
@@ -130,3 +133,32 @@ def test_the_weight_of_a_quantized_layer_has_its_module(tmp_path):
     made = generate_artifacts(model, None, ["scale"], CrossEntropyLoss(), artifact_directory=tmp_path)
     assert made.trainable == ("val_3",)
     assert generate_artifacts(model, ["head.*"], None, CrossEntropyLoss(), artifact_directory=tmp_path).trainable
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dynamo", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_paths_of_modules_outlast_the_quantizer(kind, dynamo, tmp_path):
+    exported(tmp_path / "model.onnx", dynamo)
+    batches = [{"tokens": np.zeros((2, 5), np.int64)}] if kind == "int8" else ()
+    model = prepare(tmp_path / "model.onnx", kind, batches)
+    made = generate_artifacts(model, None, ["layers.1.0.*", "head.weight"], LOSS, artifact_directory=tmp_path)
+    names = Candidates(onnx.load(tmp_path / "model.onnx")).modules
+    renamed = {named: name for name, several in names.items() for named in several}
+    held = {renamed["layers.1.0.weight"], f"{renamed['layers.1.0.weight']}_scale.log", renamed["head.weight"]}
+    assert held | {"layers.1.0.bias"} == {*made.frozen}
+    assert renamed["layers.0.0.weight"] in made.trainable
+
+
+def test_a_module_is_told_of_each_reader_of_a_weight():
+    text = "g (float[n, 8] x) => (float[n, 8] y) { h = MatMul(x, w) y = MatMul(h, w) }"
+    model = build(text, normal(w=(8, 8)))
+    for node, path in zip(model.graph.node, ("a", "b"), strict=True):
+        node.metadata_props.add(key=SCOPES, value=f"['', '{path}', '']")
+    paths = paths_of(model)
+    assert paths == {"w": ["a", "b"]}
+    fewer = build(text.replace("h = MatMul(x, w) y = MatMul(h, w)", "y = MatMul(x, w)"), normal(w=(8, 8)))
+    keep_paths(fewer, paths)
+    assert module_path(fewer.graph.node[0]) is None
+    keep_paths(model, {"w": ["c", "d"]})
+    assert list(map(module_path, model.graph.node)) == ["c", "d"]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from model_sets import ARTIFACTS, SETS
 
@@ -85,12 +86,27 @@ def test_a_resumed_run_gives_what_one_in_one_go_gives(tmp_path: Path, accumulate
     ("folder", "names", "message"),
     [
         ("language_model", ["embed.weight"], "embed.weight is read by Gather, .*, expected one Gather along its first"),
-        ("several_inputs", ["nothing"], "'nothing' is no parameter that is trained, expected one of .*items.weight"),
+        ("several_inputs", ["nothing"], "row_wise has 'nothing', which is no parameter that is trained"),
+        ("several_inputs", ["item.weight"], "row_wise has 'item.weight', .*; did you mean 'items.weight'"),
+        ("several_inputs", ["nothing*"], "row_wise has .nothing.*, which matches no table that is trained"),
+        ("several_inputs", ["*.bias"], "row_wise has .*bias., which matches no table, but .*: name those in full"),
     ],
 )
 def test_tables_that_are_refused(folder, names, message):
-    with pytest.raises(ValueError, match=f"^row_wise: {message}"):
+    with pytest.raises(ValueError, match=f"^(Trainer|row_wise): {message}"):
         Trainer(ArtifactSet.load(ARTIFACTS / folder), row_wise=names)
+
+
+def test_patterns_are_those_of_other_places():
+    """A module's path finds a table that an exporter has renamed."""
+    trainer = Trainer(items(), row_wise=["[pu]*.weight", "items.weight"])
+    assert {*trainer.rows.tables} == {*TABLES}
+    model = onnx.load(ITEMS.folder / "training_model.onnx")
+    for node in model.graph.node:
+        if node.op_type == "Gather" and "items.weight" in node.input:
+            node.name = "/goods/Gather"
+    for given in ("goods.weight", "goods.*"):
+        assert {*Trainer(replace(items(), training_model=model), row_wise=[given]).rows.tables} == {"items.weight"}
 
 
 def test_the_norm_is_that_of_all_gradients():

@@ -1,16 +1,18 @@
 """`opgrad step`: the training step of an artifact set as one plain ONNX model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from opgrad.commands.making import made_folder, numbers
 from opgrad.commands.options import file_option, option, positive, takes_groups
 from opgrad.commands.options import given as options_given
-from opgrad.terminal import console
+from opgrad.terminal import console, visible
 
 if TYPE_CHECKING:
     from opgrad.training import Tuner
@@ -180,12 +182,17 @@ def step(
     given["weights"] = str(options.weights)
     given |= {"outputs": options.output_name or (), "evaluation": evaluation, "inference": inference}
     given |= {"optimizer": optimizer.rule(), "checkpoint": checkpoint}
+    notes: Sequence[str] = ()
     with made_folder(output.absolute().parent):
         if options_given(language) or _is_language_model(directory):
-            made = _tuner(directory, language).export_step(output, **given)
+            tuner = _tuner(directory, language)
+            made = tuner.export_step(output, **given)
+            notes = tuner.setting().notes
         else:
             made = export_step(directory, output, **given)
     _print(made)
+    for note in notes:
+        console().print(Text(visible(f"note: {note}")))
 
 
 def _is_language_model(directory: Path) -> bool:

@@ -101,7 +101,7 @@ class Settings(RunSettings):
     row_wise: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME,…",
+            metavar="PATTERN,…",
             help="Embedding tables of which a step changes the rows alone that its batches have read; default: none.",
         ),
     ] = None

@@ -11,6 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.graph.messages import copied, keep
 from opgrad.graph.nodes import rename
+from opgrad.training import Tuner
+from opgrad.training.building.selection import torn_note
 from opgrad.training.formats import safetensors
 from opgrad.training.language import read
 from opgrad.training.tune import deployed, peft
@@ -298,3 +300,33 @@ def test_damaged_adapter(tmp_path, base):
     (folder / peft.WEIGHTS).write_bytes((folder / peft.WEIGHTS).read_bytes()[:-4])
     with pytest.raises(ValueError, match=r"adapter_model.safetensors is damaged or cut short"):
         peft.read(folder, base)
+
+
+def renamed_product():
+    """A model of which a layer's weight has a name of an exporter's, while its bias has the module's."""
+    model, q = make_model(SIZE), "model.layers.0.self_attn.q_proj"
+    (node,) = (each for each in model.graph.node if f"{q}.weight" in each.input)
+    weight = next(each for each in model.graph.initializer if each.name == f"{q}.weight")
+    weight.name = node.input[1] = "val_7"
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(weight.dims[1], np.float32), f"{q}.bias"))
+    result, node.name, node.output[0] = node.output[0], "", "product"
+    place = list(model.graph.node).index(node) + 1
+    model.graph.node.insert(place, helper.make_node("Add", ["product", f"{q}.bias"], [result]))
+    return model, (f"{q}.bias", "val_7")
+
+
+def test_layers_that_a_pattern_takes_by_their_biases_alone_are_told(tmp_path):
+    model, torn = renamed_product()
+    onnx.save(model, tmp_path / "model.onnx")
+    found = Tuner(tmp_path / "model.onnx", lora="rank=2, target=*self_attn*").setting().notes
+    assert found == (torn_note(*torn),)
+    found = Tuner(tmp_path / "model.onnx", train="model.layers.0.self_attn.*").setting().notes
+    assert found == (torn_note(*torn),)
+    for whole in ({"train": ["model.layers.0.self_attn.*", "val_7"]}, {"lora": "target=*self_attn*|val_7"}, {}):
+        assert Tuner(tmp_path / "model.onnx", **whole).setting().notes == ()
+    q = torn[0].removesuffix(".bias")
+    next(each for each in model.graph.node if "val_7" in each.input).name = f"/{q.replace('.', '/')}/MatMul"
+    onnx.save(model, tmp_path / "model.onnx")
+    tuner = Tuner(tmp_path / "model.onnx", lora="target=*layers.0.self_attn.q_proj.weight")
+    assert [each.product.weight for each in tuner.adapters] == ["val_7"]
+    assert tuner.setting().notes == ()

@@ -16,6 +16,7 @@ from opgrad.graph.large import size_of
 from opgrad.training.artifacts.generation import WHO, ArtifactRequest, Files, Made, make, names_in
 from opgrad.training.building.checks import listed, quantity, refused_types
 from opgrad.training.building.models import FLOAT32
+from opgrad.training.building.selection import torn_note
 from opgrad.training.formats.model_files import LARGEST_MODEL
 from opgrad.training.inspect.trainability import softmax_before_loss
 from opgrad.training.onnxblock import blocks, optim
@@ -224,10 +225,7 @@ def _notes(made: Made) -> Iterator[str]:
             f"{'; '.join([*described, *more])}; untie makes a copy for each layer, if only first values are the same"
         )
     for bias, weight in made.selection.torn:
-        yield (
-            f"a pattern takes {bias!r} and not {weight!r}, the weight of the same layer, whose name tells nothing of "
-            "the layer; name it, too"
-        )
+        yield torn_note(bias, weight)
     held = {each.name for each in made.models.trainable}
     if given := [name for name in made.selection.trainable if name not in held]:
         yield (

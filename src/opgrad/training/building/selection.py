@@ -1,9 +1,7 @@
 """Finds the tensors of a model that are its weights, and selects those that are trained."""
 
-import fnmatch
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 import onnx
@@ -17,8 +15,9 @@ from opgrad.graph.messages import FLOATS, MICROSOFT, domain_of
 from opgrad.graph.modules import module_path
 from opgrad.graph.nodes import all_nodes
 from opgrad.training.building import forms
-from opgrad.training.building.checks import listed, near, quantity, without_values
+from opgrad.training.building.checks import listed, quantity, without_values
 from opgrad.training.building.fixed_constants import INPUT, Fixed
+from opgrad.training.building.patterns import matching
 from opgrad.training.building.shared_tensors import PRODUCTS, is_handed_on, layer_of, name_in_module
 from opgrad.training.formats.tensor_values import Held, array_of
 
@@ -47,9 +46,9 @@ WEIGHTS: dict[str, Sequence[int]] = {
     "Gather": (0,),
     "Concat": ALL,
 }
+SCALE = "_scale.log"  # behind the name of a weight: the scale with which it is rounded, see `quantization.prepare`
 SCALES = ("Add", "Mul")  # a constant operand of these is a weight if it has more than one element
 LARGEST_SCALE = 1e4  # a constant with larger numbers is a mask, which hides elements from a softmax
-PATTERN = "*?["
 # Operators that compute with quantized integers.
 QUANTIZED = (
     "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul",
@@ -118,6 +117,8 @@ class Candidates:
             self.fixed = {name: reason for name, reason in self.fixed.items() if reason != INPUT}
         self.weights = [name for name in found if name not in self.fixed]
         self.modules = {name: names for name in self.weights if (names := self._names_in_modules(name))}
+        scales = ((f"{name}{SCALE}", [f"{each}{SCALE}" for each in names]) for name, names in self.modules.items())
+        self.modules |= {name: names for name, names in scales if name in self.weights}
         self.shared = {name: layers for name in self.weights if len(layers := self._layers(name)) > 1}
         self.products = dict(self._biases())
 
@@ -244,12 +245,17 @@ def select(
         tuple(name for name in [*inputs, *tensors] if name in group) for group in groups
     )
     shared = {name: layers for name, layers in candidates.shared.items() if name in {*trainable, *held}}
-    torn = _torn(candidates, by_pattern, trainable)
+    torn = torn_layers(candidates, by_pattern, trainable)
     return Selection(trained, stay, named_to_stay, constants, shared, torn)
 
 
-def _torn(candidates: Candidates, matched: Collection[str], trainable: Collection[str]) -> tuple[tuple[str, str], ...]:
-    """As of `Selection`. matched: the names of what patterns match."""
+def torn_layers(
+    candidates: Candidates, matched: Collection[str], trainable: Collection[str]
+) -> tuple[tuple[str, str], ...]:
+    """Biases that a pattern takes without the weights of their layers; see `Selection`.
+
+    matched: the names of what patterns match.
+    """
     found = []
     for bias, weight in candidates.products.items():
         layer, names = bias.rpartition(".")[0], (weight, *candidates.modules.get(weight, ()))
@@ -257,6 +263,14 @@ def _torn(candidates: Candidates, matched: Collection[str], trainable: Collectio
         if bias in matched and not known and (bias in trainable) != (weight in trainable):
             found.append((bias, weight))
     return tuple(found)
+
+
+def torn_note(bias: str, weight: str) -> str:
+    """The note about a bias that a pattern takes without the weight of its layer."""
+    return (
+        f"a pattern takes {bias!r} and not {weight!r}, the weight of the same layer, whose name tells nothing of the "
+        "layer; name it, too"
+    )
 
 
 def _all_weights(model: onnx.ModelProto, candidates: Candidates, loss: str, who: str) -> list[str]:
@@ -284,43 +298,3 @@ def no_weights(model: onnx.ModelProto) -> str:
         f"{text}: those of {quantity(len(quantized), 'node')} such as {quantized[0].op_type} are quantized, integers "
         "that no step can change a little; train the float model that this was made of, and quantize the result"
     )
-
-
-def matching(
-    what: str, given: Iterable[str], names: Iterable[str], weights: Sequence[str], who: str,
-    modules: Mapping[str, Sequence[str]],
-) -> tuple[list[str], list[str]]:  # fmt: skip
-    """The given names, and the weights that match given patterns. Raises ValueError for one that matches nothing.
-
-    names: of all tensors. weights: of those that patterns match. modules: further names of weights, see `Candidates`.
-    """
-    known, exact, loose = dict.fromkeys(names), [], []
-    for each in _texts(what, given, who):
-        if each in known:
-            exact.append(each)
-        elif found := [name for name in weights if each in modules.get(name, ())]:
-            exact += found
-        elif found := [name for name in weights if fnmatch.filter((name, *modules.get(name, ())), each)]:
-            loose += found
-        else:
-            more = chain.from_iterable(modules.values())
-            raise ValueError(f"{who}: {what} has {each!r}, {_nothing(each, [*known, *more])}")
-    return list(dict.fromkeys(exact)), list(dict.fromkeys(loose))
-
-
-def _nothing(given: str, names: list[str]) -> str:
-    """The reason why a name or a pattern matches nothing, for a message."""
-    if not set(PATTERN) & set(given):
-        return f"which is no initializer of the model{near(given, names)}"
-    others = fnmatch.filter(names, given)
-    if others:
-        return f"which matches no weight, but {listed(others)}: name those in full"
-    return f"which matches no weight of the model{near(given, names)}"
-
-
-def _texts(what: str, given: Iterable[str], who: str) -> list[str]:
-    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
-    for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"{who}: {what} has {name!r}, expected names")
-    return names

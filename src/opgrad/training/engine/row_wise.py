@@ -14,6 +14,8 @@ from onnx import helper
 from opgrad import optim
 from opgrad.graph.messages import keep
 from opgrad.ops.gather import gather_grad
+from opgrad.training.building.patterns import matching
+from opgrad.training.building.shared_tensors import name_in_module
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.optimizer import SGD, AdamW, AdamWRule
 from opgrad.training.formats.names import BUFFER_SUFFIX
@@ -21,27 +23,38 @@ from opgrad.training.formats.names import BUFFER_SUFFIX
 Lookups: TypeAlias = Mapping[
     str, tuple[np.ndarray, np.ndarray]
 ]  # by table: indices, and the gradient of what they name
+KINDS = "parameter that is trained", "table that is trained"  # what names are of, and what patterns match
 INDICES, GRADIENT = "_rows.indices", "_rows.gradient"  # behind a table's name: outputs of the graph
 
 
 # --- graph -----------------------------------------------------------------------------------------------------------
 
 
-def expose(model: onnx.ModelProto, names: Sequence[str]) -> None:
+def expose(model: onnx.ModelProto, given: Sequence[str], who: str) -> list[str]:
     """Replace each table's gradient in a training graph by two outputs: the indices, and the gradient of the rows.
 
-    Raises ValueError for a name that is no parameter with a gradient, and for one that is not read by exactly one
-    Gather along its first axis; a table whose weights are tied to another layer is read more than once.
+    given: names of tables, or patterns that match some. Returns the names of the tables.
+    Raises ValueError for a name that is no parameter with a gradient, a pattern that matches no table, and a table that
+    is not read by exactly one Gather along its first axis; one that is tied to another layer is read more than once.
     """
+    if not given:
+        return []
+    inputs = (value.name for value in model.graph.input if value.name.endswith(BUFFER_SUFFIX))
+    trained = [name.removesuffix(BUFFER_SUFFIX) for name in inputs]
+    modules: dict[str, list[str]] = {}  # of tables alone
+    for node in model.graph.node:
+        if node.op_type == "Gather" and node.input[0] in trained:
+            known = name_in_module(node.input[0], node, 0)
+            modules.setdefault(node.input[0], []).extend([known] if known else [])
+    named, matched = matching("row_wise", given, trained, list(modules), who, modules, KINDS)
+    names = list(dict.fromkeys([*named, *matched]))
     for name in names:
         _expose(model.graph, name)
+    return names
 
 
 def _expose(graph: onnx.GraphProto, name: str) -> None:
     adding = [node for node in graph.node if node.input and node.input[0] == name + BUFFER_SUFFIX]
-    if not adding:
-        found = [value.name.removesuffix(BUFFER_SUFFIX) for value in graph.input if value.name.endswith(BUFFER_SUFFIX)]
-        raise ValueError(f"row_wise: {name!r} is no parameter that is trained, expected one of {', '.join(found)}")
     gradient = adding[0].input[1]
     made = [node for node in graph.node if gradient in node.output]
     readers = [node for node in graph.node if name in node.input and node.op_type != "Shape"]

@@ -33,8 +33,8 @@ class Trainer:
     artifacts: the artifact set; its checkpoint gives the initial parameters.
     learning_rate: that of the optimizer; the attribute of this name changes it between steps.
     options: onnxruntime's session options; by default it uses `opgrad.get_num_threads()` threads.
-    row_wise: the names of embedding tables of which a step changes the rows alone that its batches have read; each is
-        read by one Gather along its first axis alone.
+    row_wise: names or patterns of embedding tables of which a step changes the rows alone that its batches have read;
+        each is read by one Gather along its first axis alone.
     fuse: whether nodes such as the loss and its gradient become one; see `opgrad inspect`.
     loss_scale: lets a graph that computes in float16 do so, with the loss multiplied by this number or, with "dynamic",
         by one that is found; None: graphs in float16 and bfloat16 compute in float32.
@@ -71,7 +71,7 @@ class Trainer:
             if row_wise:
                 raise ValueError("Trainer: loss_scale and row_wise, expected one of them")
             constants = {**constants, **scaled(model, artifacts.trainable, self.loss_scale, "Trainer")}
-        expose(model, row_wise)
+        row_wise = expose(model, row_wise, "Trainer")
         written = written_inputs(model.graph)
         kinds = {each.name: each.type.tensor_type.elem_type for each in model.graph.input}
         frozen = {

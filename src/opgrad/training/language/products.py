@@ -23,6 +23,7 @@ WEIGHTS = {
     "Gather": 0,
     "GatherBlockQuantized": 0,
 }
+BIASES = {"Gemm": 2, "MatMulNBits": 5, "Conv": 2}  # the place of the bias among the inputs
 TABLES = ("Gather", "GatherBlockQuantized")
 ATTENTION = ("GroupQueryAttention", "MultiHeadAttention", "Attention", "SparseAttention", "PackedMultiHeadAttention")
 # What stands between products and attention and changes no number, or each row by itself.
@@ -49,6 +50,7 @@ class WeightProduct:
     bits: of a stored number of the weight. trainable: whether the weight is a float tensor.
     shared: whether another product has the same weight.
     module: the path of the module that it was exported from, "" if it is not known.
+    bias: the initializer that is added to the result, "" if there is none.
     """
 
     node: str
@@ -65,6 +67,7 @@ class WeightProduct:
     trainable: bool = True
     shared: bool = False
     module: str = ""
+    bias: str = ""
 
 
 def find_products(model: onnx.ModelProto, tokens: str, logits: str) -> tuple[WeightProduct, ...]:
@@ -118,7 +121,15 @@ class _ProductSearch:
             node=node.name, op=node.op_type, layer=-1, role="other", input=operand, output=node.output[0],
             weight=weight, inputs=sizes[0], outputs=sizes[1], bits=_bits(tensor, given),
             trainable=tensor.data_type in FLOATS and weight == node.input[place], module=module_path(node) or "",
+            bias=self._bias(node),
         )  # fmt: skip
+
+    def _bias(self, node: onnx.NodeProto) -> str:
+        """As of `WeightProduct`."""
+        place = BIASES.get(node.op_type, len(node.input))
+        sums = [each for each in self._graph.readers.get(node.output[0], ()) if each.op_type == "Add"]
+        added = [*node.input[place : place + 1], *(name for each in sums for name in each.input)]
+        return next((name for name in added if name in self._graph.initializers), "")
 
     def _stored(self, name: str) -> str | None:
         """The initializer that a weight is, or is made of."""

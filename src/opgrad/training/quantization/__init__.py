@@ -13,7 +13,7 @@ import onnx
 from opgrad.graph.loading import Model, load
 from opgrad.graph.nodes import all_nodes
 from opgrad.training.building.selection import QUANTIZED
-from opgrad.training.quantization import blocks, placement
+from opgrad.training.quantization import blocks, modules, placement
 from opgrad.training.quantization.distillation import Distillation, with_teacher
 from opgrad.training.quantization.integers import integer_model
 from opgrad.training.quantization.learning import with_learned_scales
@@ -50,9 +50,13 @@ def prepare(
     given = load(model, WHO)
     if quantized := next((node.op_type for node in all_nodes(given.graph.node) if node.op_type in QUANTIZED), None):
         raise ValueError(f"{WHO}: the model is quantized already, it has {quantized}; expected a float model")
+    paths = modules.paths_of(given)
     if kind == "int4":
-        return with_learned_scales(*blocks.placed(given, per_channel, WHO))
-    return with_learned_scales(*placement.placed(given, list(calibration), per_channel, WHO))
+        made = with_learned_scales(*blocks.placed(given, per_channel, WHO))
+    else:
+        made = with_learned_scales(*placement.placed(given, list(calibration), per_channel, WHO))
+    modules.keep_paths(made, paths)
+    return made
 
 
 def convert(model: Model) -> onnx.ModelProto:

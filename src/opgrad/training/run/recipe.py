@@ -36,8 +36,8 @@ class Recipe:
     accumulate: how many batches make one step; its gradient is that of the mean over all their rows.
     clip_norm: the largest Euclidean norm of all gradients together; longer ones are scaled down. None leaves it to the
         optimizer model.
-    row_wise: the names of embedding tables of which a step changes the rows alone that its batches have read; see
-        `Trainer`.
+    row_wise: names or patterns of embedding tables of which a step changes the rows alone that its batches have read;
+        see `Trainer`.
     fuse: whether nodes of the training graph become one, such as the loss and its gradient; see `Trainer`.
     loss_scale: the number that the loss of a graph in float16 is multiplied by, or "dynamic"; see `Trainer`.
     patience: after how many epochs without a better validation loss training ends; None: never.

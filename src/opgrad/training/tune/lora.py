@@ -1,6 +1,5 @@
 """Low-rank adapters (LoRA): what they are asked to be, and which products of a model get them."""
 
-import fnmatch
 import math
 import re
 import sys
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from opgrad.training.building.checks import listed, near
+from opgrad.training.building.patterns import fits
 
 if TYPE_CHECKING:
     from opgrad.training.language import LanguageModel, WeightProduct
@@ -178,13 +178,21 @@ def _is_target(product: "WeightProduct", module: str, role: str, target: str | N
         return product.role in ATTENTION
     if target == LINEAR:
         return product.layer >= 0 and product.op not in TABLES
-    names = (product.weight, product.node, module, role)
-    return any(_matches(name, each.strip()) for each in target.split("|") for name in names)
+    return _is_named((product.weight, product.node, module, f"{module}.weight", role), target)
 
 
-def _matches(name: str, pattern: str) -> bool:
-    """Whether a name fits a pattern, or ends with a module's name as PEFT's target_modules do."""
-    return fnmatch.fnmatchcase(name, pattern) or name.endswith(f".{pattern}")
+def _is_named(names: Sequence[str], target: str) -> bool:
+    """Whether one of the patterns fits a name, or is the end of one, as PEFT's target_modules are."""
+    patterns = [each.strip() for each in target.split("|")]
+    return any(fits(each, names) or any(name.endswith(f".{each}") for name in names) for each in patterns)
+
+
+def without_adapters(base: "LanguageModel", adapters: Sequence[Adapter]) -> list[tuple[str, str]]:
+    """Biases that the target of an adapter names, of products that have none, each with the product's weight."""
+    targets = {each.lora.target for each in adapters} - {None, LINEAR}
+    adapted = {each.product.output for each in adapters}
+    others = [each for each in base.products if each.bias and each.output not in adapted]
+    return [(each.bias, each.weight) for each in others if any(_is_named([each.bias], str(text)) for text in targets)]
 
 
 def modules(base: "LanguageModel") -> "dict[str, WeightProduct]":
@@ -206,8 +214,7 @@ def module_of(product: "WeightProduct") -> str:
     """The name of the module that a product was exported from, by the names of its weight or of its node.
 
     Exporters name weights model.layers.0.self_attn.q_proj.weight, or nodes /model/layers.0/self_attn/q_proj/MatMul, or
-    write the path beside nodes;
-    the builder of onnxruntime-genai says attn for self_attn.
+    write the path beside nodes; the builder of onnxruntime-genai says attn for self_attn.
     """
     weight = re.sub(r"\.(MatMul|Gemm)?\.?q?weight\w*$", "", product.weight)
     node = re.sub(r"/(MatMul|Gemm|Gather|Conv|FusedMatMul)\w*$", "", product.node).strip("/").replace("/", ".")

@@ -13,19 +13,21 @@ from opgrad.graph.halves import without_casts
 from opgrad.graph.messages import copied
 from opgrad.graph.passes import Segmentation
 from opgrad.training.building.models import MODEL, take_parameters, training_models, widened
-from opgrad.training.building.selection import Candidates, matching
+from opgrad.training.building.patterns import matching
+from opgrad.training.building.selection import Candidates, torn_layers, torn_note
 from opgrad.training.data.batches import TensorSpec
 from opgrad.training.engine.optimizer import AdamWRule
 from opgrad.training.formats.artifact_set import ArtifactSet
 from opgrad.training.formats.tensor_values import Held, array_of, is_placeholder, with_inputs
 from opgrad.training.language import PLACES, STARTS, MemoryPlan, packed_rows, use_tiles
 from opgrad.training.tune.insertion import DRAW, NOTHING, insert
-from opgrad.training.tune.lora import WHO, Adapter
+from opgrad.training.tune.lora import WHO, Adapter, without_adapters
 
 if TYPE_CHECKING:
     from opgrad.training.language import LanguageModel
 
 Axes = tuple[int | str, ...]
+Torn = tuple[tuple[str, str], ...]  # biases, each with the weight of the same layer
 AXES: Axes = ("batch", "length")
 LABELS = "labels"  # the input for the labels
 
@@ -36,7 +38,7 @@ class Setting:
 
     base: the model as it is. adapters: what is added to it. weights: the names of weights of its own that are trained.
     artifacts: the graphs, with the parameters at the start.
-    plan: what a step takes of memory, where that was estimated.
+    plan: what a step takes of memory, where that was estimated. notes: what users are told of the choice.
     """
 
     base: "LanguageModel"
@@ -44,6 +46,7 @@ class Setting:
     weights: tuple[str, ...]
     artifacts: ArtifactSet
     plan: MemoryPlan | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -77,7 +80,7 @@ def prepare(
     if pack:
         model = packed_rows(model, f"{WHO}: {folder}")
         more |= {STARTS: (1, "bounds"), PLACES: AXES}
-    weights = _weights(model, train, base.values)
+    weights, torn = _weights(model, train, base.values)
     names, stored = [*values, *weights], _widen(model, weights, base.values)
     trained = replace(base, model=model).with_loss(weights, plain)
     models = training_models(copied(trained.model), [trained.loss], names, [], WHO, segments, stored, MODEL)
@@ -99,7 +102,8 @@ def prepare(
         constants=constants,
         files={name: place for name, each in constants.items() if (place := base.file_of(each)) is not None},
     )
-    return Setting(base, tuple(adapters), tuple(weights), artifacts)
+    notes = tuple(torn_note(*each) for each in [*torn, *without_adapters(base, adapters)])
+    return Setting(base, tuple(adapters), tuple(weights), artifacts, notes=notes)
 
 
 def _adapted(
@@ -116,13 +120,14 @@ def _adapted(
     return model, {DRAW: (1,)}
 
 
-def _weights(model: onnx.ModelProto, train: Iterable[str], values: Mapping[str, Held]) -> list[str]:
-    """The names of the weights of the model that are trained."""
+def _weights(model: onnx.ModelProto, train: Iterable[str], values: Mapping[str, Held]) -> tuple[list[str], Torn]:
+    """The names of the weights of the model that are trained, and biases that patterns take without their weights."""
     if not (given := list(train)):
-        return []
+        return [], ()
     candidates = Candidates(model, values)
     named, matched = matching("train", given, candidates.tensors, candidates.weights, WHO, candidates.modules)
-    return list(dict.fromkeys([*named, *matched]))
+    chosen = list(dict.fromkeys([*named, *matched]))
+    return chosen, torn_layers(candidates, matched, chosen)
 
 
 def _widen(model: onnx.ModelProto, weights: Sequence[str], values: Mapping[str, Held]) -> dict[str, Held]:
