@@ -15,6 +15,7 @@ from opgrad.training.onnxblock.loss import CrossEntropyLoss, NLLLoss
 X = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
 WEIGHT = np.array([1, 2, 0.5], np.float32)
 IGNORED = -7
+NOTHING = np.array([0, 1, 0.5], np.float32)  # of the weights of classes
 ALL, SOME = np.full(6, IGNORED), np.array([0, IGNORED, 2, 1, IGNORED, 2])
 
 
@@ -37,11 +38,19 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("name", LOSSES)
+WITHOUT_WEIGHT = {  # labels 0 have the weight 0
+    "of weight 0": (perceptron, CrossEntropyLoss(NOTHING)),
+    "of weight 0, smoothed": (perceptron, CrossEntropyLoss(NOTHING, label_smoothing=0.1)),
+    "nll of weight 0": (LOSSES["nll"][0], NLLLoss(NOTHING)),
+    "nll of others of weight 0": (LOSSES["nll of others"][0], NLLLoss(NOTHING)),
+}
+
+
+@pytest.mark.parametrize("name", [*LOSSES, *WITHOUT_WEIGHT])
 def test_no_label_counts(name, tmp_path):
-    model, loss = LOSSES[name]
+    (model, loss), labels = (LOSSES | WITHOUT_WEIGHT)[name], ALL if name in LOSSES else np.zeros_like(ALL)
     generate_artifacts(model(), None, None, loss, OptimType.SGD, tmp_path)
-    artifacts, batch = ArtifactSet.load(tmp_path), {"x": X, "labels": ALL}
+    artifacts, batch = ArtifactSet.load(tmp_path), {"x": X, "labels": labels}
     trainer, values = Trainer(artifacts, 0.5), read_checkpoint(tmp_path / "checkpoint").parameters
     found = [trainer.step(batch), trainer.evaluate(Dataset(batch, artifacts.axes)).loss]
     for key, array in values.items():
@@ -50,7 +59,7 @@ def test_no_label_counts(name, tmp_path):
     module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
     for mode in (module.train, module.eval):
         mode()
-        found.append(np.asarray(module(X, ALL)).item())
+        found.append(np.asarray(module(X, labels)).item())
     feeds = {**batch, **values}
     found.append(onnxruntime.InferenceSession(tmp_path / "eval_model.onnx").run(None, feeds)[0].item())
     lowered = lower(tmp_path / "eval_model.onnx").SerializeToString()

@@ -19,23 +19,27 @@ def least_divisor(kind: int) -> float:
 
 
 def guard_means(model: onnx.ModelProto, operators: Collection[str] = LOSSES) -> None:
-    """Write the means of these losses, of which a label does not count, as sums and divisors above 0, in place.
+    """Write the means of these losses, of which a label may not count, as sums and divisors above 0, in place.
 
     onnxruntime divides by the number of the labels that count, or by the sum of their weights: 0 / 0 is NaN.
     """
-    if not any(node.op_type in operators and _is_mean_of_some(node) for node in model.graph.node):
+    if not any(node.op_type in operators for node in model.graph.node):
         return
     forward, nodes = Graph(model), list[onnx.NodeProto]()
     for node in model.graph.node:
-        written = node.op_type in operators and _is_mean_of_some(node)
+        written = node.op_type in operators and _is_mean_of_some(forward, node)
         kinds = [forward.element_type(name) for name in (node.input[1], node.output[0])] if written else [None]
         nodes += [node] if None in kinds else _guarded(forward, node, *map(int, filter(None, kinds)))
     keep(model.graph.node, nodes)
 
 
-def _is_mean_of_some(node: onnx.NodeProto) -> bool:
-    given = attributes_of(node)
-    return not domain_of(node) and given.get("reduction", "mean") == "mean" and "ignore_index" in given
+def _is_mean_of_some(forward: Graph, node: onnx.NodeProto) -> bool:
+    """Whether a loss is a mean of which a label may not count: a class is ignored, or has a weight that may be 0."""
+    given, (weight,) = attributes_of(node), [*node.input[2:3], ""][:1]
+    if domain_of(node) or given.get("reduction", "mean") != "mean":
+        return False
+    known = forward.constant(weight) if weight else None
+    return "ignore_index" in given or (weight != "" and (known is None or (known.min(initial=1) == 0)))
 
 
 def _guarded(forward: Graph, node: onnx.NodeProto, of_labels: int, of_loss: int) -> list[onnx.NodeProto]:
@@ -52,11 +56,15 @@ def _guarded(forward: Graph, node: onnx.NodeProto, of_labels: int, of_loss: int)
         made.append(helper.make_node(op, inputs, [name], name, **attributes))
         return name
 
-    counted = add("Not", add("Equal", labels, constant("ignored", attributes_of(node)["ignore_index"], of_labels)))
-    counts = add("Cast", counted, to=of_loss)
-    if weights:
-        known = add("Mul", labels, add("Cast", counted, to=of_labels))
-        counts = add("Mul", add("Gather", weights, known), counts)
+    counts, ignored = "", attributes_of(node).get("ignore_index")
+    if ignored is None:
+        counts = add("Gather", weights, labels)
+    else:
+        counted = add("Not", add("Equal", labels, constant("ignored", ignored, of_labels)))
+        counts = add("Cast", counted, to=of_loss)
+        if weights:
+            known = add("Mul", labels, add("Cast", counted, to=of_labels))
+            counts = add("Mul", add("Gather", weights, known), counts)
     divisor = add("Max", add("ReduceSum", counts, keepdims=0), constant("least", least_divisor(of_loss), of_loss))
     summed = copied(node)
     summed.output[0] = free_name(f"{loss}.sum", forward.taken)

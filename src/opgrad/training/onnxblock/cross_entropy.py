@@ -160,8 +160,12 @@ class CrossEntropyLoss(_Classes):
             spread = append("Mul", [spread, self._counted(inputs[1], kind)])
         if self._reduction != "mean" or counts is None:
             return reduced(spread, self._reduction)
-        least = number("celoss.least", least_divisor(kind), kind)
-        return append("Div", [reduced(spread, "sum"), append("Max", [reduced(counts, "sum"), least])])
+        total, least = reduced(counts, "sum"), number("celoss.least", least_divisor(kind), kind)
+        total_spread = reduced(spread, "sum")
+        if self._weight is not None and not self._weight.all():  # rows of weight 0 have a spread
+            some = append("Cast", [append("Greater", [total, number("celoss.none", 0.0, kind)])], to=kind)
+            total_spread = append("Mul", [total_spread, some])
+        return append("Div", [total_spread, append("Max", [total, least])])
 
     def _counts(self, inputs: Sequence[str], kind: int) -> str | None:
         """The weight of each row in a mean; None if all weights are 1."""
