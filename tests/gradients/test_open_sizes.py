@@ -8,6 +8,7 @@ from gradient_cases import numbers
 from onnx import numpy_helper
 
 from opgrad.gradients import gradients
+from opgrad.graph.messages import copied
 from opgrad.onnxruntime import InferenceSession, lower
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.artifacts import LossType, generate_artifacts
@@ -161,3 +162,33 @@ def product(name, given, more):
         return (x @ np.concatenate([w, more], 1)).sum()
     y = x @ w + (b if name == "with a bias" else 0)
     return (np.maximum(y, 0) @ v + b).sum() if name == "two" else y.sum()
+
+
+BEHIND = {
+    "normalized": "q = LayerNormalization(r, w)  y = MatMul(q, m)",
+    "turned": "t = Transpose <perm = [1, 0]> (r)  h = MatMul(m, t)  y = Tanh(h)",
+    "added": "q = LayerNormalization(r, w)  p = Mul(q, w)  y = MatMul(p, m)",
+    "joined": "q = LayerNormalization(r, w)  c = Concat <axis = 1> (q, q)  h = MatMul(c, v)  y = Softmax(h)",
+}
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("name", BEHIND)
+def test_ranks_follow_from_declared_outputs(name, plain):
+    arrays = {"w": numbers(4), "m": numbers(4, 4, seed=1), "v": numbers(8, 4, seed=2)}
+    found, x, wanted = [], numbers(4, 1, 4, seed=3).astype(np.float32), ["x", "w" if "w)" in BEHIND[name] else "m"]
+    for shape in ("k", "four"):
+        text = f"g (float[n, 1, 4] x, int64[o] k) => (float[a, b] y) {{ r = Reshape(x, {shape})  {BEHIND[name]} }}"
+        model = build(text, 17)
+        values = {key: array.astype(np.float32) for key, array in arrays.items()} | {"four": np.array([-1, 4])}
+        model.graph.initializer.extend(numpy_helper.from_array(array, key) for key, array in values.items())
+        graph = gradients(model, "y", wanted, plain=plain)
+        session = (onnxruntime.InferenceSession if plain else InferenceSession)(graph.SerializeToString())
+        found.append(session.run(None, {"x": x, "k": np.array([4, 4])}))
+    for mine, other in zip(*found, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
+    unknown = copied(model)
+    unknown.graph.node[0].input[1] = "k"
+    unknown.graph.output[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(NotImplementedError, match=r"the rank of '.*' is not known"):
+        gradients(unknown, "y", wanted, plain=plain)

@@ -14,9 +14,10 @@ import onnx
 from onnx import TensorProto, TypeProto, helper, numpy_helper, shape_inference
 
 from opgrad.graph.large import LARGE, without_large
-from opgrad.graph.messages import copied_without, declared_types, domain_of, opset_of
+from opgrad.graph.messages import copied_without, declared_types, domain_of, keep, opset_of
 from opgrad.graph.nodes import rename_inputs
 from opgrad.graph.opset import raise_opset
+from opgrad.graph.ranks import ranks_before
 from opgrad.graph.sizes import VAGUE, forget_vague, known, sizes_in
 from opgrad.graph.stand_ins import stand_ins
 
@@ -49,6 +50,11 @@ def infer(model: onnx.ModelProto, constants: Callable[[Types], Mapping[str, np.n
     given = constants(first)
     if given:
         _give(stand_in, given)
+        first = _inferred(stand_in, False)[0] | own
+    if ranks := ranks_before(model.graph.node, first):
+        keep(stand_in.graph.value_info, [each for each in stand_in.graph.value_info if each.name not in ranks])
+        values = (helper.make_value_info(name, TypeProto(tensor_type=each)) for name, each in ranks.items())
+        stand_in.graph.value_info.extend(values)
         first = _inferred(stand_in, False)[0] | own
     _hide(stand_in, {name: each for name, each in first.items() if _is_long(each)})
     try:
