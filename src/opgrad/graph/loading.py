@@ -26,6 +26,7 @@ from opgrad.graph.nodes import all_nodes
 from opgrad.graph.opset import align_functions
 from opgrad.graph.recurrent import time_first
 from opgrad.graph.repair import mend
+from opgrad.graph.sparse import make_dense
 from opgrad.reading import check_regular, read_regular
 from opgrad.writing import finish_interrupted
 
@@ -63,6 +64,7 @@ def check_and_repair(model: onnx.ModelProto, what: str) -> None:
     what: the caller and the model's name, for messages.
     """
     check_model(model, what)
+    make_dense(model, what)
     mend(model)
     align_functions(model, what)
     one_output(model)
@@ -90,6 +92,7 @@ def read_model(source: Source, who: str, outside: bool = True) -> onnx.ModelProt
             raise ValueError(f"{who}: {name} is damaged, the input {value.name!r} has no type")
     if not model.graph.node and not model.graph.output:
         raise ValueError(f"{who}: {name} is no ONNX model, or empty")
+    make_dense(model, f"{who}: {name}")
     mend(model)
     align_functions(model, f"{who}: {name}")
     one_output(model)

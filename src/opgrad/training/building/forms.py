@@ -11,9 +11,11 @@ from opgrad.graph.batch_norm import (
     set_training_mode,
     trains,
 )
+from opgrad.graph.function_weights import hoist_constants
 from opgrad.graph.messages import MICROSOFT, copied, domain_of, free_name, import_microsoft, keep, opset_of
 from opgrad.graph.nodes import all_nodes, model_nodes
 from opgrad.graph.opset import raise_opset
+from opgrad.rules.registry import RULES
 from opgrad.training.building.means import guard_means
 from opgrad.training.building.outputs import correct_shapes
 
@@ -25,10 +27,12 @@ RESULTS = ("running_mean", "running_var", "saved_mean", "saved_inv_std")
 def normalize(model: onnx.ModelProto, who: str) -> None:
     """Bring a model into the form for training, in place.
 
-    It then has at least opset 12, correct declared shapes, no inputs with default values, and unique names.
+    It then has at least opset 12, correct declared shapes, no inputs with default values, no weights in functions, and
+    unique names.
     """
     if opset_of(model) < LEAST_OPSET:
         raise_opset(model, LEAST_OPSET, who)
+    hoist_constants(model, RULES)
     model.ir_version = max(model.ir_version, LEAST_IR_VERSION)
     held = {each.name for each in model.graph.initializer}
     keep(model.graph.input, [each for each in model.graph.input if each.name not in held])

@@ -45,6 +45,14 @@ WEIGHTS: dict[str, Sequence[int]] = {
     "EmbedLayerNormalization": (2, 3, 4, 5, 6),
     "Gather": (0,),
     "Concat": ALL,
+    "ConcatFromSequence": (0,),
+}
+# The places of tensors among the inputs of operators that return their numbers, in parts or in sequences.
+PARTS = {
+    **dict.fromkeys(("Split", "SplitToSequence", "SequenceAt"), (0,)),
+    "SequenceConstruct": ALL,
+    "SequenceInsert": (0, 1),
+    **dict.fromkeys(("ScatterND", "ScatterElements"), (0, 2)),  # where all operands are constants
 }
 SCALE = "_scale.log"  # behind the name of a weight: the scale with which it is rounded, see `quantization.prepare`
 SCALES = ("Add", "Mul")  # a constant operand of these is a weight if it has more than one element
@@ -137,15 +145,28 @@ class Candidates:
             for node, place in self._reads(name)
         )
 
-    def _reads(self, name: str) -> Iterator[tuple[onnx.NodeProto, int]]:
-        """The nodes that read a tensor, directly or reshaped or cast, each with the place among its inputs."""
+    def _handed_on(self, node: onnx.NodeProto, place: int) -> Sequence[str]:
+        """The results of a node that hold the numbers of a constant operand."""
+        if is_handed_on(node, place):
+            return node.output[:1]
+        if domain_of(node) or place not in PARTS.get(node.op_type, ()):
+            return ()
+        constant = not node.op_type.startswith("Scatter") or all(name in self.tensors for name in node.input)
+        return node.output if constant else ()
+
+    def _reads(self, name: str, parts: bool = True) -> Iterator[tuple[onnx.NodeProto, int]]:
+        """The nodes that read a tensor, directly or reshaped or cast, each with the place among its inputs.
+
+        parts: whether through nodes that part it or put it into sequences, too.
+        """
         seen, waiting = set(), [name]
         while waiting:
             for node, place in self._readers.get(waiting.pop(), ()):
                 yield node, place
-                if is_handed_on(node, place) and node.output[0] not in seen:
-                    seen.add(node.output[0])
-                    waiting.append(node.output[0])
+                if parts or is_handed_on(node, place):
+                    results = [each for each in self._handed_on(node, place) if each not in seen]
+                    seen.update(results)
+                    waiting += results
 
     def _names_in_modules(self, name: str) -> list[str]:
         """The names that a weight would have in the modules that read it, if its own name begins with none of these.
@@ -155,13 +176,19 @@ class Candidates:
         found = []
         for node, place in self._reads(name):
             path, known = module_path(node), name_in_module(name, node, place)
-            if known and not is_handed_on(node, place) and not (name.startswith(f"{path}.") if path else "." in name):
+            if (
+                known
+                and not self._handed_on(node, place)
+                and not (name.startswith(f"{path}.") if path else "." in name)
+            ):
                 found.append(known)
         return [each for each in dict.fromkeys(found) if each not in self.tensors]
 
     def _layers(self, name: str) -> list[str]:
         """What reads a tensor: modules, or nodes where these tell of none."""
-        found = (layer_of(node, place)[0] for node, place in self._reads(name) if not is_handed_on(node, place))
+        found = (
+            layer_of(node, place)[0] for node, place in self._reads(name, parts=False) if not is_handed_on(node, place)
+        )
         return list(dict.fromkeys(found))
 
     def _biases(self) -> Iterator[tuple[str, str]]:

@@ -84,12 +84,11 @@ def prepare(
     names, stored = [*values, *weights], _widen(model, weights, base.values)
     trained = replace(base, model=model).with_loss(weights, plain)
     models = training_models(copied(trained.model), [trained.loss], names, [], WHO, segments, stored, MODEL)
-    held = models.values
     trainable, _ = models.arrays
     for each in (models.training, models.evaluation):
         _finish(each, plain)
     inputs = {base.tokens: AXES, **more, LABELS: AXES}  # in the graph's order
-    constants = _constants([models.training, models.evaluation], held)
+    constants = _constants([models.training, models.evaluation], models.values)
     artifacts = ArtifactSet(
         directory=folder,
         training_model=models.training,
@@ -102,8 +101,11 @@ def prepare(
         constants=constants,
         files={name: place for name, each in constants.items() if (place := base.file_of(each)) is not None},
     )
-    notes = tuple(torn_note(*each) for each in [*torn, *without_adapters(base, adapters)])
-    return Setting(base, tuple(adapters), tuple(weights), artifacts, notes=notes)
+    return Setting(base, tuple(adapters), tuple(weights), artifacts, notes=_notes(torn, base, adapters))
+
+
+def _notes(torn: Torn, base: "LanguageModel", adapters: Sequence[Adapter]) -> tuple[str, ...]:
+    return tuple(torn_note(*each) for each in [*torn, *without_adapters(base, adapters)])
 
 
 def _adapted(
