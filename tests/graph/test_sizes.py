@@ -2,10 +2,11 @@
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from differences import build, run
 from gradient_cases import numbers
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.gradients import gradients
 from opgrad.graph import inference
@@ -15,8 +16,8 @@ from opgrad.graph.sizes import VAGUE, Term, are_equal, known, sizes_in, terms
 NAMES = ("?", "", "-1", "unk__3", "None", "unknown", " ? ")
 
 
-def floats(*shape):
-    return numbers(*shape).astype(np.float32)
+def floats(*shape, seed=0):
+    return numbers(*shape, seed=seed).astype(np.float32)
 
 
 # What is computed of x and b, and what x and b are: with sizes that a graph could take for equal ones, and are not.
@@ -105,3 +106,50 @@ def test_names_that_two_runs_of_inference_made_up_are_not_mixed(monkeypatch):
     model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (float y) {}')
     found, _ = inference.infer(model, lambda types: {})
     assert {name: sizes_in(each) for name, each in found.items()} == {"x": ["unk__0"], "y": [None, "N", 3]}
+
+
+CLASSICAL = {
+    "Imputer": {"imputed_value_floats": [0.5]},
+    "Scaler": {"offset": [0.1], "scale": [2.0]},
+    "Normalizer": {"norm": "L2"},
+    "LinearRegressor": {"coefficients": [0.5] * 6, "intercepts": [0.0, 1.0], "targets": 2},
+    "SVMRegressor": {
+        "coefficients": [1.0], "support_vectors": [1.0] * 3, "n_supports": 1, "rho": [0.0], "kernel_type": "LINEAR",
+        "kernel_params": [0.0, 0.0, 0.0],
+    },
+    "TreeEnsembleRegressor": {
+        "n_targets": 2, "nodes_treeids": [0, 0, 0], "nodes_nodeids": [0, 1, 2], "nodes_featureids": [0, 0, 0],
+        "nodes_values": [0.5, 0.0, 0.0], "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"], "nodes_truenodeids": [1, 0, 0],
+        "nodes_falsenodeids": [2, 0, 0], "target_treeids": [0, 0], "target_nodeids": [1, 2], "target_ids": [0, 1],
+        "target_weights": [1.0, 2.0],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", CLASSICAL)
+def test_sizes_behind_operators_of_classical_models(op):
+    """Behind columns that ArrayFeatureExtractor takes, and for trees behind a value of any rank."""
+    first, rank = "ArrayFeatureExtractor", None
+    if op == "TreeEnsembleRegressor":
+        first, rank = "Reshape", 2
+    nodes = [
+        helper.make_node(first, ["x", "places"], ["a"], domain="" if first == "Reshape" else "ai.onnx.ml"),
+        helper.make_node(op, ["a"], ["t"], domain="ai.onnx.ml", **CLASSICAL[op]),
+        helper.make_node("Mul", ["t", "w"], ["y"]),
+    ]
+    places = helper.make_tensor_value_info("places", TensorProto.INT64, ["k"])
+    constant = numpy_helper.from_array(np.array([0, 2, 3]), "places")
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4]), *([places] if rank else [])]
+    inputs.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [1]))
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "g", inputs, [output], [] if rank else [constant])
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    feeds = {"x": floats(5, 4), "w": floats(1, seed=1)} | ({"places": np.array([-1, 4])} if rank else {})
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)[0]
+    sizes = Graph(model).sizes("t")
+    assert len(sizes) == expected.ndim
+    if not rank:
+        assert sizes == ["n", expected.shape[1]]
+    found = run(gradients(model, "y", ["w"]), feeds)
+    np.testing.assert_allclose(found[-1], expected.sum(keepdims=True)[0] / feeds["w"], rtol=1e-4)

@@ -17,7 +17,7 @@ from opgrad.graph.large import LARGE, without_large
 from opgrad.graph.messages import copied_without, declared_types, domain_of, keep, opset_of
 from opgrad.graph.nodes import rename_inputs
 from opgrad.graph.opset import raise_opset
-from opgrad.graph.ranks import ranks_before
+from opgrad.graph.ranks import more_ranks
 from opgrad.graph.sizes import VAGUE, forget_vague, known, sizes_in
 from opgrad.graph.stand_ins import stand_ins
 
@@ -51,7 +51,7 @@ def infer(model: onnx.ModelProto, constants: Callable[[Types], Mapping[str, np.n
     if given:
         _give(stand_in, given)
         first = _inferred(stand_in, False)[0] | own
-    if ranks := ranks_before(model.graph.node, first):
+    if ranks := more_ranks(model.graph.node, first):
         keep(stand_in.graph.value_info, [each for each in stand_in.graph.value_info if each.name not in ranks])
         values = (helper.make_value_info(name, TypeProto(tensor_type=each)) for name, each in ranks.items())
         stand_in.graph.value_info.extend(values)

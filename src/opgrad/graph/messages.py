@@ -6,6 +6,7 @@ import onnx
 from onnx import TensorProto, TypeProto, helper
 
 MICROSOFT = "com.microsoft"
+CLASSICAL = "ai.onnx.ml"
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, *HALVES)
 M = TypeVar("M")

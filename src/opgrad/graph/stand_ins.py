@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.graph.formulas import Body, Value
-from opgrad.graph.messages import MICROSOFT, domain_of, names_of
+from opgrad.graph.messages import CLASSICAL, MICROSOFT, domain_of, names_of
 from opgrad.graph.node_view import NodeView, fused_product
 from opgrad.graph.nodes import attributes_of, registering
 
@@ -37,6 +37,7 @@ LIKE: dict[str, dict[int, int]] = {
     "EngramGate": {0: 0, 1: 0},
     "LinearAttentionGate": {0: 0, 1: 3},
     "NGramRepeatBlock": {0: 1},
+    "Imputer": {0: 0},
 }
 CONVOLUTION = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 # Operators whose stand-in is one of ai.onnx: its name, the numbers of inputs and outputs, and the attributes it takes.
@@ -78,7 +79,7 @@ stand_in_for = registering(WRITTEN)
 def stand_ins(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
     """The stand-ins of a node; the node itself if onnx knows the operator, or if there is no stand-in for it."""
     named = {each.name: each for each in node.attribute}
-    if not (domain_of(node) == MICROSOFT or node.op_type in OF_AI_ONNX) or "output_type" in named:
+    if not (domain_of(node) in (MICROSOFT, CLASSICAL) or node.op_type in OF_AI_ONNX) or "output_type" in named:
         return [node]
     if node.op_type in LIKE:
         pairs = [(*node.input[b : b + 1], *node.output[a : a + 1]) for a, b in LIKE[node.op_type].items()]
@@ -100,6 +101,20 @@ def stand_ins(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
         *unknown.body.nodes,
         *(helper.make_node("Identity", [value.name], [name]) for value, name in named_results),
     ]
+
+
+# --- of ai.onnx.ml ---
+
+
+@stand_in_for("Scaler", "Normalizer")
+def _scaled(node: Unknown) -> Sequence[Value]:
+    return [node.required(0).cast(TensorProto.FLOAT)]
+
+
+@stand_in_for("LinearRegressor", "SVMRegressor")
+def _regression(node: Unknown) -> Sequence[Value]:
+    row = node.required(0).cast(TensorProto.FLOAT).mean(-1)
+    return [node.body.node("Concat", *[row] * int(node.attributes.get("targets", 1)), axis=-1)]
 
 
 # --- products ---

@@ -9,9 +9,9 @@ from typing import Any
 
 from onnx import defs
 
-from opgrad.graph.messages import MICROSOFT, names_of
+from opgrad.graph.messages import CLASSICAL, MICROSOFT, names_of
 from opgrad.rules.registry import RULES
-from opgrad.rules.zero import CLASSICAL, zero
+from opgrad.rules.zero import zero
 
 BLOCKED = "com.microsoft.nchwc"
 Names = Mapping[tuple[str, str], str]

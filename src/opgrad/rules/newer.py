@@ -4,11 +4,10 @@ import numpy as np
 from onnx import TensorProto
 
 from opgrad.graph.formulas import Body, Value
-from opgrad.graph.messages import MICROSOFT
+from opgrad.graph.messages import CLASSICAL, MICROSOFT
 from opgrad.rules.node import Node
 from opgrad.rules.registry import Gradients, NoGradient, gradient, recomputed
 from opgrad.rules.shaping import reshape_like
-from opgrad.rules.zero import CLASSICAL
 
 SEVERAL = 2
 

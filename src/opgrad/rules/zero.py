@@ -1,10 +1,8 @@
 """Operators through which no gradient goes: their results do not change with their inputs, or are no numbers."""
 
-from opgrad.graph.messages import MICROSOFT
+from opgrad.graph.messages import CLASSICAL, MICROSOFT
 from opgrad.rules.node import Node
 from opgrad.rules.registry import ALL_INPUTS, gradient
-
-CLASSICAL = "ai.onnx.ml"
 
 
 @gradient("Floor", "Ceil", "Round", "Sign", "Hardmax", constant=ALL_INPUTS)
