@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -261,6 +262,37 @@ def test_what_cannot_be_trained_is_told_in_one_line(tmp_path):
         status, text = cli("train", EXAMPLES / "digits", *word, "--output", tmp_path / "run")
         assert (status, text.count("\n")) == (1, 1)
         assert " for an .onnx file; " in text
+
+
+@pytest.mark.parametrize(("name", "given"), [("digits_convolution", ["--batch-norm", "train"]), ("digits_lstm", [])])
+def test_a_folder_with_a_model_and_a_recipe_is_trained(name, given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, text = cli("train", EXAMPLES / name, "--epochs", "1")
+    assert status == 0, text
+    whole = ["--loss", "cross-entropy", *given, "--epochs", "1", "--output", "told"]
+    assert cli("train", EXAMPLES / name / "model.onnx", *whole)[0] == 0
+    losses = [json.loads(Path(place, "metrics.json").read_text())["test_loss"] for place in (f"runs/{name}", "told")]
+    assert losses[0] == losses[1]
+
+
+def test_options_count_more_than_the_recipe_beside_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    saved(perceptron(), folder)
+    rows = data(tmp_path / "data.npz", x=(4,))
+    for recipe, options, message in (
+        ('loss = "nothing"', (), "Recipe: loss is 'nothing', expected one of "),
+        ('batch_norm = "maybe"', (), "Recipe: batch_norm is 'maybe', expected one of model, train, freeze"),
+        ('loss = "mse"', (), "the input 'target'"),
+        ('loss = "mse"', ("--loss", "cross-entropy"), None),
+    ):
+        (folder / "recipe.toml").write_text(recipe)
+        status, text = cli("train", folder, "--data", rows, "--epochs", "1", *options)
+        assert (status, message is None or message in text) == (int(message is not None), True), text
+    (folder / "recipe.toml").write_text('loss = "cross-entropy"')
+    assert cli("train", folder, "--data", rows, "--epochs", "1")[0] == 0
+    assert cli("train", folder, "--data", rows, "--epochs", "2", "--resume", "runs/model/last.checkpoint")[0] == 0
 
 
 def test_the_command_to_go_on_has_the_options_of_the_model():

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from opgrad.training.formats.artifact_set import ArtifactSet
     from opgrad.training.run.job import Run
     from opgrad.training.run.live import LiveCurve
+    from opgrad.training.run.recipe import Recipe
     from opgrad.training.run.report import TrainingBar
 
 
@@ -156,8 +157,8 @@ def train(
         Path,
         typer.Argument(
             metavar="MODEL|ARTIFACT_DIR",
-            help="An .onnx file, or a folder with training_model.onnx, eval_model.onnx, optimizer_model.onnx "
-            "and checkpoint.",
+            help="An .onnx file, a folder with model.onnx and recipe.toml, or one with training_model.onnx, "
+            "eval_model.onnx, optimizer_model.onnx and checkpoint.",
             exists=True,
         ),
     ],
@@ -181,7 +182,8 @@ def train(
     """
     from opgrad.training.engine import distributed
 
-    making = Making(parameters, loss, optimizer, quantization)
+    path, places = _model_of(path, places)
+    making = _with_recipe(Making(parameters, loss, optimizer, quantization), path, places)
     processes, shown = distributed.begin(), bar_of(live)
     quantizing.check(quantization)
     with processes.failing_together():
@@ -196,6 +198,39 @@ def train(
             _artifacts(model, making, places, _scales(path, settings, places), processes) as folder,
         ):
             _train(path, folder, settings, places, making, path.parent, processes, shown)
+
+
+def _model_of(path: Path, places: Places) -> tuple[Path, Places]:
+    """The model of a folder that has one and no artifact set, whose results lie in runs/FOLDER; else what is given."""
+    from opgrad.training.formats.artifact_set import FILES
+
+    file = path / "model.onnx"
+    if not file.is_file() or any((path / name).exists() for name in FILES):
+        return path, places
+    return file, replace(places, output=places.output or Path("runs") / path.resolve().name)
+
+
+def _with_recipe(making: Making, path: Path, places: Places) -> Making:
+    """What is made of a model, with what the recipe says of it where no option does."""
+    if path.is_dir():
+        return making
+    from opgrad.training.building.named_blocks import Loss
+
+    recipe, loss, parameters = _saved(path, places), making.loss, making.parameters
+    if recipe.loss is not None and loss.loss is None:
+        loss = replace(loss, loss=Loss(recipe.loss))
+    if parameters.batch_norm is None:
+        parameters = replace(parameters, batch_norm=recipe.batch_norm)
+    return replace(making, loss=loss, parameters=parameters)
+
+
+def _saved(path: Path, places: Places) -> "Recipe":
+    """The recipe of the run that goes on, or the one beside a model."""
+    from opgrad.training import Recipe
+    from opgrad.training.run.state import Resumption
+
+    state = Resumption.read(places.resume).state if places.resume else None
+    return state.recipe if state else Recipe.load(path.parent)
 
 
 @contextmanager
@@ -258,12 +293,7 @@ def _check_model(path: Path, settings: Settings, places: Places) -> None:
 
 def _scales(path: Path, settings: Settings, places: Places) -> bool:
     """Whether the loss will be scaled, so that float16 is computed as it is."""
-    from opgrad.training import Recipe
-    from opgrad.training.run.state import Resumption
-
-    state = Resumption.read(places.resume).state if places.resume else None
-    saved = state.recipe if state else Recipe.load(path.parent)
-    return replace(saved, **settings.of_recipe()).loss_scale is not None
+    return replace(_saved(path, places), **settings.of_recipe()).loss_scale is not None
 
 
 @contextmanager

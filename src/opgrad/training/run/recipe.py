@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from opgrad.reading import read_regular
+from opgrad.training.building.named_blocks import Loss
 from opgrad.training.run.schedule import KINDS
 
 FILE = "recipe.toml"
+BATCH_NORM = ("model", "train", "freeze")
 
 # Settings that are whole numbers, and the least of each.
 COUNTS = {"split_seed": 0, "seed": 0, "epochs": 1, "batch_size": 1, "warmup": 0, "accumulate": 1}
@@ -23,6 +25,8 @@ FLOAT32 = np.finfo(np.float32)
 class Recipe:
     """The settings of a training run; every one may be left out of recipe.toml.
 
+    loss, batch_norm: what `opgrad train` makes of a model beside the recipe, as its options say; an artifact set has
+        both already. None: the options' defaults.
     dataset: the name of a dataset that opgrad can find itself ("digits"), or None.
     divide: by input, the number that its values are divided by before they reach the graph.
     test_rows: how many rows are kept for the test; None keeps a fifth.
@@ -62,9 +66,14 @@ class Recipe:
     loss_scale: float | str | None = None
     patience: int | None = None
     checkpoint_every: int | None = None
+    loss: str | None = None
+    batch_norm: str | None = None
 
     def __post_init__(self) -> None:
         _require(isinstance(self.dataset, str | None), "dataset", self.dataset, "a name")
+        for name, known in (("loss", tuple(Loss)), ("batch_norm", BATCH_NORM)):
+            value = getattr(self, name)
+            _require(value in (None, *known), name, value, f"one of {', '.join(known)}")
         _require(isinstance(self.divide, dict), "divide", self.divide, "a table of numbers")
         for name, divisor in self.divide.items():
             right = _is_number(divisor) and _is_positive(abs(divisor))
