@@ -136,8 +136,8 @@ def fit(
     resumption = _resumption(request, identity)
     shape = 1 if tuner.pack else recipe.batch_size, training.longest_batch()
     setting = tuner.setting(*shape)
-    for note in setting.notes:
-        tell(f"note: {note}")
+    for line in setting.notes:
+        tell(f"note: {line}")
     for name, fact in summary(tuner, *shape).facts().items():
         tell(f"{name}: {fact}")
     data = zlib.crc32(identity.encode(), zlib.crc32(training.chosen.tobytes()))
