@@ -183,13 +183,24 @@ def test_batch_normalization_in_a_branch_trains(tmp_path):
     np.testing.assert_allclose(held["mean"], mean, rtol=RTOL)
 
 
-@pytest.mark.parametrize("condition", ["Constant<value = bool {1}>()", "Greater(two, one)", "Equal(sizes, four)"])
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "Constant<value = bool {1}>()",
+        "Greater(two, one)",
+        "Equal(sizes, four)",
+        "Equal(size, four)",
+        "Equal(part, four)",
+    ],
+)
 @pytest.mark.parametrize("requires_grad", [None, ["*"]])
 def test_weights_of_branches_that_no_run_takes_are_none(condition, requires_grad, tmp_path):
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
         g (float[n, 4] x) => (float[n, 3] y) {{
             one = Constant<value = int64 {{1}}>()  two = Constant<value = int64 {{2}}>()
             four = Constant<value = int64[1] {{4}}>()  sizes = Shape<start = 1>(x)
+            last = Constant<value = int64[1] {{-1}}>()  end = Constant<value = int64[1] {{2}}>()
+            all = Shape(x)  size = Gather(all, last)  part = Slice(all, last, end)
             yes = {condition}
             h = MatMul(x, w)
             y = If (yes) <then_branch = a () => (float[n, 3] p) {{ p = MatMul(h, v) }},

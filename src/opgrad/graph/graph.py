@@ -152,26 +152,37 @@ class Graph:
         if node.op_type in ("Shape", "Size"):
             return self._of_sizes(node)
         found = [self.constant(name) if name else None for name in node.input]
+        shape = self.producers.get(node.input[0]) if node.op_type in ("Gather", "Slice") and found[0] is None else None
+        if shape is not None:
+            found[0] = self._shape(shape)
         inputs = [value for value in found if value is not None]
         if len(inputs) < len(found) or sum(value.nbytes for value in inputs) > LARGEST_FOLDED:
             return None
         results = evaluate(node, inputs, self.opset, min(LARGEST_FOLDED, self._left))
         if results is None:
             return None
+        if shape is not None and results[0].min(initial=0) < 0:
+            return None  # it takes a size that is not known
         self._left -= sum(each.nbytes for each in results)
         return results[0]
 
     def _of_sizes(self, node: onnx.NodeProto) -> np.ndarray | None:
         """The result of a Shape or Size node if all sizes that it returns are known."""
-        given = {each.name: each.i for each in node.attribute}
-        found = self.sizes(node.input[0])
-        sizes = known(None if found is None else found[given.get("start", 0) : given.get("end", len(found))])
+        if node.op_type == "Shape":
+            found = self._shape(node)
+            return None if found is None or found.min(initial=0) < 0 else found
+        sizes = known(self.sizes(node.input[0]))
+        count = math.inf if sizes is None else math.prod(sizes)
+        return np.array(count, np.int64) if count <= np.iinfo(np.int64).max else None
+
+    def _shape(self, node: onnx.NodeProto) -> np.ndarray | None:
+        """The result of a Shape node, with -1 for sizes that are not known; None for another node or an open rank."""
+        sizes = self.sizes(node.input[0]) if node.op_type == "Shape" and not domain_of(node) else None
         if sizes is None:
             return None
-        if node.op_type == "Shape":
-            return np.array(sizes, np.int64)
-        count = math.prod(sizes)
-        return np.array(count, np.int64) if count <= np.iinfo(np.int64).max else None
+        given = {each.name: each.i for each in node.attribute}
+        part = sizes[given.get("start", 0) : given.get("end", len(sizes))]
+        return np.array([each if isinstance(each, int) else -1 for each in part], np.int64)
 
     # --- questions ---
 
