@@ -246,6 +246,7 @@ def test_help_is_a_sentence_and_names_the_default(option: Any) -> None:
     """A flag's default is no; of a value other than None typer shows it."""
     assert option.help[0].isupper()
     assert option.help.endswith(".")
+    assert not re.search(r"[a-z,] (The|A|How|What)\b", option.help), "two sentences in one"
     assert len(option.help.split()) >= 3
     is_shown = (option.default is not None and option.default != "") or option.required or option.name == "help"
     assert is_shown or "default: " in option.help.lower()

@@ -157,7 +157,7 @@ class OptimizerOptions:
     betas: Annotated[
         str | None,
         _option(
-            "The weight decay of The decay of adamw's two moments; default: 0.9,0.999.",
+            "The decay of adamw's two moments; default: 0.9,0.999.",
             "Optimizer",
             metavar="NUMBERS",
             callback=numbers,
