@@ -170,6 +170,26 @@ def test_constants_that_double_are_not_computed(twice: bool) -> None:
     assert prepare(model).ByteSize() < 1 << 16
 
 
+CONSTANTS = """
+import resource, sys
+from pathlib import Path
+from opgrad.training.inspect.inspection import inspect
+
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert inspect(Path(sys.argv[1])).problem is None
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems count memory in other units")
+def test_inspect_computes_no_constant_that_doubles(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Concat", [f"c{step}"] * 2, [f"c{step + 1}"], axis=0) for step in range(24)]
+    onnx.save(_model([*nodes, helper.make_node("ReduceSum", ["c24"], ["sum"])], np.ones(4, np.float32)), tmp_path / "m")
+    command = [sys.executable, "-c", CONSTANTS, str(tmp_path / "m")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+    assert int(done.stdout) < 1 << 17  # KiB; the last one alone has 1 << 18
+
+
 def test_constants_of_many_nodes_have_a_bound_in_all() -> None:
     count = 300
     nodes = [

@@ -236,7 +236,7 @@ def _not_loaded(path: Path, model: onnx.ModelProto, found: Iterable[ModelOperato
     outside = any(uses_external_data(each) for each in model.graph.initializer)
     try:
         given = (read_shared(path, "inspect")[0] if outside else model).SerializeToString()
-        open_session(given, session_options(1), f"inspect: {path}", runners == {NATIVE})
+        open_session(given, session_options(1), f"inspect: {path}", runners == {NATIVE}, folds=False)
     except (ValueError, OSError) as error:
         return str(error)
     return None
