@@ -264,9 +264,11 @@ def test_checkpoints_keep_the_factor(tmp_path):
     assert saved.properties["mine"] == 3
     text = trainer.loss_scale.to_text()
     after = losses(trainer, given, 2)
-    trainer.loss_scale.restore("[1.0, 2]")  # no such state
     assert trainer.loss_scale.to_text() != text
     trainer.restore(saved)
+    saved.properties[loss_scale.FACTOR] = "[1.0, 2]"
+    with pytest.raises(ValueError, match=r"Trainer.restore: opgrad.loss_scale is '\[1.0, 2\]', expected the state of"):
+        trainer.restore(saved)
     assert (trainer.loss_scale.to_text(), losses(trainer, given, 2)) == (text, after)
 
 

@@ -6,7 +6,6 @@ divided by it in float32. Where a factor is too large, gradients are infinite: t
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -81,14 +80,26 @@ class LossScale:
         """The state as a line of JSON."""
         return json.dumps([self.factor, self.skipped, self._good, self._in_a_row])
 
+    def check(self, text: object, who: str) -> None:
+        """Raise ValueError for a text that `to_text` does not write."""
+        if _numbers(text) is None:
+            raise ValueError(f"{who}: {FACTOR} is {text!r}, expected the state of a loss scale")
+
     def restore(self, text: object) -> None:
-        """Go on from a state; another text changes nothing."""
-        with suppress(ValueError, TypeError, RecursionError):
-            factor, *counts = json.loads(text)  # type: ignore[arg-type]
-            numbers = len(counts) == 3 and all(type(each) is int and each >= 0 for each in counts)
-            if numbers and isinstance(factor, float) and 2.0**-64 < factor <= LARGEST:
-                self.skipped, self._good, self._in_a_row = counts
-                self._set(factor if self.dynamic else self.factor)
+        """Go on from the state in a text that was checked."""
+        factor, *counts = _numbers(text) or []
+        self.skipped, self._good, self._in_a_row = map(int, counts)
+        self._set(factor if self.dynamic else self.factor)
+
+
+def _numbers(text: object) -> list[float] | None:
+    """The factor and three counts in a text of `to_text`; None for another."""
+    try:
+        factor, *counts = json.loads(text)  # type: ignore[arg-type]
+    except (ValueError, TypeError, RecursionError):
+        return None
+    right = len(counts) == 3 and all(type(each) is int and each >= 0 for each in counts)
+    return [factor, *counts] if right and isinstance(factor, float) and 2.0**-64 < factor <= LARGEST else None
 
 
 def scaled(

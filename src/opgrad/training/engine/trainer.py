@@ -237,11 +237,14 @@ class Trainer:
             for name, array in checkpoint.parameters.items()
         }
         check_like(who, "parameters", self._memory.frozen | values, self.parameters)
+        scale = checkpoint.properties.get(FACTOR)
+        if self.loss_scale is not None and scale is not None:
+            self.loss_scale.check(scale, who)
         self._memory.restore(group, who)
         for name, array in values.items():
             self._set(name, array)
-        if self.loss_scale is not None:
-            self.loss_scale.restore(checkpoint.properties.get(FACTOR))
+        if self.loss_scale is not None and scale is not None:
+            self.loss_scale.restore(scale)
 
     def _set(self, name: str, value: np.ndarray) -> None:
         """Give a parameter a value; a frozen one that shares its memory with others gets memory of its own."""
