@@ -14,6 +14,7 @@ from opgrad.contract.shapes import sum_to
 from opgrad.random import keep_mask, kept_scale
 
 UNLIMITED = -1  # of a window's sides
+FAR = 1 / 8  # times 1 / epsilon: from here on lse has fewer than three digits behind its point, in twos
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,14 @@ def attention(q: Array, k: Array, v: Array, options: AttentionOptions) -> tuple[
     """(y, lse)."""
     q, k, v = (by_heads(each, options) for each in (q, k, v))
     s, _ = _scores(q, _repeated(k, q.shape[1]), options)
+    base, rest = _sums(s, options)
+    p = _probabilities(s, base, rest) * _kept(s.shape, options)
+    y, lse = p @ _repeated(v, q.shape[1]), base + rest
+    return in_layout(y, options), lse if options.cu_seqlens_q is None else lse[0]
+
+
+def _sums(s: Array, options: AttentionOptions) -> tuple[Array, Array]:
+    """The logarithms of the sums of exponentials, as the largest score and the rest; 0 and -inf if no key is seen."""
     m = s.max(-1, initial=-np.inf)
     if options.sink is not None:
         m = np.maximum(m, options.sink[:, None])
@@ -131,16 +140,24 @@ def attention(q: Array, k: Array, v: Array, options: AttentionOptions) -> tuple[
     total = np.exp(s - base[..., None]).sum(-1)
     if options.sink is not None:
         total = total + np.exp(options.sink[:, None] - base)
-    with np.errstate(divide="ignore"):  # queries that see no key
-        lse = np.log(total) + base
-    p = _probabilities(s, lse) * _kept(s.shape, options)
-    y = p @ _repeated(v, q.shape[1])
-    return in_layout(y, options), lse if options.cu_seqlens_q is None else lse[0]
+    with np.errstate(divide="ignore"):
+        return base, np.log(total)
 
 
-def _probabilities(s: Array, lse: Array) -> Array:
+def _sums_of(lse: Array, s: Array, options: AttentionOptions) -> tuple[Array, Array]:
+    """lse in two parts; where it has no digits left for the sum beside the largest score, the sum is formed again."""
+    far = np.isfinite(lse) & (np.abs(lse) >= FAR / np.finfo(s.dtype).eps)
+    if not far.any():
+        return lse, np.zeros_like(lse)
+    base, rest = _sums(s, options)
+    return np.where(far, base, lse), np.where(far, rest, 0.0)
+
+
+def _probabilities(s: Array, base: Array, rest: Array | float = 0.0) -> Array:
     """They are 0 in the rows of queries that see no key, and at most 1, even if lse is too small by its rounding."""
-    return np.exp(np.minimum(s - np.where(lse == -np.inf, 0.0, lse)[..., None], 0.0))
+    for each in (base, rest):
+        s = s - np.where(each == -np.inf, 0.0, each)[..., None]
+    return np.exp(np.minimum(s, 0.0))
 
 
 def attention_grad(
@@ -152,7 +169,8 @@ def attention_grad(
     scale = q.shape[-1] ** -0.5 if options.scale is None else options.scale
     every_k, every_v = _repeated(k, q.shape[1]), _repeated(v, q.shape[1])
     s, slope = _scores(q, every_k, options)
-    p, kept = _probabilities(s, lse), _kept(s.shape, options)
+    base, more = _sums_of(lse, s, options)
+    p, kept = _probabilities(s, base, more), _kept(s.shape, options)
     delta = (dy * y).sum(-1) - (0.0 if dlse is None else dlse.reshape(lse.shape))
     dp = (dy @ every_v.swapaxes(2, 3)) * kept
     ds = p * (dp - delta[..., None])
@@ -165,6 +183,6 @@ def attention_grad(
     if options.mask is not None:
         found["dmask"] = sum_to(ds, options.mask.shape)
     if options.sink is not None:
-        rest = np.exp(options.sink[:, None] - np.where(lse == -np.inf, 0.0, lse))
+        rest = np.exp(options.sink[:, None] - np.where(base == -np.inf, 0.0, base) - more)
         found["dsink"] = -(rest * delta).sum((0, 2))
     return found

@@ -231,6 +231,23 @@ def crossing(model, length):
     return [name for name in made & read if sizes.get(name, []).count(length) >= 2]
 
 
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        f"m = Where (keys, zero, low) s = Add (b, m) {END}",
+        f"yes = Cast <to = 1> (keys) no = Sub (one, yes) m = Mul (no, low) s = Add (m, b) {END}",
+    ],
+)
+def test_queries_whose_keys_are_all_hidden_by_the_least_number_see_all(hidden, rng):
+    """Softmax of scores that are all the least number is the mean, and so are the gradients."""
+    model = model_of(f"{KEYS} a = MatMul (q, kt) b = Mul (a, scale) {hidden}")
+    feeds = feeds_of(model, rng)
+    feeds["keys"] = np.arange(L) < np.array([[[[0]]], [[[5]]]])
+    expect_alike(model, feeds)
+    (dv,) = results(gradients(model, "z", ["v"]), feeds)[1:]
+    assert dv[0].all()
+
+
 @pytest.mark.parametrize("form", ["causal by Range", "causal and padding in one condition", "softcap"])
 def test_no_matrix_of_scores_passes_from_the_forward_part_to_the_backward_part(form):
     model = model_of(FORMS[form][0])

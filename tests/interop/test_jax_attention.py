@@ -71,6 +71,16 @@ def test_vmap_and_queries_without_a_key(rng):
     assert (hidden == 0).all()
 
 
+def test_queries_from_which_the_least_number_hides_all_keys(rng):
+    given = arrays(rng, [(2, 5, 4, 8)] * 3)
+    bias = jnp.zeros((1, 1, 5, 5)).at[..., 2, :].set(jnp.finfo(jnp.float32).min)
+
+    def of(function):
+        return jax.value_and_grad(lambda *x: (function(*x, bias=bias) ** 2).sum(), (0, 1, 2))(*given)
+
+    close(of(attend), of(jax.nn.dot_product_attention))
+
+
 def test_refused(rng):
     q, k, v = arrays(rng, [(1, 3, 4, 4), (1, 3, 3, 4), (1, 3, 3, 4)])
     with pytest.raises(ValueError, match=r"^dot_product_attention: k has 3 heads, expected a divisor of 4"):

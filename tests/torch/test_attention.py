@@ -88,6 +88,23 @@ def test_queries_without_a_key():
         assert torch.isfinite(gradient).all()
 
 
+@pytest.mark.parametrize("low", [-1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_queries_from_which_a_low_number_hides_all_keys(dtype, low):
+    """They see all of them: the probabilities are those of PyTorch's softmax, and the gradients, too."""
+    (query, key, value), _, _ = arguments("plain")
+    tensors = [each.detach().to(dtype).requires_grad_() for each in (query, key, value)]
+    mask = torch.zeros(5, 5)
+    mask[2], mask[3, 2:] = low, low
+    wide = [each.float() for each in tensors]
+    exact = torch.softmax(wide[0] @ wide[1].mT * query.shape[-1] ** -0.5 + mask, -1) @ wide[2]
+    expected = torch.autograd.grad(exact.square().sum(), tensors)
+    y = attend(*tensors, mask)
+    rounding = {} if dtype == torch.float32 else {"rtol": 0.03, "atol": 0.03}
+    torch.testing.assert_close(y, exact.to(dtype), **rounding)
+    torch.testing.assert_close(torch.autograd.grad(y.float().square().sum(), tensors), expected, **rounding)
+
+
 def test_dropout():
     """PyTorch's generator decides, and the gradient has the same decisions: y is linear in value."""
     q, k, v = (torch.randn(1, 2, 40, 8, requires_grad=True) for _ in range(3))

@@ -11,6 +11,7 @@ from opgrad.graph.formulas import Value
 # Places among the inputs from the mask on.
 MASK, KEY_LENGTHS, SINK, SEED, OFFSET, STARTS_OF_QUERIES, STARTS_OF_KEYS, DLSE = range(8)
 FORWARD, BACKWARD = 3, 6  # where these inputs begin in the two nodes
+FAR = 2.0**20  # from here on the rounding of lse in float32 is an error of all probabilities of a row
 # The numbers of the plain form's dropout: moduli are primes below 2**31, so that squares of remainders fit int64.
 PRIMES, ROUNDS, STRIDE = (2147483647, 2147483629), 3, 48271
 
@@ -190,19 +191,30 @@ def attention(call: Call) -> Results:
         sink = sink.reshape([-1, 1, 1]).like(s)
         largest = body.node("Max", largest, sink)
     base = body.where(largest > float("-inf"), largest, 0)
-    total = (s - base).apply("Exp").sum([3])
+    e = (s - base).apply("Exp")
+    total = e.sum([3])
     if sink is not None:
         total = total + (sink - base).apply("Exp")
     lse = total.apply("Log") + base
-    p = _probabilities(call, s, lse)
-    kept = parts.kept()
+    p, kept = e / body.where(total > 0, total, 1), parts.kept()
     y = body.node("MatMul", p if kept is None else p * kept, parts.v)
     return [parts.in_layout(y), lse.squeeze(*((0, 3) if parts.is_packed else (3,)))]
 
 
-def _probabilities(call: Call, s: Value, lse: Value) -> Value:
-    """They are 0 in the rows of queries that see no key."""
-    return (s - call.body.where(lse > float("-inf"), lse, 0)).apply("Exp")
+def _probabilities(parts: AttentionInputs, s: Value, lse: Value) -> tuple[Value, Value | None]:
+    """Those of keys and of the sink, 0 in the rows of queries that see no key.
+
+    They are divided by their sum where lse has no digits left for the sum beside the largest score.
+    """
+    body, sink = parts.call.body, parts.more(SINK)
+    finite = body.where(lse > float("-inf"), lse, 0)
+    p, of_sink = (s - finite).apply("Exp"), None
+    total = p.sum([3])
+    if sink is not None:
+        of_sink = (sink.reshape([-1, 1, 1]).like(lse) - finite).apply("Exp")
+        total = total + of_sink
+    total = body.where(finite.apply("Abs") < FAR, 1, total)
+    return p / total, None if of_sink is None else of_sink / total
 
 
 @lowers("AttentionGrad")
@@ -213,7 +225,7 @@ def attention_grad(call: Call) -> Results:
     dy, y = (parts.by_heads(place) for place in (0, 4))
     lse, dlse = parts.of_rows(5).like(dy), None if parts.more(DLSE) is None else parts.of_rows(BACKWARD + DLSE).like(dy)
     s, slope = parts.scores()
-    p, kept, delta = _probabilities(call, s, lse), parts.kept(), (dy * y).sum([3])
+    (p, of_sink), kept, delta = _probabilities(parts, s, lse), parts.kept(), (dy * y).sum([3])
     delta = delta if dlse is None else delta - dlse
     dp = body.node("MatMul", dy, parts.v.transpose(0, 1, 3, 2))
     ds = p * ((dp if kept is None else dp * kept) - delta)
@@ -224,7 +236,7 @@ def attention_grad(call: Call) -> Results:
     dv = body.node("MatMul", every.transpose(0, 1, 3, 2), dy)
     keys, values = (parts.by_heads(place) for place in (2, 3))
     results = [parts.in_layout(each) for each in (dq, _summed(dk, keys), _summed(dv, values))]
-    return [*results, _mask_gradient(call, parts, ds), _sink_gradient(parts, lse, delta)]
+    return [*results, _mask_gradient(call, parts, ds), _sink_gradient(parts, of_sink, delta)]
 
 
 def _mask_gradient(call: Call, parts: AttentionInputs, ds: Value) -> Value | None:
@@ -242,9 +254,9 @@ def _mask_gradient(call: Call, parts: AttentionInputs, ds: Value) -> Value | Non
     return total.sum(ones).like(mask)
 
 
-def _sink_gradient(parts: AttentionInputs, lse: Value, delta: Value) -> Value | None:
+def _sink_gradient(parts: AttentionInputs, p: Value | None, delta: Value) -> Value | None:
+    """p: the probabilities of the sinks, if there are any."""
     sink = parts.more(SINK)
-    if sink is None or 4 not in parts.call.wanted:
+    if sink is None or p is None or 4 not in parts.call.wanted:
         return None
-    rest = (sink.reshape([-1, 1, 1]).like(lse) - lse).apply("Exp")
-    return (-(rest * delta)).sum([0, 2, 3], keepdims=False).like(sink)
+    return (-(p * delta)).sum([0, 2, 3], keepdims=False).like(sink)

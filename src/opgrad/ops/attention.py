@@ -202,7 +202,8 @@ def attention(
         All sizes of heads are 1 to 256. k may have fewer heads than q, a divisor of their number: neighbouring heads
         of q share one of k and v. Arrays are read where they lie, if their last axis is contiguous.
     mask: what is added to the scores, of the dtype of q or float32; or bool, True where a query sees a key. It is
-        broadcast to [batch, heads, length of q, length of k].
+        broadcast to [batch, heads, length of q, length of k]. Numbers beyond 2.35e38 (float64: 1.24e308) on either side
+        count as that: where the least number of a dtype hides all keys, the query sees all, as with other libraries.
     scale: what products of q and k are multiplied with; None: 1 / sqrt(size of a head).
     causal: True or "top_left": query i sees keys up to i; "bottom_right": the last query sees the last key, query i
         keys up to i + length of k - length of q.
@@ -277,7 +278,8 @@ def attention_grad(
     dy: gradient with respect to y, of its shape; float32, float64, float16 or bfloat16.
     q, k, v, mask, scale, causal, window, softcap, sink, key_lengths, dropout, seed, offset, layout, cu_seqlens_q,
         cu_seqlens_k: as given to attention; q, k, v and y of the dtype of dy.
-    y, lse: its results. Probabilities are computed again from q, k and lse.
+    y, lse: its results. Probabilities are computed again from q, k and lse. An lse from 7e5 on (float64: 4e14), on
+        either side, has no digits for the sum beside the largest score: there the sum is formed again, of these keys.
     dlse: gradient with respect to lse, of its shape; None: 0.
     needs: the results that are wanted, a tuple with some of "dq", "dk", "dv", "dmask" and "dsink"; the last two need
         an additive mask and a sink. None: ("dq", "dk", "dv").

@@ -12,6 +12,7 @@ from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.attention import backward as backward_kernels
 from opgrad.cpu.kernels.attention import mask_gradient as mask_kernels
+from opgrad.cpu.kernels.attention import queries as query_kernels
 from opgrad.cpu.kernels.attention import spans as span_kernels
 from opgrad.cpu.kernels.attention.tiles import (
     ADDED,
@@ -174,7 +175,8 @@ class AttentionGradientSteps(AttentionSteps):
         self.block_keys = KEYS_BACK if max(s.size, s.v_size) <= SMALL_HEAD else KEYS_BACK // 2
         self.block_queries = self.block_keys
         self.wanted = [name for name in ("dq", "dk", "dv") if self.given(name)]
-        self.power, self.delta = (self.workspace.shared(s.batch * s.heads * s.queries) for _ in range(2))
+        names = "power", "rest", "delta"
+        self.of_queries = {name: self.workspace.shared(s.batch * s.heads * s.queries) for name in names}
         self.memory = self._memory()
 
     def add_rows(self, kernel: Kernel, heads: int, length: int, row: int, /, **arguments: Any) -> None:
@@ -184,10 +186,13 @@ class AttentionGradientSteps(AttentionSteps):
     def prepare(self) -> None:
         s, has_dlse = self.sizes, self.given("dlse")
         lse = self.rows("lse")
-        given = backward_kernels.OfQueries(lse, self.rows("dlse") if has_dlse else lse, int(has_dlse))
+        given = query_kernels.OfQueries(lse, self.rows("dlse") if has_dlse else lse, int(has_dlse))
         arguments = {"dy": self.heads("dy"), "y": self.heads("y"), "given": given, "sizes": self.with_block(1)}
-        arguments |= {"power": self.power, "delta": self.delta}
-        self.add_rows(backward_kernels.prepare_rows, s.batch * s.heads, s.queries, s.v_size, **arguments)
+        arguments |= self.of_queries
+        self.add_rows(query_kernels.prepare_rows, s.batch * s.heads, s.queries, s.v_size, **arguments)
+        units = s.batch * s.heads * -(-s.queries // backward_kernels.ROWS)
+        sinks = query_kernels.Sinks(*self.sink(), self.block_keys)
+        self.add_parts(query_kernels.sum_far_rows, units, **self.memory, sinks=sinks)
 
     def masks(self) -> None:
         """The step that writes dmask."""
@@ -201,9 +206,9 @@ class AttentionGradientSteps(AttentionSteps):
         self.add_parts(mask_kernels.sum_mask, units, **self.memory, dmask=dmask, sums=sums)
 
     def sinks(self) -> None:
-        s, of_queries = self.sizes, {"power": self.power, "delta": self.delta}
+        s = self.sizes
         sizes = {"batches": s.batch, "heads": s.heads, "queries": s.queries}
-        self.add(backward_kernels.sum_sinks, s.heads, 8 * s.batch * s.queries, **sizes, **of_queries)
+        self.add(query_kernels.sum_sinks, s.heads, 8 * s.batch * s.queries, **sizes, **self.of_queries)
 
     # --- where sums are formed --------------------------------------------------------------------------------------
 
@@ -295,7 +300,7 @@ class AttentionGradientSteps(AttentionSteps):
         as_rows = private(rows * s.size), private(rows * s.v_size)
         return {
             **self.for_scores(self.with_block(self.block_queries * self.group)),
-            "inputs": backward_kernels.BackwardInputs(*arrays, self.power, self.delta, scale),
+            "inputs": backward_kernels.BackwardInputs(*arrays, *self.of_queries.values(), scale),
             "packed": backward_kernels.Packed(*as_rows, q, dy, q_panel, dy_panel),
             "memory": backward_kernels.BackwardMemory(packed_keys, tile),
         }

@@ -12,8 +12,6 @@ from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.attention.tiles import (
-    LOG2_E,
-    MINUS_INFINITY,
     Drop,
     Heads,
     Scores,
@@ -32,7 +30,6 @@ from opgrad.cpu.kernels.attention.tiles import (
 )
 from opgrad.cpu.kernels.gemm import CHUNK, VECTORS, multiply
 from opgrad.cpu.kernels.loops.fill import write_zeros
-from opgrad.cpu.kernels.loops.fold import folded, sum_products
 from opgrad.cpu.kernels.loops.map import mapped, mapped_to_each, write_same, write_times
 from opgrad.cpu.kernels.numerics.elementary import exp2_up_to_one, tanh
 
@@ -50,13 +47,14 @@ class Wave(NamedTuple):
 
 
 class BackwardInputs(NamedTuple):
-    """q, k, v, dy; of each query lse * log2(e), and rowsum(dy * y) - dlse; the factor of q in scores."""
+    """q, k, v, dy; of each query lse * log2(e) = power + rest, and rowsum(dy * y) - dlse; the factor of q in scores."""
 
     q: Heads
     k: Heads
     v: Heads
     dy: Heads
     power: Pointer
+    rest: Pointer
     delta: Pointer
     scale: Float
 
@@ -109,46 +107,6 @@ class BackwardMemory(NamedTuple):
     tile: Tile
 
 
-# --- of each query --------------------------------------------------------------------------------------------------
-
-
-class OfQueries(NamedTuple):
-    """lse, and its gradient if it has one."""
-
-    lse: Heads
-    dlse: Heads
-    has_dlse: int
-
-
-@kernel
-def prepare_rows(units: Units, sizes: TileSizes, dy: Heads, y: Heads, given: OfQueries, power: Pointer, delta: Pointer):
-    """Write lse * log2(e), 0 for queries that see no key, and rowsum(dy * y) - dlse; a unit is a query of a head."""
-    heads, queries, size = sizes.heads, sizes.queries, sizes.v_size
-    for unit in units:
-        query, head, batch = unit % queries, unit // queries % heads, unit // queries // heads
-        both = place(dy, batch, head, query), place(y, batch, head, query)
-        total = v.reduce_add(sum_products(0, size, both, ()))
-        value = v.load_one(place(given.lse, batch, head, query), 0)
-        if given.has_dlse:
-            total = total - v.load_one(place(given.dlse, batch, head, query), 0)
-        v.store_one(delta, unit, total)
-        v.store_one(power, unit, 0.0 if value == MINUS_INFINITY else value * LOG2_E)
-
-
-sum_of_sink = folded(lambda total, power, delta, sink: v.fma(exp2_up_to_one(sink - power), delta, total))
-
-
-@kernel
-def sum_sinks(units: Units, batches, heads, queries, sink: Pointer, power: Pointer, delta: Pointer, dsink: Pointer):
-    """A unit is a head."""
-    for head in units:
-        total, value = 0.0, v.load_one(sink, head) * LOG2_E
-        for batch in range(batches):
-            first = (batch * heads + head) * queries
-            total -= v.reduce_add(sum_of_sink(0, queries, (power + first, delta + first), (value,)))
-        v.store_one(dsink, head, total)
-
-
 # --- where sums are formed ------------------------------------------------------------------------------------------
 
 
@@ -173,21 +131,21 @@ def round_rows(units: Units, first, heads, length, size, x: Heads, y: Heads):
 
 
 @inline
-def _probability(s: Vector, power) -> Vector:
-    """Of scores around 10**10 the rounding of lse alone would make probabilities infinite."""
-    return exp2_up_to_one(-v.maximum(0.0, power - s))
+def _probability(s: Vector, power, rest) -> Vector:
+    """At most 1: the rounding of an lse that others give would make it infinite."""
+    return exp2_up_to_one(-v.maximum(0.0, (power - s) + rest))
 
 
-def _gradients(s: Vector, dp: Vector, power, delta, scale) -> tuple[Vector, Vector]:
+def _gradients(s: Vector, dp: Vector, power, rest, delta, scale) -> tuple[Vector, Vector]:
     """A probability, and the gradient of its score."""
-    p = _probability(s, power)
+    p = _probability(s, power, rest)
     return p, p * (dp - delta) * scale
 
 
 def _gradients_with_options(
-    s: Vector, dp: Vector, slope: Vector, kept: Vector, power, delta, scale, kept_scale
+    s: Vector, dp: Vector, slope: Vector, kept: Vector, power, rest, delta, scale, kept_scale
 ) -> tuple[Vector, Vector]:
-    p, factor = _probability(s, power), kept * kept_scale
+    p, factor = _probability(s, power, rest), kept * kept_scale
     return p * factor, p * v.fma(dp, factor, -delta) * (slope * scale)
 
 
@@ -209,7 +167,7 @@ def _row_back(
     """Products [begin, end) of a row become probabilities and gradients: of scores, or of products if `of_products`.
 
     part: begin, end, the key of the row's first product, of_products. at: batch entry, head and query. numbers: the
-    row's power and delta, and the factor of gradients.
+    row's power, rest and delta, and the factor of gradients.
     """
     begin, end, key, of_products = part
     batch, head, query = at
@@ -225,12 +183,11 @@ def _row_back(
     if drop.threshold:
         kept_scale = drop.scale
         put_kept(tile.kept, end, sizes, (batch * sizes.heads + head) * sizes.queries + query, key, drop)
-    power, delta, scale = numbers
     if has_options:
         given = s, ds, tile.slope, tile.kept
-        write_gradients_with_options((s, ds), begin, end, given, (power, delta, scale, kept_scale))
+        write_gradients_with_options((s, ds), begin, end, given, (*numbers, kept_scale))
     else:
-        write_gradients((s, ds), begin, end, (s, ds), (power, delta, scale))
+        write_gradients((s, ds), begin, end, (s, ds), numbers)
 
 
 @inline
@@ -275,8 +232,9 @@ def fill_tile(
         begin, end = keys_of(seen, low + row, k, k_end, shift)
         begin = min(max(begin - key, 0), columns)
         end = min(max(end - key, begin), columns)
-        place_of_row = (batch * sizes.heads + head) * sizes.queries + low + row
-        numbers = v.load_one(inputs.power, place_of_row), v.load_one(inputs.delta, place_of_row), factor
+        at_row = (batch * sizes.heads + head) * sizes.queries + low + row
+        powers = v.load_one(inputs.power, at_row), v.load_one(inputs.rest, at_row)
+        numbers = (*powers, v.load_one(inputs.delta, at_row), factor)
         part = begin, end, key, of_products
         _row_back(tile, row, part, (batch, head, low + row), scores, drop, sizes, numbers)
         for values in (tile.p, tile.ds):

@@ -18,6 +18,7 @@ from opgrad.cpu.kernels.attention.tiles import (
     Scores,
     Seen,
     TileSizes,
+    bounded,
     first_span,
     keys_of,
     mask_of,
@@ -132,7 +133,7 @@ def _start(inputs: ForwardInputs, sizes: TileSizes, kv_head: int, rows: int, sum
     for row in range(rows):
         top, total = MINUS_INFINITY, 0.0
         if inputs.has_sink and is_first:
-            sink = v.full(sums.y, v.load_one(inputs.sink, kv_head * group + row % group) * LOG2_E)
+            sink = bounded(v.full(sums.y, v.load_one(inputs.sink, kv_head * group + row % group))) * LOG2_E
             rounded = v.round_even(sink)
             top = v.first_lane(rounded)
             total = 0.0 if top == MINUS_INFINITY else v.first_lane(exp2_up_to_one(sink - rounded))

@@ -7,8 +7,9 @@ summed up relative to one largest score is rescaled to the next one without roun
 from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.decorators import inline
+from opgrad.cpu.compiler.decorators import constant, inline
 from opgrad.cpu.compiler.parameters import Float, Pointer
+from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.compiler.words import load_word
 from opgrad.cpu.kernels.gemm import VECTORS, pack_panel, pack_panel_transposed
 from opgrad.cpu.kernels.loops.map import mapped
@@ -16,6 +17,7 @@ from opgrad.cpu.kernels.numerics.elementary import LOG2_E, tanh
 from opgrad.cpu.kernels.numerics.philox import keep_run
 
 MINUS_INFINITY: Final = -float("inf")
+LIMIT = constant(2.35e38, 1.24e308)  # times log2(e) it is finite, with scores of usual sizes added, too
 SPAN: Final = 4  # words of a span: its first query, the one behind its last, its first key, the one behind its last
 NO_MASK, ADDED, ADDED_TO_ROW, SELECTED, ROW_SELECTED = range(5)  # what a mask is: numbers or bool, of keys or of rows
 
@@ -149,8 +151,16 @@ def pack_rows(packed, panel: int, x, row: int, count: int, size: int) -> None:
 # --- scores of a row ------------------------------------------------------------------------------------------------
 
 
+@inline
+def bounded(x: Vector) -> Vector:
+    """Numbers whose products with log2(e) are finite where x is: the least number of a dtype hides less than -inf."""
+    most = LIMIT(x)
+    near = v.maximum(-most, v.select(x > most, most, x))
+    return v.select(v.absolute(x) < -MINUS_INFINITY, near, x)
+
+
 write_capped = mapped(lambda x, cap: tanh(x) * cap)
-write_added = mapped(lambda x, mask: v.fma(mask, LOG2_E, x))
+write_added = mapped(lambda x, mask: v.fma(bounded(mask), LOG2_E, x))
 write_plus = mapped(lambda x, number: x + number)
 write_seen = mapped(lambda x, mask: v.select(mask != 0.0, x, MINUS_INFINITY))
 write_hidden = mapped(lambda x: v.like(x, MINUS_INFINITY))
@@ -170,10 +180,10 @@ def put_mask(values, begin: int, end: int, kind: int, mask, first: int) -> None:
     elif kind == SELECTED:
         write_seen(values, begin, end, 0, (values, mask + first), ())
     elif kind != NO_MASK:
-        number = v.first_lane(v.load_masked(mask, 0, v.first(values, 1), 0.0))
+        number = v.load_masked(mask, 0, v.first(values, 1), 0.0)
         if kind == ADDED_TO_ROW:
-            write_plus(values, begin, end, 0, (values,), (number * LOG2_E,))
-        elif number == 0.0:
+            write_plus(values, begin, end, 0, (values,), (v.first_lane(bounded(number) * LOG2_E),))
+        elif v.first_lane(number) == 0.0:
             write_hidden(values, begin, end, 0, (values,), ())
 
 
