@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import pickle
+import sys
 import threading
 import types
 from typing import ClassVar
@@ -552,34 +553,84 @@ class Interface(dict):
     entries: ClassVar[dict] = {}
 
     def __init__(self):
-        super().__init__({"sdpa": lambda *given: None, **self.entries})
+        super().__init__(self.entries)
 
     @classmethod
     def register(cls, name, function):
         cls.entries[name] = function
 
 
-def test_attention_is_replaced_in_transformers_table(monkeypatch):
+class Attending(Model):
+    """A model with a module that has a configuration, as those that attend have, and calls what the table names."""
+
+    def __init__(self, attention):
+        super().__init__(torch.nn.Identity())  # can be pickled
+        self.config = types.SimpleNamespace(_attn_implementation="sdpa")
+        self.attention = attention
+        self.attention.config = self.config
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """The table of a library that is loaded, with an own attention that returns what it was given."""
     library = types.ModuleType("transformers")
-    library.AttentionInterface, library.AttentionMaskInterface = (
-        type(name, (Interface,), {"entries": {}}) for name in ("Attention", "Masks")
-    )
-    monkeypatch.setitem(__import__("sys").modules, "transformers", library)
-    model = Model()
-    model.config = types.SimpleNamespace(_attn_implementation="sdpa")
-    model.set_attn_implementation = lambda name: setattr(model.config, "_attn_implementation", name)
+    library.AttentionInterface = type("Attention", (Interface,), {"entries": {"sdpa": lambda *given, **named: named}})
+    monkeypatch.setitem(sys.modules, "transformers", library)
+    return library.AttentionInterface
+
+
+def test_attention_is_replaced_in_modules_of_patched_models(table):
+    """The configuration stays as it is: others share it, and models compare it."""
+    model, other = Attending(torch.nn.Identity()), Attending(torch.nn.Identity())
     opgrad.torch.patch(model)
-    assert model.config._attn_implementation == "opgrad"
-    attend = library.AttentionInterface.entries["opgrad"]
-    q, k, v = torch.randn(2, 4, 6, 8), *torch.randn(2, 2, 2, 6, 8)
-    mask = torch.ones(2, 1, 6, 9, dtype=torch.bool).tril()
-    causal = types.SimpleNamespace(is_causal=True)
-    for given, options in ((None, {"is_causal": True}), (mask, {"attn_mask": mask[..., :6]})):
-        found, _ = attend(causal, q, k, v, given, scaling=0.3)
-        expected = functional.scaled_dot_product_attention(q, k, v, scale=0.3, enable_gqa=True, **options)
-        torch.testing.assert_close(found, expected.transpose(1, 2))
-    opgrad.torch.unpatch(model)
     assert model.config._attn_implementation == "sdpa"
-    model.config._attn_implementation = "eager"
-    opgrad.torch.patch(model)
-    assert model.config._attn_implementation == "eager"
+    assert list(table.entries) == ["sdpa"]
+    attend = table()["sdpa"]
+    q, k, v = torch.randn(2, 4, 6, 8), *torch.randn(2, 2, 2, 6, 8)
+    mask = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
+    options = {"position_ids": torch.arange(6), "softcap": None, "output_attentions": False, "sliding_window": 3}
+    for given, expected in ((None, {"is_causal": True}), (mask, {"attn_mask": mask})):
+        for more in ({}, {"is_causal": True}):
+            found, _ = attend(model.attention, q, k, v, given, scaling=0.3, **options, **more)
+            exact = functional.scaled_dot_product_attention(q, k, v, scale=0.3, enable_gqa=True, **expected)
+            torch.testing.assert_close(found, exact.transpose(1, 2))
+    found, _ = attend(model.attention, q[:, :, -1:], k, v, None, is_causal=True)
+    exact = functional.scaled_dot_product_attention(q[:, :, -1:], k, v, enable_gqa=True)
+    torch.testing.assert_close(found, exact.transpose(1, 2))
+    assert attend(other.attention, q, k, v, None, scaling=0.3) == {"scaling": 0.3}
+    assert isinstance(attend(copy.deepcopy(model).attention, q, k, v, None)[0], torch.Tensor)
+    opgrad.torch.patch(other)
+    assert table()["sdpa"] is attend
+    opgrad.torch.unpatch(model)
+    assert attend(model.attention, q, k, v, None, scaling=0.3) == {"scaling": 0.3}
+    assert model.attention.__dict__.keys() == Attending(torch.nn.Identity()).attention.__dict__.keys()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"indices": torch.arange(3)}, {"position_bias": torch.zeros(1)}, {"softcap": 3.0}, {"output_attentions": 1}],
+)
+def test_calls_with_arguments_that_are_not_known_are_the_librarys_own(table, more):
+    model = opgrad.torch.patch(Attending(torch.nn.Identity()))
+    q = torch.randn(2, 4, 6, 8)
+    assert table()["sdpa"](model.attention, q, q, q, None, **more) == more
+
+
+@pytest.mark.parametrize("size", [8, 264])
+def test_calls_that_have_no_kernel_are_the_librarys_own(table, size):
+    model = opgrad.torch.patch(Attending(torch.nn.Identity()))
+    q = torch.randn(1, 2, 3, size)
+    found = table()["sdpa"](model.attention, q, q, q, None if size > 256 else torch.zeros(3, 3), dropout=0.0)
+    assert found == {"dropout": 0.0}
+
+
+def test_a_pickled_model_puts_attention_into_the_table_of_its_process(table):
+    text = pickle.dumps(opgrad.torch.patch(Attending(torch.nn.Identity())))
+    own = table.entries["sdpa"] = lambda *given, **named: named  # as in a process that has not patched
+    found = pickle.loads(text)
+    assert found.config._attn_implementation == "sdpa"
+    q = torch.randn(2, 4, 6, 8)
+    assert table.entries["sdpa"] is not own
+    assert isinstance(table()["sdpa"](found.attention, q, q, q, None)[0], torch.Tensor)
+    ids, labels = batch()
+    assert found(ids, labels=labels).loss is not None

@@ -1,24 +1,20 @@
 """opgrad's layers in the place of a language model's own: RMS normalization, gated layers, gelu, attention.
 
 Nothing of transformers is imported. A module is known by its parts, and is replaced only if it computes the same on a
-few numbers. Attention is replaced through the table of implementations that transformers has, if that is loaded.
+few numbers.
 """
 
 import functools
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from opgrad.torch.attention import scaled_dot_product_attention
+from opgrad.torch import patched_attention
 from opgrad.torch.layers import geglu, gelu, rms_norm, swiglu
 
-NAME = "opgrad"  # of the implementation of attention
-OTHERS = "sdpa"  # that of PyTorch's function, in whose place ours is
 CLOSE = 1e-4
 Forward = Callable[[Any, Tensor], Tensor]
 
@@ -33,14 +29,18 @@ class PatchedLayers:
                 settable: Any = module
                 settable.forward = types.MethodType(_in_place_of(type(module).forward, found), module)
                 self.forwards.append((module, settable.forward))
-        self.had_attention = _set_attention(model, OTHERS, NAME)
+        patched_attention.set_attention(model, True)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In another process, too, transformers' table has ours."""
+        self.__dict__.update(state)
+        patched_attention.register()
 
     def undo(self, model: torch.nn.Module) -> None:
         for module, ours in self.forwards:
             if module.__dict__.get("forward") is ours:  # others may have put theirs around it
                 del module.__dict__["forward"]
-        if self.had_attention:
-            _set_attention(model, NAME, OTHERS)
+        patched_attention.set_attention(model, False)
 
 
 def _in_place_of(own: Callable[..., Any], found: Forward) -> Callable[..., Any]:
@@ -113,39 +113,3 @@ def _gated(unit: Callable[[Tensor, Tensor], Tensor], self: Any, x: Tensor) -> Te
 
 def _activation(approximate: str, self: Any, input: Tensor) -> Tensor:
     return gelu(input, approximate=approximate)
-
-
-# --- attention --------------------------------------------------------------------------------------------------------
-
-
-def _set_attention(model: Any, before: str, after: str) -> bool:
-    """Exchange the implementation of attention in a model that has this one; whether it was done."""
-    library = sys.modules.get("transformers")
-    configuration = getattr(model, "config", None)
-    tables = [getattr(library, each, None) for each in ("AttentionInterface", "AttentionMaskInterface")]
-    if getattr(configuration, "_attn_implementation", None) != before or None in tables:
-        return False
-    if not hasattr(model, "set_attn_implementation"):
-        return False
-    attention, masks = (table() for table in tables if table is not None)
-    attention.register(NAME, _attend)
-    masks.register(NAME, masks[OTHERS])
-    model.set_attn_implementation(after)
-    return True
-
-
-def _attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
-    scaling: float | None = None, is_causal: bool | None = None, **others: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
-    """Attention as transformers calls it, by opgrad's kernels on the CPU."""
-    if attention_mask is not None:
-        attention_mask = attention_mask[:, :, :, : key.shape[-2]]
-    if is_causal is None:
-        is_causal = query.shape[2] > 1 and attention_mask is None and getattr(module, "is_causal", True)
-    attend = functional.scaled_dot_product_attention if query.is_cuda else scaled_dot_product_attention
-    y = attend(
-        query, key, value, attention_mask, dropout, bool(is_causal), scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )  # fmt: skip
-    return y.transpose(1, 2).contiguous(), None
