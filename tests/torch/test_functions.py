@@ -445,6 +445,88 @@ def test_autocast(half):
     assert opgrad.torch.softmax(x).dtype == half
 
 
+def close_to_torchs(found, expected):
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+IDS = torch.tensor([[1, 0, 3]])
+# PyTorch's function of each public function's arguments; those of two dtypes get any two.
+IN_TORCH = {
+    "dropout": lambda x: (opgrad.torch.dropout(x, 0.0), functional.dropout(x, 0.0)),
+    "embedding": lambda x: (opgrad.torch.embedding(IDS % 3, x), functional.embedding(IDS % 3, x)),
+    "gather": lambda x: (opgrad.torch.gather(x, IDS[0] % 3), x[IDS[0] % 3]),
+    "gelu": lambda x: (opgrad.torch.gelu(x), functional.gelu(x)),
+    "fast_gelu": lambda x: (opgrad.torch.fast_gelu(x), functional.gelu(x, approximate="tanh")),
+    "relu": lambda x: (opgrad.torch.relu(x), functional.relu(x)),
+    "leaky_relu": lambda x: (opgrad.torch.leaky_relu(x), functional.leaky_relu(x)),
+    "sigmoid": lambda x: (opgrad.torch.sigmoid(x), torch.sigmoid(x)),
+    "tanh": lambda x: (opgrad.torch.tanh(x), torch.tanh(x)),
+    "quick_gelu": lambda x: (opgrad.torch.quick_gelu(x), x * torch.sigmoid(1.702 * x)),
+    # The CUDA list's class: float32.
+    "softmax": lambda x: (opgrad.torch.softmax(x), functional.softmax(x.float(), -1)),
+    "log_softmax": lambda x: (opgrad.torch.log_softmax(x), functional.log_softmax(x.float(), -1)),
+    "cross_entropy": lambda x: (opgrad.torch.cross_entropy(x, IDS[0]), functional.cross_entropy(x.float(), IDS[0])),
+    "swiglu": lambda x, y: (opgrad.torch.swiglu(x, y), functional.silu(x) * y),
+    "geglu": lambda x, y: (opgrad.torch.geglu(x, y), functional.gelu(x, approximate="tanh") * y),
+    "rms_norm": lambda x, y: (
+        opgrad.torch.rms_norm(x, (6,), y[0], 1e-6),
+        functional.rms_norm(x.float(), (6,), y[0].float(), 1e-6).to(x.dtype),
+    ),
+    "layer_norm": lambda x, y: (
+        opgrad.torch.layer_norm(x, (6,), y[0], y[0].float()),
+        functional.layer_norm(x.float(), (6,), y[0].float(), y[0].float()).to(x.dtype),
+    ),
+    "scaled_dot_product_attention": lambda x, y: (
+        opgrad.torch.scaled_dot_product_attention(x[None], x[None], y[None], y[:, :3]),
+        functional.scaled_dot_product_attention(x[None], x[None], y[None], y[:, :3]),
+    ),
+    "linear_cross_entropy": lambda x, y: (
+        opgrad.torch.linear_cross_entropy(x, y, IDS[0] % 3),
+        functional.cross_entropy(functional.linear(x, y).float(), IDS[0] % 3),
+    ),
+    "linear_log_prob": lambda x, y: (
+        opgrad.torch.linear_log_prob(x, y, IDS[0] % 3),
+        -functional.cross_entropy(functional.linear(x, y).float(), IDS[0] % 3, reduction="none"),
+    ),
+    "linear_kl_div": lambda x, y: (
+        opgrad.torch.linear_kl_div(x, y, -x, y),
+        functional.kl_div(
+            functional.linear(x, y).float().log_softmax(-1), functional.linear(-x, y).float().log_softmax(-1),
+            log_target=True, reduction="batchmean",
+        ),
+    ),
+}  # fmt: skip
+# Classes of layers and losses, models, groups of processes, and what has a test beside the formula of its own.
+OTHERS = {
+    "CrossEntropyLoss", "CrossEntropyOutput", "LinearCrossEntropyLoss", "patch", "unpatch", "sink_softmax",
+    "vocab_parallel_cross_entropy", "vocab_parallel_linear_cross_entropy", "linear_jsd",
+}  # fmt: skip
+
+
+def test_every_public_function_has_a_class_under_autocast():
+    assert set(opgrad.torch.__all__) == IN_TORCH.keys() | OTHERS
+
+
+@pytest.mark.parametrize("second", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("first", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", IN_TORCH)
+def test_classes_under_autocast(name, first, second):
+    """Lower precision, float32 or the widest dtype, as PyTorch's functions, after a call outside as well."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 6).to(first).requires_grad_()
+    y = torch.randn(3, 6).to(second).requires_grad_()
+    given = (x, y)[: IN_TORCH[name].__code__.co_argcount]
+    if first == second == torch.float32:
+        close_to_torchs(*IN_TORCH[name](*given))
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            found, expected = IN_TORCH[name](*given)
+        close_to_torchs(found, expected)
+        for mine, other in zip(*(torch.autograd.grad(each.sum(), given) for each in (found, expected)), strict=True):
+            close_to_torchs(mine, other)
+
+
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 

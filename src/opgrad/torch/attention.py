@@ -14,6 +14,7 @@ from torch import Tensor
 from opgrad.contract import graph_operators
 from opgrad.contract.lists import only
 from opgrad.interop.torch_calls import native
+from opgrad.torch.autocast import narrowed
 from opgrad.torch.batching import Batch, Batched, batching
 from opgrad.torch.formulas import Gradients, Needs
 from opgrad.torch.operators import TensorOperator, is_exported
@@ -37,14 +38,14 @@ _attention = _operator("attention", ("q", "k", "v"), ("y", "lse"))
 _attention_grad = _operator("attention_grad", ("dy", "q", "k", "v", "y", "lse"), ("dq", "dk", "dv"))
 
 
-@native
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """Attention of queries to keys, in tiles: the matrix of scores is never whole in memory.
 
-    query: shape (N, …, H, L, E); float32, float64, float16 or bfloat16; E is 1 to 256.
+    query: shape (N, …, H, L, E); float32, float64, float16 or bfloat16; E is 1 to 256. Under autocast query, key and
+        value become of its dtype.
     key: shape (N, …, H, S, E); value: shape (N, …, H, S, Ev), both of the dtype of query.
     attn_mask: broadcast to (N, …, H, L, S); bool, True where a query sees a key, or what is added to the scores, of the
         dtype of query or float32.
@@ -65,6 +66,18 @@ def scaled_dot_product_attention(
         return torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
+    query, key, value = narrowed(query, key, value)
+    if attn_mask is not None and attn_mask.dtype != torch.float32:  # which keeps the least number
+        (attn_mask,) = narrowed(attn_mask)
+    return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+@native
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool,
+    scale: float | None, enable_gqa: bool,
+) -> Tensor:  # fmt: skip
+    """The same on the CPU, in the dtypes that autocast wants; native code does not see whether it is at work."""
     _check(query, key, value, attn_mask, is_causal, enable_gqa)
     q, k, v, mask, shape = _in_four_axes(query, key, value, attn_mask)
     seed = torch.randint(SEEDS, (1,), device=query.device) if dropout_p else None

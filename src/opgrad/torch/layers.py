@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from opgrad.contract import graph_operators
 from opgrad.interop.torch_calls import native
+from opgrad.torch.autocast import widest
 from opgrad.torch.batching import Batch, Batched, batching, elements
 from opgrad.torch.derivative import describe
 from opgrad.torch.formulas import Gradients, wide
@@ -219,7 +220,8 @@ def fast_gelu(x: Tensor) -> Tensor:
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """SiLU of the gate times up, as Llama's layers have it, forward and backward in one pass each.
 
-    gate: any shape; float32, float64, float16 or bfloat16. up: of its shape and dtype.
+    gate: any shape; float32, float64, float16 or bfloat16. up: of its shape and dtype; under autocast both
+        become of the wider dtype.
 
     Returns y, of the shape and dtype of gate. Differentiable twice. Raises TypeError, ValueError.
 
@@ -246,6 +248,7 @@ def geglu(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
 def _gated_unit(name: str, gate: Tensor, up: Tensor, activation: str) -> Tensor:
     if is_torchs(gate):
         return _gated({"gate": gate, "up": up, "activation": activation})
+    gate, up = widest(gate, up)
     try:
         found: Tensor = _gated_operator.call(gate, up, activation)
         return found
@@ -273,6 +276,8 @@ def layer_norm(
     if is_torchs(input):
         return functional.layer_norm(input, shape, weight, bias, eps)
     scale = input.new_ones(shape) if weight is None else weight
+    if bias is not None:
+        scale, bias = widest(scale, bias)
     x = input if scale.dtype == input.dtype else input.to(scale.dtype)
     return _in_words("layer_norm", _layer_norm, (x, scale, bias, -len(shape), eps)).to(input.dtype)
 
