@@ -1,5 +1,6 @@
 """opgrad's loss in language models as transformers has them: like the model's own, and without stored logits."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -14,6 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
+
+import small_models  # noqa: E402
 
 import opgrad.torch  # noqa: E402
 from opgrad.torch.deferred import Deferred  # noqa: E402
@@ -409,6 +412,47 @@ def test_models_of_transformers(name, more):
     torch.testing.assert_close(logits, expected.logits)
 
 
+def causal_models():
+    try:
+        import transformers
+    except ImportError:
+        return []
+    several = [
+        each if isinstance(each, tuple) else (each,) for each in transformers.MODEL_FOR_CAUSAL_LM_MAPPING.values()
+    ]
+    return sorted({kind for kinds in several for kind in kinds}, key=lambda kind: kind.__name__)
+
+
+def step(model):
+    """The loss of a model and its gradients by parameters; None for those that it does not read."""
+    torch.manual_seed(0)
+    ids = torch.randint(3, small_models.CLASSES, (2, small_models.LENGTH))
+    loss = model(input_ids=ids, labels=ids).loss
+    return loss, torch.autograd.grad(
+        loss, [each for each in model.parameters() if each.requires_grad], allow_unused=True
+    )
+
+
+def small_model_with_step(kind):
+    for model in small_models.small_models(kind):
+        with contextlib.suppress(Exception):
+            return model, step(model)
+    pytest.skip(f"no small form of {kind.__name__} is known")
+    return None
+
+
+@pytest.mark.filterwarnings("ignore")  # of these libraries among themselves
+@pytest.mark.parametrize("kind", causal_models(), ids=lambda kind: kind.__name__)
+def test_every_causal_model_of_transformers(kind):
+    """Loss and gradients are what they were, in a small form; what has no small form here is skipped by its name."""
+    model, (expected, wanted) = small_model_with_step(kind)
+    found, slopes = step(opgrad.torch.patch(model))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for mine, other in zip(slopes, wanted, strict=True):
+        assert (mine is None) == (other is None)
+        assert mine is None or (mine - other).norm() <= 1e-3 * other.norm() + 1e-6
+
+
 def llama(transformers):
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).train()
@@ -545,6 +589,29 @@ def test_patched_layers_are_copied_and_pickled():
         twin.weight.mul_(2)
     torch.testing.assert_close(twin(x), 2 * expected)
     torch.testing.assert_close(pickle.loads(pickle.dumps(model.layer))(x), expected)
+
+
+class Weightless(TinyRMSNorm):
+    """A normalization that has no use for its weight, which is as long as the first input."""
+
+    def __init__(self):
+        super().__init__()
+        torch.nn.init.ones_(self.weight)
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+
+class WeightlessRMSNorm(Weightless):
+    pass
+
+
+def test_other_sizes_than_those_that_were_tried_are_the_modules_own():
+    model = opgrad.torch.patch(Layered(WeightlessRMSNorm()))
+    assert "forward" in model.layer.__dict__
+    for size in (4, 6):
+        x = torch.randn(3, size)
+        torch.testing.assert_close(model.layer(x), WeightlessRMSNorm()(x))
 
 
 class Interface(dict):

@@ -44,11 +44,17 @@ class PatchedLayers:
 
 
 def _in_place_of(own: Callable[..., Any], found: Forward) -> Callable[..., Any]:
-    """`found` for calls with one argument, as its name and signature the module's own, which answers all others."""
+    """`found` for calls with one argument, as its name and signature the module's own, which answers all others.
+
+    A normalization that has no use for its weight may be given other sizes than that has.
+    """
 
     @functools.wraps(own)
     def forward(self: Any, *given: Any, **named: Any) -> Any:
-        return own(self, *given, **named) if named or len(given) != 1 else found(self, given[0])
+        weight = getattr(self, "weight", None)
+        if named or len(given) != 1 or (weight is not None and weight.shape[-1] != given[0].shape[-1]):
+            return own(self, *given, **named)
+        return found(self, given[0])
 
     return forward
 
