@@ -232,6 +232,15 @@ torch.set_num_threads(2)
 opgrad.set_num_threads(1)
 at_work("when opgrad may use one")
 opgrad.set_num_threads(2)
+torch.set_num_threads(1)
+print(opgrad.get_num_threads(), "where torch uses one")
+child = os.fork()
+if not child:
+    one = opgrad.get_num_threads()
+    torch.set_num_threads(2)
+    os._exit(not (one == 1 and opgrad.get_num_threads() == 2))
+print("as torch in a child" if os.waitpid(child, 0)[1] == 0 else "more than torch in a child")
+torch.set_num_threads(2)
 child = os.fork()
 if not child:
     os._exit(not (same() and threads._pool.workers and not threads._pool.openmp))
@@ -389,6 +398,8 @@ if importlib.util.find_spec("torch"):
             "1 when torch may use one",
             "1 in a new thread",
             "1 when opgrad may use one",
+            "1 where torch uses one",
+            "as torch in a child",
             "same in a child",
         ]
 

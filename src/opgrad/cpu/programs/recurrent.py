@@ -21,7 +21,7 @@ from opgrad.cpu.programs.partition import round_up
 from opgrad.cpu.programs.product_steps import ProductSteps
 from opgrad.cpu.programs.program import Program
 from opgrad.locks import once
-from opgrad.native.threads import get_num_threads
+from opgrad.native.threads import chosen_threads
 
 BLOCK_ROWS: Final = 64  # rows of a unit of a product, all of which read a chunk of a panel while it is in the cache
 FEWEST_UNITS: Final = 16
@@ -72,7 +72,7 @@ class RecurrentSteps(ProductSteps):
     def add_sequences(self, kernel: Kernel, **arguments: Any) -> None:
         """The step of a kernel whose units are sequences: as few parts as keep the processors busy."""
         units = self.directions * self.batch
-        parts = max(os.cpu_count() or 1, get_num_threads())
+        parts = max(os.cpu_count() or 1, chosen_threads())
         per_part = max(FEWEST_SEQUENCES, -(-units // parts))
         self.add_parts(kernel, units, per_part, layer=self.layer, **arguments)
 

@@ -11,7 +11,7 @@ from typing import Final
 from opgrad.contract import DTYPES
 from opgrad.cpu.compiler.decorators import vector_lanes
 from opgrad.cpu.compiler.words import CACHE_LINE
-from opgrad.native.threads import get_num_threads
+from opgrad.native.threads import chosen_threads
 
 MAX_SLOTS: Final = 63
 # bytes behind each region, for whole vectors at its end; it also keeps distances off powers of two
@@ -82,7 +82,7 @@ def _behind(end: int, count: int, dtype: str) -> tuple[int, int]:
 
 def slots_for(parts: int) -> int:
     """How many slots. The plan is kept, and a later call may use more threads, so all processors count."""
-    return min(parts, MAX_SLOTS, max(os.cpu_count() or 1, get_num_threads()))
+    return min(parts, MAX_SLOTS, max(os.cpu_count() or 1, chosen_threads()))
 
 
 def whole_vectors(count: int, precision: str) -> int:

@@ -10,7 +10,7 @@ from opgrad.locks import in_child, settling
 from opgrad.native.threads import openmp
 from opgrad.native.threads.workers import ThreadPool, run
 
-__all__ = ["get_num_threads", "join_openmp", "run", "set_num_threads", "team"]
+__all__ = ["chosen_threads", "get_num_threads", "join_openmp", "run", "set_num_threads", "team"]
 
 
 _pool: ThreadPool | None = None
@@ -22,7 +22,15 @@ _forked = False  # OpenMP's threads do not survive a fork, and GNU's runtime the
 
 
 def get_num_threads() -> int:
-    """How many threads a call may use, the caller's included."""
+    """How many threads a call may use, the caller's included.
+
+    If PyTorch is loaded on Linux, no more than `torch.get_num_threads()`, in a forked process, too.
+    """
+    return min(chosen_threads(), openmp.most() or MOST_THREADS)
+
+
+def chosen_threads() -> int:
+    """The number that was set, or that of the system; calls use fewer where PyTorch has a limit."""
     global _threads
     if _threads is None:
         _threads = default_threads()
@@ -34,7 +42,8 @@ def set_num_threads(n: int) -> None:
 
     Calls that have begun keep the number that they began with. If the system refuses to start so many threads, a
     RuntimeWarning says so, calls use as many as it allows, and `get_num_threads` returns that number. If PyTorch is
-    loaded on Linux, its threads help, and calls use no more of them than `torch.get_num_threads()`.
+    loaded on Linux, its threads help, and calls use no more of them than `torch.get_num_threads()`; nor does
+    `get_num_threads` return more.
 
     Raises TypeError unless `n` is an int, ValueError unless it is from 1 to four times the number of CPUs or 64,
     whichever is more.
@@ -75,11 +84,11 @@ def _start() -> int:
     global _pool
     with settling:
         if _team.value == UNSETTLED:
-            if get_num_threads() == 1:
+            if chosen_threads() == 1:
                 _team.value = 0
             else:
                 _pool = _pool or _limited(ThreadPool())
-                _choose(_pool, get_num_threads())
+                _choose(_pool, chosen_threads())
         return _team.value
 
 

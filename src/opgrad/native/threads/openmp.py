@@ -34,6 +34,12 @@ def limit() -> int:
     return next(iter(_functions(LIMIT)), 0)
 
 
+def most() -> int:
+    """How many threads PyTorch would use in the calling thread; 0 if it is not loaded or cannot be asked."""
+    function = limit()
+    return ctypes.CFUNCTYPE(ctypes.c_int)(function)() if function else 0
+
+
 def _functions(*names: str) -> tuple[int, ...]:
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(os, "RTLD_NOLOAD"):
