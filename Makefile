@@ -8,11 +8,14 @@ OLDEST_PYTHON ?= python3.11
 MINIMUM := .venv-minimum
 REAL := .venv-real
 FLOOR := .venv-triton
+INTEGRATIONS := .venv-integrations
+INTEGRATION_TESTS := tests/torch/test_patching.py tests/portable/test_flower.py \
+	tests/training/tune/test_runs.py::test_genai_writes_what_the_tuner_writes
 MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
 	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
 
-.PHONY: setup train test gpu test-triton test-avx2 test-gate test-ptx test-threads test-minimum test-portable test-real fuzz test-arm64 test-haswell test-nehalem lint docs docs-serve \
-	notebooks bench tables dist dist-packs review clean help
+.PHONY: setup train test gpu test-triton test-avx2 test-gate test-ptx test-threads test-minimum test-portable test-integrations test-real fuzz test-arm64 test-haswell \
+	test-nehalem lint docs docs-serve notebooks bench tables dist dist-packs review clean help
 
 help:
 	@echo "make setup   both environments that tests need; with --jobs 2 at once"
@@ -26,6 +29,7 @@ help:
 	@echo "make test-threads  tests of all operators, each in four threads at once"
 	@echo "make test-minimum  a few of them with the lowest versions of all dependencies"
 	@echo "make test-portable  set up, then run exported steps in Node, in Chromium and from C++; needs these, and npm"
+	@echo "make test-integrations  with transformers, peft, accelerate, onnxruntime-genai and flwr, which it downloads"
 	@echo "make test-real  train models that ship inside packages, which it downloads"
 	@echo "make test-arm64  some of them on an emulated arm64; test-haswell, test-nehalem: on older x86-64; need qemu-user"
 	@echo "make fuzz    readers of others' files and native calls, SECONDS=60 each; FUZZ: which; downloads atheris"
@@ -110,6 +114,11 @@ test-real: $(REAL)/.installed
 	$(REAL)/bin/python tests/support/real_models.py $(REAL)/models
 	OPGRAD_REAL=$(REAL)/models $(REAL)/bin/python -m pytest tests/real
 
+# Every test that needs one of the libraries of the extra; one that is skipped for want of a package fails here.
+test-integrations: $(INTEGRATIONS)/.installed
+	OPGRAD_INTEGRATIONS=1 OPGRAD_PORTABLE=1 FLOWER=$(CURDIR)/$(INTEGRATIONS)/flower/bin/python \
+		$(INTEGRATIONS)/bin/python -m pytest --numprocesses auto --maxprocesses 4 $(INTEGRATION_TESTS)
+
 # On processors that qemu emulates: kernels of some operators; on older x86-64 the shared object and sessions, too, for
 # which onnxruntime's library for arm64 crashes in qemu 7.2 when it is loaded.
 KERNEL_TESTS := fewest_dimensions and float32 and (softmax or relu or gather)
@@ -167,7 +176,7 @@ tables: $(VENV)/.dev
 	$(RUN)/python tools/report.py
 
 clean:
-	rm -rf $(VENV) $(MINIMUM) $(FLOOR) $(REAL) $(FUZZING) build dist
+	rm -rf $(VENV) $(MINIMUM) $(FLOOR) $(REAL) $(INTEGRATIONS) $(FUZZING) build dist
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -200,6 +209,14 @@ $(FLOOR)/.installed: pyproject.toml tools/minimum.py
 $(FUZZING)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(FUZZING)
 	$(FUZZING)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[tune,fuzz]"
+	@touch $@
+
+$(INTEGRATIONS)/.installed: pyproject.toml tools/install_torch.py
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/python tools/install_torch.py
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[integrations]"
+	$(PYTHON) -m venv $(INTEGRATIONS)/flower
+	$(INTEGRATIONS)/flower/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[flower]"
 	@touch $@
 
 $(REAL)/.installed: pyproject.toml

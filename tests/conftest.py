@@ -9,6 +9,7 @@ import functools
 import gc
 import importlib.util
 import os
+import re
 import tempfile
 import zlib
 
@@ -94,6 +95,27 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and PyTorch for CUDA"))
+
+
+WANTING = re.compile(r"could not import|No module named|not installed|names no Python")
+
+
+def _refused(report):
+    """A skip for want of a package is a failure where `make test-integrations` has installed all of them."""
+    reason = report.longrepr[2] if report.outcome == "skipped" and isinstance(report.longrepr, tuple) else ""
+    if os.environ.get("OPGRAD_INTEGRATIONS") and WANTING.search(reason):
+        report.outcome, report.longrepr = "failed", f"skipped for want of a package: {reason}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    return _refused((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report():
+    return _refused((yield))
 
 
 @pytest.fixture(autouse=True, scope="session")
