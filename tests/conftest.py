@@ -97,7 +97,7 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and PyTorch for CUDA"))
 
 
-WANTING = re.compile(r"could not import|No module named|not installed|names no Python")
+WANTING = re.compile(r"could not import|No module named|not installed")
 
 
 def _refused(report):
