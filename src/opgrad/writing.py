@@ -53,7 +53,7 @@ def destination(path: Path) -> Path:
     To be called before anything is computed. Raises IsADirectoryError for a folder, `NoFile` for another thing that is
     no regular file, such as a device or a pipe.
     """
-    with suppress(FileNotFoundError):  # also of a link to a file that is not there yet
+    with suppress(FileNotFoundError, NotADirectoryError):  # also of a link to a file that is not there yet
         _check_replaceable(path, os.stat(path))
     return Path(os.path.realpath(path))
 

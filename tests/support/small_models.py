@@ -1,68 +1,73 @@
-"""Small forms of the language models of an installed transformers: their configurations with small sizes."""
+"""Models that artifacts are made of in the tests, and runs of what was made."""
 
-import contextlib
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import numpy_helper, parser
 
-import torch
+import opgrad.onnxruntime
 
-CLASSES, LENGTH = 97, 9
-SIZES = {
-    "vocab_size": CLASSES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "embedding_size", "model_dim"), 32),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
-    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("num_encoder_attention_heads", "num_decoder_attention_heads"), 4),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff", "n_inner"), 48),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 64),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "moe_intermediate_size", "shared_expert_intermediate_size"), 16),
-    **dict.fromkeys(("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "rotary_dim"), 8),
-    "num_key_value_heads": 2, "num_experts_per_tok": 2, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 4,
-    "pixel_size": 8, "mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "hidden_size_per_layer_input": 8,
-    "vocab_size_per_layer_input": CLASSES, "n_groups": 1, "state_size": 8, "time_step_rank": 4, "is_decoder": True,
-}  # fmt: skip
-# What is tried one after the other, as models differ in what fits what.
-CHANGES = (
-    {},
-    {"num_key_value_heads": 4},
-    {"num_key_value_heads": None},
-    {"num_key_value_heads": None, "head_dim": None},
-    {"num_key_value_heads": 4, "head_dim": None, "num_hidden_layers": 4},
-    {"num_experts_per_tok": 1},
-    {"hidden_size_per_layer_input": 0},
-    dict.fromkeys(("num_hidden_layers", "num_layers", "n_groups", "state_size", "mamba_n_heads", "mamba_d_head")),
-)
-LARGEST = 4e6  # numbers of a model
+LABELS = np.array([0, 1, 2, 2, 1, 0])
 
 
-def _given(kind, change):
-    """Which sizes a configuration has, and probabilities of dropout, which become 0."""
-    plain, found = kind(), {}
-    for name, size in (SIZES | change).items():
-        with contextlib.suppress(Exception):
-            settable = not isinstance(getattr(kind, name, None), property)
-            if settable and size is not None and isinstance(getattr(plain, name), int | float):
-                found[name] = size
-    for name, value in vars(plain).items():
-        if ("drop" in name or "pdrop" in name) and isinstance(value, float):
-            found[name] = 0.0
-    layers = getattr(plain, "layer_types", None)
-    if layers and not isinstance(getattr(kind, "layer_types", None), property):
-        count = found.get("num_hidden_layers", len(layers))
-        every = list(dict.fromkeys(layers))
-        found["layer_types"] = [*every, *layers][:count] if count >= len(every) else every[-count:]
-    return found | {"pad_token_id": 0}
+def build(text, weights=(), opset=17):
+    """A model of this text, with these initializers; its nodes are named n0, n1, …"""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]>\n{text}')
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in dict(weights).items())
+    for index, node in enumerate(model.graph.node):
+        node.name = f"n{index}"
+    return model
 
 
-def small_models(kind):
-    """The small forms of a class of models that can be made."""
-    for change in CHANGES:
-        with contextlib.suppress(Exception):
-            configuration = kind.config_class(**_given(kind.config_class, change))
-            with torch.device("meta"):
-                size = sum(each.numel() for each in kind(configuration).parameters())
-            if size > LARGEST:
-                return
-            torch.manual_seed(0)
-            yield kind(configuration).train()
+def normal(seed=0, dtype=np.float32, **shapes):
+    """Arrays of random numbers by name."""
+    random = np.random.default_rng(seed)
+    return {name: (random.standard_normal(shape) * 0.4).astype(dtype) for name, shape in shapes.items()}
+
+
+def perceptron(opset=17):
+    """Scores of three classes for rows of four numbers."""
+    text = """g (float[batch, 4] x) => (float[batch, 3] scores) {
+        h = Gemm(x, w0, b0)  a = Relu(h)  m = MatMul(a, w1)  scores = Add(m, b1)
+    }"""
+    return build(text, normal(w0=(4, 5), b0=(5,), w1=(5, 3), b1=(3,)), opset)
+
+
+def two_outputs():
+    """The same, with what is inside as a second output."""
+    text = """g (float[batch, 4] x) => (float[batch, 3] scores, float[batch, 5] hidden) {
+        hidden = Gemm(x, w0, b0)  a = Tanh(hidden)  m = MatMul(a, w1)  scores = Add(m, b1)
+    }"""
+    return build(text, normal(w0=(4, 5), b0=(5,), w1=(5, 3), b1=(3,)))
+
+
+def images(training=False):
+    """Scores of three classes for images, with a batch normalization that trains or does not."""
+    outputs = "n, new_mean, new_var" if training else "n"
+    text = f"""g (float[4, 2, 6, 6] x) => (float[4, 3] scores) {{
+        c = Conv<pads = [1, 1, 1, 1]>(x, w0)
+        {outputs} = BatchNormalization<training_mode = {int(training)}>(c, scale, bias, mean, var)
+        a = Relu(n)  p = GlobalAveragePool(a)  f = Flatten(p)  scores = MatMul(f, w1)
+    }}"""
+    weights = normal(w0=(4, 2, 3, 3), scale=(4,), bias=(4,), w1=(4, 3))
+    return build(text, {**weights, "mean": np.full(4, 0.1, np.float32), "var": np.full(4, 2, np.float32)})
+
+
+def gradients_of(path):
+    """A training model's loss and gradients, without what adds them up."""
+    model = onnx.load(path)
+    graph, kept = model.graph, [node for node in model.graph.node if node.op_type != "InPlaceAccumulatorV2"]
+    names = [node.input[1] for node in graph.node if node.op_type == "InPlaceAccumulatorV2"]
+    inputs = [each for each in graph.input if not each.name.endswith("accumulation.buffer")]
+    inputs = [each for each in inputs if each.name != "lazy_reset_grad"]
+    outputs = [graph.output[0], *(onnx.ValueInfoProto(name=name) for name in names)]
+    new = onnx.helper.make_graph(kept, "gradients", inputs, outputs, graph.initializer, value_info=graph.value_info)
+    return onnx.helper.make_model(new, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
+def run(model, feeds):
+    """The results of a model or of a file, with opgrad's operators."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
+    return opgrad.onnxruntime.InferenceSession(source, options).run(None, feeds)

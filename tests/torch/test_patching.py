@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
-import small_models  # noqa: E402
+import small_causal_models  # noqa: E402
 
 import opgrad.torch  # noqa: E402
 from opgrad.torch.deferred import Deferred  # noqa: E402
@@ -426,7 +426,7 @@ def causal_models():
 def step(model):
     """The loss of a model and its gradients by parameters; None for those that it does not read."""
     torch.manual_seed(0)
-    ids = torch.randint(3, small_models.CLASSES, (2, small_models.LENGTH))
+    ids = torch.randint(3, small_causal_models.CLASSES, (2, small_causal_models.LENGTH))
     loss = model(input_ids=ids, labels=ids).loss
     return loss, torch.autograd.grad(
         loss, [each for each in model.parameters() if each.requires_grad], allow_unused=True
@@ -434,7 +434,7 @@ def step(model):
 
 
 def small_model_with_step(kind):
-    for model in small_models.small_models(kind):
+    for model in small_causal_models.small_models(kind):
         with contextlib.suppress(Exception):
             return model, step(model)
     pytest.skip(f"no small form of {kind.__name__} is known")
@@ -457,7 +457,7 @@ def test_most_causal_models_have_a_small_form():
     """Those of a transformers that moves its configurations' names would be skipped one by one."""
     pytest.importorskip("transformers")
     kinds = causal_models()
-    made = sum(next(small_models.small_models(kind), None) is not None for kind in kinds[::10])
+    made = sum(next(small_causal_models.small_models(kind), None) is not None for kind in kinds[::10])
     assert made >= 0.7 * len(kinds[::10])
 
 

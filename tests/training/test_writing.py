@@ -440,6 +440,9 @@ def test_commands_refuse_a_pipe_before_they_begin(tmp_path: Path, monkeypatch: p
 
 # --- writers that are killed ---
 
+# What other libraries of this process say of a child that writes files and ends.
+FORKS = pytest.mark.filterwarnings("ignore:.*fork")
+
 
 def _killed_at(step: int, folder: Path, files: dict[str, bytes]) -> bool:
     """Let another process replace files of a folder and be killed there; returns whether it was."""
@@ -463,6 +466,7 @@ def _killed_at(step: int, folder: Path, files: dict[str, bytes]) -> bool:
     return os.WIFSIGNALED(status)
 
 
+@FORKS
 @pytest.mark.parametrize("reads", [True, False])
 def test_the_next_one_finishes_what_was_interrupted(reads: bool, tmp_path: Path) -> None:
     for step in count():
@@ -499,6 +503,7 @@ def test_a_writer_at_work_is_left_alone(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
+@FORKS
 def test_a_set_is_read_after_its_writer_was_killed(tmp_path: Path) -> None:
     for name, trained in (("old", "w0"), ("new", "w1")):
         (tmp_path / name).mkdir()
@@ -512,6 +517,7 @@ def test_a_set_is_read_after_its_writer_was_killed(tmp_path: Path) -> None:
         assert contents(folder) == contents(tmp_path / "new")
 
 
+@FORKS
 def test_a_journal_of_others_moves_nothing_elsewhere(tmp_path: Path) -> None:
     folder, outside = tmp_path / "folder", tmp_path / "outside"
     hidden = folder / f".{'0' * 16}.tmp"

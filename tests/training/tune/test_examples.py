@@ -207,6 +207,7 @@ def test_process_of_a_template_ends_with_it():
     assert process.returncode is not None
 
 
+@pytest.mark.filterwarnings("ignore:.*fork")  # JAX's and Python's, where a process of tests has threads
 def test_template_in_a_forked_process():
     found = template("{{ messages[0].content }}")
     child = multiprocessing.get_context("fork").Process(target=found.render, args=(CHAT["messages"],))

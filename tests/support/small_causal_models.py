@@ -1,0 +1,68 @@
+"""Small forms of the language models of an installed transformers: their configurations with small sizes."""
+
+import contextlib
+
+import torch
+
+CLASSES, LENGTH = 97, 9
+SIZES = {
+    "vocab_size": CLASSES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "embedding_size", "model_dim"), 32),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("num_encoder_attention_heads", "num_decoder_attention_heads"), 4),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff", "n_inner"), 48),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 64),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "moe_intermediate_size", "shared_expert_intermediate_size"), 16),
+    **dict.fromkeys(("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "rotary_dim"), 8),
+    "num_key_value_heads": 2, "num_experts_per_tok": 2, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 4,
+    "pixel_size": 8, "mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": CLASSES, "n_groups": 1, "state_size": 8, "time_step_rank": 4, "is_decoder": True,
+}  # fmt: skip
+# What is tried one after the other, as models differ in what fits what.
+CHANGES = (
+    {},
+    {"num_key_value_heads": 4},
+    {"num_key_value_heads": None},
+    {"num_key_value_heads": None, "head_dim": None},
+    {"num_key_value_heads": 4, "head_dim": None, "num_hidden_layers": 4},
+    {"num_experts_per_tok": 1},
+    {"hidden_size_per_layer_input": 0},
+    dict.fromkeys(("num_hidden_layers", "num_layers", "n_groups", "state_size", "mamba_n_heads", "mamba_d_head")),
+)
+LARGEST = 4e6  # numbers of a model
+
+
+def _given(kind, change):
+    """Which sizes a configuration has, and probabilities of dropout, which become 0."""
+    plain, found = kind(), {}
+    for name, size in (SIZES | change).items():
+        with contextlib.suppress(Exception):
+            settable = not isinstance(getattr(kind, name, None), property)
+            if settable and size is not None and isinstance(getattr(plain, name), int | float):
+                found[name] = size
+    for name, value in vars(plain).items():
+        if ("drop" in name or "pdrop" in name) and isinstance(value, float):
+            found[name] = 0.0
+    layers = getattr(plain, "layer_types", None)
+    if layers and not isinstance(getattr(kind, "layer_types", None), property):
+        count = found.get("num_hidden_layers", len(layers))
+        every = list(dict.fromkeys(layers))
+        found["layer_types"] = [*every, *layers][:count] if count >= len(every) else every[-count:]
+    return found | {"pad_token_id": 0}
+
+
+def small_models(kind):
+    """The small forms of a class of models that can be made."""
+    for change in CHANGES:
+        with contextlib.suppress(Exception):
+            configuration = kind.config_class(**_given(kind.config_class, change))
+            with torch.device("meta"):
+                size = sum(each.numel() for each in kind(configuration).parameters())
+            if size > LARGEST:
+                return
+            torch.manual_seed(0)
+            yield kind(configuration).train()
