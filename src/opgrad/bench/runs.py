@@ -1,4 +1,4 @@
-"""When a cell was measured, and with which options: each cell says so, as a file may hold cells of several runs.
+"""When a cell was measured, where, and with which options: each cell says so, as a file may hold cells of several runs.
 
 A cell of an older file says nothing; the options of the file's last run are its own if they ask for it.
 """
@@ -6,6 +6,7 @@ A cell of an older file says nothing; the options of the file's last run are its
 from collections.abc import Mapping
 from typing import Any
 
+from opgrad.bench import instruction_sets
 from opgrad.bench.cells import PLAIN
 from opgrad.bench.memories import DEFAULT
 
@@ -77,3 +78,25 @@ def _command(options: Measured) -> str:
     given = {name: value for name, value in options.items() if value is not False and value not in ("", None)}
     words = (f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items())
     return " ".join(["opgrad bench", *words])
+
+
+# --- where ---
+
+
+def machine_line(result: Measured) -> str:
+    """Machine, threads or device, versions and date in one sentence."""
+    date = when(result)
+    machine, versions = result["machine"], result["versions"]
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    if "device" in result:
+        return f"{_device(result['device'])}; on {machine['cpu']}; {packages}; {date}."
+    caches = ", ".join(f"{level} {size >> 10} KiB" for level, size in machine["caches"].items())
+    cpu = f"{machine['cpu']} ({machine['llvm_cpu']}, {machine['vector_bits']}-bit vectors)"
+    legend = instruction_sets.legend(machine)
+    return f"{cpu}, {result['threads']} threads; {caches}; {packages}; {date}.{legend}"
+
+
+def _device(device: Measured) -> str:
+    memory, l2 = device["memory"] / (1 << 30), device["l2"] >> 20
+    parts = f"{device['multiprocessors']} multiprocessors, L2 {l2} MiB, memory {memory:.0f} GiB"
+    return f"{device['name']} ({parts}), driver {device['driver'] or 'unknown'}, CUDA {device['cuda']}"

@@ -36,7 +36,7 @@ from opgrad.bench.figures import (
 )
 from opgrad.bench.load import Loss
 from opgrad.bench.measure import CALL, GIVEN, KERNEL, NEW, OURS, WAYS
-from opgrad.bench.runs import described, letters, when
+from opgrad.bench.runs import described, letters, machine_line
 from opgrad.bench.sweep import Curve, curves, is_sweep, shapes
 
 PEERS_IN = ("best peer", "its time", "ratio")
@@ -236,19 +236,6 @@ def _name(cell: dict[str, Any]) -> str:
     return f"{cell['operator']} {cell['workload']} {cell['dtype']}"
 
 
-def machine_line(result: Result) -> str:
-    """Machine, threads or device, versions and date in one sentence."""
-    date = when(result)
-    machine, versions = result["machine"], result["versions"]
-    packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    if "device" in result:
-        return f"{_device(result['device'])}; on {machine['cpu']}; {packages}; {date}."
-    caches = ", ".join(f"{level} {size >> 10} KiB" for level, size in machine["caches"].items())
-    cpu = f"{machine['cpu']} ({machine['llvm_cpu']}, {machine['vector_bits']}-bit vectors)"
-    legend = instruction_sets.legend(machine)
-    return f"{cpu}, {result['threads']} threads; {caches}; {packages}; {date}.{legend}"
-
-
 def title(result: Result) -> str:
     """What was measured and on what machine: a name for people."""
     groups = dict.fromkeys(cell.get("group", PLAIN) for cell in result.get("cells", ()))
@@ -269,12 +256,6 @@ def title(result: Result) -> str:
 def _listed(kinds: Sequence[str]) -> str:
     """Names in one, of which only the first begins with a capital letter."""
     return ", ".join([*kinds[:1], *(kind[0].lower() + kind[1:] for kind in kinds[1:])])
-
-
-def _device(device: dict[str, Any]) -> str:
-    memory, l2 = device["memory"] / (1 << 30), device["l2"] >> 20
-    parts = f"{device['multiprocessors']} multiprocessors, L2 {l2} MiB, memory {memory:.0f} GiB"
-    return f"{device['name']} ({parts}), driver {device['driver'] or 'unknown'}, CUDA {device['cuda']}"
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any, TypeVar
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -70,3 +70,71 @@ def words(options: dict[str, Any]) -> list[str]:
         else:
             found += [word for each in (value if isinstance(value, list) else [value]) for word in (name, str(each))]
     return found
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What a recipe says of every run, too."""
+
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="How often all rows are trained on; default: 10, of tune 1.")
+    ] = None
+    lr: Annotated[
+        float | None, typer.Option(callback=positive, help="The learning rate; default: 0.001, of tune 0.0002.")
+    ] = None
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="How many rows a batch has; default: 32, of tune 4.")
+    ] = None
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="The number that decides the order of the rows; default: 0.")
+    ] = None
+    validation: Annotated[
+        str | None,
+        typer.Option(metavar="FRACTION|ROWS", help="How many training rows validate every epoch; default: none."),
+    ] = None
+    patience: Annotated[
+        int | None,
+        typer.Option(min=1, help="Stop after so many epochs without a better validation loss; default: never."),
+    ] = None
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="How the learning rate falls: constant, linear or cosine; default: constant, of tune cosine.",
+        ),
+    ] = None
+    warmup: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="STEPS", help="Over how many steps the learning rate rises from 0; default: 0."),
+    ] = None
+    accumulate: Annotated[
+        int | None, typer.Option(min=1, help="How many batches' gradients make one step; default: 1.")
+    ] = None
+    clip_norm: Annotated[
+        float | None,
+        typer.Option(
+            callback=positive, help="The largest norm of all gradients together; default: the set's, of tune 1."
+        ),
+    ] = None
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="STEPS", help="Write last.checkpoint after so many steps, too; default: after epochs alone."
+        ),
+    ] = None
+
+    def of_recipe(self) -> dict[str, Any]:
+        """Those that were given, under the names of a recipe."""
+        values = {**vars(self), "validation": _rows_or_fraction(self.validation)}
+        values["learning_rate"] = values.pop("lr")
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def _rows_or_fraction(text: str | None) -> int | float | None:
+    """A whole number as int, any other as float."""
+    if text is None:
+        return None
+    try:
+        return int(text) if text.lstrip("+-").isdigit() else float(text)
+    except ValueError:
+        raise ValueError(f"train: validation is {text!r}, expected a number of rows or a fraction") from None

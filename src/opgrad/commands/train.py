@@ -23,7 +23,7 @@ from opgrad.commands.making import (
     make,
     results_folder,
 )
-from opgrad.commands.options import file_option, given, positive, takes_groups, words
+from opgrad.commands.options import RunSettings, file_option, given, takes_groups, words
 from opgrad.terminal import console, visible
 
 if TYPE_CHECKING:
@@ -35,64 +35,6 @@ if TYPE_CHECKING:
     from opgrad.training.run.live import LiveCurve
     from opgrad.training.run.recipe import Recipe
     from opgrad.training.run.report import TrainingBar
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """What a recipe says of every run, too."""
-
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="How often all rows are trained on; default: 10, of tune 1.")
-    ] = None
-    lr: Annotated[
-        float | None, typer.Option(callback=positive, help="The learning rate; default: 0.001, of tune 0.0002.")
-    ] = None
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="How many rows a batch has; default: 32, of tune 4.")
-    ] = None
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="The number that decides the order of the rows; default: 0.")
-    ] = None
-    validation: Annotated[
-        str | None,
-        typer.Option(metavar="FRACTION|ROWS", help="How many training rows validate every epoch; default: none."),
-    ] = None
-    patience: Annotated[
-        int | None,
-        typer.Option(min=1, help="Stop after so many epochs without a better validation loss; default: never."),
-    ] = None
-    schedule: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND",
-            help="How the learning rate falls: constant, linear or cosine; default: constant, of tune cosine.",
-        ),
-    ] = None
-    warmup: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="STEPS", help="Over how many steps the learning rate rises from 0; default: 0."),
-    ] = None
-    accumulate: Annotated[
-        int | None, typer.Option(min=1, help="How many batches' gradients make one step; default: 1.")
-    ] = None
-    clip_norm: Annotated[
-        float | None,
-        typer.Option(
-            callback=positive, help="The largest norm of all gradients together; default: the set's, of tune 1."
-        ),
-    ] = None
-    checkpoint_every: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="STEPS", help="Write last.checkpoint after so many steps, too; default: after epochs alone."
-        ),
-    ] = None
-
-    def of_recipe(self) -> dict[str, Any]:
-        """Those that were given, under the names of a recipe."""
-        values = {**vars(self), "validation": _rows_or_fraction(self.validation)}
-        values["learning_rate"] = values.pop("lr")
-        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -415,13 +357,3 @@ def _number(text: str) -> float | str:
     with suppress(ValueError):
         return float(text)
     return text
-
-
-def _rows_or_fraction(text: str | None) -> int | float | None:
-    """A whole number as int, any other as float."""
-    if text is None:
-        return None
-    try:
-        return int(text) if text.lstrip("+-").isdigit() else float(text)
-    except ValueError:
-        raise ValueError(f"train: validation is {text!r}, expected a number of rows or a fraction") from None

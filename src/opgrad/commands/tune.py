@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from opgrad.commands.making import results_folder
-from opgrad.commands.options import file_option, given, takes_groups, words
-from opgrad.commands.train import Live, RunSettings, bar_of
+from opgrad.commands.options import RunSettings, file_option, given, takes_groups, words
+from opgrad.commands.train import Live, bar_of
 from opgrad.terminal import console
 
 if TYPE_CHECKING:
