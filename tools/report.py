@@ -331,7 +331,8 @@ def _folded(table: re.Match[str]) -> str:
 
 def result_pages(root: Path, folder: Path) -> str:
     """A link to the page of each result, the newest first."""
-    from opgrad.bench.tables import machine_line, title
+    from opgrad.bench.runs import machine_line
+    from opgrad.bench.tables import title
 
     pages = Path(os.path.relpath(root / CELLS, folder))
     found = {f"[{title(each)}]({(pages / name).as_posix()}.md)": each for name, each in results(root, "cpu").items()}

@@ -13,7 +13,8 @@ from bench.steps.run import GRAPH, OLD, OLD_OPTIMIZER, OPTIMIZER, STEP
 from opgrad.bench import instruction_sets
 from opgrad.bench.figures import few_samples, medians
 from opgrad.bench.plots import PLAIN_NUMBERS, ROW, blank
-from opgrad.bench.tables import Table, duration, machine_line, print_parts
+from opgrad.bench.runs import machine_line
+from opgrad.bench.tables import Table, duration, print_parts
 
 COLUMNS = ("set", "batch", "step", "graph", "optimizer", "Python", "torch", "old step", "old optimizer", "ratio")
 START_COLUMNS = (

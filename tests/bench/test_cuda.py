@@ -21,7 +21,8 @@ from opgrad.bench.figures import figures, read
 from opgrad.bench.measure import GIVEN, LACKING, NEW
 from opgrad.bench.peers import LONGEST_NOTE, reason
 from opgrad.bench.run import run
-from opgrad.bench.tables import full_table, left_out, machine_line
+from opgrad.bench.runs import machine_line
+from opgrad.bench.tables import full_table, left_out
 from opgrad.cli import app
 from opgrad.contract import DTYPES, operators
 from opgrad.testing.accuracy import error_in_ulp, reference

@@ -17,7 +17,8 @@ from bench.steps.run import StepOptions
 from opgrad.bench import instruction_sets
 from opgrad.bench.figures import read
 from opgrad.bench.options import BenchOptions
-from opgrad.bench.tables import machine_line, sets_table, show_sets
+from opgrad.bench.runs import machine_line
+from opgrad.bench.tables import sets_table, show_sets
 from opgrad.cli import app
 
 TINY = ["--ops", "relu", "--dtypes", "float32", "--shapes", "8x9", "--seconds", "0"]

@@ -260,7 +260,7 @@ def test_documents_get_the_table_and_keep_it_apart_from_the_cells(tmp_path: Path
     assert report.training_steps(tmp_path, tmp_path) == report.NO_RESULT
     (tmp_path / report.RESULTS).mkdir(parents=True)
     (tmp_path / report.RESULTS / "training-x.json").write_text(json.dumps(made_up_training()))
-    assert report.training_steps(tmp_path, tmp_path).startswith("#### training-x\n\nA CPU")
+    assert report.training_steps(tmp_path, tmp_path).startswith("#### Training steps: AVX2, A CPU (a)\n\nA CPU")
     assert report.results(tmp_path, "cpu") == {}
     assert report.result_pages(tmp_path, tmp_path) == report.NO_RESULT
 

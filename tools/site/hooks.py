@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
 import benchmark_tables  # noqa: E402
 import report  # noqa: E402
 
-from opgrad.bench import plots, tables  # noqa: E402
+from opgrad.bench import plots, runs, tables  # noqa: E402
 from opgrad.contract import graph_operators, operators  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -241,7 +241,7 @@ def _performance(text: str) -> str:
     lines = []
     for result in reversed(report.all_results(ROOT).values()):
         steps = report.step_tables() if "training" in result else None
-        said = steps.surroundings(result) if steps else tables.machine_line(result)
+        said = steps.surroundings(result) if steps else runs.machine_line(result)
         lines += [f"## {tables.title(result)}", "", said, "", _picture((steps or plots).drawing(result)), ""]
     parts = {"charts": "\n".join(lines), "history": _picture(benchmark_tables.history(report.history(ROOT)))}
     return re.sub(r"<!-- (charts|history): .*? -->", lambda part: parts[part[1]], text)

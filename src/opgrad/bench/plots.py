@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter
 
 from opgrad.bench import instruction_sets
@@ -133,8 +134,8 @@ def _sweep(sets: Mapping[str, Sequence[Curve]]) -> Drawing:
 
 def blank(width: float, height: float) -> Drawing:
     """A picture without content, of so many inches."""
-    figure = Drawing(figsize=(width, height), dpi=120, layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # inches: letters reach beyond the boxes that the layout knows
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches: letters reach beyond the boxes that it knows
+    figure = Drawing(figsize=(width, height), dpi=120, layout=layout)
     FigureCanvasAgg(figure)
     return figure
 
