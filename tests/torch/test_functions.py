@@ -492,7 +492,7 @@ IN_TORCH = {
     "linear_kl_div": lambda x, y: (
         opgrad.torch.linear_kl_div(x, y, -x, y),
         functional.kl_div(
-            functional.linear(x, y).float().log_softmax(-1), functional.linear(-x, y).float().log_softmax(-1),
+            functional.linear(x, y).float().log_softmax(-1), functional.linear(-x, y).detach().float().log_softmax(-1),
             log_target=True, reduction="batchmean",
         ),
     ),
