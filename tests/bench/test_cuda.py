@@ -377,7 +377,8 @@ def test_the_report_has_cpu_and_cuda_apart(stand_in, tmp_path):
     assert report.benchmark(tmp_path, tmp_path) == report.result_pages(tmp_path, tmp_path) == report.NO_RESULT
     text = report.cuda_benchmark(tmp_path, tmp_path / "docs")
     assert text.startswith("![Speed against the best peer, cell by cell](../docs/benchmark-cuda.png)")
-    assert "### Operators on A device\n\nA device (2 multiprocessors, L2 1 MiB, memory 1 GiB), driver 1.2, CUDA 13.0; on " in text
+    line = "A device (2 multiprocessors, L2 1 MiB, memory 1 GiB), driver 1.2, CUDA 13.0; on "
+    assert f"### Operators on A device\n\n{line}" in text
     assert "* left out: quack in softmax 8x9 float32: takes no such thing" in text
     assert report.cuda_speed(tmp_path, tmp_path).startswith("On CUDA, A device: Over 1 cells, ")
     (tmp_path / "README.md").write_text("<!-- cuda-speed:begin -->\n<!-- cuda-speed:end -->\n")

@@ -89,7 +89,8 @@ def test_the_table_has_the_fastest_peer_and_the_least_memory_of_any():
     result = made_up_result([4.0])
     before = full_table(result)
     result["cells"].append(cell)
-    assert full_table(result).startswith(before)
+    parts = [part for part in before.split("\n\n") if not part.startswith("Runs: ")]  # which counts the cells
+    assert [part for part in parts if part not in full_table(result)] == []
     ratios = "2.00 | 1 MiB | 1.12 | 5 MiB | 4 MiB |"
     row = f"| `linear_cross_entropy` | 4x5x6 | float32 | 2 ms | torch.compile | 4 ms | {ratios}"
     assert row in full_table(result)
