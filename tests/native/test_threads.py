@@ -425,7 +425,7 @@ def test_wrong_environment_variable(wrong):
 def test_set_and_get():
     for count in (1, 2, np.int64(3), 5):
         opgrad.set_num_threads(count)
-        assert opgrad.get_num_threads() == count
+        assert opgrad.get_num_threads() == min(count, threads.openmp.most() or count)  # PyTorch may be loaded
     before = opgrad.get_num_threads()
     most = threads.MOST_THREADS
     assert most == max(64, 4 * os.cpu_count())
