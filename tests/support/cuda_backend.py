@@ -13,7 +13,6 @@ import json
 import math
 import os
 import zlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,13 +23,12 @@ from ptx import driver
 from samples import bits
 
 import opgrad
+from opgrad import interop
 from opgrad.contract import DTYPES, FLOATS, Spec, arrangement, operators
 from opgrad.contract.signature import prepare
 from opgrad.cuda import ALIGNMENT
-from opgrad.interop import arrays_of
 from opgrad.interop.device import Runners
 from opgrad.native import arrays
-from opgrad.post_ops import PostOp
 
 PUBLIC = {name: getattr(opgrad, name) for name in operators()}
 FROM_PTX = int(os.environ.get("OPGRAD_PTX", "0"))  # the architecture that is compiled for
@@ -262,7 +260,7 @@ def _on_host(op, given):
     _memory.made.clear()
     if FROM_PTX:
         _device.take_back()
-        for name, array in arrays_of(op, given).items():
+        for name, array in interop.arrays_of(op, given).items():
             _device.lend(array, name)
     with np.errstate(all="ignore"):
         results = _runners.run(op, given)
@@ -277,11 +275,12 @@ def _on_gpu(op, given, device="cuda"):
     out = given.get("out")
     outputs = () if out is None else out if isinstance(out, tuple) else (out,)
     uploads = _Uploads(device)
-    arguments = {name: uploads.argument(value) for name, value in given.items() if name != "out"}
+    inputs = {name: value for name, value in given.items() if name != "out"}
+    arguments = interop.over_arrays(op, inputs, lambda _, array: uploads.tensor(np.asarray(array)))
     tensors = tuple(uploads.tensor(each, written=True) for each in outputs)
     if outputs:
         arguments["out"] = tensors if isinstance(out, tuple) else tensors[0]
-    results = PUBLIC[op.name](**arguments)
+    results = PUBLIC[op.name](**arguments) if op.name in PUBLIC else interop.run(op, arguments)
     if not outputs:
         return tuple(map(_array, results)) if isinstance(results, tuple) else _array(results)
     uploads.fetch()
@@ -295,12 +294,6 @@ class _Uploads:
 
     def __init__(self, device):
         self.device, self.memories, self.written = device, {}, set()
-
-    def argument(self, value):
-        """An argument with tensors in the place of arrays, those of post-ops too."""
-        if isinstance(value, list | tuple) and any(isinstance(each, PostOp) for each in value):
-            return [replace(each, operands=tuple(map(self.argument, each.operands))) for each in value]
-        return self.tensor(value) if isinstance(value, np.ndarray) else value
 
     def tensor(self, array, written=False):
         import torch
