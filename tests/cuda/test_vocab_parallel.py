@@ -50,3 +50,11 @@ def test_every_regime_is_there(limits):
     op, example = OPERATORS[0], examples(OPERATORS[0], "float32")[-1]
     found = program(op, example.arguments).regime
     assert found == ("long rows" if limits == "long rows" else "one row" if found == "one row" else "short rows")
+
+
+@pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
+def test_labels_of_shards_far_away(op):
+    """Columns are counted in 32 bits: labels are not."""
+    example = examples(op, "float32")[0]
+    given = example.arguments | {"labels": example.arguments["labels"].astype(np.int64) + (1 << 32)}
+    check_close(call(op, given), expected(op, given), example.terms)

@@ -12,11 +12,12 @@ import triton.language as tl
 from opgrad.contract.problem import Operand, Problem
 from opgrad.contract.ranges import wrong_label
 from opgrad.cuda.execute import Launch, Program, Scratch, Space
-from opgrad.cuda.labels import add_up, checks, read_labels, sum_blocks, sum_sums, sum_weights, weights_of
+from opgrad.cuda.labels import add_up, checks, is_label, read_labels, sum_blocks, sum_sums, sum_weights, weights_of
 from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow, only_if
 from opgrad.cuda.regimes import choose, pointwise
 from opgrad.cuda.rows import (
     FINISH,
+    LOOP,
     SHARE,
     array_of,
     exponential,
@@ -57,7 +58,9 @@ def targets(
     label, counts, valid = read_labels(labels, sample, exists, n, ignore, IGNORES)
     weights = tl.where(counts & ~valid, float("nan"), weights_of(weight, label, counts, valid))
     by = divisor(total, samples, REDUCTION, ROWS)
-    silent = ~counts | (valid & (by == 0))
+    silent = ~counts
+    if weight is not None:
+        silent = silent | (valid & (by == 0))
     return tl.where(valid, label, -1), weights, tl.where(silent, 0.0, weights / by), silent
 
 
@@ -71,9 +74,25 @@ def losses_of(picked, m, d, weights):
 def loss_gradient(x, other, numbers, column, inside, EXP: tl.constexpr):
     """factor * (p - onehot)."""
     m, d, target, factor, silent = numbers
-    p = EXP(x - m[:, None]) * (1.0 / d)[:, None]
-    onehot = tl.where(column == target[:, None], 1.0, 0.0)
-    return tl.where(silent[:, None], 0.0, factor[:, None] * (p - onehot))
+    e = tl.where(silent[:, None], 0.0, EXP(x - m[:, None]))
+    scale = tl.where(silent, 0.0, factor * (1.0 / d))
+    return tl.fma(e, scale[:, None], tl.where(is_label(column, target), -factor[:, None], 0.0))
+
+
+@triton.jit
+def zero(x, other, numbers, column, inside, given):
+    return tl.zeros_like(x)
+
+
+@triton.jit
+def leave_out(
+    losses, y, x, rows, n, BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr,
+    NUMBER: tl.constexpr,
+):  # fmt: skip
+    """Loss and gradient of a sample that is ignored, of which nothing is read."""
+    tl.store(losses + rows[0], tl.zeros([1], losses.dtype.element_ty), mask=rows[1])
+    if y is not None:
+        write_rows(y, x, None, x, rows, n, 0, None, None, zero, 0.0, LOOP, BLOCK, VECTOR, PEEL, INDEX, NUMBER, 1)
 
 
 @triton.jit
@@ -96,6 +115,12 @@ def loss_rows(
         labels, weight, total, sample, exists, samples, n, ignore, IGNORES, REDUCTION, ROWS
     )
     a = array_of(x, rows, inner, x_outer, x_n, x_inner)
+    if ROWS == 1 and MODE <= LOOP and RESULT is not log_prob:
+        if tl.max((silent & (target < 0)).to(tl.int32), 0) > 0:
+            b = array_of(y, rows, inner, y_outer, y_n, y_inner) if y is not None else None
+            leave_out(losses, b, a, rows, n, BLOCK, VECTOR, PEEL, INDEX, NUMBER)
+            return
+        silent = silent & (target >= 0)
     if MODE == FINISH:
         picked = tl.load(picks + sample, mask=exists, other=0.0)
     else:
@@ -105,9 +130,7 @@ def loss_rows(
         EXP,
     )  # fmt: skip
     m, d = found
-    first = exists  # of the programs that share rows
-    if MODE >= SHARE:
-        first = only_if(part == 0, exists)
+    first = only_if(part == 0, exists) if MODE >= SHARE else exists  # of the programs that share rows
     if MODE == SHARE:  # before a result can overwrite them
         tl.store(picks + sample, picked, mask=first)
     else:
@@ -220,8 +243,8 @@ def softmax_cross_entropy_loss_and_grad(problem: Problem) -> Program:
 @triton.jit
 def log_prob_grad(x, bias, numbers, column, inside, has_bias):
     target, factor, silent = numbers
-    onehot = tl.where(column == target[:, None], 1.0, 0.0)
-    value = tl.where(silent[:, None], 0.0, factor[:, None] * (exp(x) - onehot))
+    p = tl.where(silent[:, None], 0.0, exp(x))
+    value = tl.fma(p, factor[:, None], tl.where(is_label(column, target), -factor[:, None], 0.0))
     return value + bias if has_bias else value
 
 

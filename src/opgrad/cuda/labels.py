@@ -54,6 +54,12 @@ def read_labels(labels, sample, exists, n, ignore, IGNORES: tl.constexpr):
 
 
 @triton.jit
+def is_label(column, label):
+    """Which columns are the labels of their rows: -1 is none."""
+    return column == label.to(column.dtype)[:, None]
+
+
+@triton.jit
 def weights_of(weight, label, counts, valid):
     """The samples' weights in float64, 0 for those that do not count."""
     if weight is None:

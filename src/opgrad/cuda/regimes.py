@@ -19,7 +19,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
+
+import triton
 
 from opgrad.contract import DTYPES
 from opgrad.contract.problem import Operand, Problem
@@ -60,6 +61,9 @@ LIMITS = RegisterLimits()
 CLUSTERS_SINCE = (3, 9)  # the first Triton whose compiler reduces a [1, N] tile across a cluster
 MOST_CTAS = 16
 LONG_WARPS = 16
+# Of loops over rows, by arrays and bytes of an element: how many times the step of LIMITS, steps under way (0: as
+# registers have room). The fastest on an H100: two thread blocks fit a multiprocessor, or one with 128 KiB under way.
+LOOPS = {(1, 2): (2, 0), (1, 4): (1, 3), (2, 2): (2, 4), (2, 4): (4, 0)}
 MOST_AHEAD = 8  # steps: the code for each of them stands before the loop
 STAGES_WITHOUT_BUFFER = 2  # Triton keeps two steps fewer in shared memory than a loop has stages
 
@@ -117,13 +121,18 @@ def choose(
         return Regime(f"few {kind}", rows, step, _warps(rows * step * numbers), -(-problem.n // per_part), per_part)
     if rows * block <= room.most:
         name = "columns" if kind == "columns" else "one row" if rows == 1 else "short rows"
-        return Regime(name, rows, block, _warps(rows * block * numbers))
+        return Regime(name, rows, block, _warps(rows * block * numbers, least=2 if labelled else 4))
     if in_clusters and block // room.most <= MOST_CTAS:
         return Regime("cluster", 1, block, 16, ctas=block // room.most)
-    step = max(room.step // rows, 1)
-    size = rows * step * streams * max(DTYPES[operand.dtype].itemsize for operand in operands)
-    ahead = min(max(min(LIMITS.ahead, device().shared_memory // 2) // size, 1), MOST_AHEAD)
-    return Regime(f"long {kind}", rows, step, LONG_WARPS, stages=ahead + STAGES_WITHOUT_BUFFER)
+    step, warps, item = room.step, LONG_WARPS, max(DTYPES[operand.dtype].itemsize for operand in operands)
+    ahead = min(max(min(LIMITS.ahead, device().shared_memory // 2) // (step * streams * item), 1), MOST_AHEAD)
+    if kind == "rows" and not functions:
+        longer, ahead = LOOPS.get((streams, item), (1, ahead))
+        step *= longer
+        if labelled and item == 2 and vectors(problem, operands).peel:  # the ends' labels need registers, too
+            step, warps, ahead = step // 4, warps // 2, 2
+    stages = ahead + STAGES_WITHOUT_BUFFER if ahead else 1
+    return Regime(f"long {kind}", rows, max(step // rows, 1), warps, stages=stages)
 
 
 @dataclass(frozen=True)
@@ -151,7 +160,8 @@ def _room(
         tile //= 2  # so do the ends of a tile's rows, as many as the rest
     if double or (labelled and problem.inner > 1) or in_clusters:
         most //= 2
-    return _Room(most, tile, max(LIMITS.step // stored, 1), computed * (2 if labelled else 1), scattering)
+    numbers = computed * (2 if labelled and problem.inner > 1 else 1)
+    return _Room(most, tile, max(LIMITS.step // stored, 1), numbers, scattering)
 
 
 def _has_double(operands: Sequence[Operand]) -> bool:
@@ -193,9 +203,9 @@ def _least_columns(problem: Problem, operands: Sequence[Operand]) -> int:
     return min(LIMITS.column_bytes // smallest, power_of_2(problem.inner))
 
 
-def _warps(elements: int) -> int:
-    """Warps for a tile: 32 numbers a thread, between 4 and 16 warps. 32 warps leave too few registers to each."""
-    return min(max(power_of_2(elements) // 1024, 4), 16)
+def _warps(elements: int, least: int = 4) -> int:
+    """Warps for a tile: 32 numbers a thread, at most 16 warps. 32 warps leave too few registers to each."""
+    return min(max(power_of_2(elements) // 1024, least), 16)
 
 
 def clusters() -> bool:
@@ -205,7 +215,7 @@ def clusters() -> bool:
 
 @cache
 def _release() -> tuple[int, ...]:
-    return tuple(map(int, version("triton").split(".")[:2]))
+    return tuple(map(int, triton.__version__.split(".")[:2]))
 
 
 @dataclass(frozen=True)

@@ -364,9 +364,7 @@ def strides(**operands: Operand | None) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for name, operand in operands.items():
         given[name] = operand
-        given[f"{name}_outer"] = operand.outer if operand else 0
-        given[f"{name}_n"] = operand.n if operand else 0
-        given[f"{name}_inner"] = operand.inner if operand else 0
+        given |= {f"{name}_{axis}": getattr(operand, axis) if operand else 0 for axis in ("outer", "n", "inner")}
     return given
 
 
@@ -385,14 +383,15 @@ def row_launches(
         parts = {"parts": regime.parts, "per_part": regime.per_part, "PARTS": power_of_2(regime.parts)}
         dtype = "float64" if given["NUMBER"] == tl.float64 else "float32"
         parts |= {name: space.take(given["samples"] * regime.parts, dtype) for name in found}
-    return [Launch(kernel, grid, {**given, **parts, "MODE": mode.value}, regime.warps, regime.ctas) for mode in modes]
+    more = regime.warps, regime.ctas, given.get("EXP") is short_exp  # whose denormal results are 0
+    return [Launch(kernel, grid, {**given, **parts, "MODE": mode.value}, *more) for mode in modes]
 
 
 def point_launch(kernel: Any, problem: Problem, regime: Regime, given: Mapping[str, Any]) -> Launch:
     """The launch of a kernel that reduces nothing."""
     parts = -(-problem.n // regime.block)
-    grid = (tiles(problem, regime) * parts,)
-    return Launch(kernel, grid, {**given, "parts": parts, "MODE": POINT.value}, regime.warps)
+    arguments = {**given, "parts": parts, "MODE": POINT.value}
+    return Launch(kernel, (tiles(problem, regime) * parts,), arguments, regime.warps)
 
 
 def tiles(problem: Problem, regime: Regime) -> int:

@@ -16,7 +16,7 @@ from opgrad.contract.ranges import wrong_label
 from opgrad.cuda import regimes
 from opgrad.cuda.execute import Launch, Program, Space
 from opgrad.cuda.functions import hyperbolic_tangent
-from opgrad.cuda.labels import checks, read_labels, weights_of
+from opgrad.cuda.labels import checks, is_label, read_labels, weights_of
 from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow, scalar
 from opgrad.cuda.rows import LOOP, array_of, fold_rows, frame, rows_of, shift_for, strides, tiles, write_rows
 
@@ -103,7 +103,7 @@ def gradient_of(x, q, numbers, column, inside, given):
     below = z - m[:, None]
     p = exp(below) * inverse[:, None]
     dz = p * (constant[:, None] + curved[:, None] * tl.where(below < LEAST, LEAST, below))
-    of_column = tl.where(column == label[:, None], of_label[:, None], 0.0)
+    of_column = tl.where(is_label(column, label), of_label[:, None], 0.0)
     dz += of_column - of_target[:, None] * targets_of(q, column, inside, given)
     if after is None:
         dx = dz * before

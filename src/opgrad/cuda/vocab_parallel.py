@@ -12,6 +12,7 @@ import triton.language as tl
 from opgrad.contract.problem import Problem
 from opgrad.cuda.execute import Launch, Program
 from opgrad.cuda.functions import hyperbolic_tangent
+from opgrad.cuda.labels import is_label
 from opgrad.cuda.numbers import MINUS_INFINITY, exp, scalar
 from opgrad.cuda.regimes import choose, pointwise
 from opgrad.cuda.rows import (
@@ -65,6 +66,13 @@ def taken(found, x, other, column, inside, given):
 
 
 @triton.jit
+def own_label(labels, sample, exists, first_class, n):
+    """The samples' labels, counted from the shard's first class; -1 for those of other shards."""
+    label = tl.load(labels + sample, mask=exists, other=0).to(tl.int64) - first_class
+    return tl.where(exists & (label >= 0) & (label < n), label, -1)
+
+
+@triton.jit
 def shard_statistics(
     x, x_outer, x_n, x_inner, labels, weight, statistics, samples, n, inner, first_class,
     cap: tl.float64, inverse: tl.float64, factor: tl.float64,
@@ -82,9 +90,9 @@ def shard_statistics(
         (tl.full([ROWS], MINUS_INFINITY, NUMBER), zero, zero, zero), a, None, rows, n, 0, given, taken, 0.0, LOOP,
         BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
     )  # fmt: skip
-    label = tl.load(labels + sample, mask=exists, other=0).to(tl.int64) - first_class
-    own = exists & (label >= 0) & (label < n)
-    picked = tl.load(x + a[1] + tl.where(own, label, 0) * x_n, mask=own, other=0.0).to(NUMBER)
+    label = own_label(labels, sample, exists, first_class, n)
+    own = label >= 0
+    picked = tl.load(x + a[1] + label * x_n, mask=own, other=0.0).to(NUMBER)
     tl.store(statistics + sample, m, mask=exists)
     tl.store(statistics + samples + sample, d, mask=exists)
     target = tl.where(own, scaled(picked, softcap, inverse, factor), 0.0)
@@ -103,7 +111,7 @@ def slope(x, other, numbers, column, inside, given):
     z = (x if cap is None else t * cap) * factor
     p = exp(z - m[:, None] - log_s[:, None])
     dz = p * a[:, None] + tl.where(p == 0, 0.0, p * z * e[:, None]) + weights_at(weight, column, inside) * c[:, None]
-    dz = (dz + tl.where(column == label[:, None], b[:, None], 0.0)) * factor
+    dz = (dz + tl.where(is_label(column, label), b[:, None], 0.0)) * factor
     if cap is not None:
         dz = dz * (1.0 - t * t)
     silent = (a == 0) & (b == 0) & (c == 0) & (e == 0)
@@ -128,7 +136,7 @@ def shard_gradient(
     rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, ROWS, VECTOR, PEEL, INDEX)
     sample, exists, _, _, _ = rows
     numbers = (
-        tl.load(labels + sample, mask=exists, other=0).to(tl.int64) - first_class,
+        own_label(labels, sample, exists, first_class, n),
         factor_of(factors, 0, sample, samples, exists, NUMBER),
         factor_of(factors, 1, sample, samples, exists, NUMBER),
         factor_of(factors, 2, sample, samples, exists, NUMBER),
