@@ -1,6 +1,8 @@
 """Tables and pictures of results that documents alone have: README's ten rows, the headline, the releases."""
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from opgrad.bench import instruction_sets
@@ -99,3 +101,27 @@ def predictions_table() -> str:
         traffic = max(said["traffic"] for said in own.values())
         rows.append([operator, shape, dtype, " / ".join(regimes), f"{traffic:.3f}", *times])
     return Table(("operator", "shape", "dtype", "regime", "traffic / fewest", *GPUS), rows, align="llll").markdown()
+
+
+STAGES_WITHOUT_BUFFER = 2  # as in opgrad.cuda.regimes, which needs Triton
+
+
+def regimes_table(file: Path) -> str:
+    """For each cell of `tools/gpu/regimes.py` the regime that was chosen then, and the fastest of those tried."""
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+        shape = "x".join(map(str, line["shape"]))
+        found.setdefault((line["operator"], shape, line["dtype"]), []).append(line)
+    rows = []
+    for cell, lines in found.items():
+        chosen, fastest = lines[0], min(lines, key=lambda line: float(line["us"]))
+        options = fastest["options"]
+        said = "the same"
+        if options:
+            said = f"{options['name']}, {options['rows']} x {options['block']}, {options['warps']} warps"
+        steps = options.get("stages", 1) - STAGES_WITHOUT_BUFFER
+        said += f", {steps} ahead" if steps > 0 else ""
+        shares = [f"{line['us']:.0f} ({line['share']:.0%})" for line in (chosen, fastest)]
+        rows.append([*cell, *shares, said])
+    head = ("operator", "shape", "dtype", "chosen, µs (of a copy)", "fastest, µs (of a copy)", "fastest: rows x block")
+    return Table(head, rows, align="lllrrl").markdown()

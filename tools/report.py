@@ -24,6 +24,7 @@ from opgrad.contract import graph_operators, operators
 RESULTS = Path("bench/results")
 LOOPS = Path("bench/loops.json")  # what `python tools/loop_costs` counted
 TUNING = Path("bench/tuning.json")  # what `python tools/tune_table.py` measured
+CUDA_REGIMES = Path("bench/cuda-regimes.jsonl")  # the fastest of what `tools/gpu/regimes.py` measured
 HISTORY = Path("bench/history")  # a folder for each release, with the results as they were then
 PLOT = Path("docs/benchmark.png")
 CUDA_PLOT = Path("docs/benchmark-cuda.png")
@@ -402,6 +403,13 @@ def cuda_predictions(root: Path, folder: Path) -> str:
     return predictions_table()
 
 
+def cuda_regimes(root: Path, _: Path) -> str:
+    """The regimes of CUDA kernels beside others."""
+    from benchmark_tables import regimes_table
+
+    return regimes_table(root / CUDA_REGIMES)
+
+
 def loop_costs(root: Path, folder: Path) -> str:
     """For each instruction set, the longest loop over whole vectors of each headline kernel, and of each C formula."""
     found = json.loads((root / LOOPS).read_text(encoding="utf-8"))
@@ -442,6 +450,7 @@ PARTS: dict[str, Callable[[Path, Path], str]] = {
     "cuda-speed": cuda_speed,
     "cuda-benchmark": cuda_benchmark,
     "cuda-predictions": cuda_predictions,
+    "cuda-regimes": cuda_regimes,
 }
 
 # Parts for each of several things, whose names follow.
