@@ -381,3 +381,50 @@ def test_refuses():
     ]:
         with pytest.raises(error, match=message):
             call()
+
+
+# --- labels that are ignored ------------------------------------------------------------------------------------------
+
+BEYOND = (2**32, 1 - 2**32, 2**31, 256)  # the lower 32 or 8 bits are a class
+LOSSES_OF_LABELS = {
+    "logits": lambda x, target, **given: opgrad.torch.cross_entropy(x @ W.T, target, **given),
+    "options": lambda x, target, **given: opgrad.torch.cross_entropy(x @ W.T, target, softcap=3.0, **given),
+    "layer": lambda x, target, **given: opgrad.torch.linear_cross_entropy(x, W, target, **given),
+    "log_prob": lambda x, target, **given: opgrad.torch.linear_log_prob(x, W, target, **given).sum(),
+    "divergence": lambda x, target, **given: opgrad.torch.linear_kl_div(x, W, x.detach(), 2 * W, target, **given),
+}
+W = torch.linspace(-1, 1, 40).reshape(5, 8).sin()
+
+
+@pytest.mark.parametrize("ignore_index", BEYOND)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8], ids=str)
+@pytest.mark.parametrize("loss", LOSSES_OF_LABELS)
+def test_a_label_beyond_its_dtype_is_no_class(loss, dtype, ignore_index):
+    x, target = torch.linspace(-2, 2, 48).reshape(6, 8).cos(), torch.tensor([0, 1, 0, 2, 3, 4])
+    for given in ({}, {"shift": 1}):
+        given = {**given, "ignore_index": ignore_index}
+
+        def of(x, target=target.to(dtype), given=given):
+            return LOSSES_OF_LABELS[loss](x, target, **given)
+
+        def exact(x, given=given):
+            return LOSSES_OF_LABELS[loss](x, target, **given)
+
+        torch.testing.assert_close(of(x), exact(x), rtol=0, atol=0)
+        torch.testing.assert_close(torch.func.grad(of)(x), torch.func.grad(exact)(x))
+        torch.testing.assert_close(torch.autograd.functional.hvp(of, x, x), torch.autograd.functional.hvp(exact, x, x))
+
+
+def test_no_class_is_ignored_by_the_operators():
+    x, target = torch.randn(4, 3, requires_grad=True), torch.tensor([0, 1, 0, 2])
+    found, exact = (
+        torch.func.hessian(lambda x, t=t: opgrad.softmax_cross_entropy_loss_and_grad(x, t, ignore_index=2**32)[0])(x)
+        for t in (target.int(), target)
+    )
+    torch.testing.assert_close(found, exact)
+
+
+@pytest.mark.parametrize("loss", LOSSES_OF_LABELS)
+def test_a_label_beyond_64_bits_is_refused(loss):
+    with pytest.raises(ValueError, match=r": ignore_index is 18446744073709551616, expected a 64-bit integer$"):
+        LOSSES_OF_LABELS[loss](torch.ones(6, 8), torch.tensor([0, 1, 0, 2, 3, 4]), ignore_index=2**64)
