@@ -71,8 +71,9 @@ def test_results_lie_where_they_should(rng):
 
 @pytest.mark.parametrize("inner", [(), (3,)], ids=["rows", "columns"])
 def test_infinite_and_ignored_rows(inner):
-    logits = np.random.default_rng(0).normal(size=(6, 5, *inner)).astype(np.float32)
-    logits[0, 1], logits[1], logits[2, 0], logits[3, 2] = -np.inf, -np.inf, np.nan, np.inf
+    logits = np.random.default_rng(0).normal(size=(6, 70, *inner)).astype(np.float32)
+    logits[0, 1], logits[1], logits[2, 0], logits[3, 2], logits[3, 65] = -np.inf, -np.inf, 9, np.inf, np.inf
+    logits[2, 66], logits[2, 68] = np.nan, np.nan
     labels = np.broadcast_to(np.array([0, 1, 1, 1, 9, 2]).reshape(6, *[1] * len(inner)), (6, *inner)).copy()
     for options in ({}, {"dentropy": np.ones(labels.shape, np.float32)}):
         found = sample_loss.sample_losses_and_grad(logits, labels, ignore_index=9, **options)

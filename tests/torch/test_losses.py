@@ -428,3 +428,24 @@ def test_no_class_is_ignored_by_the_operators():
 def test_a_label_beyond_64_bits_is_refused(loss):
     with pytest.raises(ValueError, match=r": ignore_index is 18446744073709551616, expected a 64-bit integer$"):
         LOSSES_OF_LABELS[loss](torch.ones(6, 8), torch.tensor([0, 1, 0, 2, 3, 4]), ignore_index=2**64)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"return_lse": True}], ids=str)
+def test_predicted_tokens_are_those_of_argmax(options, chunk, monkeypatch):
+    for name, value in CHUNKS[chunk].items():
+        monkeypatch.setattr(linear_chunks, name, value)
+    x = torch.randn(6, 300)
+    x[1, 200], x[1, 250], x[2], x[3, 7], x[3, 290], x[4] = torch.nan, torch.nan, -torch.inf, torch.inf, torch.nan, 0
+    target = torch.tensor([0, 200, 1, -100, 0, 5])
+    w = x.nan_to_num(torch.nan, 50.0, -50.0)
+    wanted = {"return_predicted_tokens": True, "return_token_accuracy": True, **options}
+    for found, logits in (
+        (opgrad.torch.cross_entropy(x, target, **wanted), x),
+        (opgrad.torch.cross_entropy(x.clone().requires_grad_(), target, **wanted), x),
+        (opgrad.torch.cross_entropy(x.T.reshape(1, 300, 6), target[None], **wanted), x),
+        (opgrad.torch.linear_cross_entropy(torch.eye(6), w.T, target, **wanted), torch.eye(6) @ w),
+    ):
+        expected = torch.where(target == -100, -1, logits.argmax(1))
+        assert torch.equal(found.predicted_tokens.flatten(), expected)
+        assert found.token_accuracy == (expected == target).float().sum() / 5
