@@ -1,5 +1,7 @@
 """Losses with options on tensors, of logits and of a linear layer, against float64 compositions of PyTorch's."""
 
+import inspect
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -449,3 +451,20 @@ def test_predicted_tokens_are_those_of_argmax(options, chunk, monkeypatch):
         expected = torch.where(target == -100, -1, logits.argmax(1))
         assert torch.equal(found.predicted_tokens.flatten(), expected)
         assert found.token_accuracy == (expected == target).float().sum() / 5
+
+
+def test_every_loss_ignores_the_same_class_by_default():
+    """PyTorch's -100, and of a linear layer also by its None."""
+    losses = ("cross_entropy", "linear_cross_entropy", "linear_log_prob", "linear_jsd", "linear_kl_div")
+    parallel = ("vocab_parallel_cross_entropy", "vocab_parallel_linear_cross_entropy")
+    for name in (*losses, *parallel):
+        assert inspect.signature(getattr(opgrad.torch, name)).parameters["ignore_index"].default == -100
+    modules = opgrad.torch.CrossEntropyLoss(), opgrad.torch.LinearCrossEntropyLoss(8, 5)
+    assert [module.ignore_index for module in modules] == [-100, -100]
+    x, target = torch.randn(6, 8), torch.tensor([0, -100, 3, 4, -100, 1])
+    exact = opgrad.torch.cross_entropy(x @ W.T, target)
+    torch.testing.assert_close(opgrad.torch.linear_cross_entropy(x, W, target, ignore_index=None), exact)
+    shares = torch.rand(6, 5)
+    assert opgrad.torch.linear_cross_entropy(x, W, shares, ignore_index=-100).isfinite()
+    with pytest.raises(ValueError, match="^linear_cross_entropy: ignore_index is 1, expected none for class prob"):
+        opgrad.torch.linear_cross_entropy(x, W, shares, ignore_index=1)
