@@ -167,8 +167,8 @@ class Cases:
         wanted_of = {f"return_{name}": True for name in names}
         for options in ({}, {"softcap": 1.0, "temperature": 3.0}, {"label_smoothing": 0.1, "return_entropy": True}):
             whole = (4 * self.x.reshape(-1, CLASSES)).round() / 8  # many are equal
-            whole[1], whole[2, 30], whole[3], whole[4, 5], whole[4, -1] = torch.nan, torch.inf, -torch.inf, 99, torch.nan
-            whole[5, 1], whole[5, -2] = torch.inf, torch.nan
+            whole[1], whole[2, 30], whole[3] = torch.nan, torch.inf, -torch.inf
+            whole[4, 5], whole[4, -1], whole[5, 1], whole[5, -2] = 99, torch.nan, torch.inf, torch.nan
             target = self.target.reshape(-1)
             ours = vocab_parallel_cross_entropy(
                 whole[:, self.first : self.last], target, vocab_range=(self.first, self.last), **options, **wanted_of

@@ -222,9 +222,9 @@ def _lstm_direction(steps: Steps) -> Parts:
     g, of_g = gates.both(1, zg)
     c = _cells(steps, gates, zi, None if coupled else zf, g, pi, pf)
     c_before = steps.shifted(c, steps.initial(6))
-    sums = ((zi, pi, c_before), (zo, po, c), (zf, pf, c_before))
+    inputs_of = ((zi, pi, c_before), (zo, po, c), (zf, pf, c_before))
     (i, of_i), (o, of_o), *rest = (
-        gates.both(0, steps.plus(z, None if p is None else p * cells)) for z, p, cells in sums[: 3 - coupled]
+        gates.both(0, steps.plus(z, None if p is None else p * cells)) for z, p, cells in inputs_of[: 3 - coupled]
     )
     f, of_f = (1.0 - i, of_i) if coupled else rest[0]
     t = gates.own[2].of(c)

@@ -53,7 +53,7 @@ class _Samples(NamedTuple):
 
     places: [regions, windows, samples], within the elements. taken: whether a sample reads elements; others are 0.
     exists: whether it is one of its region's. several: how many a window has, at least 1. size: of the axis. last: the
-    last element. count: how many windows.
+    last element. windows: how many there are.
     """
 
     places: Value
@@ -62,7 +62,7 @@ class _Samples(NamedTuple):
     several: Value
     size: Value
     last: Value
-    count: int
+    windows: int
 
 
 def _samples(node: Node, start: Value, length: Value, count: int, ratio: int, axis: int) -> _Samples:
@@ -100,7 +100,7 @@ def _largest(node: Node, images: Value, places: list[_Samples]) -> Value:
     body, (up, along) = node.body, (each.exists.flatten(1).unsqueeze(1) for each in places)
     exists = up.unsqueeze(3) & along.unsqueeze(2)
     found = node.where(exists, body.node("Max", *products), LOWEST)
-    sizes = [body.concat(body.ints([each.count]), each.places.shape(2, 3)) for each in places]
+    sizes = [body.concat(body.ints([each.windows]), each.places.shape(2, 3)) for each in places]
     windows = found.reshape(body.concat(found.shape(0, 2), *sizes))
     for axis in (5, 3):
         windows = windows.along("ReduceMax", [axis], keepdims=0)
