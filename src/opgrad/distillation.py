@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 
 from opgrad.contract.dtypes import Array
-from opgrad.contract.loss_options import IGNORED, check_share, read_options, shifted
+from opgrad.contract.loss_options import IGNORED, check_share, read_options
 from opgrad.ops.distillation import softmax_divergence_and_grad
-from opgrad.sample_reduction import checked_array, reduction_of
+from opgrad.sample_reduction import checked_array, moved_labels, reduction_of
 
 CHUNK = 32 << 20  # bytes of both layers' logits that are computed at a time
 
@@ -106,8 +106,9 @@ def _of_layers(
     reduction_name, ignored, temperature, num_items = options
     ignored = ignored if shift or labels is not None else None
     given = reduction_name, ignored, 0.0, 0.0, None, temperature, num_items
-    chosen_labels = shifted(np, name, chosen_labels, shift, ignored, False)
-    reduction = reduction_of(chosen_labels, None, read_options(name, *given))
+    chosen = read_options(name, *given)
+    chosen_labels = moved_labels(name, chosen_labels, shift, ignored)
+    reduction = reduction_of(chosen_labels, None, chosen)
     number = np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
     losses = np.zeros(len(x), number)
     grads = np.zeros(x.shape, number), np.zeros(w.shape, number), np.zeros(len(w), number)

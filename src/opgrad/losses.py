@@ -12,10 +12,9 @@ from opgrad.contract.loss_options import (
     check_labels,
     check_layer,
     read_options,
-    shifted,
 )
 from opgrad.ops.sample_loss import sample_losses, sample_losses_and_grad
-from opgrad.sample_reduction import SampleReduction, checked_array, reduction_of
+from opgrad.sample_reduction import SampleReduction, checked_array, moved_labels, reduction_of
 
 CHUNK = 32 << 20  # bytes of logits that are computed at a time
 
@@ -162,7 +161,7 @@ def _of_logits(
     probabilities = labels if is_dense else None
     if is_dense:
         labels = np.zeros(logits.shape[:1] + logits.shape[2:], np.int64)
-    labels = shifted(np, name, labels, shift, chosen.ignore_index, is_dense)
+    labels = moved_labels(name, labels, shift, chosen.ignore_index, is_dense)
     if not is_dense and logits.ndim > 1:
         check_labels(name, "labels", labels, logits.shape[1], chosen.ignore_index)
     given: dict[str, Any] = {"labels": labels, "weight": weight, "probabilities": probabilities, **chosen.attributes}
@@ -190,7 +189,7 @@ def _of_layer(
     )
     check_layer(name, labels, labels.dtype.kind in "iu", x, w, b, weight)
     chosen = _read(name, shift, options)
-    labels = shifted(np, name, labels, shift, chosen.ignore_index, False)
+    labels = moved_labels(name, labels, shift, chosen.ignore_index)
     check_labels(name, "labels", labels, len(w), chosen.ignore_index)
     reduction = reduction_of(labels, weight, chosen)
     number = np.dtype(np.float64 if x.dtype == np.float64 else np.float32)

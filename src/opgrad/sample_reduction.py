@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from opgrad.contract.dtypes import Array
-from opgrad.contract.loss_options import LossOptions, divisors, over
+from opgrad.contract.loss_options import LossOptions, divisors, in_int32, over, shifted
 
 
 class SampleReduction(NamedTuple):
@@ -39,6 +39,13 @@ def reduction_of(labels: Array, weight: Array | None, options: LossOptions) -> S
     weight = None if weight is None else np.asarray(weight)
     both = divisors(np, labels, weight, options, np.float64, lambda array, dtype: np.asarray(array).astype(dtype))
     return SampleReduction(labels, options, float(over(np, both[0])), float(over(np, both[1])))
+
+
+def moved_labels(name: str, labels: Array, shift: int, ignore_index: int | None, is_dense: bool = False) -> Array:
+    """Labels in a dtype that ignore_index fits, moved by `shift`."""
+    wide = labels if in_int32(ignore_index) else labels.astype(np.int64)
+    moved: Array = shifted(np, name, wide, shift, ignore_index, is_dense)
+    return moved
 
 
 def checked_array(name: str, argument: str, value: Any) -> Array:

@@ -65,6 +65,38 @@ def test_sequences_without_steps_have_states_of_zeros(case):
         assert gradient[:, 1].any()
 
 
+OWN_NUMBERS = [
+    case for case in CASES
+    if case.op in ("RNN", "GRU", "LSTM") and ("activations" in case.form or "clip" in case.form) and case.opset < 22
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OWN_NUMBERS, ids=str)
+def test_activations_and_clipping_are_those_of_onnxruntime(case):
+    model, wanted = in_float32(case.model()), [f"x{place}" for place in case.wanted]
+    feeds = {name: each.astype(np.float32) if each.dtype == np.float64 else each for name, each in case.feeds.items()}
+    np.testing.assert_allclose(reference_run(model, feeds)[0], run(model, feeds)[0], rtol=1e-4, atol=1e-5)
+    graph = gradients(model, [model.graph.node[0].output[0]], wanted, plain=True)
+    for ours, theirs in zip(run(graph, feeds), reference_run(graph, feeds), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+REFUSED = {
+    "clip": ({"clip": -1.0}, "its attribute clip is -1.0, expected a number above 0"),
+    "name": ({"activations": ["Tanh", "Sine"]}, r"its activations are .*'Sine'.*, expected 2 of Sigmoid, .*, Softplus"),
+    "count": ({"activations": ["Tanh"]}, r"its activations are \['Tanh'\], expected 2 of Sigmoid, Tanh, Relu, Affine"),
+}
+
+
+@pytest.mark.parametrize(("attributes", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_no_recurrent_layer_computes_is_refused(attributes, message):
+    case = next(case for case in CASES if case.op == "GRU" and case.opset == 14)
+    model = case.model()
+    model.graph.node[0].attribute.extend(helper.make_attribute(*each) for each in attributes.items())
+    with pytest.raises(NotImplementedError, match=message):
+        gradients(model, [model.graph.node[0].output[0]], ["x0"])
+
+
 # --- resizing ---
 
 FOR_NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "tf_half_pixel_for_nn"}
@@ -176,3 +208,10 @@ def test_packed_projections_have_the_gradients_of_those_in_them(packed):
     np.testing.assert_allclose(found["p"][0], found["all"][0], rtol=1e-5)
     theirs = np.stack([each.reshape(2, 3, 2, 4) for each in found["all"][1:]], 3)
     np.testing.assert_allclose(found["p"][1], theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_an_activation_of_fused_operators_that_is_unknown_is_refused():
+    model = build('g (float[2, 3] x) => (float[2, 2] y) { y = com.microsoft.FusedGemm <activation = "Sine"> (x, w) }')
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((3, 2), np.float32), "w"))
+    with pytest.raises(NotImplementedError, match=r"its activation is 'Sine', expected none or one of Relu, .*, Selu"):
+        gradients(model, ["y"], ["x"])

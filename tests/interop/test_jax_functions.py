@@ -93,3 +93,19 @@ def test_large_arrays_do_not_wait_for_each_other():
         loss, dlogits = step(logits)
     np.testing.assert_allclose(loss, np.log(32000), rtol=1e-5)
     assert dlogits.shape == logits.shape
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_label_beyond_int32_is_no_class(shift):
+    x, w = (np.random.default_rng(0).normal(size=shape).astype(np.float32) for shape in ((4, 3), (5, 3)))
+    labels = np.array([0, 1, 0, 4], np.int32)
+    for loss in (
+        lambda x, ignored: opgrad.jax.cross_entropy(x @ w.T, labels, ignore_index=ignored, shift=shift),
+        lambda x, ignored: opgrad.jax.linear_cross_entropy(x, w, labels, ignore_index=ignored, shift=shift),
+        lambda x, ignored: opgrad.jax.linear_jsd(x, w, x, 2 * w, labels, ignore_index=ignored, shift=shift),
+    ):
+        found, exact = (jax.value_and_grad(loss)(x, ignored) for ignored in (2**32, -100))
+        np.testing.assert_array_equal(found[0], exact[0])
+        np.testing.assert_array_equal(found[1], exact[1])
+        with pytest.raises(ValueError, match="ignore_index is 9223372036854775808, expected a 64-bit integer"):
+            loss(x, 2**63)

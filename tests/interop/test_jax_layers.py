@@ -122,3 +122,10 @@ def test_wrong_arguments():
         opgrad.jax.dropout(jax.random.key(0), x, 2.0)
     with pytest.raises(TypeError, match=r"^gelu: x"):
         opgrad.jax.gelu(jnp.ones(3, jnp.int32))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_the_epsilon_of_rms_norm_is_that_of_float32(dtype):
+    x = jnp.full((2, 4), 1e-4, dtype)
+    exact = x[0, 0].astype(float) / np.sqrt(x[0, 0].astype(float) ** 2 + np.finfo(np.float32).eps)
+    np.testing.assert_allclose(opgrad.jax.rms_norm(x).astype(float), exact, rtol=2**-8)

@@ -71,8 +71,9 @@ def test_results_lie_where_they_should(rng):
 
 @pytest.mark.parametrize("inner", [(), (3,)], ids=["rows", "columns"])
 def test_infinite_and_ignored_rows(inner):
-    logits = np.random.default_rng(0).normal(size=(6, 5, *inner)).astype(np.float32)
-    logits[0, 1], logits[1], logits[2, 0], logits[3, 2] = -np.inf, -np.inf, np.nan, np.inf
+    logits = np.random.default_rng(0).normal(size=(6, 70, *inner)).astype(np.float32)
+    logits[0, 1], logits[1], logits[2, 0], logits[3, 2], logits[3, 65] = -np.inf, -np.inf, 9, np.inf, np.inf
+    logits[2, 66], logits[2, 68] = np.nan, np.nan
     labels = np.broadcast_to(np.array([0, 1, 1, 1, 9, 2]).reshape(6, *[1] * len(inner)), (6, *inner)).copy()
     for options in ({}, {"dentropy": np.ones(labels.shape, np.float32)}):
         found = sample_loss.sample_losses_and_grad(logits, labels, ignore_index=9, **options)
@@ -145,3 +146,18 @@ def test_numpy_functions_refuse():
             opgrad.cross_entropy(logits, labels, **options)
     with pytest.raises(ValueError, match=r"x has shape \(2, 3\) and linear_weight \(5, 4\)"):
         opgrad.linear_cross_entropy(logits, np.zeros((5, 4), np.float32), labels)
+
+
+@pytest.mark.parametrize("ignore_index", [2**32, 1 - 2**32, 2**31])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_label_beyond_int32_is_no_class(shift, ignore_index, rng):
+    x, w, labels = rng.normal(size=(4, 3)), rng.normal(size=(5, 3)), np.array([0, 1, 0, 4])
+    given, small = {"ignore_index": ignore_index, "shift": shift}, labels.astype(np.int32)
+    for loss in (
+        lambda labels: opgrad.cross_entropy_and_grad(x @ w.T, labels, **given)[1],
+        lambda labels: opgrad.linear_cross_entropy_and_grad(x, w, labels, **given)[1],
+        lambda labels: opgrad.linear_jsd_and_grad(x, w, x, 2 * w, labels, **given)[1],
+    ):
+        np.testing.assert_array_equal(loss(small), loss(labels))
+    with pytest.raises(ValueError, match=r"^linear_jsd: ignore_index is 9223372036854775808, expected a 64-bit"):
+        opgrad.linear_jsd(x, w, x, 2 * w, labels, ignore_index=2**63)

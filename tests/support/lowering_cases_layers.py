@@ -107,6 +107,7 @@ LOSSES = [
     grad_case((3, 4), [1, -1, 3], note="ignored by default"),
     grad_case((3, 4), [1, 0, 3], ignore=3, reduction="sum", note="other label ignored"),
     grad_case((3, 4), [3, 3, 3], ignore=3, note="all ignored"),
+    grad_case((3, 4), [1, 0, 3], ignore=2**32, note="a label that int32 does not hold", kind=np.int32),
     grad_case((3, 4), [1, 0, 3], "none", [0.5, 2, 1, 0]),
     grad_case((2, 4, 3), LABELS, weight=[0.5, 2, 1, 3], note="spatial"),
     grad_case((2, 4, 3), LABELS, "none", note="spatial"),
@@ -120,6 +121,7 @@ LOSSES = [
     internal_case((2, 4, 3), LABELS, "sum", weight=[0.5, 2, 1, 3]),
     internal_case((3, 4), [1, 0, 3], weight=[1.0, 2, 3, 4], ignore=0),
     internal_case((3, 4), [9, 9, 9], ignore=9, note="all ignored"),
+    internal_case((3, 4), np.int32([1, 0, 3]), ignore=2**32, note="a label that int32 does not hold"),
     Case("SoftmaxCrossEntropyLossInternalGrad", internal_grad_inputs, internal_grad),
     Case("SoftmaxCrossEntropy", normal((2, 3, 4), (2, 3, 4)), dense),
     Case(

@@ -8,6 +8,37 @@ def _sigmoid(z):
     return 1 / (1 + np.exp(-z))
 
 
+NAMES = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
+# What an activation computes, and its alpha and beta where a layer of onnxruntime gives none; None: it takes none.
+ACTIVATIONS = {
+    "sigmoid": (lambda z, a, b: _sigmoid(z), None, None),
+    "tanh": (lambda z, a, b: np.tanh(z), None, None),
+    "relu": (lambda z, a, b: np.maximum(z, 0), None, None),
+    "affine": (lambda z, a, b: a * z + b, 0, 0),
+    "leakyrelu": (lambda z, a, b: np.where(z < 0, a * z, z), 0.01, None),
+    "thresholdedrelu": (lambda z, a, b: np.where(z > a, z, 0), 0, None),
+    "scaledtanh": (lambda z, a, b: a * np.tanh(b * z), 0, 0),
+    "hardsigmoid": (lambda z, a, b: np.clip(a * z + b, 0, 1), 0.2, 0.5),
+    "elu": (lambda z, a, b: np.where(z < 0, a * np.expm1(np.minimum(z, 0)), z), 1, None),
+    "softsign": (lambda z, a, b: z / (1 + np.abs(z)), None, None),
+    "softplus": (lambda z, a, b: np.log1p(np.exp(z)), None, None),
+}
+
+
+def activations(op, given):
+    """The activations of one direction, behind clipping, but for the last one of LSTM, which is of its cells."""
+    found, left = [], [list(given.get(f"activation_{name}") or []) for name in ("alpha", "beta")]
+    for name in given.get("activations") or NAMES[op] * (1 + (given.get("direction") == "bidirectional")):
+        function, *numbers = ACTIVATIONS[name.lower()]
+        for place, each in enumerate(left):
+            numbers[place] = each.pop(0) if each and numbers[place] is not None else numbers[place]
+        found.append(lambda z, function=function, numbers=numbers: function(z, *numbers))
+    count, clip = len(NAMES[op]), given.get("clip") or np.inf
+    own = found[given["place"] * count :][:count]
+    behind = [lambda z, each=each: each(np.clip(z, -clip, clip)) for each in own[:2]]
+    return [*behind, *own[2:]]
+
+
 class Recurrent(OpRun):
     """A layer; `step` takes a row of W @ x with its bias, the states, R and its bias, and gives new states."""
 
@@ -42,9 +73,7 @@ class RNN(Recurrent):
 
     def step(self, z, h, c, r, rb, given):
         """The new state."""
-        known = {"Tanh": np.tanh, "Sigmoid": _sigmoid, "Relu": lambda z: np.maximum(z, 0)}
-        names = given.get("activations") or ["Tanh"] * 2
-        return known[names[given["place"]]](z + r @ h + rb), c
+        return activations("RNN", given)[0](z + r @ h + rb), c
 
 
 class GRU(Recurrent):
@@ -56,12 +85,10 @@ class GRU(Recurrent):
     def step(self, z, h, c, r, rb, given):
         """The new state."""
         (zu, zr, zn), (ru, rr, rn), (bu, br, bn) = (np.split(each, 3) for each in (z, r, rb))
-        update, reset = _sigmoid(zu + ru @ h + bu), _sigmoid(zr + rr @ h + br)
-        if given.get("linear_before_reset"):
-            new = np.tanh(zn + reset * (rn @ h + bn))
-        else:
-            new = np.tanh(zn + rn @ (reset * h) + bn)
-        return (1 - update) * new + update * h, c
+        f, g = activations("GRU", given)
+        update, reset = f(zu + ru @ h + bu), f(zr + rr @ h + br)
+        of_h = reset * (rn @ h + bn) if given.get("linear_before_reset") else rn @ (reset * h) + bn
+        return (1 - update) * g(zn + of_h) + update * h, c
 
 
 class LSTM(Recurrent):
@@ -71,5 +98,7 @@ class LSTM(Recurrent):
         """The new state and cell."""
         zi, zo, zf, zg = np.split(z + r @ h + rb, 4)
         pi, po, pf = np.split(given["p"], 3)
-        new = _sigmoid(zf + pf * c) * c + _sigmoid(zi + pi * c) * np.tanh(zg)
-        return _sigmoid(zo + po * new) * np.tanh(new), new
+        f, g, h = activations("LSTM", given)
+        i = f(zi + pi * c)
+        new = (1 - i if given.get("input_forget") else f(zf + pf * c)) * c + i * g(zg)
+        return f(zo + po * new) * h(new), new

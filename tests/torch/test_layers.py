@@ -107,6 +107,16 @@ def test_norms_compute_in_the_dtype_of_their_weight():
     torch.testing.assert_close(found, functional.rms_norm(x.float(), (WIDTH,), weight, 1e-6).bfloat16())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+def test_the_epsilon_of_rms_norm_is_that_of_pytorch(dtype):
+    for x in (torch.full((2, WIDTH), 1e-4, dtype=dtype), torch.randn(2, WIDTH).mul(1e-4).to(dtype)):
+        x.requires_grad_()
+        found, exact = ours.rms_norm(x, WIDTH), functional.rms_norm(x, (WIDTH,))
+        torch.testing.assert_close(found, exact)
+        slopes = [torch.autograd.grad(y.sum(), x)[0] for y in (found, exact)]
+        torch.testing.assert_close(*slopes)
+
+
 def test_dropout():
     x = torch.randn(40, 50, dtype=torch.float64, requires_grad=True)
     torch.manual_seed(3)

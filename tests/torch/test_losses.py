@@ -1,5 +1,7 @@
 """Losses with options on tensors, of logits and of a linear layer, against float64 compositions of PyTorch's."""
 
+import inspect
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -381,3 +383,90 @@ def test_refuses():
     ]:
         with pytest.raises(error, match=message):
             call()
+
+
+# --- labels that are ignored ------------------------------------------------------------------------------------------
+
+BEYOND = (2**32, 1 - 2**32, 2**31, 256)  # the lower 32 or 8 bits are a class
+LOSSES_OF_LABELS = {
+    "logits": lambda x, target, **given: opgrad.torch.cross_entropy(x @ W.T, target, **given),
+    "options": lambda x, target, **given: opgrad.torch.cross_entropy(x @ W.T, target, softcap=3.0, **given),
+    "layer": lambda x, target, **given: opgrad.torch.linear_cross_entropy(x, W, target, **given),
+    "log_prob": lambda x, target, **given: opgrad.torch.linear_log_prob(x, W, target, **given).sum(),
+    "divergence": lambda x, target, **given: opgrad.torch.linear_kl_div(x, W, x.detach(), 2 * W, target, **given),
+}
+W = torch.linspace(-1, 1, 40).reshape(5, 8).sin()
+
+
+@pytest.mark.parametrize("ignore_index", BEYOND)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8], ids=str)
+@pytest.mark.parametrize("loss", LOSSES_OF_LABELS)
+def test_a_label_beyond_its_dtype_is_no_class(loss, dtype, ignore_index):
+    x, target = torch.linspace(-2, 2, 48).reshape(6, 8).cos(), torch.tensor([0, 1, 0, 2, 3, 4])
+    for given in ({}, {"shift": 1}):
+        given, small = {**given, "ignore_index": ignore_index}, target.to(dtype)
+
+        def of(x, small=small, given=given):
+            return LOSSES_OF_LABELS[loss](x, small, **given)
+
+        def exact(x, given=given):
+            return LOSSES_OF_LABELS[loss](x, target, **given)
+
+        torch.testing.assert_close(of(x), exact(x), rtol=0, atol=0)
+        torch.testing.assert_close(torch.func.grad(of)(x), torch.func.grad(exact)(x))
+        torch.testing.assert_close(torch.autograd.functional.hvp(of, x, x), torch.autograd.functional.hvp(exact, x, x))
+
+
+def test_no_class_is_ignored_by_the_operators():
+    x, target = torch.randn(4, 3), torch.tensor([0, 1, 0, 2])
+    found, exact = (
+        torch.autograd.functional.hvp(
+            lambda x, t=t: opgrad.softmax_cross_entropy_loss_and_grad(x, t, ignore_index=2**32)[0], x, x
+        )[1]
+        for t in (target.int(), target)
+    )
+    torch.testing.assert_close(found, exact)
+
+
+@pytest.mark.parametrize("loss", LOSSES_OF_LABELS)
+def test_a_label_beyond_64_bits_is_refused(loss):
+    with pytest.raises(ValueError, match=r": ignore_index is 18446744073709551616, expected a 64-bit integer$"):
+        LOSSES_OF_LABELS[loss](torch.ones(6, 8), torch.tensor([0, 1, 0, 2, 3, 4]), ignore_index=2**64)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"return_lse": True}], ids=str)
+def test_predicted_tokens_are_those_of_argmax(options, chunk, monkeypatch):
+    for name, value in CHUNKS[chunk].items():
+        monkeypatch.setattr(linear_chunks, name, value)
+    x = torch.randn(6, 300)
+    x[1, 200], x[1, 250], x[2], x[3, 7], x[3, 290], x[4] = torch.nan, torch.nan, -torch.inf, torch.inf, torch.nan, 0
+    target = torch.tensor([0, 200, 1, -100, 0, 5])
+    w = x.nan_to_num(torch.nan, 50.0, -50.0)
+    wanted = {"return_predicted_tokens": True, "return_token_accuracy": True, **options}
+    for found, logits in (
+        (opgrad.torch.cross_entropy(x, target, **wanted), x),
+        (opgrad.torch.cross_entropy(x.clone().requires_grad_(), target, **wanted), x),
+        (opgrad.torch.cross_entropy(x.T.reshape(1, 300, 6), target[None], **wanted), x),
+        (opgrad.torch.linear_cross_entropy(torch.eye(6), w.T, target, **wanted), torch.eye(6) @ w),
+    ):
+        expected = torch.where(target == -100, -1, logits.argmax(1))
+        assert torch.equal(found.predicted_tokens.flatten(), expected)
+        assert found.token_accuracy == (expected == target).float().sum() / 5
+
+
+def test_every_loss_ignores_the_same_class_by_default():
+    """PyTorch's -100, and of a linear layer also by its None."""
+    losses = ("cross_entropy", "linear_cross_entropy", "linear_log_prob", "linear_jsd", "linear_kl_div")
+    parallel = ("vocab_parallel_cross_entropy", "vocab_parallel_linear_cross_entropy")
+    for name in (*losses, *parallel):
+        assert inspect.signature(getattr(opgrad.torch, name)).parameters["ignore_index"].default == -100
+    modules = opgrad.torch.CrossEntropyLoss(), opgrad.torch.LinearCrossEntropyLoss(8, 5)
+    assert [module.ignore_index for module in modules] == [-100, -100]
+    x, target = torch.randn(6, 8), torch.tensor([0, -100, 3, 4, -100, 1])
+    exact = opgrad.torch.cross_entropy(x @ W.T, target)
+    torch.testing.assert_close(opgrad.torch.linear_cross_entropy(x, W, target, ignore_index=None), exact)
+    shares = torch.rand(6, 5)
+    assert opgrad.torch.linear_cross_entropy(x, W, shares, ignore_index=-100).isfinite()
+    with pytest.raises(ValueError, match=r"^linear_cross_entropy: ignore_index is 1, expected none for class prob"):
+        opgrad.torch.linear_cross_entropy(x, W, shares, ignore_index=1)

@@ -167,7 +167,8 @@ class Cases:
         wanted_of = {f"return_{name}": True for name in names}
         for options in ({}, {"softcap": 1.0, "temperature": 3.0}, {"label_smoothing": 0.1, "return_entropy": True}):
             whole = (4 * self.x.reshape(-1, CLASSES)).round() / 8  # many are equal
-            whole[1], whole[2, 30] = torch.nan, torch.inf
+            whole[1], whole[2, 30], whole[3] = torch.nan, torch.inf, -torch.inf
+            whole[4, 5], whole[4, -1], whole[5, 1], whole[5, -2] = 99, torch.nan, torch.inf, torch.nan
             target = self.target.reshape(-1)
             ours = vocab_parallel_cross_entropy(
                 whole[:, self.first : self.last], target, vocab_range=(self.first, self.last), **options, **wanted_of
@@ -175,6 +176,7 @@ class Cases:
             theirs = opgrad.torch.cross_entropy(whole, target, **options, **wanted_of)
             for name in names:
                 self.same(f"{name} {options}", getattr(ours, name), getattr(theirs, name))
+            self.same("argmax", ours.predicted_tokens, torch.where(target == -100, -1, whole.argmax(1)))
             weight, x = self.layer[self.first : self.last], self.hidden
             ours = vocab_parallel_linear_cross_entropy(
                 x, weight, self.target, vocab_range=(self.first, self.last), **options, **wanted_of

@@ -100,3 +100,17 @@ def test_a_loss_within_a_model_and_labels_of_int32(tmp_path):
     session = onnxruntime.InferenceSession(tmp_path / "eval_model.onnx")
     assert session.run(None, batch)[0] == 0
     assert numpy_helper.to_array(ArtifactSet.load(tmp_path).eval_model.graph.initializer[0]).dtype == np.int32
+
+
+def test_a_label_that_int32_does_not_hold(tmp_path):
+    text = """g (float[n, 4] x, int32[n] labels) => (float loss) {
+        s = MatMul(x, w)  loss = SoftmaxCrossEntropyLoss<ignore_index = 4294967296>(s, labels)
+    }"""
+    generate_artifacts(build(text, normal(w=(4, 3))), None, None, None, OptimType.SGD, tmp_path)
+    labels = np.arange(len(X)).astype(np.int32) % 3
+    batch, w = {"x": X, "labels": labels}, read_checkpoint(tmp_path / "checkpoint").parameters["w"]
+    scores = (X @ w).astype(np.float64)
+    exact = np.mean(np.log(np.exp(scores).sum(1)) - scores[np.arange(len(X)), labels])
+    artifacts = ArtifactSet.load(tmp_path)
+    found = [Trainer(artifacts, 0.0).step(batch), Trainer(artifacts, 0.0).evaluate(Dataset(batch, artifacts.axes)).loss]
+    np.testing.assert_allclose(found, exact, rtol=1e-5)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.contract.attributes import REDUCTIONS
+from opgrad.contract.attributes import REDUCTIONS, integer
 
 IGNORED = -100  # the label that is ignored by default
 
@@ -91,7 +91,13 @@ def read_options(
     cap = 0.0 if softcap is None else read("softcap", softcap)
     items = None if num_items is None else read("num_items", num_items)
     divisor = read("temperature", temperature)
-    return LossOptions(reduction, ignore_index, smoothing, square, cap, divisor, items, returned)
+    ignored = read_ignore_index(name, ignore_index)
+    return LossOptions(reduction, ignored, smoothing, square, cap, divisor, items, returned)
+
+
+def read_ignore_index(name: str, value: Any) -> int | None:
+    """An integer of 64 bits, or None. Raises TypeError, ValueError."""
+    return None if value is None else integer(f"{name}: ignore_index", value)
 
 
 def _number(name: str, option: str, value: Any) -> float:
@@ -115,6 +121,11 @@ def check_share(name: str, option: str, value: Any) -> float:
 
 
 # --- labels --------------------------------------------------------------------------------------------------------
+
+
+def in_int32(label: int | None) -> bool:
+    """Whether int32 labels can be compared with this one; PyTorch cuts off what is beyond, and NumPy and JAX raise."""
+    return label is None or -(2**31) <= label < 2**31
 
 
 def shifted(library: Any, name: str, labels: Any, shift: Any, ignore_index: int | None, is_dense: bool) -> Any:

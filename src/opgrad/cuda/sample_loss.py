@@ -49,7 +49,7 @@ def take(found, x, q, column, inside, given):
     """Take a tile into the running sums of its rows.
 
     They are the largest z, the sum of exp(z - m), that of exp(z - m) * (z - m), the largest logit, its place, the sums
-    of target * z and of targets.
+    of target * z and of targets. A NaN is larger than any number.
     """
     m, d, slack, best, place, spread, mass = found
     _, _, _, before, after, _ = given
@@ -64,10 +64,14 @@ def take(found, x, q, column, inside, given):
     slack = (slack + d * down) * scale + tl.sum(e * tl.where(below < LEAST, LEAST, below), 1)
     d = d * scale + tl.sum(e, 1)
     top = tl.max(tl.where(inside, x, MINUS_INFINITY), 1)
-    first = tl.min(tl.where(inside & (x == top[:, None]), column, 2147483647).to(tl.int64), 1)
-    place = tl.where(top > best, first, place)
+    top = tl.where(tl.max((inside & (x != x)).to(tl.int32), 1) > 0, float("nan"), top)
+    same = (x == top[:, None]) | ((x != x) & (top != top)[:, None])
+    first = tl.min(tl.where(inside & same, column, 2147483647).to(tl.int64), 1)
+    is_larger = (top > best) | (top != top) | (place < 0)
+    place = tl.where(is_larger & (best == best) & (first < 2147483647), first, place)
     spread += tl.sum(tl.where(target == 0, 0.0, target * z), 1)
-    return larger, d, slack, tl.maximum(best, top), place, spread, mass + tl.sum(target, 1)
+    best = tl.where(is_larger & (best == best), top, best)
+    return larger, d, slack, best, place, spread, mass + tl.sum(target, 1)
 
 
 @triton.jit
@@ -160,7 +164,7 @@ def losses(
         total += tl.where(of_label == 0, 0.0, of_label * below)
     spare = log_d - slack / d
     store_results((loss, lse, log_prob, entropy), sample, exists, counts, (total, m + log_d, -below, spare))
-    tl.store(predicted + sample, tl.where(counts & (d == d), place, -1), mask=exists)
+    tl.store(predicted + sample, tl.where(counts, place, -1), mask=exists)
     if y is not None:
         numbers = coefficients(
             found, log_d, spare, of_label, sample, exists, valid, counts, label, dloss, dlse, dlse_square, dlog_prob,

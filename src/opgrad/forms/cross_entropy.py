@@ -41,7 +41,7 @@ def _one_hot(labels: Value, scores: Value) -> Value:
 def _samples(labels: Value, weight: Value | None, ignore: int | Value, like: Value) -> tuple[Value, Value, Value]:
     """Per sample: whether it is ignored, the class to read (0 where ignored) and the weight (0 where ignored)."""
     body = labels.body
-    ignored = labels.equals(ignore.like(labels).scalar() if isinstance(ignore, Value) else ignore)
+    ignored = labels.is_label(ignore.scalar() if isinstance(ignore, Value) else ignore)
     picked = body.where(ignored, 0, labels)
     each = body.node("Gather", weight, picked) if weight is not None else body.full(labels.shape(), 1, like)
     return ignored, picked, body.where(ignored, 0, each)

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
+from opgrad.forms.recurrent_activations import ACTIVATIONS, DEFAULTS, NO_CLIPPING, Gate
 from opgrad.forms.registry import Call, NoForm, Results, lowers
 from opgrad.graph.formulas import Body, Value
 
 DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}  # from the last step to the first?
-DEFAULTS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"]}
-NO_CLIPPING = 3.4e38  # from here on: onnxruntime-training writes the largest float32 where nothing is clipped
 
 Turned = tuple[list[Value], list[Value]]
 Turn = Callable[..., Turned]
@@ -110,13 +109,18 @@ def _check(call: Call, kind: str) -> None:
         if call.get(name, 0):
             raise NoForm(f"its attribute {name} is {call.get(name)}, expected 0")
     given = [each.lower() for each in call.get("activations", [])]
-    if given and given != DEFAULTS[kind] * len(DIRECTIONS[call.get("direction", "forward")]):
+    if given and given != [each.lower() for each in DEFAULTS[kind]] * len(DIRECTIONS[call.get("direction", "forward")]):
         raise NoForm(f"its activations are {call.get('activations')}, expected those of ONNX's {kind}")
 
 
 def _no_lengths(call: Call, place: int) -> None:
     if call.input(place) is not None:
         raise NoForm("it has lengths of sequences, expected none")
+
+
+def _slope(name: str, y: Value) -> Value:
+    """The derivative of the activation whose result is y."""
+    return Gate(ACTIVATIONS[name]).slope(y, y)
 
 
 # --- LSTM ---
@@ -168,7 +172,8 @@ def _lstm_back(own: Direction) -> list[Value]:
     i, o, f, g = gates.split(4, 2)
     c_before, t = own.before(c, own.state(5)), c.apply("Tanh")
     turn = lstm_turn(own.r, None if peepholes is None else peepholes.split(3, 0))
-    factors = lstm_factors(i, o, f, g, t, c_before)
+    slopes = [_slope("Sigmoid", each) for each in (i, o, f)] + [_slope("Tanh", g), _slope("Tanh", t)]
+    factors = lstm_factors(i, o, f, g, t, c_before, slopes)
     dh, dc, dz = own.back([own.state(10), own.state(11)], own.optional_of_steps(9), factors, turn)
     di, do, df, _ = dz.split(4, 2)
     dx, dw = body.node("MatMul", dz, own.w), own.weights(dz, own.x)
@@ -177,9 +182,17 @@ def _lstm_back(own: Direction) -> list[Value]:
     return [dx, dw, dr, body.concat(dbias, dbias), dh, dc, body.concat(*dp)]
 
 
-def lstm_factors(i: Value, o: Value, f: Value, g: Value, t: Value, c_before: Value) -> list[Value]:
-    """The sequences that `lstm_turn` reads in each step: derivatives of the gates, and f. t is tanh of the cells."""
-    return [t * o * (1 - o), o * (1 - t * t), g * i * (1 - i), c_before * f * (1 - f), i * (1 - g * g), f]
+def lstm_factors(
+    i: Value, o: Value, f: Value, g: Value, t: Value, c_before: Value, slopes: Sequence[Value], coupled: bool = False
+) -> list[Value]:
+    """The sequences that `lstm_turn` reads in each step: derivatives of the gates, and f.
+
+    t: what the last activation makes of the cells. slopes: those of i, o, f, g and t. coupled: whether f is 1 - i.
+    """
+    of_i, of_o, of_f, of_g, of_t = slopes
+    by_i = g - c_before if coupled else g
+    by_f = c_before * 0 if coupled else c_before
+    return [t * of_o, o * of_t, by_i * of_i, by_f * of_f, i * of_g, f]
 
 
 def lstm_turn(r: Value, peepholes: Sequence[Value] | None) -> Turn:
@@ -249,7 +262,8 @@ def _gru_back(own: Direction) -> list[Value]:
     body, bias, linear = own.body, own.of(3), bool(own.call.get("linear_before_reset", 0))
     z, r, n = own.of_steps(7).split(3, 2)
     before, (rz, rr, rn) = own.before(own.of_steps(6), own.state(5)), own.r.split(3, 0)
-    factors = [z, r, *gru_factors(z, r, n, before, _q(own, before, rn, bias) if linear else before)]
+    slopes = _slope("Sigmoid", z), _slope("Sigmoid", r), _slope("Tanh", n)
+    factors = [z, r, *gru_factors(z, n, before, _q(own, before, rn, bias) if linear else before, slopes)]
     turn = gru_turn(body.concat(rz, rr), rn, linear)
     dh, dz, dr, dn, dq = own.back([own.state(9)], own.optional_of_steps(8), factors, turn)
     of_x, of_h = body.concat(dz, dr, dn, axis=2), body.concat(dz, dr, dq, axis=2)
@@ -266,9 +280,10 @@ def _q(own: Direction, before: Value, r: Value, bias: Value | None) -> Value:
     return q if bias is None else q + bias.split(6, 0)[5]
 
 
-def gru_factors(z: Value, r: Value, n: Value, before: Value, behind_reset: Value) -> list[Value]:
-    """The sequences that `gru_turn` reads in each step, beside z and r: derivatives of the gates z, r and n."""
-    return [(before - n) * z * (1 - z), behind_reset * r * (1 - r), (1 - z) * (1 - n * n)]
+def gru_factors(z: Value, n: Value, before: Value, behind_reset: Value, slopes: Sequence[Value]) -> list[Value]:
+    """The sequences that `gru_turn` reads in each step, beside z and r. slopes: those of the gates z, r and n."""
+    of_z, of_r, of_n = slopes
+    return [(before - n) * of_z, behind_reset * of_r, (1 - z) * of_n]
 
 
 def gru_turn(r_gates: Value, r_new: Value, linear: bool) -> Turn:

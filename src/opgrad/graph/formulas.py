@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from opgrad.graph.messages import HALVES
+from opgrad.graph.messages import HALVES, comparable
 
 Number = Union["Value", int, float]
 LATEST_AXES_ATTRIBUTE = 17  # from the next opset on the axes of all reductions are an input …
@@ -148,6 +148,12 @@ class Value:
     def cast(self, element_type: int) -> "Value":
         """In this element type, a number of TensorProto.DataType."""
         return self.body.node("Cast", self, to=element_type)
+
+    def is_label(self, label: "Number") -> "Value":
+        """Whether labels are this one, compared in int64 unless int32 holds it."""
+        own = self.element_type or TensorProto.INT32
+        kind = comparable(own, label) if isinstance(label, int) else TensorProto.INT64
+        return (self if kind == own else self.cast(kind)).equals(label)
 
     def like(self, other: "Value") -> "Value":
         """In the element type of another value."""

@@ -12,6 +12,12 @@ FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, *HALVES)
 M = TypeVar("M")
 
 
+def comparable(element_type: int, label: int) -> int:
+    """The type in which labels are compared with this one: theirs, or int64 where int32 does not hold it."""
+    is_held = element_type != TensorProto.INT32 or -(2**31) <= label < 2**31
+    return element_type if is_held else TensorProto.INT64
+
+
 def copied(message: M) -> M:
     """A copy of a message."""
     copy: Any = type(message)()

@@ -15,6 +15,7 @@ import opgrad
 from opgrad.contract.loss_options import IGNORED, check_layer, check_share
 from opgrad.jax import attention, distillation, linear_loss, loss, options
 from opgrad.jax.calls import alike, automatic
+from opgrad.jax.formulas import wide
 from opgrad.jax.layers import layer
 
 __all__ = [
@@ -148,7 +149,7 @@ def rms_norm(x: Array, scale: Array | None = None, *, axis: int = -1, epsilon: f
     """Root mean square normalization over the axes from `axis` on.
 
     x, scale: as for layer_norm. epsilon: added to the mean square; None: the distance of 1 and the next number in the
-    dtype of x. Returns y, like x. Raises TypeError, ValueError.
+    dtype that is computed in, float32 for half precision. Returns y, like x. Raises TypeError, ValueError.
     Formula: y = x / sqrt(mean(x * x) + epsilon) * scale. Source: ONNX RMSNormalization.
     """
     return _normalized("simplified_layer_normalization", "rms_norm", x, scale, None, axis, epsilon)
@@ -160,7 +161,7 @@ def _normalized(
     x = asarray(x)
     factor = ones(x.shape[axis:], x.dtype) if scale is None else asarray(scale)
     given = {"x": x.astype(factor.dtype), "scale": factor, "bias": None if bias is None else asarray(bias)}
-    added = float(_finfo(x.dtype).eps) if epsilon is None else epsilon
+    added = float(_finfo(wide(x.dtype)).eps) if epsilon is None else epsilon
     return layer(name, who, given, axis=axis, epsilon=added).astype(x.dtype)
 
 

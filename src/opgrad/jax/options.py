@@ -1,6 +1,5 @@
 """The options of losses on JAX arrays, read and checked in one place; messages name the function that was called."""
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from opgrad.contract.loss_options import IGNORED, read_options, shifted
+from opgrad.contract.loss_options import IGNORED, in_int32, read_ignore_index, read_options, shifted
 from opgrad.interop.jax_private import is_traced
 from opgrad.jax.formulas import wide
 from opgrad.jax.loss import Statics, bent
@@ -31,7 +30,7 @@ def read(
         raise TypeError(f"{name}: label_smoothing is traced, expected a number that is known when it is traced")
     numbers = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
     chosen = read_options(name, reduction, ignore_index, *numbers, is_left=_is_left)
-    ignored = None if ignore_index is None else operator.index(ignore_index)
+    ignored = chosen.ignore_index
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         if ignored is not None and ignored >= 0:
             raise ValueError(f"{name}: ignore_index is {ignored}, expected none for class probabilities")
@@ -59,8 +58,11 @@ def read_labels(name: str, labels: Any, shift: int, ignore_index: int | None) ->
     is_dense = jnp.issubdtype(found.dtype, jnp.floating)
     if not is_dense and not jnp.issubdtype(found.dtype, jnp.integer):
         raise TypeError(f"{name}: labels has dtype {found.dtype.name}, expected integers or probabilities")
+    found, ignore_index = found if is_dense else _signed(found), read_ignore_index(name, ignore_index)
+    if not is_dense and found.dtype == jnp.int32 and not in_int32(ignore_index):
+        ignore_index = None  # no label is it
     ignored = IGNORED if shift and not is_dense and ignore_index is None else ignore_index
-    return shifted(jnp, name, found if is_dense else _signed(found), shift, ignored, is_dense), ignored
+    return shifted(jnp, name, found, shift, ignored, is_dense), ignored
 
 
 def _signed(labels: Array) -> Array:

@@ -67,7 +67,7 @@ def sample_losses(
     out: a tuple of arrays for the results.
 
     Returns (loss, lse, log_prob, entropy, predicted), each of the shape of labels; float32, or float64 for float64,
-    predicted int64. predicted is the first of the largest logits, -1 where lse is NaN. Raises TypeError for a wrong
+    predicted int64. predicted is the first NaN of the logits or the first of the largest. Raises TypeError for a wrong
     dtype; ValueError for a wrong shape or option, or a label outside [0, C) that is not ignored, before anything is
     written.
 
@@ -83,7 +83,7 @@ def sample_losses(
     loss = np.where(target == 0, 0, target * below).sum(1) + 0 * lse
     entropy = np.where(p == 0, 0, p * below).sum(1) + 0 * lse
     log_prob = -np.where(onehot, below, 0).sum(1)
-    predicted = np.where(np.isnan(lse) | (logits.shape[1] == 0), -1, np.argmax(logits, 1) if logits.shape[1] else -1)
+    predicted = np.argmax(logits, 1) if logits.shape[1] else np.full(labels.shape, -1)
     ignored = np.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
     kept = [np.where(ignored, 0, each) for each in (loss, lse, log_prob, entropy)]
     return kept[0], kept[1], kept[2], kept[3], np.where(ignored, -1, predicted)

@@ -1,7 +1,5 @@
 """Operators of com.microsoft that onnxruntime's optimizers and the exporters for it write."""
 
-from itertools import zip_longest
-
 from onnx import TensorProto
 
 from opgrad.graph.formulas import Value
@@ -12,9 +10,11 @@ from opgrad.rules.registry import Gradients, NoGradient, decomposition, gradient
 
 # Activations of fused operators, and their attributes.
 ACTIVATIONS = {
-    **dict.fromkeys(("", "Relu", "Sigmoid", "Tanh", "Softplus", "Softsign", "HardSwish"), ()),
+    **dict.fromkeys(("Relu", "Sigmoid", "Tanh", "Softplus", "Softsign", "HardSwish"), ()),
     **dict.fromkeys(("LeakyRelu", "Elu", "ThresholdedRelu"), ("alpha",)),
-    "HardSigmoid": ("alpha", "beta"),
+    **dict.fromkeys(("Clip", "HardSigmoid"), ("alpha", "beta")),
+    "Celu": ("alpha",),
+    "Selu": ("alpha", "gamma"),
 }
 
 
@@ -83,14 +83,16 @@ def fused_conv(node: Node) -> Value:
 
 def activated(node: Node, y: Value) -> Value:
     """The activation that the node's attribute names, applied to y."""
-    op, given = node.get("activation", ""), node.get("activation_params") or []
-    alpha, beta = (node.get(f"activation_{name}", value) for name, value in zip_longest(("alpha", "beta"), given[:2]))
-    if op == "Clip":
-        return y.body.node("Clip", y, *(y.body.number(each, y) for each in (alpha, beta)))
+    op = node.get("activation", "")
+    if not op:
+        return y
     if op not in ACTIVATIONS:
-        raise NoGradient(f"its activation is {op!r}, expected one of {', '.join(['', 'Clip', *ACTIVATIONS])}")
-    named = zip(ACTIVATIONS[op], (alpha, beta), strict=False)
-    return y.apply(op, **{name: value for name, value in named if value is not None}) if op else y
+        raise NoGradient(f"its activation is {op!r}, expected none or one of {', '.join(ACTIVATIONS)}")
+    given = dict(zip(ACTIVATIONS[op], node.get("activation_params") or [], strict=False))
+    numbers = {name: node.get(f"activation_{name}", given.get(name)) for name in ACTIVATIONS[op]}
+    if op == "Clip":
+        return y.body.node("Clip", y, *(y.body.number(each, y) for each in numbers.values()))
+    return y.apply(op, **{name: value for name, value in numbers.items() if value is not None})
 
 
 @decomposition("EmbedLayerNormalization", domain=MICROSOFT)

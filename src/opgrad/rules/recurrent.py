@@ -11,6 +11,7 @@ from typing import Any
 from onnx import TensorProto
 
 from opgrad.forms.recurrent import gru_factors, gru_turn, lstm_factors, lstm_turn
+from opgrad.forms.recurrent_activations import ACTIVATIONS, BY_NAME, DEFAULTS, NO_CLIPPING, gates
 from opgrad.graph.formulas import Body, Value
 from opgrad.graph.messages import MICROSOFT
 from opgrad.rules.node import Node
@@ -19,13 +20,6 @@ from opgrad.rules.shaping import sizes_of
 from opgrad.rules.steps import Steps
 
 LENGTHS = 4  # the place of the input with the lengths of the sequences
-ACTIVATIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
-RNN_SLOPES: dict[str, Callable[[Value], Value]] = {
-    "tanh": lambda h: 1 - h * h,
-    "sigmoid": lambda h: h * (1 - h),
-    "relu": lambda h: (h > 0).cast(h.element_type or TensorProto.FLOAT),
-}
-
 # The gradients of one direction: of the gates' inputs by x and by h, and of its own inputs by their places.
 Parts = dict[int, Value]
 
@@ -87,8 +81,10 @@ def _layer(node: Node, gates: int, write: Callable[[Steps], Parts]) -> Gradients
 
 def _has_kernels(node: Node, op: str) -> bool:
     """Whether opgrad has kernels for the node and its gradient. Raises what `_check` raises."""
-    _check(node)
+    plain = [each.lower() for each in DEFAULTS[op] * _check(node)]
     kinds = TensorProto.FLOAT, TensorProto.DOUBLE
+    if _clip(node) or node.get("input_forget", 0) or [each.lower() for each in _activations(node)] != plain:
+        return False
     return not node.body.plain and node.input(LENGTHS) is None and node.x.element_type in kinds
 
 
@@ -109,22 +105,72 @@ def _upstream(node: Node, outputs: int) -> list[Value | None]:
 def _check(node: Node) -> int:
     """The number of directions. Raises NoGradient for what has no rule."""
     op, directions = node.proto.op_type, 2 if node.get("direction", "forward") == "bidirectional" else 1
-    for name in ("clip", "input_forget", "layout"):
-        if node.get(name, 0):
-            raise NoGradient(f"its attribute {name} is {node.get(name)}, expected none")
-    given = [each.lower() for each in node.get("activations") or ACTIVATIONS[op] * directions]
-    plain = [each.lower() for each in ACTIVATIONS[op] * directions]
-    if given != plain and not (op == "RNN" and set(given) <= RNN_SLOPES.keys()):
-        raise NoGradient(f"its activations are {node.get('activations')}, expected {ACTIVATIONS[op]}")
+    if node.get("layout", 0):
+        raise NoGradient(f"its attribute layout is {node.get('layout')}, expected 0")
+    if not node.get("clip", 0.0) >= 0:
+        raise NoGradient(f"its attribute clip is {node.get('clip')}, expected a number above 0")
+    count = len(DEFAULTS[op]) * directions
+    if len(_activations(node)) != count or any(each.lower() not in BY_NAME for each in _activations(node)):
+        raise NoGradient(f"its activations are {node.get('activations')}, expected {count} of {', '.join(ACTIVATIONS)}")
     return directions
+
+
+def _activations(node: Node) -> list[str]:
+    directions = 2 if node.get("direction", "forward") == "bidirectional" else 1
+    return node.get("activations") or DEFAULTS[node.proto.op_type] * directions
+
+
+def _clip(node: Node) -> float:
+    """What the sums of gates are clipped to; 0: nothing is."""
+    clip: float = node.get("clip", 0.0)
+    return clip if clip < NO_CLIPPING else 0.0
+
+
+class _Gates:
+    """The activations of one direction, behind clipping."""
+
+    def __init__(self, steps: Steps):
+        node, count = steps.node, len(DEFAULTS[steps.node.proto.op_type])
+        numbers = node.get("activation_alpha") or [], node.get("activation_beta") or []
+        self.clip, self.element_type = _clip(node), node.x.element_type
+        self.own = gates(_activations(node), *numbers)[steps.index * count :][:count]
+
+    def of(self, place: int, z: Value) -> Value:
+        """What an activation makes of a sum, outside of scans and within."""
+        return self.own[place].of(self._clipped(Value(z.body, z.name, self.element_type)))
+
+    def both(self, place: int, z: Value) -> tuple[Value, Value]:
+        """The same, and its derivative, which is 0 where the sum is clipped."""
+        clipped, gate = self._clipped(z), self.own[place]
+        y = gate.of(clipped)
+        return y, self._cut(z, gate.slope(clipped, y))
+
+    def slope(self, place: int, y: Value, z: Callable[[], Value]) -> Value:
+        """The derivative where the result is y; z is asked for where that does not tell it."""
+        if self.own[place].activation.by_result and not self.clip:
+            return self.own[place].slope(y, y)
+        return self.both(place, z())[1]
+
+    def _clipped(self, z: Value) -> Value:
+        if not self.clip:
+            return z
+        bottom, top = (z.body.number(each, z) for each in (-self.clip, self.clip))
+        clipped = z.body.node("Max", z.body.node("Min", z, top), bottom)
+        return Value(z.body, clipped.name, self.element_type)
+
+    def _cut(self, z: Value, slope: Value) -> Value:
+        return z.body.where(z.apply("Abs") > self.clip, 0.0, slope) if self.clip else slope
 
 
 # --- RNN ---
 
 
 def _rnn_direction(steps: Steps) -> Parts:
-    activations = steps.node.get("activations") or ["Tanh"] * 2
-    slope = RNN_SLOPES[activations[steps.index].lower()](steps.h)
+    def sums() -> Value:
+        of_h = steps.body.node("MatMul", steps.h_before, steps.r.transpose(1, 0))
+        return steps.plus(steps.from_x() + of_h, steps.rb)
+
+    slope = _Gates(steps).slope(0, steps.h, sums)
 
     def turn(inner: Body, dh: Value, dy: Value, slope: Value) -> tuple[list[Value], list[Value]]:
         dz = (dy + dh) * slope
@@ -142,22 +188,24 @@ def _gru_direction(steps: Steps) -> Parts:
     wz, wr, wn = steps.split(steps.from_x())
     rz, rr, rn = (body.node("MatMul", before, each.transpose(1, 0)) for each in steps.split(steps.r, 0))
     bz, br, bn = (None, None, None) if steps.rb is None else steps.split(steps.rb, 0)
-    z, r = steps.plus(wz + rz, bz).apply("Sigmoid"), steps.plus(wr + rr, br).apply("Sigmoid")
+    gates = _Gates(steps)
+    (z, of_z), (r, of_r) = (gates.both(0, steps.plus(*each)) for each in ((wz + rz, bz), (wr + rr, br)))
     r_n = steps.split(steps.r, 0)[2]
     if linear_before_reset:
         behind_reset = steps.plus(rn, bn)
-        n = (wn + r * behind_reset).apply("Tanh")
+        zn = wn + r * behind_reset
     else:
         behind_reset = before
-        n = steps.plus(wn + body.node("MatMul", r * before, r_n.transpose(1, 0)), bn).apply("Tanh")
+        zn = steps.plus(wn + body.node("MatMul", r * before, r_n.transpose(1, 0)), bn)
+    n, of_n = gates.both(1, zn)
     turn = gru_turn(body.concat(*steps.split(steps.r, 0)[:2], axis=0), r_n, bool(linear_before_reset))
-    factors = gru_factors(z, r, n, before, behind_reset)
+    factors = gru_factors(z, n, before, behind_reset, (of_z, of_r, of_n))
     (dh0,), (dz, dr, dn, dq) = steps.back([steps.dh], [steps.dy, z, r, *factors], turn, 4)
-    gates = body.concat(dz, dr, axis=2)
+    both = body.concat(dz, dr, axis=2)
     hidden = before if linear_before_reset else r * before
-    found = steps.parts(body.concat(gates, dn, axis=2), body.concat(gates, dq, axis=2), before, [dh0])
+    found = steps.parts(body.concat(both, dn, axis=2), body.concat(both, dq, axis=2), before, [dh0])
     # Only the new state n reads the previous state through the reset gate.
-    found[2] = body.concat(steps.weights(gates, before), steps.weights(dq, hidden), axis=0)
+    found[2] = body.concat(steps.weights(both, before), steps.weights(dq, hidden), axis=0)
     return found
 
 
@@ -170,12 +218,18 @@ def _lstm_direction(steps: Steps) -> Parts:
     zi, zo, zf, zg = steps.split(inputs if steps.rb is None else inputs + steps.rb)
     peepholes = steps.of(7)
     pi, po, pf = (None, None, None) if peepholes is None else steps.split(peepholes, 0, 3)
-    g = zg.apply("Tanh")
-    c = _cells(steps, zi, zf, g, pi, pf)
+    gates, coupled = _Gates(steps), bool(steps.node.get("input_forget", 0))
+    g, of_g = gates.both(1, zg)
+    c = _cells(steps, gates, zi, None if coupled else zf, g, pi, pf)
     c_before = steps.shifted(c, steps.initial(6))
-    i, f = (steps.plus(z, None if p is None else p * c_before).apply("Sigmoid") for z, p in ((zi, pi), (zf, pf)))
-    o = steps.plus(zo, None if po is None else po * c).apply("Sigmoid")
-    factors = lstm_factors(i, o, f, g, c.apply("Tanh"), c_before)
+    inputs_of = ((zi, pi, c_before), (zo, po, c), (zf, pf, c_before))
+    (i, of_i), (o, of_o), *rest = (
+        gates.both(0, steps.plus(z, None if p is None else p * cells)) for z, p, cells in inputs_of[: 3 - coupled]
+    )
+    f, of_f = (1.0 - i, of_i) if coupled else rest[0]
+    t = gates.own[2].of(c)
+    slopes = of_i, of_o, of_f, of_g, gates.own[2].slope(c, t)
+    factors = lstm_factors(i, o, f, g, t, c_before, slopes, coupled)
     turn = lstm_turn(steps.r, None if peepholes is None else steps.split(peepholes, 0, 3))
     (dh0, dc0), (dz,) = steps.back([steps.dh, steps.dc], [steps.dy, *factors], turn, 1)
     found = steps.parts(dz, dz, before, [dh0, dc0])
@@ -186,17 +240,23 @@ def _lstm_direction(steps: Steps) -> Parts:
     return found
 
 
-def _cells(steps: Steps, zi: Value, zf: Value, g: Value, pi: Value | None, pf: Value | None) -> Value:
-    """The cells of all steps, computed again: the forward node only returns the last ones."""
-    mask = steps.mask
-    i, f = (each if p is not None else each.apply("Sigmoid") for each, p in ((zi, pi), (zf, pf)))
+def _cells(
+    steps: Steps, gates: _Gates, zi: Value, zf: Value | None, g: Value, pi: Value | None, pf: Value | None
+) -> Value:
+    """The cells of all steps, computed again: the forward node returns the last ones. zf: None where f is 1 - i."""
+    mask, whole = steps.mask, pi is None
+    sums = [each for each in (zi, zf) if each is not None]
+    weights = (pi, pf)
 
-    def turn(inner: Body, c: Value, i: Value, f: Value, g: Value, *rest: Value) -> tuple[list[Value], list[Value]]:
-        if pi is not None and pf is not None:
-            i = (i + c * inner.outer(pi)).apply("Sigmoid")
-            f = (f + c * inner.outer(pf)).apply("Sigmoid")
+    def turn(inner: Body, c: Value, *now: Value) -> tuple[list[Value], list[Value]]:
+        found = []
+        for z, p in zip(now, weights[: len(sums)], strict=False):
+            found.append(z if p is None else gates.of(0, z + c * inner.outer(p)))
+        i, g, *rest = found[0], *now[len(sums) :]
+        f = found[1] if zf is not None else inner.outer(one) - i
         new = f * c + i * g
         new = inner.node("Where", rest[0], new, c) if rest else new
         return [new], [new]
 
-    return steps.body.scan([steps.initial(6)], [i, f, g, *([] if mask is None else [mask])], turn)[1]
+    one, known = steps.body.number(1.0, g), [gates.of(0, each) for each in sums] if whole else sums
+    return steps.body.scan([steps.initial(6)], [*known, g, *([] if mask is None else [mask])], turn)[1]

@@ -218,8 +218,7 @@ def scale_in_place(dlogits: Tensor, dloss: Tensor) -> Tensor:
 def sample_weights(labels: Tensor, weight: Tensor | None, ignore_index: int | None, dtype: torch.dtype) -> Tensor:
     """The weight of each sample's class, 0 for ignored samples."""
     weight = None if weight is None else weight.detach().to(dtype)
-    places = labels if weight is None else labels.long()
-    each: Tensor = loss_options.sample_weights(torch, places, weight, ignore_index, dtype)
+    each: Tensor = loss_options.sample_weights(torch, labels.long(), weight, ignore_index, dtype)
     return each
 
 

@@ -290,14 +290,15 @@ def rms_norm(
 
     input: shape (…, *normalized_shape); float32, float64, float16 or bfloat16.
     weight: of shape normalized_shape; None: 1. One of another dtype than input is computed with as it is.
-    eps: added to the mean square; None: the distance of 1 and the next number in input's dtype.
+    eps: added to the mean square; None: the distance of 1 and the next number in the dtype that is computed in,
+        float32 for half precision.
 
     Returns y, of the shape and dtype of input. Differentiable twice. Raises TypeError, ValueError.
 
     Formula: y = x / sqrt(mean(x * x) + eps) * weight. Source: torch.nn.functional.rms_norm.
     """
     shape = _shape("rms_norm", input, normalized_shape)
-    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    eps = torch.finfo(wide(input.dtype)).eps if eps is None else eps
     if is_torchs(input):
         return functional.rms_norm(input, shape, weight, eps)
     scale = input.new_ones(shape) if weight is None else weight

@@ -18,7 +18,7 @@ from opgrad.interop import torch_private
 from opgrad.interop.torch_tensors import PLAIN
 from opgrad.torch.autocast import autocast_layer, narrows_products
 from opgrad.torch.flops import count_flops
-from opgrad.torch.losses.checks import check_labels, check_shape, check_target, check_tensors, check_weight
+from opgrad.torch.losses.checks import check_dense, check_labels, check_shape, check_target, check_tensors, check_weight
 from opgrad.torch.losses.chunks import Chunks, Layer, Slopes, chunks_of, gradients, plain_gradients
 from opgrad.torch.losses.layer_operators import NAME, layer_of, layer_statistics, put_back
 from opgrad.torch.losses.logits import of_options as of_logits
@@ -32,7 +32,7 @@ from opgrad.torch.schema import is_recording
 
 def linear_cross_entropy(
     input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None,
-    weight: Tensor | None = None, reduction: str = "mean", ignore_index: int | None = None,
+    weight: Tensor | None = None, reduction: str = "mean", ignore_index: int | None = -100,
     label_smoothing: float = 0.0, options: Any = None, lse_square_scale: float = 0.0, softcap: float | None = None,
     temperature: float = 1.0, shift: int = 0, num_items: float | Tensor | None = None, return_z_loss: bool = False,
     return_lse: bool = False, return_log_prob: bool = False, return_entropy: bool = False,
@@ -47,7 +47,7 @@ def linear_cross_entropy(
         DTensors that are sharded along the classes: as by vocab_parallel_linear_cross_entropy.
     linear_bias: shape (C,), or (C, D1, …, Dk); None: none.
     ignore_index: samples with this class have loss and gradient 0, do not count, and their logits are not computed;
-        None: -100. On CUDA that waits for their number.
+        None, as PyTorch has it: -100. On CUDA that waits for their number.
     options: torch.nn.LinearCrossEntropyOptions, whose batch_chunk_size is how many rows a chunk has; None: chosen so
         that peak memory stays close to that of the arguments and their gradients.
     weight, reduction, label_smoothing, lse_square_scale, softcap, temperature, num_items, return_…: as for
@@ -66,8 +66,8 @@ def linear_cross_entropy(
     ignored = IGNORED if ignore_index is None else ignore_index
     numbers = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
     chosen = read_options(NAME, reduction, ignored, *numbers, returned=returned)
-    if isinstance(target, Tensor) and target.is_floating_point() and ignore_index is not None:
-        raise ValueError(f"{NAME}: ignore_index is {ignore_index}, expected none for class probabilities")
+    if isinstance(target, Tensor) and target.is_floating_point():
+        check_dense(NAME, chosen)
     if options is not None and not hasattr(options, "batch_chunk_size"):
         raise TypeError(f"{NAME}: options is {type(options).__name__}, expected torch.nn.LinearCrossEntropyOptions")
     rows = None if options is None else options.batch_chunk_size
@@ -76,7 +76,7 @@ def linear_cross_entropy(
 
 def linear_log_prob(
     input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None,
-    ignore_index: int | None = None, softcap: float | None = None, temperature: float = 1.0, shift: int = 0,
+    ignore_index: int | None = -100, softcap: float | None = None, temperature: float = 1.0, shift: int = 0,
     return_entropy: bool = False,
 ) -> Any:  # fmt: skip
     """The log-probability of each target under the softmax of a linear layer, whose logits are never stored.

@@ -42,9 +42,11 @@ def _is_left(option: str, value: Any) -> bool:
 
 
 def read_labels(name: str, target: Tensor, shift: Any, ignore_index: int | None) -> Tensor:
-    """Labels, in a dtype that the operators take and moved by `shift`; probabilities as they are."""
+    """Labels, in a dtype that the operators take and ignore_index fits, moved by `shift`; probabilities as they are."""
+    is_dense = target.is_floating_point()
     labels = target.int() if target.dtype == torch.uint8 else target
-    found: Tensor = loss_options.shifted(torch, name, labels, shift, ignore_index, target.is_floating_point())
+    labels = labels if is_dense or loss_options.in_int32(ignore_index) else labels.long()
+    found: Tensor = loss_options.shifted(torch, name, labels, shift, ignore_index, is_dense)
     return found
 
 

@@ -65,17 +65,22 @@ def statistics_of(logits: Tensor, labels: Tensor, part: ClassPart) -> Tensor:
     """The statistics [numbers, rows] of logits [rows, classes of the part]."""
     given = {"logits": logits.detach().contiguous(), "labels": labels.contiguous(), "moment": part.moment}
     found: Tensor = execute(_statistics_of, given | part.attributes)
-    return torch.cat([found, torch.stack(largest_class(logits, part))]) if part.predicted else found
+    if not part.predicted:
+        return found
+    largest = largest_class(logits, part)
+    if not part.bends:
+        found[0] = largest.pop()  # where a NaN is the largest logit
+    return torch.cat([found, torch.stack(largest)])
 
 
 def largest_class(logits: Tensor, part: ClassPart) -> list[Tensor]:
-    """The first of the part's classes with the largest logit, and that logit where z may have others equal to it."""
+    """The first of the part's classes with a NaN or the largest logit, and that logit."""
     dtype, (rows, classes) = wide(logits.dtype), logits.shape
     if not classes:
-        return [logits.new_full((rows,), value, dtype=dtype) for value in (-1.0, -torch.inf)[: 1 + part.bends]]
+        return [logits.new_full((rows,), value, dtype=dtype) for value in (-1.0, -torch.inf)]
     check_exact(part, classes, dtype)
     value, place = logits.detach().max(1)
-    return [each.to(dtype) for each in (place + part.first, value)[: 1 + part.bends]]
+    return [each.to(dtype) for each in (place + part.first, value)]
 
 
 def check_exact(part: ClassPart, classes: int, dtype: torch.dtype) -> None:
@@ -131,7 +136,7 @@ def composed_statistics(logits: Tensor, labels: Tensor, part: ClassPart, probabi
     if probabilities is not None:
         found.append(q.sum(1))
     if part.predicted:
-        found += largest_class(logits, part)
+        found += largest_class(logits, part)[: 1 + part.bends]
     return torch.stack(found)
 
 
@@ -223,8 +228,9 @@ def samples_of(
     ]
     predicted = None
     if rows.predicted is not None:
-        known = counts & (rows.predicted >= 0) & ~rows.lse.detach().isnan()
-        predicted = torch.where(known, rows.predicted, -1.0).long()
+        # A part without classes has none; its largest logit is that of a row whose logits are all -inf.
+        known = rows.predicted.clamp(min=0)
+        predicted = torch.where(counts & (rows.total > 0), known, -1.0).long()
     return torch.where(counts, losses, 0.0), *floats, predicted
 
 

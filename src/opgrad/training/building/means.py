@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.graph.graph import Graph
-from opgrad.graph.messages import copied, domain_of, free_name, keep
+from opgrad.graph.messages import comparable, copied, domain_of, free_name, keep
 from opgrad.graph.nodes import attributes_of
 
 LOSSES = _, OF_LOG_PROBABILITIES = "SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"
@@ -60,7 +60,9 @@ def _guarded(forward: Graph, node: onnx.NodeProto, of_labels: int, of_loss: int)
     if ignored is None:
         counts = add("Gather", weights, labels)
     else:
-        counted = add("Not", add("Equal", labels, constant("ignored", ignored, of_labels)))
+        kind = comparable(of_labels, ignored)
+        compared = labels if kind == of_labels else add("Cast", labels, to=kind)
+        counted = add("Not", add("Equal", compared, constant("ignored", ignored, kind)))
         counts = add("Cast", counted, to=of_loss)
         if weights:
             known = add("Mul", labels, add("Cast", counted, to=of_labels))

@@ -5,7 +5,7 @@ from typing import Any
 
 from onnx import TensorProto, helper
 
-from opgrad.graph.messages import opset_of
+from opgrad.graph.messages import comparable, opset_of
 from opgrad.training.building.means import least_divisor
 from opgrad.training.onnxblock.accessor import Sizes, current, type_name
 from opgrad.training.onnxblock.block import Block
@@ -180,8 +180,10 @@ class CrossEntropyLoss(_Classes):
 
     def _counted(self, labels: str, kind: int) -> str:
         """1 for each label that counts, and 0 for each ignored label."""
-        integer = current().element_type(labels) or TensorProto.INT64
-        ignored = array("celoss.ignored", int(self._ignore_index or 0), integer)
+        given, label = current().element_type(labels) or TensorProto.INT64, int(self._ignore_index or 0)
+        integer = comparable(given, label)
+        labels = labels if integer == given else append("Cast", [labels], to=integer)
+        ignored = array("celoss.ignored", label, integer)
         return append("Cast", [append("Not", [append("Equal", [labels, ignored])])], to=kind)
 
 

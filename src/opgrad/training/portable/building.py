@@ -205,6 +205,6 @@ def _accuracy(body: GraphBody, labels: Labels) -> Value:
     """The share of right answers among the samples that count; 0 if none counts."""
     given = Value(body, labels.compared, labels.element_type)
     best = Value(body, labels.scores).apply("ArgMax", axis=1, keepdims=0).like(given)
-    counts = ~given.equals(labels.ignored)
+    counts = ~given.is_label(labels.ignored)
     right, all_of_them = (each.cast(FLOAT).sum(keepdims=False) for each in (best.equals(given) & counts, counts))
     return right / body.node("Max", all_of_them, body.number(1.0, all_of_them))

@@ -19,7 +19,7 @@ from opgrad.cpu.kernels.loops.columns import column_max
 from opgrad.cpu.kernels.loops.fill import write_zeros
 from opgrad.cpu.kernels.loops.fold import fold_down, fold_in_chunks
 from opgrad.cpu.kernels.loops.map import get, put, row_writer
-from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, first_place, row_max
+from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, first_largest, row_max
 from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.kernels.numerics.elementary import exp_up_to_zero, tanh
 
@@ -267,7 +267,7 @@ def by_rows(transform: Transform, kind: str, with_gradient: bool) -> Kernel:
         arrays = x, 1, target.base, target.factors, target.probabilities.data + row * target.probabilities.outer, 1
         found = sums_of(arrays, n, True, v.first(x, n), (m, scaling), d, of_label)
         s, log_s, entropy, log_prob, loss, _ = found
-        predicted = first_place(x, n, top) if s == s else -1
+        predicted = first_largest(x, n, top, s != s)
         store_results(options.results, row, v.first_lane(m) + log_s, log_prob, entropy, predicted)
         if with_gradient:
             upstream = v.load_one_each(v.each_row(options.upstream, row), 0)
@@ -291,6 +291,18 @@ def label_and_largest(x, x_n: int, n: int, whole: bool, mask, label: Vector, top
     return of_label, place
 
 
+@inline
+def first_nan(x, x_n: int, n: int, whole: bool, mask, s: Vector, largest: Vector):
+    """The first class with a NaN of each sample whose sum is NaN, and `largest` where no class has one."""
+    if v.reduce_max(v.select(s == s, v.full(x, 0.0), 1.0)) == 0.0:
+        return largest
+    for k in range(n):
+        i = n - 1 - k
+        value = get(x, i * x_n, whole, mask)
+        largest = v.select(value == value, largest, v.like(largest, i * 1.0))
+    return largest
+
+
 def by_columns(transform: Transform, kind: str, with_gradient: bool) -> Kernel:
     z, (sums_of, gradient) = transform.z, formulas(COLUMNS, transform, kind)
 
@@ -309,7 +321,8 @@ def by_columns(transform: Transform, kind: str, with_gradient: bool) -> Kernel:
         put(results.lse, sample, v.select(counts, m + log_s, 0.0), whole, mask, 0)
         put(results.log_prob, sample, v.select(counts, log_prob, 0.0), whole, mask, 0)
         put(results.entropy, sample, v.select(counts, entropy, 0.0), whole, mask, 0)
-        v.store(buffer, 0, v.select(counts & (s == s), largest, -1.0))
+        largest = first_nan(x, x_n, n, whole, mask, s, largest)
+        v.store(buffer, 0, v.select(counts, largest, -1.0))
         for lane in range(min(left, v.lanes(x))):
             v.store_one(results.predicted, sample + lane, int(v.load_one(buffer, lane)))
         if with_gradient:

@@ -62,6 +62,15 @@ def first_place(x, n: int, value) -> int:
     return i
 
 
+@inline
+def first_largest(x, n: int, largest, has_nan: bool) -> int:
+    """The first index of a NaN in x, or of its largest value. has_nan: whether there may be one."""
+    i = 0
+    while has_nan and i < n and v.load_one(x, i) == v.load_one(x, i):
+        i += 1
+    return i if has_nan and i < n else first_place(x, n, largest)
+
+
 def row_sum_exp(step: Callable[..., int], adding: lse.Adding) -> Callable[..., Any]:
     """The loop that sums the exponentials of x[begin:end], and stores them in `e` if `keep`.
 
