@@ -652,7 +652,16 @@ def test_device_warm_calls(as_on_cuda, monkeypatch):
             result, long = taken(made)
             assert not long
             torch.testing.assert_close(result, expected())
-    assert taken(lambda: opgrad.softmax(x, out=torch.empty_like(x)))[1]
+    out = torch.empty_like(x)
+    assert taken(lambda: opgrad.softmax(x, out=out))[1]
+    versions = out._version
+    assert taken(lambda: opgrad.softmax(x.normal_(), out=out)) == (out, False)
+    torch.testing.assert_close(out, torch.softmax(x, -1))
+    assert out._version == versions + 1
+    apart, memory = torch.empty(8), torch.empty(16)
+    assert taken(lambda: opgrad.softmax(memory[:8], out=apart))[1]
+    with pytest.raises(ValueError, match="softmax: out for y overlaps x"):
+        opgrad.softmax(memory[:8], out=memory[4:12])
     assert taken(lambda: opgrad.softmax(x.requires_grad_()))[0].requires_grad
     with torch.no_grad():
         assert not taken(lambda: opgrad.softmax(x))[1]

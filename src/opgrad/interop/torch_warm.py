@@ -20,7 +20,7 @@ Named = Mapping[str, Any]
 
 def key(args: Arguments, kwargs: Named) -> Hashable:
     """The signature of a call that may be answered so; None for any other."""
-    if torch.compiler.is_compiling() or "out" in kwargs:
+    if torch.compiler.is_compiling():
         return None
     values, of = (*args, *kwargs.values()), torch_tensors._cuda.memory.key
     tensors = [value for value in values if type(value) in PLAIN]
@@ -45,6 +45,10 @@ def call_of(op: Operator, given: Named, args: Arguments, kwargs: Named) -> Calla
 
     def call(args: Arguments, kwargs: Named) -> Any:
         arrays = [kwargs.get(name) if place is None else args[place] for place, name in sources]
-        return finish(tuple(computed(arrays, None)[1]))
+        out = kwargs.get("out")
+        results = computed(arrays, out)[1]
+        if out is not None and not out.is_inference():
+            torch.autograd.graph.increment_version(out)
+        return finish(tuple(results))
 
     return call
