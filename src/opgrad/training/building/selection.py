@@ -177,6 +177,10 @@ class Candidates:
                     seen.update(results)
                     waiting += results
 
+    def results(self, name: str) -> list[str]:
+        """The names under which nodes read a tensor: its own, and those of results that hold its numbers."""
+        return [name, *(each for node, place in self._reads(name) for each in self._handed_on(name, node, place))]
+
     def _names_in_modules(self, name: str) -> list[str]:
         """The names that a weight would have in the modules that read it, if its own name begins with none of these.
 
