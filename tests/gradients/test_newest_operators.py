@@ -67,3 +67,24 @@ def test_scores_of_attention(mode):
         g ({told}) => (float[2, 2, 3, 4] y, float[2, 2, 3, 5] scores) {{
         y, "", "", scores = Attention <softcap = 1.5, qk_matmul_output_mode = {mode}> (q, k, v, mask) }}"""
     compare(text, shapes, ["y", "scores"], formula)
+
+
+INVERSE = """<ir_version: 9, opset_import: ["": 20]> g (float[2, {size}, 2] x) => (float[2, length, 1] y) {{
+    length = Constant <value = int64 {{{length}}}> ()  axis = Constant <value = int64 {{-2}}> ()
+    y = DFT <inverse = 1, onesided = 1> (x, length, axis) }}"""
+
+
+@pytest.mark.parametrize("length", [1, 2, 6, 7, 12])
+def test_inverse_fourier_transform_of_one_side(length):
+    """Of more or fewer numbers than a length of a side has."""
+
+    def formula(x):
+        return [torch.fft.irfft(torch.complex(x[..., 0], x[..., 1]), length).unsqueeze(-1)]
+
+    compare(INVERSE.format(size="some", length=length), {"x": (2, 5, 2)}, ["y"], formula)
+
+
+def test_inverse_of_one_side_that_onnxruntime_computes_otherwise():
+    model = onnx.parser.parse_model(INVERSE.format(size=5, length=7))
+    with pytest.raises(NotImplementedError, match=r"DFT .*: it is an inverse of one side with 5 numbers, expected 4"):
+        gradients(model, ["y"], ["x"])

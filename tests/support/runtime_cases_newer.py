@@ -1,5 +1,7 @@
 """Operators of newer opsets, of few models, and with weights in bytes."""
 
+import itertools
+
 import numpy as np
 import torch
 from runtime_cases import RuntimeCase
@@ -305,6 +307,15 @@ def whole(x):
     return torch.complex(x[..., 0], x[..., 1] if x.shape[-1] == 2 else torch.zeros_like(x[..., 0]))
 
 
+def transformed(x, length, axis, inverse, onesided):
+    """A transform of pairs along an axis of a batch."""
+    if inverse and onesided:
+        return torch.fft.irfft(whole(x), length, axis).unsqueeze(-1)
+    if onesided:
+        return pairs(torch.fft.rfft(x[..., 0], length, axis))
+    return pairs((torch.fft.ifft if inverse else torch.fft.fft)(whole(x), length, axis))
+
+
 for opset in (17, 20):
     column = [None, np.array(1)] if opset == 20 else []
     axis = {"constants": (2,)} if opset == 20 else {"axis": 1}
@@ -327,6 +338,31 @@ for opset in (17, 20):
         form=f"one side, {form}",
         **transform,
     )
+    add(
+        "DFT",
+        [numbers(2, 5, 2), *column],
+        lambda x, *_: torch.fft.irfft(whole(x)).unsqueeze(-1),
+        inverse=1,
+        onesided=1,
+        form=f"inverse of one side, {form}",
+        **transform,
+    )
+    for length, dim in itertools.product((1, 2, 6, 7, 8, 13), (1, -2)):
+        place = [np.array(length), np.array(dim)] if opset == 20 else [np.array(length)]
+        own = {"constants": (1, 2)} if opset == 20 else {"constants": (1,), "axis": dim}
+        for inverse, onesided in itertools.product((0, 1), (0, 1)):
+            own_size = length // 2 + 1  # with any other onnxruntime 1.32 computes something else than ONNX's reference
+            shape = (2, own_size if dim == 1 else 5, own_size if dim == -2 else 3) if onesided & inverse else (2, 5, 3)
+            for each in ((1, 2), (1,), (1, 2), (2,))[2 * inverse + onesided]:
+                add(
+                    "DFT",
+                    [numbers(*shape, each), *place],
+                    lambda x, *_, n=length, dim=dim, kind=(inverse, onesided): transformed(x, n, dim % 4, *kind),
+                    form=f"{length} of numbers along {dim}, {inverse}, {onesided}, {each}, {form}",
+                    inverse=inverse,
+                    onesided=onesided,
+                    **{**transform, **own},
+                )
 for length in (5, 9):
     add("DFT", [numbers(2, 7, 1), np.array(length), np.array(-2)],
         lambda x, _, __, n=length: pairs(torch.fft.rfft(x[..., 0], n)), constants=(1, 2), onesided=1,

@@ -33,6 +33,31 @@ CHANGES = (
     {"hidden_size_per_layer_input": 0},
     dict.fromkeys(("num_hidden_layers", "num_layers", "n_groups", "state_size", "mamba_n_heads", "mamba_d_head")),
 )
+# What single models need beside these, as their configurations leave it open or check it.
+OWN = {
+    "MinistralForCausalLM": {"head_dim": 8},
+    "HunYuanDenseV1ForCausalLM": {"head_dim": 8},
+    "HunYuanMoEV1ForCausalLM": {"head_dim": 8},
+    "NemotronForCausalLM": {"num_key_value_heads": 2},
+    "DeepseekV2ForCausalLM": {"num_key_value_heads": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "Dots1ForCausalLM": {
+        "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+        "head_dim": 8,
+    },
+    "DbrxForCausalLM": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8},
+        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 1},
+    },
+    "Lfm2MoeForCausalLM": {"layer_types": ["full_attention", "conv"]},
+    "Mamba2ForCausalLM": {"num_heads": 8, "head_dim": 8},
+    "GraniteMoeHybridForCausalLM": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 8},
+    "BambaForCausalLM": {"attn_layer_indices": [1]},
+    "FalconH1ForCausalLM": {"mamba_d_ssm": 64},
+    "RecurrentGemmaForCausalLM": {"block_types": ["recurrent", "attention"], "head_dim": 8, "attention_window_size": 8},
+    "XmodForCausalLM": {"default_language": "en_XX"},
+    "RoCBertForCausalLM": {"pronunciation_vocab_size": 97, "shape_vocab_size": 97},
+    "Zamba2ForCausalLM": {"layers_block_type": ["mamba", "hybrid"]},
+}  # fmt: skip
 LARGEST = 4e6  # numbers of a model
 
 
@@ -48,7 +73,7 @@ def _given(kind, change):
         if ("drop" in name or "pdrop" in name) and isinstance(value, float):
             found[name] = 0.0
     layers = getattr(plain, "layer_types", None)
-    if layers and not isinstance(getattr(kind, "layer_types", None), property):
+    if layers and not isinstance(getattr(kind, plain.attribute_map.get("layer_types", "layer_types"), None), property):
         count = found.get("num_hidden_layers", len(layers))
         every = list(dict.fromkeys(layers))
         found["layer_types"] = [*every, *layers][:count] if count >= len(every) else every[-count:]
@@ -59,7 +84,7 @@ def small_models(kind):
     """The small forms of a class of models that can be made."""
     for change in CHANGES:
         with contextlib.suppress(Exception):
-            configuration = kind.config_class(**_given(kind.config_class, change))
+            configuration = kind.config_class(**_given(kind.config_class, change) | OWN.get(kind.__name__, {}))
             with torch.device("meta"):
                 size = sum(each.numel() for each in kind(configuration).parameters())
             if size > LARGEST:

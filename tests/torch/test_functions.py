@@ -496,12 +496,41 @@ IN_TORCH = {
             log_target=True, reduction="batchmean",
         ),
     ),
+    "linear_jsd": lambda x, y: (
+        opgrad.torch.linear_jsd(x, y, -x, y),
+        divergence(functional.linear(x, y).float().softmax(-1), functional.linear(-x, y).detach().float().softmax(-1)),
+    ),
+    "sink_softmax": lambda x, y: (
+        opgrad.torch.sink_softmax(x[None, None], y[0, :1]),
+        torch.cat([x, y[0, :1].expand(3, 1)], 1).float().softmax(-1)[None, None, :, :-1],
+    ),
+    "vocab_parallel_cross_entropy": lambda x: (
+        opgrad.torch.vocab_parallel_cross_entropy(x, IDS[0]),
+        functional.cross_entropy(x.float(), IDS[0]),
+    ),
+    "vocab_parallel_linear_cross_entropy": lambda x, y: (
+        opgrad.torch.vocab_parallel_linear_cross_entropy(x, y, IDS[0] % 3),
+        functional.cross_entropy(functional.linear(x, y).float(), IDS[0] % 3),
+    ),
 }  # fmt: skip
-# Classes of layers and losses, models, groups of processes, and what has a test beside the formula of its own.
-OTHERS = {
-    "CrossEntropyLoss", "CrossEntropyOutput", "LinearCrossEntropyLoss", "patch", "unpatch", "sink_softmax",
-    "vocab_parallel_cross_entropy", "vocab_parallel_linear_cross_entropy", "linear_jsd",
-}  # fmt: skip
+OTHERS = {"CrossEntropyLoss", "CrossEntropyOutput", "LinearCrossEntropyLoss", "patch", "unpatch"}  # classes and models
+
+
+def divergence(student, teacher):
+    """That of Jensen and Shannon, the mean over the rows."""
+    between = (student + teacher) / 2
+    parts = [functional.kl_div(between.log(), each, reduction="batchmean") for each in (student, teacher)]
+    return sum(parts) / 2
+
+
+@pytest.fixture(scope="module")
+def _group():
+    """A group of this process alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        yield
+        torch.distributed.destroy_process_group()
 
 
 def test_every_public_function_has_a_class_under_autocast():
@@ -511,6 +540,7 @@ def test_every_public_function_has_a_class_under_autocast():
 @pytest.mark.parametrize("second", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("first", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", IN_TORCH)
+@pytest.mark.usefixtures("_group")
 def test_classes_under_autocast(name, first, second):
     """Lower precision, float32 or the widest dtype, as PyTorch's functions, after a call outside as well."""
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Weights that no product reads as they are stored: in parts, in sequences, sparse, or inside of functions."""
+"""Weights that no product reads as they are stored: moved, in parts, in sequences, sparse, or inside of functions."""
 
 import numpy as np
 import onnx
@@ -14,6 +14,9 @@ from opgrad.training.inspect.inspection import inspect
 
 X = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
 ROWS, PLACES = np.array([[0], [2]]), np.array([[0, 1, 2, 3], [3, 2, 0, 1]])
+KEPT, LENGTHS = np.array([True, False, True, True]), np.array([2, 3, 4, 1])
+HIDDEN = np.arange(16).reshape(4, 4) % 3 == 0
+OTHERS = {"rows": ROWS, "places": PLACES, "kept": KEPT, "lengths": LENGTHS, "hidden": HIDDEN}
 
 
 def scattered(m, u):
@@ -56,6 +59,62 @@ CASES = {
         {"m": (4, 4), "u": (2, 4)},
         lambda m, u: X @ scattered_elements(m, u),
     ),
+    "GatherND": ("z = GatherND(w, rows)  t = Transpose(z)  y = MatMul(x, t)", {"w": (4, 4)}, lambda w: X @ w[[0, 2]].T),
+    "GatherElements": (
+        "z = GatherElements(w, places)  t = Transpose(z)  y = MatMul(x, t)",
+        {"w": (4, 4)},
+        lambda w: X @ np.take_along_axis(w, PLACES, 0).T,
+    ),
+    "Where": (
+        "t = Transpose(u)  z = Where(hidden, w, t)  y = MatMul(x, z)",
+        {"w": (4, 4), "u": (4, 4)},
+        lambda w, u: X @ np.where(HIDDEN, w, u.T),
+    ),
+    "Pad": (
+        "p = Constant <value_ints = [0, 1, 0, 2]> ()  z = Pad(w, p)  y = MatMul(x, z)",
+        {"w": (4, 4)},
+        lambda w: X @ np.pad(w, [(0, 0), (1, 2)]),
+    ),
+    "CenterCropPad": (
+        "s = Constant <value_ints = [4, 2]> ()  z = CenterCropPad(w, s)  y = MatMul(x, z)",
+        {"w": (4, 4)},
+        lambda w: X @ w[:, 1:3],
+    ),
+    "Trilu": ("z = Trilu(w)  y = MatMul(x, z)", {"w": (4, 4)}, lambda w: X @ np.triu(w)),
+    "Clip": (
+        "a = Constant <value_float = -0.3> ()  b = Constant <value_float = 0.3> ()  z = Clip(w, a, b)"
+        "  y = MatMul(x, z)",
+        {"w": (4, 4)},
+        lambda w: X @ np.clip(w, -0.3, 0.3),
+    ),
+    "CastLike": ("z = CastLike(w, x)  y = MatMul(x, z)", {"w": (4, 4)}, lambda w: X @ w),
+    "Compress": (
+        "z = Compress <axis = 1> (w, kept)  y = MatMul(x, z)",
+        {"w": (4, 4)},
+        lambda w: X @ w[:, KEPT],
+    ),
+    "ReverseSequence": (
+        "z = ReverseSequence <batch_axis = 1, time_axis = 0> (w, lengths)  y = MatMul(x, z)",
+        {"w": (4, 4)},
+        lambda w: X @ np.stack([[*c[:n][::-1], *c[n:]] for c, n in zip(w.T, LENGTHS, strict=True)], 1),
+    ),
+    "DepthToSpace": (
+        "z = DepthToSpace <blocksize = 2> (w)  s = Constant <value_ints = [4, 4]> ()  m = Reshape(z, s)"
+        "  y = MatMul(x, m)",
+        {"w": (1, 4, 2, 2)},
+        lambda w: X @ w.reshape(2, 2, 2, 2).transpose(2, 0, 3, 1).reshape(4, 4),
+    ),
+    "SpaceToDepth": (
+        "z = SpaceToDepth <blocksize = 2> (w)  s = Constant <value_ints = [4, 4]> ()  m = Reshape(z, s)"
+        "  y = MatMul(x, m)",
+        {"w": (1, 1, 4, 4)},
+        lambda w: X @ w.reshape(2, 2, 2, 2).transpose(1, 3, 0, 2).reshape(4, 4),
+    ),
+    "Resize": (
+        "s = Constant <value_floats = [1.0, 2.0]> ()  z = Resize(w, , s)  y = MatMul(x, z)",
+        {"w": (4, 4)},
+        lambda w: X @ np.repeat(w, 2, 1),
+    ),
 }
 
 
@@ -78,10 +137,10 @@ def check(folder, model, values, compute):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_weights_in_parts_and_sequences(name, tmp_path):
+def test_weights_that_are_moved_or_in_parts(name, tmp_path):
     body, shapes, compute = CASES[name]
-    values, others = normal(**shapes), {"ScatterND": {"rows": ROWS}, "ScatterElements": {"places": PLACES}}
-    model = build(f"g (float[n, 4] x) => (float[n, c] y) {{ {body} }}", values | others.get(name, {}), 18)
+    values, others = normal(**shapes), {each: array for each, array in OTHERS.items() if each in body}
+    model = build(f"g (float[n, 4] x) => (float[n, c] y) {{ {body} }}", values | others, 18)
     check(tmp_path, model, values, compute)
     assert inspect(tmp_path / "eval_model.onnx")
 
@@ -92,6 +151,29 @@ def test_what_inputs_are_scattered_into_is_no_weight(tmp_path):
         "g (float[n, 4] x, float[2, 4] u) => (float[n, 4] y) { z = ScatterND(m, rows, u) h = MatMul(x, w)"
         " y = MatMul(h, z) }",
         normal(m=(4, 4), w=(4, 4)) | {"rows": ROWS},
+    )
+    made = generate_artifacts(model, None, None, LossType.MSELoss, OptimType.SGD, tmp_path)
+    assert (made.trainable, made.constants) == (("w",), ("m",))
+
+
+@pytest.mark.parametrize("zeros", [np.zeros(()), np.zeros((4, 4))])
+@pytest.mark.parametrize(
+    ("mixed", "others"),
+    [("Where(hidden, w, zeros)", {"hidden": HIDDEN}), ("Where(hidden, zeros, w)", {"hidden": HIDDEN})],
+)
+def test_the_zeros_of_a_mask_are_no_weight(mixed, others, zeros, tmp_path):
+    model = build(
+        f"g (float[n, 4] x) => (float[n, 4] y) {{ z = {mixed} y = MatMul(x, z) }}",
+        normal(w=(4, 4)) | others | {"zeros": zeros.astype(np.float32)},
+    )
+    made = generate_artifacts(model, None, None, LossType.MSELoss, OptimType.SGD, tmp_path)
+    assert made.trainable == ("w",)
+
+
+def test_what_a_mask_of_the_inputs_chooses_is_no_weight(tmp_path):
+    model = build(
+        "g (float[n, 4] x, bool[4, 4] c) => (float[n, 4] y) { h = MatMul(x, w) z = Where(c, m, w) y = MatMul(h, z) }",
+        normal(m=(4, 4), w=(4, 4)),
     )
     made = generate_artifacts(model, None, None, LossType.MSELoss, OptimType.SGD, tmp_path)
     assert (made.trainable, made.constants) == (("w",), ("m",))

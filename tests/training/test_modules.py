@@ -1,6 +1,7 @@
 """Weights that exporters rename are found by the paths of their modules."""
 
 import fnmatch
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -148,6 +149,26 @@ def test_paths_of_modules_outlast_the_quantizer(kind, dynamo, tmp_path):
     held = {renamed["layers.1.0.weight"], f"{renamed['layers.1.0.weight']}_scale.log", renamed["head.weight"]}
     assert held | {"layers.1.0.bias"} == {*made.frozen}
     assert renamed["layers.0.0.weight"] in made.trainable
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_patterns_choose_what_is_quantized(kind, dynamo, tmp_path):
+    exported(tmp_path / "model.onnx", dynamo)
+    batches = [{"tokens": np.zeros((2, 5), np.int64)}] if kind == "int8" else ()
+    names = Candidates(onnx.load(tmp_path / "model.onnx")).modules
+    renamed = {named: name for name, several in names.items() for named in several}
+    found = []
+    for patterns in (None, ["layers.1.*", "head.weight"]):
+        graph = prepare(tmp_path / "model.onnx", kind, batches, weights=patterns).graph
+        scales = {each.name.removesuffix("_scale.log") for each in graph.initializer if each.name.endswith(".log")}
+        found.append(scales & {each.name for each in graph.initializer})
+    assert found[1] == {name for name in found[0] if name in (renamed["layers.1.0.weight"], renamed["head.weight"])}
+    assert len(found[0]) > len(found[1]) == 2
+    for wrong in ("layer.1.*", "layers.1.0.bias"):
+        with pytest.raises(ValueError, match=rf"quantization.prepare: weights has '{re.escape(wrong)}', which "):
+            prepare(tmp_path / "model.onnx", kind, batches, weights=["head.*", wrong])
 
 
 def test_a_module_is_told_of_each_reader_of_a_weight():

@@ -105,3 +105,14 @@ def test_damaged_graphs():
     model.metadata_props[0].value = "3"
     del model.graph.node[1].input[1:]
     assert find_objective(model, "loss", ["x", "y"]).scores is None
+
+
+@pytest.mark.parametrize(
+    ("noted", "outputs"), [(["p"], ("s",)), (["h"], ("s",)), (["h", "p"], ("s",)), (["s", "p"], ("s",))]
+)
+def test_scores_that_no_output_determines_are_exported(noted, outputs):
+    """Such as what a softmax at the end takes, or what a weight makes of an output."""
+    text = """g (float[n, 4] x, int64[n] labels, float[4, 3] v) => (float loss) {
+        h = Relu(x)  s = MatMul(h, v)  p = Softmax(s)  loss = SoftmaxCrossEntropyLoss(s, labels)
+    }"""
+    assert objective(text, ["x", "labels"], noted).outputs == outputs

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 from small_models import build, normal, perceptron
 from typer.testing import CliRunner
 
@@ -140,3 +140,51 @@ def test_a_circle_is_told(tmp_path):
     model.graph.node[0].input[0] = "scores"
     with pytest.raises(ValueError, match="the model is wrong"):
         generate_artifacts(model, loss=CE, artifact_directory=tmp_path)
+
+
+ZIPPED = """<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 1]>
+    g (float[n, 4] x) => (int64[n] label, seq(map(int64, float)) maps) {
+        scores = MatMul(x, w)  probabilities = Softmax(scores)  label = ArgMax <axis = 1, keepdims = 0> (scores)
+        maps = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 2]> (probabilities) }"""
+CUT = "ZipMap, which makes maps for the output 'maps', is cut off; 'probabilities' is the output that is trained"
+
+
+def zipped():
+    model = onnx.parser.parse_model(ZIPPED)
+    model.graph.initializer.append(numpy_helper.from_array(normal(w=(4, 3))["w"], "w"))
+    return model
+
+
+def test_maps_are_cut_off(tmp_path):
+    """As converters put them behind a classifier: a loss takes the tensor in front of them."""
+    model = zipped()
+    made = generate_artifacts(model, loss=LossType.MSELoss, optimizer=OptimType.SGD, artifact_directory=tmp_path)
+    assert (made.trainable, made.notes) == (("w",), (CUT,))
+    assert model == zipped()
+    artifacts = ArtifactSet.load(tmp_path)
+    assert artifacts.objective.outputs == ("probabilities",)
+    onnx.save(model, tmp_path / "model.onnx")
+    found = inspect(tmp_path / "model.onnx").training
+    assert (found.cut, found.problems) == ({"maps": "probabilities"}, [])
+    assert [each.name for each in found.outputs] == ["probabilities"]
+
+
+@pytest.mark.parametrize("command", ["inspect", "artifacts", "train"])
+def test_commands_say_that_maps_are_cut_off(command, tmp_path):
+    onnx.save(zipped(), tmp_path / "model.onnx")
+    np.savez(tmp_path / "data.npz", x=X, labels=LABELS)
+    options = {
+        "inspect": [],
+        "artifacts": ["--loss", "cross-entropy", "--loss-input", "scores", "--output", tmp_path / "set"],
+        "train": ["--loss", "cross-entropy", "--loss-input", "scores", "--epochs", "1", "--data",
+                  tmp_path / "data.npz", "--output", tmp_path / "out", "--export", tmp_path / "all.onnx"],
+    }  # fmt: skip
+    done = CliRunner().invoke(app, [command, *map(str, [tmp_path / "model.onnx", *options[command]])])
+    assert done.exit_code == 0, done.output
+    assert CUT in " ".join(done.output.split())
+    if command == "train":
+        assert json.loads((tmp_path / "out" / "metrics.json").read_text())["exported_accuracy"] is not None
+        names = [
+            [each.name for each in onnx.load(tmp_path / file).graph.output] for file in ("out/model.onnx", "all.onnx")
+        ]
+        assert names == [["scores"], ["label", "probabilities"]]

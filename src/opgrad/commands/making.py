@@ -181,6 +181,10 @@ class QuantizationOptions:
         str | None,
         _option("Train it as an integer model, int8 or int4; default: as it is.", "Quantization", metavar="KIND"),
     ] = None
+    quantize_weights: Annotated[
+        list[str] | None,
+        _option("Weights that become integers: a name or 'layers.*'; default: all.", "Quantization", metavar="PATTERN"),
+    ] = None
     per_channel: Annotated[
         bool | None,
         typer.Option(

@@ -1,5 +1,6 @@
 """A model that `opgrad train` shall train as an integer model."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,8 @@ def check(options: QuantizationOptions) -> None:
     from opgrad.training.quantization import KINDS
 
     if options.quantize is None:
-        others = ("per_channel", "calibrate", "distill", "temperature")
-        if used := [name for name in others if getattr(options, name) is not None]:
+        others = ("quantize_weights", "per_channel", "calibrate", "distill", "temperature")
+        if used := [name for name in others if getattr(options, name) not in (None, [])]:
             raise ValueError(f"train: --{used[0].replace('_', '-')} is of a quantized model, expected --quantize, too")
         return
     if options.quantize not in KINDS:
@@ -36,11 +37,12 @@ def prepared(model: Path, options: QuantizationOptions, recipe: "Recipe", data: 
     given, kind = read_model(model, "train"), options.quantize or ""
     try:
         rows = calibration(given, recipe, data, options.calibrate) if kind == "int8" else ()
-        made = prepare(given, kind, rows, per_channel=bool(options.per_channel))
+        weights = options.quantize_weights or None
+        made = prepare(given, kind, rows, per_channel=bool(options.per_channel), weights=weights)
         if options.distill is not None:
             made = with_teacher(made, given)
     except (NotImplementedError, TypeError, ValueError) as error:
-        told = str(error).removeprefix("quantization.prepare: ")
+        told = re.sub("^weights has", "--quantize-weights has", str(error).removeprefix("quantization.prepare: "))
         raise ValueError(f"train: {model}: {told}") from None
     new_file(folder / model.name, made.SerializeToString())
     return folder / model.name

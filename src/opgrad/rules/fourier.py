@@ -9,7 +9,7 @@ from onnx import TensorProto
 from opgrad.graph.formulas import Value
 from opgrad.rules.node import Node
 from opgrad.rules.registry import NoGradient, gradient, recomputed
-from opgrad.rules.shaping import numbers_of
+from opgrad.rules.shaping import numbers_of, sizes_of
 
 AXIS_IS_INPUT = 20  # opset of DFT
 LENGTH, AXIS = 1, 2  # places of DFT's inputs
@@ -33,19 +33,41 @@ def _axis(node: Node) -> int:
 
 @gradient("DFT", constant=(LENGTH, AXIS))
 def dft(node: Node) -> Value:
-    """dx = n * inverse(dy), of the inverse transform dx = transform(dy) / n; the part of it that x is."""
-    axis, inverse, onesided = _axis(node), node.get("inverse", 0), node.get("onesided", 0)
-    if inverse and onesided:
-        raise NoGradient("it is an inverse of one side")
+    """dx = n * inverse(dy), of the inverse transform dx = transform(dy) / n; the part of it that x is.
+
+    Of an inverse of one side, numbers that stand for two, themselves and their conjugates, count twice.
+    """
+    axis, inverse, onesided, last = _axis(node), node.get("inverse", 0), node.get("onesided", 0), node.rank() - 1
     own, given = node.x.shape(axis, axis + 1), node.input(LENGTH)
-    length = own if given is None else given.reshape([1])
-    dy = _filled(node.dy, axis, length) if onesided else node.dy
+    if inverse and onesided:
+        _check_one_side(node, axis)
+    length = node.y.shape(axis, axis + 1) if inverse else own if given is None else given.reshape([1])
+    dy = _filled(node.dy, axis, length) if onesided and not inverse else node.dy
     count = length.squeeze(0).cast(node.dy.element_type or TensorProto.FLOAT)
-    back = _transform(dy, axis, inverse=1 - inverse)
+    back = _transform(dy, axis, inverse=1 - inverse, onesided=inverse & onesided)
     back = back / count if inverse else back * count
+    if inverse and onesided:
+        back = back * _numbers_for_one(length.squeeze(0), back).reshape([-1, *[1] * (last - axis)])
     back = back if given is None else _filled(back, axis, own)
-    last = node.rank() - 1
     return back.slice(0, 1, last) if numbers_of(node.x, last) == [1] else back
+
+
+def _check_one_side(node: Node, axis: int) -> None:
+    """Raise NoGradient where onnxruntime is known to compute something else than ONNX's reference."""
+    given, size = node.constant(LENGTH), sizes_of(node.x)[axis]
+    if given is not None and isinstance(size, int) and size != (own := int(given.reshape(())) // 2 + 1):
+        raise NoGradient(
+            f"it is an inverse of one side with {size} numbers, expected {own} of a length of {given.reshape(())}: of "
+            "others onnxruntime computes something else than ONNX says"
+        )
+
+
+def _numbers_for_one(length: Value, like: Value) -> Value:
+    """For each place of one side, how many numbers of the whole it stands for: 1 or 2."""
+    body = length.body
+    # The first stands for itself alone, and of an even length the last.
+    alone = body.node("Mod", body.range(length / 2 + 1) * 2, length).equals(0)
+    return body.where(alone, body.number(1, like), 2)
 
 
 def _filled(value: Value, axis: int, length: Value) -> Value:

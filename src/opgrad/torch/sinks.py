@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from opgrad.interop.torch_calls import native
+from opgrad.torch.autocast import widens_softmax
 from opgrad.torch.batching import batching
 from opgrad.torch.formulas import Gradients, wide
 from opgrad.torch.layers import Values, along_tangents, is_torchs, one_by_one, registered
@@ -76,11 +77,13 @@ def sink_softmax(x: Tensor, sink: Tensor) -> Tensor:
 
     x: scores, shape (N, H, L, S); float32, float64, float16 or bfloat16. sink: shape (H,), of its dtype or float32.
 
-    Returns y, of the shape and dtype of x. Differentiable. Raises TypeError, ValueError.
+    Returns y, of the shape and dtype of x, float32 for half precision under autocast. Differentiable.
+    Raises TypeError, ValueError.
 
     Formula: y = exp(x) / (sum(exp(x)) + exp(sink)). Source: gpt-oss; Xiao et al., "Efficient Streaming Language Models
     with Attention Sinks", 2023.
     """
+    x, sink = (each.float() if widens_softmax(each) else each for each in (x, sink))
     if is_torchs(x):
         return _with_sink(x, sink)[0]
     found: Tensor = _sink_softmax.call(x, sink)[0]

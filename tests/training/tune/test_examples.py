@@ -12,6 +12,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
 from opgrad.training.tune import chat
+from opgrad.training.tune import examples as token_examples
 from opgrad.training.tune.chat import ChatTemplate
 from opgrad.training.tune.examples import TokenExamples
 from opgrad.training.tune.token_data import MULTIPLE, TokenData
@@ -245,6 +246,29 @@ def test_text_that_changes_with_answers():
     with pytest.raises(ValueError, match="it writes other text around other answers, so that these are not found"):
         template(source).render_with_answers(CHAT["messages"])
     assert template(source).render(CHAT["messages"]).startswith("what is red ?what%20is")
+
+
+def test_chats_are_rendered_once(tmp_path, tokenizer, monkeypatch):
+    """However often they are used, but in an edited file, or where too many tokens would be kept."""
+    asked = []
+    ask = ChatTemplate.render_with_answers
+    monkeypatch.setattr(ChatTemplate, "render_with_answers", lambda *given: asked.append(1) or ask(*given))
+    found = examples(tmp_path, tokenizer, [CHAT, CHAT])
+    first = found[1]
+    assert len(asked) == 2
+    for _ in range(3):
+        np.testing.assert_array_equal(found[1].tokens, first.tokens)
+        np.testing.assert_array_equal(found[1].trained, first.trained)
+    assert len(asked) == 2
+    line = (tmp_path / "data.jsonl").read_text().splitlines()[0]
+    (tmp_path / "data.jsonl").write_text(f"{line}\n{line.replace('red', 'you')}\n")
+    assert learned(tokenizer, found[1]) == learned(tokenizer, first)
+    assert tokenizer.decode(found[1].tokens) != tokenizer.decode(first.tokens)
+    assert len(asked) == 4
+    monkeypatch.setattr(token_examples, "KEPT", 800)
+    found = examples(tmp_path, tokenizer, [CHAT, CHAT])
+    assert len(found[0].tokens) == len(found[1].tokens)
+    assert len(asked) == 7  # the first line is kept
 
 
 def test_chat_is_rendered_a_few_times_whatever_its_length(tmp_path, tokenizer):

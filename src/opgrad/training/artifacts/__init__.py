@@ -16,6 +16,7 @@ from opgrad.graph.large import size_of
 from opgrad.training.artifacts.generation import WHO, ArtifactRequest, Files, Made, make, names_in
 from opgrad.training.building.checks import listed, quantity, refused_types
 from opgrad.training.building.models import FLOAT32
+from opgrad.training.building.outputs import cut_note
 from opgrad.training.building.selection import torn_note
 from opgrad.training.formats.model_files import LARGEST_MODEL
 from opgrad.training.inspect.trainability import softmax_before_loss
@@ -210,6 +211,7 @@ def _result(folder: Path, files: Sequence[str], made: Made) -> Artifacts:
 
 def _notes(made: Made) -> Iterator[str]:
     """Warnings about what is probably a mistake or cannot be trained by opgrad."""
+    yield from (cut_note(*each) for each in made.cut.items())
     if refusal := refused_types(each.data_type for each in made.models.trainable):
         yield refusal
     if twice := softmax_before_loss(made.models.evaluation):

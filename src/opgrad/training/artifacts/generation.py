@@ -17,6 +17,7 @@ from opgrad.training.artifacts.ort_format import convert
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, refused_inputs
 from opgrad.training.building.models import FLOAT32, TrainingModels
+from opgrad.training.building.outputs import cut_maps
 from opgrad.training.building.selection import Candidates, Selection, select
 from opgrad.training.building.shared_tensors import part_statistics, untie
 from opgrad.training.formats import checkpoint_files
@@ -54,11 +55,12 @@ class ArtifactRequest:
 
 @dataclass(frozen=True)
 class Made:
-    """The models that were made of a request."""
+    """The models that were made of a request. cut: see `cut_maps`."""
 
     models: TrainingModels
     optimizer: onnx.ModelProto | None
     selection: Selection
+    cut: dict[str, str]
 
 
 def names_in(what: str, given: Iterable[str]) -> list[str]:
@@ -70,11 +72,14 @@ def names_in(what: str, given: Iterable[str]) -> list[str]:
 
 
 class _Artifacts(TrainingBlock):
-    """The training block of a request: it appends the loss to the model and selects the parameters."""
+    """The training block of a request: it appends the loss to the model and selects the parameters.
 
-    def __init__(self, request: ArtifactRequest, apart: dict[str, Held]):
+    cut: see `cut_maps`; without names of its inputs, the loss takes the tensors in the places of maps alone.
+    """
+
+    def __init__(self, request: ArtifactRequest, apart: dict[str, Held], cut: dict[str, str]):
         super().__init__()
-        self.request, self._apart = request, apart
+        self.request, self._apart, self._cut = request, apart, cut
         self.checkpoint_segments, self.precision = request.checkpoint_segments, request.precision
 
     @property
@@ -87,7 +92,7 @@ class _Artifacts(TrainingBlock):
         self.outputs = [each.name for each in model.graph.output]
         names = request.loss_inputs
         self._set_batch_norm()
-        current = [each.name for each in model.graph.output] if names is None else list(names)
+        current = list(dict.fromkeys(self._cut.values()) or self.outputs) if names is None else list(names)
         (untie if request.untie else part_statistics)(model, self._apart)
         candidates = Candidates(model, self._apart)
         outputs = names_of(_called(request.loss, current), type(request.loss).__name__)
@@ -136,13 +141,14 @@ def make(model: onnx.ModelProto | str | os.PathLike[str], request: ArtifactReque
     own, apart = _own(model)
     if refusal := refused_inputs(own.graph):
         raise ValueError(f"{WHO}: {refusal}")
+    cut = cut_maps(own)
     accessor = ModelAccessor(own, None if isinstance(model, onnx.ModelProto) else model, apart=apart)
-    block = _Artifacts(request, apart)
+    block = _Artifacts(request, apart, cut)
     with building(accessor):
         models = block.make(accessor)
     note_outputs(models.evaluation, block.outputs)
     if optimizer is None:
-        return Made(models, None, block.selection)
+        return Made(models, None, block.selection, cut)
     if not models.trainable:
         raise ValueError(
             f"{WHO}: requires_grad has {listed(block.selection.trainable)}, inputs of the model: parameters are "
@@ -152,7 +158,7 @@ def make(model: onnx.ModelProto | str | os.PathLike[str], request: ArtifactReque
     with building(ModelAccessor(empty_model(opset), drawn=accessor.drawn)) as empty:
         optimizer((models.trainable, models.frozen) if apart else models.parameters)
     changing = optimizer.to_model_proto() if isinstance(optimizer, ForwardBlock) else empty.model
-    return Made(models, changing, block.selection)
+    return Made(models, changing, block.selection, cut)
 
 
 def _own(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[onnx.ModelProto, dict[str, Held]]:

@@ -9,10 +9,12 @@ from onnx import TensorProto
 from opgrad.graph.messages import FLOATS, domain_of
 from opgrad.graph.nodes import all_nodes, captured
 
-# Operators that return their first input in another shape or type, rounded, or within limits.
+# Operators that return their first input, or parts of it, in another shape, order, size or type, rounded, or within
+# limits.
 HANDING_ON = (
-    *("Identity", "Cast", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Slice", "Tile"),
-    *("QuantizeLinear", "DequantizeLinear", "Min", "Max"),
+    *("Identity", "Cast", "CastLike", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Slice"),
+    *("Tile", "Pad", "CenterCropPad", "Trilu", "Compress", "ReverseSequence", "DepthToSpace", "SpaceToDepth"),
+    *("Resize", "Upsample", "QuantizeLinear", "DequantizeLinear", "Min", "Max", "Clip"),
 )
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")
 PRODUCTS = ("MatMul", "Mul", "Einsum", "Gemm")

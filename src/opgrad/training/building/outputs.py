@@ -4,10 +4,11 @@ from collections.abc import Collection, Sequence
 from functools import partial
 
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
 from opgrad.graph.graph import Graph
-from opgrad.graph.messages import copied, keep
+from opgrad.graph.messages import CLASSICAL, copied, domain_of, keep
+from opgrad.graph.nodes import read_by
 from opgrad.training.building.checks import near
 
 
@@ -76,6 +77,31 @@ def _output(forward: Graph, before: dict[str, onnx.ValueInfoProto], name: str, w
     if found is None:
         raise LookupError(f"{who}: nothing tells the type of {name!r}, expected it in the graph's value_info")
     return found
+
+
+def cut_maps(model: onnx.ModelProto) -> dict[str, str]:
+    """Cut off nodes that make maps of scores for outputs, in place; what they read becomes the output.
+
+    The result: the tensors in the places of these outputs, by the outputs' names.
+    """
+    graph, read = model.graph, read_by(model.graph.node)
+    cut = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if (domain_of(node), node.op_type) == (CLASSICAL, "ZipMap") and node.output[0] not in read
+    }
+    if cut:
+        forward, outputs = Graph(model), {cut.get(each.name, each.name): each for each in graph.output}
+        tensors = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in cut.values()}
+        keep(graph.node, [node for node in graph.node if node.output[0] not in cut])
+        keep(graph.output, [value_info(forward, name) or tensors.get(name) or outputs[name] for name in outputs])
+        keep(graph.value_info, [each for each in graph.value_info if each.name not in outputs])
+    return cut
+
+
+def cut_note(output: str, tensor: str) -> str:
+    """The note about an output that `cut_maps` replaced."""
+    return f"ZipMap, which makes maps for the output {output!r}, is cut off; {tensor!r} is the output that is trained"
 
 
 def inputs_as_constants(graph: onnx.GraphProto, tensors: Collection[onnx.TensorProto]) -> None:

@@ -13,7 +13,7 @@ from opgrad.graph.graph import Graph
 from opgrad.graph.large import size_of
 from opgrad.graph.messages import FLOATS, MICROSOFT, domain_of
 from opgrad.graph.modules import module_path
-from opgrad.graph.nodes import all_nodes
+from opgrad.graph.nodes import all_nodes, captured
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, quantity, without_values
 from opgrad.training.building.fixed_constants import INPUT, Fixed
@@ -43,7 +43,7 @@ WEIGHTS: dict[str, Sequence[int]] = {
     **dict.fromkeys(("Attention",), (1, 2)),
     "MultiHeadAttention": (3,),
     "EmbedLayerNormalization": (2, 3, 4, 5, 6),
-    "Gather": (0,),
+    **dict.fromkeys(("Gather", "GatherElements", "GatherND"), (0,)),
     "Concat": ALL,
     "ConcatFromSequence": (0,),
 }
@@ -52,8 +52,8 @@ PARTS = {
     **dict.fromkeys(("Split", "SplitToSequence", "SequenceAt"), (0,)),
     "SequenceConstruct": ALL,
     "SequenceInsert": (0, 1),
-    **dict.fromkeys(("ScatterND", "ScatterElements"), (0, 2)),  # where all operands are constants
 }
+MIXING = {**dict.fromkeys(("ScatterND", "ScatterElements"), (0, 2)), "Where": (1, 2)}  # likewise, of constants alone
 SCALE = "_scale.log"  # behind the name of a weight: the scale with which it is rounded, see `quantization.prepare`
 SCALES = ("Add", "Mul")  # a constant operand of these is a weight if it has more than one element
 LARGEST_SCALE = 1e4  # a constant with larger numbers is a mask, which hides elements from a softmax
@@ -110,9 +110,12 @@ class Candidates:
         self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
         inlined = inline_functions(without_values(model)) if model.functions else model
         self._nodes = list(taken_nodes(Graph(inlined), inlined.graph.node))
+        self._constant = set(self.tensors)  # the names of these, and of all that is computed from them alone
         for node in self._nodes:
             for place, name in enumerate(node.input):
                 self._readers.setdefault(name, []).append((node, place))
+            if self._constant.issuperset(captured(node)):
+                self._constant.update(node.output)
         self.statistics = [name for name in forms.statistics(model) if self._is_float(name)]
         found = [
             name
@@ -145,14 +148,20 @@ class Candidates:
             for node, place in self._reads(name)
         )
 
-    def _handed_on(self, node: onnx.NodeProto, place: int) -> Sequence[str]:
-        """The results of a node that hold the numbers of a constant operand."""
+    def _handed_on(self, name: str, node: onnx.NodeProto, place: int) -> Sequence[str]:
+        """The results of a node that hold the numbers of a constant operand, which a tensor's become."""
         if is_handed_on(node, place):
             return node.output[:1]
-        if domain_of(node) or place not in PARTS.get(node.op_type, ()):
+        if domain_of(node):
             return ()
-        constant = not node.op_type.startswith("Scatter") or all(name in self.tensors for name in node.input)
-        return node.output if constant else ()
+        if place in MIXING.get(node.op_type, ()):
+            return node.output if self._constant.issuperset(captured(node)) and not self._fills(name) else ()
+        return node.output if place in PARTS.get(node.op_type, ()) else ()
+
+    def _fills(self, name: str) -> bool:
+        """Whether all elements of a tensor are the same, as of the zeros that a mask puts into a weight."""
+        values = self._values(name).ravel()
+        return bool(np.all(values == values[:1]))
 
     def _reads(self, name: str, parts: bool = True) -> Iterator[tuple[onnx.NodeProto, int]]:
         """The nodes that read a tensor, directly or reshaped or cast, each with the place among its inputs.
@@ -164,9 +173,13 @@ class Candidates:
             for node, place in self._readers.get(waiting.pop(), ()):
                 yield node, place
                 if parts or is_handed_on(node, place):
-                    results = [each for each in self._handed_on(node, place) if each not in seen]
+                    results = [each for each in self._handed_on(name, node, place) if each not in seen]
                     seen.update(results)
                     waiting += results
+
+    def results(self, name: str) -> list[str]:
+        """The names under which nodes read a tensor: its own, and those of results that hold its numbers."""
+        return [name, *(each for node, place in self._reads(name) for each in self._handed_on(name, node, place))]
 
     def _names_in_modules(self, name: str) -> list[str]:
         """The names that a weight would have in the modules that read it, if its own name begins with none of these.
@@ -178,7 +191,7 @@ class Candidates:
             path, known = module_path(node), name_in_module(name, node, place)
             if (
                 known
-                and not self._handed_on(node, place)
+                and not self._handed_on(name, node, place)
                 and not (name.startswith(f"{path}.") if path else "." in name)
             ):
                 found.append(known)

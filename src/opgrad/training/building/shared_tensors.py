@@ -39,7 +39,7 @@ def name_in_module(name: str, node: onnx.NodeProto, place: int) -> str | None:
 
 
 def is_handed_on(node: onnx.NodeProto, place: int) -> bool:
-    """Whether a node returns its input in another shape or type, or rounded, so that others read the tensor."""
+    """Whether a node returns its input in another shape or type, moved or rounded, so that others read the tensor."""
     return node.op_type in HANDING_ON and not place and not domain_of(node)
 
 

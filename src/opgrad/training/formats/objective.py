@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import FLOATS, domain_of
-from opgrad.graph.nodes import attributes_of, captured, needed
+from opgrad.graph.nodes import attributes_of, captured, needed, read_by
 from opgrad.training.formats.names import OUTPUTS
 
 LOSSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "NegativeLogLikelihoodLoss")
@@ -112,6 +112,11 @@ class _LossPart:
         names = [name for name in model_outputs(self.graph.model) if name in self._producers and name != self.loss]
         return tuple(name for name in names if label not in self.before(name))
 
+    def _follow(self, scores: str, own: Collection[str], label: str | None) -> bool:
+        """Whether scores can be computed from outputs that the model had, with the label and no other input."""
+        read = read_by(needed(list(self.graph.nodes()), [scores], set(own)))
+        return read.intersection(each.name for each in self.graph.graph.input) <= {label}
+
     def exported(self, scores: str, label: str | None, inside: bool) -> tuple[str, ...]:
         """The outputs of an exported model: one that holds the scores, or else those that the model had.
 
@@ -123,6 +128,8 @@ class _LossPart:
         origins = [name for name in self.origins(given, MOVING) if name in self._producers]
         if found := [name for name in origins if name in known]:
             return (found[0],)
+        if own and not self._follow(given, own, label):
+            return (given,)  # such as what a softmax at the end takes
         return own or (origins[-1] if inside and origins and given == scores else given,)
 
     def _given(self, name: str) -> str:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from opgrad.onnxruntime.runners import LOWERING, NOBODY, OPGRAD
 from opgrad.training.building.checks import listed, quantity
+from opgrad.training.building.outputs import cut_note
 from opgrad.training.data.dataset import show
 from opgrad.training.formats.artifact_set import FILES
 from opgrad.training.inspect.inspection import InspectedParameter, InspectedTensor, Inspection, kinds
@@ -77,6 +78,7 @@ def _training_rows(training: Trainability | None) -> list[tuple[str, str]]:
     if training is None or not training.nodes:
         return []
     rows = [("graph", f"opset {training.opset}, {quantity(training.nodes, 'node')}")]
+    rows += [("note", cut_note(*each)) for each in training.cut.items()]
     if training.trainable:
         rows.append(("trainable", amount(len(training.trainable), training.numbers)))
     if training.frozen:

@@ -13,6 +13,7 @@ from opgrad.graph.passes.attention import Recognition
 from opgrad.training.building import forms
 from opgrad.training.building.checks import check_built, refused_inputs, refused_types
 from opgrad.training.building.named_blocks import Loss
+from opgrad.training.building.outputs import cut_maps
 from opgrad.training.building.selection import Candidates, no_weights, reaching
 from opgrad.training.building.shared_tensors import part_statistics
 from opgrad.training.data.dataset import show
@@ -56,6 +57,7 @@ class Trainability:
     problems: the reasons why it cannot be trained, with a line for each node that has no gradient.
     as_inputs: inputs that a node uses as weights; they can only be trained if they become initializers.
     attention: for each softmax before a product, whether training makes one node of the attention there, or why not.
+    cut: for outputs of maps, which are cut off, the tensors that are outputs in their places.
     """
 
     opset: int = 0
@@ -72,6 +74,7 @@ class Trainability:
     problems: list[str] = field(default_factory=list)
     as_inputs: list[str] = field(default_factory=list)
     attention: list[Recognition] = field(default_factory=list)
+    cut: dict[str, str] = field(default_factory=dict)
 
 
 def trainability(model: onnx.ModelProto, apart: dict[str, Held] | None = None) -> Trainability | None:
@@ -94,6 +97,7 @@ def trainability(model: onnx.ModelProto, apart: dict[str, Held] | None = None) -
 def _looked_at(model: onnx.ModelProto, apart: dict[str, Held], found: Trainability) -> Trainability:
     """The results with the trainable weights, the outputs and the problems of a model."""
     part_statistics(model, apart)
+    cut = cut_maps(model)
     candidates, forward = Candidates(model, apart), Graph(model)
     floats = [each.name for each in model.graph.output if forward.element_type(each.name) in (None, *FLOATS)]
     depended = set().union(*(reaching(model, name) for name in floats))
@@ -114,6 +118,7 @@ def _looked_at(model: onnx.ModelProto, apart: dict[str, Held], found: Trainabili
         problems=[*_problems(model, floats, trainable, bool(candidates.weights)), *filter(None, refusals)],
         as_inputs=_as_inputs(forward),
         attention=_attention(model, floats, trainable),
+        cut=cut,
     )
 
 

@@ -12,8 +12,9 @@ import onnx
 
 from opgrad.graph.loading import Model, load
 from opgrad.graph.nodes import all_nodes
-from opgrad.training.building.selection import QUANTIZED
+from opgrad.training.building.selection import QUANTIZED, Candidates
 from opgrad.training.quantization import blocks, modules, placement
+from opgrad.training.quantization.choice import choice
 from opgrad.training.quantization.distillation import Distillation, with_teacher
 from opgrad.training.quantization.integers import integer_model
 from opgrad.training.quantization.learning import with_learned_scales
@@ -30,6 +31,7 @@ def prepare(
     calibration: Iterable[Mapping[str, np.ndarray]] = (),
     *,
     per_channel: bool = False,
+    weights: Iterable[str] | None = None,
 ) -> onnx.ModelProto:
     """A model that rounds its numbers as integers do, for training; batch normalization becomes part of convolutions.
 
@@ -39,6 +41,8 @@ def prepare(
     calibration: batches of the model's inputs, by name, from which the scales of activations are found; int8 needs
         them, int4 takes none.
     per_channel: whether each channel of a convolution, and with int8 of a product, has a scale of its own.
+    weights: names or patterns of those that are quantized, with int8 those of products, convolutions and tables, and
+        the activations beside them. None: all.
 
     Each scale is exp(w) of a weight w, named as the scale with ".log" behind; its gradient is that of a learned step
     size. Source: Learned Step Size Quantization, Esser et al. 2020; logarithms as in Trained Quantization Thresholds,
@@ -50,11 +54,12 @@ def prepare(
     given = load(model, WHO)
     if quantized := next((node.op_type for node in all_nodes(given.graph.node) if node.op_type in QUANTIZED), None):
         raise ValueError(f"{WHO}: the model is quantized already, it has {quantized}; expected a float model")
-    paths = modules.paths_of(given)
+    paths, choose = modules.paths_of(given), choice(weights, Candidates(given), WHO)
     if kind == "int4":
-        made = with_learned_scales(*blocks.placed(given, per_channel, WHO))
+        made = with_learned_scales(*blocks.placed(given, per_channel, choose, WHO))
     else:
-        made = with_learned_scales(*placement.placed(given, list(calibration), per_channel, WHO))
+        nodes = None if weights is None else choose
+        made = with_learned_scales(*placement.placed(given, list(calibration), per_channel, nodes, WHO))
     modules.keep_paths(made, paths)
     return made
 

@@ -8,22 +8,28 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 
+from opgrad.graph.messages import free_name
 from opgrad.graph.opset import raise_opset
 from opgrad.graph.passes import prepare
 from opgrad.training.building.selection import Candidates
+from opgrad.training.quantization.choice import Choose
 from opgrad.writing import new_file
 
 LEAST_OPSET = 13  # from which on a scale may be one of an axis
+# The places of weights among the inputs of nodes by which users choose what is quantized.
+PLACES = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (0, 1), "MatMul": (0, 1), "Gather": (0,)}
 
 
 def placed(
-    model: onnx.ModelProto, calibration: Sequence[Mapping[str, np.ndarray]], per_channel: bool, who: str
-) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    model: onnx.ModelProto, calibration: Sequence[Mapping[str, np.ndarray]], per_channel: bool,
+    choose: Choose | None, who: str,
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:  # fmt: skip
     """The model with pairs and integer weights, and the float weights by name.
 
     calibration: batches of the inputs, whose least and largest numbers give the scales.
+    choose: by which weights the nodes are quantized; None: all nodes are.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
@@ -31,16 +37,32 @@ def placed(
         raise ValueError(f"{who}: calibration has no batches, expected some of the model's inputs for int8")
     check_inputs(model, calibration, who)
     before = simplified(model, LEAST_OPSET, who)
+    nodes = None if choose is None else _nodes(before.graph, choose)
     with TemporaryDirectory(prefix="opgrad-") as folder, _silent():
         floats, integers = Path(folder) / "floats.onnx", Path(folder) / "integers.onnx"
         new_file(floats, before.SerializeToString())
         # Activations are unsigned: onnxruntime's kernels for x86-64 take no others, and it converts only some.
         # Weights have 7 bits, as in `learning`.
         form = {"quant_format": QuantFormat.QDQ, "activation_type": QuantType.QUInt8, "per_channel": per_channel}
-        form |= {"reduce_range": True}
+        form |= {"reduce_range": True, "nodes_to_quantize": nodes}
         quantize_static(str(floats), str(integers), _Batches(calibration), **form)
         after = onnx.load(integers)
     return after, {name: numpy_helper.to_array(each) for name, each in Candidates(before).tensors.items()}
+
+
+def _nodes(graph: onnx.GraphProto, choose: Choose) -> list[str]:
+    """The names of the nodes with chosen weights; all nodes get one."""
+    taken: set[str] = set()
+    for node in graph.node:
+        node.name = free_name(node.name or node.output[0], taken)
+    held = {each.name for each in graph.initializer if each.data_type == TensorProto.FLOAT}
+    read = {
+        node.name: held.intersection(node.input[place] for place in PLACES[node.op_type] if place < len(node.input))
+        for node in graph.node
+        if node.op_type in PLACES
+    }
+    chosen = choose(dict.fromkeys(name for names in read.values() for name in sorted(names)))
+    return [name for name, names in read.items() if names & chosen]
 
 
 def simplified(model: onnx.ModelProto, opset: int, who: str) -> onnx.ModelProto:

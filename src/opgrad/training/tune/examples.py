@@ -1,9 +1,10 @@
 """Examples of a .jsonl file as tokens: chats, prompts with completions, and plain texts.
 
 A file may be larger than the memory: of each line its place, its length and the number of tokens that are trained are
-kept, and its tokens are made when they are needed.
+kept, and of the first lines the tokens; those of others are made when they are needed.
 """
 
+import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from opgrad.training.tune.tokenizer import WHO, Tokenizer
 TRAIN_ON = ("completions", "all")
 KINDS = "messages, prompt and completion, or text"
 LONGEST_LINE = 1 << 26  # bytes
+KEPT, OVERHEAD = 1 << 26, 1 << 9  # bytes of the tokens that are kept, and what Python takes for those of a line
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class TokenExamples:
         if train_on not in TRAIN_ON:
             raise ValueError(f"{WHO}: train_on is {train_on!r}, expected one of {', '.join(TRAIN_ON)}")
         self.path, self._tokenizer, self._longest, self._all = path, tokenizer, longest, train_on == "all"
+        self._kept: dict[int, tuple[bytes, TokenExample]] = {}
+        room = KEPT
         places, lengths, counts, cut, most, empty, checksum = [], [], [], 0, 0, 0, 0
         reason = f"expected lines with {KINDS}"
         for number, place, line in self._lines():
@@ -82,6 +86,9 @@ class TokenExamples:
             lengths.append(len(example.tokens))
             counts.append(count)
             checksum = zlib.crc32(example.trained.tobytes(), zlib.crc32(example.tokens.tobytes(), checksum))
+            room -= example.tokens.nbytes + example.trained.nbytes + OVERHEAD
+            if room >= 0:
+                self._kept[number] = _digest(line), TokenExample(example.tokens.copy(), example.trained.copy())
         if not places:
             raise ValueError(f"{path}: it has no example with a token to learn from: {reason}")
         self._places = np.array(places, np.int64)
@@ -97,6 +104,9 @@ class TokenExamples:
         with open_regular(self.path) as file:
             file.seek(place)
             content = file.readline(LONGEST_LINE)
+        digest, kept = self._kept.get(int(line), (b"", None))
+        if kept is not None and digest == _digest(content):
+            return kept
         example = self._read(content, int(line)).cut(self._longest)
         if len(example.tokens) != self.lengths[number] or example.trained.sum() != self.counts[number]:
             raise ValueError(f"{self.path}: line {line} was changed since the file was first read")
@@ -188,6 +198,10 @@ class TokenExamples:
             if inside.start < inside.stop < len(tokens) and self._tokenizer.is_added(int(tokens[inside.stop])):
                 trained[inside.stop] = True  # it ends the turn
         return tokens, trained
+
+
+def _digest(line: bytes) -> bytes:
+    return hashlib.sha256(line).digest()
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
