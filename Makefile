@@ -14,6 +14,11 @@ INTEGRATION_TESTS := tests/torch/test_patching.py \
 MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
 	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
 
+# A process that dies ends the run, where pytest-xdist would replace it and may then wait for ever; so does one whose
+# test takes a quarter of an hour, with all its threads' tracebacks. pytest 8 does without the last.
+PARALLEL := --numprocesses auto --maxprocesses 4 --max-worker-restart 0 \
+	--override-ini faulthandler_timeout=900 --override-ini faulthandler_exit_on_timeout=true
+
 .PHONY: setup train test gpu test-triton test-avx2 test-gate test-ptx test-threads test-minimum test-portable test-integrations test-real fuzz test-arm64 test-haswell \
 	test-nehalem lint docs docs-serve notebooks bench tables dist dist-packs review clean help
 
@@ -49,7 +54,7 @@ train: $(VENV)/.train
 	$(RUN)/opgrad train examples/digits
 
 test: $(VENV)/.torch
-	$(RUN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(RUN)/python -m pytest $(PARALLEL) --dist loadfile
 
 # Those that hold for any instruction set are left out, and all where `make test` has run these very kernels.
 HELD_DOWN := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx,+avx2,+fma,+f16c,+bmi,+bmi2
@@ -57,7 +62,7 @@ VECTOR_BYTES := from opgrad.cpu.compiler.decorators import vector_bytes; print(v
 
 test-avx2: $(VENV)/.torch
 	@set -e; bytes=$$($(RUN)/python -c "$(VECTOR_BYTES)"); if [ "$$bytes" -gt 32 ]; then set -x; \
-		$(HELD_DOWN) $(RUN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m "not any_cpu" \
+		$(HELD_DOWN) $(RUN)/python -m pytest $(PARALLEL) --dist loadfile -m "not any_cpu" \
 			tests/cpu tests/contract tests/operators; \
 	else echo "test-avx2: vectors of this processor have $$bytes bytes, those of AVX2 32: nothing to do"; fi
 
@@ -87,7 +92,7 @@ GATE :=
 
 test-ptx: $(VENV)/.torch
 	set -e; for architecture in $(ARCHITECTURES); do OPGRAD_PTX=$$architecture OPGRAD_PTX_SHARE=$(PTX_SHARE) \
-		OPGRAD_GATE=$(GATE) $(RUN)/python -m pytest --numprocesses auto --maxprocesses 4 $(PTX_TESTS); done
+		OPGRAD_GATE=$(GATE) $(RUN)/python -m pytest $(PARALLEL) $(PTX_TESTS); done
 
 # Each test runs in four threads at once.
 test-threads: $(VENV)/.threads $(VENV)/.torch
@@ -95,7 +100,7 @@ test-threads: $(VENV)/.threads $(VENV)/.torch
 
 # What an old package says of newer ones that it imports is no fault of ours.
 test-minimum: $(MINIMUM)/.installed
-	$(MINIMUM)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile -W ignore::DeprecationWarning \
+	$(MINIMUM)/bin/python -m pytest $(PARALLEL) --dist loadfile -W ignore::DeprecationWarning \
 		$(MINIMUM_TESTS)
 
 # Chromium is the system's: CHROMIUM names it where it is not /usr/bin/chromium.
@@ -116,7 +121,7 @@ test-real: $(REAL)/.installed
 
 # Every test that needs one of the libraries of the extra; one that is skipped for want of a package fails here.
 test-integrations: $(INTEGRATIONS)/.installed
-	OPGRAD_INTEGRATIONS=1 $(INTEGRATIONS)/bin/python -m pytest --numprocesses auto --maxprocesses 4 $(INTEGRATION_TESTS)
+	OPGRAD_INTEGRATIONS=1 $(INTEGRATIONS)/bin/python -m pytest $(PARALLEL) $(INTEGRATION_TESTS)
 
 # On processors that qemu emulates: kernels of some operators; on older x86-64 the shared object and sessions, too, for
 # which onnxruntime's library for arm64 crashes in qemu 7.2 when it is loaded.

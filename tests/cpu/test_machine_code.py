@@ -60,6 +60,38 @@ def test_addresses_by_name():
         assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)(1) == 6
 
 
+# Where addresses are taken but for single pages, 3 GiB from each other; what else is mapped comes below them. LLVM
+# makes a section's memory out of whole pages.
+SCATTERED = """
+import ctypes, mmap
+from opgrad.cpu.compiler import decorators, machine_code, sources, words
+
+@decorators.native(1)
+def second_word(index):
+    return words.load_word(words.named_address("opgrad_of_a_test"), index)
+
+two = (ctypes.c_int64 * 2)(5, 6)
+machine_code.give_name("opgrad_of_a_test", ctypes.addressof(two))
+second_word.link()
+code = decorators.object_cache().read(sources.object_name(second_word.function, second_word.interface))
+decorators._load_with_llvm(code)
+reserve = lambda size: machine_code._system().mmap(0, size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+taken = reserve(16 << 30)
+for size in (1 << 24, 1 << 20, 1 << 16, mmap.PAGESIZE):
+    while reserve(size) > taken:
+        pass
+for page in range(1, 16, 3):
+    machine_code.free_memory(taken + (page << 30), mmap.PAGESIZE)
+address = decorators._load_with_llvm(code)
+print(ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)(1))
+"""
+
+
+def test_llvm_links_where_free_memory_is_scattered():
+    """Sections of a file that lie more than 2 GiB apart ended the process."""
+    assert run_python(SCATTERED) == "6"
+
+
 def test_other_relocations_are_left_to_llvm(monkeypatch):
     """Pages that were taken for such a file are given back."""
     code, taken, freed = bytearray(code_of(second_word)), [], []

@@ -4,6 +4,7 @@ The gradients are computed by the reference of ONNX, which rounds the result of 
 onnxruntime where that has kernels for the type.
 """
 
+import functools
 import itertools
 
 import ml_dtypes
@@ -12,7 +13,7 @@ import onnxruntime
 import pytest
 from differences import build, in_onnxruntime, run
 from gradient_cases import CASES, NEWEST, REFERENCE_FROM, numbers
-from onnx import TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import (
     Fail,
     InvalidGraph,
@@ -59,8 +60,14 @@ def differentiated(case, of, feeds, shape):
     model.graph.node.append(helper.make_node("Mul", ["y0", FACTOR], [WEIGHTED]))
     factor = np.round(8 * numbers(*shape)) / 8
     model.graph.initializer.append(numpy_helper.from_array(factor.astype(of[1]), FACTOR))
-    graph = gradients(model, WEIGHTED, list(fed), plain=not case.domain)
-    return (lower(graph) if case.domain else graph), fed
+    return derived(model.SerializeToString(), tuple(fed), not case.domain), fed
+
+
+@functools.lru_cache(maxsize=64)
+def derived(model, names, plain):
+    """A model, which is often the same with ties and without, and in float64 for each narrow type, with gradients."""
+    graph = gradients(ModelProto.FromString(model), WEIGHTED, list(names), plain=plain)
+    return graph if plain else lower(graph)
 
 
 def result_of(case, feeds):

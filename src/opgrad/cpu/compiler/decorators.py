@@ -224,7 +224,8 @@ def _load_with_llvm(code: bytes) -> int:
     machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)
     for name, address in machine_code.named.items():
         llvm.add_symbol(name, address)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    # All sections in one mapping: apart, they may be out of reach of distances in 32 bits, and LLVM aborts.
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine, use_lmm=True)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     address = int(engine.get_function_address(EXPORTED))
