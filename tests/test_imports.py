@@ -26,7 +26,7 @@ LAYERS = {
     "limits": ("", ""),
     "reading": ("", ""),
     "writing": ("", "reading"),
-    "terminal": ("rich typer", ""),
+    "terminal": ("rich typer", "writing"),
     "random": ("numpy", ""),
     "contract/": ("numpy ml_dtypes", ""),
     "post_ops": ("numpy", "contract/"),
