@@ -13,7 +13,7 @@ from opgrad.graph.graph import Graph
 from opgrad.graph.large import size_of
 from opgrad.graph.messages import FLOATS, MICROSOFT, domain_of
 from opgrad.graph.modules import module_path
-from opgrad.graph.nodes import all_nodes
+from opgrad.graph.nodes import all_nodes, reads_values
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, quantity, without_values
 from opgrad.training.building.fixed_constants import INPUT, Fixed
@@ -110,7 +110,7 @@ class Candidates:
         self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
         inlined = inline_functions(without_values(model)) if model.functions else model
         self._nodes = list(taken_nodes(Graph(inlined), inlined.graph.node))
-        for node in self._nodes:
+        for node in filter(reads_values, self._nodes):
             for place, name in enumerate(node.input):
                 self._readers.setdefault(name, []).append((node, place))
         self.statistics = [name for name in forms.statistics(model) if self._is_float(name)]
