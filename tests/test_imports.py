@@ -26,7 +26,7 @@ LAYERS = {
     "limits": ("", ""),
     "reading": ("", ""),
     "writing": ("", "reading"),
-    "terminal": ("rich typer", ""),
+    "terminal": ("rich typer", "writing"),
     "random": ("numpy", ""),
     "contract/": ("numpy ml_dtypes", ""),
     "post_ops": ("numpy", "contract/"),
@@ -108,7 +108,7 @@ LAYERS = {
     "torch/patching": ("torch", "contract/ torch/ torch/losses/"),
     "torch": ("torch", "interop torch/ torch/functions torch/losses/ torch/patching"),
     # ONNX: graphs without a runtime, plain forms, gradient rules; sessions of onnxruntime
-    "graph/": ("numpy onnx google", "reading writing"),
+    "graph/": ("numpy onnx google", "limits reading writing"),
     "forms/": ("numpy onnx", "contract/ graph/ reading"),
     "rules/": ("numpy onnx", "contract/ forms/ graph/"),
     "gradients/": ("numpy onnx google", "forms/ graph/ reading rules/"),

@@ -1,5 +1,8 @@
 """A test that is skipped for want of a package fails where all packages are said to be installed."""
 
+import re
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -37,3 +40,42 @@ def test_files_that_are_skipped(pytester, monkeypatch, said, errors):
     pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text(encoding="utf-8"))
     pytester.makepyfile("import pytest; pytest.importorskip('a_package_that_nobody_has')")
     pytester.runpytest_inprocess("-p", "no:xdist").assert_outcomes(errors=errors, skipped=1 - errors)
+
+
+TESTED = Path(__file__).parent
+# Modules of the package by which tests are skipped, and names under which packages are installed.
+WANTED = re.compile(r"(?:importorskip|find_spec)\(\"(\w+)")
+NAMES = {"sklearn": "scikit-learn", "onnxruntime_genai": "onnxruntime-genai"}
+OWN = {"a_package_that_nobody_has", "architectures", "bench", "opgrad", "cupy"}  # cupy needs a GPU
+
+
+def _packages(extra):
+    """The packages that an extra installs, and those of the package itself."""
+    project = tomllib.loads((TESTED.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found, waiting = {"torch"}, [*project["dependencies"], f"opgrad[{extra}]"]  # torch by tools/install_torch.py
+    for each in waiting:
+        name, extras = re.match(r"([\w-]+)(?:\[([\w,]+)\])?", each).groups()
+        if name == "opgrad":
+            waiting += [other for one in extras.split(",") for other in project["optional-dependencies"][one]]
+        found.add(name)
+    return found
+
+
+def _wanted():
+    """For each module for want of which tests are skipped, their files."""
+    found = {}
+    for path in TESTED.rglob("*.py"):
+        for name in set(WANTED.findall(path.read_text(encoding="utf-8"))) - OWN - sys.stdlib_module_names:
+            found.setdefault(NAMES.get(name, name), set()).add(path.relative_to(TESTED.parent).as_posix())
+    return found
+
+
+@pytest.mark.any_cpu
+def test_each_package_that_tests_need_is_in_an_environment_that_runs_them():
+    makefile = (TESTED.parent / "Makefile").read_text(encoding="utf-8")
+    integrations = re.search(r"INTEGRATION_TESTS := ((?:.*\\\n)*.*)", makefile)[1]
+    missing = _wanted().keys() - _packages("dev")
+    assert missing
+    assert missing <= _packages("integrations")
+    assert "tests/portable/test_flower.py" in integrations  # whose package has an environment of its own
+    assert [path for name in missing for path in _wanted()[name] if path not in integrations] == []

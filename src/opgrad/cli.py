@@ -20,7 +20,7 @@ from opgrad.commands.step import step
 from opgrad.commands.train import train
 from opgrad.commands.tune import tune
 from opgrad.compile import compile_kernels
-from opgrad.terminal import console, show_failure
+from opgrad.terminal import console, existing, show_failure
 
 TEXT_WIDTH = 200  # of a table in a file or a pipe
 
@@ -67,7 +67,7 @@ def inspect(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="PATH", help="Folder of an artifact set or a language model, or one .onnx file.", exists=True
+            metavar="PATH", help="Folder of an artifact set or a language model, or one .onnx file.", callback=existing
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,

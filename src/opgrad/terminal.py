@@ -1,13 +1,19 @@
-"""What the commands share: what they print on, and how they take folders."""
+"""What the commands share: what they print on, and how they take files and folders."""
 
+import os
 import sys
 import traceback
 import unicodedata
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.text import Text
+
+from opgrad.writing import finish_interrupted
+
+Paths = TypeVar("Paths", Path | None, list[Path] | None)
 
 # Categories of characters that act on a terminal or hide what stands there: controls, directions of writing and other
 # formats, halves of surrogates, ends of lines and paragraphs.
@@ -54,6 +60,21 @@ def show_failure(error: BaseException) -> None:
         print(visible(line), file=sys.stderr)
 
 
+def existing(value: Paths) -> Paths:
+    """A path of the command line that must be there, or several, or none.
+
+    One whose writer was ended while it replaced files takes its place first. Raises typer.BadParameter.
+    """
+    for path in [value] if isinstance(value, Path) else value or ():
+        try:
+            there = path.exists() or (finish_interrupted(path.parent) and path.exists())
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(sentence(error)) from None
+        if not there:
+            raise typer.BadParameter(f"{os.fspath(path)!r} does not exist.")
+    return value
+
+
 def folders_argument(help: str) -> Any:
     """An argument that takes existing paths, or none; `ArtifactSet.load` says of a file what makes a folder."""
-    return typer.Argument(metavar="DIR", help=help, exists=True, show_default=False)
+    return typer.Argument(metavar="DIR", help=help, callback=existing, show_default=False)

@@ -231,7 +231,7 @@ def finish_interrupted(folder: Path) -> bool:
 
 def _finish(folder: Path, temporary: Path) -> bool:
     """Finish what an ended writer has begun with a hidden folder, which is empty then; returns whether it had."""
-    names, journal = _names(temporary), _journal(temporary)
+    names, journal = _names(temporary), _journal(folder, temporary)
     others = [name for name in journal or () if os.path.lexists(folder / name)]
     unfinished = journal is not None and bool(names or others)
     if unfinished:
@@ -249,14 +249,28 @@ def _names(temporary: Path) -> list[str]:
     return sorted(each.name for each in temporary.iterdir() if each.name not in (OLD, JOURNAL))
 
 
-def _journal(temporary: Path) -> list[str] | None:
-    """The names of the files that only go; None where no file has been moved yet."""
+def _journal(folder: Path, temporary: Path) -> list[str] | None:
+    """The names of the files that only go; None where no file has been moved yet.
+
+    Raises ValueError, as anybody may have written it, if it is about anything but files of this folder.
+    """
     try:
         found = json.loads((temporary / JOURNAL).read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    plain = isinstance(found, list) and all(isinstance(each, str) and Path(each).name == each for each in found)
-    return found if plain else None
+    for name in [*found, *_names(temporary)] if isinstance(found, list) else [found]:
+        if not _is_plain(name) or any(map(_is_folder, (folder / name, temporary / name))):
+            raise ValueError(f"{temporary / JOURNAL} is about {name!r}, expected names of files in {folder}")
+    return found
+
+
+def _is_plain(name: object) -> bool:
+    """Whether this is a name without a path; that of ".." is itself."""
+    return isinstance(name, str) and name not in ("", "..") and Path(name).name == name
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _replace_all(folder: Path, temporary: Path, gone: Callable[[Collection[str]], Iterable[str]]) -> None:

@@ -1,5 +1,7 @@
 """Attention in graphs: the forms that exporters write are found, and give the results and gradients that they had."""
 
+import re
+
 import numpy as np
 import onnx
 import pytest
@@ -229,6 +231,35 @@ def crossing(model, length):
     made = {name for node in nodes[:middle] for name in node.output}
     read = {name for node in nodes[middle:] for name in node.input}
     return [name for name in made & read if sizes.get(name, []).count(length) >= 2]
+
+
+@pytest.mark.parametrize("low", [LOW, -1e4, -65504.0])
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "s = Where (keys, b, low)",
+        "no = Not (keys) s = Where (no, low, b)",
+        f"{RANGE} seen = And (causal, keys) s = Where (seen, b, low)",
+        f"{RANGE} c = Where (causal, b, low) s = Where (keys, c, low)",
+        "c = Add (b, bias) s = Where (keys, c, low)",
+    ],
+)
+@pytest.mark.parametrize("opset", [17, 18])
+def test_queries_whose_scores_are_all_replaced_by_a_number_see_all(hidden, low, opset, rng):
+    body = f"lowest = Constant <value_float: float = {low}> () {KEYS} a = MatMul (q, kt) b = Mul (a, scale) {hidden}"
+    model = model_of(f"{re.sub(r'low(?=[,)])', 'lowest', body)} {END}")
+    model.opset_import[0].version = opset
+    feeds = feeds_of(model, rng)
+    feeds["keys"] = np.isin(np.arange(L), [4, 5]) & np.array([[[[False]]], [[[True]]]])
+    expect_alike(model, feeds)
+    y, dv = results(gradients(model, "z", ["v"]), feeds)
+    assert np.isfinite(y)
+    assert dv[0].all()
+
+
+def test_a_causal_mask_alone_needs_no_look_for_queries_without_keys(rng):
+    model = model_of(FORMS["causal by Range"][0])
+    assert "ReduceMax" not in [node.op_type for node in gradients(model, "z", ["q"]).graph.node]
 
 
 @pytest.mark.parametrize(

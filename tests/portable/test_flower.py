@@ -17,8 +17,10 @@ from opgrad.training import Tuner
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.portable import export_step
 
-PYTHON, TIMEOUT, RANK = os.environ.get("FLOWER", ""), 300, 4
-pytestmark = pytest.mark.skipif(not PYTHON, reason="FLOWER names no Python with flwr[simulation]")
+# A Python with flwr[simulation].
+PYTHON = os.path.abspath(os.environ["FLOWER"]) if os.environ.get("FLOWER") else ""
+TIMEOUT, RANK = 300, 4
+pytestmark = pytest.mark.skipif(not PYTHON, reason="flwr is not installed: FLOWER names no Python that has it")
 
 
 def with_adapters(model):

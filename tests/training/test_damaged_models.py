@@ -1,6 +1,7 @@
 """Damaged models and checkpoints are refused with a ValueError of one line, whatever is tried with them."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,12 +16,15 @@ from artifact_sets import optimizer_model, write_linear_set
 from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.gradients import gradients
+from opgrad.graph.bounds import check_sizes
 from opgrad.graph.loading import read_model
 from opgrad.graph.passes import prepare
 from opgrad.onnxruntime import lower
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.api import CheckpointState, Module
-from opgrad.training.artifacts import LossType, generate_artifacts
+from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training.data.dataset import Dataset
+from opgrad.training.engine import evaluation
 from opgrad.training.engine.optimizer import read_rule
 from opgrad.training.inspect.inspection import inspect
 
@@ -188,6 +192,91 @@ def test_inspect_computes_no_constant_that_doubles(tmp_path: Path) -> None:
     command = [sys.executable, "-c", CONSTANTS, str(tmp_path / "m")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
     assert int(done.stdout) < 1 << 17  # KiB; the last one alone has 1 << 18
+
+
+HUGE = np.array([1 << 40])
+ONE = np.ones(1, np.float32)
+LARGE: dict[str, tuple[list[onnx.NodeProto], list[np.ndarray]]] = {
+    "Concat": ([helper.make_node("Concat", [f"c{step}"] * 2, [f"c{step + 1}"], axis=0) for step in range(41)], [ONE]),
+    "ConstantOfShape": ([helper.make_node("ConstantOfShape", ["c0"], ["huge"])], [HUGE]),
+    "Expand": ([helper.make_node("Expand", ["c1", "c0"], ["huge"])], [HUGE, ONE]),
+    "Tile": ([helper.make_node("Tile", ["c1", "c0"], ["huge"])], [HUGE, ONE]),
+    "Range": (
+        [helper.make_node("Range", ["c0", "c1", "c2"], ["huge"])],
+        [np.array(each, np.float32) for each in (0, 1 << 40, 1)],
+    ),
+    "Pad": ([helper.make_node("Pad", ["x", "c0"], ["huge"])], [np.array([0, 0, 0, 1 << 40])]),
+    "OneHot": ([helper.make_node("OneHot", ["c0", "c1", "c2"], ["huge"])], [HUGE, HUGE, np.float32([0, 1])]),
+    "Pow": (
+        [
+            helper.make_node("Pow", ["c0", "c1"], ["power"]),
+            helper.make_node("ConstantOfShape", ["power"], ["huge"]),
+        ],
+        [np.array([1 << 10]), np.array([4])],
+    ),
+    "Mul": (
+        [
+            helper.make_node("Shape", ["x"], ["size"], start=1),
+            helper.make_node("Mul", ["size", "c0"], ["product"]),
+            helper.make_node("ConstantOfShape", ["product"], ["huge"]),
+        ],
+        [HUGE],
+    ),
+}  # fmt: skip
+
+
+def _large(name: str) -> onnx.ModelProto:
+    nodes, arrays = LARGE[name]
+    return _model([*nodes, helper.make_node("ReduceSum", [nodes[-1].output[0]], ["sum"])], *arrays)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_value_without_a_bound_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    path, trained = tmp_path / "large.onnx", tmp_path / "set"
+    trained.mkdir()
+    onnx.save(_large(name), path)
+    message = r"{}: \w+ \(the node that makes '\w+'\) computes \d+ bytes( from constants)?, expected at most \d+$"
+    assert re.search(message.format(path), inspect(path).problem or "")
+    generate_artifacts(onnx.load(path), ["w"], None, LossType.MSELoss, OptimType.SGD, trained)
+    with pytest.raises(ValueError, match=message.format(trained / "training_model.onnx")):
+        Trainer(ArtifactSet.load(trained))
+    with pytest.raises(ValueError, match=message.format(trained / "training_model.onnx")):
+        Module(trained / "training_model.onnx", CheckpointState.load_checkpoint(trained / "checkpoint"))
+    with pytest.raises(ValueError, match=message.format("exported_accuracy: " + str(path))):
+        evaluation._stock(path, f"exported_accuracy: {path}")
+
+
+def test_constants_inside_of_other_graphs_are_not_computed_ahead() -> None:
+    inner = [helper.make_node("ConstantOfShape", ["c0"], ["filled"]), helper.make_node("ReduceSum", ["filled"], ["s"])]
+    branch = helper.make_graph(inner, "branch", [], [helper.make_tensor_value_info("s", TensorProto.FLOAT, [1])])
+    choice = helper.make_node("If", ["c1"], ["sum"], then_branch=branch, else_branch=branch)
+    assert not check_sizes(_model([choice], HUGE, np.array(True)), "test")
+    call = helper.make_node("Filled", ["c0"], ["sum"], domain="own")
+    function = helper.make_function("own", "Filled", ["c0"], ["s"], inner, [helper.make_opsetid("", 17)])
+    assert not check_sizes(_model([call], HUGE, functions=[function]), "test")
+    assert check_sizes(_model([helper.make_node("ReduceSum", ["c0"], ["sum"])], ONE), "test")
+
+
+def test_many_constants_that_are_large_together_are_not_computed_ahead() -> None:
+    nodes = [helper.make_node("ConstantOfShape", ["c0"], [f"n{place}"]) for place in range(5)]
+    nodes.append(helper.make_node("Concat", [f"n{place}" for place in range(5)], ["sum"], axis=0))
+    assert check_sizes(_model(nodes, np.array([1 << 24])), "test")
+    assert not check_sizes(_model(nodes, np.array([1 << 25])), "test")
+
+
+def test_a_run_that_fails_names_the_model(tmp_path: Path) -> None:
+    model = _model(
+        [helper.make_node("Reshape", ["x", "c0"], ["r"]), helper.make_node("ReduceSum", ["r"], ["sum"])],
+        np.array([3, 7]),
+    )
+    generate_artifacts(model, ["w"], None, LossType.MSELoss, OptimType.SGD, tmp_path)
+    trainer = Trainer(ArtifactSet.load(tmp_path))
+    batch = {"x": np.ones((2, 4), np.float32), "target": np.ones((2, 3), np.float32)}
+    with pytest.raises(ValueError, match=rf"^Trainer: {tmp_path}/training_model.onnx: .*Reshape") as raised:
+        trainer.step(batch)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(ValueError, match=rf"^Evaluator: {tmp_path}/eval_model.onnx: .*Reshape"):
+        trainer.evaluator.evaluate(Dataset(batch, {"x": 0, "target": 0}), trainer.parameters, 2)
 
 
 def test_constants_of_many_nodes_have_a_bound_in_all() -> None:

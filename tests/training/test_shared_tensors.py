@@ -56,6 +56,20 @@ def test_layers_that_read_one_tensor_are_told(tmp_path):
     assert len(frozen.notes) == 1
 
 
+@pytest.mark.parametrize("untie", [False, True])
+def test_a_node_that_asks_for_a_shape_is_no_layer(untie, tmp_path):
+    text = """g (float[n, 8] x) => (float[n, 3] scores) {
+        count = Size(w)  sizes = Shape(w)  rows = Gather <axis = 0> (sizes, zero)  a = Cast <to = 1> (count)
+        b = Cast <to = 1> (rows)  h = MatMul(x, w)  d = Div(h, a)  scores = Mul(d, b)
+    }"""
+    model = build(text, {**normal(w=(8, 3)), "zero": np.array(0)})
+    made = generate_artifacts(model, None, None, CE, SGD, tmp_path, untie=untie)
+    assert (made.trainable, made.notes) == (("w",), ())
+    assert "shared" not in CliRunner().invoke(app, ["inspect", str(tmp_path)]).output
+    onnx.save(model, tmp_path / "model.onnx")
+    assert "shared" not in CliRunner().invoke(app, ["inspect", str(tmp_path / "model.onnx")]).output
+
+
 def test_untied_layers_are_trained_apart(tmp_path):
     made, trainer, _ = trained(norms(), tmp_path, untie=True)
     assert made.trainable == ("a.weight", "a.bias", "v", "w", "b.weight", "b.bias")

@@ -517,15 +517,81 @@ def test_a_set_is_read_after_its_writer_was_killed(tmp_path: Path) -> None:
         assert contents(folder) == contents(tmp_path / "new")
 
 
-@FORKS
-def test_a_journal_of_others_moves_nothing_elsewhere(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["inspect", "@training_model.onnx"],
+        ["artifacts", "@eval_model.onnx", "--output", "made"],
+        ["lower", "@training_model.onnx", "--output", "lowered.onnx"],
+        ["train", "@eval_model.onnx"],
+        ["train", ".", "--resume", "@checkpoint"],
+        ["tune", "@eval_model.onnx", "--prompt", "a"],
+        ["tune", ".", "--adapter", "@checkpoint", "--prompt", "a"],
+        ["step", ".", "--checkpoint", "@checkpoint", "--output", "step.onnx"],
+        ["compile", "@checkpoint"],
+    ],
+    ids=" ".join,
+)
+def test_commands_take_a_file_whose_writer_was_killed_before_it_took_its_place(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "set").mkdir()
+    _set_of(perceptron(), tmp_path / "set", "w0")
+    name = next(word for word in words if word.startswith("@"))[1:]
+    hidden = tmp_path / "set" / f".{'0' * 16}.tmp"
+    hidden.mkdir()
+    (hidden / ".journal").write_text("[]")
+    (tmp_path / "set" / name).rename(hidden / name)
+    with pytest.warns(RuntimeWarning, match=f"a writer was ended while it replaced files; it is finished: {name}"):
+        result = CliRunner().invoke(
+            app, [str(Path("set", word.strip("@"))) if word[0] in "@." else word for word in words]
+        )
+    assert "does not exist" not in result.output
+    assert (tmp_path / "set" / name).is_file()
+
+
+@pytest.mark.parametrize("name", ["../outside", "..", ".", "", "inner", "inner/mine", "/outside", 5, None])
+def test_a_journal_of_others_moves_files_of_its_folder_alone(name: object, tmp_path: Path) -> None:
     folder, outside = tmp_path / "folder", tmp_path / "outside"
     hidden = folder / f".{'0' * 16}.tmp"
-    hidden.mkdir(parents=True)
+    for path in (hidden / "file", folder / "file", folder / "inner/mine", outside):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    (hidden / ".journal").write_text(json.dumps(["file", str(tmp_path / "outside") if name == "/outside" else name]))
+    before = _tree(tmp_path)
+    for call in (finish_interrupted, lambda folder: replace_file(folder / "other", b"")):
+        with pytest.raises(ValueError, match=rf"{hidden}/.journal is about .*, expected names of files in {folder}$"):
+            call(folder)
+        assert _tree(tmp_path) == before
+
+
+def _tree(folder: Path) -> dict[Path, bool | str]:
+    return {path: path.is_file() and path.read_text() for path in folder.rglob("*")}
+
+
+def test_a_command_says_why_a_missing_file_is_missing(tmp_path: Path) -> None:
+    for journal, message in (None, "does not exist."), ('[".."]', "is about '..', expected"):
+        if journal:
+            (tmp_path / f".{'0' * 16}.tmp").mkdir()
+            (tmp_path / f".{'0' * 16}.tmp" / ".journal").write_text(journal)
+        result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["inspect", str(tmp_path / "gone.onnx")])
+        assert (result.exit_code, message in result.output) == (2, True), result.output
+
+
+def test_a_journal_with_a_folder_among_its_files_moves_nothing(tmp_path: Path) -> None:
+    hidden = tmp_path / f".{'0' * 16}.tmp"
+    (hidden / "inner").mkdir(parents=True)
+    (hidden / ".journal").write_text("[]")
+    with pytest.raises(ValueError, match="is about 'inner', expected names of files"):
+        finish_interrupted(tmp_path)
+    assert (hidden / "inner").is_dir()
+
+
+def test_a_hidden_folder_that_is_a_link_is_left_alone(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    folder.mkdir()
     outside.write_text("mine")
-    (hidden / ".journal").write_text(json.dumps(["../outside"]))
-    finish_interrupted(folder)
-    assert outside.read_text() == "mine"
     (folder / f".{'1' * 16}.tmp").symlink_to(tmp_path)
     assert not finish_interrupted(folder)
     assert outside.read_text() == "mine"

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from opgrad.commands.making import LossOptions, Making, OptimizerOptions, ParameterOptions, make
 from opgrad.commands.options import positive, takes_groups
-from opgrad.terminal import console, visible
+from opgrad.terminal import console, existing, visible
 
 if TYPE_CHECKING:
     from opgrad.training.artifacts import Artifacts
@@ -38,7 +38,7 @@ class FileOptions:
 
 @takes_groups
 def artifacts(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.", exists=True, dir_okay=False)],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.", callback=existing, dir_okay=False)],
     files: FileOptions,
     parameters: ParameterOptions,
     loss: LossOptions,

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from opgrad.commands.making import made_folder
-from opgrad.terminal import console
+from opgrad.terminal import console, existing
 
 if TYPE_CHECKING:
     from opgrad.onnxruntime.saving import Lowered
@@ -17,7 +17,7 @@ MOST_OUTPUTS = 8  # that are named
 
 def lower(
     model: Annotated[
-        Path | None, typer.Argument(metavar="MODEL", help="An .onnx file.", exists=True, dir_okay=False)
+        Path | None, typer.Argument(metavar="MODEL", help="An .onnx file.", callback=existing, dir_okay=False)
     ] = None,
     output: Annotated[
         Path | None,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from opgrad.commands.options import option, positive
+from opgrad.terminal import existing
 from opgrad.training.building.named_blocks import Loss, Optimizer, block
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class ParameterOptions:
     ] = None
     custom_op_library: Annotated[
         Path | None,
-        _option("A library with operators of your own; default: none.", "Model", exists=True, dir_okay=False),
+        _option("A library with operators of your own; default: none.", "Model", callback=existing, dir_okay=False),
     ] = None
     untie: Annotated[
         bool | None,
@@ -195,7 +196,9 @@ class QuantizationOptions:
     ] = None
     calibrate: Annotated[
         Path | None,
-        _option("Data for the scales of int8's activations; default: the training rows.", "Quantization", exists=True),
+        _option(
+            "Data for the scales of int8's activations; default: the training rows.", "Quantization", callback=existing
+        ),
     ] = None
     distill: Annotated[
         float | None,

@@ -8,12 +8,14 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from opgrad.terminal import existing
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def file_option(help: str) -> Any:
     """An option that takes an existing file."""
-    return typer.Option(help=help, exists=True, dir_okay=False)
+    return typer.Option(help=help, callback=existing, dir_okay=False)
 
 
 def positive(value: float | None) -> float | None:

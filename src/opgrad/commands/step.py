@@ -12,7 +12,7 @@ from rich.text import Text
 from opgrad.commands.making import made_folder, numbers
 from opgrad.commands.options import file_option, option, positive, takes_groups
 from opgrad.commands.options import given as options_given
-from opgrad.terminal import console, visible
+from opgrad.terminal import console, existing, visible
 
 if TYPE_CHECKING:
     from opgrad.training import Tuner
@@ -143,7 +143,9 @@ class LanguageOptions:
     ] = None
     adapter: Annotated[
         Path | None,
-        _option("Language model", help="An adapter to train further, as of opgrad tune; default: none.", exists=True),
+        _option(
+            "Language model", help="An adapter to train further, as of opgrad tune; default: none.", callback=existing
+        ),
     ] = None
     max_length: Annotated[
         int | None, _option("Language model", help="The most tokens of a row; default: 2048.", min=2)
@@ -153,7 +155,7 @@ class LanguageOptions:
 @takes_groups
 def step(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The artifact set, or a language model's folder.", exists=True)
+        Path, typer.Argument(metavar="DIR", help="The artifact set, or a language model's folder.", callback=existing)
     ],
     output: Annotated[
         Path,

@@ -24,7 +24,7 @@ from opgrad.commands.making import (
     results_folder,
 )
 from opgrad.commands.options import RunSettings, file_option, given, takes_groups, words
-from opgrad.terminal import console, visible
+from opgrad.terminal import console, existing, visible
 
 if TYPE_CHECKING:
     import onnx
@@ -101,7 +101,7 @@ def train(
             metavar="MODEL|ARTIFACT_DIR",
             help="An .onnx file, a folder with model.onnx and recipe.toml, or one with training_model.onnx, "
             "eval_model.onnx, optimizer_model.onnx and checkpoint.",
-            exists=True,
+            callback=existing,
         ),
     ],
     settings: Settings,

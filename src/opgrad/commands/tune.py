@@ -14,7 +14,7 @@ from rich.table import Table
 from opgrad.commands.making import results_folder
 from opgrad.commands.options import RunSettings, file_option, given, takes_groups, words
 from opgrad.commands.train import Live, bar_of
-from opgrad.terminal import console
+from opgrad.terminal import console, existing
 
 if TYPE_CHECKING:
     from opgrad.training import Tuner
@@ -45,7 +45,7 @@ class What:
         _option(
             "Model",
             "An adapter to use or train further: a folder, of PEFT too, or a step's weights; default: none.",
-            exists=True,
+            callback=existing,
         ),
     ] = None
     memory: Annotated[
@@ -104,7 +104,9 @@ def tune(
     model: Annotated[
         Path,
         typer.Argument(
-            metavar="MODEL", help="Folder with model.onnx and tokenizer.json, or an .onnx file in one.", exists=True
+            metavar="MODEL",
+            help="Folder with model.onnx and tokenizer.json, or an .onnx file in one.",
+            callback=existing,
         ),
     ],
     what: What,

@@ -6,7 +6,7 @@ import onnx
 
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import domain_of
-from opgrad.graph.nodes import captured
+from opgrad.graph.nodes import captured, reads_values
 
 FIXING = "python -m onnxruntime.tools.make_dynamic_shape_fixed does it"
 Axis = tuple[str, int, str]  # an input of the graph, an axis of it, and the name of its size
@@ -34,7 +34,7 @@ def _deciding(forward: Graph, name: str) -> Iterator[Axis]:
         node = forward.producers.get(value)
         if node is None:
             continue
-        if node.op_type in ("Shape", "Size") and not domain_of(node):
+        if not reads_values(node):
             yield from _open(forward, node.input[0], _asked(forward, value))
             continue
         for each in captured(node):

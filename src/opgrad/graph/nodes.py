@@ -146,6 +146,11 @@ def title(node: onnx.NodeProto) -> str:
     )
 
 
+def reads_values(node: onnx.NodeProto) -> bool:
+    """Whether a node reads more of its inputs than their shapes."""
+    return node.op_type not in ("Shape", "Size") or bool(domain_of(node))
+
+
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
     """The attributes of a node by their names, text decoded."""
     return dict(map(attribute_of, node.attribute))

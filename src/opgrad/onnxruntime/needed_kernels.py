@@ -19,6 +19,7 @@ import onnxruntime
 from opgrad.contract import DTYPES, Operator
 from opgrad.cpu.compiler.decorators import noting
 from opgrad.cpu.compiler.requests import Call, Request
+from opgrad.graph.bounds import check_sizes
 from opgrad.graph.messages import copied
 from opgrad.locks import settling
 from opgrad.native.plans import plan
@@ -26,6 +27,7 @@ from opgrad.onnxruntime import abi, custom_ops, library
 from opgrad.onnxruntime.abi import Api, callback
 from opgrad.onnxruntime.attributes import LONGEST_LIST, declaration, length_of_name, read_attributes
 from opgrad.onnxruntime.compute import ABSENT, CLOSED, FLAG, OPERANDS, PREPARE
+from opgrad.onnxruntime.loading import open_session
 from opgrad.onnxruntime.node import RuntimeNode
 from opgrad.onnxruntime.overloads import OUTPUT_TYPES, VALUE, Overload, Port, model_of, overloads
 
@@ -47,14 +49,16 @@ def requests(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], opti
     with settling:
         _created.clear()
         with suppress(Exception):  # if no session can be made, the real one raises the error
-            onnxruntime.InferenceSession(_fixed(model, shapes), _options(options), ["CPUExecutionProvider"])
+            fixed = _fixed(model, shapes)
+            folds = check_sizes(fixed, "requests")
+            open_session(fixed.SerializeToString(), _options(options), "requests", stock=True, folds=folds)
         found = [request for node, key in _created for request in _of_node(node, key)]
         _created.clear()
     return list(dict(found).items())
 
 
-def _fixed(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> bytes:
-    """The serialized model with inputs of these fixed shapes."""
+def _fixed(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """The model with inputs of these fixed shapes."""
     model = copied(model)
     for value in model.graph.input:
         for dimension, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
@@ -64,7 +68,7 @@ def _fixed(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> byt
             # onnxruntime cannot call `_infer` for a node that lacks an input before others. The node loses these
             # others, too: they are numbers and weights, without which mostly the same kernels are needed.
             del node.input[list(node.input).index("") :]
-    return model.SerializeToString()
+    return model
 
 
 @functools.cache

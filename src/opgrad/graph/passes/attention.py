@@ -17,7 +17,15 @@ from opgrad.graph.declarations import naming
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import FLOATS, MICROSOFT
 from opgrad.graph.nodes import attributes_of, title
-from opgrad.graph.passes.attention_masks import ONE_AXIS_FROM, NotAttention, added_node, mask_of, unsqueezed
+from opgrad.graph.passes.attention_masks import (
+    ONE_AXIS_FROM,
+    NotAttention,
+    added_node,
+    mask_of,
+    reduced,
+    some_key,
+    unsqueezed,
+)
 from opgrad.graph.passes.masks import LOW
 from opgrad.graph.passes.operands import ScoreOperand, as_keys, head_size, scaled, shared_heads
 
@@ -38,8 +46,8 @@ class AttentionScores:
     """What is done to the product of queries and keys, before softmax.
 
     product: the node of the product. masks: added values, in the scores' type, each with the factor that is applied to
-    it. seen: conditions under which a query sees a key. capped: whether the factors found from here on are inside of
-    the tanh of the softcap.
+    it. seen: conditions under which a query sees a key. lows: the numbers that stand where it does not, and NaN if
+    something is added to them. capped: whether the factors found from here on are inside of the tanh of the softcap.
     """
 
     product: onnx.NodeProto | None = None
@@ -47,6 +55,12 @@ class AttentionScores:
     softcap: float = 0.0
     masks: list[tuple[str, float]] = field(default_factory=list)
     seen: list[tuple[str, bool]] = field(default_factory=list)
+    lows: set[float] = field(default_factory=set)
+
+    @property
+    def evens(self) -> bool:
+        """Whether a query without a key has equal scores for all of them, and so the mean of the values."""
+        return len(self.lows) == 1 and all(map(math.isfinite, self.lows))
 
 
 def fuse_attention(graph: Graph) -> list[Recognition]:
@@ -176,6 +190,7 @@ def _masked(graph: Graph, node: onnx.NodeProto) -> AttentionScores | None:
         found = _scores(graph, name)
         if found is not None:
             found.masks.append((other, 1.0))
+            found.lows |= {math.nan} if found.seen else set()
             return found
     return None
 
@@ -186,8 +201,9 @@ def _hidden(graph: Graph, node: onnx.NodeProto) -> AttentionScores | None:
     for name, other, holds in ((a, b, True), (b, a, False)):
         low = graph.scalar(other)
         found = _scores(graph, name) if low is not None and low <= LOW else None
-        if found is not None:
+        if found is not None and low is not None:
             found.seen.append((condition, holds))
+            found.lows.add(low)
             return found
     return None
 
@@ -227,13 +243,18 @@ def _write(graph: Graph, softmax: onnx.NodeProto, last: Last) -> None:
     }
     attributes |= {"causal": causal}
     y, lse = last.node.output[0], graph.free(f"{last.node.output[0]}/lse")
-    target = y if rank == 4 else graph.free(f"{y}/heads")
+    some = some_key(graph, new, found.seen, y) if found.evens else ""
+    made = graph.free(f"{y}/seen") if some else y
+    target = made if rank == 4 else graph.free(f"{y}/heads")
     given = [*inputs, *([mask] if mask or ratio else [])]
     if last.dropout is not None and ratio:
         given += ["", "", _random(graph, new, last.dropout, y)]
     new.append(graph.node(NODE, given, [target, lse], MICROSOFT, **attributes))
     if rank == 3:
-        new.append(_squeeze(graph, target, y))
+        new.append(_squeeze(graph, target, made))
+    if some:
+        mean = reduced(graph, new, "ReduceMean", last.node.input[1], -2)
+        new.append(graph.node("Where", [some, made, mean], [y]))
     graph.substitute(last.node, new)
 
 

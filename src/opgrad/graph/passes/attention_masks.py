@@ -13,6 +13,7 @@ from opgrad.graph.graph import Graph
 from opgrad.graph.passes.masks import ALL, LOW, Condition, alignment, all_keys, conditions
 
 ONE_AXIS_FROM = 13  # opset of Softmax with one axis, and of Squeeze and Unsqueeze whose axes are an input
+AXES_GIVEN_FROM = 18  # opset of ReduceMax and ReduceMean whose axes are an input
 
 
 class NotAttention(Exception):
@@ -43,6 +44,22 @@ def mask_of(
     if len(aligned) > 1:
         raise NotAttention("two of its masks are causal in different ways")
     return "".join(aligned), _joined(graph, new, parts, added, q, softmax)
+
+
+def some_key(graph: Graph, new: list[onnx.NodeProto], seen: Sequence[tuple[str, bool]], name: str) -> str:
+    """Whether a query sees a key, broadcast to the scores with one key; "" if the conditions are causal alone.
+
+    new, seen: as in `mask_of`. name: begins the names of new values.
+    """
+    if all(alignment(graph, condition, hides=not holds) for condition, holds in seen):
+        return ""
+    if not all(graph.sizes(condition) for condition, _ in seen):
+        raise NotAttention("the graph does not tell the rank of its mask")
+    parts = [each if holds else added_node(graph, new, "Not", [each], f"{each}/not") for each, holds in seen]
+    whole = reduce(lambda a, b: added_node(graph, new, "And", [a, b], f"{name}/and"), parts)
+    number = added_node(graph, new, "Cast", [whole], f"{name}/number", to=TensorProto.FLOAT)
+    largest = reduced(graph, new, "ReduceMax", number, -1)
+    return added_node(graph, new, "Cast", [largest], f"{name}/some", to=TensorProto.BOOL)
 
 
 def _stripped(graph: Graph, name: str) -> str:
@@ -124,6 +141,14 @@ def added_node(
     if kind is not None:
         graph.declare(result, kind, None)
     return result
+
+
+def reduced(graph: Graph, new: list[onnx.NodeProto], op: str, name: str, axis: int) -> str:
+    """The reduction of a value over one axis, which stays."""
+    if graph.opset >= AXES_GIVEN_FROM:
+        axes = graph.add_constant(np.array([axis]), f"{name}/axis")
+        return added_node(graph, new, op, [name, axes], f"{name}/reduced")
+    return added_node(graph, new, op, [name], f"{name}/reduced", axes=[axis])
 
 
 def unsqueezed(graph: Graph, new: list[onnx.NodeProto], name: str, axis: int = 0) -> str:

@@ -21,7 +21,7 @@ from opgrad.training.engine.distributed import OneProcess, Processes
 from opgrad.training.engine.export import write_inference_model
 from opgrad.training.engine.memory import TrainingMemory
 from opgrad.training.engine.optimizer import GradientNorm, clip_factor
-from opgrad.training.engine.training_graph import Source, TrainingGraph, open_bound, run_error
+from opgrad.training.engine.training_graph import Source, TrainingGraph, open_bound
 from opgrad.training.engine.training_graph import session_options as options_for
 from opgrad.training.formats.artifact_set import changed_inputs, check_parameters, tensor_spec
 from opgrad.training.formats.names import BUFFER_SUFFIX
@@ -119,10 +119,7 @@ class Module:
         """
         training, graph = self.training, self._present_graph()
         values, as_ort = self._take(user_inputs, graph.inputs)
-        try:
-            bound = graph(values)
-        except Exception as error:
-            raise run_error(error, WHO) from None
+        bound = graph(values)
         self._memory.computed |= training
         self._reduced &= not training
         results = bound.ort_results() if as_ort else bound.results()

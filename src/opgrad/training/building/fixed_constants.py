@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto
 
 from opgrad.graph.messages import FLOATS, domain_of
-from opgrad.graph.nodes import all_nodes, captured
+from opgrad.graph.nodes import all_nodes, captured, reads_values
 
 # Operators that return their first input, or parts of it, in another shape, order, size or type, rounded, or within
 # limits.
@@ -41,7 +41,7 @@ class Fixed:
         self._inputs = {each.name: each.type.tensor_type.elem_type for each in graph.input}
         self._producers = {name: node for node in all_nodes(graph.node) for name in node.output if name}
         self._readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in all_nodes(graph.node):
+        for node in filter(reads_values, all_nodes(graph.node)):
             for name in dict.fromkeys(node.input):
                 self._readers.setdefault(name, []).append(node)
 
@@ -134,7 +134,7 @@ class Fixed:
                 if self._inputs[name] in FLOATS:
                     return False
             elif (node := self._producers.get(name)) is not None:
-                waiting += [] if node.op_type in ("Shape", "Size") else list(captured(node))
+                waiting += captured(node) if reads_values(node) else []
         return True
 
 

@@ -13,7 +13,7 @@ from opgrad.graph.graph import Graph
 from opgrad.graph.large import size_of
 from opgrad.graph.messages import FLOATS, MICROSOFT, domain_of
 from opgrad.graph.modules import module_path
-from opgrad.graph.nodes import all_nodes, captured
+from opgrad.graph.nodes import all_nodes, captured, reads_values
 from opgrad.training.building import forms
 from opgrad.training.building.checks import listed, quantity, without_values
 from opgrad.training.building.fixed_constants import INPUT, Fixed
@@ -112,7 +112,7 @@ class Candidates:
         self._nodes = list(taken_nodes(Graph(inlined), inlined.graph.node))
         self._constant = set(self.tensors)  # the names of these, and of all that is computed from them alone
         for node in self._nodes:
-            for place, name in enumerate(node.input):
+            for place, name in enumerate(node.input if reads_values(node) else ()):
                 self._readers.setdefault(name, []).append((node, place))
             if self._constant.issuperset(captured(node)):
                 self._constant.update(node.output)

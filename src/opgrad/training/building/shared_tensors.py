@@ -11,7 +11,7 @@ import onnx
 from opgrad.graph.batch_norm import STATISTICS
 from opgrad.graph.messages import FLOATS, domain_of, free_name
 from opgrad.graph.modules import module_path
-from opgrad.graph.nodes import all_nodes, names_in, title
+from opgrad.graph.nodes import all_nodes, names_in, reads_values, title
 from opgrad.graph.repair import mend
 from opgrad.training.building.fixed_constants import HANDING_ON
 from opgrad.training.formats.tensor_values import Held
@@ -64,7 +64,7 @@ class _Copies:
         self._taken = names_in(model.graph)
         self._made = {name for node in model.graph.node for name in node.output}
         self._edges: dict[str, list[Edge]] = {}
-        for node in all_nodes(model.graph.node):
+        for node in filter(reads_values, all_nodes(model.graph.node)):
             for place, name in enumerate(node.input):
                 self._edges.setdefault(name, []).append((node, place))
 

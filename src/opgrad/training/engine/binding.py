@@ -12,6 +12,7 @@ import onnxruntime
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from opgrad.graph.large import FEW_BITS
+from opgrad.onnxruntime import private
 from opgrad.training.data.batches import TensorSpec
 from opgrad.training.data.dataset import fits, show
 from opgrad.training.formats.artifact_set import tensor_spec
@@ -76,6 +77,7 @@ class BoundGraph:
     fixed: the memory of inputs, by name; all other inputs are those of a call.
     written: the memory of outputs, by name.
     outputs: names of the outputs that a call returns.
+    who: the caller, and the name of the model, for messages.
     first: a context manager around the first run. It is called with a function that returns the inputs' shapes, and
     its value is the options of that run.
 
@@ -89,9 +91,10 @@ class BoundGraph:
         outputs: Sequence[TensorSpec],
         fixed: Mapping[str, np.ndarray],
         written: Mapping[str, np.ndarray],
+        who: str,
         first: FirstRun | None = None,
     ):
-        self._first = first
+        self._first, self._who = first, who
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self._session = session
         self._fixed, self._written = dict(fixed), dict(written)  # keeps the memory alive
@@ -121,15 +124,21 @@ class BoundGraph:
         return self._slots[place].buffer(shape)
 
     def __call__(self, values: Sequence[Value] | None = None) -> "BoundGraph":
-        """Run the graph on the inputs of a call, or for None on what is in their memory; returns the graph."""
+        """Run the graph on the inputs of a call, or for None on what is in their memory; returns the graph.
+
+        Raises what `run_error` tells.
+        """
         for slot, value in zip(self._slots, values, strict=True) if values is not None else ():
             slot.set(value)
         for name in self._others:  # bound anew, so that no run writes into results that a caller still holds
             self._binding.bind_output(name, "cpu")
-        if self._first is None:
-            self._session.run_with_iobinding(self._binding)
-        else:
-            self._run_first(self._first)
+        try:
+            if self._first is None:
+                self._session.run_with_iobinding(self._binding)
+            else:
+                self._run_first(self._first)
+        except Exception as error:
+            raise run_error(error, self._who) from None
         return self
 
     def _run_first(self, first: FirstRun) -> None:
@@ -204,10 +213,28 @@ def borrowed(array: np.ndarray) -> onnxruntime.OrtValue:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
+def run_error(error: Exception, who: str) -> Exception:
+    """The exception to raise for a run that failed: ValueError if a kernel refused values or shapes."""
+    kind = ValueError if private.node_refused(error) or type(error).__name__ == "InvalidArgument" else RuntimeError
+    return kind(f"{who}: {private.reason(error)}")
+
+
 def run(
+    session: onnxruntime.InferenceSession, wanted: Sequence[str] | None, feeds: Mapping[str, np.ndarray], who: str
+) -> list[np.ndarray]:
+    """Run a session as its own `run` does, which takes no array of bfloat16, and none of two integers in a byte.
+
+    who: the caller, and the name of the model, for messages. Raises what `run_error` tells.
+    """
+    try:
+        return _run(session, wanted, feeds)
+    except Exception as error:
+        raise run_error(error, who) from None
+
+
+def _run(
     session: onnxruntime.InferenceSession, wanted: Sequence[str] | None, feeds: Mapping[str, np.ndarray]
 ) -> list[np.ndarray]:
-    """Run a session as its own `run` does, which takes no array of bfloat16, and none of two integers in a byte."""
     declared = [each for each in session.get_inputs() if each.name in feeds]
     if all(each.type not in UNKNOWN_TO_NUMPY for each in declared):
         found: list[np.ndarray] = session.run(wanted, feeds)

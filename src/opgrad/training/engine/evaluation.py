@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from opgrad.graph.bounds import check_sizes
 from opgrad.graph.halves import LOADED_AS_FLOATS, compute_in_float32, has_halves
 from opgrad.graph.loading import read_model
 from opgrad.graph.messages import copied, import_microsoft
@@ -45,8 +46,8 @@ class Evaluator:
 
     def __init__(self, artifacts: ArtifactSet, options: onnxruntime.SessionOptions):
         self._artifacts, self._objective = artifacts, artifacts.objective
-        who = f"Evaluator: {artifacts.directory / EVALUATION}"
-        self.outputs = declared_outputs(artifacts.eval_model, self._objective.outputs, who)
+        self._who = f"Evaluator: {artifacts.directory / EVALUATION}"
+        self.outputs = declared_outputs(artifacts.eval_model, self._objective.outputs, self._who)
         self._options = options
         self._reduction = find_reduction(artifacts.eval_model, artifacts.loss)
         self._classes: int | None = None  # the number of classes; 0: it cannot be found out
@@ -60,7 +61,7 @@ class Evaluator:
             if name not in known:
                 model.graph.output.add().name = name
         import_microsoft(model)  # onnxruntime needs it for nodes that it fuses when opgrad's operators are registered
-        return open_session(model, self._options, f"Evaluator: {self._artifacts.directory / EVALUATION}")
+        return open_session(model, self._options, self._who)
 
     @property
     def _compared(self) -> list[str]:
@@ -93,7 +94,8 @@ class Evaluator:
         wanted = [self._artifacts.loss, *(name for name in others if name in given)]
         for _, batch in batches(data, batch_size):
             feeds = {name: batch.arrays[name] for name in names}
-            results = dict(zip(wanted, run(self._session, wanted, {**feeds, **parameters}), strict=True))
+            outputs = run(self._session, wanted, {**feeds, **parameters}, self._who)
+            results = dict(zip(wanted, outputs, strict=True))
             found = {**parameters, **feeds, **results}
             hits, answers = self._count(found, batch.weight())
             share = self._share(found, answers)
@@ -120,7 +122,8 @@ class Evaluator:
 
         model: the file. data, batch_size: as in `evaluate`. Returns None if the label is no class.
         """
-        session = _stock(model, f"exported_accuracy: {model}")
+        who = f"exported_accuracy: {model}"
+        session = _stock(model, who)
         if not self._compared:
             return None
         rest = self._between(onnx.load(model, load_external_data=False).graph.output)
@@ -128,12 +131,12 @@ class Evaluator:
         right, counted = 0, 0.0
         for _, batch in batches(data, batch_size):
             found = {**batch.arrays, **self._artifacts.constants}
-            outputs = run(session, None, {name: found[name] for name in names})
+            outputs = run(session, None, {name: found[name] for name in names}, who)
             found |= dict(zip([item.name for item in session.get_outputs()], outputs, strict=True))
             if rest is not None:
                 asked = [item.name for item in rest.get_outputs()]
                 feeds = {item.name: found[item.name] for item in rest.get_inputs()}
-                found |= dict(zip(asked, rest.run(asked, feeds), strict=True))
+                found |= dict(zip(asked, run(rest, asked, feeds, who), strict=True))
             hits, answers = self._count(found, batch.weight())
             right += hits
             counted += answers
@@ -152,7 +155,7 @@ class Evaluator:
         rest = graph_between(source, list(outputs), wanted)
         if has_halves(source, LOADED_AS_FLOATS):  # the outputs are float32, then: see `_stock`
             compute_in_float32(rest, {each.name for each in outputs})
-        return _stock(rest.SerializeToString(), "exported_accuracy")
+        return _stock(rest, "exported_accuracy")
 
     def _count(self, found: Mapping[str, np.ndarray], weight: float) -> tuple[int, float]:
         """The number of right answers, and the number of answers that count."""
@@ -168,15 +171,17 @@ class Evaluator:
         return labels != ignored if ignored is not None else np.ones(labels.shape, np.bool_)
 
 
-def _stock(model: str | PathLike[str] | bytes, who: str) -> onnxruntime.InferenceSession:
+def _stock(model: str | PathLike[str] | onnx.ModelProto, who: str) -> onnxruntime.InferenceSession:
     """A session without opgrad's operators; it computes in float32 what onnxruntime's CPU has no kernels for."""
-    if not isinstance(model, bytes) and has_halves(read_model(model, who, outside=False), LOADED_AS_FLOATS):
+    bare = model if isinstance(model, onnx.ModelProto) else read_model(model, who, outside=False)
+    folds, given = check_sizes(bare, who), bare.SerializeToString() if bare is model else model
+    if bare is not model and has_halves(bare, LOADED_AS_FLOATS):
         whole = read_model(model, who)
         compute_in_float32(whole)
-        model = whole.SerializeToString()
+        given = whole.SerializeToString()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    if not isinstance(model, bytes) and Path(f"{model}.data").is_file():
+    if not isinstance(given, bytes) and Path(f"{given}.data").is_file():
         # A model beyond 2 GiB: onnxruntime maps its weights, unless it reorders them into a second copy.
         options.add_session_config_entry("session.disable_prepacking", "1")
-    return loading.open_session(model, options, who, stock=True)
+    return loading.open_session(given, options, who, stock=True, folds=folds)

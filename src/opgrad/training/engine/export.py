@@ -50,7 +50,7 @@ def check_export(artifacts: ArtifactSet, outputs: Sequence[onnx.ValueInfoProto],
     bare = without_values(model, unknown=False)
     if has_halves(bare, LOADED_AS_FLOATS):
         compute_in_float32(bare)
-    loading.open_session(bare.SerializeToString(), session_options(1), what, stock=True)
+    loading.open_session(bare.SerializeToString(), session_options(1), what, stock=True, folds=False)
 
 
 def write_inference_model(

@@ -96,7 +96,8 @@ def _taken(artifacts: ArtifactSet, spec: TensorSpec, data: Dataset) -> Iterator[
     """
     classes, rows = artifacts.objective.classes, artifacts.batch_rows or ROWS
     assert classes is not None
-    session = _session_of(artifacts, classes, "check_labels:")
+    who = f"check_labels: {artifacts.directory / FILES[1]}"
+    session = _session_of(artifacts, classes, who)
     names = [item.name for item in session.get_inputs()]
     if not set(names) <= data.arrays.keys():
         return
@@ -104,7 +105,7 @@ def _taken(artifacts: ArtifactSet, spec: TensorSpec, data: Dataset) -> Iterator[
         if artifacts.batch_rows in (None, batch.rows):
             labels = batch.arrays[spec.name]
             first = start * (data.arrays[spec.name].shape[spec.axis or 0] // data.rows)
-            yield first, labels, session.run([classes], {name: batch.arrays[name] for name in names})[0]
+            yield first, labels, run(session, [classes], {name: batch.arrays[name] for name in names}, who)[0]
 
 
 def _scores_shape(artifacts: ArtifactSet, batch: Mapping[str, np.ndarray]) -> tuple[int, ...] | None:
@@ -112,15 +113,16 @@ def _scores_shape(artifacts: ArtifactSet, batch: Mapping[str, np.ndarray]) -> tu
     scores = artifacts.objective.scores
     if scores is None:
         return None
-    session = _session_of(artifacts, scores, "scores of")
+    who = f"scores of {artifacts.directory / FILES[1]}"
+    session = _session_of(artifacts, scores, who)
     values = {**batch, **artifacts.values}
-    found: np.ndarray = run(session, None, {item.name: values[item.name] for item in session.get_inputs()})[0]
+    found: np.ndarray = run(session, None, {item.name: values[item.name] for item in session.get_inputs()}, who)[0]
     return found.shape
 
 
-def _session_of(artifacts: ArtifactSet, wanted: str, what: str) -> onnxruntime.InferenceSession:
-    """A session of the part of the eval graph that computes one tensor. what: begins its name in messages."""
-    who, source = f"{what} {artifacts.directory / FILES[1]}", artifacts.evaluation
+def _session_of(artifacts: ArtifactSet, wanted: str, who: str) -> onnxruntime.InferenceSession:
+    """A session of the part of the eval graph that computes one tensor. who: its name in messages."""
+    source = artifacts.evaluation
     model = graph_between(source, [], declared_outputs(source, [wanted], who))
     import_microsoft(model)
     return open_session(model, session_options(1), who)

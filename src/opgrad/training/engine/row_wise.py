@@ -13,6 +13,7 @@ from onnx import helper
 
 from opgrad import optim
 from opgrad.graph.messages import keep
+from opgrad.graph.nodes import reads_values
 from opgrad.ops.gather import gather_grad
 from opgrad.training.building.patterns import matching
 from opgrad.training.building.shared_tensors import name_in_module
@@ -57,7 +58,7 @@ def _expose(graph: onnx.GraphProto, name: str) -> None:
     adding = [node for node in graph.node if node.input and node.input[0] == name + BUFFER_SUFFIX]
     gradient = adding[0].input[1]
     made = [node for node in graph.node if gradient in node.output]
-    readers = [node for node in graph.node if name in node.input and node.op_type != "Shape"]
+    readers = [node for node in graph.node if name in node.input and reads_values(node)]
     if not (
         _is_lookup(made, "GatherGrad") and _is_lookup(readers, "Gather") and list(readers[0].input).count(name) == 1
     ):

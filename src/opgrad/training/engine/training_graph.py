@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from opgrad.graph.bounds import check_sizes
 from opgrad.graph.loading import Source as Source
 from opgrad.graph.loading import read_model as read_model
 from opgrad.graph.messages import copied
@@ -24,12 +25,13 @@ def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions, wh
 
     who: the caller, and the name of the model, for messages.
     Raises NotImplementedError, which names the operator, if nobody has it, and ValueError if onnxruntime finds the
-    model wrong.
+    model wrong, or if a value would be larger than `check_sizes` allows.
     """
     missing: list[str] = []
+    folds = check_sizes(model, who)
     while True:
         try:
-            return loading.open_session(model.SerializeToString(), options, who)
+            return loading.open_session(model.SerializeToString(), options, who, folds=folds)
         except ValueError as error:
             operator = private.unknown_operator(error)
             if operator is None:
@@ -53,13 +55,7 @@ def open_bound(
 ) -> BoundGraph:
     """A session that is bound to memory, see `BoundGraph`; its first run compiles all kernels that are missing."""
     first = partial(first_run.first_run, model, options=options)
-    return BoundGraph(open_session(model, options, who), inputs, outputs, fixed, written, first)
-
-
-def run_error(error: Exception, who: str) -> Exception:
-    """The exception to raise for a run that failed: ValueError if a kernel refused values or shapes."""
-    kind = ValueError if private.node_refused(error) or type(error).__name__ == "InvalidArgument" else RuntimeError
-    return kind(f"{who}: {private.reason(error)}")
+    return BoundGraph(open_session(model, options, who), inputs, outputs, fixed, written, who, first)
 
 
 class TrainingGraph:

@@ -13,6 +13,7 @@ from onnx.external_data_helper import uses_external_data
 from onnx.helper import get_attribute_value
 
 from opgrad.graph.batch_norm import evaluating
+from opgrad.graph.bounds import check_sizes
 from opgrad.graph.halves import compute_in_float32
 from opgrad.graph.loading import read_model
 from opgrad.graph.messages import MICROSOFT
@@ -235,6 +236,7 @@ def _not_loaded(path: Path, model: onnx.ModelProto, found: Iterable[ModelOperato
     runners = {each.runner for each in found}
     outside = any(uses_external_data(each) for each in model.graph.initializer)
     try:
+        check_sizes(model, f"inspect: {path}")
         given = (read_shared(path, "inspect")[0] if outside else model).SerializeToString()
         open_session(given, session_options(1), f"inspect: {path}", runners == {NATIVE}, folds=False)
     except (ValueError, OSError) as error:

@@ -8,6 +8,7 @@ import onnx
 
 from opgrad.graph.graph import Graph
 from opgrad.graph.messages import domain_of
+from opgrad.graph.nodes import reads_values
 from opgrad.training.building.selection import SCALES
 
 SILENT = ("Identity", "Cast", "Unsqueeze", "Squeeze")  # operators that are left out of a sketch
@@ -55,7 +56,7 @@ def _carrying(forward: Graph, origins: dict[str, set[str]]) -> list[onnx.NodePro
     """
     reached, nodes = {each.name for each in forward.graph.input}, []
     for node in forward.graph.node:
-        if node.op_type in ("Shape", "Size"):
+        if not reads_values(node):
             continue
         inputs = node.input[:1] if node.op_type == "CastLike" else node.input
         if reached.intersection(inputs):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import onnx
 
 from opgrad.graph.modules import SCOPES, module_path
+from opgrad.graph.nodes import reads_values
 from opgrad.training.building.shared_tensors import is_handed_on
 
 
@@ -40,7 +41,7 @@ def keep_paths(model: onnx.ModelProto, paths: dict[str, list[str]]) -> None:
 def _reads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, list[str]]]:
     """The nodes that read initializers, directly or reshaped, cast or rounded, with the names of these."""
     origins = {each.name: each.name for each in graph.initializer}
-    for node in graph.node:
+    for node in filter(reads_values, graph.node):
         if node.input and is_handed_on(node, 0):
             if node.input[0] in origins:
                 origins[node.output[0]] = origins[node.input[0]]

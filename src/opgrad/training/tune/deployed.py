@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from opgrad.graph.graph import Graph
 from opgrad.graph.halves import rounded
 from opgrad.graph.messages import attribute_of, copied
-from opgrad.graph.nodes import captured
+from opgrad.graph.nodes import captured, reads_values
 from opgrad.training.formats.checkpoint_tables import ELEMENT_TYPES
 from opgrad.training.formats.tensor_values import Held, array_of, is_placeholder, placeholder, tensor_of
 from opgrad.training.tune.dora import factors
@@ -103,7 +103,7 @@ def merged(
     """
     changed, held = dict[str, np.ndarray](), _held(base)
     nodes = {node.output[0]: node for node in base.source.graph.node if node.output}
-    readers = Counter(name for node in base.source.graph.node for name in captured(node))
+    readers = Counter(name for node in filter(reads_values, base.source.graph.node) for name in captured(node))
     apart: list[Adapter] = []
     for adapter in adapters:
         weight, node = adapter.product.weight, nodes[adapter.product.output]

@@ -21,7 +21,7 @@ class Writer:
         self, model: onnx.ModelProto, tokens: str, scores: str, fixed: Mapping[str, np.ndarray],
         options: onnxruntime.SessionOptions, who: str,
     ):  # fmt: skip
-        self._session = open_session(model, options, who)
+        self._session, self._who = open_session(model, options, who), who
         self._tokens, self._scores = tokens, scores
         names = {item.name for item in self._session.get_inputs()}
         self._fixed = {name: array for name, array in fixed.items() if name in names}
@@ -29,7 +29,7 @@ class Writer:
     def scores(self, tokens: np.ndarray) -> np.ndarray:
         """The scores of the token that follows some tokens, float32 [n]."""
         feeds = {self._tokens: tokens[None].astype(np.int64), **self._fixed}
-        return np.asarray(run(self._session, [self._scores], feeds)[0][0, -1], np.float32)
+        return np.asarray(run(self._session, [self._scores], feeds, self._who)[0][0, -1], np.float32)
 
     def write(
         self, prompt: np.ndarray, most: int, ends: Collection[int], temperature: float = 0.0, seed: int = 0
