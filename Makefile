@@ -59,11 +59,14 @@ test: $(VENV)/.torch
 
 # Those that hold for any instruction set are left out, and all where `make test` has run these very kernels.
 HELD_DOWN := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx,+avx2,+fma,+f16c,+bmi,+bmi2
+# One test in so many, others for each commit.
+AVX2_SHARE := 1
 VECTOR_BYTES := from opgrad.cpu.compiler.decorators import vector_bytes; print(vector_bytes())
 
 test-avx2: $(VENV)/.torch
 	@set -e; bytes=$$($(RUN)/python -c "$(VECTOR_BYTES)"); if [ "$$bytes" -gt 32 ]; then set -x; \
-		$(HELD_DOWN) $(RUN)/python -m pytest $(PARALLEL) --dist loadfile -m "not any_cpu" \
+		$(HELD_DOWN) OPGRAD_SHARE=$(AVX2_SHARE) OPGRAD_TURN=$$(git rev-parse HEAD 2>/dev/null) \
+			$(RUN)/python -m pytest $(PARALLEL) --dist loadfile -m "not any_cpu" \
 			tests/cpu tests/contract tests/operators; \
 	else echo "test-avx2: vectors of this processor have $$bytes bytes, those of AVX2 32: nothing to do"; fi
 
@@ -92,7 +95,7 @@ PTX_SHARE := 10
 GATE :=
 
 test-ptx: $(VENV)/.torch
-	set -e; for architecture in $(ARCHITECTURES); do OPGRAD_PTX=$$architecture OPGRAD_PTX_SHARE=$(PTX_SHARE) \
+	set -e; for architecture in $(ARCHITECTURES); do OPGRAD_PTX=$$architecture OPGRAD_TURN=$$architecture OPGRAD_SHARE=$(PTX_SHARE) \
 		OPGRAD_GATE=$(GATE) $(RUN)/python -m pytest $(PARALLEL) $(PTX_TESTS); done
 
 # Each test runs in four threads at once.

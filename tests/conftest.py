@@ -84,11 +84,10 @@ def looking_for_garbage_stays_cheap():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out what needs a GPU where there is none; from PTX, take one test in OPGRAD_PTX_SHARE, others for each
-    architecture."""
-    share, architecture = int(os.environ.get("OPGRAD_PTX_SHARE", "1")), os.environ.get("OPGRAD_PTX")
-    if architecture is not None and share > 1:
-        left = [each for each in items if zlib.crc32(f"{architecture} {each.nodeid}".encode()) % share]
+    """Leave out what needs a GPU where there is none; take one test in OPGRAD_SHARE, others for each OPGRAD_TURN."""
+    share, turn = int(os.environ.get("OPGRAD_SHARE", "1")), os.environ.get("OPGRAD_TURN", "")
+    if share > 1:
+        left = [each for each in items if zlib.crc32(f"{turn} {each.nodeid}".encode()) % share]
         config.hook.pytest_deselected(items=left)
         items[:] = [each for each in items if each not in set(left)]
     if os.environ.get("TRITON_INTERPRET", "0") != "0" or "OPGRAD_PTX" in os.environ:

@@ -78,7 +78,7 @@ STEPS = (
     Step("compile", 60, tests(*GATES, "-k", "every_kind_compiles"), variables=SHARE, dry_variables={PROCESSES: "1"}),
     Step(
         "correctness", 130, tests(*CUDA), tests("tests/cuda/test_gather.py"), variables=SHARE,
-        dry_variables=FROM_PTX | {"OPGRAD_PTX_SHARE": "6"},
+        dry_variables=FROM_PTX | {"OPGRAD_SHARE": "6"},
     ),
     # Graphs, streams, more than 2^31 elements; PyTorch's autograd, CuPy, JAX.
     Step("around", 90, tests(*AROUND, "-m", "gpu"), tests(AROUND[0]), variables=SHARE, dry_variables=FROM_PTX),
