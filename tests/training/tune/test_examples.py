@@ -106,6 +106,7 @@ def test_file_without_examples(tmp_path, tokenizer):
     [
         ([{"role": "user", "content": "a"}], "line 1 has no message of the role assistant"),
         ([{"role": "assistant"}], "line 1 has an answer whose content is NoneType, expected a text"),
+        ([{"role": "assistant", "content": ""}], "line 1 has an answer whose content is empty, expected a text"),
         ([{"role": "assistant", "content": [{"text": "a"}]}], "line 1 has an answer whose content is list, expected"),
         (
             [{"role": "user", "content": "a " * 80}, CHAT["messages"][1]],

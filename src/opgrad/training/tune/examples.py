@@ -161,9 +161,10 @@ class TokenExamples:
         answers = [each for each in messages if each["role"] == "assistant"]
         if not answers:
             return "has no message of the role assistant, expected one, or train_on all"
-        if not any(isinstance(each.get("content"), str) for each in answers):
+        if not any(isinstance(text := each.get("content"), str) and text.strip() for each in answers):
             found = answers[0].get("content")
-            return f"has an answer whose content is {type(found).__name__}, expected a text"
+            what = "empty" if isinstance(found, str) else type(found).__name__
+            return f"has an answer whose content is {what}, expected a text"
         return f"has no answer that the chat template writes before the limit of {self._longest} tokens"
 
     def _completion(self, prompt: str, completion: str) -> tuple[np.ndarray, np.ndarray]:
