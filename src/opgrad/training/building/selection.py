@@ -54,6 +54,7 @@ PARTS = {
     "SequenceInsert": (0, 1),
 }
 MIXING = {**dict.fromkeys(("ScatterND", "ScatterElements"), (0, 2)), "Where": (1, 2)}  # likewise, of constants alone
+REPEATING = ("Expand", "Tile")
 SCALE = "_scale.log"  # behind the name of a weight: the scale with which it is rounded, see `quantization.prepare`
 SCALES = ("Add", "Mul")  # a constant operand of these is a weight if it has more than one element
 LARGEST_SCALE = 1e4  # a constant with larger numbers is a mask, which hides elements from a softmax
@@ -149,7 +150,12 @@ class Candidates:
         )
 
     def _handed_on(self, name: str, node: onnx.NodeProto, place: int) -> Sequence[str]:
-        """The results of a node that hold the numbers of a constant operand, which a tensor's become."""
+        """The results of a node that hold the numbers of a constant operand, which a tensor's become.
+
+        A single number that is repeated is a filling: zeros in the place of a bias, as exporters write them.
+        """
+        if node.op_type in REPEATING and size_of(self.tensors[name]) == 1:
+            return ()
         if is_handed_on(node, place):
             return node.output[:1]
         if domain_of(node):
