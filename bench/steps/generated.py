@@ -128,7 +128,7 @@ def _runner(subject: Subject, model: onnx.ModelProto) -> Callable[[], float]:
     take_parameters(bound, fixed.keys())
     inputs = [declared(value) for value in graph.input if value.name in subject.feeds]
     session = open_session(bound, session_options(opgrad.get_num_threads()), "bench")
-    runner = BoundGraph(session, inputs, [declared(graph.output[0])], fixed, dict(written))
+    runner = BoundGraph(session, inputs, [declared(graph.output[0])], fixed, dict(written), "bench")
     runner([subject.feeds[spec.name] for spec in inputs])
 
     return lambda: runner().loss
