@@ -20,13 +20,14 @@ MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/train
 PARALLEL := --numprocesses auto --maxprocesses 4 --max-worker-restart 0 \
 	--override-ini faulthandler_timeout=900 --override-ini faulthandler_exit_on_timeout=true
 
-.PHONY: setup train test gpu test-triton test-avx2 test-gate test-ptx test-threads test-minimum test-portable test-integrations test-real fuzz test-arm64 test-haswell \
+.PHONY: setup train test try gpu test-triton test-avx2 test-gate test-ptx test-threads test-minimum test-portable test-integrations test-real fuzz test-arm64 test-haswell \
 	test-nehalem lint docs docs-serve notebooks bench tables dist dist-packs review clean help
 
 help:
 	@echo "make setup   both environments that tests need; with --jobs 2 at once"
 	@echo "make train   set up, then train a real ONNX training graph on scanned digits"
 	@echo "make test    set up, then run the tests"
+	@echo "make try OP=softmax_grad  one operator, in five seconds once its kernels are compiled"
 	@echo "make gpu     on a machine with a GPU, without installing: right? how fast? in eight minutes; DRY=1 without a GPU"
 	@echo "make test-triton  compile all CUDA kernels with the oldest Triton, and run some from what they are compiled to"
 	@echo "make test-avx2  those of the CPU's kernels once more with AVX2 alone, on a processor that has more"
@@ -56,6 +57,9 @@ train: $(VENV)/.train
 
 test: $(VENV)/.torch
 	$(RUN)/python -m pytest $(PARALLEL) --dist loadfile
+
+try: $(VENV)/.torch
+	$(RUN)/python tools/try_operator.py $(OP)
 
 # Those that hold for any instruction set are left out, and all where `make test` has run these very kernels.
 HELD_DOWN := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx,+avx2,+fma,+f16c,+bmi,+bmi2

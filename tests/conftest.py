@@ -12,15 +12,20 @@ import os
 import re
 import tempfile
 import zlib
+from pathlib import Path
 
 # Threads of PyTorch and NumPy that wait for work sleep: they would take the core from the other tests' process.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # the shortest: a power of two of cycles
 
-# Set before opgrad is imported, so that the suite starts cold; its subprocesses, pytest's workers too, share one cache.
+# Set before opgrad is imported; the suite's subprocesses, pytest's workers too, share one cache. Kernels stay from run
+# to run, under the digests of all that makes them; where CI is set the suite starts cold.
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    _cache = tempfile.TemporaryDirectory(prefix="opgrad-tests-")
-    os.environ["OPGRAD_CACHE_DIR"] = _cache.name
+    if os.environ.get("CI"):
+        _cache = tempfile.TemporaryDirectory(prefix="opgrad-tests-")
+        os.environ["OPGRAD_CACHE_DIR"] = _cache.name
+    else:
+        os.environ["OPGRAD_CACHE_DIR"] = str(Path(__file__).parents[1] / "build" / "kernels")
 
 
 def cuda_devices():
