@@ -110,5 +110,5 @@ def test_what_is_trained_is_no_constant():
 
 def test_a_composition_that_has_no_gradient_tells_why():
     text = 'y = com.microsoft.FusedGemm <activation = "Sin"> (x, x)'
-    with pytest.raises(NotImplementedError, match=r"FusedGemm .*: its activation is 'Sin', expected one of , Clip"):
+    with pytest.raises(NotImplementedError, match=r"its activation is 'Sin', expected none or one of Relu, "):
         gradients(build(f"g (float[3, 3] x) => (float[3, 3] y) {{ {text} }}"), "y", "x")
