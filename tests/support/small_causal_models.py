@@ -57,8 +57,30 @@ OWN = {
     "XmodForCausalLM": {"default_language": "en_XX"},
     "RoCBertForCausalLM": {"pronunciation_vocab_size": 97, "shape_vocab_size": 97},
     "Zamba2ForCausalLM": {"layers_block_type": ["mamba", "hybrid"]},
+    "AXK1ForCausalLM": {"n_group": 2, "topk_group": 1, "num_key_value_heads": 4},
+    "CohereCompassForCausalLM": {
+        "num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"],
+        "rope_parameters": {
+            name: {"rope_theta": 1e4, "rope_type": "default"} for name in ("full_attention", "sliding_attention")
+        },
+    },
+    "Gemma3nForCausalLM": {
+        "num_hidden_layers": 5, "num_kv_shared_layers": 0, "intermediate_size": 48, "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.0] * 5, "layer_types": [*["sliding_attention"] * 4, "full_attention"],
+    },
+    "Qwen4ExpForCausalLM": {
+        "layer_types": ["linear_attention", "full_attention"], "indexer_n_heads": 2, "indexer_kv_heads": 1,
+        "indexer_head_dim": 8, "indexer_budget": 4, "indexer_compress_ratio": 1, "ngram_vocab_size_base": 50,
+        "split_ngram_parts": 1, "hc_lowrank": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 8, "ple_embed_dim": 16,
+    },
+    "ReformerModelWithLMHead": {
+        "axial_pos_embds_dim": (16, 16), "axial_pos_shape": (3, 3), "attn_layers": ["local", "lsh"],
+        "attention_head_size": 8, "lsh_attn_chunk_length": 3, "local_attn_chunk_length": 3, "num_buckets": 2,
+        "feed_forward_size": 48, "hash_seed": 0,
+    },
 }  # fmt: skip
-LARGEST = 4e6  # numbers of a model
+LARGEST = 1e7  # numbers of a model
 
 
 def _given(kind, change):
@@ -77,6 +99,8 @@ def _given(kind, change):
         count = found.get("num_hidden_layers", len(layers))
         every = list(dict.fromkeys(layers))
         found["layer_types"] = [*every, *layers][:count] if count >= len(every) else every[-count:]
+    parts = {name: getattr(plain, name, None) for name in getattr(kind, "sub_configs", None) or {}}
+    found |= {name: type(of)(**_given(type(of), change)) for name, of in parts.items() if hasattr(of, "sub_configs")}
     return found | {"pad_token_id": 0}
 
 
