@@ -7,9 +7,9 @@ A tile is ROWS rows of BLOCK elements, held in the registers of one program.
     columns       the reduced axis is not the last in memory: neighbours in memory belong to different rows, and a
                   tile takes 64 bytes or more of them
     long rows,    a program goes over its rows in steps, twice; the second time from the end, where the steps
-    long columns  are still in the L2 cache. As many steps are on their way to shared memory as leave room for no
-                  second program on the multiprocessor: fewer rows at a time are more likely to stay in the cache.
-                  Elements that are read in fewer than 4 bytes at a time go to registers: cp.async copies no fewer
+    long columns  are still in the L2 cache. Some steps are on their way to shared memory meanwhile, or none, whatever
+                  was fastest (LOOPS). Elements that are read in fewer than 4 bytes at a time go to registers:
+                  cp.async copies no fewer
     few rows,     there are fewer tiles than the device can work on at a time: each row is shared out to several
     few columns   programs, which first leave what they found in their part, then all put the parts together
     cluster       a row too long for one thread block is held by the blocks of a cluster, so that it is read once
