@@ -6,6 +6,7 @@ The interpreter takes milliseconds for a program: shapes are small, and limits b
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 from guards import Guarded
 from outputs import in_place_calls, packed
@@ -89,6 +90,23 @@ def test_regimes(case, rng, lowered):
             arguments = sample(op, shape, dtype, rng, **case.attributes)
             assert program(op, arguments).regime == case.regime, f"{op.name}, {shape}"
             check(op, arguments, f"{shape}, {dtype}, {case.regime}")
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # of the interpreter
+@pytest.mark.parametrize("case", CASES[:8], ids=lambda case: case.regime)
+def test_logits_of_ignored_samples_may_be_nan(case, rng, lowered):
+    """Their loss and gradient are 0, in rows of which nothing is read then, and in columns."""
+    if case.clusters and not triton.knobs.runtime.interpret and not regimes.clusters():
+        pytest.skip("needs a device with clusters, and Triton 3.9")
+    lowered(case.limits, case.clusters)
+    op, shape = operators()["softmax_cross_entropy_loss_and_grad"], case.shapes[0]
+    arguments = sample(op, shape, "float32", rng, reduction="none", ignore_index=2)
+    arguments["labels"] = np.where(arguments["labels"] == 2, 1, arguments["labels"])
+    arguments["labels"][0], arguments["logits"][0] = 2, np.nan
+    losses, slopes = call(op, arguments)
+    assert not losses[0].any()
+    assert not slopes[0].any()
+    assert np.isfinite(slopes).all()
 
 
 @for_kernels(lambda op: op.name in REDUCING.split() and has_own_kernels(op), ["float32", "bfloat16"])
