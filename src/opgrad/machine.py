@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 FEATURES = ("avx512f", "avx512bf16", "avx2", "fma", "f16c", "neon")  # instruction sets that make kernels faster
-PACKAGES = ("numpy", "ml_dtypes", "numba", "llvmlite", "onnxruntime", "torch", "triton", "scipy")
+PACKAGES = ("opgrad", "numpy", "ml_dtypes", "numba", "llvmlite", "onnxruntime", "torch", "triton", "scipy")
 
 
 def describe() -> dict[str, Any]:
@@ -38,9 +38,7 @@ def describe() -> dict[str, Any]:
 
 def versions(more: Sequence[str] = ()) -> dict[str, str | None]:
     """The versions of Python, of the packages and of some more; None for what is not installed."""
-    from opgrad import __version__  # its own word: it may run where it is not installed
-
-    found: dict[str, str | None] = {"python": platform.python_version(), "opgrad": __version__}
+    found: dict[str, str | None] = {"python": platform.python_version()}
     for package in (*PACKAGES, *more):
         try:
             found[package] = version(package)
