@@ -37,7 +37,7 @@ SHAPES = {
     "131072x4096": (131072, 4096),
     "16x1000x56x56": (16, 1000, 56, 56),
 }  # in the order of what is to be learned; axis 1 is reduced
-SPILLED = 64  # bytes
+SPILLED = 512  # bytes of a thread; what spills a little may be fastest all the same
 SHARED = 227 << 10  # bytes of a program, at most
 REPEATED = 7
 ERROR = 0.01  # of the largest element, in bfloat16
