@@ -213,7 +213,7 @@ $(MINIMUM)/.installed: pyproject.toml tools/minimum.py
 
 $(FLOOR)/.installed: pyproject.toml tools/minimum.py
 	$(PYTHON) -m venv $(FLOOR)
-	$(PYTHON) tools/minimum.py | grep --max-count 1 "^triton==" > $(FLOOR)/constraints.txt
+	$(PYTHON) tools/minimum.py | awk '/^triton==/ && !found++' > $(FLOOR)/constraints.txt
 	$(FLOOR)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(FLOOR)/constraints.txt \
 		--editable ".[cuda,test]"
 	@touch $@
