@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 
 from opgrad.cli import app
 from opgrad.commands.options import words
+from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.artifacts import generate_artifacts
 from opgrad.training.building.named_blocks import Loss, Optimizer
 from opgrad.training.inspect.inspection import inspect
 from opgrad.training.onnxblock import loss, optim
+from opgrad.training.run import job
 
 FILES = ["checkpoint", "eval_model.onnx", "optimizer_model.onnx", "training_model.onnx"]
 
@@ -273,6 +275,21 @@ def test_a_folder_with_a_model_and_a_recipe_is_trained(name, given, tmp_path, mo
     assert cli("train", EXAMPLES / name / "model.onnx", *whole)[0] == 0
     losses = [json.loads(Path(place, "metrics.json").read_text())["test_loss"] for place in (f"runs/{name}", "told")]
     assert losses[0] == losses[1]
+
+
+def test_the_choice_of_threads_leaves_the_statistics_of_batch_normalization(tmp_path):
+    model = EXAMPLES / "digits_convolution" / "model.onnx"
+    words = "--loss", "cross-entropy", "--batch-norm", "train", "--output", tmp_path / "made"
+    assert cli("artifacts", model, *words)[0] == 0
+    trainer = Trainer(ArtifactSet.load(tmp_path / "made"))
+    before = {name: array.copy() for name, array in trainer.statistics.items()}
+    assert len(before) == 4
+    batch = {"pixels": np.random.rand(4, 1, 8, 8).astype("float32"), "labels": np.arange(4)}
+    job._seconds(trainer, batch)
+    for name, array in before.items():
+        np.testing.assert_array_equal(trainer.parameters[name], array)
+    trainer.compute_gradients(batch)
+    assert all((trainer.parameters[name] != array).any() for name, array in before.items())
 
 
 def test_options_count_more_than_the_recipe_beside_a_model(tmp_path, monkeypatch):

@@ -42,6 +42,7 @@ class Trainer:
     parameters: every parameter by name, float32 arrays of their present values; the trainable ones may be
         written to between steps. Those of models in float16 and bfloat16 are float32, too, and rounded in an export.
     gradients: the gradients of the last batch, by the name of the parameter; those of row-wise tables are not kept.
+    statistics: of the parameters, the means and variances of batch normalization, which every gradient updates.
     rows: the steps of row-wise tables; None: there are no such tables.
     loss_scale: the present factor, and how many steps were skipped as it was too large; None: the loss is not scaled.
 
@@ -50,7 +51,7 @@ class Trainer:
 
     __slots__ = (
         "__weakref__", "_graph", "_memory", "_norm", "artifacts", "evaluator", "gradients", "loss_scale", "optimizer",
-        "parameters", "rows",
+        "parameters", "rows", "statistics",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +87,7 @@ class Trainer:
         self.optimizer: SGD | AdamW = memory.start(artifacts.rule, _learning_rate("Trainer", learning_rate))
         self.rows = memory.rows
         self.parameters: dict[str, np.ndarray] = {**memory.parameters, **memory.tables, **frozen}
+        self.statistics = {name: array for name, array in frozen.items() if name in written}
         self.gradients = memory.gradients
         self._norm = None if self.loss_scale is None else GradientNorm(memory.gradients.flat)
 

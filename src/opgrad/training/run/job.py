@@ -7,6 +7,7 @@ import timeit
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -336,11 +337,14 @@ def _trainer(artifacts: ArtifactSet, recipe: Recipe, patterns: bool, threads: in
 
 
 def _seconds(trainer: Trainer, batch: Mapping[str, np.ndarray]) -> float:
-    """The time of the gradients of a batch, the shortest of several."""
-    step = partial(trainer.compute_gradients, batch)
+    """The time of the gradients of a batch, the shortest of several; statistics that these update are as before."""
+    step, before = partial(trainer.compute_gradients, batch), deepcopy(trainer.statistics)
     step()  # the first step compiles kernels, and is not measured
     first = timeit.timeit(step, number=1)
-    return first if first > LONG_STEP else min(first, *timeit.repeat(step, number=1, repeat=7))
+    shortest = first if first > LONG_STEP else min(first, *timeit.repeat(step, number=1, repeat=7))
+    for name, values in before.items():
+        trainer.statistics[name][...] = values
+    return shortest
 
 
 def metrics(run: Run) -> dict[str, Any]:
