@@ -109,6 +109,16 @@ def test_logits_of_ignored_samples_may_be_nan(case, rng, lowered):
     assert np.isfinite(slopes).all()
 
 
+@pytest.mark.parametrize("shape", [(4, 7), (4, 5, 3)], ids=["rows", "columns"])
+def test_what_comes_for_ignored_samples_may_be_nan(shape, rng):
+    op = operators()["softmax_cross_entropy_loss_grad"]
+    arguments = sample(op, shape, "float32", rng, reduction="none", ignore_index=2)
+    arguments["labels"] = np.where(arguments["labels"] == 2, 1, arguments["labels"])
+    arguments["labels"][0], arguments["log_prob"][0], arguments["dy"][0] = 2, np.nan, np.nan
+    (slopes,) = check(op, arguments)
+    assert np.isfinite(slopes[1:]).all()
+
+
 @for_kernels(lambda op: op.name in REDUCING.split() and has_own_kernels(op), ["float32", "bfloat16"])
 def test_few_odd_rows_in_place_and_apart(op, dtype, rng, lowered):
     """Programs share rows that each begin at another distance from an aligned address: each end has one writer."""

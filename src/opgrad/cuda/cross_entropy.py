@@ -71,12 +71,18 @@ def losses_of(picked, m, d, weights):
 
 
 @triton.jit
+def less_onehot(e, scale, factor, target, silent, column):
+    """e * scale - factor * onehot; 0 in rows that are silent, whatever the numbers."""
+    e = tl.where(silent[:, None], 0.0, e)
+    scale, factor = tl.where(silent, 0.0, scale), tl.where(silent, 0.0, factor)
+    return tl.fma(e, scale[:, None], tl.where(is_label(column, target), -factor[:, None], 0.0))
+
+
+@triton.jit
 def loss_gradient(x, other, numbers, column, inside, EXP: tl.constexpr):
     """factor * (p - onehot)."""
     m, d, target, factor, silent = numbers
-    e = tl.where(silent[:, None], 0.0, EXP(x - m[:, None]))
-    scale = tl.where(silent, 0.0, factor * (1.0 / d))
-    return tl.fma(e, scale[:, None], tl.where(is_label(column, target), -factor[:, None], 0.0))
+    return less_onehot(EXP(x - m[:, None]), factor * (1.0 / d), factor, target, silent, column)
 
 
 @triton.jit
@@ -243,8 +249,7 @@ def softmax_cross_entropy_loss_and_grad(problem: Problem) -> Program:
 @triton.jit
 def log_prob_grad(x, bias, numbers, column, inside, has_bias):
     target, factor, silent = numbers
-    p = tl.where(silent[:, None], 0.0, exp(x))
-    value = tl.fma(p, factor[:, None], tl.where(is_label(column, target), -factor[:, None], 0.0))
+    value = less_onehot(exp(x), factor, factor, target, silent, column)
     return value + bias if has_bias else value
 
 
