@@ -100,8 +100,10 @@ def activated(node: Node, y: Value) -> Value:
     if op == "Clip":
         return y.body.node("Clip", y, *(y.body.number(each, y) for each in numbers.values()))
     if op in LINEAR_UNITS:
-        alpha, gamma = (numbers.get(name) or default for name, default in LINEAR_UNITS[op].items())
-        return _linear_unit(node, y, alpha, gamma, alpha if op == "Celu" else 1.0)
+        own = LINEAR_UNITS[op] | {name: value for name, value in numbers.items() if value is not None}
+        if op == "Celu" and not own["alpha"]:
+            raise NoGradient("its activation_alpha is 0, by which Celu divides")
+        return _linear_unit(node, y, **own, width=own["alpha"] if op == "Celu" else 1.0)
     return y.apply(op, **{name: value for name, value in numbers.items() if value is not None})
 
 
