@@ -103,9 +103,6 @@ def predictions_table() -> str:
     return Table(("operator", "shape", "dtype", "regime", "traffic / fewest", *GPUS), rows, align="llll").markdown()
 
 
-STAGES_WITHOUT_BUFFER = 2  # as in opgrad.cuda.regimes, which needs Triton
-
-
 def regimes_table(file: Path) -> str:
     """For each cell of `tools/gpu/regimes.py` the regime that was chosen then, and the fastest of those tried."""
     found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
@@ -119,8 +116,7 @@ def regimes_table(file: Path) -> str:
         said = "the same"
         if options:
             said = f"{options['name']}, {options['rows']} x {options['block']}, {options['warps']} warps"
-        steps = options.get("stages", 1) - STAGES_WITHOUT_BUFFER
-        said += f", {steps} ahead" if steps > 0 else ""
+            said += f", {options['stages']} stages" if options.get("stages", 1) > 1 else ""
         shares = [f"{line['us']:.0f} ({line['share']:.0%})" for line in (chosen, fastest)]
         rows.append([*cell, *shares, said])
     head = ("operator", "shape", "dtype", "chosen, µs (of a copy)", "fastest, µs (of a copy)", "fastest: rows x block")

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -37,13 +38,13 @@ def describe() -> dict[str, Any]:
 
 
 def versions(more: Sequence[str] = ()) -> dict[str, str | None]:
-    """The versions of Python, of the packages and of some more; None for what is not installed."""
+    """The versions of Python, of the packages and of some more; None for what is neither installed nor imported."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in (*PACKAGES, *more):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
-            found[package] = None
+            found[package] = getattr(sys.modules.get(package), "__version__", None)
     return found
 
 

@@ -9,61 +9,72 @@ import torch
 from target import target
 
 import opgrad
+from opgrad.bench.cuda.measure import Clock
 
 BYTES = 1 << 31
 REPEATED, BATCH = 9, 4 if results.is_dry() else 200
 
 
-def main() -> None:
-    chosen = target()
-    clock, name = chosen.device.clock, chosen.device.name
-    size = (1 << 20 if results.is_dry() else BYTES) // 2
-    source = torch.empty(size, dtype=torch.uint8, device=name).random_()
-    destination = torch.empty_like(source)
+class Watch:
+    """Medians of times, by the device's clock and by the host's."""
 
-    def seconds(call: Callable[[], object], times: int) -> float:
-        """Median of the device's seconds of a call."""
+    def __init__(self, clock: Clock):
+        self.clock = clock
+
+    def device(self, call: Callable[[], object], times: int) -> float:
+        """The device's seconds of a call."""
         call()
         found = []
         for _ in range(REPEATED):
-            clock.wait()
-            clock.hold(1e-3)
-            begin = clock.mark()
+            self.clock.wait()
+            self.clock.hold(1e-3)
+            begin = self.clock.mark()
             for _ in range(times):
                 call()
-            end = clock.mark()
-            clock.wait()
-            found.append(clock.seconds(begin, end) / times)
+            end = self.clock.mark()
+            self.clock.wait()
+            found.append(self.clock.seconds(begin, end) / times)
         return statistics.median(found)
 
-    def host(call: Callable[[], object]) -> float:
-        """Median of the host's seconds until a call returns."""
+    def host(self, call: Callable[[], object]) -> float:
+        """The host's seconds until a call returns."""
         found = []
         for _ in range(REPEATED):
             call()
-            clock.wait()
+            self.clock.wait()
             begin = time.perf_counter()
             for _ in range(BATCH):
                 call()
             found.append((time.perf_counter() - begin) / BATCH)
-            clock.wait()
+            self.clock.wait()
         return statistics.median(found)
 
-    def say(what: str, value: float, unit: str) -> None:
-        results.append("ceiling", {"name": what, "value": value, "unit": unit})
-        print(f"{what}: {value:.4g} {unit}", flush=True)
 
-    say("copy of random bytes", 2 * size / seconds(lambda: destination.copy_(source), 5) / 1e9, "GB/s")
+def say(what: str, value: float, unit: str) -> None:
+    results.append("ceiling", {"name": what, "value": value, "unit": unit})
+    print(f"{what}: {value:.4g} {unit}", flush=True)
+
+
+def memory(watch: Watch, device: str) -> None:
+    """What no kernel can exceed."""
+    size = (1 << 20 if results.is_dry() else BYTES) // 2
+    source = torch.empty(size, dtype=torch.uint8, device=device).random_()
+    destination = torch.empty_like(source)
+    say("copy of random bytes", 2 * size / watch.device(lambda: destination.copy_(source), 5) / 1e9, "GB/s")
     source.zero_()
-    say("copy of zeros", 2 * size / seconds(lambda: destination.copy_(source), 5) / 1e9, "GB/s")
-    say("writing alone", size / seconds(lambda: destination.fill_(1), 5) / 1e9, "GB/s")
-    one = torch.zeros(1, device=name)
-    say("launch of one element, device", 1e6 * seconds(lambda: one.add_(1), 50), "µs")
-    x = torch.randn(1, 1000, device=name)
-    y, dy = torch.softmax(x, 1), torch.randn(1, 1000, device=name)
-    labels, out = torch.zeros(1, dtype=torch.int64, device=name), torch.empty_like(x)
-    indices, slices = torch.arange(100, device=name), torch.randn(100, 16, device=name)
-    calls: dict[str, Callable[[], object]] = {
+    say("copy of zeros", 2 * size / watch.device(lambda: destination.copy_(source), 5) / 1e9, "GB/s")
+    say("writing alone", size / watch.device(lambda: destination.fill_(1), 5) / 1e9, "GB/s")
+    one = torch.zeros(1, device=device)
+    say("launch of one element, device", 1e6 * watch.device(lambda: one.add_(1), 50), "µs")
+
+
+def small_calls(device: str) -> dict[str, Callable[[], object]]:
+    """Calls of which the host's time is all, each of ours behind PyTorch's."""
+    x = torch.randn(1, 1000, device=device)
+    y, dy = torch.softmax(x, 1), torch.randn(1, 1000, device=device)
+    labels, out = torch.zeros(1, dtype=torch.int64, device=device), torch.empty_like(x)
+    indices, slices = torch.arange(100, device=device), torch.randn(100, 16, device=device)
+    return {
         "torch.softmax": lambda: torch.softmax(x, 1),
         "opgrad.softmax": lambda: opgrad.softmax(x),
         "opgrad.softmax into out": lambda: opgrad.softmax(x, out=out),
@@ -76,8 +87,14 @@ def main() -> None:
         "torch.relu": lambda: torch.relu(x),
         "opgrad.relu": lambda: opgrad.relu(x),
     }
-    for name, call in calls.items():
-        say(f"{name}, host", 1e6 * host(call), "µs")
+
+
+def main() -> None:
+    device = target().device
+    watch = Watch(device.clock)
+    memory(watch, device.name)
+    for name, call in small_calls(device.name).items():
+        say(f"{name}, host", 1e6 * watch.host(call), "µs")
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def surroundings(device: Mapping[str, Any] | None = None, packages: Sequence[str
     return {
         "machine": instruction_sets.describe(machine.describe()),
         **({"device": device} if device else {}),
-        "versions": machine.versions(packages) | {"opgrad": opgrad.__version__},  # it may run where it is not installed
+        "versions": machine.versions(packages),
         "threads": opgrad.get_num_threads(),
     }
 

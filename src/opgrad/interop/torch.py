@@ -21,6 +21,7 @@ from opgrad.interop.torch_tensors import (
     is_traced,
     is_transformed,
     library,
+    note_written,
     owns,
     spec,
     state,
@@ -115,9 +116,7 @@ def _run_into(op: Operator, given: Mapping[str, Any]) -> Any:
             check_untraced(op)
             return _traced_into(op, given)
     results = execute(op, given)
-    for tensor in results if isinstance(results, tuple) else (results,):
-        if not tensor.is_inference():
-            torch.autograd.graph.increment_version(tensor)  # as every in-place operation of PyTorch's does
+    note_written(results if isinstance(results, tuple) else (results,))
     return results
 
 

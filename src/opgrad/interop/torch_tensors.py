@@ -86,6 +86,13 @@ def is_here(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and tensor.device.index == torch_private.current_device()
 
 
+def note_written(tensors: Sequence[torch.Tensor]) -> None:
+    """Tell autograd that tensors have other values, as every in-place operation of PyTorch's does."""
+    for tensor in tensors:
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
+
 def check_untraced(op: Operator) -> None:
     """Raise NotImplementedError for an operator that PyTorch's dispatcher does not know."""
     if op.kind == "blocks":

@@ -12,7 +12,7 @@ import torch
 from opgrad.contract import Operator
 from opgrad.contract.plain import is_plain
 from opgrad.interop import torch_tensors
-from opgrad.interop.torch_tensors import PLAIN, is_direct, is_here
+from opgrad.interop.torch_tensors import PLAIN, is_direct, is_here, note_written
 
 Arguments = tuple[Any, ...]
 Named = Mapping[str, Any]
@@ -47,8 +47,8 @@ def call_of(op: Operator, given: Named, args: Arguments, kwargs: Named) -> Calla
         arrays = [kwargs.get(name) if place is None else args[place] for place, name in sources]
         out = kwargs.get("out")
         results = computed(arrays, out)[1]
-        if out is not None and not out.is_inference():
-            torch.autograd.graph.increment_version(out)
+        if out is not None:
+            note_written(results)
         return finish(tuple(results))
 
     return call

@@ -54,12 +54,11 @@ def prepare(
     given = load(model, WHO)
     if quantized := next((node.op_type for node in all_nodes(given.graph.node) if node.op_type in QUANTIZED), None):
         raise ValueError(f"{WHO}: the model is quantized already, it has {quantized}; expected a float model")
-    paths, choose = modules.paths_of(given), choice(weights, Candidates(given), WHO)
+    paths, choose = modules.paths_of(given), None if weights is None else choice(weights, Candidates(given), WHO)
     if kind == "int4":
         made = with_learned_scales(*blocks.placed(given, per_channel, choose, WHO))
     else:
-        nodes = None if weights is None else choose
-        made = with_learned_scales(*placement.placed(given, list(calibration), per_channel, nodes, WHO))
+        made = with_learned_scales(*placement.placed(given, list(calibration), per_channel, choose, WHO))
     modules.keep_paths(made, paths)
     return made
 

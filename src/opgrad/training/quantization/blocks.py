@@ -19,17 +19,18 @@ MATRIX = 2
 
 
 def placed(
-    model: onnx.ModelProto, per_channel: bool, choose: Choose, who: str
+    model: onnx.ModelProto, per_channel: bool, choose: Choose | None, who: str
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """The model with pairs and integer weights, and the float weights by name. choose: which are quantized."""
+    """The model with pairs and integer weights, and the float weights by name. choose: those quantized; None: all."""
     simple = simplified(model, LEAST_OPSET, who)
     graph = simple.graph
     values = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
     found: dict[str, dict[str, Any]] = dict(_weights(graph, values, per_channel))
     if not found:
         raise ValueError(f"{who}: the model has no MatMul, Gemm or Conv with a constant weight, expected one for int4")
-    chosen = choose(found)
-    found = {name: attributes for name, attributes in found.items() if name in chosen}
+    if choose is not None:
+        chosen = choose(found)
+        found = {name: attributes for name, attributes in found.items() if name in chosen}
     made: list[onnx.NodeProto] = []
     for name, attributes in found.items():
         axis, block = attributes.get("axis"), attributes.get("block_size")

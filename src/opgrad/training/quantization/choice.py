@@ -13,16 +13,14 @@ KINDS = ("weight that is quantized", "weight that is quantized")
 Choose: TypeAlias = Callable[[Iterable[str]], set[str]]  # of weights that could be quantized, those that are
 
 
-def choice(weights: Iterable[str] | None, candidates: Candidates, who: str) -> Choose:
-    """The choice of these weights: names or patterns, None for all.
+def choice(weights: Iterable[str], candidates: Candidates, who: str) -> Choose:
+    """The choice of these weights: names or patterns.
 
     candidates: of the model that was given, whose names they are.
     """
 
     def choose(known: Iterable[str]) -> set[str]:
         """Raises ValueError for a name or a pattern that matches none of the known ones."""
-        if weights is None:
-            return set(known)
         origins = {result: name for name in candidates.weights for result in candidates.results(name)}
         own = {name: origins.get(plain := FUSED.sub("", name), plain) for name in known}
         names = list(dict.fromkeys(own.values()))
