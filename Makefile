@@ -172,7 +172,7 @@ notebooks: $(VENV)/.torch $(VENV)/.notebooks
 
 # BENCH: more options.
 bench: $(VENV)/.torch
-	$(RUN)/opgrad bench $(BENCH)
+	$(RUN)/python -m bench $(BENCH)
 
 dist: $(VENV)/.release
 	$(RUN)/python tools/dist.py

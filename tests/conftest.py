@@ -64,8 +64,9 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 import opgrad  # noqa: E402
-from opgrad.contract import FLOATS, operators  # noqa: E402
-from opgrad.native import plans  # noqa: E402
+from opgrad.contract import FLOATS  # noqa: E402
+from opgrad.cpu import plans  # noqa: E402
+from opgrad.ops import operators  # noqa: E402
 
 # Collection leaves millions of objects that stay; looking through them for garbage took an eighth of the tests' time.
 gc.disable()

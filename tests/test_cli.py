@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 import opgrad
-from opgrad.cli import app, operator_rows
+from opgrad.cli.app import app, operator_rows
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -147,6 +147,8 @@ def test_help_explains_every_command() -> None:
     assert status == 0
     for command in app.registered_commands:
         assert command.callback is not None
+        if command.hidden:
+            continue
         name = command.name or command.callback.__name__
         assert run(name, "--help")[0] == 0
         assert name in text
@@ -158,7 +160,7 @@ def test_version_and_completion() -> None:
     assert (status, "_OPGRAD_COMPLETE=complete_bash" in script) == (0, True)
     environment = {**os.environ, "_OPGRAD_COMPLETE": "complete_bash", "COMP_WORDS": "opgrad tra", "COMP_CWORD": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", "from opgrad.cli import app; app(prog_name='opgrad')"],
+        [sys.executable, "-c", "from opgrad.cli.app import app; app(prog_name='opgrad')"],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stdout.split() == ["train"], done.stderr

@@ -11,7 +11,7 @@ import pytest
 import report
 from formulas import latex
 
-from opgrad.bench.cells import select
+from bench.cells import select
 
 ROOT = Path(__file__).parents[1]
 # Operators that move or describe arrays, for which words say more than signs.

@@ -1,4 +1,7 @@
-"""Imports point one way, contract, operators, kernels, front ends, commands; `import opgrad` loads little but NumPy."""
+"""The rooms of opgrad, and that imports between them run one way; `import opgrad` loads little.
+
+After a change of the table, write the picture of CONTRIBUTING.md anew: `python tests/test_imports.py`
+"""
 
 import ast
 import graphlib
@@ -11,249 +14,196 @@ import pytest
 import opgrad
 
 PACKAGE = Path(opgrad.__file__).parent
-FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
+BEGIN, END = "<!-- rooms:begin, written by tests/test_imports.py -->\n", "<!-- rooms:end -->\n"
 HEAVY = ("numba", "llvmlite", "onnxruntime", "onnx", "torch", "triton", "cupy", "jax", "scipy", "sklearn", "matplotlib")
 HEAVY += ("typer", "rich")
 
-COMPILER = "cpu/compiler/ cpu/compiler/decorators"
-STEPS = "cpu/programs/partition cpu/programs/program cpu/programs/workspace"  # what native calls know of programs
-ONNX = "numpy onnx onnxruntime google"
-# From the bottom up: a layer, the packages beside the standard library that its files import, at any place, and the
-# layers of opgrad that they import beside their own. A file belongs to the longest beginning of its path that is here.
-LAYERS = {
-    "private_names": ("", ""),
-    "locks": ("", ""),
-    "limits": ("", ""),
-    "reading": ("", ""),
-    "writing": ("", "reading"),
-    "terminal": ("rich typer", "writing"),
-    "random": ("numpy", ""),
-    "contract/": ("numpy ml_dtypes", ""),
-    "post_ops": ("numpy", "contract/"),
-    "recurrences": ("numpy", "contract/"),
-    "attention_reference": ("numpy", "contract/ random"),
-    "fused/": ("numpy", "contract/ post_ops"),
-    "ops/": ("numpy", "attention_reference contract/ fused/ post_ops random recurrences"),
-    # the CPU
-    "cpu/": ("", ""),
-    "cpu/compiler/": ("", ""),
-    "cpu/compiler/target": ("llvmlite", "cpu/compiler/"),
-    "cpu/compiler/lowering/": ("numba llvmlite", "cpu/compiler/ cpu/compiler/target locks private_names"),
-    "cpu/compiler/emit": ("llvmlite", "cpu/compiler/ cpu/compiler/target cpu/compiler/lowering/"),
-    "cpu/compiler/interpret/": ("numpy ml_dtypes", "cpu/compiler/ cpu/compiler/target"),
-    "cpu/compiler/processes": ("", "cpu/compiler/ cpu/compiler/target limits locks"),
-    "cpu/compiler/decorators": (
-        "llvmlite",
-        "cpu/compiler/ cpu/compiler/emit cpu/compiler/interpret/ cpu/compiler/processes cpu/compiler/target locks",
+# From the bottom up: a room, the packages beside the standard library that its files import, at any place, and the
+# rooms that they import. A room is a folder with all that has no row of its own; "opgrad" is the files at the top.
+ROOMS = {
+    "base": ("rich typer", ""),
+    "contract": ("numpy ml_dtypes", ""),
+    "ops": ("numpy", "contract"),
+    "cpu/compiler": ("numpy ml_dtypes numba llvmlite", "base"),
+    "cpu/runtime": ("numpy", "base contract cpu/compiler"),
+    "cpu/kernels": ("", "cpu/compiler"),
+    "cpu/programs": ("numpy", "base contract ops cpu/compiler cpu/runtime cpu/kernels"),
+    "cpu": ("", "base contract ops cpu/compiler cpu/runtime cpu/programs"),
+    "cuda": ("triton", "contract ops"),
+    "call": (
+        "numpy ml_dtypes",
+        "base contract ops cpu/compiler cpu/runtime cpu/kernels cpu/programs cpu",
     ),
-    # native calls: threads, then what programs are made of, then what runs their plans
-    "native/threads/": ("", f"{COMPILER} cpu/compiler/target limits locks"),
-    "cpu/programs/partition": ("", ""),
-    "cpu/programs/workspace": ("", f"contract/ {COMPILER} native/threads/"),
-    "cpu/programs/program": ("numpy", f"contract/ {COMPILER} cpu/programs/partition cpu/programs/workspace"),
-    "native/": (
-        "numpy",
-        f"contract/ {COMPILER} cpu/compiler/interpret/ cpu/compiler/processes cpu/compiler/target {STEPS} limits locks"
-        " native/threads/",
-    ),
-    "cpu/kernels/": ("", COMPILER),
-    "cpu/programs/": (
-        "numpy",
-        f"contract/ {COMPILER} {STEPS} cpu/kernels/ fused/ locks native/ native/threads/ random",
-    ),
-    # CUDA
-    "cuda/": ("triton", "contract/ fused/ random"),
-    # arrays of NumPy, and of other libraries
-    "interop": ("", "contract/ locks"),
-    "native/arrays": ("numpy", "contract/ cpu/compiler/ cpu/compiler/interpret/ interop locks native/ native/threads/"),
-    "native/user_plans": ("numpy", "contract/ fused/ interop native/ native/arrays"),
-    "sample_reduction": ("numpy", "contract/"),
-    "losses": ("numpy", "contract/ ops/ sample_reduction"),
-    "distillation": ("numpy", "contract/ ops/ sample_reduction"),
-    "optim": ("numpy ml_dtypes", f"cpu/kernels/ cpu/programs/ {STEPS} native/ native/threads/"),
-    "opgrad": ("", "distillation losses fused/ native/ native/arrays native/user_plans native/threads/ ops/ post_ops"),
-    "interop/": ("numpy", f"native/arrays contract/ {STEPS} native/ native/threads/ cuda/ interop locks"),
-    "interop/torch_private": ("torch", "private_names"),
-    "interop/torch_calls": ("torch", "interop interop/torch_private native/ native/threads/"),
-    "interop/cupy": ("numpy cupy torch triton", "native/arrays contract/ cuda/ interop interop/"),
-    "interop/torch_copies": ("numpy ml_dtypes torch", "contract/"),
-    "interop/torch_storages": ("torch", f"contract/ {STEPS} interop interop/torch_private native/ native/threads/"),
-    "interop/torch_tensors": (
-        "numpy ml_dtypes torch",
-        "native/arrays contract/ cuda/ interop interop/ interop/torch_calls interop/torch_private"
-        " interop/torch_storages native/",
-    ),
-    "interop/jax_private": ("jax", "contract/"),
-    "interop/jax_arrays": ("numpy jax torch cupy", "contract/ interop interop/jax_private locks native/arrays"),
-    "jax/": (
-        "numpy jax",
-        f"contract/ {COMPILER} fused/ interop interop/ interop/jax_arrays interop/jax_private locks native/"
-        " native/arrays native/threads/",
-    ),
-    "interop/jax": ("numpy jax torch cupy", "contract/ interop interop/jax_arrays jax/ locks native/arrays"),
-    "jax": ("numpy jax", "contract/ opgrad jax/"),
-    # PyTorch: its operators with their gradients, calls that need them, functions with its words, losses
-    "torch/": (
-        "torch",
-        "contract/ native/ fused/ interop interop/ interop/torch_calls interop/torch_private interop/torch_tensors",
-    ),
-    "interop/torch": ("torch", "contract/ interop interop/torch_calls interop/torch_tensors torch/"),
-    "torch/in_place": ("torch", "interop/torch interop/torch_tensors torch/"),
-    "torch/functions": ("torch", "interop/torch_calls interop/torch_tensors torch/ torch/in_place"),
-    "torch/losses/": (
-        "torch",
-        "contract/ cpu/compiler/target interop interop/torch_calls interop/torch_private interop/torch_tensors torch/",
-    ),
-    "torch/optim": ("numpy torch", "interop/torch_tensors optim"),
-    "torch/patching": ("torch", "contract/ torch/ torch/losses/"),
-    "torch": ("torch", "interop torch/ torch/functions torch/losses/ torch/patching"),
-    # ONNX: graphs without a runtime, plain forms, gradient rules; sessions of onnxruntime
-    "graph/": ("numpy onnx google", "limits reading writing"),
-    "forms/": ("numpy onnx", "contract/ graph/ reading"),
-    "rules/": ("numpy onnx", "contract/ forms/ graph/"),
-    "gradients/": ("numpy onnx google", "forms/ graph/ reading rules/"),
-    "onnxruntime/": (
-        ONNX,
-        f"contract/ {COMPILER} {STEPS} forms/ graph/ locks native/ native/arrays native/threads/ reading writing",
-    ),
-    # training: files and data, graphs with gradients, blocks that build them; what trains; what is made of these
-    "training/data/": ("numpy", "reading"),
-    "training/engine/distributed": ("numpy torch", f"{STEPS} interop/torch_private native/ native/threads/"),
-    "training/engine/optimizer": ("numpy onnx", f"contract/ cpu/kernels/ cpu/programs/ {STEPS} native/"),
-    "training/formats/": (
-        "numpy onnx flatbuffers ml_dtypes",
-        "graph/ locks reading training/data/ training/engine/optimizer writing",
-    ),
-    "training/building/": ("numpy onnx", "gradients/ graph/ rules/ training/formats/"),
-    "training/onnxblock/": ("numpy onnx", "graph/ reading training/building/ training/formats/"),
-    "training/engine/": (
-        "numpy onnx onnxruntime rich",
-        "cpu/compiler/processes graph/ locks native/ native/threads/ onnxruntime/ ops/ optim training/building/"
-        " training/data/ training/engine/distributed training/engine/optimizer training/formats/ writing",
-    ),
-    "training/run/": (
-        "numpy onnxruntime matplotlib plotext rich",
-        "native/threads/ reading terminal training/building/ training/data/ training/engine/"
-        " training/engine/distributed training/formats/ writing",
-    ),
-    "training/language/": ("numpy onnx", "graph/ limits rules/ training/formats/"),
-    "training/portable/": (
-        "numpy onnx",
-        "contract/ forms/ graph/ onnxruntime/ reading training/building/ training/engine/ training/engine/optimizer"
-        " training/formats/ writing",
-    ),
-    "training/tune/": (
-        "jinja2 numpy onnx onnxruntime onnxruntime_genai tokenizers",
-        "graph/ locks native/threads/ onnxruntime/ ops/ reading training/building/ training/data/ training/engine/"
-        " training/engine/distributed training/engine/optimizer training/formats/ training/language/"
-        " training/portable/ training/run/ writing",
-    ),
-    "training/inspect/": (
-        "numpy onnx rich",
-        "gradients/ graph/ onnxruntime/ training/building/ training/data/ training/engine/ training/engine/optimizer"
-        " training/formats/ training/tune/",
-    ),
-    "training/artifacts/": (
-        "onnx onnxruntime",
-        "graph/ onnxruntime/ training/building/ training/formats/ training/inspect/ training/onnxblock/ writing",
-    ),
-    "training/quantization/": (
-        "numpy onnx onnxruntime ml_dtypes",
-        "graph/ rules/ training/building/ training/data/ training/formats/ training/onnxblock/ training/run/ writing",
-    ),
-    "training/api/": (
+    "call/libraries": ("numpy ml_dtypes torch jax cupy triton", "base contract cpu/runtime cpu cuda call"),
+    "onnx/graph": ("numpy onnx google", "base"),
+    "onnx/passes": ("numpy onnx", "onnx/graph"),
+    "onnx/plain": ("numpy onnx", "base contract ops onnx/graph"),
+    "onnx/rules": ("numpy onnx", "contract onnx/graph onnx/passes onnx/plain"),
+    "onnx/gradients": ("numpy onnx", "onnx/graph onnx/passes onnx/plain onnx/rules"),
+    "opgrad": ("", "base ops call onnx/gradients"),
+    "torch": ("numpy torch", "contract ops cpu/compiler call call/libraries"),
+    "jax": ("numpy jax", "base contract ops cpu/compiler cpu/runtime cpu call call/libraries opgrad"),
+    "onnxruntime": (
         "numpy onnx onnxruntime",
-        "graph/ native/threads/ training/data/ training/engine/ training/engine/distributed training/engine/optimizer"
-        " training/formats/",
+        "base contract ops cpu/compiler cpu/runtime cpu onnx/graph onnx/plain",
+    ),
+    "training/files": ("numpy ml_dtypes onnx flatbuffers", "base onnx/graph"),
+    "training/make": (
+        "numpy onnx onnxruntime",
+        "base onnx/graph onnx/passes onnx/rules onnx/gradients onnxruntime training/files",
+    ),
+    "training/engine": (
+        "numpy onnx onnxruntime torch rich",
+        "base contract cpu/compiler cpu/runtime cpu/kernels cpu/programs call call/libraries onnx/graph onnx/passes"
+        " onnxruntime training/files training/make",
+    ),
+    "training/run": (
+        "numpy onnxruntime matplotlib plotext rich",
+        "base cpu/runtime training/files training/make training/engine",
+    ),
+    "training/quantization": (
+        "numpy ml_dtypes onnx onnxruntime",
+        "base onnx/graph onnx/passes onnx/rules training/files training/make training/run",
+    ),
+    "training/export": (
+        "numpy onnx",
+        "base contract onnx/graph onnx/passes onnx/plain onnxruntime training/files training/make training/engine",
     ),
     "training": (
-        "",
-        "training/api/ training/data/ training/engine/ training/engine/optimizer training/formats/ training/run/"
-        " training/tune/",
+        "numpy onnx onnxruntime",
+        "cpu/runtime onnx/graph onnx/passes training/files training/make training/engine training/run",
     ),
-    # commands, and what they measure and test
-    "machine": ("", "cpu/compiler/decorators cpu/programs/partition"),
-    "testing/": ("numpy ml_dtypes", "opgrad native/arrays contract/"),
-    "bench/": (
-        "jax markdown_it matplotlib ml_dtypes numpy rich torch typer",
-        f"opgrad contract/ {COMPILER} cpu/kernels/ cpu/programs/ fused/ interop/torch_copies interop/torch_tensors"
-        " machine native/ native/arrays native/threads/ post_ops reading terminal testing/ torch writing",
+    "tune": (
+        "numpy onnx onnxruntime onnxruntime_genai tokenizers jinja2",
+        "base ops cpu/runtime onnx/graph onnx/passes onnx/rules onnxruntime training/files training/make"
+        " training/engine training/run training/export",
     ),
-    "packing": ("rich", f"{COMPILER} cpu/compiler/processes cpu/compiler/target writing"),
-    "compile": (
-        "numpy rich typer",
-        f"contract/ {COMPILER} packing limits native/ native/threads/ onnxruntime/ terminal testing/ training"
-        " training/engine/ training/run/",
+    "cli": (
+        "numpy ml_dtypes onnx rich typer",
+        "base contract ops cpu/compiler cpu/runtime cpu call call/libraries onnx/graph opgrad onnxruntime"
+        " training/files training/make training/engine training/run training/quantization training/export training"
+        " tune",
     ),
-    "check": (
-        "numpy rich typer",
-        f"opgrad compile contract/ {COMPILER} interop/torch_copies limits machine native/ native/threads/ onnxruntime/"
-        " terminal testing/",
-    ),
-    "commands/": (
-        "onnx rich typer",
-        "graph/ onnxruntime/ terminal training training/artifacts/ training/building/ training/data/ training/engine/"
-        " training/engine/distributed training/formats/ training/inspect/ training/onnxblock/ training/portable/"
-        " training/quantization/ training/run/ training/tune/ writing",
-    ),
-    "cli": ("rich typer", "opgrad bench/ check commands/ compile contract/ onnxruntime/ terminal training/inspect/"),
-    "__main__": ("", "cli"),
 }
+# The one list of modules that a name leads to, whatever their room: they load a heavy library with its first array.
+DOORS = "opgrad.call.owners"
+# Rooms that find an operator's function by its family, in a package that they are told, or a global by its pickle.
+FOUND_BY_NAME = ("opgrad.contract.declaration", "opgrad.cpu.compiler.requests", "opgrad.cli.examples")
 
 
-MODULES = {"opgrad." + file.removesuffix(".py").removesuffix("/__init__").replace("/", "."): file for file in FILES}
-MODULES["opgrad"] = MODULES.pop("opgrad.__init__")
+def _name(file):
+    path = file.relative_to(PACKAGE).with_suffix("").as_posix().removesuffix("__init__").rstrip("/")
+    return ".".join(["opgrad", *path.split("/")]) if path else "opgrad"
 
 
-def imported(file):
-    """The full names of all modules that a file imports, wherever it does."""
-    for node in ast.walk(ast.parse((PACKAGE / file).read_text(encoding="utf-8"))):
+MODULES = {_name(file): file for file in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imported(module):
+    """The full names of all modules that a file imports, wherever it does, by statements or by strings."""
+    text = MODULES[module].read_text(encoding="utf-8")
+    by_strings = "import_module(" in text and module != DOORS
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             names = (f"{node.module}.{alias.name}" for alias in node.names)
             yield from (name if name in MODULES else node.module for name in names)
+        elif by_strings and isinstance(node, ast.Constant) and node.value in MODULES:
+            yield node.value
 
 
-def layer(module):
-    """A file, or the package itself, is a layer of its own if the table has its name without a slash."""
-    path = module.removeprefix("opgrad.").replace(".", "/")
-    return path if path in LAYERS else max((each for each in LAYERS if f"{path}/".startswith(each)), key=len)
+def room(module):
+    """The room of a module."""
+    path = module.replace(".", "/").removeprefix("opgrad").lstrip("/")
+    found = [name for name in ROOMS if f"{path}/".startswith(f"{name}/")]
+    return max(found, key=len) if found else "cli" if path == "__main__" else "opgrad"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_direction(module):
-    own, names = layer(module), set(imported(MODULES[module]))
-    packages, below = (set(names.split()) for names in LAYERS[own])
-    assert {name.split(".")[0] for name in names - set(MODULES)} - set(sys.stdlib_module_names) <= packages
-    assert {layer(name) for name in names & set(MODULES)} <= {own, *below}
+GRAPH = {module: {name for name in imported(module) if name in MODULES and name != module} for module in MODULES}
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_imports_what_its_row_says(name):
+    files = [module for module in MODULES if room(module) == name]
+    packages, rooms = (set(names.split()) for names in ROOMS[name])
+    names = {other for module in files for other in imported(module)}
+    assert {each.split(".")[0] for each in names - set(MODULES)} - set(sys.stdlib_module_names) == packages
+    assert {room(each) for each in names & set(MODULES)} - {name} == rooms
+
+
+def test_rooms_import_those_before_them():
+    order = list(ROOMS)
+    assert len(order) <= 30
+    for name, (_, rooms) in ROOMS.items():
+        assert all(order.index(other) < order.index(name) for other in rooms.split()), name
+
+
+def test_no_circle_of_files():
+    """Of imports at any place: inside of functions, and for type checkers alone."""
+    graphlib.TopologicalSorter(GRAPH).prepare()  # names the circle if there is one
+
+
+def test_the_top_is_short():
+    entries = {path.name for path in PACKAGE.iterdir()} - {"__init__.py", "__main__.py", "py.typed", "__pycache__"}
+    assert len(entries) <= 17
+
+
+def test_every_room_says_what_it_is_for_and_what_it_imports():
+    for name in ROOMS:
+        assert " Imports " in said_of(name), name
+
+
+def test_names_find_modules_in_the_doors_alone():
+    """What is imported by a string is a module of the list, or the caller's: a library's, or an operator's family."""
+    users = [module for module, file in MODULES.items() if "import_module(" in file.read_text(encoding="utf-8")]
+    for module in set(users) - {DOORS, *FOUND_BY_NAME}:
+        for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Call)
+                and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module"
+            ):
+                assert not ast.unparse(node.args[0]).strip("f'\"").startswith(("opgrad", "{__name__}")), module
 
 
 def test_kernels_import_the_compiler_and_kernels_alone():
     """No problem, program or array: what runs compiled is told all it needs to know by its arguments."""
-    rooms = ("opgrad.cpu.compiler.", "opgrad.cpu.kernels.")
-    for module, file in MODULES.items():
-        if module.startswith("opgrad.cpu.kernels"):
-            others = {name for name in imported(file) if not name.startswith(rooms) and name != "opgrad.cpu.compiler"}
-            assert {name.split(".")[0] for name in others} <= set(sys.stdlib_module_names), module
+    for module in MODULES:
+        if room(module) == "cpu/kernels":
+            others = {name.split(".")[0] for name in imported(module) if name not in MODULES}
+            assert others <= set(sys.stdlib_module_names), module
 
 
-def test_layers_stand_on_each_other():
-    """No layer imports one that stands behind it in the table, so that rooms have no circle either."""
-    order = list(LAYERS)
-    for name, (_, below) in LAYERS.items():
-        assert all(order.index(other) < order.index(name) for other in below.split()), name
-    assert {layer(module) for module in MODULES} == set(LAYERS)
-
-
-def test_no_circle():
-    """Of files, and of imports at any place: inside of functions, and for type checkers alone."""
-    graph = {module: set(imported(file)) & set(MODULES) - {module} for module, file in MODULES.items()}
-    graphlib.TopologicalSorter(graph).prepare()  # names the circle if there is one
-
-
-@pytest.mark.parametrize("code", ["import opgrad", "import opgrad; opgrad.contract.operators()"])
+@pytest.mark.parametrize(
+    "code", ["import opgrad; opgrad.softmax", "import opgrad.ops; opgrad.ops.operators()", "import opgrad.post_ops"]
+)
 def test_importing_opgrad_is_light(code):
     report = f"{code}\nimport sys\nprint([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def said_of(name):
+    file = PACKAGE / name.removeprefix("opgrad") / "__init__.py"
+    return " ".join(ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))).split())
+
+
+def picture():
+    """The rooms from the top down, with what each is for and which rooms it imports."""
+    lines = ["| room | what it is for | imports |", "| :-- | :-- | :-- |"]
+    for name, (_, rooms) in reversed(ROOMS.items()):
+        purpose = said_of(name).split(" Imports ")[0].rstrip(".")
+        lines.append(f"| `{name}` | {purpose} | {', '.join(rooms.split())} |")
+    return BEGIN + "\n".join(lines) + "\n" + END
+
+
+def test_the_picture_of_the_rooms_is_current():
+    text = CONTRIBUTING.read_text(encoding="utf-8")
+    assert text[text.index(BEGIN) : text.index(END) + len(END)] == picture()
+
+
+if __name__ == "__main__":
+    text = CONTRIBUTING.read_text(encoding="utf-8")
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    CONTRIBUTING.write_text(before + picture() + after, encoding="utf-8")

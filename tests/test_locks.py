@@ -61,7 +61,7 @@ def test_a_fork_while_another_thread_compiles(tmp_path):
 HOLDING = """
 import llvmlite.binding as llvm
 from numba.core.compiler_lock import global_compiler_lock
-from opgrad.locks import settling
+from opgrad.base.locks import settling
 locks = [settling, global_compiler_lock, llvm.ffi.lib._lock]
 
 def hold():
@@ -119,7 +119,7 @@ def test_a_fork_while_another_thread_registers_operators():
 # some that are imported under the lock.
 IMPORTING = """
 import importlib, pkgutil
-from opgrad import locks
+from opgrad.base import locks
 taken = []
 class Watched(locks.Settling):
     def __enter__(self):
@@ -166,7 +166,7 @@ def test_calls_while_the_interpreter_ends(what, warm):
 
 STOPPED = """
 import os, sys, threading, time, types
-from opgrad.locks import settling
+from opgrad.base.locks import settling
 def hold():
     with settling:
         held.set()

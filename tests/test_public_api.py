@@ -20,7 +20,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "opgrad": (),
     "opgrad.gradients": (),
     "opgrad.jax": (),
-    "opgrad.losses": (),
     "opgrad.onnxruntime": (),
     "opgrad.optim": (),
     "opgrad.post_ops": (),
@@ -33,12 +32,16 @@ MODULES: dict[str, tuple[str, ...]] = {
     "opgrad.training.onnxblock.blocks": (),
     "opgrad.training.onnxblock.loss": (),
     "opgrad.training.onnxblock.optim": (),
-    "opgrad.training.portable": (),
-    "opgrad.contract": ("Spec", "operators"),
-    "opgrad.contract.signature": ("prepare",),
-    "opgrad.cuda.inspect": ("compiled",),
+    "opgrad.training.export": (),
+    "opgrad.contract": ("Spec",),
+    "opgrad.ops": ("operators",),
     "opgrad.torch.export": ("decompositions",),
+    "opgrad.tune": (),
 }
+
+
+# The modules with classes from which those of others are made.
+BASES = ("opgrad.training.onnxblock",)
 
 
 def public_names(module: ModuleType) -> list[str]:
@@ -59,10 +62,11 @@ def parameters(value: Any) -> str:
 
 
 def lines_of_class(path: str, kind: type) -> Iterator[str]:
-    """The public members of a class that opgrad has written, its own or inherited."""
+    """The public members of a class that opgrad has written, but for those of a public class that it inherits."""
+    public = {getattr(loaded, name) for loaded in map(importlib.import_module, BASES) for name in public_names(loaded)}
     for name in sorted(dir(kind)):
         owner = next(each for each in kind.__mro__ if name in vars(each) or each is object)
-        if name.startswith("_") or not owner.__module__.startswith("opgrad"):
+        if name.startswith("_") or not owner.__module__.startswith("opgrad") or (owner is not kind and owner in public):
             continue
         member = getattr(kind, name)
         yield f"{path}.{name}{parameters(member) if callable(member) else ''}"

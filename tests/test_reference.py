@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import opgrad
-from opgrad.contract import graph_operators, operators
+from opgrad.ops import graph_operators, operators
 
 ROOT = Path(__file__).parents[1]
 OPERATORS = {**operators(), **graph_operators()}
@@ -63,7 +63,7 @@ def test_every_public_name_is_documented(module):
 
 def test_every_public_name_has_a_page():
     """Operators have sections, in test_docs.py; the losses stand under opgrad; modules have pages of their own."""
-    assert {*own("opgrad.losses"), *own("opgrad.distillation")} <= set(opgrad.__all__)
+    assert {*own("opgrad.call.losses"), *own("opgrad.call.distillation")} <= set(opgrad.__all__)
     for module in pages():
         for name in own(module) if module != "opgrad.jax" else ():
             if inspect.ismodule(getattr(loaded(module), name)) and name != "base":

@@ -9,7 +9,7 @@ from snippets import ROOT, commands, documents, run, snippets
 from subprocesses import run_python
 
 import opgrad
-from opgrad.cli import app
+from opgrad.cli.app import app
 
 # Documents whose snippets run here, and those that have a test of their own, which knows what they should come to.
 HERE = [
@@ -102,10 +102,11 @@ def test_an_operator_is_written_as_the_documents_say(tmp_path):
         places = [package / layer / "activation.py" for layer in ("ops", "cpu/kernels", "cpu/programs", "cuda")]
         for path, code in zip(places, codes[:4], strict=True):
             path.write_text(f"{path.read_text(encoding='utf-8')}\n\n{code}", encoding="utf-8")
-        public = (package / "__init__.py").read_text(encoding="utf-8")
+        public = (package / "call" / "operators.py").read_text(encoding="utf-8")
         public = public.replace("    tanh,\n", f"    {name},\n    {name}_grad,\n    tanh,\n", 1)
-        (package / "__init__.py").write_text(public, encoding="utf-8")
+        public = public.replace('    "tanh",\n', f'    "{name}",\n    "{name}_grad",\n    "tanh",\n', 1)
+        (package / "call" / "operators.py").write_text(public, encoding="utf-8")
     uses = [code for kind, _, code in snippets("docs/tutorials/operator.md") if code.startswith("import")]
-    imports = "import numpy as np, opgrad, torch\nfrom opgrad.contract import operators"
+    imports = "import numpy as np, opgrad, torch\nfrom opgrad.ops import operators"
     checks = [USE.format(name=name) for name in WRITTEN.values()]
     run_python("\n".join([*uses, imports, *checks]), PYTHONPATH=str(tmp_path))

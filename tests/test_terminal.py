@@ -10,8 +10,8 @@ import pytest
 from small_models import build, normal
 from typer.testing import CliRunner
 
-from opgrad.cli import app
-from opgrad.terminal import console, visible
+from opgrad.base.terminal import console, visible
+from opgrad.cli.app import app
 
 HOSTILE = "w\x1b[31m\x07\x9b2J\rOK\nopgrad: all is well\u202e\u2028"
 SHOWN = r"w\x1b[31m\x07\x9b2J\rOK\nopgrad: all is well\u202e\u2028"
@@ -88,11 +88,11 @@ def test_names_of_a_model_do_not_act_on_the_terminal(
 
 def test_an_error_that_nobody_expected_is_shown_without_what_acts(tmp_path: Path) -> None:
     command = f"""
-from opgrad import cli
+from opgrad.cli import app, main
 def fail():
     raise LookupError({HOSTILE!r})
-cli.app.command()(fail)
-cli.main()
+app.app.command()(fail)
+main()
 """
     done = subprocess.run([sys.executable, "-c", command, "fail"], capture_output=True, text=True, check=False)
     assert done.returncode == 1

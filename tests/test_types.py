@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import opgrad
-from opgrad.contract import graph_operators, operators
+from opgrad.ops import graph_operators, operators
 
 PACKAGE = Path(opgrad.__file__).parent
 USE = """

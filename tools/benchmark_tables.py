@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from opgrad.bench import instruction_sets
-from opgrad.bench.figures import Figures, Times, few_samples, figures, geometric_mean
-from opgrad.bench.measure import NEW, WAYS
-from opgrad.bench.runs import described
-from opgrad.bench.tables import WHERE, Table, by_key, duration, machine_line, summary, title
+from bench import instruction_sets
+from bench.figures import Figures, Times, few_samples, figures, geometric_mean
+from bench.measure import NEW, WAYS
+from bench.runs import described
+from bench.tables import WHERE, Table, by_key, duration, machine_line, summary, title
 
 
 def short_table(results: Sequence[dict[str, Any]], rows: Sequence[tuple[str, str]]) -> str:
@@ -70,7 +70,7 @@ def history(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
 
     results: of each machine, its results in the order of the releases. Returns None where no result has peers.
     """
-    from opgrad.bench.plots import blank
+    from bench.plots import blank
 
     lines = {}
     for found in results.values():
@@ -93,7 +93,7 @@ def history(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
 
 def predictions_table() -> str:
     """The table of docs/cuda.md: all predictions, and how many bytes memory moves for the fewest possible."""
-    from opgrad.bench.cuda.predictions import GPUS, every, predictions
+    from bench.cuda.predictions import GPUS, every, predictions
 
     rows = []
     for (operator, shape, dtype, *times), own in zip(every(), predictions().values(), strict=True):

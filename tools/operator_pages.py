@@ -8,8 +8,8 @@ from pathlib import Path
 
 from formulas import latex
 
-from opgrad.contract import Operator, graph_operators, operators
-from opgrad.contract.declaration import PROGRAMS
+from opgrad.contract import Operator
+from opgrad.ops import graph_operators, operators
 
 SOURCES = Path("src/opgrad")
 PAGES = Path("docs/operators")
@@ -92,7 +92,7 @@ def _links(op: Operator, root: Path, folder: Path) -> str:
     above = Path(os.path.relpath(root, folder))
     files = {"declaration": SOURCES / "ops" / f"{op.family}.py"}
     for backend in op.support.backends:
-        families = SOURCES.parent / PROGRAMS[backend].replace(".", "/")
+        families = SOURCES / {"cpu": "cpu/programs", "cuda": "cuda"}[backend]
         package = families / op.family / "__init__.py"
         files[backend] = package if (root / package).is_file() else families / f"{op.family}.py"
     return ", ".join(f"[{name}]({(above / path).as_posix()})" for name, path in files.items())

@@ -16,7 +16,8 @@ BEGIN = time.perf_counter()
 import numpy as np  # noqa: E402
 
 import opgrad  # noqa: E402
-from opgrad.contract import Operator, public_operators  # noqa: E402
+from opgrad.contract import Operator  # noqa: E402
+from opgrad.ops import public_operators  # noqa: E402
 
 STEPS = 10
 

@@ -60,7 +60,7 @@ def recurrent_nodes() -> Iterator[tuple[str, onnx.ModelProto, dict, dict]]:
     """Layers and their gradients, in all forms that the tests have."""
     import test_recurrent
 
-    from opgrad.testing.examples import examples, expected
+    from opgrad.cli.examples import examples, expected
 
     for op in test_recurrent.OPERATORS.values():
         for example in examples(op, "float32"):

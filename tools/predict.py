@@ -2,7 +2,7 @@
 
     python tools/predict.py [--ops NAME,…] [--dtypes NAME,…] [--gpus NAME,…] [--seconds N]
 
-Adds to src/opgrad/bench/cuda/predictions.json, which `opgrad bench --device cuda --predict` prints; cells that are
+Adds to bench/cuda/predictions.json, which `python -m bench --device cuda --predict` prints; cells that are
 there are kept. What the model is stands in tests/support/ptx/model.py. gather and gather_grad are left out: what they
 move depends on the indices.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from cuda_gate import on  # noqa: E402
 from ptx.machine import Launch  # noqa: E402
@@ -26,16 +26,16 @@ from ptx.program import Program  # noqa: E402
 from ptx.sanitizer import Findings  # noqa: E402
 from ptx.traffic import Traffic  # noqa: E402
 
-from opgrad.bench.cells import select  # noqa: E402
-from opgrad.bench.cuda.cells import workloads  # noqa: E402
+from bench.cells import select  # noqa: E402
+from bench.cuda.cells import workloads  # noqa: E402
+from opgrad.cli.examples.arguments import arguments  # noqa: E402
 from opgrad.contract import DTYPES, Spec  # noqa: E402
 from opgrad.contract.problem import Operand  # noqa: E402
 from opgrad.contract.signature import prepare  # noqa: E402
 from opgrad.cuda import inspect, triton_private  # noqa: E402
 from opgrad.cuda.execute import Scratch  # noqa: E402
-from opgrad.testing.arguments import arguments  # noqa: E402
 
-FILE = ROOT / "src" / "opgrad" / "bench" / "cuda" / "predictions.json"
+FILE = ROOT / "bench" / "cuda" / "predictions.json"
 MEMORY = 80 << 30  # bytes of a device: its cells are as large as those of devices with more
 ALLOCATION = 256  # bytes: an array on a device begins at a multiple of them
 MOST = 32  # thread blocks of a launch that are executed
@@ -103,7 +103,7 @@ def predicted(cell, architecture, gpus):
     results = [zeros(spec.shape, spec.dtype) for spec in prepare(cell.op, specs, attributes).results.values()]
     out = [Spec(each.shape, each.dtype) for each in results]
     with on(architecture):
-        program = cell.op.kernel("cuda")(prepare(cell.op, specs, attributes, out, any_stride=True).problem)
+        program = cell.op.kernel("opgrad.cuda")(prepare(cell.op, specs, attributes, out, any_stride=True).problem)
         scratch = zeros((program.scratch_bytes + 16,), np.uint8)
         arrays = [*inputs, *results]
         launches = [executed(launch, architecture, arrays, scratch) for launch in program.launches]

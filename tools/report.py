@@ -19,7 +19,9 @@ from typing import Any
 import operator_pages
 from operator_pages import SOURCES
 
-from opgrad.contract import graph_operators, operators
+sys.path.append(str(Path(__file__).parents[1]))  # for bench
+
+from opgrad.ops import graph_operators, operators
 
 RESULTS = Path("bench/results")
 LOOPS = Path("bench/loops.json")  # what `python tools/loop_costs` counted
@@ -91,7 +93,7 @@ def write(root: Path) -> None:
         path.write_text(rewritten(path, root), encoding="utf-8")
     pictures = {PLOT: newest_of_sets(root), CUDA_PLOT: [newest(root, "cuda")], SWEEP_PLOT: newest_sweeps(root)}
     for picture, (result, *others) in ((picture, found) for picture, found in pictures.items() if any(found)):
-        from opgrad.bench.plots import drawing, save
+        from bench.plots import drawing, save
 
         save(drawing(result, *others), root / picture)
 
@@ -121,7 +123,7 @@ def graph_operator_table(root: Path, folder: Path) -> str:
 
 def post_op_table(root: Path, folder: Path) -> str:
     """The post-ops of softmax: how each is called, what it is, whether it has a gradient."""
-    from opgrad import post_ops
+    from opgrad.ops.reference import post_ops
 
     lines = ["| post-op | value | gradient |", "|---|---|---|"]
     for name in (*post_ops.BINARY, *post_ops.VALUES):
@@ -139,7 +141,7 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 def gradient_rules(root: Path, folder: Path) -> str:
     """One row for each operator that has a gradient: the rule, and in which opsets and forms it is checked, and how."""
-    from opgrad.rules.registry import RULES
+    from opgrad.onnx.rules.registry import RULES
 
     cases = _gradient_cases(root)
     lines = ["| operator | gradient | opsets checked | forms checked | how |", "|---|---|---|---|---|"]
@@ -149,8 +151,8 @@ def gradient_rules(root: Path, folder: Path) -> str:
         forms = "; ".join(dict.fromkeys(case.form for case in own if case.form))
         how = cases.DIFFERENCES if own else cases.ELSEWHERE.get((domain, name), cases.NOTHING)
         declared = RULES.get((domain, name))
-        source = f"rules/{declared.rule.__module__.rpartition('.')[2]}.py" if declared else "gradients/expansion.py"
-        link = (Path(os.path.relpath(root, folder)) / SOURCES / source).as_posix()
+        file = f"rules/{declared.rule.__module__.rpartition('.')[2]}.py" if declared else "gradients/expansion.py"
+        link = (Path(os.path.relpath(root, folder)) / SOURCES / "onnx" / file).as_posix()
         given = inspect.getdoc(declared.rule) if declared else cases.EXPANDED.get((domain, name), cases.FUNCTION)
         text = " ".join((given or "").split()).replace("|", "\\|").replace("*", "\\*")
         title = f"{domain}.{name}" if domain else name
@@ -160,7 +162,7 @@ def gradient_rules(root: Path, folder: Path) -> str:
 
 def runtime_operators(root: Path, folder: Path) -> str:
     """One row for each operator that a stock session of onnxruntime runs on the CPU: whether it has a gradient."""
-    from opgrad.rules.coverage import coverage
+    from opgrad.onnx.rules.coverage import coverage
 
     cases = _runtime_registry(root)
     lines = ["| operator | gradient | how, or why not |", "|---|---|---|"]
@@ -201,7 +203,7 @@ def _module(place: Path, module: str) -> Any:
 
 def results(root: Path, device: str) -> dict[str, dict[str, Any]]:
     """The result files of a device, cpu or cuda, by name, the newest last, but those of training steps and sweeps."""
-    from opgrad.bench.sweep import is_sweep
+    from bench.sweep import is_sweep
 
     every = all_results(root).items()
     found = {name: result for name, result in every if "training" not in result and not is_sweep(result)}
@@ -210,7 +212,7 @@ def results(root: Path, device: str) -> dict[str, dict[str, Any]]:
 
 def all_results(root: Path) -> dict[str, dict[str, Any]]:
     """All result files by name, which is that of the machine, the newest last."""
-    from opgrad.bench.figures import read
+    from bench.figures import read
 
     found = {path.stem: read(path) for path in sorted((root / RESULTS).glob("*.json"))}
     return dict(sorted(found.items(), key=lambda item: item[1]["date"]))
@@ -218,7 +220,7 @@ def all_results(root: Path) -> dict[str, dict[str, Any]]:
 
 def history(root: Path) -> dict[str, list[dict[str, Any]]]:
     """The results of each machine in all releases, the newest last."""
-    from opgrad.bench.figures import read
+    from bench.figures import read
 
     found: dict[str, list[dict[str, Any]]] = {}
     for path in [*(root / HISTORY).glob("*/*.json"), *(root / RESULTS).glob("*.json")]:
@@ -228,28 +230,28 @@ def history(root: Path) -> dict[str, list[dict[str, Any]]]:
 
 def newest(root: Path, device: str) -> dict[str, Any] | None:
     """The newest result of a device with plain cells, None if there is none."""
-    from opgrad.bench.figures import figures
+    from bench.figures import figures
 
     return next((result for result in reversed(results(root, device).values()) if figures(result)), None)
 
 
 def newest_of_sets(root: Path) -> list[dict[str, Any]]:
     """The newest result with plain cells for each instruction set of CPUs, the slower set first."""
-    from opgrad.bench.figures import figures
+    from bench.figures import figures
 
     return _of_each_set(result for result in results(root, "cpu").values() if figures(result))
 
 
 def newest_sweeps(root: Path) -> list[dict[str, Any]]:
     """The newest result of a sweep for each instruction set, the slower set first."""
-    from opgrad.bench.sweep import is_sweep
+    from bench.sweep import is_sweep
 
     return _of_each_set(each for each in all_results(root).values() if is_sweep(each))
 
 
 def _of_each_set(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The last for each instruction set."""
-    from opgrad.bench import instruction_sets
+    from bench import instruction_sets
 
     last = {instruction_sets.of(result["machine"]): result for result in found}
     return sorted(last.values(), key=lambda result: int(result["machine"]["vector_bits"]))
@@ -265,9 +267,9 @@ def headlines(root: Path, folder: Path) -> str:
 
 def speed(root: Path, _: Path) -> str:
     """The newest result as a table, a row for each instruction set, the slower first, and what to think of it."""
-    from opgrad.bench import instruction_sets
-    from opgrad.bench.figures import figures
-    from opgrad.bench.tables import Table
+    from bench import instruction_sets
+    from bench.figures import figures
+    from bench.tables import Table
 
     found = newest_of_sets(root)
     if not found:
@@ -280,8 +282,8 @@ def speed(root: Path, _: Path) -> str:
 
 def _means(cells: Sequence[Any]) -> list[str]:
     """The geometric mean and the cells behind, in each way, and how many cells there are."""
-    from opgrad.bench.figures import geometric_mean, losses
-    from opgrad.bench.measure import WAYS
+    from bench.figures import geometric_mean, losses
+    from bench.measure import WAYS
 
     means = [(geometric_mean(cells, way), len(losses(cells, way)) or "none") for way in WAYS]
     return [f"**{mean:.1f} times**, slower in {behind}" if mean else "no peer" for mean, behind in means] + [
@@ -293,7 +295,7 @@ def benchmark(root: Path, folder: Path) -> str:
     """The plot and the short table of the newest result, for each instruction set if there are several."""
     from benchmark_tables import headline_table
 
-    from opgrad.bench import instruction_sets
+    from bench import instruction_sets
 
     found = newest_of_sets(root)
     if len(found) < 2:
@@ -304,7 +306,7 @@ def benchmark(root: Path, folder: Path) -> str:
 
 def sweep(root: Path, folder: Path) -> str:
     """The plot and the table of the newest sweep, for each instruction set if there are several."""
-    from opgrad.bench.tables import sweep_table
+    from bench.tables import sweep_table
 
     tables = map(sweep_table, newest_sweeps(root))
     picture = (Path(os.path.relpath(root, folder)) / SWEEP_PLOT).as_posix()
@@ -314,7 +316,7 @@ def sweep(root: Path, folder: Path) -> str:
 
 def cells_of(name: str, root: Path, _: Path) -> str:
     """Every cell of one result."""
-    from opgrad.bench.tables import full_table, title
+    from bench.tables import full_table, title
 
     result = results(root, "cpu")[name]
     return f"# {title(result)}\n\n{TABLE.sub(_folded, full_table(result))}"
@@ -332,8 +334,8 @@ def _folded(table: re.Match[str]) -> str:
 
 def result_pages(root: Path, folder: Path) -> str:
     """A link to the page of each result, the newest first."""
-    from opgrad.bench.runs import machine_line
-    from opgrad.bench.tables import title
+    from bench.runs import machine_line
+    from bench.tables import title
 
     pages = Path(os.path.relpath(root / CELLS, folder))
     found = {f"[{title(each)}]({(pages / name).as_posix()}.md)": each for name, each in results(root, "cpu").items()}
@@ -342,17 +344,12 @@ def result_pages(root: Path, folder: Path) -> str:
 
 def training_steps(root: Path, _: Path) -> str:
     """The table of every result of training steps, the newest first."""
-    from opgrad.bench.tables import title
+    from bench.steps.tables import markdown
+    from bench.tables import title
 
-    markdown = step_tables().markdown
     found = [result for result in all_results(root).values() if "training" in result]
     parts = [f"#### {title(result)}\n\n{markdown(result)}" for result in reversed(found)]
     return "\n\n".join(parts) or NO_RESULT
-
-
-def step_tables() -> Any:
-    """The tables of training steps, which the benchmark of the source tree writes."""
-    return _module(Path(__file__).parents[1], "bench.steps.tables")
 
 
 def tuning(root: Path, _: Path) -> str:
@@ -364,8 +361,8 @@ def tuning(root: Path, _: Path) -> str:
 
 def cuda_speed(root: Path, _: Path) -> str:
     """One sentence about the newest result on CUDA."""
-    from opgrad.bench.figures import figures
-    from opgrad.bench.tables import summary
+    from bench.figures import figures
+    from bench.tables import summary
 
     result = newest(root, "cuda")
     return f"On CUDA, {result['device']['name']}: {summary(figures(result))}" if result else NOT_MEASURED
@@ -391,7 +388,7 @@ def _plot(root: Path, folder: Path, plot: Path) -> str:
 
 
 def _full_tables(found: dict[str, dict[str, Any]]) -> str:
-    from opgrad.bench.tables import full_table, title
+    from bench.tables import full_table, title
 
     return "\n\n".join(f"### {title(each)}\n\n{full_table(each)}" for each in reversed(found.values()))
 

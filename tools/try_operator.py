@@ -29,8 +29,9 @@ from relayouts import OTHER_LOOPS, SAME_LOOPS, relaid  # noqa: E402
 from samples import bits, call, sample  # noqa: E402
 
 import opgrad  # noqa: E402
-from opgrad.check import check_operator  # noqa: E402
-from opgrad.contract import FLOATS, Operator, operators  # noqa: E402
+from opgrad.cli.check import check_operator  # noqa: E402
+from opgrad.contract import FLOATS, Operator  # noqa: E402
+from opgrad.ops import operators  # noqa: E402
 
 SHAPES = [(3, 1), (3, 17), (3, 67), (2, 1001), (40, 33), (2, 67, 4)]
 LARGE = [(300, 65), (1, 131072)]  # rows, and a row, for several threads
@@ -40,7 +41,7 @@ sys.path.insert(0, sys.argv[1])
 import numpy as np
 from accuracy import check
 from samples import sample
-from opgrad.contract import operators
+from opgrad.ops import operators
 op = operators()[sys.argv[2]]
 check(op, sample(op, (3, 11), "float32", np.random.default_rng(0)))
 """

@@ -47,9 +47,9 @@ class OfOpgrad:
 
     def __init__(self, model: str, shape: tuple[int, int], folder: str, more: str):
         from opgrad import get_num_threads
-        from opgrad.training import Trainer, Tuner
+        from opgrad.training import Trainer
         from opgrad.training.engine.trainer import session_options
-        from opgrad.training.tune import peft
+        from opgrad.tune import Tuner, peft
 
         tuner = Tuner(model, lora=f"rank={RANK}, alpha={ALPHA}, target={'|'.join(TARGETS)}{more}")
         self._adapters, self._peft = tuner.adapters, peft
@@ -73,8 +73,8 @@ class OfOpgrad:
 
 def write_base(tuner: Any, folder: Path) -> None:
     """Write the weights of all modules as floats, each into a file with its name in transformers."""
-    from opgrad.training.tune.dora import columns_of
-    from opgrad.training.tune.lora import Adapter, Lora, slices
+    from opgrad.tune.dora import columns_of
+    from opgrad.tune.lora import Adapter, Lora, slices
 
     folder.mkdir()
     for product in tuner.base.products:
@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--more", default="", help="what opgrad's --lora gets beside the rank, such as ', dora=true'")
     given = parser.parse_intermixed_args()
     result = json.loads(RESULT.read_text()) if RESULT.is_file() else {"models": {}}
-    from opgrad.machine import describe, versions
+    from opgrad.cli.machine import describe, versions
 
     name, *folders = given.model
     found = compare(given.what, given.peft_python, *folders, given.sides.split(","), given.more)

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from bench import instruction_sets, page
+from bench.figures import read
+from bench.progress import told
+from bench.run import store
 from bench.steps import tables
 from bench.steps.run import SECONDS, StepOptions, run
-from opgrad.bench import instruction_sets, page
-from opgrad.bench.figures import read
-from opgrad.bench.progress import told
-from opgrad.bench.run import store
-from opgrad.terminal import console
+from opgrad.base.terminal import console
 
 CELL = 6.0  # seconds that a cell takes beside those of --seconds
 

@@ -10,19 +10,19 @@ import onnx
 from onnx import numpy_helper
 
 import opgrad
+from bench.measure import take_turns, turns
 from bench.steps.liveness import peak_bytes
-from opgrad.bench.measure import take_turns, turns
 from opgrad.gradients import gradients
-from opgrad.gradients.backward import SUFFIX
-from opgrad.gradients.differentiation import with_gradients
-from opgrad.graph.messages import copied
-from opgrad.graph.passes.losses import use_internal_losses
+from opgrad.onnx.gradients.backward import SUFFIX
+from opgrad.onnx.gradients.differentiation import with_gradients
+from opgrad.onnx.graph.messages import copied
+from opgrad.onnx.passes.losses import use_internal_losses
 from opgrad.training import ArtifactSet
-from opgrad.training.building.models import take_parameters
-from opgrad.training.building.outputs import inputs_as_constants
 from opgrad.training.engine.binding import BoundGraph, declared
 from opgrad.training.engine.flat_tensors import FlatTensors
 from opgrad.training.engine.training_graph import open_session, session_options
+from opgrad.training.make.models import take_parameters
+from opgrad.training.make.outputs import inputs_as_constants
 
 GENERATED, RECOMPUTED = "generated", "segments"  # ours, and ours with a part of the activations
 OLD_GRAPH, TORCH = "old graph", "torch"

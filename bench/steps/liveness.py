@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from opgrad.graph.messages import copied
+from opgrad.onnx.graph.messages import copied
 from opgrad.onnxruntime import InferenceSession
 
 SHARING = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")  # whose result is the memory of the first input

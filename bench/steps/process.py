@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 import opgrad
+from bench import measure
 from bench.steps import api_step
-from opgrad.bench import measure
 
 OLD_API, OWN_API = "onnxruntime.training.api", "opgrad.training.api"
 COLD, WARM, OLD = "cold", "warm", "old"

@@ -13,16 +13,17 @@ from typing import Annotated, Any
 import numpy as np
 
 import opgrad
-import opgrad.training
+import opgrad.training.api
+from bench.measure import hot_turns, measure_each, take_turns
+from bench.options import CommandLine, Said
+from bench.run import dated, surroundings
 from bench.steps import api_step, generated
 from bench.steps.generated import TORCH, best_of_torch, disagreements, measure_attention, thread_counts
 from bench.steps.process import OLD_API, Refused, start, step_process
-from opgrad.bench.measure import hot_turns, measure_each, take_turns
-from opgrad.bench.options import CommandLine, Said
-from opgrad.bench.run import dated, surroundings
 from opgrad.training import ArtifactSet, Checkpoint
 from opgrad.training.engine.binding import BoundGraph
 from opgrad.training.engine.memory import TrainingMemory
+from opgrad.training.engine.optimizer import started
 from opgrad.training.engine.training_graph import TrainingGraph, read_model, session_options
 from opgrad.training.run.samples import sample_batch
 
@@ -248,7 +249,7 @@ def _add_old(
 def _our_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool) -> Callable[[], Any]:
     """A step through the api: forward and backward, optimizer, reset."""
     arrays, threads = list(data.values()), opgrad.get_num_threads()
-    return api_step.calls(opgrad.training, artifacts.directory, arrays, threads, fuse=fuse)[0]
+    return api_step.calls(opgrad.training.api, artifacts.directory, arrays, threads, fuse=fuse)[0]
 
 
 def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool = True) -> BoundGraph:
@@ -268,4 +269,4 @@ def _optimizer(artifacts: ArtifactSet) -> Callable[[], object]:
     size = sum(array.size for array in artifacts.trainable.values())
     random = np.random.default_rng(0)
     parameters, gradients = (random.standard_normal(size).astype(np.float32) for _ in range(2))
-    return artifacts.rule.start(parameters, gradients, 0.0).step
+    return started(artifacts.rule, parameters, gradients, 0.0).step

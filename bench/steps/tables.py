@@ -7,14 +7,14 @@ from typing import Any
 from matplotlib.figure import Figure as Drawing
 from rich.console import Console
 
+from bench import instruction_sets
+from bench.figures import few_samples, medians
+from bench.plots import PLAIN_NUMBERS, ROW, blank
+from bench.runs import machine_line
 from bench.steps.generated import GENERATED, OLD_GRAPH, RECOMPUTED, SCORES, TILES, TORCH
 from bench.steps.process import COLD, WARM
 from bench.steps.run import GRAPH, OLD, OLD_OPTIMIZER, OPTIMIZER, STEP
-from opgrad.bench import instruction_sets
-from opgrad.bench.figures import few_samples, medians
-from opgrad.bench.plots import PLAIN_NUMBERS, ROW, blank
-from opgrad.bench.runs import machine_line
-from opgrad.bench.tables import Table, duration, print_parts
+from bench.tables import Table, duration, print_parts
 
 COLUMNS = ("set", "batch", "step", "graph", "optimizer", "Python", "torch", "old step", "old optimizer", "ratio")
 START_COLUMNS = (

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from opgrad.training import TensorSpec, load_named
-from opgrad.training.portable import export_step
+from opgrad.training.export import export_step
 
 HERE = Path(__file__).parent
 PAGE = ("index.html", "style.css", "main.mjs", "worker.mjs", "step.mjs", "storage.mjs", "drawing.mjs", "chart.mjs")

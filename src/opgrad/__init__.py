@@ -1,191 +1,38 @@
-"""Training kernels for NumPy arrays and, under their original names, for stock onnxruntime."""
+"""Training kernels for NumPy arrays and, under their original names, for stock onnxruntime.
 
-from opgrad import post_ops
-from opgrad.distillation import linear_jsd, linear_jsd_and_grad, linear_kl_div, linear_kl_div_and_grad
-from opgrad.fused.dropout import Dropout
-from opgrad.losses import (
-    CrossEntropyOutput,
-    cross_entropy,
-    cross_entropy_and_grad,
-    linear_cross_entropy,
-    linear_cross_entropy_and_grad,
-)
-from opgrad.native.allocation import empty_pool
-from opgrad.native.threads import get_num_threads, set_num_threads
-from opgrad.native.user_plans import (
-    PlannedCall,
-    log_softmax_grad_plan,
-    log_softmax_plan,
-    plan,
-    softmax_grad_plan,
-    softmax_plan,
-)
-from opgrad.ops.accumulate import in_place_accumulator, scale
-from opgrad.ops.activation import (
-    leaky_relu,
-    leaky_relu_grad,
-    quick_gelu,
-    quick_gelu_grad,
-    relu,
-    relu_grad,
-    sigmoid,
-    sigmoid_grad,
-    tanh,
-    tanh_grad,
-)
-from opgrad.ops.arithmetic import accumulate, broadcast_gradient_args, div_grad, reduce_sum_training, zero_gradient
-from opgrad.ops.attention import attention, attention_grad, bias_softmax, softmax_dropout_grad
-from opgrad.ops.convolution import conv_grad, conv_transpose_grad
-from opgrad.ops.cross_entropy import (
-    softmax_cross_entropy_loss,
-    softmax_cross_entropy_loss_and_grad,
-    softmax_cross_entropy_loss_grad,
-    softmax_cross_entropy_loss_only,
-)
-from opgrad.ops.distillation import softmax_divergence_and_grad
-from opgrad.ops.dropout import dropout, dropout_grad
-from opgrad.ops.gated import gated_linear_unit, gated_linear_unit_grad
-from opgrad.ops.gather import gather, gather_grad
-from opgrad.ops.gelu import bias_fast_gelu_grad_dx, bias_gelu_grad_dx, fast_gelu, fast_gelu_grad, gelu, gelu_grad
-from opgrad.ops.linear_loss import linear_cross_entropy_loss, linear_cross_entropy_loss_and_grad
-from opgrad.ops.loss import (
-    softmax_cross_entropy,
-    softmax_cross_entropy_grad,
-    sparse_softmax_cross_entropy,
-    sparse_softmax_cross_entropy_grad,
-)
-from opgrad.ops.normalization import (
-    batch_norm_internal,
-    batch_normalization_grad,
-    layer_normalization,
-    layer_normalization_grad,
-    simplified_layer_normalization,
-    simplified_layer_normalization_grad,
-)
-from opgrad.ops.optimizer import adamw_optimizer, clip_grad_norm, sgd_optimizer
-from opgrad.ops.pooling import average_pool_grad, max_pool_grad
-from opgrad.ops.quantized import quantized_matmul_grad
-from opgrad.ops.recurrent import gru_grad, gru_training, lstm_grad, lstm_training
-from opgrad.ops.resize import resize_grad
-from opgrad.ops.rotary import rotary_embedding, rotary_embedding_grad
-from opgrad.ops.scatter import gather_elements, gather_elements_grad, gather_nd, gather_nd_grad, slice_grad
-from opgrad.ops.several import (
-    concat_training,
-    is_all_finite,
-    mixed_precision_scale,
-    pass_through,
-    reduce_all_l2,
-    split_training,
-)
-from opgrad.ops.sink import sink_softmax, sink_softmax_grad
-from opgrad.ops.softmax import log_softmax, log_softmax_grad, softmax, softmax_grad
-from opgrad.ops.vocab_parallel import cross_entropy_shard, cross_entropy_shard_grad
+The files at the top name what people use, and say where its code is. Imports `call` and `onnx/gradients`.
+"""
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from opgrad.base.locks import settling
+
+if TYPE_CHECKING:
+    from opgrad import post_ops as post_ops
+    from opgrad.call.names import *  # noqa: F403
+    from opgrad.call.operators import *  # noqa: F403
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "CrossEntropyOutput",
-    "Dropout",
-    "PlannedCall",
-    "accumulate",
-    "adamw_optimizer",
-    "attention",
-    "attention_grad",
-    "average_pool_grad",
-    "batch_norm_internal",
-    "batch_normalization_grad",
-    "bias_fast_gelu_grad_dx",
-    "bias_gelu_grad_dx",
-    "bias_softmax",
-    "broadcast_gradient_args",
-    "clip_grad_norm",
-    "concat_training",
-    "conv_grad",
-    "conv_transpose_grad",
-    "cross_entropy",
-    "cross_entropy_and_grad",
-    "cross_entropy_shard",
-    "cross_entropy_shard_grad",
-    "div_grad",
-    "dropout",
-    "dropout_grad",
-    "empty_pool",
-    "fast_gelu",
-    "fast_gelu_grad",
-    "gated_linear_unit",
-    "gated_linear_unit_grad",
-    "gather",
-    "gather_elements",
-    "gather_elements_grad",
-    "gather_grad",
-    "gather_nd",
-    "gather_nd_grad",
-    "gelu",
-    "gelu_grad",
-    "get_num_threads",
-    "gru_grad",
-    "gru_training",
-    "in_place_accumulator",
-    "is_all_finite",
-    "layer_normalization",
-    "layer_normalization_grad",
-    "leaky_relu",
-    "leaky_relu_grad",
-    "linear_cross_entropy",
-    "linear_cross_entropy_and_grad",
-    "linear_cross_entropy_loss",
-    "linear_cross_entropy_loss_and_grad",
-    "linear_jsd",
-    "linear_jsd_and_grad",
-    "linear_kl_div",
-    "linear_kl_div_and_grad",
-    "log_softmax",
-    "log_softmax_grad",
-    "log_softmax_grad_plan",
-    "log_softmax_plan",
-    "lstm_grad",
-    "lstm_training",
-    "max_pool_grad",
-    "mixed_precision_scale",
-    "pass_through",
-    "plan",
-    "post_ops",
-    "quantized_matmul_grad",
-    "quick_gelu",
-    "quick_gelu_grad",
-    "reduce_all_l2",
-    "reduce_sum_training",
-    "relu",
-    "relu_grad",
-    "resize_grad",
-    "rotary_embedding",
-    "rotary_embedding_grad",
-    "scale",
-    "set_num_threads",
-    "sgd_optimizer",
-    "sigmoid",
-    "sigmoid_grad",
-    "simplified_layer_normalization",
-    "simplified_layer_normalization_grad",
-    "sink_softmax",
-    "sink_softmax_grad",
-    "slice_grad",
-    "softmax",
-    "softmax_cross_entropy",
-    "softmax_cross_entropy_grad",
-    "softmax_cross_entropy_loss",
-    "softmax_cross_entropy_loss_and_grad",
-    "softmax_cross_entropy_loss_grad",
-    "softmax_cross_entropy_loss_only",
-    "softmax_divergence_and_grad",
-    "softmax_dropout_grad",
-    "softmax_grad",
-    "softmax_grad_plan",
-    "softmax_plan",
-    "sparse_softmax_cross_entropy",
-    "sparse_softmax_cross_entropy_grad",
-    "split_training",
-    "tanh",
-    "tanh_grad",
-    "zero_gradient",
-]
+
+def __getattr__(name: str) -> Any:
+    """Load NumPy and all operators with the first name that is used, so that `opgrad --version` does without."""
+    if name == "post_ops":
+        import opgrad.post_ops
+
+        return opgrad.post_ops
+    if find_spec(f"{__name__}.{name}") is None:  # else it is a module that is about to be imported
+        with settling:  # a fork never meets the modules half imported
+            from opgrad.call import names
+
+        if name == "__all__":
+            return [*names.__all__, "post_ops"]
+        if name in names.__all__:
+            return globals().setdefault(name, getattr(names, name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Its own names, with those that are not loaded yet."""
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -6,16 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from opgrad.bench.cells import ATTENTION, select
-from opgrad.bench.cpu_target import Target
-from opgrad.bench.measure import OURS
-from opgrad.bench.run import run
-from opgrad.bench.step_case import AttentionCase
-from opgrad.bench.step_forms import ATTENTION as FUNCTION
-from opgrad.bench.step_forms import ATTENTION_FORMS, ATTENTION_SHAPES
-from opgrad.bench.tables import TITLES, full_table
+from bench.cells import ATTENTION, select
+from bench.cpu_target import Target
+from bench.measure import OURS
+from bench.run import run
+from bench.step_case import AttentionCase
+from bench.step_forms import ATTENTION as FUNCTION
+from bench.step_forms import ATTENTION_FORMS, ATTENTION_SHAPES
+from bench.tables import TITLES, full_table
+from opgrad.cli.examples.accuracy import error_in_ulp, finfo, tolerance
 from opgrad.contract import DTYPES
-from opgrad.testing.accuracy import error_in_ulp, finfo, tolerance
 
 torch = pytest.importorskip("torch")
 

@@ -4,22 +4,19 @@ import io
 import json
 import math
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import typer
 from bench_cells import FORMS, tiny_cells, tiny_form
+from bench_command import run_bench
 from bench_results import made_up_result, summarized
 from benchmark_tables import headline_table
 from rich.console import Console
-from typer.testing import CliRunner
 
-from opgrad.bench import measure
-from opgrad.bench.case import Case, FormCase, GraphCase, case_of
-from opgrad.bench.cells import (
+from bench import measure
+from bench.case import Case, FormCase, GraphCase, case_of
+from bench.cells import (
     DTYPES,
     EXAMPLE,
     GRAPH,
@@ -32,20 +29,20 @@ from opgrad.bench.cells import (
     Workload,
     select,
 )
-from opgrad.bench.command import bench
-from opgrad.bench.copying import copier
-from opgrad.bench.cpu_target import Target
-from opgrad.bench.figures import figures, geometric_mean, losses, read
-from opgrad.bench.measure import GIVEN, NEW, WAYS
-from opgrad.bench.memories import MEMORIES
-from opgrad.bench.options import BenchOptions
-from opgrad.bench.run import prepared, previous, run, store, target
-from opgrad.bench.runs import described, letters, stamped
-from opgrad.bench.tables import NOBODY, TITLES, duration, full_table, show, summary
+from bench.copying import copier
+from bench.cpu_target import Target
+from bench.figures import figures, geometric_mean, losses, read
+from bench.measure import GIVEN, NEW, WAYS
+from bench.memories import MEMORIES
+from bench.options import BenchOptions
+from bench.run import prepared, previous, run, store, target
+from bench.runs import described, letters, stamped
+from bench.tables import NOBODY, TITLES, duration, full_table, show, summary
+from opgrad.cli.examples import examples
+from opgrad.cli.examples.accuracy import error_in_ulp, last_place
 from opgrad.contract import DTYPES as NUMPY_DTYPES
-from opgrad.contract import FLOATS, graph_operators, operators
-from opgrad.testing.accuracy import error_in_ulp, last_place
-from opgrad.testing.examples import examples
+from opgrad.contract import FLOATS
+from opgrad.ops import graph_operators, operators
 
 PLAN_TIMES = ("opgrad", "call", "kernel")
 
@@ -73,7 +70,7 @@ def test_arrays_lie_in_the_memory_asked_for(memory):
 
 
 def test_a_sample_of_large_results_is_compared(monkeypatch, op):
-    monkeypatch.setattr("opgrad.bench.case.CHECKED", 16)
+    monkeypatch.setattr("bench.case.CHECKED", 16)
     for cell in tiny_cells(op):
         case = Case(cell)
         case.call()()
@@ -243,12 +240,10 @@ def test_durations_have_three_digits():
 
 
 def test_the_command_writes_json_and_a_plot(tmp_path):
-    app = typer.Typer()
-    app.command()(bench)
     result_file, plot_file = tmp_path / "new" / "result.json", tmp_path / "plot.png"
     options = ["--ops", "relu,softmax_grad", "--dtypes", "float32", "--shapes", "8x9", "--peers", "numpy"]
     options += ["--seconds", "0", "--json", str(result_file), "--plot", str(plot_file)]
-    done = CliRunner().invoke(app, options, catch_exceptions=False)
+    done = run_bench(*options)
     assert done.exit_code == 0
     assert "relu" in done.output
     result = read(result_file)
@@ -322,7 +317,7 @@ def test_cells_say_when_and_with_which_options_they_were_measured(tmp_path):
     new = run(Target(), [Cell(relu, Workload((8,)), "float32")], [], 0, options, lambda done, total, cell: None)
     (cell,) = new["cells"]
     assert (cell["date"], cell["options"]) == (new["date"], options)
-    assert described(new) == f"Runs: 1 cells, {cell['date'][:10]}, `opgrad bench --ops relu --shapes 8 --seconds 0`."
+    assert described(new) == f"Runs: 1 cells, {cell['date'][:10]}, `python -m bench --ops relu --shapes 8 --seconds 0`."
     old = made_up_result([4.0, 0.25]) | {"options": {"ops": "softmax", "shapes": "1x7"}}
     assert [stamped(old, each)["options"] for each in old["cells"]] == [None, old["options"], None]
     merged = store(path, new, old)
@@ -345,19 +340,6 @@ def test_a_result_of_another_machine_is_not_updated():
 def test_unknown_devices_are_refused():
     with pytest.raises(ValueError, match=r"^bench: device is 'rocm', expected one of cpu, cuda, jax$"):
         target("rocm")
-
-
-def test_the_module_writes_json_without_typer(tmp_path):
-    path = tmp_path / "result.json"
-    code = "import sys; sys.modules.update(typer=None, rich=None, matplotlib=None); import runpy; "
-    code += "runpy.run_module('opgrad.bench', run_name='__main__', alter_sys=True)"
-    options = ["--ops", "relu", "--dtypes", "float32", "--shapes", "8x9", "--peers", "numpy", "--seconds", "0"]
-    command = [sys.executable, "-c", code, *options, "--json", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "1/1 relu 8x9 float32\n")
-    assert set(read(path)["cells"][0]["ways"]) == set(WAYS)
-    done = subprocess.run([*command, "--device", "rocm"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "opgrad: bench: device is 'rocm', expected one of cpu, cuda, jax\n")
 
 
 def test_other_files_are_no_results(tmp_path):

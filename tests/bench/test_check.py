@@ -10,13 +10,15 @@ from graph_cases import each_operator
 from typer.testing import CliRunner
 
 import opgrad
-from opgrad import check, machine
-from opgrad.contract import FLOATS, operators
+from opgrad.cli import check, machine
+from opgrad.cli.commands.check import check as command
+from opgrad.contract import FLOATS
+from opgrad.ops import operators
 
 
 def run(*options):
     app = typer.Typer()
-    app.command()(check.check)
+    app.command()(command)
     return CliRunner().invoke(app, options, catch_exceptions=False)
 
 
@@ -100,8 +102,8 @@ def cuda(monkeypatch):
     device = {"name": "A device", "capability": "9.0", "driver": "1.2"}
     monkeypatch.setattr(machine, "cuda_problem", lambda: "")
     monkeypatch.setattr(machine, "cuda_device", lambda: device)
-    upload = importlib.import_module("opgrad.interop.torch_copies").upload
-    monkeypatch.setattr("opgrad.interop.torch_copies.upload", lambda array, device: upload(array, "cpu"))
+    upload = importlib.import_module("opgrad.call.libraries.torch_copies").upload
+    monkeypatch.setattr("opgrad.call.libraries.torch_copies.upload", lambda array, device: upload(array, "cpu"))
 
 
 @pytest.mark.usefixtures("one_operator", "cuda")

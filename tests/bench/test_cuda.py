@@ -12,29 +12,29 @@ from functools import partial
 import numpy as np
 import pytest
 import report
+from bench_command import run_bench
 from host_clock import HostClock
-from typer.testing import CliRunner
 
-from opgrad import machine
-from opgrad.bench.cells import Cell, Workload
-from opgrad.bench.figures import figures, read
-from opgrad.bench.measure import GIVEN, LACKING, NEW
-from opgrad.bench.peers import LONGEST_NOTE, reason
-from opgrad.bench.run import run
-from opgrad.bench.runs import machine_line
-from opgrad.bench.tables import full_table, left_out
-from opgrad.cli import app
-from opgrad.contract import DTYPES, operators
-from opgrad.testing.accuracy import error_in_ulp, reference
+from bench.cells import Cell, Workload
+from bench.figures import figures, read
+from bench.measure import GIVEN, LACKING, NEW
+from bench.peers import LONGEST_NOTE, reason
+from bench.run import run
+from bench.runs import machine_line
+from bench.tables import full_table, left_out
+from opgrad.cli import machine
+from opgrad.cli.examples.accuracy import error_in_ulp, reference
+from opgrad.contract import DTYPES
+from opgrad.ops import operators
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from opgrad.bench.cuda import measure, peers  # noqa: E402
-from opgrad.bench.cuda.case import TensorCase  # noqa: E402
-from opgrad.bench.cuda.cells import LENGTHS, workloads  # noqa: E402
-from opgrad.bench.cuda.target import SMALL, Cuda  # noqa: E402
-from opgrad.interop.torch_copies import download, upload  # noqa: E402
+from bench.cuda import measure, peers  # noqa: E402
+from bench.cuda.case import TensorCase  # noqa: E402
+from bench.cuda.cells import LENGTHS, workloads  # noqa: E402
+from bench.cuda.target import SMALL, Cuda  # noqa: E402
+from opgrad.call.libraries.torch_copies import download, upload  # noqa: E402
 
 H200, SMALL_CARD = 150_109_880_320, 16 << 30  # bytes of memory
 TINY = {
@@ -108,8 +108,8 @@ def test_our_call_writes_the_results(op, dtype):
 
 
 def test_a_sample_of_large_results_is_compared(monkeypatch, op):
-    monkeypatch.setattr("opgrad.bench.case.CHECKED", 16)
-    monkeypatch.setattr("opgrad.bench.cuda.case.REFERENCE_ELEMENTS", 16)
+    monkeypatch.setattr("bench.case.CHECKED", 16)
+    monkeypatch.setattr("bench.cuda.case.REFERENCE_ELEMENTS", 16)
     for case in tiny(op):
         case.call()()
         assert case.error() < 64
@@ -311,7 +311,7 @@ def test_a_round_moves_more_than_the_cache_twice(stand_in):
 
 
 def test_a_cell_is_measured(stand_in, op, monkeypatch):
-    monkeypatch.setattr("opgrad.bench.cuda.target.SMALL", 64)
+    monkeypatch.setattr("bench.cuda.target.SMALL", 64)
     cell = Cell(op, TINY[op.kind][0], "bfloat16")
     measured = stand_in.measure(cell, ["torch", "torch.compile"], 0)
     assert json.loads(json.dumps(measured, allow_nan=False)) == measured
@@ -345,9 +345,9 @@ def test_what_cannot_be_measured_is_left_out(stand_in, monkeypatch):
 @pytest.mark.usefixtures("stand_in")
 def test_the_command_measures_cuda(tmp_path):
     result_file, plot_file = tmp_path / "result.json", tmp_path / "plot.png"
-    options = ["bench", "--device", "cuda", "--ops", "relu,softmax", "--dtypes", "float32", "--shapes", "8x9"]
+    options = ["--device", "cuda", "--ops", "relu,softmax", "--dtypes", "float32", "--shapes", "8x9"]
     options += ["--seconds", "0", "--peers", "torch,torch.compile"]
-    done = CliRunner().invoke(app, [*options, "--json", str(result_file), "--plot", str(plot_file)])
+    done = run_bench(*options, "--json", result_file, "--plot", plot_file)
     assert done.exit_code == 0, done.output
     assert "host" in done.output
     assert "A device" in done.output
@@ -422,13 +422,13 @@ def test_what_keeps_cuda_from_running_is_told_in_a_line(monkeypatch, missing, de
     if message is None:
         assert machine.cuda_problem() == ""
         return
-    done = CliRunner().invoke(app, ["bench", "--device", "cuda"])
-    assert (done.exit_code, done.output.count("\n")) == (1, 1)
-    assert done.output.startswith(f"opgrad: bench: device is 'cuda', but {message}")
+    done = run_bench("--device", "cuda")
+    assert (done.exit_code, done.output.count("\n")) == (1, 0)
+    assert done.output.startswith(f"bench: device is 'cuda', but {message}")
 
 
 @pytest.mark.usefixtures("stand_in")
 def test_unknown_peers_are_refused():
-    done = CliRunner().invoke(app, ["bench", "--device", "cuda", "--peers", "scipy"])
+    done = run_bench("--device", "cuda", "--peers", "scipy")
     assert done.exit_code == 1
-    assert done.output.startswith("opgrad: bench: peer is 'scipy', expected one installed of torch, torch.compile")
+    assert done.output.startswith("bench: peer is 'scipy', expected one installed of torch, torch.compile")

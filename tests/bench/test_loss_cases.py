@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 from bench_results import made_up_result, summarized
 
-from opgrad.bench import step_case, step_forms
-from opgrad.bench.cells import LOSSES, WORKLOADS, select
-from opgrad.bench.cpu_target import Target
-from opgrad.bench.measure import OURS
-from opgrad.bench.peers import COMPILE
-from opgrad.bench.run import run
-from opgrad.bench.step_forms import FORMS, LINEAR, LOGITS, SHAPES
-from opgrad.bench.tables import TITLES, full_table
+from bench import step_case, step_forms
+from bench.cells import LOSSES, WORKLOADS, select
+from bench.cpu_target import Target
+from bench.measure import OURS
+from bench.peers import COMPILE
+from bench.run import run
+from bench.step_forms import FORMS, LINEAR, LOGITS, SHAPES
+from bench.tables import TITLES, full_table
 
 torch = pytest.importorskip("torch")
 

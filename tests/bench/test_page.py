@@ -6,18 +6,19 @@ from pathlib import Path
 import benchmark_tables
 import pytest
 import report
+from bench_command import run_bench
 from bench_results import made_up_result
-from typer.testing import CliRunner
+
+from bench.steps import tables as step_tables
 
 pytest.importorskip("matplotlib")
 
 import opgrad
-from opgrad.bench import plots
-from opgrad.bench.figures import figures, read
-from opgrad.bench.measure import GIVEN, NEW, WAYS
-from opgrad.bench.page import page
-from opgrad.bench.tables import title
-from opgrad.cli import app
+from bench import plots
+from bench.figures import figures, read
+from bench.measure import GIVEN, NEW, WAYS
+from bench.page import page
+from bench.tables import title
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +45,7 @@ def test_no_picture_is_cut_and_no_legend_lies_on_a_panel(picture):
         "cells": lambda: plots.drawing(*report.newest_of_sets(ROOT)),
         "sweep": lambda: plots.drawing(*report.newest_sweeps(ROOT)),
         "releases": lambda: benchmark_tables.history(report.history(ROOT)),
-        "steps": lambda: report.step_tables().drawing(*steps),
+        "steps": lambda: step_tables.drawing(*steps),
     }[picture]()
     drawn.canvas.draw()
     renderer, whole = drawn.canvas.get_renderer(), drawn.bbox
@@ -84,7 +85,7 @@ def test_a_page_needs_nothing_else():
 def test_the_command_writes_a_page(tmp_path):
     file = tmp_path / "new" / "report.html"
     options = ["--ops", "relu", "--dtypes", "float32", "--shapes", "8x4", "--peers", "numpy", "--seconds", "0"]
-    result = CliRunner().invoke(app, ["bench", *options, "--html", str(file)])
+    result = run_bench(*options, "--html", file)
     assert result.exit_code == 0, result.output
     assert "relu" in file.read_text(encoding="utf-8")
 

@@ -9,14 +9,14 @@ import pytest
 from bench_cells import FORMS, tiny_cells, tiny_form
 from graph_cases import arrays_of, check_close, each_operator
 
-from opgrad.bench import peers, torch_peers
-from opgrad.bench.case import IN_PLACE, Case, FormCase, GraphCase
-from opgrad.bench.cells import DTYPES, EXAMPLE, PLANS, Cell
-from opgrad.bench.measure import GIVEN, LACKING, NEW, WAYS, NoSuchWay, only
-from opgrad.bench.torch_tensors import fastest
-from opgrad.contract import graph_operators, operators
-from opgrad.testing.accuracy import error_in_ulp, reference
-from opgrad.testing.examples import examples, listed
+from bench import peers, torch_peers
+from bench.case import IN_PLACE, Case, FormCase, GraphCase
+from bench.cells import DTYPES, EXAMPLE, PLANS, Cell
+from bench.measure import GIVEN, LACKING, NEW, WAYS, NoSuchWay, only
+from bench.torch_tensors import fastest
+from opgrad.cli.examples import examples, listed
+from opgrad.cli.examples.accuracy import error_in_ulp, reference
+from opgrad.ops import graph_operators, operators
 
 NOT_COMPARED = {"quick_gelu", "quick_gelu_grad"}  # SiLU is QuickGelu with alpha 1
 NUMBERS = {"loss"}  # results that peers return, for which they need no memory
@@ -71,7 +71,7 @@ def test_our_call_computes_the_results(op, dtype, way):
 
 @pytest.mark.parametrize("name", [name for name in FORMS if "2048x32000" not in name])
 def test_forms_of_softmax_and_their_peers(monkeypatch, name):
-    monkeypatch.setattr("opgrad.bench.case.CHECKED", 16)
+    monkeypatch.setattr("bench.case.CHECKED", 16)
     case = FormCase(tiny_form(FORMS[name]))
     integers = next(iter(case.results.values())).dtype.kind in "iu"
     for way in case.ways:
@@ -90,7 +90,7 @@ def test_forms_of_softmax_and_their_peers(monkeypatch, name):
 @each_operator
 def test_operators_of_training_graphs_and_their_peers(monkeypatch, op):
     for place, example in enumerate(examples(op, "float32")):
-        monkeypatch.setattr("opgrad.bench.case.examples", lambda *_, only=example, large: [only])
+        monkeypatch.setattr("bench.case.examples", lambda *_, only=example, large: [only])
         case = GraphCase(Cell(op, EXAMPLE, "float32"))
         case.call()()
         sizes = [array.size for array in arrays_of(case.values)]

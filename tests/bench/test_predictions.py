@@ -1,14 +1,13 @@
-"""`opgrad bench --device cuda --predict`: predictions alone without a device, beside what was measured with one."""
+"""`python -m bench --device cuda --predict`: predictions alone without a device, beside what was measured with one."""
 
 import io
 
 import pytest
+from bench_command import run_bench
 from rich.console import Console
-from typer.testing import CliRunner
 
-from opgrad import machine
-from opgrad.bench.cuda import predictions
-from opgrad.cli import app
+from bench.cuda import predictions
+from opgrad.cli import machine
 
 WIDE = {"COLUMNS": "200"}
 
@@ -21,7 +20,7 @@ def printed(result):
 
 def test_without_a_device(monkeypatch):
     monkeypatch.setattr(machine, "cuda_problem", lambda: "there is none")
-    done = CliRunner().invoke(app, ["bench", "--device", "cuda", "--predict", "--ops", "softmax_grad"], env=WIDE)
+    done = run_bench("--device", "cuda", "--predict", "--ops", "softmax_grad")
     assert done.exit_code == 0, done.output
     assert "softmax_grad" in done.output
     assert "Nothing is measured: there is none." in done.output
@@ -59,6 +58,6 @@ def test_every_prediction_is_of_a_cell():
 
 @pytest.mark.parametrize("options", [["--predict"], ["--load", "--predict"]])
 def test_where_there_are_none(options):
-    done = CliRunner().invoke(app, ["bench", *options])
+    done = run_bench(*options)
     assert done.exit_code == 1
     assert "--predict" in done.output

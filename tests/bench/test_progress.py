@@ -1,18 +1,18 @@
-"""What `opgrad bench` says while it measures."""
+"""What `python -m bench` says while it measures."""
 
 import io
 
 import pytest
 from rich.console import Console
 
-from opgrad import machine
-from opgrad.bench import progress
-from opgrad.bench.cells import select
-from opgrad.bench.measure import measure_each
-from opgrad.bench.options import BenchOptions
-from opgrad.bench.peers import COMPILE
-from opgrad.bench.progress import duration, told
-from opgrad.bench.run import prepared
+from bench import progress
+from bench.cells import select
+from bench.measure import measure_each
+from bench.options import BenchOptions
+from bench.peers import COMPILE
+from bench.progress import duration, told
+from bench.run import prepared
+from opgrad.cli import machine
 
 
 @pytest.fixture

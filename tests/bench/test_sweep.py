@@ -3,13 +3,13 @@
 import pytest
 from rich.console import Console
 
-from opgrad.bench import load, sweep
-from opgrad.bench.options import BenchOptions
-from opgrad.bench.plots import drawing, save
-from opgrad.bench.run import prepared, read, store
-from opgrad.bench.sweep import Curve, curves
-from opgrad.bench.tables import show, show_load, sweep_table
-from opgrad.contract import operators
+from bench import load, sweep
+from bench.options import BenchOptions
+from bench.plots import drawing, save
+from bench.run import prepared, read, store
+from bench.sweep import Curve, curves
+from bench.tables import show, show_load, sweep_table
+from opgrad.ops import operators
 
 
 @pytest.fixture

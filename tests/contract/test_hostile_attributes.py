@@ -7,8 +7,8 @@ from samples import sample
 
 import opgrad
 from opgrad import Dropout, post_ops
-from opgrad.contract import graph_operators, operators
-from opgrad.native import runners
+from opgrad.call import runners
+from opgrad.ops import graph_operators, operators
 
 pytestmark = pytest.mark.any_cpu
 

@@ -8,10 +8,10 @@ import pytest
 
 import opgrad
 from opgrad import post_ops
-from opgrad.contract import operators
+from opgrad.call import arrays
 from opgrad.contract.plain import is_plain, plain
-from opgrad.fused.dropout import Dropout
-from opgrad.native import arrays
+from opgrad.ops import operators
+from opgrad.ops.reference.dropout import Dropout
 
 
 class Number:

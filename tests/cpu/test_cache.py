@@ -16,7 +16,7 @@ import opgrad.cpu
 from opgrad.cpu.compiler import decorators, sources, trust, words
 from opgrad.cpu.compiler.cache import MOST_BYTES, ObjectCache, directory
 from opgrad.cpu.kernels import activation
-from opgrad.native import plan
+from opgrad.cpu.runtime import plan
 
 pytestmark = pytest.mark.any_cpu
 
@@ -367,7 +367,7 @@ def test_kernels_depend_on_a_handful_of_files():
     for name, files in found.items():
         assert len(files) <= 14, name
         assert not [each for each in files if not each.startswith(("cpu/", "native/"))], name
-        if not name.startswith("opgrad.native"):
+        if not name.startswith("opgrad.call"):
             assert not [each for each in files if each.startswith(("cpu/programs/", "native/"))], name
     relu = {place(each) for each in sources.reached(activation.relu.function)}
     assert relu == {"cpu/kernels/activation.py", "cpu/kernels/loops/elements.py", "cpu/kernels/loops/map.py"}
@@ -418,7 +418,13 @@ for function in activation.relu, rows.softmax_rows, gather.SLICES_BY_TARGET.coun
 
 def test_which_changed_files_give_other_digests(copy):
     first = run_copy(copy, DIGESTS)
-    paths = "locks.py", "native/threads/__init__.py", "cpu/compiler/decorators.py", "cpu/compiler/cache.py", "cli.py"
+    paths = (
+        "base/locks.py",
+        "cpu/runtime/threads/__init__.py",
+        "cpu/compiler/decorators.py",
+        "cpu/compiler/cache.py",
+        "cli/app.py",
+    )
     for path in paths:
         with open(copy / "opgrad" / path, "a", encoding="utf-8") as file:
             file.write("\nANOTHER = 1\n")

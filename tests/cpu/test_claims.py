@@ -24,7 +24,7 @@ FILE = f".{NAME}.claim"
 COMPILES = """
 import sys
 from opgrad.cpu.compiler import emit
-from opgrad.native import plan, pool
+from opgrad.cpu.runtime import plan, pool
 compile = emit.object_code
 def told(function, form, symbol):
     print(symbol, flush=True)

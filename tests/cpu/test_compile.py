@@ -9,11 +9,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from opgrad import compile as compiling
-from opgrad.cli import app
-from opgrad.contract import FLOATS, graph_operators, operators
+from opgrad.cli import compile as compiling
+from opgrad.cli.app import app
+from opgrad.contract import FLOATS
 from opgrad.cpu.compiler.cache import ObjectCache
 from opgrad.cpu.compiler.requests import Work
+from opgrad.ops import graph_operators, operators
 
 pytestmark = pytest.mark.any_cpu
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from opgrad import compile as compiling
-from opgrad.bench.cells import WORKLOADS
+from bench.cells import WORKLOADS
+from opgrad.cli import compile as compiling
+from opgrad.cli.examples.arguments import SHAPES, signature
 from opgrad.contract import FLOATS
 from opgrad.cpu.compiler import decorators
-from opgrad.native.plans import plan
-from opgrad.testing.arguments import SHAPES, signature
+from opgrad.cpu.plans import plan
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from opgrad.cli.examples.accuracy import error_in_ulp, tolerance
 from opgrad.contract import DTYPES, FLOATS
 from opgrad.cpu.compiler.decorators import kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.gemm import Matrix, ProductSizes, product
-from opgrad.testing.accuracy import error_in_ulp, tolerance
 
 ORDERS = ["NN", "NT", "TN", "TT"]
 WIDTH = gemm.VECTORS * vector_lanes("float32")

@@ -12,9 +12,9 @@ SUPPORT = Path(__file__).parents[1] / "support"
 FAMILIES = """
 import numpy as np
 import opgrad
-from opgrad.contract import public_operators
-from opgrad.testing.accuracy import error_in_ulp, tolerance
-from opgrad.testing.examples import Example, examples, expected, listed
+from opgrad.ops import public_operators
+from opgrad.cli.examples.accuracy import error_in_ulp, tolerance
+from opgrad.cli.examples import Example, examples, expected, listed
 
 SMALL = 3000
 def size(values):
@@ -86,6 +86,7 @@ import sys
 sys.path.insert(0, {support!r})
 import numpy as np
 import opgrad
+from opgrad.call.public import public_function
 from sample_losses import LOSSES, OPTIONS, WITH_GRADIENT, arguments, check, of
 
 rng = np.random.default_rng(0)
@@ -94,7 +95,7 @@ for shape in ((3, 70), (2, 5, 9)):
         given = arguments(shape, "float32", rng, **options)
         for op in (LOSSES, WITH_GRADIENT):
             own = of(op, given)
-            check(op, own, op.function(**own))
+            check(op, own, public_function(op.name)(**own))
 lr, (weights, gradients) = np.float32([0.1]), ([rng.normal(size=n).astype("f4") for n in (5, 70)] for _ in range(2))
 for new, p, g in zip(opgrad.sgd_optimizer(lr, weights, gradients), weights, gradients, strict=True):
     np.testing.assert_allclose(new, p - 0.1 * g, rtol=1e-5)

@@ -6,15 +6,15 @@ import pytest
 from subprocesses import run_python
 
 from opgrad.cpu.compiler import decorators, machine_code, processors, relocations, sources, target, words
-from opgrad.native import threads
-from opgrad.native.plan import execute
+from opgrad.cpu.runtime import threads
+from opgrad.cpu.runtime.plan import execute
 
 pytestmark = pytest.mark.skipif(not machine_code.HERE, reason="LLVM links and tells here")
 
 WARM = """
 import sys
 import numpy as np, opgrad
-from opgrad import machine
+from opgrad.cli import machine
 x = np.linspace(-1, 1, 12, dtype="float32").reshape(3, 4)
 assert np.allclose(opgrad.softmax(x).sum(1), 1)
 machine.describe()

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from samples import call, sample
 
-from opgrad.contract import FLOATS, operators
+from opgrad.contract import FLOATS
 from opgrad.cpu.compiler import decorators, simd, target, words
 from opgrad.cpu.compiler.parameters import Pointer
 from opgrad.cpu.compiler.words import CACHE_LINE
+from opgrad.ops import operators
 
 SUPPORT = Path(__file__).parents[1] / "support"
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -36,7 +37,7 @@ import sys, numpy as np
 sys.path.insert(0, {tests!r})
 from accuracy import check
 from samples import sample
-from opgrad.contract import operators
+from opgrad.ops import operators
 for name, dtypes in {families!r}.items():
     for dtype in dtypes:
         for shape in [(5, 3), (3, 77), (2, 5, 33)]:

@@ -11,8 +11,8 @@ import pytest
 from subprocesses import run_python
 
 import opgrad
+from opgrad.base.locks import compilers_locks
 from opgrad.cpu.compiler.lowering import numba_private, pipeline
-from opgrad.locks import compilers_locks
 
 pytestmark = pytest.mark.any_cpu
 

@@ -15,12 +15,13 @@ import pytest
 from subprocesses import run_python
 from typer.testing import CliRunner
 
-from opgrad import __version__, packing
-from opgrad.cli import app
+from opgrad import __version__
+from opgrad.cli import packing
+from opgrad.cli.app import app
 from opgrad.cpu.compiler import packs, processors, relocations, sources
 from opgrad.cpu.compiler.packs import MAGIC, Pack, PackedObjects, PackError, packed
 from opgrad.cpu.compiler.processors import PROCESSORS, Processor, is_here
-from opgrad.native.plan import execute
+from opgrad.cpu.runtime.plan import execute
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 
 pytestmark = [pytest.mark.any_cpu, pytest.mark.skipif(os.name != "posix", reason="packs are for Linux")]

@@ -5,8 +5,9 @@ import sys
 from cuda_gate import ARCHITECTURES, POINTERS, Gate, compile_share, errors, missing, over_registers, spills
 from cuda_gate_rows import ELEMENTS, LAYOUTS, OWN, REST, SAMPLES, program_of
 
-from opgrad.contract import DTYPES, FLOATS, operators
+from opgrad.contract import DTYPES, FLOATS
 from opgrad.cuda import ALIGNMENT
+from opgrad.ops import operators
 
 ALPHAS = {"default": {}, "one": {"alpha": 1}, "other": {"alpha": -3.25}}
 

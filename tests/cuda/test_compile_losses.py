@@ -16,7 +16,8 @@ from cuda_gate_rows import (
     reachable,
 )
 
-from opgrad.contract import DTYPES, FLOATS, operators
+from opgrad.contract import DTYPES, FLOATS
+from opgrad.ops import operators
 
 LOSS_GRAD = "softmax_cross_entropy_loss_grad"
 LOSSES = ("softmax_cross_entropy_loss", "softmax_cross_entropy_loss_only", "softmax_cross_entropy_loss_and_grad")

@@ -17,13 +17,14 @@ from cuda_gate import (
 )
 from cuda_gate_rows import LAYOUTS, OWN, REST, SAMPLES, laid_out, shapes_of
 
-from opgrad import post_ops
-from opgrad.contract import BYTES, DTYPES, Spec, operators
+from opgrad.call import arrays
+from opgrad.contract import BYTES, DTYPES, Spec
 from opgrad.contract.signature import prepare
 from opgrad.cuda import ALIGNMENT
-from opgrad.fused.dropout import Dropout
-from opgrad.fused.primitive import TYPES
-from opgrad.native import arrays
+from opgrad.ops import operators
+from opgrad.ops.reference import post_ops
+from opgrad.ops.reference.dropout import Dropout
+from opgrad.ops.reference.primitive import TYPES
 
 REGIMES = {
     "short rows, heads": ((128,), ((1, 1, 2), (7, 9, 31), (8, 16, 64))),
@@ -124,7 +125,7 @@ def program(kind):
         general, given = arrays.expanded(op, given)
         specs = [Spec(given[name].shape, given[name].dtype, given[name].strides) for name in general.inputs]
         known = {name: value for name, value in given.items() if name in general.attributes}
-        found = general.kernel("cuda")(prepare(general, specs, known, any_stride=True).problem)
+        found = general.kernel("opgrad.cuda")(prepare(general, specs, known, any_stride=True).problem)
         if general is not op and found.regime == kind["regime"].partition(",")[0]:
             return found
     return None

@@ -24,8 +24,9 @@ from cuda_gate_rows import (
     reachable,
 )
 
-from opgrad.contract import DTYPES, FLOATS, operators
+from opgrad.contract import DTYPES, FLOATS
 from opgrad.cuda.regimes import LOOPS
+from opgrad.ops import operators
 
 COPIED = 4  # bytes: the fewest of an asynchronous copy to shared memory
 STEP = 2048  # elements, of one array: the shortest, where two lie far apart

@@ -7,8 +7,9 @@ import triton.language as tl
 from cuda_gate import ARCHITECTURES, POINTERS, Gate, compile_share, errors, missing, over_registers, spills
 from cuda_gate_rows import OWN
 
-from opgrad.contract import DTYPES, FLOATS, Spec, graph_operators, loss_operators
+from opgrad.contract import DTYPES, FLOATS, Spec
 from opgrad.contract.signature import prepare
+from opgrad.ops import graph_operators, loss_operators
 
 NAMES = ("cross_entropy_shard", "cross_entropy_shard_grad")
 SHAPES = {"short": (8191, 112), "one": (301, 2048), "long": (64, 131072), "odd": (301, 50257), "long odd": (16, 200001)}
@@ -28,7 +29,7 @@ def program(kind):
             continue
         shapes[name] = tensor.shape(shapes, attributes) if tensor.shape else shape
         specs.append(Spec(shapes[name], DTYPES[dtype]))
-    return op.kernel("cuda")(prepare(op, specs, attributes, any_stride=True).problem)
+    return op.kernel("opgrad.cuda")(prepare(op, specs, attributes, any_stride=True).problem)
 
 
 FEW = {"op": NAMES, "shape": ("short", "long odd")}
@@ -84,7 +85,7 @@ def test_options_are_numbers_that_kernels_are_given(name):
         given = {"first": 10} if "first" in op.attributes else {"label_smoothing": 0.1 * temperature}
         given |= {"softcap": 0.3 * temperature, "temperature": temperature}
         problem = prepare(op, specs, {**op.attributes, **given}, any_stride=True).problem
-        for launch in op.kernel("cuda")(problem).launches:
+        for launch in op.kernel("opgrad.cuda")(problem).launches:
             annotations = launch.kernel.fn.__annotations__
             floats = [each for each, value in launch.arguments.items() if isinstance(value, float)]
             assert floats

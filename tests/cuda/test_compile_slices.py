@@ -4,8 +4,9 @@ import sys
 
 from cuda_gate import ARCHITECTURES, POINTERS, Gate, compile_share, errors, missing, over_registers, spills
 
-from opgrad.contract import DTYPES, FLOATS, Spec, operators
+from opgrad.contract import DTYPES, FLOATS, Spec
 from opgrad.contract.signature import prepare
+from opgrad.ops import operators
 
 
 def program(kind):
@@ -15,7 +16,7 @@ def program(kind):
     dtypes = {"x": kind["dtype"], "dy": kind["dtype"], "indices": kind["indices"]}
     specs = [Spec(shapes[name], DTYPES[dtypes[name]]) for name in op.inputs]
     attributes = {"axis": 1, "check": kind["check"]} | ({"shape": shapes["x"]} if "shape" in op.attributes else {})
-    return op.kernel("cuda")(prepare(op, specs, attributes, any_stride=True).problem)
+    return op.kernel("opgrad.cuda")(prepare(op, specs, attributes, any_stride=True).problem)
 
 
 CHOICE = {

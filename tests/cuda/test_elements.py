@@ -7,7 +7,8 @@ import pytest
 from relayouts import relaid, spaced_rows
 from samples import bits, cast, elements, sample
 
-from opgrad.contract import DTYPES, FLOATS, operators
+from opgrad.contract import DTYPES, FLOATS
+from opgrad.ops import operators
 
 pytest.importorskip("triton", reason="needs Triton")
 

@@ -8,8 +8,9 @@ from cuda_backend import call, check, forget, program, some
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from opgrad.contract import DTYPES, FLOATS, operators
+from opgrad.contract import DTYPES, FLOATS
 from opgrad.cuda import chunks, gather, sort
+from opgrad.ops import operators
 
 GATHER, GATHER_GRAD = operators()["gather"], operators()["gather_grad"]
 SIZE = 9  # of the axis that indices point into

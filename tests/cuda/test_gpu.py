@@ -7,7 +7,7 @@ from samples import sample
 from snippets import run
 
 import opgrad
-from opgrad.contract import operators
+from opgrad.ops import operators
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

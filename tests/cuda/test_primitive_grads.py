@@ -20,11 +20,11 @@ from cuda_backend import EVERYTHING, FROM_PTX, ON_GPU, some
 from cuda_primitive import WAYS, call_kernels, gradients, lower_limits
 
 import opgrad
-from opgrad import post_ops
-from opgrad.contract import operators
-from opgrad.fused.dropout import Dropout
-from opgrad.fused.primitive import GRADIENT_TYPES
-from opgrad.random import keep_mask
+from opgrad.ops import operators
+from opgrad.ops.reference import post_ops
+from opgrad.ops.reference.dropout import Dropout
+from opgrad.ops.reference.primitive import GRADIENT_TYPES
+from opgrad.ops.reference.random import keep_mask
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 

@@ -22,11 +22,12 @@ from cuda_backend import ON_GPU, program, some
 from cuda_primitive import NAMES, call_kernels, names
 
 import opgrad
-from opgrad import post_ops
-from opgrad.contract import DTYPES, operators
-from opgrad.fused.dropout import Dropout
-from opgrad.fused.primitive import CONDITION_TYPES, OPERAND_TYPES
-from opgrad.native.arrays import expanded
+from opgrad.call.arrays import expanded
+from opgrad.contract import DTYPES
+from opgrad.ops import operators
+from opgrad.ops.reference import post_ops
+from opgrad.ops.reference.dropout import Dropout
+from opgrad.ops.reference.primitive import CONDITION_TYPES, OPERAND_TYPES
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 

@@ -13,7 +13,8 @@ from outputs import in_place_calls, packed
 from relayouts import relaid, spaced_rows
 from samples import bits, elements, sample
 
-from opgrad.contract import FLOATS, operators
+from opgrad.contract import FLOATS
+from opgrad.ops import operators
 
 pytest.importorskip("triton", reason="needs Triton")
 

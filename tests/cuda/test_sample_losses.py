@@ -61,7 +61,8 @@ def test_a_linear_layer_in_chunks_of_rows(n, rng, monkeypatch):
 
 COMPILE = """
 import numpy as np
-from opgrad.contract import DTYPES, Spec, loss_operators
+from opgrad.contract import DTYPES, Spec
+from opgrad.ops import loss_operators
 from opgrad.contract.signature import prepare
 from opgrad.cuda.inspect import compiled
 for dtype, n, inner, options in CASES:
@@ -75,7 +76,7 @@ for dtype, n, inner, options in CASES:
             specs["dentropy"] = Spec(samples, DTYPES["float32"])
         attributes = {name: value for name, value in options.items() if name != "probabilities"}
         problem = prepare(op, [specs.get(name) for name in op.inputs], attributes, any_stride=True).problem
-        for report in compiled(op.kernel("cuda")(problem)):
+        for report in compiled(op.kernel("opgrad.cuda")(problem)):
             assert report.spilled == 0, (op.name, dtype, n, report.name, report.spilled)
             assert report.registers <= 255
 """

@@ -7,9 +7,10 @@ import pytest
 from cuda_backend import ON_GPU, call, forget, program
 from graph_cases import check_close
 
-from opgrad.contract import FLOATS, graph_operators
+from opgrad.cli.examples import examples, expected
+from opgrad.contract import FLOATS
 from opgrad.cuda import regimes
-from opgrad.testing.examples import examples, expected
+from opgrad.ops import graph_operators
 
 pytest.importorskip("triton", reason="needs Triton")
 if ON_GPU:

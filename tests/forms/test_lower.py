@@ -10,8 +10,8 @@ from lowering_cases_windows import CONVOLUTION, POOLING, RESIZING, TRANSPOSED
 from lowering_models import graph_of, run
 from onnx import helper
 
-from opgrad.contract import operators
 from opgrad.onnxruntime import LOWERED, NOT_LOWERED, InferenceSession, lower
+from opgrad.ops import operators
 
 CASES = [*ACTIVATIONS, *SOFTMAX, *GATHER, *JOINS, *LOSSES, *NORMALIZATION, *SUMS]
 CASES += [*CONVOLUTION, *TRANSPOSED, *POOLING, *RESIZING, *CONTRIB, *ATTENTION]

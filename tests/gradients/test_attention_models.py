@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from opgrad.gradients import gradients
-from opgrad.gradients.differentiation import attentions
+from opgrad.onnx.gradients.differentiation import attentions
 from opgrad.onnxruntime import InferenceSession
 
 torch = pytest.importorskip("torch")

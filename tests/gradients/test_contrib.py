@@ -9,11 +9,11 @@ from gradient_cases import numbers
 from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.gradients import gradients
-from opgrad.graph.graph import Graph
-from opgrad.graph.stand_ins import LIKE, OF_AI_ONNX, RENAMED, WRITTEN
+from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.stand_ins import LIKE, OF_AI_ONNX, RENAMED, WRITTEN
+from opgrad.onnx.rules.registry import RULES
 from opgrad.onnxruntime import InferenceSession
 from opgrad.onnxruntime.runners import NATIVE, operators
-from opgrad.rules.registry import RULES
 
 BERT = """bert (int64[batch, seq] ids, int64[batch, seq] segments, int64[batch, seq] mask) => (float y) {
     m = Cast <to = 6> (mask)\n i = Cast <to = 6> (ids)\n s = Cast <to = 6> (segments)

@@ -6,8 +6,8 @@ from differences import build
 from onnx import defs
 
 from opgrad.gradients import gradients
-from opgrad.rules.coverage import NONE, NOT_YET, REFUSED, coverage
-from opgrad.rules.registry import RULES
+from opgrad.onnx.rules.coverage import NONE, NOT_YET, REFUSED, coverage
+from opgrad.onnx.rules.registry import RULES
 
 OPERATORS = runtime_registry.operators()
 

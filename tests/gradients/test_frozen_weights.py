@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from opgrad.gradients import gradients
-from opgrad.graph.nodes import read_by
+from opgrad.onnx.graph.nodes import read_by
 from opgrad.onnxruntime import InferenceSession
 
 RANDOM = np.random.default_rng(7)

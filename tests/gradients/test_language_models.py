@@ -10,7 +10,7 @@ from runtime_cases import session_of
 from runtime_cases_packed import packed
 
 from opgrad.gradients import gradients
-from opgrad.graph.graph import Graph
+from opgrad.onnx.graph.graph import Graph
 from opgrad.onnxruntime import lower
 
 WIDTH, VOCABULARY, BLOCK = 64, 20, 16

@@ -10,7 +10,7 @@ from gradient_case import numbers
 from onnx import helper
 
 from opgrad.gradients import gradients
-from opgrad.graph.nodes import all_nodes
+from opgrad.onnx.graph.nodes import all_nodes
 from opgrad.onnxruntime import InferenceSession
 
 VECTOR, WEIGHT, MATRIX = numbers(3), numbers(3, seed=1), numbers(3, 3, seed=1)

@@ -8,7 +8,7 @@ from gradient_cases import numbers
 from onnx import numpy_helper
 
 from opgrad.gradients import gradients
-from opgrad.graph.messages import copied
+from opgrad.onnx.graph.messages import copied
 from opgrad.onnxruntime import InferenceSession, lower
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.artifacts import LossType, generate_artifacts

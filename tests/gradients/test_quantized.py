@@ -9,8 +9,8 @@ from gradient_cases import numbers
 from onnx import TensorProto, numpy_helper
 
 from opgrad.gradients import gradients, register_gradient
+from opgrad.onnx.rules.registry import RULES
 from opgrad.onnxruntime import InferenceSession
-from opgrad.rules.registry import RULES
 
 RANDOM = np.random.default_rng(7)
 CONSTANTS = {

@@ -7,7 +7,7 @@ from gradient_cases import numbers
 from onnx import helper, numpy_helper
 
 from opgrad.gradients import gradients
-from opgrad.graph.passes import prepare
+from opgrad.onnx.passes import prepare
 from opgrad.onnxruntime import InferenceSession
 
 CHANNELS = 3

@@ -9,8 +9,8 @@ from onnx import TensorProto, helper, parser
 
 import opgrad
 from opgrad.gradients import gradients
-from opgrad.gradients.differentiation import with_attention
-from opgrad.graph.graph import Graph
+from opgrad.onnx.gradients.differentiation import with_attention
+from opgrad.onnx.graph.graph import Graph
 from opgrad.onnxruntime import InferenceSession, lower
 
 B, H, L, D = 2, 4, 7, 8

@@ -6,10 +6,10 @@ import onnxruntime
 import pytest
 from small_models import build, normal
 
-from opgrad.graph.batch_norm import evaluating
-from opgrad.graph.loading import read_model
+from opgrad.cli.inspect.inspection import inspect
+from opgrad.onnx.graph.batch_norm import evaluating
+from opgrad.onnx.graph.loading import read_model
 from opgrad.onnxruntime import lower
-from opgrad.training.inspect.inspection import inspect
 
 ARRAYS = normal(scale=(2,), bias=(2,), mean=(2,)) | {"var": np.array([0.5, 2], np.float32)}
 

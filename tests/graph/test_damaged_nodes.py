@@ -12,9 +12,9 @@ from gradient_cases import CASES
 from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.gradients import gradients
-from opgrad.graph.loading import check_model
+from opgrad.onnx.graph.loading import check_model
 from opgrad.onnxruntime import lower
-from opgrad.training.inspect.trainability import trainability
+from opgrad.training.make.trainability import trainability
 
 REFUSED = (ValueError, NotImplementedError)
 DAMAGED = 30  # models, of some milliseconds each

@@ -7,7 +7,7 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from passes_cases import build, floats, operators, prepared, run, same_gradients
 
 from opgrad.gradients import gradients
-from opgrad.graph.passes import finish, prepare
+from opgrad.onnx.passes import finish, prepare
 
 X = floats(2, 3, 4)
 

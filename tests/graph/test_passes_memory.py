@@ -115,7 +115,7 @@ def test_other_segments_are_refused(segments, error, message):
 
 def test_accumulated_gradients_are_ready_in_the_order_of_the_layers():
     """Also where each of them goes into a buffer, in the order of the parameters."""
-    from opgrad.graph.passes import finish
+    from opgrad.onnx.passes import finish
 
     model, weights = layered(DENSE)
     with without_passes():

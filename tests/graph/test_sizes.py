@@ -9,9 +9,9 @@ from gradient_cases import numbers
 from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.gradients import gradients
-from opgrad.graph import inference
-from opgrad.graph.graph import Graph
-from opgrad.graph.sizes import VAGUE, Term, are_equal, known, sizes_in, terms
+from opgrad.onnx.graph import inference
+from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.sizes import VAGUE, Term, are_equal, known, sizes_in, terms
 
 NAMES = ("?", "", "-1", "unk__3", "None", "unknown", " ? ")
 

@@ -10,9 +10,10 @@ from accuracy import assert_close
 from samples import bits, call, sample
 
 import opgrad
-from opgrad import interop, post_ops
+from opgrad import post_ops
+from opgrad.call import arrays, owners, runners
 from opgrad.contract import DTYPES
-from opgrad.native import arrays, plans, runners
+from opgrad.cpu import plans
 
 pytest.importorskip("triton")
 
@@ -137,12 +138,12 @@ def module():
     """The stand-in in CuPy's place."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", stand_in())
-        patch.setattr(interop, "known", {})
-        before = sys.modules.pop("opgrad.interop.cupy", None)
+        patch.setattr(owners, "known", {})
+        before = sys.modules.pop("opgrad.call.libraries.cupy", None)
         yield sys.modules["cupy"]
-        del sys.modules["opgrad.interop.cupy"]
+        del sys.modules["opgrad.call.libraries.cupy"]
         if before is not None:
-            sys.modules["opgrad.interop.cupy"] = before
+            sys.modules["opgrad.call.libraries.cupy"] = before
 
 
 @pytest.fixture
@@ -154,7 +155,7 @@ def cupy(module):
 
 
 def front_end():
-    return interop.library_of(Ndarray)
+    return owners.library_of(Ndarray)
 
 
 def on_cupy(arguments, device=0):
@@ -498,7 +499,7 @@ def driver(monkeypatch):
 
 
 def check_driver():
-    from opgrad.contract import operators
+    from opgrad.ops import operators
 
     front_end()._check_driver(operators()["relu"])
 
@@ -552,7 +553,7 @@ def test_triton_finds_no_gpu(cupy, driver, release, torch, message):
 def carried(cupy, monkeypatch):
     """JAX arrays are taken for a GPU's, and CuPy carries them."""
     pytest.importorskip("jax")
-    from opgrad.interop import jax_arrays as jax_front_end
+    from opgrad.call.libraries import jax_arrays as jax_front_end
 
     carrier = jax_front_end._Cupy()
     monkeypatch.setattr(jax_front_end, "_is_host", lambda device: False)

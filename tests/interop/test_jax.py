@@ -12,8 +12,9 @@ from samples import bits, call, cast, sample
 
 import opgrad
 from opgrad import post_ops
-from opgrad.contract import BYTES, FLOATS, Operator
-from opgrad.fused.primitive import TYPES
+from opgrad.call.public import public_function
+from opgrad.contract import BYTES, FLOATS
+from opgrad.ops.reference.primitive import TYPES
 from opgrad.post_ops import PostOp
 
 jax = pytest.importorskip("jax")
@@ -21,7 +22,7 @@ jax.config.update("jax_num_cpu_devices", 2)
 
 import jax.numpy as jnp  # noqa: E402
 
-from opgrad.interop import jax_arrays as front_end  # noqa: E402
+from opgrad.call.libraries import jax_arrays as front_end  # noqa: E402
 
 FLOAT_NAMES = ", ".join(FLOATS)
 LARGE = (130, 300)  # results of 64 KiB and more in every dtype
@@ -216,8 +217,7 @@ def test_nothing_is_copied(op, dtype, rng, monkeypatch):
         return compute
 
     call(op, given)
-    function = Operator.function.fget
-    monkeypatch.setattr(Operator, "function", property(lambda op: watched(function(op))))
+    monkeypatch.setattr(front_end, "public_function", lambda name: watched(public_function(name)))
     results = dict(zip(op.results, call(op, given), strict=True))
     for name, array in (given | results).items():
         if isinstance(array, jax.Array) and (name in op.inputs or array.nbytes >= 1 << 16):

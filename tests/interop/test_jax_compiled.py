@@ -12,8 +12,8 @@ from samples import cast, sample
 
 import opgrad
 from opgrad import post_ops
-from opgrad.contract import operators
-from opgrad.native import scratch
+from opgrad.cpu.runtime import scratch
+from opgrad.ops import operators
 
 jax = pytest.importorskip("jax")
 jax.config.update("jax_num_cpu_devices", 2)

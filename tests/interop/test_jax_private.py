@@ -10,7 +10,7 @@ import pytest
 jax = pytest.importorskip("jax")
 
 import opgrad  # noqa: E402
-from opgrad.interop import jax_private  # noqa: E402
+from opgrad.call.libraries import jax_private  # noqa: E402
 
 SOURCE = Path(opgrad.__file__).parent
 PATHS = sorted(
@@ -33,7 +33,7 @@ def child(path):
     delattr(owner, last)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        from opgrad.interop import jax_private
+        from opgrad.call.libraries import jax_private
     setattr(owner, last, kept)
     assert "jax." + path in jax_private.MISSING, jax_private.MISSING
     assert any("lacks jax." + path in str(each.message) for each in told)

@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from callers import functions_met, is_native
+from planned import softmax_plan
 from subprocesses import run_python
 
 import opgrad
-from opgrad import contract
-from opgrad.native import abi, arrays, calls
-from opgrad.native import plan as plan_words
-from opgrad.native.threads.system import system
+from opgrad.call import arrays, calls
+from opgrad.cpu.runtime import abi
+from opgrad.cpu.runtime import plan as plan_words
+from opgrad.cpu.runtime.threads.system import system
+from opgrad.ops import operators
 
 pytestmark = pytest.mark.skipif(not abi.SUPPORTED, reason="this Python has no native calls")
 X = np.linspace(-1, 1, 600, dtype=np.float32).reshape(2, 300)
@@ -71,7 +73,7 @@ def test_what_cannot_be_tried_is_not_used(monkeypatch, anew):
 def test_calls_are_pythons_then(layout, monkeypatch, anew):
     """With the same results, and one warning: functions, plans, lists, results from the pool."""
     monkeypatch.setitem(abi.TRIALS, layout, lambda: False)
-    softmax = arrays.dispatcher(contract.operators()["softmax"])
+    softmax = arrays.dispatcher(operators()["softmax"])
     wide = np.linspace(-1, 1, 1 << 17, dtype=np.float32).reshape(2, -1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -100,7 +102,7 @@ with warnings.catch_warnings(record=True) as caught:
         assert (opgrad.relu(x) == np.maximum(x, 0)).all()
         assert opgrad.relu(x, out=out) is out and (out == np.maximum(x, 0)).all()
         assert opgrad.leaky_relu(x, 0.5).min() == -0.5
-from opgrad.native import abi
+from opgrad.cpu.runtime import abi
 print(opgrad.__file__, len(caught), sorted(abi.unlike()) == sorted(set(abi.TRIALS) - {abi.NUMPY_FUNCTIONS, abi.CALLS}))
 """
 
@@ -134,13 +136,13 @@ def test_memory_that_is_not_there():
 def test_a_kernel_with_more_arguments_than_there_is_room_for(monkeypatch):
     monkeypatch.setattr(plan_words, "MAX_ARGUMENTS", 5)
     with pytest.raises(RuntimeError, match=r"a kernel takes \d+ words of arguments, expected at most 5"):
-        opgrad.softmax_plan((3, 7), "float32")
+        softmax_plan((3, 7), "float32")
 
 
 @pytest.mark.parametrize("room", [1, 2])
 def test_a_record_with_more_numbers_than_there_is_room_for(room, monkeypatch):
     monkeypatch.setattr(calls, "MOST_NUMBERS", room)
-    softmax = arrays.dispatcher(contract.operators()["softmax"])
+    softmax = arrays.dispatcher(operators()["softmax"])
     given = {"dropout": opgrad.Dropout(0.5, seed=3, offset=4)}
     for _ in range(3):
         np.testing.assert_array_equal(softmax(X, **given), opgrad.softmax(X, **given))

@@ -17,8 +17,8 @@ ARTIFACTS = Path(__file__).parents[1] / "artifacts"
 BEGIN = """
 import os, signal, sys, time
 from opgrad.cpu.compiler import processes
-from opgrad.native import plan
-from opgrad.native.threads import workers
+from opgrad.cpu.runtime import plan
+from opgrad.cpu.runtime.threads import workers
 found = processes.compilers()
 """
 

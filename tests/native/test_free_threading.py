@@ -29,12 +29,12 @@ def at_once(function, count=4):
 """
 NUMPY = """
 import opgrad
-from opgrad.native import arrays, functions, plans
+from opgrad.call import arrays, functions; from opgrad.cpu import plans
 arrays.RUNNERS = plans.PLANS.most = 8  # plans are replaced all the time
 xs = [np.random.default_rng(n).normal(size=(3, n)).astype("float32") for n in range(1, 40)]
 relu, soft = [np.maximum(x, 0) for x in xs], [np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in xs]
 large = np.random.default_rng(0).normal(size=(64, 3000)).astype("float32")
-plan = opgrad.softmax_plan(large.shape, "float32")
+plan = opgrad.plan(opgrad.softmax, large, out=np.empty_like(large))
 expected = plan(large, out=np.empty_like(large))
 labels, scores = np.arange(40) % 10, np.zeros((40, 10), np.float32)
 loss = opgrad.softmax_cross_entropy_loss(scores, labels)[0]
@@ -59,8 +59,8 @@ print(json.dumps([at_once(calls), functions.SUPPORTED, type(opgrad.relu) is type
 """
 TORCH = """
 import torch, opgrad.torch
-from opgrad.native import entries, functions
-from opgrad.interop import torch_calls, torch_storages
+from opgrad.call import entries, functions
+from opgrad.call.libraries import torch_calls, torch_storages
 torch.set_num_threads(1)
 torch_calls.prepare()
 def calls(number):

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from opgrad import limits
-from opgrad.native import pool, threads
+from opgrad.base import limits
+from opgrad.cpu.runtime import pool, threads
 
 pytestmark = pytest.mark.any_cpu
 

@@ -12,7 +12,7 @@ from samples import bits
 
 import opgrad
 from opgrad import Dropout, post_ops
-from opgrad.native import functions
+from opgrad.call import functions
 from opgrad.post_ops import PostOp
 
 pytestmark = pytest.mark.skipif(not functions.SUPPORTED, reason="this Python has no native calls")

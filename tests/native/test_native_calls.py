@@ -18,7 +18,8 @@ from samples import bits, call, sample
 from subprocesses import run_python
 
 import opgrad
-from opgrad.native import calls, functions, plans
+from opgrad.call import calls, functions
+from opgrad.cpu import plans
 
 pytestmark = pytest.mark.skipif(not functions.SUPPORTED, reason="this Python has no native calls")
 X = np.linspace(-1, 1, 500).astype("float32").reshape(2, 250)

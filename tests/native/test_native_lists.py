@@ -6,10 +6,11 @@ import weakref
 import numpy as np
 import pytest
 from callers import is_native
+from planned import softmax_plan
 from samples import bits
 
 import opgrad
-from opgrad.native import functions
+from opgrad.call import functions
 
 pytestmark = pytest.mark.skipif(not functions.SUPPORTED, reason="this Python has no native calls")
 X = np.linspace(-1, 1, 500).astype("float32").reshape(2, 250)
@@ -98,7 +99,7 @@ def test_a_value_in_an_array_is_no_operand():
 
 def test_plans():
     y, bias = np.empty_like(X), np.linspace(0, 1, 250).astype("float32")
-    plan = opgrad.softmax_plan(X.shape, "float32", post_ops=[opgrad.post_ops.add(bias)])
+    plan = softmax_plan(X.shape, "float32", post_ops=[opgrad.post_ops.add(bias)])
     assert is_native(plan, X, out=y)
     np.testing.assert_array_equal(y, opgrad.softmax(X, post_ops=[opgrad.post_ops.add(bias)]))
     bias[:] = 0

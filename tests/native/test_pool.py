@@ -17,7 +17,7 @@ from subprocesses import TIMEOUT, run_python
 import opgrad
 from opgrad.contract import DTYPES, Spec
 from opgrad.contract.arrangement import contiguous
-from opgrad.native import allocation, pool
+from opgrad.cpu.runtime import allocation, pool
 
 SIZES = (1 << 16, 1 << 17, (1 << 20) + 8, 5 << 20)  # bytes, of malloc's blocks and of mappings
 HELD = 8 << 20
@@ -218,7 +218,7 @@ def test_a_forked_child_has_a_pool_of_its_own(bounded):
 
 BOUND = """
 import numpy as np, opgrad
-from opgrad.native import pool
+from opgrad.cpu.runtime import pool
 y = opgrad.relu(np.ones(1 << 19, np.float32))
 assert y.flags.owndata and y.ctypes.data % 64 == 0
 del y

@@ -9,13 +9,14 @@ from callers import call_at_once, is_native
 from subprocesses import run_python
 
 import opgrad
-from opgrad.native import arrays, functions, pool, scratch
+from opgrad.call import arrays, functions
+from opgrad.cpu.runtime import pool, scratch
 
 X = np.linspace(-9, 9, 24_000).astype(np.float16).reshape(2, 12_000)
 MANY = 400  # arrays of an operator on lists: their tables are larger than what lies on the stack
 GROWTH = """
 import numpy as np, opgrad
-from opgrad.native import pool
+from opgrad.cpu.runtime import pool
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -57,7 +58,7 @@ def refused():
 
 def needs_memory(function, **given):
     """Whether a call's working memory is too large for the stack."""
-    of, given = arrays.expanded(opgrad.contract.operators()[function.__name__], given)
+    of, given = arrays.expanded(opgrad.ops.operators()[function.__name__], given)
     return arrays.ArrayRunner(of, (), given).plan.scratch_bytes > 8 * scratch.STACK_WORDS
 
 
@@ -71,7 +72,7 @@ def test_calls_give_back_what_they_take():
     opgrad.empty_pool()
     out = np.empty_like(X)
     assert needs_memory(opgrad.softmax, x=X)
-    plan = opgrad.softmax_plan(X.shape, "float16")
+    plan = opgrad.plan(opgrad.softmax, X, out=np.empty_like(X))
     for call in (opgrad.softmax, opgrad.softmax.__call__, plan, plan.__call__):
         for _ in range(3):
             call(X, out=out)
@@ -85,14 +86,14 @@ def test_calls_give_back_what_they_take():
 
 
 def test_nothing_is_kept_where_nothing_shall_be():
-    code = "import numpy as np, opgrad\nfrom opgrad.native import pool\nx = np.ones((2, 12000), 'f2')\n"
+    code = "import numpy as np, opgrad\nfrom opgrad.cpu.runtime import pool\nx = np.ones((2, 12000), 'f2')\n"
     code += "for _ in range(4): assert abs(opgrad.softmax(x).sum(dtype='f8') - 2) < 2**-10\nprint(pool.held())"
     assert run_python(code, OPGRAD_POOL_BYTES="0") == "0"
 
 
 def test_threads_that_share_a_signature():
     """Each has working memory of its own, also where they are inside of one plan."""
-    plan = opgrad.softmax_plan(X.shape, "float16")
+    plan = opgrad.plan(opgrad.softmax, X, out=np.empty_like(X))
     inputs = [np.roll(X, 100 * number, 1) for number in range(6)]
     expected = [opgrad.softmax(x) for x in inputs]
 
@@ -109,7 +110,7 @@ def test_threads_that_share_a_signature():
 @pytest.mark.parametrize("way", ["function", "Python function", "plan", "planned call"])
 def test_memory_that_is_refused(way, refused):
     """The documented error, nothing is written, and the next call is as ever."""
-    plan, out = opgrad.softmax_plan(X.shape, "float16"), np.full_like(X, 7)
+    plan, out = opgrad.plan(opgrad.softmax, X, out=np.empty_like(X)), np.full_like(X, 7)
     calls = {"function": opgrad.softmax, "Python function": opgrad.softmax.__call__}
     call = (calls | {"plan": plan, "planned call": plan.__call__})[way]
     for _ in range(3):

@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from opgrad.native import pool
-from opgrad.native.threads import block, workers
-from opgrad.native.threads.system import HEAP, Posix, Windows, address, system
+from opgrad.cpu.runtime import pool
+from opgrad.cpu.runtime.threads import block, workers
+from opgrad.cpu.runtime.threads.system import HEAP, Posix, Windows, address, system
 
 pytestmark = pytest.mark.any_cpu
 

@@ -16,8 +16,8 @@ from samples import bits, call, sample
 from subprocesses import TIMEOUT, run_python
 
 import opgrad
-from opgrad import limits
-from opgrad.native import threads
+from opgrad.base import limits
+from opgrad.cpu.runtime import threads
 
 SHAPES = [(7, 40_000), (3000, 37), (40, 33, 65), (1, 300_000), (20_000, 4)]
 GATHERED = 1 << 18  # elements, about, that indices name
@@ -130,7 +130,7 @@ def test_threads_that_the_system_refuses():
 REFUSED_AT_FIRST = """
 import warnings
 import numpy as np, opgrad
-from opgrad.native.threads import workers
+from opgrad.cpu.runtime.threads import workers
 workers.system().start_thread = lambda function, argument: "no"
 warnings.simplefilter("error")
 x = np.ones((64, 20000), "float32")
@@ -199,8 +199,8 @@ OPENMP = """
 import ctypes, os, threading, time, warnings
 warnings.simplefilter("ignore")
 import numpy as np, opgrad, torch
-from opgrad.native import threads
-from opgrad import limits
+from opgrad.cpu.runtime import threads
+from opgrad.base import limits
 torch.set_num_threads(2)
 x = torch.randn(64, 20000)
 expected = opgrad.softmax(x)
@@ -254,8 +254,8 @@ import ctypes, os, time
 import numpy as np
 from pathlib import Path
 import opgrad
-from opgrad.native import threads
-from opgrad.native.threads import block, cpus
+from opgrad.cpu.runtime import threads
+from opgrad.cpu.runtime.threads import block, cpus
 x = np.random.default_rng(0).normal(size=(64, 20000)).astype("float32")
 def tasks(): return [int(path.name) for path in Path("/proc/self/task").iterdir()]
 def masks(): return {thread: os.sched_getaffinity(thread) for thread in tasks()}
@@ -331,7 +331,7 @@ FORKED = """
 import ctypes, os, sys, threading, time, warnings
 warnings.simplefilter("ignore")
 import numpy as np, opgrad
-from opgrad.native import threads
+from opgrad.cpu.runtime import threads
 {before}
 opgrad.set_num_threads(3)
 x = np.random.default_rng(0).normal(size=(64, 20000)).astype("float32")
@@ -449,8 +449,8 @@ def test_default_is_the_process_s_cpus():
 FAULT = """
 import ctypes, faulthandler, threading, time
 import opgrad
-from opgrad.native import threads
-from opgrad import limits
+from opgrad.cpu.runtime import threads
+from opgrad.base import limits
 faulthandler.enable()
 opgrad.set_num_threads(2)
 @ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)

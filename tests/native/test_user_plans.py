@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from planned import softmax_grad_plan, softmax_plan
 from samples import bits
 
 import opgrad
@@ -11,7 +12,7 @@ from opgrad import post_ops
 from opgrad.contract import DTYPES
 from opgrad.cpu.compiler.decorators import vector_lanes
 from opgrad.cpu.programs.layout import in_place_limits
-from opgrad.fused.dropout import Dropout
+from opgrad.ops.reference.dropout import Dropout
 
 SHAPE = (6, 50)
 
@@ -22,7 +23,7 @@ def x(rng):
 
 
 def test_gives_the_results_of_the_plain_call(x):
-    plan = opgrad.softmax_plan(SHAPE, "float32", axis=0)
+    plan = softmax_plan(SHAPE, "float32", axis=0)
     y = np.empty_like(x)
     assert plan(x, out=y) is y
     assert bits(y) == bits(opgrad.softmax(x, 0))
@@ -39,7 +40,7 @@ def test_attributes_and_dtypes(x, dtype, rng):
         "dropout": Dropout(0.25, seed=7, mask=True),
         "stats": True,
     }
-    plan = opgrad.softmax_plan(SHAPE, "float32", **attributes)
+    plan = softmax_plan(SHAPE, "float32", **attributes)
     out = (np.empty(SHAPE, DTYPES[dtype]), np.empty((6, 1), np.float32), np.empty(SHAPE, bool))
     assert plan(x, out=out) is out
     for found, expected in zip(out, opgrad.softmax(x, **attributes), strict=True):
@@ -48,12 +49,12 @@ def test_attributes_and_dtypes(x, dtype, rng):
 
 def test_other_plans(x):
     y, dx = opgrad.log_softmax(x), np.empty_like(x)
-    opgrad.log_softmax_plan(SHAPE, np.float32)(x, out=dx)
+    softmax_plan(SHAPE, np.float32, function=opgrad.log_softmax)(x, out=dx)
     assert bits(dx) == bits(y)
-    opgrad.log_softmax_grad_plan(SHAPE, "float32")(x, y, out=dx)
+    softmax_grad_plan(SHAPE, "float32", function=opgrad.log_softmax_grad)(x, y, out=dx)
     assert bits(dx) == bits(opgrad.log_softmax_grad(x, y))
     half = y.astype(np.float16)
-    opgrad.softmax_grad_plan(SHAPE, "float32", y_dtype="float16", logit_scale=2.0)(x, half, out=dx)
+    softmax_grad_plan(SHAPE, "float32", y_dtype="float16", logit_scale=2.0)(x, half, out=dx)
     assert bits(dx) == bits(opgrad.softmax_grad(x, half, logit_scale=2.0))
 
 
@@ -79,7 +80,7 @@ def test_an_error_in_the_data_is_told(x):
 def test_more_arrays_than_native_code_takes_one_by_one(x, rng):
     operands = [rng.normal(size=SHAPE).astype(np.float32) for _ in range(9)]
     chain = [post_ops.add(each) for each in operands]
-    plan, y = opgrad.softmax_plan(SHAPE, "float32", post_ops=chain), np.empty_like(x)
+    plan, y = softmax_plan(SHAPE, "float32", post_ops=chain), np.empty_like(x)
     plan(x, out=y)
     assert bits(y) == bits(opgrad.softmax(x, post_ops=chain))
     with pytest.raises(ValueError, match="out for y overlaps post_ops"):
@@ -89,9 +90,7 @@ def test_more_arrays_than_native_code_takes_one_by_one(x, rng):
 def test_arrays_of_attributes_may_change(x, rng):
     bias, other = rng.normal(size=(2, 50)).astype(np.float32)
     where, y = rng.random(SHAPE) < 0.5, np.empty_like(x)
-    plan = opgrad.softmax_plan(
-        SHAPE, "float32", post_ops=[post_ops.mul(bias)], where=~where, dropout=Dropout(0.5, seed=1)
-    )
+    plan = softmax_plan(SHAPE, "float32", post_ops=[post_ops.mul(bias)], where=~where, dropout=Dropout(0.5, seed=1))
     plan(x, out=y, operands=[other], where=where, seed=2, offset=3)
     expected = opgrad.softmax(x, post_ops=[post_ops.mul(other)], where=where, dropout=Dropout(0.5, 2, 3))
     assert bits(y) == bits(expected)
@@ -100,7 +99,7 @@ def test_arrays_of_attributes_may_change(x, rng):
 
 
 def test_seeds_are_those_of_dropout(x):
-    plan, y = opgrad.softmax_plan(SHAPE, "float32", dropout=Dropout(0.5)), np.zeros_like(x)
+    plan, y = softmax_plan(SHAPE, "float32", dropout=Dropout(0.5)), np.zeros_like(x)
     for seed in (-1, 2**64 - 1, 2**63, np.int32(7)):
         plan(x, out=y, seed=seed, offset=seed)
         assert bits(y) == bits(opgrad.softmax(x, dropout=Dropout(0.5, seed, seed)))
@@ -112,7 +111,7 @@ def test_seeds_are_those_of_dropout(x):
 
 
 def test_strides(x):
-    plan = opgrad.softmax_plan(SHAPE, "float32", strides=(4, 24), out_strides=(400, 8))
+    plan = softmax_plan(SHAPE, "float32", strides=(4, 24), out_strides=(400, 8))
     memory = np.empty((6, 100), np.float32)
     columns = np.asfortranarray(x)
     plan(columns, out=memory[:, ::2])
@@ -123,7 +122,7 @@ def test_strides(x):
 
 def test_in_place(x):
     expected = opgrad.softmax(x)
-    opgrad.softmax_plan(SHAPE, "float32")(x, out=x)
+    softmax_plan(SHAPE, "float32")(x, out=x)
     assert bits(x) == bits(expected)
 
 
@@ -142,7 +141,7 @@ def test_in_place(x):
     ],
 )
 def test_refuses_what_is_not_as_planned(x, given, error, message):
-    plan, y = opgrad.softmax_plan(SHAPE, "float32"), np.zeros_like(x)
+    plan, y = softmax_plan(SHAPE, "float32"), np.zeros_like(x)
     arguments = {"x": x, "out": y} | given
     with pytest.raises(error, match=message):
         plan(arguments.pop("x"), **arguments)
@@ -150,7 +149,7 @@ def test_refuses_what_is_not_as_planned(x, given, error, message):
 
 
 def test_refuses_a_read_only_out_and_an_overlap(x):
-    plan = opgrad.softmax_plan((5, 50), "float32")
+    plan = softmax_plan((5, 50), "float32")
     y = np.zeros((5, 50), np.float32)
     y.flags.writeable = False
     with pytest.raises(ValueError, match="out for y is read-only, expected a writable array"):
@@ -163,16 +162,15 @@ def test_an_equal_dtype_that_is_another_object(x):
     y, other = np.empty_like(x), np.dtype(np.float32).newbyteorder("=")
     same = x.view(np.dtype(x.dtype.str, metadata={"from": "elsewhere"}))
     assert other == x.dtype
-    opgrad.softmax_plan(SHAPE, "float32")(same, out=y)
+    softmax_plan(SHAPE, "float32")(same, out=y)
     assert bits(y) == bits(opgrad.softmax(x))
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: opgrad.softmax_plan(SHAPE, "float32", axis=2), ValueError, "softmax: axis is 2"),
-        (lambda: opgrad.softmax_plan(SHAPE, "int64"), TypeError, "softmax: x has dtype int64"),
-        (lambda: opgrad.softmax_plan(SHAPE, "float32", scale=2), TypeError, "softmax_plan: unexpected keyword scale"),
+        (lambda: softmax_plan(SHAPE, "float32", axis=2), ValueError, "softmax: axis is 2"),
+        (lambda: softmax_plan(SHAPE, "int64"), TypeError, "softmax: x has dtype int64"),
         (lambda: opgrad.plan(len, [1]), TypeError, "plan: function is .*, expected an operator of opgrad"),
         (lambda: opgrad.plan(opgrad.relu, np.ones(3)), TypeError, "plan: relu has no out, expected an array"),
     ],
@@ -186,18 +184,18 @@ def test_tells_how():
     """Rows of up to two vectors are grouped."""
     n = in_place_limits(vector_lanes("float32")).grouped
     chain = {"out_dtype": "int8", "post_ops": [post_ops.add(np.zeros((), np.float32))]}
-    plan = opgrad.softmax_plan((6, n), "float32", **chain)
+    plan = softmax_plan((6, n), "float32", **chain)
     assert plan.implementation == "stages, groups, float32"
     assert plan.bytes_moved == 6 * n * 4 + 4 + 6 * n
     assert plan.scratch_bytes > 0
     assert "softmax" in repr(plan)
-    assert opgrad.softmax_plan((6, n + 1), "float32", **chain).implementation == "stages, rows, float32"
-    assert opgrad.softmax_plan(SHAPE, "float16").implementation == "softmax_rows"
+    assert softmax_plan((6, n + 1), "float32", **chain).implementation == "stages, rows, float32"
+    assert softmax_plan(SHAPE, "float16").implementation == "softmax_rows"
 
 
 def test_several_threads_share_a_plan(rng):
     shape = (200, 300)
-    plan = opgrad.softmax_plan(shape, "float32", out_dtype="float16", result_scale=2.0)
+    plan = softmax_plan(shape, "float32", out_dtype="float16", result_scale=2.0)
     inputs = [rng.normal(size=shape).astype(np.float32) for _ in range(4)]
     outputs = [np.empty(shape, np.float16) for _ in inputs]
 

@@ -9,7 +9,7 @@ from onnx import helper
 from onnx_models import one_node, run
 
 import opgrad
-from opgrad.contract import graph_operators
+from opgrad.ops import graph_operators
 
 F = np.float32
 OP = graph_operators()["conv_grad"]

@@ -8,11 +8,11 @@ from graph_cases import CASES as PAIRS
 from graph_cases import OPERATORS, call, check_close
 from onnx_models import one_node, outside
 
+from opgrad.cli.examples import examples, expected
 from opgrad.contract import DTYPES, FLOATS
 from opgrad.onnxruntime import InferenceSession
 from opgrad.onnxruntime.abi import ELEMENT_TYPES
 from opgrad.onnxruntime.overloads import VALUE, overloads
-from opgrad.testing.examples import examples, expected
 
 CASES = [(op, onnx) for op in OPERATORS for onnx in op.onnx]
 OVERLOADS = {name: [o for o in overloads() if o.onnx.name == name] for name in {onnx.name for _, onnx in CASES}}

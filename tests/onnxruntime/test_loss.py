@@ -5,8 +5,9 @@ import pytest
 from graph_cases import check_close
 from onnx_models import one_node, run
 
-from opgrad.contract import DTYPES, FLOATS, graph_operators
-from opgrad.testing.examples import expected as reference
+from opgrad.cli.examples import expected as reference
+from opgrad.contract import DTYPES, FLOATS
+from opgrad.ops import graph_operators
 
 REDUCTIONS = ("mean", "sum", "none")
 OUTPUTS = (["loss"], ["loss", "log_prob"], ["loss"])

@@ -9,9 +9,9 @@ from onnx import helper
 from onnx_models import one_node, run
 
 import opgrad
-from opgrad.contract import graph_operators
+from opgrad.cli.examples import examples, expected, listed
 from opgrad.onnxruntime import lower
-from opgrad.testing.examples import examples, expected, listed
+from opgrad.ops import graph_operators
 
 OPERATORS = {name: graph_operators()[name] for name in ("lstm_training", "lstm_grad", "gru_training", "gru_grad")}
 

@@ -5,9 +5,10 @@ import pytest
 from graph_cases import check_close
 from onnx_models import one_node, run
 
-from opgrad.contract import DTYPES, FLOATS, INTEGERS, graph_operators
+from opgrad.cli.examples import expected
+from opgrad.contract import DTYPES, FLOATS, INTEGERS
 from opgrad.onnxruntime.overloads import overloads
-from opgrad.testing.examples import expected
+from opgrad.ops import graph_operators
 
 OPERATORS = graph_operators()
 NAMES = {"GatherElementsGrad": "gather_elements_grad", "GatherNDGrad": "gather_nd_grad", "SliceGrad": "slice_grad"}

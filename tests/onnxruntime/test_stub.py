@@ -118,6 +118,7 @@ def test_missing_table_says_what_to_do():
 def test_missing_runtime_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     monkeypatch.delitem(sys.modules, "opgrad.onnxruntime.sessions")
+    monkeypatch.delattr("opgrad.onnxruntime.sessions")
     with pytest.raises(ImportError, match=r"install it with: pip install 'opgrad\[onnx\]'"):
         importlib.import_module("opgrad.onnxruntime").register  # noqa: B018
 

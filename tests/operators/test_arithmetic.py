@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import opgrad
+from opgrad.cli.examples.accuracy import error_in_ulp, tolerance
 from opgrad.contract import reference
 from opgrad.contract.signature import MOST_DIMENSIONS
-from opgrad.testing.accuracy import error_in_ulp, tolerance
 
 rng = np.random.default_rng(5)
 

@@ -5,9 +5,9 @@ import pytest
 from graph_cases import call, check_close
 
 import opgrad
-from opgrad.contract import graph_operators
-from opgrad.testing.accuracy import tolerance
-from opgrad.testing.examples import expected as reference
+from opgrad.cli.examples import expected as reference
+from opgrad.cli.examples.accuracy import tolerance
+from opgrad.ops import graph_operators
 
 NAN, INF = np.nan, np.inf
 

@@ -10,10 +10,11 @@ from guards import Guarded
 from relayouts import reversed_rows, spaced_planes, spaced_rows, unaligned
 
 import opgrad
-from opgrad.contract import DTYPES, FLOATS, Spec, graph_operators, reference
+from opgrad.contract import DTYPES, FLOATS, Spec, reference
 from opgrad.contract.signature import prepare
 from opgrad.cpu.kernels.attention.forward import KEYS
 from opgrad.cpu.kernels.gemm import CHUNK
+from opgrad.ops import graph_operators
 
 INF, NAN = np.inf, np.nan
 OPERATORS = graph_operators()

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from opgrad.contract import graph_operators
-from opgrad.random import keep_mask
+from opgrad.ops import graph_operators
+from opgrad.ops.reference.random import keep_mask
 
 OPERATORS = graph_operators()
 FORWARD, GRADIENT = OPERATORS["attention"].reference, OPERATORS["attention_grad"].reference

@@ -9,11 +9,11 @@ from anew import dispatcher
 from graph_cases import call, check_close
 
 import opgrad
-from opgrad.contract import graph_operators
+from opgrad.cli.examples import expected as expected_of
+from opgrad.cli.examples import listed
+from opgrad.cli.examples.convolution import _transposed as transposed
 from opgrad.cpu.programs import convolution
-from opgrad.testing.examples import expected as expected_of
-from opgrad.testing.examples import listed
-from opgrad.testing.examples.convolution import _transposed as transposed
+from opgrad.ops import graph_operators
 
 OP = graph_operators()["conv_transpose_grad"]
 RNG = np.random.default_rng(0)

@@ -9,13 +9,13 @@ from anew import dispatcher
 from graph_cases import call, check_close
 
 import opgrad
-from opgrad.contract import graph_operators
-from opgrad.contract.windows import axes
+from opgrad.cli.examples import examples, listed
+from opgrad.cli.examples import expected as expected_of
+from opgrad.cli.examples.convolution import _convolution as convolved
 from opgrad.cpu.programs import convolution
 from opgrad.cpu.programs.convolution import window_steps
-from opgrad.testing.examples import examples, listed
-from opgrad.testing.examples import expected as expected_of
-from opgrad.testing.examples.convolution import _convolution as convolved
+from opgrad.ops import graph_operators
+from opgrad.ops.reference.windows import axes
 
 OP = graph_operators()["conv_grad"]
 

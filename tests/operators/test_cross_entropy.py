@@ -9,8 +9,9 @@ from accuracy import check
 from samples import bits, call, cast, for_operators, losses_and_gradients, positive_zeros, reference, sample
 
 import opgrad
-from opgrad.contract import DTYPES, FLOATS, Spec, operators
-from opgrad.native.plans import plan
+from opgrad.contract import DTYPES, FLOATS, Spec
+from opgrad.cpu.plans import plan
+from opgrad.ops import operators
 
 LOSS, LOSS_ONLY, LOSS_GRAD, FUSED = (
     operators()[f"softmax_cross_entropy_loss{end}"] for end in ("", "_only", "_grad", "_and_grad")

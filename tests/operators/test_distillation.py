@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import opgrad
-from opgrad import distillation
+from opgrad.call import distillation
+from opgrad.cli.examples.accuracy import error_in_ulp, finfo, roundings, tolerance, widened
 from opgrad.contract import FLOATS, reference
-from opgrad.testing.accuracy import error_in_ulp, finfo, roundings, tolerance, widened
 
 N, H, K, C = 20, 6, 9, 50
 OPTIONS = [{}, {"beta": 0.0, "temperature": 2.0}, {"beta": 1.0, "reduction": "sum"}, {"beta": 0.2, "num_items": 7.0}]

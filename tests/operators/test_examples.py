@@ -3,7 +3,7 @@
 import packed
 import pytest
 
-from opgrad.contract import public_operators
+from opgrad.ops import public_operators
 
 
 @pytest.mark.parametrize("name", public_operators())

@@ -7,9 +7,10 @@ from samples import bits, cast
 
 import opgrad
 from opgrad import Dropout, post_ops
-from opgrad.contract import graph_operators, operators
+from opgrad.call import arrays
+from opgrad.cpu import plans
 from opgrad.cpu.programs.softmax import VARIABLE
-from opgrad.native import arrays, plans
+from opgrad.ops import graph_operators, operators
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import pytest
 from graph_cases import call, check_close
 
 import opgrad
-from opgrad.contract import graph_operators
-from opgrad.testing.accuracy import last_place
-from opgrad.testing.examples import expected as reference
+from opgrad.cli.examples import expected as reference
+from opgrad.cli.examples.accuracy import last_place
+from opgrad.ops import graph_operators
 
 GRADIENTS = [("gelu_grad", "gelu"), ("fast_gelu_grad", "fast_gelu")]
 BEHIND_BIAS = [("bias_gelu_grad_dx", "gelu_grad"), ("bias_fast_gelu_grad_dx", "fast_gelu_grad")]
@@ -110,7 +110,7 @@ def test_many_parts_and_long_rows(name, shape, rng):
 
 
 def test_results_written_past_the_cache(rng, monkeypatch):
-    monkeypatch.setattr("opgrad.cpu.programs.partition.streams", lambda size: True)
+    monkeypatch.setattr("opgrad.cpu.runtime.partition.streams", lambda size: True)
     op = graph_operators()["bias_gelu_grad_dx"]
     arguments = {"dy": rng.normal(size=(37, 301)), "x": rng.normal(size=(37, 301)), "bias": rng.normal(size=301)}
     check_close(call(op, arguments), reference(op, arguments), 1)

@@ -7,7 +7,7 @@ import pytest
 from graph_cases import OPERATORS, arrays_of, call, changed, check_close, each_dtype, each_operator
 
 import opgrad
-from opgrad.testing.examples import examples, expected
+from opgrad.cli.examples import examples, expected
 
 
 @each_dtype

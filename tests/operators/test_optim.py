@@ -113,7 +113,7 @@ def test_split_weights_follow_float32_bit_by_bit(rng, gradient, size, kind):
     upper, g = rng.normal(size=size).astype(ml_dtypes.bfloat16), np.empty(size, gradient)
     weights, wide = upper.astype(np.float32), np.empty(size, np.float32)
     split = getattr(optim, f"Split{kind}")(upper, g, 1e-3)
-    whole = getattr(optimizer, f"{kind}Rule")().start(weights, wide, 1e-3)
+    whole = optimizer.started(getattr(optimizer, f"{kind}Rule")(), weights, wide, 1e-3)
     for _ in range(30):
         g[...] = rng.normal(size=size)
         wide[...] = g

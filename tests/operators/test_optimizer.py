@@ -7,7 +7,8 @@ from artifact_sets import EXAMPLES, optimizer_model
 
 import opgrad
 from opgrad.training import AdamWRule, SGDRule, read_rule
-from opgrad.training.engine.optimizer import GradientNorm, Rule
+from opgrad.training.engine.optimizer import GradientNorm, started
+from opgrad.training.files.rules import Rule
 
 
 def adamw_in_float64(p: np.ndarray, gradients: list[np.ndarray], rate: float, rule: AdamWRule) -> np.ndarray:
@@ -38,7 +39,7 @@ def test_adamw_against_float64(adam_mode: int, correct_bias: int, epsilon: float
     gradients = random.normal(0, 0.1, (5, parameters.size)).astype(np.float32)
     expected = adamw_in_float64(parameters, list(gradients), 0.01, rule)
     current = np.empty_like(parameters)
-    optimizer = rule.start(parameters, current, 0.01)
+    optimizer = started(rule, parameters, current, 0.01)
     for gradient in gradients:
         current[...] = gradient
         optimizer.step()
@@ -52,7 +53,7 @@ def test_sgd_against_float64() -> None:
     rates = [0.01, 0.005, 0.1, 0.02, 0.01]
     expected = parameters - np.tensordot(rates, gradients.astype(np.float64), 1)
     current = np.empty_like(parameters)
-    optimizer = SGDRule().start(parameters, current, 1.0)
+    optimizer = started(SGDRule(), parameters, current, 1.0)
     for rate, gradient in zip(rates, gradients, strict=True):
         current[...] = gradient
         optimizer.learning_rate = rate
@@ -74,7 +75,7 @@ def test_every_element_is_updated_once(rule: Rule, size: int) -> None:
         opgrad.set_num_threads(threads)
         try:
             memory, gradients = values.copy(), gradient.astype(np.float32)
-            optimizer = rule.start(memory[1:-1], gradients[1:-1], 0.125)
+            optimizer = started(rule, memory[1:-1], gradients[1:-1], 0.125)
             optimizer.step()
         finally:
             opgrad.set_num_threads(before)
@@ -100,7 +101,7 @@ def test_float64_parameters(rule: Rule) -> None:
         expected = parameters - 0.01 * gradients
     else:
         expected = adamw_in_float64(parameters, [gradients], 0.01, rule)
-    rule.start(parameters, gradients, 0.01).step()
+    started(rule, parameters, gradients, 0.01).step()
     np.testing.assert_allclose(parameters, expected, rtol=1e-14)
 
 
@@ -117,23 +118,23 @@ def test_gradients_that_are_not_numbers_are_not_hidden_by_clipping() -> None:
     for wrong in (np.nan, np.inf):
         parameters, gradients = np.ones(40, np.float32), np.ones(40, np.float32)
         gradients[3] = wrong
-        SGDRule(max_norm=1.0).start(parameters, gradients, 0.1).step()
+        started(SGDRule(max_norm=1.0), parameters, gradients, 0.1).step()
         assert np.isnan(parameters[3])
     parameters, gradients = np.ones(40, np.float32), np.full(40, 1e-3, np.float32)
-    SGDRule(max_norm=1.0).start(parameters, gradients, 0.1).step()
+    started(SGDRule(max_norm=1.0), parameters, gradients, 0.1).step()
     np.testing.assert_array_equal(gradients, np.float32(1e-3))
 
 
 def test_arrays_that_do_not_fit() -> None:
     good, other = np.zeros(8, np.float32), np.zeros(9, np.float32)
     with pytest.raises(TypeError, match="has dtype float16, expected float32 or float64"):
-        SGDRule().start(np.zeros(8, np.float16), np.zeros(8, np.float16), 0.1)
+        started(SGDRule(), np.zeros(8, np.float16), np.zeros(8, np.float16), 0.1)
     with pytest.raises(TypeError, match="has dtype float64, expected float32 or float64, the same"):
-        SGDRule().start(good, np.zeros(8), 0.1)
+        started(SGDRule(), good, np.zeros(8), 0.1)
     with pytest.raises(ValueError, match=r"has shape \(9,\), expected \(8,\)"):
-        AdamWRule().start(good, other, 0.1)
+        started(AdamWRule(), good, other, 0.1)
     with pytest.raises(ValueError, match="read-only or strided"):
-        SGDRule().start(np.zeros(16, np.float32)[::2], good, 0.1)
+        started(SGDRule(), np.zeros(16, np.float32)[::2], good, 0.1)
 
 
 def test_rules_are_read_from_the_optimizer_model() -> None:

@@ -9,11 +9,11 @@ import pytest
 from graph_cases import call, check_close
 
 import opgrad
-from opgrad.contract import graph_operators
-from opgrad.contract.windows import axes
-from opgrad.testing.examples import examples
-from opgrad.testing.examples import expected as expected_of
-from opgrad.testing.examples.pooling import average_pool_grad as averages
+from opgrad.cli.examples import examples
+from opgrad.cli.examples import expected as expected_of
+from opgrad.cli.examples.pooling import average_pool_grad as averages
+from opgrad.ops import graph_operators
+from opgrad.ops.reference.windows import axes
 
 MAX, AVERAGE = (graph_operators()[name] for name in ("max_pool_grad", "average_pool_grad"))
 

@@ -22,8 +22,8 @@ from samples import bits, cast
 
 import opgrad
 from opgrad.contract import BYTES, DTYPES
-from opgrad.fused.dropout import Dropout
-from opgrad.fused.primitive import TYPES
+from opgrad.ops.reference.dropout import Dropout
+from opgrad.ops.reference.primitive import TYPES
 
 
 @forms

@@ -8,8 +8,8 @@ from samples import bits
 import opgrad
 from opgrad import post_ops
 from opgrad.contract import DTYPES, shown
-from opgrad.fused.dropout import Dropout
-from opgrad.fused.primitive import GRADIENT_TYPES, OPERAND_TYPES, TYPES
+from opgrad.ops.reference.dropout import Dropout
+from opgrad.ops.reference.primitive import GRADIENT_TYPES, OPERAND_TYPES, TYPES
 
 pytestmark = pytest.mark.any_cpu
 

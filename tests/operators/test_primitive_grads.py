@@ -10,9 +10,10 @@ from samples import bits, cast
 
 import opgrad
 from opgrad import post_ops
-from opgrad.contract import DTYPES, operators
-from opgrad.fused.dropout import Dropout
-from opgrad.fused.primitive import GRADIENT_TYPES, OPERAND_TYPES
+from opgrad.contract import DTYPES
+from opgrad.ops import operators
+from opgrad.ops.reference.dropout import Dropout
+from opgrad.ops.reference.primitive import GRADIENT_TYPES, OPERAND_TYPES
 
 NAMES = ("softmax_grad", "log_softmax_grad")
 names = pytest.mark.parametrize("name", NAMES)

@@ -10,10 +10,10 @@ from primitive_cases import LAYOUTS, Placed, check_forward, laid_out, numbers, s
 from samples import bits, cast
 
 import opgrad
-from opgrad import post_ops
 from opgrad.contract import DTYPES
-from opgrad.fused.dropout import Dropout
-from opgrad.fused.primitive import CONDITION_TYPES, OPERAND_TYPES, TYPES
+from opgrad.ops.reference import post_ops
+from opgrad.ops.reference.dropout import Dropout
+from opgrad.ops.reference.primitive import CONDITION_TYPES, OPERAND_TYPES, TYPES
 
 names = pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 

@@ -5,9 +5,9 @@ import pytest
 from graph_cases import call, changed, check_close
 
 import opgrad
-from opgrad.contract import graph_operators
-from opgrad.testing.examples import examples, expected, listed
-from opgrad.testing.examples import recurrent as layers
+from opgrad.cli.examples import examples, expected, listed
+from opgrad.cli.examples import recurrent as layers
+from opgrad.ops import graph_operators
 
 OPERATORS = {name: graph_operators()[name] for name in ("lstm_training", "lstm_grad", "gru_training", "gru_grad")}
 LAYERS = {"lstm": ("y", "y_h", "y_c", "cells", "gates"), "gru": ("y", "y_h", "gates")}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from samples import reference, sample
 
-from opgrad.contract import operators
+from opgrad.ops import operators
 
 pytestmark = pytest.mark.any_cpu
 

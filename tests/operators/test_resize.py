@@ -9,9 +9,9 @@ from graph_cases import call, check_close
 from onnx import TensorProto, helper
 
 import opgrad
-from opgrad.contract import graph_operators
-from opgrad.contract.resizing import COORDINATES, CROP, NEAREST_MODES
-from opgrad.testing.examples import expected
+from opgrad.cli.examples import expected
+from opgrad.ops import graph_operators
+from opgrad.ops.reference.resizing import COORDINATES, CROP, NEAREST_MODES
 
 OP = graph_operators()["resize_grad"]
 FORMS = [{"mode": "nearest", "nearest_mode": each} for each in NEAREST_MODES]

@@ -5,7 +5,8 @@ import pytest
 from graph_cases import check_close
 
 import opgrad
-from opgrad.contract import DTYPES, FLOATS, graph_operators, reference
+from opgrad.contract import DTYPES, FLOATS, reference
+from opgrad.ops import graph_operators
 
 NAMES = ("rotary_embedding", "rotary_embedding_grad")
 

@@ -7,15 +7,16 @@ from guards import Guarded
 from sample_losses import LOSSES, OPTIONS, UPSTREAM, WITH_GRADIENT
 
 import opgrad
+from opgrad.call import losses as sample_loss
+from opgrad.call.public import public_function
 from opgrad.contract import FLOATS
-from opgrad.ops import sample_loss
 
 STEP = 1e-6
 ROWS, COLUMNS = (17, 131), (3, 21, 2, 17)
 
 
 def run(op, given):
-    return getattr(sample_loss, op.name)(**cases.of(op, given))
+    return public_function(op.name)(**cases.of(op, given))
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -117,7 +118,7 @@ def test_refuses():
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_linear_is_cross_entropy_of_logits(reduction, rng, monkeypatch):
-    monkeypatch.setattr("opgrad.losses.CHUNK", 400)  # a few rows at a time
+    monkeypatch.setattr("opgrad.call.losses.CHUNK", 400)  # a few rows at a time
     x, w, b = (rng.normal(size=shape).astype(np.float32) for shape in ((9, 4), (13, 4), (13,)))
     labels, weight = rng.integers(0, 13, 9), rng.uniform(0.5, 2, 13).astype(np.float32)
     labels[2] = -100

@@ -8,8 +8,9 @@ import pytest
 from graph_cases import call, check_close
 
 import opgrad
-from opgrad.contract import DTYPES, INTEGERS, graph_operators
-from opgrad.testing.examples import expected
+from opgrad.cli.examples import expected
+from opgrad.contract import DTYPES, INTEGERS
+from opgrad.ops import graph_operators
 
 OPERATORS = graph_operators()
 FORWARD = {"gather_elements_grad": "gather_elements", "gather_nd_grad": "gather_nd"}

@@ -6,7 +6,8 @@ from accuracy import check
 from samples import bits, call, cast, for_operators, losses_and_gradients, positive_zeros, sample
 
 import opgrad
-from opgrad.contract import DTYPES, FLOATS, operators
+from opgrad.contract import DTYPES, FLOATS
+from opgrad.ops import operators
 
 CLASSES = for_operators(lambda op: op.kind == "classes")
 REDUCTIONS = ("none", "mean", "sum")

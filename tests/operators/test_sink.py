@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import opgrad
+from opgrad.cli.examples.accuracy import finfo, widened
 from opgrad.contract import FLOATS, reference
-from opgrad.testing.accuracy import finfo, widened
 
 
 def given(rng, dtype, shape=(2, 3, 5, 70)):

@@ -18,7 +18,7 @@ import pytest
 from artifact_sets import EXAMPLES
 from portable_steps import batches, client
 
-from opgrad.training.portable import export_step
+from opgrad.training.export import export_step
 
 FOLDER = EXAMPLES / "federated"
 TOKEN, CLIENTS, ROUNDS, WAIT = "secret", 10, 5, 120

@@ -13,9 +13,9 @@ from language_models import make_folder, quantize
 from portable_cases import tuned_batches
 from portable_steps import batches, client
 
-from opgrad.training import Tuner
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.portable import export_step
+from opgrad.training.export import export_step
+from opgrad.tune import Tuner
 
 # A Python with flwr[simulation].
 PYTHON = os.path.abspath(os.environ["FLOWER"]) if os.environ.get("FLOWER") else ""

@@ -8,8 +8,9 @@ import pytest
 from artifact_sets import EXAMPLES
 from snippets import snippets
 
-from opgrad.training import ArtifactSet, CheckpointState, Trainer, read_checkpoint, write_checkpoint
-from opgrad.training.portable import export_step
+from opgrad.training import ArtifactSet, Trainer, read_checkpoint, write_checkpoint
+from opgrad.training.api import CheckpointState
+from opgrad.training.export import export_step
 
 WAIT = 180_000  # milliseconds; machines that do other work, too, are slow
 STEPS = 30  # of an epoch

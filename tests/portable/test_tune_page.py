@@ -8,7 +8,7 @@ import pytest
 from artifact_sets import EXAMPLES
 from language_models import make_folder, quantize, write_lines
 
-from opgrad.training import Tuner
+from opgrad.tune import Tuner
 
 PAGE = EXAMPLES / "tune" / "page"
 ANSWER = "the tree is red ."

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 from samples import bits, call, cast, elements, is_float, reference
 
+from opgrad.cli.examples.accuracy import roundings
 from opgrad.contract import DTYPES
-from opgrad.testing.accuracy import roundings
 
 
 def relative_tolerance(dtype, terms, samples=0):

@@ -13,7 +13,7 @@ SETS = ("digits", "digits_attention")
 def write_checkpoint(
     path: Path, trainable: dict[str, np.ndarray], frozen: dict[str, np.ndarray], version: int = 2
 ) -> None:
-    """Write the layout that `opgrad.training.formats.checkpoint_tables` describes."""
+    """Write the layout that `opgrad.training.files.checkpoint_tables` describes."""
     builder = flatbuffers.Builder()
 
     def tensors(arrays: dict[str, np.ndarray]) -> int:

@@ -8,10 +8,10 @@ they may be off by the relative errors of all factors, times the sum of the term
 import numpy as np
 
 import opgrad
-from opgrad import attention_reference as whole
+from opgrad.cli.examples.accuracy import finfo, roundings, widened
 from opgrad.contract import reference
 from opgrad.contract.shapes import sum_to
-from opgrad.testing.accuracy import finfo, roundings, widened
+from opgrad.ops.reference import attention as whole
 
 OPTIONS = {
     "mask": None, "sink": None, "key_lengths": None, "cu_seqlens_q": None, "cu_seqlens_k": None, "seed": None,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from opgrad.bench.cells import GRAPH, GROUPS, PLAIN, STEPS, Cell, Workload, select
+from bench.cells import GRAPH, GROUPS, PLAIN, STEPS, Cell, Workload, select
 
 TINY = {
     "elements": (Workload((37,)),),

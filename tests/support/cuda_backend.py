@@ -23,12 +23,12 @@ from ptx import driver
 from samples import bits
 
 import opgrad
-from opgrad import interop
-from opgrad.contract import DTYPES, FLOATS, Spec, arrangement, operators
+from opgrad.call import arrays, owners
+from opgrad.call.libraries.device import Runners
+from opgrad.contract import DTYPES, FLOATS, Spec, arrangement
 from opgrad.contract.signature import prepare
 from opgrad.cuda import ALIGNMENT
-from opgrad.interop.device import Runners
-from opgrad.native import arrays
+from opgrad.ops import operators
 
 PUBLIC = {name: getattr(opgrad, name) for name in operators()}
 FROM_PTX = int(os.environ.get("OPGRAD_PTX", "0"))  # the architecture that is compiled for
@@ -44,7 +44,7 @@ OWN_KERNELS = (
 
 def has_kernel(op):
     try:
-        return op.kernel("cuda") is not None
+        return op.kernel("opgrad.cuda") is not None
     except NotImplementedError:
         return False
 
@@ -117,7 +117,7 @@ def program(op, arguments, **more):
     given = {**arguments, **more}
     specs = [None if given.get(name) is None else _memory.spec(given[name]) for name in op.inputs]
     attributes = {name: value for name, value in given.items() if name in op.attributes}
-    return op.kernel("cuda")(prepare(op, specs, attributes, any_stride=True).problem)
+    return op.kernel("opgrad.cuda")(prepare(op, specs, attributes, any_stride=True).problem)
 
 
 def address(array):
@@ -131,7 +131,7 @@ def forget():
     """Make new plans for all calls from here on, after a change of what decides about regimes."""
     _runners.kept.values.clear()
     if ON_GPU:
-        from opgrad.interop import torch_tensors
+        from opgrad.call.libraries import torch_tensors
 
         torch_tensors._cuda.kept.values.clear()
 
@@ -199,7 +199,7 @@ if not ON_GPU and not FROM_PTX:
 
 
 class _Memory:
-    """NumPy arrays as `opgrad.interop.Memory` has them on a device."""
+    """NumPy arrays as `opgrad.call.owners.Memory` has them on a device."""
 
     def __init__(self):
         self.made = []
@@ -260,7 +260,7 @@ def _on_host(op, given):
     _memory.made.clear()
     if FROM_PTX:
         _device.take_back()
-        for name, array in interop.arrays_of(op, given).items():
+        for name, array in owners.arrays_of(op, given).items():
             _device.lend(array, name)
     with np.errstate(all="ignore"):
         results = _runners.run(op, given)
@@ -276,11 +276,11 @@ def _on_gpu(op, given, device="cuda"):
     outputs = () if out is None else out if isinstance(out, tuple) else (out,)
     uploads = _Uploads(device)
     inputs = {name: value for name, value in given.items() if name != "out"}
-    arguments = interop.over_arrays(op, inputs, lambda _, array: uploads.tensor(np.asarray(array)))
+    arguments = owners.over_arrays(op, inputs, lambda _, array: uploads.tensor(np.asarray(array)))
     tensors = tuple(uploads.tensor(each, written=True) for each in outputs)
     if outputs:
         arguments["out"] = tensors if isinstance(out, tuple) else tensors[0]
-    results = PUBLIC[op.name](**arguments) if op.name in PUBLIC else interop.run(op, arguments)
+    results = PUBLIC[op.name](**arguments) if op.name in PUBLIC else owners.run(op, arguments)
     if not outputs:
         return tuple(map(_array, results)) if isinstance(results, tuple) else _array(results)
     uploads.fetch()

@@ -19,12 +19,12 @@ from typing import Any
 import onnx
 from google.protobuf.descriptor import FieldDescriptor
 
+from opgrad.cli.inspect.inspection import inspect
 from opgrad.onnxruntime import lower
 from opgrad.onnxruntime.saving import lower_file
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.api import CheckpointState, Module, Optimizer
-from opgrad.training.formats.artifact_set import FILES
-from opgrad.training.inspect.inspection import inspect
+from opgrad.training.files.artifact_set import FILES
 
 ROOT = Path(__file__).parents[2]
 SETS = [ROOT / "examples" / "digits", *(ROOT / "tests" / "artifacts" / name for name in ("mlp_mse", "digits_cnn"))]

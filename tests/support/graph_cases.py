@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import opgrad
-from opgrad.contract import FLOATS, graph_operators
-from opgrad.testing.accuracy import error_in_ulp, tolerance
-from opgrad.testing.examples import listed
+from opgrad.cli.examples import listed
+from opgrad.cli.examples.accuracy import error_in_ulp, tolerance
+from opgrad.contract import FLOATS
+from opgrad.ops import graph_operators
 
 OPERATORS = list(graph_operators().values())
 each_operator = pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)

@@ -5,7 +5,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, numpy_helper
 
-from opgrad.graph.nodes import all_nodes, subgraphs
+from opgrad.onnx.graph.nodes import all_nodes, subgraphs
 
 KINDS = {TensorProto.FLOAT16: np.float16, TensorProto.BFLOAT16: ml_dtypes.bfloat16}
 TYPED = ("to", "dtype")

@@ -7,8 +7,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from opgrad.cli.examples import examples
 from opgrad.contract import NEEDS, Operator
-from opgrad.testing.examples import examples
 
 
 class Raising:

@@ -3,9 +3,10 @@
 import numpy as np
 from onnx_models import one_node, outside, run
 
-from opgrad.contract import DTYPES, FLOATS, operators
+from opgrad.contract import DTYPES, FLOATS
 from opgrad.onnxruntime.abi import ANY
 from opgrad.onnxruntime.overloads import VALUE, overloads
+from opgrad.ops import operators
 
 # Those of the operators that every front end has; test_onnx_graph_ops has the others.
 OVERLOADS = [overload for overload in overloads() if overload.operator.name in operators()]

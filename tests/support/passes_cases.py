@@ -7,7 +7,7 @@ import onnxruntime
 from onnx import numpy_helper, parser
 
 from opgrad.gradients import gradients
-from opgrad.graph import passes
+from opgrad.onnx import passes
 from opgrad.onnxruntime import InferenceSession
 
 

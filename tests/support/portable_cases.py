@@ -7,9 +7,10 @@ import numpy as np
 from language_models import make_folder, quantize, vary_attention
 from portable_steps import FOLDERS, RULES, Reference, batches
 
-from opgrad.training import ArtifactSet, Trainer, Tuner
-from opgrad.training.formats import tensor_values
-from opgrad.training.portable import constants, export_step
+from opgrad.training import ArtifactSet, Trainer
+from opgrad.training.export import constants, export_step
+from opgrad.training.files import tensor_values
+from opgrad.tune import Tuner
 
 STEPS, RATE = 20, 0.002
 TUNED = (2, 4, 8)  # bits of language models

@@ -11,7 +11,7 @@ from lowered_sets import NAMES, batch_inputs
 from model_sets import SETS as MODEL_SETS
 
 from opgrad.training import AdamWRule, ArtifactSet, SGDRule
-from opgrad.training.portable import AdagradRule, LionRule, MomentumRule
+from opgrad.training.export import AdagradRule, LionRule, MomentumRule
 
 ARTIFACTS = Path(__file__).parents[1] / "artifacts"
 MODELS = {each.name: each for each in MODEL_SETS}  # with data of their own

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 from primitive_cases import numbers
 
-from opgrad import post_ops
 from opgrad.contract import DTYPES
-from opgrad.fused.primitive import OPERAND_TYPES
+from opgrad.ops.reference import post_ops
+from opgrad.ops.reference.primitive import OPERAND_TYPES
 
 ELTWISE = [
     post_ops.abs(), post_ops.clip(-0.5, 0.25), post_ops.clip_v2(0.01, 2), post_ops.elu(0.7), post_ops.elu(-2),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from primitive_cases import step_of
 
-from opgrad.fused.dropout import Dropout
+from opgrad.ops.reference.dropout import Dropout
 
 FORMS = [("softmax", False), ("softmax", True), ("log_softmax", False)]
 NAMES = [name + " inf_as_zero" * flag for name, flag in FORMS]

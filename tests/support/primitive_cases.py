@@ -15,10 +15,11 @@ from guards import EDGE, SENTINEL
 from samples import cast
 
 import opgrad
-from opgrad import post_ops
-from opgrad.contract import BYTES, DTYPES, operators
+from opgrad.contract import BYTES, DTYPES
+from opgrad.ops import operators
+from opgrad.ops.reference import post_ops
+from opgrad.ops.reference.random import keep_mask
 from opgrad.post_ops import PostOp
-from opgrad.random import keep_mask
 
 STEP = 16  # roundings in a post-op: a function of 2 ulp and a handful of operations
 

@@ -10,9 +10,9 @@ import onnxruntime
 from halved_models import halved
 from real_models import RealModel
 
+from opgrad.cli.inspect.inspection import inspect
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.inspect.inspection import inspect
 
 STEPS, WEIGHTS = 20, 6
 EPSILON = float(np.finfo(np.float32).eps)

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from opgrad.contract import DTYPES, loss_operators
-from opgrad.testing.accuracy import error_in_ulp, reference, roundings, tolerance
+from opgrad.cli.examples.accuracy import error_in_ulp, reference, roundings, tolerance
+from opgrad.contract import DTYPES
+from opgrad.ops import loss_operators
 
 LOSSES, WITH_GRADIENT = loss_operators().values()
 UPSTREAM = ("dloss", "dlse", "dlse_square", "dlog_prob", "dentropy")

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import opgrad
-from opgrad.contract import DTYPES, FLOATS, operators
-from opgrad.fused import primitive
-from opgrad.testing.arguments import arguments
+from opgrad.cli.examples.arguments import arguments
+from opgrad.contract import DTYPES, FLOATS
+from opgrad.ops import operators
+from opgrad.ops.reference import primitive
 
 
 def for_operators(wanted):

@@ -12,7 +12,7 @@ import numpy as np
 import report
 from typer.testing import CliRunner
 
-from opgrad.cli import app
+from opgrad.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<kind>\w*)(?P<options>[^\n]*)\n(?P<code>.*?)^(?P=indent)```", re.M | re.S)

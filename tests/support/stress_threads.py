@@ -13,7 +13,7 @@ import warnings
 import numpy as np
 
 import opgrad
-from opgrad.limits import MOST_THREADS
+from opgrad.base.limits import MOST_THREADS
 
 COUNTS = [1, 2] * 8 + [3, 8, 1, 5, 2, MOST_THREADS]
 CALLERS = 3

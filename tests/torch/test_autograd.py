@@ -9,7 +9,8 @@ import pytest
 from samples import for_operators, sample
 
 import opgrad
-from opgrad.contract import REDUCTIONS, operators
+from opgrad.contract import REDUCTIONS
+from opgrad.ops import operators
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional

@@ -5,7 +5,7 @@ import pytest
 from samples import sample
 
 import opgrad
-from opgrad.contract import tensor_operators
+from opgrad.ops import tensor_operators
 
 torch = pytest.importorskip("torch")
 

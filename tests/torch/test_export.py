@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import opgrad
-from opgrad.contract import operators
+from opgrad.ops import operators
 
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")

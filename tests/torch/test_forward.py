@@ -7,7 +7,8 @@ import pytest
 from samples import sample
 
 import opgrad
-from opgrad.contract import REDUCTIONS, operators
+from opgrad.contract import REDUCTIONS
+from opgrad.ops import operators
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional

@@ -10,15 +10,17 @@ from accuracy import assert_close
 from samples import bits, call, for_operators, sample
 
 import opgrad
-from opgrad.contract import DTYPES, FLOATS, operators, tensor_operators
+from opgrad.contract import DTYPES, FLOATS
+from opgrad.ops import operators, tensor_operators
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
 import opgrad.torch  # noqa: E402
-from opgrad.interop import device, library_of  # noqa: E402
-from opgrad.interop import torch_tensors as tensors  # noqa: E402
-from opgrad.native import runners  # noqa: E402
+from opgrad.call import runners  # noqa: E402
+from opgrad.call.libraries import device  # noqa: E402
+from opgrad.call.libraries import torch_tensors as tensors  # noqa: E402
+from opgrad.call.owners import library_of  # noqa: E402
 from opgrad.torch.operators import OPERATORS  # noqa: E402
 
 
@@ -608,7 +610,7 @@ def test_the_contracts_messages():
 def test_every_operator_takes_tensors():
     assert set(OPERATORS) == set(tensor_operators())
     assert library_of(torch.Tensor) is library_of(torch.nn.Parameter)
-    assert library_of(torch.Tensor).__name__ == "opgrad.interop.torch"
+    assert library_of(torch.Tensor).__name__ == "opgrad.torch.door"
 
 
 # --- the way of CUDA tensors, on tensors in host memory and in Triton's interpreter ---------------------------------
@@ -650,8 +652,8 @@ def test_device_warm_calls(as_on_cuda, monkeypatch):
     """A call whose signature is known goes straight to its runner, unless somebody has to know of it."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from opgrad import interop
-    from opgrad.interop import torch_warm
+    from opgrad.call import owners
+    from opgrad.call.libraries import torch_warm
 
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -660,8 +662,8 @@ def test_device_warm_calls(as_on_cuda, monkeypatch):
 
     monkeypatch.setattr(tensors, "_cuda", tensors._host)
     monkeypatch.setattr(torch_warm, "is_here", lambda tensor: True)
-    long_way, run = [], interop.run
-    monkeypatch.setattr(interop, "run", lambda *given: long_way.append(given) or run(*given))
+    long_way, run = [], owners.run
+    monkeypatch.setattr(owners, "run", lambda *given: long_way.append(given) or run(*given))
 
     def taken(call):
         """Whether a call takes the long way, and its result."""

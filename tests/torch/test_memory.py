@@ -4,13 +4,13 @@ import pytest
 
 import opgrad
 from opgrad import post_ops
-from opgrad.fused.dropout import Dropout
+from opgrad.ops.reference.dropout import Dropout
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
 import opgrad.torch  # noqa: E402
-from opgrad.interop import torch_tensors as tensors  # noqa: E402
+from opgrad.call.libraries import torch_tensors as tensors  # noqa: E402
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 

@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import opgrad  # noqa: E402
 import opgrad.torch  # noqa: E402
-from opgrad.interop import torch_calls  # noqa: E402
-from opgrad.native import abi, entries  # noqa: E402
+from opgrad.call import entries  # noqa: E402
+from opgrad.call.libraries import torch_calls  # noqa: E402
+from opgrad.cpu.runtime import abi  # noqa: E402
 
 torch_calls.prepare()
 pytestmark = pytest.mark.skipif(not entries.tensors.address, reason="no native calls on this PyTorch's tensors")

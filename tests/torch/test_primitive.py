@@ -7,12 +7,12 @@ from samples import bits, cast
 import opgrad
 from opgrad import Dropout, post_ops
 from opgrad.contract import BYTES, DTYPES, FLOAT8, FLOATS
-from opgrad.fused.primitive import TYPES
+from opgrad.ops.reference.primitive import TYPES
 
 torch = pytest.importorskip("torch")
 
 import opgrad.torch  # noqa: E402
-from opgrad.interop import torch_tensors as tensors  # noqa: E402
+from opgrad.call.libraries import torch_tensors as tensors  # noqa: E402
 
 SHAPE = (3, 4, 5)
 gradcheck = torch.autograd.gradcheck

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import opgrad  # noqa: E402
-from opgrad.interop import torch_private  # noqa: E402
+from opgrad.call.libraries import torch_private  # noqa: E402
 
 SOURCE = Path(opgrad.__file__).parent
 PATHS = sorted(
@@ -33,7 +33,7 @@ NATIVE = (
 CHILD = """
 import importlib, os, sys, warnings
 import torch, torch.utils._python_dispatch, torch._functorch.pyfunctorch, torch.autograd.forward_ad
-import torch.func, torch.testing, opgrad, opgrad.native.plans  # once, for all children
+import torch.func, torch.testing, opgrad, opgrad.cpu.plans  # once, for all children
 
 def calls():
     import opgrad.torch as o
@@ -70,7 +70,7 @@ def child(path):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         import opgrad.torch
-        from opgrad.interop import torch_private
+        from opgrad.call.libraries import torch_private
     if kept is not None and path not in native:
         setattr(owner, last, kept)
     if kept is not None and path in known:
@@ -136,7 +136,7 @@ def test_an_unknown_key_of_the_dispatcher_costs_transformations_alone(monkeypatc
 def test_they_stand_in_one_file():
     for path in sorted([*(SOURCE / "torch").rglob("*.py"), *(SOURCE / "interop").glob("torch*.py")]):
         name = path.relative_to(SOURCE).as_posix()
-        if name == "interop/torch_private.py":
+        if name == "call/libraries/torch_private.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute):

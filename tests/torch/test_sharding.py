@@ -8,7 +8,7 @@ import pytest
 from samples import sample
 
 import opgrad
-from opgrad.contract import operators
+from opgrad.ops import operators
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():

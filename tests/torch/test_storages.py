@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import opgrad  # noqa: E402
-from opgrad.interop import torch_storages  # noqa: E402
-from opgrad.native import pool  # noqa: E402
+from opgrad.call.libraries import torch_storages  # noqa: E402
+from opgrad.cpu.runtime import pool  # noqa: E402
 
 SIZE = 1 << 20  # bytes
 X = torch.linspace(-1, 1, SIZE // 4)

@@ -10,10 +10,9 @@ from artifact_sets import EXAMPLES, SETS, optimizer_model
 from onnx import helper
 from training_sets import DIGITS, assert_equal, batch, load, values
 
-import opgrad.training.api as orttraining
 from opgrad.training import Recipe, load_named, read_checkpoint
 from opgrad.training.api import CheckpointState, LinearLRScheduler, Module, Optimizer
-from opgrad.training.formats.artifact_set import tensor_spec
+from opgrad.training.files.artifact_set import tensor_spec
 
 # --- training --------------------------------------------------------------------------------------------------------
 
@@ -43,13 +42,6 @@ def test_the_old_loop_gives_the_losses_of_the_old_runtime(name: str) -> None:
     module.eval()
     loss = module(*[test.arrays[each] for each in module.input_names()])
     assert loss == pytest.approx(reference["eval_loss"], rel=1e-3)
-
-
-def test_the_package_has_the_same_names() -> None:
-    import opgrad.training
-
-    for name in ("CheckpointState", "Module", "Optimizer", "LinearLRScheduler"):
-        assert getattr(opgrad.training, name) is getattr(orttraining, name)
 
 
 def test_gradients_add_up_until_they_are_reset() -> None:

@@ -15,7 +15,7 @@ from training_sets import DIGITS, batch, load
 
 from opgrad.training import read_checkpoint, write_checkpoint
 from opgrad.training.api import CheckpointState, Module, Optimizer
-from opgrad.training.formats.checkpoint import Checkpoint
+from opgrad.training.files.checkpoint import Checkpoint
 
 # --- parameters ------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from training_sets import DIGITS, assert_equal, batch, load, values
 
 from opgrad.training import read_checkpoint, write_checkpoint
 from opgrad.training.api import CheckpointState, Module, Optimizer
-from opgrad.training.formats.checkpoint import Checkpoint
+from opgrad.training.files.checkpoint import Checkpoint
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from onnx import helper
 from small_models import LABELS, build, gradients_of, normal, perceptron, run
 
 from opgrad.training import ArtifactSet, Trainer, read_checkpoint
-from opgrad.training.artifacts import LossType, OptimType, generate_artifacts, generation
-from opgrad.training.formats import checkpoint_tables
+from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training.files import checkpoint_tables
+from opgrad.training.make import generation
 
 CE = LossType.CrossEntropyLoss
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from opgrad.training import Dataset, TensorSpec, load_file
-from opgrad.training.data.batches import located
+from opgrad.training.files.batches import located
 
 FLOAT = np.dtype(np.float32)
 

@@ -16,9 +16,9 @@ from checkpoint_tables import CHECKPOINTS, tables
 from onnx import numpy_helper
 
 import opgrad.training
+from opgrad.base.writing import replace_file
 from opgrad.training import Checkpoint, read_checkpoint
-from opgrad.training.formats import checkpoint_tables
-from opgrad.writing import replace_file
+from opgrad.training.files import checkpoint_tables
 
 DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from checkpoint_tables import CHECKPOINTS, tables
 
+from opgrad.base.writing import alone
 from opgrad.training import Checkpoint, OptimizerGroup, read_checkpoint, write_checkpoint
-from opgrad.training.formats import checkpoint_tables
-from opgrad.writing import alone
+from opgrad.training.files import checkpoint_tables
 
 DTYPES = [*checkpoint_tables.ELEMENT_TYPES.values()]
 

@@ -13,12 +13,12 @@ from artifact_sets import EXAMPLES
 from small_models import build, images, normal, perceptron, two_outputs
 from typer.testing import CliRunner
 
-from opgrad.cli import app
-from opgrad.commands.options import words
+from opgrad.cli.app import app
+from opgrad.cli.commands.options import words
+from opgrad.cli.inspect.inspection import inspect
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.artifacts import generate_artifacts
-from opgrad.training.building.named_blocks import Loss, Optimizer
-from opgrad.training.inspect.inspection import inspect
+from opgrad.training.make.named_blocks import Loss, Optimizer
 from opgrad.training.onnxblock import loss, optim
 from opgrad.training.run import job
 
@@ -395,7 +395,7 @@ def test_inspect_of_models_that_are_not_to_be_trained(tmp_path):
 
 def test_output_is_tried_before_artifacts_are_made(tmp_path, monkeypatch):
     """Here it lies below a file."""
-    monkeypatch.setattr("opgrad.commands.train.make", lambda *_, **__: pytest.fail("artifacts were made"))
+    monkeypatch.setattr("opgrad.cli.commands.train.make", lambda *_, **__: pytest.fail("artifacts were made"))
     model, rows = saved(perceptron(), tmp_path), data(tmp_path / "rows.npz", x=(4,))
     (tmp_path / "file").write_text("")
     status, text = cli("train", model, "--data", rows, "--loss", "mse", "--output", tmp_path / "file" / "deep")

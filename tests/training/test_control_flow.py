@@ -10,13 +10,13 @@ from portable_steps import client
 from small_models import build, normal
 from typer.testing import CliRunner
 
-from opgrad.cli import app
-from opgrad.graph.nodes import model_nodes
+from opgrad.cli.app import app
+from opgrad.cli.inspect.inspection import inspect
+from opgrad.onnx.graph.nodes import model_nodes
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.api import CheckpointState, Module, Optimizer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.inspect.inspection import inspect
-from opgrad.training.portable import export_step
+from opgrad.training.export import export_step
 
 STEPS, ROWS, WORDS, RATE = 20, 8, 5, 0.2
 WEIGHTS = normal(w=(4, 6), r=(6, 6), gate=(6,), o=(6, 3), bias=(3,))

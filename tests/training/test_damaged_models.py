@@ -15,18 +15,18 @@ import pytest
 from artifact_sets import optimizer_model, write_linear_set
 from onnx import TensorProto, helper, numpy_helper
 
+from opgrad.cli.inspect.inspection import inspect
 from opgrad.gradients import gradients
-from opgrad.graph.bounds import check_sizes
-from opgrad.graph.loading import read_model
-from opgrad.graph.passes import prepare
+from opgrad.onnx.graph.bounds import check_sizes
+from opgrad.onnx.graph.loading import read_model
+from opgrad.onnx.passes import prepare
 from opgrad.onnxruntime import lower
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.api import CheckpointState, Module
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.data.dataset import Dataset
 from opgrad.training.engine import evaluation
-from opgrad.training.engine.optimizer import read_rule
-from opgrad.training.inspect.inspection import inspect
+from opgrad.training.files.dataset import Dataset
+from opgrad.training.files.rules import read_rule
 
 COUNT = 40
 
@@ -177,7 +177,7 @@ def test_constants_that_double_are_not_computed(twice: bool) -> None:
 CONSTANTS = """
 import resource, sys
 from pathlib import Path
-from opgrad.training.inspect.inspection import inspect
+from opgrad.cli.inspect.inspection import inspect
 
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert inspect(Path(sys.argv[1])).problem is None

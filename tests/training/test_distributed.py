@@ -21,7 +21,7 @@ from processes import run_processes
 from opgrad.training.engine import exchange
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.flat_tensors import FlatTensors
-from opgrad.training.engine.optimizer import AdamWRule, SGDRule
+from opgrad.training.files.rules import AdamWRule, SGDRule
 from opgrad.training.run.fit import Fit
 from opgrad.training.run.step_rows import StepRows
 

@@ -12,9 +12,9 @@ from artifact_sets import EXAMPLES
 from typer.testing import CliRunner
 
 import opgrad
-from opgrad.cli import app
-from opgrad.commands.artifacts import artifacts
-from opgrad.commands.train import Places, Settings
+from opgrad.cli.app import app
+from opgrad.cli.commands.artifacts import artifacts
+from opgrad.cli.commands.train import Places, Settings
 from opgrad.training import Recipe
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"

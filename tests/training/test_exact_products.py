@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 from typer.testing import CliRunner
 
-from opgrad.cli import app
-from opgrad.graph.byte_products import WEIGHTS
+from opgrad.cli.app import app
+from opgrad.onnx.graph.byte_products import WEIGHTS
 from opgrad.onnxruntime import exact_products
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts

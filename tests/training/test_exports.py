@@ -10,7 +10,7 @@ from artifact_sets import write_linear_set
 from small_models import build, normal
 from typer.testing import CliRunner
 
-from opgrad.cli import app
+from opgrad.cli.app import app
 from opgrad.training import Trainer, read_checkpoint
 
 

@@ -14,9 +14,9 @@ import pytest
 from onnx.external_data_helper import set_external_data
 from small_models import build
 
-from opgrad.bench import figures
+from bench import figures
 from opgrad.gradients import gradients
-from opgrad.graph.loading import read_model
+from opgrad.onnx.graph.loading import read_model
 from opgrad.onnxruntime import InferenceSession
 from opgrad.onnxruntime.loading import open_session
 from opgrad.onnxruntime.saving import lower_file

@@ -6,11 +6,12 @@ import pytest
 from artifact_sets import EXAMPLES
 from onnx import TensorProto, helper, numpy_helper
 
-from opgrad.graph.passes.losses import use_internal_losses
+from opgrad.cli.inspect.inspection import inspect
+from opgrad.onnx.passes.losses import use_internal_losses
 from opgrad.onnxruntime import InferenceSession
-from opgrad.training import ArtifactSet, CheckpointState, Module, Trainer
+from opgrad.training import ArtifactSet, Trainer
+from opgrad.training.api import CheckpointState, Module
 from opgrad.training.engine.fusions import fuse
-from opgrad.training.inspect.inspection import inspect
 
 FLOAT, DOUBLE, INT64, BOOL = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64, TensorProto.BOOL
 MICROSOFT = "com.microsoft"

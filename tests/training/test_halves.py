@@ -14,12 +14,12 @@ from onnx import TensorProto, numpy_helper
 from small_models import build, images, normal
 from typer.testing import CliRunner
 
-from opgrad.cli import app
+from opgrad.cli.app import app
+from opgrad.cli.inspect.inspection import inspect
 from opgrad.training import ArtifactSet, Dataset, Trainer, read_checkpoint, write_checkpoint
 from opgrad.training.api import CheckpointState, Module, Optimizer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.engine import loss_scale
-from opgrad.training.inspect.inspection import inspect
 
 RANDOM = np.random.default_rng(5)
 X, LABELS = RANDOM.standard_normal((8, 4)).astype(np.float32), RANDOM.integers(0, 3, 8)

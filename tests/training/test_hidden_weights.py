@@ -7,10 +7,10 @@ import pytest
 from onnx import helper, numpy_helper, parser
 from small_models import build, normal
 
-from opgrad.graph.loading import load
+from opgrad.cli.inspect.inspection import inspect
+from opgrad.onnx.graph.loading import load
 from opgrad.training import ArtifactSet, Trainer, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.inspect.inspection import inspect
 
 X = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
 ROWS, PLACES = np.array([[0], [2]]), np.array([[0, 1, 2, 3], [3, 2, 0, 1]])

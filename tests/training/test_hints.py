@@ -9,10 +9,10 @@ from onnx import numpy_helper
 from small_models import LABELS, build, normal, perceptron
 from typer.testing import CliRunner
 
-from opgrad.cli import app
+from opgrad.cli.app import app
+from opgrad.cli.inspect.inspection import inspect
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.inspect.inspection import inspect
 
 CE = LossType.CrossEntropyLoss
 

@@ -11,10 +11,10 @@ from artifact_sets import EXAMPLES, optimizer_model, write_linear_set
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
-from opgrad.cli import app
+from opgrad.cli.app import app
+from opgrad.cli.inspect.inspection import inspect
+from opgrad.cli.inspect.text import size
 from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, OPGRAD, operators
-from opgrad.training.inspect.inspection import inspect
-from opgrad.training.inspect.tables import size
 
 HEADER = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'
 

@@ -7,7 +7,7 @@ from artifact_sets import EXAMPLES
 from small_models import build, normal
 from typer.testing import CliRunner
 
-from opgrad.cli import app
+from opgrad.cli.app import app
 from opgrad.training import ArtifactSet, Dataset, Trainer
 from opgrad.training.artifacts import generate_artifacts
 from opgrad.training.engine.labels import check_labels, class_count

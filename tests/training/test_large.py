@@ -12,11 +12,12 @@ import onnxruntime
 import pytest
 from small_models import build, normal
 
+from opgrad.cli.inspect.inspection import inspect
 from opgrad.training import ArtifactSet, Checkpoint, Dataset, Trainer, read_checkpoint, write_checkpoint
 from opgrad.training.api import CheckpointState, Module, Optimizer
-from opgrad.training.artifacts import LossType, OptimType, generate_artifacts, generation
-from opgrad.training.formats import mapped_files, tensor_values
-from opgrad.training.inspect.inspection import inspect
+from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training.files import mapped_files, tensor_values
+from opgrad.training.make import generation
 
 SIZE, COUNT = 256, 8
 TENSOR = SIZE * SIZE * 4  # bytes

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("plotext")
 
-from opgrad.cli import app
+from opgrad.cli.app import app
 from opgrad.training.run import report
 from opgrad.training.run.live import POINTS, LiveCurve, RunCurve
 

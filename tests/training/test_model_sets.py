@@ -9,9 +9,10 @@ import pytest
 from model_sets import SETS
 from typer.testing import CliRunner
 
-from opgrad.cli import app
+from opgrad.cli.app import app
 from opgrad.onnxruntime import lower
-from opgrad.training import ArtifactSet, CheckpointState, Module, Optimizer, Trainer
+from opgrad.training import ArtifactSet, Trainer
+from opgrad.training.api import CheckpointState, Module, Optimizer
 from opgrad.training.run.samples import sample_batch
 
 RTOL = 2e-4  # of losses after a few steps in float32, whose order of additions differs

@@ -10,16 +10,16 @@ import pytest
 from small_models import build, normal
 from typer.testing import CliRunner
 
-from opgrad.cli import app
-from opgrad.graph.modules import SCOPES, module_path
+from opgrad.cli.app import app
+from opgrad.onnx.graph.modules import SCOPES, module_path
 from opgrad.training import read_checkpoint
 from opgrad.training.artifacts import OptimType, generate_artifacts
-from opgrad.training.building.selection import Candidates
-from opgrad.training.language.products import WeightProduct
+from opgrad.training.make.selection import Candidates
 from opgrad.training.onnxblock.loss import CrossEntropyLoss
 from opgrad.training.quantization import KINDS, prepare
 from opgrad.training.quantization.modules import keep_paths, paths_of
-from opgrad.training.tune.lora import module_of
+from opgrad.tune.language.products import WeightProduct
+from opgrad.tune.lora import module_of
 
 LOSS = CrossEntropyLoss(class_axis=-1)
 

@@ -16,10 +16,11 @@ from artifact_sets import EXAMPLES
 from portable_steps import FOLDERS, MODELS, RULES, Reference, batches, client
 from typer.testing import CliRunner
 
-from opgrad.cli import app
-from opgrad.commands.step import step as step_command
-from opgrad.training import ArtifactSet, CheckpointState, Dataset, Trainer, read_checkpoint, write_checkpoint
-from opgrad.training.portable import AdagradRule, LionRule, MomentumRule, export_step, rule
+from opgrad.cli.app import app
+from opgrad.cli.commands.step import step as step_command
+from opgrad.training import ArtifactSet, Dataset, Trainer, read_checkpoint, write_checkpoint
+from opgrad.training.api import CheckpointState
+from opgrad.training.export import AdagradRule, LionRule, MomentumRule, export_step, rule
 from opgrad.training.run.fit import GradientMean
 
 TOLERANCE = 1e-4  # of losses, relative

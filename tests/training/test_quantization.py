@@ -15,9 +15,9 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.quantization.shape_inference import quant_pre_process
 from typer.testing import CliRunner
 
-from opgrad.cli import app
+from opgrad.cli.app import app
 from opgrad.gradients import gradients
-from opgrad.graph.byte_products import MOST
+from opgrad.onnx.graph.byte_products import MOST
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.artifacts import OptimType, generate_artifacts
 from opgrad.training.onnxblock.loss import CrossEntropyLoss

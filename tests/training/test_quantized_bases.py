@@ -8,8 +8,9 @@ from onnx import TensorProto, helper, numpy_helper
 from small_models import normal
 
 from opgrad.training import ArtifactSet, Dataset, Trainer
-from opgrad.training.artifacts import LossType, OptimType, generate_artifacts, generation
-from opgrad.training.formats import tensor_values
+from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training.files import tensor_values
+from opgrad.training.make import generation
 
 DEPTH, WIDTH, BLOCK = 80, 48, 16
 KINDS = {"int4": (TensorProto.INT4, -8, 7), "uint4": (TensorProto.UINT4, 0, 15), "int8": (TensorProto.INT8, -128, 127)}

@@ -5,7 +5,8 @@ import onnx
 import pytest
 from model_sets import SETS
 
-from opgrad.training import CheckpointState, Module, Optimizer, artifacts
+from opgrad.training import artifacts
+from opgrad.training.api import CheckpointState, Module, Optimizer
 
 RTOL = 1e-5  # of losses in float32 whose sums are formed in another order, after a few steps
 

@@ -19,9 +19,9 @@ from artifact_sets import EXAMPLES, write_linear_set
 from typer.testing import CliRunner
 
 import opgrad
-from opgrad.cli import app
+from opgrad.cli.app import app
 from opgrad.training import ArtifactSet, Dataset, Recipe, Trainer, read_checkpoint
-from opgrad.training.formats.checkpoint import write_checkpoint
+from opgrad.training.files.checkpoint import write_checkpoint
 from opgrad.training.run import job
 from opgrad.training.run.fit import Interrupted
 from opgrad.training.run.metrics import EpochMetrics, best_epoch

@@ -7,12 +7,12 @@ from onnx import TensorProto, helper, numpy_helper
 from small_models import LABELS, build, images, normal, perceptron, run
 from typer.testing import CliRunner
 
-from opgrad.cli import app
+from opgrad.cli.app import app
+from opgrad.cli.inspect.inspection import inspect
 from opgrad.training import ArtifactSet, Trainer, onnxblock, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.building.checks import quantity
-from opgrad.training.building.fixed_constants import is_of_sines
-from opgrad.training.inspect.inspection import inspect
+from opgrad.training.make.checks import quantity
+from opgrad.training.make.fixed_constants import is_of_sines
 
 CE = LossType.CrossEntropyLoss
 

@@ -8,7 +8,7 @@ import pytest
 from lowered_sets import NAMES, batch_inputs
 from sklearn.datasets import load_digits
 
-from opgrad.training import CheckpointState, Module, Optimizer
+from opgrad.training.api import CheckpointState, Module, Optimizer
 
 ARTIFACTS = Path(__file__).parents[1] / "artifacts"
 

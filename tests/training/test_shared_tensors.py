@@ -6,11 +6,11 @@ import pytest
 from small_models import LABELS, build, normal, run
 from typer.testing import CliRunner
 
-from opgrad.cli import app
-from opgrad.graph.modules import SCOPES
+from opgrad.cli.app import app
+from opgrad.onnx.graph.modules import SCOPES
 from opgrad.training import ArtifactSet, Trainer, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.building.shared_tensors import untie
+from opgrad.training.make.shared_tensors import untie
 
 CE, SGD = LossType.CrossEntropyLoss, OptimType.SGD
 ONES, ZEROS = np.ones(8, np.float32), np.zeros(8, np.float32)

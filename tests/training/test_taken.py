@@ -10,11 +10,11 @@ from onnx import helper, numpy_helper
 from small_models import build, normal, perceptron
 from typer.testing import CliRunner
 
-from opgrad.cli import app
+from opgrad.cli.app import app
+from opgrad.cli.inspect.inspection import inspect
 from opgrad.training import ArtifactSet, Dataset, Trainer, load_file
 from opgrad.training.api import CheckpointState, Module
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.inspect.inspection import inspect
 
 CE = LossType.CrossEntropyLoss
 X = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)

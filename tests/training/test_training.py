@@ -13,21 +13,19 @@ import pytest
 from artifact_sets import EXAMPLES, SETS, write_checkpoint, write_linear_set
 from small_models import build
 
-from opgrad.graph.graph import Graph
+from opgrad.onnx.graph.graph import Graph
 from opgrad.optim import SplitAdamW
 from opgrad.training import (
     ArtifactSet,
-    CheckpointState,
     Dataset,
-    Module,
-    Optimizer,
     Recipe,
     TensorSpec,
     Trainer,
     load_named,
     read_checkpoint,
 )
-from opgrad.training.formats.objective import find_scores
+from opgrad.training.api import CheckpointState, Module, Optimizer
+from opgrad.training.files.objective import find_scores
 from opgrad.training.run.job import train
 
 

@@ -21,22 +21,23 @@ from small_models import build, normal, perceptron
 from typer.testing import CliRunner
 
 import opgrad
-from opgrad import packing
-from opgrad.cli import app
-from opgrad.forms import lowering
+from opgrad.base.writing import finish_interrupted, replace_file, staged
+from opgrad.cli import packing
+from opgrad.cli.app import app
+from opgrad.onnx.plain import lowering
 from opgrad.onnxruntime.saving import lower_file
 from opgrad.training import ArtifactSet, Checkpoint, Trainer, write_checkpoint
 from opgrad.training.api import CheckpointState, Module
-from opgrad.training.artifacts import LossType, OptimType, generate_artifacts, generation
+from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.engine import export
 from opgrad.training.engine.export import write_inference_model
-from opgrad.training.formats.weights import Weights, encode
-from opgrad.training.portable import building
-from opgrad.training.portable.export import export_step
+from opgrad.training.export import building
+from opgrad.training.export.export import export_step
+from opgrad.training.files.weights import Weights, encode
+from opgrad.training.make import generation
 from opgrad.training.run import fit
 from opgrad.training.run.metrics import EpochMetrics, write_csv
 from opgrad.training.run.plot import plot_losses
-from opgrad.writing import finish_interrupted, replace_file, staged
 
 resource = pytest.importorskip("resource", reason="needs limits of file sizes")
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
@@ -75,12 +76,12 @@ def _writing_calls(file: Path) -> Iterator[str]:
 
 def test_one_module_writes_files() -> None:
     """What training, exports and commands write takes its place at once, or leaves what was there."""
-    rooms = ("training", "commands", "onnxruntime", "gradients", "graph", "forms")
+    rooms = ("training", "tune", "cli/commands", "onnxruntime", "onnx")
     found = [call for room in rooms for file in sorted((SOURCE / room).rglob("*.py")) for call in _writing_calls(file)]
     assert found == [
         "onnxruntime/library.py: open(descriptor, 'wb', closefd=False)",  # in memory, without a folder
     ]
-    assert len(list(_writing_calls(SOURCE / "writing.py"))) == 1
+    assert len(list(_writing_calls(SOURCE / "base" / "writing.py"))) == 1
 
 
 def _checkpoint(path: Path, external_data: bool = False) -> None:

@@ -24,19 +24,19 @@ KNOWN = ROOT / "tests" / "data" / "fuzz"  # what was found
 TARGETS = {**READERS, "calls": Target(calls.call, calls.seeds)}
 LIMITS = ("-rss_limit_mb=3000", "-timeout=30", "-max_len=8192", "-len_control=20", "-verbosity=0")
 INSTRUMENTED = (
-    "opgrad.graph",
+    "opgrad.onnx.graph",
     "opgrad.gradients",
-    "opgrad.rules",
+    "opgrad.onnx.rules",
     "opgrad.training",
     "opgrad.contract",
     "opgrad.cpu.compiler.packs",
     "opgrad.cpu.compiler.trust",
-    "opgrad.native.arrays",
+    "opgrad.call.arrays",
     "tomllib",
     "zipfile",
 )
 # Numba compiles kernels in these from their bytecode, which the fuzzer must not change: they are imported before.
-COMPILED = ("opgrad.cpu", "opgrad.native", "opgrad.onnxruntime")
+COMPILED = ("opgrad.cpu", "opgrad.call", "opgrad.onnxruntime")
 
 
 def attempt(target: Target, data: bytes) -> None:

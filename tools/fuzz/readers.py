@@ -86,7 +86,7 @@ def differentiated(data: bytes) -> None:
 
 def inspected(path: Path) -> None:
     """What `opgrad inspect` tells of a model."""
-    from opgrad.training.inspect.inspection import inspect
+    from opgrad.cli.inspect.inspection import inspect
 
     inspect(path)
 
@@ -114,14 +114,14 @@ def checkpoints() -> Iterator[bytes]:
 
 
 def safetensors(data: bytes) -> None:
-    from opgrad.training.formats.safetensors import Damaged, decode
+    from opgrad.training.files.safetensors import Damaged, decode
 
     with suppress(Damaged):
         decode(data)
 
 
 def tensors() -> Iterator[bytes]:
-    from opgrad.training.formats.safetensors import encode
+    from opgrad.training.files.safetensors import encode
 
     values = {"w": np.ones((2, 3), np.float32), "b": np.zeros(3, np.float16)}
     yield encode(values, {"format": "pt"})
@@ -190,7 +190,7 @@ def states() -> Iterator[bytes]:
 
 def tokenizer(data: bytes) -> None:
     """A tokenizer's folder: three files, which the bytes hold one behind the other."""
-    from opgrad.training.tune.tokenizer import Tokenizer
+    from opgrad.tune.tokenizer import Tokenizer
 
     place = folder() / "tokenizer"
     place.mkdir(exist_ok=True)
@@ -217,7 +217,7 @@ def tokenizers() -> Iterator[bytes]:
 @cache
 def known_tokenizer() -> object:
     """A tokenizer with a chat template, whose files nobody changes."""
-    from opgrad.training.tune.tokenizer import Tokenizer
+    from opgrad.tune.tokenizer import Tokenizer
 
     place = folder() / "known"
     place.mkdir()
@@ -229,7 +229,7 @@ def known_tokenizer() -> object:
 
 def lines(path: Path) -> None:
     """The examples of a .jsonl file, each read twice, by both ways of training."""
-    from opgrad.training.tune.examples import TRAIN_ON, TokenExamples
+    from opgrad.tune.examples import TRAIN_ON, TokenExamples
 
     for train_on in TRAIN_ON:
         found = TokenExamples(path, known_tokenizer(), 16, train_on)  # type: ignore[arg-type]
@@ -246,7 +246,7 @@ def line_files() -> Iterator[bytes]:
 @cache
 def known_base() -> object:
     """A language model with two products beside its table."""
-    from opgrad.training.language import read
+    from opgrad.tune.language import read
 
     text = (
         '<ir_version: 10, opset_import: ["": 21]> g (int64[b, n] input_ids) => (float[b, n, 4] logits) {'
@@ -267,7 +267,7 @@ def known_base() -> object:
 
 def adapter(data: bytes) -> None:
     """A folder of PEFT: its configuration and its tensors, which the bytes hold one behind the other."""
-    from opgrad.training.tune import peft
+    from opgrad.tune import peft
 
     place = folder() / "adapter"
     place.mkdir(exist_ok=True)
@@ -278,7 +278,7 @@ def adapter(data: bytes) -> None:
 
 
 def adapters() -> Iterator[bytes]:
-    from opgrad.training.formats.safetensors import encode
+    from opgrad.training.files.safetensors import encode
 
     name = "base_model.model.layers.0.self_attn.q_proj"
     values = {f"{name}.lora_A.weight": np.ones((2, 3), np.float32), f"{name}.lora_B.weight": np.ones((3, 2), "f2")}

@@ -26,7 +26,7 @@ import results
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = Path(__file__).resolve().parent
-PATHS = (ROOT / "src", OWN, ROOT / "tests" / "support")
+PATHS = (ROOT / "src", ROOT, OWN, ROOT / "tests" / "support")
 SECONDS = 480
 GRACE = 5  # seconds between the request to stop and the end of a step
 PYTEST = (

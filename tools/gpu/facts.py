@@ -11,7 +11,7 @@ from pathlib import Path
 
 import results
 
-from opgrad import machine
+from opgrad.cli import machine
 
 PACKAGES = (
     "torch", "triton", "numpy", "ml_dtypes", "numba", "llvmlite", "jax", "cupy-cuda13x", "liger-kernel", "onnxruntime",

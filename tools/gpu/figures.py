@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import results
 from target import target
 
-from opgrad.bench.cells import Cell, select
-from opgrad.bench.cuda.predictions import GPUS, predictions
-from opgrad.bench.cuda.target import Cuda
-from opgrad.bench.figures import medians
-from opgrad.bench.measure import COPY, NEW, OURS
-from opgrad.bench.options import BenchOptions
-from opgrad.bench.peers import COMPILE
-from opgrad.bench.run import previous, run, store
+from bench.cells import Cell, select
+from bench.cuda.predictions import GPUS, predictions
+from bench.cuda.target import Cuda
+from bench.figures import medians
+from bench.measure import COPY, NEW, OURS
+from bench.options import BenchOptions
+from bench.peers import COMPILE
+from bench.run import previous, run, store
 
 FILE = "bench.json"
 SECONDS = 0.5  # of measuring a cell

@@ -21,11 +21,12 @@ from typing import Any
 
 import results
 
-from opgrad.contract import DTYPES, Spec, operators
+from opgrad.contract import DTYPES, Spec
 from opgrad.contract.signature import prepare
 from opgrad.cuda import cross_entropy, execute, inspect, regimes, softmax
 from opgrad.cuda.execute import Program
 from opgrad.cuda.regimes import STAGES_WITHOUT_BUFFER, Regime, power_of_2
+from opgrad.ops import operators
 
 LOSS = "softmax_cross_entropy_loss_and_grad"
 OPERATORS = ("softmax", "softmax_grad", LOSS)
@@ -65,7 +66,7 @@ class Variant:
             LOSS: [array, labels, None],
         }
         axis = {} if self.operator == LOSS else {"axis": 1}
-        return op.kernel("cuda")(prepare(op, arrays[self.operator], axis, any_stride=True).problem)
+        return op.kernel("opgrad.cuda")(prepare(op, arrays[self.operator], axis, any_stride=True).problem)
 
 
 def variants(operator: str, shape: tuple[int, ...], dtype: str) -> Iterator[Variant]:

@@ -8,7 +8,7 @@ import results
 from cuda_backend import check
 from samples import sample
 
-from opgrad.contract import operators
+from opgrad.ops import operators
 
 CALLS = (
     ("softmax", (300, 1000), {}),

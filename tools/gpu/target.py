@@ -3,9 +3,9 @@
 import results
 from host_clock import HostClock
 
-from opgrad.bench.cells import Workload
-from opgrad.bench.cuda.measure import TimedDevice
-from opgrad.bench.cuda.target import Cuda
+from bench.cells import Workload
+from bench.cuda.measure import TimedDevice
+from bench.cuda.target import Cuda
 
 DRY_WORKLOADS = {
     "elements": (Workload((1 << 12,)),),

@@ -8,17 +8,20 @@ A process compiles for one instruction set, because the width of vectors is sett
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from opgrad.bench.cells import select
+sys.path.append(str(Path(__file__).parents[2]))  # for bench
+
+from bench.cells import select
+from opgrad.cli.examples.arguments import arguments
 from opgrad.contract import DTYPES, Operator, Spec
 from opgrad.contract.signature import prepare
 from opgrad.cpu.compiler import emit, target
 from opgrad.cpu.compiler.processors import Processor
-from opgrad.native.plan import dtypes_of
-from opgrad.testing.arguments import arguments
+from opgrad.cpu.runtime.plan import dtypes_of
 
 
 def headline_steps(operators: list[str]) -> Iterator[tuple[str, Any]]:
@@ -60,7 +63,7 @@ def _steps(cell: Any) -> Any:
     indices = (workload.indices,) if workload.indices else ()
     options = {"indices": indices, "source": lambda seed: Zeros(), "forward": _forward}
     made = arguments(cell.op, workload.shape, cell.dtype, **options, **workload.attributes)
-    return cell.op.kernel()(_prepared(cell.op, made).problem).steps
+    return cell.op.kernel("opgrad.cpu.programs")(_prepared(cell.op, made).problem).steps
 
 
 def main(architecture: str, cpu: str, features: str, *operators: str) -> None:

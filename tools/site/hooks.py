@@ -17,13 +17,14 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
+sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "tools")]
 
 import benchmark_tables  # noqa: E402
 import report  # noqa: E402
 
-from opgrad.bench import plots, runs, tables  # noqa: E402
-from opgrad.contract import graph_operators, operators  # noqa: E402
+from bench import plots, runs, tables  # noqa: E402
+from bench.steps import tables as step_tables  # noqa: E402
+from opgrad.ops import graph_operators, operators  # noqa: E402
 
 DOCS = ROOT / "docs"
 # Documents of the root, under the names that they have in the site.
@@ -56,7 +57,8 @@ MODULES = {
     "opgrad.training.onnxblock.loss": "Losses of graphs",
     "opgrad.training.onnxblock.optim": "Optimizers of graphs",
     "opgrad.training.onnxblock.blocks": "Blocks of graphs",
-    "opgrad.training.portable": "A step as one model",
+    "opgrad.training.export": "A step as one model",
+    "opgrad.tune": "Fine-tuning of language models",
 }
 FOREIGN = "https://unpkg.com/iframe-worker/shim"
 LANGUAGES = {".py": "python", ".mjs": "javascript", ".cpp": "cpp", ".html": "html", ".md": "markdown", ".h": "cpp"}
@@ -168,7 +170,7 @@ def _tree(module: str) -> ast.Module:
 
 def _public(module: str) -> list[str]:
     """`__all__` of a module, or its functions and classes; read, not imported, as not all need be installed."""
-    tree = _tree(module)
+    tree = _tree("opgrad.call.names" if module == "opgrad" else module)
     for node in tree.body:
         if isinstance(node, ast.Assign) and "__all__" in [getattr(target, "id", "") for target in node.targets]:
             return list(ast.literal_eval(node.value))
@@ -240,7 +242,7 @@ def _performance(text: str) -> str:
     """The page with a picture of every result file, the newest first, and of the releases."""
     lines = []
     for result in reversed(report.all_results(ROOT).values()):
-        steps = report.step_tables() if "training" in result else None
+        steps = step_tables if "training" in result else None
         said = steps.surroundings(result) if steps else runs.machine_line(result)
         lines += [f"## {tables.title(result)}", "", said, "", _picture((steps or plots).drawing(result)), ""]
     parts = {"charts": "\n".join(lines), "history": _picture(benchmark_tables.history(report.history(ROOT)))}

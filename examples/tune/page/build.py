@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from opgrad.training import Tuner
-from opgrad.training.tune.token_data import TokenData
+from opgrad.tune import Tuner
+from opgrad.tune.token_data import TokenData
 
 HERE = Path(__file__).parent
 BROWSER = HERE.parents[1] / "browser"

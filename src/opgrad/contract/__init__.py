@@ -1,7 +1,4 @@
-"""The contract: an operator's declaration, the checks that follow from it, a call's signature.
-
-Imports no other room.
-"""
+"""What an operator is: declaration, attributes, checks, a call's signature as a problem. Imports no room."""
 
 from opgrad.contract.attributes import REDUCTIONS as REDUCTIONS
 from opgrad.contract.attributes import Axes as Axes
@@ -28,15 +25,11 @@ from opgrad.contract.declaration import General as General
 from opgrad.contract.declaration import OnnxName as OnnxName
 from opgrad.contract.declaration import Operator as Operator
 from opgrad.contract.declaration import Tensor as Tensor
-from opgrad.contract.declaration import graph_operators as graph_operators
+from opgrad.contract.declaration import declared as declared
 from opgrad.contract.declaration import like as like
-from opgrad.contract.declaration import loss_operators as loss_operators
 from opgrad.contract.declaration import operator as operator
-from opgrad.contract.declaration import operators as operators
-from opgrad.contract.declaration import public_operators as public_operators
 from opgrad.contract.declaration import reference as reference
 from opgrad.contract.declaration import shaped_like as shaped_like
-from opgrad.contract.declaration import tensor_operators as tensor_operators
 from opgrad.contract.dtypes import BYTES as BYTES
 from opgrad.contract.dtypes import DTYPES as DTYPES
 from opgrad.contract.dtypes import FLOAT8 as FLOAT8

@@ -5,12 +5,11 @@ the float64 reference, its docstring the documentation. The annotations say whic
 array may have, and what an attribute must be; the decorator adds what Python cannot say.
 """
 
-import functools
 import importlib
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -33,8 +32,6 @@ class Support:
     front_ends: tuple[str, ...]
 
 
-# The package of each backend that has its programs, a module for each family.
-PROGRAMS = {"cpu": "opgrad.cpu.programs", "cuda": "opgrad.cuda"}
 EVERYWHERE = Support(("cpu", "cuda"), ("numpy", "torch", "cupy", "jax", "onnxruntime"))
 # Operators that only training graphs contain. PyTorch and JAX differentiate the forward operators themselves.
 IN_GRAPHS = Support(("cpu",), ("numpy", "onnxruntime"))
@@ -157,26 +154,21 @@ class Operator:
         """The names of the array arguments, in order."""
         return tuple(self.inputs)
 
-    @property
-    def function(self) -> Callable[..., Any]:
-        """The public function of a declared operator."""
-        return typing.cast(Callable[..., Any], getattr(importlib.import_module(f"opgrad.ops.{self.family}"), self.name))
-
-    def kernel(self, backend: str = "cpu") -> Callable[..., Any]:
-        """The function of the operator's name in the module of its family, in the backend's package of programs.
+    def kernel(self, package: str) -> Callable[..., Any]:
+        """The function of the operator's name in the module of its family, in a package that has one for each family.
 
         Raises NotImplementedError if there is none.
         """
-        module = f"{PROGRAMS.get(backend, f'opgrad.{backend}')}.{self.family}"
+        module = f"{package}.{self.family}"
         try:
             found = getattr(importlib.import_module(module), self.name, None)
         except ModuleNotFoundError as error:
-            if not module.startswith(error.name or "?"):
+            if error.name != module:
                 raise
             found = None
         if found is None:
             place = module.replace(".", "/")
-            raise NotImplementedError(f"{self.name}: no kernel for {backend}; it would stand in {place}.py")
+            raise NotImplementedError(f"{self.name}: no kernel here; it would stand in {place}.py")
         return typing.cast(Callable[..., Any], found)
 
 
@@ -188,37 +180,9 @@ def reference(name: str) -> Callable[..., Any]:
     return _declared[name].reference
 
 
-def operators() -> dict[str, Operator]:
-    """The operators that every front end and device has, by name, in the order of the documentation."""
-    return {op.name: op for op in _all() if op.support == EVERYWHERE}
-
-
-def tensor_operators() -> dict[str, Operator]:
-    """The operators that PyTorch's and JAX's arrays have, by name: those of `operators`, and those on the CPU alone."""
-    return {op.name: op for op in _all() if op.support in (EVERYWHERE, ON_CPU)}
-
-
-def graph_operators() -> dict[str, Operator]:
-    """The other operators that are called by themselves: on the CPU alone, of training graphs, and on shards."""
-    return {op.name: op for op in _all() if op.support in (ON_CPU, IN_GRAPHS, ON_SHARDS)}
-
-
-def public_operators() -> dict[str, Operator]:
-    """All operators that are called by themselves, by name: those of `operators`, then the others."""
-    return operators() | graph_operators()
-
-
-def loss_operators() -> dict[str, Operator]:
-    """The operators that the functions of losses are made of, by name."""
-    return {op.name: op for op in _all() if op.support == IN_LOSSES}
-
-
-def _all() -> Iterator[Operator]:
-    families = importlib.import_module("opgrad.ops").FAMILIES
-    for family in families:
-        importlib.import_module(f"opgrad.ops.{family}")
-    declared = (op for op in _declared.values() if op.family in families)
-    return iter(sorted(declared, key=lambda op: families.index(op.family)))
+def declared() -> Mapping[str, Operator]:
+    """All operators that have been declared, by name; `opgrad.ops` declares them."""
+    return _declared
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -236,12 +200,13 @@ def operator(
     general: General | None = None,
     instead: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Callable[[F], F]:
-    """Declare an operator: the function becomes the reference, and a front end of the same signature replaces it.
+    """Declare an operator: the function is its reference. `opgrad.call.public` makes the function that people call.
 
     formula: what it computes, for lists; by default the formula of the docstring.
     onnx: the ONNX operator that computes the same, or several of them.
     in_place: for a result, the arguments whose memory it may take over. instead: for a keyword, the function that
-    answers a call in which the keyword is true; it is given the operator's name and the other arguments.
+    answers a call in which the keyword is true; it is given the operator's name, its public function and the other
+    arguments.
     """
 
     def declare(function: F) -> F:
@@ -250,7 +215,7 @@ def operator(
         if kind in ("whole", "strided"):
             for tensors in (found["inputs"], found["results"]):
                 tensors |= {name: replace(tensor, role="alone") for name, tensor in tensors.items()}
-        declared = Operator(
+        op = Operator(
             formula=formula or _formula(function),
             kind=kind,
             support=support,
@@ -261,9 +226,8 @@ def operator(
             instead=instead or {},
             **found,
         )
-        _declared[declared.name] = declared
-        answering = importlib.import_module("opgrad.native.arrays").dispatcher(declared)
-        return typing.cast(F, functools.wraps(function)(answering))
+        _declared[op.name] = op
+        return function
 
     return declare
 

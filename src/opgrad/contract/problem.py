@@ -37,7 +37,7 @@ class Problem:
 
     @property
     def is_general(self) -> bool:
-        """Whether the call has attributes, or dtypes, that plain calls lack (opgrad.fused.primitive)."""
+        """Whether the call has attributes, or dtypes, that plain calls lack (opgrad.ops.reference.primitive)."""
         return "post_ops" in self.attributes
 
     @property

@@ -1,1 +1,1 @@
-"""The CPU: the compiler, kernels, and the programs that put these together."""
+"""How, on CPUs: compiler, runtime, kernels, programs, and the plans made of them. Imports `ops` and below."""

@@ -1,4 +1,4 @@
-"""Kernels for NVIDIA GPUs, in Triton, which is imported with the first of them."""
+"""How, on NVIDIA GPUs: kernels in Triton, which the first of them imports. Imports `ops` and below."""
 
 # Bytes of the widest access of a thread. Triton compiles such accesses for addresses that are multiples of this.
 ALIGNMENT = 16

@@ -24,8 +24,8 @@ from opgrad.cuda.random import word_of, words_of_neighbours
 from opgrad.cuda.regimes import choose, power_of_2
 from opgrad.cuda.rows import LOOP, TILE, fold, no_rows, shift_for, tiles
 from opgrad.cuda.views import FORMAT, Views, offset_of, offset_of_rows, read, rows_of, tile, write
-from opgrad.fused.primitive import STATE, Applied, gradient_name
-from opgrad.random import keep_threshold
+from opgrad.ops.reference.primitive import STATE, Applied, gradient_name
+from opgrad.ops.reference.random import keep_threshold
 
 # The slots of operands: those of both directions, those of one, then those of the post-ops.
 # INPUT is x, or dy; RESULT y, or dx; OUTPUT, in gradients, y.

@@ -49,14 +49,15 @@ def compiled(program: Program, addresses_aligned: bool = True, arch: int = 90) -
     Raises RuntimeError under TRITON_INTERPRET, where nothing is compiled. For example, the PTX of softmax_grad:
 
         import numpy as np
-        from opgrad.contract import Spec, operators
+        from opgrad.contract import Spec
+        from opgrad.ops import operators
         from opgrad.contract.signature import prepare
         from opgrad.cuda.inspect import compiled
 
         op = operators()["softmax_grad"]
         array = Spec((4096, 1024), np.dtype("float32"))
         problem = prepare(op, [array, array], {"axis": -1}, any_stride=True).problem
-        for report in compiled(op.kernel("cuda")(problem)):
+        for report in compiled(op.kernel("opgrad.cuda")(problem)):
             print(report.name, report.registers, report.loads, report.stores)
             print(report.ptx)
     """

@@ -1,4 +1,4 @@
-"""Post-ops in kernels: the value of each operation, its slope, and that of its operand (`opgrad.post_ops`).
+"""Post-ops in kernels: the value of each operation, its slope, and that of its operand (`ops.reference.post_ops`).
 
 s is the running value, t the operand, `condition` select's; a and b are alpha and beta. The operation is chosen by its
 name when a kernel is compiled, so that a chain of them becomes one straight piece of code.

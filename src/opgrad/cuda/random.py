@@ -1,4 +1,4 @@
-"""Dropout's decisions in kernels: Philox 4x32-10 of each element's place, as `opgrad.random` defines it."""
+"""Dropout in kernels: Philox 4x32-10 of each element's index, as `opgrad.ops.reference.random` defines it."""
 
 import triton
 import triton.language as tl

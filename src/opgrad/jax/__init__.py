@@ -1,5 +1,7 @@
 """JAX: differentiable functions that work under jit, grad, vmap, pmap and shard_map, on the CPU.
 
+Imports `call` and below.
+
 XLA calls the kernels itself, through its FFI, with the addresses of its own buffers: nothing is copied, and neither
 Python nor its lock takes part. Arrays that hold numbers are computed on at once. On other devices XLA moves the arrays
 to the host and back.
@@ -12,11 +14,11 @@ from jax.numpy import asarray, finfo, inf, int32, integer, issubdtype, ones, whe
 from jax.random import bits
 
 import opgrad
-from opgrad.contract.loss_options import IGNORED, check_layer, check_share
 from opgrad.jax import attention, distillation, linear_loss, loss, options
 from opgrad.jax.calls import alike, automatic
 from opgrad.jax.formulas import wide
 from opgrad.jax.layers import layer
+from opgrad.ops.reference.loss_options import IGNORED, check_layer, check_share
 
 __all__ = [
     "cross_entropy",

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from opgrad.contract import graph_operators
 from opgrad.contract.lists import only
 from opgrad.jax.calls import alike, call
 from opgrad.jax.formulas import wide
+from opgrad.ops import graph_operators
 
 NAME = "dot_product_attention"
 _attention = only(graph_operators()["attention"], ("y", "lse"))

@@ -16,14 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from opgrad.contract import DTYPES, Operator, Spec, operators
+from opgrad.base.locks import settling
+from opgrad.call import arrays
+from opgrad.call.libraries import jax_arrays, jax_private
+from opgrad.contract import DTYPES, Operator, Spec
 from opgrad.contract.signature import prepare
 from opgrad.cpu.compiler import INTERPRETING
-from opgrad.fused.primitive import STATE
-from opgrad.interop import jax_arrays, jax_private
 from opgrad.jax.registry import Called, handler_address, in_name_of, known
-from opgrad.locks import settling
-from opgrad.native import arrays
+from opgrad.ops import operators
+from opgrad.ops.reference.primitive import STATE
 
 T = TypeVar("T")
 _jax: Any = jax  # some of it has no types, and some is not in every release

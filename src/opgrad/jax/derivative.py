@@ -8,9 +8,10 @@ import jax
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
-from opgrad.contract import Operator, tensor_operators
+from opgrad.contract import Operator
 from opgrad.jax.calls import alike, call
 from opgrad.jax.formulas import FORMULAS, loss_of
+from opgrad.ops import tensor_operators
 
 Values = Mapping[str, Any]
 Attributes = tuple[tuple[str, Any], ...]

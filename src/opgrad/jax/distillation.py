@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from opgrad.contract import graph_operators
 from opgrad.jax.calls import alike, call
 from opgrad.jax.formulas import wide
 from opgrad.jax.linear_loss import CHUNK, Dense, logits_of, over_chunks
+from opgrad.ops import graph_operators
 
 _operator = graph_operators()["softmax_divergence_and_grad"]
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from opgrad.contract import loss_options
+from opgrad.ops.reference import loss_options
 
 Formula = Callable[..., Any]
 FORMULAS: dict[str, Formula] = {}

@@ -16,6 +16,8 @@ from opgrad.cpu.compiler.words import (
     store_u8,
     store_word,
 )
+from opgrad.cpu.keyed import OWN, PARTS, PLAN, find_keyed
+from opgrad.cpu.runtime.plan import NO_MEMORY, REPORT
 from opgrad.jax.abi import (
     ARGUMENTS,
     ATTRIBUTES,
@@ -37,8 +39,6 @@ from opgrad.jax.abi import (
     number,
     word,
 )
-from opgrad.native.keyed import OWN, PARTS, PLAN, find_keyed
-from opgrad.native.plan import NO_MEMORY, REPORT
 
 # Words of the table that the process calls TABLE: functions of Python and of the runtime, the address of the word that
 # has the team of threads, the minor version of XLA's FFI, and the first of each bucket's keyed plans.

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.nn import gelu, silu
 
-from opgrad.contract import graph_operators
 from opgrad.jax.calls import alike, call
 from opgrad.jax.formulas import wide
+from opgrad.ops import graph_operators
 
 Values = Mapping[str, Any]  # a call's arrays, results and attributes by name
 Formula = Callable[..., Array]

@@ -14,11 +14,11 @@ import numpy as np
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
-from opgrad.contract import loss_operators, operators
-from opgrad.contract.loss_options import IGNORED, LossOptions, divisors, over
 from opgrad.jax.calls import alike, call
 from opgrad.jax.derivative import scaled
 from opgrad.jax.formulas import weighted_losses, wide
+from opgrad.ops import loss_operators, operators
+from opgrad.ops.reference.loss_options import IGNORED, LossOptions, divisors, over
 
 _plain = {each: operators()[f"softmax_cross_entropy_loss{each}"] for each in ("_only", "_and_grad")}
 _samples, _samples_and_grad = (loss_operators()[f"sample_losses{each}"] for each in ("", "_and_grad"))

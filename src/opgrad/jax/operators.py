@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opgrad.call.arrays import expanded
+from opgrad.call.runners import one_or_tuple
 from opgrad.contract import DTYPES, Operator, Shape, Spec
 from opgrad.contract.plain import plain
 from opgrad.jax.derivative import differentiable
-from opgrad.native.arrays import expanded
-from opgrad.native.runners import one_or_tuple
 
 
 def run(op: Operator, given: Mapping[str, Any]) -> Any:

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from opgrad.contract.loss_options import IGNORED, in_int32, read_ignore_index, read_options, shifted
-from opgrad.interop.jax_private import is_traced
+from opgrad.call.libraries.jax_private import is_traced
 from opgrad.jax.formulas import wide
 from opgrad.jax.loss import Statics, bent
+from opgrad.ops.reference.loss_options import IGNORED, in_int32, read_ignore_index, read_options, shifted
 
 INT32 = 1 << 31
 

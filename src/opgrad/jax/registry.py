@@ -17,9 +17,13 @@ from typing import Any
 
 import jax
 
+from opgrad.base.locks import settling
 from opgrad.contract import Operator, Shape, Spec
+from opgrad.cpu import plans
 from opgrad.cpu.compiler import machine_code
-from opgrad.fused.primitive import STATE
+from opgrad.cpu.keyed import KeyedPlan, words
+from opgrad.cpu.runtime import threads
+from opgrad.cpu.runtime.plan import REPORT, execute
 from opgrad.jax import abi
 from opgrad.jax.handler import (
     BUCKET_COUNT,
@@ -30,10 +34,7 @@ from opgrad.jax.handler import (
     TABLE,
     handle,
 )
-from opgrad.locks import settling
-from opgrad.native import plans, threads
-from opgrad.native.keyed import KeyedPlan, words
-from opgrad.native.plan import REPORT, execute
+from opgrad.ops.reference.primitive import STATE
 
 CODES = {TypeError: abi.INVALID_ARGUMENT, ValueError: abi.INVALID_ARGUMENT}
 CODES |= {NotImplementedError: abi.UNIMPLEMENTED, MemoryError: abi.RESOURCE_EXHAUSTED}

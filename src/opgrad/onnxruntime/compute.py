@@ -14,10 +14,10 @@ from opgrad.cpu.compiler.words import (
     store_u8,
     store_word,
 )
-from opgrad.native.keyed import OWN, PARTS, PLAN, find_keyed
-from opgrad.native.overlap import SPANS, may_overlap
-from opgrad.native.plan import APART, NO_MEMORY, REPORT
-from opgrad.native.scratch import STACK_WORDS, give, take
+from opgrad.cpu.keyed import OWN, PARTS, PLAN, find_keyed
+from opgrad.cpu.runtime.overlap import SPANS, may_overlap
+from opgrad.cpu.runtime.plan import APART, NO_MEMORY, REPORT
+from opgrad.cpu.runtime.scratch import STACK_WORDS, give, take
 from opgrad.onnxruntime.abi import (
     GET_DIMENSIONS,
     GET_DIMENSIONS_COUNT,

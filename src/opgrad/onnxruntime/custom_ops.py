@@ -5,8 +5,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from opgrad.native.plan import execute
-from opgrad.native.threads.system import system
+from opgrad.cpu.runtime.plan import execute
+from opgrad.cpu.runtime.threads.system import system
 from opgrad.onnxruntime import abi
 from opgrad.onnxruntime.abi import Api, address_of, callback, forever
 from opgrad.onnxruntime.attributes import read_attributes

@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from opgrad.graph.byte_products import inexact, with_unsigned
+from opgrad.onnx.graph.byte_products import inexact, with_unsigned
 
 
 @cache

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import onnxruntime
 
-from opgrad.graph.loading import Source
+from opgrad.base.reading import check_regular
+from opgrad.onnx.graph.loading import Source
 from opgrad.onnxruntime.private import reason
 from opgrad.onnxruntime.sessions import InferenceSession, register
-from opgrad.reading import check_regular
 
 # onnxruntime's optimizer also takes out Dropout in training mode where nothing reads its mask.
 DISABLED = ("EliminateDropout",)

@@ -16,13 +16,14 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from opgrad.base.locks import settling
 from opgrad.contract import DTYPES, Operator
 from opgrad.cpu.compiler.decorators import noting
-from opgrad.cpu.compiler.requests import Call, Request
-from opgrad.graph.bounds import check_sizes
-from opgrad.graph.messages import copied
-from opgrad.locks import settling
-from opgrad.native.plans import plan
+from opgrad.cpu.compiler.requests import Request
+from opgrad.cpu.plans import plan
+from opgrad.cpu.requests import Call
+from opgrad.onnx.graph.bounds import check_sizes
+from opgrad.onnx.graph.messages import copied
 from opgrad.onnxruntime import abi, custom_ops, library
 from opgrad.onnxruntime.abi import Api, callback
 from opgrad.onnxruntime.attributes import LONGEST_LIST, declaration, length_of_name, read_attributes

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from opgrad.base.locks import settling
 from opgrad.contract import DTYPES, NEEDS, Operator, Shape, Spec, only, spread
-from opgrad.locks import settling
-from opgrad.native import scratch
-from opgrad.native.keyed import OWN, KeyedPlan, words
-from opgrad.native.plan import REPORT
-from opgrad.native.plans import Plan, plan
+from opgrad.cpu.keyed import OWN, KeyedPlan, words
+from opgrad.cpu.plans import Plan, plan
+from opgrad.cpu.runtime import scratch
+from opgrad.cpu.runtime.plan import REPORT
 from opgrad.onnxruntime.abi import Api, forever
 from opgrad.onnxruntime.attributes import SPATIAL
 from opgrad.onnxruntime.compute import (

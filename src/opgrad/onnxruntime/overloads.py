@@ -4,9 +4,10 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from opgrad.contract import FLOATS, INTEGERS, OnnxName, Operator, public_operators
+from opgrad.contract import FLOATS, INTEGERS, OnnxName, Operator
 from opgrad.onnxruntime.abi import ANY
 from opgrad.onnxruntime.compute import COPIES, FLAG
+from opgrad.ops import public_operators
 
 # Inputs that are read as attributes, and their dtypes, unless the operator declares others.
 VALUE_DTYPES: dict[str, tuple[str, ...]] = {

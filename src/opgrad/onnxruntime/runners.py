@@ -7,9 +7,9 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from opgrad.forms.lowering import lower
-from opgrad.graph.messages import FLOATS, copied, declared_types, domain_of
-from opgrad.graph.nodes import captured, subgraphs
+from opgrad.onnx.graph.messages import FLOATS, copied, declared_types, domain_of
+from opgrad.onnx.graph.nodes import captured, subgraphs
+from opgrad.onnx.plain.lowering import lower
 from opgrad.onnxruntime.loading import open_session
 
 NATIVE, OPGRAD, LOWERING, NOBODY = RUNNERS = "onnxruntime", "opgrad", "only by lowering", "nobody"

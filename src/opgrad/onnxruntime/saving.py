@@ -8,9 +8,9 @@ from pathlib import Path
 import onnx
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.forms.lowering import lower
+from opgrad.base.writing import destination, replace_file
+from opgrad.onnx.plain.lowering import lower
 from opgrad.onnxruntime.runners import NATIVE, operators
-from opgrad.writing import destination, replace_file
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from opgrad.locks import settling
+from opgrad.base.locks import settling
+from opgrad.base.reading import check_regular
 from opgrad.onnxruntime import abi, library, private
 from opgrad.onnxruntime.abi import Api
-from opgrad.reading import check_regular
 
 try:
     import onnxruntime

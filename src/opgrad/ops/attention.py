@@ -5,11 +5,12 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad import attention_reference as whole
-from opgrad.contract import IN_GRAPHS, Axis, OnnxName, Tensor, attending, choosing, like, operator, shaped_like
+from opgrad.contract import IN_GRAPHS, Axis, OnnxName, Tensor, choosing, like, operator, shaped_like
 from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.ops.dropout import ratio_checked
-from opgrad.random import kept_scale
+from opgrad.ops.reference import attending
+from opgrad.ops.reference import attention as whole
+from opgrad.ops.reference.random import kept_scale
 
 X = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, choosing, operator, shaped_like
 from opgrad.contract.dtypes import FLOATS, Array, Attributes, Shape, Shapes
-from opgrad.contract.windows import MOST_AXES, WindowAxis, axes, convolution_axes, transposed_axes
+from opgrad.ops.reference.windows import MOST_AXES, WindowAxis, axes, convolution_axes, transposed_axes
 
 RANKS = range(3, 3 + MOST_AXES)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, operator, shaped_like
 from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
-from opgrad.random import keep_mask, kept_scale
+from opgrad.ops.reference.random import keep_mask, kept_scale
 
 
 def ratio_checked(operator: str, model: str) -> Callable[[Shapes, Attributes], Shape]:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from opgrad.contract import IN_GRAPHS, Tensor, like, one_of, operator
 from opgrad.contract.dtypes import FLOATS, Array
-from opgrad.post_ops import SLOPES, VALUES
+from opgrad.ops.reference.post_ops import SLOPES, VALUES
 
 # By name the post-op whose formula the activation has, and its first number.
 ACTIVATIONS = {"silu": ("swish", 1.0), "gelu": ("gelu_erf", 0.0), "gelu_tanh": ("gelu_tanh", 0.0)}

@@ -64,9 +64,9 @@ def gather(x: X, indices: Indices, axis: Axis = 0, *, check: bool = False, out: 
 
 
 def _rows_and_values(
-    name: str, shape: Any, indices: Any, dy: Any, axis: int = 0, *, check: bool = False, out: None = None
+    name: str, public: Any, shape: Any, indices: Any, dy: Any, axis: int = 0, *, check: bool = False, out: None = None
 ) -> tuple[Array, Array]:
-    """The rows of the table that indices name, rising, and what is added up for each of them."""
+    """The rows of the table that indices name, rising, and what is added up for each of them by `public`."""
     sizes = tuple(np.asarray(shape).tolist())
     if type(indices) is not np.ndarray or type(dy) is not np.ndarray:
         raise TypeError(f"{name}: sparse is True, expected NumPy arrays; opgrad.torch.embedding has it for tensors")
@@ -80,7 +80,7 @@ def _rows_and_values(
         found = f"indices{list(place)} is {indices[place]}"
         raise ValueError(f"{name}: {found}, expected {-sizes[0]} to {sizes[0] - 1}")
     rows, places = np.unique(np.where(indices < 0, indices + sizes[0], indices), return_inverse=True)
-    values = gather_grad((room_for(len(rows)), *sizes[1:]), places.reshape(indices.shape), dy)
+    values = public((room_for(len(rows)), *sizes[1:]), places.reshape(indices.shape), dy)
     return rows.astype(np.int64), values[: len(rows)]
 
 

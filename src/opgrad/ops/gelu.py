@@ -4,7 +4,7 @@ from typing import Annotated
 
 from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, like, operator
 from opgrad.contract.dtypes import FLOATS, Array
-from opgrad.post_ops import SLOPES, VALUES
+from opgrad.ops.reference.post_ops import SLOPES, VALUES
 
 X = Annotated[Array, Tensor(FLOATS)]
 Saved = Annotated[Array, like("dy")]

@@ -9,7 +9,7 @@ import numpy as np
 
 from opgrad.contract import IN_GRAPHS, OnnxName, Sizes, Tensor, operator
 from opgrad.contract.dtypes import FLOATS, Array, Attributes, Shape, Shapes
-from opgrad.contract.windows import MOST_AXES, average_pool_axes, axes
+from opgrad.ops.reference.windows import MOST_AXES, average_pool_axes, axes
 
 ONNX_ATTRIBUTES = {
     "kernel_shape": (),

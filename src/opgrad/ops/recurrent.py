@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, choosing, like, one_of, operator, shaped_like
 from opgrad.contract.attributes import Beside, flag, integer, number
 from opgrad.contract.dtypes import Array, Attributes, Shape, Shapes
-from opgrad.recurrences import gru, gru_gradients, lstm, lstm_gradients
+from opgrad.ops.reference.recurrences import gru, gru_gradients, lstm, lstm_gradients
 
 NUMBERS = ("float32", "float64")
 DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}

@@ -6,7 +6,7 @@ import numpy as np
 
 from opgrad.contract import ON_CPU, OnnxName, Tensor, like, one_of, operator, shaped_like
 from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
-from opgrad.contract.rotary import LAYOUTS, PACKED, Rotation, rotation
+from opgrad.ops.reference.rotary import LAYOUTS, PACKED, Rotation, rotation
 
 FORWARD, BACKWARD = "rotary_embedding", "rotary_embedding_grad"
 ARRAYS = {FORWARD: "x", BACKWARD: "dy"}

@@ -1,4 +1,4 @@
-"""Cross-entropy with all its options, sample by sample: what the losses of `opgrad.losses` and `opgrad.torch` are of.
+"""Cross-entropy with all its options, sample by sample: what losses are made of.
 
 z = softcap * tanh(logits / softcap) / temperature, without softcap logits / temperature; p is its softmax, and q the
 target distribution: (1 - label_smoothing) times one-hot labels or probabilities, plus label_smoothing / C.

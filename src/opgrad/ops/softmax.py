@@ -5,14 +5,14 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad import post_ops as chain
 from opgrad.contract import Axes, OnnxName, Tensor, divisor, finite, like, one_of, operator
 from opgrad.contract.dtypes import FLOATS, Array
 from opgrad.contract.shapes import sum_to
-from opgrad.fused import primitive
-from opgrad.fused.dropout import Dropout
-from opgrad.post_ops import PostOp
-from opgrad.random import keep_mask
+from opgrad.ops.reference import post_ops as chain
+from opgrad.ops.reference import primitive
+from opgrad.ops.reference.dropout import Dropout
+from opgrad.ops.reference.post_ops import PostOp
+from opgrad.ops.reference.random import keep_mask
 
 X = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
 Y = Annotated[Array, like("dy", ranks=range(1, 65))]

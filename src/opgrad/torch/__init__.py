@@ -1,5 +1,7 @@
 """PyTorch front end: differentiable functions on tensors, with torch's argument names, open to torch.compile.
 
+Imports `call` and below.
+
 The plain functions of `opgrad` take tensors too, the gradient operators among them; these here add torch's names,
 its autocast rules and the losses and lookups as torch users write them.
 """
@@ -8,7 +10,7 @@ import torch
 
 import opgrad.torch.batching
 import opgrad.torch.tangents  # noqa: F401
-from opgrad.interop import library_of
+from opgrad.call.owners import library_of
 from opgrad.torch.attention import scaled_dot_product_attention
 from opgrad.torch.functions import (
     embedding,

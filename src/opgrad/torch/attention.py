@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrad.contract import graph_operators
+from opgrad.call.libraries.torch_calls import native
 from opgrad.contract.lists import only
-from opgrad.interop.torch_calls import native
+from opgrad.ops import graph_operators
 from opgrad.torch.autocast import narrowed
 from opgrad.torch.batching import Batch, Batched, batching
 from opgrad.torch.formulas import Gradients, Needs

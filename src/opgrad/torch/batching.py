@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opgrad.call.libraries.torch_tensors import numpy_dtype
 from opgrad.contract import Spec
-from opgrad.contract.rotary import PACKED
-from opgrad.interop.torch_tensors import numpy_dtype
+from opgrad.ops.reference.rotary import PACKED
 from opgrad.torch.formulas import factors, wide
 from opgrad.torch.operators import OPERATORS, TensorOperator
 

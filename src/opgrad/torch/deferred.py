@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrad.interop.torch_tensors import PLAIN
+from opgrad.call.libraries.torch_tensors import PLAIN
 from opgrad.torch.autocast import narrows_products
 
 

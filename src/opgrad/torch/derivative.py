@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opgrad.call.libraries import torch_private
+from opgrad.call.libraries.torch_private import is_batched
 from opgrad.contract import Operator
-from opgrad.interop import torch_private
-from opgrad.interop.torch_private import is_batched
 
 Gradient = Callable[..., Mapping[str, Tensor | None]]
 

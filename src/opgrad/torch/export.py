@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from opgrad.call.libraries import torch_private
 from opgrad.contract import OnnxName, Operator
-from opgrad.interop import torch_private
 from opgrad.torch.graphs import EXPORTER, SCALAR_TYPES, ExportGraph, GrowingGraph, Trace, Value
 from opgrad.torch.schema import REGISTERED, Registered, is_recording
 

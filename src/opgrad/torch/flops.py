@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from opgrad.interop import torch_private
+from opgrad.call.libraries import torch_private
 
 # The products of each operator; the gradients compute the logits again.
 PRODUCTS = {

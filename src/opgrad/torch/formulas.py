@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrad.contract import loss_options
-from opgrad.interop.torch_tensors import execute, is_direct, is_transformed
+from opgrad.call.libraries.torch_tensors import execute, is_direct, is_transformed
+from opgrad.ops.reference import loss_options
 from opgrad.torch.derivative import Gradient, describe
 from opgrad.torch.operators import OPERATORS
 

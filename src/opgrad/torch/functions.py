@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrad.interop.torch_calls import native, note_effect
-from opgrad.interop.torch_tensors import is_transformed
+from opgrad.call.libraries.torch_calls import native, note_effect
+from opgrad.call.libraries.torch_tensors import is_transformed
 from opgrad.torch.autocast import widens_softmax
 from opgrad.torch.in_place import replace
 from opgrad.torch.operators import OPERATORS, is_exported

@@ -11,7 +11,7 @@ import torch
 import torch.onnx
 from torch import Tensor
 
-from opgrad.interop import torch_private
+from opgrad.call.libraries import torch_private
 
 Value = Any  # a tensor in the first graph, a value of TorchScript in the second
 Shape = Sequence[Any]

@@ -6,8 +6,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from opgrad.interop.torch import run
-from opgrad.interop.torch_tensors import execute, is_direct, is_traced, is_transformed
+from opgrad.call.libraries.torch_tensors import execute, is_direct, is_traced, is_transformed
+from opgrad.torch.door import run
 from opgrad.torch.operators import OPERATORS, TensorOperator
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrad.contract import graph_operators
-from opgrad.interop.torch_calls import native
+from opgrad.call.libraries.torch_calls import native
+from opgrad.ops import graph_operators
 from opgrad.torch.autocast import widest
 from opgrad.torch.batching import Batch, Batched, batching, elements
 from opgrad.torch.derivative import describe

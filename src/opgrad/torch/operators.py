@@ -20,12 +20,10 @@ from typing import Any, cast
 import torch
 
 from opgrad import contract
-from opgrad.contract import Operator, Spec
-from opgrad.contract.plain import PLAIN, is_plain, plain
-from opgrad.contract.signature import result_specs
-from opgrad.interop import check_owners, library_of, torch_private
-from opgrad.interop.torch_calls import native, unseen
-from opgrad.interop.torch_tensors import (
+from opgrad.call.functions import answer_whole
+from opgrad.call.libraries import torch_private
+from opgrad.call.libraries.torch_calls import native, unseen
+from opgrad.call.libraries.torch_tensors import (
     TORCH_DTYPES,
     execute,
     is_direct,
@@ -34,8 +32,12 @@ from opgrad.interop.torch_tensors import (
     numpy_dtype,
     numpy_dtypes,
 )
-from opgrad.native.functions import answer_whole
-from opgrad.native.runners import model_of
+from opgrad.call.owners import check_owners, library_of
+from opgrad.call.runners import model_of
+from opgrad.contract import Operator, Spec
+from opgrad.contract.plain import PLAIN, is_plain, plain
+from opgrad.contract.signature import result_specs
+from opgrad.ops import tensor_operators
 from opgrad.torch.derivative import Derivative, Gradient
 from opgrad.torch.schema import LIBRARY, REGISTERED, Registered, is_recording
 
@@ -243,5 +245,5 @@ def call(op: Operator, given: Mapping[str, Any]) -> Any:
     return operator(*operator.arguments(given))
 
 
-OPERATORS = {name: TensorOperator(op) for name, op in contract.tensor_operators().items()}
+OPERATORS = {name: TensorOperator(op) for name, op in tensor_operators().items()}
 REGISTERED.update(OPERATORS)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from opgrad import optim
-from opgrad.interop.torch_tensors import PLAIN_DTYPES, view_of
+from opgrad.call import optim
+from opgrad.call.libraries.torch_tensors import PLAIN_DTYPES, view_of
 
 Group = dict[str, Any]
 Array = np.ndarray[Any, Any]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrad.contract.loss_options import LossOptions
+from opgrad.ops.reference.loss_options import LossOptions
 from opgrad.torch.deferred import Deferred, deferred_input
 from opgrad.torch.formulas import wide
 from opgrad.torch.losses import linear as linear_loss

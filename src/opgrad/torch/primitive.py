@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrad import interop
-from opgrad.contract import Operator, check_arrays, operators
+from opgrad.call import owners
+from opgrad.call.libraries.torch_private import is_batched
+from opgrad.call.libraries.torch_tensors import check_untraced, execute, expanded, is_traced, is_transformed, spec
+from opgrad.contract import Operator, check_arrays
 from opgrad.contract.plain import plain
-from opgrad.fused.primitive import SCALARS, gradient_name
-from opgrad.interop.torch_private import is_batched
-from opgrad.interop.torch_tensors import check_untraced, execute, expanded, is_traced, is_transformed, spec
+from opgrad.ops import operators
+from opgrad.ops.reference.primitive import SCALARS, gradient_name
 from opgrad.torch.formulas import wide
 
 GRADIENTS = {op.forward: op for op in operators().values() if op.forward and op.general}
@@ -30,7 +31,7 @@ def call(op: Operator, given: Mapping[str, Any]) -> Any:
     Raises NotImplementedError for what is traced or transformed, and for a gradient that requires grad.
     """
     tensors: dict[str, Tensor] = {}
-    interop.over_arrays(op, given, tensors.setdefault)
+    owners.over_arrays(op, given, tensors.setdefault)
     if is_transformed() or is_traced(list(tensors.values())):
         general, arguments = expanded(op, given)
         attributes = {**general.attributes, **{k: v for k, v in arguments.items() if k in general.attributes}}
@@ -41,7 +42,7 @@ def call(op: Operator, given: Mapping[str, Any]) -> Any:
             f"{op.name}: a call with attributes, or of mixed or narrow dtypes, has no gradient: detach its arguments"
         )
     settled = plain(op, given, ("axis", *SCALARS))  # backward() reads them again
-    named = interop.over_arrays(op, settled, lambda name, _: name)
+    named = owners.over_arrays(op, settled, lambda name, _: name)
     if given.get("dropout") is not None:
         named["dropout"] = dataclasses.replace(given["dropout"])  # its seed may have changed when backward() runs
     return _general(op, named, tuple(tensors), *tensors.values())
@@ -59,7 +60,7 @@ def _put_back(
 ) -> dict[str, Any]:
     """Arguments with tensors for their names."""
     found = dict(zip(names, tensors, strict=True))
-    return interop.over_arrays(op, named, lambda _, name: found[name])
+    return owners.over_arrays(op, named, lambda _, name: found[name])
 
 
 class _General(torch.autograd.Function):

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from opgrad.call.libraries import torch_private
 from opgrad.contract import Operator
-from opgrad.interop import torch_private
 
 TYPES: dict[Any, str] = {
     bool: "bool",

@@ -11,9 +11,9 @@ from typing import Any
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
+from opgrad.call.libraries import torch_private
 from opgrad.contract import Operator, Tensor
-from opgrad.contract.rotary import PACKED
-from opgrad.interop import torch_private
+from opgrad.ops.reference.rotary import PACKED
 from opgrad.torch.schema import REGISTERED, Registered
 
 Given = Mapping[str, Any]  # a call's arguments by parameter name; DTensor's specs stand for the tensors

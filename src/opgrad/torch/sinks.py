@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrad.interop.torch_calls import native
+from opgrad.call.libraries.torch_calls import native
 from opgrad.torch.autocast import widens_softmax
 from opgrad.torch.batching import batching
 from opgrad.torch.formulas import Gradients, wide

@@ -6,8 +6,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from opgrad.call.libraries.torch_tensors import is_transformed
 from opgrad.contract.shapes import room_for
-from opgrad.interop.torch_tensors import is_transformed
 from opgrad.torch.operators import OPERATORS
 
 _gather, _gather_grad = OPERATORS["gather"], OPERATORS["gather_grad"]

@@ -9,16 +9,15 @@ import pytest
 from language_models import WORDS, make_folder, make_model
 from onnx import TensorProto, helper, numpy_helper
 
-from opgrad.graph.messages import copied, keep
-from opgrad.graph.nodes import rename
-from opgrad.training import Tuner
-from opgrad.training.building.selection import torn_note
-from opgrad.training.formats import safetensors
-from opgrad.training.language import read
-from opgrad.training.tune import deployed, peft
-from opgrad.training.tune.insertion import insert
-from opgrad.training.tune.lora import Lora, choose
-from opgrad.training.tune.outputs import write_tuned
+from opgrad.onnx.graph.messages import copied, keep
+from opgrad.onnx.graph.nodes import rename
+from opgrad.training.files import safetensors
+from opgrad.training.make.selection import torn_note
+from opgrad.tune import Tuner, deployed, peft
+from opgrad.tune.insertion import insert
+from opgrad.tune.language import read
+from opgrad.tune.lora import Lora, choose
+from opgrad.tune.outputs import write_tuned
 
 SIZE = 5 + len(WORDS)
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from opgrad.cli import app
+from opgrad.cli.app import app
 
 EXAMPLE = ROOT / "examples" / "tune" / "make.py"
 

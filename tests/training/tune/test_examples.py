@@ -11,12 +11,12 @@ from language_models import TEMPLATE, WORDS, make_folder, write_lines
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from opgrad.training.tune import chat
-from opgrad.training.tune import examples as token_examples
-from opgrad.training.tune.chat import ChatTemplate
-from opgrad.training.tune.examples import TokenExamples
-from opgrad.training.tune.token_data import MULTIPLE, TokenData
-from opgrad.training.tune.tokenizer import Tokenizer
+from opgrad.tune import chat
+from opgrad.tune import examples as token_examples
+from opgrad.tune.chat import ChatTemplate
+from opgrad.tune.examples import TokenExamples
+from opgrad.tune.token_data import MULTIPLE, TokenData
+from opgrad.tune.tokenizer import Tokenizer
 
 CHAT = {
     "messages": [

@@ -9,12 +9,12 @@ from halved_models import KINDS
 from language_models import WORDS, make_folder
 from onnx import TensorProto
 
-from opgrad.training import Tuner
 from opgrad.training.engine.trainer import Trainer, session_options
-from opgrad.training.formats.tensor_values import array_of
-from opgrad.training.language import read
-from opgrad.training.tune.generation import Writer
-from opgrad.training.tune.trained_set import scoring
+from opgrad.training.files.tensor_values import array_of
+from opgrad.tune import Tuner
+from opgrad.tune.generation import Writer
+from opgrad.tune.language import read
+from opgrad.tune.trained_set import scoring
 
 SIZE = 5 + len(WORDS)
 

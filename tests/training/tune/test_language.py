@@ -8,8 +8,8 @@ from language_models import WORDS, make_folder, make_model
 from onnx import TensorProto, helper
 
 from opgrad.onnxruntime import InferenceSession
-from opgrad.training.language import read
-from opgrad.training.tune.lora import Lora, choose
+from opgrad.tune.language import read
+from opgrad.tune.lora import Lora, choose
 
 SIZE = 5 + len(WORDS)
 

@@ -8,12 +8,12 @@ import pytest
 from language_models import make_folder
 from onnx import TensorProto, helper, numpy_helper
 
-from opgrad.training import Tuner
 from opgrad.training.engine.trainer import Trainer
-from opgrad.training.formats import tensor_values
-from opgrad.training.language import ends_of_layers, read
-from opgrad.training.language import memory as plans
-from opgrad.training.language.memory import Limit, limit_of, plan, step_bytes
+from opgrad.training.files import tensor_values
+from opgrad.tune import Tuner
+from opgrad.tune.language import ends_of_layers, read
+from opgrad.tune.language import memory as plans
+from opgrad.tune.language.memory import Limit, limit_of, plan, step_bytes
 
 
 def chain(lengths):

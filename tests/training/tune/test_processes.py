@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("PyTorch without torch.distributed", allow_module_level=True)
 
-from opgrad.training import Tuner  # noqa: E402
+from opgrad.tune import Tuner  # noqa: E402
 
 TEXTS = ["the cat sees a red tree .", "hello you", "what is small ?", "i am a bird .", "who are you"]
 SETTINGS = {"epochs": 2, "batch_size": 5, "learning_rate": 0.01, "validation": 2, "accumulate": 2}

@@ -8,13 +8,13 @@ from language_models import make_folder
 from onnx import helper, numpy_helper
 from runtime_cases_packed import packed
 
-from opgrad.graph.messages import keep
-from opgrad.training import Tuner
-from opgrad.training.engine.optimizer import AdamWRule
+from opgrad.onnx.graph.messages import keep
 from opgrad.training.engine.trainer import Trainer
-from opgrad.training.formats import tensor_values
-from opgrad.training.language import ends_of_layers, read
-from opgrad.training.tune.trained_set import prepare, scoring
+from opgrad.training.files import tensor_values
+from opgrad.training.files.rules import AdamWRule
+from opgrad.tune import Tuner
+from opgrad.tune.language import ends_of_layers, read
+from opgrad.tune.trained_set import prepare, scoring
 
 TOKENS = np.random.default_rng(0).integers(0, 25, (2, 6))
 BATCH = {"input_ids": TOKENS, "draw": np.ones(1, np.int64), "labels": np.roll(TOKENS, -1, 1)}

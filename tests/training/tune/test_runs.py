@@ -13,13 +13,12 @@ from typer.testing import CliRunner
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from opgrad import writing
-from opgrad.cli import app
-from opgrad.graph.nodes import rename
-from opgrad.training import Lora, Tuner
-from opgrad.training.formats import tensor_values
+from opgrad.base import writing
+from opgrad.cli.app import app
+from opgrad.onnx.graph.nodes import rename
+from opgrad.training.files import tensor_values
 from opgrad.training.run.fit import Interrupted
-from opgrad.training.tune import fitting, genai
+from opgrad.tune import Lora, Tuner, fitting, genai
 
 ANSWER = "the tree is red ."
 LINES = [
@@ -234,7 +233,7 @@ def test_full_disk_loses_nothing(tmp_path, model, data, monkeypatch):
         tried.append(path.name)
         real(path, content)
 
-    monkeypatch.setattr("opgrad.training.tune.peft.new_file", full)
+    monkeypatch.setattr("opgrad.tune.peft.new_file", full)
     with pytest.raises(RuntimeError, match=r"parameters are in .*last.checkpoint, but: .*No space left on device"):
         Tuner(model).fit(data, tmp_path, epochs=1)
     assert {each.name for each in tmp_path.iterdir()} == {"last.checkpoint", "metrics.csv"}
@@ -248,9 +247,9 @@ def test_what_cannot_be_written_fails_before_the_training(tmp_path, model, data,
     def fail(*_):
         raise ValueError("cannot be made")
 
-    monkeypatch.setattr("opgrad.training.tune.deployed.with_inputs", fail)
-    monkeypatch.setattr("opgrad.training.tune.deployed.replaced", fail)
-    monkeypatch.setattr("opgrad.training.tune.fitting.Fit.run", lambda *_: pytest.fail("it was trained"))
+    monkeypatch.setattr("opgrad.tune.deployed.with_inputs", fail)
+    monkeypatch.setattr("opgrad.tune.deployed.replaced", fail)
+    monkeypatch.setattr("opgrad.tune.fitting.Fit.run", lambda *_: pytest.fail("it was trained"))
     with pytest.raises(ValueError, match="cannot be made"):
         Tuner(model, **options).fit(data, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -13,12 +13,13 @@ from portable_cases import tuned_batches as batches
 from portable_steps import client
 from typer.testing import CliRunner
 
-from opgrad.cli import app
-from opgrad.graph.messages import MICROSOFT
-from opgrad.training import Trainer, Tuner
-from opgrad.training.formats import safetensors
-from opgrad.training.portable import blocks, constants
-from opgrad.training.portable.plain import STOCK
+from opgrad.cli.app import app
+from opgrad.onnx.graph.messages import MICROSOFT
+from opgrad.training import Trainer
+from opgrad.training.export import blocks, constants
+from opgrad.training.export.plain import STOCK
+from opgrad.training.files import safetensors
+from opgrad.tune import Tuner
 
 LORA = "rank=4, target=all-linear"
 RATE = 0.01
@@ -59,7 +60,7 @@ def test_losses_and_adapters_are_those_of_opgrad(tmp_path, kind):
 def test_weights_stay_in_the_files_of_the_base(tmp_path, monkeypatch):
     """They are copied once for all models, as they are, and not where they lie already."""
     monkeypatch.setattr(constants, "HUGE", 256)
-    monkeypatch.setattr("opgrad.training.formats.tensor_values.HUGE", 256)
+    monkeypatch.setattr("opgrad.training.files.tensor_values.HUGE", 256)
     monkeypatch.setattr(blocks, "LARGEST", 500)  # products are in pieces
     folder = make_folder(tmp_path / "model", cached=True)
     quantize(folder / "model.onnx", apart=True)
@@ -98,7 +99,7 @@ def test_constants_that_lie_in_no_file_get_one(tmp_path, monkeypatch):
 
 def test_another_file_of_the_same_name_is_not_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HUGE", 256)
-    monkeypatch.setattr("opgrad.training.formats.tensor_values.HUGE", 256)
+    monkeypatch.setattr("opgrad.training.files.tensor_values.HUGE", 256)
     folder = make_folder(tmp_path / "model", cached=True)
     quantize(folder / "model.onnx", apart=True)
     (tmp_path / "model.onnx.data").write_bytes(b"of another model")

@@ -8,10 +8,10 @@ from language_models import make_folder, write_lines
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
-from opgrad.cli import app
-from opgrad.training import Tuner
-from opgrad.training.inspect.inspection import inspect
-from opgrad.training.tune.summary import megabytes, summary
+from opgrad.cli.app import app
+from opgrad.cli.inspect.inspection import inspect
+from opgrad.tune import Tuner
+from opgrad.tune.summary import megabytes, summary
 
 NUMBERS = 2 * 8 * (64 + 48 + 48 + 64)  # of adapters of rank 8 beside q, k, v and o of two layers
 # Of products: both tables of 25 words, and in two layers q, k, v, o and three of 32 x 64.

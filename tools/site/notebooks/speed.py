@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Speed beside others, on your machine
 #
-# `opgrad bench` measures every operator for minutes; here are a few, in a form that you can change. All work on the
+# `python -m bench` measures every operator for minutes; here are a few, in a form that you can change. All work on the
 # same arrays, in turns, with results in new memory; bars are medians. Other work on the machine spoils the figures, and
 # this notebook was run on a machine that did other work: run it on yours.
 
@@ -84,4 +84,4 @@ figure.suptitle(f"{ROWS} x {CLASSES}, float32, {opgrad.get_num_threads()} thread
 plt.show()
 
 # %% [markdown]
-# Everything, as a page with a picture and tables: `opgrad bench --html report.html`.
+# Everything, as a page with a picture and tables: `python -m bench --html report.html`.

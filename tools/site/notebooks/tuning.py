@@ -11,7 +11,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from opgrad.training import Tuner
+from opgrad.tune import Tuner
 
 spec = importlib.util.spec_from_file_location("make", "examples/tune/make.py")
 example = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""Compiles Python functions to object code: the vector types, their lowering to LLVM, the cache of object files."""
+"""From Numba to object code: vectors, kernels, their cache, processes, packs, linking. Imports `base`."""
 
 import functools
 import os

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from opgrad.base.locks import once, settling
 from opgrad.cpu.compiler import INTERPRETING, emit, machine_code, sources
 from opgrad.cpu.compiler.emit import EXPORTED as EXPORTED
 from opgrad.cpu.compiler.emit import assembly as assembly
@@ -30,7 +31,6 @@ from opgrad.cpu.compiler.target import named
 from opgrad.cpu.compiler.target import object_cache as object_cache
 from opgrad.cpu.compiler.target import vector_bytes as vector_bytes
 from opgrad.cpu.compiler.target import vector_lanes as vector_lanes
-from opgrad.locks import once, settling
 
 STAND_IN = ".here.o"  # the suffix of what runs here in place of code for a processor that is not here
 
@@ -50,6 +50,10 @@ class Native:
     def link(self) -> int:
         """Compile the function, or load it from the cache; its address."""
         return _link(self.function, self.interface)
+
+    def compile(self, interface: str) -> None:
+        """Compile it for an interface as `processes.named` has written it."""
+        self.link()
 
     @property
     def interface(self) -> str:
@@ -93,6 +97,11 @@ class Kernel(Parameters):
             if found:
                 self._tasks[key] = found
         return found
+
+    def compile(self, interface: str) -> None:
+        """Compile it for an interface as `processes.named` has written it."""
+        kind, _, dtypes = interface.rstrip(")").partition("(")
+        self.task(dtypes.split(",") if dtypes else [], kind)
 
 
 def kernel(function: Callable[..., None]) -> Kernel:

@@ -19,12 +19,12 @@ from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
 
-from opgrad.cpu.compiler import sources
+from opgrad.base.limits import default_threads
+from opgrad.base.locks import in_child, settling
+from opgrad.cpu.compiler import compiler_process, sources
 from opgrad.cpu.compiler.cache import VARIABLE as CACHE
 from opgrad.cpu.compiler.requests import Named, Request
 from opgrad.cpu.compiler.target import cpu_is_known, object_cache
-from opgrad.limits import default_threads
-from opgrad.locks import in_child, settling
 
 VARIABLE = "OPGRAD_COMPILERS"
 MOST = 16  # processes
@@ -32,8 +32,8 @@ IDLE = 10.0  # seconds without work after which a process ends: it takes 150 MB
 LOOK = 0.1  # seconds between two looks at their progress
 PATIENCE = 120.0  # seconds without any answer after which the processes are taken to hang; a kernel takes up to ten
 LONG_PATIENCE = 1200.0  # the same for work on many kernels
-PROCESS = "opgrad.native.compiler_process"  # the module that each of them runs
-BOOT = f"import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from {PROCESS} import main; main()"
+MAIN = f"from {compiler_process.__name__} import main; main()"
+BOOT = f"import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); {MAIN}"
 
 Progress = Callable[[int, int], None]  # progress(kernels compiled, kernels in all)
 

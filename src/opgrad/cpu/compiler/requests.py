@@ -1,7 +1,20 @@
-"""Requests that one process sends to another for kernels to be compiled: they tell how the kernels are found there."""
+"""Requests that one process sends to another, pickled, for kernels to be compiled."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol
+
+from opgrad.cpu.compiler.target import object_cache
+
+
+class Compiled(Protocol):
+    """What a request asks for."""
+
+    def compile(self, name: str) -> bool:
+        """Compile it, in the process that gets the request; name: of the object code.
+
+        Returns whether that is done.
+        """
 
 
 class Named(NamedTuple):
@@ -11,19 +24,9 @@ class Named(NamedTuple):
     name: str
     interface: str
 
-
-class Call(NamedTuple):
-    """A call of an operator; one of the kernels of its plan is the requested one.
-
-    needs: the results that it computes, None for all. lists: the lengths of its lists of inputs and of results.
-    specs: shape and dtype of each array, None for one left out.
-    """
-
-    operator: str
-    needs: tuple[str, ...] | None
-    lists: tuple[int, int] | None
-    specs: tuple[tuple[tuple[int, ...], str] | None, ...]
-    attributes: dict[str, Any]
+    def compile(self, name: str) -> bool:
+        getattr(import_module(self.module), self.name).compile(self.interface)
+        return object_cache().read(name) is not None
 
 
 class Work(NamedTuple):
@@ -32,6 +35,10 @@ class Work(NamedTuple):
     function: Callable[..., None]
     arguments: tuple[Any, ...] = ()
 
+    def compile(self, name: str) -> bool:
+        self.function(*self.arguments)
+        return True
+
 
 # The name of the object code, and how its kernel is found; for work, any name that tells it from other work.
-Request = tuple[str, Named | Call | Work]
+Request = tuple[str, Compiled]

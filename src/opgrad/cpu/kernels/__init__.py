@@ -1,1 +1,1 @@
-"""What runs compiled: kernels, the functions that they call, and those that make kernels."""
+"""What runs compiled, a module for each family. Imports the compiler alone."""

@@ -3,7 +3,7 @@
 from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.arithmetic import DIVIDED, SUM, TIMES, VALUE
 from opgrad.cpu.programs.elements import program
-from opgrad.cpu.programs.program import Program
+from opgrad.cpu.runtime.program import Program
 
 
 def in_place_accumulator(problem: Problem) -> Program:

@@ -8,11 +8,11 @@ from opgrad.contract.shapes import broadcast_axes, reduced_axes, repeated_axes
 from opgrad.cpu.kernels import arithmetic as kernels
 from opgrad.cpu.kernels.arithmetic import EACH, ONE_DIVIDEND, ONE_DIVISOR, SUM, VALUE, Broadcast, copy_words
 from opgrad.cpu.kernels.loops.fold import BLOCK
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.elements import operator, program
-from opgrad.cpu.programs.program import Program
 from opgrad.cpu.programs.reduction import add_sums, grouped
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import Program
 
 
 def reduce_sum_training(problem: Problem) -> Program:

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from opgrad.contract import attending
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import gemm
@@ -29,9 +28,10 @@ from opgrad.cpu.kernels.attention.tiles import (
     TileSizes,
 )
 from opgrad.cpu.programs.product_steps import ProductSteps
-from opgrad.cpu.programs.program import Address
-from opgrad.cpu.programs.workspace import Scratch
-from opgrad.random import keep_threshold, kept_scale
+from opgrad.cpu.runtime.program import Address
+from opgrad.cpu.runtime.workspace import Scratch
+from opgrad.ops.reference import attending
+from opgrad.ops.reference.random import keep_threshold, kept_scale
 
 LOG2_E: Final = math.log2(math.e)
 KEYS_BACK: Final = 4 * gemm.CHUNK  # of a block of the gradient whose heads are small

@@ -9,12 +9,12 @@ from opgrad.contract import Shape, Spec
 from opgrad.contract.arrangement import contiguous
 from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.attention import forward
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.attending import AttentionGradientSteps, AttentionSteps
-from opgrad.cpu.programs.program import Program
 from opgrad.cpu.programs.softmax import softmax, softmax_grad
-from opgrad.cpu.programs.workspace import whole_vectors
-from opgrad.random import kept_scale
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.runtime.workspace import whole_vectors
+from opgrad.ops.reference.random import kept_scale
 
 ORDER: Final = (0, 1, 2)
 ATTRIBUTES: Final[Mapping[str, Any]] = {

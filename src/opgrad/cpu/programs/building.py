@@ -8,10 +8,10 @@ from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import Explain
 from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
 from opgrad.cpu.kernels.loops.fill import fill_zeros
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.layout import Loops, precision
-from opgrad.cpu.programs.program import Program, Step, Tables, shared_out
-from opgrad.cpu.programs.workspace import Workspace
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import Program, Step, Tables, shared_out
+from opgrad.cpu.runtime.workspace import Workspace
 
 
 class ProgramSteps:

@@ -21,11 +21,11 @@ from opgrad.cpu.kernels.cross_entropy.labels import (
 )
 from opgrad.cpu.kernels.loops.transpose import tile_size
 from opgrad.cpu.programs import layout as layouts
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.layout import Limits, Loops, keeps_column, layout_of, loops_of
-from opgrad.cpu.programs.program import Program
-from opgrad.cpu.programs.workspace import Scratch, Workspace
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.runtime.workspace import Scratch, Workspace
 
 LABELS_PER_PART: Final = 1 << 13
 AFTER: Final = 64  # spare numbers behind the last one, since a whole vector may read beyond it

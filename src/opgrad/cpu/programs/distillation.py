@@ -3,7 +3,7 @@
 from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.distillation import FORWARD, JENSEN_SHANNON, REVERSE, DivergenceOptions
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.programs.program import Program
+from opgrad.cpu.runtime.program import Program
 
 
 def softmax_divergence_and_grad(problem: Problem) -> Program:

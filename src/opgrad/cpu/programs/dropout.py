@@ -4,11 +4,11 @@ import math
 
 from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.dropout import BLOCK, GRADIENT, WHOLE_GRADIENT, drop, keep_all
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.elements import program
-from opgrad.cpu.programs.program import Program
-from opgrad.random import keep_threshold, kept_scale
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import Program
+from opgrad.ops.reference.random import keep_threshold, kept_scale
 
 
 def dropout(problem: Problem) -> Program:

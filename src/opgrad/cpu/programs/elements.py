@@ -7,9 +7,9 @@ from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.loops.elements import BLOCK
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.programs.program import Program
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import Program
 
 
 def operator(kernel: Kernel, result: str, *inputs: str) -> Callable[[Problem], Program]:

@@ -4,9 +4,10 @@ import math
 
 from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.gated import BLOCK, GRADIENTS, VALUES
-from opgrad.cpu.programs import elements, partition
+from opgrad.cpu.programs import elements
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.programs.program import Program
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import Program
 
 
 def gated_linear_unit(problem: Problem) -> Program:

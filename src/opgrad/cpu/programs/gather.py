@@ -11,11 +11,11 @@ from opgrad.cpu.kernels import gather as kernels
 from opgrad.cpu.kernels.gather import Slices
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.sort import HOT, MOST_SORTED
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.programs.program import Program
 from opgrad.cpu.programs.sort import Sorting
-from opgrad.cpu.programs.workspace import Scratch
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.runtime.workspace import Scratch
 
 INDICES_PER_PART = 1 << 13
 # Where slices are copied, a slice is prefetched at least so many slices, and at least so many bytes, before its use:

@@ -6,10 +6,10 @@ from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import gelu as kernels
 from opgrad.cpu.kernels.loops.elements import BLOCK
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.elements import operator
-from opgrad.cpu.programs.program import Program
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import Program
 
 gelu = operator(kernels.gelu, "y", "x")
 fast_gelu = operator(kernels.fast_gelu, "y", "x")

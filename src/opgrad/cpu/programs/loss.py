@@ -8,11 +8,11 @@ from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.cross_entropy.dense import dense_gradient, dense_loss
 from opgrad.cpu.kernels.cross_entropy.labels import LossReduction, Samples, add_losses
 from opgrad.cpu.kernels.loops.elements import BLOCK
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.cross_entropy import LOSS, gradient, loss_program
-from opgrad.cpu.programs.program import Program
-from opgrad.cpu.programs.workspace import Scratch
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.runtime.workspace import Scratch
 
 
 def _samples(problem: Problem, name: str) -> tuple[int, int]:

@@ -14,10 +14,10 @@ from opgrad.cpu.kernels.normalization.batch import TILE, BlockSums, Differentiat
 from opgrad.cpu.kernels.normalization.batch_columns import SAMPLES, STRIP, ColumnKernels, ColumnStrips
 from opgrad.cpu.kernels.normalization.bundles import Affine, Statistics
 from opgrad.cpu.kernels.normalization.layer_grad import GradientKernels, RowBlocks
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.programs.program import Program
-from opgrad.cpu.programs.workspace import whole_vectors
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.runtime.workspace import whole_vectors
 
 LONGEST_ROW = 1 << 15  # elements: three arrays' rows of float32 still fit the second-level cache
 FEW_ROWS = 16

@@ -8,10 +8,10 @@ from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.kernels.loops.elements import BLOCK
 from opgrad.cpu.kernels.several import sum_squares
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.programs.program import Program
-from opgrad.cpu.programs.workspace import Scratch
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.runtime.workspace import Scratch
 
 
 class AdamWStep(NamedTuple):

@@ -8,14 +8,14 @@ import numpy as np
 from opgrad.contract import Array
 from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import wrong_maximum
-from opgrad.contract.windows import MOST_AXES, WindowAxis, average_pool_axes
 from opgrad.cpu.kernels import pooling as kernels
 from opgrad.cpu.kernels.loops.weighted import Along
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.gather import check
-from opgrad.cpu.programs.program import Program, Tables
 from opgrad.cpu.programs.resize import add_rows, along
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import Program, Tables
+from opgrad.ops.reference.windows import MOST_AXES, WindowAxis, average_pool_axes
 
 ONE_WINDOW: Final = WindowAxis(1, 1, 1)
 

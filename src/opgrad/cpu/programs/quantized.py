@@ -13,9 +13,9 @@ from opgrad.cpu.kernels import quantized as kernels
 from opgrad.cpu.kernels.gemm import Matrix, ProductSizes
 from opgrad.cpu.kernels.quantized import Blocks, Groups, Integers, ProductMemory, Scales, Weights, Zeros
 from opgrad.cpu.programs.gather import check_indices
-from opgrad.cpu.programs.partition import round_up
 from opgrad.cpu.programs.product_steps import ProductSteps
-from opgrad.cpu.programs.program import Address, Program
+from opgrad.cpu.runtime.partition import round_up
+from opgrad.cpu.runtime.program import Address, Program
 
 OPERATOR: Final = "quantized_matmul_grad"
 MOST_ROWS: Final = 512  # of a block of sums, for each of which the weights are unpacked anew

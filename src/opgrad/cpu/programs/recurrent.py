@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from opgrad.base.locks import once
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
@@ -17,11 +18,10 @@ from opgrad.cpu.kernels.loops.fill import fill_zeros
 from opgrad.cpu.kernels.recurrent import gru, lstm
 from opgrad.cpu.kernels.recurrent import matrices as layers
 from opgrad.cpu.kernels.recurrent.matrices import BlockUnits, Layer, LayerMatrix, Panels, States
-from opgrad.cpu.programs.partition import round_up
 from opgrad.cpu.programs.product_steps import ProductSteps
-from opgrad.cpu.programs.program import Program
-from opgrad.locks import once
-from opgrad.native.threads import chosen_threads
+from opgrad.cpu.runtime.partition import round_up
+from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.runtime.threads import chosen_threads
 
 BLOCK_ROWS: Final = 64  # rows of a unit of a product, all of which read a chunk of a panel while it is in the cache
 FEWEST_UNITS: Final = 16

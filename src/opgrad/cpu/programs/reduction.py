@@ -15,8 +15,8 @@ from opgrad.cpu.compiler.decorators import vector_lanes
 from opgrad.cpu.compiler.parameters import Strips
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.reduction import DEEP, WIDE, SumBlocks, sum_columns, sum_integers, sum_rows
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.building import ProgramSteps
+from opgrad.cpu.runtime import partition
 
 
 def grouped(shape: Iterable[int], summed: frozenset[int]) -> list[tuple[int, bool]]:

@@ -13,11 +13,11 @@ import numpy as np
 
 from opgrad.contract import Array
 from opgrad.contract.problem import Problem
-from opgrad.contract.resizing import Resized, resized_axes
 from opgrad.cpu.kernels.loops.weighted import Along
 from opgrad.cpu.kernels.resize import PIECE, ROWS, RowPieces, gather_rows
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.programs.program import Program, Tables
+from opgrad.cpu.runtime.program import Program, Tables
+from opgrad.ops.reference.resizing import Resized, resized_axes
 
 AXES: Final = 3  # of a plane
 

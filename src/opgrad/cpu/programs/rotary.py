@@ -2,11 +2,11 @@
 
 from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import wrong_index
-from opgrad.contract.rotary import PACKED, rotation
 from opgrad.cpu.kernels.rotary import Angles, HeadRows, turn
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.gather import check_indices
-from opgrad.cpu.programs.program import Program
+from opgrad.cpu.runtime.program import Program
+from opgrad.ops.reference.rotary import PACKED, rotation
 
 
 def rotary_embedding(problem: Problem) -> Program:

@@ -30,11 +30,11 @@ from opgrad.cpu.kernels.scatter import (
     scatter_rows,
     sum_sorted,
 )
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.gather import INDICES_PER_PART, check, check_count, check_indices, copy_slices, sum_slices
-from opgrad.cpu.programs.program import Program, Tables
 from opgrad.cpu.programs.sort import Sorting
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import Program, Tables
 
 CACHED = 1 << 17  # bytes of a strip of x that stay in the second-level cache with all that goes through it
 NARROW = 16  # lines of a strip at least, if there are so many side by side: a cache line of float32

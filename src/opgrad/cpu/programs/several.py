@@ -10,9 +10,9 @@ from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import several as kernels
 from opgrad.cpu.kernels.loops.elements import BLOCK
 from opgrad.cpu.kernels.several import ByteRows
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.programs.program import Program
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import Program
 
 # Bytes of rows that are written past the cache: the incomplete lines at both ends of a shorter one would cost more than
 # reading what is overwritten.

@@ -3,7 +3,7 @@
 from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.sink import soften, soften_back, sum_parts
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.programs.program import Program
+from opgrad.cpu.runtime.program import Program
 
 
 def sink_softmax(problem: Problem) -> Program:

@@ -37,8 +37,8 @@ from opgrad.cpu.programs.layout import (
     spare_columns,
     units_of,
 )
-from opgrad.cpu.programs.program import Program
-from opgrad.cpu.programs.workspace import Workspace
+from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.runtime.workspace import Workspace
 
 VARIABLE: Final = "OPGRAD_FUSION"
 FORWARD: Final = ("softmax", "log_softmax")

@@ -3,8 +3,8 @@
 from typing import Any, Final
 
 from opgrad.cpu.kernels.sort import HOT, CountingSort, scan_counts
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.building import ProgramSteps
+from opgrad.cpu.runtime import partition
 
 MOST_PARTS: Final = 8  # since each part needs a count for every key
 FEWEST_OF_PART: Final = 1 << 14  # positions

@@ -5,8 +5,8 @@ from typing import Any
 from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.cross_entropy.shards import GRADIENT, STATISTICS, Classes
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.programs.program import Program
 from opgrad.cpu.programs.sample_loss import scaling_of
+from opgrad.cpu.runtime.program import Program
 
 
 def _arguments(problem: Problem) -> dict[str, Any]:

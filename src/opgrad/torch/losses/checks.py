@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrad.contract import loss_options
-from opgrad.contract.loss_options import LossOptions
+from opgrad.ops.reference import loss_options
+from opgrad.ops.reference.loss_options import LossOptions
 
 LABELS = (torch.int32, torch.int64, torch.uint8)
 

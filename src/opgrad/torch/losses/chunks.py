@@ -18,9 +18,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from opgrad.contract.loss_options import LossOptions
+from opgrad.call.libraries.torch_tensors import execute
 from opgrad.cpu.compiler.target import host
-from opgrad.interop.torch_tensors import execute
+from opgrad.ops.reference.loss_options import LossOptions
 from opgrad.torch.formulas import wide
 from opgrad.torch.losses.samples import LOSSES
 from opgrad.torch.losses.statistics import (

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrad.contract import graph_operators
-from opgrad.contract.loss_options import IGNORED, check_share
-from opgrad.interop import torch_private
-from opgrad.interop.torch_tensors import execute
+from opgrad.call.libraries import torch_private
+from opgrad.call.libraries.torch_tensors import execute
+from opgrad.ops import graph_operators
+from opgrad.ops.reference.loss_options import IGNORED, check_share
 from opgrad.torch.autocast import autocast_layer, narrows_products
 from opgrad.torch.formulas import wide
 from opgrad.torch.losses.checks import check_shape, check_tensors

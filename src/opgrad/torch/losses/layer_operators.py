@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from opgrad.interop.torch_private import group_of
+from opgrad.call.libraries.torch_private import group_of
 from opgrad.torch.flops import count_flops
 from opgrad.torch.formulas import wide
 from opgrad.torch.losses.checks import check_labels

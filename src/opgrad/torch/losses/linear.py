@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opgrad.contract.loss_options import IGNORED, LossOptions
-from opgrad.interop import torch_private
-from opgrad.interop.torch_tensors import PLAIN
+from opgrad.call.libraries import torch_private
+from opgrad.call.libraries.torch_tensors import PLAIN
+from opgrad.ops.reference.loss_options import IGNORED, LossOptions
 from opgrad.torch.autocast import autocast_layer, narrows_products
 from opgrad.torch.flops import count_flops
 from opgrad.torch.losses.checks import check_dense, check_labels, check_shape, check_target, check_tensors, check_weight

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrad.contract.loss_options import LossOptions
-from opgrad.interop.torch_calls import native, note_effect
-from opgrad.interop.torch_tensors import is_traced, is_transformed
+from opgrad.call.libraries.torch_calls import native, note_effect
+from opgrad.call.libraries.torch_tensors import is_traced, is_transformed
+from opgrad.ops.reference.loss_options import LossOptions
 from opgrad.torch.autocast import widens_softmax
 from opgrad.torch.formulas import over, wide
 from opgrad.torch.losses.checks import check_dense, check_shape, check_tensors, check_weight

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from opgrad.contract.loss_options import LossOptions
-from opgrad.interop.torch_private import is_batched
+from opgrad.call.libraries.torch_private import is_batched
+from opgrad.ops.reference.loss_options import LossOptions
 from opgrad.torch.formulas import over, scale_in_place, scaled
 from opgrad.torch.losses.options import CrossEntropyOutput, divisors
 

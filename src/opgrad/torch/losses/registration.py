@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrad.interop import torch_private
-from opgrad.interop.torch_calls import unseen
-from opgrad.interop.torch_tensors import is_transformed
+from opgrad.call.libraries import torch_private
+from opgrad.call.libraries.torch_calls import unseen
+from opgrad.call.libraries.torch_tensors import is_transformed
 from opgrad.torch.schema import LIBRARY
 
 

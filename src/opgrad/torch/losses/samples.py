@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrad.contract import loss_operators
-from opgrad.contract.loss_options import LossOptions
+from opgrad.ops import loss_operators
+from opgrad.ops.reference.loss_options import LossOptions
 from opgrad.torch.formulas import Gradients, Needs, onehot, wide
 from opgrad.torch.operators import OPERATORS, TensorOperator
 from opgrad.torch.schema import REGISTERED

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from opgrad.interop.torch_private import group_of
+from opgrad.call.libraries.torch_private import group_of
 from opgrad.torch.formulas import wide
 from opgrad.torch.losses.checks import check_labels
 from opgrad.torch.losses.registration import differentiable, keep_all, kept, once, register

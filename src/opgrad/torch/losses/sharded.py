@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from opgrad.contract.loss_options import LossOptions
+from opgrad.ops.reference.loss_options import LossOptions
 from opgrad.torch.autocast import autocast_layer
 from opgrad.torch.flops import count_flops
 from opgrad.torch.losses.layer_operators import layer_statistics

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from opgrad.contract import graph_operators
-from opgrad.contract.loss_options import LossOptions
-from opgrad.interop.torch_tensors import execute
+from opgrad.call.libraries.torch_tensors import execute
+from opgrad.ops import graph_operators
+from opgrad.ops.reference.loss_options import LossOptions
 from opgrad.torch.formulas import wide
 from opgrad.torch.losses.samples import scaled
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrad.contract.loss_options import LossOptions
+from opgrad.ops.reference.loss_options import LossOptions
 from opgrad.torch.autocast import narrows_products, widens_softmax
 from opgrad.torch.losses import sharded
 from opgrad.torch.losses.checks import check_dense, check_shape, check_target, check_tensors, check_weight

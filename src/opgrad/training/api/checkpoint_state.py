@@ -10,8 +10,8 @@ import numpy as np
 import onnxruntime
 
 from opgrad.training.engine.memory import TrainingMemory
-from opgrad.training.formats import mapped_files
-from opgrad.training.formats.checkpoint import Checkpoint, in_float32, read_checkpoint, write_checkpoint
+from opgrad.training.files import mapped_files
+from opgrad.training.files.checkpoint import Checkpoint, in_float32, read_checkpoint, write_checkpoint
 
 Property = int | float | str
 T = TypeVar("T")

@@ -8,14 +8,13 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from opgrad.graph.batch_norm import evaluating, written_inputs
-from opgrad.graph.halves import compute_in_float32, in_float32
-from opgrad.graph.loading import name_of
-from opgrad.graph.messages import copied
-from opgrad.graph.passes.losses import use_internal_losses
-from opgrad.native.threads import get_num_threads
+from opgrad.cpu.runtime.threads import get_num_threads
+from opgrad.onnx.graph.batch_norm import evaluating, written_inputs
+from opgrad.onnx.graph.halves import compute_in_float32, in_float32
+from opgrad.onnx.graph.loading import name_of
+from opgrad.onnx.graph.messages import copied
+from opgrad.onnx.passes.losses import use_internal_losses
 from opgrad.training.api.checkpoint_state import CheckpointState
-from opgrad.training.data.batches import TensorSpec
 from opgrad.training.engine.binding import BoundGraph, Value, check_inputs, declared, ort_value
 from opgrad.training.engine.distributed import OneProcess, Processes
 from opgrad.training.engine.export import write_inference_model
@@ -23,9 +22,10 @@ from opgrad.training.engine.memory import TrainingMemory
 from opgrad.training.engine.optimizer import GradientNorm, clip_factor
 from opgrad.training.engine.training_graph import Source, TrainingGraph, open_bound
 from opgrad.training.engine.training_graph import session_options as options_for
-from opgrad.training.formats.artifact_set import changed_inputs, check_parameters, tensor_spec
-from opgrad.training.formats.names import BUFFER_SUFFIX
-from opgrad.training.formats.tensor_values import read_shared
+from opgrad.training.files.artifact_set import changed_inputs, check_parameters, tensor_spec
+from opgrad.training.files.batches import TensorSpec
+from opgrad.training.files.names import BUFFER_SUFFIX
+from opgrad.training.files.tensor_values import read_shared
 
 WHO = "Module"
 MOST_SIGNATURES = 256

@@ -6,8 +6,9 @@ import numpy as np
 
 from opgrad.training.api.module import Module
 from opgrad.training.engine.memory import TrainingMemory
-from opgrad.training.engine.optimizer import SGD, AdamW, Rule, read_rule
+from opgrad.training.engine.optimizer import SGD, AdamW
 from opgrad.training.engine.training_graph import read_model
+from opgrad.training.files.rules import Rule, read_rule
 
 LEARNING_RATE = 1e-3  # before one is set, if the checkpoint has no state of an optimizer
 

@@ -1,1 +1,1 @@
-"""What trains: graphs bound to memory, optimizers, evaluation, export, and `Trainer`, which puts them together."""
+"""What trains: graphs bound to memory, optimizers, evaluation, `Trainer`. Imports make, files and below."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.native.threads import get_num_threads, set_num_threads
+from opgrad.cpu.runtime.threads import get_num_threads, set_num_threads
 
 LOOK = timedelta(seconds=1)  # a process that waits for others looks so often whether one of them has failed
 KNOWN = 5.0  # seconds that a failed process gives the others to learn its reason
@@ -87,7 +87,7 @@ class Processes(OneProcess):
     def __init__(self, group: Any = None):
         import torch.distributed
 
-        from opgrad.interop.torch_private import default_store
+        from opgrad.call.libraries.torch_private import default_store
 
         if not torch.distributed.is_initialized():
             raise RuntimeError("process_group: torch.distributed is not initialised: call init_process_group first")

@@ -9,19 +9,19 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from opgrad.graph.bounds import check_sizes
-from opgrad.graph.halves import LOADED_AS_FLOATS, compute_in_float32, has_halves
-from opgrad.graph.loading import read_model
-from opgrad.graph.messages import copied, import_microsoft
-from opgrad.locks import once
+from opgrad.base.locks import once
+from opgrad.onnx.graph.bounds import check_sizes
+from opgrad.onnx.graph.halves import LOADED_AS_FLOATS, compute_in_float32, has_halves
+from opgrad.onnx.graph.loading import read_model
+from opgrad.onnx.graph.messages import copied, import_microsoft
 from opgrad.onnxruntime import loading
-from opgrad.training.data.dataset import Dataset, Examples, batches
 from opgrad.training.engine.binding import run
 from opgrad.training.engine.export import declared_outputs, graph_between
 from opgrad.training.engine.labels import check_classes, class_count
 from opgrad.training.engine.reduction import find_reduction
 from opgrad.training.engine.training_graph import open_session
-from opgrad.training.formats.artifact_set import FILES, ArtifactSet
+from opgrad.training.files.artifact_set import FILES, ArtifactSet
+from opgrad.training.files.dataset import Dataset, Examples, batches
 
 EVALUATION = FILES[1]
 

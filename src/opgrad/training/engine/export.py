@@ -9,19 +9,19 @@ import onnx
 from onnx import helper
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.graph.halves import LOADED_AS_FLOATS, compute_in_float32, has_halves, rounded
-from opgrad.graph.large import FEW_BITS, LARGE, size_of
-from opgrad.graph.loading import read_model
-from opgrad.graph.messages import copied, import_microsoft
-from opgrad.graph.nodes import needed, read_by
+from opgrad.base.writing import destination, staged
+from opgrad.onnx.graph.halves import LOADED_AS_FLOATS, compute_in_float32, has_halves, rounded
+from opgrad.onnx.graph.large import FEW_BITS, LARGE, size_of
+from opgrad.onnx.graph.loading import read_model
+from opgrad.onnx.graph.messages import copied, import_microsoft
+from opgrad.onnx.graph.nodes import needed, read_by
 from opgrad.onnxruntime import loading
 from opgrad.onnxruntime.runners import ELEMENT_TYPES
-from opgrad.training.building.checks import check_built, without_values
 from opgrad.training.engine.training_graph import open_session, session_options
-from opgrad.training.formats.artifact_set import ArtifactSet
-from opgrad.training.formats.model_files import LARGEST_MODEL, ValuesFile, model_bytes, write_model
-from opgrad.training.formats.tensor_values import Held, placeholder, tensor_of, with_values
-from opgrad.writing import destination, staged
+from opgrad.training.files.artifact_set import ArtifactSet
+from opgrad.training.files.model_files import LARGEST_MODEL, ValuesFile, model_bytes, write_model
+from opgrad.training.files.tensor_values import Held, placeholder, tensor_of, with_values
+from opgrad.training.make.checks import check_built, without_values
 
 
 def export_model(

@@ -9,8 +9,8 @@ import onnxruntime
 
 from opgrad.cpu.compiler import processes
 from opgrad.cpu.compiler.processes import Progress
-from opgrad.native import plan, pool
-from opgrad.native.threads import workers
+from opgrad.cpu.runtime import plan, pool
+from opgrad.cpu.runtime.threads import workers
 from opgrad.onnxruntime import compute
 
 CALLS = (

@@ -7,10 +7,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from opgrad.graph.graph import Graph, overridable
-from opgrad.graph.messages import MICROSOFT, copied, domain_of
-from opgrad.graph.passes.losses import LOSS, LOSS_AND_GRADIENT, LOSS_GRADIENT, fuse_with_gradient
-from opgrad.graph.sizes import are_equal
+from opgrad.onnx.graph.graph import Graph, overridable
+from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of
+from opgrad.onnx.graph.sizes import are_equal
+from opgrad.onnx.passes.losses import LOSS, LOSS_AND_GRADIENT, LOSS_GRADIENT, fuse_with_gradient
 
 # The ratio with which DropoutGrad sets to 0 what the mask leaves out and keeps the rest as it is: its factor
 # 1 / (1 - ratio) is rounded to 1. With a ratio of 0 it would ignore the mask.

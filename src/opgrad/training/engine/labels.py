@@ -6,13 +6,13 @@ from contextlib import suppress
 import numpy as np
 import onnxruntime
 
-from opgrad.graph.messages import import_microsoft
-from opgrad.training.data.batches import TensorSpec
-from opgrad.training.data.dataset import Dataset, batches, row_of
+from opgrad.onnx.graph.messages import import_microsoft
 from opgrad.training.engine.binding import run
 from opgrad.training.engine.export import declared_outputs, graph_between
 from opgrad.training.engine.training_graph import open_session, session_options
-from opgrad.training.formats.artifact_set import FILES, ArtifactSet
+from opgrad.training.files.artifact_set import FILES, ArtifactSet
+from opgrad.training.files.batches import TensorSpec
+from opgrad.training.files.dataset import Dataset, batches, row_of
 
 ROWS = 512  # how many rows' labels are computed at once
 

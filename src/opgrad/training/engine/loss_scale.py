@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.graph.halves import has_halves
-from opgrad.graph.messages import copied, keep
-from opgrad.graph.nodes import rename_inputs
-from opgrad.training.formats.names import BUFFER_SUFFIX
+from opgrad.onnx.graph.halves import has_halves
+from opgrad.onnx.graph.messages import copied, keep
+from opgrad.onnx.graph.nodes import rename_inputs
+from opgrad.training.files.names import BUFFER_SUFFIX
 
 DYNAMIC = "dynamic"
 FACTOR, INVERSE = "opgrad.loss_scale", "opgrad.loss_scale.inverse"  # inputs of the graph; the first is a property, too

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from opgrad.graph.halves import is_half
+from opgrad.onnx.graph.halves import is_half
 from opgrad.training.engine.flat_tensors import FlatTensors
-from opgrad.training.engine.optimizer import SGD, AdamW, Rule
+from opgrad.training.engine.optimizer import SGD, AdamW, started
 from opgrad.training.engine.row_wise import RowWise
-from opgrad.training.formats import mapped_files
-from opgrad.training.formats.checkpoint import Checkpoint, OptimizerGroup
+from opgrad.training.files import mapped_files
+from opgrad.training.files.checkpoint import Checkpoint, OptimizerGroup
+from opgrad.training.files.rules import Rule
 
 GROUP = "group0"  # the name of the only group of parameters in checkpoints of onnxruntime-training
 
@@ -66,7 +67,7 @@ class TrainingMemory:
 
         Raises ValueError if the moments of the state do not fit the rule or the parameters.
         """
-        optimizer = rule.start(self.parameters.flat, self.gradients.flat, learning_rate)
+        optimizer = started(rule, self.parameters.flat, self.gradients.flat, learning_rate)
         rows = RowWise(optimizer, self.tables) if self.tables else None
         if group is not None:
             moments = self._moments(optimizer, rows)

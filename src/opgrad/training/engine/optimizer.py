@@ -1,111 +1,25 @@
-"""AdamW and SGD by the attributes of an optimizer model; a step updates all parameters at once, in place."""
+"""AdamW and SGD by the rule of an optimizer model; a step updates all parameters at once, in place."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx.helper import get_attribute_value
 
 from opgrad.contract.problem import Operand
 from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.kernels.several import sum_squares
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.optimizer import AdamWStep, adamw_in_place, sgd_in_place
-from opgrad.cpu.programs.program import Address
-from opgrad.native.passes import Pass, per_part
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.passes import Pass, per_part
+from opgrad.cpu.runtime.program import Address
+from opgrad.training.files.rules import AdamWRule, Rule, SGDRule
 
-CLIP = "InplaceClipGradNorm"
 # A pass over fewer bytes runs in one thread. After a run of the graph onnxruntime's threads keep spinning, so that
 # threads of the optimizer wait for a core, and the next run waits for them. With two threads on two cores an optimizer
 # step of 0.1 ms took 2.2 ms between runs, and the graph 5.6 ms instead of 3.8 (ViT, 1.0 million parameters). A step of
 # 2.7 ms took no longer between runs, but the graph took 27 ms instead of 21 (GPT-2, 5.8 million parameters).
 LEAST_SHARED_BYTES = 1 << 27
-
-
-@dataclass(frozen=True)
-class SGDRule:
-    """Gradient descent: `p -= learning_rate * g` (SGDOptimizerV2).
-
-    max_norm: the largest norm that all gradients together may have, larger ones are scaled down to it; None: any.
-    """
-
-    max_norm: float | None = None
-
-    def start(self, parameters: np.ndarray, gradients: np.ndarray, learning_rate: float) -> "SGD":
-        """An optimizer of these parameters; see `SGD`."""
-        return SGD(parameters, gradients, learning_rate, self)
-
-
-@dataclass(frozen=True)
-class AdamWRule:
-    """The attributes of AdamWOptimizer, with the operator's defaults.
-
-    alpha, beta: the decay rates of the first and second moment.
-    epsilon: what keeps the denominator from 0.
-    weight_decay: the decay of the parameters, times the learning rate.
-    adam_mode: 0 is PyTorch's order of operations, 1 that of Hugging Face; see `AdamW`.
-    correct_bias: whether the moments' start at 0 is made up for.
-    max_norm: the largest norm that all gradients together may have, larger ones are scaled down to it; None: any.
-    """
-
-    alpha: float = 0.9
-    beta: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 1e-2
-    adam_mode: int = 0
-    correct_bias: int = 1
-    max_norm: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.adam_mode not in (0, 1):
-            raise ValueError(f"AdamWOptimizer: adam_mode is {self.adam_mode}, expected 0 or 1")
-        if self.adam_mode == 0 and not self.correct_bias:
-            raise ValueError("AdamWOptimizer: correct_bias is 0, expected 1 with adam_mode 0")
-
-    def start(self, parameters: np.ndarray, gradients: np.ndarray, learning_rate: float) -> "AdamW":
-        """An optimizer of these parameters; see `AdamW`."""
-        return AdamW(parameters, gradients, learning_rate, self)
-
-
-Rule = SGDRule | AdamWRule
-ADAMW = tuple(field.name for field in fields(AdamWRule) if field.name != "max_norm")
-
-
-def read_rule(model: onnx.ModelProto) -> Rule:
-    """The rule that an optimizer model applies.
-
-    model: one node, AdamWOptimizer or SGDOptimizerV2, as in optimizer_model.onnx, and before it InplaceClipGradNorm
-        if the gradients shall be clipped.
-    Raises NotImplementedError if it has another node, ValueError if an attribute has no meaning.
-    """
-    nodes = list(model.graph.node)
-    found = ", ".join(node.op_type for node in nodes) or "none"
-    clip: dict[str, Any] = {}
-    if nodes and nodes[0].op_type == CLIP:
-        clip = {"max_norm": 1.0, **_attributes(nodes.pop(0), ("max_norm",))}
-    kinds = [node.op_type for node in nodes]
-    if kinds == ["SGDOptimizerV2"]:
-        return SGDRule(**clip)
-    if kinds == ["AdamWOptimizer"]:
-        return AdamWRule(**_attributes(nodes[0], ADAMW), **clip)
-    raise NotImplementedError(
-        f"optimizer model: it has the nodes {found}, expected one AdamWOptimizer or SGDOptimizerV2, "
-        f"or one {CLIP} and one of these"
-    )
-
-
-def _attributes(node: onnx.NodeProto, known: Collection[str]) -> dict[str, Any]:
-    """The attributes of a node, which must be numbers of these names."""
-    found = {item.name: get_attribute_value(item) for item in node.attribute}
-    for name, value in found.items():
-        if name not in known or not isinstance(value, int | float):
-            what = f"{value!r}" if name in known else f"in the node {node.op_type}"
-            expected = "a number" if name in known else f"none but {', '.join(known)}"
-            raise ValueError(f"optimizer model: the attribute {name!r} is {what}, expected {expected}")
-    return found
 
 
 # --- passes over memory ----------------------------------------------------------------------------------------------
@@ -253,3 +167,10 @@ class AdamW(_FlatOptimizer):
         decay = rule.epsilon, rule.weight_decay, rule.adam_mode, bool(rule.correct_bias)
         step = AdamWStep(float(self.learning_rate), self.steps, rule.alpha, rule.beta, *decay)
         self._factors[: kernels.CLIP] = step.factors()
+
+
+def started(rule: Rule, parameters: np.ndarray, gradients: np.ndarray, learning_rate: float) -> SGD | AdamW:
+    """The optimizer of a rule for these parameters; see `SGD` and `AdamW`."""
+    if isinstance(rule, SGDRule):
+        return SGD(parameters, gradients, learning_rate, rule)
+    return AdamW(parameters, gradients, learning_rate, rule)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from opgrad.graph.graph import Graph
-from opgrad.graph.messages import domain_of
-from opgrad.graph.nodes import attributes_of
-from opgrad.training.formats.objective import LOSSES
+from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.messages import domain_of
+from opgrad.onnx.graph.nodes import attributes_of
+from opgrad.training.files.objective import LOSSES
 
 HANDING_ON = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Neg", "Sqrt")
 TOGETHER = ("Add", "Sub", "Sum")

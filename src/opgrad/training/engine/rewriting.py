@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import onnx
 from onnx import helper
 
-from opgrad.graph.messages import keep
-from opgrad.training.formats.names import BUFFER_SUFFIX, RESET
+from opgrad.onnx.graph.messages import keep
+from opgrad.training.files.names import BUFFER_SUFFIX, RESET
 
 ANNOUNCED_SUFFIX = "_grad.announced"  # behind a parameter's name: an output that is written when its gradient is
 DIRECT_SUFFIX = "_grad.direct"  # behind a parameter's name: its gradient as an output of the graph

@@ -11,15 +11,16 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from opgrad import optim
-from opgrad.graph.messages import keep
-from opgrad.graph.nodes import reads_values
-from opgrad.ops.gather import gather_grad
-from opgrad.training.building.patterns import matching
-from opgrad.training.building.shared_tensors import name_in_module
+from opgrad.call import optim
+from opgrad.call.operators import gather_grad
+from opgrad.onnx.graph.messages import keep
+from opgrad.onnx.graph.nodes import reads_values
 from opgrad.training.engine.distributed import OneProcess
-from opgrad.training.engine.optimizer import SGD, AdamW, AdamWRule
-from opgrad.training.formats.names import BUFFER_SUFFIX
+from opgrad.training.engine.optimizer import SGD, AdamW
+from opgrad.training.files.names import BUFFER_SUFFIX
+from opgrad.training.files.rules import AdamWRule
+from opgrad.training.make.patterns import matching
+from opgrad.training.make.shared_tensors import name_in_module
 
 Lookups: TypeAlias = Mapping[
     str, tuple[np.ndarray, np.ndarray]

@@ -8,10 +8,9 @@ from os import PathLike
 import numpy as np
 import onnxruntime
 
-from opgrad.graph.batch_norm import written_inputs
-from opgrad.graph.halves import in_float32, rounded
-from opgrad.native.threads import get_num_threads
-from opgrad.training.data.dataset import Dataset, Examples, fits, show
+from opgrad.cpu.runtime.threads import get_num_threads
+from opgrad.onnx.graph.batch_norm import written_inputs
+from opgrad.onnx.graph.halves import in_float32, rounded
 from opgrad.training.engine.evaluation import Evaluation, Evaluator
 from opgrad.training.engine.export import check_export, export_model
 from opgrad.training.engine.loss_scale import FACTOR, LossScale, scaled
@@ -20,9 +19,10 @@ from opgrad.training.engine.optimizer import SGD, AdamW, GradientNorm
 from opgrad.training.engine.row_wise import expose
 from opgrad.training.engine.training_graph import TrainingGraph
 from opgrad.training.engine.training_graph import session_options as session_options
-from opgrad.training.formats import mapped_files
-from opgrad.training.formats.artifact_set import ArtifactSet
-from opgrad.training.formats.checkpoint import Checkpoint, OptimizerGroup
+from opgrad.training.files import mapped_files
+from opgrad.training.files.artifact_set import ArtifactSet
+from opgrad.training.files.checkpoint import Checkpoint, OptimizerGroup
+from opgrad.training.files.dataset import Dataset, Examples, fits, show
 
 BATCH_ROWS = 512  # rows of a batch in an evaluation
 

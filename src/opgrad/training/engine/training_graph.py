@@ -7,17 +7,17 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from opgrad.graph.bounds import check_sizes
-from opgrad.graph.loading import Source as Source
-from opgrad.graph.loading import read_model as read_model
-from opgrad.graph.messages import copied
-from opgrad.graph.passes.losses import use_internal_losses
+from opgrad.onnx.graph.bounds import check_sizes
+from opgrad.onnx.graph.loading import Source as Source
+from opgrad.onnx.graph.loading import read_model as read_model
+from opgrad.onnx.graph.messages import copied
+from opgrad.onnx.passes.losses import use_internal_losses
 from opgrad.onnxruntime import LOWERED, loading, lower, private
-from opgrad.training.data.batches import TensorSpec
 from opgrad.training.engine import first_run, fusions, rewriting
 from opgrad.training.engine.binding import BoundGraph, Value, declared
 from opgrad.training.engine.memory import TrainingMemory
-from opgrad.training.formats.names import BUFFER_SUFFIX, RESET
+from opgrad.training.files.batches import TensorSpec
+from opgrad.training.files.names import BUFFER_SUFFIX, RESET
 
 
 def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions, who: str) -> onnxruntime.InferenceSession:

@@ -1,5 +1,7 @@
 """Quantized training: a float model becomes one that rounds as integers do, is trained, and becomes an integer model.
 
+Imports `training/run`, `training/make` and below.
+
 `prepare` puts pairs of QuantizeLinear and DequantizeLinear into a model, whose weights stay float and whose scales
 are weights, too; artifacts are made of it and trained as of any other model. `convert` makes the integer model of
 what was trained. `with_teacher` and `Distillation` let it learn from the float model, too.
@@ -10,9 +12,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import onnx
 
-from opgrad.graph.loading import Model, load
-from opgrad.graph.nodes import all_nodes
-from opgrad.training.building.selection import QUANTIZED, Candidates
+from opgrad.onnx.graph.loading import Model, load
+from opgrad.onnx.graph.nodes import all_nodes
+from opgrad.training.make.selection import QUANTIZED, Candidates
 from opgrad.training.quantization import blocks, modules, placement
 from opgrad.training.quantization.choice import choice
 from opgrad.training.quantization.distillation import Distillation, with_teacher

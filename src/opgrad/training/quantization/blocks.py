@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from opgrad.graph.nodes import attributes_of
+from opgrad.onnx.graph.nodes import attributes_of
 from opgrad.training.quantization.choice import Choose
 from opgrad.training.quantization.placement import simplified
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from opgrad.training.building.patterns import matching
-from opgrad.training.building.selection import Candidates
+from opgrad.training.make.patterns import matching
+from opgrad.training.make.selection import Candidates
 
 # What onnxruntime's optimizer writes in front of the name of a weight with which it multiplied another.
 FUSED = re.compile(r"(Conv\w*?Fusion_W_)+")

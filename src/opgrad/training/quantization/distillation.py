@@ -5,15 +5,15 @@ from typing import Any
 import onnx
 from onnx import TensorProto, compose
 
-from opgrad.graph.loading import Model, load
-from opgrad.graph.messages import copied, opset_of
-from opgrad.graph.nodes import rename_inputs
-from opgrad.graph.opset import raise_opset
-from opgrad.training.onnxblock.accessor import current
-from opgrad.training.onnxblock.block import Block
-from opgrad.training.onnxblock.blocks import append, array, number
-from opgrad.training.onnxblock.loss import KLDivLoss
-from opgrad.training.onnxblock.targets import in_float32, positive
+from opgrad.onnx.graph.loading import Model, load
+from opgrad.onnx.graph.messages import copied, opset_of
+from opgrad.onnx.graph.nodes import rename_inputs
+from opgrad.onnx.graph.opset import raise_opset
+from opgrad.training.make.blocks.accessor import current
+from opgrad.training.make.blocks.block import Block
+from opgrad.training.make.blocks.loss import KLDivLoss
+from opgrad.training.make.blocks.operators import append, array, number
+from opgrad.training.make.blocks.targets import in_float32, positive
 
 TEACHER = "teacher/"  # in front of the names of the float model's values
 

@@ -8,10 +8,10 @@ import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
 
-from opgrad.graph.byte_products import LIMITED, MOST
-from opgrad.graph.messages import MICROSOFT, import_microsoft
-from opgrad.graph.nodes import attributes_of
-from opgrad.rules.quantization import LIMITS
+from opgrad.onnx.graph.byte_products import LIMITED, MOST
+from opgrad.onnx.graph.messages import MICROSOFT, import_microsoft
+from opgrad.onnx.graph.nodes import attributes_of
+from opgrad.onnx.rules.quantization import LIMITS
 from opgrad.training.quantization.blocks import stretched
 from opgrad.training.quantization.learning import LOG, PAIR
 

@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from opgrad.graph.byte_products import LIMITED, MOST
-from opgrad.graph.large import size_of
-from opgrad.graph.nodes import attributes_of, needed, read_by, rename_inputs
+from opgrad.onnx.graph.byte_products import LIMITED, MOST
+from opgrad.onnx.graph.large import size_of
+from opgrad.onnx.graph.nodes import attributes_of, needed, read_by, rename_inputs
 from opgrad.training.quantization.blocks import stretched
 
 PAIR = ("QuantizeLinear", "DequantizeLinear")

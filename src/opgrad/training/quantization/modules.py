@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import onnx
 
-from opgrad.graph.modules import SCOPES, module_path
-from opgrad.graph.nodes import reads_values
-from opgrad.training.building.shared_tensors import is_handed_on
+from opgrad.onnx.graph.modules import SCOPES, module_path
+from opgrad.onnx.graph.nodes import reads_values
+from opgrad.training.make.shared_tensors import is_handed_on
 
 
 def paths_of(model: onnx.ModelProto) -> dict[str, list[str]]:

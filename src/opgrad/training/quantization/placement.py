@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from opgrad.graph.messages import free_name
-from opgrad.graph.opset import raise_opset
-from opgrad.graph.passes import prepare
-from opgrad.training.building.selection import Candidates
+from opgrad.base.writing import new_file
+from opgrad.onnx.graph.messages import free_name
+from opgrad.onnx.graph.opset import raise_opset
+from opgrad.onnx.passes import prepare
+from opgrad.training.make.selection import Candidates
 from opgrad.training.quantization.choice import Choose
-from opgrad.writing import new_file
 
 LEAST_OPSET = 13  # from which on a scale may be one of an axis
 # The places of weights among the inputs of nodes by which users choose what is quantized.

@@ -1,1 +1,4 @@
-"""A training run: its recipe, its epochs, its state in checkpoints, and what it shows and writes."""
+"""A training run: its recipe, its epochs, its state in checkpoints, and what it shows and writes.
+
+Imports the engine and below.
+"""

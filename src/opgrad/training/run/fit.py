@@ -12,12 +12,12 @@ from types import FrameType
 
 import numpy as np
 
-from opgrad.training.data.dataset import Examples
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.evaluation import Evaluation
 from opgrad.training.engine.exchange import Exchange, can_overlap
 from opgrad.training.engine.trainer import BATCH_ROWS, Trainer
-from opgrad.training.formats.checkpoint import write_checkpoint
+from opgrad.training.files.checkpoint import write_checkpoint
+from opgrad.training.files.dataset import Examples
 from opgrad.training.run.metrics import EpochMetrics, best_epoch, write_csv
 from opgrad.training.run.schedule import Schedule
 from opgrad.training.run.state import BEST, LAST, PROPERTY, RunState

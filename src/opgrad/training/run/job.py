@@ -17,22 +17,22 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from opgrad.native.threads import get_num_threads
-from opgrad.terminal import sentence
-from opgrad.training.data.dataset import Dataset, Examples, load_file, load_named
+from opgrad.base.terminal import sentence
+from opgrad.base.writing import check_destinations, new_file, staged
+from opgrad.cpu.runtime.threads import get_num_threads
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.evaluation import Evaluation
 from opgrad.training.engine.labels import check_labels
 from opgrad.training.engine.trainer import BATCH_ROWS, Trainer, session_options
-from opgrad.training.formats import mapped_files
-from opgrad.training.formats.artifact_set import ArtifactSet
-from opgrad.training.formats.checkpoint import read_checkpoint, write_checkpoint
+from opgrad.training.files import mapped_files
+from opgrad.training.files.artifact_set import ArtifactSet
+from opgrad.training.files.checkpoint import read_checkpoint, write_checkpoint
+from opgrad.training.files.dataset import Dataset, Examples, load_file, load_named
 from opgrad.training.run.fit import Fit, Progress
 from opgrad.training.run.metrics import best_epoch
 from opgrad.training.run.plot import plot_losses
 from opgrad.training.run.recipe import FILE, Recipe
 from opgrad.training.run.state import BEST, LAST, Resumption, RunState, fingerprint
-from opgrad.writing import check_destinations, new_file, staged
 
 MODEL = "model.onnx"  # the file of the trained model among a run's results
 RESULTS = (MODEL, "loss.png", "metrics.json", "metrics.csv", LAST, BEST)

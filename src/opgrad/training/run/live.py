@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from opgrad.terminal import visible
+from opgrad.base.terminal import visible
 from opgrad.training.run.report import TrainingBar
 
 INTERVAL = 0.25  # seconds between two pictures; drawing one takes about 5 ms

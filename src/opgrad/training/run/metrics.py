@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from opgrad.writing import replace_file
+from opgrad.base.writing import replace_file
 
 
 @dataclass(frozen=True)

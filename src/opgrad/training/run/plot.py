@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from opgrad.base.writing import replace_file
 from opgrad.training.run.metrics import EpochMetrics, best_epoch
-from opgrad.writing import replace_file
 
 
 def plot_losses(

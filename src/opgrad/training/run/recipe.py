@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.reading import read_regular
-from opgrad.training.building.named_blocks import Loss
+from opgrad.base.reading import read_regular
+from opgrad.training.make.named_blocks import Loss
 from opgrad.training.run.schedule import KINDS
 
 FILE = "recipe.toml"

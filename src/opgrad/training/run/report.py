@@ -10,8 +10,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from opgrad.terminal import visible
-from opgrad.training.building.checks import quantity
+from opgrad.base.terminal import visible
+from opgrad.training.make.checks import quantity
 from opgrad.training.run.job import Run
 from opgrad.training.run.state import BEST, LAST
 

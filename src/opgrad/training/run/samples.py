@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from opgrad.training.data.dataset import load_named
 from opgrad.training.engine.labels import label_shape
-from opgrad.training.formats.artifact_set import ArtifactSet
+from opgrad.training.files.artifact_set import ArtifactSet
+from opgrad.training.files.dataset import load_named
 from opgrad.training.run.recipe import Recipe
 
 

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from opgrad.training.data.dataset import Dataset
-from opgrad.training.formats.checkpoint import Checkpoint, read_checkpoint
+from opgrad.training.files.checkpoint import Checkpoint, read_checkpoint
+from opgrad.training.files.dataset import Dataset
 from opgrad.training.run.metrics import EpochMetrics, best_epoch
 from opgrad.training.run.recipe import Recipe, is_count
 

@@ -11,8 +11,8 @@ from typing import Any
 import llvmlite
 import numba
 
-from opgrad.locks import compilers_locks
-from opgrad.private_names import look_up
+from opgrad.base.locks import compilers_locks
+from opgrad.base.private_names import look_up
 
 MISSING: list[str] = []
 

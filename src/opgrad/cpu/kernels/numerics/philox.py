@@ -1,4 +1,4 @@
-"""Dropout's decisions in kernels: Philox 4x32-10 of each element's index, as `opgrad.random` defines it.
+"""Dropout's decisions in kernels: Philox 4x32-10 of each element's index, as `opgrad.ops.reference.random` defines it.
 
 The four words of an evaluation belong to neighbouring elements: for neighbours it is taken once for four. Words are the
 lower halves of 64-bit lanes, so that a multiplication gives both halves of a product; upper halves may hold anything.

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
-from opgrad.contract.windows import MOST_AXES, WindowAxis, convolution_axes, transposed_axes
 from opgrad.cpu.compiler.decorators import vector_lanes
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.convolution.grid import SignalLayout
@@ -26,8 +25,9 @@ from opgrad.cpu.programs.convolution.steps import (
 )
 from opgrad.cpu.programs.convolution.window_steps import WindowSteps, by_windows
 from opgrad.cpu.programs.layout import precision
-from opgrad.cpu.programs.program import Program
 from opgrad.cpu.programs.reduction import add_sums, grouped
+from opgrad.cpu.runtime.program import Program
+from opgrad.ops.reference.windows import MOST_AXES, WindowAxis, convolution_axes, transposed_axes
 
 ONE_WINDOW: Final = WindowAxis(1, 1, 1)
 

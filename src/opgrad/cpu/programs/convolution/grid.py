@@ -7,8 +7,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from opgrad.contract.windows import WindowAxis
-from opgrad.locks import once
+from opgrad.base.locks import once
+from opgrad.ops.reference.windows import WindowAxis
 
 
 @dataclass(frozen=True)

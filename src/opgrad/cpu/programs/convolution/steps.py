@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from opgrad.base.locks import once
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
@@ -15,9 +16,8 @@ from opgrad.cpu.kernels.convolution.products import Filters, Ranges, Tiles
 from opgrad.cpu.kernels.convolution.signals import GridSteps, Images, ImageSizes, Phases, Signals
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.convolution.grid import SignalLayout
-from opgrad.cpu.programs.partition import round_up
-from opgrad.cpu.programs.program import Program
-from opgrad.locks import once
+from opgrad.cpu.runtime.partition import round_up
+from opgrad.cpu.runtime.program import Program
 
 PART_PRODUCTS: Final = 1 << 18  # products that take 5 µs: less is not worth another part
 MOST_PARTS: Final = 64

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from opgrad.contract.problem import Problem
-from opgrad.contract.windows import WindowAxis
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.convolution import window_products
@@ -14,7 +13,8 @@ from opgrad.cpu.kernels.convolution.signals import Images
 from opgrad.cpu.kernels.convolution.window_products import Gathered, PlaneBlocks, WindowMemory, WindowTables
 from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.programs.convolution.steps import CHUNK_BYTES, GradientSteps, SignalSizes
-from opgrad.cpu.programs.partition import round_up
+from opgrad.cpu.runtime.partition import round_up
+from opgrad.ops.reference.windows import WindowAxis
 
 # Signals take longer than matrices of windows where the grid has many elements for a window. A window's element costs a
 # product for each filter either way, by signals at half the rate; to write it into the matrix costs as much as 24

@@ -14,8 +14,8 @@ from typing import Final
 from opgrad.contract import DTYPES, Spec
 from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.fused.chain import ALONG, Formula
-from opgrad.fused.primitive import Applied
-from opgrad.random import kept_scale
+from opgrad.ops.reference.primitive import Applied
+from opgrad.ops.reference.random import kept_scale
 
 LEAST: Final = 1e-37
 

@@ -27,13 +27,13 @@ from opgrad.cpu.kernels.fused.operands import (
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.softmax.split import STATS
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.fused import formulas
 from opgrad.cpu.programs.layout import keeps_column, layout_in_buffers, spare_columns, units_of
-from opgrad.cpu.programs.program import Program, Step, shared_out
-from opgrad.cpu.programs.workspace import Workspace
-from opgrad.fused.primitive import STATE, Applied, gradient_name
-from opgrad.random import keep_threshold
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import Program, Step, shared_out
+from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.ops.reference.primitive import STATE, Applied, gradient_name
+from opgrad.ops.reference.random import keep_threshold
 
 KernelsOf = Callable[[Any], Sequence[Kernel]]  # from a form to its kernels
 # Words of operands, five each, and numbers, two a formula; with all other words a kernel takes up to 64.

@@ -28,14 +28,14 @@ from opgrad.cpu.kernels.fused.stages import BlockCut, Softmax, Stages
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.kernels.softmax.split import STATS
-from opgrad.cpu.programs import partition
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.fused import formulas
 from opgrad.cpu.programs.layout import in_place_limits, layout_in_buffers
-from opgrad.cpu.programs.program import Operands, Program
-from opgrad.cpu.programs.workspace import Scratch
-from opgrad.fused.primitive import STATE, Applied, gradient_name
-from opgrad.random import keep_threshold
+from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import Operands, Program
+from opgrad.cpu.runtime.workspace import Scratch
+from opgrad.ops.reference.primitive import STATE, Applied, gradient_name
+from opgrad.ops.reference.random import keep_threshold
 
 CHUNK: Final = 1 << 11  # elements, 8 KiB of float32; with as many of an operand they stay in the first-level cache
 STRIP_BYTES: Final = 1 << 20  # of a strip of columns; 256 KiB took 1.5 times as long, as memory is read in shorter runs

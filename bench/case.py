@@ -1,0 +1,307 @@
+"""The arrays of a cell, our call on them, the bytes that it must move, and the error of what it wrote."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import opgrad
+from bench.cells import GRAPH, PLAIN, PLANS, SWEEP, Cell
+from bench.forms import FORMS, leading
+from bench.measure import CALL, GIVEN, KERNEL, NEW, WAYS, Call
+from bench.memories import MEMORIES
+from opgrad.call.arrays import as_given, expanded, spec_of
+from opgrad.cli.examples import examples, expected
+from opgrad.cli.examples.accuracy import error_in_ulp, reference
+from opgrad.cli.examples.arguments import ArraySource, Numpy, arguments, called
+from opgrad.contract import DTYPES, Array, Operator, Shape, Spec
+from opgrad.contract.signature import Prepared, prepare
+from opgrad.cpu.compiler.decorators import native
+from opgrad.cpu.compiler.words import call_address
+from opgrad.cpu.plans import plan
+from opgrad.cpu.runtime.plan import execute
+from opgrad.cpu.runtime.threads import threads_for
+
+CHECKED = 1 << 19  # elements of a result that are compared with the reference
+IN_PLACE = "optimizer"  # the family whose calls write over their arguments
+QUANTIZED = ("int8", "uint8")  # to which floats are rounded
+
+
+def case_of(cell: Cell) -> "Case":
+    """The case of a cell on the CPU."""
+    group = cell.workload.group
+    return (GraphCase if group == GRAPH else Case if group in (PLAIN, SWEEP) else FormCase)(cell)
+
+
+def signature(
+    op: Operator, given: Mapping[str, Any], spec: Callable[[Any], Spec | None] = spec_of
+) -> tuple[list[Spec | None], dict[str, Any]]:
+    """The arrays of a call as the checks see them, and its attributes. spec: describes an array."""
+    specs = [None if given.get(name) is None else spec(given[name]) for name in op.arrays]
+    return specs, {name: given[name] for name in op.attributes if name in given}
+
+
+class Case:
+    """A cell with its memory, in NumPy arrays.
+
+    values: the call's arguments by name. results: memory for the results by name; everybody writes there who can.
+    general, given: the operator that the call stands for, and its arguments. traffic: the fewest bytes that must move,
+    each input once and each result once.
+    What concerns the library that arrays are of stands in `source`, `empty`, `placed`, `numpy` and `prepared`.
+    """
+
+    def __init__(self, cell: Cell):
+        self.cell, self.op, self.shape, self.memory = cell, cell.op, cell.workload.shape, cell.memory
+        self.dtype = cell.dtype.partition("->")[0].partition(",")[0]
+        self.axis = int(cell.workload.attributes.get("axis", 0 if cell.op.kind == "slices" else -1))
+        # How it can be called: a plan and what the sweep measures write into memory that is given and nowhere else.
+        self.ways: tuple[str, ...] = (GIVEN,) if cell.workload.group in (PLANS, SWEEP) else WAYS
+        self.values = self.arguments(cell)
+        prepared = self.prepared()
+        self.results = {name: self.empty(spec.shape, spec.dtype) for name, spec in prepared.results.items()}
+        self.traffic: int = prepared.problem.bytes
+        if self.op.name == "gather":  # of the array that it picks from, no more is read than is written
+            self.traffic -= max(0, int(self.values["x"].nbytes - self.results["y"].nbytes))
+
+    def arguments(self, cell: Cell) -> dict[str, Any]:
+        """The arguments of the call by name."""
+        workload = cell.workload
+        return arguments(
+            cell.op,
+            workload.shape,
+            cell.dtype,
+            indices=(workload.indices,) if workload.indices else (),
+            equal=workload.equal,
+            source=self.source,
+            forward=self.forward,
+            **workload.attributes,
+        )
+
+    def prepared(self) -> Prepared:
+        """The checked call."""
+        self.general, named = expanded(self.op, dict(self.values))
+        self.given = as_given(self.general, named)
+        return prepare(self.general, *signature(self.general, self.given))
+
+    def source(self, seed: int) -> ArraySource:
+        return Numpy(seed, self.empty)
+
+    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
+        return MEMORIES[self.memory](shape, dtype)
+
+    def forward(self, op: Operator, given: dict[str, Any]) -> Sequence[Any]:
+        """What a gradient keeps from its forward operator, in the cell's memory."""
+        return [self.placed(array) for array in called(op, given)]
+
+    def placed(self, value: Any) -> Any:
+        """A value with a copy in the cell's memory in place of each array."""
+        if isinstance(value, list):
+            return [self.placed(each) for each in value]
+        if not isinstance(value, np.ndarray):
+            return value
+        made = self.empty(value.shape, value.dtype)
+        made[...] = value
+        return made
+
+    def numpy(self, array: Any) -> Array:
+        """What is in an array."""
+        return np.asarray(array)
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The array arguments and the results by name."""
+        return {name: self.values[name] for name in self.op.arrays if name in self.values} | self.results
+
+    @property
+    def label(self) -> str:
+        """The workload as tables write it."""
+        return self.cell.workload.label
+
+    def call(self, way: str = GIVEN) -> Call:
+        """The operator on these arrays, called as a user would."""
+        given = dict(self.values)
+        leading = []
+        for name in self.op.parameters:
+            if name not in given:
+                break
+            leading.append(given.pop(name))
+        return partial(getattr(opgrad, self.op.name), *leading, **given, **self.out(way))
+
+    def out(self, way: str) -> dict[str, Any]:
+        """The argument `out` of a call that works this way."""
+        out = tuple(self.results.values())
+        return {"out": out if len(out) > 1 else out[0]} if way == GIVEN else {}
+
+    def beside(self) -> dict[str, Call]:
+        """Calls of ours to compare with, in place of peers."""
+        return {}
+
+    def error(self) -> float:
+        """The worst error in ulp of the results as they stand, on a sample of rows if they are large."""
+        if all(tensor.role == "sample" for tensor in self.op.results.values()):
+            return error_in_ulp(self.numpy(self.results["loss"]), self._mean_loss())
+        return max(self._errors())
+
+    def _mean_loss(self) -> Array:
+        """The reference's mean over all samples, from a few at a time: no sample of them has the same mean."""
+        logits, labels = self.values["logits"], self.values["labels"]
+        pieces = max(1, logits.size // CHECKED)
+        total = np.zeros(())
+        for some, theirs in zip(np.array_split(logits, pieces), np.array_split(labels, pieces), strict=True):
+            values = self.values | {"logits": some, "labels": theirs, "reduction": "sum"}
+            total += reference(self.op, values)["loss"]
+        return total / labels.size
+
+    def _errors(self) -> Iterator[float]:
+        axis, step = self._sampling()
+        given = {name: self.values[name] for name in self.op.arrays if name in self.values}
+        values = self.values | {name: self._taken(name, array, axis, step) for name, array in given.items()}
+        if "shape" in values and step > 1:
+            values["shape"] = (*self.shape[:-1], len(range(0, self.shape[-1], step)))
+        for name, exact in reference(self.op, values).items():
+            of_each = self.op.results[name].role == "element"
+            if of_each or step == 1:
+                mean = self.op.kind == "classes" and name == "dlogits" and step > 1
+                share = self._sampled_share(values) if mean else 1.0
+                yield error_in_ulp(self._taken(name, self.results[name], axis, step), exact * share)
+
+    def _sampling(self) -> tuple[int, int]:
+        """An axis, the first or the last, along which results do not depend on each other, and the step along it."""
+        first = self.axis % len(self.shape) == 0
+        axis = -1 if self.op.kind == "slices" or (self.op.kind == "rows" and first) else 0
+        dependent = self.op.kind in ("slices", "rows") and self.axis % len(self.shape) == axis % len(self.shape)
+        step = 1 if dependent else max(1, min(self.shape[axis], math.prod(self.shape) // CHECKED))
+        return axis, step
+
+    def _taken(self, name: str, array: Any, axis: int, step: int) -> Array:
+        """The sample of an argument or a result."""
+        role = {**self.op.inputs, **self.op.results}[name].role
+        if step == 1 or role == "alone" or name == "indices" or not array.ndim:
+            return self.numpy(array)
+        return self.numpy(array[(slice(None),) * (axis % array.ndim) + (slice(None, None, step),)])
+
+    def _sampled_share(self, values: Mapping[str, Any]) -> float:
+        """The sample's share of the whole: the mean over all samples divides by more than that of a few."""
+        return math.prod(values["labels"].shape) / math.prod(self.values["labels"].shape)
+
+
+class FormCase(Case):
+    """A form of softmax with its memory: `values` are all of the call's arguments, `results` all that it returns."""
+
+    @property
+    def is_plan(self) -> bool:
+        return self.cell.workload.group == PLANS
+
+    def arguments(self, cell: Cell) -> dict[str, Any]:
+        sources, _, target = cell.dtype.partition("->")
+        dtypes = sources.split(",")
+        values = super().arguments(replace(cell, dtype="float32"))
+        for name, dtype in zip(cell.op.arrays, dtypes * len(cell.op.arrays), strict=False):
+            if values[name].dtype.name != dtype:
+                values[name] = self.placed(values[name].astype(DTYPES[dtype]))
+        values |= FORMS[cell.workload.form](Numpy(1, self.empty), cell.workload.shape)
+        return values | ({"out_dtype": target} if target else {})
+
+    def call(self, way: str = GIVEN) -> Call:
+        """The function on these arrays as a user would call it, or its plan."""
+        if not self.is_plan:
+            return super().call(way)
+        planned = opgrad.plan(getattr(opgrad, self.op.name), **self.values, **self.out(GIVEN))
+        return partial(planned, *[self.values[name] for name in self.op.arrays], **self.out(GIVEN))
+
+    def beside(self) -> dict[str, Call]:
+        """What a plan is compared with: the plain call, and the kernel run by native code alone."""
+        return {CALL: super().call(), KERNEL: PlanKernel(self)} if self.is_plan else {}
+
+    def _errors(self) -> Iterator[float]:
+        """Of the first rows: where dropout drops depends on an element's place."""
+        rows = max(1, CHECKED * self.shape[0] // math.prod(self.shape))
+        values = {name: leading(value, rows, len(self.shape)) for name, value in self.values.items()}
+        values |= {name: values[name].astype(np.float64) for name in self.op.arrays}
+        if "post_ops" in values:
+            values["post_ops"] = [leading(each, rows, len(self.shape)) for each in values["post_ops"]]
+        for name, exact in reference(self.general, values).items():
+            yield _error(self.results[name][:rows], exact)
+
+
+class GraphCase(Case):
+    """One of the large examples of an operator of training graphs, with memory for its results."""
+
+    def arguments(self, cell: Cell) -> dict[str, Any]:
+        example = examples(cell.op, cell.dtype, large=True)[cell.workload.example]
+        return {name: self.placed(value) for name, value in example.arguments.items()}
+
+    def __init__(self, cell: Cell):
+        super().__init__(cell)
+        self.written = self.values  # the arguments of a call with results in given memory
+        if self.op.family == IN_PLACE:
+            self.share()
+
+    def share(self) -> None:
+        """Results in the memory of copies of the arrays that they take over, as an optimizer is used."""
+        self.written = dict(self.values)
+        for result, (source, *_) in self.op.in_place.items():
+            self.written[source] = copies = self.placed(self.values[source])
+            self.results |= {f"{result}[{i}]": copy for i, copy in enumerate(copies)}
+
+    @property
+    def label(self) -> str:
+        """The shapes of the arrays, equal ones counted."""
+        values = [each for value in self.values.values() for each in (value if isinstance(value, list) else [value])]
+        shapes = ["x".join(map(str, each.shape)) or "1" for each in values if isinstance(each, np.ndarray)]
+        counted = {shape: shapes.count(shape) for shape in shapes}
+        return ", ".join(f"{count} of {shape}" if count > 1 else shape for shape, count in counted.items())
+
+    def call(self, way: str = GIVEN) -> Call:
+        """The operator on these arrays, called as a user would."""
+        function = getattr(opgrad, self.op.name)
+        if way == NEW:
+            return partial(function, **self.values)
+        several = self.op.general is not None and any(tensor.several for tensor in self.op.results.values())
+        out = {"out": list(self.results.values())} if several else self.out(way)
+        return partial(function, **self.written, **out)
+
+    def error(self) -> float:
+        """The worst error of the results in ulp; infinite if an integer or a truth value is wrong."""
+        if self.op.family == IN_PLACE:
+            self.share()  # earlier calls have changed the copies
+            self.call()()
+        exact = expected(self.op, self.values)
+        return max(_error(got, right) for got, right in zip(self.results.values(), exact, strict=True))
+
+
+class PlanKernel:
+    """A call that runs the plan of a case several times, in native code, and does nothing else."""
+
+    runs = 64  # beside which the call of a C function from Python counts for 20 ns
+
+    def __init__(self, case: FormCase):
+        self.arrays = [case.given[name] for name in case.general.arrays] + list(case.results.values())
+        self.plan = plan(case.general, *signature(case.general, case.given))
+        self.operands = np.array([array.ctypes.data for array in self.arrays])
+        self._addresses = execute.address, self.plan.address, self.operands.ctypes.data
+
+    def __call__(self) -> None:
+        threads = threads_for() if self.plan.parts_max > 1 else (0, 0)
+        _repeat.call(self.runs, *self._addresses, *threads)
+
+
+@native(6)
+def _repeat(count: int, run_plan: int, plan: int, operands: int, run: int, context: int) -> int:
+    """Run a plan so many times: what it takes without the call of a C function from Python."""
+    for _ in range(count):
+        call_address(run_plan, plan, operands, 0, 0, 1, run, context, 0)
+    return 0
+
+
+def _error(got: Array, exact: Array) -> float:
+    """In ulp; for the integers that floats are rounded to in units; for others and truth values infinite if wrong."""
+    if got.dtype.name in QUANTIZED:
+        limits = np.iinfo(got.dtype)
+        return float(np.max(np.abs(got - np.clip(exact, limits.min, limits.max))))
+    if got.dtype.kind in "biu":
+        return 0.0 if np.array_equal(got, exact) else math.inf
+    return error_in_ulp(got, exact)

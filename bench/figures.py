@@ -1,0 +1,165 @@
+"""What the times of a result file say: speeds, shares and ratios of each cell, and of all."""
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.cells import GROUPS, PLAIN, PLANS, STEPS
+from bench.measure import FEWEST, GIVEN, OURS, WAYS
+from bench.memories import DEFAULT
+from opgrad.base.reading import read_regular
+
+Result = Mapping[str, Any]  # what a result file holds
+STEP_PARTS = ("training", "generated", "attention")  # of a result of training steps
+FORMAT = 2  # of result files of cells; those of training steps have 1
+
+
+@dataclass(frozen=True)
+class Times:
+    """One way of a cell. `peer` is the fastest peer, None where nobody else works so.
+
+    `samples`: of ours or the peers', whichever has the fewest. `host_seconds`: after which a call on a device returns;
+    None on the CPU.
+    """
+
+    seconds: float
+    gigabytes: float
+    share_of_copy: float
+    peer: str | None
+    peer_seconds: float | None
+    samples: int
+    host_seconds: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """The fastest peer's time over ours."""
+        return self.peer_seconds / self.seconds if self.peer_seconds else None
+
+    @property
+    def is_slower(self) -> bool:
+        """Slower than the best peer, as far as the table's digits show."""
+        return self.ratio is not None and round(self.ratio, 2) < 1
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One cell, in both ways; `ways` has those in which it was measured."""
+
+    operator: str
+    workload: str
+    dtype: str
+    memory: str
+    headline: bool
+    error_ulp: float | None
+    ways: Mapping[str, Times]
+
+    @property
+    def name(self) -> str:
+        where = "" if self.memory == DEFAULT else f" {self.memory} memory"
+        return f"{self.operator} {self.workload} {self.dtype}{where}"
+
+    @property
+    def typed(self) -> str:
+        """The dtype, and whose memory it is if not NumPy's."""
+        return self.dtype if self.memory == DEFAULT else f"{self.dtype}, {self.memory} memory"
+
+    @property
+    def shape(self) -> str:
+        """The workload's shape alone."""
+        return self.workload.partition(",")[0]
+
+    @property
+    def first(self) -> Times:
+        """The headline: with results in memory that is given, where it was measured so."""
+        return next(self.ways[way] for way in WAYS if way in self.ways)
+
+    @property
+    def samples(self) -> int:
+        """The fewest of a time."""
+        return min(times.samples for times in self.ways.values())
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A result file. Raises ValueError for anything else."""
+    result = json.loads(read_regular(path, f"bench: {path}"))
+    if not isinstance(result, dict) or (result.get("format") != FORMAT and "training" not in result):
+        raise ValueError(f"bench: {path} is no result file of this version")
+    return result
+
+
+def figures(result: Result, group: str = PLAIN) -> list[Figures]:
+    """The figures of every cell of a group, from median times."""
+    return [_figures(cell) for cell in result["cells"] if cell.get("group", PLAIN) == group]
+
+
+def forms(result: Result) -> dict[str, list[Figures]]:
+    """The figures of the forms of softmax by group; plans and steps have others."""
+    found = {group: figures(result, group) for group in GROUPS if group not in (PLAIN, PLANS, *STEPS)}
+    return {group: cells for group, cells in found.items() if cells}
+
+
+def times_of_fastest(cells: Sequence[Figures]) -> list[float]:
+    """The time of each cell over that of the fastest of the same operator, shape and dtypes."""
+    keys = [(cell.operator, cell.shape, cell.dtype) for cell in cells]
+    times = [cell.first.seconds for cell in cells]
+    fastest = {key: min(t for other, t in zip(keys, times, strict=True) if other == key) for key in keys}
+    return [t / fastest[key] for key, t in zip(keys, times, strict=True)]
+
+
+def medians(measured: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds by name, of what was measured in one way."""
+    return {name: taken["median"] for name, taken in measured["times"].items()}
+
+
+def rivals(measured: Mapping[str, Any]) -> tuple[float, str | None, float | None]:
+    """Our seconds, the fastest peer and its seconds, of what was measured in one way."""
+    peers = medians(measured)
+    ours = peers.pop(OURS)
+    peer = min(peers, key=lambda name: peers[name], default=None)
+    return ours, peer, peers[peer] if peer else None
+
+
+def _figures(cell: Mapping[str, Any]) -> Figures:
+    ways = {way: _times(cell, measured) for way, measured in cell["ways"].items()}
+    where = cell["operator"], cell["workload"], cell["dtype"], cell.get("memory", DEFAULT)
+    return Figures(*where, cell["headline"], cell["error_ulp"], ways)
+
+
+def _times(cell: Mapping[str, Any], measured: Mapping[str, Any]) -> Times:
+    ours, peer, theirs = rivals(measured)
+    speed, copying = cell["bytes"] / ours, cell["copied_bytes"] / cell["copy"]["median"]
+    times = measured["times"]
+    samples = min(taken["samples"] for taken in times.values())
+    return Times(ours, speed / 1e9, speed / copying, peer, theirs, samples, times[OURS].get("host"))
+
+
+def geometric_mean(cells: Sequence[Figures], way: str = GIVEN) -> float | None:
+    """Of the ratios to the best peer; None if there are none."""
+    ratios = [ratio for cell in cells if way in cell.ways and (ratio := cell.ways[way].ratio)]
+    return statistics.geometric_mean(ratios) if ratios else None
+
+
+def losses(cells: Sequence[Figures], way: str = GIVEN) -> list[Figures]:
+    """The cells where a peer is faster, the worst first."""
+    slower = [cell for cell in cells if way in cell.ways and cell.ways[way].is_slower]
+    return sorted(slower, key=lambda cell: cell.ways[way].ratio or 0)
+
+
+def fewest_samples(ways: Iterable[Mapping[str, Any]]) -> int:
+    """The fewest samples of a time, of what was measured in several ways."""
+    return min(taken["samples"] for measured in ways for taken in measured["times"].values())
+
+
+def few_samples(result: Result) -> str:
+    """How many cells have times with fewer samples than the rule asks for, in a sentence; nothing if none has."""
+    every = [fewest_samples(cell["ways"].values()) for cell in result.get("cells", ())]
+    every += [fewest_samples([cell]) for part in STEP_PARTS for cell in result.get(part, ()) if "times" in cell]
+    few = [count for count in every if count < FEWEST]
+    if not few:
+        return ""
+    return (
+        f"{len(few)} of {len(every)} cells have fewer than {FEWEST} samples of a time, down to {min(few)}: older ones."
+    )

@@ -1,0 +1,124 @@
+"""The instruction set that is measured: what the processor has, or a lower one.
+
+A lower one has a process of its own, as libraries look at the processor when they are loaded: our kernels are compiled
+for it, into the folder of the kernel cache that is for it alone; torch, what torch compiles, oneDNN, MKL, NumPy and XLA
+are told to use no more. onnxruntime and SciPy cannot be told.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.options import CommandLine
+from opgrad.cpu.compiler.cache import directory
+from opgrad.cpu.compiler.decorators import vector_bytes
+
+TITLES = {"avx2": "AVX2", "avx512": "AVX-512"}  # those that can be asked for, the slower first
+AVX2, AVX512 = TITLES
+PROCESSOR = "OPGRAD_BENCH_PROCESSOR"  # the variable that tells a process which is held to a lower set what there is
+HELD = {
+    "NUMBA_CPU_NAME": "haswell",
+    "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c,+bmi,+bmi2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+}
+NUMPYS = ("AVX512", "X86_V4")  # how the names begin that NumPy has for AVX-512
+
+
+def of(machine: Mapping[str, Any]) -> str:
+    """That of a result file's machine; older files do not name it."""
+    widest = {512: AVX512, 256: AVX2}.get(machine["vector_bits"], f"{machine['vector_bits']} bits")
+    return str(machine.get("instruction_set", widest))
+
+
+def title(machine: Mapping[str, Any]) -> str:
+    """Its usual name."""
+    return TITLES.get(of(machine), of(machine))
+
+
+def titled(results: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Results by the names of their sets; one alone has none."""
+    return {title(each["machine"]) if len(results) > 1 else "": each for each in results}
+
+
+def describe(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """A machine with its instruction set, and what the processor has if that is more."""
+    processor = os.environ.get(PROCESSOR)
+    return {**machine, "instruction_set": of(machine), **({"processor_has": processor} if processor else {})}
+
+
+def legend(machine: Mapping[str, Any]) -> str:
+    """What is said below a table of who was held to a lower set than the processor has."""
+    if "processor_has" not in machine:
+        return ""
+    has = TITLES.get(machine["processor_has"], machine["processor_has"])
+    return f" Held to {title(machine)} on a processor with {has}, but for onnxruntime and SciPy, which use all it has."
+
+
+def in_processes(options: CommandLine) -> list[str]:
+    """The sets that are asked for, if they need processes of their own; none where this process can measure.
+
+    Raises ValueError for one that is unknown or that the processor lacks.
+    """
+    names = options.names("isa")
+    if not names:
+        return []
+    own = {64: AVX512, 32: AVX2}.get(vector_bytes())
+    for name in names:
+        if name not in TITLES:
+            raise ValueError(f"bench: isa is {name!r}, expected of {', '.join(TITLES)}")
+        if own is None or (name == AVX512 and own == AVX2):
+            raise ValueError(f"bench: isa is {name!r}, but this processor has no {TITLES[name]}")
+    return [] if names == [own] else list(dict.fromkeys(names))
+
+
+def measure_each(options: CommandLine, sets: Sequence[str], program: Sequence[str]) -> dict[str, Path]:
+    """Measure each of these sets in a process of its own, and return its result file; what is done, if interrupted.
+
+    program: what Python runs, a module and its first words. The file's name has the set's behind it, if there are
+    several. Raises RuntimeError where a process fails.
+    """
+    written = {}
+    for name in sets:
+        file = options.json
+        if file is not None and len(sets) > 1:
+            file = file.with_stem(f"{file.stem}-{name}")
+        own = replace(options, isa=name, json=file, plot=None, html=None)
+        status, interrupted = _run([sys.executable, "-m", *program, *own.words()], name)
+        if status:
+            raise RuntimeError(f"bench: the process that measures {TITLES[name]} ended with status {status}")
+        if file is not None:
+            written[name] = file
+        if interrupted:
+            break
+    return written
+
+
+def _run(command: Sequence[str], name: str) -> tuple[int, bool]:
+    """The status of a process held to a set, and whether the user ended it early, which it is told itself."""
+    held = name == AVX2 and vector_bytes() > 32
+    process = subprocess.Popen(command, env=os.environ | (_variables() if held else {}))
+    interrupted = False
+    while True:
+        try:
+            return process.wait(), interrupted
+        except KeyboardInterrupt:
+            interrupted = True
+
+
+def _variables() -> dict[str, str]:
+    """What holds a process to AVX2."""
+    found: Iterable[str] = np.show_config(mode="dicts")["SIMD Extensions"]["found"]
+    disabled = " ".join(name for name in found if name.startswith(NUMPYS))
+    # torch.compile finds its code by the graph alone; code for one set corrupts memory beside torch's for another.
+    kept = directory()
+    own = {"TORCHINDUCTOR_CACHE_DIR": f"{kept}-torch-avx2"} if kept else {}
+    return {**HELD, "NPY_DISABLE_CPU_FEATURES": disabled, PROCESSOR: AVX512, **own}

@@ -1,0 +1,227 @@
+"""All cells, one after the other, into one result that JSON can hold."""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import opgrad
+from bench import instruction_sets, sweep
+from bench.cells import DTYPES, Cell, check_names, select
+from bench.cpu_target import Target
+from bench.figures import FORMAT, read
+from bench.measure import measure_each
+from bench.memories import DEFAULT
+from bench.options import BenchOptions
+from bench.peers import COMPILE
+from bench.runs import stamped
+from opgrad.base.writing import replace_file
+from opgrad.cli import machine
+from opgrad.ops import graph_operators, operators
+
+TARGETS = ("cpu", "cuda", "jax")
+Progress = Callable[[int, int, Cell], None]  # how many cells are done, of how many, and the next
+Keep = Callable[[dict[str, Any]], object]  # takes the result of the cells so far
+
+
+def measured(options: BenchOptions, progress: Progress) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Measure what the options ask for; the result, and what its file holds, with the cells that it had before.
+
+    The file is written after each cell, so that whatever ends the process takes no more than a cell along.
+    Raises what `prepared` and `previous` raise.
+    """
+    path = options.json
+    old = previous(path, options.update)
+    if path is None:
+        result = prepared(options, old)(progress)
+        return result, result
+    result = prepared(options, old)(progress, lambda result: store(path, result, old))
+    return result, store(path, result, old)
+
+
+def prepared(options: BenchOptions, old: dict[str, Any] | None = None) -> Callable[..., dict[str, Any]]:
+    """What measures that which the options ask for: `run` with all its arguments but `progress` and `keep`.
+
+    old: a result that is to be updated. Raises ValueError for unknown names and shapes, and if the old result is of
+    another machine or of other versions; RuntimeError where there is no such device.
+    """
+    chosen = target(options.device)
+    cells, peers = (_swept if options.sweep else _selected)(options, chosen)
+    if old is not None:
+        _check_same(old, _surroundings_of(chosen))
+        if options.sweep:  # it goes on where it ended
+            known = {_key(cell) for cell in old["cells"]}
+            cells = [cell for cell in cells if _key({**cell.known, "memory": cell.memory}) not in known]
+    usual = (sweep.SECONDS, sweep.QUICK_SECONDS) if options.sweep else (chosen.seconds, chosen.quick_seconds)
+    seconds = options.seconds_of(usual[options.quick])
+    return partial(run, chosen, cells, peers, seconds, options.kept() | {"seconds": seconds})
+
+
+def target(name: str) -> Target:
+    """The target of this name. Raises ValueError for another one, RuntimeError where there is no such device."""
+    if name not in TARGETS:
+        raise ValueError(f"bench: device is {name!r}, expected one of {', '.join(TARGETS)}")
+    if name == "cpu":
+        return Target()
+    if name == "jax":
+        from bench import jax_target
+
+        return jax_target.Jax()
+    if problem := machine.cuda_problem():
+        raise RuntimeError(f"bench: device is 'cuda', but {problem}")
+    from bench.cuda.target import Cuda
+
+    return Cuda.current()
+
+
+def _selected(options: BenchOptions, chosen: Target) -> tuple[Sequence[Cell], Sequence[str]]:
+    """The cells and the peers that are asked for."""
+    ops, dtypes, shapes, groups, memories = map(options.names, ("ops", "dtypes", "shapes", "groups", "memory"))
+    if memories and options.device != "cpu":
+        raise ValueError(f"bench: memory is {options.memory!r}, but arrays on {options.device} lie in the device's")
+    cells = select(ops, dtypes, shapes, options.quick, chosen.workloads, groups, memories)
+    if not cells:
+        raise ValueError("bench: no cell has these operators, dtypes, shapes and groups")
+    peers = chosen.peers(options.names("peers"))
+    if options.quick:
+        cells = _in_turns(cells)
+        peers = [name for name in peers if name != COMPILE or options.peers]
+    return cells, peers
+
+
+def _swept(options: BenchOptions, chosen: Target) -> tuple[Sequence[Cell], Sequence[str]]:
+    """The cells and the peers of a sweep."""
+    ops, dtypes, memories, peers, groups = map(options.names, ("ops", "dtypes", "memory", "peers", "groups"))
+    if options.device != "cpu" or options.shapes or not set(groups) <= set(sweep.GROUPS):
+        own = ", ".join(sweep.GROUPS)
+        raise ValueError(f"bench: the sweep is of the CPU, and has its own shapes and groups: {own}")
+    check_names(dtypes, memories)
+    cells = sweep.cells(ops, dtypes or DTYPES, memories, options.quick, groups)
+    return cells, sweep.peers(peers, chosen.peers(peers))
+
+
+def _in_turns(cells: Sequence[Cell]) -> list[Cell]:
+    """The first cell of each operator, then the second of each."""
+    of_each: dict[str, list[Cell]] = {}
+    for cell in cells:
+        of_each.setdefault(cell.op.name, []).append(cell)
+    return [cell for turn in zip_longest(*of_each.values()) for cell in turn if cell is not None]
+
+
+def run(
+    chosen: Target,
+    cells: Sequence[Cell],
+    peers: Sequence[str],
+    seconds: float,
+    options: dict[str, Any],
+    progress: Progress,
+    keep: Keep = len,
+) -> dict[str, Any]:
+    """Measure the cells and return what a result file holds: of those measured so far, if the user interrupts.
+
+    seconds: how long to measure each cell. options: kept in the result. progress: called before each cell. keep: called
+    with the result after each.
+    """
+    began, around = time.perf_counter(), _surroundings_of(chosen)
+
+    def measure(cell: Cell) -> dict[str, Any]:
+        return {**chosen.measure(cell, names=peers, seconds=seconds), "date": now(), "options": options}
+
+    def result(found: list[dict[str, Any]]) -> dict[str, Any]:
+        ordered = _regrouped(found) if options.get("quick") else found
+        return {"format": FORMAT, **dated(began), **around, "options": options, **_parts(ordered)}
+
+    return result(measure_each(cells, measure, progress, lambda found: keep(result(found))))
+
+
+def _regrouped(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Cells in which operators take turns, by memory and operator."""
+    keys = [(cell.get("memory", DEFAULT), cell["operator"]) for cell in found]
+    memories, names = (list(dict.fromkeys(each)) for each in zip(*keys, strict=True)) if keys else ([], [])
+    return sorted(found, key=lambda cell: (memories.index(cell.get("memory", DEFAULT)), names.index(cell["operator"])))
+
+
+def dated(began: float) -> dict[str, Any]:
+    """Today, and the seconds since a measurement began."""
+    return {"date": now(), "seconds": round(time.perf_counter() - began, 1)}
+
+
+def now() -> str:
+    """The time of today, to the minute."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def surroundings(device: Mapping[str, Any] | None = None, packages: Sequence[str] = ()) -> dict[str, Any]:
+    """All that a time depends on besides the cell. device: if it is not the CPU. packages: those of peers."""
+    return {
+        "machine": instruction_sets.describe(machine.describe()),
+        **({"device": device} if device else {}),
+        "versions": machine.versions(packages),
+        "threads": opgrad.get_num_threads(),
+    }
+
+
+def _surroundings_of(chosen: Target) -> dict[str, Any]:
+    return surroundings(chosen.describe(), chosen.packages)
+
+
+def _parts(measured: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The cells with times, and those without."""
+    return {
+        "cells": [cell for cell in measured if "left_out" not in cell],
+        "left_out": [cell for cell in measured if "left_out" in cell],
+    }
+
+
+# --- result files ---------------------------------------------------------------------------------------------------
+
+
+def previous(path: Path | None, update: bool) -> dict[str, Any] | None:
+    """The result that is to be updated; None if none is. Raises ValueError for anything but a result file."""
+    return read(path) if update and path and path.exists() else None
+
+
+def store(path: Path, result: dict[str, Any], old: dict[str, Any] | None) -> dict[str, Any]:
+    """Write a result file and return what it holds: the result, and the cells of the old one that are not in it.
+
+    Each of these keeps the date and the options with which it was measured.
+    """
+    if old is not None:
+        parts = "cells", "left_out"
+        kept = [stamped(old, cell) for part in parts for cell in old.get(part, ())]
+        every = kept + [cell for part in parts for cell in result[part]]
+        result = result | _parts(_sorted({_key(cell): cell for cell in every}))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, (json.dumps(result, indent=1) + "\n").encode())
+    return result
+
+
+def _check_same(old: dict[str, Any], now: dict[str, Any]) -> None:
+    named = {**old, "machine": {**old["machine"], "instruction_set": instruction_sets.of(old["machine"])}}
+    for what in ("machine", "device", "versions", "threads"):
+        if named.get(what) != now.get(what):
+            raise ValueError(f"bench: the file has another {what}, so its cells cannot be kept: leave --update away")
+
+
+Key = tuple[str, str, str, str]
+
+
+def _key(cell: dict[str, Any]) -> Key:
+    return cell["operator"], cell["workload"], cell["dtype"], cell.get("memory", DEFAULT)
+
+
+def _sorted(cells: dict[Key, dict[str, Any]]) -> list[dict[str, Any]]:
+    """By operator, then by workload, dtype and memory in the order of their first appearance."""
+    order = {name: place for place, name in enumerate([*operators(), *graph_operators()])}
+    others = [list(dict.fromkeys(part)) for part in list(zip(*cells, strict=True))[1:]]
+
+    def place(key: Key) -> tuple[int, ...]:
+        operator, *rest = key
+        places = (known.index(part) for known, part in zip(others, rest, strict=True))
+        return order.get(operator, len(order)), *places
+
+    return [cells[key] for key in sorted(cells, key=place)]

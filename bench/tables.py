@@ -1,0 +1,390 @@
+"""A result as text: tables in the terminal, and Markdown for the documents."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from bench import instruction_sets
+from bench.cells import (
+    ATTENTION,
+    ATTRIBUTES,
+    BROADCAST,
+    GRADIENTS,
+    GRAPH,
+    LOSSES,
+    PLAIN,
+    PLANS,
+    POST_OPS,
+    TYPES,
+)
+from bench.figures import (
+    Figures,
+    Result,
+    Times,
+    few_samples,
+    figures,
+    forms,
+    geometric_mean,
+    losses,
+    medians,
+    rivals,
+    times_of_fastest,
+)
+from bench.load import Loss
+from bench.measure import CALL, GIVEN, KERNEL, NEW, OURS, WAYS
+from bench.runs import described, letters, machine_line
+from bench.sweep import Curve, curves, is_sweep, shapes
+
+PEERS_IN = ("best peer", "its time", "ratio")
+COLUMNS = (
+    "operator", "shape", "dtype", "given", *PEERS_IN, "new", *PEERS_IN, "GB/s", "of copy", "ulp", "samples"
+)  # fmt: skip
+RUN = "run"  # one more where cells are of several runs
+NOBODY = "none"  # in place of the best peer, where no peer works this way
+OF_FASTEST = "of fastest"  # one more for the forms of softmax
+PLAN_COLUMNS = ("operator", "shape", "dtype", "plan", "call", "kernel", "plan - kernel")
+STEP_COLUMNS = (
+    "function", "shape", "dtype", "time", *PEERS_IN, "memory", "over needed", "its memory", "least of a peer"
+)  # fmt: skip
+TITLES = {
+    TYPES: "Softmax between dtypes",
+    POST_OPS: "Softmax with functions as post-ops",
+    BROADCAST: "Softmax with an operand, by the axes that it has",
+    ATTRIBUTES: "Softmax with attributes",
+    GRADIENTS: "Gradients of softmax with mixed dtypes and attributes",
+    PLANS: "Plans",
+    GRAPH: "Operators of training graphs",
+    LOSSES: "Losses in PyTorch",
+    ATTENTION: "Attention in PyTorch",
+}
+FORMS = "Softmax with attributes"
+WHERE = {GIVEN: "memory that is given", NEW: "new memory"}  # results lie
+SWEEP_TITLE, SHAPES_TITLE = "Rows of every length", "Shapes of networks"
+SHAPES_COLUMNS = ("operator", "shape", "dtype", "given", "GB/s", "of copy", *PEERS_IN)
+SWEEP_COLUMNS = ("operator", "dtype", "along", "memory", "lengths", "ratio", "behind", "worst", "at", "step up", "at")
+LOAD_COLUMNS = ("operator", "shape", "dtype", "of", "alone", "with a core busy", "lost")
+HOST = "host"  # one more on a device: the time after which a call returns
+NAMES = ("operator", "function")  # columns whose entries are code in Markdown
+RULES = {"l": ":--", "r": "--:"}  # Markdown's marks for columns that are aligned left and right
+PIPE_WIDTH = 200  # of a table in a file or a pipe
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under columns.
+
+    align: l or r for each column; those beyond its end are aligned right. slower: places of the rows shown in red.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    align: str = "lll"
+    slower: Sequence[int] = ()
+
+    def shown(self) -> RichTable:
+        """The table for a terminal."""
+        table = RichTable(title=self.title or None, title_justify="left")
+        for column, side in zip(self.columns, self._sides, strict=True):
+            table.add_column(column, justify="left" if side == "l" else "right", no_wrap=True)
+        for place, row in enumerate(self.rows):
+            table.add_row(*row, style="red" if place in self.slower else "")
+        return table
+
+    def markdown(self) -> str:
+        """The table for the documents."""
+        code = self.columns[0] in NAMES
+        rows = [[f"`{row[0]}`" if code else row[0], *row[1:]] for row in self.rows]
+        lines = [self.columns, [RULES[side] for side in self._sides], *rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    @property
+    def _sides(self) -> str:
+        return self.align.ljust(len(self.columns), "r")
+
+
+def print_parts(console: Console, parts: Iterable[str | Table]) -> None:
+    """Print lines and tables, as wide as they are where there is no terminal."""
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    for part in parts:
+        if isinstance(part, Table):
+            console.print(part.shown())
+        else:
+            console.print(part, highlight=False, markup=False)
+
+
+def show(console: Console, result: Result) -> None:
+    """Print every cell, the geometric mean and the cells where a peer is faster."""
+    print_parts(console, _shown(result))
+
+
+def _shown(result: Result) -> Iterator[str | Table]:
+    cells = figures(result)
+    if cells:
+        yield from (_plain_table(result), summary(cells))
+    yield from _form_tables(result)
+    yield from _sweep_tables(result)
+    yield machine_line(result)
+    yield from filter(None, (described(result), few_samples(result)))
+    for way in WAYS:
+        slower = ((cell, cell.ways[way]) for cell in losses(cells, way))
+        yield from (f"  slower, {way}: {cell.name}, {times.ratio:.2f}x {times.peer}" for cell, times in slower)
+    yield from (f"  left out: {line}" for line in left_out(result))
+
+
+def markdown(result: Result) -> str:
+    """Every table of a result, of cells or of a sweep, for a page or the documents."""
+    return sweep_table(result) if is_sweep(result) else full_table(result)
+
+
+def full_table(result: Result) -> str:
+    """Markdown: every cell, the forms of softmax in tables of their own."""
+    cells = figures(result)
+    parts = [machine_line(result), described(result), few_samples(result)]
+    if cells:
+        parts += [summary(cells), _plain_table(result).markdown()]
+    if notes := left_out(result):
+        parts.append("\n".join(f"* left out: {line}" for line in notes))
+    for table in _form_tables(result):
+        parts += [f"#### {table.title}", table.markdown()]
+    return "\n\n".join(filter(None, parts))
+
+
+def by_key(result: Result) -> dict[tuple[str, str, str], Figures]:
+    """The plain cells by operator, shape and dtype, in whose-ever memory they are."""
+    return {(cell.operator, cell.workload, cell.typed): cell for cell in figures(result)}
+
+
+def sets_table(results: Sequence[Result]) -> Table:
+    """Every plain cell, with our time and the ratio to the best peer in both ways for each instruction set."""
+    found = [by_key(result) for result in results]
+    columns = ["operator", "shape", "dtype"]
+    for result in results:
+        columns += [f"{instruction_sets.title(result['machine'])}, given", "ratio", "new", "ratio"]
+    keys = dict.fromkeys(key for cells in found for key in cells)
+    return Table(columns, [[*key, *(text for cells in found for text in _both_ways(cells.get(key)))] for key in keys])
+
+
+def _both_ways(cell: Figures | None) -> Iterator[str]:
+    for way in WAYS:
+        times = cell.ways.get(way) if cell else None
+        yield duration(times.seconds) if times else ""
+        yield f"{times.ratio:.2f}" if times and times.ratio else ""
+
+
+def show_sets(console: Console, results: Sequence[Result]) -> None:
+    """Print the plain cells of results for several instruction sets side by side, if there are several."""
+    if len(results) > 1 and any(map(figures, results)):
+        lines = (f"{instruction_sets.title(each['machine'])}: {summary(figures(each))}" for each in results)
+        print_parts(console, [sets_table(results), *lines])
+
+
+def sweep_table(result: Result) -> str:
+    """Markdown: a row for each curve of a sweep, and for each other shape."""
+    tables = (table.markdown() for table in _sweep_tables(result))
+    return "\n\n".join(filter(None, [*tables, machine_line(result), described(result), few_samples(result)]))
+
+
+def show_load(console: Console, found: Sequence[Loss]) -> None:
+    """Print what each contestant loses while another process keeps one core busy."""
+    print_parts(console, [Table(LOAD_COLUMNS, list(map(_load_row, found)))])
+
+
+def _load_row(loss: Loss) -> list[str]:
+    times = duration(loss.alone), duration(loss.loaded), f"{loss.share:.0%}"
+    return [loss.operator, loss.shape, loss.dtype, loss.contestant, *times]
+
+
+# --- sentences ------------------------------------------------------------------------------------------------------
+
+
+def summary(cells: Sequence[Figures]) -> str:
+    """The geometric mean over all cells that have a peer, and how many are slower, for each way."""
+    said = [said for way in WAYS if (said := _summary_of(cells, way))]
+    return f"Over {len(cells)} cells, {'; '.join(said)}." if said else f"{len(cells)} cells, no peer."
+
+
+def _summary_of(cells: Sequence[Figures], way: str) -> str:
+    """Of one way; nothing where nobody works so."""
+    mean = geometric_mean(cells, way)
+    if mean is None:
+        return ""
+    slower = f"slower in {len(losses(cells, way)) or 'none'}"
+    return f"{mean:.2f} times as fast as the best peer with results in {WHERE[way]} (geometric mean), {slower}"
+
+
+def left_out(result: Result) -> list[str]:
+    """The cells that could not be measured, and what kept a peer from how many cells."""
+    lines = [f"{_name(cell)}: {cell['left_out']}" for cell in result.get("left_out", [])]
+    kept: dict[tuple[str, str], list[str]] = {}
+    for cell in result["cells"]:
+        for measured in cell["ways"].values():
+            for note in measured["notes"].items():
+                kept.setdefault(note, []).append(_name(cell))
+    for (peer, note), names in kept.items():
+        where = names[0] if len(names) == 1 else f"{len(names)} cells such as {names[0]}"
+        lines.append(f"{peer} in {where}: {note}")
+    return lines
+
+
+def _name(cell: dict[str, Any]) -> str:
+    return f"{cell['operator']} {cell['workload']} {cell['dtype']}"
+
+
+def title(result: Result) -> str:
+    """What was measured and on what machine: a name for people."""
+    groups = dict.fromkeys(cell.get("group", PLAIN) for cell in result.get("cells", ()))
+    if "training" in result:
+        kinds = ["Training steps" if result["training"] else "Training steps with attention"]
+    elif is_sweep(result):
+        kinds = [SWEEP_TITLE]
+    else:
+        own = {PLAIN: "Operators", **{group: TITLES[group] for group in (GRAPH, LOSSES, ATTENTION)}}
+        kinds = list(dict.fromkeys(own.get(group, FORMS) for group in groups))
+    machine = result["machine"]
+    if "device" in result:
+        return f"{_listed(kinds)} on {result['device']['name']}"
+    held = "" if "processor_has" in machine else f" ({re.sub('^znver', 'Zen ', machine['llvm_cpu'])})"
+    return f"{_listed(kinds)}: {instruction_sets.title(machine)}, {machine['cpu']}{held}"
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    """Names in one, of which only the first begins with a capital letter."""
+    return ", ".join([*kinds[:1], *(kind[0].lower() + kind[1:] for kind in kinds[1:])])
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+def _plain_table(result: Result) -> Table:
+    cells = figures(result)
+    slower = [place for place, cell in enumerate(cells) if any(times.is_slower for times in cell.ways.values())]
+    columns = (*COLUMNS, HOST) if "device" in result else COLUMNS
+    return replace(_of_runs(result, PLAIN, columns, list(map(_row, cells))), slower=slower)
+
+
+def _of_runs(result: Result, group: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """The table of the cells of a group, with the letter of each cell's run where there are several."""
+    own = zip(result["cells"], letters(result), strict=True)
+    named = [letter for cell, letter in own if cell.get("group", PLAIN) == group]
+    if any(named):
+        columns, rows = (*columns, RUN), [[*row, letter] for row, letter in zip(rows, named, strict=True)]
+    return Table(columns, rows, TITLES.get(group, ""))
+
+
+def _form_tables(result: Result) -> Iterator[Table]:
+    """A table for each group of cells that are not plain."""
+    for group, cells in forms(result).items():
+        rows = list(map(_row, cells))
+        if group == GRAPH:
+            yield _of_runs(result, group, COLUMNS, rows)
+        else:
+            shares = [f"{times:.2f}" for times in times_of_fastest(cells)]
+            of_fastest = [[*row, share] for row, share in zip(rows, shares, strict=True)]
+            yield _of_runs(result, group, (*COLUMNS, OF_FASTEST), of_fastest)
+    for group, columns, row_of in (
+        (PLANS, PLAN_COLUMNS, _plan_row),
+        (LOSSES, STEP_COLUMNS, _step_row),
+        (ATTENTION, (*STEP_COLUMNS, "ulp"), _attention_row),
+    ):
+        if rows := [row_of(cell) for cell in result["cells"] if cell.get("group") == group]:
+            yield _of_runs(result, group, columns, rows)
+
+
+def _row(cell: Figures) -> list[str]:
+    ways, first = [cell.ways.get(way) for way in WAYS], cell.first
+    return [
+        cell.operator,
+        cell.workload,
+        cell.typed,
+        *(text for times in ways for text in ([duration(times.seconds), *_best(times)] if times else [""] * 4)),
+        *_speed(first),
+        _ulp(cell.error_ulp),
+        str(cell.samples),
+        *([] if first.host_seconds is None else [duration(first.host_seconds)]),
+    ]
+
+
+def _timed(times: Times) -> list[str]:
+    """Our time, speed and share of a copy's, and the best peer."""
+    return [duration(times.seconds), *_speed(times), *_best(times)]
+
+
+def _speed(times: Times) -> tuple[str, str]:
+    """Bytes a second, and that beside a copy's."""
+    return f"{times.gigabytes:.1f}", f"{times.share_of_copy:.0%}"
+
+
+def _best(times: Times) -> tuple[str, str, str]:
+    """The best peer, its time, and that over ours."""
+    if times.peer_seconds is None:
+        return NOBODY, "", ""
+    return times.peer or "", duration(times.peer_seconds), f"{times.ratio:.2f}"
+
+
+def _plan_row(cell: Mapping[str, Any]) -> list[str]:
+    """The time of a plan's call, of the plain call, of the kernel alone, and what the first takes beyond the last."""
+    plan, call, kernel = (medians(cell["ways"][GIVEN])[name] for name in (OURS, CALL, KERNEL))
+    return [cell["operator"], cell["workload"], cell["dtype"], *map(duration, (plan, call, kernel, plan - kernel))]
+
+
+def _step_row(cell: Mapping[str, Any]) -> list[str]:
+    """Our time beside the fastest peer's, and what both take beyond arguments, results and gradients.
+
+    `over needed` is our peak over the bytes of these: 1 would be nothing beyond them.
+    """
+    (ours, peer, theirs), beyond = rivals(cell["ways"][NEW]), cell["beyond"]
+    mine = beyond[OURS]
+    best = [peer, _milliseconds(theirs), f"{theirs / ours:.2f}"] if peer and theirs else [NOBODY, "", ""]
+    least = min((size for name, size in beyond.items() if name != OURS and size is not None), default=None)
+    over = "" if mine is None else f"{1 + mine / cell['needed']:.2f}"
+    known = [cell["operator"], cell["workload"], cell["dtype"], _milliseconds(ours), *best, _mebibytes(mine), over]
+    return [*known, _mebibytes(beyond[peer] if peer else None), _mebibytes(least)]
+
+
+def _attention_row(cell: Mapping[str, Any]) -> list[str]:
+    return [*_step_row(cell), _ulp(cell["error_ulp"])]
+
+
+def _sweep_tables(result: Result) -> Iterator[Table]:
+    """A table of the curves, and one of the shapes that lie on none."""
+    if found := curves(result):
+        yield Table(SWEEP_COLUMNS, list(map(_curve_row, found)), SWEEP_TITLE, align="llll")
+    if others := shapes(result):
+        rows = [[cell.operator, cell.workload, cell.typed, *_timed(cell.ways[GIVEN])] for cell in others]
+        yield Table(SHAPES_COLUMNS, rows, SHAPES_TITLE)
+
+
+def _curve_row(curve: Curve) -> list[str]:
+    """The mean ratio to the best peer, at how many lengths it is below 1, the worst of it, and the largest step up."""
+    worst, at = curve.worst or (None, 0)
+    step, length = curve.cliff
+    behind = sum(round(ratio, 2) < 1 for ratio in curve.ratios.values())
+    mean = f"{curve.mean:.2f}" if curve.mean else NOBODY
+    lowest = (f"{worst:.2f}", str(at)) if worst else ("", "")
+    known = [curve.operator, curve.dtype, curve.along, curve.memory, str(len(curve.lengths)), mean, str(behind)]
+    return [*known, *lowest, f"{step:.2f}", str(length)]
+
+
+def duration(seconds: float) -> str:
+    """Three digits of seconds, milliseconds or microseconds."""
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return _milliseconds(seconds) if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+def _ulp(error: float | None) -> str:
+    return "not finite" if error is None else f"{error:.2f}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def _mebibytes(size: int | None) -> str:
+    return "" if size is None else f"{size / 2**20:.0f} MiB"

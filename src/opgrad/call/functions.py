@@ -1,0 +1,192 @@
+"""Public functions: objects whose repeated calls are answered in native code, and all other calls in Python.
+
+CPython calls such an object through a pointer in it (vectorcall, PEP 590). After the first call that native code can
+repeat, the pointer leads to the compiled `opgrad.call.calls.call`. Before that, on other implementations of Python,
+and for a call that fits no entry, the object calls the Python function that it was made of.
+"""
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MethodType
+from typing import Any
+
+from opgrad.base.locks import settling
+from opgrad.call import calls, entries
+from opgrad.call.entries import Answered, Entry, NotNative, signature_of
+from opgrad.cpu.runtime import abi, threads
+from opgrad.cpu.runtime.abi import SUPPORTED
+
+
+class PythonFunction(abi.Function):
+    """The public function as Python sees it: its name and methods, and the call that no native code answers."""
+
+    _python: Callable[..., Any]
+    _entries: "Entries"
+    __name__: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._python(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __reduce__(self) -> str:
+        return self.__name__
+
+    def __repr__(self) -> str:
+        return f"<function {self.__name__} at {id(self):#x}>"
+
+
+_Type = abi.native_type(PythonFunction)
+
+
+def function_of(python: Callable[..., Any]) -> tuple[Any, "Entries | None"]:
+    """The public function made of a Python function, and its entries.
+
+    Where native calls are impossible, `python`, None.
+    """
+    if not SUPPORTED:
+        return python, None
+    made = _Type()
+    made._python = python
+    made._entries = Entries(made, python)
+    return made, made._entries
+
+
+# --- entries -------------------------------------------------------------------------------------------------------
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def _c_functions() -> list[int]:
+    """The addresses of C functions of Python and NumPy, of our `run` and of two exceptions, as `objects` has them."""
+    python = ctypes.pythonapi
+    names = [
+        "PyObject_Vectorcall", "Py_IncRef", "Py_DecRef", "PyEval_SaveThread", "PyEval_RestoreThread",
+        "PyObject_RichCompareBool", "PyErr_Clear", "PyErr_ExceptionMatches", "PyErr_Occurred", "PyTuple_New",
+        "PyTuple_SetItem", "PyList_New", "PyList_SetItem", "PyObject_GetAttr", "PyDict_GetItem", "PyLong_AsLongLong",
+    ]  # fmt: skip
+    new_array, array = abi.numpy_function(abi.NEW_FROM_DESCR), abi.numpy_function(abi.ARRAY_TYPE)
+    found = [*(_address(getattr(python, name)) for name in names), new_array, array, threads.run.address]
+    return [*found, id(ValueError), id(MemoryError)]
+
+
+@functools.cache
+def _table_of_c_functions() -> int:
+    found = _c_functions()
+    table = (ctypes.c_int64 * len(found))(*found)
+    abi.kept_forever(table)
+    return ctypes.addressof(table)
+
+
+class Entries:
+    """The entries of one public function: those of the last `calls.SLOTS` signatures that native code can answer.
+
+    The public function keeps this object and the Python function alive, since native code reads their addresses.
+    """
+
+    def __init__(self, function: Any, python: Callable[..., Any]):
+        words = calls.ENTRIES + calls.SLOTS
+        self.table = (ctypes.c_int64 * words)()
+        self.own = abi.own_words(function)
+        self.table[calls.PYTHON], self.table[calls.TEAM] = id(python), threads.team_word()
+        self.own[abi.TABLE] = ctypes.addressof(self.table)
+        self.entered: list[tuple[Any, Entry]] = []
+        self.refused: list[Any] = []  # signatures that are never native
+        self.next = 0
+
+    def enter(self, answered: Answered, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Make an entry for calls of this signature, one of which Python has answered, if native code can answer them.
+
+        It cannot if the layout of objects in memory differs from the one that it reads (`abi.unlike`). Nothing happens
+        while another thread holds the lock `settling`: a later call of the signature makes the entry.
+        """
+        if abi.unlike():
+            return
+        signature = signature_of(answered.by, [*args, *kwargs.values()], list(kwargs))
+        if signature in self.refused or any(signature == each for each, _ in self.entered) or not settling.begin():
+            return
+        try:
+            replaced = self._enter(signature, Entry(answered, args, kwargs))
+        except NotNative:
+            replaced = self._refuse(signature)
+        finally:
+            settling.end()
+        del replaced  # after the lock is released, since freeing objects may run any code
+
+    def _enter(self, signature: Any, entry: Entry) -> Any:
+        if not self.own[abi.VECTORCALL]:
+            self.table[calls.FUNCTIONS] = _table_of_c_functions()
+        self.table[calls.TORCH] = entries.tensors.address
+        replaced = self.entered[self.next : self.next + 1]
+        self.table[calls.ENTRIES + self.next] = entry.address
+        self.entered[self.next : self.next + 1] = [(signature, entry)]
+        self.next = (self.next + 1) % calls.SLOTS
+        self.own[abi.VECTORCALL] = calls.call.address
+        return replaced
+
+    def _refuse(self, signature: Any) -> Any:
+        replaced = self.refused[: -calls.SLOTS]
+        self.refused = [*self.refused[-calls.SLOTS :], signature]
+        return replaced
+
+
+# --- calls that Python answers through other functions ---------------------------------------------------------------
+
+
+class _Notes(threading.local):
+    """For each thread, what was run to answer the public call that it is in; None if nobody wants to know."""
+
+    answered: list[Answered] | None = None
+
+
+_notes = _Notes()
+NOTHING = Answered(None, (), (), False, None)
+
+
+def note(answered: Answered) -> None:
+    """Record how the public call that this thread is in was answered, if that call collects such notes."""
+    if _notes.answered is not None:
+        _notes.answered.append(answered)
+
+
+def note_effect() -> None:
+    """Record that the call also does something that native code cannot repeat, so that Python goes on answering it."""
+    note(NOTHING)
+
+
+def answer(
+    its_entries: Entries,
+    python: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    watched: bool = True,
+) -> Any:
+    """Return python(*args, **kwargs), and make an entry for such calls if exactly one note says how it was answered.
+
+    watched: whether, before each native call, the arrays' library is asked whether it must see the call.
+    """
+    outside, _notes.answered = _notes.answered, []
+    try:
+        found, noted = python(*args, **kwargs), _notes.answered
+    finally:
+        _notes.answered = outside
+    if len(noted) == 1:
+        its_entries.enter(replace(noted[0], answer=found, watched=watched), args, kwargs)
+    return found
+
+
+def answer_whole(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Return function(*arguments), and note that this call is the answer; notes made inside it are ignored."""
+    outside, _notes.answered = _notes.answered, None
+    try:
+        found = function(*arguments)
+    finally:
+        _notes.answered = outside
+    note(Answered(function, arguments, found, True, found))
+    return found

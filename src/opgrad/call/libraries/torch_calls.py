@@ -1,0 +1,163 @@
+"""What native code needs of PyTorch in order to handle calls on tensors without Python.
+
+`abi` describes the layout of tensors in memory. PyTorch's own functions tell whether a dispatch mode, a trace or a
+transformation is active. If one of these functions is missing, or tensors have another layout than `abi` describes,
+calls on tensors are left to Python.
+"""
+
+import ctypes
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+
+from opgrad.call import entries, functions
+from opgrad.call.entries import NotNative
+from opgrad.call.functions import Entries, answer, function_of
+from opgrad.call.libraries import torch_private
+from opgrad.cpu.runtime import abi
+from opgrad.cpu.runtime.abi import SUPPORTED, TensorLayout, kept_forever
+
+HALF = frozenset({torch.float16, torch.bfloat16})
+KINDS = frozenset({torch.Tensor, torch.nn.Parameter})  # plain tensors; other subclasses may behave differently
+
+
+class TorchTensors(entries.Tensors):
+    """PyTorch's tensors in the host's memory."""
+
+    kinds = KINDS
+
+    def __init__(self, found: TensorLayout):
+        self.found = found
+        objects_ = [sys.intern("requires_grad"), True, torch_private.forward_state, sys.intern("_current_level"), -1]
+        watchers = [each for pair in _watchers() for each in pair]
+        kept_forever(*objects_, *watchers)
+        words = [found.handle, found.keys, *found.functions, *map(id, (*objects_, *watchers))]
+        kept = (ctypes.c_int64 * len(words))(*words)
+        kept_forever(kept)
+        self.address = ctypes.addressof(kept)
+
+    def layout(self, tensor: Any) -> Any:
+        strides = tensor.stride() if tensor.layout is torch.strided else None
+        return tensor.requires_grad, tensor.dtype, tensor.shape, strides
+
+    def of_value(self, tensor: Any) -> list[int]:
+        if tensor.device.type != "cpu" or not tensor.numel():
+            raise NotNative
+        records = torch.is_grad_enabled() and tensor.requires_grad
+        keys = abi.words(tensor._cdata + self.found.keys, 1)[0]
+        layout = [tensor.dim(), *tensor.shape, *tensor.stride()]
+        return [id(type(tensor)), keys, int(records), self.dtype(tensor), *layout]
+
+    def of_result(self, tensor: Any) -> list[int]:
+        return [self.dtype(tensor), -1, tensor.dim(), *tensor.shape, *tensor.stride()]
+
+    def dtype(self, tensor: Any) -> int:
+        """The number of its dtype in PyTorch's C interface. Raises NotNative if it cannot be read."""
+        try:
+            return self.found.read(abi.GET_DTYPE, tensor)
+        except LookupError:
+            raise NotNative from None
+
+    def is_plainly_made(self, make: Any) -> bool:
+        return isinstance(make, functools.partial) and make.func is torch.empty_strided
+
+    def watchers(self, tensors: Sequence[Any]) -> int:
+        """All of them; that for autocast, which is the last, for half precision alone."""
+        found = [each for each in tensors if type(each) in KINDS]
+        return len(_watchers()) - HALF.isdisjoint(each.dtype for each in found) if found else 0
+
+
+_watchers = functools.cache(torch_private.watchers)
+
+
+def note_effect() -> None:
+    """Say that the call has an effect beside its answer, so that it stays Python's."""
+    if not torch.compiler.is_compiling():
+        functions.note_effect()
+
+
+def is_watched() -> bool:
+    """Whether a part of PyTorch has to know of every call now."""
+    modes = torch_private.dispatch_modes() or torch_private.is_tracing()
+    return bool(modes) or torch_private.transforms_active() or torch_private.is_forward_mode()
+
+
+_is_prepared = not SUPPORTED or not hasattr(os, "RTLD_NOLOAD")
+
+
+def prepare() -> None:
+    """Let entries be made of calls on tensors, if this PyTorch is as native code has to know it."""
+    global _is_prepared
+    if _is_prepared:
+        return
+    _is_prepared = True
+    if abi.unlike():
+        return
+    try:
+        entries.know(_found())
+    except (LookupError, AttributeError, OSError, RuntimeError):
+        abi.warn(f"tensors of PyTorch {torch.__version__}")
+
+
+def _found() -> TorchTensors:
+    """What native code reads of this PyTorch, after a test. Raises what `abi.tensor_layout` raises."""
+    if not _watchers() or torch_private.forward_state.get("_current_level") is None:
+        raise LookupError
+    return TorchTensors(abi.tensor_layout(torch))
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def native(python: F, watched: bool = True) -> F:
+    """Decorate a function of tensors: calls that one operator answers are native from the second on.
+
+    watched: whether PyTorch may have to know of a call.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return noted(its_entries, python, args, kwargs, watched)
+
+    function, its_entries = function_of(call)
+    return cast(F, functools.wraps(python)(function) if its_entries else python)
+
+
+def noted(
+    its_entries: Entries | None,
+    python: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    watched: bool = True,
+) -> Any:
+    """python(*args, **kwargs), whose function is to know calls like this one natively if it has such entries.
+
+    watched: whether PyTorch may have to know of the call.
+    """
+    if its_entries is None or torch.compiler.is_compiling():
+        return python(*args, **kwargs)
+    return unseen(_noted)(its_entries, python, args, kwargs, watched)
+
+
+def _noted(
+    its_entries: Entries, python: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], watched: bool
+) -> Any:
+    if is_watched():
+        return python(*args, **kwargs)
+    prepare()
+    return answer(its_entries, python, args, kwargs, watched)
+
+
+def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as torch.compile leaves it alone: after a graph break it would compile what is called, too."""
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    return function if dynamo is None else _hidden(dynamo, function)
+
+
+@functools.cache
+def _hidden(dynamo: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    hidden: Callable[..., Any] = dynamo.disable(function)
+    return hidden

@@ -1,0 +1,359 @@
+"""Training artifacts of a model, as commands are asked for them."""
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from opgrad.base.terminal import existing
+from opgrad.cli.commands.options import option, positive
+from opgrad.training.make.named_blocks import Loss, Optimizer, block
+
+if TYPE_CHECKING:
+    import onnx
+
+    from opgrad.training.make.artifacts import Artifacts
+
+# What messages call arguments of `generate_artifacts`, and what the commands call them.
+OPTIONS = {"requires_grad": "train", "frozen_params": "freeze", "loss_input_names": "loss_input"}
+OPTIONS |= {
+    name: name
+    for name in ("batch_norm", "checkpoint_segments", "custom_op_library", "ort_format", "precision", "prefix", "untie")
+}
+OPTIONS |= {"additional_output_names": "output_name"}
+
+
+def numbers(text: str | None) -> str | None:
+    """Text with numbers and commas between them. Raises typer.BadParameter."""
+    try:
+        _numbers(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,0.5,2") from None
+    return text
+
+
+def _numbers(text: str | None) -> list[float] | None:
+    return None if text is None else [float(each) for each in text.split(",")]
+
+
+def _option(help: str, panel: str, **settings: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=panel, **settings)
+
+
+@dataclass(frozen=True)
+class ParameterOptions:
+    """Which parts of a model are trained, and how."""
+
+    train: Annotated[
+        list[str] | None, _option("Weights to train: a name or 'head.*'; default: all.", "Model", metavar="PATTERN")
+    ] = None
+    freeze: Annotated[
+        list[str] | None,
+        _option("Weights that stay as they are: a name or 'backbone.*'; default: none.", "Model", metavar="PATTERN"),
+    ] = None
+    batch_norm: Annotated[
+        str | None,
+        _option(
+            "What batch normalization does: model, train or freeze; default: model, as the model has it.",
+            "Model",
+            metavar="KIND",
+        ),
+    ] = None
+    checkpoint_segments: Annotated[
+        int | None,
+        _option(
+            "Keep activations of so many segments alone, and compute the others again; default: keep all.",
+            "Model",
+            min=1,
+        ),
+    ] = None
+    custom_op_library: Annotated[
+        Path | None,
+        _option("A library with operators of your own; default: none.", "Model", callback=existing, dir_okay=False),
+    ] = None
+    untie: Annotated[
+        bool | None,
+        typer.Option(
+            "--untie",
+            help="Make a copy for each layer that reads one tensor. Default: they share it.",
+            rich_help_panel="Model",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """The loss of a model. Those below `loss_input` are arguments of losses."""
+
+    loss: Annotated[
+        Loss | None,
+        _option(f"The loss is {', '.join(Loss)}; default: the model's first output.", "Loss", metavar="KIND"),
+    ] = None
+    loss_input: Annotated[
+        list[str] | None, _option("A value that the loss takes; default: all outputs.", "Loss", metavar="NAME")
+    ] = None
+    reduction: Annotated[
+        str | None,
+        _option(
+            "The loss of a batch is the mean or the sum of its losses, of kl-div also the batchmean; default: mean.",
+            "Loss",
+            metavar="KIND",
+        ),
+    ] = None
+    label_smoothing: Annotated[
+        float | None,
+        _option("How far cross-entropy's targets are spread over all classes, 0 to 1; default: 0.", "Loss"),
+    ] = None
+    ignore_index: Annotated[
+        int | None, _option("The label that cross-entropy and nll leave out; default: none.", "Loss")
+    ] = None
+    class_axis: Annotated[
+        int | None,
+        _option(
+            "The axis of cross-entropy's and nll's classes; default: the last, of four axes and more the second.",
+            "Loss",
+        ),
+    ] = None
+    weight: Annotated[
+        str | None,
+        _option(
+            "The weight of each class, such as 1,0.5,2; default: 1 each.", "Loss", metavar="NUMBERS", callback=numbers
+        ),
+    ] = None
+    pos_weight: Annotated[
+        str | None,
+        _option(
+            "The weight of bce-with-logits' targets that are 1; default: 1.",
+            "Loss",
+            metavar="NUMBERS",
+            callback=numbers,
+        ),
+    ] = None
+    delta: Annotated[
+        float | None, _option("The difference from which huber grows linearly; default: 1.", "Loss", callback=positive)
+    ] = None
+    beta: Annotated[
+        float | None, _option("The difference from which smooth-l1 grows linearly; default: 1.", "Loss", min=0)
+    ] = None
+    log_target: Annotated[
+        bool | None, _option("Whether kl-div's targets are logarithms, too; default: no.", "Loss")
+    ] = None
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """The optimizer. Those below `optimizer` are its arguments; the learning rate is a setting of the training."""
+
+    optimizer: Annotated[
+        Optimizer | None,
+        _option(f"The optimizer is {', '.join(Optimizer)}; default: adamw.", "Optimizer", metavar="KIND"),
+    ] = None
+    weight_decay: Annotated[float | None, _option("The weight decay of adamw; default: 0.", "Optimizer")] = None
+    betas: Annotated[
+        str | None,
+        _option(
+            "The decay of adamw's two moments; default: 0.9,0.999.",
+            "Optimizer",
+            metavar="NUMBERS",
+            callback=numbers,
+        ),
+    ] = None
+    eps: Annotated[float | None, _option("What adamw adds to its divisor; default: 1e-6.", "Optimizer")] = None
+    bias_correction: Annotated[
+        bool | None, _option("Whether adamw corrects the bias of its moments; default: yes.", "Optimizer")
+    ] = None
+    adam_mode: Annotated[
+        int | None,
+        _option("The order of adamw's operations, 1 as Hugging Face, 0 as PyTorch; default: 1.", "Optimizer"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class QuantizationOptions:
+    """How a model is quantized, and learns from what it was. Those below `quantize` are for it alone."""
+
+    quantize: Annotated[
+        str | None,
+        _option("Train it as an integer model, int8 or int4; default: as it is.", "Quantization", metavar="KIND"),
+    ] = None
+    quantize_weights: Annotated[
+        list[str] | None,
+        _option("Weights that become integers: a name or 'layers.*'; default: all.", "Quantization", metavar="PATTERN"),
+    ] = None
+    per_channel: Annotated[
+        bool | None,
+        typer.Option(
+            "--per-channel",
+            help="A scale for each channel of a weight; default: one for all.",
+            rich_help_panel="Quantization",
+        ),
+    ] = None
+    calibrate: Annotated[
+        Path | None,
+        _option(
+            "Data for the scales of int8's activations; default: the training rows.", "Quantization", callback=existing
+        ),
+    ] = None
+    distill: Annotated[
+        float | None,
+        _option("How much it learns from the float model's scores, 0 to 1; default: nothing.", "Quantization"),
+    ] = None
+    temperature: Annotated[
+        float | None, _option("What --distill divides the scores by; default: 2.", "Quantization", callback=positive)
+    ] = None
+
+
+@dataclass(frozen=True)
+class Making:
+    """All that says how artifacts are made."""
+
+    parameters: ParameterOptions
+    loss: LossOptions
+    optimizer: OptimizerOptions
+    quantization: QuantizationOptions = field(default_factory=QuantizationOptions)
+
+    @property
+    def groups(self) -> tuple[ParameterOptions, LossOptions, OptimizerOptions, QuantizationOptions]:
+        """The groups of options."""
+        return self.parameters, self.loss, self.optimizer, self.quantization
+
+    def arguments(self, clip_norm: float | None = None) -> dict[str, Any]:
+        """Arguments of `generate_artifacts`. Raises ValueError for what a loss or an optimizer does not take.
+
+        clip_norm: of the optimizer model.
+        """
+        own, loss = vars(self.parameters), _values(self.loss)
+        optimizer = _values(self.optimizer) | ({"clip_grad": _clipping(clip_norm)} if clip_norm else {})
+        kind, inputs = loss.pop("loss"), loss.pop("loss_input")
+        if kind is None and (others := [name for name, value in loss.items() if value is not None]):
+            raise ValueError(f"{option(others[0])} is of a loss, expected --loss, too")
+        found = {
+            "requires_grad": own["train"] or None,
+            "frozen_params": own["freeze"] or None,
+            "loss_input_names": inputs or None,
+            "loss": None if kind is None else _block(kind, loss),
+            "optimizer": _block(optimizer.pop("optimizer") or Optimizer.AdamW, optimizer),
+            "custom_op_library": own["custom_op_library"],
+            "batch_norm": own["batch_norm"] or "model",
+            "untie": bool(own["untie"]),
+        }
+        if self.quantization.distill is not None:
+            found |= self._distilled(found["loss"], found["frozen_params"])
+        segments = own["checkpoint_segments"]
+        return found if segments is None else {**found, "checkpoint_segments": segments}
+
+    def _distilled(self, loss: Any, frozen: list[str] | None) -> dict[str, Any]:
+        """The loss with what is learned from the float model, whose weights are frozen."""
+        from opgrad.training.quantization.distillation import TEACHER, Distillation
+
+        if loss is None:
+            raise ValueError("--distill is of scores that a loss compares, expected --loss, too")
+        block = Distillation(loss, self.quantization.distill or 0.0, self.quantization.temperature or 2.0)
+        return {"loss": block, "frozen_params": [*(frozen or ()), f"{TEACHER}*"]}
+
+
+def _values(group: Any) -> dict[str, Any]:
+    """Options by name, lists of numbers as such."""
+    values = vars(group).copy()
+    return values | {name: _numbers(values[name]) for name in ("weight", "pos_weight", "betas") if name in values}
+
+
+def _clipping(norm: float) -> Any:
+    from opgrad.training.make.blocks.optim import ClipGradNorm
+
+    return ClipGradNorm(norm)
+
+
+def _block(kind: Loss | Optimizer, arguments: dict[str, Any]) -> Any:
+    try:
+        return block(kind, arguments)
+    except ValueError as error:
+        names = {name: name for name in arguments} | {"clip_grad": "clip_norm"}
+        raise ValueError(_in_options(str(error), names)) from None
+
+
+def make(
+    model: Path, making: Making, folder: Path, who: str, clip_norm: float | None = None, **files: Any
+) -> "Artifacts":
+    """Make the artifacts of a model in a folder, which is made if need be, and is as it was after an error.
+
+    who: the command, for messages. clip_norm: of the optimizer model. files: arguments of `generate_artifacts`.
+    Raises ValueError for a model or options of which nothing can be made, OSError.
+    """
+    from opgrad.onnx.graph.loading import read_model
+    from opgrad.training.make import artifacts
+
+    arguments = making.arguments(clip_norm)
+    read = read_model(model, who, outside=False)
+    if arguments["loss"] is None:
+        _check_is_loss(read, model, who)
+    try:
+        with made_folder(folder), _silent(artifacts.logger):  # the commands print the notes
+            made = artifacts.generate_artifacts(model, artifact_directory=folder, **arguments, **files)
+    except (LookupError, NotImplementedError, TypeError, ValueError) as error:
+        text = str(error.args[0]) if error.args else type(error).__name__
+        text = _in_options(text.removeprefix("generate_artifacts: "), OPTIONS)
+        raise ValueError(text if str(model) in text else f"{who}: {model}: {text}") from None
+    return replace(made, notes=tuple(_in_options(note, OPTIONS) for note in made.notes))
+
+
+@contextmanager
+def _silent(logger: logging.Logger) -> Iterator[None]:
+    """Let a logger say nothing meanwhile."""
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _in_options(text: str, names: Mapping[str, str]) -> str:
+    """A message with options in the place of arguments and their lists, but not in what it quotes. names: of both."""
+    pattern = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    found = rf"(?<!['\w.])(?P<name>{pattern})(?:=\[(?P<value>[^]]*)\])?(?!['\w.])"
+
+    def written(match: re.Match[str]) -> str:
+        return " ".join(filter(None, (option(names[match["name"]]), match["value"])))
+
+    return re.sub(found, written, text)
+
+
+def _check_is_loss(model: "onnx.ModelProto", path: Path, who: str) -> None:
+    """Raise ValueError if the first output of a model cannot be a loss."""
+    outputs = [each for each in model.graph.output if each.type.HasField("tensor_type")]
+    if outputs and outputs[0].type.tensor_type.HasField("shape"):
+        sizes = outputs[0].type.tensor_type.shape.dim
+        if any(not each.HasField("dim_value") or each.dim_value != 1 for each in sizes):
+            known = ", ".join(Loss)
+            raise ValueError(
+                f"{who}: {path}: its first output {outputs[0].name!r} is not one number, expected --loss: {known}"
+            )
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """A folder that is there; what had to be made is gone after an error."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for each in made:
+            with suppress(OSError):
+                each.rmdir()
+        raise
+
+
+@contextmanager
+def results_folder(folder: Path) -> Iterator[None]:
+    """A folder that is there and takes files, tried before any work; what had to be made is gone after an error."""
+    with made_folder(folder):
+        with TemporaryFile(dir=folder):
+            pass
+        yield

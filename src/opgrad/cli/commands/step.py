@@ -1,0 +1,234 @@
+"""`opgrad step`: the training step of an artifact set as one plain ONNX model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from opgrad.base.terminal import console, existing, visible
+from opgrad.cli.commands.making import made_folder, numbers
+from opgrad.cli.commands.options import file_option, option, positive, takes_groups
+from opgrad.cli.commands.options import given as options_given
+
+if TYPE_CHECKING:
+    from opgrad.training.export import Exported, StepRule
+    from opgrad.tune import Tuner
+
+
+class StepOptimizer(StrEnum):
+    """The optimizers of an exported step; nesterov is momentum's."""
+
+    AdamW = "adamw"
+    SGD = "sgd"
+    Momentum = "momentum"
+    Nesterov = "nesterov"
+    Lion = "lion"
+    Adagrad = "adagrad"
+
+
+class Dtype(StrEnum):
+    """How parameters are kept."""
+
+    Float32 = "float32"
+    Float16 = "float16"
+
+
+def _option(panel: str, *names: str, help: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **settings)
+
+
+@dataclass(frozen=True)
+class StepOptimizerOptions:
+    """The optimizer. Those below `optimizer` are its attributes; the learning rate is an input of the step."""
+
+    optimizer: Annotated[
+        StepOptimizer | None,
+        _option(
+            "Optimizer", help=f"The optimizer is {', '.join(StepOptimizer)}; default: that of the set.", metavar="KIND"
+        ),
+    ] = None
+    betas: Annotated[
+        str | None,
+        _option(
+            "Optimizer",
+            help="The decay of the moments of adamw and lion; default: 0.9,0.999, of lion 0.9,0.99.",
+            metavar="NUMBERS",
+            callback=numbers,
+        ),
+    ] = None
+    eps: Annotated[
+        float | None,
+        _option("Optimizer", help="What adamw and adagrad add to their divisor; default: 1e-8, of adagrad 1e-10."),
+    ] = None
+    weight_decay: Annotated[
+        float | None, _option("Optimizer", help="The weight decay of all but sgd; default: 0, of adamw 0.01.")
+    ] = None
+    momentum: Annotated[
+        float | None, _option("Optimizer", help="The momentum of momentum and nesterov; default: 0.9.")
+    ] = None
+    bias_correction: Annotated[
+        bool | None, _option("Optimizer", help="Whether adamw corrects the bias of its moments; default: yes.")
+    ] = None
+    adam_mode: Annotated[
+        int | None,
+        _option("Optimizer", help="The order of adamw's operations, 1 as Hugging Face, 0 as PyTorch; default: 0."),
+    ] = None
+
+    def rule(self) -> "StepRule | None":
+        """The rule, None for that of the set. Raises ValueError for an attribute of another optimizer."""
+        from opgrad.cli.inspect.text import SETTINGS
+        from opgrad.training.export import rule
+
+        given = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
+        given = {name: value for name, value in given.items() if value is not None}
+        if self.optimizer is None:
+            if given:
+                raise ValueError(f"step: {option(next(iter(given)))} is of an optimizer, expected --optimizer, too")
+            return None
+        attributes: dict[str, Any] = {}
+        for name, value in given.items():
+            names = SETTINGS.get(name, (name,))
+            values = [float(each) for each in value.split(",")] if name == "betas" else [value]
+            if len(values) != len(names):
+                raise ValueError(f"step: --{name} is {value}, expected {len(names)} numbers")
+            attributes |= dict(zip(names, map(_plain, values), strict=True))
+        return rule(self.optimizer, **attributes)
+
+
+def _plain(value: Any) -> Any:
+    """A flag as the number that attributes of ONNX are."""
+    return int(value) if isinstance(value, bool) else value
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What the step takes and gives."""
+
+    accumulate: Annotated[bool, _option("Step", help="Add gradients of several batches before a step.")] = False
+    clip_norm: Annotated[
+        float | None, _option("Step", help="Largest norm of all gradients; default: as the set.", callback=positive)
+    ] = None
+    flat: Annotated[bool, _option("Step", help="All parameters in one input, all moments in another.")] = False
+    weights: Annotated[Dtype, _option("Step", help="The dtype in which parameters are kept.")] = Dtype.Float32
+    opset: Annotated[int | None, _option("Step", help="The version of ai.onnx; default: the graph's, 16 at least.")] = (
+        None
+    )
+    inline: Annotated[bool, _option("Step", help="No functions, for runtimes without them.")] = False
+    accuracy: Annotated[bool, _option("Step", help="The share of right answers as an output.")] = False
+    output_name: Annotated[
+        list[str] | None,
+        _option("Step", help="A value of the training graph that is an output, too; default: none.", metavar="NAME"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class LanguageOptions:
+    """What is trained of a language model; see `opgrad tune`."""
+
+    lora: Annotated[
+        list[str] | None,
+        _option(
+            "Language model",
+            help="The adapters, such as 'rank=8, target=*q_proj*'; default: attention.",
+            metavar="TEXT",
+        ),
+    ] = None
+    train: Annotated[
+        list[str] | None,
+        _option("Language model", help="Weights to train themselves; default: none.", metavar="PATTERN"),
+    ] = None
+    adapter: Annotated[
+        Path | None,
+        _option(
+            "Language model", help="An adapter to train further, as of opgrad tune; default: none.", callback=existing
+        ),
+    ] = None
+    max_length: Annotated[
+        int | None, _option("Language model", help="The most tokens of a row; default: 2048.", min=2)
+    ] = None
+
+
+@takes_groups
+def step(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The artifact set, or a language model's folder.", callback=existing)
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", dir_okay=False, help="File of the step, such as step.onnx; its folder is made."),
+    ],
+    options: StepOptions,
+    optimizer: StepOptimizerOptions,
+    language: LanguageOptions,
+    evaluation: Annotated[bool, typer.Option("--eval", help="Also write the model of loss, scores, accuracy.")] = False,
+    inference: Annotated[bool, typer.Option("--infer", help="Also write the model of the scores.")] = False,
+    checkpoint: Annotated[
+        Path | None, file_option("The checkpoint whose parameters and moments the weights are; default: the set's.")
+    ] = None,
+) -> None:
+    """Write a training step as one plain ONNX model, for every runtime and without opgrad.
+
+    Beside step.onnx stand step.json, which tells a client all that it must know, and step.safetensors, the weights. DIR
+    is an artifact set, or a language model as opgrad tune takes it: adapters are trained, and files with weights of the
+    model are copied as they are.
+
+    Example: opgrad step examples/digits --flat --eval --infer -o step.onnx
+    """
+    from opgrad.training.export import export_step
+
+    given = {name: value for name, value in vars(options).items() if name != "output_name"}
+    given["weights"] = str(options.weights)
+    given |= {"outputs": options.output_name or (), "evaluation": evaluation, "inference": inference}
+    given |= {"optimizer": optimizer.rule(), "checkpoint": checkpoint}
+    notes: Sequence[str] = ()
+    with made_folder(output.absolute().parent):
+        if options_given(language) or _is_language_model(directory):
+            tuner = _tuner(directory, language)
+            made = tuner.export_step(output, **given)
+            notes = tuner.setting().notes
+        else:
+            made = export_step(directory, output, **given)
+    _print(made)
+    for note in notes:
+        console().print(Text(visible(f"note: {note}")))
+
+
+def _is_language_model(directory: Path) -> bool:
+    from opgrad.training.files.artifact_set import FILES
+
+    return (directory / "tokenizer.json").is_file() and not any((directory / name).exists() for name in FILES)
+
+
+def _tuner(directory: Path, language: LanguageOptions) -> "Tuner":
+    from opgrad.tune import Tuner
+
+    longest: dict[str, Any] = {} if language.max_length is None else {"longest": language.max_length}
+    return Tuner(directory, lora=language.lora, train=language.train or (), adapter=language.adapter, **longest)
+
+
+def _print(made: "Exported") -> None:
+    """Print what was written, and what the step takes and gives."""
+    from opgrad.cli.inspect import text
+    from opgrad.training.files.dataset import show
+    from opgrad.training.make.checks import quantity
+
+    manifest, screen = made.manifest, console()
+    text.fit(screen)
+    files = [(made.files[kind].name, text.size(entry["bytes"])) for kind, entry in manifest["files"].items()]
+    batch = ", ".join(f"{each['name']} {each['dtype']} {show(each['shape'])}" for each in manifest["batch"])
+    settings = text.settings_text({name: value for name, value in manifest["optimizer"].items() if name != "name"})
+    files += [(each["name"], f"{text.size(each['bytes'])} of the base") for each in manifest["data"]]
+    rows = [
+        *files,
+        (made.files["manifest"].name, "names, sizes, checksums"),
+        ("takes", f"{batch}; {', '.join(manifest['scalars'])}"),
+        ("keeps", text.amount(len(manifest["state"]), sum(each["bytes"] for each in manifest["state"]) // 4)),
+        ("gives", ", ".join(manifest["outputs"])),
+        ("optimizer", ": ".join(filter(None, (manifest["optimizer"]["name"], settings)))),
+        ("opset", f"{manifest['opset']}, {quantity(manifest['functions'], 'function')}"),
+    ]
+    screen.print(text.facts(f"step of {manifest['name']} in {made.files['step'].parent}", rows))

@@ -1,0 +1,242 @@
+"""The command `opgrad tune`."""
+
+import re
+import shlex
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from opgrad.base.terminal import console, existing
+from opgrad.cli.commands.making import results_folder
+from opgrad.cli.commands.options import RunSettings, file_option, given, takes_groups, words
+from opgrad.cli.commands.train import Live, bar_of
+
+if TYPE_CHECKING:
+    from opgrad.training.engine.distributed import OneProcess
+    from opgrad.tune import Tuner
+    from opgrad.tune.fitting import Tuned
+
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def _option(panel: str, help: str, **settings: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=panel, **settings)
+
+
+@dataclass(frozen=True)
+class What:
+    """What is trained."""
+
+    lora: Annotated[
+        list[str] | None,
+        _option("Model", "The adapters, such as 'rank=8, alpha=16, target=q|v'; default: attention.", metavar="TEXT"),
+    ] = None
+    train: Annotated[
+        list[str] | None,
+        _option("Model", "Weights to train themselves, without adapters; default: none.", metavar="PATTERN"),
+    ] = None
+    adapter: Annotated[
+        Path | None,
+        _option(
+            "Model",
+            "An adapter to use or train further: a folder, of PEFT too, or a step's weights; default: none.",
+            callback=existing,
+        ),
+    ] = None
+    memory: Annotated[
+        str | None,
+        _option(
+            "Model",
+            "The most that a step may take, such as 4GB; default: 1.5 times the base, and 1 GB for 512 tokens.",
+            metavar="SIZE",
+        ),
+    ] = None
+    max_length: Annotated[int, _option("Model", "The most tokens of an example; longer ones are cut.", min=2)] = 2048
+    pack: Annotated[bool, _option("Model", "Batches are one row of examples, without padding.")] = False
+    weight_decay: Annotated[float, _option("Model", "The weight decay of AdamW.", min=0)] = 0.0
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts that are read and written."""
+
+    data: Annotated[
+        Path | None,
+        file_option("Examples as .jsonl with messages, prompt and completion, or text; default: no training."),
+    ] = None
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for the results; default: tuned/NAME.", file_okay=False)
+    ] = None
+    train_on: Annotated[
+        str, typer.Option(metavar="KIND", help="What is learned: completions, with answers in chats, or all.")
+    ] = "completions"
+    sample: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PROMPT", help="A prompt that is written on after every epoch; default: none."),
+    ] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from last.checkpoint in the output.")] = False
+
+
+@dataclass(frozen=True)
+class Trying:
+    """What is done with a model or an adapter that is there."""
+
+    prompt: Annotated[str | None, _option("Use", "The prompt to write on from; default: none.")] = None
+    tokens: Annotated[int, _option("Use", "The most tokens that are written.", min=1)] = 128
+    temperature: Annotated[
+        float, _option("Use", "How freely tokens are drawn; 0 writes the likeliest each time.", min=0)
+    ] = 0.0
+    chat: Annotated[
+        bool | None, _option("Use", "Whether the prompt is a message in the model's template; default: if it has one.")
+    ] = None
+    merge: Annotated[
+        Path | None, _option("Use", "The folder for one model with the adapter in it; default: none.", file_okay=False)
+    ] = None
+
+
+@takes_groups
+def tune(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL",
+            help="Folder with model.onnx and tokenizer.json, or an .onnx file in one.",
+            callback=existing,
+        ),
+    ],
+    what: What,
+    texts: Texts,
+    settings: RunSettings,
+    trying: Trying,
+    live: Live = False,
+) -> None:
+    """Fine-tune a language model on texts: adapters (LoRA) beside its weights, which may be quantized, or weights.
+
+    Writes the adapter for onnxruntime and onnxruntime-genai (adapter.onnx_adapter, and model.onnx, which takes it), the
+    same for PEFT (adapter_config.json, adapter_model.safetensors), and all figures. The base stays as it is. Started by
+    torchrun, the processes share out every batch.
+
+    Example: opgrad tune model/ --data chats.jsonl --lora 'rank=8, alpha=16' --epochs 2 --output tuned/
+    """
+    written = texts.output is not None and what.adapter is not None  # its files, if it is not trained further
+    if texts.data is None and trying.prompt is None and trying.merge is None and not written:
+        raise ValueError("tune: nothing to do, expected --data to train, or --prompt or --merge to use what is there")
+    if texts.data is not None and (trying.prompt is not None or trying.merge is not None):
+        raise ValueError("tune: --prompt and --merge use what is there, expected no --data; first train, then use it")
+    from opgrad.training.engine import distributed
+
+    processes = distributed.begin()
+    screen = console(not processes.is_first)
+    with processes.failing_together():
+        trains = texts.data is not None and processes.is_first
+        with results_folder(texts.output or _output(model)) if trains else nullcontext():
+            tuner = _tuner(model, what, settings.seed or 0)
+            if texts.data is not None:
+                _train(tuner, texts, settings, processes, live, screen, _command(model, what, texts))
+    if trying.prompt is not None:
+        screen.print(_written(tuner, trying.prompt, what.adapter, trying, settings.seed or 0))
+    if texts.data is None and written:
+        screen.print(f"written  {texts.output}: {', '.join(tuner.save(texts.output or ''))}")
+    if trying.merge is not None:
+        screen.print(f"written  {trying.merge}: {', '.join(tuner.merge(trying.merge))}")
+
+
+def _tuner(model: Path, what: What, seed: int) -> "Tuner":
+    from opgrad.tune import Tuner
+
+    return Tuner(
+        model, lora=what.lora, train=what.train or (), adapter=what.adapter, memory=size_in_bytes(what.memory),
+        longest=what.max_length, weight_decay=what.weight_decay, seed=seed, pack=what.pack,
+    )  # fmt: skip
+
+
+def size_in_bytes(text: str | None) -> int | None:
+    """A size such as 4GB or 512M as a number of bytes. Raises ValueError."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"tune: memory is {text!r}, expected a size such as 4GB")
+    return int(float(found[1]) * UNITS[found[2].upper()])
+
+
+def _command(model: Path, what: What, texts: Texts) -> str:
+    """The command that goes on with a fine-tuning."""
+    options = given(what, replace(texts, resume=True, output=texts.output or _output(model)))
+    return shlex.join(["opgrad", "tune", str(model), *words(options)])
+
+
+def _output(model: Path) -> Path:
+    return Path("tuned") / (model.stem if model.is_file() else model.resolve().name)
+
+
+def _train(
+    tuner: "Tuner", texts: Texts, settings: RunSettings, processes: "OneProcess", live: bool, screen: Console,
+    command: str,
+) -> None:  # fmt: skip
+    """Train, and print what came of it."""
+    from opgrad.cli.inspect.tables import print_adapters
+    from opgrad.training.make.checks import quantity
+    from opgrad.training.run.fit import Interrupted
+    from opgrad.tune.summary import adapted
+    from opgrad.tune.tuner import DEFAULTS
+
+    assert texts.data is not None
+    output = texts.output or _output(tuner.file if tuner.file.name != "model.onnx" else tuner.folder)
+    adapters = quantity(len(tuner.adapters), "adapter")
+    what = adapters if tuner.adapters else f"weights of its own are trained: {', '.join(tuner.train)}"
+    screen.print(f"{tuner.file}: {what}", soft_wrap=True)
+    waiting = [tuner.adapters] if tuner.adapters else []
+
+    def told(line: str) -> None:
+        """Print a line about the run, before the first one the adapters: by then options and data have proved right."""
+        while waiting:
+            print_adapters(screen, "", adapted(waiting.pop()))
+        screen.print(line)
+
+    try:
+        epochs = settings.epochs or DEFAULTS["epochs"]
+        with bar_of(live)(screen, tuner.folder.resolve().name, "tokens", epochs) as bar:
+            run = tuner.fit(
+                texts.data, output, train_on=texts.train_on, samples=texts.sample or (), progress=bar,
+                told=told, resume=texts.resume, processes=processes, **settings.of_recipe(),
+            )  # fmt: skip
+    except Interrupted as interruption:
+        raise RuntimeError(f"{interruption}; to go on: {command}") from None
+    _print(screen, run)
+
+
+def _print(screen: Console, run: "Tuned") -> None:
+    """Print what a run came to and what was written where."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    history, best = run.state.history, run.best_epoch
+    table.add_row("trained", f"{run.trained:,} numbers on {run.rows:,} examples, {len(history)} times")
+    table.add_row(
+        "training loss", f"{history[0].train_loss:.4f} in the first epoch, {history[-1].train_loss:.4f} in the last"
+    )
+    perplexities = [each for each in run.perplexities() if each is not None]
+    if best is not None and perplexities:
+        table.add_row(
+            "perplexity", f"{perplexities[0]:.3g} before, {min(perplexities[1:]):.3g} after epoch {best}, the best"
+        )
+    table.add_row("speed", f"{run.tokens_per_second:,.0f} tokens/s")
+    table.add_row("written", f"{run.output}: {', '.join(run.files)}")
+    screen.print(table)
+
+
+def _written(tuner: "Tuner", prompt: str, adapter: Path | None, trying: Trying, seed: int) -> str:
+    """What the model writes on a prompt: by onnxruntime-genai, if it is installed and the folder is made for it."""
+    from opgrad.tune import genai
+    from opgrad.tune.outputs import ADAPTER
+
+    folder = adapter or tuner.folder
+    file = None if adapter is None else adapter / ADAPTER
+    if not genai.can_write(folder) or (file is not None and not file.is_file()):
+        return tuner.write(prompt, most=trying.tokens, temperature=trying.temperature, seed=seed, chat=trying.chat)
+    tokens = tuner.prompt_tokens(prompt, trying.chat)
+    return tuner.tokenizer.decode(list(genai.write(folder, file, tokens, trying.tokens, trying.temperature, seed)))

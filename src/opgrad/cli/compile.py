@@ -1,0 +1,176 @@
+"""The command `opgrad compile`: kernels are compiled ahead, in several processes, into the cache."""
+
+import os
+import runpy
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+
+from opgrad.base.limits import default_threads
+from opgrad.base.terminal import console
+from opgrad.cli import packing
+from opgrad.contract import FLOATS, Operator
+from opgrad.cpu.compiler.decorators import Native, object_cache
+from opgrad.cpu.compiler.processors import PROCESSORS
+from opgrad.cpu.compiler.requests import Work
+from opgrad.ops import public_operators
+
+if TYPE_CHECKING:
+    from opgrad.training import ArtifactSet
+
+FEW_ROWS = 1  # of a batch: what is left at the end of an epoch may take other kernels than a whole batch
+
+
+def compile_all(
+    sets: list[Path], ops: str, dtypes: str, jobs: int | None, processors: str, program: str, output: Path | None
+) -> None:
+    """Compile what the command asks for, and say what there is then."""
+    cache, start = object_cache(), time.perf_counter()
+    if problem := cache.problem():
+        raise RuntimeError(f"compile: compiled kernels cannot be kept: {problem}")
+    todo = [("calls", Work(compile_calls)), *_work(sets, _names(ops), _names(dtypes), only=bool(program))]
+    screen, count = console(), jobs or default_threads()
+    if processors or output is not None or program:
+        told = _pack(output, _names(processors), todo, program, count, screen)
+        screen.print(f"{told}, made in {time.perf_counter() - start:.0f} s", soft_wrap=True)
+        return
+    before = cache.count()
+    run(todo, count, screen)
+    now, seconds = cache.count(), time.perf_counter() - start
+    screen.print(f"{now - before} kernels compiled in {seconds:.0f} s, {now} in {cache.folder}", soft_wrap=True)
+
+
+def _pack(
+    output: Path | None, processors: list[str], todo: packing.Todo, program: str, count: int, screen: Console
+) -> str:
+    """Make a pack, or add to it; a text that says what it has."""
+    _check("processor", processors, PROCESSORS)
+    if not processors or output is None:
+        raise ValueError("compile: a pack needs processors and a file: --for NAME,… -o FILE")
+    runs = [(name, work) for name, work in todo if work.function is compile_set]
+    plans = [each for each in todo if each not in runs]
+    if program:
+        runs.append((f"run {program}", Work(run_program, (program,))))
+    counts = packing.make(output, processors, plans, runs, count, screen)
+    told = ", ".join(f"{count} kernels for {name}" for name, count in counts.items())
+    return f"{output}: {told}; {output.stat().st_size / 1e6:.1f} MB"
+
+
+def run(todo: Sequence[tuple[str, Work]], processes: int, console: Console) -> None:
+    """Do all work in other processes, with a progress bar; what fails there is done here, and raises its exception."""
+    failed = packing.done_elsewhere(todo, processes, console)
+    for name, work in todo:
+        if name in failed:
+            work.function(*work.arguments)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _work(
+    folders: Sequence[Path], ops: Sequence[str], dtypes: Sequence[str], only: bool = False
+) -> Iterator[tuple[str, Work]]:
+    """The work for artifact sets, and for operators unless only sets are named; only: operators must be named."""
+    declared = public_operators()
+    _check("operator", ops, declared)
+    _check("dtype", dtypes, FLOATS)
+    for folder in folders:
+        yield str(folder.resolve()), Work(compile_set, (folder,))
+    for name in ops or (() if folders or only else declared):
+        for dtype in _taken(declared[name], dtypes or FLOATS):
+            yield f"{name} {dtype}", Work(compile_operator, (name, dtype))
+
+
+def _check(what: str, names: Sequence[str], known: Any) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"compile: {what} is {name!r}, expected one of {', '.join(known)}")
+
+
+def _taken(op: Operator, dtypes: Sequence[str]) -> Sequence[str]:
+    """The dtypes that an operator takes; one of them for an operator without floats."""
+    floats = {name for tensor in op.inputs.values() for name in tensor.dtypes if name in FLOATS}
+    return [dtype for dtype in dtypes if dtype in floats] if floats else dtypes[:1]
+
+
+# --- what a process does ---------------------------------------------------------------------------------------------
+
+
+def compile_calls() -> None:
+    """Compile what runs the kernels: the functions for callers, those of the threads, those for onnxruntime."""
+    from opgrad.call import calls
+    from opgrad.cpu.runtime import plan, pool
+    from opgrad.cpu.runtime.threads import workers
+
+    modules: list[Any] = [calls, plan, pool, workers]
+    if find_spec("onnxruntime"):
+        from opgrad.onnxruntime import compute, structures
+
+        modules += compute, structures
+    for function in (each for module in modules for each in vars(module).values() if isinstance(each, Native)):
+        function.link()
+
+
+def compile_operator(name: str, dtype: str, most: int | None = None) -> None:
+    """Compile the kernels that plain calls of an operator take, by making the plans of its examples, or of so many."""
+    from opgrad.cli.examples import signatures
+    from opgrad.cpu.plans import plan
+
+    op = public_operators()[name]
+    for of, specs, attributes in islice(signatures(op, dtype), most):
+        plan(of, specs, attributes)
+
+
+def compile_set(folder: Path) -> None:
+    """Compile the kernels that an artifact set takes, by doing a little of all that is done with it."""
+    from opgrad.training import ArtifactSet, Recipe
+    from opgrad.training.engine.trainer import BATCH_ROWS
+    from opgrad.training.run.samples import sample_batch
+
+    artifacts = ArtifactSet.load(folder)
+    rows = artifacts.batch_rows
+    _run_once(artifacts, sample_batch(artifacts, rows or Recipe.load(folder).batch_size))
+    if rows is None:
+        _run_once(artifacts, sample_batch(artifacts, BATCH_ROWS))
+        with suppress(ValueError, RuntimeError):  # a graph may refuse it; then nobody trains with it either
+            _run_once(artifacts, sample_batch(artifacts, FEW_ROWS))
+
+
+def run_program(words: str) -> None:
+    """Run a Python program in this process, as `python PROGRAM.py ARG…` does. RuntimeError if it ends with a status."""
+    sys.argv[:] = shlex.split(words)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as status:
+        if status.code:
+            raise RuntimeError(f"{words} ended with {status.code}") from None
+
+
+def _run_once(artifacts: "ArtifactSet", batch: dict[str, np.ndarray]) -> None:
+    """Train and evaluate with a batch, through the trainer and through the API, with gradients added up, too."""
+    from opgrad.training import Dataset, Trainer
+    from opgrad.training.api import CheckpointState, Module, Optimizer
+
+    folder = artifacts.directory
+    trainer = Trainer(artifacts, learning_rate=0.0)
+    trainer.step(batch)
+    trainer.evaluate(Dataset(batch))
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(artifacts.training_model, state, folder / "eval_model.onnx")
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(0.0)
+    for _ in range(2):
+        module(*batch.values())  # the second call adds to the gradients of the first
+    optimizer.step()
+    module.eval()(*batch.values())

@@ -1,0 +1,100 @@
+"""Example arguments of every operator, on which tests, the self-test and the benchmark run it.
+
+They follow from the declaration (`opgrad.cli.examples.arguments`), unless arrays have shapes of their own, as those of
+operators that only training graphs have. Such an operator has a function of its name in the file of its family here. It
+takes a random generator and whether the benchmark asks, and gives small examples, several of them, or large ones.
+"""
+
+import importlib
+import importlib.util
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from opgrad.call import arrays
+from opgrad.cli.examples.accuracy import widened
+from opgrad.cli.examples.arguments import PAST_CACHES, arguments, options_of, signature
+from opgrad.contract import DTYPES, FLOATS, Array, Operator, Shape, Spec
+
+Examples = Callable[[np.random.Generator, bool], Sequence["Example"]]
+
+
+@dataclass(frozen=True)
+class Example:
+    """Arguments by name, floating-point arrays in float64; `terms` is the length of the longest sum in the results."""
+
+    arguments: Mapping[str, Any]
+    terms: int = 1
+
+
+def examples(op: Operator, dtype: str, *, large: bool = False, seed: int = 0) -> list[Example]:
+    """Examples for an operator, its floating-point arrays in this dtype, or in float32 where they cannot have it.
+
+    large: those for the benchmark, which an operator has whose examples are its own: one, or a few.
+    """
+    make = _own(op)
+    if make is None:
+        return [_derived(op, shape, dtype, seed, options) for shape, options in options_of(op)]
+    found = make(np.random.default_rng(seed), large)
+    return [Example(_converted(op, example.arguments, dtype), example.terms) for example in found]
+
+
+def signatures(op: Operator, dtype: str) -> Iterator[tuple[Operator, list[Spec | None], dict[str, Any]]]:
+    """What the calls of the examples are to a plan: the form of the operator, its arrays and its attributes.
+
+    Where examples are derived, so are calls on arrays that no cache holds.
+    """
+    if _own(op) is None:
+        for shape, options in (*options_of(op), *PAST_CACHES.get(op.kind, ())):
+            yield op, *signature(op, shape, dtype, **options)
+        return
+    for example in examples(op, dtype):
+        of, given = arrays.expanded(op, dict(example.arguments))
+        given = arrays.as_given(of, given)
+        attributes = {name: given[name] for name in of.attributes if name in given}
+        yield of, [arrays.spec_of(given.get(name)) for name in of.arrays], attributes
+
+
+def _own(op: Operator) -> Examples | None:
+    """What makes an operator's examples if they do not follow from its declaration."""
+    name = f"opgrad.cli.examples.{op.family}"
+    return getattr(importlib.import_module(name), op.name) if importlib.util.find_spec(name) else None
+
+
+def _derived(op: Operator, shape: Shape, dtype: str, seed: int, options: dict[str, Any]) -> Example:
+    values = arguments(op, shape, dtype, seed=seed, **options)
+    return Example(values, max(math.prod(shape), *options.get("indices", (1,))))
+
+
+def expected(op: Operator, given: Mapping[str, Any]) -> list[Array]:
+    """The results of the float64 reference, one behind the other."""
+    exact = {name: widened(value) for name, value in given.items() if name not in ("out", "out_dtype")}
+    with np.errstate(all="ignore"):
+        return [np.asarray(each) for each in listed(op.reference(**exact))]
+
+
+def listed(results: Any) -> list[Any]:
+    """What a call returns, lists in it too, as one list."""
+    if not isinstance(results, tuple | list):
+        return [results]
+    return [array for each in results for array in listed(each)]
+
+
+def _converted(op: Operator, given: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    def convert(name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [convert(name, each) for each in value]
+        if not isinstance(value, np.ndarray) or value.dtype != np.float64:
+            return value
+        allowed = op.inputs[name].dtypes if name in op.inputs else FLOATS
+        return _cast(value, dtype if dtype in allowed else "float32")
+
+    return {name: convert(name, value) for name, value in given.items()}
+
+
+def _cast(array: Array, dtype: str) -> Array:
+    with np.errstate(all="ignore"):
+        return array.astype(DTYPES[dtype])

@@ -1,0 +1,200 @@
+"""Arguments for an operator, made from its declaration."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+import opgrad
+from opgrad.contract import DTYPES, Array, Operator, Shape, Spec, normalise
+from opgrad.ops import operators
+
+CACHE_LINE = 64
+PERIOD = 999_983  # elements after which random values repeat: a prime, so that rows differ
+
+# Kind of operator -> shapes with what else belongs to them; vectors, tails, other axes, optional arguments. Together
+# they take every kernel that plain calls take.
+SHAPES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
+    "elements": [((1000,), {}), ((3, 5, 7), {}), ((100,), {"overwrite": True, "scale_down": True})],
+    "rows": [
+        ((33, 120), {}),
+        ((50, 10), {}),
+        ((20, 25), {}),
+        ((9, 1100), {}),
+        ((2, 70000), {}),
+        ((2, 6, 35), {"axis": 1}),
+        ((128, 1024), {"axis": 0}),
+    ],
+    "classes": [
+        ((17, 130), {}),
+        ((50, 10), {}),
+        ((20, 60), {}),
+        ((2, 70000), {}),
+        ((3, 21, 4, 5), {"optional": True, "ignore_index": 1, "reduction": "sum"}),
+    ],
+    "slices": [((50, 24), {"indices": (600,)}), ((4, 9), {"indices": (30,), "axis": 1})],
+}
+# Shapes that no cache holds, for plans alone: results that are written past the cache may have kernels of their own,
+# and vectors of another width.
+PAST_CACHES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
+    "rows": [((1 << 19, 5000), {}), ((1024, 1000, 3136), {"axis": 1})]
+}
+
+
+class ArraySource(Protocol):
+    """Where sample arrays come from: random numbers in the arrays of some library."""
+
+    def integers(self, high: int, shape: Shape) -> Any:
+        """int64 from 0 to high - 1."""
+
+    def normal(self, shape: Shape, dtype: str) -> Any:
+        """Normally distributed."""
+
+    def factors(self, shape: Shape, dtype: str) -> Any:
+        """Between 0.5 and 1.5."""
+
+
+class Numpy:
+    """Random NumPy arrays, which start a cache line unless another maker of empty arrays is given."""
+
+    def __init__(self, seed: int, empty: Callable[[Shape, np.dtype[Any]], Array] | None = None):
+        self.generator, self.empty = np.random.default_rng(seed), empty or aligned
+
+    def integers(self, high: int, shape: Shape) -> Array:
+        return self.generator.integers(0, high, shape)
+
+    def normal(self, shape: Shape, dtype: str) -> Array:
+        return _repeated(lambda n: self.generator.standard_normal(n, np.float32), self.empty(shape, DTYPES[dtype]))
+
+    def factors(self, shape: Shape, dtype: str) -> Array:
+        return _repeated(lambda n: self.generator.uniform(0.5, 1.5, n), self.empty(shape, DTYPES[dtype]))
+
+
+def aligned(shape: Shape, dtype: np.dtype[Any]) -> Array:
+    """A new array, not filled, that starts a cache line."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % CACHE_LINE
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def _repeated(draw: Callable[[int], Array], made: Array) -> Array:
+    """The array, filled with random numbers that repeat."""
+    flat = made.reshape(-1)
+    block = draw(min(flat.size, PERIOD)).astype(made.dtype)
+    for start in range(0, flat.size, PERIOD):
+        flat[start : start + PERIOD] = block[: flat.size - start]
+    return made
+
+
+def called(op: Operator, given: dict[str, Any]) -> Sequence[Any]:
+    """The results of the public function."""
+    results = getattr(opgrad, op.name)(**given)
+    return results if isinstance(results, tuple) else (results,)
+
+
+def arguments(
+    op: Operator,
+    shape: Shape,
+    dtype: str,
+    *,
+    indices: Shape = (),
+    equal: bool = False,
+    optional: bool = False,
+    seed: int = 0,
+    source: Callable[[int], ArraySource] = Numpy,
+    forward: Callable[[Operator, dict[str, Any]], Sequence[Any]] = called,
+    **attributes: Any,
+) -> dict[str, Any]:
+    """Arguments of an operator by name, with random arrays.
+
+    op: the operator. shape: the shape of its first array (of gather's x for gather_grad).
+    dtype: the dtype of its floating-point arrays. indices: the shape of `indices`, for gather.
+    equal: all labels and indices are the same. optional: give the optional arrays too.
+    seed: decides the values. source: makes the arrays, from a seed. attributes: passed on.
+    forward: computes what a gradient keeps from its forward operator; that operator itself unless told.
+
+    Raises what the operator raises.
+    """
+    shapes = _shapes(op, shape, indices, optional, attributes)
+    high = _choices(op, shape, attributes)
+    made = source(seed)
+    values: dict[str, Any] = {}
+    for name in shapes:
+        if _is_integer(op, name):
+            values[name] = made.integers(1 if equal else high, shapes[name])
+        elif (saved := _saved(op, name, shape, dtype, seed, source, forward, attributes)) is not None:
+            values[name] = saved
+        else:
+            draw = made.factors if op.inputs[name].role == "alone" else made.normal
+            values[name] = draw(shapes[name], dtype)
+    return values | attributes
+
+
+def signature(
+    op: Operator, shape: Shape, dtype: str, *, indices: Shape = (), optional: bool = False, **attributes: Any
+) -> tuple[list[Spec | None], dict[str, Any]]:
+    """What `arguments` would give, without the arrays: the Spec of each, None for one left out, and the attributes."""
+    shapes = _shapes(op, shape, indices, optional, attributes)
+    dtypes = {name: DTYPES["int64" if _is_integer(op, name) else dtype] for name in shapes}
+    return [Spec(shapes[name], dtypes[name]) if name in shapes else None for name in op.arrays], attributes
+
+
+def _is_integer(op: Operator, name: str) -> bool:
+    """Whether an array holds labels or indices."""
+    return DTYPES[op.inputs[name].dtypes[0]].kind == "i"
+
+
+def _shapes(op: Operator, shape: Shape, indices: Shape, optional: bool, attributes: dict[str, Any]) -> dict[str, Shape]:
+    """The shape of each array, from those that decide about themselves to those that follow.
+
+    The attribute `shape` is added to the attributes if the operator has it.
+    """
+    if "shape" in op.attributes:
+        attributes["shape"] = shape
+    names = [name for name in op.inputs if optional or name not in op.optional]
+    shapes: dict[str, Shape] = dict.fromkeys(names, ())
+    for name in names:
+        if op.inputs[name].shape is None:
+            shapes[name] = indices if name == "indices" else shape
+    normalised = dict(op.attributes) | attributes
+    normalise(op, normalised, {"": shape})
+    for name in names:
+        compute = op.inputs[name].shape
+        if compute is not None:
+            shapes[name] = compute(shapes, normalised)
+    return shapes
+
+
+def _choices(op: Operator, shape: Shape, attributes: dict[str, Any]) -> int:
+    """How many values labels and indices choose from."""
+    axis = 1 if op.kind == "classes" else attributes.get("axis", 0)
+    return shape[axis] if shape and op.kind in ("classes", "slices") else 1
+
+
+def _saved(
+    op: Operator,
+    name: str,
+    shape: Shape,
+    dtype: str,
+    seed: int,
+    source: Callable[[int], ArraySource],
+    compute: Callable[[Operator, dict[str, Any]], Sequence[Any]],
+    attributes: dict[str, Any],
+) -> Any:
+    """What the forward operator returned under this name; None if it returns no such thing."""
+    forward = operators()[op.forward] if op.forward else None
+    if forward is None or name not in forward.results or name in forward.inputs:
+        return None
+    known = {key: value for key, value in attributes.items() if key in forward.attributes}
+    given = arguments(forward, shape, dtype, seed=seed + 1, source=source, forward=compute, **known)
+    return compute(forward, given)[list(forward.results).index(name)]
+
+
+def options_of(op: Operator) -> list[tuple[Shape, dict[str, Any]]]:
+    """The shapes of an operator's examples, each with the options of `arguments` that belong to it."""
+    known = {"optional", "indices", *op.attributes}
+    return [
+        (shape, {name: value for name, value in options.items() if name in known}) for shape, options in SHAPES[op.kind]
+    ]

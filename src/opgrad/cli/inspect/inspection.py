@@ -1,0 +1,308 @@
+"""The content of an artifact set or an ONNX model, and which library runs each of its operators."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import helper
+from onnx.external_data_helper import uses_external_data
+from onnx.helper import get_attribute_value
+
+from opgrad.onnx.graph.batch_norm import evaluating
+from opgrad.onnx.graph.bounds import check_sizes
+from opgrad.onnx.graph.halves import compute_in_float32
+from opgrad.onnx.graph.loading import read_model
+from opgrad.onnx.graph.messages import MICROSOFT
+from opgrad.onnxruntime import NOT_LOWERED
+from opgrad.onnxruntime.exact_products import note
+from opgrad.onnxruntime.loading import open_session
+from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, ModelOperator, operators
+from opgrad.training.engine.fusions import Fused, fuse
+from opgrad.training.engine.trainer import session_options
+from opgrad.training.files.artifact_set import FILES, changed_inputs, tensor_spec
+from opgrad.training.files.checkpoint import Checkpoint, read_checkpoint
+from opgrad.training.files.checkpoint_files import data_of
+from opgrad.training.files.names import BUFFER_SUFFIX, RESET, VALUES
+from opgrad.training.files.rules import read_rule
+from opgrad.training.files.tensor_values import read_apart, read_shared
+from opgrad.training.make.checks import refused_types
+from opgrad.training.make.trainability import Trainability, trainability
+
+if TYPE_CHECKING:
+    from opgrad.tune.summary import Summary
+
+TRAINING, EVALUATION, OPTIMIZER, CHECKPOINT = FILES
+
+
+@dataclass(frozen=True)
+class InspectedParameter:
+    """`kind` is trainable, frozen or, of a model without checkpoint that would not make it a parameter, initializer."""
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class InspectedTensor:
+    """An input or output of a graph."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The content of an artifact set or of a model.
+
+    files: bytes of each file by name.
+    parameters: of the checkpoint, or the initializers of a single model, as training would take them.
+    inputs, outputs: of the training graph, without parameters, gradients and `lazy_reset_grad`; or of a single model.
+    operators: of the same graph. fused: what training replaces there, unless `fuse` is False.
+    problem: the reason why onnxruntime with opgrad cannot load it or the eval model, and advice; None if it can.
+    optimizer: nodes of the optimizer model with their attributes; optimizer_problem: why opgrad cannot run them.
+    checkpoint: its content beside the parameters.
+    training: what a single model would be trained as, see `Trainability`; None for a training graph.
+    tuning: what `opgrad tune` trains of a language model by default; None for other models. tuning_problem: why it
+        cannot train this one.
+    note: what onnxruntime computes otherwise on this processor than the model says; None if nothing.
+    """
+
+    path: str
+    files: dict[str, int]
+    parameters: list[InspectedParameter] = field(default_factory=list)
+    inputs: list[InspectedTensor] = field(default_factory=list)
+    outputs: list[InspectedTensor] = field(default_factory=list)
+    operators: list[ModelOperator] = field(default_factory=list)
+    fused: list[Fused] = field(default_factory=list)
+    problem: str | None = None
+    optimizer: list[dict[str, Any]] = field(default_factory=list)
+    optimizer_problem: str | None = None
+    checkpoint: dict[str, Any] | None = None
+    training: Trainability | None = None
+    tuning: "Summary | None" = None
+    tuning_problem: str | None = None
+    note: str | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether onnxruntime with opgrad runs it as it is."""
+        return self.problem is None and self.optimizer_problem is None
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain values, with totals."""
+        sums = {
+            kind: sum(each.bytes for each in self.parameters if each.kind == kind)
+            for kind in dict.fromkeys(each.kind for each in self.parameters)
+        }
+        return {**asdict(self), "parameter_bytes": sums, "runs": self.runs}
+
+
+def inspect(path: str | PathLike[str]) -> Inspection:
+    """Look at the folder of an artifact set, of which files may be missing, or at one ONNX model, alone or in a folder.
+
+    Raises FileNotFoundError if the folder has none of the files, ValueError for a damaged one, and what
+    `read_checkpoint` raises.
+    """
+    from opgrad.tune.outputs import MODEL
+
+    path = Path(path)
+    if path.is_dir() and not any((path / name).is_file() for name in FILES) and (path / MODEL).is_file():
+        path = path / MODEL
+    return _inspect_folder(path) if path.is_dir() else _inspect_model(path)
+
+
+def _inspect_model(path: Path) -> Inspection:
+    model, training = _load(path), _trainability(path)
+    kinds = (
+        dict.fromkeys(training.trainable, "trainable") | dict.fromkeys(training.frozen, "frozen") if training else {}
+    )
+    held = [_parameter(each.name, kinds.get(each.name, "initializer"), each) for each in model.graph.initializer]
+    own = {each.name for each in held}
+    return Inspection(
+        path=str(path),
+        files={path.name: path.stat().st_size},
+        parameters=held,
+        inputs=[_tensor(value) for value in model.graph.input if value.name not in own],
+        outputs=[_tensor(value) for value in model.graph.output],
+        training=training,
+        note=note(model),
+        **_tuning(path),
+        **_run(path, model),
+    )
+
+
+def _tuning(path: Path) -> dict[str, Any]:
+    """The fields `tuning` and `tuning_problem` for a model."""
+    from opgrad.tune.adapted_model import AdaptedModel
+    from opgrad.tune.summary import summary
+    from opgrad.tune.tuner import DEFAULTS
+
+    try:
+        model = AdaptedModel(path)
+    except (ValueError, OSError):
+        return {}  # it is no language model
+    except NotImplementedError as error:
+        return {"tuning_problem": str(error).removeprefix("tune: ")}
+    try:
+        return {"tuning": summary(model, DEFAULTS["batch_size"], model.longest)}
+    except (ValueError, NotImplementedError) as error:
+        return {"tuning_problem": str(error).removeprefix("tune: ")}
+
+
+def _trainability(path: Path) -> Trainability | None:
+    """What the model in a file would be trained as, or the reason why it cannot be trained."""
+    try:
+        return trainability(*read_apart(path, "inspect"))
+    except (ValueError, OSError) as error:
+        return Trainability(problems=[str(error).removeprefix("inspect: ")])
+
+
+def _inspect_folder(folder: Path) -> Inspection:
+    files = {name: (folder / name).stat().st_size for name in (*FILES, VALUES) if (folder / name).is_file()}
+    if not files:
+        raise FileNotFoundError(f"inspect: {folder} has none of the files {', '.join(FILES)}")
+    parts: dict[str, Any] = {}
+    checkpoint = read_checkpoint(folder / CHECKPOINT) if CHECKPOINT in files else None
+    if checkpoint is not None:
+        parts |= {"parameters": _parameters(checkpoint), "checkpoint": _summary(checkpoint, folder / CHECKPOINT)}
+        kinds = {helper.np_dtype_to_tensor_dtype(array.dtype) for array in checkpoint.trainable.values()}
+        parts["problem"] = refused_types(kinds)
+    if TRAINING in files:
+        model = _load(folder / TRAINING)
+        parts |= _ports(model, checkpoint.parameters if checkpoint else {})
+        compute_in_float32(model, changed_inputs(checkpoint.trainable if checkpoint else (), model.graph))
+        found = _run(folder / TRAINING, model)
+        parts |= found | {"problem": parts.get("problem") or found["problem"]}
+        parts |= {"fused": fuse(model), "note": note(model)}
+    if EVALUATION in files and not parts.get("problem"):
+        model = _load(folder / EVALUATION)  # as the training API would read it
+        evaluating(model)
+        compute_in_float32(model, checkpoint.trainable if checkpoint else ())
+        parts["problem"] = _run(folder / EVALUATION, model)["problem"]
+    if OPTIMIZER in files:
+        parts |= _optimizer(_load(folder / OPTIMIZER))
+    return Inspection(str(folder), files, **parts)
+
+
+def inspect_made(folder: Path, prefix: str, names: Iterable[str]) -> Inspection:
+    """Inspect artifacts in these files, without finding out who runs their operators. prefix: of the files' names."""
+    checkpoint = read_checkpoint(folder / f"{prefix}{CHECKPOINT}")
+    parts: dict[str, Any] = {"parameters": _parameters(checkpoint)}
+    parts |= _ports(_load(folder / f"{prefix}{TRAINING}"), checkpoint.parameters)
+    parts |= _optimizer(_load(folder / f"{prefix}{OPTIMIZER}"))
+    return Inspection(str(folder), {name: (folder / name).stat().st_size for name in names}, **parts)
+
+
+def _load(path: Path) -> onnx.ModelProto:
+    """The model without the tensors that it keeps in other files."""
+    return read_model(path, "inspect", outside=False)
+
+
+def _run(path: Path, model: onnx.ModelProto) -> dict[str, Any]:
+    """The fields `operators` and `problem` for a model."""
+    found = operators(model)
+    return {"operators": found, "problem": _not_run(path, found) or _not_loaded(path, model, found)}
+
+
+def _not_run(path: Path, found: Iterable[ModelOperator]) -> str | None:
+    """A message about the operators that opgrad's sessions lack, with the reason and advice; None if there are none."""
+    reasons = [f"nobody runs {each.name}: {_why(each)}" for each in found if each.runner == NOBODY]
+    if lowered := [each.name for each in found if each.runner == LOWERING]:
+        options = " ".join(f"--operator {name}" for name in lowered)
+        command = f"opgrad lower {path} {options} -o {path.stem}_lowered.onnx"
+        reasons.append(f"{', '.join(lowered)} must be written with plain operators first: {command}")
+    return "; ".join(reasons) or None
+
+
+def _why(operator: ModelOperator) -> str:
+    """The reason why neither onnxruntime nor opgrad runs an operator."""
+    if operator.domain == MICROSOFT and operator.name in NOT_LOWERED:
+        return NOT_LOWERED[operator.name]
+    if operator.domain in ("", "ai.onnx"):
+        return "onnxruntime has it not for these types, attributes or this opset; export the model with others"
+    return f"it is an operator of {operator.domain} that neither onnxruntime nor opgrad has; export the model without"
+
+
+def _not_loaded(path: Path, model: onnx.ModelProto, found: Iterable[ModelOperator]) -> str | None:
+    """The error of onnxruntime when it loads the whole model; None if there is none."""
+    runners = {each.runner for each in found}
+    outside = any(uses_external_data(each) for each in model.graph.initializer)
+    try:
+        check_sizes(model, f"inspect: {path}")
+        given = (read_shared(path, "inspect")[0] if outside else model).SerializeToString()
+        open_session(given, session_options(1), f"inspect: {path}", runners == {NATIVE}, folds=False)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return None
+
+
+def _tensor(value: onnx.ValueInfoProto) -> InspectedTensor:
+    if not value.type.HasField("tensor_type"):
+        return InspectedTensor(value.name, value.type.WhichOneof("value") or "unknown", ())
+    spec = tensor_spec(value, texts=True)
+    return InspectedTensor(spec.name, str(spec.dtype), spec.shape)
+
+
+def _ports(model: onnx.ModelProto, parameters: Mapping[str, Any]) -> dict[str, list[InspectedTensor]]:
+    """The inputs and outputs without parameters, gradients and flags."""
+    values = [_tensor(value) for value in model.graph.input]
+    trained = {each.name.removesuffix(BUFFER_SUFFIX) for each in values if each.name.endswith(BUFFER_SUFFIX)}
+    hidden = {name + BUFFER_SUFFIX for name in trained} | trained | parameters.keys() | {RESET}
+    accumulated = {name for node in model.graph.node if "Accumulator" in node.op_type for name in node.output}
+    return {
+        "inputs": [each for each in values if each.name not in hidden],
+        "outputs": [_tensor(value) for value in model.graph.output if value.name not in accumulated],
+    }
+
+
+def _parameter(name: str, kind: str, tensor: onnx.TensorProto) -> InspectedParameter:
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    shape = tuple(tensor.dims)
+    return InspectedParameter(name, kind, str(dtype), shape, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+
+
+def _parameters(checkpoint: Checkpoint) -> list[InspectedParameter]:
+    groups = {"trainable": checkpoint.trainable, "frozen": checkpoint.frozen}
+    return [
+        InspectedParameter(name, kind, str(array.dtype), array.shape, array.nbytes)
+        for kind, arrays in groups.items()
+        for name, array in arrays.items()
+    ]
+
+
+def _summary(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
+    data = data_of(path)
+    groups = {
+        name: {
+            "step": group.step,
+            "learning_rate": group.learning_rate,
+            "moments": sorted({moment for each in group.moments.values() for moment in each}),
+        }
+        for name, group in checkpoint.optimizers.items()
+    }
+    return {
+        "optimizers": groups,
+        "properties": checkpoint.properties,
+        "nominal": checkpoint.nominal,
+        "external_data": {"file": data.name, "bytes": data.stat().st_size} if data else None,
+    }
+
+
+def _optimizer(model: onnx.ModelProto) -> dict[str, Any]:
+    nodes = [
+        {"name": node.op_type, "attributes": {item.name: get_attribute_value(item) for item in node.attribute}}
+        for node in model.graph.node
+    ]
+    try:
+        read_rule(model)
+    except (NotImplementedError, ValueError) as error:
+        return {"optimizer": nodes, "optimizer_problem": str(error)}
+    return {"optimizer": nodes}

@@ -1,0 +1,1 @@
+"""How plans run: threads, parts, working memory, results, overlap. Imports the compiler and below."""

@@ -1,1 +1,0 @@
-"""Softmax in full: a call with attributes as an operator of its own, whose programs `cpu/programs/fused` makes."""

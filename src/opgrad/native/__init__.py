@@ -1,1 +1,0 @@
-"""Answers Python calls in native code: it compares arguments, finds a plan, takes working memory and runs kernels."""

@@ -1,0 +1,221 @@
+"""`gradients`: it makes a model that also computes gradients."""
+
+import difflib
+import os
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from opgrad.onnx import passes
+from opgrad.onnx.gradients.backward import SUFFIX, Backward
+from opgrad.onnx.gradients.expansion import expand, inline_functions
+from opgrad.onnx.graph.body import GraphBody
+from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.graph import Graph, overridable
+from opgrad.onnx.graph.loading import load
+from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, copied, import_microsoft
+from opgrad.onnx.graph.nodes import all_nodes
+from opgrad.onnx.graph.opset import raise_opset
+from opgrad.onnx.passes.attention import Recognition, fuse_attention
+
+LEAST_OPSET = 11  # the least opset of a model with gradients
+PLAIN_OPSET = 16  # the least opset of the plain form
+WHO = "gradients"
+UPDATING = "BatchNormInternal"  # batch normalization that writes new statistics over those that it is given
+
+
+def gradients(
+    model: onnx.ModelProto | bytes | str | os.PathLike[str], of: str | Sequence[str],
+    with_respect_to: str | Sequence[str], *,
+    plain: bool = False, checkpoint_segments: int | Sequence[str] | None = None,
+) -> onnx.ModelProto:  # fmt: skip
+    """The same model with gradients among its outputs.
+
+    model: an onnx.ModelProto, which is not changed, the bytes of one, or the path of a file.
+    of: the value that is differentiated, or several, of which the sum is: outputs of the model or any other values of
+        its graph, of float type. Of one that is no scalar the sum of all elements is differentiated.
+    with_respect_to: inputs, initializers or other values of the graph, of float type.
+    plain: write operators of ONNX alone, for places without opgrad. Otherwise the model also has operators of
+        com.microsoft, which sessions of `opgrad.onnxruntime.InferenceSession` run, faster.
+    checkpoint_segments: how many segments the graph is cut into, or the names of values at whose nodes one ends: less
+        memory for more time, as what is inside of all but the last is forgotten and computed again.
+
+    Returns the new model: behind the outputs of the given one it has `<name>_grad` for each of with_respect_to, in
+    their order, of the shape and type of that value. Its opset is the given one, but at least 11, and at least 16 in
+    the plain form.
+
+    Raises TypeError and ValueError for other arguments, for names that the graph does not have, and where a value
+    does not depend on another; FileNotFoundError; NotImplementedError, which names all nodes that have no gradient
+    and says why.
+    """
+    return with_gradients(model, of, with_respect_to, plain, checkpoint_segments, in_tiles=not plain)
+
+
+def with_gradients(
+    model: onnx.ModelProto | bytes | str | os.PathLike[str], of: str | Sequence[str],
+    with_respect_to: str | Sequence[str], plain: bool, checkpoint_segments: int | Sequence[str] | None, in_tiles: bool,
+) -> onnx.ModelProto:  # fmt: skip
+    """`gradients`. in_tiles: whether attention is recognized, so that its matrices of scores are computed in tiles."""
+    sources, targets = _names("of", of), _names("with_respect_to", with_respect_to)
+    segments = passes.checked_segments(checkpoint_segments)
+    opset = PLAIN_OPSET if plain else LEAST_OPSET
+    model = load(model, WHO)
+    given = {name for node in all_nodes(model.graph.node) if node.op_type == UPDATING for name in node.output}
+    simple = _simplified(model, [*sources, *passes.named(segments)], targets, opset, plain)
+    forward = prepared(simple, sources, targets, opset, in_tiles)
+    before = [*sources, *(each.name for each in forward.graph.output)]
+    body = GraphBody(forward.opset, forward.names(), plain)
+    found = differentiate(forward, body, {name: _seed(forward, body, name) for name in sources}, targets)
+    outputs = [_output(forward, body, name, value) for name, value in found.items()]
+    append(forward, body, outputs)
+    finished = passes.finish(forward.model, before, keep=targets, variable=targets, checkpoint_segments=segments)
+    _keep_statistics(finished, given)
+    if not plain:
+        return finished
+    from opgrad.onnx.plain.lowering import lower
+
+    return lower(finished)
+
+
+def _keep_statistics(model: onnx.ModelProto, given: set[str]) -> None:
+    """Replace batch normalizations in training mode by ones that do not write into their running statistics.
+
+    In a training graph the running statistics are inputs that the caller keeps and each run updates. Here they are
+    constants or the caller's arrays, and a run must not change them.
+    given: the results of the nodes that the model had already; these nodes stay as they are.
+    """
+    for node in all_nodes(model.graph.node):
+        if node.op_type == UPDATING and node.domain == MICROSOFT and given.isdisjoint(node.output):
+            node.op_type = "BatchNormTraining"
+
+
+def problems(model: onnx.ModelProto, of: Sequence[str], with_respect_to: Sequence[str]) -> list[str]:
+    """Why `gradients` of these values would fail: a line for each node that has no gradient."""
+    forward = prepared(_simplified(load(model, WHO), of, with_respect_to, LEAST_OPSET, False), of, with_respect_to)
+    body = GraphBody(forward.opset, forward.names())
+    backward = Backward(forward, body, of, with_respect_to)
+    backward.walk({name: _seed(forward, body, name) for name in of})
+    return backward.problems
+
+
+def attentions(model: onnx.ModelProto, of: Sequence[str], with_respect_to: Sequence[str]) -> list[Recognition]:
+    """What `gradients` of these values makes of each softmax that stands before a product."""
+    simple = _simplified(load(model, WHO), of, with_respect_to, LEAST_OPSET, False)
+    return with_attention(prepared(simple, of, with_respect_to, in_tiles=False), of, with_respect_to)[1]
+
+
+def _simplified(
+    model: onnx.ModelProto, keep: Sequence[str], wanted: Sequence[str], opset: int, plain: bool
+) -> onnx.ModelProto:
+    """The model with functions inlined and simplified by the passes, of at least this opset of ai.onnx."""
+    model = inline_functions(model)
+    raise_opset(model, opset, WHO)
+    return passes.prepare(model, [*keep, *wanted], variable=wanted, plain=plain)
+
+
+def _names(argument: str, names: str | Sequence[str]) -> list[str]:
+    given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else []
+    if not given or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"{WHO}: {argument} is {names!r}, expected a name or several")
+    return list(dict.fromkeys(given))
+
+
+def prepared(
+    model: onnx.ModelProto, of: Sequence[str], wanted: Sequence[str], opset: int = LEAST_OPSET, in_tiles: bool = True
+) -> Graph:
+    """A graph in which what stands between the values `wanted` and `of` is written in operators that have rules.
+
+    opset: of ai.onnx, which the model has at least afterwards. in_tiles: whether attention is recognized.
+
+    Raises ValueError for a name that the graph does not have and NotImplementedError for what no newer opset has.
+    """
+    model = inline_functions(model)
+    raise_opset(model, opset, WHO)
+    forward = Graph(model, wanted)
+    for name in (*of, *wanted):
+        _check(forward, name)
+    expanded = expand(forward, of, wanted)
+    return with_attention(expanded, of, wanted)[0] if in_tiles else expanded
+
+
+def with_attention(forward: Graph, of: Sequence[str], wanted: Sequence[str]) -> tuple[Graph, list[Recognition]]:
+    """The graph with nodes that stand for attention as a whole, and what became of each softmax before a product."""
+    if not any(node.op_type == "Softmax" for node in forward.nodes()):
+        return forward, []
+    graph = Graph(copied(forward.model), overridable(forward.model).union(wanted), {*of, *wanted})
+    passes.clean(graph)
+    found = fuse_attention(graph)
+    if all(each.reason for each in found):
+        return forward, found
+    graph.refresh()
+    passes.clean(graph)
+    return Graph(graph.model, wanted), found
+
+
+def _check(forward: Graph, name: str) -> None:
+    """Raise ValueError unless the graph has a value of this name, of float type."""
+    inputs = {each.name for each in forward.graph.input}
+    values = inputs | forward.initializers.keys() | forward.producers.keys()
+    if name not in values:
+        near = difflib.get_close_matches(name, values, 3)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise ValueError(f"{WHO}: the graph has no value {name!r}{hint}")
+    kind = forward.element_type(name)
+    if kind is not None and kind not in FLOATS:
+        raise ValueError(
+            f"{WHO}: {name!r} has elements of type {TensorProto.DataType.Name(kind)}, expected a float type"
+        )
+
+
+def _seed(forward: Graph, body: GraphBody, name: str) -> Value:
+    """Ones in the shape of a value: the gradient of the sum of its elements."""
+    kind, sizes = forward.element_type(name), forward.sizes(name)
+    value = Value(body, name, kind, sizes)
+    body.scope(f"{name}/seed")
+    one = body.number(1, value) if kind else body.constant(np.ones((), np.float32))
+    seed = one if sizes == [] else one.expand(value.shape())
+    return body.declare(seed, kind or TensorProto.FLOAT, sizes)
+
+
+def differentiate(forward: Graph, body: GraphBody, seeds: dict[str, Value], wanted: Sequence[str]) -> dict[str, Value]:
+    """The gradients of values, by their names, written into `body`.
+
+    seeds: the gradients of the values that are differentiated.
+    Raises ValueError where nothing that has a seed depends on one of the wanted values.
+    """
+    found = Backward(forward, body, seeds, wanted).run(seeds)
+    values = {name: value for name, value in found.items() if value is not None}
+    apart = [name for name in wanted if name not in values]
+    if apart:
+        raise ValueError(
+            f"{WHO}: {' and '.join(map(repr, seeds))} cannot be differentiated with respect to "
+            f"{' and '.join(map(repr, apart))}: no differentiable way leads from there to it"
+        )
+    return values
+
+
+def _output(forward: Graph, body: GraphBody, name: str, value: Value) -> onnx.ValueInfoProto:
+    """The output with a gradient, under its name."""
+    wanted = name + SUFFIX
+    if value.name != wanted:
+        wanted = body.free(wanted)
+        body.nodes.append(helper.make_node("Identity", [value.name], [wanted], f"{wanted}/Identity"))
+    body.infos.pop(wanted, None)
+    kind = forward.element_type(name) or value.element_type or TensorProto.FLOAT
+    return helper.make_tensor_value_info(wanted, kind, forward.sizes(name))
+
+
+def append(forward: Graph, body: GraphBody, outputs: Sequence[onnx.ValueInfoProto]) -> None:
+    """Add the outputs to the graph, and the nodes and initializers of `body` that they depend on."""
+    body.keep([output.name for output in outputs])
+    forward.write_nodes()
+    graph, model = forward.graph, forward.model
+    graph.output.extend(outputs)
+    graph.initializer.extend(body.initializers)
+    graph.node.extend(body.nodes)
+    told = {each.name for each in (*graph.value_info, *graph.input, *graph.output)}
+    graph.value_info.extend(info for name, info in body.infos.items() if name not in told)
+    import_microsoft(model)
+    model.ir_version = max(model.ir_version, 4)  # before version 4 every initializer has to be an input, too

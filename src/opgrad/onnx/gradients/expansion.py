@@ -1,0 +1,201 @@
+"""Nodes without a gradient rule, replaced by nodes that have one.
+
+Calls of functions are replaced by their bodies, an If with a constant condition by the branch that it takes, and
+composed operators by their decompositions.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import onnx
+from onnx import defs, helper, inliner
+
+from opgrad.onnx.gradients.reach import carries, paths, taken_branch
+from opgrad.onnx.graph.body import GraphBody
+from opgrad.onnx.graph.declarations import naming
+from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.messages import copied, domain_of, free_name
+from opgrad.onnx.graph.nodes import all_nodes, rename
+from opgrad.onnx.graph.subgraphs import in_bodies, sequence_type
+from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.registry import RULES, NoGradient
+
+DOMAIN = "opgrad.expanded"
+
+
+def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with each call of its own functions replaced by the function's body, unless the function has a rule."""
+    own = {(function.domain, function.name) for function in model.functions}
+    ruled = [key for key in own if key in RULES]
+    if not own - set(ruled):
+        return model
+    return inliner.inline_selected_functions(model, ruled, exclude=True) if ruled else _inlined(model)
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    return inliner.inline_local_functions(model)
+
+
+def expand(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> Graph:
+    """Expand the nodes between the values `wanted` and `of` that have no gradient rule.
+
+    Those in the bodies of loops and branches are expanded, too.
+    The forward graph is changed in place; only where bodies of ONNX's functions are inserted is the result a new one.
+    """
+    of, wanted = list(of), list(wanted)
+    taken = forward.taken  # the names of the graph and of those around it, and the prefixes of names of earlier rounds
+    while True:
+        nodes = paths(forward, of, wanted)
+        found = [(node, _replacement(forward, node, taken)) for node in nodes if node.output]
+        written = [(node, others) for node, others in found if others is not None]
+        for node, others in written:
+            forward.substitute(node, others)
+        if written:
+            forward.refresh()
+            continue
+        unknown = [node for node in nodes if (domain_of(node), node.op_type) not in RULES]
+        model = _expand_functions(forward, unknown)
+        if model is None:
+            in_bodies(forward, _expand_body)
+            forward.refresh()
+            return forward
+        forward = Graph(model, wanted, taken=taken)
+
+
+def _expand_body(forward: Graph) -> Graph:
+    """Expand the nodes of a body, all of whose inputs and outputs may have gradients."""
+    inputs, outputs = ([each.name for each in values] for values in (forward.graph.input, forward.graph.output))
+    return expand(forward, outputs, [name for name in inputs if carries(forward, name)])
+
+
+def _replacement(forward: Graph, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:
+    """The nodes that replace a node; None if it stays."""
+    found = _branch(forward, node, taken)
+    return _decomposed(forward, node, taken) if found is None else found
+
+
+# --- functions of ONNX ---
+
+
+def _expand_functions(forward: Graph, nodes: Iterable[onnx.NodeProto]) -> onnx.ModelProto | None:
+    """The model with each of these nodes replaced by the body that ONNX defines; None if no node has a body."""
+    functions: list[onnx.FunctionProto] = []
+    for node in nodes:
+        function = _function(forward, node)
+        if function is not None:
+            function.domain, function.name = DOMAIN, f"{node.op_type}_{len(functions)}"
+            _call(node, function)
+            functions.append(function)
+    if not functions:
+        return None
+    before = forward.names()
+    forward.model.functions.extend(functions)
+    forward.model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    inlined = _inlined(forward.model)
+    _name_anew(inlined.graph, before, forward.taken)
+    kept = [each for each in inlined.opset_import if each.domain != DOMAIN]
+    del inlined.opset_import[:]
+    inlined.opset_import.extend(kept)
+    return inlined
+
+
+def _name_anew(graph: onnx.GraphProto, before: set[str], taken: set[str]) -> None:
+    """Rename the values of inserted bodies that graphs around this one, or beside it, have already."""
+    new = {name for node in all_nodes(graph.node) for name in node.output if name} - before
+    names = {name: free_name(name, taken) for name in sorted(new)}
+    for node in graph.node:
+        rename(node, names)
+
+
+def _function(forward: Graph, node: onnx.NodeProto) -> onnx.FunctionProto | None:
+    """The body that ONNX defines for an operator, for the opset of the model."""
+    if domain_of(node):
+        return None
+    try:
+        schema: Any = defs.get_schema(node.op_type, forward.opset, "")  # onnx's type stubs lack the members read below
+    except defs.SchemaError:
+        return None
+    function = onnx.FunctionProto()
+    versions = [each for each in schema.function_opset_versions if each <= forward.opset]
+    if versions:
+        function.ParseFromString(schema.get_function_with_opset_version(max(versions)))
+    elif any(name and not _type_bytes(forward, name) for name in node.input):
+        return None  # onnx builds this body from the inputs' types, and one of them is unknown
+    elif dependent := [each for each in schema.context_dependent_function_opset_versions if each <= forward.opset]:
+        types = [_type_bytes(forward, name) for name in node.input]
+        body = schema.get_context_dependent_function_with_opset_version(max(dependent), node.SerializeToString(), types)
+        if not body:
+            return None
+        function.ParseFromString(body)
+    else:
+        return None
+    del function.opset_import[:]
+    function.opset_import.append(helper.make_opsetid("", forward.opset))
+    given = {each.name for each in node.attribute}
+    defaults = [each.default_value for name, each in schema.attributes.items() if name not in given]
+    node.attribute.extend(each for each in defaults if each.name and each.name in function.attribute)
+    return function
+
+
+def _type_bytes(forward: Graph, name: str) -> bytes:
+    """The type of a value as a message, empty if it is not known or the value is missing."""
+    kind = forward.element_type(name) if name else None
+    if kind is not None:
+        return helper.make_tensor_type_proto(kind, forward.sizes(name)).SerializeToString()
+    inside = forward.sequence(name) if name else None
+    return sequence_type(inside, forward.sizes_in_sequence(name)).SerializeToString() if inside else b""
+
+
+def _call(node: onnx.NodeProto, function: onnx.FunctionProto) -> None:
+    """Let a node call a function, without the attributes that the function does not read."""
+    node.op_type, node.domain = function.name, DOMAIN
+    kept = [each for each in node.attribute if each.name in function.attribute]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+
+
+# --- branches ---
+
+
+def _branch(forward: Graph, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:
+    """The nodes of the branch of an If whose condition is a constant."""
+    branch = taken_branch(forward, node)
+    if branch is None:
+        return None
+    renamed: dict[str, str] = {}
+    for inner in branch.node:
+        renamed |= {name: free_name(f"{node.name or 'If'}/{name}", taken) for name in inner.output if name}
+    renamed |= {each.name: free_name(f"{node.name or 'If'}/{each.name}", taken) for each in branch.initializer}
+    nodes = [copied(inner) for inner in branch.node]
+    for inner in nodes:
+        rename(inner, renamed)
+        inner.name = free_name(inner.name, taken) if inner.name else ""
+    for tensor in branch.initializer:
+        copy = forward.graph.initializer.add()
+        copy.CopyFrom(tensor)
+        copy.name = renamed[tensor.name]
+    results = zip(branch.output, node.output, strict=True)
+    return nodes + [helper.make_node("Identity", [renamed.get(a.name, a.name)], [b]) for a, b in results if b]
+
+
+# --- decompositions ---
+
+
+def _decomposed(forward: Graph, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:
+    """What a decomposition writes for a node."""
+    declared = RULES.get((domain_of(node), node.op_type))
+    if declared is None or not declared.replaces:
+        return None
+    body = GraphBody(forward.opset, taken)
+    body.scope(node.name or node.op_type)
+    try:
+        with naming(node):
+            given = declared.rule(Node(node, forward, body, [], []))
+    except NoGradient:
+        return None  # the node stays; its gradient rule raises NoGradient again, with the reason
+    results = [given] if isinstance(given, Value) else list(given or [])
+    wanted = [(value, name) for value, name in zip(results, node.output, strict=False) if value is not None and name]
+    body.keep([value.name for value, _ in wanted])
+    forward.graph.initializer.extend(body.initializers)
+    return [*body.nodes, *(helper.make_node("Identity", [value.name], [name]) for value, name in wanted)]

@@ -1,0 +1,1 @@
+"""ONNX models as graphs, without a runtime: loading, opsets, nodes, shapes, formulas. Imports `base`."""

@@ -1,0 +1,331 @@
+"""Write the body of an ONNX function as a formula: values with arithmetic that append nodes.
+
+    body = Body(17)
+    dy, x = body.input(), body.input()
+    dx = body.where(x > 0, dy, 0)
+
+Numbers beside a value take its element type: written so where it is known, else through CastLike, so that one body
+serves every type. Values write operators
+of ai.onnx in the form of the body's opset: that of functions is 16 or later, that of gradient graphs 11 or later.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Union
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from opgrad.onnx.graph.messages import HALVES, comparable
+
+Number = Union["Value", int, float]
+LATEST_AXES_ATTRIBUTE = 17  # from the next opset on the axes of all reductions are an input …
+LATEST_SUM_AXES_ATTRIBUTE = 12  # … and of these already from here
+AXES_INPUT_EARLY = ("ReduceSum", "Squeeze", "Unsqueeze")
+COUNT_IS_ATTRIBUTE = 18  # of Split
+FIRST_PART_OF_SHAPE = 15  # whose Shape gives a part of the sizes
+MOST_NUMBERS = 1 << 20  # of an array of int64
+LAST = np.iinfo(np.int64).max  # as the end of a slice: up to the last
+
+
+def _of_value(op: str) -> Callable[["Value", Number], "Value"]:
+    """The method for an operator of a value and a number or another value."""
+    return lambda value, other: value.body.node(op, value, value.body.number(other, value))
+
+
+def _of_number(op: str) -> Callable[["Value", Number], "Value"]:
+    """The method for an operator whose first operand is a number."""
+    return lambda value, other: value.body.node(op, value.body.number(other, value), value)
+
+
+class Value:
+    """A tensor inside a function or a graph, and what is known of it.
+
+    element_type: a number of TensorProto.DataType. sizes: an int, the name of a size or None for each axis.
+    """
+
+    def __init__(
+        self, body: "Body", name: str, element_type: int | None = None, sizes: Sequence[int | str | None] | None = None
+    ):
+        self.body, self.name, self.element_type, self.sizes = body, name, element_type, sizes
+
+    # --- arithmetic, comparisons and logic ---
+
+    __add__, __radd__ = _of_value("Add"), _of_number("Add")
+    __sub__, __rsub__ = _of_value("Sub"), _of_number("Sub")
+    __mul__, __rmul__ = _of_value("Mul"), _of_number("Mul")
+    __truediv__, __rtruediv__ = _of_value("Div"), _of_number("Div")
+    __pow__, __gt__, __lt__ = _of_value("Pow"), _of_value("Greater"), _of_value("Less")
+    __and__, __or__ = _of_value("And"), _of_value("Or")
+    equals = _of_value("Equal")  # where both are the same
+
+    def __neg__(self) -> "Value":
+        return self.body.node("Neg", self)
+
+    def __invert__(self) -> "Value":
+        return self.body.node("Not", self)
+
+    # --- functions ---
+
+    def apply(self, op: str, **attributes: Any) -> "Value":
+        """The operator of this name, of one input."""
+        return self.body.node(op, self, **attributes)
+
+    def sum(self, axes: Union[Sequence[int], "Value", None] = None, keepdims: bool = True) -> "Value":
+        """The sum over these axes, over all if there are none given; an empty array of axes sums nothing."""
+        noop = {"noop_with_empty_axes": int(axes is not None)} if self.body.axes_are_inputs("ReduceSum") else {}
+        return self.along("ReduceSum", axes, keepdims=int(keepdims), **noop)
+
+    def mean(self, *axes: int) -> "Value":
+        """The mean over these axes, which stay."""
+        return self.along("ReduceMean", axes, keepdims=1)
+
+    def along(self, op: str, axes: Union[Sequence[int], "Value", None], **attributes: Any) -> "Value":
+        """The operator of this name over axes, which are its second input or an attribute."""
+        if isinstance(axes, Value) or axes is None:
+            return self.body.node(op, self, axes, **attributes)
+        if self.body.axes_are_inputs(op):
+            return self.body.node(op, self, self.body.ints(axes), **attributes)
+        return self.body.node(op, self, axes=list(axes), **attributes)
+
+    def product(self) -> "Value":
+        """The product of all elements of a shape, as an array of one."""
+        return self.body.concat(self.body.ints([1]), self).apply("ReduceProd", keepdims=1)
+
+    # --- shapes and types ---
+
+    def shape(self, start: int = 0, end: int | None = None) -> "Value":
+        """The sizes from axis `start` to before axis `end`."""
+        if self.sizes is not None and all(isinstance(size, int) for size in self.sizes[start:end]):
+            return self.body.ints([size for size in self.sizes[start:end] if isinstance(size, int)])
+        if (start or end is not None) and self.body.opset < FIRST_PART_OF_SHAPE:
+            return self.body.node("Shape", self).slice(start, LAST if end is None else end)
+        limits = {} if end is None else {"end": end}
+        return self.body.node("Shape", self, **({"start": start} if start else {}), **limits)
+
+    def size(self) -> "Value":
+        """The number of elements, of shape ()."""
+        return self.body.node("Size", self)
+
+    def reshape(self, shape: Union[Sequence[int], "Value"]) -> "Value":
+        """The elements in another shape; 0 keeps the size at its place, -1 is what remains."""
+        return self.body.node("Reshape", self, self.body.ints(shape) if isinstance(shape, Sequence) else shape)
+
+    def scalar(self) -> "Value":
+        """The only element, of shape (): an array of one would give what it meets an axis."""
+        return self.reshape([])
+
+    def flatten(self, axis: int) -> "Value":
+        """Two axes: those before `axis` and those from it on."""
+        return self.body.node("Flatten", self, axis=axis)
+
+    def unsqueeze(self, *axes: int) -> "Value":
+        """With new axes of size 1."""
+        return self.along("Unsqueeze", axes)
+
+    def squeeze(self, *axes: int) -> "Value":
+        """Without these axes of size 1."""
+        return self.along("Squeeze", axes)
+
+    def transpose(self, *permutation: int) -> "Value":
+        """The axes in this order."""
+        return self.body.node("Transpose", self, perm=list(permutation))
+
+    def slice(self, start: Union[int, "Value"], end: Union[int, "Value"], axis: int = 0, step: int = 1) -> "Value":
+        """The part from start to before end along one axis."""
+        ends = [self.body.ints([each]) if isinstance(each, int) else each for each in (start, end)]
+        return self.body.node("Slice", self, *ends, self.body.ints([axis]), self.body.ints([step]))
+
+    def split(self, count: int, axis: int) -> list["Value"]:
+        """So many equal parts along an axis."""
+        told = {"num_outputs": count} if self.body.opset >= COUNT_IS_ATTRIBUTE else {}
+        return self.body.nodes_of("Split", count, self, axis=axis, **told)
+
+    def expand(self, shape: "Value") -> "Value":
+        """Broadcast to this shape."""
+        return self.body.node("Expand", self, shape)
+
+    def cast(self, element_type: int) -> "Value":
+        """In this element type, a number of TensorProto.DataType."""
+        return self.body.node("Cast", self, to=element_type)
+
+    def is_label(self, label: "Number") -> "Value":
+        """Whether labels are this one, compared in int64 unless int32 holds it."""
+        own = self.element_type or TensorProto.INT32
+        kind = comparable(own, label) if isinstance(label, int) else TensorProto.INT64
+        return (self if kind == own else self.cast(kind)).equals(label)
+
+    def like(self, other: "Value") -> "Value":
+        """In the element type of another value."""
+        if other.element_type is not None:
+            return self if self.element_type == other.element_type else self.cast(other.element_type)
+        return self.body.node("CastLike", self, other)
+
+
+def widened(value: Value) -> Value:
+    """A value of float16 or bfloat16 as float32, any other as it is."""
+    if value.element_type not in HALVES:
+        return value
+    return Value(value.body, value.cast(TensorProto.FLOAT).name, TensorProto.FLOAT, value.sizes)
+
+
+class Body:
+    """The nodes of a function, for one opset of ai.onnx."""
+
+    def __init__(self, opset: int, prefix: str = ""):
+        self.opset, self._prefix = opset, prefix
+        self.nodes: list[onnx.NodeProto] = []
+        self._inputs = self._count = 0
+        self._constants: dict[Any, Value] = {}
+
+    def input(self) -> Value:
+        """The function's next input."""
+        self._inputs += 1
+        return Value(self, f"{self._prefix}in{self._inputs - 1}")
+
+    def nodes_of(self, op: str, outputs: int, *inputs: Value | None, **attributes: Any) -> list[Value]:
+        """Append a node with several outputs."""
+        names = [f"{self._prefix}v{self._count + index}" for index in range(outputs)]
+        self._count += outputs
+        given = ["" if each is None else each.name for each in inputs]
+        while given and not given[-1]:
+            given.pop()
+        self.nodes.append(helper.make_node(op, given, names, **attributes))
+        return [Value(self, name) for name in names]
+
+    def axes_are_inputs(self, op: str) -> bool:
+        """Whether the axes of this operator are an input, no attribute."""
+        return self.opset > (LATEST_SUM_AXES_ATTRIBUTE if op in AXES_INPUT_EARLY else LATEST_AXES_ATTRIBUTE)
+
+    def node(self, op: str, *inputs: Value | None, **attributes: Any) -> Value:
+        """Append a node with one output."""
+        return self.nodes_of(op, 1, *inputs, **attributes)[0]
+
+    def constant(self, array: np.ndarray) -> Value:
+        """A constant; the same one is written once."""
+        return self.tensor(numpy_helper.from_array(array))
+
+    def tensor(self, tensor: TensorProto) -> Value:
+        """A constant; the same one is written once."""
+        key = tensor.SerializeToString(deterministic=True)
+        if key not in self._constants:
+            self._constants[key] = self._write(tensor)
+        return self._constants[key]
+
+    def _write(self, tensor: TensorProto) -> Value:
+        return self.node("Constant", value=tensor)
+
+    def ints(self, numbers: Sequence[int]) -> Value:
+        """An array of int64, such as a shape. Raises ValueError for more numbers than a few bytes may ask for."""
+        if len(numbers) > MOST_NUMBERS:
+            raise ValueError(f"an attribute asks for {len(numbers)} numbers, expected at most {MOST_NUMBERS}")
+        return self.constant(np.array(numbers, np.int64))
+
+    def number(self, value: Number, like: Value) -> Value:
+        """A value as it is; a number in the element type of `like`."""
+        if isinstance(value, Value):
+            return value
+        if like.element_type is not None:
+            return self.tensor(helper.make_tensor("", like.element_type, (), [value]))
+        kind = np.int64 if isinstance(value, int) else np.float64
+        key = value, like.name
+        if key not in self._constants:
+            self._constants[key] = self.constant(np.array(value, kind)).like(like)
+        return self._constants[key]
+
+    def where(self, condition: Value, x: Number, y: Number) -> Value:
+        """x where the condition holds, y elsewhere; one of them is a value."""
+        like = x if isinstance(x, Value) else y
+        assert isinstance(like, Value)
+        return self.node("Where", condition, self.number(x, like), self.number(y, like))
+
+    def concat(self, *values: Value, axis: int = 0) -> Value:
+        """The values behind each other along an axis."""
+        return self.node("Concat", *values, axis=axis)
+
+    def full(self, shape: Value, number: float, like: Value) -> Value:
+        """An array of one number, in the element type of `like`."""
+        return self.number(number, like).expand(shape)
+
+    def range(self, end: Value) -> Value:
+        """0, 1, … up to before `end`, an int64 of shape ()."""
+        return self.node("Range", self.constant(np.array(0)), end, self.constant(np.array(1)))
+
+    def scan(
+        self,
+        states: Sequence[Value],
+        sequences: Sequence[Value],
+        turn: Callable[..., tuple[Sequence[Value], Sequence[Value]]],
+        backward: bool = False,
+        rank: int | None = None,
+    ) -> list[Value]:
+        """The last states, and the sequences of what each turn gives.
+
+        turn(inner, *states, *elements) writes into the body `inner` of the scan and gives new states and elements;
+        values from outside go through `inner.outer`. The sequences run along axis 0, from the end if `backward`.
+        rank: of states and elements, which onnxruntime must know; None leaves it to be found out from the graph.
+        """
+        inner = Body(self.opset, self.inner_prefix())
+        taken = [inner.input() for _ in (*states, *sequences)]
+        new, given = turn(inner, *taken)
+        results = [each.apply("Identity") for each in (*new, *given)]
+        kinds = [each.element_type for each in (*states, *sequences)]
+        inputs = [_declared(each, kind, rank) for each, kind in zip(taken, kinds, strict=True)]
+        outputs = [_declared(each, kinds[0], rank) for each in results]
+        attributes = {
+            "num_scan_inputs": len(sequences),
+            "scan_input_directions": [int(backward)] * len(sequences),
+            "scan_output_directions": [int(backward)] * len(given),
+            "body": helper.make_graph(inner.nodes, "body", inputs, outputs),
+        }
+        return self.nodes_of("Scan", len(results), *states, *sequences, **attributes)
+
+    def inner_prefix(self) -> str:
+        """What the names inside the next node with a body start with."""
+        return f"{self._prefix}l{self._count}_"
+
+    # --- sequences of tensors ---
+
+    def each(self, sequences: Sequence[Value], step: Callable[..., Sequence[Value]]) -> list[Value]:
+        """Sequences of the results of `step`, which gets the next tensor of every sequence.
+
+        step(inner, *tensors) writes into the body `inner` of a loop; values from outside go through `inner.outer`.
+        It gives as many tensors as it changes; they take the places of the first sequences.
+        """
+
+        def turn(inner: Body, *carried: Value) -> list[Value]:
+            first = inner.constant(np.array(0))
+            tensors = [inner.node("SequenceAt", each, first) for each in carried]
+            changed = step(inner, *tensors)
+            # Each new tensor goes to the end, so that after as many turns as there are tensors all are in order.
+            rest = [inner.node("SequenceErase", each, first) for each in carried]
+            new = [*changed, *tensors[len(changed) :]]
+            return [inner.node("SequenceInsert", *pair) for pair in zip(rest, new, strict=True)]
+
+        return self.loop(self.node("SequenceLength", sequences[0]), sequences, turn)
+
+    def outer(self, value: Value) -> Value:
+        """A value of the body around this one."""
+        return Value(self, value.name)
+
+    def loop(self, count: Value, carried: Sequence[Value], turn: Callable[..., Sequence[Value]]) -> list[Value]:
+        """What `turn(inner, *values)`, applied `count` times, makes of the carried values."""
+        inner = Body(self.opset, self.inner_prefix())
+        counter, go_on, *values = [inner.input() for _ in range(2 + len(carried))]
+        results = [each.apply("Identity") for each in (go_on, *turn(inner, *values))]
+        inputs = [
+            helper.make_tensor_value_info(counter.name, TensorProto.INT64, []),
+            helper.make_tensor_value_info(go_on.name, TensorProto.BOOL, []),
+            *(onnx.ValueInfoProto(name=each.name) for each in values),
+        ]
+        outputs = [onnx.ValueInfoProto(name=each.name) for each in results]
+        graph = helper.make_graph(inner.nodes, "body", inputs, outputs)
+        always = self.constant(np.array(True))
+        return self.nodes_of("Loop", len(carried), count, always, *carried, body=graph)
+
+
+def _declared(value: Value, element_type: int | None, rank: int | None) -> onnx.ValueInfoProto:
+    """A value as an input or output of a body, with what is known of it."""
+    if element_type is None:
+        return onnx.ValueInfoProto(name=value.name)
+    return helper.make_tensor_value_info(value.name, element_type, None if rank is None else [None] * rank)

@@ -1,0 +1,345 @@
+"""A model as a graph: what is known of its values, which node makes and which nodes read a value, and changes."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TypeProto, helper, numpy_helper
+from onnx.external_data_helper import uses_external_data
+
+from opgrad.onnx.graph.evaluation import AMPLIFIED, FOLDED, LARGEST_FOLDED, LARGEST_IN_ALL, constant_tensor, evaluate
+from opgrad.onnx.graph.inference import infer, shapes_given
+from opgrad.onnx.graph.large import LARGE
+from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of, free_name, import_microsoft, opset_of
+from opgrad.onnx.graph.nodes import captured, names_in, needed, read_by, rename_inputs
+from opgrad.onnx.graph.sizes import Sizes, known, sizes_in
+
+OVERRIDABLE_FROM = 4  # from this version of the format on an initializer is a constant unless it is an input, too
+
+
+def overridable(model: onnx.ModelProto) -> frozenset[str]:
+    """The names of initializers that are defaults of inputs, which callers may override, and no constants."""
+    given = {each.name for each in model.graph.input} if model.ir_version >= OVERRIDABLE_FROM else set()
+    return frozenset(given)
+
+
+class Graph:
+    """A model that the graph owns.
+
+    variable: the names of initializers that do not count as constants because they will be trained.
+    keep: names that stay, beside those of inputs and outputs. plain: whether all nodes have to be of ai.onnx.
+    taken: the names of the graphs around this one and inside of it, to which new names are added; None if it is alone.
+
+    graph: the message. Its nodes may be changed in place, and `refresh` reads them again; what `substitute`, `alias`
+    and `reorder` change is in the message after `commit`.
+    room: the bytes that constants which passes compute may still have in all, without small ones.
+    producers: by the name of a value, the node that makes it. readers: the nodes that read it, each once.
+    kept: all names that stay.
+    """
+
+    def __init__(
+        self, model: onnx.ModelProto, variable: Iterable[str] = (), keep: Iterable[str] = (), plain: bool = False,
+        taken: set[str] | None = None,
+    ):  # fmt: skip
+        self.model, self.graph, self.plain = model, model.graph, plain
+        self.opset, self.variable = opset_of(model), frozenset(variable)
+        self.room = AMPLIFIED * sum(each.ByteSize() for each in self.graph.initializer)
+        self._left = LARGEST_IN_ALL
+        self._given = {each.name for each in self.graph.input}
+        self.outputs = frozenset(each.name for each in self.graph.output)
+        self.kept = frozenset(keep) | self._given | self.outputs
+        self.taken = self.names() if taken is None else taken
+        self._read()
+
+    def refresh(self) -> None:
+        """Write the nodes into the model, and read the model again."""
+        self.commit()
+        self._read()
+
+    def _read(self) -> None:
+        self._slots = [[node] for node in self.graph.node]
+        self.initializers = {each.name: each for each in self.graph.initializer}
+        self.quantized: set[str] | None = None  # see reach.quantized
+        self.index()
+        self._inferred: dict[str, TypeProto.Tensor] | None = None  # when a type is asked for
+        self._sequences: dict[str, TypeProto.Tensor] = {}  # likewise, the types of the tensors in sequences
+        self._folded: dict[str, np.ndarray | None] = {}
+
+    def index(self) -> None:
+        """Find the maker and the readers of each value."""
+        self._places = {id(node): place for place, slot in enumerate(self._slots) for node in slot}
+        self.producers = {name: node for node in self.nodes() for name in node.output if name}
+        self.readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in self.nodes():
+            for name in dict.fromkeys(captured(node)):
+                self.readers.setdefault(name, []).append(node)
+
+    def nodes(self) -> Iterator[onnx.NodeProto]:
+        """All nodes, in their order."""
+        return (node for slot in self._slots for node in slot)
+
+    # --- types and constants ---
+
+    @property
+    def _types(self) -> dict[str, TypeProto.Tensor]:
+        if self._inferred is None:
+            self._inferred, self._sequences = infer(self.model, self._known_shapes)
+            self._folded = {name: value for name, value in self._folded.items() if value is not None}
+        return self._inferred
+
+    def _known_shapes(self, types: dict[str, TypeProto.Tensor]) -> dict[str, np.ndarray]:
+        """The constants among the `shapes_given`, by name. types: the types of all values."""
+        self._inferred = types
+        asked = {name for node in self.graph.node for name in shapes_given(node)} - self.initializers.keys()
+        found = {name: self.constant(name) for name in asked}
+        return {name: value for name, value in found.items() if value is not None and value.size <= LARGE}
+
+    def names(self) -> set[str]:
+        """Every name of the graph, those of values and those of nodes."""
+        return names_in(self.graph)
+
+    def element_type(self, name: str) -> int | None:
+        """The TensorProto.DataType of a value, None if it is not known."""
+        known = self._types.get(name)
+        return known.elem_type or None if known is not None else None
+
+    def sizes(self, name: str) -> Sizes | None:
+        """For each axis an int, a name, or None if its size is unknown; None for the whole if the rank is unknown."""
+        return sizes_in(self._types.get(name))
+
+    def sequence(self, name: str) -> int | None:
+        """The TensorProto.DataType of the tensors in a sequence; None for another value, or where it is not known."""
+        found = self._sequences.get(name) if self._types is not None else None
+        return None if found is None else found.elem_type
+
+    def sizes_in_sequence(self, name: str) -> Sizes | None:
+        """The sizes of each tensor in a sequence, as of `sizes`."""
+        return sizes_in(self._sequences.get(name) if self._types is not None else None)
+
+    def declare_sequence(self, name: str, element_type: int, sizes: Sizes | None = None) -> None:
+        """Record that a value is a sequence of tensors, and their type and sizes."""
+        if self._types is not None:
+            self._sequences[name] = helper.make_tensor_type_proto(element_type, sizes).tensor_type
+
+    def declare(self, name: str, element_type: int, sizes: Sizes | None) -> None:
+        """Record type and sizes of a value that was added to the graph."""
+        self._types[name] = helper.make_tensor_type_proto(element_type, sizes).tensor_type
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """The value of a tensor that is the same in every run; None if it varies, or takes much memory to compute."""
+        if name not in self._folded:
+            self._folded[name] = None  # ends the recursion in a damaged model whose nodes form a circle
+            self._folded[name] = self._constant(name)
+        return self._folded[name]
+
+    def _constant(self, name: str) -> np.ndarray | None:
+        if name in self.variable:
+            return None
+        if name in self.initializers:
+            tensor = self.initializers[name]
+            return None if uses_external_data(tensor) else numpy_helper.to_array(tensor)
+        node = self.producers.get(name)
+        if node is None or domain_of(node):
+            return None
+        if node.op_type == "Constant":
+            tensor = constant_tensor(node)
+            return None if tensor is None else numpy_helper.to_array(tensor)
+        return self._fold(node) if node.op_type in FOLDED else None
+
+    def _fold(self, node: onnx.NodeProto) -> np.ndarray | None:
+        if node.op_type in ("Shape", "Size"):
+            return self._of_sizes(node)
+        found = [self.constant(name) if name else None for name in node.input]
+        shape = self.producers.get(node.input[0]) if node.op_type in ("Gather", "Slice") and found[0] is None else None
+        if shape is not None:
+            found[0] = self._shape(shape)
+        inputs = [value for value in found if value is not None]
+        if len(inputs) < len(found) or sum(value.nbytes for value in inputs) > LARGEST_FOLDED:
+            return None
+        results = evaluate(node, inputs, self.opset, min(LARGEST_FOLDED, self._left))
+        if results is None:
+            return None
+        if shape is not None and results[0].min(initial=0) < 0:
+            return None  # it takes a size that is not known
+        self._left -= sum(each.nbytes for each in results)
+        return results[0]
+
+    def _of_sizes(self, node: onnx.NodeProto) -> np.ndarray | None:
+        """The result of a Shape or Size node if all sizes that it returns are known."""
+        if node.op_type == "Shape":
+            found = self._shape(node)
+            return None if found is None or found.min(initial=0) < 0 else found
+        sizes = known(self.sizes(node.input[0]))
+        count = math.inf if sizes is None else math.prod(sizes)
+        return np.array(count, np.int64) if count <= np.iinfo(np.int64).max else None
+
+    def _shape(self, node: onnx.NodeProto) -> np.ndarray | None:
+        """The result of a Shape node, with -1 for sizes that are not known; None for another node or an open rank."""
+        sizes = self.sizes(node.input[0]) if node.op_type == "Shape" and not domain_of(node) else None
+        if sizes is None:
+            return None
+        given = {each.name: each.i for each in node.attribute}
+        part = sizes[given.get("start", 0) : given.get("end", len(sizes))]
+        return np.array([each if isinstance(each, int) else -1 for each in part], np.int64)
+
+    # --- questions ---
+
+    def before(self, name: str) -> set[str]:
+        """The values on which one depends, itself included."""
+        return {name, *read_by(needed(list(self.nodes()), [name]))}
+
+    def maker(self, name: str, *operators: str) -> onnx.NodeProto | None:
+        """The node whose first result a value is, if it is of ai.onnx and of one of these operators; else None."""
+        node = self.producers.get(name)
+        if node is None or domain_of(node) or node.op_type not in operators or node.output[0] != name:
+            return None
+        return node
+
+    def inner(self, name: str, readers: int = 1) -> bool:
+        """Whether exactly so many nodes read a value, and it is no output or other kept value."""
+        return name not in self.kept and len(self.readers.get(name, ())) == readers
+
+    def reader(self, name: str, *operators: str) -> onnx.NodeProto | None:
+        """The only node that reads a value, if it is of ai.onnx and of one of these operators; else None."""
+        if not self.inner(name):
+            return None
+        (node,) = self.readers[name]
+        return node if not domain_of(node) and node.op_type in operators else None
+
+    def scalar(self, name: str) -> float | None:
+        """The number in a constant of one element and at most one axis; None for any other value."""
+        value = self.constant(name) if name else None
+        return float(value.reshape(())) if value is not None and value.size == 1 and value.ndim <= 1 else None
+
+    def known(self, name: str) -> list[int] | None:
+        """The sizes of a value if all are numbers, else None."""
+        return known(self.sizes(name))
+
+    # --- changes ---
+
+    def free(self, name: str) -> str:
+        """A name that is not taken yet; from now on it is."""
+        return free_name(name, self.taken)
+
+    def node(
+        self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any
+    ) -> onnx.NodeProto:
+        """A new node with a name that no other node has, for `substitute`."""
+        name = self.free(f"{outputs[0]}/{op}")
+        return helper.make_node(op, inputs, outputs, name, domain=domain, **attributes)
+
+    def add_constant(self, array: np.ndarray, name: str) -> str:
+        """Add an initializer; its name is `name`, changed if that is taken."""
+        return self._add(numpy_helper.from_array(array, self.free(name)))
+
+    def become_constants(self, node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> None:
+        """Replace a node by initializers with the names of its results."""
+        self.substitute(node, [])
+        for name, tensor in tensors.items():
+            tensor.name = name
+            self._add(tensor)
+
+    def _add(self, tensor: onnx.TensorProto) -> str:
+        named = self.graph.initializer.add()
+        named.CopyFrom(tensor)
+        self.initializers[named.name] = named
+        self._folded.pop(named.name, None)
+        self.declare(named.name, named.data_type, list(named.dims))
+        return named.name
+
+    def substitute(self, node: onnx.NodeProto, others: Sequence[onnx.NodeProto]) -> None:
+        """Replace a node by others, which have to make all of its results that something reads."""
+        place = self._places.pop(id(node))
+        where = next(index for index, each in enumerate(self._slots[place]) if each is node)
+        self._slots[place][where : where + 1] = others
+        for name in dict.fromkeys(captured(node)):
+            self.readers[name] = [each for each in self.readers[name] if each is not node]
+        for name in node.output:
+            if self.producers.get(name) is node:
+                del self.producers[name]
+        for each in others:
+            self._enter(each, place)
+
+    def _enter(self, node: onnx.NodeProto, place: int) -> None:
+        self._places[id(node)] = place
+        self.producers |= {name: node for name in node.output if name}
+        for name in dict.fromkeys(captured(node)):
+            self.readers.setdefault(name, []).append(node)
+
+    def alias(self, name: str, by: str) -> bool:
+        """Let whatever reads one value read an equal one; False if a name that must stay forbids it.
+
+        The node that makes the value stays until nothing needs it.
+        """
+        if name not in self.kept:
+            self._redirect(name, by)
+            return True
+        maker = self.producers.get(by)
+        if by in self.kept or maker is None or name not in self.producers:
+            return False
+        old = self.producers[name]
+        if any(each != name for each in old.output if each):
+            return False
+        self.substitute(old, [])
+        self._redirect(by, name)
+        maker.output[:] = [name if each == by else each for each in maker.output]
+        del self.producers[by]
+        self.producers[name] = maker
+        return True
+
+    def _redirect(self, name: str, by: str) -> None:
+        for node in self.readers.pop(name, []):
+            rename_inputs(node, {name: by})
+            others = self.readers.setdefault(by, [])
+            if all(each is not node for each in others):
+                others.append(node)
+
+    def reorder(self, nodes: Sequence[onnx.NodeProto]) -> None:
+        """Put all nodes into this order, in which there may be new ones."""
+        self._slots = [[node] for node in nodes]
+        self.index()
+
+    def put_first(self, node: onnx.NodeProto) -> None:
+        """Put a node without inputs before all others; it is in the message after `write_nodes`."""
+        self._slots.insert(0, [node])
+        self.index()
+
+    def declare_like(self, name: str, other: str) -> None:
+        """Declare that an added value has the type and sizes of another one."""
+        kind = self.element_type(other)
+        if kind is not None:
+            self.declare(name, kind, self.sizes(other))
+
+    # --- the model ---
+
+    def _info(self, name: str) -> onnx.ValueInfoProto | None:
+        kind = self.element_type(name)
+        if kind is not None:
+            return helper.make_tensor_value_info(name, kind, self.sizes(name))
+        kind, sizes = self.sequence(name), self.sizes_in_sequence(name)
+        return None if kind is None else helper.make_tensor_sequence_value_info(name, kind, sizes)
+
+    def write_nodes(self) -> None:
+        """Write the nodes into the model, but no types of values that were added."""
+        nodes = list(self.nodes())
+        del self.graph.node[:]
+        self.graph.node.extend(nodes)
+
+    def commit(self) -> None:
+        """Write nodes and types into the model; types of values that no longer exist are left out."""
+        self.write_nodes()
+        graph = self.graph
+        told = {each.name for each in (*graph.input, *graph.output)}
+        made = [name for node in graph.node for name in node.output if name and name not in told]
+        infos = [info for name in made if (info := self._info(name)) is not None]
+        own = {each.name for each in infos}
+        others = [copied(each) for each in graph.value_info if not each.type.HasField("tensor_type")]
+        del graph.value_info[:]
+        graph.value_info.extend([*infos, *(each for each in others if each.name in made and each.name not in own)])
+        domains = {node.domain for node in graph.node}
+        if MICROSOFT in domains:
+            import_microsoft(self.model)
+        if any(each.name not in self._given for each in graph.initializer):
+            self.model.ir_version = max(self.model.ir_version, OVERRIDABLE_FROM)

@@ -1,0 +1,174 @@
+"""Nodes: walks over them and their subgraphs, the names that they read, and the nodes that results depend on."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import onnx
+from onnx import defs
+
+from opgrad.onnx.graph.messages import attribute_of, domain_of
+
+# The operators whose results may be left out, and the place of the first such result. Gradients of normalizations are
+# not among them, because onnxruntime-training 1.19.2 demands all of their results.
+OPTIONAL_RESULTS = {
+    "AttentionGrad": 0,
+    "ConvGrad": 0,
+    "ConvTransposeGrad": 0,
+    "DivGrad": 0,
+    "BroadcastGradientArgs": 0,
+    "GRUGrad": 0,
+    "LSTMGrad": 0,
+}
+Function = TypeVar("Function")
+WRITES = ("InPlaceAccumulatorV2", "InPlaceAccumulator")  # operators that write into an input
+
+
+# --- walks ---
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs among a node's attributes."""
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """These nodes and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from all_nodes(graph.node)
+
+
+def model_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a model and of its functions, with those of their subgraphs."""
+    yield from all_nodes(model.graph.node)
+    for function in model.functions:
+        yield from all_nodes(function.node)
+
+
+# --- names ---
+
+
+def captured(node: onnx.NodeProto) -> Iterator[str]:
+    """The names that a node reads: its inputs, and the values that its subgraphs read from outside."""
+    yield from (name for name in node.input if name)
+    yield from outside(node)
+
+
+def outside(node: onnx.NodeProto) -> list[str]:
+    """The values that a node's subgraphs read from outside, each once."""
+    return list(dict.fromkeys(name for graph in subgraphs(node) for name in read_from_outside(graph)))
+
+
+def read_from_outside(graph: onnx.GraphProto) -> Iterator[str]:
+    """The names that the nodes and the outputs of a subgraph read and that it has not itself."""
+    own = {each.name for each in (*graph.input, *graph.initializer)}
+    own |= {name for inner in graph.node for name in inner.output}
+    for inner in graph.node:
+        yield from (name for name in captured(inner) if name not in own)
+    yield from (each.name for each in graph.output if each.name not in own)
+
+
+def read_by(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """The names that nodes read, those that their subgraphs read from outside included."""
+    return {name for node in nodes for name in captured(node)}
+
+
+def names_in(graph: onnx.GraphProto) -> set[str]:
+    """Every name of a graph: those of values and those of nodes, also inside of subgraphs."""
+    nodes = list(all_nodes(graph.node))
+    found = {name for node in nodes for name in (node.name, *node.input, *node.output)}
+    graphs = [graph, *(inner for node in nodes for inner in subgraphs(node))]
+    return found | {each.name for inner in graphs for each in (*inner.input, *inner.initializer, *inner.output)}
+
+
+def rename_inputs(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Let a node and its subgraphs read other values; names: from old to new ones."""
+    if not names.keys().isdisjoint(node.input):
+        node.input[:] = [names.get(each, each) for each in node.input]
+    for graph in subgraphs(node):
+        for inner in graph.node:
+            rename_inputs(inner, names)
+        for value in graph.output:
+            value.name = names.get(value.name, value.name)
+
+
+def rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Rename values wherever a node and its subgraphs read or make them; names: from old to new ones."""
+    rename_inputs(node, names)
+    for each in all_nodes([node]):
+        each.output[:] = [names.get(name, name) for name in each.output]
+
+
+# --- which nodes results depend on ---
+
+
+def needed(
+    nodes: Sequence[onnx.NodeProto], wanted: Iterable[str], given: Collection[str] = (), always: Collection[str] = ()
+) -> list[onnx.NodeProto]:
+    """The nodes that the wanted values depend on, in the order of the nodes, which is a topological one.
+
+    given: values that are there already; nodes that only they depend on are left out.
+    always: operators whose nodes are needed in any case.
+    """
+    names, found = set(wanted).difference(given), []
+    for node in reversed(nodes):
+        if node.op_type in always or not names.isdisjoint(node.output):
+            names.update(set(captured(node)).difference(given))
+            found.append(node)
+    return found[::-1]
+
+
+def leave_out_results(node: onnx.NodeProto, read: Collection[str]) -> bool:
+    """Remove the optional results that are not among the names `read`; whether there was one to remove."""
+    before = len(node.output)
+    for index in range(OPTIONAL_RESULTS.get(node.op_type, before), before):
+        if node.output[index] not in read:
+            node.output[index] = ""
+    while len(node.output) > 1 and not node.output[-1]:
+        node.output.pop()
+    return len(node.output) < before
+
+
+# --- single nodes ---
+
+
+def title(node: onnx.NodeProto) -> str:
+    """The node's name in messages."""
+    operator = f"{node.domain}.{node.op_type}" if domain_of(node) else node.op_type
+    return (
+        f"{operator} (node {node.name!r})"
+        if node.name
+        else f"{operator} (the node that makes {next(filter(None, node.output), '')!r})"
+    )
+
+
+def reads_values(node: onnx.NodeProto) -> bool:
+    """Whether a node reads more of its inputs than their shapes."""
+    return node.op_type not in ("Shape", "Size") or bool(domain_of(node))
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """The attributes of a node by their names, text decoded."""
+    return dict(map(attribute_of, node.attribute))
+
+
+def registering(table: dict[str, Function]) -> Callable[..., Callable[[Function], Function]]:
+    """A decorator that enters a function in a table under the names of the operators that it is given."""
+
+    def declare(*operators: str) -> Callable[[Function], Function]:
+        def enter(function: Function) -> Function:
+            table.update(dict.fromkeys(operators, function))
+            return function
+
+        return enter
+
+    return declare
+
+
+def is_known(op: str, opset: int) -> bool:
+    """Whether ai.onnx has an operator in an opset; onnxruntime has others in this domain, and some in older opsets."""
+    return defs.has(op, opset, "") and not defs.get_schema(op, opset, "").deprecated

@@ -1,0 +1,272 @@
+"""The bodies of If, Loop and Scan as models of their own, so that whatever works on a graph works on a body, too.
+
+A body reads values of the graphs around it by their names. In the model these are inputs, or initializers where they
+are small constants. Sizes that are not known get names there: what a body reads from outside has the same sizes in all
+turns of a loop, and so has a state whose sizes the body leaves as they are.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import onnx
+from onnx import TensorProto, TypeProto, helper, numpy_helper
+
+from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.large import LARGE
+from opgrad.onnx.graph.messages import copied, copied_without, domain_of, keep
+from opgrad.onnx.graph.nodes import attributes_of, read_from_outside, subgraphs
+from opgrad.onnx.graph.sizes import VAGUE, Size, Sizes
+
+IF, LOOP, SCAN = "If", "Loop", "Scan"
+FIRST_STATE = {LOOP: 2, SCAN: 0}  # the place of the first state among a node's inputs, and among those of its body
+TURN_AND_CONDITION = (
+    helper.make_tensor_type_proto(TensorProto.INT64, []),
+    helper.make_tensor_type_proto(TensorProto.BOOL, []),
+)
+
+
+def has_bodies(node: onnx.NodeProto) -> bool:
+    """Whether a node is an If, Loop or Scan."""
+    return node.op_type in (IF, LOOP, SCAN) and not domain_of(node)
+
+
+def scanned(node: onnx.NodeProto) -> int:
+    """The number of a Scan's inputs that it goes through step by step."""
+    return int(attributes_of(node).get("num_scan_inputs", 0)) if node.op_type == SCAN else 0
+
+
+def state_count(node: onnx.NodeProto) -> int:
+    """The number of values that a Loop or Scan hands from turn to turn."""
+    return len(node.input) - FIRST_STATE[node.op_type] - scanned(node)
+
+
+def scan_axis(node: onnx.NodeProto, place: int, of: str, rank: int) -> int:
+    """The axis of steps of a scan's input or output. of: "input" or "output". place: among those with steps."""
+    axes = attributes_of(node).get(f"scan_{of}_axes") or [0] * (place + 1)
+    return int(axes[place]) % max(rank, 1)
+
+
+@dataclass
+class Enclosed:
+    """A body of a node as a model.
+
+    outer, node: the node and its graph. body: the message of the body, which `restore` writes.
+    graph: the body's graph, whose inputs are those of the body and behind them the values from outside.
+    outside: the names of the values from outside.
+    steady: the names of sizes that are the same in each turn. made: names of sizes that were made up here.
+    """
+
+    outer: Graph
+    node: onnx.NodeProto
+    body: onnx.GraphProto
+    graph: Graph
+    outside: frozenset[str]
+    steady: frozenset[str]
+    made: frozenset[str]
+
+    def restore(self) -> None:
+        """Write the graph into the node, as it is in its message."""
+        graph, given = copied(self.graph.graph), [copied(each) for each in self.body.input]
+        keep(graph.input, given)
+        keep(graph.initializer, [each for each in graph.initializer if each.name not in self.outside])
+        for size in declared_sizes(graph.value_info):
+            if size.dim_param in self.made:
+                size.Clear()
+        self.body.CopyFrom(graph)
+
+    def declare_results(self) -> bool:
+        """Declare the sizes of the last states of a Loop, which onnx does not infer; whether some were not known."""
+        if self.node.op_type != LOOP:
+            return False
+        outer, changed = self.outer, False
+        states = self.body.input[FIRST_STATE[LOOP] :]
+        for value, name in zip(states, self.node.output, strict=False):
+            kind, tensors = self.graph.element_type(value.name), self.graph.sequence(value.name)
+            if kind and outer.sizes(name) is None and (sizes := self._told(self.graph.sizes(value.name))) is not None:
+                outer.declare(name, kind, sizes)
+                changed = True
+            inside = self._told(self.graph.sizes_in_sequence(value.name))
+            if tensors and inside is not None and outer.sizes_in_sequence(name) is None:
+                outer.declare_sequence(name, tensors, inside)
+                changed = True
+        return changed
+
+    def _told(self, sizes: Sizes | None) -> Sizes | None:
+        return None if sizes is None else [None if size in self.made else size for size in sizes]
+
+
+def declared_sizes(values: Iterable[onnx.ValueInfoProto]) -> Iterator[onnx.TensorShapeProto.Dimension]:
+    """The sizes in the types of tensors and of sequences of tensors."""
+    for value in values:
+        for tensor in (value.type.tensor_type, value.type.sequence_type.elem_type.tensor_type):
+            yield from tensor.shape.dim
+
+
+def enclosed(outer: Graph, node: onnx.NodeProto, body: onnx.GraphProto) -> Enclosed:
+    """A body of a node of the graph `outer` as a model of its own."""
+    return _Enclosing(outer, node, body).run()
+
+
+def in_bodies(graph: Graph, change: Callable[[Graph], Graph | None]) -> None:
+    """Change the bodies of all nodes of a graph, each as a graph of its own.
+
+    change: it changes a graph in place, or returns a new one.
+    """
+    for place in [place for place, node in enumerate(graph.nodes()) if has_bodies(node)]:
+        node = list(graph.nodes())[place]
+        insides = [enclosed(graph, node, body) for body in subgraphs(node)]
+        for inside in insides:
+            inside.graph = change(inside.graph) or inside.graph
+            inside.graph.commit()
+            inside.restore()
+        declared = [inside.declare_results() for inside in insides]
+        if any(declared):
+            graph.refresh()
+        else:
+            graph.index()
+
+
+@dataclass
+class _Enclosing:
+    """The way from a body to a model: sizes of states are assumed to stay, until the body is seen to change them."""
+
+    outer: Graph
+    node: onnx.NodeProto
+    body: onnx.GraphProto
+    steady: set[str] = field(default_factory=set)
+    made: set[str] = field(default_factory=set)
+
+    def run(self) -> Enclosed:
+        names = list(dict.fromkeys(read_from_outside(self.body)))
+        model = copied_without(self.outer.model, "graph")
+        model.graph.CopyFrom(self.body)
+        model.graph.name = self.body.name or "body"
+        self._forget_own_names(model.graph)
+        for name in names:
+            self._from_outside(model.graph, name)
+        for value, kind in zip(model.graph.input, self._given(), strict=False):
+            self._declare(value, kind)
+        if self.node.op_type == SCAN:  # whose states have the same shapes before and after each step
+            for value, result in zip(model.graph.input[: state_count(self.node)], model.graph.output, strict=False):
+                result.type.CopyFrom(value.type)
+        while True:
+            graph = Graph(copied(model), plain=self.outer.plain, taken=self.outer.taken)
+            if not self._states_changed(model.graph, graph):
+                return Enclosed(
+                    self.outer,
+                    self.node,
+                    self.body,
+                    graph,
+                    frozenset(names),
+                    frozenset(self.steady),
+                    frozenset(self.made),
+                )
+
+    def _forget_own_names(self, graph: onnx.GraphProto) -> None:
+        """Remove the names of sizes that only the body has: they may stand for another size in each turn."""
+        known = {size.dim_param for value in self.outer.graph.input for size in value.type.tensor_type.shape.dim}
+        for size in declared_sizes([*graph.input, *graph.output, *graph.value_info]):
+            if size.HasField("dim_param") and size.dim_param not in known:
+                size.Clear()
+
+    def _from_outside(self, graph: onnx.GraphProto, name: str) -> None:
+        constant = self.outer.constant(name)
+        if constant is not None and constant.size <= LARGE:
+            graph.initializer.append(numpy_helper.from_array(constant, name))
+            return
+        value = graph.input.add(name=name)
+        value.type.CopyFrom(self._type(name))
+
+    def _given(self) -> list[TypeProto]:
+        """The types of the body's inputs, as those of the node tell them."""
+        node = self.node
+        if node.op_type == IF:
+            return []
+        first, states = FIRST_STATE[node.op_type], state_count(node)
+        kinds = [*TURN_AND_CONDITION[:first], *(self._type(name) for name in node.input[first : first + states])]
+        for place, name in enumerate(node.input[first + states :]):
+            whole, sizes = self._type(name), self.outer.sizes(name)
+            if sizes is not None:
+                del whole.tensor_type.shape.dim[scan_axis(node, place, "input", len(sizes))]
+            kinds.append(whole)
+        return kinds
+
+    def _type(self, name: str) -> TypeProto:
+        """The type of a value from outside; all of its sizes that are not known have names."""
+        kind = self.outer.element_type(name) if name else None
+        if kind is None:
+            inside = self.outer.sequence(name) if name else None
+            return TypeProto() if inside is None else sequence_type(inside, self.outer.sizes_in_sequence(name))
+        named = self._all_named(self.outer.sizes(name), name)
+        self.steady.update(size for size in named or () if isinstance(size, str))
+        return helper.make_tensor_type_proto(kind, named)
+
+    def _all_named(self, sizes: Sizes | None, name: str) -> Sizes | None:
+        return None if sizes is None else [self._named(size, name, axis) for axis, size in enumerate(sizes)]
+
+    def _named(self, size: Size, name: str, axis: int) -> Size:
+        if isinstance(size, int) or (size and not VAGUE.fullmatch(size)):
+            return size
+        made = f"{name}:{axis}"
+        self.made.add(made)
+        return made
+
+    def _declare(self, value: onnx.ValueInfoProto, kind: TypeProto) -> None:
+        """Declare the type of an input of the body; what the graph around does not tell stays as the body has it."""
+        told = value.type.tensor_type
+        if kind.WhichOneof("value") is None:
+            kind = value.type
+        elif kind.HasField("tensor_type") and not kind.tensor_type.HasField("shape") and told.HasField("shape"):
+            sizes = [size.dim_value or None for size in told.shape.dim]
+            kind = helper.make_tensor_type_proto(kind.tensor_type.elem_type, self._all_named(sizes, value.name))
+        elif kind.HasField("sequence_type") and not kind.sequence_type.elem_type.tensor_type.HasField("shape"):
+            kind = value.type if value.type.HasField("sequence_type") else kind
+        value.type.CopyFrom(kind)
+
+    def _states_changed(self, graph: onnx.GraphProto, found: Graph) -> bool:
+        """Whether the body changes the sizes of a state, which are then forgotten in `graph`."""
+        if self.node.op_type != LOOP:
+            return False
+        changed, first, states = False, FIRST_STATE[LOOP], state_count(self.node)
+        results = graph.output[1:]  # behind the condition
+        for value, result in zip(graph.input[first : first + states], results[:states], strict=False):
+            changed |= self._filled(value, result.name, found)
+            sizes = found.sizes(value.name)
+            joined = self._joined(value.name, sizes, found.sizes(result.name))
+            if sizes is not None and sizes != joined:
+                value.type.CopyFrom(helper.make_tensor_type_proto(found.element_type(value.name) or 0, joined))
+                changed = True
+        return changed
+
+    def _filled(self, value: onnx.ValueInfoProto, result: str, found: Graph) -> bool:
+        """Declare the sizes of the tensors in a sequence that is empty at first, if each turn inserts equal ones."""
+        kind, first = found.sequence(value.name), self.node.input[self._state(value.name)]
+        if kind is None or found.sizes_in_sequence(value.name) is not None:
+            return False
+        inserted, node = list[Sizes | None](), found.maker(result, "SequenceInsert", "Identity")
+        while node is not None and result != value.name:
+            inserted += [found.sizes(node.input[1])] if node.op_type == "SequenceInsert" else []
+            result = node.input[0]
+            node = found.maker(result, "SequenceInsert", "Identity")
+        ranks = {None if each is None else len(each) for each in inserted}
+        if result != value.name or len(ranks) != 1 or None in ranks or self.outer.maker(first, "SequenceEmpty") is None:
+            return False
+        sizes = [each[0] if len(set(each)) == 1 else None for each in zip(*filter(None, inserted), strict=True)]
+        steady = [size if isinstance(size, int) or size in self.steady else None for size in sizes]
+        value.type.CopyFrom(sequence_type(kind, steady))
+        return True
+
+    def _state(self, name: str) -> int:
+        return [each.name for each in self.body.input].index(name)
+
+    def _joined(self, name: str, before: Sizes | None, after: Sizes | None) -> Sizes | None:
+        """The sizes that a state has before and after a turn; a size that differs gets a name of its own."""
+        if before is None or after is None or len(before) != len(after):
+            return None
+        pairs = enumerate(zip(before, after, strict=True))
+        return [a if a == b and a is not None else self._named(None, name, axis) for axis, (a, b) in pairs]
+
+
+def sequence_type(element_type: int, sizes: Sizes | None = None) -> TypeProto:
+    """The type of a sequence of tensors."""
+    return helper.make_sequence_type_proto(helper.make_tensor_type_proto(element_type, sizes))

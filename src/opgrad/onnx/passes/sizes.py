@@ -1,0 +1,231 @@
+"""Symbolic arithmetic of shapes: the values of a graph's integer arrays as numbers and products of named sizes."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx
+
+from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.nodes import attributes_of, registering
+from opgrad.onnx.graph.sizes import Term, Terms, numbers, terms
+
+LONGEST = 64  # the most numbers of an array that is taken for a shape
+
+Rule = Callable[["Shapes", onnx.NodeProto], Terms | None]
+RULES: dict[str, Rule] = {}
+
+
+def terms_of(graph: Graph, name: str) -> Terms | None:
+    """The sizes of a value; None if not even the rank is known."""
+    return terms(graph.sizes(name))
+
+
+# Registers the function that computes the result of these operators from the sizes in their inputs.
+rule = registering(RULES)
+
+
+class Shapes:
+    """The values of integer arrays with at most one axis, as far as they follow from sizes."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self._found: dict[str, Terms | None] = {}
+
+    def __call__(self, name: str) -> Terms | None:
+        if name not in self._found:
+            self._found[name] = None  # ends the recursion in a damaged model whose nodes form a circle
+            self._found[name] = self._value(name)
+        return self._found[name]
+
+    def _value(self, name: str) -> Terms | None:
+        constant = self.graph.constant(name)
+        if constant is not None:
+            fits = constant.dtype.kind in "iub" and constant.ndim <= 1 and constant.size <= LONGEST
+            return [Term(int(each)) for each in constant.reshape(-1)] if fits else None
+        node = self.graph.maker(name, *RULES)
+        return RULES[node.op_type](self, node) if node is not None else None
+
+    def numbers(self, name: str) -> list[int] | None:
+        """The numbers in an array; None if one of them is not known."""
+        return numbers(self(name)) if name else None
+
+
+# --- operators ---
+
+
+@rule("Shape")
+def _shape(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
+    sizes, given = terms_of(shapes.graph, node.input[0]), attributes_of(node)
+    return None if sizes is None else sizes[given.get("start", 0) : given.get("end", len(sizes))]
+
+
+@rule("Size")
+def _size(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
+    return _product(terms_of(shapes.graph, node.input[0]))
+
+
+@rule("ReduceProd")
+def _reduce_prod(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
+    return _product(shapes(node.input[0]))
+
+
+def _product(terms: Terms | None) -> Terms | None:
+    if terms is None or None in terms:
+        return None
+    return [math.prod((each for each in terms if each is not None), start=Term(1))]
+
+
+@rule("Identity", "Cast")
+def _same(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
+    whole = attributes_of(node).get("to") in (None, onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+    return shapes(node.input[0]) if whole else None
+
+
+@rule("Unsqueeze", "Squeeze", "Reshape")
+def _elements(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
+    sizes = shapes.graph.sizes(node.output[0])
+    return shapes(node.input[0]) if sizes is not None and len(sizes) <= 1 else None
+
+
+@rule("Concat")
+def _concat(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
+    joined: Terms = []
+    for name in node.input:
+        part = shapes(name)
+        sizes = shapes.graph.known(name)
+        if part is None and (sizes is None or len(sizes) != 1 or sizes[0] > LONGEST):
+            return None
+        joined += [None] * (sizes or [0])[0] if part is None else part
+    return joined
+
+
+@rule("Gather")
+def _gather(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
+    whole, places = shapes(node.input[0]), shapes.numbers(node.input[1])
+    if whole is None or places is None or any(not -len(whole) <= place < len(whole) for place in places):
+        return None
+    return [whole[place] for place in places]
+
+
+@rule("Slice")
+def _slice(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
+    whole, limits = shapes(node.input[0]), slice_limits(shapes, node)
+    if whole is None or limits is None or len(limits) != 1:
+        return None
+    start, end, step = (numbers([each]) for each in limits[0][1:])
+    if start is None or end is None or step is None or not step[0]:
+        return None
+    # ONNX clips an end before the first element to the first element; a Python slice does so with None.
+    last = None if step[0] < 0 and end[0] < -len(whole) else end[0]
+    return whole[start[0] : last : step[0]]
+
+
+def slice_limits(shapes: Shapes, node: onnx.NodeProto) -> list[tuple[int, Term | None, Term | None, Term]] | None:
+    """For each axis that Slice cuts: the axis, start, end and step; None if axes or steps are not known."""
+    given = attributes_of(node)
+    if "starts" in given:
+        starts, ends = ([Term(each) for each in given[name]] for name in ("starts", "ends"))
+        axes = given.get("axes", list(range(len(starts))))
+        return [(axis, *pair, Term(1)) for axis, *pair in zip(axes, starts, ends, strict=True)]
+    found: list[Terms | None] = [shapes(name) if name else None for name in node.input[1:]]
+    first, last = found[0], found[1]
+    if first is None or last is None or len(first) != len(last):
+        return None
+    named = [name for name in node.input[3:] if name]
+    if any(shapes.numbers(name) is None for name in named):
+        return None
+    axes = shapes.numbers(node.input[3]) if len(node.input) > 3 and node.input[3] else list(range(len(first)))
+    steps = shapes.numbers(node.input[4]) if len(node.input) > 4 and node.input[4] else [1] * len(first)
+    if axes is None or steps is None or not len(axes) == len(steps) == len(first):
+        return None
+    return [(axis, a, b, Term(step)) for axis, a, b, step in zip(axes, first, last, steps, strict=True)]
+
+
+def _pairs(shapes: Shapes, names: Sequence[str]) -> list[tuple[Term | None, ...]] | None:
+    """The tuples of corresponding elements of several arrays, broadcast; None if one array is not known."""
+    found = [shapes(name) for name in names]
+    lists = [each for each in found if each is not None]
+    if len(lists) < len(found):
+        return None
+    length = max(map(len, lists))
+    if any(len(each) not in (1, length) for each in lists):
+        return None
+    return list(zip(*(each * length if len(each) < length else each for each in lists), strict=True))
+
+
+def _each(shapes: Shapes, node: onnx.NodeProto, function: Callable[[Term, Term], Term | None]) -> Terms | None:
+    pairs = _pairs(shapes, node.input)
+    if pairs is None:
+        return None
+    return [None if a is None or b is None else function(a, b) for a, b in pairs]
+
+
+@rule("Mul")
+def _mul(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
+    return _each(shapes, node, lambda a, b: a * b)
+
+
+@rule("Div")
+def _div(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
+    return _each(shapes, node, _quotient)
+
+
+def _quotient(a: Term, b: Term) -> Term | None:
+    rest = list(a.names)
+    for name in b.names:
+        if name not in rest:
+            return None
+        rest.remove(name)
+    if b.names or b.factor <= 0 or a.factor < 0:  # a named size as divisor may be 0
+        return None
+    whole = not rest or a.factor % b.factor == 0
+    return Term(a.factor // b.factor, tuple(rest)) if whole else None
+
+
+@rule("Add")
+def _add(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
+    return _each(shapes, node, lambda a, b: _sum(a, b, 1))
+
+
+@rule("Sub")
+def _sub(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
+    return _each(shapes, node, lambda a, b: _sum(a, b, -1))
+
+
+def _sum(a: Term, b: Term, sign: int) -> Term | None:
+    if a.names == b.names:
+        total = a.factor + sign * b.factor
+        return Term(total, a.names if total else ())
+    return a if b == Term(0) else b if a == Term(0) and sign > 0 else None
+
+
+@rule("Equal")
+def _equal(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
+    return _each(shapes, node, _same_size)
+
+
+def _same_size(a: Term, b: Term) -> Term | None:
+    if not a.names and not b.names:
+        return Term(int(a.factor == b.factor))
+    negative = any(not each.names and each.factor < 0 for each in (a, b))
+    return Term(0) if negative and min(a.factor, b.factor) < 0 < max(a.factor, b.factor) else None
+
+
+@rule("Where")
+def _where(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
+    chosen = _pairs(shapes, node.input)
+    if chosen is None:
+        return None
+    return [
+        None if condition is None or condition.names else a if condition.factor else b for condition, a, b in chosen
+    ]
+
+
+@rule("ConstantOfShape")
+def _filled(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
+    shape, given = shapes.numbers(node.input[0]), attributes_of(node).get("value")
+    value = np.zeros(1) if given is None else onnx.numpy_helper.to_array(given)
+    if shape is None or len(shape) > 1 or value.dtype.kind not in "iub" or math.prod(shape) > LONGEST:
+        return None
+    return [Term(int(value.reshape(-1)[0]))] * math.prod(shape)

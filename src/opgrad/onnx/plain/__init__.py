@@ -1,0 +1,25 @@
+"""Training operators in plain ONNX, a module for each family; importing the package declares them all.
+
+Imports `onnx/graph`, `ops` and below.
+"""
+
+from opgrad.onnx.plain import (  # noqa: F401
+    accumulate,
+    activation,
+    attention,
+    contrib,
+    convolution,
+    cross_entropy,
+    dropout,
+    gather,
+    joins,
+    mixed_precision,
+    normalization,
+    optimizer,
+    pooling,
+    quantized,
+    recurrent,
+    resize,
+    rotary,
+    softmax,
+)

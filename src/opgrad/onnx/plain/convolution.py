@@ -1,0 +1,166 @@
+"""Gradients of convolution and of transposed convolution, as convolutions.
+
+dX is the transposed convolution of dY with the weights. dW is the convolution of X with dY as its kernel: the batch
+takes the place of the channels, and strides and dilations change places.
+"""
+
+from collections.abc import Sequence
+
+from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.node_view import NodeView
+from opgrad.onnx.plain.registry import Call, NoForm, Results, lowers
+
+
+class Window:
+    """The sliding window of a convolution or pooling node.
+
+    kernel, strides, dilations: one number for each spatial axis.
+    begin, end: the padding on either side; None where auto_pad leaves it to the sizes of X.
+    """
+
+    def __init__(self, node: NodeView, kernel: Sequence[int]):
+        self.kernel, axes = list(kernel), len(kernel)
+        self.strides = list(node.get("strides") or [1] * axes)
+        self.dilations = list(node.get("dilations") or [1] * axes)
+        self.auto_pad = node.get("auto_pad", "NOTSET") or "NOTSET"
+        pads = list(node.get("pads") or [0] * 2 * axes)
+        self.begin: list[int] | None = pads[:axes]
+        self.end: list[int] | None = pads[axes:]
+        if self.auto_pad == "VALID":
+            self.begin = self.end = [0] * axes
+        elif self.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            self._pad_to_same_size()
+        elif self.auto_pad != "NOTSET":
+            raise NoForm(f"auto_pad is {self.auto_pad!r}")
+
+    def _pad_to_same_size(self) -> None:
+        total = [width - 1 for width in self.widths]
+        less, more = [each // 2 for each in total], [each - each // 2 for each in total]
+        self.begin, self.end = (less, more) if self.auto_pad == "SAME_UPPER" else (more, less)
+        if any(stride > 1 for stride in self.strides):
+            self.begin = self.end = None
+
+    @property
+    def axes(self) -> int:
+        """The number of spatial axes."""
+        return len(self.kernel)
+
+    @property
+    def widths(self) -> list[int]:
+        """What the window spans along each axis."""
+        return [(size - 1) * step + 1 for size, step in zip(self.kernel, self.dilations, strict=True)]
+
+    def pads_for(self, axis: int, size: int) -> tuple[int, int]:
+        """The padding on either side of an axis of X of this size."""
+        if self.begin is not None and self.end is not None:
+            return self.begin[axis], self.end[axis]
+        total = max((-(-size // self.strides[axis]) - 1) * self.strides[axis] + self.widths[axis] - size, 0)
+        less, more = total // 2, total - total // 2
+        return (less, more) if self.auto_pad == "SAME_UPPER" else (more, less)
+
+    def pads_before(self, x_sizes: Value, y_sizes: Value) -> Value:
+        """The padding before X along each spatial axis, an array of int64."""
+        body = x_sizes.body
+        if self.begin is not None:
+            return body.ints(self.begin)
+        total = (y_sizes - 1) * body.ints(self.strides) + body.ints(self.widths) - x_sizes
+        total = body.node("Max", total, body.ints([0]))
+        return (total if self.auto_pad == "SAME_UPPER" else total + 1) / 2
+
+    def attributes(self) -> dict[str, list[int]]:
+        """Strides and dilations, as the transposed convolution takes them."""
+        return {"strides": self.strides, "dilations": self.dilations, "kernel_shape": self.kernel}
+
+    def transposed(self, dy: Value, weights: Value, x_sizes: Value, group: int) -> Value:
+        """The transposed convolution, of the spatial sizes of X.
+
+        It is as long as the windows reach; what they never reached, behind a stride, is padded with 0.
+        """
+        body = dy.body
+        if self.begin is not None and self.end is not None and all(stride == 1 for stride in self.strides):
+            pads = [*self.begin, *self.end]
+            return body.node("ConvTranspose", dy, weights, group=group, pads=pads, **self.attributes())
+        whole = body.node("ConvTranspose", dy, weights, group=group, **self.attributes())
+        before = self.pads_before(x_sizes, dy.shape(2))
+        missing = body.node("Max", before + x_sizes - whole.shape(2), body.ints([0]))
+        long_enough = body.node("Pad", whole, body.concat(body.ints([0] * (self.axes + 4)), missing))
+        return body.node("Slice", long_enough, before, before + x_sizes, body.ints(range(2, 2 + self.axes)))
+
+    def padded(self, x: Value, y_sizes: Value) -> tuple[Value, dict[str, list[int]]]:
+        """X, and the padding for a convolution with it; padded by itself where auto_pad decides."""
+        body = x.body
+        if self.begin is not None and self.end is not None:
+            return x, {"pads": [*self.begin, *self.end]}
+        before = self.pads_before(x.shape(2), y_sizes)
+        reach = (y_sizes - 1) * body.ints(self.strides) + body.ints(self.widths)
+        behind = body.node("Max", reach - before - x.shape(2), body.ints([0]))
+        none = body.ints([0, 0])
+        return body.node("Pad", x, body.concat(none, before, none, behind)), {}
+
+
+def _kernel(call: Call) -> list[int]:
+    """The kernel's spatial sizes."""
+    kernel = call.get("kernel_shape") or (call.input_shapes[2] or ())[2:]
+    if not kernel or None in kernel:
+        raise NoForm("it has no attribute kernel_shape, and the graph does not tell the shape of the weights")
+    return list(kernel)
+
+
+@lowers("ConvGrad")
+def conv_grad(call: Call) -> Results:
+    """dx, dw and db of a convolution of one to three (or more) spatial axes."""
+    dy, x, w = call.operands(3)
+    window, group = Window(call, _kernel(call)), call.get("group", 1)
+    db = dy.sum([0, *range(2, 2 + window.axes)], keepdims=False)
+    return window.transposed(dy, w, x.shape(2), group), _weights_grad(window, dy, x, group), db
+
+
+@lowers("ConvTransposeGrad")
+def conv_transpose_grad(call: Call) -> Results:
+    """dx, dw and db of a transposed convolution: X and dY change places."""
+    dy, x, w = call.operands(3)
+    window, group = Window(call, _kernel(call)), call.get("group", 1)
+    db = dy.sum([0, *range(2, 2 + window.axes)], keepdims=False)
+    more = list(call.get("output_padding") or [0] * window.axes)
+    told = window.auto_pad in ("NOTSET", "VALID") and not call.get("output_shape")
+    if not told or any(extra >= stride for extra, stride in zip(more, window.strides, strict=True)):
+        dy = _under_windows(window, dy, x.shape(2), more, told)
+        window.begin = window.end = [0] * window.axes
+    pads = [*(window.begin or []), *(window.end or [])]
+    dx = call.body.node("Conv", dy, w, group=group, pads=pads, **window.attributes())
+    return dx, _weights_grad(window, x, dy, group), db
+
+
+def _under_windows(window: Window, dy: Value, x_sizes: Value, more: Sequence[int], told: bool) -> Value:
+    """What the windows of X stand on: dY with its padding, no longer than they reach. told: by the attribute pads."""
+    body, none = dy.body, dy.body.ints([0, 0])
+    reach = (x_sizes - 1) * body.ints(window.strides) + body.ints(window.widths)
+    if told:
+        before = body.ints(window.begin or [])
+    else:
+        total = body.node("Max", reach + body.ints(more) - dy.shape(2), body.ints([0]))
+        before = (total if window.auto_pad == "SAME_UPPER" else total + 1) / 2
+    behind = body.node("Max", reach - before - dy.shape(2), body.ints([0]))
+    padded = body.node("Pad", dy, body.concat(none, before, none, behind))
+    axes = body.ints(range(2, 2 + window.axes))
+    return body.node("Slice", padded, body.ints([0] * window.axes), reach, axes)
+
+
+def _weights_grad(window: Window, dy: Value, x: Value, group: int) -> Value:
+    """dw[o, i, k] = sum over n and p of dy[n, o, p] * x[n, i, p * stride + k * dilation - pad]."""
+    body, spatial = dy.body, range(2, 2 + window.axes)
+    x, pads = window.padded(x, dy.shape(2))
+    if group > 1:  # [N, G * I, …] to [I, G * N, …]
+        rest = range(3, 3 + window.axes)
+        sizes = body.concat(x.shape(0, 1), body.ints([group, -1]), x.shape(2))
+        x = x.reshape(sizes).transpose(2, 1, 0, *rest)
+        x = x.reshape(body.concat(x.shape(0, 1), body.ints([-1]), x.shape(3)))
+    else:
+        x = x.transpose(1, 0, *spatial)
+    kernel = dy.transpose(1, 0, *spatial)
+    dw = body.node(
+        "Conv", x, kernel, group=group, strides=window.dilations, dilations=window.strides, **pads
+    ).transpose(1, 0, *spatial)
+    # Where the stride leaves a remainder of X, there is more than the kernel.
+    axes = body.ints(spatial)
+    return body.node("Slice", dw, body.ints([0] * window.axes), body.ints(window.kernel), axes)

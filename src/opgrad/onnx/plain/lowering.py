@@ -1,0 +1,264 @@
+"""Training graphs as plain ONNX: every training operator becomes a function of the model itself.
+
+Each node gets a function of its own signature (which inputs it has, its attributes); nodes that need the same body
+share one. The functions lie in the domain `opgrad`, under the operator's name.
+"""
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, helper, numpy_helper
+from onnx.external_data_helper import uses_external_data
+
+from opgrad.base.reading import json_object
+from opgrad.onnx.graph.declarations import naming
+from opgrad.onnx.graph.formulas import Body, Value
+from opgrad.onnx.graph.loading import load
+from opgrad.onnx.graph.messages import MICROSOFT, attribute_of, copied, declared_types, domain_of, free_name, opset_of
+from opgrad.onnx.graph.nodes import all_nodes, model_nodes, needed, read_by, subgraphs
+from opgrad.onnx.graph.opset import raise_opset
+from opgrad.onnx.plain.reasons import NOT_LOWERED
+from opgrad.onnx.plain.registry import FORMS, Call, NoForm, PlainForm
+
+DOMAIN = "opgrad"
+FEEDBACK = "opgrad.feedback"
+KEPT_DOMAINS = ("", "ai.onnx", "com.microsoft")
+
+LOWERED = tuple(sorted(name for _, name in FORMS))
+# The operators of LOWERED that stock onnxruntime has on the CPU.
+STOCK = ("BiasGelu", "FastGelu", "FusedMatMul", "Gelu", "QuickGelu", "SimplifiedLayerNormalization")
+
+
+def lower(
+    model: onnx.ModelProto | bytes | str | os.PathLike[str], *, operators: Collection[str] | None = None
+) -> onnx.ModelProto:
+    """The same model with training operators as functions of plain ONNX operators.
+
+    model: an onnx.ModelProto, which is not changed, the bytes of one, or the path of a file. Data outside the file
+        stays there; save the result in the same folder.
+    operators: names of the operators to lower, of LOWERED; None: all that stock onnxruntime lacks.
+
+    Returns the new model. Operators of other names are left alone. What the originals wrote into their inputs (the
+    sum of InPlaceAccumulatorV2, running statistics of BatchNormInternal, parameters and moments of the optimizers)
+    is an additional output, named after the input with `.next` at its end unless it had a name; the entry
+    `opgrad.feedback` of the model's metadata tells, as JSON, into which input each such output belongs.
+
+    Raises TypeError for another kind of model, FileNotFoundError, ValueError for a damaged model or an unknown name
+    in `operators`, and NotImplementedError, naming the operator and the reason, where it has no such form.
+    """
+    lowered = load(model, "lower", outside=False)
+    names = _names(operators)
+    if any(_concerns(node, names) for node in model_nodes(lowered)):
+        raise_opset(lowered)
+        _Lowering(lowered, names).run()
+    return lowered
+
+
+def _names(operators: Collection[str] | None) -> frozenset[str]:
+    """The operators to lower or to complain about."""
+    if operators is None:
+        return frozenset(LOWERED) - frozenset(STOCK) | NOT_LOWERED.keys()
+    if isinstance(operators, str):
+        raise TypeError(f"lower: operators is of type str, expected a collection of names such as [{operators!r}]")
+    for name in operators:
+        if name in NOT_LOWERED:
+            raise NotImplementedError(f"lower: {name} has no form of plain operators: {NOT_LOWERED[name]}")
+        if name not in LOWERED:
+            raise ValueError(f"lower: operators has {name!r}, expected names of opgrad.onnxruntime.LOWERED")
+    return frozenset(operators)
+
+
+def _concerns(node: onnx.NodeProto, names: frozenset[str]) -> bool:
+    """Whether a node is of an operator to lower, and of its domain."""
+    known = (domain_of(node), node.op_type) in FORMS or (node.op_type in NOT_LOWERED and domain_of(node) == MICROSOFT)
+    return known and node.op_type in names
+
+
+@dataclass
+class _Lowering:
+    """One run of `lower` over a model of its own."""
+
+    model: onnx.ModelProto
+    names: frozenset[str]
+    types: dict[str, onnx.TypeProto] = field(default_factory=dict)
+    tensors: dict[str, onnx.TensorProto] = field(default_factory=dict)  # of constants
+    functions: dict[tuple[str, bytes], str] = field(default_factory=dict)
+    feedback: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> None:
+        model = self.model
+        for function in model.functions:
+            if function.domain == DOMAIN:
+                self.functions[_key(function)] = function.name
+        self._graph(model.graph, model.graph)
+        for function in list(model.functions):
+            if any(_concerns(node, self.names) for node in all_nodes(function.node)):
+                self.types, self.tensors = {}, {}  # the names inside a function are not those of the graph
+                self._nodes_of(function.node, None)
+                function.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+        model.ir_version = max(model.ir_version, 8)  # the first version with functions
+        self._imports()
+        if self.feedback:
+            entry = next((each for each in model.metadata_props if each.key == FEEDBACK), None)
+            entry = entry or model.metadata_props.add(key=FEEDBACK)
+            noted = json_object(entry.value or "{}", f"lower: metadata {FEEDBACK} of the model")
+            entry.value = json.dumps({**noted, **self.feedback})
+
+    def _imports(self) -> None:
+        """Import the functions' domain, and no domain that nothing uses."""
+        used = {node.domain for node in model_nodes(self.model)} | {DOMAIN, *KEPT_DOMAINS}
+        kept = [each for each in self.model.opset_import if each.domain in used and each.domain != DOMAIN]
+        del self.model.opset_import[:]
+        self.model.opset_import.extend([*kept, helper.make_opsetid(DOMAIN, 1)])
+
+    def _graph(self, graph: onnx.GraphProto, main: onnx.GraphProto | None) -> None:
+        """Lower the nodes of a graph; `main` is the same graph if its inputs are those of the model."""
+        self.types |= declared_types(graph)
+        defaults = {each.name for each in graph.input}  # of inputs: initializers that are no constants
+        self.tensors |= {each.name: each for each in graph.initializer if each.name not in defaults}
+        self._nodes_of(graph.node, main)
+
+    def _nodes_of(self, nodes: Any, main: onnx.GraphProto | None) -> None:
+        producers = {name: node for node in nodes for name in node.output if name}
+        for node in nodes:
+            if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+                self.tensors[node.output[0]] = node.attribute[0].t
+        for node in nodes:
+            for graph in subgraphs(node):
+                self._graph(graph, None)
+            if _concerns(node, self.names):
+                self._node(node, producers, main)
+
+    def _node(
+        self,
+        node: onnx.NodeProto,
+        producers: Mapping[str, onnx.NodeProto],
+        main: onnx.GraphProto | None,
+    ) -> None:
+        """Turn a node into a call of a function."""
+        if node.op_type in NOT_LOWERED:
+            raise _no_form(node, NOT_LOWERED[node.op_type])
+        form = FORMS[domain_of(node), node.op_type]
+        forward = self._forward(form, node, producers)
+        if main is not None:
+            self._expose(form, node, main)
+        try:
+            with naming(node):
+                function, inputs = self._function(form, node, forward)
+        except NoForm as reason:
+            raise _no_form(node, reason) from None
+        outputs = [name for name in node.output if name]
+        del node.input[:], node.output[:], node.attribute[:]
+        node.op_type, node.domain, node.overload = function, DOMAIN, ""
+        node.input.extend(inputs)
+        node.output.extend(outputs)
+
+    def _forward(self, form: PlainForm, node: onnx.NodeProto, producers: Mapping[str, onnx.NodeProto]) -> str | None:
+        """The first input of the forward node, where the form needs it and the graph has it."""
+        maker = producers.get(node.input[1]) if form.forward and len(node.input) > 1 else None
+        return maker.input[0] if maker is not None and maker.op_type == form.forward else None
+
+    def _expose(self, form: PlainForm, node: onnx.NodeProto, main: onnx.GraphProto) -> None:
+        """Add an output with the values that the original operator wrote into an input of the model."""
+        inputs = {each.name: each for each in main.input}
+        outputs = {each.name for each in main.output}
+        taken = self.types.keys() | {name for each in main.node for name in each.output}
+        for index, source in form.state.items():
+            buffer = node.input[source] if source < len(node.input) else ""
+            if buffer not in inputs:
+                continue
+            if buffer in self.feedback.values():
+                raise NotImplementedError(f"lower: {_title(node)} writes into {buffer}, as another node does")
+            node.output.extend([""] * (index + 1 - len(node.output)))
+            name = node.output[index] = node.output[index] or free_name(f"{buffer}.next", taken)
+            if name not in outputs:
+                value = main.output.add()
+                value.CopyFrom(inputs[buffer])
+                value.name = name
+            self.types[name] = inputs[buffer].type
+            self.feedback[name] = buffer
+
+    def _function(self, form: PlainForm, node: onnx.NodeProto, forward: str | None) -> tuple[str, list[str]]:
+        """The name of the function for a node, and the names of the inputs that it takes."""
+        body = Body(opset_of(self.model))
+        call = Call(
+            body=body,
+            inputs=[body.input() if name else None for name in node.input],
+            attributes=dict(map(_attribute, node.attribute)),
+            outputs=len(node.output),
+            wanted=frozenset(index for index, name in enumerate(node.output) if name),
+            input_shapes=[self._sizes(name) for name in node.input],
+            output_shapes=[self._sizes(name) for name in node.output],
+            input_types=[self._element_type(name) for name in node.input],
+            output_types=[self._element_type(name) for name in node.output],
+            forward=body.input() if forward else None,
+            values=lambda index: self._constant(node.input[index]),
+        )
+        written = form.write(call)
+        results = [written] if isinstance(written, Value) else list(written)
+        names = []
+        for index in sorted(call.wanted):
+            value = results[index] if index < len(results) else None
+            if value is None:
+                raise NoForm(f"it has output {index}, which the operator has not")
+            names.append(value.apply("Identity").name)
+        nodes = needed(body.nodes, names)
+        read = read_by(nodes)
+        given = [*zip([each.name if each else "" for each in call.inputs], node.input, strict=True)]
+        given += [(call.forward.name, forward)] if call.forward and forward else []
+        taken = [(inner, outer) for inner, outer in given if inner and inner in read]
+        imports = [helper.make_opsetid("", body.opset)]
+        function = helper.make_function(DOMAIN, form.name, [inner for inner, _ in taken], names, nodes, imports)
+        return self._shared(function), [outer for _, outer in taken]
+
+    def _shared(self, function: onnx.FunctionProto) -> str:
+        """The name of the model's function with this body, added if it is new."""
+        key = _key(function)
+        if key not in self.functions:
+            used = set(self.functions.values())
+            base, number = function.name, 1
+            while function.name in used:
+                number += 1
+                function.name = f"{base}_{number}"
+            self.functions[key] = function.name
+            self.model.functions.append(function)
+        return self.functions[key]
+
+    def _sizes(self, name: str) -> list[int | None] | None:
+        tensor = self.types[name].tensor_type if name in self.types else None
+        if tensor is None or not tensor.HasField("shape"):
+            return None
+        return [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
+
+    def _constant(self, name: str) -> np.ndarray | None:
+        tensor = self.tensors.get(name)
+        return None if tensor is None or uses_external_data(tensor) else numpy_helper.to_array(tensor)
+
+    def _element_type(self, name: str) -> int | None:
+        return self.types[name].tensor_type.elem_type or None if name in self.types else None
+
+
+def _key(function: onnx.FunctionProto) -> tuple[str, bytes]:
+    """A key that is equal for functions which only differ in the number at the end of their name."""
+    copy = copied(function)
+    copy.name = ""
+    return function.name.split("_", 1)[0], copy.SerializeToString(deterministic=True)
+
+
+def _title(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} (node {node.name!r})" if node.name else node.op_type
+
+
+def _no_form(node: onnx.NodeProto, reason: object) -> NotImplementedError:
+    return NotImplementedError(f"lower: {_title(node)} has no form of plain operators: {reason}")
+
+
+def _attribute(attribute: AttributeProto) -> tuple[str, Any]:
+    if attribute.ref_attr_name:
+        raise NoForm(f"its attribute {attribute.name} is that of the function around it")
+    return attribute_of(attribute)

@@ -1,0 +1,138 @@
+"""Optimizer steps and clipping over sequences of tensors, as loops.
+
+New parameters and moments are outputs; the caller feeds them back.
+"""
+
+import math
+
+import numpy as np
+
+from opgrad.onnx.graph.formulas import Body, Value
+from opgrad.onnx.plain.registry import Call, NoForm, Results, lowers
+
+NORM_EPSILON = 1e-6  # what the original adds to the norm that it divides by
+
+
+def _signal(call: Call, index: int) -> Value | None:
+    """Whether to update at all."""
+    signal = call.input(index)
+    return None if signal is None else signal.scalar()
+
+
+def _done(call: Call, signal: Value | None) -> Value:
+    return call.body.constant(np.array([True])) if signal is None else signal.reshape([1])
+
+
+def _unless_skipped(inner: Body, signal: Value | None, new: Value, old: Value) -> Value:
+    return new if signal is None else inner.where(inner.outer(signal), new, old)
+
+
+def sgd_step(p: Value, g: Value, rate: Value) -> Value:
+    """p - rate * g."""
+    return p - rate.like(p) * g.like(p)
+
+
+def corrections(rate: Value, count: Value, decays: tuple[float, float], corrected: bool) -> tuple[Value, Value]:
+    """1 - decay^count for both moments, 1 without bias correction, in the type of the learning rate.
+
+    Of 1 - 0.999 float32 has four digits; 1 - exp(y) is -tanh(y / 2) * (1 + exp(y)), where nothing is lost.
+    """
+    first, second = (_correction(rate, count, each if corrected else 0.0) for each in decays)
+    return first, second
+
+
+def _correction(rate: Value, count: Value, decay: float) -> Value:
+    """1 - decay^count."""
+    if decay <= 0:
+        return rate.body.number(1.0, rate)
+    exponent = count.like(rate) * math.log(decay)
+    return -(exponent * 0.5).apply("Tanh") * (1 + exponent.apply("Exp"))
+
+
+def adamw_step(
+    p: Value,
+    m: Value,
+    v: Value,
+    g: Value,
+    scalars: tuple[Value, Value, Value],
+    *,
+    alpha: float,
+    beta: float,
+    epsilon: float,
+    weight_decay: float,
+    adam_mode: int,
+) -> tuple[Value, Value, Value]:
+    """Parameter and moments after a step; scalars: learning rate and both corrections.
+
+    m = alpha * m + (1 - alpha) * g; v = beta * v + (1 - beta) * g². Mode 0 decays first, p -= lr * decay * p, and then
+    subtracts lr / c1 * m / (sqrt(v / c2) + epsilon); mode 1 subtracts lr * sqrt(c2) / c1 * m / (sqrt(v) + epsilon) and
+    then decays.
+    """
+    lr, c1, c2 = (each.like(p) for each in scalars)
+    gradient = g.like(m)
+    new_m = m * alpha + gradient * (1 - alpha)
+    new_v = v * beta + gradient * gradient * (1 - beta)
+    if adam_mode == 0:
+        decayed = p - lr * weight_decay * p
+        new_p = decayed - lr / c1 * (new_m / ((new_v / c2.like(v)).apply("Sqrt") + epsilon)).like(p)
+    else:
+        moved = p - lr * c2.apply("Sqrt") / c1 * (new_m / (new_v.apply("Sqrt") + epsilon)).like(p)
+        new_p = moved - lr * weight_decay * moved
+    return new_p, new_m, new_v
+
+
+def clip_factor(squares: Value, max_norm: float) -> Value:
+    """min(1, max_norm / norm); squares: the sum of the squares of all elements of all gradients."""
+    body = squares.body
+    factor = body.number(max_norm, squares) / (squares.apply("Sqrt") + NORM_EPSILON)
+    return body.node("Min", factor, body.number(1.0, factor))
+
+
+@lowers("SGDOptimizerV2", state={1: 1})
+def sgd_optimizer_v2(call: Call) -> Results:
+    """p - lr * g."""
+    rate, parameters, gradients = call.operands(3)
+    rate, signal = rate.scalar(), _signal(call, 3)
+
+    def step(inner: Body, p: Value, g: Value) -> list[Value]:
+        return [_unless_skipped(inner, signal, sgd_step(p, g, inner.outer(rate)), p)]
+
+    return _done(call, signal), call.body.each([parameters, gradients], step)[0]
+
+
+@lowers("AdamWOptimizer", state={1: 2, 2: 4, 3: 5})
+def adamw_optimizer(call: Call) -> Results:
+    """Parameters and moments after a step; see `adamw_step`."""
+    rate, count, parameters, gradients, means, squares = call.operands(6)
+    rate, count, signal = rate.scalar(), count.scalar(), _signal(call, 6)
+    mode, alpha, beta = call.get("adam_mode", 0), call.get("alpha", 0.9), call.get("beta", 0.999)
+    settings = {"epsilon": call.get("epsilon", 1e-8), "weight_decay": call.get("weight_decay", 1e-2)}
+    if mode not in (0, 1):
+        raise NoForm(f"adam_mode is {mode}, expected 0 or 1")
+    factors = corrections(rate, count, (alpha, beta), bool(call.get("correct_bias", 1)))
+
+    def step(inner: Body, p: Value, m: Value, v: Value, g: Value) -> list[Value]:
+        lr, c1, c2 = (inner.outer(each) for each in (rate, *factors))
+        new = adamw_step(p, m, v, g, (lr, c1, c2), alpha=alpha, beta=beta, adam_mode=mode, **settings)
+        return [_unless_skipped(inner, signal, *pair) for pair in zip(new, (p, m, v), strict=True)]
+
+    return _done(call, signal), *call.body.each([parameters, means, squares, gradients], step)[:3]
+
+
+@lowers("InplaceClipGradNorm")
+def inplace_clip_grad_norm(call: Call) -> Value:
+    """Every gradient times min(1, max_norm / norm), the norm being that of all of them together."""
+    (gradients,) = call.operands(1)
+    if call.get("norm_type", "fro") != "fro":
+        raise NoForm(f"norm_type is {call.get('norm_type')!r}, expected 'fro'")
+    body = call.body
+    zero = body.number(0.0, body.node("SequenceAt", gradients, body.constant(np.array(0))))
+
+    def add_square(inner: Body, rest: Value, total: Value) -> list[Value]:
+        first = inner.constant(np.array(0))
+        g = inner.node("SequenceAt", rest, first)
+        return [inner.node("SequenceErase", rest, first), total + (g * g).sum(keepdims=False)]
+
+    total = body.loop(body.node("SequenceLength", gradients), [gradients, zero], add_square)[1]
+    factor = clip_factor(total, call.get("max_norm", 1.0))
+    return body.each([gradients], lambda inner, g: [g * inner.outer(factor)])[0]

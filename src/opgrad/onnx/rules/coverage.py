@@ -1,0 +1,96 @@
+"""Which operators have gradients, which have none by nature, and which are refused: one list, with the reasons.
+
+An error gives the reason that stands here, and the table of docs/runtime-operators.md is made of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onnx import defs
+
+from opgrad.onnx.graph.messages import CLASSICAL, MICROSOFT, names_of
+from opgrad.onnx.rules.registry import RULES
+from opgrad.onnx.rules.zero import zero
+
+BLOCKED = "com.microsoft.nchwc"
+Names = Mapping[tuple[str, str], str]
+
+
+def _named(domain: str, names: str, reason: str) -> dict[tuple[str, str], str]:
+    return {(domain, name): reason for name in names_of(names)}
+
+
+_INTEGERS, _WORDS = "it computes with integers or bits", "its inputs or results are texts or maps"
+_CHOOSES, _SIZES = "it chooses tokens", "its result depends on sizes alone"
+# Operators without inputs of floating point, or whose results are none.
+NONE: Names = {
+    **_named("", "BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor", _INTEGERS),
+    **_named("", "RegexFullMatch StringConcat StringNormalizer StringSplit TfIdfVectorizer", _WORDS),
+    **_named("", "BlackmanWindow HammingWindow HannWindow MelWeightMatrix", _SIZES),
+    **_named("", "RandomNormal RandomUniform", "its result is random"),
+    **_named("", "OptionalHasElement SequenceEmpty", "its result is a condition, a number or empty"),
+    **_named(CLASSICAL, "CastMap DictVectorizer ZipMap", _WORDS),
+    **_named(MICROSOFT, "BeamSearch GreedySearch Sampling WhisperBeamSearch BifurcationDetector", _CHOOSES),
+    **_named(MICROSOFT, "DynamicTimeWarping", "its result is a way through the input, of integers"),
+    **_named(MICROSOFT, "MurmurHash3 NGramHashMapping VarlenNGramHashMapping Range", _INTEGERS),
+    **_named(MICROSOFT, "GatherPacked QEmbedLayerNormalization", "its tables are integers"),
+    **_named(MICROSOFT, "Tokenizer", _WORDS),
+}
+_LAYOUT = (
+    "its tensors are in a layout of onnxruntime's own kernels; save the model with an optimization level below "
+    "ORT_ENABLE_ALL"
+)
+_DECODES = "it belongs to generation, a token at a time"
+REFUSED: Names = {
+    **_named("", "MemcpyFromHost MemcpyToHost", "onnxruntime inserts it between devices; take the model before it did"),
+    **_named(CLASSICAL, "SVMClassifier", "its scores are votes between pairs of classes"),
+    **_named(MICROSOFT, "AttnLSTM", "its steps have an attention of their own"),
+    **_named(
+        MICROSOFT, "MaxpoolWithMask", "its kernel ends a row of a window at the first element that its mask hides"
+    ),
+    **_named(MICROSOFT, "DecoderMaskedMultiHeadAttention VarlenCausalConvWithState", _DECODES),
+    **_named(MICROSOFT, "MatMulFpQ4", "its weights are in the order of a kernel"),
+    **_named(MICROSOFT, "SparseToDenseMatMul", "it takes sparse tensors"),
+    **_named(MICROSOFT, "WordConvEmbedding", "it looks texts up by letters"),
+    **_named(
+        BLOCKED, "AveragePool Conv GlobalAveragePool GlobalMaxPool MaxPool ReorderInput ReorderOutput Upsample", _LAYOUT
+    ),
+}
+# Operators that become others before they are differentiated.
+BECOMES: Names = {
+    ("", "Upsample"): "that of Resize, which it becomes",
+}
+YES, NO, NOT_YET = "gradient", "none by nature", "refused"
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Whether an operator has a gradient: one of YES, NO and NOT_YET; and how, or why not."""
+
+    kind: str
+    text: str
+
+
+def coverage(domain: str, name: str) -> Coverage | None:
+    """What is said of an operator; None if nothing is."""
+    key, declared = (domain, name), RULES.get((domain, name))
+    if key in REFUSED:
+        return Coverage(NOT_YET, REFUSED[key])
+    if key in NONE or (declared is not None and declared.rule is zero):
+        return Coverage(NO, NONE.get(key, "its result does not change with its inputs, or is no number"))
+    if declared is not None or key in BECOMES:
+        return Coverage(YES, BECOMES.get(key, "a rule"))
+    return Coverage(YES, "that of the operators by which ONNX defines it") if _is_function(domain, name) else None
+
+
+def _is_function(domain: str, name: str) -> bool:
+    if domain or not defs.has(name):
+        return False
+    schema: Any = defs.get_schema(name)  # onnx's type stubs lack the members read below
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def reason(domain: str, name: str) -> str | None:
+    """Why an operator has no gradient, None if it is not told."""
+    return REFUSED.get((domain, name)) or NONE.get((domain, name))

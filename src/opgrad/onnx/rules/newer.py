@@ -1,0 +1,210 @@
+"""Operators that newer opsets of ai.onnx have, or that few models have."""
+
+import numpy as np
+from onnx import TensorProto
+
+from opgrad.onnx.graph.formulas import Body, Value
+from opgrad.onnx.graph.messages import CLASSICAL, MICROSOFT
+from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.registry import Gradients, NoGradient, gradient, recomputed
+from opgrad.onnx.rules.shaping import reshape_like
+
+SEVERAL = 2
+
+
+@gradient("CumProd", constant=(1,))
+def cum_prod(node: Node) -> Value:
+    """dx[i] = p[i] * s[i], p the product before i, s[i] = dy[i] + x[i + 1] * s[i + 1]; no division, for zeros."""
+    axis = node.constant(1)
+    if axis is None:
+        raise NoGradient("its axis is known at run time alone")
+    place, rank = int(axis.reshape(())) % node.rank(), node.rank()
+    order = [place, *(each for each in range(rank) if each != place)]
+    exclusive, reverse = node.get("exclusive", 0), node.get("reverse", 0)
+
+    def turn(_: Body, later: Value, x: Value, dy: Value) -> tuple[list[Value], list[Value]]:
+        s = dy + later
+        return [dy + x * later if exclusive else x * s], [later if exclusive else s]
+
+    x, dy = node.x.transpose(*order), node.dy.transpose(*order)
+    start = node.body.full(x.shape(1), 0, node.x)
+    s = node.body.scan([start], [x, dy], turn, backward=not reverse)[1]
+    before = node.body.node("CumProd", node.x, node.required(1), exclusive=1, reverse=reverse)
+    return before * s.transpose(*np.argsort(order).tolist())
+
+
+@gradient("TensorScatter", constant=(2,))
+def tensor_scatter(node: Node) -> Gradients:
+    """dpast = dy, 0 where something was written; dupdate = dy at these places."""
+    update, at, rank = node.required(1), node.input(2), node.rank()
+    axis = node.get("axis", -2) % rank
+    column = [each for each in range(rank) if each != axis]
+    places = node.body.range(update.shape(axis, axis + 1).squeeze(0)).unsqueeze(*column)
+    if at is not None:
+        places = places + at.reshape([-1, *(1 for _ in range(rank - 1))])
+    if node.get("mode", "linear") == "circular":
+        places = node.body.node("Mod", places, node.x.shape(axis, axis + 1).squeeze(0))
+    index = places.expand(update.shape())
+    zeros = node.body.full(update.shape(), 0, node.dy)
+    return [
+        node.body.node("ScatterElements", node.dy, index, zeros, axis=axis),
+        node.body.node("GatherElements", node.dy, index, axis=axis),
+    ]
+
+
+@gradient("Col2Im", constant=(1, 2))
+def col2im(node: Node) -> Value:
+    """dx = the blocks of dy: its convolution with filters that each pick one place of a block."""
+    block, image = node.constant(2), node.required(1)
+    if block is None:
+        raise NoGradient("the size of its blocks is known at run time alone")
+    count, body = int(block.prod()), node.body
+    given = {name: node.get(name) for name in ("dilations", "pads", "strides") if node.get(name) is not None}
+    filters = body.constant(np.eye(count).reshape(count, 1, *block.tolist())).like(node.dy)
+    channels = node.dy.reshape(body.concat(body.ints([-1, 1]), image))
+    return reshape_like(body.node("Conv", channels, filters, **given), node.x)
+
+
+@gradient("Det")
+def determinant(node: Node) -> Value:
+    """dx = dy * y * inverse(x).T."""
+    rank = node.rank()
+    return _transposed(_inverse(node, node.x), rank) * (node.dy * node.y).unsqueeze(rank - 2, rank - 1)
+
+
+@gradient("Inverse", domain=MICROSOFT)
+def inverse(node: Node) -> Value:
+    """dx = -y.T @ dy @ y.T."""
+    y = _transposed(node.y, node.rank())
+    return -node.body.node("MatMul", node.body.node("MatMul", y, node.dy), y)
+
+
+def _inverse(node: Node, x: Value) -> Value:
+    if node.body.plain:
+        raise NoGradient("ONNX has no inverse of a matrix, expected plain=False")
+    return node.microsoft("Inverse", x)
+
+
+def _transposed(value: Value, rank: int) -> Value:
+    return value.transpose(*range(rank - 2), rank - 1, rank - 2)
+
+
+@gradient("Unique")
+def unique(node: Node) -> Value:
+    """dx = 0; dx[index] = dy, at the first place of each."""
+    indices, axis = node.output(1, "_indices", TensorProto.INT64), node.get("axis")
+    if axis is not None:
+        return node.microsoft("GatherGrad", node.x.shape(), indices, node.dy, axis=axis % node.rank())
+    flat = node.microsoft("GatherGrad", node.x.size().reshape([1]), indices, node.dy, axis=0)
+    return reshape_like(flat, node.x)
+
+
+@recomputed("Unique", domain=MICROSOFT)
+def unique_in_order(node: Node) -> Gradients:
+    """That of Unique in ai.onnx with sorted=0."""
+    y, _, places, counts = node.body.nodes_of("Unique", 4, node.x, sorted=0)
+    return [y, places, counts]
+
+
+@gradient("MRotaryEmbedding", domain=MICROSOFT, constant=(1,))
+def multimodal_rotary_embedding(node: Node) -> Value:
+    """dx = dy, every pair turned back."""
+    if node.needed - {0}:
+        raise NoGradient("its cosines and sines are trained, and their gradients are not computed")
+    positions, cos, sin = (node.required(place) for place in (1, 2, 3))
+    return node.same(node.dy, positions, cos, -sin)
+
+
+@gradient("NGramRepeatBlock", domain=MICROSOFT, constant=(0,))
+def ngram_repeat_block(node: Node) -> Gradients:
+    """dscores = dy where a score stays."""
+    return [None, node.where(node.y.equals(node.required(1)), node.dy, 0)]
+
+
+# --- classical models ---
+
+
+@gradient("ArrayFeatureExtractor", domain=CLASSICAL, constant=(1,))
+def array_feature_extractor(node: Node) -> Value:
+    """dx = 0; dx[.., index] += dy."""
+    rank, indices = node.rank(), node.required(1).reshape([-1])
+    dy = node.dy if rank > 1 else node.dy.squeeze(0)
+    return node.microsoft("GatherGrad", node.x.shape(), indices, dy, axis=rank - 1)
+
+
+@gradient("Scaler", domain=CLASSICAL)
+def scaler(node: Node) -> Value:
+    """dx = dy * scale."""
+    return node.dy * node.body.constant(np.array(node.get("scale", []), np.float32)).like(node.dy)
+
+
+@gradient("LinearRegressor", domain=CLASSICAL)
+def linear_regressor(node: Node) -> Value:
+    """dx = dy @ coefficients."""
+    if node.get("post_transform", "NONE") != "NONE":
+        raise NoGradient(f"its post_transform is {node.get('post_transform')!r}, expected 'NONE'")
+    weights = np.array(node.get("coefficients", []), np.float32).reshape(node.get("targets", 1), -1)
+    return node.body.node("MatMul", node.dy, node.body.constant(weights).like(node.dy))
+
+
+@recomputed("LinearClassifier", domain=CLASSICAL)
+def linear_classifier(node: Node) -> Gradients:
+    """scores = softmax(x @ coefficients.T + intercepts), or sigmoid, or as they are; the label has no gradient."""
+    wide, count = node.x.cast(TensorProto.FLOAT), len(node.get("intercepts", []))
+    weights = np.array(node.get("coefficients", []), np.float32)
+    kinds = {"NONE": None, "SOFTMAX": "Softmax", "LOGISTIC": "Sigmoid"}
+    kind = node.get("post_transform", "NONE")
+    if kind not in kinds or count < SEVERAL:
+        raise NoGradient(f"its post_transform is {kind!r}, or it has no intercept for each of several classes")
+    bias = node.body.constant(np.array(node.get("intercepts"), np.float32))
+    scores = node.body.node("MatMul", wide, node.body.constant(weights.reshape(count, -1).T)) + bias
+    return [None, scores if kinds[kind] is None else scores.apply(str(kinds[kind]))]
+
+
+@recomputed("SVMRegressor", domain=CLASSICAL)
+def svm_regressor(node: Node) -> Value:
+    """y = the sum of coefficient * kernel(x, support vector) plus rho; without these vectors x @ coefficients + rho."""
+    body, x, kind = node.body, node.x.cast(TensorProto.FLOAT), node.get("kernel_type", "LINEAR")
+    if node.get("post_transform", "NONE") != "NONE" or node.get("one_class", 0):
+        raise NoGradient("it has a post_transform, or tells one class from the others")
+    column = np.array(node.get("coefficients", []), np.float32)[:, None]
+    gamma, offset, degree = node.get("kernel_params") or (0.0, 0.0, 0.0)
+    vectors = np.array(node.get("support_vectors", []), np.float32)
+    k = x
+    if count := node.get("n_supports", 0):
+        vectors = vectors.reshape(count, -1)
+        dots = body.node("MatMul", x, body.constant(vectors.T))
+        if kind == "RBF":
+            squares = x.along("ReduceSumSquare", [1], keepdims=1) + body.constant((vectors * vectors).sum(1))
+            k = ((dots * 2 - squares) * gamma).apply("Exp")
+        else:
+            linear = dots if kind == "LINEAR" else dots * gamma + offset
+            k = linear if kind == "LINEAR" else linear.apply("Tanh") if kind == "SIGMOID" else linear**degree
+    return body.node("MatMul", k, body.constant(column)) + node.get("rho", [0.0])[0]
+
+
+@recomputed("Imputer", domain=CLASSICAL)
+def imputer(node: Node) -> Value:
+    """y = x, or another number where x is the one to replace."""
+    replaced, given = node.get("replaced_value_float", 0.0), node.get("imputed_value_floats", [])
+    missing = node.x.apply("IsNaN") if np.isnan(replaced) else node.x.equals(replaced)
+    return node.where(missing, node.body.constant(np.array(given)).like(node.x), node.x)
+
+
+@recomputed("FeatureVectorizer", domain=CLASSICAL)
+def feature_vectorizer(node: Node) -> Value:
+    """y = the inputs behind each other."""
+    parts = [each.cast(TensorProto.FLOAT) for each in node.inputs if each is not None]
+    return node.body.concat(*parts, axis=1)
+
+
+@recomputed("Normalizer", domain=CLASSICAL)
+def normalizer(node: Node) -> Value:
+    """y = x divided by its largest element, the sum of sizes, or the root of the sum of squares."""
+    x, norm = node.x.cast(TensorProto.FLOAT), node.get("norm", "MAX")
+    axis = node.rank() - 1
+    operators = {"MAX": "ReduceMax", "L1": "ReduceL1", "L2": "ReduceL2"}
+    if norm not in operators:
+        raise NoGradient(f"its norm is {norm!r}, expected {', '.join(operators)}")
+    size = x.along(operators[norm], [axis], keepdims=1)
+    return x / node.where(size.equals(0), 1, size)

@@ -1,0 +1,227 @@
+"""The argument of a gradient rule: a node of the forward graph, whose inputs and outputs are values for formulas."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from opgrad.onnx.graph.body import GraphBody
+from opgrad.onnx.graph.formulas import Value, widened
+from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, domain_of
+from opgrad.onnx.graph.node_view import NodeView
+from opgrad.onnx.graph.nodes import attributes_of, outside
+from opgrad.onnx.graph.sizes import Sizes
+from opgrad.onnx.rules import lists, shaping
+from opgrad.onnx.rules.errors import NoGradient
+
+# (graph, body, seeds, wanted): the gradients of the values `wanted` of a graph, written into `body`, by name; None for
+# a value without one. seeds: the gradients of the values that are differentiated, by name.
+Differentiate: TypeAlias = Callable[[Graph, GraphBody, Mapping[str, Value], Sequence[str]], dict[str, Value | None]]
+AXES_PLACE = 1  # the place of the input with the axes, in opsets where axes are an input
+
+
+class Node(NodeView):
+    """A node of the forward graph whose gradient is being written.
+
+    forward: the graph. body: where nodes are written to.
+    inputs: the node's values, and behind them those that its subgraphs read from outside; None where an optional one
+    is missing. names: their names. outputs: the node's results, likewise.
+    differentiate: writes the gradients of the values of another graph, such as a subgraph of the node.
+    dys: the gradients of the outputs; None for an output that no differentiated value depends on.
+    needed: the places of the inputs whose gradients are asked for.
+    attributes: as the node has them, text decoded.
+    opset: of ai.onnx, that of the graph.
+
+    x, y, dy: the first of inputs, outputs and dys.
+    """
+
+    _problem = NoGradient
+    body: GraphBody
+
+    def __init__(
+        self,
+        proto: onnx.NodeProto,
+        forward: Graph,
+        body: GraphBody,
+        dys: Sequence[Value | None],
+        needed: Sequence[int],
+        differentiate: Differentiate | None = None,
+    ):
+        self.differentiate = differentiate
+        self.proto, self.body, self.dys, self.needed = proto, body, list(dys), frozenset(needed)
+        self.opset = forward.opset
+        self.attributes: Mapping[str, Any] = attributes_of(proto)
+        self.forward = forward
+        self.names = [*proto.input, *outside(proto)]
+        self.inputs = [self.value(name) if name else None for name in self.names]
+        self.outputs = [self.value(name) if name else None for name in proto.output]
+
+    # --- what the node has ---
+
+    @property
+    def x(self) -> Value:
+        """The first input."""
+        return self.required(0)
+
+    @property
+    def y(self) -> Value:
+        """The first output."""
+        return self.output(0)
+
+    @property
+    def dy(self) -> Value:
+        """The gradient of the first output: zeros if no differentiated value depends on it."""
+        return self.gradient(0)
+
+    def gradient(self, index: int) -> Value:
+        """The gradient of an output: zeros if no differentiated value depends on it."""
+        found = self.dys[index] if index < len(self.dys) else None
+        if found is None and self.forward.sequence(self.proto.output[index]):
+            return lists.zeros_like(self.output(index))
+        # The gradient of a quantized tensor's integers is a float; it has the type of the other outputs' gradients.
+        like = None if self.output(index).element_type in (None, *FLOATS) else next(filter(None, self.dys), None)
+        return found if found is not None else shaping.filled_like(self.output(index), 0, like)
+
+    def rank(self, index: int = 0) -> int:
+        """The rank of an input. Raises NoGradient if the graph does not tell it."""
+        return len(shaping.sizes_of(self.required(index)))
+
+    def constant(self, index: int) -> np.ndarray | None:
+        """The value of an input that is the same in every run, None if it is missing or is not."""
+        value = self.input(index)
+        return None if value is None else self.forward.constant(value.name)
+
+    def output(self, index: int, suffix: str = "", element_type: int | None = None) -> Value:
+        """An output; an optional output that the forward node lacks is added to it.
+
+        suffix: what the new output's name adds to that of the first output. element_type: the new output's type, if it
+        differs from that of the first output.
+        """
+        while len(self.outputs) <= index:
+            self.outputs.append(None)
+            self.proto.output.append("")
+        found = self.outputs[index]
+        if found is None:
+            first = next(filter(None, self.proto.output))
+            name = self.body.free(f"{first}{suffix or f'_{index}'}")
+            kind = element_type or self.forward.element_type(first) or TensorProto.FLOAT
+            self.forward.declare(name, kind, None)
+            self.proto.output[index] = name
+            found = self.outputs[index] = Value(self.body, name, kind)
+            if not onnx.defs.has(self.proto.op_type, domain_of(self.proto)):
+                self.body.declare(found, kind, None)  # onnx's shape inference does not know the operator
+        return found
+
+    def become(self, op: str, domain: str, **attributes: Any) -> None:
+        """Change the forward node into one of another operator, with the same inputs and outputs."""
+        self.proto.op_type, self.proto.domain = op, domain
+        del self.proto.attribute[:]
+        self.proto.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+
+    def leads_to(self, *operators: str) -> bool:
+        """Whether one of these operators reads the first output, as it is or in another type."""
+        waiting = [self.proto.output[0]]
+        while waiting:
+            for node in self.forward.readers.get(waiting.pop(), ()):
+                if node.op_type in operators:
+                    return True
+                if node.op_type in ("Cast", "CastLike", "Identity"):
+                    waiting += node.output
+        return False
+
+    def value(self, name: str) -> Value:
+        """A value of the forward graph by its name."""
+        forward = self.forward
+        return Value(self.body, name, forward.sequence(name) or forward.element_type(name), forward.sizes(name))
+
+    def maker(self, name: str) -> onnx.NodeProto | None:
+        """The node of the forward graph that makes a value, None if no node does."""
+        return self.forward.producers.get(name)
+
+    # --- axes ---
+
+    def axes(self) -> list[int] | Value | None:
+        """The axes of a reduction and the like, counted from the first: an attribute or the second input.
+
+        None if there are none; a value if they are computed at run time.
+        """
+        given = self.attributes.get("axes")
+        if given is None and self.input(AXES_PLACE) is not None:
+            known = self.constant(AXES_PLACE)
+            if known is None:
+                return self.input(AXES_PLACE)
+            given = known.tolist()
+        if given is None:
+            return None
+        return shaping.normalized(given, max(self.rank(), 1)) if min(given, default=0) < 0 else sorted(given)
+
+    def kept(self, value: Value) -> Value:
+        """A value of a reduction's shape, with the reduced axes back, of size 1."""
+        axes = self.axes()
+        if self.get("keepdims", 1) or axes is None:
+            return value
+        if isinstance(axes, Value):
+            return self.body.node("Unsqueeze", value, axes)
+        if not axes and not self.get("noop_with_empty_axes", 0):
+            return value  # of shape (), which goes with all others
+        return value.unsqueeze(*axes) if axes else value
+
+    # --- writing ---
+
+    def where(self, condition: Value, x: Value | float, y: Value | float) -> Value:
+        """x where the condition holds, y elsewhere."""
+        return self.body.where(condition, x, y)
+
+    def unbroadcast(self, value: Value, index: int, whole: Value | None = None) -> Value:
+        """A gradient of the shape of the first output, summed to the shape of an input that was broadcast."""
+        return shaping.unbroadcast(value, whole or self.y, self.required(index))
+
+    def microsoft(self, op: str, *inputs: Value | None, **attributes: Any) -> Value:
+        """A node of the domain com.microsoft with one output."""
+        return self.body.microsoft(op, *inputs, **attributes)
+
+    def results(self, op: str, outputs: int, *inputs: Value | None, **attributes: Any) -> list[Value]:
+        """A node of the domain com.microsoft with several outputs."""
+        return self.body.nodes_of(op, outputs, *inputs, domain=MICROSOFT, **attributes)
+
+    def same(self, *inputs: Value | None, **changed: Any) -> Value:
+        """The node's operator on other inputs, with its attributes except those given here."""
+        attributes = {**self.attributes, **changed}
+        return self.body.node(self.proto.op_type, *inputs, domain=self.proto.domain, **attributes)
+
+    def declared(self, value: Value, index: int) -> Value:
+        """The gradient of an input, cast to the input's type and declared in the graph with its sizes."""
+        target = self.required(index)
+        if self.forward.sequence(target.name):
+            return value
+        kind = target.element_type if target.element_type in FLOATS else value.element_type
+        if kind is not None and value.element_type not in (kind, None):
+            value = value.cast(kind)
+        return self.body.declare(value, kind or TensorProto.FLOAT, target.sizes)
+
+    def wide(self) -> "Node":
+        """The same node with its float16 and bfloat16 values cast to float32.
+
+        A sum overflows float16 beyond 65,504, and float16 counts only to 2,048 exactly, bfloat16 to 256; sums of
+        squares and counts would be wrong before they are divided. The gradient is rounded once, to the input's type.
+        """
+        other = copy.copy(self)
+        other.inputs, other.outputs, other.dys = (
+            [None if each is None else widened(each) for each in values]
+            for values in (self.inputs, self.outputs, self.dys)
+        )
+        return other
+
+    def on(self, *inputs: Value | None) -> "Node":
+        """The same node on other inputs."""
+        other = copy.copy(self)
+        other.inputs = list(inputs)
+        return other
+
+    def with_sizes(self, value: Value, sizes: Sizes) -> Value:
+        """The same value with sizes that the rule knows."""
+        return Value(self.body, value.name, value.element_type, sizes)

@@ -1,0 +1,204 @@
+"""Regions of images, resampled to one size, and convolutions whose windows are moved."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+from onnx import TensorProto
+
+from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.messages import MICROSOFT
+from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.registry import NoGradient, in_float32, recomputed
+from opgrad.onnx.rules.sampling import linear_taps, tapped
+from opgrad.onnx.rules.shaping import numbers_of
+
+FIRST_HALF_PIXEL = 16  # opset of RoiAlign whose corners are moved by half an element
+LOWEST = float(np.finfo(np.float32).min)
+
+
+@recomputed("RoiAlign", constant=(1, 2))
+@in_float32
+def roi_align(node: Node) -> Value:
+    """y = rows @ x[image] @ columns.T of each region, the weights of the elements around what is sampled.
+
+    For "max" it is the largest of all elements times their weights, as onnxruntime and ONNX's reference have it.
+    """
+    mode = node.get("mode", "avg")
+    if mode not in ("avg", "max"):
+        raise NoGradient(f"its mode is {mode!r}, expected avg or max")
+    ratio = node.get("sampling_ratio", 0)
+    half = node.get("coordinate_transformation_mode", "half_pixel") == "half_pixel" and node.opset >= FIRST_HALF_PIXEL
+    corners = node.required(1) * node.get("spatial_scale", 1.0)
+    corners = corners - 0.5 if half else corners
+    places = []
+    for place, name in ((1, "output_height"), (0, "output_width")):
+        start, end = (corners.slice(each, each + 1, 1) for each in (place, place + 2))
+        length = end - start
+        length = length if half else node.body.node("Max", length, node.body.number(1, length))
+        places.append(_samples(node, start, length, node.get(name, 1), ratio, 3 - place))
+    images = node.body.node("Gather", node.x, node.required(2))
+    if mode == "max":
+        return _largest(node, images, places)
+    rows, columns = (_shares(node, each) for each in places)
+    return _product(rows, images, columns)
+
+
+def _product(rows: Value, images: Value, columns: Value) -> Value:
+    return rows.body.node("MatMul", rows.body.node("MatMul", rows, images), columns.transpose(0, 1, 3, 2))
+
+
+class _Samples(NamedTuple):
+    """The samples of windows along an axis.
+
+    places: [regions, windows, samples], within the elements. taken: whether a sample reads elements; others are 0.
+    exists: whether it is one of its region's. several: how many a window has, at least 1. size: of the axis. last: the
+    last element. windows: how many there are.
+    """
+
+    places: Value
+    taken: Value
+    exists: Value
+    several: Value
+    size: Value
+    last: Value
+    windows: int
+
+
+def _samples(node: Node, start: Value, length: Value, count: int, ratio: int, axis: int) -> _Samples:
+    """The samples of regions that begin at `start`.
+
+    ratio: the samples of a window, 0 for one for each element that a region's windows are long, rounded up.
+    """
+    body, size = node.body, node.x.shape(axis, axis + 1).squeeze(0)
+    window = (length / count).unsqueeze(2)  # [regions, 1, 1], as all that follows has an axis of windows and of samples
+    own = (
+        body.full(window.shape(), ratio, window)
+        if ratio
+        else body.node("Max", window.apply("Ceil"), body.number(0, window))
+    )
+    most = body.concat(own.reshape([-1]), body.number(1, window).reshape([1])).apply("ReduceMax", keepdims=0)
+    steps = body.range(most.cast(TensorProto.INT64)).like(start)
+    several = body.node("Max", own, body.number(1, own))
+    at = start.unsqueeze(2) + window * ((steps + 0.5) / several + body.constant(np.arange(count)[:, None]).like(start))
+    last = (size - 1).like(start)
+    clipped = body.node("Min", body.node("Max", at, body.number(0, at)), last)
+    taken, exists = ~(at < -1) & ~(at > last + 1), (steps < own).expand(at.shape())
+    return _Samples(clipped, taken & exists, exists, several, size, last, count)
+
+
+def _shares(node: Node, samples: _Samples) -> Value:
+    """The weight of every element along an axis in the mean of each window's samples, [regions, 1, windows, size]."""
+    share = _near(node, samples.places, samples.size, 3) / samples.several.unsqueeze(3)
+    return node.where(samples.taken.unsqueeze(3), share, 0).sum([2], keepdims=False).unsqueeze(1)
+
+
+def _largest(node: Node, images: Value, places: list[_Samples]) -> Value:
+    """The largest of the four elements around each sample times their weights; 0 for a window without samples."""
+    rows, columns = (_corners(node, each) for each in places)
+    products = [_product(row, images, column) for row in rows for column in columns]
+    body, (up, along) = node.body, (each.exists.flatten(1).unsqueeze(1) for each in places)
+    exists = up.unsqueeze(3) & along.unsqueeze(2)
+    found = node.where(exists, body.node("Max", *products), LOWEST)
+    sizes = [body.concat(body.ints([each.windows]), each.places.shape(2, 3)) for each in places]
+    windows = found.reshape(body.concat(found.shape(0, 2), *sizes))
+    for axis in (5, 3):
+        windows = windows.along("ReduceMax", [axis], keepdims=0)
+    return node.where(windows > LOWEST, windows, 0)
+
+
+def _corners(node: Node, samples: _Samples) -> list[Value]:
+    """The weights of the elements before and behind each sample, [regions, 1, windows * samples, size]."""
+    low = samples.places.apply("Floor")
+    share, high = samples.places - low, node.body.node("Min", low + 1, samples.last)
+    elements, found = node.body.range(samples.size).like(low), []
+    for place, weight in ((low, 1 - share), (high, share)):
+        taken = samples.taken.unsqueeze(3) & place.unsqueeze(3).equals(elements)
+        weights = node.where(taken, weight.unsqueeze(3), 0)
+        shape = weights.shape(0, 1), node.body.ints([1]), weights.shape(1, 3).product(), weights.shape(3, 4)
+        found.append(weights.reshape(node.body.concat(*shape)))
+    return found
+
+
+def _near(node: Node, places: Value, size: Value, rank: int) -> Value:
+    """The weights of the elements of an axis at places between them, an array of this rank, along a new last axis."""
+    distance = (places.unsqueeze(rank) - node.body.range(size).like(places)).apply("Abs")
+    return node.body.node("Max", 1 - distance, node.body.number(0, places))
+
+
+@recomputed("CropAndResize", domain=MICROSOFT, constant=(2, 3))
+def crop_and_resize(node: Node) -> Value:
+    """y = rows @ x[image] @ columns.T of each region, the weights of the elements next to each place; else a number."""
+    body, mode = node.body, node.get("mode", "bilinear")
+    if mode not in ("bilinear", "nearest"):
+        raise NoGradient(f"its mode is {mode!r}, expected bilinear or nearest")
+    weights, within = [], []
+    for place in (0, 1):
+        size, count = (
+            each.squeeze(0) for each in (node.x.shape(place + 2, place + 3), node.required(3).slice(place, place + 1))
+        )
+        start, end = (node.required(1).slice(each, each + 1, 1) for each in (place, place + 2))
+        steps, last = body.range(count.cast(TensorProto.INT64)).like(start), (size - 1).like(start)
+        single = steps.shape().equals(1)
+        share = node.where(single, 0.5, steps / node.where(single, 1, steps.shape().like(start) - 1))
+        at = (start + (end - start) * share) * last
+        inside = ~(at < 0) & ~(at > last)
+        at = at if mode == "bilinear" else (at + 0.5).apply("Floor")
+        weights.append(node.where(inside.unsqueeze(2), _near(node, at, size, 2), 0).unsqueeze(1))
+        within.append(inside.unsqueeze(1))
+    images = body.node("Gather", node.x, node.required(2))
+    sampled = body.node("MatMul", body.node("MatMul", weights[0], images), weights[1].transpose(0, 1, 3, 2))
+    inside = within[0].unsqueeze(3) & within[1].unsqueeze(2)
+    return node.where(inside, sampled, node.get("extrapolation_value", 0.0))
+
+
+@recomputed("MaxRoiPool", constant=(1,))
+@in_float32
+def max_roi_pool(node: Node) -> Value:
+    """y = the largest element of each window of a region, 0 for a window without elements."""
+    body, corners = node.body, node.required(1).slice(1, 5, 1) * node.get("spatial_scale", 1.0)
+    # Half an element is rounded away from zero.
+    corners = node.where(corners < 0, (corners - 0.5).apply("Ceil"), (corners + 0.5).apply("Floor"))
+    images = body.node("Gather", node.x, node.required(1).slice(0, 1, 1).squeeze(1).cast(TensorProto.INT64))
+    for axis, (place, count) in zip((2, 3), ((1, 0), (0, 1)), strict=True):
+        windows, size = node.get("pooled_shape")[count], node.x.shape(axis, axis + 1).squeeze(0)
+        start, end = (corners.slice(each, each + 1, 1) for each in (place, place + 2))
+        length = body.node("Max", end - start + 1, body.number(1, start)) / windows
+        order = body.constant(np.arange(windows)).like(start)
+        first, stop = start + (length * order).apply("Floor"), start + (length * (order + 1)).apply("Ceil")
+        elements = body.range(size).like(start)
+        own = ~(elements < first.unsqueeze(2)) & (elements < stop.unsqueeze(2))  # [regions, windows, size]
+        own = own.unsqueeze(1, 4) if axis == 2 else own.unsqueeze(1, 2)
+        images = node.where(own, images.unsqueeze(axis), LOWEST).along("ReduceMax", [axis + 1], keepdims=0)
+    return node.where(images > LOWEST, images, 0)
+
+
+@recomputed("DeformConv")
+@in_float32
+def deform_conv(node: Node) -> Value:
+    """y[n, o] = bias[o] + the sum of w[o, c, k] * x[n, c, place of k + offset[n, k]] * mask[n, k]."""
+    body, weights, offset, mask = node.body, node.required(1), node.required(2), node.input(4)
+    rows, columns = kernel = numbers_of(weights, 2, 3)
+    groups, parts, taps = node.get("group", 1), node.get("offset_group", 1), rows * columns
+    space = offset.shape(2, 4)
+    moved = offset.reshape(body.concat(body.ints([-1, taps, 2]), space))  # [batch * parts, taps, 2, rows, columns]
+    places = []
+    for axis, order in enumerate(np.indices(kernel).reshape(2, taps)):
+        stride, dilation = ((node.get(name) or [1, 1])[axis] for name in ("strides", "dilations"))
+        first = order * dilation - (node.get("pads") or [0, 0, 0, 0])[axis]
+        steps = body.range(space.slice(axis, axis + 1).squeeze(0)) * stride
+        base = steps.unsqueeze(1 - axis) + body.constant(first.reshape(taps, 1, 1))
+        places.append((moved.slice(axis, axis + 1, 2).squeeze(2) + base.like(moved)).flatten(1))
+    images = node.x.reshape(body.concat(node.x.shape(0, 1) * parts, body.ints([-1]), node.x.shape(2, 4).product()))
+    near = [linear_taps(each) for each in places]
+    picked = [tapped(node, images.transpose(0, 2, 1), (top, left)) for top in near[0] for left in near[1]]
+    sampled = functools.reduce(Value.__add__, picked)  # [batch * parts, taps * places, channels of a part]
+    if mask is not None:
+        sampled = sampled * mask.reshape(sampled.shape(0, 2)).unsqueeze(2)
+    blocks = sampled.transpose(0, 2, 1).reshape(
+        body.concat(node.x.shape(0, 1), body.ints([groups, -1]), space.product())
+    )
+    filters = weights.reshape(body.concat(body.ints([groups, -1]), weights.shape(1, 4).product()))
+    y = body.node("MatMul", filters, blocks).reshape(body.concat(node.x.shape(0, 1), weights.shape(0, 1), space))
+    bias = node.input(3)
+    return y if bias is None else y + bias.unsqueeze(1, 2)

@@ -1,0 +1,149 @@
+"""Sampling at places of a grid, written as the sum of the elements around each place times their weights.
+
+Places are computed in the type of the grid, or in float32 if that is float16 or bfloat16. Indices of elements are
+int64, because float32 represents integers exactly only up to 2**24, and float16 up to 2,048.
+"""
+
+import itertools
+from collections.abc import Sequence
+from functools import reduce
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from opgrad.onnx.graph.formulas import Value, widened
+from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.registry import NoGradient, decomposition, gradient
+from opgrad.onnx.rules.shaping import reshape_to, sizes_of
+
+CUBIC = -0.75  # the coefficient of the cubic convolution
+MODES = {"bilinear": "linear", "bicubic": "cubic"}  # names of opset 16
+Tap = tuple[Value, Value | None]  # an index as a float, and its weight
+
+
+@decomposition("GridSample")
+def grid_sample(node: Node) -> Value:
+    """y = sum of x[tap] * weight over the taps around each place."""
+    x, grid, body = widened(node.x), widened(node.required(1)), node.body
+    axes = len(sizes_of(x)) - 2
+    mode = MODES.get(node.get("mode", "linear"), node.get("mode", "linear"))
+    if mode not in ("linear", "nearest", "cubic"):
+        raise NoGradient(f"its mode is {mode!r}, expected linear, nearest or cubic")
+    # Columns of the grid, one for each place; the first one names places along the last axis.
+    points = reshape_to(grid, body.concat(grid.shape(0, 1), grid.shape(1, axes + 1).product(), body.ints([axes])))
+    places = [_place(node, points.slice(axes - 1 - axis, axes - axis, 2).squeeze(2), axis) for axis in range(axes)]
+    taps = [_taps(node, place, axis, mode) for axis, place in enumerate(places)]
+    images = reshape_to(x, body.concat(x.shape(0, 2), x.shape(2).product())).transpose(0, 2, 1)
+    total = reduce(Value.__add__, (tapped(node, images, each) for each in itertools.product(*taps)))
+    out = grid.shape(1, axes + 1)
+    return reshape_to(total.transpose(0, 2, 1), body.concat(x.shape(0, 2), out)).like(node.x)
+
+
+@gradient("AffineGrid", constant=(1,))
+def affine_grid(node: Node) -> Value:
+    """dtheta = dy.T @ g for its square part, g the grid of the identity; the sum of dy for its last column."""
+    body, dy, axes = node.body, widened(node.dy), sizes_of(node.x)[1]
+    if not isinstance(axes, int):
+        raise NoGradient("the graph does not tell how many rows its theta has")
+    kind = dy.element_type or TensorProto.FLOAT
+    identity = body.constant(np.eye(axes, axes + 1, dtype=helper.tensor_dtype_to_np_dtype(kind))[None])
+    grid = node.same(identity, body.concat(body.ints([1]), node.required(1).slice(1, axes + 2)))
+    rows = dy.reshape(body.concat(node.x.shape(0, 1), body.ints([-1, axes]))).transpose(0, 2, 1)
+    return body.concat(body.node("MatMul", rows, grid.reshape([-1, axes])), rows.sum([2]), axis=2)
+
+
+def _count(node: Node, axis: int) -> Value:
+    """The size of a spatial axis, of shape ()."""
+    return node.x.shape(axis + 2, axis + 3).reshape([])
+
+
+def _size(node: Node, axis: int) -> Value:
+    """The size of a spatial axis, in the type of places."""
+    return _count(node, axis).cast(widened(node.required(1)).element_type or TensorProto.FLOAT)
+
+
+def _place(node: Node, point: Value, axis: int) -> Value:
+    """Where a number from -1 to 1 lies along an axis."""
+    size = _size(node, axis)
+    return (point + 1) * (size - 1) * 0.5 if node.get("align_corners", 0) else ((point + 1) * size - 1) * 0.5
+
+
+def _taps(node: Node, place: Value, axis: int, mode: str) -> list[Tap]:
+    """The elements along an axis from which a place is interpolated, with their weights."""
+    size, padding = _size(node, axis), node.get("padding_mode", "zeros")
+    if mode == "nearest":
+        # The weight is 1 everywhere, and depends on the place, so that the grid has a gradient: 0, as in PyTorch.
+        return [(_padded(node, place, size, padding).apply("Round"), node.where(place > place, place, 1))]
+    if mode == "linear":
+        return linear_taps(_padded(node, place, size, padding))
+    first = place.apply("Floor")
+    part = place - first
+    weights = [_far(part + 1), _near(part), _near(1 - part), _far(2 - part)]
+    return [
+        (_padded(node, first + step, size, padding), each) for step, each in zip(range(-1, 3), weights, strict=True)
+    ]
+
+
+def linear_taps(place: Value) -> list[Tap]:
+    """The elements on both sides of a place, with their weights."""
+    first = place.apply("Floor")
+    part = place - first
+    return [(first, 1 - part), (first + 1, part)]
+
+
+def _near(t: Value) -> Value:
+    """The weight of an element less than one away."""
+    return ((CUBIC + 2) * t - (CUBIC + 3)) * t * t + 1
+
+
+def _far(t: Value) -> Value:
+    """The weight of an element one to two away."""
+    return ((t - 5) * t + 8) * t * CUBIC - 4 * CUBIC
+
+
+def _padded(node: Node, place: Value, size: Value, padding: str) -> Value:
+    """A place that padding moves into the axis."""
+    if padding == "zeros":
+        return place
+    if padding == "reflection":
+        place = _reflected(node, place, size)
+    return _within(node, place, size)
+
+
+def _within(node: Node, place: Value, size: Value) -> Value:
+    body = node.body
+    return body.node("Min", body.node("Max", place, body.number(0, place)), size - 1)
+
+
+def _reflected(node: Node, place: Value, size: Value) -> Value:
+    """A place reflected at both ends of the axis, as often as needed."""
+    align = node.get("align_corners", 0)
+    low = 0.0 if align else -0.5
+    span = size - 1 if align else size
+    away = (place - low).apply("Abs")
+    times = (away / span).apply("Floor")
+    rest = away - times * span
+    odd = (times - (times * 0.5).apply("Floor") * 2) > 0.5
+    return node.where(odd, span - rest, rest) + low
+
+
+def tapped(node: Node, images: Value, taps: Sequence[Tap]) -> Value:
+    """The elements at one tap of every axis, times their weight; 0 for a tap outside of the image.
+
+    node: its first input is the image, the second has the type of places. images: [N, all places, C].
+    """
+    flat: Value | None = None
+    inside: Value | None = None
+    weight: Value | None = None
+    for axis, (index, part) in enumerate(taps):
+        here = (index > -0.5) & (index < _size(node, axis))  # a whole number
+        inside = here if inside is None else inside & here
+        place = node.where(here, index, 0).cast(TensorProto.INT64)
+        flat = place if flat is None else flat * _count(node, axis) + place
+        weight = part if weight is None or part is None else weight * part
+    assert flat is not None
+    assert inside is not None
+    picked = node.body.node("GatherND", images, flat.unsqueeze(2), batch_dims=1)
+    if weight is not None:
+        picked = picked * weight.like(images).unsqueeze(2)
+    return node.where(inside.unsqueeze(2), picked, 0)

@@ -1,1 +1,0 @@
-"""What operators are tried on: example arguments, and how far a result may be from the reference."""

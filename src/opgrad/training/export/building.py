@@ -1,0 +1,210 @@
+"""Builds the graphs of an exported step: one with gradients and optimizer, one for evaluation, one for inference."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import onnx
+from onnx import TensorProto, helper
+
+from opgrad.base.reading import json_object
+from opgrad.onnx.graph.body import GraphBody
+from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.messages import declared_types, keep
+from opgrad.onnx.graph.nodes import needed, read_by
+from opgrad.onnx.plain.lowering import FEEDBACK
+from opgrad.training.engine.rewriting import overwriting
+from opgrad.training.export.blocks import use_blocks
+from opgrad.training.export.constants import Constants
+from opgrad.training.export.dropout import seed_dropout
+from opgrad.training.export.layout import StateLayout, StateTensor
+from opgrad.training.export.packing import FLOAT, Packing, bake
+from opgrad.training.export.plain import WHO, plain_model
+from opgrad.training.export.rules import StepRule
+from opgrad.training.export.updates import Slot, stepped
+from opgrad.training.files.artifact_set import ArtifactSet
+
+RATE, STEP, SHARE, UPDATE = "learning_rate", "step", "share", "update"
+LOSS, ACCURACY = "loss", "accuracy"
+TYPE_OF_ACCURACY = helper.make_tensor_type_proto(FLOAT, [])
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels that are classes, and the scores that the loss compares with them.
+
+    name: of the input. compared: the value with one label for each row of scores, the input or a Reshape of it.
+    element_type: TensorProto's. classes: how many there are. ignored: the label that does not count.
+    """
+
+    name: str
+    compared: str
+    scores: str
+    element_type: int
+    classes: int | None
+    ignored: int
+
+
+@dataclass(frozen=True)
+class GradientGraph:
+    """A training graph in operators of ai.onnx, without outputs.
+
+    types: those of the graph's values. gradients: the name of each parameter's gradient. statistics: the name of each
+    running statistic's new value.
+    """
+
+    model: onnx.ModelProto
+    types: Mapping[str, onnx.TypeProto]
+    gradients: Mapping[str, str]
+    statistics: Mapping[str, str]
+
+
+def plain_gradients(
+    artifacts: ArtifactSet, model: onnx.ModelProto, constants: Constants, opset: int | None
+) -> GradientGraph:
+    """The training graph of an artifact set without accumulators.
+
+    model: the graph, which is changed. constants: the values that will be initializers.
+
+    Raises NotImplementedError where it accumulates otherwise than the artifact generators' graphs, or has operators
+    without a plain form.
+    """
+    gradients = overwriting(model)
+    if gradients is None or gradients.keys() != artifacts.trainable.keys():
+        raise NotImplementedError(
+            f"{WHO}: {artifacts.title} does not accumulate gradients as graphs of the artifact generator do: "
+            "make the set anew with `opgrad artifacts`"
+        )
+    use_blocks(model, constants, opset)
+    plain = plain_model(model, opset)
+    entries = {each.key: each.value for each in plain.metadata_props}
+    statistics = {
+        source: name
+        for name, source in json_object(
+            entries.get(FEEDBACK, "{}"), f"step: metadata {FEEDBACK} of the training model"
+        ).items()
+    }
+    types = declared_types(plain.graph)
+    del plain.metadata_props[:], plain.graph.output[:]
+    return GradientGraph(plain, types, gradients, statistics)
+
+
+# --- the step --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """The settings of a step. rule: the optimizer's. flat, accumulate: as for `export_step`."""
+
+    rule: StepRule
+    flat: bool
+    accumulate: bool
+
+
+def build_step(
+    found: GradientGraph,
+    layout: StateLayout,
+    settings: StepSettings,
+    frozen: Constants,
+    outputs: Mapping[str, str],
+    labels: Labels | None,
+) -> onnx.ModelProto:
+    """The model of a step.
+
+    layout: the inputs whose new values are outputs. frozen: values that become part of the model. outputs: for each
+    value of the graph that becomes an output its name there, the loss first. labels: those of the accuracy, if wanted.
+    """
+    model = found.model
+    bake(model.graph, frozen)
+    packing = Packing(model, layout)
+    seed_dropout(packing, found.types)
+    _append_outputs(packing, outputs, found.types, labels)
+    packing.body.scope("optimizer")
+    _append_optimizer(packing, found, settings)
+    packing.put_out()
+    packing.finish()
+    return model
+
+
+def _append_optimizer(packing: Packing, found: GradientGraph, settings: StepSettings) -> None:
+    layout, body = packing.layout, packing.body
+    rate, count = packing.scalar(RATE, FLOAT), packing.scalar(STEP, TensorProto.INT64)
+    groups = [layout.trainable] if settings.flat else [[each] for each in layout.trainable]
+    slots = [_slot(packing, group, found.gradients, settings.flat) for group in groups]
+    update = None
+    if settings.accumulate:
+        share, update = packing.scalar(SHARE, FLOAT), packing.scalar(UPDATE, TensorProto.BOOL)
+        slots = [_accumulated(packing, slot, group, share, update) for slot, group in zip(slots, groups, strict=True)]
+    for group, slot, new in zip(groups, slots, stepped(settings.rule, slots, rate, count), strict=True):
+        sections, old = [group, *layout.moments(group)], (slot.parameter, *slot.moments)
+        for tensors, value, before in zip(sections, new, old, strict=True):
+            packing.put(tensors, value if update is None else body.where(update, value, before))
+    for tensor in layout.statistics:
+        packing.put([tensor], Value(body, found.statistics[tensor.name], FLOAT))
+
+
+def _slot(packing: Packing, group: Sequence[StateTensor], gradients: Mapping[str, str], flat: bool) -> Slot:
+    """Parameters with their moments and gradients, in float32."""
+    found = [Value(packing.body, gradients[each.name]).cast(FLOAT) for each in group]
+    gradient = packing.joined(found) if flat else found[0]
+    moments = (packing.section(each) for each in packing.layout.moments(group))
+    return Slot(packing.section(group), tuple(moments), gradient)
+
+
+def _accumulated(packing: Packing, slot: Slot, group: Sequence[StateTensor], share: Value, update: Value) -> Slot:
+    """The slot with the sum of gradients, to which each batch adds its share; after a step the sum begins at 0."""
+    sums = packing.layout.sums(group)
+    total = packing.section(sums) + slot.gradient * share
+    packing.put(sums, packing.body.where(update, 0, total))
+    return replace(slot, gradient=total)
+
+
+# --- evaluation and inference ----------------------------------------------------------------------------------------
+
+
+def build_forward(
+    artifacts: ArtifactSet,
+    layout: StateLayout,
+    frozen: Constants,
+    outputs: Mapping[str, str],
+    labels: Labels | None,
+    opset: int | None,
+) -> onnx.ModelProto:
+    """The eval graph up to some of its values, with the parameters as the step takes them; see `build_step`."""
+    model = plain_model(artifacts.eval_model, opset)
+    keep(model.graph.node, needed(model.graph.node, outputs))
+    read = read_by(model.graph.node)
+    keep(model.graph.input, [each for each in model.graph.input if each.name in read])
+    keep(model.graph.initializer, [each for each in model.graph.initializer if each.name in read])
+    types = declared_types(model.graph)
+    del model.graph.output[:]
+    bake(model.graph, frozen)
+    packing = Packing(model, layout)
+    _append_outputs(packing, outputs, types, labels)
+    packing.finish()
+    return model
+
+
+# --- outputs ---------------------------------------------------------------------------------------------------------
+
+
+def _append_outputs(
+    packing: Packing,
+    outputs: Mapping[str, str],
+    types: Mapping[str, onnx.TypeProto],
+    labels: Labels | None,
+) -> None:
+    """Turn values into outputs, and append the accuracy if there are labels."""
+    packing.body.scope("outputs")
+    for value, name in outputs.items():
+        packing.output(name, Value(packing.body, value), types.get(value))
+    if labels is not None:
+        packing.output(ACCURACY, _accuracy(packing.body, labels), TYPE_OF_ACCURACY)
+
+
+def _accuracy(body: GraphBody, labels: Labels) -> Value:
+    """The share of right answers among the samples that count; 0 if none counts."""
+    given = Value(body, labels.compared, labels.element_type)
+    best = Value(body, labels.scores).apply("ArgMax", axis=1, keepdims=0).like(given)
+    counts = ~given.is_label(labels.ignored)
+    right, all_of_them = (each.cast(FLOAT).sum(keepdims=False) for each in (best.equals(given) & counts, counts))
+    return right / body.node("Max", all_of_them, body.number(1.0, all_of_them))

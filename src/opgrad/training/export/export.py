@@ -1,0 +1,243 @@
+"""Writes the training step of an artifact set as one plain ONNX model, with the files that a client needs beside it."""
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import inliner
+
+from opgrad.base.writing import check_destinations, destination, new_file, staged
+from opgrad.onnx.graph.messages import declared_types, opset_of
+from opgrad.training.export import building
+from opgrad.training.export.building import LOSS, Labels, StepSettings
+from opgrad.training.export.constants import Constants
+from opgrad.training.export.layout import layout_of
+from opgrad.training.export.manifest import file_entry, forward_entry, manifest
+from opgrad.training.export.plain import WHO, only_plain_imports
+from opgrad.training.export.rules import MOMENTS, NAMES, StepRule
+from opgrad.training.files.artifact_set import ArtifactSet
+from opgrad.training.files.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint
+from opgrad.training.files.tensor_values import with_inputs
+from opgrad.training.files.weights import PRESENT, Weights, encode
+from opgrad.training.make.outputs import inferred_model
+
+IGNORED = -1  # the ignored label if the graph names no other
+LARGEST = 2**31 - 1  # the most bytes of a protobuf message
+SCORES = "scores"
+BESIDE = (".json", ".safetensors", ".eval.onnx", ".infer.onnx", ".data")  # ends of the names of files beside a step
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written. manifest: the content of the JSON file. files: the paths by what they are."""
+
+    manifest: Mapping[str, Any]
+    files: Mapping[str, Path]
+
+
+def export_step(
+    artifacts: ArtifactSet | str | PathLike[str], output: str | PathLike[str], *, optimizer: StepRule | None = None,
+    clip_norm: float | None = None, accumulate: bool = False, flat: bool = False, weights: str = "float32",
+    opset: int | None = None, inline: bool = False, accuracy: bool = False, outputs: Collection[str] = (),
+    evaluation: bool = False, inference: bool = False, checkpoint: Checkpoint | str | PathLike[str] | None = None,
+) -> Exported:  # fmt: skip
+    """Write a training step as one ONNX model that every runtime takes, without operators beyond ai.onnx.
+
+    artifacts: the artifact set, or its folder. output: the file of the step, such as step.onnx; beside it are written
+        step.json, the manifest, and step.safetensors, the weights.
+    optimizer: the rule, one of `opgrad.training.export.rules`; None: that of the set.
+    clip_norm: the largest norm of all gradients together; None: as the rule says.
+    accumulate: add gradients of several batches before a step, with the inputs `share` and `update`.
+    flat: parameters in one input, moments in another, instead of an input for each.
+    weights: "float32", or "float16" for parameters that are kept in half the bytes and computed with in float32.
+    opset: of ai.onnx; None: that of the graph, 16 at least. inline: no functions, for runtimes that know none.
+    accuracy: the share of right answers as an output. outputs: names of further values of the training graph.
+    evaluation: write step.eval.onnx, which gives loss, scores and accuracy. inference: write step.infer.onnx, which
+        gives the scores.
+    checkpoint: whose parameters and moments the weights file gets; None: the set's.
+
+    Returns what was written. Frozen parameters are part of the models. Nothing is written unless all can be.
+    Raises TypeError, ValueError, also where one of the files is a device, a pipe or a link that `output` does not name,
+    FileNotFoundError, and NotImplementedError for a graph with an operator that has no
+    form of plain operators.
+    """
+    target = _target(Path(output))
+    found = artifacts if isinstance(artifacts, ArtifactSet) else ArtifactSet.load(artifacts)
+    if weights not in PRESENT:
+        raise ValueError(f"{WHO}: weights is {weights!r}, expected one of {', '.join(PRESENT)}")
+    settings = StepSettings(_rule(found, optimizer, clip_norm), flat, accumulate)
+    export = _Export(found, settings, np.dtype(weights), opset, inline)
+    held = export.weights(read_checkpoint(checkpoint) if isinstance(checkpoint, (str, PathLike)) else checkpoint)
+    models = {"step": export.step(accuracy, outputs)}
+    models |= {"eval": export.evaluation()} if evaluation else {}
+    models |= {"infer": export.inference()} if inference else {}
+    return export.write(target, models, held, accuracy)
+
+
+def _rule(artifacts: ArtifactSet, optimizer: StepRule | None, clip_norm: float | None) -> StepRule:
+    rule: StepRule = artifacts.rule if optimizer is None else optimizer
+    if type(rule) not in MOMENTS:
+        raise TypeError(f"{WHO}: optimizer is of type {type(rule).__name__}, expected a rule such as AdamWRule")
+    if clip_norm is None:
+        return rule
+    if not 0 < clip_norm < math.inf:
+        raise ValueError(f"{WHO}: clip_norm is {clip_norm}, expected a number above 0")
+    return replace(rule, max_norm=clip_norm)
+
+
+def _target(output: Path) -> Path:
+    if output.suffix != ".onnx" or not output.absolute().parent.is_dir():
+        raise ValueError(f"{WHO}: output is {output}, expected a name that ends with .onnx, in a folder that is there")
+    output = destination(output)
+    check_destinations(output.parent, [f"{output.stem}{each}" for each in BESIDE])
+    return output
+
+
+class _Export:
+    """One run of `export_step`."""
+
+    def __init__(
+        self, artifacts: ArtifactSet, settings: StepSettings, dtype: np.dtype[Any], opset: int | None, inline: bool
+    ):
+        self._artifacts, self._settings, self._inline = artifacts, settings, inline
+        self._present = _dtype_of(artifacts)
+        model, held = artifacts.training(WHO)
+        self._constants = Constants({**artifacts.frozen, **held, **artifacts.constants}, artifacts.files)
+        self._gradients = building.plain_gradients(artifacts, model, self._constants, opset)
+        # The eval graph gets the opset of the step, because a client runs both in the same runtime.
+        self._opset = opset_of(self._gradients.model)
+        updated = self._gradients.statistics
+        if lack := sorted(updated.keys() - artifacts.frozen.keys()):
+            raise NotImplementedError(f"{WHO}: the graph writes into {', '.join(lack)}, expected frozen parameters")
+        statistics = {name: each for name, each in artifacts.frozen.items() if name in updated}
+        for name in updated:
+            del self._constants.arrays[name]
+        moments = MOMENTS[type(settings.rule)]
+        flat, accumulate = settings.flat, settings.accumulate
+        self.layout = layout_of(artifacts.trainable, statistics, moments, dtype, flat, accumulate)
+        self._labels = labels_of(artifacts)
+
+    # --- models ---
+
+    def step(self, accuracy: bool, outputs: Collection[str]) -> onnx.ModelProto:
+        """The model of the step."""
+        artifacts, graph = self._artifacts, self._gradients.model.graph
+        known = {name for node in graph.node for name in node.output}
+        labels = self._labels if accuracy else None
+        if accuracy and labels is None:
+            raise ValueError(f"{WHO}: accuracy is asked for, expected labels that are classes")
+        wanted = [*outputs, *([labels.scores] if labels else [])]
+        if lack := [name for name in wanted if name not in known]:
+            raise ValueError(
+                f"{WHO}: the training graph computes no {lack[0]!r}; ask the evaluation model for it, or name one of "
+                f"its values such as {', '.join(sorted(known)[:4])}"
+            )
+        named = {artifacts.loss: LOSS} | {name: name for name in outputs}
+        return self._finished(
+            building.build_step(self._gradients, self.layout, self._settings, self._constants, named, labels)
+        )
+
+    def evaluation(self) -> onnx.ModelProto:
+        """The model that gives loss, scores and, for classes, accuracy."""
+        scores = self._artifacts.scores
+        return self._forward({self._artifacts.loss: LOSS} | ({scores: SCORES} if scores else {}), self._labels)
+
+    def inference(self) -> onnx.ModelProto:
+        """The model that gives the scores."""
+        if self._artifacts.scores is None:
+            raise ValueError(f"{WHO}: the inference model is asked for, but the loss compares no scores with a label")
+        return self._forward({self._artifacts.scores: SCORES}, None)
+
+    def _forward(self, outputs: Mapping[str, str], labels: Labels | None) -> onnx.ModelProto:
+        artifacts = self._artifacts
+        made = building.build_forward(artifacts, self.layout, self._constants, outputs, labels, self._opset)
+        return self._finished(made)
+
+    def _finished(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        if self._inline:
+            model = inliner.inline_local_functions(model)
+        only_plain_imports(model)
+        model.producer_name = "opgrad"
+        if model.ByteSize() > LARGEST:
+            raise ValueError(f"{WHO}: the model has more than 2 GiB with its frozen parameters")
+        onnx.checker.check_model(with_inputs(model))
+        return model
+
+    # --- weights and files ---
+
+    def weights(self, checkpoint: Checkpoint | None) -> bytes:
+        """The content of the weights file: of a checkpoint, or of the set."""
+        values = checkpoint.parameters if checkpoint else {**self._artifacts.trainable, **self._artifacts.frozen}
+        for each in self.layout.weights:
+            if each.name not in values or values[each.name].shape != each.shape:
+                raise ValueError(f"{WHO}: the checkpoint has no {each.name!r} of shape {each.shape}")
+        dtype = self.layout.weights[0].dtype
+        trainable, statistics = (
+            {each.name: values[each.name].astype(dtype) for each in own}
+            for own in (self.layout.trainable, self.layout.statistics)
+        )
+        name = NAMES[type(self._settings.rule)]
+        kept = next(iter(checkpoint.optimizers.values()), None) if checkpoint else None
+        tune = self._artifacts.tune
+        if kept is None or not self._fits(kept):
+            return encode(Weights(trainable, statistics, dtype=self._present, optimizer=name, tune=tune))
+        names = MOMENTS[type(self._settings.rule)]
+        moments = {each: {name: kept.moments[each][name] for name in names} for each in trainable}
+        held = Weights(trainable, statistics, moments, self._present, name, kept.step, kept.learning_rate, tune)
+        return encode(held)
+
+    def _fits(self, group: OptimizerGroup) -> bool:
+        """Whether a group has the moments of the step's optimizer, which is the set's."""
+        wanted = set(MOMENTS[type(self._settings.rule)])
+        same = type(self._settings.rule) is type(self._artifacts.rule)
+        return same and all(wanted <= group.moments.get(each.name, {}).keys() for each in self.layout.trainable)
+
+    def write(self, output: Path, models: Mapping[str, onnx.ModelProto], held: bytes, accuracy: bool) -> Exported:
+        """Write all files, the manifest last."""
+        names = {kind: output.name if kind == "step" else f"{output.stem}.{kind}.onnx" for kind in models}
+        names |= {"weights": f"{output.stem}.safetensors", "manifest": f"{output.stem}.json"}
+        described = manifest(self._artifacts, self.layout, self._settings, self._labels, models["step"], self._present)
+        described |= {kind: forward_entry(model) for kind, model in models.items() if kind != "step"}
+        with staged(output.parent, name=output.name) as folder:
+            data = self._constants.write(list(models.values()), folder, output)
+            contents = {kind: model.SerializeToString(deterministic=True) for kind, model in models.items()}
+            contents["weights"] = held
+            for kind, content in contents.items():
+                new_file(folder / names[kind], content)
+            described["files"] = {kind: file_entry(folder / names[kind]) for kind in contents}
+            described["data"] = [file_entry(path) for path in data]
+            new_file(folder / names["manifest"], (json.dumps(described, indent=1) + "\n").encode())
+        return Exported(described, {kind: output.with_name(name) for kind, name in names.items()})
+
+
+def _dtype_of(artifacts: ArtifactSet) -> str:
+    """The dtype of the trainable parameters."""
+    found = sorted({array.dtype.name for array in artifacts.trainable.values()})
+    if len(found) != 1 or found[0] not in PRESENT:
+        raise NotImplementedError(f"{WHO}: the parameters are {', '.join(found)}, expected one of {', '.join(PRESENT)}")
+    return found[0]
+
+
+def labels_of(artifacts: ArtifactSet) -> Labels | None:
+    """The labels, if they are classes in the shape of the scores without axis 1, perhaps by a Reshape; else None."""
+    objective, label = artifacts.objective, artifacts.label
+    reshaped = {each.output[0] for each in artifacts.eval_model.graph.node if _shaped_from(each) == objective.label}
+    if objective.scores is None or objective.classes is None or objective.classes not in {objective.label, *reshaped}:
+        return None
+    types = declared_types(inferred_model(artifacts.eval_model).graph)
+    sizes = types[objective.scores].tensor_type.shape.dim if objective.scores in types else []
+    classes = sizes[1].dim_value or None if len(sizes) > 1 else None
+    element_type = onnx.helper.np_dtype_to_tensor_dtype(label.dtype)
+    ignored = IGNORED if objective.ignored is None else objective.ignored
+    return Labels(label.name, objective.classes, objective.scores, element_type, classes, ignored)
+
+
+def _shaped_from(node: onnx.NodeProto) -> str | None:
+    """What a node reshapes; None of another operator."""
+    return node.input[0] if node.op_type == "Reshape" and node.input else None

@@ -1,0 +1,170 @@
+"""The state of an exported step, which each call updates, and its layout in memory.
+
+The state lies in one order, in a weights file as in flat inputs: first the trainable parameters, then the running
+statistics, then each moment of all trainable parameters.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from opgrad.training.files import safetensors
+
+PARAMETERS, STATISTICS, MOMENTS, GRADIENTS = "parameters", "statistics", "moments", "gradients"
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """One tensor of the state. moment: the name of a parameter's moment; empty for the parameter itself."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    kind: str
+    moment: str = ""
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it takes."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def key(self) -> str:
+        """Its name in a weights file."""
+        return f"{self.moment}/{self.name}" if self.moment else self.name
+
+
+@dataclass(frozen=True)
+class Carried:
+    """An input of the step and the output that takes its place in the next call.
+
+    kind: parameters, statistics, moments or gradients. tensors: those that it holds, in order.
+    """
+
+    kind: str
+    input: str
+    output: str
+    tensors: tuple[StateTensor, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of its tensors."""
+        return self.tensors[0].dtype
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it takes."""
+        return sum(each.nbytes for each in self.tensors)
+
+    @property
+    def element_type(self) -> int:
+        """Its TensorProto.DataType."""
+        return helper.np_dtype_to_tensor_dtype(self.dtype)
+
+    def value(self, output: bool = False) -> onnx.ValueInfoProto:
+        """The declaration of the input, or of the output."""
+        return helper.make_tensor_value_info(self.output if output else self.input, self.element_type, self.shape)
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """The layout of a step's state.
+
+    tensors: all of the state except sums of gradients, in the order of a weights file. parts: the inputs, in order.
+    """
+
+    tensors: tuple[StateTensor, ...]
+    parts: tuple[Carried, ...]
+
+    @property
+    def trainable(self) -> list[StateTensor]:
+        """The trainable parameters."""
+        return [each for each in self.tensors if each.kind == PARAMETERS]
+
+    @property
+    def statistics(self) -> list[StateTensor]:
+        """The running statistics of batch normalizations."""
+        return [each for each in self.tensors if each.kind == STATISTICS]
+
+    @property
+    def weights(self) -> list[StateTensor]:
+        """The tensors that the eval graph needs: parameters and statistics."""
+        return [*self.trainable, *self.statistics]
+
+    def moments(self, group: Sequence[StateTensor]) -> list[list[StateTensor]]:
+        """The moments of parameters, kind by kind."""
+        names = {each.name for each in group}
+        found: dict[str, list[StateTensor]] = {}
+        for each in self.tensors:
+            if each.kind == MOMENTS and each.name in names:
+                found.setdefault(each.moment, []).append(each)
+        return list(found.values())
+
+    def sums(self, group: Sequence[StateTensor]) -> list[StateTensor]:
+        """The sums of the gradients of parameters."""
+        names = {each.name for each in group}
+        return [each for part in self.parts for each in part.tensors if each.kind == GRADIENTS and each.name in names]
+
+    def offsets(self) -> dict[str, int]:
+        """The place in bytes of each tensor, by its name in a weights file."""
+        ends = np.cumsum([0, *(each.nbytes for each in self.tensors)]).tolist()
+        return dict(zip([each.key for each in self.tensors], ends, strict=False))
+
+    def header(self) -> dict[str, dict[str, Any]]:
+        """The header of a weights file with all tensors."""
+        return safetensors.entries({each.key: (each.dtype, each.shape) for each in self.tensors})
+
+
+def layout_of(
+    trainable: Mapping[str, np.ndarray],
+    statistics: Mapping[str, np.ndarray],
+    moments: Sequence[str],
+    dtype: np.dtype[Any],
+    flat: bool,
+    accumulate: bool,
+) -> StateLayout:
+    """The layout for these parameters and statistics.
+
+    trainable, statistics: the values by name. moments: their names. dtype: that of parameters and statistics; moments
+    and gradients are float32. accumulate: whether sums of gradients are kept.
+    """
+    single = np.dtype(np.float32)
+    weights = [StateTensor(name, array.shape, dtype, PARAMETERS) for name, array in trainable.items()]
+    weights += [StateTensor(name, array.shape, dtype, STATISTICS) for name, array in statistics.items()]
+    kept = [
+        StateTensor(name, array.shape, single, MOMENTS, moment)
+        for moment in moments
+        for name, array in trainable.items()
+    ]
+    sums = (
+        [StateTensor(name, array.shape, single, GRADIENTS) for name, array in trainable.items()] if accumulate else []
+    )
+    make = _flat_parts if flat else _single_parts
+    return StateLayout((*weights, *kept), make([weights, kept, sums]))
+
+
+def _flat_parts(groups: Sequence[Sequence[StateTensor]]) -> tuple[Carried, ...]:
+    """One array for each group, under the name of its kind."""
+    kinds = [group[0].kind for group in groups if group]
+    return tuple(
+        Carried(kind, kind, f"{kind}.next", tuple(group), (sum(each.size for each in group),))
+        for kind, group in zip(kinds, filter(None, groups), strict=True)
+    )
+
+
+def _single_parts(groups: Sequence[Sequence[StateTensor]]) -> tuple[Carried, ...]:
+    """An array for each tensor."""
+    names = {PARAMETERS: "{0.name}", STATISTICS: "{0.name}", MOMENTS: "{0.key}", GRADIENTS: "gradients/{0.name}"}
+    found = [(names[each.kind].format(each), each) for group in groups for each in group]
+    return tuple(Carried(each.kind, name, f"{name}.next", (each,), each.shape) for name, each in found)

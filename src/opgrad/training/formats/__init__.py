@@ -1,1 +1,0 @@
-"""Files of training: artifact sets, checkpoints, weights of exported steps, and models with their large tensors."""

@@ -1,0 +1,200 @@
+"""The model that blocks are building: one at a time in each thread."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto, defs, helper
+
+from opgrad.base.reading import check_regular
+from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.messages import MICROSOFT, copied
+from opgrad.training.files.tensor_values import Held
+
+LATEST_IR_VERSION = 10  # the latest version that the last packages of onnxruntime-training can read
+Sizes = Sequence[int | str | None]
+
+_current: ContextVar["ModelAccessor | None"] = ContextVar("opgrad.onnxblock.model", default=None)
+_library: ContextVar[str | None] = ContextVar("opgrad.onnxblock.custom_op_library", default=None)
+
+
+class ModelAccessor:
+    """A model that is being built.
+
+    model: the model; blocks change it in place. path: the file that it was read from. apart: the values of its huge
+    initializers, by name; in the model these are placeholders.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        path: str | os.PathLike[str] | None = None,
+        drawn: int = 0,
+        apart: Mapping[str, Held] | None = None,
+    ):
+        self._model, self._path, self.apart = model, path, apart or {}
+        self.drawn = drawn  # how many numbers the names of blocks have used so far
+        self.depth = 0  # how many blocks that are being built contain each other
+        self._types: Graph | None = None
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The model."""
+        return self._model
+
+    @property
+    def path(self) -> str:
+        """The file that the model was read from. Raises RuntimeError if it was not."""
+        if self._path is None:
+            raise RuntimeError("onnxblock: the model has no path, it was given as an onnx.ModelProto")
+        return os.fspath(self._path)
+
+    @property
+    def has_path(self) -> bool:
+        """Whether the model was read from a file."""
+        return self._path is not None
+
+    # --- names ---
+
+    def fresh(self, what: str) -> str:
+        """A name that the model does not have: onnx::<what>::<the next number>."""
+        while True:
+            self.drawn += 1
+            name = f"onnx::{what}::{self.drawn}"
+            if not self.has_value(name) and all(name != node.name for node in self._model.graph.node):
+                return name
+
+    def has_value(self, name: str) -> bool:
+        """Whether an input, an initializer or the result of a node has this name."""
+        graph = self._model.graph
+        return any(name == each.name for each in (*graph.input, *graph.initializer)) or any(
+            name in node.output for node in graph.node
+        )
+
+    # --- what is known of values ---
+
+    def element_type(self, name: str) -> int | None:
+        """The TensorProto.DataType of a value, None if it is not known."""
+        return self._known(name).element_type(name)
+
+    def sizes(self, name: str) -> Sizes | None:
+        """For each axis an int, a name or None; None in place of the list if not even the rank is known."""
+        return self._known(name).sizes(name)
+
+    def _known(self, name: str) -> Graph:
+        if self._types is None or self._types.element_type(name) is None:
+            self._types = Graph(self._model)
+        return self._types
+
+    def forget(self) -> None:
+        """Forget types and sizes, as the graph has changed; they are inferred again when they are needed."""
+        self._types = None
+
+    # --- writing ---
+
+    def node(self, op: str, inputs: Sequence[str], output: str, name: str, domain: str = "", **attributes: Any) -> str:
+        """Append a node with one output."""
+        self._model.graph.node.append(helper.make_node(op, inputs, [output], name, domain=domain or None, **attributes))
+        return output
+
+    def constant(self, name: str, element_type: int, shape: Sequence[int], values: Sequence[float]) -> str:
+        """Append an initializer."""
+        self._model.graph.initializer.append(helper.make_tensor(name, element_type, shape, values))
+        return name
+
+    def input(self, name: str, element_type: int, sizes: Sizes | None) -> str:
+        """Append an input to the graph."""
+        self._model.graph.input.append(helper.make_tensor_value_info(name, element_type, sizes))
+        return name
+
+
+def current() -> ModelAccessor:
+    """The model that blocks build. Raises RuntimeError outside of `base` and `empty_base`."""
+    found = _current.get()
+    if found is None:
+        raise RuntimeError("onnxblock: there is no model to build on; call blocks within base(model) or empty_base()")
+    return found
+
+
+@contextmanager
+def building(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
+    """Within the `with` block, blocks build this model. Raises RuntimeError if they build another one already."""
+    if _current.get() is not None:
+        raise RuntimeError(
+            "onnxblock: blocks build another model already, expected one of base and empty_base at a time"
+        )
+    token = _current.set(accessor)
+    try:
+        yield accessor
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def base(model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = None) -> Iterator[ModelAccessor]:
+    """Let blocks build on a model.
+
+    model: an onnx.ModelProto, which is not changed: they build on a copy.
+    model_path: the file that it was read from.
+
+    Gives a `ModelAccessor`, whose `model` is the copy. Raises TypeError for another model, RuntimeError inside
+    another `base` or `empty_base`.
+    """
+    if not isinstance(model, onnx.ModelProto):
+        raise TypeError(f"base: model is of type {type(model).__name__}, expected onnx.ModelProto")
+    with building(ModelAccessor(copied(model), model_path)) as accessor:
+        yield accessor
+
+
+@contextmanager
+def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
+    """Let blocks build a new model.
+
+    opset_version: of ai.onnx; None: the newest that onnx has.
+
+    Gives a `ModelAccessor`. Raises RuntimeError inside another `base` or `empty_base`.
+    """
+    with building(ModelAccessor(empty_model(opset_version))) as accessor:
+        yield accessor
+
+
+def empty_model(opset_version: int | None = None) -> onnx.ModelProto:
+    """A model without nodes."""
+    opsets = [
+        helper.make_opsetid(MICROSOFT, 1),
+        helper.make_opsetid("", opset_version or defs.onnx_opset_version()),
+    ]
+    version = min(onnx.IR_VERSION, LATEST_IR_VERSION)
+    graph = onnx.GraphProto(name="graph")
+    return onnx.ModelProto(ir_version=version, producer_name="orttraining", graph=graph, opset_import=opsets)
+
+
+@contextmanager
+def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterator[str]:
+    """Name the library with the operators of one's own that the model has.
+
+    custom_op_library_path: the file, which must exist. The gradient graph is written without it: gradients of
+        operators come from `opgrad.gradients.register_gradient`. It is what `ort_format` loads.
+
+    Raises FileNotFoundError, RuntimeError inside another one.
+    """
+    path = os.fsdecode(custom_op_library_path)
+    if not Path(path).exists():
+        raise FileNotFoundError(f"custom_op_library: there is no file {path}")
+    check_regular(Path(path), f"custom_op_library: {path}")
+    if _library.get() is not None:
+        raise RuntimeError("custom_op_library: there is another library already, expected one at a time")
+    token = _library.set(path)
+    try:
+        yield path
+    finally:
+        _library.reset(token)
+
+
+def type_name(element_type: int | None) -> str:
+    """The name of an element type in messages."""
+    return TensorProto.DataType.Name(element_type) if element_type else "unknown"

@@ -1,0 +1,224 @@
+"""Losses of classification, whose labels are numbers of classes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from onnx import TensorProto, helper
+
+from opgrad.onnx.graph.messages import comparable, opset_of
+from opgrad.training.make.blocks.accessor import Sizes, current, type_name
+from opgrad.training.make.blocks.block import Block
+from opgrad.training.make.blocks.operators import append, array, number
+from opgrad.training.make.blocks.targets import REDUCTIONS, chosen, in_float32, reduced, scores_type, weights
+from opgrad.training.make.means import least_divisor
+
+LABELS = (TensorProto.INT64, TensorProto.INT32)
+LAST_AXIS_UP_TO = 3  # up to this rank the classes lie along the last axis by default
+
+
+class _Classes(Block):
+    """A loss of scores of classes.
+
+    weight: of each class, an array; None: 1.
+    reduction: "mean", divided by the weights of the labels; "sum"; or "none" for a loss of each label.
+    ignore_index: a label that does not count.
+    class_axis: the axis of the scores along which the classes are; None: 1 where they have four axes or more, as images
+        have, else the last one, as texts have. If the graph has the labels already, their shape tells.
+    """
+
+    OPERATOR, RESULT = "", "loss"
+
+    def __init__(
+        self,
+        weight: Any = None,
+        reduction: str = "mean",
+        ignore_index: int | None = None,
+        class_axis: int | None = None,
+    ):
+        super().__init__()
+        who = type(self).__name__
+        self._weight = weights(who, "weight", weight)
+        if self._weight is not None and self._weight.ndim != 1:
+            raise ValueError(f"{who}: weight has shape {self._weight.shape}, expected one number for each class")
+        self._reduction = chosen(who, "reduction", reduction, REDUCTIONS)
+        self._ignore_index, self._class_axis = ignore_index, class_axis
+
+    def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
+        """Append the loss. Raises ValueError unless the scores are floats and the labels integers that fit them."""
+        accessor, who = current(), type(self).__name__
+        scores_type(scores_input_name, who)
+        weight = accessor.fresh("celoss.weight")
+        sizes = accessor.sizes(scores_input_name)
+        axis = self._axis(scores_input_name, sizes, labels_name)
+        if not accessor.has_value(labels_name):
+            accessor.input(labels_name, TensorProto.INT64, _without(sizes, axis))
+        self._check(scores_input_name, labels_name, sizes, axis)
+        (scores,) = in_float32(scores_input_name)
+        labels, shape = labels_name, None
+        if axis != 1 and sizes is not None:
+            scores, labels, shape = *_rows(scores, labels, len(sizes), axis), labels_name
+        inputs = [scores, labels]
+        if self._weight is not None:
+            kind = accessor.element_type(scores) or TensorProto.FLOAT
+            inputs.append(accessor.constant(weight, kind, self._weight.shape, self._weight.tolist()))
+        loss = self._loss(inputs)
+        return append("Reshape", [loss, append("Shape", [shape])]) if shape and self._reduction == "none" else loss
+
+    def _loss(self, inputs: Sequence[str]) -> str:
+        return _node(self.OPERATOR, inputs, [current().fresh("loss")], self._reduction, self._ignore_index)
+
+    def _axis(self, scores: str, sizes: Sizes | None, labels: str) -> int:
+        """The axis of the classes, counted from the first."""
+        if sizes is None:
+            return 1
+        rank, who = len(sizes), type(self).__name__
+        if rank < 2:
+            raise ValueError(f"{who}: {scores!r} has {rank} axes, expected rows of a score for each class")
+        if self._class_axis is not None:
+            if not -rank <= self._class_axis < rank or self._class_axis % rank == 0:
+                raise ValueError(f"{who}: class_axis is {self._class_axis}, expected 1 to {rank - 1}, or from the end")
+            return self._class_axis % rank
+        given = current().sizes(labels) if current().has_value(labels) else None
+        fitting = [
+            axis for axis in (rank - 1, 1) if given is not None and list(given) == list(_without(sizes, axis) or ())
+        ]
+        return fitting[0] if fitting else rank - 1 if rank <= LAST_AXIS_UP_TO else 1
+
+    def _check(self, scores: str, labels: str, sizes: Sizes | None, axis: int) -> None:
+        """Raise ValueError unless labels and weights fit the scores."""
+        who, accessor = type(self).__name__, current()
+        kind, given = accessor.element_type(labels), accessor.sizes(labels)
+        if kind is not None and kind not in LABELS:
+            raise ValueError(
+                f"{who}: the labels {labels!r} have elements of type {type_name(kind)}, expected INT64 or INT32; "
+                "loss_input_names says which outputs the loss takes"
+            )
+        if sizes is None:
+            return
+        if given is not None and len(given) != len(sizes) - 1:
+            raise ValueError(
+                f"{who}: the labels {labels!r} have {len(given)} axes, expected {len(sizes) - 1}: those of {scores!r} "
+                "without that of the classes"
+            )
+        classes = sizes[axis]
+        if self._weight is not None and isinstance(classes, int) and classes != len(self._weight):
+            raise ValueError(f"{who}: weight has {len(self._weight)} numbers, expected {classes}, one for each class")
+
+
+class CrossEntropyLoss(_Classes):
+    """The mean of -log(softmax(scores)[label]), each label being the number of a class.
+
+    weight: of each class, an array; None: 1.
+    reduction: "mean", divided by the weights of the labels; "sum"; or "none" for a loss of each label.
+    ignore_index: a label that does not count.
+    label_smoothing: from 0 to 1, how much of each label is spread over all classes (Szegedy et al., 2016).
+    class_axis: the axis of the scores along which the classes are; None: 1 where they have four axes or more, as images
+        have, else the last one, as texts have. If the graph has the labels already, their shape tells.
+    """
+
+    OPERATOR = "SoftmaxCrossEntropyLoss"
+
+    def __init__(
+        self,
+        weight: Any = None,
+        reduction: str = "mean",
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        class_axis: int | None = None,
+    ):
+        super().__init__(weight, reduction, ignore_index, class_axis)
+        if not 0 <= label_smoothing <= 1:
+            raise ValueError(f"CrossEntropyLoss: label_smoothing is {label_smoothing!r}, expected 0 to 1")
+        self._smoothing = label_smoothing
+
+    def _loss(self, inputs: Sequence[str]) -> str:
+        names = [current().fresh("loss"), current().fresh("log_prob")]
+        loss = _node(self.OPERATOR, inputs, names, self._reduction, self._ignore_index)
+        return self._smoothed(loss, names[1], inputs) if self._smoothing else loss
+
+    def _smoothed(self, loss: str, log_prob: str, inputs: Sequence[str]) -> str:
+        """(1 - s) * loss + s * the mean over all classes of what the loss would be with that label."""
+        kind = current().element_type(inputs[0]) or TensorProto.FLOAT
+        share = number("celoss.smoothing", self._smoothing, kind)
+        spread = self._reduced_spread(self._spread(log_prob, kind), inputs, kind)
+        sharp = append("Mul", [loss, number("celoss.sharpness", 1 - self._smoothing, kind)])
+        return append("Add", [sharp, append("Mul", [spread, share])])
+
+    def _spread(self, log_prob: str, kind: int) -> str:
+        """For each row the negative mean of its log-probabilities times the weights of the classes."""
+        if self._weight is not None:
+            sizes = current().sizes(log_prob)
+            shape = (-1, *(1 for _ in range(len(sizes) - 2 if sizes else 0)))
+            weight = array("celoss.class_weight", self._weight.reshape(shape), kind)
+            log_prob = append("Mul", [log_prob, weight])
+        return append("Neg", [_mean_of_classes(log_prob)])
+
+    def _reduced_spread(self, spread: str, inputs: Sequence[str], kind: int) -> str:
+        """The rows' numbers, reduced as the loss is; rows with ignored labels do not count."""
+        counts = self._counts(inputs, kind)
+        if self._ignore_index is not None:
+            spread = append("Mul", [spread, self._counted(inputs[1], kind)])
+        if self._reduction != "mean" or counts is None:
+            return reduced(spread, self._reduction)
+        total, least = reduced(counts, "sum"), number("celoss.least", least_divisor(kind), kind)
+        total_spread = reduced(spread, "sum")
+        if self._weight is not None and not self._weight.all():  # rows of weight 0 have a spread
+            some = append("Cast", [append("Greater", [total, number("celoss.none", 0.0, kind)])], to=kind)
+            total_spread = append("Mul", [total_spread, some])
+        return append("Div", [total_spread, append("Max", [total, least])])
+
+    def _counts(self, inputs: Sequence[str], kind: int) -> str | None:
+        """The weight of each row in a mean; None if all weights are 1."""
+        counted = None if self._ignore_index is None else self._counted(inputs[1], kind)
+        if len(inputs) < 3:
+            return counted
+        if counted is None:
+            return append("Gather", [inputs[2], inputs[1]])
+        integer = current().element_type(inputs[1]) or TensorProto.INT64
+        known = append("Mul", [inputs[1], append("Cast", [counted], to=integer)])
+        return append("Mul", [append("Gather", [inputs[2], known]), counted])
+
+    def _counted(self, labels: str, kind: int) -> str:
+        """1 for each label that counts, and 0 for each ignored label."""
+        given, label = current().element_type(labels) or TensorProto.INT64, int(self._ignore_index or 0)
+        integer = comparable(given, label)
+        labels = labels if integer == given else append("Cast", [labels], to=integer)
+        ignored = array("celoss.ignored", label, integer)
+        return append("Cast", [append("Not", [append("Equal", [labels, ignored])])], to=kind)
+
+
+class NLLLoss(_Classes):
+    """The mean of -log_prob[label], each label being the number of a class, of a model that gives log-probabilities.
+
+    weight, reduction, ignore_index, class_axis: as for CrossEntropyLoss.
+    """
+
+    OPERATOR = "NegativeLogLikelihoodLoss"
+
+
+def _node(op: str, inputs: Sequence[str], outputs: Sequence[str], reduction: str, ignore_index: int | None) -> str:
+    """Append a loss of ai.onnx, and return its first output."""
+    accessor = current()
+    node = helper.make_node(op, inputs, outputs, accessor.fresh(op), reduction=reduction, ignore_index=ignore_index)
+    accessor.model.graph.node.append(node)
+    return outputs[0]
+
+
+def _mean_of_classes(log_prob: str) -> str:
+    """The mean along axis 1; the result lacks this axis."""
+    if opset_of(current().model) < 18:
+        return append("ReduceMean", [log_prob], axes=[1], keepdims=0)
+    return append("ReduceMean", [log_prob, array("celoss.axis", [1], TensorProto.INT64)], keepdims=0)
+
+
+def _without(sizes: Sizes | None, axis: int) -> Sizes | None:
+    return None if sizes is None else [size for place, size in enumerate(sizes) if place != axis]
+
+
+def _rows(scores: str, labels: str, rank: int, axis: int) -> tuple[str, str]:
+    """The scores as a matrix with a row of classes for each label, and the labels as a vector."""
+    if axis != rank - 1:
+        order = [place for place in range(rank) if place != axis] + [axis]
+        scores = append("Transpose", [scores], perm=order)
+    flat = array("celoss.flat", [-1], TensorProto.INT64)
+    return append("Flatten", [scores], axis=rank - 1), append("Reshape", [labels, flat])

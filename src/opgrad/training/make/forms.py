@@ -1,0 +1,94 @@
+"""The normal form of a model that is trained, and its form for evaluation."""
+
+import onnx
+from onnx import helper
+
+from opgrad.onnx.graph.batch_norm import (
+    STATISTICS,
+    TRAINING_MODE_FROM,
+    batch_norms,
+    evaluating,
+    set_training_mode,
+    trains,
+)
+from opgrad.onnx.graph.function_weights import hoist_constants
+from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of, free_name, import_microsoft, keep, opset_of
+from opgrad.onnx.graph.nodes import all_nodes, model_nodes
+from opgrad.onnx.graph.opset import raise_opset
+from opgrad.onnx.rules.registry import RULES
+from opgrad.training.make.means import guard_means
+from opgrad.training.make.outputs import correct_shapes
+
+LEAST_OPSET = 12  # the first with SoftmaxCrossEntropyLoss
+LEAST_IR_VERSION = 4  # before this version every initializer has to be an input, too
+RESULTS = ("running_mean", "running_var", "saved_mean", "saved_inv_std")
+
+
+def normalize(model: onnx.ModelProto, who: str) -> None:
+    """Bring a model into the form for training, in place.
+
+    It then has at least opset 12, correct declared shapes, no inputs with default values, no weights in functions, and
+    unique names.
+    """
+    if opset_of(model) < LEAST_OPSET:
+        raise_opset(model, LEAST_OPSET, who)
+    hoist_constants(model, RULES)
+    model.ir_version = max(model.ir_version, LEAST_IR_VERSION)
+    held = {each.name for each in model.graph.initializer}
+    keep(model.graph.input, [each for each in model.graph.input if each.name not in held])
+    correct_shapes(model)
+    taken: set[str] = set()
+    for node in all_nodes(model.graph.node):
+        if node.name:
+            node.name = free_name(node.name, taken)
+
+
+# --- batch normalization and dropout ---------------------------------------------------------------------------------
+
+
+def statistics(model: onnx.ModelProto, training: bool = False) -> list[str]:
+    """The names of the means and variances of all batch normalizations, or only of those in training mode."""
+    nodes = [node for node in batch_norms(model) if not training or trains(node, opset_of(model))]
+    return list(dict.fromkeys(node.input[place] for node in nodes for place in STATISTICS if place < len(node.input)))
+
+
+def train(model: onnx.ModelProto, who: str) -> None:
+    """Set all batch normalizations to training mode, in which they use the statistics of the batch."""
+    if opset_of(model) < TRAINING_MODE_FROM and any(batch_norms(model)):
+        raise_opset(model, TRAINING_MODE_FROM, who)
+    for node in batch_norms(model):
+        set_training_mode(node, 1, opset_of(model))
+
+
+def evaluated(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model for evaluation: without dropout, and with batch normalization by its running statistics."""
+    copy = copied(model)
+    import_microsoft(copy)  # onnxruntime needs it for nodes that it fuses when opgrad's operators are registered
+    for node in model_nodes(copy):
+        if node.op_type == "Dropout" and not domain_of(node) and len(node.input) > 2:
+            node.input[2] = ""
+        elif node.op_type == "DropoutTraining" and domain_of(node) == MICROSOFT:
+            copies = helper.make_node("Identity", node.input[:1], node.output[:1], node.name)
+            node.CopyFrom(copies)
+    evaluating(copy)
+    guard_means(copy)
+    return copy
+
+
+def with_running_statistics(model: onnx.ModelProto) -> None:
+    """Let batch normalizations in training mode update their running statistics in the memory of the inputs."""
+    taken = {name for node in all_nodes(model.graph.node) for name in node.output}
+    for node in list(batch_norms(model)):
+        if trains(node, opset_of(model)):
+            given = {each.name: each.f for each in node.attribute if each.name in ("epsilon", "momentum")}
+            names = [*node.output[1:3], *[""] * (3 - len(node.output))]
+            results = [
+                name or free_name(f"{node.output[0]}_{kind}", taken) for name, kind in zip(names, RESULTS, strict=False)
+            ]
+            results += [free_name(f"{node.output[0]}_{kind}", taken) for kind in RESULTS[2:]]
+            del node.output[1:], node.attribute[:]
+            node.output.extend(results)
+            node.op_type, node.domain = "BatchNormInternal", MICROSOFT
+            settings = {"epsilon": 1e-5, "momentum": 0.9, "training_mode": 1} | given
+            node.attribute.extend(helper.make_attribute(name, value) for name, value in settings.items())
+            import_microsoft(model)

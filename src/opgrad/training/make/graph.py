@@ -1,0 +1,123 @@
+"""The training graph: a model with the gradients of its loss, which each run adds to buffers of the caller."""
+
+from collections.abc import Collection, Sequence
+
+import onnx
+from onnx import TensorProto, helper
+
+from opgrad.onnx import passes
+from opgrad.onnx.gradients.backward import SUFFIX
+from opgrad.onnx.gradients.differentiation import LEAST_OPSET, append, differentiate, prepared
+from opgrad.onnx.gradients.expansion import inline_functions
+from opgrad.onnx.graph.body import GraphBody
+from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, copied, keep
+from opgrad.training.files.names import BUFFER_SUFFIX, RESET, RESULT_SUFFIX
+from opgrad.training.make.checks import listed
+from opgrad.training.make.forms import with_running_statistics
+from opgrad.training.make.means import OF_LOG_PROBABILITIES, guard_means
+from opgrad.training.make.outputs import inputs_as_constants
+
+
+def training_graph(
+    model: onnx.ModelProto,
+    loss: str,
+    wanted: Sequence[str],
+    known: Sequence[TensorProto] = (),
+    checkpoint_segments: passes.Segmentation = None,
+) -> onnx.ModelProto:
+    """The model with the gradients of a loss, which each run adds to buffers.
+
+    model: changed. loss: one number. wanted: inputs of the graph. known: the values of other inputs, on which shapes
+        depend. checkpoint_segments: as for `passes.finish`.
+
+    Behind its outputs the graph has `<name>_grad.accumulation.out`, bool [1], for each of `wanted`; behind its inputs
+    `<name>_grad.accumulation.buffer`, to which the gradient is added, or which becomes it where `lazy_reset_grad`,
+    bool [1], is true.
+
+    Raises ValueError where the loss is no number or does not depend on one of them, NotImplementedError for nodes that
+    have no gradient.
+    """
+    segments = passes.checked_segments(checkpoint_segments)
+    with_running_statistics(model)
+    inputs = [copied(each) for each in model.graph.input]
+    inputs_as_constants(model.graph, known)
+    simple = passes.prepare(inline_functions(model), [loss, *passes.named(segments)])
+    guard_means(simple, [OF_LOG_PROBABILITIES])  # others become nodes of opgrad, whose means are 0
+    forward = prepared(simple, [loss], wanted, LEAST_OPSET)
+    outputs = [each.name for each in forward.graph.output]
+    body = GraphBody(forward.opset, forward.names())
+    seed = _seed(forward, body, loss)
+    found = differentiate(forward, body, {loss: seed}, wanted)
+    taken = forward.names()
+    append(forward, body, [_gradient(forward, body, name, found[name], taken) for name in wanted])
+    finished = passes.finish(forward.model, outputs, keep=[seed.name], checkpoint_segments=segments)
+    _restore_inputs(finished.graph, inputs)
+    accumulate(finished.graph, wanted)
+    return finished
+
+
+def _restore_inputs(graph: onnx.GraphProto, inputs: Sequence[onnx.ValueInfoProto]) -> None:
+    """Undo `inputs_as_constants`: give the graph these inputs again, and remove the initializers of these names."""
+    names = {each.name for each in inputs}
+    keep(graph.initializer, [each for each in graph.initializer if each.name not in names])
+    del graph.input[:]
+    graph.input.extend(inputs)
+
+
+def _seed(forward: Graph, body: GraphBody, loss: str) -> Value:
+    """The gradient of the loss with respect to itself, an initializer: 1 in the loss's type and shape."""
+    kind, sizes = forward.element_type(loss) or TensorProto.FLOAT, forward.sizes(loss)
+    if kind not in FLOATS:
+        raise ValueError(f"the loss {loss!r} has elements of type {TensorProto.DataType.Name(kind)}, expected floats")
+    if sizes is None:
+        body.scope(loss + SUFFIX)
+        value = Value(body, loss, kind, None)
+        return body.declare(body.number(1, value).expand(value.shape()), kind, None)
+    if any(size != 1 for size in sizes):
+        shape = ", ".join("?" if size is None else str(size) for size in sizes)
+        raise ValueError(
+            f"the loss {loss!r} has shape ({shape}), expected one number: a loss of the model's outputs, or a block "
+            "such as ReduceMean that reduces it"
+        )
+    name = body.free(loss + SUFFIX)
+    body.initializers.append(helper.make_tensor(name, kind, [1] * len(sizes), [1.0]))
+    return Value(body, name, kind, sizes)
+
+
+def _gradient(
+    forward: Graph, body: GraphBody, name: str, gradient: Value, taken: Collection[str]
+) -> onnx.ValueInfoProto:
+    """The output with a gradient, whose name is that of the value with `_grad` behind it. taken: the graph's names."""
+    wanted = name + SUFFIX
+    new = {RESET, wanted, *(name + suffix for suffix in (BUFFER_SUFFIX, RESULT_SUFFIX))}
+    if both := new.intersection(taken):
+        raise ValueError(
+            f"the model has {listed(sorted(both))} already: expected a model without gradients, no training graph"
+        )
+    if gradient.name != wanted:
+        body.nodes.append(helper.make_node("Identity", [gradient.name], [wanted], f"{wanted}/Identity"))
+    kind = forward.element_type(name) or TensorProto.FLOAT
+    return helper.make_tensor_value_info(wanted, kind, forward.sizes(name))
+
+
+def accumulate(graph: onnx.GraphProto, names: Sequence[str]) -> None:
+    """Replace the last outputs of a graph, its gradients, by nodes that add them to buffers, which become inputs."""
+    first = len(graph.output) - len(names)
+    gradients = [copied(each) for each in graph.output[first:]]
+    del graph.output[first:]
+    for index, (name, gradient) in enumerate(zip(names, gradients, strict=True), first):
+        buffer, result = name + BUFFER_SUFFIX, name + RESULT_SUFFIX
+        graph.input.add(name=buffer, type=gradient.type)
+        graph.value_info.append(gradient)
+        graph.output.append(helper.make_tensor_value_info(result, TensorProto.BOOL, [1]))
+        node = helper.make_node(
+            "InPlaceAccumulatorV2",
+            [buffer, gradient.name, RESET],
+            [result],
+            f"GradientAccumulator{index}",
+            domain=MICROSOFT,
+        )
+        graph.node.append(node)
+    graph.input.append(helper.make_tensor_value_info(RESET, TensorProto.BOOL, [1]))

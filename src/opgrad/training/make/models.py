@@ -1,0 +1,174 @@
+"""Builds the training model, the eval model and the parameters from a model with a loss."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from opgrad.onnx.graph.evaluation import constant_tensor
+from opgrad.onnx.graph.halves import compute_in_float32, in_float32
+from opgrad.onnx.graph.messages import FLOATS, HALVES, domain_of
+from opgrad.onnx.passes import Segmentation
+from opgrad.onnx.rules.frozen_weights import BYTES_SUFFIX
+from opgrad.training.files.tensor_values import (
+    Held,
+    array_of,
+    attached,
+    detach,
+    is_placeholder,
+    placeholder,
+    tensor_of,
+)
+from opgrad.training.make import forms
+from opgrad.training.make.checks import listed, near
+from opgrad.training.make.graph import training_graph
+from opgrad.training.make.outputs import declare_types, set_outputs
+
+FLOAT32, MODEL = PRECISIONS = "float32", "model"  # in which types a training model computes
+
+
+@dataclass(frozen=True)
+class TrainingModels:
+    """The results of `training_models`.
+
+    training, evaluation: the models; their large constants are placeholders, whose values are in `values`.
+    trainable, frozen: the parameters, in the order in which the models have them as inputs.
+    values: the values of the model's large tensors, by name.
+    """
+
+    training: onnx.ModelProto
+    evaluation: onnx.ModelProto
+    trainable: list[TensorProto]
+    frozen: list[TensorProto]
+    values: dict[str, Held]
+
+    def whole(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+        """Both models with all of their values."""
+        return attached(self.training, self.values), attached(self.evaluation, self.values)
+
+    @property
+    def parameters(self) -> tuple[list[TensorProto], list[TensorProto]]:
+        """The trainable and the frozen parameters with their values."""
+        trainable, frozen = (
+            [tensor_of(*each) for each in self._with_values(own)] for own in (self.trainable, self.frozen)
+        )
+        return trainable, frozen
+
+    @property
+    def arrays(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The values of the trainable and of the frozen parameters, by name."""
+        groups = self.trainable, self.frozen
+        trainable, frozen = ({name: array_of(held) for name, held in self._with_values(own)} for own in groups)
+        return trainable, frozen
+
+    def _with_values(self, parameters: Iterable[TensorProto]) -> Iterator[tuple[str, Held]]:
+        return ((each.name, self.values.get(each.name, each)) for each in parameters)
+
+
+def training_models(
+    model: onnx.ModelProto,
+    outputs: Sequence[str],
+    trainable: Collection[str],
+    frozen: Collection[str],
+    who: str,
+    checkpoint_segments: Segmentation = None,
+    apart: Mapping[str, Held] | None = None,
+    precision: str = FLOAT32,
+) -> TrainingModels:
+    """Build training and eval model.
+
+    model: with the loss, the first of `outputs`; changed. trainable: names of initializers, Constant nodes or inputs.
+    frozen: names of initializers or Constant nodes. checkpoint_segments: as for `passes.finish`. apart: the values of
+    initializers that are placeholders already. precision: in which type the training model computes what the model
+    computes in float16 or bfloat16: FLOAT32, and the parameters that training changes are float32, or MODEL.
+
+    Raises what `training_graph` raises, LookupError for outputs and ValueError for names that the model does not have.
+    """
+    if not trainable:
+        raise ValueError(
+            f"{who}: nothing is trainable, expected at least one parameter or input that requires a gradient"
+        )
+    as_initializers(model, [*trainable, *frozen])
+    _check_names(model, trainable, frozen, who)
+    values = {**(apart or {}), **detach(model)}
+    set_outputs(model, outputs, who)
+    declare_types(model)
+    held = take_parameters(model, {*trainable, *frozen})
+    evaluation = forms.evaluated(model)
+    order = [each.name for each in model.graph.input if each.name in trainable]
+    if precision == FLOAT32:
+        changed = {each.name for each in held} & {*trainable, *forms.statistics(model, training=True)}
+        compute_in_float32(model, changed)
+        held = [widened(each, values) if each.name in changed else each for each in held]
+    try:
+        known = [tensor_of(each.name, values.get(each.name, each)) for each in held if each.data_type not in FLOATS]
+        training = training_graph(model, outputs[0], order, known, checkpoint_segments)
+    except (ValueError, NotImplementedError) as error:
+        kind = ValueError if isinstance(error, ValueError) else NotImplementedError
+        raise kind(f"{who}: {str(error).removeprefix('gradients: ')}") from None
+    _add_bytes(training, values)
+    trained, kept = ([each for each in held if each.name in names] for names in (trainable, frozen))
+    return TrainingModels(training, evaluation, trained, kept, values)
+
+
+def _add_bytes(model: onnx.ModelProto, values: dict[str, Held]) -> None:
+    """Add the values of placeholders that are the bytes of others; see `opgrad.onnx.rules.frozen_weights`."""
+    names = [each.name for each in model.graph.initializer if is_placeholder(each) and each.name not in values]
+    for name in names:
+        own = name.removesuffix(BYTES_SUFFIX)
+        values[name] = values[own] = array_of(values[own])
+
+
+def widened(parameter: TensorProto, values: dict[str, Held]) -> TensorProto:
+    """A parameter in float32 if it is a half; values: changed where they hold its values."""
+    if parameter.data_type not in HALVES:
+        return parameter
+    array = in_float32(array_of(values.get(parameter.name, parameter)))
+    if parameter.name not in values:
+        return tensor_of(parameter.name, array)
+    values[parameter.name] = array
+    return placeholder(parameter.name, array)
+
+
+def as_initializers(model: onnx.ModelProto, names: Iterable[str]) -> None:
+    """Turn these Constant nodes into initializers."""
+    wanted, graph = set(names), model.graph
+    for node in list(graph.node):
+        if node.op_type != "Constant" or domain_of(node) or node.output[0] not in wanted:
+            continue
+        if (value := constant_tensor(node)) is not None:
+            tensor = graph.initializer.add()
+            tensor.CopyFrom(value)
+            tensor.name = node.output[0]
+            graph.node.remove(node)
+
+
+def _check_names(model: onnx.ModelProto, trainable: Collection[str], frozen: Collection[str], who: str) -> None:
+    graph = model.graph
+    held = {each.name: each.data_type for each in graph.initializer}
+    given = {each.name: each.type.tensor_type.elem_type for each in graph.input}
+    for what, names, kinds in (("requires_grad", trainable, held | given), ("frozen_params", frozen, held)):
+        for name in names:
+            if name not in kinds:
+                raise ValueError(f"{who}: {what} has {name!r}, which is no initializer of the model{near(name, kinds)}")
+            if what == "requires_grad" and kinds[name] not in FLOATS:
+                kind = TensorProto.DataType.Name(kinds[name])
+                raise ValueError(
+                    f"{who}: requires_grad has {name!r} with elements of type {kind}, expected a float type"
+                )
+    both = [name for name in trainable if name in set(frozen)]
+    if both:
+        raise ValueError(f"{who}: {listed(both)} in requires_grad and in frozen_params, expected in one of them")
+
+
+def take_parameters(model: onnx.ModelProto, names: Collection[str]) -> list[TensorProto]:
+    """Turn initializers into inputs behind those of the graph, in their order; returns the initializers."""
+    graph = model.graph
+    tensors = list(graph.initializer)
+    held = [each for each in tensors if each.name in names]
+    del graph.initializer[:]
+    graph.initializer.extend(each for each in tensors if each.name not in names)
+    graph.input.extend(helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in held)
+    return held

@@ -1,0 +1,346 @@
+"""Finds the tensors of a model that are its weights, and selects those that are trained."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from opgrad.onnx.gradients.expansion import inline_functions
+from opgrad.onnx.gradients.reach import differentiable_inputs, taken_nodes
+from opgrad.onnx.graph.evaluation import constant_tensor
+from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.large import size_of
+from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, domain_of
+from opgrad.onnx.graph.modules import module_path
+from opgrad.onnx.graph.nodes import all_nodes, captured, reads_values
+from opgrad.training.files.tensor_values import Held, array_of
+from opgrad.training.make import forms
+from opgrad.training.make.checks import listed, quantity, without_values
+from opgrad.training.make.fixed_constants import INPUT, Fixed
+from opgrad.training.make.patterns import matching
+from opgrad.training.make.shared_tensors import PRODUCTS, is_handed_on, layer_of, name_in_module
+
+ALL = tuple(range(64))
+# The places of weights among the inputs of operators.
+WEIGHTS: dict[str, Sequence[int]] = {
+    **dict.fromkeys(("MatMul", "Gemm", "Einsum", "FusedMatMul"), ALL),
+    **dict.fromkeys(("Conv", "ConvTranspose", "FusedConv", "BiasGelu", "FastGelu", "PRelu", "BiasSoftmax"), (1, 2)),
+    **dict.fromkeys(
+        (
+            "BatchNormalization",
+            "BatchNormInternal",
+            "InstanceNormalization",
+            "GroupNormalization",
+            "LayerNormalization",
+        ),
+        (1, 2),
+    ),
+    **dict.fromkeys(("RMSNormalization", "SimplifiedLayerNormalization"), (1,)),
+    "SkipLayerNormalization": (2, 3, 4),
+    "SkipSimplifiedLayerNormalization": (2, 3),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3, 7)),
+    **dict.fromkeys(("Attention",), (1, 2)),
+    "MultiHeadAttention": (3,),
+    "EmbedLayerNormalization": (2, 3, 4, 5, 6),
+    **dict.fromkeys(("Gather", "GatherElements", "GatherND"), (0,)),
+    "Concat": ALL,
+    "ConcatFromSequence": (0,),
+}
+# The places of tensors among the inputs of operators that return their numbers, in parts or in sequences.
+PARTS = {
+    **dict.fromkeys(("Split", "SplitToSequence", "SequenceAt"), (0,)),
+    "SequenceConstruct": ALL,
+    "SequenceInsert": (0, 1),
+}
+MIXING = {**dict.fromkeys(("ScatterND", "ScatterElements"), (0, 2)), "Where": (1, 2)}  # likewise, of constants alone
+REPEATING = ("Expand", "Tile")
+SCALE = "_scale.log"  # behind the name of a weight: the scale with which it is rounded, see `quantization.prepare`
+SCALES = ("Add", "Mul")  # a constant operand of these is a weight if it has more than one element
+LARGEST_SCALE = 1e4  # a constant with larger numbers is a mask, which hides elements from a softmax
+# Operators that compute with quantized integers.
+QUANTIZED = (
+    "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul",
+    "MatMulIntegerToFloat", "QGemm", "QAttention", "QEmbedLayerNormalization", "MatMulNBits", "GatherBlockQuantized",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Names of parameters, in the order of the model.
+
+    trainable: parameters that get gradients. frozen: parameters that stay as they are.
+    held: the frozen ones that were named in frozen_params.
+    constants: float tensors of more than one element that are no parameters.
+    shared: for trainable and held weights that several layers read, these.
+    torn: biases that a pattern takes without the weights of their layers, each with the name of the weight, where that
+        tells nothing of the layer.
+    """
+
+    trainable: tuple[str, ...]
+    frozen: tuple[str, ...]
+    held: tuple[str, ...]
+    constants: tuple[str, ...]
+    shared: dict[str, list[str]] = field(default_factory=dict)
+    torn: tuple[tuple[str, str], ...] = ()
+
+
+def tensors_of(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    """The initializers and the tensors of Constant nodes, by name."""
+    found = {each.name: each for each in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Constant" and not domain_of(node) and (tensor := constant_tensor(node)) is not None:
+            found[node.output[0]] = tensor
+    return found
+
+
+class Candidates:
+    """The tensors of a model that could be parameters; the model has no loss yet, whose tensors are constants.
+
+    tensors: as of `tensors_of`. weights: the names of those that the model
+    multiplies, adds or looks up, except `fixed`. fixed: for tensors that are used like weights but were never trained,
+    what they are, by name. statistics: the names of means and variances of batch normalization. modules: for weights
+    that are not named after the modules that read them, the names that they would have there. shared: for weights that
+    several layers read, these: paths of modules, or nodes. products: by the name of
+    a bias, that of the weight with whose product it is added.
+    """
+
+    def __init__(self, model: onnx.ModelProto, apart: Mapping[str, Held] | None = None):
+        self._apart = apart or {}
+        self.tensors = tensors_of(model)
+        self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+        inlined = inline_functions(without_values(model)) if model.functions else model
+        self._nodes = list(taken_nodes(Graph(inlined), inlined.graph.node))
+        self._constant = set(self.tensors)  # the names of these, and of all that is computed from them alone
+        for node in self._nodes:
+            for place, name in enumerate(node.input if reads_values(node) else ()):
+                self._readers.setdefault(name, []).append((node, place))
+            if self._constant.issuperset(captured(node)):
+                self._constant.update(node.output)
+        self.statistics = [name for name in forms.statistics(model) if self._is_float(name)]
+        found = [
+            name
+            for name in self.tensors
+            if name not in self.statistics and self._is_float(name) and self._is_weight(name)
+        ]
+        rules = Fixed(inlined.graph, self.tensors, self._values)
+        self.fixed = {name: reason for name in found if (reason := rules.reason(name)) is not None}
+        if len(self.fixed) == len(found):  # in a model without other weights, scales of the inputs are the weights
+            self.fixed = {name: reason for name, reason in self.fixed.items() if reason != INPUT}
+        self.weights = [name for name in found if name not in self.fixed]
+        self.modules = {name: names for name in self.weights if (names := self._names_in_modules(name))}
+        scales = ((f"{name}{SCALE}", [f"{each}{SCALE}" for each in names]) for name, names in self.modules.items())
+        self.modules |= {name: names for name, names in scales if name in self.weights}
+        self.shared = {name: layers for name in self.weights if len(layers := self._layers(name)) > 1}
+        self.products = dict(self._biases())
+
+    def _values(self, name: str) -> np.ndarray:
+        return array_of(self._apart.get(name, self.tensors[name]))
+
+    def _is_float(self, name: str) -> bool:
+        return name in self.tensors and self.tensors[name].data_type in FLOATS
+
+    def _is_weight(self, name: str) -> bool:
+        several = size_of(self.tensors[name]) > 1
+        return any(
+            place in _places(node)
+            or self._is_learned_scale(node)
+            or (node.op_type in SCALES and several and self._is_scale(name))
+            for node, place in self._reads(name)
+        )
+
+    def _handed_on(self, name: str, node: onnx.NodeProto, place: int) -> Sequence[str]:
+        """The results of a node that hold the numbers of a constant operand, which a tensor's become.
+
+        A single number that is repeated is a filling: zeros in the place of a bias, as exporters write them.
+        """
+        if node.op_type in REPEATING and size_of(self.tensors[name]) == 1:
+            return ()
+        if is_handed_on(node, place):
+            return node.output[:1]
+        if domain_of(node):
+            return ()
+        if place in MIXING.get(node.op_type, ()):
+            return node.output if self._constant.issuperset(captured(node)) and not self._fills(name) else ()
+        return node.output if place in PARTS.get(node.op_type, ()) else ()
+
+    def _fills(self, name: str) -> bool:
+        """Whether all elements of a tensor are the same, as of the zeros that a mask puts into a weight."""
+        values = self._values(name).ravel()
+        return bool(np.all(values == values[:1]))
+
+    def _reads(self, name: str, parts: bool = True) -> Iterator[tuple[onnx.NodeProto, int]]:
+        """The nodes that read a tensor, directly or reshaped or cast, each with the place among its inputs.
+
+        parts: whether through nodes that part it or put it into sequences, too.
+        """
+        seen, waiting = set(), [name]
+        while waiting:
+            for node, place in self._readers.get(waiting.pop(), ()):
+                yield node, place
+                if parts or is_handed_on(node, place):
+                    results = [each for each in self._handed_on(name, node, place) if each not in seen]
+                    seen.update(results)
+                    waiting += results
+
+    def results(self, name: str) -> list[str]:
+        """The names under which nodes read a tensor: its own, and those of results that hold its numbers."""
+        return [name, *(each for node, place in self._reads(name) for each in self._handed_on(name, node, place))]
+
+    def _names_in_modules(self, name: str) -> list[str]:
+        """The names that a weight would have in the modules that read it, if its own name begins with none of these.
+
+        Exporters fold the transposition of a layer's weight and then name it onnx::MatMul_217 or val_98.
+        """
+        found = []
+        for node, place in self._reads(name):
+            path, known = module_path(node), name_in_module(name, node, place)
+            if (
+                known
+                and not self._handed_on(name, node, place)
+                and not (name.startswith(f"{path}.") if path else "." in name)
+            ):
+                found.append(known)
+        return [each for each in dict.fromkeys(found) if each not in self.tensors]
+
+    def _layers(self, name: str) -> list[str]:
+        """What reads a tensor: modules, or nodes where these tell of none."""
+        found = (
+            layer_of(node, place)[0] for node, place in self._reads(name, parts=False) if not is_handed_on(node, place)
+        )
+        return list(dict.fromkeys(found))
+
+    def _biases(self) -> Iterator[tuple[str, str]]:
+        """Biases, each with the weight with whose product it is added."""
+        weights = set(self.weights)
+        factors = {
+            node.output[0]: name
+            for name in self.weights
+            for node, place in self._reads(name)
+            if node.op_type in PRODUCTS and place == 1
+        }
+        for node in self._nodes:
+            added, products = (node.input, node.input) if node.op_type == "Add" else (node.input[2:3], node.output[:1])
+            weight = next((factors[name] for name in products if name in factors), None)
+            if weight is not None:
+                yield from ((name, weight) for name in added if name in weights)
+
+    def _is_learned_scale(self, node: onnx.NodeProto) -> bool:
+        """Whether a node is the exponential of the logarithm of a scale with which something is quantized."""
+        readers = self._readers.get(node.output[0], ()) if node.op_type == "Exp" else ()
+        return any(each.op_type == "QuantizeLinear" and place == 1 for each, place in readers)
+
+    def _is_scale(self, name: str) -> bool:
+        """Whether a constant that is added or multiplied is a scale or bias, and no mask."""
+        values = self._values(name)
+        with np.errstate(invalid="ignore", over="ignore"):
+            return bool(np.all(np.abs(values) < LARGEST_SCALE))
+
+
+def _places(node: onnx.NodeProto) -> Sequence[int]:
+    domain = domain_of(node)
+    if domain not in ("", MICROSOFT) or (node.op_type == "Attention" and not domain):
+        return ()
+    return WEIGHTS.get(node.op_type, ())
+
+
+def reaching(model: onnx.ModelProto, loss: str) -> set[str]:
+    """The names of the values with respect to which a loss can be differentiated."""
+    forward, found = Graph(model), {loss}
+    for node in reversed(model.graph.node):
+        if found.intersection(node.output):
+            found.update(differentiable_inputs(forward, node))
+    return found
+
+
+def select(
+    model: onnx.ModelProto,
+    loss: str,
+    requires_grad: Iterable[str] | None,
+    frozen_params: Iterable[str] | None,
+    who: str,
+    candidates: Candidates,
+) -> Selection:
+    """Choose the parameters of a model with a loss.
+
+    candidates: of the model without it; tensors of the loss are parameters only if they are named in full.
+    requires_grad: names or patterns; None: all weights on which the loss depends. frozen_params: names or patterns.
+    The statistics of batch normalizations in training mode become frozen parameters, which each step updates.
+
+    Raises ValueError for names and patterns that match nothing, and for a model without weights.
+    """
+    inputs, tensors = [each.name for each in model.graph.input], tensors_of(model)
+    modules, parameters = candidates.modules, [*candidates.weights, *candidates.statistics]
+    names = [*tensors, *inputs]
+    named, matched = matching("requires_grad", requires_grad or (), names, candidates.weights, who, modules)
+    frozen_by_name, frozen_by_pattern = matching(
+        "frozen_params", frozen_params or (), tensors, parameters, who, modules
+    )
+    if both := [name for name in named if name in set(frozen_by_name)]:
+        raise ValueError(f"{who}: {listed(both)} in requires_grad and in frozen_params, expected in one of them")
+    held = {*frozen_by_name, *(name for name in frozen_by_pattern if name not in named)}
+    frozen, by_pattern = set(held), {*matched, *frozen_by_pattern}
+    if requires_grad is None:
+        matched = _all_weights(model, candidates, loss, who)
+        frozen |= set(candidates.statistics)
+    trainable = {*named, *(name for name in matched if name not in frozen)}
+    frozen |= {name for name in forms.statistics(model, training=True) if name in tensors} - trainable
+    others = {name for name, each in tensors.items() if each.data_type in FLOATS and size_of(each) > 1}
+    groups = trainable, frozen, held, others - trainable - frozen
+    trained, stay, named_to_stay, constants = (
+        tuple(name for name in [*inputs, *tensors] if name in group) for group in groups
+    )
+    shared = {name: layers for name, layers in candidates.shared.items() if name in {*trainable, *held}}
+    torn = torn_layers(candidates, by_pattern, trainable)
+    return Selection(trained, stay, named_to_stay, constants, shared, torn)
+
+
+def torn_layers(
+    candidates: Candidates, matched: Collection[str], trainable: Collection[str]
+) -> tuple[tuple[str, str], ...]:
+    """Biases that a pattern takes without the weights of their layers; see `Selection`.
+
+    matched: the names of what patterns match.
+    """
+    found = []
+    for bias, weight in candidates.products.items():
+        layer, names = bias.rpartition(".")[0], (weight, *candidates.modules.get(weight, ()))
+        known = not layer or any(name.startswith(f"{layer}.") for name in names)
+        if bias in matched and not known and (bias in trainable) != (weight in trainable):
+            found.append((bias, weight))
+    return tuple(found)
+
+
+def torn_note(bias: str, weight: str) -> str:
+    """The note about a bias that a pattern takes without the weight of its layer."""
+    return (
+        f"a pattern takes {bias!r} and not {weight!r}, the weight of the same layer, whose name tells nothing of the "
+        "layer; name it, too"
+    )
+
+
+def _all_weights(model: onnx.ModelProto, candidates: Candidates, loss: str, who: str) -> list[str]:
+    """The weights on which a loss depends. Raises ValueError if there are none."""
+    if not candidates.weights:
+        raise ValueError(f"{who}: {no_weights(model)}")
+    depended = reaching(model, loss)
+    chosen = [name for name in candidates.weights if name in depended]
+    if not chosen:
+        known = listed(candidates.weights)
+        raise ValueError(f"{who}: the loss {loss!r} depends on no weight of the model, of which it has {known}")
+    return chosen
+
+
+def no_weights(model: onnx.ModelProto) -> str:
+    """The message about a model that has no weights."""
+    held = {each.name for each in model.graph.initializer}
+    quantized = [
+        node for node in all_nodes(model.graph.node) if node.op_type in QUANTIZED and held.intersection(node.input)
+    ]
+    text = "the model has no weights, expected float tensors that it multiplies, adds or looks up"
+    if not quantized:
+        return text
+    return (
+        f"{text}: those of {quantity(len(quantized), 'node')} such as {quantized[0].op_type} are quantized, integers "
+        "that no step can change a little; train the float model that this was made of, and quantize the result"
+    )

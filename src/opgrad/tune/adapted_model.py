@@ -1,0 +1,206 @@
+"""A language model with adapters, or with weights that are trained: what it writes, and the files that it leaves."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from opgrad.base.locks import once
+from opgrad.cpu.runtime.threads import get_num_threads
+from opgrad.onnx.passes import Cuts, Segmentation
+from opgrad.training.engine.trainer import session_options
+from opgrad.training.files.rules import AdamWRule
+from opgrad.tune import deployed, outputs, peft, step_weights
+from opgrad.tune.dora import squared_norms
+from opgrad.tune.examples import TokenExamples
+from opgrad.tune.generation import Writer
+from opgrad.tune.language import LanguageModel, MemoryPlan, ends_of_layers, limit_of, plan, read
+from opgrad.tune.lora import WHO, Adapter, Lora, as_values, choose
+from opgrad.tune.tokenizer import Tokenizer
+from opgrad.tune.trained_set import Setting, prepare, scoring
+
+LONGEST = 2048  # tokens of an example
+
+
+class AdaptedModel:
+    """A language model and what is trained of it; see `Tuner`, which trains it."""
+
+    def __init__(
+        self, model: str | PathLike[str], *, lora: Lora | str | Sequence[Lora | str] | None = None,
+        train: str | Sequence[str] = (), adapter: str | PathLike[str] | None = None, memory: int | None = None,
+        longest: int = LONGEST, weight_decay: float = 0.0, seed: int = 0, pack: bool = False,
+    ):  # fmt: skip
+        self.file = model_file(Path(model))
+        self.folder = self.file.parent
+        self.base: LanguageModel = read(self.file, WHO)
+        self.train = (train,) if isinstance(train, str) else tuple(train)
+        self.memory, self.longest, self.weight_decay, self.seed = memory, longest, weight_decay, seed
+        self.pack = pack
+        if sum((lora is not None, bool(self.train), adapter is not None)) > 1:
+            raise ValueError(f"{WHO}: more than one of lora, train and adapter, expected one of them")
+        self.adapters: list[Adapter] = []
+        self.values: dict[str, np.ndarray] = {}
+        if adapter is not None:
+            self._read_adapter(Path(adapter))
+        elif not self.train:
+            given = [lora] if isinstance(lora, Lora | str) or lora is None else list(lora)
+            loras = [Lora.parse(each) if isinstance(each, str) else each or Lora() for each in given]
+            self.adapters = choose(self.base, loras)
+            for each in self.adapters:
+                self.values |= each.initial(seed)
+        with_dora = [each for each in self.adapters if each.lora.dora]
+        self.norms = {each.name: squared_norms(self.base, each) for each in with_dora}
+        if adapter is None:
+            self.values |= {each.magnitude: np.sqrt(self.norms[each.name]).astype(np.float32) for each in with_dora}
+        self._setting: Setting | None = None
+        self._writer: Writer | None = None
+
+    def _read_adapter(self, folder: Path) -> None:
+        if folder.is_file():
+            self.adapters, self.values = step_weights.read(folder, self.base, self.checksum)
+            return
+        if (folder / outputs.ABOUT).is_file():
+            outputs.check_base(folder, self.checksum)
+        self.adapters, self.values = peft.read(folder, self.base)
+
+    @once
+    def checksum(self) -> str:
+        """The SHA-256 of the base's files."""
+        return outputs.checksum(self.base, self.file)
+
+    @once
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model's folder. Raises FileNotFoundError if there is none."""
+        return Tokenizer(self.folder)
+
+    def setting(self, batch_size: int = 1, length: int | None = None) -> Setting:
+        """The graphs that train, for batches of so many rows of tokens: those decide what is kept in memory."""
+        if self._setting is None:
+            self._setting = self._planned(batch_size, length or self.longest)
+            self.values = dict(self._setting.artifacts.trainable)
+        return self._setting
+
+    def for_other_runtimes(self) -> Setting:
+        """The same graphs of operators that other runtimes have, or have plain forms of: the scores are a value of
+        their own, and dropout has its seed in itself."""
+        plan = self.setting().plan
+        return self._prepared(plan.segments if plan is not None and plan.segments else None, pack=False, plain=True)
+
+    def _planned(self, batch_size: int, length: int) -> Setting:
+        """The graphs of a step that takes no more than `memory`. Raises ValueError if there are none."""
+        base, plans = self.base, list[MemoryPlan]()
+        axes, layers = base.axes(batch_size, length), ends_of_layers(base.products)
+        limit = limit_of(self.memory, base.bytes, batch_size * length)
+
+        def choose(cut: Callable[[Sequence[str]], onnx.ModelProto]) -> onnx.ModelProto:
+            chosen, model = plan(cut, layers, axes, base.bytes, limit, WHO)
+            plans.append(chosen)
+            return model
+
+        cuts = Cuts(layers, choose)
+        return replace(self._prepared(cuts, self.pack, plain=False), plan=plans[0])
+
+    def _prepared(self, cuts: Segmentation, pack: bool, plain: bool) -> Setting:
+        what = self.base, self.adapters, self.values if self.adapters else {}, self.train, self.folder
+        return prepare(*what, AdamWRule(weight_decay=self.weight_decay), cuts, self.seed, pack, self.norms, plain)
+
+    def examples(self, data: str | PathLike[str], train_on: str = "completions") -> TokenExamples:
+        """The examples of a .jsonl file; see `TokenExamples`."""
+        found = TokenExamples(Path(data), self.tokenizer, self.longest, train_on)
+        if self.tokenizer.size > self.base.vocabulary:
+            raise ValueError(
+                f"{WHO}: the tokenizer has {self.tokenizer.size} tokens, expected at most {self.base.vocabulary}, for "
+                "which the model has scores"
+            )
+        return found
+
+    def write(
+        self, prompt: str, *, most: int = 128, temperature: float = 0.0, seed: int = 0, chat: bool | None = None
+    ) -> str:
+        """The text that the model, with what was trained, writes behind a prompt.
+
+        most: the most tokens. temperature: 0 takes the best token each time; else it is drawn. chat: whether the prompt
+        is a user's message in the model's chat template; None: if it has one.
+        """
+        tokenizer = self.tokenizer
+        tokens = self.prompt_tokens(prompt, chat)
+        if self._writer is None:
+            model, constants = scoring(self.base, self.adapters, self.values, self.norms)
+            fixed, options = {**constants, **self.values}, session_options(get_num_threads(), patterns=False)
+            self._writer = Writer(model, self.base.tokens, self.base.logits, fixed, options, WHO)
+        return tokenizer.decode(list(self._writer.write(tokens, most, tokenizer.ends, temperature, seed)))
+
+    def prompt_tokens(self, prompt: str, chat: bool | None = None) -> np.ndarray:
+        """The tokens of a prompt, int32 [n]; chat: see `write`."""
+        tokenizer = self.tokenizer
+        if chat is None:
+            chat = tokenizer.template is not None
+        if not chat:
+            tokens = tokenizer.encode(prompt, special=True)
+            return tokens[:-1] if len(tokens) > 1 and tokens[-1] == tokenizer.end else tokens
+        if tokenizer.template is None:
+            raise ValueError(f"{WHO}: {self.folder} has no chat template, expected one for a prompt as a message")
+        text = tokenizer.template.render([{"role": "user", "content": prompt}], begin_answer=True)
+        return tokenizer.encode(text, special=False)
+
+    def use(self, values: "dict[str, np.ndarray]") -> None:
+        """Take values that training changes as the present ones."""
+        self.values, self._writer = values, None
+
+    def save(self, output: str | PathLike[str], about: "dict[str, Any] | None" = None) -> list[str]:
+        """Write what was trained, as `fit` does, into a folder; returns the files' names."""
+        folder = Path(output)
+        folder.mkdir(parents=True, exist_ok=True)
+        outputs.check_names(folder, self.base)
+        told = {**self.about(), **(about or {})}
+        if self.adapters:
+            return outputs.write_tuned(folder, self.base, self.file, self.adapters, self.values, told)
+        return outputs.write_merged(folder, self.file, *deployed.replaced(self.base, self.values), told)
+
+    def merge(self, output: str | PathLike[str]) -> list[str]:
+        """Write one model that needs no adapter file: with adapters added to float weights, or as nodes beside others.
+
+        Returns the files' names.
+        """
+        folder = Path(output)
+        folder.mkdir(parents=True, exist_ok=True)
+        outputs.check_names(folder, self.base)
+        model, values = deployed.merged(self.base, self.adapters, self.values)
+        return outputs.write_merged(folder, self.file, model, values, self.about())
+
+    def about(self) -> dict[str, Any]:
+        """What identifies a fine-tuning, as plain values."""
+        loras = list(dict.fromkeys(each.lora for each in self.adapters))
+        return {
+            "base": self.file.name,
+            "base_sha256": self.checksum,
+            "lora": as_values(loras),
+            "modules": [each.name for each in self.adapters],
+            "train": list(self.train),
+            "longest": self.longest,
+            "pack": self.pack,
+            "weight_decay": self.weight_decay,
+        }
+
+    def identity(self, examples: TokenExamples, train_on: str) -> str:
+        """A text that is the same for runs of which one may go on where the other stopped."""
+        return json.dumps({**self.about(), "train_on": train_on, "data": examples.checksum}, sort_keys=True)
+
+
+def model_file(path: Path) -> Path:
+    """The file of a model: the path itself, or the one in a folder."""
+    if not path.is_dir():
+        if not path.exists():
+            raise FileNotFoundError(f"{WHO}: there is no file or folder {path}")
+        return path
+    found = sorted(path.glob("*.onnx"))
+    named = path / "model.onnx"
+    if named in found or len(found) == 1:
+        return named if named in found else found[0]
+    what = "no .onnx file" if not found else f"{len(found)} .onnx files and no model.onnx"
+    raise FileNotFoundError(f"{WHO}: {path} has {what}, expected a folder with model.onnx and tokenizer.json")

@@ -1,0 +1,335 @@
+"""Finds the products with weights in a language model, and what each is for, by the structure of the graph."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import onnx
+from onnx import TensorProto
+
+from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.large import FEW_BITS
+from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, attribute_of, copied, domain_of
+from opgrad.onnx.graph.modules import module_path
+
+# The place of the weight among the inputs of products; the other operand is the first input, but for tables.
+WEIGHTS = {
+    "MatMul": 1,
+    "Gemm": 1,
+    "FusedMatMul": 1,
+    "MatMulNBits": 1,
+    "Conv": 1,
+    "Gather": 0,
+    "GatherBlockQuantized": 0,
+}
+BIASES = {"Gemm": 2, "MatMulNBits": 5, "Conv": 2}  # the place of the bias among the inputs
+TABLES = ("Gather", "GatherBlockQuantized")
+ATTENTION = ("GroupQueryAttention", "MultiHeadAttention", "Attention", "SparseAttention", "PackedMultiHeadAttention")
+# What stands between products and attention and changes no number, or each row by itself.
+BETWEEN = (
+    *("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Cast", "Expand", "Concat", "Split", "Slice", "Add"),
+    *("RotaryEmbedding", "SimplifiedLayerNormalization", "RMSNormalization", "LayerNormalization", "Mul", "Div", "Neg"),
+    *("Where", "Sqrt"),
+)
+MOVING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity")
+ACTIVATIONS = ("Sigmoid", "Gelu", "FastGelu", "QuickGelu", "Relu", "Silu", "Swish", "Tanh", "Erf", "BiasGelu")
+THROUGH = ("DequantizeLinear", "Transpose", "Cast", "Identity", "Reshape")  # between a stored weight and its product
+
+
+@dataclass(frozen=True)
+class WeightProduct:
+    """A product of activations and a stored weight, or a table from which rows are looked up.
+
+    node: the name of its node. op: its operator. layer: the number of its layer, -1 outside of layers.
+    role: q, k, v, o, qkv, gate, up, down, head, embedding, or other.
+    input, output: the names of what it reads and of its result, before a bias that another node adds.
+    weight: the name of the stored weight. inputs, outputs: the sizes of the last axes of both; of a table the number of
+        its rows and the size of one.
+    parts: of a result that others split, the role of each part, its first column and the one behind its last.
+    bits: of a stored number of the weight. trainable: whether the weight is a float tensor.
+    shared: whether another product has the same weight.
+    module: the path of the module that it was exported from, "" if it is not known.
+    bias: the initializer that is added to the result, "" if there is none.
+    """
+
+    node: str
+    op: str
+    layer: int
+    role: str
+    input: str
+    output: str
+    weight: str
+    inputs: int
+    outputs: int
+    parts: tuple[tuple[str, int, int], ...] = ()
+    bits: int = 32
+    trainable: bool = True
+    shared: bool = False
+    module: str = ""
+    bias: str = ""
+
+
+def find_products(model: onnx.ModelProto, tokens: str, logits: str) -> tuple[WeightProduct, ...]:
+    """The products of a model from tokens to scores, in the order of its nodes."""
+    return tuple(_ProductSearch(Graph(copied(model)), tokens, logits).products())
+
+
+class _ProductSearch:
+    def __init__(self, graph: Graph, tokens: str, logits: str):
+        self._graph, self._tokens, self._logits = graph, tokens, logits
+        self._found: dict[str, WeightProduct] = {}  # by result
+        for node in graph.nodes():
+            if (product := self._product(node)) is not None:
+                self._found[product.output] = product
+
+    def products(self) -> Iterator[WeightProduct]:
+        """All of them, with their roles and layers."""
+        attentions = list(self._attentions())
+        roles, parts = dict[str, str](), dict[str, tuple[tuple[str, int, int], ...]]()
+        for node, operands in attentions:
+            self._name_operands(node, operands, roles, parts)
+            for product in self._behind(node.output[0]):
+                roles.setdefault(product, "o")
+        head = self._before(self._logits)
+        roles |= dict.fromkeys(head, "head")
+        self._name_others(roles)
+        depths = self._depths({id(node) for node, _ in attentions})
+        weights = Counter(each.weight for each in self._found.values())
+        for name, found in self._found.items():
+            role, depth = roles.get(name, "other"), depths.get(name, 0)
+            layer = depth if role in ("q", "k", "v", "qkv") else depth - 1
+            outside = role in ("head", "embedding") or not attentions
+            layer, shared = -1 if outside else layer, weights[found.weight] > 1
+            yield replace(found, role=role, layer=layer, parts=parts.get(name, ()), shared=shared)
+
+    # --- single products ---
+
+    def _product(self, node: onnx.NodeProto) -> WeightProduct | None:
+        place = WEIGHTS.get(node.op_type)
+        if place is None or domain_of(node) not in ("", MICROSOFT) or len(node.input) <= place:
+            return None
+        weight = self._stored(node.input[place])
+        if weight is None:
+            return None
+        tensor, given = self._graph.initializers[weight], dict(map(attribute_of, node.attribute))
+        sizes = self._sizes(node, place, given)
+        if sizes is None or (node.op_type in TABLES and not self._is_lookup(node)):
+            return None
+        operand = node.input[1 if node.op_type in TABLES else 0]
+        return WeightProduct(
+            node=node.name, op=node.op_type, layer=-1, role="other", input=operand, output=node.output[0],
+            weight=weight, inputs=sizes[0], outputs=sizes[1], bits=_bits(tensor, given),
+            trainable=tensor.data_type in FLOATS and weight == node.input[place], module=module_path(node) or "",
+            bias=self._bias(node),
+        )  # fmt: skip
+
+    def _bias(self, node: onnx.NodeProto) -> str:
+        """As of `WeightProduct`."""
+        place = BIASES.get(node.op_type, len(node.input))
+        sums = [each for each in self._graph.readers.get(node.output[0], ()) if each.op_type == "Add"]
+        added = [*node.input[place : place + 1], *(name for each in sums for name in each.input)]
+        return next((name for name in added if name in self._graph.initializers), "")
+
+    def _stored(self, name: str) -> str | None:
+        """The initializer that a weight is, or is made of."""
+        while name not in self._graph.initializers:
+            node = self._graph.producers.get(name)
+            if node is None or node.op_type not in THROUGH or not node.input:
+                return None
+            name = node.input[0]
+        return name
+
+    def _sizes(self, node: onnx.NodeProto, place: int, given: Mapping[str, object]) -> tuple[int, int] | None:
+        """The sizes of the last axes of operand and result."""
+        if node.op_type == "MatMulNBits":
+            return _ints(given.get("K"), given.get("N"))
+        if node.op_type == "GatherBlockQuantized":
+            stored = self._graph.known(node.input[0])
+            packed = self._graph.element_type(node.input[0]) == TensorProto.UINT8
+            bits = given.get("bits", 4)
+            each = 8 // bits if packed and isinstance(bits, int) else 1
+            return None if stored is None else (stored[0], math.prod(stored[1:]) * each)
+        sizes = self._graph.known(node.input[place])
+        if sizes is None or len(sizes) < 2 or (node.op_type != "Conv" and len(sizes) > 2):
+            return None
+        if node.op_type == "Conv":
+            return (sizes[1], sizes[0]) if given.get("group", 1) == 1 and sizes[2:] == [1, 1] else None
+        if given.get("transA", 0) or given.get("transBatchA", 0) or given.get("transBatchB", 0):
+            return None
+        turned = given.get("transB", 0)
+        return (sizes[1], sizes[0]) if turned else (sizes[0], sizes[1])
+
+    def _is_lookup(self, node: onnx.NodeProto) -> bool:
+        return node.input[1] == self._tokens or self._tokens in self._graph.before(node.input[1])
+
+    # --- attention ---
+
+    def _attentions(self) -> Iterator[tuple[onnx.NodeProto, Sequence[str]]]:
+        """Nodes of attention with the names of queries, keys and values; the second of two products otherwise."""
+        for node in self._graph.nodes():
+            if node.op_type in ATTENTION and domain_of(node) in ("", MICROSOFT):
+                packed = node.op_type == "Attention" and domain_of(node) == MICROSOFT
+                yield node, [each for each in node.input[: 1 if packed else 3] if each]
+            elif node.op_type == "MatMul" and self._stored(node.input[1]) is None:
+                scores = self._scores(node.input[0])
+                if scores is not None:
+                    yield node, [*scores.input[:2], node.input[1]]
+
+    def _scores(self, name: str) -> onnx.NodeProto | None:
+        """The product of queries and keys behind whose softmax a value stands."""
+        softmax, steps = False, ("Softmax", "Add", "Mul", "Div", "Where", "Cast", "Reshape", "Identity")
+        for _ in range(12):
+            node = self._graph.producers.get(name)
+            if node is None:
+                return None
+            if node.op_type == "MatMul":
+                return node if softmax and self._stored(node.input[1]) is None else None
+            if node.op_type not in steps:
+                return None
+            softmax = softmax or node.op_type == "Softmax"
+            name = node.input[1] if node.op_type == "Where" and len(node.input) == 3 else node.input[0]
+        return None
+
+    def _name_operands(
+        self,
+        node: onnx.NodeProto,
+        operands: Sequence[str],
+        roles: dict[str, str],
+        parts: dict[str, tuple[tuple[str, int, int], ...]],
+    ) -> None:
+        """Note the roles of the products whose results are queries, keys and values."""
+        found = [next(iter(self._before(each)), None) for each in operands]
+        if len(found) == 3 and len(set(found)) == 3:
+            roles |= {name: role for name, role in zip(found, "qkv", strict=True) if name is not None}
+            return
+        name = found[0] if found else None
+        if name is None:
+            return
+        roles[name] = "qkv"
+        sizes = self._split_sizes(name) if len(found) == 3 else _packed_sizes(node, self._found[name].outputs)
+        if sizes is not None and sum(sizes) == self._found[name].outputs:
+            ends = [sum(sizes[: place + 1]) for place in range(3)]
+            parts[name] = tuple((role, end - size, end) for role, end, size in zip("qkv", ends, sizes, strict=True))
+
+    def _split_sizes(self, name: str) -> list[int] | None:
+        """The sizes of queries, keys and values that a Split node makes of a product's result, perhaps with a bias."""
+        for _ in range(3):
+            for node in self._graph.readers.get(name, []):
+                if node.op_type == "Split" and len(node.output) == 3:
+                    last = [(self._graph.sizes(each) or [None])[-1] for each in node.output]
+                    sizes = [size for size in last if isinstance(size, int)]
+                    return sizes if len(sizes) == len(last) else None
+            following = [node for node in self._graph.readers.get(name, []) if node.op_type in ("Add", "Reshape")]
+            if len(following) != 1:
+                return None
+            name = following[0].output[0]
+        return None
+
+    def _before(self, name: str) -> list[str]:
+        """The results of the nearest products before a value, through what stands between products and attention."""
+        seen, waiting, found = set[str](), [name], []
+        while waiting:
+            each = waiting.pop(0)
+            if each in seen:
+                continue
+            seen.add(each)
+            if each in self._found and self._found[each].op not in TABLES:
+                found.append(each)
+            elif (node := self._graph.producers.get(each)) is not None and node.op_type in BETWEEN:
+                waiting += list(node.input)
+        return found
+
+    def _behind(self, name: str) -> list[str]:
+        """The result of the product that reads the result of attention, perhaps reshaped."""
+        for _ in range(6):
+            readers = self._graph.readers.get(name, [])
+            if found := [node.output[0] for node in readers if node.output[0] in self._found]:
+                return found[:1]
+            moved = [node for node in readers if node.op_type in (*MOVING, "Cast", "Mul")]
+            if len(moved) != 1:
+                return []
+            name = moved[0].output[0]
+        return []
+
+    # --- the others ---
+
+    def _name_others(self, roles: dict[str, str]) -> None:
+        """Note the roles of tables, and of the products of multi-layer perceptrons: of two of which one is activated,
+        that is the gate; the one that reads what comes of them is `down`."""
+        for name, product in self._found.items():
+            if product.op in TABLES:
+                roles[name] = "embedding"
+            elif name not in roles and self._is_activated(name):
+                roles[name] = "gate"
+        for name, product in self._found.items():
+            if name in roles:
+                continue
+            before = [each for each in self._nearest(product.input) if roles.get(each, "gate") in ("gate", "up")]
+            if any(roles.get(each) == "gate" for each in before):
+                roles[name] = "down"
+                gates = [each for each in before if roles.get(each) == "gate"]
+                roles |= {each: "up" for each in before if each not in gates}
+                if len(before) == 1:
+                    roles[before[0]] = "up"  # an activation without a gate
+
+    def _is_activated(self, name: str) -> bool:
+        """Whether an activation reads a product's result, perhaps with a bias."""
+        readers = list(self._graph.readers.get(name, []))
+        biased = [node.output[0] for node in readers if node.op_type == "Add"]
+        readers += [node for each in biased for node in self._graph.readers.get(each, [])]
+        return any(node.op_type in ACTIVATIONS for node in readers)
+
+    def _nearest(self, name: str) -> list[str]:
+        """The results of the nearest products before a value, through elementwise operators."""
+        seen, waiting, found = set[str](), [name], []
+        elementwise = (*ACTIVATIONS, "Mul", "Add", "Div", "Cast", "Pow", "Identity", "Split", "Slice")
+        while waiting:
+            each = waiting.pop(0)
+            if each in seen:
+                continue
+            seen.add(each)
+            if each in self._found:
+                found.append(each)
+            elif (node := self._graph.producers.get(each)) is not None and node.op_type in elementwise:
+                waiting += list(node.input)
+        return found
+
+    def _depths(self, attentions: set[int]) -> dict[str, int]:
+        """By value, how many nodes of attention stand on the longest way to it."""
+        depths: dict[str, int] = {}
+        for node in self._graph.nodes():
+            depth = max((depths.get(name, 0) for name in node.input), default=0) + (id(node) in attentions)
+            depths |= dict.fromkeys(node.output, depth)
+        return depths
+
+
+def _ints(*values: object) -> tuple[int, int] | None:
+    first, second = values
+    return (first, second) if isinstance(first, int) and isinstance(second, int) else None
+
+
+def _bits(tensor: TensorProto, given: Mapping[str, object]) -> int:
+    """The bits of a stored number."""
+    bits = given.get("bits")
+    if isinstance(bits, int):
+        return bits
+    kind: int = tensor.data_type
+    sizes: dict[int, int] = {
+        TensorProto.DOUBLE: 64,
+        TensorProto.FLOAT: 32,
+        TensorProto.FLOAT16: 16,
+        TensorProto.BFLOAT16: 16,
+        **FEW_BITS,
+    }
+    return sizes.get(kind, 8)
+
+
+def _packed_sizes(node: onnx.NodeProto, columns: int) -> list[int] | None:
+    """The sizes of queries, keys and values in a result that attention takes whole."""
+    given = dict(map(attribute_of, node.attribute))
+    heads, shared = given.get("num_heads"), given.get("kv_num_heads", given.get("num_heads"))
+    if not isinstance(heads, int) or not isinstance(shared, int) or columns % (heads + 2 * shared):
+        return None
+    head = columns // (heads + 2 * shared)
+    return [heads * head, shared * head, shared * head]

@@ -1,0 +1,151 @@
+"""What a fine-tuning leaves: the adapter in the formats of onnxruntime and of PEFT, and a model that takes it."""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Container, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from opgrad.base.reading import sha256_of
+from opgrad.base.writing import check_destinations, copied_file, naming, new_file, staged
+from opgrad.training.engine.binding import borrowed
+from opgrad.training.files.model_files import LARGEST_MODEL, ValuesFile, model_bytes, write_model
+from opgrad.training.files.tensor_values import Held, is_placeholder
+from opgrad.tune import deployed, peft
+from opgrad.tune.lora import WHO, Adapter
+from opgrad.tune.tokenizer import read_json
+
+if TYPE_CHECKING:
+    from opgrad.tune.language import LanguageModel
+
+MODEL, ADAPTER, ABOUT = "model.onnx", "adapter.onnx_adapter", "tune.json"
+VERSION = 1  # of the adapter, and of the model that it is for, in onnxruntime's format
+# What belongs to a model beside its weights, for onnxruntime-genai and for tokenizers.
+BESIDE = (
+    *("genai_config.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"),
+    *("added_tokens.json",),
+)
+
+
+def checksum(base: "LanguageModel", file: Path) -> str:
+    """The SHA-256 of a model's file and of the files in which it keeps tensors, in hexadecimal digits."""
+    return sha256_of((file, *_data_files(base)))
+
+
+def _data_files(base: "LanguageModel", names: Container[str] | None = None) -> list[Path]:
+    """The files beside the model's own in which it keeps tensors. names: of the tensors; None: all."""
+    return sorted({place for name, (place, _, _) in base.files.items() if names is None or name in names})
+
+
+def check_space(base: "LanguageModel", folder: Path) -> None:
+    """Raise OSError if the copies of the base's files will not fit on the disk of a folder."""
+    needed, free = sum(path.stat().st_size for path in _data_files(base, base.values)), shutil.disk_usage(folder).free
+    if needed > free:
+        what = f"{os.strerror(errno.ENOSPC)}: {free // 10**6:,} MB are free, and the base takes {needed // 10**6:,} MB"
+        raise OSError(errno.ENOSPC, what, str(folder))
+
+
+def check_names(folder: Path, base: "LanguageModel") -> None:
+    """Raise `NoFile` where a file of a fine-tuning cannot be written into a folder."""
+    own = (MODEL, f"{MODEL}.data", ADAPTER, ABOUT, peft.CONFIG, peft.WEIGHTS, *BESIDE)
+    check_destinations(folder, (*own, *(path.name for path in _data_files(base, base.values))))
+
+
+def check_base(folder: Path, found: str) -> None:
+    """Raise ValueError if an adapter's folder names another base than the one with this checksum."""
+    expected = read_json(folder / ABOUT).get("base_sha256")
+    if expected not in (None, found):
+        raise ValueError(
+            f"{WHO}: {folder} is an adapter of another base: it names {str(expected)[:16]}…, and the model is "
+            f"{found[:16]}…"
+        )
+
+
+def write_tuned(
+    folder: Path,
+    base: "LanguageModel",
+    file: Path,
+    adapters: Sequence[Adapter],
+    values: Mapping[str, np.ndarray],
+    about: Mapping[str, Any],
+    with_base: bool = True,
+) -> list[str]:
+    """Write adapters, and the base with inputs for them, into a folder; an error leaves it as it was.
+
+    file: of the base; other files in which it keeps tensors are copied as they are, unless `with_base` is False. about:
+    what tune.json says. Returns the names of the files.
+    """
+    with staged(folder) as new:
+        _write_referring(deployed.with_inputs(base, adapters), base, new)
+        for path in _data_files(base, base.values) if with_base else ():
+            copied_file(new / path.name, path)
+        _write_adapter(deployed.scaled(base, adapters, values), new / ADAPTER)
+        peft.write(new, base, adapters, values)
+        _write_beside(file.parent, new)
+        new_file(new / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
+        return sorted(each.name for each in new.iterdir())
+
+
+def write_merged(
+    folder: Path, file: Path, model: onnx.ModelProto, values: Mapping[str, Held], about: Mapping[str, Any]
+) -> list[str]:
+    """Write a model with all of its values, and what belongs to the base beside it, into a folder."""
+    with staged(folder) as new, ExitStack() as stack:
+        outside = None
+        if model_bytes(model, values) > LARGEST_MODEL or file.with_name(f"{file.name}.data").is_file():
+            outside = stack.enter_context(ValuesFile(new / f"{MODEL}.data"))
+        write_model(model, values, new / MODEL, outside)
+        stack.close()
+        _write_beside(file.parent, new)
+        new_file(new / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
+        return sorted(each.name for each in new.iterdir())
+
+
+def _write_referring(model: onnx.ModelProto, base: "LanguageModel", folder: Path) -> None:
+    """Write a model whose large tensors lie where they lie in the base's files, of which the folder gets copies."""
+    for tensor in model.graph.initializer:
+        if not is_placeholder(tensor) or tensor.name not in base.files:
+            continue
+        path, start, count = base.files[tensor.name]
+        del tensor.external_data[:]
+        for key, value in (("location", path.name), ("offset", start), ("length", count)):
+            tensor.external_data.add(key=key, value=str(value))
+    write_model(model, base.values, folder / MODEL)
+
+
+def _write_adapter(values: Mapping[str, np.ndarray], path: Path) -> None:
+    """Write the file that onnxruntime's `LoraAdapter` and onnxruntime-genai's `Adapters` load."""
+    form = onnxruntime.AdapterFormat()
+    form.set_adapter_version(VERSION)
+    form.set_model_version(VERSION)
+    form.set_parameters({name: borrowed(array) for name, array in values.items()})
+    with naming(path):
+        form.export_adapter(str(path))
+
+
+def _write_beside(source: Path, folder: Path) -> None:
+    """Copy what belongs to a model beside its weights; genai_config.json names the new file of the model."""
+    for name in BESIDE:
+        if not (source / name).is_file():
+            continue
+        content = (source / name).read_bytes()
+        if name == "genai_config.json":
+            content = _renamed(source / name)
+        new_file(folder / name, content)
+
+
+def _renamed(path: Path) -> bytes:
+    """The content of a genai_config.json with the name of the model's file here."""
+    config = read_json(path)
+    decoder = config.get("model", {}).get("decoder")
+    if isinstance(decoder, dict):
+        decoder["filename"] = MODEL
+    return (json.dumps(config, indent=4) + "\n").encode()

@@ -1,0 +1,176 @@
+"""What is trained of a language model: its adapters, or weights of its own, as an artifact set in memory."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from opgrad.onnx.graph.halves import without_casts
+from opgrad.onnx.graph.messages import copied
+from opgrad.onnx.passes import Segmentation
+from opgrad.training.files.artifact_set import ArtifactSet
+from opgrad.training.files.batches import TensorSpec
+from opgrad.training.files.rules import AdamWRule
+from opgrad.training.files.tensor_values import Held, array_of, is_placeholder, with_inputs
+from opgrad.training.make.models import MODEL, take_parameters, training_models, widened
+from opgrad.training.make.patterns import matching
+from opgrad.training.make.selection import Candidates, torn_layers, torn_note
+from opgrad.tune.insertion import DRAW, NOTHING, insert
+from opgrad.tune.language import PLACES, STARTS, MemoryPlan, packed_rows, use_tiles
+from opgrad.tune.language.loss import LABELS
+from opgrad.tune.lora import WHO, Adapter, without_adapters
+
+if TYPE_CHECKING:
+    from opgrad.tune.language import LanguageModel
+
+Axes = tuple[int | str, ...]
+Torn = tuple[tuple[str, str], ...]  # biases, each with the weight of the same layer
+AXES: Axes = ("batch", "length")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A language model and what is trained of it.
+
+    base: the model as it is. adapters: what is added to it. weights: the names of weights of its own that are trained.
+    artifacts: the graphs, with the parameters at the start.
+    plan: what a step takes of memory, where that was estimated. notes: what users are told of the choice.
+    """
+
+    base: "LanguageModel"
+    adapters: tuple[Adapter, ...]
+    weights: tuple[str, ...]
+    artifacts: ArtifactSet
+    plan: MemoryPlan | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many numbers are trained."""
+        return sum(each.size for each in self.artifacts.trainable.values())
+
+
+def prepare(
+    base: "LanguageModel",
+    adapters: Sequence[Adapter],
+    values: Mapping[str, np.ndarray],
+    train: Iterable[str],
+    folder: Path,
+    rule: AdamWRule,
+    segments: Segmentation = None,
+    seed: int = 0,
+    pack: bool = False,
+    norms: Mapping[str, np.ndarray] = NOTHING,
+    plain: bool = False,
+) -> Setting:
+    """The graphs that train adapters, or weights of the model.
+
+    values: those of the adapters' parameters at the start. train: names or patterns of weights. folder: for messages.
+    segments: the values at which the graph is cut, to keep fewer of them in memory; see `passes.finish`.
+    seed: of dropout. pack: whether a batch is one row of several examples. norms: see `insert`.
+    plain: whether the graphs are for other runtimes: with scores, see `LanguageModel.with_loss`, and without operators
+    of opgrad in the places of others.
+    Raises what `training_models` raises, ValueError for a pattern that matches nothing.
+    """
+    model, more = _adapted(base, adapters, values, seed, norms, drawn=not plain)
+    if pack:
+        model = packed_rows(model, f"{WHO}: {folder}")
+        more |= {STARTS: (1, "bounds"), PLACES: AXES}
+    weights, torn = _weights(model, train, base.values)
+    names, stored = [*values, *weights], _widen(model, weights, base.values)
+    trained = replace(base, model=model).with_loss(weights, plain)
+    models = training_models(copied(trained.model), [trained.loss], names, [], WHO, segments, stored, MODEL)
+    trainable, _ = models.arrays
+    for each in (models.training, models.evaluation):
+        _finish(each, plain)
+    inputs = {base.tokens: AXES, **more, LABELS: AXES}  # in the graph's order
+    constants = _constants([models.training, models.evaluation], models.values)
+    artifacts = ArtifactSet(
+        directory=folder,
+        training_model=models.training,
+        eval_model=with_inputs(models.evaluation),
+        rule=rule,
+        trainable=trainable,
+        frozen={},
+        inputs=tuple(TensorSpec(name, np.dtype(np.int64), axes) for name, axes in inputs.items()),
+        loss=trained.loss,
+        constants=constants,
+        files={name: place for name, each in constants.items() if (place := base.file_of(each)) is not None},
+    )
+    return Setting(base, tuple(adapters), tuple(weights), artifacts, notes=_notes(torn, base, adapters))
+
+
+def _notes(torn: Torn, base: "LanguageModel", adapters: Sequence[Adapter]) -> tuple[str, ...]:
+    return tuple(torn_note(*each) for each in [*torn, *without_adapters(base, adapters)])
+
+
+def _adapted(
+    base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], seed: int,
+    norms: Mapping[str, np.ndarray], drawn: bool,
+) -> tuple[onnx.ModelProto, dict[str, Axes]]:  # fmt: skip
+    """The model with its adapters, and the input that counts the draws of their dropout, where they have any."""
+    model = copied(base.model)
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
+    insert(model.graph, adapters, seed=seed, norms=norms, drawn=drawn)
+    if not any(node.op_type == "DropoutTraining" for node in model.graph.node):
+        return model, {}
+    model.graph.input.append(helper.make_tensor_value_info(DRAW, onnx.TensorProto.INT64, [1]))
+    return model, {DRAW: (1,)}
+
+
+def _weights(model: onnx.ModelProto, train: Iterable[str], values: Mapping[str, Held]) -> tuple[list[str], Torn]:
+    """The names of the weights of the model that are trained, and biases that patterns take without their weights."""
+    if not (given := list(train)):
+        return [], ()
+    candidates = Candidates(model, values)
+    named, matched = matching("train", given, candidates.tensors, candidates.weights, WHO, candidates.modules)
+    chosen = list(dict.fromkeys([*named, *matched]))
+    return chosen, torn_layers(candidates, matched, chosen)
+
+
+def _widen(model: onnx.ModelProto, weights: Sequence[str], values: Mapping[str, Held]) -> dict[str, Held]:
+    """Let weights that are halves be float32, as training changes them; returns the values of placeholders then."""
+    found = dict(values)
+    for tensor in model.graph.initializer:
+        if tensor.name in weights:
+            tensor.CopyFrom(widened(tensor, found))
+    without_casts(model.graph, weights)
+    return found
+
+
+def scoring(
+    base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray],
+    norms: Mapping[str, np.ndarray] = NOTHING,
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:  # fmt: skip
+    """The graph that gives the scores of the next token for each token, and the values of large constants.
+
+    values: those of what is trained, which are inputs, as the constants are. norms: see `insert`.
+    """
+    model = copied(base.model)
+    held = {each.name for each in model.graph.initializer}
+    new = {name: array for name, array in values.items() if name not in held}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in new.items())
+    insert(model.graph, adapters, norms=norms)
+    _widen(model, [name for name in values if name in held], base.values)
+    take_parameters(model, list(values))
+    _finish(model, plain=False)
+    return with_inputs(model), _constants([model], base.values)
+
+
+def _finish(model: onnx.ModelProto, plain: bool) -> None:
+    """Replace nodes that stand for something until a graph is differentiated, and products of packed weights."""
+    for node in model.graph.node:
+        if node.op_type == "StopGradient":
+            node.op_type, node.domain = "Identity", ""
+    if not plain:
+        use_tiles(model)
+
+
+def _constants(models: Iterable[onnx.ModelProto], values: Mapping[str, Held]) -> dict[str, np.ndarray]:
+    """The values of the models' placeholders."""
+    names = {each.name for model in models for each in model.graph.initializer if is_placeholder(each)}
+    return {name: array_of(values[name]) for name in sorted(names)}

@@ -1,0 +1,77 @@
+"""`Tuner`: it fine-tunes a language model of ONNX, writes what was trained, and writes texts with it."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from opgrad.training.engine.distributed import OneProcess
+from opgrad.training.export import Exported, export_step
+from opgrad.training.run.fit import Progress
+from opgrad.training.run.recipe import Recipe
+from opgrad.tune import fitting
+from opgrad.tune.adapted_model import AdaptedModel
+
+# What a recipe says unless it is told otherwise.
+DEFAULTS: dict[str, Any] = {"epochs": 1, "batch_size": 4, "learning_rate": 2e-4, "schedule": "cosine", "clip_norm": 1.0}
+
+
+class Tuner(AdaptedModel):
+    """Fine-tunes a language model on texts: low-rank adapters beside its weights, or weights of its own.
+
+    model: a folder with model.onnx and tokenizer.json, as onnxruntime-genai's builder and optimum write it, or one
+        .onnx file in such a folder.
+    lora: what adapters are like and where, a `Lora`, a text such as `rank=8, alpha=16, target=*q_proj*|*v_proj*`, or
+        several, of which each product gets the first that fits. None: `Lora()`.
+    train: names or patterns of weights that are trained themselves; then there are no adapters.
+    adapter: a folder with an adapter, of this class or of PEFT, or a weights file of an exported step, that is used and
+        trained further.
+    memory: how many bytes a step may take; None: 1.5 times those of the base and 1 GB for each 512 tokens of a batch,
+        but no more than are free. Layers are computed again in the backward part to keep that.
+    longest: the most tokens of an example; longer ones are cut, which `fit` tells.
+    weight_decay: of AdamW. seed: of the adapters' first values.
+    pack: whether the examples of a batch lie behind each other in one row without padding; each sees itself alone.
+
+    base: the model as it was read. adapters: where adapters are. values: the present values of what is trained, by
+    name, float32.
+
+    Raises FileNotFoundError, ValueError and NotImplementedError for a model, an adapter or options that do not fit.
+    """
+
+    def fit(
+        self, data: str | PathLike[str], output: str | PathLike[str], *, train_on: str = "completions",
+        samples: Sequence[str] = (), progress: Progress | None = None, told: Callable[[str], None] | None = None,
+        resume: bool = False, processes: OneProcess | None = None, **settings: Any,
+    ) -> "fitting.Tuned":  # fmt: skip
+        """Train on the examples of a file, and write what was trained into a folder.
+
+        data: a .jsonl file; see `TokenExamples`. train_on: "completions" or "all".
+        output: the folder; adapters stand in adapter.onnx_adapter, for model.onnx beside it, and in PEFT's files;
+            trained weights stand in model.onnx. metrics.json, metrics.csv and loss.png have the figures.
+        samples: prompts that are written on after every epoch. told: called with each line about the run.
+        progress: called after every step with the rows done, those of all epochs, the loss, the last validation loss,
+            and the tokens of a second.
+        resume: go on from last.checkpoint in the folder.
+        processes: those that train together, of `opgrad.training.engine.distributed`.
+        settings: those of `Recipe`: epochs, batch_size, learning_rate, schedule, warmup, accumulate, clip_norm,
+            validation, patience, checkpoint_every, seed.
+        Returns what the run came to. Raises ValueError, OSError; `Interrupted` and `Diverged` as `opgrad train` does.
+        """
+        recipe = Recipe(**{**DEFAULTS, "seed": self.seed, **settings})
+        request = fitting.FitRequest(recipe, Path(output), train_on, tuple(samples), resume)
+        together = processes or OneProcess()
+        with together.failing_together():
+            return fitting.fit(self, self.examples(data, train_on), request, progress, told, together)
+
+    def export_step(self, output: str | PathLike[str], **options: Any) -> Exported:
+        """Write the training of what is trained, from its present values on, as one plain ONNX model that learns.
+
+        output: the file; files in which the base keeps its weights are copied beside it, as they are, unless they lie
+            there. options: those of `opgrad.training.export.export_step`, which raises the same.
+        `Tuner(model, adapter=file)` takes the weights file that a client of the step has written.
+        """
+        setting, about = self.for_other_runtimes(), json.dumps(self.about())
+        artifacts = replace(setting.artifacts, trainable=dict(self.values), tune=about)
+        return export_step(artifacts, output, **options)
