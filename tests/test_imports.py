@@ -59,7 +59,7 @@ ROOMS = {
         " onnxruntime training/files training/make",
     ),
     "training/run": (
-        "numpy onnxruntime matplotlib plotext rich",
+        "numpy onnxruntime matplotlib rich",
         "base cpu/runtime training/files training/make training/engine",
     ),
     "training/quantization": (

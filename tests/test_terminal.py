@@ -102,15 +102,13 @@ main()
 
 
 def test_an_artifact_set_whose_folder_would_act(tmp_path: Path) -> None:
-    """Its name stands in the title of the bar, and of the curve."""
+    """Its name stands in the title of the bar."""
     import io
 
-    from opgrad.training.run.live import LiveCurve
     from opgrad.training.run.report import TrainingBar
 
-    for kind in (TrainingBar, LiveCurve):
-        screen = console(file=io.StringIO(), width=200)
-        with kind(screen, HOSTILE) as shown:
-            shown(1, 2, 1.0, None, 1.0)
-            shown(2, 2, 1.0, None, 1.0)
-        assert {each for each in screen.file.getvalue() if visible(each) != each} <= SAFE
+    screen = console(file=io.StringIO(), width=200)
+    with TrainingBar(screen, HOSTILE) as shown:
+        shown(1, 2, 1.0, None, 1.0)
+        shown(2, 2, 1.0, None, 1.0)
+    assert {each for each in screen.file.getvalue() if visible(each) != each} <= SAFE

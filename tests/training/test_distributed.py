@@ -2,11 +2,9 @@
 
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +16,7 @@ import pytest
 from model_sets import SETS
 from processes import run_processes
 
-from opgrad.training.engine import exchange
 from opgrad.training.engine.distributed import OneProcess
-from opgrad.training.engine.flat_tensors import FlatTensors
 from opgrad.training.files.rules import AdamWRule, SGDRule
 from opgrad.training.run.fit import Fit
 from opgrad.training.run.step_rows import StepRows
@@ -115,23 +111,9 @@ def cases(rank, folder):
     found["stopped"] = trained(rank, f"{folder}/stopped", 1, None, 5)
     found["module"] = module(rank)
     found["done"], found["failed"] = started_after_the_end(rank, folder), failed(rank, folder)
-    found["early"] = [sent_early(rank, f"{folder}/early{each}") for each in range(2)]
     found["rows"] = {name: trained_by_rows(folder, rule, norm)[0] for name, (rule, norm) in BY_ROWS.items()}
     found["ended"] = ended(rank, folder)  # the last, since one process takes part in fewer exchanges than the others
     return found
-
-
-def sent_early(rank, folder):
-    """A run whose gradients travel in pieces, while others are computed."""
-    from opgrad.training.engine import exchange
-
-    Path(folder).mkdir(exist_ok=True)
-    before, exchange.PIECE = exchange.PIECE, 1000
-    name, platform.node = platform.node, lambda: f"machine {rank}"
-    try:
-        return trained(rank, folder, 2, 100, 0)
-    finally:
-        exchange.PIECE, platform.node = before, name
 
 
 def ended(rank, folder):
@@ -238,11 +220,6 @@ def test_three_processes_train_as_one_does(tmp_path):
     assert [each["failed"] for each in found[1:]] == [
         f"train: process 0 of 3 has failed: {found[0]['failed']}",
     ] * 2
-    losses = found[0]["accumulated"]["losses"]
-    for each in found[0]["early"]:
-        assert each["losses"] == pytest.approx(losses, rel=1e-5)
-    early = [Path(tmp_path, f"early{each}", "run", "model.onnx").read_bytes() for each in range(2)]
-    assert early[0] == early[1]
     assert found[1]["ended"]["error"] == "its disk is\nfull"
     for each in (found[0]["ended"], found[2]["ended"]):
         assert each["error"] == "train: process 1 of 3 has failed: its disk is full"
@@ -261,51 +238,8 @@ def test_a_process_without_rows_adds_nothing():
     fit: Any = object.__new__(Fit)
     fit.trainer = SimpleNamespace(gradients=SimpleNamespace(flat=gradients[:3], extended=gradients))
     fit._mean, fit._processes = None, SimpleNamespace(is_group=True)
-    fit._finish_gradients(None, SimpleNamespace(requested=False), slice(0, 4))
+    fit._finish_gradients(None, SimpleNamespace(requested=False))
     assert gradients.tolist() == [0, 0, 0, 0]
-
-
-class Recorder(OneProcess):
-    """Notes the pieces that are to be added up."""
-
-    def __init__(self):
-        self.begun, self.is_begun = [], threading.Event()
-
-    def begin_adding(self, array):
-        self.begun.append(array.size)
-        self.is_begun.set()
-        return lambda: None
-
-
-@pytest.fixture
-def pieces(monkeypatch):
-    """An exchange of three pieces, what notes them, and what is announced."""
-    monkeypatch.setattr(exchange, "PIECE", 48)
-    gradients = FlatTensors({"first": (48,), "second": (4, 12), "third": (48,), "fourth": ()})
-    announced = {name: np.zeros((1, *view.shape[1:]), np.float32) for name, view in gradients.items()}
-    noted = Recorder()
-    return exchange.Exchange(noted, gradients, announced), noted, announced
-
-
-def test_a_complete_piece_travels_while_others_are_computed(pieces):
-    exchanged, noted, announced = pieces
-    prepared = []
-    with exchanged.during(prepared.append):
-        for name in ("second", "fourth", "third"):
-            assert not noted.begun
-            announced[name][...] = 1.0
-        assert noted.is_begun.wait(60)
-    assert noted.begun == [65, 48, 48]  # the last ones with what fills a cache line, and the number behind them
-    assert prepared == [slice(96, 161), slice(48, 96), slice(0, 48)]
-
-
-def test_nothing_travels_after_a_failure(pieces):
-    exchanged, noted, _ = pieces
-    with pytest.raises(KeyError), exchanged.during(lambda piece: None):
-        raise KeyError
-    assert not noted.begun
-    with pytest.raises(ZeroDivisionError), exchanged.during(lambda piece: 1 / 0):
-        pass
 
 
 def module_alone():

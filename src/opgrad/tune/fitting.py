@@ -26,10 +26,10 @@ from opgrad.training.run.state import BEST, LAST, Resumption, RunState
 from opgrad.tune import deployed, outputs
 from opgrad.tune.adapted_model import AdaptedModel
 from opgrad.tune.examples import TokenExamples, Told
+from opgrad.tune.language.loss import LABELS
 from opgrad.tune.lora import WHO
 from opgrad.tune.summary import summary
 from opgrad.tune.token_data import TokenData
-from opgrad.tune.trained_set import LABELS
 
 PROPERTY = "opgrad.tune"  # of a checkpoint: what identifies the fine-tuning
 SAMPLE = 40  # tokens of a sample

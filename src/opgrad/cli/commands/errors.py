@@ -15,10 +15,9 @@ USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError, MemoryError)
 ONNX = ("onnx", "onnxruntime", "flatbuffers", "google")
 # What the extras install, under the names by which it is imported; the first that has a library is named for it.
 LIBRARIES = {
-    "train": (*ONNX, "matplotlib", "plotext"),
+    "train": (*ONNX, "matplotlib"),
     "onnx": ONNX,
-    "bench": ("matplotlib", "scipy"),
-    "tune": (*ONNX, "matplotlib", "plotext", "tokenizers", "jinja2"),
+    "tune": (*ONNX, "matplotlib", "tokenizers", "jinja2"),
 }
 
 

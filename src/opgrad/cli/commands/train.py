@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from opgrad.training.engine.distributed import OneProcess
     from opgrad.training.files.artifact_set import ArtifactSet
     from opgrad.training.run.job import Run
-    from opgrad.training.run.live import LiveCurve
     from opgrad.training.run.recipe import Recipe
-    from opgrad.training.run.report import TrainingBar
 
 
 @dataclass(frozen=True)
@@ -90,9 +88,6 @@ class Places:
     ] = None
 
 
-Live = Annotated[bool, typer.Option("--live", help="Draw the curve of the loss in the terminal.")]
-
-
 @takes_groups
 def train(
     path: Annotated[
@@ -110,7 +105,6 @@ def train(
     loss: LossOptions,
     optimizer: OptimizerOptions,
     quantization: QuantizationOptions,
-    live: Live = False,
 ) -> None:
     """Train an ONNX model, or an artifact set of onnxruntime-training, in stock onnxruntime.
 
@@ -126,12 +120,12 @@ def train(
 
     path, places = _model_of(path, places)
     making = _with_recipe(Making(parameters, loss, optimizer, quantization), path, places)
-    processes, shown = distributed.begin(), bar_of(live)
+    processes = distributed.begin()
     quantizing.check(quantization)
     with processes.failing_together():
         if path.is_dir():
             _check_folder(path, making, places)
-            _train(path, path, settings, places, making, path, processes, shown)
+            _train(path, path, settings, places, making, path, processes)
             return
         _check_model(path, settings, places)
         with (
@@ -139,7 +133,7 @@ def train(
             _trained_model(path, settings, places, quantization) as model,
             _artifacts(model, making, places, _scales(path, settings, places), processes) as folder,
         ):
-            _train(path, folder, settings, places, making, path.parent, processes, shown)
+            _train(path, folder, settings, places, making, path.parent, processes)
 
 
 def _model_of(path: Path, places: Places) -> tuple[Path, Places]:
@@ -186,17 +180,6 @@ def _trained_model(path: Path, settings: Settings, places: Places, quantization:
     recipe = replace(Recipe.load(path.parent), **settings.of_recipe())
     with TemporaryDirectory(prefix="opgrad-") as folder:
         yield quantizing.prepared(path, quantization, recipe, places.data, Path(folder))
-
-
-def bar_of(live: bool) -> "type[LiveCurve] | type[TrainingBar]":
-    """What shows how far the training is."""
-    if live:
-        from opgrad.training.run.live import LiveCurve
-
-        return LiveCurve
-    from opgrad.training.run.report import TrainingBar
-
-    return TrainingBar
 
 
 def _check_folder(folder: Path, making: Making, places: Places) -> None:
@@ -265,7 +248,6 @@ def _train(
     making: Making,
     recipes: Path,
     processes: "OneProcess",
-    shown: "type[LiveCurve] | type[TrainingBar]",
 ) -> None:
     """Train the artifacts in a folder, which are of the model at `path`; print what the run came to."""
     from opgrad.onnxruntime import exact_products
@@ -273,6 +255,7 @@ def _train(
     from opgrad.training.engine import distributed
     from opgrad.training.run import job
     from opgrad.training.run.fit import Interrupted
+    from opgrad.training.run.report import TrainingBar
     from opgrad.training.run.state import LAST, Resumption
 
     artifacts = ArtifactSet.load(folder)
@@ -289,7 +272,7 @@ def _train(
     if artifacts.scores is None:
         screen.print(f"no scores found that {artifacts.loss} compares with a label: only the loss is reported")
     try:
-        with shown(screen, artifacts.name, epochs=recipe.epochs) as bar:
+        with TrainingBar(screen, artifacts.name, epochs=recipe.epochs) as bar:
             finish = quantizing.convert_file if making.quantization.quantize else None
             run = job.train(artifacts, recipe, places.data, output, bar, resumption, processes, finish)
     except Interrupted as interruption:

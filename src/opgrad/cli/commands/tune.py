@@ -14,7 +14,6 @@ from rich.table import Table
 from opgrad.base.terminal import console, existing
 from opgrad.cli.commands.making import results_folder
 from opgrad.cli.commands.options import RunSettings, file_option, given, takes_groups, words
-from opgrad.cli.commands.train import Live, bar_of
 
 if TYPE_CHECKING:
     from opgrad.training.engine.distributed import OneProcess
@@ -113,7 +112,6 @@ def tune(
     texts: Texts,
     settings: RunSettings,
     trying: Trying,
-    live: Live = False,
 ) -> None:
     """Fine-tune a language model on texts: adapters (LoRA) beside its weights, which may be quantized, or weights.
 
@@ -137,7 +135,7 @@ def tune(
         with results_folder(texts.output or _output(model)) if trains else nullcontext():
             tuner = _tuner(model, what, settings.seed or 0)
             if texts.data is not None:
-                _train(tuner, texts, settings, processes, live, screen, _command(model, what, texts))
+                _train(tuner, texts, settings, processes, screen, _command(model, what, texts))
     if trying.prompt is not None:
         screen.print(_written(tuner, trying.prompt, what.adapter, trying, settings.seed or 0))
     if texts.data is None and written:
@@ -176,13 +174,14 @@ def _output(model: Path) -> Path:
 
 
 def _train(
-    tuner: "Tuner", texts: Texts, settings: RunSettings, processes: "OneProcess", live: bool, screen: Console,
+    tuner: "Tuner", texts: Texts, settings: RunSettings, processes: "OneProcess", screen: Console,
     command: str,
 ) -> None:  # fmt: skip
     """Train, and print what came of it."""
     from opgrad.cli.inspect.tables import print_adapters
     from opgrad.training.make.checks import quantity
     from opgrad.training.run.fit import Interrupted
+    from opgrad.training.run.report import TrainingBar
     from opgrad.tune.summary import adapted
     from opgrad.tune.tuner import DEFAULTS
 
@@ -201,7 +200,7 @@ def _train(
 
     try:
         epochs = settings.epochs or DEFAULTS["epochs"]
-        with bar_of(live)(screen, tuner.folder.resolve().name, "tokens", epochs) as bar:
+        with TrainingBar(screen, tuner.folder.resolve().name, "tokens", epochs) as bar:
             run = tuner.fit(
                 texts.data, output, train_on=texts.train_on, samples=texts.sample or (), progress=bar,
                 told=told, resume=texts.resume, processes=processes, **settings.of_recipe(),

@@ -4,14 +4,12 @@ PyTorch is only imported if there is such a process group.
 """
 
 import os
-import platform
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,10 +30,9 @@ class OneProcess:
 
     is_group: whether there is a process group. rank, size: the number of this process, and how many there are.
     seconds: the time that was spent in communication, waiting for others included.
-    spans_machines: whether the processes run on several machines.
     """
 
-    is_group = spans_machines = False
+    is_group = False
     rank, size, seconds = 0, 1, 0.0
 
     @property
@@ -45,13 +42,6 @@ class OneProcess:
 
     def add(self, array: np.ndarray) -> None:
         """Replace a contiguous array by its sum over all processes, which has the same bits on each of them."""
-
-    def begin_adding(self, array: np.ndarray) -> Callable[[], None]:
-        """Begin what `add` does, in any thread; what is returned waits until it is done."""
-        return lambda: None
-
-    def wait_for(self, begun: Sequence[Callable[[], None]]) -> None:
-        """Wait until all that was begun is done."""
 
     def gather(self, array: np.ndarray) -> list[np.ndarray]:
         """The contiguous arrays of all processes, in their order; they differ in the length of the first axis alone."""
@@ -100,20 +90,9 @@ class Processes(OneProcess):
         number = np.array([secrets.randbits(62)])
         self.from_first(number)
         self._key = f"opgrad/failed/{number[0]}"
-        names = self.gather(np.array([zlib.crc32(platform.node().encode())]))
-        self.spans_machines = len({int(each[0]) for each in names}) > 1
 
     def add(self, array: np.ndarray) -> None:
-        self.wait_for([self.begin_adding(array)])
-
-    def begin_adding(self, array: np.ndarray) -> Callable[[], None]:
-        return self._begin(self._torch.distributed.all_reduce, array)
-
-    def wait_for(self, begun: Sequence[Callable[[], None]]) -> None:
-        before = time.perf_counter()
-        for wait in begun:
-            wait()
-        self.seconds += time.perf_counter() - before
+        self._communicate(self._torch.distributed.all_reduce, array)
 
     def gather(self, array: np.ndarray) -> list[np.ndarray]:
         lengths = np.zeros(self.size, np.int64)
@@ -148,14 +127,13 @@ class Processes(OneProcess):
         return found
 
     def _communicate(self, collective: Callable[..., Any], array: np.ndarray, *more: Any) -> None:
-        self.wait_for([self._begin(collective, array, *more)])
-
-    def _begin(self, collective: Callable[..., Any], array: np.ndarray, *more: Any) -> Callable[[], None]:
+        before = time.perf_counter()
         try:
             work = collective(self._torch.from_numpy(array), *more, group=self._group, async_op=True)
         except RuntimeError as error:
             raise self._failure() or error from None
-        return partial(self._wait, work)
+        self._wait(work)
+        self.seconds += time.perf_counter() - before
 
     def _wait(self, work: Any) -> None:
         """Wait until a collective is done. Raises RuntimeError if it failed, or if a process told that it has."""

@@ -1,7 +1,6 @@
 """Changes to a training or eval graph before onnxruntime loads it."""
 
 from collections import Counter
-from collections.abc import Mapping
 
 import onnx
 from onnx import helper
@@ -9,7 +8,6 @@ from onnx import helper
 from opgrad.onnx.graph.messages import keep
 from opgrad.training.files.names import BUFFER_SUFFIX, RESET
 
-ANNOUNCED_SUFFIX = "_grad.announced"  # behind a parameter's name: an output that is written when its gradient is
 DIRECT_SUFFIX = "_grad.direct"  # behind a parameter's name: its gradient as an output of the graph
 
 
@@ -58,20 +56,3 @@ def overwriting(model: onnx.ModelProto) -> dict[str, str] | None:
     for name in names.values():
         graph.output.add().name = name
     return names
-
-
-def announce(model: onnx.ModelProto, gradients: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Let a graph write an output as soon as a gradient is complete: a copy of the gradient's first slice.
-
-    model: changed in place. gradients: by parameter, the output that is its gradient. shapes: those of the parameters
-    with elements, which alone are announced. Returns the names of the new outputs, in the order of `shapes`.
-    """
-    graph, found = model.graph, []
-    first = "opgrad.first_slice"
-    graph.initializer.append(helper.make_tensor(first, onnx.TensorProto.INT64, [1], [0]))
-    for name, shape in shapes.items():
-        output, given = name + ANNOUNCED_SUFFIX, [gradients[name], *([first] if shape else [])]
-        graph.node.append(helper.make_node("Gather" if shape else "Identity", given, [output], output))
-        graph.output.append(helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, None))
-        found.append(output)
-    return found

@@ -191,10 +191,6 @@ class Trainer:
         """Raise ValueError if `export` would fail, or give a model that stock onnxruntime does not take."""
         check_export(self.artifacts, self.evaluator.outputs, "Trainer.export")
 
-    def _announced_gradients(self) -> dict[str, np.ndarray]:
-        """Memory, by parameter, over which each further batch writes as soon as its gradient is complete."""
-        return self._graph.announcing()
-
     def gradient_batches(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[float]:
         """Fill `gradients` for one batch after the other, like `epoch`, but leave the parameters alone.
 

@@ -97,31 +97,13 @@ class TrainingGraph:
         self._adding: BoundGraph | None = None
         self._overwriting = self._open_overwriting() or self._open_adding()
 
-    def _open_overwriting(self, announced: dict[str, np.ndarray] | None = None) -> BoundGraph | None:
-        """The graph that replaces gradients, if there is one.
-
-        announced: gets memory for each gradient, over which a run writes when the gradient is complete; None: no run
-        does so.
-        """
+    def _open_overwriting(self) -> BoundGraph | None:
+        """The graph that replaces gradients, if there is one."""
         model = copied(self._model)
         names = rewriting.overwriting(model)
         if names is None:
             return None
-        written = {output: self._gradients[name] for name, output in names.items()}
-        if announced is not None:
-            shapes = {name: self._gradients[name].shape for name in names if self._gradients[name].size}
-            for (name, shape), output in zip(shapes.items(), rewriting.announce(model, names, shapes), strict=True):
-                written[output] = announced[name] = np.empty((1, *shape[1:]) if shape else (), np.float32)
-        return self._open(model, written)
-
-    def announcing(self) -> dict[str, np.ndarray]:
-        """From now on, let runs that replace gradients announce each of them.
-
-        Returns, by parameter, memory over which a run writes when the gradient is complete; none for a graph that adds.
-        """
-        announced: dict[str, np.ndarray] = {}
-        self._overwriting = self._open_overwriting(announced) or self._overwriting
-        return announced
+        return self._open(model, {output: self._gradients[name] for name, output in names.items()})
 
     def _open_adding(self) -> BoundGraph:
         self._adding = self._open(self._model, {})

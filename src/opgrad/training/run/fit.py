@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -14,7 +13,6 @@ import numpy as np
 
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.evaluation import Evaluation
-from opgrad.training.engine.exchange import Exchange, can_overlap
 from opgrad.training.engine.trainer import BATCH_ROWS, Trainer
 from opgrad.training.files.checkpoint import write_checkpoint
 from opgrad.training.files.dataset import Examples
@@ -82,9 +80,6 @@ class Fit:
                 f"train: accumulate is {recipe.accumulate}, expected at least {size}: the graphs take one batch size "
                 "alone, so that each process needs a batch of every step"
             )
-        overlaps = processes.spans_machines and can_overlap(trainer.gradients)
-        announced = trainer._announced_gradients() if overlaps else {}
-        self._exchange = Exchange(processes, trainer.gradients, announced)
         self._step_rows = StepRows(recipe.batch_size, recipe.accumulate, rank, size, whole, training.weight)
         self.batch_losses: list[list[float]] = []
         self.communication = 0.0
@@ -155,9 +150,10 @@ class Fit:
             if self._mean is not None:
                 self._mean.add(part.of_step)
         weight = step.parts[-1].of_step if step.parts else None
-        with self._exchange.during(partial(self._finish_gradients, weight, interrupt)):
-            for part in step.parts[-1:]:
-                losses[part.batch] = self._batch(batches, part)
+        for part in step.parts[-1:]:
+            losses[part.batch] = self._batch(batches, part)
+        self._finish_gradients(weight, interrupt)
+        self._processes.add(trainer.gradients.extended)
         self._all_stop = bool(trainer.gradients.extended[-1])
         if trainer.rows is not None and self._processes.is_group:
             trainer.rows.add_up(self._processes)
@@ -173,22 +169,20 @@ class Fit:
             self.trainer.rows.keep(part.of_step)
         return loss * part.of_batch
 
-    def _finish_gradients(self, weight: float | None, interrupt: "_Interrupt", piece: slice) -> None:
-        """Make of a piece of the last batch's gradients this process's part of the step's.
+    def _finish_gradients(self, weight: float | None, interrupt: "_Interrupt") -> None:
+        """Make of the last batch's gradients this process's part of the step's.
 
         weight: the share of the step that the last batch is; None: this process has no part in this step.
         interrupt: whether the user has stopped this process. It travels behind the last gradient: then all stop.
         """
         gradients = self.trainer.gradients
-        own = gradients.flat[piece]
         if self._mean is not None:
-            self._mean.finish(piece, weight or 0.0)
+            self._mean.finish(weight or 0.0)
         elif self._processes.is_group and weight:
-            np.multiply(own, weight, out=own)
+            np.multiply(gradients.flat, weight, out=gradients.flat)
         elif self._processes.is_group:
-            own[...] = 0  # an earlier batch may have left infinities there, which cannot be multiplied by 0
-        if piece.stop == gradients.extended.size:
-            gradients.extended[-1] = interrupt.requested
+            gradients.flat[...] = 0  # an earlier batch may have left infinities there, which cannot be multiplied by 0
+        gradients.extended[-1] = interrupt.requested
 
     def _validate(self) -> Evaluation | None:
         """The evaluation of the validation rows by the first process, on all of them."""
@@ -272,18 +266,15 @@ class GradientMean:
         np.multiply(self._gradients, weight, out=self._gradients)
         np.add(self._sums, self._gradients, out=self._sums)
 
-    def finish(self, piece: slice, weight: float) -> None:
-        """Add a piece of the last batch's gradients, put the sum in their place, and begin anew.
+    def finish(self, weight: float) -> None:
+        """Add the last batch's gradients, put the sum in their place, and begin anew.
 
         weight: that of the last batch; 0 where there was none.
         """
-        gradients, sums = self._gradients[piece], self._sums[piece]
         if weight:
-            np.multiply(gradients, weight, out=gradients)
-            np.add(sums, gradients, out=gradients)
-        else:
-            np.copyto(gradients, sums)
-        sums[...] = 0
+            self.add(weight)
+        np.copyto(self._gradients, self._sums)
+        self._sums[...] = 0
 
 
 class _Interrupt:

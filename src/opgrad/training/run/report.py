@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -17,6 +17,9 @@ from opgrad.training.run.state import BEST, LAST
 
 INTERVAL = 0.1  # seconds between two updates of the bar; a training step may take less than 0.1 ms
 SILENCE = 30.0  # the most seconds between two lines, unless a step takes longer
+BLOCKS = "▁▂▃▄▅▆▇█"
+BLOCKS_OF_A_RUN = 20
+LOGARITHMIC = 10  # the blocks' scale is logarithmic if the highest loss is so many times the lowest one or more
 
 
 class TrainingLines:
@@ -52,6 +55,29 @@ class TrainingLines:
         self._losses, self._said = [], now
 
 
+class LossBlocks:
+    """The losses of a run as a line of blocks, each as high as the mean loss of an equal share of the run."""
+
+    def __init__(self) -> None:
+        self._sums, self._counts = [0.0] * BLOCKS_OF_A_RUN, [0] * BLOCKS_OF_A_RUN
+
+    def add(self, share: float, loss: float) -> None:
+        """Add the loss of a step, unless it is not finite. share: of the run that is done, from 0 to 1."""
+        if math.isfinite(loss):
+            index = min(int(share * BLOCKS_OF_A_RUN), BLOCKS_OF_A_RUN - 1)
+            self._sums[index] += loss
+            self._counts[index] += 1
+
+    def __str__(self) -> str:
+        means = [total / count for total, count in zip(self._sums, self._counts, strict=True) if count]
+        if not means:
+            return ""
+        low, high = min(means), max(means)
+        scale = math.log if low > 0 and high >= LOGARITHMIC * low else float
+        step = (scale(high) - scale(low)) / (len(BLOCKS) - 1) or 1.0
+        return "".join(BLOCKS[round((scale(mean) - scale(low)) / step)] for mean in means)
+
+
 class TrainingBar(AbstractContextManager["TrainingBar"]):
     """A progress bar with losses and speed; use it in a `with` block and call it after every step.
 
@@ -63,19 +89,20 @@ class TrainingBar(AbstractContextManager["TrainingBar"]):
         self.lines = None if console.is_interactive else TrainingLines(console, description, unit, epochs)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(),
+            BarColumn(BLOCKS_OF_A_RUN),
             TextColumn("{task.percentage:>3.0f} %"),
-            TextColumn("loss {task.fields[loss]}{task.fields[validation]}"),
+            TextColumn("{task.fields[blocks]} loss {task.fields[loss]}{task.fields[validation]}"),
             TextColumn("{task.fields[speed]:,.0f} " + unit + "/s"),
             TimeRemainingColumn(),
             console=console,
             auto_refresh=False,  # the thread that refreshes would slow down the training steps
         )
-        self._task = self._progress.add_task(visible(description), loss="nan", validation="", speed=0.0)
-        self._start = self._shown = 0.0
+        self._task = self._progress.add_task(visible(description), loss="nan", validation="", speed=0.0, blocks="")
+        self._blocks, self._has_blocks = LossBlocks(), not console.options.ascii_only
+        self._is_shown, self._shown = False, 0.0
 
     def __exit__(self, *error: object) -> None:
-        if self._start:
+        if self._is_shown:
             self._progress.stop()
 
     def __call__(self, done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
@@ -83,26 +110,19 @@ class TrainingBar(AbstractContextManager["TrainingBar"]):
         if self.lines is not None:
             self.lines(done, total, loss, validation_loss, speed)
             return
-        if not self._start:
-            self._progress.start()
-        elif time.perf_counter() - self._shown < INTERVAL and done < total:
-            return
-        self.update(done, total, loss, validation_loss, speed)
-        self._progress.refresh()
-
-    def update(self, done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
-        """Set the same numbers without showing the bar."""
+        self._blocks.add(done / total, loss)
         now = time.perf_counter()
-        if not self._start:
-            self._start = now
+        if not self._is_shown:
+            self._progress.start()
+            self._is_shown = True
+        elif now - self._shown < INTERVAL and done < total:
+            return
         self._shown = now
         validation = "" if validation_loss is None else f", validation {loss_text(validation_loss)}"
         losses: dict[str, Any] = {"loss": loss_text(loss), "validation": validation}
+        losses["blocks"] = str(self._blocks) if self._has_blocks else ""
         self._progress.update(self._task, completed=done, total=total, speed=speed, **losses)
-
-    def rendered(self) -> RenderableType:
-        """The bar as an object that rich can show."""
-        return self._progress.get_renderable()
+        self._progress.refresh()
 
 
 def loss_text(loss: float) -> str:
