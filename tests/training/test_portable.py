@@ -90,7 +90,7 @@ def test_accumulated_batches_are_one_step(options, tmp_path):
         loss, last = trainer.compute_gradients(batch), number % 2 == 1
         np.testing.assert_allclose(step.train(batch, RATE, shares[number % 2], last), loss, rtol=TOLERANCE)
         if last:
-            mean.finish(slice(None), shares[1])
+            mean.finish(shares[1])
             trainer.optimizer.step()
         else:
             mean.add(shares[0])
