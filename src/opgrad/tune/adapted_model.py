@@ -26,6 +26,9 @@ from opgrad.tune.trained_set import Setting, prepare, scoring
 
 LONGEST = 2048  # tokens of an example
 
+# What a recipe says unless it is told otherwise.
+DEFAULTS: dict[str, Any] = {"epochs": 1, "batch_size": 4, "learning_rate": 2e-4, "schedule": "cosine", "clip_norm": 1.0}
+
 
 class AdaptedModel:
     """A language model and what is trained of it; see `Tuner`, which trains it."""

@@ -12,10 +12,7 @@ from opgrad.training.export import Exported, export_step
 from opgrad.training.run.fit import Progress
 from opgrad.training.run.recipe import Recipe
 from opgrad.tune import fitting
-from opgrad.tune.adapted_model import AdaptedModel
-
-# What a recipe says unless it is told otherwise.
-DEFAULTS: dict[str, Any] = {"epochs": 1, "batch_size": 4, "learning_rate": 2e-4, "schedule": "cosine", "clip_norm": 1.0}
+from opgrad.tune.adapted_model import DEFAULTS, AdaptedModel
 
 
 class Tuner(AdaptedModel):

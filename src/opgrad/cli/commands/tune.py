@@ -182,8 +182,8 @@ def _train(
     from opgrad.training.make.checks import quantity
     from opgrad.training.run.fit import Interrupted
     from opgrad.training.run.report import TrainingBar
+    from opgrad.tune.adapted_model import DEFAULTS
     from opgrad.tune.summary import adapted
-    from opgrad.tune.tuner import DEFAULTS
 
     assert texts.data is not None
     output = texts.output or _output(tuner.file if tuner.file.name != "model.onnx" else tuner.folder)

@@ -141,9 +141,8 @@ def _inspect_model(path: Path) -> Inspection:
 
 def _tuning(path: Path) -> dict[str, Any]:
     """The fields `tuning` and `tuning_problem` for a model."""
-    from opgrad.tune.adapted_model import AdaptedModel
+    from opgrad.tune.adapted_model import DEFAULTS, AdaptedModel
     from opgrad.tune.summary import summary
-    from opgrad.tune.tuner import DEFAULTS
 
     try:
         model = AdaptedModel(path)
