@@ -13,6 +13,7 @@ from opgrad.cli import compile as compiling
 from opgrad.cli.app import app
 from opgrad.contract import FLOATS
 from opgrad.cpu.compiler.cache import ObjectCache
+from opgrad.cpu.compiler.processors import PROCESSORS
 from opgrad.cpu.compiler.requests import Work
 from opgrad.ops import graph_operators, operators
 
@@ -111,3 +112,10 @@ def test_all_operators_in_the_dtypes_they_take():
     for name in graph_operators():
         assert any(job.startswith(f"{name} ") for job in names)
     assert len(names) == len(set(names))
+
+
+def test_the_help_names_what_there_is():
+    """It is written out, so that `--help` loads neither the operators nor the compiler."""
+    text = CliRunner().invoke(app, ["compile", "--help"], env={"COLUMNS": "200"}).output
+    assert ",".join(FLOATS) in text
+    assert ", ".join(PROCESSORS) in text
