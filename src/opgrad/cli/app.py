@@ -47,7 +47,7 @@ def options(
 
 
 def run() -> None:
-    """Run the command line; see `opgrad.cli.app`."""
+    """Run the command line; see `opgrad.cli.main`."""
     try:
         app()
     except Exception as error:

@@ -1,6 +1,6 @@
 """The operators: one file a family. An operator is a NumPy function, whose body is the float64 reference.
 
-Imports `base` and `contract`.
+Imports `contract`.
 """
 
 from collections.abc import Iterator

@@ -271,10 +271,13 @@ class GradientMean:
 
         weight: that of the last batch; 0 where there was none.
         """
+        gradients, sums = self._gradients, self._sums
         if weight:
-            self.add(weight)
-        np.copyto(self._gradients, self._sums)
-        self._sums[...] = 0
+            np.multiply(gradients, weight, out=gradients)
+            np.add(sums, gradients, out=gradients)
+        else:
+            np.copyto(gradients, sums)
+        sums[...] = 0
 
 
 class _Interrupt:
