@@ -32,7 +32,7 @@ def test_generated_parts_are_up_to_date(path):
 
 def test_examples_for_those_who_come_from_onednn_run():
     blocks = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "docs" / "onednn.md").read_text(encoding="utf-8"), re.M | re.S
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "reference" / "onednn.md").read_text(encoding="utf-8"), re.M | re.S
     )
     assert blocks
     names = {}
@@ -61,7 +61,11 @@ def test_every_post_op_is_documented():
 
 @pytest.mark.parametrize(
     ("file", "part"),
-    [("README.md", "headlines"), ("docs/operators.md", "operators"), ("docs/benchmark.md", "benchmark")],
+    [
+        ("README.md", "headlines"),
+        ("docs/reference/operators.md", "operators"),
+        ("docs/explain/benchmark.md", "benchmark"),
+    ],
 )
 def test_tables_stand_where_readers_look(file, part):
     assert f"<!-- {part}:begin -->" in (ROOT / file).read_text(encoding="utf-8")
@@ -89,7 +93,7 @@ def test_the_readme_has_ten_headline_figures():
 def test_every_operator_is_documented():
     assert list(report.missing(ROOT)) == [], "run: make tables"
     for family, members in operator_pages.families().items():
-        text = (ROOT / "docs" / "operators" / f"{family}.md").read_text(encoding="utf-8")
+        text = (ROOT / "docs" / "reference" / "operators" / f"{family}.md").read_text(encoding="utf-8")
         for op in members:
             assert f"\n## {op.name}\n" in text
 

@@ -44,15 +44,15 @@ def test_the_version_is_one():
     assert version == opgrad.__version__
     assert f"\nversion: {version}\n" in read("CITATION.cff")
     assert re.search(rf"^## {re.escape(version)}\b", read("CHANGELOG.md"), re.M)
-    assert f"dist/opgrad-{version}-py3-none-any.whl" in read("docs/install.md")
+    assert f"dist/opgrad-{version}-py3-none-any.whl" in read("docs/start/install.md")
 
 
 def test_one_place_says_where_opgrad_comes_from():
-    """A release changes docs/install.md; everything else leads there."""
+    """A release changes docs/start/install.md; everything else leads there."""
     documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/**/*.ipynb")]
     documents += [path for path in ROOT.glob("examples/**/*.md") if "node_modules" not in path.parts]
     named = {
         path.relative_to(ROOT).as_posix(): re.findall(r"pip install [^`\n]*opgrad", path.read_text(encoding="utf-8"))
         for path in documents
     }
-    assert [name for name, found in named.items() if found] == ["docs/install.md"]
+    assert [name for name, found in named.items() if found] == ["docs/start/install.md"]

@@ -72,14 +72,16 @@ def test_every_public_name_has_a_page():
 
 
 def test_the_overview_leads_to_every_page():
-    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     for module in pages():
         path = "src/" + module.replace(".", "/")
-        assert f"](../{path}.py)" in text or f"](../{path}/__init__.py)" in text, module
+        assert f"](../../{path}.py)" in text or f"](../../{path}/__init__.py)" in text, module
 
 
 def test_every_operator_of_training_graphs_has_a_section():
-    pages = {op.name: ROOT / "docs" / "operators" / f"{op.family}.md" for op in graph_operators().values()}
+    pages = {
+        op.name: ROOT / "docs" / "reference" / "operators" / f"{op.family}.md" for op in graph_operators().values()
+    }
     assert all(f"\n## {name}\n" in page.read_text(encoding="utf-8") for name, page in pages.items())
 
 

@@ -14,34 +14,34 @@ from opgrad.cli.app import app
 # Documents whose snippets run here, and those that have a test of their own, which knows what they should come to.
 HERE = [
     "README.md",
-    "docs/attention.md",
-    "docs/quantized-training.md",
-    "docs/checkpoints.md",
-    "docs/distributed.md",
-    "docs/graph-operators.md",
+    "docs/explain/attention.md",
+    "docs/guides/quantized-training.md",
+    "docs/reference/checkpoints.md",
+    "docs/guides/distributed.md",
+    "docs/reference/graph-operators.md",
     "docs/index.md",
-    "docs/install.md",
-    "docs/losses.md",
-    "docs/onnxruntime.md",
-    "docs/tutorials/browser.md",
-    "docs/tutorials/numpy.md",
-    "docs/tutorials/onnx.md",
-    "docs/tutorials/pytorch.md",
+    "docs/start/install.md",
+    "docs/guides/losses.md",
+    "docs/guides/onnxruntime.md",
+    "docs/start/browser.md",
+    "docs/start/numpy.md",
+    "docs/start/onnx.md",
+    "docs/start/pytorch.md",
 ]
 ELSEWHERE = {
     "CONTRIBUTING.md": "test_snippets.py",
-    "docs/arrays.md": "interop/test_jax.py",
-    "docs/artifacts.md": "training/test_artifacts_docs.py",
-    "docs/cuda.md": "cuda/test_gpu.py",
-    "docs/gradients.md": "gradients/test_gradients.py",
-    "docs/lowering.md": "forms/test_lower_model.py",
-    "docs/migration.md": "training/test_api_calls.py",
-    "docs/onednn.md": "test_docs.py",
-    "docs/portable.md": "training/test_portable.py",
-    "docs/pytorch.md": "torch/test_functions.py",
-    "docs/training.md": "training/test_docs.py",
-    "docs/tutorials/operator.md": "test_snippets.py",
-    "docs/tutorials/tune.md": "training/tune/test_docs.py",
+    "docs/guides/arrays.md": "interop/test_jax.py",
+    "docs/guides/artifacts.md": "training/test_artifacts_docs.py",
+    "docs/guides/cuda.md": "cuda/test_gpu.py",
+    "docs/reference/gradients.md": "gradients/test_gradients.py",
+    "docs/guides/lowering.md": "forms/test_lower_model.py",
+    "docs/guides/migration.md": "training/test_api_calls.py",
+    "docs/reference/onednn.md": "test_docs.py",
+    "docs/guides/portable.md": "training/test_portable.py",
+    "docs/guides/pytorch.md": "torch/test_functions.py",
+    "docs/guides/training.md": "training/test_docs.py",
+    "docs/start/operator.md": "test_snippets.py",
+    "docs/start/tune.md": "training/tune/test_docs.py",
 }
 SLOW = ("check", "bench", "compile")  # which have tests of their own
 
@@ -81,7 +81,7 @@ def test_every_command_has_the_options_that_are_written(document):
 
 # --- what changes the sources, in a copy of them --------------------------------------------------------------------
 
-WRITTEN = {"docs/tutorials/operator.md": "softsign", "CONTRIBUTING.md": "square"}
+WRITTEN = {"docs/start/operator.md": "softsign", "CONTRIBUTING.md": "square"}
 USE = """
 op, x = operators()["{name}_grad"], np.linspace(-3, 3, 257, dtype=np.float32)
 y = op.reference(np.ones(257), x.astype(np.float64))
@@ -106,7 +106,7 @@ def test_an_operator_is_written_as_the_documents_say(tmp_path):
         public = public.replace("    tanh,\n", f"    {name},\n    {name}_grad,\n    tanh,\n", 1)
         public = public.replace('    "tanh",\n', f'    "{name}",\n    "{name}_grad",\n    "tanh",\n', 1)
         (package / "call" / "operators.py").write_text(public, encoding="utf-8")
-    uses = [code for kind, _, code in snippets("docs/tutorials/operator.md") if code.startswith("import")]
+    uses = [code for kind, _, code in snippets("docs/start/operator.md") if code.startswith("import")]
     imports = "import numpy as np, opgrad, torch\nfrom opgrad.ops import operators"
     checks = [USE.format(name=name) for name in WRITTEN.values()]
     run_python("\n".join([*uses, imports, *checks]), PYTHONPATH=str(tmp_path))

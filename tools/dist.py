@@ -64,7 +64,7 @@ def snippets(document: str) -> list[str]:
 def install(python: str, wheel: Path) -> None:
     """Install the wheel into a bare environment, away from the sources, and use it."""
     first, *_ = snippets("README.md")
-    code = "\n".join([first, *snippets("docs/tutorials/numpy.md")])
+    code = "\n".join([first, *snippets("docs/start/numpy.md")])
     with tempfile.TemporaryDirectory() as folder:
         run(python, "-m", "venv", folder)
         inside = Path(folder) / ("Scripts" if os.name == "nt" else "bin") / "python"

@@ -12,7 +12,7 @@ from opgrad.contract import Operator
 from opgrad.ops import graph_operators, operators
 
 SOURCES = Path("src/opgrad")
-PAGES = Path("docs/operators")
+PAGES = Path("docs/reference/operators")
 TITLES = {
     "several": "Any number of arrays",
     "vocab_parallel": "Vocabulary-parallel cross-entropy",

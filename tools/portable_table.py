@@ -1,4 +1,4 @@
-"""Run the plain form of every lowered operator in other runtimes, and write the table of docs/portable.md.
+"""Run the plain form of every lowered operator in other runtimes, and write the table of docs/guides/portable.md.
 
     python tools/portable_table.py --old PYTHON [--node FOLDER]
 
@@ -160,7 +160,7 @@ def main() -> None:
         for case in told:
             if not passed(case, results[case["file"]]):
                 print(runtime, case["op"], str(results[case["file"]])[:150])
-    path = ROOT / "docs" / "portable.md"
+    path = ROOT / "docs" / "guides" / "portable.md"
     text = path.read_text(encoding="utf-8")
     start, _, rest = text.partition(BEGIN)
     path.write_text(f"{start}{BEGIN}\n{table(told, found)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Train the models of tests/support/real_models.py, and write the table of docs/real-models.md.
+"""Train the models of tests/support/real_models.py, and write the table of docs/guides/real-models.md.
 
     python tools/real_table.py FOLDER
 
@@ -35,7 +35,7 @@ def row(model: RealModel, path: Path) -> str:
 
 
 def main() -> None:
-    document = ROOT / "docs" / "real-models.md"
+    document = ROOT / "docs" / "guides" / "real-models.md"
     text = document.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]

@@ -28,9 +28,9 @@ LOOPS = Path("bench/loops.json")  # what `python tools/loop_costs` counted
 TUNING = Path("bench/tuning.json")  # what `python tools/tune_table.py` measured
 CUDA_REGIMES = Path("bench/cuda-regimes.jsonl")  # the fastest of what `tools/gpu/regimes.py` measured
 HISTORY = Path("bench/history")  # a folder for each release, with the results as they were then
-PLOT = Path("docs/benchmark.png")
-CUDA_PLOT = Path("docs/benchmark-cuda.png")
-SWEEP_PLOT = Path("docs/benchmark-sweep.png")
+PLOT = Path("docs/explain/benchmark.png")
+CUDA_PLOT = Path("docs/explain/benchmark-cuda.png")
+SWEEP_PLOT = Path("docs/explain/benchmark-sweep.png")
 # The rows of the README's table: every kind of kernel, a loss among them.
 TEN = (
     ("softmax", "4096x1000"),
@@ -44,7 +44,6 @@ TEN = (
     ("gather", "50257x768, 8192 indices"),
     ("gather_grad", "50257x768, 8192 indices"),
 )
-CELLS = Path("docs/benchmark")  # a page for each result on a CPU
 MARKED = re.compile(r"(<!-- (?P<name>[\w-]+):begin -->\n).*?(<!-- (?P=name):end -->)", re.DOTALL)
 TABLE = re.compile(r"(?P<head>\| operator \|[^\n]*\n\|[^\n]*\n)(?P<rows>(?:\|[^\n]*\n?)+)")
 CAUSE = (
@@ -105,10 +104,6 @@ def missing(root: Path) -> Iterator[tuple[Path, str]]:
     """The generated pages that are not there yet, each with the text that it begins with."""
     if (root / operator_pages.PAGES).parent.is_dir():
         yield from operator_pages.missing(root)
-    for name in results(root, "cpu"):
-        page = root / CELLS / f"{name}.md"
-        if not page.exists():
-            yield page, f"<!-- cells-of-{name}:begin -->\n<!-- cells-of-{name}:end -->\n"
 
 
 def operator_table(root: Path, folder: Path) -> str:
@@ -309,16 +304,15 @@ def sweep(root: Path, folder: Path) -> str:
     from bench.tables import sweep_table
 
     tables = map(sweep_table, newest_sweeps(root))
-    picture = (Path(os.path.relpath(root, folder)) / SWEEP_PLOT).as_posix()
+    picture = Path(os.path.relpath(root / SWEEP_PLOT, folder)).as_posix()
     found = "\n\n".join(tables)
     return f"![Time per element over the length of rows]({picture})\n\n{found}" if found else NO_RESULT
 
 
-def cells_of(name: str, root: Path, _: Path) -> str:
-    """Every cell of one result."""
+def cells(result: dict[str, Any]) -> str:
+    """The page of the site with every cell of a result."""
     from bench.tables import full_table, title
 
-    result = results(root, "cpu")[name]
     return f"# {title(result)}\n\n{TABLE.sub(_folded, full_table(result))}"
 
 
@@ -333,12 +327,12 @@ def _folded(table: re.Match[str]) -> str:
 
 
 def result_pages(root: Path, folder: Path) -> str:
-    """A link to the page of each result, the newest first."""
+    """A link to each result, the newest first; the site has its table there."""
     from bench.runs import machine_line
     from bench.tables import title
 
-    pages = Path(os.path.relpath(root / CELLS, folder))
-    found = {f"[{title(each)}]({(pages / name).as_posix()}.md)": each for name, each in results(root, "cpu").items()}
+    files = Path(os.path.relpath(root / RESULTS, folder))
+    found = {f"[{title(each)}]({(files / name).as_posix()}.json)": each for name, each in results(root, "cpu").items()}
     return "\n".join(f"* {link}: {machine_line(found[link])}" for link in reversed(found)) or NO_RESULT
 
 
@@ -383,7 +377,7 @@ def _plot_and_table(result: dict[str, Any], root: Path, folder: Path, plot: Path
 
 
 def _plot(root: Path, folder: Path, plot: Path) -> str:
-    picture = (Path(os.path.relpath(root, folder)) / plot).as_posix()
+    picture = Path(os.path.relpath(root / plot, folder)).as_posix()
     return f"![Speed against the best peer, cell by cell]({picture})"
 
 
@@ -453,7 +447,6 @@ PARTS: dict[str, Callable[[Path, Path], str]] = {
 # Parts for each of several things, whose names follow.
 FAMILIES: dict[str, Callable[[str, Path, Path], str]] = {
     "operators-of-": operator_pages.reference,
-    "cells-of-": cells_of,
 }
 
 if __name__ == "__main__":

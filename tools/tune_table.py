@@ -1,4 +1,4 @@
-"""Compare `opgrad tune` with PEFT and torch on this machine, for the table of docs/tutorials/tune.md.
+"""Compare `opgrad tune` with PEFT and torch on this machine, for the table of docs/start/tune.md.
 
     python tools/tune_table.py speed  --peft-python PYTHON NAME ONNX_FOLDER HF_FOLDER
     python tools/tune_table.py losses --peft-python PYTHON NAME ONNX_FOLDER HF_FOLDER

@@ -370,21 +370,21 @@ def cuda_result(stand_in):
 
 def test_the_report_has_cpu_and_cuda_apart(stand_in, tmp_path):
     (tmp_path / "bench" / "results").mkdir(parents=True)
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "explain").mkdir(parents=True)
     assert report.cuda_speed(tmp_path, tmp_path) == report.cuda_benchmark(tmp_path, tmp_path) == report.NOT_MEASURED
     result = cuda_result(stand_in)
     (tmp_path / "bench" / "results" / "a-device.json").write_text(json.dumps(result))
     assert report.benchmark(tmp_path, tmp_path) == report.result_pages(tmp_path, tmp_path) == report.NO_RESULT
     text = report.cuda_benchmark(tmp_path, tmp_path / "docs")
-    assert text.startswith("![Speed against the best peer, cell by cell](../docs/benchmark-cuda.png)")
+    assert text.startswith("![Speed against the best peer, cell by cell](explain/benchmark-cuda.png)")
     line = "A device (2 multiprocessors, L2 1 MiB, memory 1 GiB), driver 1.2, CUDA 13.0; on "
     assert f"### Operators on A device\n\n{line}" in text
     assert "* left out: quack in softmax 8x9 float32: takes no such thing" in text
     assert report.cuda_speed(tmp_path, tmp_path).startswith("On CUDA, A device: Over 1 cells, ")
     (tmp_path / "README.md").write_text("<!-- cuda-speed:begin -->\n<!-- cuda-speed:end -->\n")
     report.write(tmp_path)
-    assert (tmp_path / "docs" / "benchmark-cuda.png").is_file()
-    assert not (tmp_path / "docs" / "benchmark.png").exists()
+    assert (tmp_path / "docs" / "explain" / "benchmark-cuda.png").is_file()
+    assert not (tmp_path / "docs" / "explain" / "benchmark.png").exists()
 
 
 def test_a_line_names_device_and_versions(stand_in):

@@ -302,7 +302,7 @@ def test_no_gradient_goes_through_what_does_not_change():
 
 
 def test_the_examples_of_the_documentation_run():
-    text = (Path(__file__).parents[2] / "docs" / "gradients.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "gradients.md").read_text(encoding="utf-8")
     rules, names = dict(RULES), {}
     try:
         for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S):

@@ -484,8 +484,8 @@ def test_streams_wait_for_each_other():
 
 @pytest.fixture(scope="module")
 def examples():
-    """What the examples in docs/arrays.md define for compiled functions."""
-    text = (Path(__file__).parents[2] / "docs" / "arrays.md").read_text(encoding="utf-8")
+    """What the examples in docs/guides/arrays.md define for compiled functions."""
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "arrays.md").read_text(encoding="utf-8")
     text = text[text.index("### Inside of compiled and differentiated functions") :]
     names = {}
     for part in text.split("```python\n")[1:]:

@@ -1,6 +1,6 @@
 """What the rules are checked with: operators in the forms of several opsets, on small arrays.
 
-The table in docs/gradients.md is made of these, too.
+The table in docs/reference/gradients.md is made of these, too.
 """
 
 import re

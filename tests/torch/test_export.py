@@ -193,7 +193,7 @@ def test_results_stay_on_the_device_of_their_arguments():
 
 def test_the_example_of_the_documentation(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[2] / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "pytorch.md").read_text(encoding="utf-8")
     _, _, example = text.partition("## ONNX")[2].partition("```py\n")
     exec(example.partition("```")[0], {"torch": torch, "opgrad": opgrad})
     found = onnx.load(tmp_path / "classifier.onnx")

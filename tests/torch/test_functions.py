@@ -818,7 +818,7 @@ def test_a_device_that_is_not_current():
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # PyTorch's own, in forward mode
 def test_the_examples_run():
-    text = (Path(__file__).parents[2] / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "pytorch.md").read_text(encoding="utf-8")
     examples = [part.partition("```")[0] for part in text.split("```python\n")[1:]]
     assert len(examples) > 3
     exec("\n".join(examples), {})

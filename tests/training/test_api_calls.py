@@ -269,7 +269,7 @@ def test_export_of_tensors_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_the_examples_of_the_migration_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (EXAMPLES.parent / "docs" / "migration.md").read_text(encoding="utf-8")
+    text = (EXAMPLES.parent / "docs" / "guides" / "migration.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     Path("artifacts").symlink_to(DIGITS, target_is_directory=True)
     names: dict[str, Any] = {}

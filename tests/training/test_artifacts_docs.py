@@ -1,9 +1,9 @@
-"""The examples of docs/artifacts.md run, each where the one before ended."""
+"""The examples of docs/guides/artifacts.md run, each where the one before ended."""
 
 import re
 from pathlib import Path
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "artifacts.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "guides" / "artifacts.md"
 
 
 def test_every_example_runs(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The examples of docs/training.md run, in the order in which they stand there."""
+"""The examples of docs/guides/training.md run, in the order in which they stand there."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ from opgrad.cli.commands.artifacts import artifacts
 from opgrad.cli.commands.train import Places, Settings
 from opgrad.training import Recipe
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "guides" / "training.md"
 BLOCKS = re.compile(r"^```(python|toml|)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

@@ -154,7 +154,7 @@ def test_the_client_needs_no_opgrad_and_the_command_no_python(tmp_path):
 
 
 def test_the_client_of_the_document_runs(tmp_path, monkeypatch, capsys):
-    text = (EXAMPLES.parent / "docs" / "portable.md").read_text(encoding="utf-8")
+    text = (EXAMPLES.parent / "docs" / "guides" / "portable.md").read_text(encoding="utf-8")
     (tmp_path / "examples").symlink_to(EXAMPLES, target_is_directory=True)
     monkeypatch.chdir(tmp_path)
     (command,) = re.findall(r"^opgrad (step .*)$", text, re.MULTILINE)[:1]
@@ -165,7 +165,7 @@ def test_the_client_of_the_document_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_every_option_is_documented():
-    text = (EXAMPLES.parent / "docs" / "portable.md").read_text(encoding="utf-8")
+    text = (EXAMPLES.parent / "docs" / "guides" / "portable.md").read_text(encoding="utf-8")
     for name in signature(step_command).parameters:
         option = {"evaluation": "eval", "inference": "infer", "bias_correction": "no-bias-correction"}.get(name, name)
         assert name in ("directory", "output") or f"--{option.replace('_', '-')}" in text, name

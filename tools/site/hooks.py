@@ -8,7 +8,7 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +71,15 @@ def _file(module: str) -> str:
 
 
 PAGES = {_file(name): f"api/{name}.md" for name in MODULES}
-# The navigation. A page of docs/ that is named nowhere stands among the guides.
-START = ["index.md", "install.md", "support.md", "examples.md"]
-TUTORIALS = ["numpy.md", "onnx.md", "tune.md", "pytorch.md", "browser.md", "operator.md"]
-REFERENCES = ["onednn.md", "gradients.md", "checkpoints.md"]
-OPERATORS = ["operators.md", "graph-operators.md"]
-SPEED = ["performance.md", "benchmark.md"]
-PROJECT = ["design.md", "security.md", "contributing.md", "changelog.md"]
+# The tables of the benchmark's result files, which only the site has.
+CELLS = {f"bench/results/{name}.json": f"explain/benchmark/{name}.md" for name in report.results(ROOT, "cpu")}
+# The navigation: what is named here in this order, then the other pages of the folder.
+START = ["install", "numpy", "onnx", "tune", "pytorch", "browser", "operator", "support"]
+GUIDES = ["training", "artifacts", "migration"]
+OPERATORS = ["operators", "graph-operators", "runtime-operators"]
+EXPLAIN = ["design", "attention"]
+SPEED = ["performance", "benchmark"]
+PROJECT = ["security.md", "contributing.md", "changelog.md"]
 
 
 # --- pages ----------------------------------------------------------------------------------------------------------
@@ -86,34 +88,40 @@ PROJECT = ["design.md", "security.md", "contributing.md", "changelog.md"]
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the navigation together."""
     notebooks = sorted(f"notebooks/{path.name}" for path in (DOCS / "notebooks").glob("*.ipynb"))
-    placed = {*START, *REFERENCES, *OPERATORS, "api.md", *SPEED, *PROJECT}
-    guides = sorted(path.name for path in DOCS.glob("*.md") if path.name not in placed)
+    operators, speed = _pages("reference", OPERATORS)[: len(OPERATORS)], _pages("explain", SPEED)[: len(SPEED)]
     config.nav = [
-        {"Start": START},
-        {"Tutorials": [f"tutorials/{name}" for name in TUTORIALS] + notebooks},
-        {"Guides": guides},
+        {"Start": ["index.md", *_pages("start", START), "examples.md", {"Notebooks": notebooks}]},
+        {"Guides": _pages("guides", GUIDES)},
         {
             "Reference": [
-                {"Operators": [*OPERATORS, *_pages("operators")]},
-                {"API": ["api.md", *(f"api/{name}.md" for name in MODULES)]},
-                *REFERENCES,
+                {"Operators": [*operators, *_pages("reference/operators")]},
+                {"API": ["reference/api.md", *(f"api/{name}.md" for name in MODULES)]},
+                *(page for page in _pages("reference") if page not in {*operators, "reference/api.md"}),
             ]
         },
-        {"Speed": [*SPEED, *_pages("benchmark")]},
+        {
+            "Explanation": [
+                *(page for page in _pages("explain", EXPLAIN) if page not in speed),
+                {"Speed": [*speed, *_pages("explain/benchmark"), *CELLS.values()]},
+            ]
+        },
         {"Project": PROJECT},
     ]
     return config
 
 
-def _pages(folder: str) -> list[str]:
-    """The pages of a folder of docs/, in the order of their names."""
-    return sorted(f"{folder}/{path.name}" for path in (DOCS / folder).glob("*.md"))
+def _pages(folder: str, first: Sequence[str] = ()) -> list[str]:
+    """The pages of a folder of docs/: those named first, then the others by name."""
+    names = sorted(path.stem for path in (DOCS / folder).glob("*.md"))
+    return [f"{folder}/{name}.md" for name in [*first, *(name for name in names if name not in first)]]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are no files of docs/, and the sources that are linked."""
     generated = {f"api/{name}.md": _api(name, title) for name, title in MODULES.items()}
     generated |= {_source_page(source): _listing(source) for source in sorted(_sources())}
+    results = report.results(ROOT, "cpu")
+    generated |= {page: report.cells(results[Path(source).stem]) for source, page in CELLS.items()}
     for path, place in MOVED.items():
         if place != "index.md":  # which docs/ has
             generated[place] = (ROOT / path).read_text(encoding="utf-8")
@@ -125,11 +133,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead links to where their targets stand in the site, and show operators from their docstrings."""
     at = page.file.src_uri
-    if at.startswith(("source/", "api/")):
+    if at.startswith(("source/", "api/")) or at in CELLS.values():
         return markdown
     origin = {place: path for path, place in MOVED.items() if place != "index.md"}
     folder = (ROOT / origin[at] if at in origin else DOCS / at).parent
-    if at == "performance.md":
+    if at == "explain/performance.md":
         return _performance(markdown)
     text = _outside_code(markdown, lambda part: LINK.sub(lambda link: _link(link, folder, at), part))
     return REFERENCE.sub(lambda part: part[1] + SOURCE.sub("", DOCSTRING.sub(_operator, part[2])) + part[3], text)
@@ -159,7 +167,7 @@ def _api(module: str, title: str) -> str:
     lines = [f"# {title}", "", _summary(module), ""]
     if module == "opgrad":
         lines += [
-            "The operators: [Operators](../operators.md), [Operators of training graphs](../graph-operators.md).\n"
+            "The operators: [Operators](../reference/operators.md), [Operators of training graphs](../reference/graph-operators.md).\n"
         ]
     return "\n".join([*lines, *(f"::: {module}.{name}\n" for name in names)])
 
@@ -200,8 +208,8 @@ def _place(path: str) -> str:
     """Where a file of the repository stands in the site."""
     if path in MOVED:
         return MOVED[path]
-    if path in PAGES:
-        return PAGES[path]
+    if path in PAGES or path in CELLS:
+        return PAGES.get(path) or CELLS[path]
     return path.removeprefix("docs/") if path.startswith("docs/") else _source_page(path)
 
 
@@ -220,7 +228,7 @@ def _sources() -> set[str]:
             path = (document.parent / target).resolve()
             if target and path.is_file() and path.is_relative_to(ROOT) and not path.is_relative_to(DOCS):
                 found.add(path.relative_to(ROOT).as_posix())
-    return found - {*MOVED, *PAGES}
+    return found - {*MOVED, *PAGES, *CELLS}
 
 
 def _source_page(path: str) -> str:

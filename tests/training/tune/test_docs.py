@@ -1,4 +1,4 @@
-"""The tutorial docs/tutorials/tune.md and examples/tune, with fewer texts."""
+"""The tutorial docs/start/tune.md and examples/tune, with fewer texts."""
 
 import importlib.util
 import shlex
@@ -34,9 +34,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_tutorial(folder):
-    """What stands in docs/tutorials/tune.md runs."""
+    """What stands in docs/start/tune.md runs."""
     names = {}
-    for kind, _, code in snippets("docs/tutorials/tune.md"):
+    for kind, _, code in snippets("docs/start/tune.md"):
         if kind == "python":
             exec(compile(code, "tune.md", "exec"), names)
         for line in code.splitlines():

@@ -2,7 +2,7 @@
 # # Loss curves
 #
 # The same artifact set, trained with several learning rates and schedules: what `opgrad train` does, called from
-# Python, with a batch's loss after every step. It needs opgrad with the [extra](../install.md) `train`.
+# Python, with a batch's loss after every step. It needs opgrad with the [extra](../start/install.md) `train`.
 
 # %%
 

@@ -2,8 +2,8 @@
 # # A language model, from nothing and fine-tuned
 #
 # A decoder of two million weights learns Python's language reference, and then, by adapters, to answer questions. All
-# of it runs in stock onnxruntime on two cores. It needs opgrad with the [extra](../install.md) `tune`.
-# [The tutorial](../tutorials/tune.md) does the same in a terminal.
+# of it runs in stock onnxruntime on two cores. It needs opgrad with the [extra](../start/install.md) `tune`.
+# [The tutorial](../start/tune.md) does the same in a terminal.
 
 # %%
 import importlib.util

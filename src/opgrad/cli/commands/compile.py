@@ -42,11 +42,11 @@ def compile_kernels(
 
     Without arguments the kernels that plain calls of all operators take;
     with DIR those that training and evaluation of artifact sets take. Meant
-    for images of containers, which then start warm: docs/cache.md. Kernels
+    for images of containers, which then start warm: docs/guides/cache.md. Kernels
     fit the kind of CPU that they are compiled on.
 
     With --for they go into one file for other machines, which need no
-    compiler then: docs/packs.md.
+    compiler then: docs/guides/packs.md.
 
     Example: opgrad compile examples/digits
     Example: opgrad compile --for x86-64-v3,aarch64 examples/digits -o kernels.pack

@@ -1,6 +1,6 @@
 """Which operators have gradients, which have none by nature, and which are refused: one list, with the reasons.
 
-An error gives the reason that stands here, and the table of docs/runtime-operators.md is made of it.
+An error gives the reason that stands here, and the table of docs/reference/runtime-operators.md is made of it.
 """
 
 from collections.abc import Mapping
