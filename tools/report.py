@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import command_pages
 import operator_pages
 from operator_pages import SOURCES
 
@@ -430,6 +431,8 @@ PARTS: dict[str, Callable[[Path, Path], str]] = {
     "gradient-rules": gradient_rules,
     "runtime-operators": runtime_operators,
     "post-ops": post_op_table,
+    "commands": command_pages.commands,
+    "recipe": command_pages.recipe,
     "headlines": headlines,
     "speed": speed,
     "benchmark": benchmark,

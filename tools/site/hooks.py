@@ -167,7 +167,8 @@ def _api(module: str, title: str) -> str:
     lines = [f"# {title}", "", _summary(module), ""]
     if module == "opgrad":
         lines += [
-            "The operators: [Operators](../reference/operators.md), [Operators of training graphs](../reference/graph-operators.md).\n"
+            "The operators: [Operators](../reference/operators.md), "
+            "[Operators of training graphs](../reference/graph-operators.md).\n"
         ]
     return "\n".join([*lines, *(f"::: {module}.{name}\n" for name in names)])
 
