@@ -64,7 +64,7 @@ def test_every_post_op_is_documented():
     [
         ("README.md", "headlines"),
         ("docs/reference/operators.md", "operators"),
-        ("docs/explain/benchmark.md", "benchmark"),
+        ("docs/index.md", "speed"),
     ],
 )
 def test_tables_stand_where_readers_look(file, part):
@@ -137,12 +137,18 @@ def test_links_lead_to_files():
 
 def test_a_part_is_replaced_between_its_markers(tmp_path):
     path = tmp_path / "README.md"
-    path.write_text("before\n<!-- benchmark:begin -->\nold\n<!-- benchmark:end -->\nafter\n")
+    path.write_text("before\n<!-- headlines:begin -->\nold\n<!-- headlines:end -->\nafter\n")
     report.write(tmp_path)
-    expected = f"before\n<!-- benchmark:begin -->\n\n{report.NO_RESULT}\n\n<!-- benchmark:end -->\nafter\n"
+    expected = f"before\n<!-- headlines:begin -->\n\n{report.NO_RESULT}\n\n<!-- headlines:end -->\nafter\n"
     assert path.read_text() == expected
     report.write(tmp_path)
     assert path.read_text() == expected
+
+
+def test_the_site_has_a_table_for_each_mark():
+    texts = [path.read_text(encoding="utf-8") for path in report.documents(ROOT)]
+    marks = [name for text in texts for name in re.findall(r"^\*The site has .*<!-- site: ([\w-]+) -->$", text, re.M)]
+    assert sorted(marks) == sorted(report.SITE_PARTS)
 
 
 def test_an_unknown_part_is_refused(tmp_path):

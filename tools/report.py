@@ -287,27 +287,24 @@ def _means(cells: Sequence[Any]) -> list[str]:
     ]
 
 
-def benchmark(root: Path, folder: Path) -> str:
-    """The plot and the short table of the newest result, for each instruction set if there are several."""
+def benchmark(root: Path, _: Path) -> str:
+    """The short table of the newest result, for each instruction set if there are several."""
     from benchmark_tables import headline_table
 
     from bench import instruction_sets
 
-    found = newest_of_sets(root)
-    if len(found) < 2:
-        return _plot_and_table(found[0], root, folder, PLOT) if found else NO_RESULT
-    tables = (f"### {instruction_sets.title(each['machine'])}\n\n{headline_table(each)}" for each in found)
-    return "\n\n".join([_plot(root, folder, PLOT), *tables])
+    tables = (
+        f"### {instruction_sets.title(result['machine'])}\n\n{headline_table(result)}"
+        for result in newest_of_sets(root)
+    )
+    return "\n\n".join(tables) or NO_RESULT
 
 
-def sweep(root: Path, folder: Path) -> str:
-    """The plot and the table of the newest sweep, for each instruction set if there are several."""
+def sweep(root: Path, _: Path) -> str:
+    """The table of the newest sweep, for each instruction set if there are several."""
     from bench.tables import sweep_table
 
-    tables = map(sweep_table, newest_sweeps(root))
-    picture = Path(os.path.relpath(root / SWEEP_PLOT, folder)).as_posix()
-    found = "\n\n".join(tables)
-    return f"![Time per element over the length of rows]({picture})\n\n{found}" if found else NO_RESULT
+    return "\n\n".join(map(sweep_table, newest_sweeps(root))) or NO_RESULT
 
 
 def cells(result: dict[str, Any]) -> str:
@@ -363,23 +360,12 @@ def cuda_speed(root: Path, _: Path) -> str:
     return f"On CUDA, {result['device']['name']}: {summary(figures(result))}" if result else NOT_MEASURED
 
 
-def cuda_benchmark(root: Path, folder: Path) -> str:
-    """The plot and the short table of the newest result on CUDA, then every cell of every such result."""
-    result = newest(root, "cuda")
-    if result is None:
-        return NOT_MEASURED
-    return f"{_plot_and_table(result, root, folder, CUDA_PLOT)}\n\n{_full_tables(results(root, 'cuda'))}"
-
-
-def _plot_and_table(result: dict[str, Any], root: Path, folder: Path, plot: Path) -> str:
+def cuda_benchmark(root: Path, _: Path) -> str:
+    """The short table of the newest result on CUDA, then every cell of every such result."""
     from benchmark_tables import headline_table
 
-    return f"{_plot(root, folder, plot)}\n\n{headline_table(result)}"
-
-
-def _plot(root: Path, folder: Path, plot: Path) -> str:
-    picture = Path(os.path.relpath(root / plot, folder)).as_posix()
-    return f"![Speed against the best peer, cell by cell]({picture})"
+    result = newest(root, "cuda")
+    return f"{headline_table(result)}\n\n{_full_tables(results(root, 'cuda'))}" if result else NOT_MEASURED
 
 
 def _full_tables(found: dict[str, dict[str, Any]]) -> str:
@@ -435,13 +421,17 @@ PARTS: dict[str, Callable[[Path, Path], str]] = {
     "recipe": command_pages.recipe,
     "headlines": headlines,
     "speed": speed,
+    "tuning": tuning,
+    "cuda-speed": cuda_speed,
+}
+
+# Tables that only the site has, where a document's line ends in <!-- site: NAME -->.
+SITE_PARTS: dict[str, Callable[[Path, Path], str]] = {
     "benchmark": benchmark,
     "results": result_pages,
     "sweep": sweep,
     "training-steps": training_steps,
     "loop-costs": loop_costs,
-    "tuning": tuning,
-    "cuda-speed": cuda_speed,
     "cuda-benchmark": cuda_benchmark,
     "cuda-predictions": cuda_predictions,
     "cuda-regimes": cuda_regimes,

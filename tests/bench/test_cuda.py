@@ -376,7 +376,6 @@ def test_the_report_has_cpu_and_cuda_apart(stand_in, tmp_path):
     (tmp_path / "bench" / "results" / "a-device.json").write_text(json.dumps(result))
     assert report.benchmark(tmp_path, tmp_path) == report.result_pages(tmp_path, tmp_path) == report.NO_RESULT
     text = report.cuda_benchmark(tmp_path, tmp_path / "docs")
-    assert text.startswith("![Speed against the best peer, cell by cell](explain/benchmark-cuda.png)")
     line = "A device (2 multiprocessors, L2 1 MiB, memory 1 GiB), driver 1.2, CUDA 13.0; on "
     assert f"### Operators on A device\n\n{line}" in text
     assert "* left out: quack in softmax 8x9 float32: takes no such thing" in text

@@ -41,6 +41,7 @@ REFERENCE = re.compile(r"(<!-- operators-of-\w+:begin -->)(.*?)(<!-- )", re.DOTA
 DOCSTRING = re.compile(
     r"^(## (\w+)\n\n```)python(\n.*?```\n\n)```math\n.*?```pycon\n.*?\n```$", re.DOTALL | re.MULTILINE
 )
+SITE_PART = re.compile(r"^\*The site has .*<!-- site: ([\w-]+) -->$", re.MULTILINE)
 SOURCE = re.compile(r"^\* after .*\n", re.MULTILINE)  # which the documentation of the operator says, too
 MODULES = {
     "opgrad": "Calls, plans, threads and memory",
@@ -139,6 +140,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     folder = (ROOT / origin[at] if at in origin else DOCS / at).parent
     if at == "explain/performance.md":
         return _performance(markdown)
+    markdown = SITE_PART.sub(lambda part: report.SITE_PARTS[part[1]](ROOT, folder), markdown)
     text = _outside_code(markdown, lambda part: LINK.sub(lambda link: _link(link, folder, at), part))
     return REFERENCE.sub(lambda part: part[1] + SOURCE.sub("", DOCSTRING.sub(_operator, part[2])) + part[3], text)
 
