@@ -33,6 +33,7 @@ ELSEWHERE = {
     "docs/guides/arrays.md": "interop/test_jax.py",
     "docs/guides/artifacts.md": "training/test_artifacts_docs.py",
     "docs/guides/cuda.md": "cuda/test_gpu.py",
+    "docs/explain/cuda.md": "cuda/test_gpu.py",
     "docs/reference/gradients.md": "gradients/test_gradients.py",
     "docs/guides/lowering.md": "forms/test_lower_model.py",
     "docs/guides/migration.md": "training/test_api_calls.py",

@@ -92,7 +92,7 @@ def history(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
 
 
 def predictions_table() -> str:
-    """The table of docs/guides/cuda.md: all predictions, and how many bytes memory moves for the fewest possible."""
+    """The table of docs/explain/cuda.md: all predictions, and how many bytes memory moves for the fewest possible."""
     from bench.cuda.predictions import GPUS, every, predictions
 
     rows = []

@@ -16,7 +16,7 @@ from bench.tables import Table, print_parts
 
 FILE = Path(__file__).with_name("predictions.json")
 GPUS = ("A100", "H100", "H200", "B200")
-TITLE = "Predicted by a model of the time (docs/guides/cuda.md)"
+TITLE = "Predicted by a model of the time (docs/explain/cuda.md)"
 BESIDE = ("operator", "shape", "dtype", "regime", "bound", "predicted", "measured", "measured / predicted")
 
 Predictions = Mapping[str, Mapping[str, Mapping[str, Any]]]  # by the cell's name and the device's

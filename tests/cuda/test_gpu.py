@@ -135,3 +135,4 @@ def test_check_raises(name, rng):
 def test_the_snippets_of_the_document_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run("docs/guides/cuda.md", tmp_path)["loss"].is_cuda
+    assert run("docs/explain/cuda.md", tmp_path)["kernel"].registers
