@@ -16,6 +16,7 @@ from typing import Any
 from opgrad.base.locks import settling
 from opgrad.call import calls, entries
 from opgrad.call.entries import Answered, Entry, NotNative, signature_of
+from opgrad.call.objects import Functions
 from opgrad.cpu.runtime import abi, threads
 from opgrad.cpu.runtime.abi import SUPPORTED
 
@@ -63,25 +64,39 @@ def _address(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-def _c_functions() -> list[int]:
-    """The addresses of C functions of Python and NumPy, of our `run` and of two exceptions, as `objects` has them."""
-    python = ctypes.pythonapi
-    names = [
-        "PyObject_Vectorcall", "Py_IncRef", "Py_DecRef", "PyEval_SaveThread", "PyEval_RestoreThread",
-        "PyObject_RichCompareBool", "PyErr_Clear", "PyErr_ExceptionMatches", "PyErr_Occurred", "PyTuple_New",
-        "PyTuple_SetItem", "PyList_New", "PyList_SetItem", "PyObject_GetAttr", "PyDict_GetItem", "PyLong_AsLongLong",
-    ]  # fmt: skip
-    new_array, array = abi.numpy_function(abi.NEW_FROM_DESCR), abi.numpy_function(abi.ARRAY_TYPE)
-    found = [*(_address(getattr(python, name)) for name in names), new_array, array, threads.run.address]
-    return [*found, id(ValueError), id(MemoryError)]
+PYTHON_FUNCTIONS = {
+    "vectorcall": "PyObject_Vectorcall",
+    "take": "Py_IncRef",
+    "drop": "Py_DecRef",
+    "save_thread": "PyEval_SaveThread",
+    "restore_thread": "PyEval_RestoreThread",
+    "equals": "PyObject_RichCompareBool",
+    "clear": "PyErr_Clear",
+    "is_error": "PyErr_ExceptionMatches",
+    "occurred": "PyErr_Occurred",
+    "new_tuple": "PyTuple_New",
+    "set_item": "PyTuple_SetItem",
+    "new_list": "PyList_New",
+    "set_list_item": "PyList_SetItem",
+    "get_attribute": "PyObject_GetAttr",
+    "get_item": "PyDict_GetItem",
+    "as_int64": "PyLong_AsLongLong",
+}
 
 
 @functools.cache
-def _table_of_c_functions() -> int:
-    found = _c_functions()
-    table = (ctypes.c_int64 * len(found))(*found)
-    abi.kept_forever(table)
-    return ctypes.addressof(table)
+def _c_functions() -> Functions:
+    """What native calls call; it is never freed."""
+    found = Functions(
+        new_array=abi.numpy_function(abi.NEW_FROM_DESCR),
+        array=abi.numpy_function(abi.ARRAY_TYPE),
+        run=threads.run.address,
+        value_error=id(ValueError),
+        memory_error=id(MemoryError),
+        **{each: _address(getattr(ctypes.pythonapi, name)) for each, name in PYTHON_FUNCTIONS.items()},
+    )
+    abi.kept_forever(found)
+    return found
 
 
 class Entries:
@@ -91,11 +106,10 @@ class Entries:
     """
 
     def __init__(self, function: Any, python: Callable[..., Any]):
-        words = calls.ENTRIES + calls.SLOTS
-        self.table = (ctypes.c_int64 * words)()
+        self.slots = (ctypes.c_int64 * calls.SLOTS)()
+        self.table = calls.Table(python=id(python), team=threads.team_word(), entries=ctypes.addressof(self.slots))
         self.own = abi.own_words(function)
-        self.table[calls.PYTHON], self.table[calls.TEAM] = id(python), threads.team_word()
-        self.own[abi.TABLE] = ctypes.addressof(self.table)
+        self.own.table = self.table.address
         self.entered: list[tuple[Any, Entry]] = []
         self.refused: list[Any] = []  # signatures that are never native
         self.next = 0
@@ -120,14 +134,12 @@ class Entries:
         del replaced  # after the lock is released, since freeing objects may run any code
 
     def _enter(self, signature: Any, entry: Entry) -> Any:
-        if not self.own[abi.VECTORCALL]:
-            self.table[calls.FUNCTIONS] = _table_of_c_functions()
-        self.table[calls.TORCH] = entries.tensors.address
+        self.table.functions, self.table.torch = _c_functions().address, entries.tensors.address
         replaced = self.entered[self.next : self.next + 1]
-        self.table[calls.ENTRIES + self.next] = entry.address
+        self.slots[self.next] = entry.address
         self.entered[self.next : self.next + 1] = [(signature, entry)]
         self.next = (self.next + 1) % calls.SLOTS
-        self.own[abi.VECTORCALL] = calls.call.address
+        self.own.vectorcall = calls.call.address
         return replaced
 
     def _refuse(self, signature: Any) -> Any:

@@ -18,10 +18,11 @@ from opgrad.contract import Operator, Spec
 from opgrad.contract.libraries import Memory
 from opgrad.contract.signature import prepare
 from opgrad.cpu.compiler import INTERPRETING
+from opgrad.cpu.compiler.structures import at
 from opgrad.cpu.plans import plan_for
 from opgrad.cpu.runtime.abi import TUPLE_ITEMS
 from opgrad.cpu.runtime.overlap import check_overlap
-from opgrad.cpu.runtime.plan import NO_MEMORY, OVERLAP, REPORT, execute, run_steps
+from opgrad.cpu.runtime.plan import NO_MEMORY, OVERLAP, REPORT, Plan, execute, run_steps
 from opgrad.cpu.runtime.threads import threads_for
 
 
@@ -175,8 +176,12 @@ class HostRunner(Runner):
 
         if not trusted:
             self.check_overlap(operands)
-        if report := interpret.run(run_steps, self.plan, self.views(operands)):
+        if report := interpret.run(_run_steps, self.plan, self.views(operands)):
             raise self.plan.error(report)
+
+
+def _run_steps(plan: int, *rest: Any) -> int:
+    return run_steps(at(Plan, plan), *rest)
 
 
 def as_tuple(out: Any) -> tuple[Any, ...]:

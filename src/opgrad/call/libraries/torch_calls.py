@@ -18,6 +18,8 @@ from opgrad.call import entries, functions
 from opgrad.call.entries import NotNative
 from opgrad.call.functions import Entries, answer, function_of
 from opgrad.call.libraries import torch_private
+from opgrad.call.objects import Torch, Watcher
+from opgrad.cpu.compiler.structures import several
 from opgrad.cpu.runtime import abi
 from opgrad.cpu.runtime.abi import SUPPORTED, TensorLayout, kept_forever
 
@@ -32,33 +34,38 @@ class TorchTensors(entries.Tensors):
 
     def __init__(self, found: TensorLayout):
         self.found = found
-        objects_ = [sys.intern("requires_grad"), True, torch_private.forward_state, sys.intern("_current_level"), -1]
-        watchers = [each for pair in _watchers() for each in pair]
-        kept_forever(*objects_, *watchers)
-        words = [found.handle, found.keys, *found.functions, *map(id, (*objects_, *watchers))]
-        kept = (ctypes.c_int64 * len(words))(*words)
-        kept_forever(kept)
-        self.address = ctypes.addressof(kept)
+        watchers = several(Watcher, (Watcher(*map(id, pair)) for pair in _watchers()))
+        known = Torch(
+            handle=found.handle,
+            keys=found.keys,
+            requires_grad=id(sys.intern("requires_grad")),
+            true=id(True),
+            levels=id(torch_private.forward_state),
+            level=id(sys.intern("_current_level")),
+            no_level=id(-1),
+            watchers=ctypes.addressof(watchers),
+            **found.functions,
+        )
+        kept_forever(known, watchers, _watchers(), torch_private.forward_state, "requires_grad", "_current_level")
+        self.address = known.address
 
     def layout(self, tensor: Any) -> Any:
         strides = tensor.stride() if tensor.layout is torch.strided else None
         return tensor.requires_grad, tensor.dtype, tensor.shape, strides
 
-    def of_value(self, tensor: Any) -> list[int]:
+    def of_value(self, tensor: Any) -> dict[str, int]:
         if tensor.device.type != "cpu" or not tensor.numel():
             raise NotNative
         records = torch.is_grad_enabled() and tensor.requires_grad
         keys = abi.words(tensor._cdata + self.found.keys, 1)[0]
-        layout = [tensor.dim(), *tensor.shape, *tensor.stride()]
-        return [id(type(tensor)), keys, int(records), self.dtype(tensor), *layout]
+        return {"type": id(type(tensor)), "keys": keys, "records_grad": records, "dtype": self.dtype(tensor)}
 
-    def of_result(self, tensor: Any) -> list[int]:
-        return [self.dtype(tensor), -1, tensor.dim(), *tensor.shape, *tensor.stride()]
+    def sizes(self, tensor: Any) -> Sequence[int]:
+        return (*tensor.shape, *tensor.stride())
 
     def dtype(self, tensor: Any) -> int:
-        """The number of its dtype in PyTorch's C interface. Raises NotNative if it cannot be read."""
         try:
-            return self.found.read(abi.GET_DTYPE, tensor)
+            return self.found.read("get_dtype", tensor)
         except LookupError:
             raise NotNative from None
 
