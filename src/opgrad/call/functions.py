@@ -7,9 +7,7 @@ and for a call that fits no entry, the object calls the Python function that it 
 
 import ctypes
 import functools
-import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MethodType
 from typing import Any
 
@@ -146,59 +144,3 @@ class Entries:
         replaced = self.refused[: -calls.SLOTS]
         self.refused = [*self.refused[-calls.SLOTS :], signature]
         return replaced
-
-
-# --- calls that Python answers through other functions ---------------------------------------------------------------
-
-
-class _Notes(threading.local):
-    """For each thread, what was run to answer the public call that it is in; None if nobody wants to know."""
-
-    answered: list[Answered] | None = None
-
-
-_notes = _Notes()
-NOTHING = Answered(None, (), (), False, None)
-
-
-def note(answered: Answered) -> None:
-    """Record how the public call that this thread is in was answered, if that call collects such notes."""
-    if _notes.answered is not None:
-        _notes.answered.append(answered)
-
-
-def note_effect() -> None:
-    """Record that the call also does something that native code cannot repeat, so that Python goes on answering it."""
-    note(NOTHING)
-
-
-def answer(
-    its_entries: Entries,
-    python: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    watched: bool = True,
-) -> Any:
-    """Return python(*args, **kwargs), and make an entry for such calls if exactly one note says how it was answered.
-
-    watched: whether, before each native call, the arrays' library is asked whether it must see the call.
-    """
-    outside, _notes.answered = _notes.answered, []
-    try:
-        found, noted = python(*args, **kwargs), _notes.answered
-    finally:
-        _notes.answered = outside
-    if len(noted) == 1:
-        its_entries.enter(replace(noted[0], answer=found, watched=watched), args, kwargs)
-    return found
-
-
-def answer_whole(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Return function(*arguments), and note that this call is the answer; notes made inside it are ignored."""
-    outside, _notes.answered = _notes.answered, None
-    try:
-        found = function(*arguments)
-    finally:
-        _notes.answered = outside
-    note(Answered(function, arguments, found, True, found))
-    return found

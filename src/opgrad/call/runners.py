@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.call.entries import Answered
-from opgrad.call.functions import note
 from opgrad.contract import Operator, Spec
 from opgrad.contract.libraries import Memory
 from opgrad.contract.signature import prepare
@@ -129,14 +127,6 @@ class HostRunner(Runner):
         self.address, self.threads = self.plan.address, self.plan.parts_max > 1
         self.nowhere = sum(1 for spec in self.specs if spec is None or 0 in spec.shape)
         self.table = ctypes.c_int64 * (len(self.specs) + REPORT)  # operands' addresses, then what a kernel reports
-
-    def run(self, given: Mapping[str, Any]) -> Any:
-        """Run on arrays of this signature, given by parameter name, and note how the call was answered."""
-        out = given.get("out")
-        operands, results = self.computed([given.get(name) for name in self.op.inputs], out)
-        answer = self.finish(tuple(results))
-        note(Answered(self, operands, results, out is None, answer))
-        return answer
 
     def execute(self, operands: Sequence[Any], trusted: bool) -> None:
         """Run the plan in native code, with threads.

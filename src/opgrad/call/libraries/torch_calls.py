@@ -9,14 +9,16 @@ import ctypes
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import torch
 
-from opgrad.call import entries, functions
-from opgrad.call.entries import NotNative
-from opgrad.call.functions import Entries, answer, function_of
+from opgrad.call import entries
+from opgrad.call.entries import Answered, NotNative
+from opgrad.call.functions import Entries, function_of
 from opgrad.call.libraries import torch_private
 from opgrad.call.objects import Torch, Watcher
 from opgrad.cpu.compiler.structures import several
@@ -81,10 +83,42 @@ class TorchTensors(entries.Tensors):
 _watchers = functools.cache(torch_private.watchers)
 
 
+# --- how calls were answered ------------------------------------------------------------------------------------------
+
+
+class _Notes(threading.local):
+    """For each thread, what was run to answer the call that it is in; None if nobody wants to know.
+
+    A call's answer comes back through PyTorch's autograd, which hands on tensors alone.
+    """
+
+    answered: list[Answered] | None = None
+
+
+_notes = _Notes()
+
+
+def note(by: Any, operands: Sequence[Any], results: Sequence[Any], new: bool, answer: Any) -> None:
+    """Record how the call that this thread is in was answered (`Answered`), if that call collects such notes."""
+    if _notes.answered is not None:
+        _notes.answered.append(Answered(by, operands, results, new, answer))
+
+
 def note_effect() -> None:
     """Say that the call has an effect beside its answer, so that it stays Python's."""
     if not torch.compiler.is_compiling():
-        functions.note_effect()
+        note(None, (), (), False, None)
+
+
+def answer_whole(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Return function(*arguments), and note that this call is the answer; notes made inside it are ignored."""
+    outside, _notes.answered = _notes.answered, None
+    try:
+        found = function(*arguments)
+    finally:
+        _notes.answered = outside
+    note(function, arguments, found, True, found)
+    return found
 
 
 def is_watched() -> bool:
@@ -152,10 +186,18 @@ def noted(
 def _noted(
     its_entries: Entries, python: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], watched: bool
 ) -> Any:
+    """Make an entry for such calls if exactly one note says how this one was answered."""
     if is_watched():
         return python(*args, **kwargs)
     prepare()
-    return answer(its_entries, python, args, kwargs, watched)
+    outside, _notes.answered = _notes.answered, []
+    try:
+        found, noted = python(*args, **kwargs), _notes.answered
+    finally:
+        _notes.answered = outside
+    if len(noted) == 1:
+        its_entries.enter(replace(noted[0], answer=found, watched=watched), args, kwargs)
+    return found
 
 
 def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
