@@ -568,15 +568,15 @@ def test_working_memory_that_is_not_there(rng, monkeypatch):
     x, indices = jnp.asarray(rng.normal(size=(3, 4))), jnp.asarray([0, 1, 2])
     step = jax.jit(lambda i, x: opgrad.gather_grad((4000, 4), i, x))
     expected = np.asarray(step(indices, x))
-    words, function = scratch._words(), ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+    source, function = scratch._source(), ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
     refused = function(lambda pool, size: 0)
-    kept = words[scratch.TAKE]
-    words[scratch.TAKE] = ctypes.cast(refused, ctypes.c_void_p).value
+    kept = source.take
+    source.take = ctypes.cast(refused, ctypes.c_void_p).value
     try:
         with pytest.raises((*RAISED, MemoryError), match=r"gather_grad: cannot allocate \d+ bytes of working memory"):
             jax.block_until_ready(step(indices, x))
     finally:
-        words[scratch.TAKE] = kept
+        source.take = kept
     np.testing.assert_array_equal(np.asarray(step(indices, x)), expected)
 
 

@@ -17,6 +17,7 @@ from subprocesses import TIMEOUT, run_python
 import opgrad
 from opgrad.contract import DTYPES, Spec
 from opgrad.contract.arrangement import contiguous
+from opgrad.cpu.compiler.structures import at, behind
 from opgrad.cpu.runtime import allocation, pool
 
 SIZES = (1 << 16, 1 << 17, (1 << 20) + 8, 5 << 20)  # bytes, of malloc's blocks and of mappings
@@ -39,12 +40,12 @@ def handler(array):
 def bounded():
     """A pool that is empty, and holds little."""
     made(1 << 16)
-    words = pool._words
+    table = pool._pool
     opgrad.empty_pool()
-    before, words[pool.LIMIT] = words[pool.LIMIT], HELD
-    yield words
+    before, table.limit = table.limit, HELD
+    yield table
     opgrad.empty_pool()
-    words[pool.LIMIT] = before
+    table.limit = before
     assert pool.held() == 0
 
 
@@ -198,20 +199,20 @@ def test_a_forked_child_has_a_pool_of_its_own(bounded):
     live.fill(5)
     place = released.ctypes.data
     del released
-    slot = pool.FIRST + pool.SLOT * (pool.SLOTS - 1)
-    bounded[slot] = pool.BUSY  # as if another thread were at it
-    bounded[pool.HELD] += 100
+    slot = at(pool.Slot, behind(bounded), pool.SLOTS - 1)
+    slot.block = pool.BUSY  # as if another thread were at it
+    bounded.held += 100
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # JAX, which another test may have loaded, warns of every fork
         child = os.fork()
     if child == 0:
         signal.alarm(TIMEOUT)
-        fine = bounded[slot] == pool.EMPTY and pool.held() < SIZES[-1] + 8192
+        fine = slot.block == pool.EMPTY and pool.held() < SIZES[-1] + 8192
         array = made(SIZES[-1])
         array.fill(1)
         os._exit(not (fine and array.ctypes.data == place and pool.held() == 0))
-    bounded[slot] = pool.EMPTY
-    bounded[pool.HELD] -= 100
+    slot.block = pool.EMPTY
+    bounded.held -= 100
     assert os.waitpid(child, 0)[1] == 0
     assert (live == 5).all()
 

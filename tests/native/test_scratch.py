@@ -49,11 +49,11 @@ def refused():
         asked.append(size)
         return 0
 
-    words = scratch._words()
-    kept, taking = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(refuse), words[scratch.TAKE]
-    words[scratch.TAKE] = ctypes.cast(kept, ctypes.c_void_p).value
+    source = scratch._source()
+    kept, taking = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(refuse), source.take
+    source.take = ctypes.cast(kept, ctypes.c_void_p).value or 0
     yield asked
-    words[scratch.TAKE] = taking
+    source.take = taking
 
 
 def needs_memory(function, **given):
@@ -118,7 +118,7 @@ def test_memory_that_is_refused(way, refused):
             call(X, out=out)
     assert refused
     assert (out == 7).all()
-    scratch._words()[scratch.TAKE] = pool.malloc.address
+    scratch._source().take = pool.malloc.address
     call(X, out=out)
     np.testing.assert_allclose(out.sum(1, dtype=np.float64), 1, rtol=2**-11)
 
@@ -131,7 +131,7 @@ def test_memory_that_is_refused_for_many_operands(refused):
         for old, new in zip(w, opgrad.sgd_optimizer(lr, w, g), strict=True):
             np.testing.assert_array_equal(new, old - 1)
     assert refused or not functions.SUPPORTED
-    scratch._words()[scratch.TAKE] = pool.malloc.address
+    scratch._source().take = pool.malloc.address
     opgrad.sgd_optimizer(lr, w, g)
     assert is_native(opgrad.sgd_optimizer, lr, w, g) or not functions.SUPPORTED
 
@@ -144,7 +144,7 @@ def test_memory_that_is_refused_for_tensors(refused):
     for _ in range(3):
         with pytest.raises(MemoryError, match=r"softmax: cannot allocate \d+ bytes of working memory"):
             opgrad.torch.softmax(x, -1)
-    scratch._words()[scratch.TAKE] = pool.malloc.address
+    scratch._source().take = pool.malloc.address
     torch.testing.assert_close(opgrad.torch.softmax(x, -1), torch.softmax(x, -1))
 
 
@@ -162,5 +162,5 @@ def test_memory_that_is_refused_for_a_node(outputs, refused):
     with pytest.raises(Exception, match=r"cannot allocate \d+ bytes of working memory"):
         session.run(None, feeds)
     assert (20_000 * 30 * 4 in refused) == (outputs == 1)
-    scratch._words()[scratch.TAKE] = pool.malloc.address
+    scratch._source().take = pool.malloc.address
     np.testing.assert_allclose(session.run(None, feeds)[0], np.log(30), rtol=1e-5)

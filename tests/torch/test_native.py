@@ -227,9 +227,9 @@ def test_nothing_is_lost_or_kept():
     ("module", "name", "value"),
     [
         (abi, "WORDS", 2),  # so that the dispatch keys are not found
-        (abi, "TORCH_FUNCTIONS", (*abi.TORCH_FUNCTIONS[:-1], ("a_name_of_another_release",))),
-        (abi, "GET_DIM", abi.GET_DATA),
-        (abi, "GET_SIZES", abi.GET_DATA),
+        (abi, "TORCH_FUNCTIONS", {**abi.TORCH_FUNCTIONS, "delete": ("a_name_of_another_release",)}),
+        (abi, "TORCH_FUNCTIONS", {**abi.TORCH_FUNCTIONS, "get_dim": abi.TORCH_FUNCTIONS["get_data"]}),
+        (abi, "TORCH_FUNCTIONS", {**abi.TORCH_FUNCTIONS, "get_sizes": abi.TORCH_FUNCTIONS["get_data"]}),
         (torch_calls.torch_private, "forward_state", {}),
         (torch_calls, "_watchers", list),
     ],

@@ -1,15 +1,16 @@
-"""Writes the records of a call's values, with which `opgrad.call.objects` compares the values of later calls."""
+"""Describes a call's values, with which `opgrad.call.objects` compares the values of later calls."""
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from opgrad.call import calls, objects
-from opgrad.call.objects import array_words
+from opgrad.call.objects import Value
 from opgrad.contract.plain import PLAIN, RECORDS, fields, is_plain
+from opgrad.cpu.compiler.structures import words
 from opgrad.cpu.runtime import abi
 
 MOST_ITEMS = 4096
@@ -29,12 +30,16 @@ class Tensors:
         """A hashable description of a tensor; tensors that differ in it need different entries."""
         return None
 
-    def of_value(self, tensor: Any) -> list[int]:
-        """The words of an argument's record of kind `objects.TENSOR`."""
+    def of_value(self, tensor: Any) -> dict[str, int]:
+        """The fields of an `objects.Value` for an argument, but for those of its layout."""
         raise NotNative
 
-    def of_result(self, tensor: Any) -> list[int]:
-        """The words from which `objects.new_tensor` makes a result."""
+    def dtype(self, tensor: Any) -> int:
+        """The number of its dtype in the library's C interface. Raises NotNative if it cannot be read."""
+        raise NotNative
+
+    def sizes(self, tensor: Any) -> Sequence[int]:
+        """Its sizes, then its strides."""
         raise NotNative
 
     def is_plainly_made(self, make: Any) -> bool:
@@ -69,32 +74,32 @@ def is_sequence(value: Any) -> bool:
 
 
 class Values:
-    """The records of a call's arguments, and where the arrays among them are found.
+    """The values of a call's arguments, and where the arrays among them are found.
 
     places: the container and index of each array and sequence, by its id. fields_at: the container number of each
-    record's fields, by the record's id. arrays: how many there are. kept: objects whose addresses are compared,
-    which must therefore stay alive.
+    record's fields, by the record's id. arrays: how many there are. kept: what native code reads, and objects whose
+    addresses are compared, which must therefore stay alive.
     """
 
     def __init__(self, tensors: Tensors, by_plan: bool, written: Sequence[Any]):
         self.tensors, self.by_plan, self.written = tensors, by_plan, written
         self.places: dict[int, tuple[int, int]] = {}
         self.fields_at: dict[int, int] = {}
-        self.records: list[list[int]] = []
+        self.described: list[Value] = []
         self.kept: list[Any] = []
         self.containers, self.arrays = 1, 0
 
-    def record(self, value: Any, container: int, index: int) -> None:
-        """Append the record of a value, and those of its items or fields."""
-        words = self._expected(value, container, index)
-        self.records.append([calls.EXPECTED + len(words) - 1, container, index, *words])
-        if words[0] in (objects.TUPLE, objects.LIST):
+    def describe(self, value: Any, container: int, index: int) -> None:
+        """Append the description of a value, and those of its items or fields."""
+        made = Value(container, index, **self._expected(value, container, index))
+        self.described.append(made)
+        if made.kind in (objects.TUPLE, objects.LIST):
             for place, item in enumerate(value):
-                self.record(item, words[3], place)
-        elif words[0] == objects.RECORD:
-            self._fields(value, words[2])
+                self.describe(item, made.inside, place)
+        elif made.kind == objects.RECORD:
+            self._fields(value, made.inside)
 
-    def _expected(self, value: Any, container: int, index: int) -> list[int]:
+    def _expected(self, value: Any, container: int, index: int) -> Mapping[str, int]:
         if is_sequence(value):
             return self._sequence(value, container, index)
         kind = type(value)
@@ -106,32 +111,38 @@ class Values:
         self.arrays += 1
         place = self.places.setdefault(id(value), (container, index))
         if place != (container, index):
-            return [objects.SAME, *place]
+            return _same(place)
         self.kept.append(kind)
         if is_tensor:
-            words = self.tensors.of_value(value)
-            if self.by_plan and words[objects.OF_GRAD]:  # PyTorch has recorded what the plan did
+            found = self.tensors.of_value(value)
+            if self.by_plan and found["records_grad"]:  # PyTorch has recorded what the plan did
                 raise NotNative
-            return [objects.TENSOR, *words]
+            return {"kind": objects.TENSOR, **found, **self._layout(self.tensors.sizes(value))}
         self.kept.append(value.dtype)
-        return [objects.AN_ARRAY, *array_words(value, writeable=any(value is each for each in self.written))]
+        flags = abi.WRITEABLE if any(value is each for each in self.written) else 0
+        found = {"kind": objects.ARRAY, "type": id(kind), "dtype": id(value.dtype), "flags": flags}
+        return {**found, **self._layout((*value.shape, *value.strides))}
 
-    def _fields_of(self, value: Any) -> list[int]:
-        """The words for a record. Raises NotNative if its layout in memory is not the one that native code reads."""
+    def _layout(self, sizes: Sequence[int]) -> dict[str, int]:
+        """The fields for sizes and strides."""
+        self.kept.append(words(sizes))
+        return {"rank": len(sizes) // 2, "sizes": ctypes.addressof(self.kept[-1])}
+
+    def _fields_of(self, value: Any) -> Mapping[str, int]:
+        """The fields for a record. Raises NotNative if its layout in memory is not the one that native code reads."""
         names, kind = fields(type(value)), type(value)
-        words = (ctypes.c_int64 * len(names)).from_address(id(value) + abi.FIELDS)
-        if list(words) != [id(getattr(value, name, None)) for name in names]:
+        if abi.words(id(value) + abi.FIELDS, len(names)) != [id(getattr(value, name, None)) for name in names]:
             raise NotNative
         container = self._new_container()
         self.fields_at[id(value)] = container
-        return [objects.RECORD, id(kind), container]
+        return {"kind": objects.RECORD, "type": id(kind), "inside": container}
 
     def _fields(self, value: Any, container: int) -> None:
         for place, name in enumerate(fields(type(value))):
             if name in RECORDS[type(value)]:
-                self.records.append([calls.EXPECTED + 1, container, place, objects.INTEGER, id(int)])
+                self.described.append(Value(container, place, objects.INTEGER, type=id(int)))
             else:
-                self.record(getattr(value, name, None), container, place)
+                self.describe(getattr(value, name, None), container, place)
 
     def _new_container(self) -> int:
         self.containers += 1
@@ -139,22 +150,28 @@ class Values:
             raise NotNative
         return self.containers - 1
 
-    def _sequence(self, value: Any, container: int, index: int) -> list[int]:
+    def _sequence(self, value: Any, container: int, index: int) -> Mapping[str, int]:
         place = self.places.setdefault(id(value), (container, index))
         if value and place != (container, index):
             self.arrays += sum(id(each) in self.places for each in flattened(value))
-            return [objects.SAME, *place]
+            return _same(place)
         if len(value) > MOST_ITEMS:
             raise NotNative
         kind = type(value)
         self.kept.append(kind)
-        return [objects.LIST if kind is list else objects.TUPLE, id(kind), len(value), self._new_container()]
+        which, inside = objects.LIST if kind is list else objects.TUPLE, self._new_container()
+        return {"kind": which, "type": id(kind), "length": len(value), "inside": inside}
 
-    def _number(self, value: Any) -> list[int]:
+    def _number(self, value: Any) -> Mapping[str, int]:
         if not is_plain(value):
             raise NotNative
         kind = type(value)
         self.kept.append(value)
+        found = {"object": id(value), "type": id(kind)}
         if kind is float:
-            return [objects.FLOAT, id(value), id(kind), *struct.unpack("q", struct.pack("d", value))]
-        return [objects.EQUAL, id(value), id(kind)] if kind in (int, str) else [objects.OBJECT, id(value)]
+            return {"kind": objects.FLOAT, "bits": struct.unpack("q", struct.pack("d", value))[0], **found}
+        return {"kind": objects.EQUAL if kind in (int, str) else objects.OBJECT, **found}
+
+
+def _same(place: tuple[int, int]) -> Mapping[str, int]:
+    return {"kind": objects.SAME, "other_container": place[0], "other_index": place[1]}

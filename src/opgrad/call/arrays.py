@@ -68,16 +68,18 @@ class ArrayRunner(HostRunner):
         self.can_be_native = False  # `_find` sets it if it keeps the runner
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return self.called(args, kwargs).answer
+        return self.finish(tuple(self._called(args, kwargs)[1]))
 
-    def called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Answered:
-        """Run a call; return its answer, and how it was found."""
+    def answered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Answered:
+        """Run a call; return how it was answered."""
+        operands, results = self._called(args, kwargs)
+        return Answered(self, operands, results, kwargs.get("out") is None, self.finish(tuple(results)))
+
+    def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Sequence[Any]]:
         out = kwargs.get("out")
         if out is not None:
             check_writeable(self.op, as_tuple(out))
-        arrays = [kwargs.get(name) if place is None else args[place] for place, name in self.sources]
-        operands, results = self.computed(arrays, out)
-        return Answered(self, operands, results, out is None, self.finish(tuple(results)))
+        return self.computed([kwargs.get(name) if place is None else args[place] for place, name in self.sources], out)
 
     def views(self, operands: Sequence[Any]) -> Sequence[Any]:
         return operands
@@ -92,7 +94,7 @@ def check_writeable(op: Operator, outputs: Sequence[Array]) -> None:
 
 def dispatcher(op: Operator) -> Callable[..., Any]:
     """The public function of an operator. It answers a call by the entry of its signature, or else by its runner."""
-    runners, warm = Kept[ArrayRunner](RUNNERS), Kept[owners.Warm](RUNNERS)
+    runners = Kept[Any](RUNNERS)  # what answers calls, by signature, whatever library their arrays come from
     named = namer(op)
     first = op.arrays[0] if op.arrays else op.parameters[0]
     place = op.parameters.index(first)
@@ -103,7 +105,7 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
                 return other(op.name, function, *args, **kwargs)
         library = owners.known.get(type(args[place] if len(args) > place else kwargs.get(first)))
         if library is not None:
-            return owners.called(library, op, named, (entries, args, kwargs), warm)
+            return owners.called(library, op, named, (entries, args, kwargs), runners)
         try:
             runner = runners.get(_key(args, kwargs))
         except (TypeError, ValueError):  # a list, or a memoryview, has no hash
@@ -118,11 +120,12 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
             if not _is_plain(of, args, kwargs, given):
                 args, kwargs = (), given
             runner = _find(runners, of, args, kwargs, given)
-        answered = runner.called(args, kwargs)
-        if runner.can_be_native and entries is not None:
-            if given is not None and op.general is not None:
-                answered = _as_called(op, answered, named(given_args, given_kwargs))
-            entries.enter(answered, given_args, given_kwargs)
+        if entries is None or not runner.can_be_native:
+            return runner(args, kwargs)
+        answered = runner.answered(args, kwargs)
+        if given is not None and op.general is not None:
+            answered = _as_called(op, answered, named(given_args, given_kwargs))
+        entries.enter(answered, given_args, given_kwargs)
         return answered.answer
 
     function, entries = function_of(call)
@@ -156,17 +159,17 @@ def _shows(view: Array, array: Array) -> bool:
 
 
 def _find(
-    runners: Kept[ArrayRunner], of: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]
+    runners: Kept[Any], of: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]
 ) -> ArrayRunner:
     """The runner that is kept for a call's signature, or a new one. It is kept if the signature can be a key."""
     if not _never_changes(args, kwargs):
         return ArrayRunner(of, args, given)
     key = _key(args, kwargs)
-    runner = runners.get(key)
+    runner: ArrayRunner | None = runners.get(key)
     if runner is None:
         runner = ArrayRunner(of, args, given)
         runners.keep(key, runner)
-        runner.can_be_native = not runner.plan.copies and not INTERPRETING
+        runner.can_be_native = not (runner.plan.copies or INTERPRETING or unlike())
     return runner
 
 

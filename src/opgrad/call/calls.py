@@ -14,23 +14,10 @@ kernels work on large arrays. Objects are changed by C functions of Python, NumP
 from typing import Final
 
 from opgrad.call.objects import (
-    ARRAY,
-    CALL,
-    CLEAR,
-    DEC_REF,
-    INC_REF,
-    IS_ERROR,
-    MEMORY_ERROR,
-    NEW_ARRAY,
-    NEW_LIST,
-    NEW_TUPLE,
-    OCCURRED,
-    RESTORE_THREAD,
-    RUN,
-    SAVE_THREAD,
-    SET_ITEM,
-    SET_LIST_ITEM,
-    VALUE_ERROR,
+    Functions,
+    Numbers,
+    Torch,
+    Value,
     collect,
     data_of,
     drop,
@@ -40,210 +27,237 @@ from opgrad.call.objects import (
     write_numbers,
 )
 from opgrad.cpu.compiler.decorators import inline, native
-from opgrad.cpu.compiler.words import (
-    call_address,
-    load_word,
-    stack_words,
-    store_word,
-)
-from opgrad.cpu.runtime.abi import COUNT, OWN_WORDS, SIZE, TABLE, TUPLE_ITEMS
+from opgrad.cpu.compiler.structures import Structure, at, behind, structure
+from opgrad.cpu.compiler.words import call_address, load_word, stack_words, store_word
+from opgrad.cpu.runtime.abi import COUNT, OWN_WORDS, SIZE, TUPLE_ITEMS, OwnWords
 from opgrad.cpu.runtime.overlap import FEW, may_overlap
-from opgrad.cpu.runtime.plan import APART, OVERLAP, run_plan
+from opgrad.cpu.runtime.plan import OVERLAP, Plan, run_plan
 from opgrad.cpu.runtime.scratch import STACK_WORDS, give, take
 
-# Words of a public function's table: the addresses of the table of C functions (`objects`), of the table about PyTorch,
-# of the Python function, and of the word that holds the team of threads; then the addresses of the entries.
-FUNCTIONS, TORCH, PYTHON, TEAM, ENTRIES, SLOTS = 0, 1, 2, 3, 4, 16
-
-# Words of an entry: the number of positional arguments; the number of names and the word at which they begin; the
-# number of records of values and the word at which they begin; the Python object that owns the entry's memory.
-POSITIONAL, NAMED, NAMES_AT, RECORDS, RECORDS_AT, OWNER = range(6)
-# APPLY: the Python function that answers, or 0 if a plan does. ITEM: which of the function's results is the answer, or
-# NONE if all of them are. PLAN: the plan's address. SHARED: whether several threads run it. UNLOCKED: whether the
-# interpreter's lock is given up meanwhile. TRUSTED: whether the results are new arrays, which overlap nothing.
-APPLY, ITEM, PLAN, SHARED, UNLOCKED, TRUSTED = range(6, 12)
-# IS_TORCH: whether arrays are tensors. WATCHING: how many functions are asked whether PyTorch must see the call
-# (`objects.is_watched`), or NONE if it is not asked. OUT: the number of the argument that is `out`, or NONE. LISTS: the
-# number of lists in which the results are returned, or 0. TABLES_FROM: the source of memory for the tables of operands,
-# as `scratch.source` gives it. OPERANDS, RESULTS: how many there are, and the words at which their records begin.
-# ORDER_AT: the word at which the operands' numbers begin, sorted by the addresses of the last call. Native code changes
-# this order; it holds the interpreter's lock while it does, and calls no other code.
-IS_TORCH, WATCHING, OUT, LISTS, TABLES_FROM, OPERANDS, OPERANDS_AT, RESULTS, RESULTS_AT = range(12, 21)
-ORDER_AT, ENTRY = range(21, 23)
-TABLES: Final = 3  # tables with a word for each operand: the addresses of elements, the objects, the results
-NONE = -1
+SLOTS: Final = 16  # most entries of a function
 CONTAINERS: Final = 16  # most containers of one call: its arguments, and the sequences and records among them
-
-# Words of a record of a value: the number of words to the next record; the number of its container in the table of
-# containers, and its index there; its kind, and the words that `objects` compares it with.
-NEXT, CONTAINER, INDEX, KIND, EXPECTED = range(5)
-# Words of a record of an operand. WHERE is the number of its container and WHICH its index there. Otherwise WHERE is
-# one of these: NOTHING, the operand is left out; NEW, WHICH is the number of a new result; KEPT, WHICH is the address
-# of an object that the entry keeps alive; NUMBERS, WHICH is the address of the words that `objects.write_numbers`
-# reads.
-WHERE, WHICH, OPERAND = range(3)
-NOTHING, NEW, KEPT, NUMBERS = -1, -2, -3, -4
+TABLES: Final = 3  # tables with a word for each operand: the addresses of elements, the objects, the results
 MOST_NUMBERS: Final = 2
-# Words of a record of a result: the number of words to the next record; MAKER, the Python function that makes it, 0 for
-# native code, or GIVEN for an operand that is returned; from MADE on an array's dtype, rank and sizes, or the words
-# that `objects.new_tensor` reads, or the operand's number.
-MAKER, MADE, GIVEN = 1, 2, -1
+NONE = -1
+
+
+@structure
+class Table(Structure):
+    """What native code knows of a public function: addresses, those of its entries among them."""
+
+    functions: int  # the C functions, `objects.Functions`
+    torch: int  # `objects.Torch`
+    python: int  # the Python function
+    team: int  # the word that holds the team of threads
+    entries: int  # SLOTS words: the addresses of the entries, 0 behind the last one
+
+
+@structure
+class Entry(Structure):
+    """A signature, and how its calls are answered."""
+
+    positional: int  # how many positional arguments
+    named: int
+    names: int  # the addresses of the names
+    values: int  # how many values there are, and the first `objects.Value`
+    first_value: int
+    owner: int  # the Python object that owns the entry's memory
+    apply: int  # the Python function that answers, or 0 if a plan does
+    item: int  # which of that function's results is the answer, or NONE if all of them are
+    plan: int
+    shared: int  # whether several threads run the plan
+    unlocked: int  # whether the interpreter's lock is given up meanwhile
+    trusted: int  # whether the results are new arrays, which overlap nothing
+    is_torch: int  # whether arrays are tensors
+    watchers: int  # how many functions are asked whether PyTorch must see the call, or NONE if it is not asked
+    out: int  # the number of the argument that is `out`, or NONE
+    lists: int  # in how many lists the results are returned, or 0
+    tables_from: int  # the source of memory for the tables of operands, as `scratch.source` gives it
+    operands: int
+    first_operand: int
+    results: int
+    first_result: int
+    # The operands' numbers, sorted by the addresses of the last call. Native code changes this order; it holds the
+    # interpreter's lock while it does, and calls no other code.
+    order: int
+
+
+LEFT_OUT, ARGUMENT, NEW, KEPT, NUMBERS = range(5)
+
+
+@structure
+class Operand(Structure):
+    """Where an operand comes from.
+
+    An ARGUMENT stands in a container at an index. A NEW result has a number. An object is KEPT by the entry. NUMBERS
+    are those of a record.
+    """
+
+    source: int
+    container: int
+    index: int
+    result: int
+    object: int
+    numbers: int  # the address of `objects.Numbers`
+
+
+@structure
+class Result(Structure):
+    """A result that is returned: an operand, or a new array or tensor."""
+
+    operand: int  # the number of the operand, or NONE for a new result
+    maker: int  # the Python function that makes it, or 0 for native code
+    dtype: int
+    device: int
+    rank: int
+    sizes: int  # a tensor's strides follow
 
 
 @inline
-def _find(table: int, arguments: int, positional: int, named: int, names: int, items: int) -> int:
-    """The entry that the arguments fit; 0 if there is none."""
+def _find(table: Table, positional: int, named: int, names: int, items: int) -> int:
+    """The address of the entry that the arguments fit; 0 if there is none."""
     for slot in range(SLOTS):
-        entry = load_word(table, ENTRIES + slot)
-        if entry == 0:
+        address = load_word(table.entries, slot)
+        if address == 0:
             return 0
-        as_many = load_word(entry, POSITIONAL) == positional and load_word(entry, NAMED) == named
+        entry = at(Entry, address)
+        as_many = entry.positional == positional and entry.named == named
         if as_many and _fits(table, entry, named, names, items):
-            return entry
+            return address
     return 0
 
 
 @inline
-def _fits(table: int, entry: int, named: int, names: int, items: int) -> bool:
+def _fits(table: Table, entry: Entry, named: int, names: int, items: int) -> bool:
     """Whether the arguments are those of the entry."""
-    expected_names = entry + 8 * load_word(entry, NAMES_AT)
     for number in range(named):
-        if load_word(names + TUPLE_ITEMS, number) != load_word(expected_names, number):
+        if load_word(names + TUPLE_ITEMS, number) != load_word(entry.names, number):
             return False
-    functions, torch, record = load_word(table, FUNCTIONS), load_word(table, TORCH), _at(entry, RECORDS_AT)
-    for _ in range(load_word(entry, RECORDS)):
-        value = load_word(load_word(items, load_word(record, CONTAINER)), load_word(record, INDEX))
-        if not fits(functions, torch, value, load_word(record, KIND), record + 8 * EXPECTED, items):
+    for number in range(entry.values):
+        value = at(Value, entry.first_value, number)
+        found = load_word(load_word(items, value.container), value.index)
+        if not fits(at(Functions, table.functions), table.torch, found, value, items):
             return False
-        record += 8 * load_word(record, NEXT)
     return True
-
-
-@inline
-def _at(entry: int, word: int) -> int:
-    """The address at which records begin; a word of the entry holds the number of their first word."""
-    return entry + 8 * load_word(entry, word)
 
 
 # --- operands and results ------------------------------------------------------------------------------------------
 
 
 @inline
-def _gather(functions: int, entry: int, torch: int, items: int, objects: int, operands: int, numbers: int) -> bool:
+def _gather(
+    functions: Functions, entry: Entry, torch: int, items: int, objects: int, operands: int, numbers: int
+) -> bool:
     """Write each operand's object and the address of its elements, 0 if it is left out. False if an address is missing.
 
     An operand that lies in a sequence gets a reference, since another thread may change a list during the call.
     """
-    record, lies = _at(entry, OPERANDS_AT), True
-    for number in range(load_word(entry, OPERANDS)):
-        where, which = load_word(record, WHERE), load_word(record, WHICH)
-        value, address = 0, 0
-        if where >= 0:
-            value = load_word(load_word(items, where), which)
-        elif where == KEPT:
-            value = which
-        elif where == NUMBERS:
-            address, lies = numbers, lies & write_numbers(functions, items, which, numbers)
-        if where > 0:
-            call_address(load_word(functions, INC_REF), value)
-        if value:
-            address = data_of(torch, value)
+    lies = True
+    for number in range(entry.operands):
+        operand = at(Operand, entry.first_operand, number)
+        found, address = 0, 0
+        if operand.source == ARGUMENT:
+            found = load_word(load_word(items, operand.container), operand.index)
+            if operand.container:
+                call_address(functions.take, found)
+        elif operand.source == KEPT:
+            found = operand.object
+        elif operand.source == NUMBERS:
+            address, lies = numbers, lies & write_numbers(functions, items, at(Numbers, operand.numbers), numbers)
+        if found:
+            address = data_of(torch, found)
             lies &= address != 0
-        store_word(objects, number, value)
+        store_word(objects, number, found)
         store_word(operands, number, address)
-        record += 8 * OPERAND
     return lies
 
 
 @inline
-def _release(functions: int, entry: int, objects: int) -> None:
-    record = _at(entry, OPERANDS_AT)
-    for number in range(load_word(entry, OPERANDS)):
-        if load_word(record, WHERE) > 0:
-            call_address(load_word(functions, DEC_REF), load_word(objects, number))
-        record += 8 * OPERAND
+def _release(functions: Functions, entry: Entry, objects: int) -> None:
+    for number in range(entry.operands):
+        operand = at(Operand, entry.first_operand, number)
+        if operand.source == ARGUMENT and operand.container:
+            call_address(functions.drop, load_word(objects, number))
 
 
 @inline
-def _new_results(functions: int, entry: int, torch: int, objects: int, results: int) -> int:
+def _new_results(functions: Functions, entry: Entry, torch: int, objects: int, results: int) -> int:
     """Write the results, new ones or operands. Returns how many were made: too few if one could not be allocated."""
-    record = _at(entry, RESULTS_AT)
-    for number in range(load_word(entry, RESULTS)):
-        if load_word(record, MAKER) == GIVEN:
-            made = load_word(objects, load_word(record, MADE))
-            call_address(load_word(functions, INC_REF), made)
-        elif load_word(record, MAKER):
-            made = call_address(load_word(functions, CALL), load_word(record, MAKER), 0, 0, 0)
+    for number in range(entry.results):
+        result = at(Result, entry.first_result, number)
+        if result.operand != NONE:
+            made = load_word(objects, result.operand)
+            call_address(functions.take, made)
+        elif result.maker:
+            made = call_address(functions.vectorcall, result.maker, 0, 0, 0)
         elif torch:
-            made = new_tensor(torch, record + 8 * MADE)
+            made = new_tensor(at(Torch, torch), result.dtype, result.device, result.rank, result.sizes)
         else:
-            dtype, rank = load_word(record, MADE), load_word(record, MADE + 1)
-            call_address(load_word(functions, INC_REF), dtype)  # NewFromDescr takes a reference over
-            sizes, kind = record + 8 * (MADE + 2), load_word(functions, ARRAY)
-            made = call_address(load_word(functions, NEW_ARRAY), kind, dtype, rank, sizes, 0, 0, 0, 0)
+            call_address(functions.take, result.dtype)  # NewFromDescr takes a reference over
+            new, kind = functions.new_array, functions.array
+            made = call_address(new, kind, result.dtype, result.rank, result.sizes, 0, 0, 0, 0)
         if made == 0:
             return number
         store_word(results, number, made)
-        record += 8 * load_word(record, NEXT)
-    return load_word(entry, RESULTS)
+    return entry.results
 
 
 @inline
-def _place_results(entry: int, torch: int, results: int, operands: int) -> None:
+def _place_results(entry: Entry, torch: int, results: int, operands: int) -> None:
     """Write the addresses of the new results' elements into the table of operands."""
-    record = _at(entry, OPERANDS_AT)
-    for number in range(load_word(entry, OPERANDS)):
-        if load_word(record, WHERE) == NEW:
-            store_word(operands, number, data_of(torch, load_word(results, load_word(record, WHICH))))
-        record += 8 * OPERAND
+    for number in range(entry.operands):
+        operand = at(Operand, entry.first_operand, number)
+        if operand.source == NEW:
+            store_word(operands, number, data_of(torch, load_word(results, operand.result)))
 
 
 # --- the call ------------------------------------------------------------------------------------------------------
 
 
 @inline
-def _run(functions: int, entry: int, operands: int, team: int) -> int:
+def _run(functions: Functions, entry: Entry, operands: int, team: int) -> int:
     """Run the plan; its status."""
-    plan = load_word(entry, PLAN)
-    if not load_word(entry, TRUSTED) and may_overlap(plan + 8 * APART, operands, _at(entry, ORDER_AT)):
+    plan, unlocked, thread = at(Plan, entry.plan), entry.unlocked, 0
+    if not entry.trusted and may_overlap(plan.couples, plan.spans, behind(plan), operands, entry.order):
         return OVERLAP
-    run, unlocked, thread = load_word(functions, RUN) if team else 0, load_word(entry, UNLOCKED), 0
+    run = functions.run if team else 0
     if unlocked:
-        thread = call_address(load_word(functions, SAVE_THREAD))
+        thread = call_address(functions.save_thread)
     status = run_plan(plan, operands, run, team, 0)
     if unlocked:
-        call_address(load_word(functions, RESTORE_THREAD), thread)
+        call_address(functions.restore_thread, thread)
     return status
 
 
 @inline
-def _answer(functions: int, entry: int, items: int, results: int) -> int:
+def _answer(functions: Functions, entry: Entry, items: int, results: int) -> int:
     """The function's answer: `out`, one result, a tuple of results, or lists of them; 0 if Python cannot make it."""
-    out, count, lists = load_word(entry, OUT), load_word(entry, RESULTS), load_word(entry, LISTS)
-    if out != NONE:
-        value = load_word(load_word(items, 0), out)
-        call_address(load_word(functions, INC_REF), value)
+    count, lists, new_tuple, set_item = entry.results, entry.lists, functions.new_tuple, functions.set_item
+    if entry.out != NONE:
+        value = load_word(load_word(items, 0), entry.out)
+        call_address(functions.take, value)
         return value
     if lists == 0:
-        return load_word(results, 0) if count == 1 else collect(functions, NEW_TUPLE, SET_ITEM, results, count)
+        return load_word(results, 0) if count == 1 else collect(functions, new_tuple, set_item, results, count)
     length = count // lists
     for number in range(lists):
-        made = collect(functions, NEW_LIST, SET_LIST_ITEM, results + 8 * number * length, length)
+        first = results + 8 * number * length
+        made = collect(functions, functions.new_list, functions.set_list_item, first, length)
         if made == 0:
             drop(functions, results, number)
-            drop(functions, results + 8 * (number + 1) * length, count - (number + 1) * length)
+            drop(functions, first + 8 * length, count - (number + 1) * length)
             return 0
         store_word(results, number, made)
-    return load_word(results, 0) if lists == 1 else collect(functions, NEW_TUPLE, SET_ITEM, results, lists)
+    return load_word(results, 0) if lists == 1 else collect(functions, new_tuple, set_item, results, lists)
 
 
 @inline
-def _run_plan(functions: int, entry: int, torch: int, items: int, team: int) -> int:
+def _run_plan(functions: Functions, entry: Entry, torch: int, items: int, team: int) -> int:
     """Run the entry's plan and return its answer.
 
     0 if the Python function shall answer, or if an exception was raised.
     """
-    count, source, tables = load_word(entry, OPERANDS), load_word(entry, TABLES_FROM), stack_words(STACK_WORDS)
+    count, source, tables = entry.operands, entry.tables_from, stack_words(STACK_WORDS)
     if source:
         tables = take(source, 8 * TABLES * count)
         if tables == 0:
@@ -254,7 +268,7 @@ def _run_plan(functions: int, entry: int, torch: int, items: int, team: int) -> 
     if _gather(functions, entry, torch, items, objects, operands, numbers):
         made = _new_results(functions, entry, torch, objects, results)
         status = OVERLAP
-        if made == load_word(entry, RESULTS):
+        if made == entry.results:
             _place_results(entry, torch, results, operands)
             status = _run(functions, entry, operands, team)
         if status == 0:
@@ -268,50 +282,47 @@ def _run_plan(functions: int, entry: int, torch: int, items: int, team: int) -> 
 
 
 @inline
-def _apply(functions: int, entry: int, items: int) -> int:
+def _apply(functions: Functions, entry: Entry, items: int) -> int:
     """Call the entry's Python function and return its answer; 0 if it has raised."""
-    arguments, record = stack_words(FEW), _at(entry, OPERANDS_AT)
-    for number in range(load_word(entry, OPERANDS)):
-        where, which = load_word(record, WHERE), load_word(record, WHICH)
-        store_word(arguments, number, which if where == KEPT else load_word(load_word(items, where), which))
-        record += 8 * OPERAND
-    answer = call_address(load_word(functions, CALL), load_word(entry, APPLY), arguments, load_word(entry, OPERANDS), 0)
-    item = load_word(entry, ITEM)
-    if answer and item != NONE:
-        chosen = load_word(answer + TUPLE_ITEMS, item)
-        call_address(load_word(functions, INC_REF), chosen)
-        call_address(load_word(functions, DEC_REF), answer)
+    arguments = stack_words(FEW)
+    for number in range(entry.operands):
+        operand = at(Operand, entry.first_operand, number)
+        found = operand.object
+        if operand.source == ARGUMENT:
+            found = load_word(load_word(items, operand.container), operand.index)
+        store_word(arguments, number, found)
+    answer = call_address(functions.vectorcall, entry.apply, arguments, entry.operands, 0)
+    if answer and entry.item != NONE:
+        chosen = load_word(answer + TUPLE_ITEMS, entry.item)
+        call_address(functions.take, chosen)
+        call_address(functions.drop, answer)
         return chosen
     return answer
 
 
 @inline
-def _run_entry(table: int, entry: int, items: int, team: int) -> int:
+def _run_entry(table: Table, entry: Entry, items: int, team: int) -> int:
     """Answer a call that fits the entry; 0 if the Python function shall answer, or if an exception was raised."""
-    functions, torch = load_word(table, FUNCTIONS), load_word(table, TORCH) if load_word(entry, IS_TORCH) else 0
-    owner, watchers, answer = load_word(entry, OWNER), load_word(entry, WATCHING), 0
-    # another thread may replace the entry; the owner keeps its memory
-    call_address(load_word(functions, INC_REF), owner)
-    if not (torch and watchers != NONE and is_watched(functions, torch, watchers)):
-        if load_word(entry, APPLY):
-            answer = _apply(functions, entry, items)
-        else:
-            answer = _run_plan(functions, entry, torch, items, team)
-    call_address(load_word(functions, DEC_REF), owner)
+    functions, torch = at(Functions, table.functions), table.torch if entry.is_torch else 0
+    owner, watchers, answer = entry.owner, entry.watchers, 0
+    call_address(functions.take, owner)  # another thread may replace the entry; the owner keeps its memory
+    if not (torch and watchers != NONE and is_watched(functions, at(Torch, torch), watchers)):
+        answer = _apply(functions, entry, items) if entry.apply else _run_plan(functions, entry, torch, items, team)
+    call_address(functions.drop, owner)
     return answer
 
 
 @inline
-def _has_raised(functions: int) -> bool:
+def _has_raised(functions: Functions) -> bool:
     """Whether an exception is to be passed on.
 
     MemoryError and ValueError are not: the Python function raises better ones.
     """
-    if call_address(load_word(functions, OCCURRED)) == 0:
+    if call_address(functions.occurred) == 0:
         return False
-    for error in (MEMORY_ERROR, VALUE_ERROR):
-        if call_address(load_word(functions, IS_ERROR), load_word(functions, error)) & 0xFFFFFFFF:
-            call_address(load_word(functions, CLEAR))
+    for error in (functions.memory_error, functions.value_error):
+        if call_address(functions.is_error, error) & 0xFFFFFFFF:
+            call_address(functions.clear)
             return False
     return True
 
@@ -319,18 +330,19 @@ def _has_raised(functions: int) -> bool:
 @native(4)
 def call(function: int, arguments: int, count: int, names: int) -> int:
     """The function that CPython calls: function(*arguments[:count], and the arguments behind them by these names)."""
-    table = load_word(function + OWN_WORDS, TABLE)
-    functions, positional, named = load_word(table, FUNCTIONS), count & COUNT, 0
+    table = at(Table, at(OwnWords, function + OWN_WORDS).table)
+    functions, positional, named = at(Functions, table.functions), count & COUNT, 0
     if names:
         named = load_word(names + SIZE, 0)
     items = stack_words(CONTAINERS)
     store_word(items, 0, arguments)
-    entry = _find(table, arguments, positional, named, names, items)
-    if entry:
-        team = load_word(load_word(table, TEAM), 0) if load_word(entry, SHARED) else 0
+    address = _find(table, positional, named, names, items)
+    if address:
+        entry = at(Entry, address)
+        team = load_word(table.team, 0) if entry.shared else 0
         answer = _run_entry(table, entry, items, team) if team >= 0 else 0
         if answer:
             return answer
         if _has_raised(functions):
             return 0
-    return call_address(load_word(functions, CALL), load_word(table, PYTHON), arguments, count, names)
+    return call_address(functions.vectorcall, table.python, arguments, count, names)

@@ -1,4 +1,4 @@
-"""Writes the words of an entry, which describes calls of one signature to native code (`opgrad.call.calls`).
+"""Makes entries, which describe calls of one signature to native code (`opgrad.call.calls`).
 
 An entry is made from a call that Python has answered. Each operand of that call is identified as an object: it is an
 argument, an item of a sequence among the arguments, or an object that the plan keeps. If it is none of these, Python
@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.call import calls
+from opgrad.call import calls, objects
 from opgrad.call.arguments import NotNative as NotNative
 from opgrad.call.arguments import Tensors as Tensors
 from opgrad.call.arguments import Values, flattened
 from opgrad.contract import Spec
 from opgrad.contract.lists import lists_of
 from opgrad.contract.plain import RECORDS, fields, is_plain
+from opgrad.cpu.compiler.structures import several, words
 from opgrad.cpu.runtime import scratch
 from opgrad.cpu.runtime.overlap import FEW
 
@@ -81,26 +82,24 @@ def _layout(value: Any) -> Any:
 
 
 class Entry:
-    """The words of one signature, and all that they point to."""
+    """An entry of native code, and all that it points to."""
 
     def __init__(self, answered: Answered, args: Sequence[Any], kwargs: Mapping[str, Any]):
         self.answered, self.tensors = answered, tensors
-        self.values, self.positional = [*args, *kwargs.values()], len(args)
-        self.names = [sys.intern(name) for name in kwargs]
+        self.values = [*args, *kwargs.values()]
         self.by_plan = hasattr(answered.by, "plan")
         self.used = 0  # how many operands were found among the arguments
         if len(self.values) > MOST_VALUES:
             raise NotNative
         self.arguments = Values(tensors, self.by_plan, () if answered.new else answered.results)
         for place, value in enumerate(self.values):
-            self.arguments.record(value, 0, place)
+            self.arguments.describe(value, 0, place)
         self.places, self.kept = self.arguments.places, self.arguments.kept
         self.kept += [answered.by, getattr(answered.by, "plan", None), answered.kept]
         self.is_torch = any(type(each) in tensors.kinds for each in flattened(self.values))
-        words = self._words()
+        self._entry = self._made(len(args), [sys.intern(name) for name in kwargs])
+        self.address = self._entry.address
         self._check_unchanged()
-        self._kept = (ctypes.c_int64 * len(words))(*words)
-        self.address = ctypes.addressof(self._kept)
         del self.answered, self.values, self.places, self.arguments  # the caller's arrays go
 
     def _check_unchanged(self) -> None:
@@ -113,39 +112,33 @@ class Entry:
 
     # --- what is done with them ---
 
-    def _words(self) -> list[int]:
-        answered = self.answered
-        by_plan = self.by_plan
-        operands = [word for each in answered.operands for word in self._operand(each)]
+    def _at(self, block: Any) -> int:
+        """The address of a block of memory, which is kept."""
+        self.kept.append(block)
+        return ctypes.addressof(block)
+
+    def _made(self, positional: int, names: Sequence[str]) -> calls.Entry:
+        answered, values, flat = self.answered, self.arguments.described, flattened(self.values)
+        operands = [self._operand(each) for each in answered.operands]
         if self.used != self.arguments.arrays:  # an array that is no operand is an attribute's value, which may change
             raise NotNative
-        results = [word for number in range(len(answered.results)) for word in self._result(number)] if by_plan else []
-        parts = {
-            calls.NAMES_AT: [id(name) for name in self.names],
-            calls.RECORDS_AT: [word for record in self.arguments.records for word in record],
-            calls.OPERANDS_AT: operands,
-            calls.RESULTS_AT: results,
-            calls.ORDER_AT: range(len(answered.operands)),
-        }
-        header = {
-            calls.POSITIONAL: self.positional,
-            calls.NAMED: len(self.names),
-            calls.RECORDS: len(self.arguments.records),
-            calls.OWNER: id(self),
-            calls.OPERANDS: len(answered.operands),
-            calls.IS_TORCH: self.is_torch,
-            calls.WATCHING: self.tensors.watchers(flattened(self.values)) if answered.watched else calls.NONE,
-            **(self._of_plan() if by_plan else self._of_function()),
-        }
-        at = calls.ENTRY
-        for word, part in parts.items():
-            header[word], at = at, at + len(part)
-        return [
-            *(int(header.get(word, 0)) for word in range(calls.ENTRY)),
-            *(w for part in parts.values() for w in part),
-        ]
+        self.kept.append(names)
+        return calls.Entry(
+            positional=positional,
+            named=len(names),
+            names=self._at(words(map(id, names))),
+            values=len(values),
+            first_value=self._at(several(objects.Value, values)),
+            owner=id(self),
+            is_torch=self.is_torch,
+            watchers=self.tensors.watchers(flat) if answered.watched else calls.NONE,
+            operands=len(operands),
+            first_operand=self._at(several(calls.Operand, operands)),
+            order=self._at(words(range(len(operands)))),
+            **(self._of_plan() if self.by_plan else self._of_function()),
+        )
 
-    def _of_plan(self) -> dict[int, int]:
+    def _of_plan(self) -> dict[str, int]:
         answered, plan = self.answered, self.answered.by.plan
         lists = lists_of(answered.by.op)
         if plan.copies or lists is None:
@@ -154,16 +147,17 @@ class Entry:
         out = calls.NONE
         if not answered.new and not lists:
             out = next((place for place, each in enumerate(self.values) if each is answered.answer), calls.NONE)
-        returned = len(answered.results) if out == calls.NONE else 0
+        results = [self._result(number) for number in range(len(answered.results) if out == calls.NONE else 0)]
         return {
-            calls.PLAN: plan.address,
-            calls.SHARED: plan.parts_max > 1,
-            calls.UNLOCKED: plan.bytes_moved >= UNLOCKED_FROM,
-            calls.TRUSTED: answered.new,
-            calls.OUT: out,
-            calls.LISTS: lists,
-            calls.RESULTS: returned,
-            calls.TABLES_FROM: scratch.source(8 * calls.TABLES * len(answered.operands)),
+            "plan": plan.address,
+            "shared": plan.parts_max > 1,
+            "unlocked": plan.bytes_moved >= UNLOCKED_FROM,
+            "trusted": answered.new,
+            "out": out,
+            "lists": lists,
+            "results": len(results),
+            "first_result": self._at(several(calls.Result, results)),
+            "tables_from": scratch.source(8 * calls.TABLES * len(answered.operands)),
         }
 
     def _check_answer(self, lists: int) -> None:
@@ -179,7 +173,7 @@ class Entry:
         if not same:
             raise NotNative
 
-    def _of_function(self) -> dict[int, int]:
+    def _of_function(self) -> dict[str, int]:
         answered = self.answered
         if len(answered.operands) > FEW:
             raise NotNative
@@ -188,49 +182,49 @@ class Entry:
             item = next((place for place, each in enumerate(whole) if each is answered.answer), calls.NONE)
         if item == calls.NONE and answered.answer is not whole:
             raise NotNative
-        return {calls.APPLY: id(answered.by), calls.ITEM: item}
+        return {"apply": id(answered.by), "item": item}
 
-    def _operand(self, operand: Any) -> tuple[int, int]:
+    def _operand(self, operand: Any) -> calls.Operand:
         answered, by_plan = self.answered, self.by_plan
         if operand is None and by_plan:
-            return calls.NOTHING, 0
+            return calls.Operand(calls.LEFT_OUT)
         if by_plan and answered.new:
             for number, each in enumerate(answered.results):
                 if operand is each:
-                    return calls.NEW, number
+                    return calls.Operand(calls.NEW, result=number)
         if by_plan and id(operand) in self.arguments.fields_at:
             return self._numbers(operand)
         if id(operand) in self.places:
             self.used += 1
-            return self.places[id(operand)]
+            return calls.Operand(calls.ARGUMENT, *self.places[id(operand)])
         if any(operand is each for each in answered.kept) or (not by_plan and is_plain(operand)):
             self.kept.append(operand)
-            return calls.KEPT, id(operand)
+            return calls.Operand(calls.KEPT, object=id(operand))
         raise NotNative
 
-    def _numbers(self, value: Any) -> tuple[int, int]:
-        """The record of an operand that holds a record's numbers, with the words that `objects.write_numbers` reads."""
+    def _numbers(self, value: Any) -> calls.Operand:
+        """An operand that holds a record's numbers."""
         kind = type(value)
         places = [fields(kind).index(each) for each in RECORDS[kind]]
         if len(places) > calls.MOST_NUMBERS:
             raise NotNative
-        words = (ctypes.c_int64 * (2 + len(places)))(self.arguments.fields_at[id(value)], len(places), *places)
-        self.kept.append(words)
-        return calls.NUMBERS, ctypes.addressof(words)
+        found = objects.Numbers(self.arguments.fields_at[id(value)], len(places), self._at(words(places)))
+        return calls.Operand(calls.NUMBERS, numbers=self._at(found))
 
-    def _result(self, number: int) -> list[int]:
+    def _result(self, number: int) -> calls.Result:
         answered = self.answered
         result = answered.results[number]
         if not answered.new:
-            words = [calls.GIVEN, len(answered.operands) - len(answered.results) + number]
-            return [1 + len(words), *words]
+            return calls.Result(len(answered.operands) - len(answered.results) + number)
         make = answered.by.makers[number]
         if self.is_torch:
-            plainly, words = self.tensors.is_plainly_made(make), self.tensors.of_result(result)
+            plainly, sizes = self.tensors.is_plainly_made(make), self.tensors.sizes(result)
+            dtype, rank = self.tensors.dtype(result), len(sizes) // 2
         else:
-            plainly, words = _is_plainly_made(make), [id(result.dtype), result.ndim, *result.shape]
+            plainly, dtype, rank, sizes = _is_plainly_made(make), id(result.dtype), result.ndim, result.shape
         self.kept += [make, result.dtype]
-        return [2 + len(words), 0 if plainly else id(make), *words]
+        maker = 0 if plainly else id(make)
+        return calls.Result(calls.NONE, maker, dtype, device=-1, rank=rank, sizes=self._at(words(sizes)))
 
 
 def _is_still(array: Any, spec: Spec) -> bool:

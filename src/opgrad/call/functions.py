@@ -7,15 +7,14 @@ and for a call that fits no entry, the object calls the Python function that it 
 
 import ctypes
 import functools
-import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MethodType
 from typing import Any
 
 from opgrad.base.locks import settling
 from opgrad.call import calls, entries
 from opgrad.call.entries import Answered, Entry, NotNative, signature_of
+from opgrad.call.objects import Functions
 from opgrad.cpu.runtime import abi, threads
 from opgrad.cpu.runtime.abi import SUPPORTED
 
@@ -63,25 +62,39 @@ def _address(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-def _c_functions() -> list[int]:
-    """The addresses of C functions of Python and NumPy, of our `run` and of two exceptions, as `objects` has them."""
-    python = ctypes.pythonapi
-    names = [
-        "PyObject_Vectorcall", "Py_IncRef", "Py_DecRef", "PyEval_SaveThread", "PyEval_RestoreThread",
-        "PyObject_RichCompareBool", "PyErr_Clear", "PyErr_ExceptionMatches", "PyErr_Occurred", "PyTuple_New",
-        "PyTuple_SetItem", "PyList_New", "PyList_SetItem", "PyObject_GetAttr", "PyDict_GetItem", "PyLong_AsLongLong",
-    ]  # fmt: skip
-    new_array, array = abi.numpy_function(abi.NEW_FROM_DESCR), abi.numpy_function(abi.ARRAY_TYPE)
-    found = [*(_address(getattr(python, name)) for name in names), new_array, array, threads.run.address]
-    return [*found, id(ValueError), id(MemoryError)]
+PYTHON_FUNCTIONS = {
+    "vectorcall": "PyObject_Vectorcall",
+    "take": "Py_IncRef",
+    "drop": "Py_DecRef",
+    "save_thread": "PyEval_SaveThread",
+    "restore_thread": "PyEval_RestoreThread",
+    "equals": "PyObject_RichCompareBool",
+    "clear": "PyErr_Clear",
+    "is_error": "PyErr_ExceptionMatches",
+    "occurred": "PyErr_Occurred",
+    "new_tuple": "PyTuple_New",
+    "set_item": "PyTuple_SetItem",
+    "new_list": "PyList_New",
+    "set_list_item": "PyList_SetItem",
+    "get_attribute": "PyObject_GetAttr",
+    "get_item": "PyDict_GetItem",
+    "as_int64": "PyLong_AsLongLong",
+}
 
 
 @functools.cache
-def _table_of_c_functions() -> int:
-    found = _c_functions()
-    table = (ctypes.c_int64 * len(found))(*found)
-    abi.kept_forever(table)
-    return ctypes.addressof(table)
+def _c_functions() -> Functions:
+    """What native calls call; it is never freed."""
+    found = Functions(
+        new_array=abi.numpy_function(abi.NEW_FROM_DESCR),
+        array=abi.numpy_function(abi.ARRAY_TYPE),
+        run=threads.run.address,
+        value_error=id(ValueError),
+        memory_error=id(MemoryError),
+        **{each: _address(getattr(ctypes.pythonapi, name)) for each, name in PYTHON_FUNCTIONS.items()},
+    )
+    abi.kept_forever(found)
+    return found
 
 
 class Entries:
@@ -91,11 +104,10 @@ class Entries:
     """
 
     def __init__(self, function: Any, python: Callable[..., Any]):
-        words = calls.ENTRIES + calls.SLOTS
-        self.table = (ctypes.c_int64 * words)()
+        self.slots = (ctypes.c_int64 * calls.SLOTS)()
+        self.table = calls.Table(python=id(python), team=threads.team_word(), entries=ctypes.addressof(self.slots))
         self.own = abi.own_words(function)
-        self.table[calls.PYTHON], self.table[calls.TEAM] = id(python), threads.team_word()
-        self.own[abi.TABLE] = ctypes.addressof(self.table)
+        self.own.table = self.table.address
         self.entered: list[tuple[Any, Entry]] = []
         self.refused: list[Any] = []  # signatures that are never native
         self.next = 0
@@ -120,73 +132,15 @@ class Entries:
         del replaced  # after the lock is released, since freeing objects may run any code
 
     def _enter(self, signature: Any, entry: Entry) -> Any:
-        if not self.own[abi.VECTORCALL]:
-            self.table[calls.FUNCTIONS] = _table_of_c_functions()
-        self.table[calls.TORCH] = entries.tensors.address
+        self.table.functions, self.table.torch = _c_functions().address, entries.tensors.address
         replaced = self.entered[self.next : self.next + 1]
-        self.table[calls.ENTRIES + self.next] = entry.address
+        self.slots[self.next] = entry.address
         self.entered[self.next : self.next + 1] = [(signature, entry)]
         self.next = (self.next + 1) % calls.SLOTS
-        self.own[abi.VECTORCALL] = calls.call.address
+        self.own.vectorcall = calls.call.address
         return replaced
 
     def _refuse(self, signature: Any) -> Any:
         replaced = self.refused[: -calls.SLOTS]
         self.refused = [*self.refused[-calls.SLOTS :], signature]
         return replaced
-
-
-# --- calls that Python answers through other functions ---------------------------------------------------------------
-
-
-class _Notes(threading.local):
-    """For each thread, what was run to answer the public call that it is in; None if nobody wants to know."""
-
-    answered: list[Answered] | None = None
-
-
-_notes = _Notes()
-NOTHING = Answered(None, (), (), False, None)
-
-
-def note(answered: Answered) -> None:
-    """Record how the public call that this thread is in was answered, if that call collects such notes."""
-    if _notes.answered is not None:
-        _notes.answered.append(answered)
-
-
-def note_effect() -> None:
-    """Record that the call also does something that native code cannot repeat, so that Python goes on answering it."""
-    note(NOTHING)
-
-
-def answer(
-    its_entries: Entries,
-    python: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    watched: bool = True,
-) -> Any:
-    """Return python(*args, **kwargs), and make an entry for such calls if exactly one note says how it was answered.
-
-    watched: whether, before each native call, the arrays' library is asked whether it must see the call.
-    """
-    outside, _notes.answered = _notes.answered, []
-    try:
-        found, noted = python(*args, **kwargs), _notes.answered
-    finally:
-        _notes.answered = outside
-    if len(noted) == 1:
-        its_entries.enter(replace(noted[0], answer=found, watched=watched), args, kwargs)
-    return found
-
-
-def answer_whole(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Return function(*arguments), and note that this call is the answer; notes made inside it are ignored."""
-    outside, _notes.answered = _notes.answered, None
-    try:
-        found = function(*arguments)
-    finally:
-        _notes.answered = outside
-    note(Answered(function, arguments, found, True, found))
-    return found

@@ -13,7 +13,6 @@ from opgrad.contract import Operator
 from opgrad.contract.libraries import Memory
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]  # a function's entries, positional and keyword arguments
-Warm = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]  # answers calls of one signature
 # The package of a type, and the module that knows its arrays: the one list of modules that a name leads to, since
 # these load heavy libraries.
 DOORS = {
@@ -125,22 +124,22 @@ def run(op: Operator, given: Mapping[str, Any], call: Call | None = None) -> Any
     return next(owner for owner in owners if owner is not None).run(op, given)
 
 
-def called(library: Library, op: Operator, named: Callable[..., dict[str, Any]], call: Call, warm: Any) -> Any:
+def called(library: Library, op: Operator, named: Callable[..., dict[str, Any]], call: Call, runners: Any) -> Any:
     """Answer a public function's call, whose first array is this library's.
 
-    named: gives the call's arguments by name. warm: what the function keeps for libraries that have `warm_key` and
-    `warm_call`: by its signature, what answers a call.
+    named: gives the call's arguments by name. runners: what the function keeps by signature, where libraries that have
+    `warm_key` and `warm_call` put what answers a call.
     """
     _, args, kwargs = call
     key_of = getattr(library, "warm_key", None)
     key = key_of and key_of(args, kwargs)
-    answer = key and warm.get(key)
+    answer = key and runners.get(key)
     if answer:
         return answer(args, kwargs)
     given = named(args, kwargs)
     result = run(op, given, call)
     if key and (answer := library.warm_call(op, given, args, kwargs)):  # type: ignore[attr-defined]
-        warm.keep(key, answer)
+        runners.keep(key, answer)
     return result
 
 

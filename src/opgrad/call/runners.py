@@ -12,16 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.call.entries import Answered
-from opgrad.call.functions import note
 from opgrad.contract import Operator, Spec
 from opgrad.contract.libraries import Memory
 from opgrad.contract.signature import prepare
 from opgrad.cpu.compiler import INTERPRETING
+from opgrad.cpu.compiler.structures import at
 from opgrad.cpu.plans import plan_for
 from opgrad.cpu.runtime.abi import TUPLE_ITEMS
 from opgrad.cpu.runtime.overlap import check_overlap
-from opgrad.cpu.runtime.plan import NO_MEMORY, OVERLAP, REPORT, execute, run_steps
+from opgrad.cpu.runtime.plan import NO_MEMORY, OVERLAP, REPORT, Plan, execute, run_steps
 from opgrad.cpu.runtime.threads import threads_for
 
 
@@ -129,14 +128,6 @@ class HostRunner(Runner):
         self.nowhere = sum(1 for spec in self.specs if spec is None or 0 in spec.shape)
         self.table = ctypes.c_int64 * (len(self.specs) + REPORT)  # operands' addresses, then what a kernel reports
 
-    def run(self, given: Mapping[str, Any]) -> Any:
-        """Run on arrays of this signature, given by parameter name, and note how the call was answered."""
-        out = given.get("out")
-        operands, results = self.computed([given.get(name) for name in self.op.inputs], out)
-        answer = self.finish(tuple(results))
-        note(Answered(self, operands, results, out is None, answer))
-        return answer
-
     def execute(self, operands: Sequence[Any], trusted: bool) -> None:
         """Run the plan in native code, with threads.
 
@@ -175,8 +166,12 @@ class HostRunner(Runner):
 
         if not trusted:
             self.check_overlap(operands)
-        if report := interpret.run(run_steps, self.plan, self.views(operands)):
+        if report := interpret.run(_run_steps, self.plan, self.views(operands)):
             raise self.plan.error(report)
+
+
+def _run_steps(plan: int, *rest: Any) -> int:
+    return run_steps(at(Plan, plan), *rest)
 
 
 def as_tuple(out: Any) -> tuple[Any, ...]:

@@ -12,6 +12,9 @@ from itertools import pairwise
 
 Shape = tuple[int, ...]
 
+# For each operand its strides in bytes, None for one that will be made in the order of the loops, and its item size.
+# The first one has strides.
+Layouts = Mapping[str, tuple[Shape | None, int]]
 MANY_PLACES = 1 << 20  # elements whose places are compared one by one, which takes a fraction of a second
 
 
@@ -39,11 +42,9 @@ class Arrangement:
     strides: Mapping[str, Strides]
 
 
-def rows(
-    shape: Shape, reduced: range, operands: Mapping[str, tuple[Shape, int]], any_stride: bool = False
-) -> Arrangement:
-    """The arrangement for operators that reduce the axes `reduced`. operands: strides in bytes, and item sizes."""
-    order = memory_order(shape, next(iter(operands.values()))[0])
+def rows(shape: Shape, reduced: range, operands: Layouts, any_stride: bool = False) -> Arrangement:
+    """The arrangement for operators that reduce the axes `reduced`."""
+    order = memory_order(shape, next(iter(operands.values()))[0] or ())
     places = [place for place, axis in enumerate(order) if axis in reduced]
     if places != list(range(places[0], places[0] + len(places))):
         order = tuple(range(len(shape)))
@@ -51,9 +52,9 @@ def rows(
     return _arrange(shape, order, places[0], places[-1] + 1, operands, any_stride)
 
 
-def elements(shape: Shape, operands: Mapping[str, tuple[Shape, int]], any_stride: bool = False) -> Arrangement:
+def elements(shape: Shape, operands: Layouts, any_stride: bool = False) -> Arrangement:
     """The arrangement for operators on single elements: outer x n, with n as long as most operands allow."""
-    order = memory_order(shape, next(iter(operands.values()))[0])
+    order = memory_order(shape, next(iter(operands.values()))[0] or ())
     layouts = [_arrange(shape, order, split, len(order), operands, any_stride) for split in range(len(order) + 1)]
     return max(layouts, key=lambda layout: sum(strides.fits for strides in layout.strides.values()))
 
@@ -71,14 +72,15 @@ def _arrange(
     order: tuple[int, ...],
     start: int,
     stop: int,
-    operands: Mapping[str, tuple[Shape, int]],
+    operands: Layouts,
     any_stride: bool,
 ) -> Arrangement:
     groups = [order[:start], order[start:stop], order[stop:]]
     outer, n, inner = (math.prod(shape[axis] for axis in group) for group in groups)
     strides = {}
     for name, (byte_strides, size) in operands.items():
-        found = [_one_stride(shape, byte_strides, size, group) for group in groups]
+        lies = contiguous(shape, order, size) if byte_strides is None else byte_strides
+        found = [_one_stride(shape, lies, size, group) for group in groups]
         along = found[2] if inner > 1 else found[1]
         unit = along == 1 or (n == 1 and inner == 1)
         if None in found or not (unit or any_stride):

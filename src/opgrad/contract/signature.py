@@ -1,15 +1,14 @@
 """Checks a call's signature against the declaration, arranges its arrays, and makes the problem for kernels."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from opgrad.contract import arrangement
 from opgrad.contract.checks import check_arrays
-from opgrad.contract.declaration import Operator, Tensor
+from opgrad.contract.declaration import Operator
 from opgrad.contract.dtypes import DTYPES, Attributes, Spec
 from opgrad.contract.problem import Operand, Pair, Problem
 
@@ -79,32 +78,28 @@ def prepare(
     if out is not None:
         check_out(op, results, out)
     tensors = {**op.inputs, **op.results}
-    numbers = {name: number for number, name in enumerate(tensors)}
     present = {name: spec for name, spec in inputs.items() if spec is not None}
-    if out is None:
-        loops = _loops(op, _elements(tensors, present), attributes, any_stride)
-        orders = {name: _order(loops, tensors[name].role, len(spec.shape)) for name, spec in results.items()}
-        out = [_placed(spec, orders[name]) for name, spec in results.items()]
-    present |= dict(zip(results, out, strict=True))
-    loops = _loops(op, _elements(tensors, present), attributes, any_stride)
+    present |= results if out is None else dict(zip(results, out, strict=True))
+    made = frozenset(results) if out is None else frozenset[str]()
+    loops = _loops(
+        op, {name: present[name] for name in present if tensors[name].role == "element"}, made, attributes, any_stride
+    )
     orders = {name: _order(loops, tensors[name].role, len(spec.shape)) for name, spec in present.items()}
-    operands, copies = _operands(loops, numbers, present, orders)
-    if op.kind == "blocks":
-        # Its kernels read and write where an array lies; threads of a GPU only whole elements from one to the next.
-        broken = {numbers[name] for name, spec in present.items() if any_stride and _is_broken(spec)}
-        copies = tuple(each for each in copies if each[0] in broken)
-    if op.kind == "strided":
-        apart = {numbers[name] for name, spec in present.items() if _is_broken(spec) or not _is_dense_last(spec)}
-        copies = tuple(each for each in copies if each[0] in apart)
-        copied = dict(copies)
-        present = {
-            name: replace(spec, strides=None) if numbers[name] in copied else spec for name, spec in present.items()
-        }
-    given = {name: _placed(spec, orders[name]) for name, spec in present.items()}
-    size = sum(_bytes(spec) for spec in given.values())
-    every = {name: operands.get(name) for name in tensors}
-    problem = Problem(loops.outer, loops.n, loops.inner, every, attributes, given, orders, size)
-    return Prepared(op, problem, results, copies)
+    placed = {name: _placed(spec, orders[name]) if name in made else _placed(spec) for name, spec in present.items()}
+    operands: dict[str, Operand | None] = dict.fromkeys(tensors)
+    copies = []
+    for number, name in enumerate(tensors):
+        if name not in placed:
+            continue
+        spec, order = placed[name], orders[name]
+        operands[name] = _operand(loops, number, name, spec)
+        if _is_copied(op, loops, name, spec, order, any_stride):
+            copies.append((number, order))
+            if op.kind == "strided":  # its kernels read the strides of the copy
+                placed[name] = _placed(replace(spec, strides=None), order)
+    size = sum(_bytes(spec) for spec in placed.values())
+    problem = Problem(loops.outer, loops.n, loops.inner, operands, attributes, placed, orders, size)
+    return Prepared(op, problem, results, tuple(copies))
 
 
 def pairs(prepared: Prepared) -> list[Pair]:
@@ -121,11 +116,6 @@ def pairs(prepared: Prepared) -> list[Pair]:
     return found
 
 
-def _elements(tensors: Mapping[str, Tensor], specs: Mapping[str, Spec]) -> dict[str, Spec]:
-    """The arrays that have an entry for each element."""
-    return {name: spec for name, spec in specs.items() if tensors[name].role == "element"}
-
-
 def _is_broken(spec: Spec) -> bool:
     """Whether a stride is no whole number of elements."""
     steps = zip(spec.shape, _strides(spec), strict=True)
@@ -137,7 +127,7 @@ def _is_dense_last(spec: Spec) -> bool:
     return not spec.shape or spec.shape[-1] <= 1 or _strides(spec)[-1] == spec.dtype.itemsize
 
 
-def _placed(spec: Spec, order: tuple[int, ...]) -> Spec:
+def _placed(spec: Spec, order: tuple[int, ...] = ()) -> Spec:
     """The spec with strides; an array without strides, which is still to be made, gets its axes in this order."""
     return replace(spec, strides=_strides(spec, order))
 
@@ -157,13 +147,13 @@ def covered(spec: Spec) -> tuple[int, int]:
 
 
 def _loops(
-    op: Operator, elements: Mapping[str, Spec], attributes: Attributes, any_stride: bool
+    op: Operator, elements: Mapping[str, Spec], made: Collection[str], attributes: Attributes, any_stride: bool
 ) -> arrangement.Arrangement:
-    """The loops over the arrays that have an entry for each element."""
+    """The loops over the arrays that have an entry for each element. made: those that are still to be made."""
     if op.kind in ("slices", "whole", "strided"):
         return arrangement.Arrangement(1, 1, 1, (), {})
     shape = next(iter(elements.values())).shape
-    strides = {name: (_strides(spec), spec.dtype.itemsize) for name, spec in elements.items()}
+    strides = {name: (None if name in made else _strides(spec), spec.dtype.itemsize) for name, spec in elements.items()}
     if op.kind == "elements":
         return arrangement.elements(shape, strides, any_stride)
     return arrangement.rows(shape, range(1, 2) if op.kind == "classes" else attributes["axis"], strides, any_stride)
@@ -185,20 +175,23 @@ def _order(loops: arrangement.Arrangement, role: str, rank: int) -> tuple[int, .
     return tuple(range(rank))
 
 
-def _operands(
-    loops: arrangement.Arrangement,
-    numbers: Mapping[str, int],
-    specs: Mapping[str, Spec],
-    orders: Mapping[str, tuple[int, ...]],
-) -> tuple[dict[str, Any], tuple[tuple[int, tuple[int, ...]], ...]]:
-    """The operands as kernels see them, and the numbers of those that must be copies."""
-    operands, copies = {}, []
-    for name, spec in specs.items():
-        strides = loops.strides.get(name, arrangement.Strides(loops.n * loops.inner, loops.inner, 1, fits=True))
-        operands[name] = Operand(numbers[name], spec.dtype.name, strides.outer, strides.n, strides.inner)
-        packed = arrangement.contiguous(spec.shape, orders[name], spec.dtype.itemsize)
-        moves = [axis for axis, size in enumerate(spec.shape) if size > 1]
-        alone = name not in loops.strides and any(_strides(spec)[axis] != packed[axis] for axis in moves)
-        if all(spec.shape) and (alone or not strides.fits):
-            copies.append((numbers[name], orders[name]))
-    return operands, tuple(copies)
+def _operand(loops: arrangement.Arrangement, number: int, name: str, spec: Spec) -> Operand:
+    """An operand as kernels see it."""
+    strides = loops.strides.get(name, arrangement.Strides(loops.n * loops.inner, loops.inner, 1, fits=True))
+    return Operand(number, spec.dtype.name, strides.outer, strides.n, strides.inner)
+
+
+def _is_copied(
+    op: Operator, loops: arrangement.Arrangement, name: str, spec: Spec, order: tuple[int, ...], any_stride: bool
+) -> bool:
+    """Whether kernels cannot use an array where it lies, and get a copy whose axes lie in this order."""
+    if 0 in spec.shape:
+        return False
+    if op.kind == "blocks":  # threads of a GPU read only whole elements from one to the next
+        return any_stride and _is_broken(spec)
+    if op.kind == "strided":
+        return _is_broken(spec) or not _is_dense_last(spec)
+    if name in loops.strides:
+        return not loops.strides[name].fits
+    packed = arrangement.contiguous(spec.shape, order, spec.dtype.itemsize)
+    return any(_strides(spec)[axis] != packed[axis] for axis, size in enumerate(spec.shape) if size > 1)

@@ -6,47 +6,46 @@ nothing is ever taken out of it.
 """
 
 import ctypes
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from opgrad.cpu.compiler.decorators import inline
+from opgrad.cpu.compiler.structures import Structure, at, structure, words
 from opgrad.cpu.compiler.words import atomic_load, load_word
 from opgrad.cpu.plans import Plan
 
-# Words of a keyed plan: the address of the next one, that of the plan, and the most parts of one of its steps; then
-# the caller's own words, and the key. The first word of a key is its length.
-NEXT, PLAN, PARTS, OWN = range(4)
 
+@structure
+class Keyed(Structure):
+    """A plan with its key, in a list. The addresses of what belongs to it."""
 
-def words(values: Iterable[int]) -> Any:
-    """A block of int64 words."""
-    block = tuple(values)
-    return (ctypes.c_int64 * len(block))(*block)
+    next: int  # the next one, or 0
+    key: int  # the words of the key; the first is their number
+    plan: int
+    parts: int  # the most parts of one of the plan's steps
+    own: int  # the caller's structure
 
 
 class KeyedPlan:
-    """A plan with its key and its caller's own words. In place of a block of words stands the block's address."""
+    """A plan with its key, and the structure in which its caller has what else it knows of it."""
 
-    def __init__(self, plan: Plan, key: tuple[int, ...], own: Sequence[Any], following: int):
-        """following: the address of the next one."""
+    def __init__(self, plan: Plan, key: tuple[int, ...], own: Any, following: int, *kept: Any):
+        """following: the address of the next one. kept: blocks to which `own` points."""
         self.plan, self.key, self.own = plan, key, own
-        facts = [each if isinstance(each, int) else ctypes.addressof(each) for each in own]
-        self._words = words([following, plan.address, plan.parts_max, *facts, *key])
-        self.address = ctypes.addressof(self._words)
+        self._key = words(key)
+        self._kept = kept
+        self._keyed = Keyed(following, ctypes.addressof(self._key), plan.address, plan.parts_max, own.address)
+        self.address = self._keyed.address
 
 
 @inline
-def find_keyed(first: int, key: int, begin: int) -> int:
-    """The keyed plan that has this key, or 0.
-
-    first: the address of the word that has the address of the first one. begin: the word at which keys begin.
-    """
-    keyed, count = atomic_load(first), load_word(key, 0)
-    while keyed != 0:
-        same = 0
-        while same < count and load_word(keyed, begin + same) == load_word(key, same):
+def find_keyed(first: int, key: int) -> int:
+    """The keyed plan that has this key, or 0. first: the address of the word that has the address of the first one."""
+    address, count = atomic_load(first), load_word(key, 0)
+    while address != 0:
+        keyed, same = at(Keyed, address), 0
+        while same < count and load_word(keyed.key, same) == load_word(key, same):
             same += 1
         if same == count:
-            return keyed
-        keyed = load_word(keyed, NEXT)
+            return address
+        address = keyed.next
     return 0

@@ -121,7 +121,7 @@ def _new_plan(prepared: Prepared) -> Plan:
     operator = prepared.operator
     try:
         program = operator.kernel(programs.__name__)(prepared.problem)
-        code = words(program, overlap.words(prepared))
+        code = words(program, *overlap.checked(prepared))
     except LackingError as error:
         raise LackingError(f"{operator.name}: {error}") from None
     return Plan(

@@ -6,6 +6,7 @@ where a plan fails. Nothing is copied: kernels read and write XLA's memory.
 """
 
 from opgrad.cpu.compiler.decorators import inline, native
+from opgrad.cpu.compiler.structures import Structure, at, behind, structure
 from opgrad.cpu.compiler.words import (
     atomic_load,
     call_address,
@@ -16,7 +17,7 @@ from opgrad.cpu.compiler.words import (
     store_u8,
     store_word,
 )
-from opgrad.cpu.keyed import OWN, PARTS, PLAN, find_keyed
+from opgrad.cpu.keyed import Keyed, find_keyed
 from opgrad.cpu.runtime.plan import NO_MEMORY, REPORT
 from opgrad.jax.abi import (
     ARGUMENTS,
@@ -40,15 +41,39 @@ from opgrad.jax.abi import (
     word,
 )
 
-# Words of the table that the process calls TABLE: functions of Python and of the runtime, the address of the word that
-# has the team of threads, the minor version of XLA's FFI, and the first of each bucket's keyed plans.
-TABLE = "opgrad_jax_table"
-PREPARE, REFUSE, START_TEAM, EXECUTE_PLAN, RUN, TEAM, MINOR, BUCKETS = range(8)
-BUCKET_COUNT = 1024
-# The handler's own words of a keyed plan; PLACES is the address of the operands' numbers of all buffers, and the key
-# comes last. FILL is 0, or the address of the results' bytes, which become NaN, and -1, where the plan fails.
-OPERANDS, PLACES, FILL, KEY = range(OWN, OWN + 4)
-FAILURE_CODE, FAILURE_MESSAGE = range(2)  # words of what Python could not do
+TABLE = "opgrad_jax_table"  # the process's name for the table
+BUCKETS = 1024
+
+
+@structure
+class Table(Structure):
+    """The first words of the table. BUCKETS words follow: the address of each bucket's first keyed plan."""
+
+    prepare: int  # functions of Python
+    refuse: int
+    start_team: int
+    execute_plan: int  # functions of the runtime
+    run: int
+    team: int  # the address of the word that has the team of threads
+    minor: int  # the minor version of XLA's FFI
+
+
+@structure
+class Buffers(Structure):
+    """What the handler knows of a keyed plan."""
+
+    operands: int
+    places: int  # the address of the operands' numbers of all buffers
+    fill: int  # 0, or the address of the results' bytes, which become NaN, and -1, where the plan fails
+
+
+@structure
+class Failure(Structure):
+    """What Python could not do: a code, and the address of a message."""
+
+    code: int
+    message: int
+
 
 DIGEST_BYTES = 32
 KEY_HEAD = 1 + DIGEST_BYTES // 8  # the number of words, and the digest
@@ -98,21 +123,21 @@ def read_key(frame: int, key: int) -> bool:
 
 
 @inline
-def bucket_of(table: int, key: int) -> int:
+def bucket_of(table: Table, key: int) -> int:
     """The address of the word that has the first of the keyed plans among which the key's is."""
     mixed = 0
     for index in range(load_word(key, 0)):
         mixed = (mixed ^ load_word(key, index)) * MIX
         mixed ^= (mixed >> 29) & 0x7FFFFFFFF
-    return table + 8 * (BUCKETS + (mixed & (BUCKET_COUNT - 1)))
+    return behind(table) + 8 * (mixed & (BUCKETS - 1))
 
 
 @inline
-def take_operands(frame: int, keyed: int, operands: int) -> None:
+def take_operands(frame: int, buffers: Buffers, operands: int) -> None:
     """Write where the operands lie, 0 for those that are left out."""
-    for index in range(load_word(keyed, OPERANDS)):
+    for index in range(buffers.operands):
         store_word(operands, index, 0)
-    places, given = load_word(keyed, PLACES), word(frame + ARGUMENTS, COUNT)
+    places, given = buffers.places, word(frame + ARGUMENTS, COUNT)
     for index in range(given):
         store_word(operands, load_word(places, index), word(item(frame + ARGUMENTS, index, ITEMS), DATA))
     for index in range(word(frame + RESULTS, COUNT)):
@@ -129,33 +154,40 @@ def fill(frame: int, sizes: int) -> None:
 
 
 @inline
-def team_for(table: int, keyed: int) -> int:
+def team_for(table: Table, keyed: Keyed) -> int:
     """The threads that help, 0 for a plan that has one part."""
-    if load_word(keyed, PARTS) < 2:
+    if keyed.parts < 2:
         return 0
-    team = atomic_load(load_word(table, TEAM))
-    return call_address(load_word(table, START_TEAM)) if team < 0 else team
+    team = atomic_load(table.team)
+    return call_address(table.start_team) if team < 0 else team
 
 
 @inline
-def run_plan(frame: int, table: int, keyed: int, operands: int) -> int:
+def run_plan(frame: int, table: Table, keyed: Keyed, operands: int) -> int:
     """Run the plan on the operands; 0, or the address of what Python says of its failure."""
     team, report = team_for(table, keyed), stack_words(REPORT)
-    run, plan = load_word(table, RUN) if team else 0, load_word(keyed, PLAN)
-    status = call_address(load_word(table, EXECUTE_PLAN), plan, operands, 0, 0, 1, run, team, report)
+    run, sizes = table.run if team else 0, at(Buffers, keyed.own).fill
+    status = call_address(table.execute_plan, keyed.plan, operands, 0, 0, 1, run, team, report)
     if status == 0:
         return 0
-    if status != NO_MEMORY and load_word(keyed, FILL) != 0:
-        fill(frame, load_word(keyed, FILL))
+    if status != NO_MEMORY and sizes != 0:
+        fill(frame, sizes)
         return 0
-    return call_address(load_word(table, REFUSE), keyed, 0 if status == NO_MEMORY else report)
+    return call_address(table.refuse, keyed.address, 0 if status == NO_MEMORY else report)
+
+
+@inline
+def failed(frame: int, address: int) -> int:
+    """The error for what Python could not do."""
+    failure = at(Failure, address)
+    return error(frame, failure.code, failure.message)
 
 
 @native(1)
 def handle(frame: int) -> int:
     """What XLA calls with a call frame; 0, or an error."""
-    table, slot = named_address(TABLE), stack_words(1)
-    if describe(frame, load_word(table, MINOR)):
+    table, slot = at(Table, named_address(TABLE)), stack_words(1)
+    if describe(frame, table.minor):
         return 0
     if number(frame, STAGE) != EXECUTE or not is_known(frame):
         return 0  # another stage, or unknown structures, which the test at first use detects
@@ -164,14 +196,13 @@ def handle(frame: int) -> int:
     store_word(slot, 0, 0)
     is_short = read_key(frame, key)
     bucket = bucket_of(table, key)
-    keyed = find_keyed(bucket, key, KEY) if is_short else 0
-    if keyed == 0:
-        failure = call_address(load_word(table, PREPARE), key, bucket, slot)
-        keyed = load_word(slot, 0)
-        if keyed == 0:
-            return error(frame, load_word(failure, FAILURE_CODE), load_word(failure, FAILURE_MESSAGE))
-    take_operands(frame, keyed, operands)
+    found = find_keyed(bucket, key) if is_short else 0
+    if found == 0:
+        failure = call_address(table.prepare, key, bucket, slot)
+        found = load_word(slot, 0)
+        if found == 0:
+            return failed(frame, failure)
+    keyed = at(Keyed, found)
+    take_operands(frame, at(Buffers, keyed.own), operands)
     failure = run_plan(frame, table, keyed, operands)
-    if failure != 0:
-        return error(frame, load_word(failure, FAILURE_CODE), load_word(failure, FAILURE_MESSAGE))
-    return 0
+    return failed(frame, failure) if failure != 0 else 0

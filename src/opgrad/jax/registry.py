@@ -21,17 +21,21 @@ from opgrad.base.locks import settling
 from opgrad.contract import Operator, Shape, Spec
 from opgrad.cpu import plans
 from opgrad.cpu.compiler import machine_code
-from opgrad.cpu.keyed import KeyedPlan, words
+from opgrad.cpu.compiler.structures import words
+from opgrad.cpu.keyed import KeyedPlan
 from opgrad.cpu.runtime import threads
 from opgrad.cpu.runtime.plan import REPORT, execute
 from opgrad.jax import abi
 from opgrad.jax.handler import (
-    BUCKET_COUNT,
+    BUCKETS,
     DIGEST_BYTES,
     KEY_HEAD,
     MOST_BUFFERS,
     MOST_KEY_WORDS,
     TABLE,
+    Buffers,
+    Failure,
+    Table,
     handle,
 )
 from opgrad.ops.reference.primitive import STATE
@@ -141,7 +145,8 @@ def _keyed_plan(key: tuple[int, ...], following: int) -> KeyedPlan:
     operands = [*called.operator.arrays, *called.operator.results]
     places = words(operands.index(name) for name in (*called.given, *called.results))
     sizes = words(math.prod(spec.shape) * spec.dtype.itemsize for spec in plan.results)
-    made = KeyedPlan(plan, key, [len(operands), places, sizes if called.is_part else 0], following)
+    own = Buffers(len(operands), ctypes.addressof(places), ctypes.addressof(sizes) if called.is_part else 0)
+    made = KeyedPlan(plan, key, own, following, places, sizes)
     _by_address[made.address] = called, made
     return made
 
@@ -183,9 +188,9 @@ def _failure(error: BaseException) -> int:
     """The words of a failure, as the handler reads them."""
     code = next((code for kind, code in CODES.items() if isinstance(error, kind)), abi.INTERNAL)
     text = ctypes.create_string_buffer(str(error).encode())
-    told = words([code, ctypes.addressof(text)])
+    told = Failure(code, ctypes.addressof(text))
     _failures[threading.get_ident()] = told, text
-    return ctypes.addressof(told)
+    return told.address
 
 
 # --- what the handler finds by name -----------------------------------------------------------------------------------
@@ -202,7 +207,7 @@ def _table() -> Any:
         callbacks = [*functions, start]
         natives = [execute.address, threads.run.address, threads.team_word()]
         addresses = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in callbacks]
-        table = words([*addresses, *natives, _minor_version(), *[0] * BUCKET_COUNT])
+        table = words([*Table(*addresses, *natives, _minor_version()).words, *[0] * BUCKETS])
         kept = (table, callbacks, _keyed, _by_address, _failures)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         _tables.append(table)

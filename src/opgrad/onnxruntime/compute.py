@@ -5,6 +5,7 @@ Then onnxruntime allocates the outputs, and the plan is executed on the arrays w
 """
 
 from opgrad.cpu.compiler.decorators import inline, native
+from opgrad.cpu.compiler.structures import Structure, at, behind, place, structure
 from opgrad.cpu.compiler.words import (
     call_address,
     load_i32,
@@ -14,9 +15,9 @@ from opgrad.cpu.compiler.words import (
     store_u8,
     store_word,
 )
-from opgrad.cpu.keyed import OWN, PARTS, PLAN, find_keyed
-from opgrad.cpu.runtime.overlap import SPANS, may_overlap
-from opgrad.cpu.runtime.plan import APART, NO_MEMORY, REPORT
+from opgrad.cpu.keyed import Keyed, find_keyed
+from opgrad.cpu.runtime.overlap import may_overlap
+from opgrad.cpu.runtime.plan import NO_MEMORY, REPORT, Plan
 from opgrad.cpu.runtime.scratch import STACK_WORDS, give, take
 from opgrad.onnxruntime.abi import (
     GET_DIMENSIONS,
@@ -30,15 +31,59 @@ from opgrad.onnxruntime.abi import (
     RELEASE_TENSOR_TYPE_AND_SHAPE_INFO,
 )
 
-# The words of a node. OVERWRITES is the number of results that are written over an input. BUFFERS is the address of
-# three operands for each of them: the result, the input, and an output that gets a copy.
-API, PLANS, CLOSED, INPUTS, OVERWRITES, BUFFERS = range(6)
-PREPARE, REFUSE, EXECUTE, SPREAD, COPY_BYTES, OPERANDS, MOST_DIMENSIONS, KINDS = range(6, 14)
-# A node's own words of a keyed plan. SPARE_BYTES is the size of the memory for results without an output of the
-# node, and SPARE_FROM the source of this memory, see `scratch.source`. At OUTPUTS there is the number of outputs, with
-# operand, rank and dimensions of each. Behind them there is the number of results that may have no output, with the
-# operand of each and its place in the spare memory.
-SPARE_BYTES, SPARE_FROM, BUFFER_BYTES, OUTPUTS, KEY = range(OWN, OWN + 5)
+
+@structure
+class Node(Structure):
+    """The first words of a node; the kinds of its inputs follow."""
+
+    api: int
+    plans: int  # the first of its keyed plans
+    closed: int
+    inputs: int
+    overwrites: int  # how many results are written over an input
+    overwritten: int  # the address of an `Overwritten` for each of them
+    prepare: int  # functions
+    refuse: int
+    execute: int
+    spread: int
+    copy_bytes: int
+    operands: int
+    most_dimensions: int
+
+
+@structure
+class Overwritten(Structure):
+    """Three operands: a result, the input over which it is written, and an output that gets a copy."""
+
+    result: int
+    input: int
+    copy: int
+
+
+@structure
+class Outputs(Structure):
+    """What a node knows of a keyed plan."""
+
+    spare_bytes: int  # the size of the memory for results without an output of the node
+    spare_from: int  # the source of this memory, see `scratch.source`
+    overwritten_bytes: int  # the address of the sizes of results that are written over an input
+    count: int
+    first: int  # the address of the outputs, each an `Output` with its dimensions behind it
+    may_lack: int  # how many results may have no output
+    lacking: int  # the address of a `Lacking` for each of them
+
+
+@structure
+class Output(Structure):
+    operand: int
+    rank: int
+
+
+@structure
+class Lacking(Structure):
+    operand: int
+    place: int  # in the spare memory
+
 
 LIMIT = 64  # the most dimensions of an input, or values of an input that is read as an attribute
 FEW_INPUTS, MOST_INPUTS = 10, 1024
@@ -100,9 +145,9 @@ def append_values(key: int, data: int, elements: int, size: int) -> int:
 
 
 @inline
-def read_input(node: int, context: int, i: int, key: int, operands: int, slot: int) -> int:
+def read_input(node: Node, context: int, i: int, key: int, operands: int, slot: int) -> int:
     """Add input i to the key and, if it is an array, to the operands; 0 or a status."""
-    api, kind = load_word(node, API), load_word(node, KINDS + i)
+    api, kind = node.api, load_word(behind(node), i)
     store_word(slot, 0, 0)
     status = call_address(load_word(api, KERNEL_CONTEXT_GET_INPUT), context, i, slot)
     value = load_word(slot, 0)
@@ -115,7 +160,7 @@ def read_input(node: int, context: int, i: int, key: int, operands: int, slot: i
     if status != 0:
         return status
     info = load_word(slot, 0)
-    elements = append_shape(api, info, key, slot, load_word(node, MOST_DIMENSIONS))
+    elements = append_shape(api, info, key, slot, node.most_dimensions)
     call_address(load_word(api, RELEASE_TENSOR_TYPE_AND_SHAPE_INFO), info)
     call_address(load_word(api, GET_TENSOR_MUTABLE_DATA), value, slot)
     data = load_word(slot, 0)
@@ -127,12 +172,12 @@ def read_input(node: int, context: int, i: int, key: int, operands: int, slot: i
 
 
 @inline
-def read_inputs(node: int, context: int, key: int, operands: int, slot: int) -> int:
+def read_inputs(node: Node, context: int, key: int, operands: int, slot: int) -> int:
     """Fill the key and the operands; 0 or a status."""
-    call_address(load_word(load_word(node, API), KERNEL_CONTEXT_GET_INPUT_COUNT), context, slot)
+    call_address(load_word(node.api, KERNEL_CONTEXT_GET_INPUT_COUNT), context, slot)
     given = load_word(slot, 0)
     store_word(key, 0, 1)
-    for i in range(load_word(node, INPUTS)):
+    for i in range(node.inputs):
         if i < given:
             status = read_input(node, context, i, key, operands, slot)
             if status != 0:
@@ -143,127 +188,120 @@ def read_inputs(node: int, context: int, key: int, operands: int, slot: int) -> 
 
 
 @inline
-def take_outputs(node: int, context: int, keyed: int, operands: int, slot: int) -> int:
+def take_outputs(node: Node, context: int, outputs: Outputs, operands: int, slot: int) -> int:
     """Have onnxruntime allocate the outputs and put them among the operands; 0 or a status."""
-    api, outputs = load_word(node, API), load_word(keyed, OUTPUTS)
-    at = 1
-    for i in range(load_word(outputs, 0)):
-        operand, rank, dimensions = load_word(outputs, at), load_word(outputs, at + 1), outputs + 8 * (at + 2)
+    api, following = node.api, outputs.first
+    for i in range(outputs.count):
+        output = at(Output, following)
+        dimensions, rank = behind(output), output.rank
         status = call_address(load_word(api, KERNEL_CONTEXT_GET_OUTPUT), context, i, dimensions, rank, slot)
         if status != 0:
             return status
         if load_word(slot, 0) != 0:
             call_address(load_word(api, GET_TENSOR_MUTABLE_DATA), load_word(slot, 0), slot)
-            store_word(operands, operand, load_word(slot, 0))
-        at += 2 + rank
+            store_word(operands, output.operand, load_word(slot, 0))
+        following = dimensions + 8 * rank
     return 0
 
 
 @inline
-def rest_of(keyed: int) -> int:
-    """The address of a keyed plan's words about results that may have no output."""
-    outputs = load_word(keyed, OUTPUTS)
-    at = 1
-    for _ in range(load_word(outputs, 0)):
-        at += 2 + load_word(outputs, at + 1)
-    return outputs + 8 * at
-
-
-@inline
-def is_complete(rest: int, operands: int) -> bool:
+def is_complete(outputs: Outputs, operands: int) -> bool:
     """Whether every result has an output."""
     complete = True
-    for i in range(load_word(rest, 0)):
-        complete &= load_word(operands, load_word(rest, 1 + 2 * i)) != 0
+    for i in range(outputs.may_lack):
+        complete &= load_word(operands, at(Lacking, outputs.lacking, i).operand) != 0
     return complete
 
 
 @inline
-def place_rest(rest: int, operands: int, spare: int) -> int:
+def place_rest(outputs: Outputs, operands: int, spare: int) -> int:
     """Set the addresses of results without an output to their places in spare memory."""
-    for i in range(load_word(rest, 0)):
-        operand = load_word(rest, 1 + 2 * i)
-        if load_word(operands, operand) == 0:
-            store_word(operands, operand, spare + load_word(rest, 2 + 2 * i))
+    for i in range(outputs.may_lack):
+        lacking = at(Lacking, outputs.lacking, i)
+        if load_word(operands, lacking.operand) == 0:
+            store_word(operands, lacking.operand, spare + lacking.place)
     return 0
 
 
 @inline
-def run_plan(node: int, context: int, keyed: int, operands: int, slot: int) -> int:
+def run_plan(node: Node, context: int, keyed: Keyed, operands: int, slot: int) -> int:
     """Run the plan on the operands, in onnxruntime's threads if it has several parts; returns 0 or a status."""
-    store_word(slot, 0, load_word(load_word(node, API), KERNEL_CONTEXT_PARALLEL_FOR))
+    store_word(slot, 0, load_word(node.api, KERNEL_CONTEXT_PARALLEL_FOR))
     store_word(slot, 1, context)
-    run = load_word(node, SPREAD) if load_word(keyed, PARTS) > 1 else 0
-    rest, size, spare = rest_of(keyed), load_word(keyed, SPARE_BYTES), stack_words(STACK_WORDS)
-    source = 0 if is_complete(rest, operands) else load_word(keyed, SPARE_FROM)
+    plan, outputs, spare = at(Plan, keyed.plan), at(Outputs, keyed.own), stack_words(STACK_WORDS)
+    run, size = node.spread if keyed.parts > 1 else 0, outputs.spare_bytes
+    source = 0 if is_complete(outputs, operands) else outputs.spare_from
     if source:
         spare = take(source, size)
         if spare == 0:
-            return call_address(load_word(node, REFUSE), node, keyed, 0)
-    place_rest(rest, operands, spare)
-    apart = load_word(keyed, PLAN) + 8 * APART
-    if not load_word(apart, SPANS) and may_overlap(apart, operands, 0):  # a caller has bound outputs there
+            return call_address(node.refuse, node.address, keyed.address, 0)
+    place_rest(outputs, operands, spare)
+    # a caller may have bound outputs there
+    if plan.spans == 0 and may_overlap(plan.couples, 0, behind(plan), operands, 0):
         if source:
             give(source, spare, size)
-        return call_address(load_word(node, REFUSE), node, keyed, OVERLAPS)
+        return call_address(node.refuse, node.address, keyed.address, OVERLAPS)
     report = stack_words(REPORT)
-    status = call_address(load_word(node, EXECUTE), load_word(keyed, PLAN), operands, 0, 0, 1, run, slot, report)
+    status = call_address(node.execute, keyed.plan, operands, 0, 0, 1, run, slot, report)
     if status != 0:
-        status = call_address(load_word(node, REFUSE), node, keyed, 0 if status == NO_MEMORY else report)
+        status = call_address(node.refuse, node.address, keyed.address, 0 if status == NO_MEMORY else report)
     if source:
         give(source, spare, size)
     return status
 
 
 @inline
-def overwrite(node: int, operands: int) -> int:
+def overwrite(node: Node, operands: int) -> int:
     """Set the address of each result that is written over an input to that of the input."""
-    pairs = load_word(node, BUFFERS)
-    for i in range(load_word(node, OVERWRITES)):
-        store_word(operands, load_word(pairs, 3 * i), load_word(operands, load_word(pairs, 3 * i + 1)))
+    for i in range(node.overwrites):
+        overwritten = at(Overwritten, node.overwritten, i)
+        store_word(operands, overwritten.result, load_word(operands, overwritten.input))
     return 0
 
 
 @inline
-def finish(node: int, keyed: int, operands: int) -> int:
+def finish(node: Node, outputs: Outputs, operands: int) -> int:
     """Write the outputs that are not results of the plan."""
-    flag, pairs, sizes = load_word(operands, FLAG), load_word(node, BUFFERS), load_word(keyed, BUFFER_BYTES)
+    flag = load_word(operands, FLAG)
     if flag != 0:
         store_u8(flag, 0, 1)
-    for i in range(load_word(node, OVERWRITES)):
-        copy = load_word(operands, load_word(pairs, 3 * i + 2))
+    for i in range(node.overwrites):
+        overwritten = at(Overwritten, node.overwritten, i)
+        copy = load_word(operands, overwritten.copy)
         if copy != 0:
-            buffer = load_word(operands, load_word(pairs, 3 * i + 1))
-            call_address(load_word(node, COPY_BYTES), copy, buffer, load_word(sizes, i))
+            size = load_word(outputs.overwritten_bytes, i)
+            call_address(node.copy_bytes, copy, load_word(operands, overwritten.input), size)
     return 0
 
 
 @native(2)
-def compute(node: int, context: int) -> int:
-    """KernelComputeV2: run a node; 0 or a status."""
-    key, operands, slot = stack_words(KEY_WORDS), stack_words(MOST_OPERANDS), stack_words(2)
-    for i in range(load_word(node, OPERANDS)):
+def compute(address: int, context: int) -> int:
+    """KernelComputeV2: run the node at this address; 0 or a status."""
+    node, key = at(Node, address), stack_words(KEY_WORDS)
+    operands, slot = stack_words(MOST_OPERANDS), stack_words(2)
+    for i in range(node.operands):
         store_word(operands, i, 0)
     for i in SPECIAL:
         store_word(operands, i, 0)
     status = read_inputs(node, context, key, operands, slot)
     if status != 0:
         return status
-    keyed = find_keyed(node + 8 * PLANS, key, KEY)
-    if keyed == 0:
+    found = find_keyed(place(node, "plans"), key)
+    if found == 0:
         store_word(slot, 0, 0)
-        status = call_address(load_word(node, PREPARE), node, key, slot)
-        keyed = load_word(slot, 0)
-        if keyed == 0:
+        status = call_address(node.prepare, address, key, slot)
+        found = load_word(slot, 0)
+        if found == 0:
             return status
-    status = take_outputs(node, context, keyed, operands, slot)
+    keyed = at(Keyed, found)
+    status = take_outputs(node, context, at(Outputs, keyed.own), operands, slot)
     if status != 0:
         return status
     overwrite(node, operands)
     status = run_plan(node, context, keyed, operands, slot)
     if status != 0:
         return status
-    return finish(node, keyed, operands)
+    return finish(node, at(Outputs, keyed.own), operands)
 
 
 @native(4)
@@ -275,5 +313,5 @@ def parallel_for(pool: int, task: int, arguments: int, parts: int) -> int:
 @native(1)
 def close(node: int) -> int:
     """KernelDestroy. It only marks the node, as it may be called when the interpreter has ended already."""
-    store_word(node, CLOSED, 1)
+    at(Node, node).closed = 1
     return 0

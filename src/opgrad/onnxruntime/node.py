@@ -14,7 +14,8 @@ import numpy as np
 
 from opgrad.base.locks import settling
 from opgrad.contract import DTYPES, NEEDS, Operator, Shape, Spec, only, spread
-from opgrad.cpu.keyed import OWN, KeyedPlan, words
+from opgrad.cpu.compiler.structures import at, several, words
+from opgrad.cpu.keyed import KeyedPlan
 from opgrad.cpu.plans import Plan, plan
 from opgrad.cpu.runtime import scratch
 from opgrad.cpu.runtime.plan import REPORT
@@ -23,15 +24,17 @@ from opgrad.onnxruntime.attributes import SPATIAL
 from opgrad.onnxruntime.compute import (
     ABSENT,
     ALIGNMENT,
-    CLOSED,
     COPIES,
     FLAG,
     LIMIT,
     MOST_INPUTS,
     OVERLAPS,
-    PLANS,
-    SPARE_BYTES,
     SPECIAL,
+    Lacking,
+    Node,
+    Output,
+    Outputs,
+    Overwritten,
     dimensions_of,
 )
 from opgrad.onnxruntime.overloads import VALUE, Overload, Port
@@ -53,7 +56,7 @@ class RuntimeNode:
         outputs: int,
         natives: Iterable[int],
     ):
-        """`inputs`, `outputs`: how many the node has; `natives`: the words from PREPARE to OPERANDS."""
+        """`inputs`, `outputs`: how many the node has; `natives`: the functions of a `Node`."""
         self.api = api
         self.overload = overload
         self.attributes = dict(attributes)
@@ -70,14 +73,15 @@ class RuntimeNode:
         self.most_dimensions = dimensions_of(len(self.inputs))
         kinds = [_kind(port) for port in self.inputs]
         operands = len(self.operator.arrays) + len(self.operator.results)
-        self._buffers = words(_overwritten(overload))
-        overwrites = [len(overload.onnx.overwrites), ctypes.addressof(self._buffers)]
-        facts = [api.address, 0, 0, len(kinds), *overwrites, *natives, operands, self.most_dimensions]
-        self._words = words([*facts, *kinds])
+        self._overwritten = several(Overwritten, _overwritten(overload))
+        overwrites = [len(overload.onnx.overwrites), ctypes.addressof(self._overwritten)]
+        facts = Node(api.address, 0, 0, len(kinds), *overwrites, *natives, operands, self.most_dimensions)
+        self._words = words([*facts.words, *kinds])
         self._plans: dict[tuple[int, ...], KeyedPlan] = {}
         self._last: dict[int, KeyedPlan] = {}  # by thread
         self.address = ctypes.addressof(self._words)
-        for gone in [node for node in list(_nodes.values()) if node._words[CLOSED]]:
+        self._node = at(Node, self.address)
+        for gone in [node for node in list(_nodes.values()) if node._node.closed]:
             _nodes.pop(gone.address, None)
         _nodes[self.address] = self
 
@@ -122,33 +126,35 @@ class RuntimeNode:
         with settling:
             if key in self._plans:
                 return self._plans[key]
-            outputs, spare = self._outputs(plan)
-            overwritten = words(_bytes(self._result(plan, name)) for name in self.overload.onnx.overwrites)
-            own = [spare, scratch.source(spare), overwritten, words(outputs)]
-            keyed = KeyedPlan(plan, key, own, self._words[PLANS])
+            own, *kept = self._outputs(plan)
+            keyed = KeyedPlan(plan, key, own, self._node.plans, *kept)
             if len(self._plans) == MOST_PLANS:
                 self._last[threading.get_ident()] = keyed
             else:
                 self._plans[key] = keyed
-                self._words[PLANS] = keyed.address
+                self._node.plans = keyed.address
             return keyed
 
     def _result(self, plan: Plan, name: str) -> Spec:
         return plan.results[list(self.operator.results).index(name)]
 
-    def _outputs(self, plan: Plan) -> tuple[list[int], int]:
-        """The words about the outputs for `compute`, and the bytes for results that are not among the outputs."""
+    def _outputs(self, plan: Plan) -> tuple[Outputs, Any, Any, Any]:
+        """What `compute` knows of a plan's outputs, and the blocks to which it points."""
         first, names = len(self.operator.arrays), list(self.operator.results)
-        wanted, spare = [len(self.outputs)], 0
+        wanted, spare = [], 0
         for port in self.outputs:
             shape = (1,) if port.operand == FLAG else self._shape_of(port, plan)
-            wanted += [port.operand, len(shape), *shape]
-        places = []
+            wanted += [*Output(port.operand, len(shape)).words, *shape]
+        lacking = []
         for operand, (name, result) in enumerate(zip(names, plan.results, strict=True), first):
             if name not in self.overload.onnx.overwrites:
-                places += [operand, spare]
+                lacking.append(Lacking(operand, spare))
                 spare += _aligned(_bytes(result)) if self._may_lack(operand) else 0
-        return [*wanted, len(places) // 2, *places], spare
+        overwritten = words(_bytes(self._result(plan, name)) for name in self.overload.onnx.overwrites)
+        kept = overwritten, words(wanted), several(Lacking, lacking)
+        sizes, outputs, places = map(ctypes.addressof, kept)
+        source = scratch.source(spare)
+        return Outputs(spare, source, sizes, len(self.outputs), outputs, len(lacking), places), *kept
 
     def _shape_of(self, port: Port, plan: Plan) -> Shape:
         """The shape of the result that an output gets, or gets a copy of."""
@@ -249,11 +255,12 @@ def _kind(port: Port) -> int:
     return port.operand
 
 
-def _overwritten(overload: Overload) -> Iterator[int]:
+def _overwritten(overload: Overload) -> Iterator[Overwritten]:
     """For each result that is written over an input the operands: its own, the input's, and that of a copy."""
     operator = overload.operator
     for (result, buffer), copy in zip(overload.onnx.overwrites.items(), COPIES, strict=False):
-        yield from (len(operator.arrays) + list(operator.results).index(result), operator.arrays.index(buffer), copy)
+        place = len(operator.arrays) + list(operator.results).index(result)
+        yield Overwritten(place, operator.arrays.index(buffer), copy)
 
 
 def _until_last(axis: int, specs: Mapping[str, Spec]) -> int | tuple[int, ...]:
@@ -282,6 +289,6 @@ def refuse(node: int, keyed: int, report: int) -> int:
             raise ValueError("an output lies where an input or another output lies, expected memory of its own")
         found = this.plan_at(keyed)
         told = list((ctypes.c_int64 * REPORT).from_address(report)) if report else None
-        raise found.plan.error(told, more=found.own[SPARE_BYTES - OWN])
+        raise found.plan.error(told, more=found.own.spare_bytes)
     except BaseException as exception:
         return this.api.error(exception)

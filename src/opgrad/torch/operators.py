@@ -20,9 +20,8 @@ from typing import Any, cast
 import torch
 
 from opgrad import contract
-from opgrad.call.functions import answer_whole
 from opgrad.call.libraries import torch_private
-from opgrad.call.libraries.torch_calls import native, unseen
+from opgrad.call.libraries.torch_calls import answer_whole, native, unseen
 from opgrad.call.libraries.torch_tensors import (
     TORCH_DTYPES,
     execute,

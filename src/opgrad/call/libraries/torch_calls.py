@@ -9,15 +9,19 @@ import ctypes
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import torch
 
-from opgrad.call import entries, functions
-from opgrad.call.entries import NotNative
-from opgrad.call.functions import Entries, answer, function_of
+from opgrad.call import entries
+from opgrad.call.entries import Answered, NotNative
+from opgrad.call.functions import Entries, function_of
 from opgrad.call.libraries import torch_private
+from opgrad.call.objects import Torch, Watcher
+from opgrad.cpu.compiler.structures import several
 from opgrad.cpu.runtime import abi
 from opgrad.cpu.runtime.abi import SUPPORTED, TensorLayout, kept_forever
 
@@ -32,33 +36,38 @@ class TorchTensors(entries.Tensors):
 
     def __init__(self, found: TensorLayout):
         self.found = found
-        objects_ = [sys.intern("requires_grad"), True, torch_private.forward_state, sys.intern("_current_level"), -1]
-        watchers = [each for pair in _watchers() for each in pair]
-        kept_forever(*objects_, *watchers)
-        words = [found.handle, found.keys, *found.functions, *map(id, (*objects_, *watchers))]
-        kept = (ctypes.c_int64 * len(words))(*words)
-        kept_forever(kept)
-        self.address = ctypes.addressof(kept)
+        watchers = several(Watcher, (Watcher(*map(id, pair)) for pair in _watchers()))
+        known = Torch(
+            handle=found.handle,
+            keys=found.keys,
+            requires_grad=id(sys.intern("requires_grad")),
+            true=id(True),
+            levels=id(torch_private.forward_state),
+            level=id(sys.intern("_current_level")),
+            no_level=id(-1),
+            watchers=ctypes.addressof(watchers),
+            **found.functions,
+        )
+        kept_forever(known, watchers, _watchers(), torch_private.forward_state, "requires_grad", "_current_level")
+        self.address = known.address
 
     def layout(self, tensor: Any) -> Any:
         strides = tensor.stride() if tensor.layout is torch.strided else None
         return tensor.requires_grad, tensor.dtype, tensor.shape, strides
 
-    def of_value(self, tensor: Any) -> list[int]:
+    def of_value(self, tensor: Any) -> dict[str, int]:
         if tensor.device.type != "cpu" or not tensor.numel():
             raise NotNative
         records = torch.is_grad_enabled() and tensor.requires_grad
         keys = abi.words(tensor._cdata + self.found.keys, 1)[0]
-        layout = [tensor.dim(), *tensor.shape, *tensor.stride()]
-        return [id(type(tensor)), keys, int(records), self.dtype(tensor), *layout]
+        return {"type": id(type(tensor)), "keys": keys, "records_grad": records, "dtype": self.dtype(tensor)}
 
-    def of_result(self, tensor: Any) -> list[int]:
-        return [self.dtype(tensor), -1, tensor.dim(), *tensor.shape, *tensor.stride()]
+    def sizes(self, tensor: Any) -> Sequence[int]:
+        return (*tensor.shape, *tensor.stride())
 
     def dtype(self, tensor: Any) -> int:
-        """The number of its dtype in PyTorch's C interface. Raises NotNative if it cannot be read."""
         try:
-            return self.found.read(abi.GET_DTYPE, tensor)
+            return self.found.read("get_dtype", tensor)
         except LookupError:
             raise NotNative from None
 
@@ -74,10 +83,42 @@ class TorchTensors(entries.Tensors):
 _watchers = functools.cache(torch_private.watchers)
 
 
+# --- how calls were answered ------------------------------------------------------------------------------------------
+
+
+class _Notes(threading.local):
+    """For each thread, what was run to answer the call that it is in; None if nobody wants to know.
+
+    A call's answer comes back through PyTorch's autograd, which hands on tensors alone.
+    """
+
+    answered: list[Answered] | None = None
+
+
+_notes = _Notes()
+
+
+def note(by: Any, operands: Sequence[Any], results: Sequence[Any], new: bool, answer: Any) -> None:
+    """Record how the call that this thread is in was answered (`Answered`), if that call collects such notes."""
+    if _notes.answered is not None:
+        _notes.answered.append(Answered(by, operands, results, new, answer))
+
+
 def note_effect() -> None:
     """Say that the call has an effect beside its answer, so that it stays Python's."""
     if not torch.compiler.is_compiling():
-        functions.note_effect()
+        note(None, (), (), False, None)
+
+
+def answer_whole(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Return function(*arguments), and note that this call is the answer; notes made inside it are ignored."""
+    outside, _notes.answered = _notes.answered, None
+    try:
+        found = function(*arguments)
+    finally:
+        _notes.answered = outside
+    note(function, arguments, found, True, found)
+    return found
 
 
 def is_watched() -> bool:
@@ -145,10 +186,18 @@ def noted(
 def _noted(
     its_entries: Entries, python: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], watched: bool
 ) -> Any:
+    """Make an entry for such calls if exactly one note says how this one was answered."""
     if is_watched():
         return python(*args, **kwargs)
     prepare()
-    return answer(its_entries, python, args, kwargs, watched)
+    outside, _notes.answered = _notes.answered, []
+    try:
+        found, noted = python(*args, **kwargs), _notes.answered
+    finally:
+        _notes.answered = outside
+    if len(noted) == 1:
+        its_entries.enter(replace(noted[0], answer=found, watched=watched), args, kwargs)
+    return found
 
 
 def unseen(function: Callable[..., Any]) -> Callable[..., Any]:

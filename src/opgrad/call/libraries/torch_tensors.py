@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from opgrad.call import arrays, owners
-from opgrad.call.libraries import torch_private, torch_storages
+from opgrad.call.libraries import torch_calls, torch_private, torch_storages
 from opgrad.call.libraries.device import Runners
 from opgrad.call.libraries.torch_calls import KINDS
 from opgrad.call.runners import HostRunner, extent
@@ -270,10 +270,21 @@ class _HostMemory(_TensorMemory):
         return torch_storages.maker(*_places(spec), TORCH_DTYPES[spec.dtype])
 
 
+class _HostRunner(HostRunner):
+    """Runs the calls of one signature on the CPU, and notes how each was answered."""
+
+    def run(self, given: Mapping[str, Any]) -> Any:
+        out = given.get("out")
+        operands, results = self.computed([given.get(name) for name in self.op.inputs], out)
+        answer = self.finish(tuple(results))
+        torch_calls.note(self, operands, results, out is None, answer)
+        return answer
+
+
 def view_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """A NumPy array of which the tensor does not know."""
     return extent(tensor.data_ptr(), _host.memory.spec(tensor))
 
 
-_host = Runners(_HostMemory(), _settle, HostRunner)
+_host = Runners(_HostMemory(), _settle, _HostRunner)
 _cuda = Runners(_TensorMemory(), _settle)

@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from opgrad.base.locks import settling
+from opgrad.cpu.compiler.structures import Structure, at, structure
 from opgrad.cpu.runtime.threads.system import system
 
 # An object begins with its reference count and its type; the fields of its type follow. All offsets are in bytes.
@@ -67,7 +68,16 @@ class Function:
 
 
 OWN_WORDS: Final = Function.__basicsize__
-VECTORCALL, TABLE, OWN = range(3)  # the words: where a call begins, which CPython reads; ours; how many there are
+
+
+@structure
+class OwnWords(Structure):
+    """The words of a public function's object, behind those of its base class."""
+
+    vectorcall: int  # where a call begins, which CPython reads
+    table: int
+
+
 COUNT: Final = (1 << 63) - 1  # the bits of the vectorcall argument `nargsf` that hold the number of arguments
 T_PYSSIZET, READONLY, TP_MEMBERS = 19, 1, 72
 DEFAULT, HAVE_VECTORCALL = 1 << 18, 1 << 11
@@ -101,15 +111,16 @@ F = TypeVar("F", bound=Function)
 
 
 def native_type(base: type[F]) -> type[F]:
-    """The subclass whose objects have the words VECTORCALL and TABLE; the class itself if native calls are impossible.
+    """The subclass whose objects have `OwnWords`; the class itself if native calls are impossible.
 
     Python code cannot make such a type, so C's function that makes types of a specification is called.
     """
     if not SUPPORTED:
         return base
-    members = (_Member * 2)(_Member(b"__vectorcalloffset__", T_PYSSIZET, OWN_WORDS + 8 * VECTORCALL, READONLY, None))
+    place = OWN_WORDS + OwnWords._fields.index("vectorcall") * 8
+    members = (_Member * 2)(_Member(b"__vectorcalloffset__", T_PYSSIZET, place, READONLY, None))
     slots = (_Slot * 2)(_Slot(TP_MEMBERS, ctypes.addressof(members)))
-    size = OWN_WORDS + 8 * OWN
+    size = OWN_WORDS + ctypes.sizeof(OwnWords)
     spec = _Spec(f"{base.__module__}.{base.__name__}".encode(), size, 0, DEFAULT | HAVE_VECTORCALL, slots)
     make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object)(
         ("PyType_FromSpecWithBases", ctypes.pythonapi)
@@ -119,9 +130,9 @@ def native_type(base: type[F]) -> type[F]:
     return made
 
 
-def own_words(function: Function) -> Any:
-    """The words VECTORCALL and TABLE of an object whose type `native_type` has made."""
-    return (ctypes.c_int64 * OWN).from_address(id(function) + OWN_WORDS)
+def own_words(function: Function) -> OwnWords:
+    """Those of an object whose type `native_type` has made."""
+    return at(OwnWords, id(function) + OWN_WORDS)
 
 
 # --- NumPy's C interface ---------------------------------------------------------------------------------------------
@@ -215,11 +226,11 @@ def _try_calls() -> bool:
     native = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
     kept = native(call)
     made: Any = native_type(Function)()
-    own_words(made)[VECTORCALL] = ctypes.cast(kept, ctypes.c_void_p).value
+    own_words(made).vectorcall = ctypes.cast(kept, ctypes.c_void_p).value or 0
     name = sys.intern("given")
     given = 1.5, "text", [1]
     answer = made(*given[:2], **{name: given[2]})
-    own_words(made)[VECTORCALL] = 0
+    own_words(made).vectorcall = 0
     return answer is seen and seen == [(id(made), 2, *map(id, given), id(name))]
 
 
@@ -276,19 +287,18 @@ def warn(what: str) -> None:
 
 WORDS = 24  # of a tensor, at least
 LIBRARIES = ("libtorch_cpu.so", "libtorch_python.so")
-# Functions of PyTorch's, in the order of `objects.GET_DIM` and those after it; those of C++ have had several names.
-TORCH_FUNCTIONS = (
-    ("aoti_torch_get_dim",),
-    ("aoti_torch_get_sizes",),
-    ("aoti_torch_get_strides",),
-    ("aoti_torch_get_dtype",),
-    ("aoti_torch_get_data_ptr",),
-    ("aoti_torch_grad_mode_is_enabled",),
-    ("aoti_torch_empty_strided",),
-    ("_Z16THPVariable_WrapRKN2at10TensorBaseE", "_Z16THPVariable_WrapN2at10TensorBaseE"),
-    ("aoti_torch_delete_tensor_object",),
-)
-GET_DIM, GET_SIZES, GET_STRIDES, GET_DTYPE, GET_DATA = range(5)
+# Functions of PyTorch's by the names that native code gives them; those of C++ have had several names.
+TORCH_FUNCTIONS = {
+    "get_dim": ("aoti_torch_get_dim",),
+    "get_sizes": ("aoti_torch_get_sizes",),
+    "get_strides": ("aoti_torch_get_strides",),
+    "get_dtype": ("aoti_torch_get_dtype",),
+    "get_data": ("aoti_torch_get_data_ptr",),
+    "records_grad": ("aoti_torch_grad_mode_is_enabled",),
+    "empty": ("aoti_torch_empty_strided",),
+    "wrap": ("_Z16THPVariable_WrapRKN2at10TensorBaseE", "_Z16THPVariable_WrapN2at10TensorBaseE"),
+    "delete": ("aoti_torch_delete_tensor_object",),
+}
 
 
 class TensorLayout(NamedTuple):
@@ -296,10 +306,10 @@ class TensorLayout(NamedTuple):
 
     handle: int
     keys: int
-    functions: tuple[int, ...]
+    functions: dict[str, int]
 
-    def read(self, function: int, tensor: Any) -> int:
-        """The result of one of the first functions for a tensor. Raises LookupError if the function fails."""
+    def read(self, function: str, tensor: Any) -> int:
+        """The result of a function "get_…" for a tensor. Raises LookupError if the function fails."""
         getter = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(self.functions[function])
         found = ctypes.c_int64()
         if getter(id(tensor) + self.handle, ctypes.addressof(found)):
@@ -318,7 +328,7 @@ def tensor_layout(torch: ModuleType | Any) -> TensorLayout:
     raw = [torch._C._dispatch_keys(each).raw_repr() for each in tensors]
     signed = [word - ((word >> 63) << 64) for word in raw]
     keys = _place([words(each, WORDS) for each in handles], signed)
-    found = TensorLayout(handle, keys, tuple(_function(torch, names) for names in TORCH_FUNCTIONS))
+    found = TensorLayout(handle, keys, {each: _function(torch, names) for each, names in TORCH_FUNCTIONS.items()})
     if not _is_read_rightly(found, tensors[1]):
         raise LookupError
     return found
@@ -361,10 +371,10 @@ def _libraries(folder: str) -> list[ctypes.CDLL]:
 
 def _is_read_rightly(layout: TensorLayout, tensor: Any) -> bool:
     """Whether the C functions give the same values of a tensor as Python."""
-    rank = layout.read(GET_DIM, tensor)
+    rank = layout.read("get_dim", tensor)
     return (
         rank == tensor.dim()
-        and _are_at(layout.read(GET_SIZES, tensor), tensor.shape)
-        and _are_at(layout.read(GET_STRIDES, tensor), tensor.stride())
-        and layout.read(GET_DATA, tensor) == tensor.data_ptr()
+        and _are_at(layout.read("get_sizes", tensor), tensor.shape)
+        and _are_at(layout.read("get_strides", tensor), tensor.stride())
+        and layout.read("get_data", tensor) == tensor.data_ptr()
     )

@@ -6,7 +6,7 @@ that meet are rare, and need not share a byte, since arrays may have gaps. Then 
 raises the error.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,41 +15,51 @@ from opgrad.contract import Array, Operator, Spec
 from opgrad.contract.problem import Pair
 from opgrad.contract.signature import Prepared, covered, pairs
 from opgrad.cpu.compiler.decorators import inline
+from opgrad.cpu.compiler.structures import Structure, at, structure
 from opgrad.cpu.compiler.words import load_word, store_word
 
 FEW: Final = 32  # the most operands of which every pair is compared
-# The words for the check: the number of pairs and the number of spans, one of which is 0; then the pairs or the spans.
-PAIRS, SPANS, FIRST = range(3)
-# Words of a pair: two operands, the range of bytes that each covers, counted from its pointer, and whether they may be
-# the same memory.
-A, B, A_LOW, A_HIGH, B_LOW, B_HIGH, SAME, PAIR = range(8)
-# Words of a span, of which each operand has one: the range of bytes that it covers, counted from its pointer, and the
-# number of its group; operands of one group may be the same memory.
-LOW, HIGH, GROUP, SPAN = range(4)
-NOTHING: Final = (0, 0)  # the words of a check that finds nothing
 
 
-def words(prepared: Prepared) -> Sequence[int]:
-    """The words for the check in calls of a signature that bring their results."""
+@structure
+class Couple(Structure):
+    """Two operands that must not overlap, with the range of bytes that each covers, counted from its pointer."""
+
+    a: int
+    b: int
+    a_low: int
+    a_high: int
+    b_low: int
+    b_high: int
+    same: int  # whether they may be the same memory
+
+
+@structure
+class Span(Structure):
+    """The range of bytes that an operand covers, counted from its pointer."""
+
+    low: int
+    high: int
+    group: int  # operands of one group may be the same memory
+
+
+def checked(prepared: Prepared) -> tuple[list[Couple], list[Span]]:
+    """What is compared in calls of a signature that bring their results: couples of operands, or many operands."""
     op = prepared.operator
     if len(op.inputs) + len(op.results) > FEW:
-        spans = _spans(prepared)
-        return [0, len(spans) // SPAN, *spans]
-    found = pairs(prepared)
-    each = [(p.result, p.other, *p.result_bytes, *p.other_bytes, p.same) for p in found]
-    return [len(found), 0, *(word for pair in each for word in pair)]
+        return [], list(_spans(prepared))
+    each = [Couple(p.result, p.other, *p.result_bytes, *p.other_bytes, p.same) for p in pairs(prepared)]
+    return each, []
 
 
-def _spans(prepared: Prepared) -> list[int]:
+def _spans(prepared: Prepared) -> Iterator[Span]:
     op, specs = prepared.operator, prepared.problem.specs
     names, groups = [*op.inputs, *op.results], dict[str, str]()
     for result, others in op.in_place.items():
         groups |= {name: result for name in others if _are_alike(specs, name, result)}
-    spans: list[int] = []
     for name in names:
-        span = covered(specs[name]) if name in specs else (0, 0)
-        spans += [*span, names.index(groups.get(name, name))]
-    return spans
+        low, high = covered(specs[name]) if name in specs else (0, 0)
+        yield Span(low, high, names.index(groups.get(name, name)))
 
 
 def _are_alike(specs: Mapping[str, Spec], name: str, other: str) -> bool:
@@ -61,26 +71,26 @@ def _are_alike(specs: Mapping[str, Spec], name: str, other: str) -> bool:
 
 
 @inline
-def may_overlap(apart: int, operands: int, order: int) -> bool:
+def may_overlap(couples: int, spans: int, first: int, operands: int, order: int) -> bool:
     """Whether operands at these addresses cover common bytes, other than operands that may be the same memory and are.
 
-    order: the address of the operands' numbers, sorted by the addresses of the last call; they are sorted anew. If it
-    is 0, more than FEW operands always count as overlapping.
+    couples, spans: how many there are; one of them is 0. first: the address of the first. order: the address of the
+    operands' numbers, sorted by the addresses of the last call; they are sorted anew. If it is 0, more than FEW
+    operands always count as overlapping.
     """
-    pair = apart + 8 * FIRST
-    for _ in range(load_word(apart, PAIRS)):
-        a, b = load_word(operands, load_word(pair, A)), load_word(operands, load_word(pair, B))
-        are_apart = a + load_word(pair, A_HIGH) <= b + load_word(pair, B_LOW)
-        are_apart |= b + load_word(pair, B_HIGH) <= a + load_word(pair, A_LOW)
-        if not are_apart and not (a == b and load_word(pair, SAME)):
+    for number in range(couples):
+        couple = at(Couple, first, number)
+        a, b = load_word(operands, couple.a), load_word(operands, couple.b)
+        are_apart = a + couple.a_high <= b + couple.b_low
+        are_apart |= b + couple.b_high <= a + couple.a_low
+        if not are_apart and not (a == b and couple.same):
             return True
-        pair += 8 * PAIR
-    return load_word(apart, SPANS) > 0 and (order == 0 or _meet(apart, operands, order))
+    return spans > 0 and (order == 0 or _meet(spans, first, operands, order))
 
 
 @inline
 def _start(spans: int, operands: int, number: int) -> int:
-    return load_word(operands, number) + load_word(spans + 8 * SPAN * number, LOW)
+    return load_word(operands, number) + at(Span, spans, number).low
 
 
 @inline
@@ -99,20 +109,20 @@ def _sort(spans: int, count: int, operands: int, order: int) -> None:
 
 
 @inline
-def _meet(apart: int, operands: int, order: int) -> bool:
+def _meet(count: int, spans: int, operands: int, order: int) -> bool:
     """Whether two operands cover common bytes, unless they are the same memory and belong to one group."""
-    spans, count, before, first, reached = apart + 8 * FIRST, load_word(apart, SPANS), 0, 0, 0
+    group, first, reached = -1, 0, 0
     _sort(spans, count, operands, order)
     for place in range(count):
         number = load_word(order, place)
-        span, address = spans + 8 * SPAN * number, load_word(operands, number)
-        start, end = address + load_word(span, LOW), address + load_word(span, HIGH)
+        span, address = at(Span, spans, number), load_word(operands, number)
+        start, end = address + span.low, address + span.high
         if start < reached and start < end:
-            same = start == first and end == reached and load_word(span, GROUP) == load_word(before, GROUP)
+            same = start == first and end == reached and span.group == group
             if not same:
                 return True
         if end > reached:
-            before, first, reached = span, start, end
+            group, first, reached = span.group, start, end
     return False
 
 

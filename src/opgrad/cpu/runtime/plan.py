@@ -5,6 +5,7 @@ operands or of working memory. Each call fills them into its own copy of the arg
 at the same time.
 """
 
+import ctypes
 from collections.abc import Sequence
 from struct import pack, unpack
 from typing import Any, Final
@@ -12,31 +13,58 @@ from typing import Any, Final
 from opgrad.contract.problem import Operand
 from opgrad.cpu.compiler.decorators import inline, native
 from opgrad.cpu.compiler.parameters import POINTERS, Float, Private, values
+from opgrad.cpu.compiler.structures import Structure, at, behind, structure
 from opgrad.cpu.compiler.words import call_address, load_word, stack_words, store_word
 from opgrad.cpu.runtime import scratch
 from opgrad.cpu.runtime.abi import DATA
-from opgrad.cpu.runtime.overlap import NOTHING, may_overlap
+from opgrad.cpu.runtime.overlap import Couple, Span, may_overlap
 from opgrad.cpu.runtime.program import Address, Operands, Program, Step
 from opgrad.cpu.runtime.scratch import STACK_WORDS, give, take
 from opgrad.cpu.runtime.workspace import IN_USE, STATUS_WORDS, Scratch
 
-# Words of a plan: the number of steps, the word at which they begin, the bytes of working memory that they need, and
-# the source of that memory, as `scratch.source` gives it; then the words of `overlap.words`, by which overlaps are
-# found.
-STEPS, FIRST_STEP, SCRATCH_BYTES, SCRATCH_FROM, APART = range(5)
-TASK, PARTS, ARGUMENTS, PATCHES, STEP = 0, 1, 2, 3, 4  # words of a step, before its arguments and its patches
+
+@structure
+class Plan(Structure):
+    """The first words of a plan. Couples or spans follow, by which overlaps are found, and then the steps."""
+
+    steps: int
+    first_step: int  # the distance in bytes
+    scratch_bytes: int
+    scratch_from: int  # the source of working memory, as `scratch.source` gives it
+    couples: int
+    spans: int
+
+
+@structure
+class StepHead(Structure):
+    """The first words of a step. The words of its arguments follow, and then its patches."""
+
+    task: int
+    parts: int
+    arguments: int
+    patches: int
+
+
+@structure
+class Patch(Structure):
+    """What each call adds to an argument: the address of an operand, of SCRATCH, or of the TABLE."""
+
+    argument: int
+    operand: int
+
+
 MAX_ARGUMENTS: Final = 96
 SCRATCH: Final = -1  # the operand number of scratch memory
 TABLE: Final = -2  # the operand number of the table of all operands' addresses
 
 
-def words(program: Program, apart: Sequence[int] = NOTHING) -> list[int]:
-    """The plan's words. apart: the words of `overlap.words`, which say which operands must not overlap."""
-    size = program.scratch_bytes
-    result = [len(program.steps), APART + len(apart), size, scratch.source(size), *apart]
-    for step in program.steps:
-        result += step_words(step, program)
-    return result
+def words(program: Program, couples: Sequence[Couple] = (), spans: Sequence[Span] = ()) -> list[int]:
+    """The plan's words. couples, spans: the operands that must not overlap, as `overlap.checked` gives them."""
+    apart = [word for each in (*couples, *spans) for word in each.words]
+    size, steps = program.scratch_bytes, [word for step in program.steps for word in step_words(step, program)]
+    first = ctypes.sizeof(Plan) + 8 * len(apart)
+    head = Plan(len(program.steps), first, size, scratch.source(size), len(couples), len(spans))
+    return [*head.words, *apart, *steps]
 
 
 def dtypes_of(step: Step) -> list[str]:
@@ -52,16 +80,12 @@ def step_words(step: Step, program: Program) -> list[int]:
         filled += values(kind, step.arguments[name])
     if len(filled) > MAX_ARGUMENTS:
         raise RuntimeError(f"opgrad: a kernel takes {len(filled)} words of arguments, expected at most {MAX_ARGUMENTS}")
-    patches = [word for index, (kind, value) in enumerate(filled) for word in _patch(index, kind, value)]
+    patched = enumerate(_patched(kind, value) for kind, value in filled)
+    patches = [Patch(index, operand) for index, operand in patched if operand is not None]
+    task = step.kernel.task(dtypes_of(step), step.interface)
+    head = StepHead(task, step.parts, len(filled), len(patches))
     arguments = [_word(value, kind) for kind, value in filled]
-    return [
-        step.kernel.task(dtypes_of(step), step.interface),
-        step.parts,
-        len(filled),
-        len(patches) // 2,
-        *arguments,
-        *patches,
-    ]
+    return [*head.words, *arguments, *(word for patch in patches for word in patch.words)]
 
 
 def _header(step: Step, program: Program) -> list[tuple[Any, Any]]:
@@ -76,15 +100,15 @@ def _header(step: Step, program: Program) -> list[tuple[Any, Any]]:
     return [(int, value) for value in header]
 
 
-def _patch(index: int, kind: Any, value: Any) -> list[int]:
-    """The patch of the argument word at `index`: this index and the operand whose address a call adds."""
+def _patched(kind: Any, value: Any) -> int | None:
+    """The operand whose address a call adds to an argument; None if it adds nothing."""
     if kind is Private or value is None:
-        return []
+        return None
     if isinstance(value, Operand):
-        return [index, value.number]
+        return value.number
     if isinstance(value, Operands):
-        return [index, TABLE]
-    return [index, SCRATCH] if isinstance(value, Scratch) else []
+        return TABLE
+    return SCRATCH if isinstance(value, Scratch) else None
 
 
 def _word(value: Any, kind: Any) -> int:
@@ -102,14 +126,14 @@ REPORT: Final = 3  # words in which a kernel reports bad input: its status, then
 
 
 @inline
-def run_plan(plan: int, operands: int, run: int, context: int, report: int) -> int:
+def run_plan(plan: Plan, operands: int, run: int, context: int, report: int) -> int:
     """Run a plan on a table of operands' addresses, with working memory that is taken for this run.
 
     Returns 0, NO_MEMORY, or the status that a step wrote to the working memory. In the last case the step's report is
     copied to the address `report`, unless that is 0. run: a C function run(context, task, arguments, parts) that shares
     the parts among threads; if it is 0, this thread runs all parts.
     """
-    size, source, memory = load_word(plan, SCRATCH_BYTES), load_word(plan, SCRATCH_FROM), stack_words(STACK_WORDS)
+    size, source, memory = plan.scratch_bytes, plan.scratch_from, stack_words(STACK_WORDS)
     if source:
         memory = take(source, size)
         if memory == 0:
@@ -124,25 +148,27 @@ def run_plan(plan: int, operands: int, run: int, context: int, report: int) -> i
 
 
 @inline
-def run_steps(plan: int, operands: int, scratch: int, run: int, context: int) -> int:
+def run_steps(plan: Plan, operands: int, scratch: int, run: int, context: int) -> int:
     """Run all steps in order, until one of them reports a status; return that status, or 0."""
     arguments = stack_words(MAX_ARGUMENTS)
-    step = plan + 8 * load_word(plan, FIRST_STEP)
+    next_step = plan.address + plan.first_step
     if scratch:
         for word in range(STATUS_WORDS):
             store_word(scratch, word, 0)
-    for _ in range(load_word(plan, STEPS)):
-        count, patches = load_word(step, ARGUMENTS), load_word(step, PATCHES)
-        filled = step + 8 * STEP
-        for index in range(count):
+    for _ in range(plan.steps):
+        step = at(StepHead, next_step)
+        filled, patches = behind(step), behind(step) + 8 * step.arguments
+        for index in range(step.arguments):
             store_word(arguments, index, load_word(filled, index))
-        for patch in range(patches):
-            index, operand = load_word(filled, count + 2 * patch), load_word(filled, count + 2 * patch + 1)
+        for number in range(step.patches):
+            patch = at(Patch, patches, number)
+            index, operand = patch.argument, patch.operand
             base = scratch if operand == SCRATCH else operands
             if operand >= 0:
                 base = load_word(operands, operand)
             store_word(arguments, index, base + load_word(arguments, index))
-        task, parts = load_word(step, TASK), load_word(step, PARTS)
+        task, parts = step.task, step.parts
+        next_step = at(Patch, patches, step.patches).address
         if run and parts > 1:
             call_address(run, context, task, arguments, parts)
         else:
@@ -150,7 +176,6 @@ def run_steps(plan: int, operands: int, scratch: int, run: int, context: int) ->
                 call_address(task, arguments, part)
         if scratch and load_word(scratch, 0):
             return load_word(scratch, 0)
-        step = filled + 8 * (count + 2 * patches)
     return 0
 
 
@@ -166,9 +191,10 @@ def execute(
     if arrays:
         for number in range(count):
             store_word(operands, number, load_word(load_word(arrays, number) + DATA, 0))
-    if not trusted and may_overlap(plan + 8 * APART, operands, 0):
+    found = at(Plan, plan)
+    if not trusted and may_overlap(found.couples, found.spans, behind(found), operands, 0):
         return OVERLAP
-    return run_plan(plan, operands, run, context, report)
+    return run_plan(found, operands, run, context, report)
 
 
 def run_on(plan: int, operands: int, threads: tuple[int, int]) -> int:

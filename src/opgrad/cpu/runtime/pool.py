@@ -19,6 +19,7 @@ from typing import Final
 from opgrad.base import limits
 from opgrad.base.locks import in_child, settling
 from opgrad.cpu.compiler.decorators import inline, native
+from opgrad.cpu.compiler.structures import Structure, at, behind, place, structure
 from opgrad.cpu.compiler.words import (
     atomic_add,
     atomic_load,
@@ -26,19 +27,46 @@ from opgrad.cpu.compiler.words import (
     atomic_swap_if,
     call_address,
     copy_bytes,
-    load_word,
-    store_word,
 )
 from opgrad.cpu.runtime.threads.system import system
 
-# Words of the table, then of each slot: its block, the bytes that the block has for data, and when it was released.
-# USED: how many slots have ever had a block; only these are searched, since searching all of them took 0.1 µs.
-LIMIT, HELD, CLOCK, C_MAP, C_UNMAP, C_ADVISE, FLAGS, C_MALLOC, C_CALLOC, C_FREE, USED, FIRST = range(12)
-BLOCK, CAPACITY, STAMP, SLOT = 0, 1, 2, 3
+
+@structure
+class Pool(Structure):
+    """The table of the pool; its slots follow."""
+
+    limit: int  # the most bytes that are kept, and how many are
+    held: int
+    clock: int
+    c_map: int  # the addresses of C functions
+    c_unmap: int
+    c_advise: int
+    flags: int  # of a new mapping
+    c_malloc: int
+    c_calloc: int
+    c_free: int
+    used: int  # how many slots have ever had a block; searching all of them took 0.1 µs
+
+
+@structure
+class Slot(Structure):
+    block: int  # the address of its data, EMPTY or BUSY
+    capacity: int  # the bytes that it has for data
+    stamp: int  # when it was released
+
+
+@structure
+class Head(Structure):
+    """What stands before a block's data, HEADER bytes in front of them."""
+
+    holds: int  # the bytes for data
+    base: int  # the address of the memory
+    length: int  # of the mapping, or 0
+
+
 SLOTS: Final = 64
 EMPTY, BUSY = 0, 1  # the word of a slot without a block
-# Words in front of a block's data: the bytes for data, the address of the memory, the length of the mapping or 0.
-HOLDS, BASE, LENGTH, HEADER = 0, 1, 2, 64
+HEADER = 64
 PAGE: Final = mmap.PAGESIZE
 HUGE: Final = 1 << 21  # bytes of a huge page; a larger block starts one
 MAPPED_FROM = 1 << 20  # bytes of a block that is a mapping: a smaller one costs more to map than to use
@@ -54,32 +82,32 @@ VARIABLE = "OPGRAD_POOL_BYTES"
 
 
 @inline
-def _slot(pool: int, number: int) -> int:
-    return pool + 8 * (FIRST + SLOT * number)
+def _head(block: int) -> Head:
+    """What describes a block."""
+    return at(Head, block - HEADER)
 
 
 @inline
 def _described(start: int, holds: int, base: int, length: int) -> int:
-    """Write the words that describe a block which begins at `start`; return the address of its data."""
-    store_word(start, HOLDS, holds)
-    store_word(start, BASE, base)
-    store_word(start, LENGTH, length)
+    """Write what describes a block that begins at `start`; return the address of its data."""
+    head = at(Head, start)
+    head.holds, head.base, head.length = holds, base, length
     return start + HEADER
 
 
 @inline
-def _map(pool: int, size: int) -> int:
+def _map(pool: Pool, size: int) -> int:
     """The data of a new mapping; 0 if the system refuses."""
     whole = (size + HEADER + PAGE - 1) & -PAGE
     length = whole + HUGE if whole >= HUGE else whole
-    base = call_address(load_word(pool, C_MAP), 0, length, ACCESS, load_word(pool, FLAGS), -1, 0)
+    base = call_address(pool.c_map, 0, length, ACCESS, pool.flags, -1, 0)
     if base == REFUSED:
         return 0
     start = base
     if whole >= HUGE:
         start = (base + HUGE - 1) & -HUGE
         if ADVICE:
-            call_address(load_word(pool, C_ADVISE), start, whole, ADVICE)
+            call_address(pool.c_advise, start, whole, ADVICE)
     return _described(start, whole - HEADER, base, length)
 
 
@@ -90,107 +118,118 @@ def _in_heap(base: int, capacity: int) -> int:
 
 
 @inline
-def _new(pool: int, size: int) -> int:
+def _new(pool: Pool, size: int) -> int:
     """The data of a new block; 0 if the system refuses."""
-    if size >= MAPPED_FROM and load_word(pool, C_MAP):
+    if size >= MAPPED_FROM and pool.c_map:
         return _map(pool, size)
     capacity = (size + HEADER - 1) & -HEADER
-    return _in_heap(call_address(load_word(pool, C_MALLOC), capacity + 2 * HEADER), capacity)
+    return _in_heap(call_address(pool.c_malloc, capacity + 2 * HEADER), capacity)
 
 
 @inline
-def _free(pool: int, block: int) -> None:
+def _free(pool: Pool, block: int) -> None:
     """Give a block back to the system."""
-    start = block - HEADER
-    base, length = load_word(start, BASE), load_word(start, LENGTH)
-    if length:
-        call_address(load_word(pool, C_UNMAP), base, length)
+    head = _head(block)
+    if head.length:
+        call_address(pool.c_unmap, head.base, head.length)
     else:
-        call_address(load_word(pool, C_FREE), base)
+        call_address(pool.c_free, head.base)
+
+
+# --- kept blocks ------------------------------------------------------------------------------------------------------
 
 
 @inline
-def _claim(slot: int) -> int:
-    """The block that is kept in a slot, which is busy from now on; 0 if there is none, or another thread is faster."""
-    block = atomic_load(slot)
-    return block if block > BUSY and atomic_swap_if(slot, block, BUSY) else 0
+def _claim(slot: Slot) -> int:
+    """The block of a slot, which is this thread's from now on; 0 if there is none, or another thread is faster."""
+    word = place(slot, "block")
+    block = atomic_load(word)
+    return block if block > BUSY and atomic_swap_if(word, block, BUSY) else 0
 
 
 @inline
-def _take(pool: int, size: int) -> int:
+def _take(pool: Pool, size: int) -> int:
     """The data of a kept block; 0 if none fits."""
-    most, best, least = size + size // SPARE + PAGE, 0, 0
-    for number in range(atomic_load(pool + 8 * USED)):
-        slot = _slot(pool, number)
-        capacity = atomic_load(slot + 8 * CAPACITY)
-        better = best == 0 or capacity < least
-        if atomic_load(slot) > BUSY and size <= capacity and capacity <= most and better:
-            best, least = slot, capacity
-    block = _claim(best) if best else 0
+    slots, most, best, least = behind(pool), size + size // SPARE + PAGE, -1, 0
+    for number in range(atomic_load(place(pool, "used"))):
+        slot = at(Slot, slots, number)
+        capacity = atomic_load(place(slot, "capacity"))
+        better = best < 0 or capacity < least
+        if atomic_load(place(slot, "block")) > BUSY and size <= capacity and capacity <= most and better:
+            best, least = number, capacity
+    if best < 0:
+        return 0
+    slot = at(Slot, slots, best)
+    block = _claim(slot)
     if block == 0:
         return 0
-    capacity = load_word(block - HEADER, HOLDS)  # another block may have come meanwhile
+    capacity = _head(block).holds  # another block may have come meanwhile
     if capacity < size or capacity > most:
-        atomic_store(best, block)
+        atomic_store(place(slot, "block"), block)
         return 0
-    atomic_add(pool + 8 * HELD, -capacity)
-    atomic_store(best, EMPTY)
+    atomic_add(place(pool, "held"), -capacity)
+    atomic_store(place(slot, "block"), EMPTY)
     return block
 
 
 @inline
-def _evict(pool: int) -> int:
+def _evict(pool: Pool) -> int:
     """Free the block that was released first. Returns whether there was one."""
-    oldest, first = 0, 0
-    for number in range(atomic_load(pool + 8 * USED)):
-        slot = _slot(pool, number)
-        stamp = atomic_load(slot + 8 * STAMP)
-        if atomic_load(slot) > BUSY and (oldest == 0 or stamp < first):
-            oldest, first = slot, stamp
-    block = _claim(oldest) if oldest else 0
+    slots, oldest, first = behind(pool), -1, 0
+    for number in range(atomic_load(place(pool, "used"))):
+        slot = at(Slot, slots, number)
+        stamp = atomic_load(place(slot, "stamp"))
+        if atomic_load(place(slot, "block")) > BUSY and (oldest < 0 or stamp < first):
+            oldest, first = number, stamp
+    if oldest < 0:
+        return 0
+    slot = at(Slot, slots, oldest)
+    block = _claim(slot)
     if block == 0:
         return 0
-    atomic_add(pool + 8 * HELD, -load_word(block - HEADER, HOLDS))
-    atomic_store(oldest, EMPTY)
+    atomic_add(place(pool, "held"), -_head(block).holds)
+    atomic_store(place(slot, "block"), EMPTY)
     _free(pool, block)
     return 1
 
 
 @inline
-def _put(pool: int, block: int) -> int:
+def _put(pool: Pool, block: int) -> int:
     """Put a block into an empty slot. Returns whether there was one."""
+    slots, used = behind(pool), place(pool, "used")
     for number in range(SLOTS):
-        slot = _slot(pool, number)
-        if atomic_load(slot) == EMPTY and atomic_swap_if(slot, EMPTY, BUSY):
-            atomic_store(slot + 8 * CAPACITY, load_word(block - HEADER, HOLDS))
-            atomic_store(slot + 8 * STAMP, atomic_add(pool + 8 * CLOCK, 1))
-            atomic_store(slot, block)
-            used = atomic_load(pool + 8 * USED)
-            while used <= number and not atomic_swap_if(pool + 8 * USED, used, number + 1):
-                used = atomic_load(pool + 8 * USED)
+        slot = at(Slot, slots, number)
+        word = place(slot, "block")
+        if atomic_load(word) == EMPTY and atomic_swap_if(word, EMPTY, BUSY):
+            atomic_store(place(slot, "capacity"), _head(block).holds)
+            atomic_store(place(slot, "stamp"), atomic_add(place(pool, "clock"), 1))
+            atomic_store(word, block)
+            before = atomic_load(used)
+            while before <= number and not atomic_swap_if(used, before, number + 1):
+                before = atomic_load(used)
             return 1
     return 0
 
 
 @inline
-def _keep(pool: int, block: int) -> None:
+def _keep(pool: Pool, block: int) -> None:
     """Keep a released block for the next result, in place of the oldest ones if need be, or give it back."""
-    capacity, limit = load_word(block - HEADER, HOLDS), load_word(pool, LIMIT)
+    capacity, limit, word = _head(block).holds, pool.limit, place(pool, "held")
     if capacity > limit:
         _free(pool, block)
         return
-    held = atomic_add(pool + 8 * HELD, capacity) + capacity
+    held = atomic_add(word, capacity) + capacity
     evicted = 1
     while held > limit and evicted:
         evicted = _evict(pool)
-        held = atomic_load(pool + 8 * HELD)
+        held = atomic_load(word)
     kept = 0
     if held <= limit:
         kept = _put(pool, block)
         if not kept and _evict(pool):
             kept = _put(pool, block)
     if not kept:
-        atomic_add(pool + 8 * HELD, -capacity)
+        atomic_add(word, -capacity)
         _free(pool, block)
 
 
@@ -198,30 +237,32 @@ def _keep(pool: int, block: int) -> None:
 
 
 @native(2)
-def malloc(pool: int, size: int) -> int:
-    """Memory for so many bytes; 0 if there is none."""
+def malloc(address: int, size: int) -> int:
+    """Memory for so many bytes, from the pool at this address; 0 if there is none."""
+    pool = at(Pool, address)
     block = _take(pool, size)
     return block if block else _new(pool, size)
 
 
 @native(3)
-def calloc(pool: int, count: int, size: int) -> int:
+def calloc(address: int, count: int, size: int) -> int:
     """Memory for `count` items of `size` bytes, all zero; 0 if there is none."""
     if size and count > MOST_BYTES // size:
         return 0
     capacity = count * size
-    return _in_heap(call_address(load_word(pool, C_CALLOC), 1, capacity + 2 * HEADER), capacity)
+    return _in_heap(call_address(at(Pool, address).c_calloc, 1, capacity + 2 * HEADER), capacity)
 
 
 @native(3)
-def realloc(pool: int, block: int, size: int) -> int:
+def realloc(address: int, block: int, size: int) -> int:
     """The block, or another one with the same data, with room for `size` bytes.
 
     0 if there is none, and nothing changes.
     """
+    pool = at(Pool, address)
     if block == 0:
         return _new(pool, size)
-    capacity = load_word(block - HEADER, HOLDS)
+    capacity = _head(block).holds
     if size <= capacity and capacity <= 2 * size + PAGE:
         return block
     moved = _new(pool, size)
@@ -232,16 +273,17 @@ def realloc(pool: int, block: int, size: int) -> int:
 
 
 @native(3)
-def free(pool: int, block: int, size: int) -> int:
+def free(address: int, block: int, size: int) -> int:
     """Release a block."""
     if block:
-        _keep(pool, block)
+        _keep(at(Pool, address), block)
     return 0
 
 
 @native(1)
-def drop(pool: int) -> int:
+def drop(address: int) -> int:
     """Free all kept blocks; a block that another thread releases at the same time may stay."""
+    pool = at(Pool, address)
     for _ in range(SLOTS):
         _evict(pool)
     return 0
@@ -267,55 +309,54 @@ def _memory() -> int:
     return int(min(machine, limits.memory()))
 
 
-_words: ctypes.Array[ctypes.c_int64] | None = None
+_pool: Pool | None = None
 
 
 def table() -> int:
-    """The address of the table, which is made once."""
-    global _words
+    """The address of the pool, which is made once."""
+    global _pool
     with settling:
-        if _words is None:
-            _words = _made()
-    return ctypes.addressof(_words)
+        if _pool is None:
+            _pool = _made()
+    return _pool.address
 
 
-def _made() -> ctypes.Array[ctypes.c_int64]:
-    """Make the table. It is never freed, since arrays may outlive the interpreter's objects.
+def _made() -> Pool:
+    """Make the pool. It is never freed, since arrays may outlive the interpreter's objects.
 
     If the bound is 0, or if the system has no mappings, all blocks come from malloc.
     """
-    words = (ctypes.c_int64 * (FIRST + SLOT * SLOTS + 1))()
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(words))
-    words[LIMIT] = bound()
-    for word, name in ((C_MALLOC, "malloc"), (C_CALLOC, "calloc"), (C_FREE, "free")):
-        words[word] = system().heap(name)
+    memory = ctypes.create_string_buffer(ctypes.sizeof(Pool) + SLOTS * ctypes.sizeof(Slot))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
+    pool = at(Pool, ctypes.addressof(memory))
+    pool.limit = bound()
+    pool.c_malloc, pool.c_calloc, pool.c_free = map(system().heap, ("malloc", "calloc", "free"))
     mappings = system().mappings()
     if mappings and bound():
-        words[C_MAP], words[C_UNMAP], words[C_ADVISE], words[FLAGS] = mappings
-    return words
+        pool.c_map, pool.c_unmap, pool.c_advise, pool.flags = mappings
+    return pool
 
 
 def held() -> int:
     """How many bytes of released memory are kept now."""
-    return 0 if _words is None else _words[HELD]
+    return 0 if _pool is None else _pool.held
 
 
 def empty() -> None:
     """Give all memory that is kept back to the system."""
-    if _words is not None:
+    if _pool is not None:
         drop.call(table())
 
 
 def _settle_after_fork() -> None:
     """In a forked child, empty the slots that the parent's threads owned at the fork, and count the kept bytes anew."""
-    if _words is None:
+    if _pool is None:
         return
-    held = 0
-    for start in range(FIRST, FIRST + SLOT * SLOTS, SLOT):
-        if _words[start + BLOCK] == BUSY:
-            _words[start + BLOCK] = EMPTY
-        held += _words[start + CAPACITY] if _words[start + BLOCK] else 0
-    _words[HELD] = held
+    slots = [at(Slot, behind(_pool), number) for number in range(SLOTS)]
+    for slot in slots:
+        if slot.block == BUSY:
+            slot.block = EMPTY
+    _pool.held = sum(slot.capacity for slot in slots if slot.block)
 
 
 in_child(_settle_after_fork)

@@ -3,8 +3,8 @@
 Imported only when something has to be compiled; nothing else in opgrad imports Numba.
 """
 
-from opgrad.cpu.compiler.lowering import arithmetic, blocks, integers, vectors, words
+from opgrad.cpu.compiler.lowering import arithmetic, blocks, integers, structures, vectors, words
 from opgrad.cpu.compiler.lowering.build import build
 from opgrad.cpu.compiler.lowering.modules import optimised
 
-__all__ = ["arithmetic", "blocks", "build", "integers", "optimised", "vectors", "words"]
+__all__ = ["arithmetic", "blocks", "build", "integers", "optimised", "structures", "vectors", "words"]

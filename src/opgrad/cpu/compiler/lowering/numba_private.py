@@ -51,6 +51,7 @@ def _needed(path: str) -> Any:
 cpu_target = _needed("numba.core.registry:cpu_target")
 global_compiler_lock = _needed("numba.core.compiler_lock:global_compiler_lock")
 AbstractTemplate = _needed("numba.core.typing.templates:AbstractTemplate")
+AttributeTemplate = _needed("numba.core.typing.templates:AttributeTemplate")
 builtin_registry = _needed("numba.core.typing.templates:builtin_registry")
 signature = _needed("numba.core.typing.templates:signature")
 CompilerBase = _needed("numba.core.compiler:CompilerBase")
