@@ -5,7 +5,6 @@ Imports `onnx/plain`, `onnx/passes` and below.
 
 from opgrad.onnx.rules import (  # noqa: F401
     activation,
-    aliases,
     arithmetic,
     attention,
     control_flow,
