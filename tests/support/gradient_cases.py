@@ -244,16 +244,12 @@ QUANTIZED_PRODUCTS = [
     *((MICROSOFT, op) for op in QUANTIZED.split()),
 ]
 NAMES_OF_RUNTIME = {  # of tests/support/runtime_cases.py
-    "": """Attention LinearAttention RotaryEmbedding
-        CumProd TensorScatter Col2Im Det Unique DFT STFT RoiAlign MaxRoiPool DeformConv""",
-    "ai.onnx.ml": """Scaler LinearRegressor Normalizer
-        LinearClassifier""",
-    MICROSOFT: """MatMulNBits RotaryEmbedding GroupQueryAttention ScaledSiLU GatedAdd GatedRMSNorm
-        LinearAttentionGate TransposeMatMul GatherND Pad Trilu
-        ExpandDims GridSample BiasAdd BiasSplitGelu
-        GemmFastGelu FusedMatMulActivation SwiGLU NhwcConv NhwcFusedConv GroupNorm SkipGroupNorm MoE QMoE
-        LinearAttention Inverse CausalConvWithState MRotaryEmbedding SparseAttention MatMulBnb4
-        GatherBlockQuantized GatedDeltaNet""",
+    "": "Attention LinearAttention RotaryEmbedding CumProd TensorScatter Col2Im Det Unique DFT STFT "
+    "RoiAlign MaxRoiPool DeformConv",
+    "ai.onnx.ml": "Scaler LinearRegressor Normalizer LinearClassifier",
+    MICROSOFT: """MatMulNBits RotaryEmbedding GroupQueryAttention ScaledSiLU GatedAdd GatedRMSNorm LinearAttentionGate
+        TransposeMatMul GatherND Pad Trilu ExpandDims GridSample MoE QMoE LinearAttention Inverse CausalConvWithState
+        MRotaryEmbedding MatMulBnb4 GatherBlockQuantized GatedDeltaNet""",
 }
 OF_RUNTIME = [(domain, op) for domain, names in NAMES_OF_RUNTIME.items() for op in names.split()]
 SEQUENCES = (

@@ -14,7 +14,6 @@ from opgrad.onnx.rules import (  # noqa: F401
     experts,
     extrema,
     fourier,
-    fused,
     gated,
     grouped_attention,
     indexing,

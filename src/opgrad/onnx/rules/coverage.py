@@ -3,7 +3,6 @@
 An error gives the reason that stands here, and the table of docs/runtime-operators.md is made of it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from opgrad.onnx.rules.registry import RULES
 from opgrad.onnx.rules.zero import zero
 
 BLOCKED = "com.microsoft.nchwc"
-Names = Mapping[tuple[str, str], str]
+Names = dict[tuple[str, str], str]
 
 
 def _named(domain: str, names: str, reason: str) -> dict[tuple[str, str], str]:
@@ -58,7 +57,9 @@ REFUSED: Names = {
     ),
     **_named(MICROSOFT, "DecoderMaskedMultiHeadAttention VarlenCausalConvWithState", _DECODES),
     **_named(
-        MICROSOFT, "BranchwiseRMSNorm EngramGate HyperConnectionPostMix HyperConnectionPreMix MoEGroupRouter", _RARE
+        MICROSOFT,
+        "BranchwiseRMSNorm EngramGate HyperConnectionPostMix HyperConnectionPreMix MoEGroupRouter SparseAttention",
+        _RARE,
     ),
     **_named(MICROSOFT, "NGramRepeatBlock", _CHOOSES),
     **_named(MICROSOFT, "CDist", "it measures distances for nearest neighbours; expected Sub and ReduceSumSquare"),
@@ -74,6 +75,12 @@ REFUSED: Names = {
         BLOCKED, "AveragePool Conv GlobalAveragePool GlobalMaxPool MaxPool ReorderInput ReorderOutput Upsample", _LAYOUT
     ),
 }
+# Operators of other execution providers, which the CPU has none of.
+ELSEWHERE = _named(
+    MICROSOFT,
+    "BiasAdd BiasSplitGelu FusedMatMulActivation GemmFastGelu GroupNorm NhwcConv NhwcFusedConv SkipGroupNorm SwiGLU",
+    "it is a fused kernel of other processors; take the model before it is optimized for them",
+)
 # Operators that become others before they are differentiated.
 BECOMES: Names = {
     ("", "Upsample"): "that of Resize, which it becomes",
@@ -110,4 +117,4 @@ def _is_function(domain: str, name: str) -> bool:
 
 def reason(domain: str, name: str) -> str | None:
     """Why an operator has no gradient, None if it is not told."""
-    return REFUSED.get((domain, name)) or NONE.get((domain, name))
+    return (REFUSED | ELSEWHERE | NONE).get((domain, name))
