@@ -238,22 +238,18 @@ RUNTIME = "in onnxruntime, against"
 QUANTIZATION = ("QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear")
 QUANTIZED = """QuantizeLinear DequantizeLinear DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger16 QGemm
     QAttention NhwcMaxPool QLinearConv QLinearAdd QLinearMul QLinearSigmoid QLinearLeakyRelu QLinearSoftmax
-    QLinearAveragePool QLinearGlobalAveragePool QLinearConcat QLinearWhere DynamicQuantizeLSTM NGramRepeatBlock"""
+    QLinearAveragePool QLinearGlobalAveragePool QLinearConcat QLinearWhere DynamicQuantizeLSTM"""
 QUANTIZED_PRODUCTS = [
     *(("", op) for op in ("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv")),
     *((MICROSOFT, op) for op in QUANTIZED.split()),
 ]
 NAMES_OF_RUNTIME = {  # of tests/support/runtime_cases.py
-    "": """Attention LinearAttention RotaryEmbedding Affine Scale ScaledTanh ParametricSoftplus ImageScaler Crop
-        DynamicSlice CumProd TensorScatter Col2Im Det Unique DFT STFT RoiAlign MaxRoiPool DeformConv""",
-    "ai.onnx.ml": """ArrayFeatureExtractor Scaler LinearRegressor Imputer FeatureVectorizer Normalizer
-        LinearClassifier SVMRegressor""",
-    MICROSOFT: """MatMulNBits RotaryEmbedding GroupQueryAttention ScaledSiLU GatedAdd GatedRMSNorm BranchwiseRMSNorm
-        LinearAttentionGate EngramGate HyperConnectionPreMix HyperConnectionPostMix TransposeMatMul GatherND Pad Trilu
-        ExpandDims SampleOp UnfoldTensor CDist GridSample ConvTransposeWithDynamicPads BiasAdd BiasSplitGelu
-        GemmFastGelu FusedMatMulActivation SwiGLU NhwcConv NhwcFusedConv GroupNorm SkipGroupNorm MoE QMoE
-        LinearAttention Inverse CausalConvWithState MRotaryEmbedding SparseAttention MoEGroupRouter MatMulBnb4
-        GatherBlockQuantized GatedDeltaNet CropAndResize Unique""",
+    "": "Attention LinearAttention RotaryEmbedding CumProd TensorScatter Col2Im Det Unique DFT STFT "
+    "RoiAlign MaxRoiPool DeformConv",
+    "ai.onnx.ml": "Scaler LinearRegressor Normalizer LinearClassifier",
+    MICROSOFT: """MatMulNBits RotaryEmbedding GroupQueryAttention ScaledSiLU GatedAdd GatedRMSNorm LinearAttentionGate
+        TransposeMatMul GatherND Pad Trilu ExpandDims GridSample MoE QMoE LinearAttention Inverse CausalConvWithState
+        MRotaryEmbedding MatMulBnb4 GatherBlockQuantized GatedDeltaNet""",
 }
 OF_RUNTIME = [(domain, op) for domain, names in NAMES_OF_RUNTIME.items() for op in names.split()]
 SEQUENCES = (

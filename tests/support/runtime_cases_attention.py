@@ -239,52 +239,6 @@ ATTENTION = {
 CASES |= {f"Attention, {form}": attention(**given) for form, given in ATTENTION.items()}
 
 
-# --- blocks of keys ---
-MASKS = np.array([[[1, 0, 0], [1, 1, 0], [0, 1, 1]], [[1, 0, 0], [0, 1, 0], [1, 0, 1]]])
-
-
-def sparse(new=40, past=0, lengths=None, room=48, rotary=False, kind=np.float32):
-    """A SparseAttention of two rows, four heads, two groups, blocks of 16 and two layouts."""
-    counts = MASKS.sum(2).cumsum(1)
-    table = np.concatenate([np.zeros((2, 1), np.int64), counts], 1).astype(np.int32)
-    columns = np.full((2, counts[:, -1].max()), -1, np.int32)
-    for layout, mask in enumerate(MASKS):
-        found = np.nonzero(mask)[1]
-        columns[layout, : len(found)] = found
-    lengths = np.array(lengths or [new + past] * 2, np.int32)
-    x = [numbers(2, new, heads * 16, kind=kind) for heads in (4, 2, 2)]
-    caches = [numbers(2, 2, room, 16, kind=kind) for _ in range(2)]
-    angles = [each(numbers(64, 8)).astype(kind) if rotary else None for each in (np.cos, np.sin)]
-    arrays = [*x, *caches, table, columns, np.array(lengths.max(), np.int32), lengths, *angles]
-    given = {"num_heads": 4, "kv_num_heads": 2, "sparse_block_size": 16, "do_rotary": int(rotary)}
-
-    def formula(q, k, v, past_key, past_value, _, __, ___, lengths, cos, sin):
-        rows = []
-        for row in range(2):
-            before = 0 if int(lengths.max()) == new else int(lengths[row]) - new
-            split = [each[row].reshape(new, -1, 16).transpose(0, 1) for each in (q, k, v)]
-            at, keys = torch.arange(new)[:, None] + before, torch.arange(before + new)
-            if rotary:
-                turn = [each[at[:, 0]][None, None] for each in (cos, sin)]
-                split[:2] = [rotated(each[None], *turn)[0] for each in split[:2]]
-            whole = [
-                torch.cat([a[row, :, :before], b], 1).repeat_interleave(2, 0)
-                for a, b in ((past_key, split[1]), (past_value, split[2]))
-            ]
-            blocks = torch.tensor(MASKS)[:, at // 16, keys // 16][[0, 1, 0, 1]]
-            allowed = (blocks > 0) & (keys <= at) & (keys < int(lengths[row]))
-            scores = (split[0] @ whole[0].transpose(1, 2) * 16**-0.5).masked_fill(~allowed, -torch.inf)
-            rows.append((torch.softmax(scores, 2) @ whole[1]).transpose(0, 1).reshape(new, -1))
-        return torch.stack(rows)
-
-    return RuntimeCase("SparseAttention", arrays, formula, tuple(range(5)) if past else (0, 1, 2), given, MS, outputs=3,
-                       terms=256, runs=False)  # fmt: skip
-
-
-CASES["SparseAttention"] = sparse()
-CASES["SparseAttention, past, rotary"] = sparse(new=1, past=37, rotary=True)
-
-
 # --- linear attention: a state for each head, which every token changes ---
 
 

@@ -41,65 +41,13 @@ for kind in (np.float32, np.float16):
         lambda x, scale, g: (rms(x.reshape(2, 3, 2, 4)) * scale).reshape(2, 3, 8) * silu(g),
         form=form,
     )
-    add(
-        "BranchwiseRMSNorm",
-        [X, numbers(8, kind=kind)],
-        lambda x, scale: rms(x.reshape(2, 3, 2, 4)).reshape(2, 3, 8) * scale,
-        num_branches=2,
-        form=form,
-        terms=64,
-    )
     add("LinearAttentionGate", [X, numbers(8), numbers(8), numbers(2, 3, 8, kind=kind)],
         lambda a, bias, scale, b: (functional.softplus(a + bias) * scale, torch.sigmoid(b)),
         outputs=2, form=form)  # fmt: skip
 add("ScaledSiLU", [numbers(2, 3), numbers()], lambda x, scale: silu(scale * x), form="scale as input")
 add("GatedRMSNorm", [numbers(2, 8), numbers(8), numbers(2, 8)], lambda x, scale, g: rms(x) * scale * torch.sigmoid(g),
     activation="sigmoid", form="sigmoid")  # fmt: skip
-add("BranchwiseRMSNorm", [numbers(3, 2, 4), numbers(2, 4)], lambda x, scale: rms(x) * scale, form="grouped", terms=64)
-add(
-    "BranchwiseRMSNorm",
-    [numbers(3, 8), numbers(4)],
-    lambda x, scale: (rms(x.reshape(3, 2, 4)) * scale).reshape(3, 8),
-    num_branches=2,
-    form="one scale",
-    terms=64,
-)
 
-
-def engram(key, query, value, key_scale, query_scale, scale):
-    d = (rms(key) * key_scale * rms(query) * query_scale).sum(-1, keepdim=True) / 4**0.5
-    y = torch.sigmoid(torch.sign(d) * torch.clamp(d.abs(), min=1e-6).sqrt()) * value[:, :, None]
-    return y, rms(y) * scale
-
-
-add(
-    "EngramGate",
-    [numbers(2, 3, 2, 4), numbers(2, 3, 2, 4), numbers(2, 3, 4), *(numbers(2, 4) for _ in range(3))],
-    engram,
-    outputs=2,
-    terms=64,
-)
-STREAMS = numbers(2, 3, 4, 5)
-add(
-    "HyperConnectionPreMix",
-    [STREAMS, numbers(2, 3, 4)],
-    lambda x, gate: 0.5 * (x * gate[..., None]).sum(2),
-    reduction_scale=0.5,
-)
-add(
-    "HyperConnectionPreMix",
-    [numbers(2, 8), numbers(2, 8)],
-    lambda x, gate: (x * gate).reshape(2, 2, 4).sum(1),
-    num_branches=2,
-    form="flat",
-)
-add(
-    "HyperConnectionPostMix",
-    [STREAMS, numbers(2, 3, 5), numbers(2, 3, 4), numbers(2, 3, 4, 4)],
-    lambda x, block, gate, mix: mix.transpose(2, 3) @ x + gate[..., None] * block[:, :, None],
-)
-add("HyperConnectionPostMix", [numbers(2, 8), numbers(2, 4), numbers(2, 2, 1)],
-    lambda x, block, gate: x + (gate * block[:, None]).reshape(2, 8), num_branches=2, form="flat, no mix")  # fmt: skip
 
 # --- other names ---
 PADS = np.array([1, 0, 0, 2])
@@ -115,12 +63,6 @@ add("GatherND", [numbers(2, 3), np.array([[0, 1], [1, 2], [0, 1]])], lambda x, a
 add("Pad", [numbers(2, 3), PADS, numbers(1)], lambda x, _, v: functional.pad(x - v, (0, 2, 1, 0)) + v, mode="constant")
 add("Trilu", [numbers(3, 4), np.array(1)], lambda x, _: torch.triu(x, 1))
 add("ExpandDims", [numbers(2, 3), np.array(1, np.int32)], lambda x, _: x[:, None], constants=(1,))
-add("SampleOp", [numbers(2, 3)], lambda x: x * 1)
-add("UnfoldTensor", [numbers(2, 7, 3)], lambda x: x.unfold(1, 3, 2), dim=1, size=3, step=2)
-add("UnfoldTensor", [numbers(2, 6)], lambda x: x.unfold(-1, 2, 1), size=2, form="last axis")
-PAIRS = [numbers(3, 4), numbers(5, 4)]
-add("CDist", PAIRS, lambda a, b: (a[:, None] - b[None]).square().sum(2), metric="sqeuclidean")
-add("CDist", PAIRS, lambda a, b: (a[:, None] - b[None]).norm(dim=2), metric="euclidean", form="euclidean")
 GRID = [numbers(1, 2, 4, 5), numbers(1, 3, 3, 2, low=-0.9) * 0.6]
 add(
     "GridSample",
@@ -129,94 +71,6 @@ add(
     align_corners=1,
     mode="bilinear",
 )
-add("ConvTransposeWithDynamicPads", [numbers(1, 2, 4, 4), numbers(2, 3, 3, 3), np.array([1, 1, 1, 1])],
-    lambda x, w, _: functional.conv_transpose2d(x, w, padding=1), terms=64, constants=(2,))  # fmt: skip
-
-# --- operators that the CPU lacks ---
-absent = {"runs": False, "terms": 64}
-ROWS = [numbers(2, 3, 8), numbers(8), numbers(2, 3, 8)]
-add("BiasAdd", ROWS, lambda x, b, s: x + b + s, **absent)
-add("BiasSplitGelu", ROWS[:2], lambda x, b: (x + b)[..., :4] * functional.gelu((x + b)[..., 4:]), **absent)
-add(
-    "GemmFastGelu",
-    [numbers(3, 4), numbers(4, 5), numbers(5)],
-    lambda x, w, b: functional.gelu(x @ w + b, approximate="tanh"),
-    **absent,
-)
-add(
-    "FusedMatMulActivation",
-    [numbers(3, 4), numbers(5, 4)],
-    lambda a, b: functional.leaky_relu(0.7 * a @ b.T, 0.2),
-    activation="LeakyRelu",
-    activation_alpha=0.2,
-    alpha=0.7,
-    transB=1,
-    **absent,
-)
-add("SwiGLU", [numbers(3, 8)], lambda x: silu(x[:, :4]) * x[:, 4:], form="halves", **absent)
-add(
-    "SwiGLU",
-    [numbers(3, 4), numbers(3, 4)],
-    lambda g, u: (
-        torch.clamp(g, max=0.8) * torch.sigmoid(1.7 * torch.clamp(g, max=0.8)) * (torch.clamp(u, -0.8, 0.8) + 1)
-    ),
-    activation_alpha=1.7,
-    activation_beta=1.0,
-    limit=0.8,
-    **absent,
-)
-IMAGE, FILTER = numbers(2, 5, 4, 3), [numbers(4, 3, 3, 3), numbers(4)]
-
-
-def nhwc(x, w, b):
-    return functional.conv2d(x.permute(0, 3, 1, 2), w, b, padding=1).permute(0, 2, 3, 1)
-
-
-add("NhwcConv", [IMAGE, *FILTER], nhwc, pads=[1, 1, 1, 1], **absent)
-add(
-    "NhwcFusedConv",
-    [IMAGE, *FILTER, numbers(2, 5, 4, 4)],
-    lambda x, w, b, z: torch.relu(nhwc(x, w, b) + z),
-    pads=[1, 1, 1, 1],
-    activation="Relu",
-    **absent,
-)
-
-
-def group_norm(x, gamma, beta, last, activation):
-    y = functional.group_norm(x.permute(0, 3, 1, 2) if last else x, 2, gamma, beta, 1e-5)
-    y = silu(y) if activation else y
-    return y.permute(0, 2, 3, 1) if last else y
-
-
-def skip_group_norm(x, gamma, beta, skip, bias):
-    total = x + skip[:, None, None] + bias
-    return group_norm(total, gamma, beta, True, True), total
-
-
-for kind in (np.float32, np.float16):
-    given = [numbers(4), numbers(4)]
-    add(
-        "GroupNorm",
-        [numbers(2, 3, 5, 4, kind=kind), *given],
-        lambda *x: group_norm(*x, True, True),
-        groups=2,
-        activation=1,
-        form=f"channels last, {kind.__name__}",
-        **absent,
-    )
-    add(
-        "SkipGroupNorm",
-        [numbers(2, 3, 5, 4, kind=kind), *given, numbers(2, 4, kind=kind), numbers(4, kind=kind)],
-        skip_group_norm,
-        groups=2,
-        activation=1,
-        outputs=2,
-        form=kind.__name__,
-        **absent,
-    )
-add("GroupNorm", [numbers(2, 4, 3, 5), *given], lambda *x: group_norm(*x, False, False),
-    groups=2, activation=0, channels_last=0, **absent)  # fmt: skip
 
 
 # --- mixtures of experts ---
@@ -272,18 +126,6 @@ add("MoE", [*TOKENS, *FUSED],
     k=2, activation_type="swiglu", swiglu_fusion=1, form="swiglu, interleaved", **clamped)  # fmt: skip
 
 # --- old operators of ai.onnx, which onnxruntime still runs ---
-old = {"domain": "", "opset": 9}
-PICTURE = numbers(1, 2, 5, 6)
-add("Affine", [numbers(5)], lambda x: 0.6 * x + 0.2, alpha=0.6, beta=0.2, **old)
-add("Scale", [numbers(5)], lambda x: 0.6 * x, scale=0.6, **old)
-add("ScaledTanh", [numbers(5)], lambda x: 0.6 * torch.tanh(1.2 * x), alpha=0.6, beta=1.2, **old)
-add("ParametricSoftplus", [numbers(5)], lambda x: 0.6 * functional.softplus(1.2 * x), alpha=0.6, beta=1.2, **old)
-add("ImageScaler", [PICTURE], lambda x: 0.5 * x + torch.tensor([0.1, 0.2]).reshape(1, 2, 1, 1),
-    scale=0.5, bias=[0.1, 0.2], **old)  # fmt: skip
-add("Crop", [PICTURE], lambda x: x[:, :, 1:3, 2:5], border=[2, 1, 1, 2], **old)
-add("Crop", [PICTURE], lambda x: x[:, :, 1:4, 2:4], border=[2, 1, 0, 0], scale=[3, 2], form="size", **old)
-PARTS = [np.array([1]), np.array([3]), np.array([2])]  # starts, ends, axes
-add("DynamicSlice", [PICTURE, *PARTS], lambda x, *_: x[:, :, 1:3], **old)
 
 
 # --- with quantized weights ---

@@ -169,7 +169,6 @@ add(
     channels_last=1,
     form="channels last",
 )
-TOKENS, SCORES = np.array([[1, 2, 1, 2]]), numbers(1, 4)
 
 
 def turned(x, positions, cos, sin):
@@ -192,16 +191,7 @@ add(
     mrope_section=[2, 1, 1],
     num_heads=2,
 )
-LOGITS, SHIFT = numbers(5, 8), numbers(8)
 
-
-def routed(x, _):
-    s = torch.sigmoid(x)
-    chosen = torch.zeros_like(s).scatter(1, (s + torch.tensor(SHIFT)).topk(3, 1).indices, 1.0)
-    return torch.where(chosen > 0, torch.log(s), -100.0)
-
-
-add("MoEGroupRouter", [LOGITS, SHIFT], routed, wanted=(0,), top_k=3, router_sentinel=-100.0)
 
 # --- weights in bytes ---
 for kind, form in ((0, "fp4"), (1, "nf4")):
@@ -253,7 +243,6 @@ add(
 
 # --- classical models ---
 classical = {"domain": "ai.onnx.ml"}
-add("ArrayFeatureExtractor", [numbers(2, 4), np.array([3, 0, 3])], lambda x, at: x[:, at], **classical)
 add(
     "Scaler",
     [numbers(2, 3)],
@@ -269,23 +258,6 @@ add(
     coefficients=[1.0, 2, 3, 4, 5, 6],
     intercepts=[0.5, 0.25],
     targets=2,
-    **classical,
-)
-MISSING = numbers(3, 4)
-MISSING[0, 1] = MISSING[2, 3] = np.nan
-add(
-    "Imputer",
-    [MISSING],
-    lambda x: torch.where(torch.isnan(x), torch.tensor([1, 2, 3, 4.0]).double(), x),
-    imputed_value_floats=[1.0, 2, 3, 4],
-    replaced_value_float=float("nan"),
-    **classical,
-)
-add(
-    "FeatureVectorizer",
-    [numbers(2, 3), numbers(2, 1)],
-    lambda a, b: torch.cat([a, b], 1),
-    inputdimensions=[3, 1],
     **classical,
 )
 for norm, size in {

@@ -58,37 +58,6 @@ for ratio in (0, 2):
         **{**given, "sampling_ratio": ratio})  # fmt: skip
 
 
-def cropped(x, boxes, at, _, nearest=False):
-    """Elements between those of an image, or the nearest ones; 7.0 outside of it."""
-    size = np.array(x.shape[2:]) - 1
-    results = torch.full((len(boxes), x.shape[1], 3, 2), 7.0, dtype=torch.float64)
-    for region, (box, row) in enumerate(zip(boxes, at, strict=True)):
-        for p in range(3):
-            for q in range(2):
-                places = [(box[0] + (box[2] - box[0]) * p / 2) * size[0], (box[1] + (box[3] - box[1]) * q) * size[1]]
-                if all(0 <= float(place.detach()) <= last for place, last in zip(places, size, strict=True)):
-                    results[region, :, p, q] = mixed(
-                        x[int(row)], *(torch.floor(each + 0.5) if nearest else each for each in places)
-                    )
-    return results
-
-
-def mixed(x, at_y, at_x):
-    """The elements of an image around a place, each by its distance."""
-    total = 0
-    for row in {int(at_y), min(int(at_y) + 1, x.shape[1] - 1)}:
-        for column in {int(at_x), min(int(at_x) + 1, x.shape[2] - 1)}:
-            total = total + x[:, row, column] * (1 - (at_y - row).abs()) * (1 - (at_x - column).abs())
-    return total
-
-
-BOXES = np.array([[0.11, 0.22, 0.83, 0.74], [0.3, -0.2, 1.3, 0.9], [0.91, 0.8, 0.27, 0.1]], np.float32)
-whole = {"extrapolation_value": 7.0, "constants": (3,)}
-CROP = [IMAGES, BOXES, ROWS_OF.astype(np.int32), np.array([3, 2], np.int32)]
-add("CropAndResize", CROP, cropped, **whole)
-add("CropAndResize", CROP, lambda *x: cropped(*x, nearest=True), mode="nearest", form="nearest", wanted=(0,), **whole)
-
-
 def largest(x, rois, scale=0.5):
     """The largest element of each window, whose borders are whole numbers."""
     results = []
@@ -176,27 +145,3 @@ for transform, function in {"NONE": lambda s: s, "SOFTMAX": lambda s: s.softmax(
         form=transform,
         **classical,
     )
-KERNELS = {
-    "LINEAR": lambda x, s: x @ s.T,
-    "POLY": lambda x, s: (0.5 * x @ s.T + 1.5) ** 3,
-    "RBF": lambda x, s: torch.exp(-0.5 * ((x[:, None] - s) ** 2).sum(2)),
-    "SIGMOID": lambda x, s: torch.tanh(0.5 * x @ s.T + 1.5),
-}
-for kernel, of in KERNELS.items():
-    add(
-        "SVMRegressor",
-        [ROWS],
-        lambda x, f=of: f(x, torch.tensor(PLANES).double()) @ torch.tensor([[1.0], [-2], [3], [0.5]]).double() + 0.25,
-        coefficients=[1.0, -2.0, 3.0, 0.5],
-        support_vectors=PLANES.reshape(-1).tolist(),
-        n_supports=4,
-        rho=[0.25],
-        kernel_type=kernel,
-        kernel_params=[0.5, 1.5, 3.0],
-        form=kernel,
-        **classical,
-    )
-add("SVMRegressor", [ROWS], lambda x: x @ torch.tensor([[1.0], [-2], [3]]).double() + 0.25, n_supports=0,
-    form="a plane", coefficients=[1.0, -2.0, 3.0], rho=[0.25], kernel_params=[0.0, 0.0, 0.0], **classical)  # fmt: skip
-TIES = np.array([1.5, 0.5, 1.5, 2.5, 0.5], np.float32)
-add("Unique", [TIES], lambda x: x[torch.tensor([0, 1, 3])], outputs=3, form="in order")

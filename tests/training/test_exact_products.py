@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from typer.testing import CliRunner
 
 from opgrad.cli.app import app
-from opgrad.onnx.graph.byte_products import WEIGHTS
+from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnxruntime import exact_products
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
@@ -83,7 +83,7 @@ def bytes_of(model):
     return {
         kinds.get(node.input[weight], TensorProto.UINT8)
         for node in model.graph.node
-        for _, weight, _ in WEIGHTS.get(node.op_type, ())
+        for _, weight, _ in facts_of(node).byte_products
     }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
+from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.nodes import attributes_of
 from opgrad.ops.quantized import floats_of
 from opgrad.training.files.tensor_values import Held, array_of
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 COLUMNS = 64  # that are unpacked at once
 FLOATS = ("MatMul", "Gemm", "FusedMatMul")
-BIAS = {"Gemm": 2, "MatMulNBits": 5}  # the place of what a product adds to its result
 
 
 def squared_norms(base: "LanguageModel", adapter: Adapter, added: np.ndarray | None = None) -> np.ndarray:
@@ -49,8 +49,8 @@ def factors(base: "LanguageModel", adapter: Adapter, values: Mapping[str, np.nda
 
 def bias_of(node: onnx.NodeProto) -> str:
     """The name of what a product's node adds to its result; "" if there is nothing."""
-    place = BIAS.get(node.op_type, len(node.input))
-    bias = node.input[place] if place < len(node.input) else ""
+    place = facts_of(node).bias
+    bias = node.input[place] if place and place < len(node.input) else ""
     if bias and attributes_of(node).get("beta", 1.0) != 1:
         raise NotImplementedError(f"{WHO}: {node.op_type} (node {node.name!r}) has a beta, beside which is no DoRA")
     return bias

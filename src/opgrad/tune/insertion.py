@@ -10,9 +10,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.messages import MICROSOFT, free_name, keep
 from opgrad.onnx.graph.nodes import attributes_of, names_in, rename, rename_inputs
-from opgrad.tune.dora import BIAS, bias_of
+from opgrad.tune.dora import bias_of
 from opgrad.tune.lora import WHO, Adapter
 
 DRAW = "draw"  # an input, int64 [1]
@@ -105,7 +106,7 @@ class _AdapterWriter:
 
     def _product(self, rows: str, node: onnx.NodeProto, name: str) -> str:
         """The product of rows and the weight of a product's node, without its bias."""
-        inputs = [rows, *node.input[1 : BIAS.get(node.op_type, len(node.input))]]
+        inputs = [rows, *node.input[1 : facts_of(node).bias]]
         return self.add(node.op_type, inputs, name, domain=node.domain, **attributes_of(node))
 
     def _slice(self, value: str, adapter: Adapter, axis: int) -> str:

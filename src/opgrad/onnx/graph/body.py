@@ -11,15 +11,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from opgrad.onnx.graph.facts import dtype_of_result
 from opgrad.onnx.graph.formulas import Body, Value
-from opgrad.onnx.graph.messages import MICROSOFT, copied, free_name
+from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of, free_name
 from opgrad.onnx.graph.nodes import leave_out_results, needed, read_by, rename
 from opgrad.onnx.graph.sizes import Sizes
-
-BOOLEAN = ("And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor")
-INTEGER = ("ArgMax", "ArgMin", "BroadcastGradientArgs", "NonZero", "SequenceLength", "Shape", "Size")
-OF_SECOND = ("CastLike", "SoftmaxCrossEntropyLossInternalGrad", "Where")  # their result has the type of input 1
-OF_THIRD = ("GatherGrad", "GatherNDGrad", "OneHot")  # their result has the type of input 2
 
 
 class GraphBody(Body):
@@ -64,8 +60,21 @@ class GraphBody(Body):
             self._count += 1
             node.output.extend([node.name, *(f"{node.name}:{index}" for index in range(1, outputs))])
             self.nodes.append(node)
-            self._written[key] = [Value(self, name, _type(node, inputs, attributes)) for name in node.output]
+            dtypes = (self._dtype(node, index, inputs, attributes) for index in range(outputs))
+            self._written[key] = [Value(self, *each) for each in zip(node.output, dtypes, strict=True)]
         return self._written[key]
+
+    def _dtype(
+        self, node: onnx.NodeProto, index: int, inputs: Sequence[Value | None], attributes: dict[str, Any]
+    ) -> int | None:
+        """The dtype of a result of a node, as far as that of the inputs tells it."""
+        if node.op_type in ("If", "Loop"):
+            return None  # their results have dtypes of their own
+        if node.op_type == "Cast":
+            return int(attributes["to"])
+        dtype, of = dtype_of_result(domain_of(node), node.op_type, self.opset, index)
+        like = inputs[of] if of < len(inputs) else None
+        return dtype if dtype is not None or like is None else like.element_type
 
     def microsoft(self, op: str, *inputs: Value | None, **attributes: Any) -> Value:
         """Append a node of the domain com.microsoft with one output."""
@@ -121,18 +130,3 @@ class GraphBody(Body):
         self.infos = {name: info for name, info in self.infos.items() if name in read}
         self._written.clear()
         self._constants.clear()
-
-
-def _type(node: onnx.NodeProto, inputs: Sequence[Value | None], attributes: dict[str, Any]) -> int | None:
-    """The element type of a node's results."""
-    if node.op_type in BOOLEAN:
-        return TensorProto.BOOL
-    if node.op_type in INTEGER:
-        return TensorProto.INT64
-    if node.op_type in ("If", "Loop"):
-        return None  # their results have types of their own
-    if node.op_type == "Cast":
-        return int(attributes["to"])
-    place = 2 if node.op_type in OF_THIRD else int(node.op_type in OF_SECOND)
-    like = inputs[place] if place < len(inputs) else None
-    return like.element_type if like is not None else None

@@ -10,20 +10,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import copied, free_name
 
-# The places of the other operand, of a weight and of its zero point; without the first, bytes that the node makes.
-WEIGHTS: dict[str, tuple[tuple[int | None, int, int], ...]] = {
-    "MatMulInteger": ((0, 1, 3),),
-    "QLinearMatMul": ((0, 3, 5),),
-    "QLinearConv": ((0, 3, 5),),
-    "QGemm": ((0, 3, 5),),
-    "MatMulIntegerToFloat": ((0, 1, 5),),
-    "QAttention": ((0, 1, 7),),
-    "DynamicQuantizeMatMul": ((None, 1, 3),),
-    "DynamicQuantizeLSTM": ((None, 1, 9), (None, 2, 11)),
-}
 OF_FLOATS = ("MatMul", "Gemm", "Conv")  # which onnxruntime computes in integers between pairs
 PAIR_ZERO = 2  # the place of DequantizeLinear's zero point
 MOST = 64  # two products of 255 and such a number fit into 16 bits
@@ -35,12 +25,11 @@ Place = tuple[onnx.NodeProto, int, int]  # a node, the places of a weight and it
 
 def inexact(model: onnx.ModelProto) -> Iterator[Place]:
     """Nodes that multiply unsigned by signed bytes, or unpack the latter, with the places of these and their zero."""
-    operators = {node.op_type for node in model.graph.node}
-    if operators.isdisjoint(WEIGHTS) and "DequantizeLinear" not in operators:
+    if not any(facts_of(node).byte_products or node.op_type == "DequantizeLinear" for node in model.graph.node):
         return
     graph = Graph(copied(model))
     for node in graph.graph.node:
-        for other, weight, zero in WEIGHTS.get(node.op_type, ()):
+        for other, weight, zero in facts_of(node).byte_products:
             is_unsigned = other is None or graph.element_type(node.input[other]) == TensorProto.UINT8
             if is_unsigned and weight < len(node.input) and _exceeds(graph, node.input[weight]):
                 yield node, weight, zero

@@ -6,19 +6,9 @@ from typing import Any, TypeVar
 import onnx
 from onnx import defs
 
+from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.messages import attribute_of, domain_of
 
-# The operators whose results may be left out, and the place of the first such result. Gradients of normalizations are
-# not among them, because onnxruntime-training 1.19.2 demands all of their results.
-OPTIONAL_RESULTS = {
-    "AttentionGrad": 0,
-    "ConvGrad": 0,
-    "ConvTransposeGrad": 0,
-    "DivGrad": 0,
-    "BroadcastGradientArgs": 0,
-    "GRUGrad": 0,
-    "LSTMGrad": 0,
-}
 Function = TypeVar("Function")
 WRITES = ("InPlaceAccumulatorV2", "InPlaceAccumulator")  # operators that write into an input
 
@@ -125,9 +115,8 @@ def needed(
 def leave_out_results(node: onnx.NodeProto, read: Collection[str]) -> bool:
     """Remove the optional results that are not among the names `read`; whether there was one to remove."""
     before = len(node.output)
-    for index in range(OPTIONAL_RESULTS.get(node.op_type, before), before):
-        if node.output[index] not in read:
-            node.output[index] = ""
+    if facts_of(node).results_are_optional:
+        node.output[:] = [name if name in read else "" for name in node.output]
     while len(node.output) > 1 and not node.output[-1]:
         node.output.pop()
     return len(node.output) < before

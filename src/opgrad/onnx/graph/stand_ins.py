@@ -4,60 +4,19 @@ They only replace the operators in the model whose shapes are inferred; most com
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.formulas import Body, Value
-from opgrad.onnx.graph.messages import CLASSICAL, MICROSOFT, domain_of, names_of
+from opgrad.onnx.graph.messages import CLASSICAL, MICROSOFT, domain_of
 from opgrad.onnx.graph.node_view import NodeView, fused_product
 from opgrad.onnx.graph.nodes import attributes_of, registering
 
-OF_AI_ONNX = (
-    "SimplifiedLayerNormalization",
-    "GroupNormalization",
-)  # of the domain ai.onnx; the others are com.microsoft's
-ELEMENTWISE = names_of(
-    """
-    Gelu FastGelu BiasGelu QuickGelu BiasSoftmax BiasAdd FakeQuant Inverse Trilu
-    SimplifiedLayerNormalization GroupNormalization GroupNorm RotaryEmbedding RotaryEmbeddingTraining
-    GemmaRotaryEmbedding ComplexMul ComplexMulConj LongformerAttention MoE QMoE DecoderAttention BiasDropout
-    BitmaskBiasDropout BitmaskDropout QLinearLeakyRelu QLinearSigmoid QLinearSoftmax ScaledSiLU
-    GatedAdd GatedRMSNorm BranchwiseRMSNorm SampleOp HyperConnectionPostMix MRotaryEmbedding CausalConvWithState
-    StopGradient
-    """
-)
-# Operators with results of the type and shape of an input: from the place of the result to that of the input.
-LIKE: dict[str, dict[int, int]] = {
-    **{op: {0: 0} for op in ELEMENTWISE},
-    **{op: {0: 0, 3: 0} for op in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")},
-    "SkipGroupNorm": {0: 0, 1: 0},
-    **{op: {0: 0, 1: 3, 2: 4, 3: 3, 4: 4} for op in ("BatchNormInternal", "BatchNormTraining")},
-    "EngramGate": {0: 0, 1: 0},
-    "LinearAttentionGate": {0: 0, 1: 3},
-    "NGramRepeatBlock": {0: 1},
-    "Imputer": {0: 0},
-}
 CONVOLUTION = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-# Operators whose stand-in is one of ai.onnx: its name, the numbers of inputs and outputs, and the attributes it takes.
-RENAMED: dict[str, tuple[str, int, int, tuple[str, ...]]] = {
-    "ConcatTraining": ("Concat", 2**31, 1, ("axis",)),
-    "SoftmaxCrossEntropyLossInternal": ("SoftmaxCrossEntropyLoss", 3, 2, ("reduction",)),
-    "FusedGemm": ("Gemm", 3, 1, ("transA", "transB")),
-    "FusedConv": ("Conv", 3, 1, CONVOLUTION),
-    "GemmFastGelu": ("MatMul", 2, 1, ()),
-    "GatherND": ("GatherND", 2, 1, ()),
-    "QuantizeLinear": ("QuantizeLinear", 3, 1, ("axis",)),
-    "DequantizeLinear": ("DequantizeLinear", 3, 1, ("axis",)),
-    "GRUTraining": ("GRU", 6, 2, ("direction", "hidden_size", "linear_before_reset", "layout")),
-    "LSTMTraining": ("LSTM", 8, 2, ("direction", "hidden_size", "layout")),
-    "Range": ("Range", 3, 1, ()),
-    "GridSample": ("GridSample", 2, 1, ()),
-    "MatMulInteger16": ("MatMulInteger", 2, 1, ()),
-    "Pad": ("Pad", 3, 1, ("mode",)),
-    "Unique": ("Unique", 1, 3, ()),
-}
 WINDOW = (*CONVOLUTION, "ceil_mode")
 Write = Callable[["Unknown"], Sequence[Value | None]]
 WRITTEN: dict[str, Write] = {}
@@ -78,17 +37,16 @@ stand_in_for = registering(WRITTEN)
 
 def stand_ins(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
     """The stand-ins of a node; the node itself if onnx knows the operator, or if there is no stand-in for it."""
-    named = {each.name: each for each in node.attribute}
-    if not (domain_of(node) in (MICROSOFT, CLASSICAL) or node.op_type in OF_AI_ONNX) or "output_type" in named:
+    known = facts_of(node)
+    if any(each.name == "output_type" for each in node.attribute):
         return [node]
-    if node.op_type in LIKE:
-        pairs = [(*node.input[b : b + 1], *node.output[a : a + 1]) for a, b in LIKE[node.op_type].items()]
+    if known.like:
+        pairs = [(*node.input[b : b + 1], *node.output[a : a + 1]) for a, b in known.like.items()]
         return [helper.make_node("Identity", [pair[0]], [pair[1]]) for pair in pairs if len(pair) == 2 and all(pair)]
-    if node.op_type in RENAMED:
-        op, inputs, outputs, attributes = RENAMED[node.op_type]
-        other = helper.make_node(op, node.input[:inputs], node.output[:outputs])
-        other.attribute.extend(named[name] for name in attributes if name in named)
-        return [other]
+    if known.becomes:
+        return [_renamed(node, known.becomes, opset)]
+    if domain_of(node) not in (MICROSOFT, CLASSICAL):
+        return [node]
     if node.op_type not in WRITTEN:
         return [node]
     unknown = Unknown(node, opset)
@@ -101,6 +59,16 @@ def stand_ins(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
         *unknown.body.nodes,
         *(helper.make_node("Identity", [value.name], [name]) for value, name in named_results),
     ]
+
+
+def _renamed(node: onnx.NodeProto, op: str, opset: int) -> onnx.NodeProto:
+    """The node of another operator of ai.onnx, with as many inputs and outputs and the attributes that it has."""
+    if not onnx.defs.has(op, opset):
+        return node
+    schema: Any = onnx.defs.get_schema(op, opset)  # onnx's type stubs lack the members read below
+    other = helper.make_node(op, node.input[: schema.max_input], node.output[: schema.max_output])
+    other.attribute.extend(each for each in node.attribute if each.name in schema.attributes)
+    return other
 
 
 # --- of ai.onnx.ml ---

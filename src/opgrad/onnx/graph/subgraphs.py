@@ -46,6 +46,12 @@ def scan_axis(node: onnx.NodeProto, place: int, of: str, rank: int) -> int:
     return int(axes[place]) % max(rank, 1)
 
 
+def is_reversed(node: onnx.NodeProto, of: str, place: int) -> bool:
+    """Whether a Scan goes through an input, or writes an output, from the end; of and place as of `scan_axis`."""
+    directions = attributes_of(node).get(f"scan_{of}_directions")
+    return bool(directions and directions[place])
+
+
 @dataclass
 class Enclosed:
     """A body of a node as a model.

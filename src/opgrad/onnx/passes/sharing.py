@@ -7,16 +7,12 @@ import onnx
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.onnx.graph.batch_norm import trains
+from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of
 from opgrad.onnx.graph.nodes import subgraphs
 
 LARGEST_SHARED = 1 << 16  # the most bytes of a constant that is compared with others
-RANDOM = frozenset(
-    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout")
-)
-# Operators of com.microsoft that write into their inputs, or draw random numbers.
-STATEFUL = frozenset(("InPlaceAccumulatorV2", "InPlaceAccumulator", "BatchNormInternal", "BiasDropout", "PassThrough"))
 
 
 def share_nodes(graph: Graph) -> bool:
@@ -32,7 +28,7 @@ def share_nodes(graph: Graph) -> bool:
 
 def is_repeatable(node: onnx.NodeProto) -> bool:
     """Whether a node always gives the same results for the same inputs."""
-    known = domain_of(node) in ("", MICROSOFT) and node.op_type not in RANDOM | STATEFUL
+    known = domain_of(node) in ("", MICROSOFT) and not facts_of(node).once
     trains = node.op_type == "BatchNormalization" and len(node.output) > 1
     return known and not trains and not any(subgraphs(node))
 
@@ -91,7 +87,7 @@ def share_constants(graph: Graph) -> bool:
 def _keeps_state(graph: Graph, node: onnx.NodeProto) -> bool:
     """Whether a node writes into its inputs, or will do so in the training graph."""
     if domain_of(node):
-        return node.op_type in STATEFUL
+        return facts_of(node).once
     return node.op_type == "BatchNormalization" and trains(node, graph.opset)
 
 

@@ -9,7 +9,7 @@ from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.plain.registry import Call, Results, lowers
 
 
-@lowers("InPlaceAccumulatorV2", state={1: 0})
+@lowers("InPlaceAccumulatorV2")
 def in_place_accumulator_v2(call: Call) -> Results:
     """True, and value if overwrite else buffer + value."""
     buffer, value = call.operands(2)
@@ -21,7 +21,7 @@ def in_place_accumulator_v2(call: Call) -> Results:
     return call.body.constant(np.array([True])), total
 
 
-@lowers("InPlaceAccumulator", state={0: 0})
+@lowers("InPlaceAccumulator")
 def in_place_accumulator(call: Call) -> Value:
     """buffer + value, unless the signal is false."""
     buffer, value = call.operands(2)

@@ -17,13 +17,14 @@ from onnx.external_data_helper import uses_external_data
 
 from opgrad.base.reading import json_object
 from opgrad.onnx.graph.declarations import naming
+from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.formulas import Body, Value
 from opgrad.onnx.graph.loading import load
 from opgrad.onnx.graph.messages import MICROSOFT, attribute_of, copied, declared_types, domain_of, free_name, opset_of
 from opgrad.onnx.graph.nodes import all_nodes, model_nodes, needed, read_by, subgraphs
 from opgrad.onnx.graph.opset import raise_opset
 from opgrad.onnx.plain.reasons import NOT_LOWERED
-from opgrad.onnx.plain.registry import FORMS, Call, NoForm, PlainForm
+from opgrad.onnx.plain.registry import FORMS, Call, NoForm
 
 DOMAIN = "opgrad"
 FEEDBACK = "opgrad.feedback"
@@ -143,13 +144,13 @@ class _Lowering:
         """Turn a node into a call of a function."""
         if node.op_type in NOT_LOWERED:
             raise _no_form(node, NOT_LOWERED[node.op_type])
-        form = FORMS[domain_of(node), node.op_type]
-        forward = self._forward(form, node, producers)
+        maker = producers.get(node.input[1]) if node.op_type == "MaxPoolGrad" and len(node.input) > 1 else None
+        forward = maker.input[0] if maker is not None and maker.op_type == "MaxPool" else None
         if main is not None:
-            self._expose(form, node, main)
+            self._expose(node, main)
         try:
             with naming(node):
-                function, inputs = self._function(form, node, forward)
+                function, inputs = self._function(node, forward)
         except NoForm as reason:
             raise _no_form(node, reason) from None
         outputs = [name for name in node.output if name]
@@ -158,17 +159,12 @@ class _Lowering:
         node.input.extend(inputs)
         node.output.extend(outputs)
 
-    def _forward(self, form: PlainForm, node: onnx.NodeProto, producers: Mapping[str, onnx.NodeProto]) -> str | None:
-        """The first input of the forward node, where the form needs it and the graph has it."""
-        maker = producers.get(node.input[1]) if form.forward and len(node.input) > 1 else None
-        return maker.input[0] if maker is not None and maker.op_type == form.forward else None
-
-    def _expose(self, form: PlainForm, node: onnx.NodeProto, main: onnx.GraphProto) -> None:
+    def _expose(self, node: onnx.NodeProto, main: onnx.GraphProto) -> None:
         """Add an output with the values that the original operator wrote into an input of the model."""
         inputs = {each.name: each for each in main.input}
         outputs = {each.name for each in main.output}
         taken = self.types.keys() | {name for each in main.node for name in each.output}
-        for index, source in form.state.items():
+        for index, source in facts_of(node).writes.items():
             buffer = node.input[source] if source < len(node.input) else ""
             if buffer not in inputs:
                 continue
@@ -183,7 +179,7 @@ class _Lowering:
             self.types[name] = inputs[buffer].type
             self.feedback[name] = buffer
 
-    def _function(self, form: PlainForm, node: onnx.NodeProto, forward: str | None) -> tuple[str, list[str]]:
+    def _function(self, node: onnx.NodeProto, forward: str | None) -> tuple[str, list[str]]:
         """The name of the function for a node, and the names of the inputs that it takes."""
         body = Body(opset_of(self.model))
         call = Call(
@@ -199,7 +195,7 @@ class _Lowering:
             forward=body.input() if forward else None,
             values=lambda index: self._constant(node.input[index]),
         )
-        written = form.write(call)
+        written = FORMS[domain_of(node), node.op_type](call)
         results = [written] if isinstance(written, Value) else list(written)
         names = []
         for index in sorted(call.wanted):
@@ -213,7 +209,7 @@ class _Lowering:
         given += [(call.forward.name, forward)] if call.forward and forward else []
         taken = [(inner, outer) for inner, outer in given if inner and inner in read]
         imports = [helper.make_opsetid("", body.opset)]
-        function = helper.make_function(DOMAIN, form.name, [inner for inner, _ in taken], names, nodes, imports)
+        function = helper.make_function(DOMAIN, node.op_type, [inner for inner, _ in taken], names, nodes, imports)
         return self._shared(function), [outer for _, outer in taken]
 
     def _shared(self, function: onnx.FunctionProto) -> str:

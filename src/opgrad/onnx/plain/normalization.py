@@ -72,7 +72,7 @@ def batch_normalization_grad(call: Call) -> Results:
     return dx.reshape(x.shape()), *sums
 
 
-@lowers("BatchNormInternal", state={1: 3, 2: 4})
+@lowers("BatchNormInternal")
 @lowers("BatchNormTraining")
 @in_float32(0, 3, 3, 3, 3)
 def batch_norm_internal(call: Call) -> Results:

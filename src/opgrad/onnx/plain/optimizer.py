@@ -88,7 +88,7 @@ def clip_factor(squares: Value, max_norm: float) -> Value:
     return body.node("Min", factor, body.number(1.0, factor))
 
 
-@lowers("SGDOptimizerV2", state={1: 1})
+@lowers("SGDOptimizerV2")
 def sgd_optimizer_v2(call: Call) -> Results:
     """p - lr * g."""
     rate, parameters, gradients = call.operands(3)
@@ -100,7 +100,7 @@ def sgd_optimizer_v2(call: Call) -> Results:
     return _done(call, signal), call.body.each([parameters, gradients], step)[0]
 
 
-@lowers("AdamWOptimizer", state={1: 2, 2: 4, 3: 5})
+@lowers("AdamWOptimizer")
 def adamw_optimizer(call: Call) -> Results:
     """Parameters and moments after a step; see `adamw_step`."""
     rate, count, parameters, gradients, means, squares = call.operands(6)

@@ -12,7 +12,7 @@ from opgrad.onnx.plain.registry import Call, NoForm, in_float32, lowers
 LARGEST_WINDOW = 2**22  # elements that are counted one by one, when the form is written
 
 
-@lowers("MaxPoolGrad", domain="", forward="MaxPool")
+@lowers("MaxPoolGrad", domain="")
 @in_float32(0)
 def max_pool_grad(call: Call) -> Value:
     """dx.flat[indices] += dy."""

@@ -1,7 +1,7 @@
 """Which operators have a form of plain ONNX operators, and what the function that writes it is given."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ class Call(NodeView):
     outputs: the number of the node's outputs; `wanted`: those that have a name.
     input_shapes, output_shapes: the sizes of each as far as the graph tells them; None where it tells nothing.
     input_types, output_types: the TensorProto.DataType of each, None where the graph tells nothing.
-    forward: the inputs of the forward operator, for the few gradients that need them; see `Form.forward`.
+    forward: the first input of the MaxPool whose gradient this is; None of another operator, or where it is unknown.
     values: gives the value of an input that is a constant of the graph, None of another.
     """
 
@@ -63,33 +63,17 @@ class Call(NodeView):
 Results = Value | Sequence[Value | None]
 
 
-@dataclass(frozen=True)
-class PlainForm:
-    """How an operator is written with others.
-
-    write: returns the outputs' values, in order; nodes of outputs that are not wanted are removed afterwards.
-    state: output by input, where the original wrote the output into the memory of the input.
-    forward: the operator that made input 1, whose own first input `write` needs, if it needs one.
-    """
-
-    name: str
-    domain: str
-    write: Callable[[Call], Results]
-    state: Mapping[int, int] = field(default_factory=dict)
-    forward: str | None = None
+Write = Callable[[Call], Results]
+# The functions that write operators with others: each returns the values of the outputs, in order; nodes of outputs
+# that are not wanted are removed afterwards.
+FORMS: dict[tuple[str, str], Write] = {}
 
 
-FORMS: dict[tuple[str, str], PlainForm] = {}
+def lowers(*names: str, domain: str = MICROSOFT) -> Callable[[Write], Write]:
+    """Declare the form of the operators of these names."""
 
-
-def lowers(
-    *names: str, domain: str = MICROSOFT, state: Mapping[int, int] | None = None, forward: str | None = None
-) -> Callable[[Callable[[Call], Results]], Callable[[Call], Results]]:
-    """Declare the form of the operators of these names; see `PlainForm`."""
-
-    def declare(write: Callable[[Call], Results]) -> Callable[[Call], Results]:
-        for name in names:
-            FORMS[domain, name] = PlainForm(name, domain, write, state or {}, forward)
+    def declare(write: Write) -> Write:
+        FORMS.update({(domain, name): write for name in names})
         return write
 
     return declare
@@ -102,14 +86,14 @@ def widened(call: Call) -> Call:
     return replace(call, inputs=wide)
 
 
-def in_float32(*like: int) -> Callable[[Callable[[Call], Results]], Callable[[Call], Results]]:
+def in_float32(*like: int) -> Callable[[Write], Write]:
     """The same form, computed in float32 where the graph tells that inputs are float16 or bfloat16.
 
     Their sums and counts would be rounded after each term, and onnxruntime has no scatter that adds them.
     like: for each result the input whose type it has.
     """
 
-    def decorate(write: Callable[[Call], Results]) -> Callable[[Call], Results]:
+    def decorate(write: Write) -> Write:
         def form(call: Call) -> Results:
             written = write(widened(call))
             results = [written] if isinstance(written, Value) else list(written)

@@ -5,7 +5,6 @@ Imports `onnx/plain`, `onnx/passes` and below.
 
 from opgrad.onnx.rules import (  # noqa: F401
     activation,
-    aliases,
     arithmetic,
     attention,
     control_flow,
@@ -15,7 +14,6 @@ from opgrad.onnx.rules import (  # noqa: F401
     experts,
     extrema,
     fourier,
-    fused,
     gated,
     grouped_attention,
     indexing,

@@ -5,7 +5,7 @@ from onnx import helper
 
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.nodes import subgraphs
-from opgrad.onnx.rules.inside import Inside
+from opgrad.onnx.rules.bodies import BodyGradient
 from opgrad.onnx.rules.node import Node
 from opgrad.onnx.rules.registry import Gradients, gradient
 
@@ -13,7 +13,7 @@ from opgrad.onnx.rules.registry import Gradients, gradient
 @gradient("If", constant=(0,))
 def choice(node: Node) -> Gradients:
     """dx = that of the branch which was taken; 0 where it does not read x."""
-    insides = [Inside(node, body) for body in subgraphs(node.proto)]
+    insides = [BodyGradient(node, body) for body in subgraphs(node.proto)]
     places = sorted(node.needed)
     found = [_branch(node, inside, [node.names[place] for place in places]) for inside in insides]
     reached = [index for index in range(len(places)) if any(each[index] is not None for each in found)]
@@ -24,7 +24,7 @@ def choice(node: Node) -> Gradients:
         for inside, given in zip(insides, found, strict=True)
     ]
     for inside, given in zip(insides, results, strict=True):
-        _keep(inside, inside.kept(given), [each for each in insides if each is not inside])
+        _keep(inside, inside.read_values(given), [each for each in insides if each is not inside])
     for inside in insides:
         inside.restore()
     graphs = [inside.gradient_body([], given) for inside, given in zip(insides, results, strict=True)]
@@ -40,7 +40,7 @@ def _branches(node: onnx.NodeProto) -> list[onnx.AttributeProto]:
     return [each for each in node.attribute if each.type == onnx.AttributeProto.GRAPH]
 
 
-def _branch(node: Node, inside: Inside, names: list[str]) -> list[Value | None]:
+def _branch(node: Node, inside: BodyGradient, names: list[str]) -> list[Value | None]:
     """The gradients of values from outside by one branch; None for a value without one."""
     seeds = {
         name: Value(inside.body, dy.name, dy.element_type, dy.sizes)
@@ -52,7 +52,7 @@ def _branch(node: Node, inside: Inside, names: list[str]) -> list[Value | None]:
     return [found.get(name) for name in names]
 
 
-def _zeros(node: Node, inside: Inside, place: int) -> Value:
+def _zeros(node: Node, inside: BodyGradient, place: int) -> Value:
     """The gradient of a value from outside that a branch does not read."""
     value, body = node.required(place), inside.body
     if node.forward.sequence(value.name):
@@ -61,7 +61,7 @@ def _zeros(node: Node, inside: Inside, place: int) -> Value:
     return Value(body, body.number(0, value).expand(Value(body, shape.name)).name, value.element_type, value.sizes)
 
 
-def _keep(inside: Inside, names: list[str], others: list[Inside]) -> None:
+def _keep(inside: BodyGradient, names: list[str], others: list[BodyGradient]) -> None:
     """Give values of a branch out of the node; the other branch gives empty ones of the same types instead."""
     given = {}
     for name in names:
@@ -73,7 +73,7 @@ def _keep(inside: Inside, names: list[str], others: list[Inside]) -> None:
     inside.rename(given)
 
 
-def _stand_in(other: Inside, inside: Inside, name: str) -> None:
+def _stand_in(other: BodyGradient, inside: BodyGradient, name: str) -> None:
     """Let a branch give an empty value where the other branch gives one that its gradient reads."""
     kind, sizes = inside.element_type(name), inside.forward.sizes(name)
     result = other.body.free(f"{name}_missing")

@@ -3,7 +3,6 @@
 An error gives the reason that stands here, and the table of docs/reference/runtime-operators.md is made of it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from opgrad.onnx.rules.registry import RULES
 from opgrad.onnx.rules.zero import zero
 
 BLOCKED = "com.microsoft.nchwc"
-Names = Mapping[tuple[str, str], str]
+Names = dict[tuple[str, str], str]
 
 
 def _named(domain: str, names: str, reason: str) -> dict[tuple[str, str], str]:
@@ -41,15 +40,34 @@ _LAYOUT = (
     "its tensors are in a layout of onnxruntime's own kernels; save the model with an optimization level below "
     "ORT_ENABLE_ALL"
 )
+_PREPARES = "it prepares the columns of a table, before what is trained"
+_REMOVED = "ONNX removed it before its first stable version; export the model with a newer opset"
+_RARE = "it is a fused kernel of few models, for inference; take the model before it is fused"
 _DECODES = "it belongs to generation, a token at a time"
 REFUSED: Names = {
     **_named("", "MemcpyFromHost MemcpyToHost", "onnxruntime inserts it between devices; take the model before it did"),
-    **_named(CLASSICAL, "SVMClassifier", "its scores are votes between pairs of classes"),
+    **_named(
+        CLASSICAL, "SVMClassifier SVMRegressor", "a support vector machine is fitted whole, and not by gradients of it"
+    ),
+    **_named(CLASSICAL, "ArrayFeatureExtractor FeatureVectorizer Imputer", _PREPARES),
+    **_named("", "Affine Crop DynamicSlice ImageScaler ParametricSoftplus Scale ScaledTanh", _REMOVED),
     **_named(MICROSOFT, "AttnLSTM", "its steps have an attention of their own"),
     **_named(
         MICROSOFT, "MaxpoolWithMask", "its kernel ends a row of a window at the first element that its mask hides"
     ),
     **_named(MICROSOFT, "DecoderMaskedMultiHeadAttention VarlenCausalConvWithState", _DECODES),
+    **_named(
+        MICROSOFT,
+        "BranchwiseRMSNorm EngramGate HyperConnectionPostMix HyperConnectionPreMix MoEGroupRouter SparseAttention",
+        _RARE,
+    ),
+    **_named(MICROSOFT, "NGramRepeatBlock", _CHOOSES),
+    **_named(MICROSOFT, "CDist", "it measures distances for nearest neighbours; expected Sub and ReduceSumSquare"),
+    **_named(MICROSOFT, "ConvTransposeWithDynamicPads", "its pads are computed; expected ConvTranspose"),
+    **_named(MICROSOFT, "CropAndResize", "only few old detectors have it; expected RoiAlign"),
+    **_named(MICROSOFT, "SampleOp", "it is an example of an operator; expected Identity"),
+    **_named(MICROSOFT, "UnfoldTensor", "PyTorch's exporter no longer writes it; expected Gather"),
+    **_named(MICROSOFT, "Unique", "it is an old form of Unique of ai.onnx"),
     **_named(MICROSOFT, "MatMulFpQ4", "its weights are in the order of a kernel"),
     **_named(MICROSOFT, "SparseToDenseMatMul", "it takes sparse tensors"),
     **_named(MICROSOFT, "WordConvEmbedding", "it looks texts up by letters"),
@@ -57,6 +75,12 @@ REFUSED: Names = {
         BLOCKED, "AveragePool Conv GlobalAveragePool GlobalMaxPool MaxPool ReorderInput ReorderOutput Upsample", _LAYOUT
     ),
 }
+# Operators of other execution providers, which the CPU has none of.
+ELSEWHERE = _named(
+    MICROSOFT,
+    "BiasAdd BiasSplitGelu FusedMatMulActivation GemmFastGelu GroupNorm NhwcConv NhwcFusedConv SkipGroupNorm SwiGLU",
+    "it is a fused kernel of other processors; take the model before it is optimized for them",
+)
 # Operators that become others before they are differentiated.
 BECOMES: Names = {
     ("", "Upsample"): "that of Resize, which it becomes",
@@ -93,4 +117,4 @@ def _is_function(domain: str, name: str) -> bool:
 
 def reason(domain: str, name: str) -> str | None:
     """Why an operator has no gradient, None if it is not told."""
-    return REFUSED.get((domain, name)) or NONE.get((domain, name))
+    return (REFUSED | ELSEWHERE | NONE).get((domain, name))

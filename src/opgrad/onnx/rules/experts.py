@@ -3,7 +3,6 @@
 from opgrad.contract.quantized import BYTE
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.messages import MICROSOFT
-from opgrad.onnx.rules.fused import gated_linear
 from opgrad.onnx.rules.gated import silu
 from opgrad.onnx.rules.node import Node
 from opgrad.onnx.rules.packed import unpacked
@@ -78,9 +77,17 @@ def _activated(node: Node, rows: Value) -> Value:
             raise NoGradient("it limits gates after their activation")
         g, u = (first, _layer(node, rows, 6)) if not fusion else _halves(first, interleaved=fusion == 1)
         names = {"activation_alpha": 1.0, "activation_beta": 0.0, "swiglu_limit": 0.0}
-        return gated_linear(g, u, *(node.get(*each) for each in names.items()))
+        return _gated_linear(g, u, *(node.get(*each) for each in names.items()))
     y = _activation(node, kind, first)
     return y if node.input(6) is None else y * _layer(node, rows, 6)
+
+
+def _gated_linear(g: Value, u: Value, alpha: float, beta: float, limit: float) -> Value:
+    """g * sigmoid(alpha * g) * (u + beta), g at most `limit` and u within both limits; 0 for no limit."""
+    if limit:
+        top, bottom = (g.body.number(each, g) for each in (limit, -limit))
+        g, u = g.body.node("Min", g, top), g.body.node("Clip", u, bottom, top)
+    return g * (g * alpha).apply("Sigmoid") * (u + beta)
 
 
 def _halves(x: Value, interleaved: bool) -> list[Value]:

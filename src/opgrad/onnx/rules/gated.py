@@ -4,7 +4,7 @@ from opgrad.onnx.graph.formulas import LAST, Value
 from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.onnx.rules.node import Node
 from opgrad.onnx.rules.registry import Gradients, NoGradient, in_float32, recomputed
-from opgrad.onnx.rules.shaping import numbers_of, sizes_of
+from opgrad.onnx.rules.shaping import numbers_of
 
 
 def rms_normalized(x: Value, axis: int, epsilon: float) -> Value:
@@ -46,79 +46,6 @@ def gated_rms_norm(node: Node) -> Value:
     return n.reshape(shape) * gates
 
 
-@recomputed("BranchwiseRMSNorm", domain=MICROSOFT)
-@in_float32
-def branchwise_rms_norm(node: Node) -> Value:
-    """y = x / sqrt(mean(x * x) + epsilon) * scale, the mean over each branch."""
-    x, branches = _branches(node, node.x)
-    n = rms_normalized(x, branches, node.get("epsilon", 1e-5))
-    scale = node.input(1)
-    if scale is not None:
-        several = len(sizes_of(scale)) == 1 and not _is_width(node, scale)
-        n = n * (scale.reshape(x.shape(branches - 1)) if several else scale)
-    return n.reshape(node.x.shape())
-
-
-def _branches(node: Node, x: Value) -> tuple[Value, int]:
-    """[.., C * H] as [.., C, H], and the axis of H."""
-    count, rank = node.get("num_branches", 0), len(sizes_of(x))
-    if not count:
-        return x, rank - 1
-    split = x.reshape(node.body.concat(x.shape(0, rank - 1), node.body.ints([count, -1])))
-    return split, rank
-
-
-def _is_width(node: Node, scale: Value) -> bool:
-    """Whether the scale has the size of one branch."""
-    (size,), (width,), count = numbers_of(scale, 0), numbers_of(node.x, -1), node.get("num_branches", 0)
-    return size == (width // count if count else width)
-
-
-@recomputed("EngramGate", domain=MICROSOFT)
-@in_float32
-def engram_gate(node: Node) -> Gradients:
-    """y = value * sigmoid(sign(d) * sqrt(max(abs(d), 1e-6))), d the product of normalized key and query."""
-    epsilon, (width,) = node.get("epsilon", 1e-5), numbers_of(node.x, 3)
-    key, query = (rms_normalized(node.required(at), 3, epsilon) * node.required(at + 3) for at in (0, 1))
-    d = (key * query).sum([3]) * width**-0.5
-    size = node.body.node("Max", d.apply("Abs"), node.body.number(1e-6, d))
-    y = (d.apply("Sign") * size.apply("Sqrt")).apply("Sigmoid") * node.required(2).unsqueeze(2)
-    scale = node.input(5)
-    return [y, None if scale is None else rms_normalized(y, 3, epsilon) * scale]
-
-
-@recomputed("HyperConnectionPreMix", domain=MICROSOFT)
-@in_float32
-def hyper_connection_pre_mix(node: Node) -> Value:
-    """y[h] = reduction_scale * sum over c of x[c, h] * gate[c, h]."""
-    x, axis = _branches(node, node.x)
-    gates = _gates(node, node.required(1), axis)
-    return (x * gates).sum([axis - 1], keepdims=False) * node.get("reduction_scale", 1.0)
-
-
-def _gates(node: Node, gates: Value, axis: int) -> Value:
-    """Gates of branches, [.., C], or of each feature, [.., C * H], as they go with [.., C, H]."""
-    count, sizes = node.get("num_branches", 0), sizes_of(gates)
-    if len(sizes) > axis:
-        return gates
-    if count and sizes[-1] not in (count, None) and not isinstance(sizes[-1], str):
-        return gates.reshape(node.body.concat(gates.shape(0, axis - 1), node.body.ints([count, -1])))
-    return gates.unsqueeze(axis)
-
-
-@recomputed("HyperConnectionPostMix", domain=MICROSOFT)
-@in_float32
-def hyper_connection_post_mix(node: Node) -> Value:
-    """y[k, h] = sum over c of mix[c, k] * x[c, h] + gate[k, h] * block[h]; without mix x is the first term."""
-    x, axis = _branches(node, node.x)
-    mix, block = node.input(3), node.required(1).unsqueeze(axis - 1)
-    gates = _gates(node, node.required(2), axis)
-    if mix is not None:
-        rank = len(sizes_of(mix))
-        x = node.body.node("MatMul", mix.transpose(*range(rank - 2), rank - 1, rank - 2), x)
-    return (x + gates * block).reshape(node.x.shape())
-
-
 @recomputed("LinearAttentionGate", domain=MICROSOFT)
 @in_float32
 def linear_attention_gate(node: Node) -> Gradients:
@@ -128,19 +55,6 @@ def linear_attention_gate(node: Node) -> Gradients:
     if a is None or bias is None or scale is None:
         raise NoGradient(f"it lacks one of its inputs {', '.join(names[:3])}")
     return [(a + bias).apply("Softplus") * scale, None if b is None else b.apply("Sigmoid")]
-
-
-@recomputed("MoEGroupRouter", domain=MICROSOFT)
-@in_float32
-def moe_group_router(node: Node) -> Gradients:
-    """log(sigmoid(x)) of the experts that the operator chose; or scores, sigmoid(x) + bias, and weights, sigmoid(x)."""
-    x, projection = node.x, node.input(2)
-    s = (x if projection is None else node.body.node("MatMul", x, projection.transpose(1, 0))).apply("Sigmoid")
-    sentinel, chosen = node.get("router_sentinel", -100.0), node.outputs[0]
-    if chosen is None:
-        return [None, s + node.required(1), s]
-    at_least = node.body.number(1e-20, s)
-    return [node.where(chosen.equals(sentinel), sentinel, node.body.node("Max", s, at_least).apply("Log"))]
 
 
 @recomputed("CausalConvWithState", domain=MICROSOFT)

@@ -16,7 +16,7 @@ from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.onnx.graph.sizes import known
 from opgrad.onnx.passes.attention import LARGEST_HEAD
 from opgrad.onnx.rules.node import Node
-from opgrad.onnx.rules.registry import Gradients, NoGradient, decomposition, in_float32, recomputed
+from opgrad.onnx.rules.registry import Gradients, NoGradient, in_float32, recomputed
 from opgrad.onnx.rules.shaping import numbers_of
 
 LOWEST = -3.4e38  # the score of a key that does not count
@@ -253,45 +253,3 @@ def _softmax(node: Node, scores: Value, sink: Value | None) -> Value:
     column = body.concat(scores.shape(0, 3), body.ints([1]))
     given = body.number(0, scores) if sink is None else sink.reshape([1, -1, 1, 1])
     return body.concat(given.expand(column), scores, axis=3).apply("Softmax", axis=3).slice(1, LAST, 3)
-
-
-@decomposition("SparseAttention", domain=MICROSOFT)
-@in_float32
-def sparse_attention(node: Node) -> Gradients:
-    """y = softmax(scale * q @ k.T + mask) @ v of each head, the mask causal and of the blocks that a table tells.
-
-    It replaces the operator, whose kernel wants its caches to be written in place, which a graph for training cannot.
-    Of rows that are shorter than others the kernel computes something else (onnxruntime 1.32), the formula what ONNX
-    Runtime's documentation says.
-    """
-    inputs = [node.input(place) for place in range(11)]
-    lengths, total = node.required(8), node.required(7)
-    dense = node.on(*inputs[:5], lengths, total, *inputs[9:])
-    heads = _heads(dense)
-    q, k, v = _projections(dense, heads)
-    counted = lengths.cast(TensorProto.INT64).reshape([-1, 1, 1, 1])
-    places = _places(dense, node.x.shape(1, 2).squeeze(0), counted)
-    if node.get("do_rotary", 0):
-        q, k = (_turned(dense, each, places) for each in (q, k))
-    k, v = (_in_cache(node.input(place), each, places) for place, each in ((3, k), (4, v)))
-    mask = _mask(dense, places, counted) & _of_blocks(node, heads, places)
-    return [attended(dense, (q, k, v), heads, mask), k, v]
-
-
-def _of_blocks(node: Node, heads: GroupedHeads, places: TokenPlaces) -> Value:
-    """Which blocks of keys count for which queries, [N, heads, L, T].
-
-    The table has for each layout, in compressed rows, the columns of the blocks that count; heads take layouts in turn.
-    """
-    body, rows, columns = node.body, node.required(5), node.required(6)
-    (layouts,), size = numbers_of(rows, 0), node.get("sparse_block_size")
-    entries = body.range(columns.shape(1, 2).squeeze(0)).cast(TensorProto.INT32)
-    starts, ends = rows.slice(0, -1, 1).unsqueeze(2), rows.slice(1, LAST, 1).unsqueeze(2)
-    in_row = ~(entries < starts) & (entries < ends)  # [layouts, rows, entries]
-    blocks = body.range(rows.shape(1, 2).squeeze(0) - 1).cast(TensorProto.INT32)
-    in_column = columns.unsqueeze(2).equals(blocks)  # [layouts, entries, columns]
-    counts = body.node("MatMul", *(each.cast(TensorProto.FLOAT) for each in (in_row, in_column))) > 0
-    of_heads = body.node("Gather", counts, body.ints([head % layouts for head in range(heads.queries)]))
-    at, keys = places.queries() / size, places.keys() / size  # [N, 1, L, 1] and [T]
-    of_keys = body.node("Gather", of_heads, keys, axis=2)  # [heads, rows, T]
-    return body.node("Gather", of_keys.transpose(1, 0, 2), at.squeeze(1, 3)).transpose(0, 2, 1, 3)

@@ -1,9 +1,10 @@
-"""Loop and Scan: the gradient of the body runs in a Loop, from the last turn to the first.
+"""Loop and Scan: the gradient of the body runs in a Loop, from the last iteration to the first.
 
-What it reads of a turn's values the forward pass keeps (`turns.py`). What the body reads from outside gets the sum of
-the gradients of all turns.
+What it reads of an iteration's values the forward pass keeps (`iterations.py`). What the body reads from outside gets
+the sum of the gradients of all iterations.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,20 +14,20 @@ from onnx import TensorProto
 from opgrad.onnx.graph.formulas import LAST, Value
 from opgrad.onnx.graph.messages import FLOATS, HALVES, copied
 from opgrad.onnx.graph.nodes import attributes_of, subgraphs
-from opgrad.onnx.graph.subgraphs import FIRST_STATE, state_count
+from opgrad.onnx.graph.subgraphs import FIRST_STATE, is_reversed, state_count
 from opgrad.onnx.rules import lists, shaping
+from opgrad.onnx.rules.bodies import BodyGradient
 from opgrad.onnx.rules.errors import Instead, NotKept
-from opgrad.onnx.rules.inside import Inside
+from opgrad.onnx.rules.iterations import SEQUENCE_STATES_FROM, Iterations
 from opgrad.onnx.rules.node import Node
 from opgrad.onnx.rules.registry import Gradients, gradient
 from opgrad.onnx.rules.scans import as_loop
-from opgrad.onnx.rules.turns import SEQUENCE_STATES_FROM, Turns
 
 
 @gradient("Loop", constant=(0, 1))
 def loop(node: Node) -> Gradients:
-    """That of the body, turn by turn, from the last to the first; 0 for what no turn reads."""
-    return _Backward(node).gradients()
+    """That of the body, one iteration after the other, from the last to the first; 0 for what none reads."""
+    return _LoopGradient(node).gradients()
 
 
 @gradient("Scan")
@@ -34,7 +35,7 @@ def scan(node: Node) -> Gradients:
     """That of the body, step by step, from the last to the first."""
     given = copied(node.proto)
     try:
-        return _Backward(node).gradients()
+        return _LoopGradient(node).gradients()
     except NotKept:
         if node.opset < SEQUENCE_STATES_FROM:
             raise
@@ -42,11 +43,11 @@ def scan(node: Node) -> Gradients:
 
 
 @dataclass
-class _TurnPart:
-    """What the body gets of a value in each turn: for a Scan its part of a sequence, for a Loop a row that it gathers.
+class _Part:
+    """What the body gets of a value in each iteration: a Scan's part of a sequence, or a row that a Loop gathers.
 
-    place: of the value among the names of the node. name: that of the part in the body. axis: of the turns.
-    is_reversed: whether the first turn gets the last part.
+    place: the index of the value among the names of the node. name: that of the part in the body. axis: of the
+    iterations. is_reversed: whether the first iteration gets the last part.
     """
 
     place: int
@@ -55,30 +56,30 @@ class _TurnPart:
     is_reversed: bool = False
 
 
-class _Backward:
-    """The gradient of a Loop or a Scan.
+class _LoopGradient:
+    """The gradient of a Loop or a Scan. States and rows are named by their indices.
 
-    inside: its body. turns: what the gradient reads of each turn.
-    first, count: the place of the first state among the inputs, and how many there are.
-    before, after: the names of the states in the body, before and after a turn.
-    elements: the names of what a Scan's body gets of its sequences. given: those of what the body gives each turn.
-    active: the places of the states that have gradients. rows: the places of what the body gives that has a gradient.
+    inside: its body. iterations: what the gradient reads of each iteration.
+    first, count: the index of the first state among the inputs, and how many there are.
+    before, after: the names of the states in the body, before and after an iteration.
+    elements: the names of what a Scan's body gets of its sequences. given: those of the rows that the body gives.
+    rows: those of what the body gives that have a gradient. active: the states that have one.
     parts: those of the values whose gradients are asked for.
-    summed: the places of the other values from outside that have gradients.
+    summed: the indices of the other values from outside that have gradients.
     """
 
     def __init__(self, node: Node):
         (body,) = subgraphs(node.proto)
-        self.node, self.inside = node, Inside(node, body)
+        self.node, self.inside = node, BodyGradient(node, body)
         self.first, self.count = FIRST_STATE[node.proto.op_type], state_count(node.proto)
         inputs, outputs = self.inside.inputs[self.first :], self.inside.outputs[self.first // 2 :]
         self.before, self.elements = inputs[: self.count], inputs[self.count :]
         self.after, self.given = outputs[: self.count], outputs[self.count :]
         self.dys = [*node.dys, *[None] * (len(outputs) - len(node.dys))]
         self._name_outputs(outputs)
-        self.turns = Turns(node, self.inside, self.elements, self.given, self.count)
-        self.rows = [place for place in range(len(self.given)) if self.dys[self.count + place] is not None]
-        self.parts = self._gathered() if self.turns.is_loop else self._scanned()
+        self.iterations = Iterations(node, self.inside, self.elements, self.given, self.count)
+        self.rows = [index for index in range(len(self.given)) if self.dys[self.count + index] is not None]
+        self.parts = list(self._gathered() if self.iterations.is_loop else self._scanned())
         self.active = self._active()
         self.summed: list[int] = []
 
@@ -93,40 +94,33 @@ class _Backward:
         node.outputs = [node.value(name) for name in node.proto.output]
 
     def _active(self) -> list[int]:
-        """The places of the states on whose gradients those that are asked for may depend."""
+        """The states that depend on something asked for, and on which something depends that has a gradient."""
         node, forward = self.node, self.inside.forward
-        before = [forward.before(name) for name in self.after]
+        depends = [forward.before(name) for name in self.after]
+        states = [index for index, name in enumerate(self.before) if self.inside.carries(name)]
+        read = {one: [other for other in states if self.before[other] in depends[one]] for one in states}
+        read_by = {one: [other for other in states if one in read[other]] for one in states}
         wanted = {node.names[place] for place in node.needed if place >= len(node.proto.input)}
         wanted |= {part.name for part in self.parts}
-        carrying = [place for place in range(self.count) if self.inside.carries(self.before[place])]
-        reached = {place for place in carrying if self.first + place in node.needed}
-        leading = {place for place in carrying if self.dys[place] is not None}
-        read = {name for place in self.rows for name in forward.before(self.given[place])}
-        while True:
-            wanted |= {self.before[place] for place in reached}
-            read |= {name for place in leading for name in before[place]}
-            more = {place for place in carrying if before[place] & wanted} - reached
-            needing = {place for place in carrying if self.before[place] in read} - leading
-            if not more and not needing:
-                return sorted(reached & leading)
-            reached |= more
-            leading |= needing
+        for_rows = {name for index in self.rows for name in forward.before(self.given[index])}
+        changing = [one for one in states if self.first + one in node.needed or depends[one] & wanted]
+        leading = [one for one in states if self.dys[one] is not None or self.before[one] in for_rows]
+        return sorted(_reached(changing, read_by) & _reached(leading, read))
 
-    def _scanned(self) -> list[_TurnPart]:
-        first, turns = self.first + self.count, self.turns
-        needed = [place for place in range(len(self.elements)) if first + place in self.node.needed]
-        names = [self.elements[place] for place in needed]
-        axes = [turns.axis(name, "input", place) for name, place in zip(names, needed, strict=True)]
-        ways = [turns.is_reversed("input", place) for place in needed]
-        return [_TurnPart(first + place, *each) for place, *each in zip(needed, names, axes, ways, strict=True)]
+    def _scanned(self) -> Iterable[_Part]:
+        first, proto = self.first + self.count, self.node.proto
+        for index, name in enumerate(self.elements):
+            if first + index in self.node.needed:
+                axis = self.iterations.axis(name, "input", index)
+                yield _Part(first + index, name, axis, is_reversed(proto, "input", index))
 
-    def _gathered(self) -> list[_TurnPart]:
-        """The rows that a Loop's body gathers by the number of the turn, and reads nothing else of the value.
+    def _gathered(self) -> Iterable[_Part]:
+        """The rows that a Loop's body gathers by the number of the iteration, and reads nothing else of the value.
 
         Their gradients are put together once; added to a gradient of the whole value, each row would cost as much as
         all of them.
         """
-        node, found = self.node, []
+        node = self.node
         for place in sorted(node.needed):
             name = node.names[place]
             readers = self.inside.forward.readers.get(name, [])
@@ -134,24 +128,23 @@ class _Backward:
                 continue
             gather, rank = readers[0], len(node.required(place).sizes or ())
             if list(gather.input) == [name, self.inside.inputs[0]] and rank:
-                found.append(_TurnPart(place, gather.output[0], attributes_of(gather).get("axis", 0) % rank))
-        return found
+                yield _Part(place, gather.output[0], attributes_of(gather).get("axis", 0) % rank)
 
     def gradients(self) -> Gradients:
         """The gradients of the node's inputs, and behind them those of what the body reads from outside."""
         if not self.active and not self.rows:
             return None
-        body, turns = self.inside.body, self.turns
+        body, iterations = self.inside.body, self.iterations
         states = [self.inside.input("grad", self.after[place]) for place in self.active]
         seeds = {self.after[place]: value for place, value in zip(self.active, states, strict=True)}
-        for place in self.rows:
-            dy = self.dys[self.count + place]
+        for index in self.rows:
+            dy = self.dys[self.count + index]
             assert dy is not None
-            seeds[self.given[place]] = turns.row(self.given[place], dy.name, "output", place)
+            seeds[self.given[index]] = iterations.row(self.given[index], dy.name, "output", index)
         sums, results = self._differentiated(seeds)
-        go_on = Value(body, body.free(f"{self.turns.step.name}/go_on"), TensorProto.BOOL, [])
-        turns.keep_what_is_read(results)
-        graph = self.inside.gradient_body([turns.step, go_on, *states, *sums], [go_on, *results])
+        go_on = Value(body, body.free(f"{iterations.step.name}/go_on"), TensorProto.BOOL, [])
+        iterations.keep_what_is_read(results)
+        graph = self.inside.gradient_body([iterations.step, go_on, *states, *sums], [go_on, *results])
         self.inside.restore()
         return self._finished(graph, len(results))
 
@@ -170,8 +163,8 @@ class _Backward:
         for place in self.summed:
             value, more = node.required(place), found[node.names[place]]
             assert more is not None
-            kind = self._kind_of_sum(value)
-            total = Value(inside.body, inside.body.free(f"{value.name}_sum"), kind, value.sizes)
+            dtype = self._dtype_of_sum(value)
+            total = Value(inside.body, inside.body.free(f"{value.name}_sum"), dtype, value.sizes)
             sums.append(total)
             totals.append(lists.added(total, more) if self._is_sequence(value) else total + more.like(total))
         return sums, [*own, *totals, *(found[name] or self._zeros(name) for name in elements)]
@@ -182,11 +175,11 @@ class _Backward:
     def _is_sequence(self, value: Value) -> bool:
         return bool(self.node.forward.sequence(value.name))
 
-    def _kind_of_sum(self, value: Value) -> int:
-        """The type in which gradients of all turns are summed: float32 for half precision."""
-        kind = value.element_type if value.element_type in FLOATS else TensorProto.FLOAT
-        wide = kind in HALVES and not self._is_sequence(value)
-        return TensorProto.FLOAT if wide or kind is None else kind
+    def _dtype_of_sum(self, value: Value) -> int:
+        """The type in which gradients of all iterations are summed: float32 for half precision."""
+        dtype = value.element_type if value.element_type in FLOATS else TensorProto.FLOAT
+        wide = dtype in HALVES and not self._is_sequence(value)
+        return TensorProto.FLOAT if wide or dtype is None else dtype
 
     def _finished(self, graph: onnx.GraphProto, count: int) -> Gradients:
         """The loop with the gradient's body, and the gradients that it gives."""
@@ -194,11 +187,11 @@ class _Backward:
         initial = [node.gradient(place) for place in self.active]
         for place in self.summed:
             value = node.required(place)
-            like = Value(body, "", self._kind_of_sum(value))
+            like = Value(body, "", self._dtype_of_sum(value))
             is_sequence = self._is_sequence(value)
             initial.append(lists.zeros_like(value) if is_sequence else shaping.filled_like(value, 0, like))
         always = body.constant(np.array(True))
-        found = body.nodes_of("Loop", count, self.turns.count, always, *initial, body=graph)
+        found = body.nodes_of("Loop", count, self.iterations.count, always, *initial, body=graph)
         results: list[Value | None] = [None] * len(node.names)
         places = [*(self.first + place for place in self.active), *self.summed]
         for place, value, like in zip(places, found, initial, strict=False):
@@ -208,21 +201,31 @@ class _Backward:
             results[part.place] = self._whole(part, value)
         return results
 
-    def _whole(self, part: _TurnPart, value: Value) -> Value:
-        """The gradient of a value, from those of its parts in each turn, the last turn first."""
+    def _whole(self, part: _Part, value: Value) -> Value:
+        """The gradient of a value, from those of its parts in each iteration, the last first."""
         whole, body = self.node.required(part.place), self.node.body
         sizes = [whole.shape(0, part.axis), whole.shape(part.axis + 1)]
         value = Value(body, value.name, whole.element_type)
         if not part.is_reversed:
             value = value.slice(-1, -LAST - 1, 0, -1)
-        # Where no turn is run, onnxruntime takes 0 for sizes that it does not know; this gives them back.
+        # Where no iteration is run, onnxruntime takes 0 for sizes that it does not know; this gives them back.
         zeros_as_sizes = {"allowzero": 1} if body.opset >= shaping.ZERO_AS_SIZE else {}
-        value = body.node("Reshape", value, body.concat(self.turns.count.reshape([1]), *sizes), **zeros_as_sizes)
+        value = body.node("Reshape", value, body.concat(self.iterations.count.reshape([1]), *sizes), **zeros_as_sizes)
         if part.axis:
             rank = len(shaping.sizes_of(whole))
             value = value.transpose(*range(1, part.axis + 1), 0, *range(part.axis + 1, rank))
-        if not self.turns.is_loop:
+        if not self.iterations.is_loop:
             return value
-        rest = whole.shape(part.axis, part.axis + 1) - self.turns.count.reshape([1])
+        rest = whole.shape(part.axis, part.axis + 1) - self.iterations.count.reshape([1])
         zeros = body.number(0, whole).expand(body.concat(sizes[0], rest, sizes[1]))
         return body.concat(value, zeros, axis=part.axis)
+
+
+def _reached(first: Sequence[int], following: Mapping[int, Sequence[int]]) -> set[int]:
+    """The first ones, those that follow on them, and so on."""
+    found, waiting = set(first), list(first)
+    while waiting:
+        more = set(following[waiting.pop()]) - found
+        found |= more
+        waiting += more
+    return found

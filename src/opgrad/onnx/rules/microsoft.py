@@ -65,10 +65,34 @@ def concat_training(node: Node) -> Gradients:
     return node.results("SplitTraining", len(node.inputs), node.dy, lengths, axis=node.get("axis", 0))
 
 
-@decomposition("FusedMatMul", domain=MICROSOFT)
+@decomposition("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
 def fused_matmul(node: Node) -> Value:
     """y = alpha * a @ b, either of them transposed."""
     return fused_product(node)
+
+
+@decomposition("GatherND", "Pad", "Trilu", domain=MICROSOFT)
+def same_of_ai_onnx(node: Node) -> Value:
+    """That of the operator of this name in ai.onnx."""
+    return node.body.node(node.proto.op_type, *node.inputs, **node.attributes)
+
+
+@decomposition("GridSample", domain=MICROSOFT)
+def grid_sample(node: Node) -> Value:
+    """That of GridSample in ai.onnx, whose modes have other names from opset 20 on."""
+    modes = {} if node.opset < 20 else {"bilinear": "linear", "bicubic": "cubic"}
+    mode = node.get("mode", "bilinear")
+    return node.body.node("GridSample", *node.inputs, **{**node.attributes, "mode": modes.get(mode, mode)})
+
+
+@decomposition("ExpandDims", domain=MICROSOFT)
+def expand_dims(node: Node) -> Value:
+    """y = x with a new axis."""
+    axis = node.constant(1)
+    if axis is None:
+        raise NoGradient("its axis is known at run time alone")
+    place = int(axis.reshape(()))
+    return node.x.unsqueeze(place % (node.rank() + 1))
 
 
 @decomposition("FusedGemm", domain=MICROSOFT)

@@ -99,13 +99,6 @@ def unique(node: Node) -> Value:
     return reshape_like(flat, node.x)
 
 
-@recomputed("Unique", domain=MICROSOFT)
-def unique_in_order(node: Node) -> Gradients:
-    """That of Unique in ai.onnx with sorted=0."""
-    y, _, places, counts = node.body.nodes_of("Unique", 4, node.x, sorted=0)
-    return [y, places, counts]
-
-
 @gradient("MRotaryEmbedding", domain=MICROSOFT, constant=(1,))
 def multimodal_rotary_embedding(node: Node) -> Value:
     """dx = dy, every pair turned back."""
@@ -115,21 +108,7 @@ def multimodal_rotary_embedding(node: Node) -> Value:
     return node.same(node.dy, positions, cos, -sin)
 
 
-@gradient("NGramRepeatBlock", domain=MICROSOFT, constant=(0,))
-def ngram_repeat_block(node: Node) -> Gradients:
-    """dscores = dy where a score stays."""
-    return [None, node.where(node.y.equals(node.required(1)), node.dy, 0)]
-
-
 # --- classical models ---
-
-
-@gradient("ArrayFeatureExtractor", domain=CLASSICAL, constant=(1,))
-def array_feature_extractor(node: Node) -> Value:
-    """dx = 0; dx[.., index] += dy."""
-    rank, indices = node.rank(), node.required(1).reshape([-1])
-    dy = node.dy if rank > 1 else node.dy.squeeze(0)
-    return node.microsoft("GatherGrad", node.x.shape(), indices, dy, axis=rank - 1)
 
 
 @gradient("Scaler", domain=CLASSICAL)
@@ -159,43 +138,6 @@ def linear_classifier(node: Node) -> Gradients:
     bias = node.body.constant(np.array(node.get("intercepts"), np.float32))
     scores = node.body.node("MatMul", wide, node.body.constant(weights.reshape(count, -1).T)) + bias
     return [None, scores if kinds[kind] is None else scores.apply(str(kinds[kind]))]
-
-
-@recomputed("SVMRegressor", domain=CLASSICAL)
-def svm_regressor(node: Node) -> Value:
-    """y = the sum of coefficient * kernel(x, support vector) plus rho; without these vectors x @ coefficients + rho."""
-    body, x, kind = node.body, node.x.cast(TensorProto.FLOAT), node.get("kernel_type", "LINEAR")
-    if node.get("post_transform", "NONE") != "NONE" or node.get("one_class", 0):
-        raise NoGradient("it has a post_transform, or tells one class from the others")
-    column = np.array(node.get("coefficients", []), np.float32)[:, None]
-    gamma, offset, degree = node.get("kernel_params") or (0.0, 0.0, 0.0)
-    vectors = np.array(node.get("support_vectors", []), np.float32)
-    k = x
-    if count := node.get("n_supports", 0):
-        vectors = vectors.reshape(count, -1)
-        dots = body.node("MatMul", x, body.constant(vectors.T))
-        if kind == "RBF":
-            squares = x.along("ReduceSumSquare", [1], keepdims=1) + body.constant((vectors * vectors).sum(1))
-            k = ((dots * 2 - squares) * gamma).apply("Exp")
-        else:
-            linear = dots if kind == "LINEAR" else dots * gamma + offset
-            k = linear if kind == "LINEAR" else linear.apply("Tanh") if kind == "SIGMOID" else linear**degree
-    return body.node("MatMul", k, body.constant(column)) + node.get("rho", [0.0])[0]
-
-
-@recomputed("Imputer", domain=CLASSICAL)
-def imputer(node: Node) -> Value:
-    """y = x, or another number where x is the one to replace."""
-    replaced, given = node.get("replaced_value_float", 0.0), node.get("imputed_value_floats", [])
-    missing = node.x.apply("IsNaN") if np.isnan(replaced) else node.x.equals(replaced)
-    return node.where(missing, node.body.constant(np.array(given)).like(node.x), node.x)
-
-
-@recomputed("FeatureVectorizer", domain=CLASSICAL)
-def feature_vectorizer(node: Node) -> Value:
-    """y = the inputs behind each other."""
-    parts = [each.cast(TensorProto.FLOAT) for each in node.inputs if each is not None]
-    return node.body.concat(*parts, axis=1)
 
 
 @recomputed("Normalizer", domain=CLASSICAL)

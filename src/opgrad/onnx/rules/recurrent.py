@@ -5,39 +5,48 @@ the gradient. Elsewhere the gates of all steps are computed at once from the hid
 returns; only the gradients of the states go from step to step, in a Scan from the last step to the first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import Body, Value
 from opgrad.onnx.graph.messages import MICROSOFT
-from opgrad.onnx.plain.recurrent import gru_factors, gru_turn, lstm_factors, lstm_turn
-from opgrad.onnx.plain.recurrent_activations import ACTIVATIONS, BY_NAME, DEFAULTS, NO_CLIPPING, gates
+from opgrad.onnx.plain.recurrent import (
+    ACTIVATIONS,
+    DIRECTIONS,
+    NO_CLIPPING,
+    SLOPES,
+    Direction,
+    Stepped,
+    gru_gradients,
+    joined,
+    lstm_gradients,
+    plus,
+)
 from opgrad.onnx.rules.node import Node
 from opgrad.onnx.rules.registry import Gradients, NoGradient, decomposition, gradient
 from opgrad.onnx.rules.shaping import sizes_of
-from opgrad.onnx.rules.steps import Steps
 
-LENGTHS = 4  # the place of the input with the lengths of the sequences
-# The gradients of one direction: of the gates' inputs by x and by h, and of its own inputs by their places.
-Parts = dict[int, Value]
+BIAS, LENGTHS, H, C, PEEPHOLES = range(3, 8)  # indices of inputs
+AXES = (None, 0, 0, 0, 0, 0, 0)  # along which the gradients of directions are joined; that of x is a sum
+Write = Callable[[Node, Direction, Sequence[str]], list[Value]]
 
 
 @gradient("RNN", constant=(LENGTHS,))
 def rnn(node: Node) -> Gradients:
     """dz = dh * f'(z), dh = dy + dz @ R of the step behind; dx = dz @ W, dW = dz.T @ x, dR = dz.T @ h."""
-    return _layer(node, 1, _rnn_direction)
+    return _layer(node, _rnn_direction)
 
 
 @gradient("GRU", constant=(LENGTHS,))
 def gru(node: Node) -> Gradients:
     """dh goes to the gates z and r and the new state n of h = (1 - z) * n + z * h before, from them to x, W and R."""
-    if not _has_kernels(node, "GRU"):
-        return _layer(node, 3, _gru_direction)
+    if not _has_kernels(node):
+        return _layer(node, _gru_direction)
     attributes = _become(node, "GRUTraining", linear_before_reset=node.get("linear_before_reset", 0))
     y, gates = node.output(0, "_states"), node.output(2, "_gates")
-    given = [node.input(place) for place in range(6)]
+    given = [node.input(index) for index in range(6)]
     dx, dw, dr, db, dh = node.results("GRUGrad", 5, *given, y, gates, *_upstream(node, 2), **attributes)
     return [dx, dw, dr, db, None, dh]
 
@@ -45,11 +54,11 @@ def gru(node: Node) -> Gradients:
 @gradient("LSTM", constant=(LENGTHS,))
 def lstm(node: Node) -> Gradients:
     """dh and dc go to the gates of c = f * c before + i * g, h = o * tanh(c), and from them to x, W and R."""
-    if not _has_kernels(node, "LSTM"):
-        return _layer(node, 4, _lstm_direction)
+    if not _has_kernels(node):
+        return _layer(node, _lstm_direction)
     attributes = _become(node, "LSTMTraining")
     kept = node.output(0, "_states"), node.output(3, "_cells"), node.output(4, "_gates")
-    x, w, r, _, lengths, h, c, peepholes = (node.input(place) for place in range(8))
+    x, w, r, _, lengths, h, c, peepholes = (node.input(index) for index in range(8))
     given = x, w, r, lengths, h, c, *kept, *_upstream(node, 3), peepholes
     dx, dw, dr, db, dh, dc, dp = node.results("LSTMGrad", 7, *given, **attributes)
     return [dx, dw, dr, db, None, dh, dc, dp]
@@ -63,29 +72,39 @@ def of_training_graphs(node: Node) -> Gradients:
     return node.body.nodes_of(op, count, *node.inputs, **attributes)
 
 
-def _layer(node: Node, gates: int, write: Callable[[Steps], Parts]) -> Gradients:
+def _layer(node: Node, write: Write) -> Gradients:
     """The gradients of all inputs: for x the sum over the directions, for the others their concatenation."""
-    directions = _check(node)
-    parts = [write(Steps(node, index, gates)) for index in range(directions)]
-    found: list[Value | None] = []
-    for place, value in enumerate(node.inputs):
-        own = [each[place] for each in parts if place in each]
-        if value is None or not own:
-            found.append(None)
-        elif place == 0:
-            found.append(own[0] if len(own) == 1 else own[0] + own[1])
-        else:
-            found.append(node.body.concat(*(each.unsqueeze(0) for each in own), axis=0))
-    return found
+    flags, names = DIRECTIONS[node.get("direction", "forward")], _activations(node)
+    dtype, count = node.x.element_type or TensorProto.FLOAT, len(names) // len(flags)
+    directions = (Direction(node, *each, dtype, node.input(LENGTHS)) for each in enumerate(flags))
+    parts = [write(node, each, names[each.index * count :][:count]) for each in directions]
+    found: list[Value | None] = [*joined(parts, AXES)]
+    return [*found[:LENGTHS], None, *found[LENGTHS:]]
 
 
-def _has_kernels(node: Node, op: str) -> bool:
-    """Whether opgrad has kernels for the node and its gradient. Raises what `_check` raises."""
-    plain = [each.lower() for each in DEFAULTS[op] * _check(node)]
-    kinds = TensorProto.FLOAT, TensorProto.DOUBLE
-    if _clip(node) or node.get("input_forget", 0) or [each.lower() for each in _activations(node)] != plain:
+def _activations(node: Node) -> list[str]:
+    """The activations of all directions, as operators. Raises NoGradient for what has no rule."""
+    op, flags = node.proto.op_type, DIRECTIONS.get(node.get("direction", "forward"), [])
+    for name in ("layout", "input_forget"):
+        if node.get(name, 0):
+            raise NoGradient(f"its attribute {name} is {node.get(name)}, expected 0")
+    if node.get("clip", 0.0) and node.get("clip", 0.0) < NO_CLIPPING:
+        raise NoGradient(f"its attribute clip is {node.get('clip')}, expected none")
+    known, default = {name.lower(): name for name in SLOPES}, ACTIVATIONS[op] * len(flags)
+    names = [known.get(name.lower(), "") for name in node.get("activations") or default]
+    if len(names) != len(default) or "" in names:
+        expected = f"{len(default)} of {', '.join(SLOPES)}"
+        raise NoGradient(f"its activations are {node.get('activations')}, expected {expected}")
+    return names
+
+
+def _has_kernels(node: Node) -> bool:
+    """Whether opgrad has kernels for the node and its gradient. Raises what `_activations` raises."""
+    default = ACTIVATIONS[node.proto.op_type]
+    if _activations(node) not in (default, default * 2):
         return False
-    return not node.body.plain and node.input(LENGTHS) is None and node.x.element_type in kinds
+    dtypes = TensorProto.FLOAT, TensorProto.DOUBLE
+    return not node.body.plain and node.input(LENGTHS) is None and node.x.element_type in dtypes
 
 
 def _become(node: Node, op: str, **more: Any) -> dict[str, Any]:
@@ -102,161 +121,94 @@ def _upstream(node: Node, outputs: int) -> list[Value | None]:
     return [node.dys[index] if index < len(node.dys) else None for index in range(outputs)]
 
 
-def _check(node: Node) -> int:
-    """The number of directions. Raises NoGradient for what has no rule."""
-    op, directions = node.proto.op_type, 2 if node.get("direction", "forward") == "bidirectional" else 1
-    if node.get("layout", 0):
-        raise NoGradient(f"its attribute layout is {node.get('layout')}, expected 0")
-    if not node.get("clip", 0.0) >= 0:
-        raise NoGradient(f"its attribute clip is {node.get('clip')}, expected a number above 0")
-    count = len(DEFAULTS[op]) * directions
-    if len(_activations(node)) != count or any(each.lower() not in BY_NAME for each in _activations(node)):
-        raise NoGradient(f"its activations are {node.get('activations')}, expected {count} of {', '.join(ACTIVATIONS)}")
-    return directions
+# --- in plain operators ---
 
 
-def _activations(node: Node) -> list[str]:
-    directions = 2 if node.get("direction", "forward") == "bidirectional" else 1
-    return node.get("activations") or DEFAULTS[node.proto.op_type] * directions
+def _states(node: Node, own: Direction) -> tuple[Value, Value]:
+    """The states of all steps, and those before them."""
+    states = own.part(node.output(0, "_states"), 1)
+    return states, own.before(states, own.state(H))
 
 
-def _clip(node: Node) -> float:
-    """What the sums of gates are clipped to; 0: nothing is."""
-    clip: float = node.get("clip", 0.0)
-    return clip if clip < NO_CLIPPING else 0.0
+def _dys(node: Node, own: Direction) -> tuple[Value | None, Value, Value]:
+    """The gradients of the states of all steps, None for zeros, and of the last state and cell.
+
+    onnxruntime gives 0 as the last ones of a sequence without steps, whatever the first ones are.
+    """
+    dy, dh, dc = _upstream(node, 3)
+    last = [own.zeros() if each is None else own.part(each) for each in (dh, dc)]
+    if own.lengths is not None:
+        last = [node.where(own.lengths.reshape([-1, 1]) > 0, each, 0) for each in last]
+    return None if dy is None else own.part(dy, 1), *last
 
 
-class _Gates:
-    """The activations of one direction, behind clipping."""
-
-    def __init__(self, steps: Steps):
-        node, count = steps.node, len(DEFAULTS[steps.node.proto.op_type])
-        numbers = node.get("activation_alpha") or [], node.get("activation_beta") or []
-        self.clip, self.element_type = _clip(node), node.x.element_type
-        self.own = gates(_activations(node), *numbers)[steps.index * count :][:count]
-
-    def of(self, place: int, z: Value) -> Value:
-        """What an activation makes of a sum, outside of scans and within."""
-        return self.own[place].of(self._clipped(Value(z.body, z.name, self.element_type)))
-
-    def both(self, place: int, z: Value) -> tuple[Value, Value]:
-        """The same, and its derivative, which is 0 where the sum is clipped."""
-        clipped, gate = self._clipped(z), self.own[place]
-        y = gate.of(clipped)
-        return y, self._cut(z, gate.slope(clipped, y))
-
-    def slope(self, place: int, y: Value, z: Callable[[], Value]) -> Value:
-        """The derivative where the result is y; z is asked for where that does not tell it."""
-        if self.own[place].activation.by_result and not self.clip:
-            return self.own[place].slope(y, y)
-        return self.both(place, z())[1]
-
-    def _clipped(self, z: Value) -> Value:
-        if not self.clip:
-            return z
-        bottom, top = (z.body.number(each, z) for each in (-self.clip, self.clip))
-        clipped = z.body.node("Max", z.body.node("Min", z, top), bottom)
-        return Value(z.body, clipped.name, self.element_type)
-
-    def _cut(self, z: Value, slope: Value) -> Value:
-        return z.body.where(z.apply("Abs") > self.clip, 0.0, slope) if self.clip else slope
+def _biases(own: Direction) -> list[Value | None]:
+    """The biases of W and of R."""
+    bias = own.of(BIAS)
+    return [None, None] if bias is None else [*bias.split(2, 0)]
 
 
-# --- RNN ---
+def _rnn_direction(node: Node, own: Direction, activations: Sequence[str]) -> list[Value]:
+    (states, before), (dy, dh, _) = _states(node, own), _dys(node, own)
+
+    def step(inner: Body, dh: Value, dy: Value | None, slope: Value) -> Stepped:
+        dz = (dh if dy is None else dy + dh) * slope
+        return [inner.node("MatMul", dz, inner.outer(own.r))], [dz]
+
+    dh, dz = own.back([dh], dy, [SLOPES[activations[0]](states)], step)
+    return own.gradients(dz, dz, before, dh)
 
 
-def _rnn_direction(steps: Steps) -> Parts:
-    def sums() -> Value:
-        of_h = steps.body.node("MatMul", steps.h_before, steps.r.transpose(1, 0))
-        return steps.plus(steps.from_x() + of_h, steps.rb)
-
-    slope = _Gates(steps).slope(0, steps.h, sums)
-
-    def turn(inner: Body, dh: Value, dy: Value, slope: Value) -> tuple[list[Value], list[Value]]:
-        dz = (dy + dh) * slope
-        return [inner.node("MatMul", dz, inner.outer(steps.r))], [dz]
-
-    (dh0,), (dz,) = steps.back([steps.dh], [steps.dy, slope], turn, 1)
-    return steps.parts(dz, dz, steps.h_before, [dh0])
-
-
-# --- GRU ---
-
-
-def _gru_direction(steps: Steps) -> Parts:
-    body, before, linear_before_reset = steps.body, steps.h_before, steps.node.get("linear_before_reset", 0)
-    wz, wr, wn = steps.split(steps.from_x())
-    rz, rr, rn = (body.node("MatMul", before, each.transpose(1, 0)) for each in steps.split(steps.r, 0))
-    bz, br, bn = (None, None, None) if steps.rb is None else steps.split(steps.rb, 0)
-    gates = _Gates(steps)
-    (z, of_z), (r, of_r) = (gates.both(0, steps.plus(*each)) for each in ((wz + rz, bz), (wr + rr, br)))
-    r_n = steps.split(steps.r, 0)[2]
-    if linear_before_reset:
-        behind_reset = steps.plus(rn, bn)
-        zn = wn + r * behind_reset
-    else:
-        behind_reset = before
-        zn = steps.plus(wn + body.node("MatMul", r * before, r_n.transpose(1, 0)), bn)
-    n, of_n = gates.both(1, zn)
-    turn = gru_turn(body.concat(*steps.split(steps.r, 0)[:2], axis=0), r_n, bool(linear_before_reset))
-    factors = gru_factors(z, n, before, behind_reset, (of_z, of_r, of_n))
-    (dh0,), (dz, dr, dn, dq) = steps.back([steps.dh], [steps.dy, z, r, *factors], turn, 4)
-    both = body.concat(dz, dr, axis=2)
-    hidden = before if linear_before_reset else r * before
-    found = steps.parts(body.concat(both, dn, axis=2), body.concat(both, dq, axis=2), before, [dh0])
-    # Only the new state n reads the previous state through the reset gate.
-    found[2] = body.concat(steps.weights(both, before), steps.weights(dq, hidden), axis=0)
-    return found
-
-
-# --- LSTM ---
-
-
-def _lstm_direction(steps: Steps) -> Parts:
-    body, before = steps.body, steps.h_before
-    inputs = steps.from_x() + body.node("MatMul", before, steps.r.transpose(1, 0))
-    zi, zo, zf, zg = steps.split(inputs if steps.rb is None else inputs + steps.rb)
-    peepholes = steps.of(7)
-    pi, po, pf = (None, None, None) if peepholes is None else steps.split(peepholes, 0, 3)
-    gates, coupled = _Gates(steps), bool(steps.node.get("input_forget", 0))
-    g, of_g = gates.both(1, zg)
-    c = _cells(steps, gates, zi, None if coupled else zf, g, pi, pf)
-    c_before = steps.shifted(c, steps.initial(6))
-    inputs_of = ((zi, pi, c_before), (zo, po, c), (zf, pf, c_before))
-    (i, of_i), (o, of_o), *rest = (
-        gates.both(0, steps.plus(z, None if p is None else p * cells)) for z, p, cells in inputs_of[: 3 - coupled]
+def _gru_direction(node: Node, own: Direction, activations: Sequence[str]) -> list[Value]:
+    body, (_, before), (dy, dh, _) = own.body, _states(node, own), _dys(node, own)
+    of_x, of_h = _biases(own)
+    *biases, bias = [None, None, None] if of_h is None else of_h.split(3, 0)
+    weights = [each.transpose(1, 0) for each in own.r.split(3, 0)]
+    *sums, zn = own.sums(of_x).split(3, 2)
+    z, r = (
+        plus(each + body.node("MatMul", before, weight), more).apply(activations[0])
+        for each, weight, more in zip(sums, weights, biases, strict=False)
     )
-    f, of_f = (1.0 - i, of_i) if coupled else rest[0]
-    t = gates.own[2].of(c)
-    slopes = of_i, of_o, of_f, of_g, gates.own[2].slope(c, t)
-    factors = lstm_factors(i, o, f, g, t, c_before, slopes, coupled)
-    turn = lstm_turn(steps.r, None if peepholes is None else steps.split(peepholes, 0, 3))
-    (dh0, dc0), (dz,) = steps.back([steps.dh, steps.dc], [steps.dy, *factors], turn, 1)
-    found = steps.parts(dz, dz, before, [dh0, dc0])
-    if peepholes is not None:
-        di, do, df, _ = steps.split(dz)
-        sums = [(each * state).sum([0, 1], keepdims=False) for each, state in ((di, c_before), (do, c), (df, c_before))]
-        found[7] = body.concat(*sums, axis=0)
-    return found
+    if node.get("linear_before_reset", 0):
+        n = zn + r * plus(body.node("MatMul", before, weights[2]), bias)
+    else:
+        n = plus(zn + body.node("MatMul", r * before, weights[2]), bias)
+    return gru_gradients(own, (z, r, n.apply(activations[1])), before, (dy, dh), bias, activations)
+
+
+def _lstm_direction(node: Node, own: Direction, activations: Sequence[str]) -> list[Value]:
+    (_, before), dys, (of_x, of_h), gate = _states(node, own), _dys(node, own), _biases(own), activations[0]
+    z = plus(own.sums(of_x) + own.body.node("MatMul", before, own.r.transpose(1, 0)), of_h)
+    zi, zo, zf, zg = z.split(4, 2)
+    g, first, peepholes = zg.apply(activations[1]), own.state(C), own.of(PEEPHOLES)
+    if peepholes is None:
+        i, o, f = (each.apply(gate) for each in (zi, zo, zf))
+        c = _cells(own, first, [i, f, g])
+        c_before = own.before(c, first)
+    else:
+        pi, po, pf = peepholes.split(3, 0)
+        c = _cells(own, first, [zi, zf, g], (pi, pf), gate)
+        c_before = own.before(c, first)
+        i, o, f = (
+            (each + p * cells).apply(gate) for each, p, cells in ((zi, pi, c_before), (zo, po, c), (zf, pf, c_before))
+        )
+    return lstm_gradients(
+        own, (i, o, f, g), (before, c_before, c, c.apply(activations[2])), dys, peepholes, activations
+    )
 
 
 def _cells(
-    steps: Steps, gates: _Gates, zi: Value, zf: Value | None, g: Value, pi: Value | None, pf: Value | None
+    own: Direction, first: Value, sequences: Sequence[Value], peepholes: Sequence[Value] = (), gate: str = ""
 ) -> Value:
-    """The cells of all steps, computed again: the forward node returns the last ones. zf: None where f is 1 - i."""
-    mask, whole = steps.mask, pi is None
-    sums = [each for each in (zi, zf) if each is not None]
-    weights = (pi, pf)
+    """The cells of all steps, computed again: the forward node returns the last ones.
 
-    def turn(inner: Body, c: Value, *now: Value) -> tuple[list[Value], list[Value]]:
-        found = []
-        for z, p in zip(now, weights[: len(sums)], strict=False):
-            found.append(z if p is None else gates.of(0, z + c * inner.outer(p)))
-        i, g, *rest = found[0], *now[len(sums) :]
-        f = found[1] if zf is not None else inner.outer(one) - i
+    sequences: the gates i and f, and g; with peepholes, the sums of which `gate` makes i and f.
+    """
+
+    def step(inner: Body, c: Value, i: Value, f: Value, g: Value) -> Stepped:
+        if peepholes:
+            i, f = ((each + c * inner.outer(p)).apply(gate) for each, p in zip((i, f), peepholes, strict=True))
         new = f * c + i * g
-        new = inner.node("Where", rest[0], new, c) if rest else new
         return [new], [new]
 
-    one, known = steps.body.number(1.0, g), [gates.of(0, each) for each in sums] if whole else sums
-    return steps.body.scan([steps.initial(6)], [*known, g, *([] if mask is None else [mask])], turn)[1]
+    return own.scan([first], sequences, step, own.backward)[1]

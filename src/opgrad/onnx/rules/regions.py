@@ -7,7 +7,6 @@ import numpy as np
 from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import Value
-from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.onnx.rules.node import Node
 from opgrad.onnx.rules.registry import NoGradient, in_float32, recomputed
 from opgrad.onnx.rules.sampling import linear_taps, tapped
@@ -89,7 +88,8 @@ def _samples(node: Node, start: Value, length: Value, count: int, ratio: int, ax
 
 def _shares(node: Node, samples: _Samples) -> Value:
     """The weight of every element along an axis in the mean of each window's samples, [regions, 1, windows, size]."""
-    share = _near(node, samples.places, samples.size, 3) / samples.several.unsqueeze(3)
+    distance = (samples.places.unsqueeze(3) - node.body.range(samples.size).like(samples.places)).apply("Abs")
+    share = node.body.node("Max", 1 - distance, node.body.number(0, distance)) / samples.several.unsqueeze(3)
     return node.where(samples.taken.unsqueeze(3), share, 0).sum([2], keepdims=False).unsqueeze(1)
 
 
@@ -118,38 +118,6 @@ def _corners(node: Node, samples: _Samples) -> list[Value]:
         shape = weights.shape(0, 1), node.body.ints([1]), weights.shape(1, 3).product(), weights.shape(3, 4)
         found.append(weights.reshape(node.body.concat(*shape)))
     return found
-
-
-def _near(node: Node, places: Value, size: Value, rank: int) -> Value:
-    """The weights of the elements of an axis at places between them, an array of this rank, along a new last axis."""
-    distance = (places.unsqueeze(rank) - node.body.range(size).like(places)).apply("Abs")
-    return node.body.node("Max", 1 - distance, node.body.number(0, places))
-
-
-@recomputed("CropAndResize", domain=MICROSOFT, constant=(2, 3))
-def crop_and_resize(node: Node) -> Value:
-    """y = rows @ x[image] @ columns.T of each region, the weights of the elements next to each place; else a number."""
-    body, mode = node.body, node.get("mode", "bilinear")
-    if mode not in ("bilinear", "nearest"):
-        raise NoGradient(f"its mode is {mode!r}, expected bilinear or nearest")
-    weights, within = [], []
-    for place in (0, 1):
-        size, count = (
-            each.squeeze(0) for each in (node.x.shape(place + 2, place + 3), node.required(3).slice(place, place + 1))
-        )
-        start, end = (node.required(1).slice(each, each + 1, 1) for each in (place, place + 2))
-        steps, last = body.range(count.cast(TensorProto.INT64)).like(start), (size - 1).like(start)
-        single = steps.shape().equals(1)
-        share = node.where(single, 0.5, steps / node.where(single, 1, steps.shape().like(start) - 1))
-        at = (start + (end - start) * share) * last
-        inside = ~(at < 0) & ~(at > last)
-        at = at if mode == "bilinear" else (at + 0.5).apply("Floor")
-        weights.append(node.where(inside.unsqueeze(2), _near(node, at, size, 2), 0).unsqueeze(1))
-        within.append(inside.unsqueeze(1))
-    images = body.node("Gather", node.x, node.required(2))
-    sampled = body.node("MatMul", body.node("MatMul", weights[0], images), weights[1].transpose(0, 1, 3, 2))
-    inside = within[0].unsqueeze(3) & within[1].unsqueeze(2)
-    return node.where(inside, sampled, node.get("extrapolation_value", 0.0))
 
 
 @recomputed("MaxRoiPool", constant=(1,))

@@ -7,7 +7,7 @@ from onnx import helper
 from opgrad.onnx.graph.formulas import LAST, Body, Value
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnx.graph.nodes import attributes_of, subgraphs
-from opgrad.onnx.graph.subgraphs import TURN_AND_CONDITION, scan_axis, state_count
+from opgrad.onnx.graph.subgraphs import TURN_AND_CONDITION, is_reversed, scan_axis, state_count
 from opgrad.onnx.rules.node import Node
 from opgrad.onnx.rules.shaping import sizes_of
 
@@ -24,7 +24,7 @@ def as_loop(node: Node, scan: onnx.NodeProto) -> list[onnx.NodeProto]:
     step, go_on = inner.input(), inner.input()
     elements = [each.name for each in body.input[states:]]
     for place, (name, whole, axis) in enumerate(zip(elements, sequences, axes, strict=True)):
-        index = inner.outer(last) - step if _is_reversed(scan, "input", place) else step
+        index = inner.outer(last) - step if is_reversed(scan, "input", place) else step
         inner.nodes.append(helper.make_node("Gather", [whole.name, index.name], [name], name, axis=axis))
     more = inner.node("Identity", go_on)
     rows = [_row(node, scan, behind, states, place, name) for place, name in enumerate(scan.output[states:])]
@@ -40,21 +40,16 @@ def as_loop(node: Node, scan: onnx.NodeProto) -> list[onnx.NodeProto]:
     return [*before.nodes, loop, *behind.nodes]
 
 
-def _is_reversed(scan: onnx.NodeProto, of: str, place: int) -> bool:
-    directions = attributes_of(scan).get(f"scan_{of}_directions")
-    return bool(directions and directions[place])
-
-
 def _row(node: Node, scan: onnx.NodeProto, body: Body, states: int, place: int, name: str) -> str:
     """The name of an output of the Loop; nodes that turn it, or move its axis, are appended to the body."""
     axes = attributes_of(scan).get("scan_output_axes")
-    if not name or not (_is_reversed(scan, "output", place) or (axes and axes[place])):
+    if not name or not (is_reversed(scan, "output", place) or (axes and axes[place])):
         return name
     rank = len(sizes_of(node.value(name)))
     axis, new = scan_axis(scan, place, "output", rank), node.body.free(f"{name}/rows")
     node.forward.declare(new, node.forward.element_type(name) or 0, [None] * rank)
     value = Value(body, new)
-    if _is_reversed(scan, "output", place):
+    if is_reversed(scan, "output", place):
         value = value.slice(-1, -LAST - 1, 0, -1)
     moved = value.transpose(*range(1, axis + 1), 0, *range(axis + 1, rank))
     body.nodes[-1].output[0] = name

@@ -6,16 +6,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.messages import FLOATS, domain_of
 from opgrad.onnx.graph.nodes import all_nodes, captured, reads_values
 
-# Operators that return their first input, or parts of it, in another shape, order, size or type, rounded, or within
-# limits.
-HANDING_ON = (
-    *("Identity", "Cast", "CastLike", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Slice"),
-    *("Tile", "Pad", "CenterCropPad", "Trilu", "Compress", "ReverseSequence", "DepthToSpace", "SpaceToDepth"),
-    *("Resize", "Upsample", "QuantizeLinear", "DequantizeLinear", "Min", "Max", "Clip"),
-)
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")
 PRODUCTS = ("MatMul", "Mul", "Einsum", "Gemm")
 WAVES = ("Sin", "Cos")
@@ -73,7 +67,7 @@ class Fixed:
         names, waiting, found = {name}, [name], []
         while waiting:
             for node in self._readers.get(waiting.pop(), ()):
-                if node.op_type in HANDING_ON and not domain_of(node):
+                if facts_of(node).moves:
                     if node.output[0] not in names:
                         names.add(node.output[0])
                         waiting.append(node.output[0])
@@ -87,7 +81,7 @@ class Fixed:
             node = self._producers.get(name)
             if node is None or domain_of(node):
                 return False
-            if node.op_type in HANDING_ON:
+            if facts_of(node).moves:
                 name = node.input[0]
                 continue
             others = [each for each in node.input if each not in self._tensors]
@@ -115,7 +109,9 @@ class Fixed:
             readers = [each for name in names for each in self._readers.get(name, ())]
             if any(each.op_type in WAVES for each in readers):
                 return True
-            names = [each.output[0] for each in readers if each.op_type in (*HANDING_ON, *ARITHMETIC, "Concat")]
+            names = [
+                each.output[0] for each in readers if facts_of(each).moves or each.op_type in (*ARITHMETIC, "Concat")
+            ]
         return False
 
     def _is_of_integers(self, names: Iterable[str], but: str) -> bool:

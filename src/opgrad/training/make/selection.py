@@ -9,9 +9,10 @@ import onnx
 from opgrad.onnx.gradients.expansion import inline_functions
 from opgrad.onnx.gradients.reach import differentiable_inputs, taken_nodes
 from opgrad.onnx.graph.evaluation import constant_tensor
+from opgrad.onnx.graph.facts import ALL, facts_of
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.large import size_of
-from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, domain_of
+from opgrad.onnx.graph.messages import FLOATS, domain_of
 from opgrad.onnx.graph.modules import module_path
 from opgrad.onnx.graph.nodes import all_nodes, captured, reads_values
 from opgrad.training.files.tensor_values import Held, array_of
@@ -21,32 +22,6 @@ from opgrad.training.make.fixed_constants import INPUT, Fixed
 from opgrad.training.make.patterns import matching
 from opgrad.training.make.shared_tensors import PRODUCTS, is_handed_on, layer_of, name_in_module
 
-ALL = tuple(range(64))
-# The places of weights among the inputs of operators.
-WEIGHTS: dict[str, Sequence[int]] = {
-    **dict.fromkeys(("MatMul", "Gemm", "Einsum", "FusedMatMul"), ALL),
-    **dict.fromkeys(("Conv", "ConvTranspose", "FusedConv", "BiasGelu", "FastGelu", "PRelu", "BiasSoftmax"), (1, 2)),
-    **dict.fromkeys(
-        (
-            "BatchNormalization",
-            "BatchNormInternal",
-            "InstanceNormalization",
-            "GroupNormalization",
-            "LayerNormalization",
-        ),
-        (1, 2),
-    ),
-    **dict.fromkeys(("RMSNormalization", "SimplifiedLayerNormalization"), (1,)),
-    "SkipLayerNormalization": (2, 3, 4),
-    "SkipSimplifiedLayerNormalization": (2, 3),
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3, 7)),
-    **dict.fromkeys(("Attention",), (1, 2)),
-    "MultiHeadAttention": (3,),
-    "EmbedLayerNormalization": (2, 3, 4, 5, 6),
-    **dict.fromkeys(("Gather", "GatherElements", "GatherND"), (0,)),
-    "Concat": ALL,
-    "ConcatFromSequence": (0,),
-}
 # The places of tensors among the inputs of operators that return their numbers, in parts or in sequences.
 PARTS = {
     **dict.fromkeys(("Split", "SplitToSequence", "SequenceAt"), (0,)),
@@ -58,11 +33,6 @@ REPEATING = ("Expand", "Tile")
 SCALE = "_scale.log"  # behind the name of a weight: the scale with which it is rounded, see `quantization.prepare`
 SCALES = ("Add", "Mul")  # a constant operand of these is a weight if it has more than one element
 LARGEST_SCALE = 1e4  # a constant with larger numbers is a mask, which hides elements from a softmax
-# Operators that compute with quantized integers.
-QUANTIZED = (
-    "DequantizeLinear", "QLinearMatMul", "QLinearConv", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul",
-    "MatMulIntegerToFloat", "QGemm", "QAttention", "QEmbedLayerNormalization", "MatMulNBits", "GatherBlockQuantized",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -143,7 +113,7 @@ class Candidates:
     def _is_weight(self, name: str) -> bool:
         several = size_of(self.tensors[name]) > 1
         return any(
-            place in _places(node)
+            place in facts_of(node).weights
             or self._is_learned_scale(node)
             or (node.op_type in SCALES and several and self._is_scale(name))
             for node, place in self._reads(name)
@@ -237,13 +207,6 @@ class Candidates:
             return bool(np.all(np.abs(values) < LARGEST_SCALE))
 
 
-def _places(node: onnx.NodeProto) -> Sequence[int]:
-    domain = domain_of(node)
-    if domain not in ("", MICROSOFT) or (node.op_type == "Attention" and not domain):
-        return ()
-    return WEIGHTS.get(node.op_type, ())
-
-
 def reaching(model: onnx.ModelProto, loss: str) -> set[str]:
     """The names of the values with respect to which a loss can be differentiated."""
     forward, found = Graph(model), {loss}
@@ -335,7 +298,7 @@ def no_weights(model: onnx.ModelProto) -> str:
     """The message about a model that has no weights."""
     held = {each.name for each in model.graph.initializer}
     quantized = [
-        node for node in all_nodes(model.graph.node) if node.op_type in QUANTIZED and held.intersection(node.input)
+        node for node in all_nodes(model.graph.node) if facts_of(node).quantized and held.intersection(node.input)
     ]
     text = "the model has no weights, expected float tensors that it multiplies, adds or looks up"
     if not quantized:

@@ -9,12 +9,12 @@ from typing import TypeAlias
 import onnx
 
 from opgrad.onnx.graph.batch_norm import STATISTICS
+from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.messages import FLOATS, domain_of, free_name
 from opgrad.onnx.graph.modules import module_path
 from opgrad.onnx.graph.nodes import all_nodes, names_in, reads_values, title
 from opgrad.onnx.graph.repair import mend
 from opgrad.training.files.tensor_values import Held
-from opgrad.training.make.fixed_constants import HANDING_ON
 
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Conv", "ConvTranspose", "FusedConv")  # whose second input is a weight
 RUNNING = ("running_mean", "running_var")  # what PyTorch calls the statistics of batch normalization
@@ -40,7 +40,7 @@ def name_in_module(name: str, node: onnx.NodeProto, place: int) -> str | None:
 
 def is_handed_on(node: onnx.NodeProto, place: int) -> bool:
     """Whether a node returns its input in another shape or type, moved or rounded, so that others read the tensor."""
-    return node.op_type in HANDING_ON and not place and not domain_of(node)
+    return facts_of(node).moves and not place
 
 
 def part_statistics(model: onnx.ModelProto, apart: dict[str, Held]) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import onnx
 
+from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.loading import Model, load
 from opgrad.onnx.graph.nodes import all_nodes
-from opgrad.training.make.selection import QUANTIZED, Candidates
+from opgrad.training.make.selection import Candidates
 from opgrad.training.quantization import blocks, modules, placement
 from opgrad.training.quantization.choice import choice
 from opgrad.training.quantization.distillation import Distillation, with_teacher
@@ -54,7 +55,7 @@ def prepare(
     if kind not in KINDS:
         raise ValueError(f"{WHO}: kind is {kind!r}, expected {' or '.join(KINDS)}")
     given = load(model, WHO)
-    if quantized := next((node.op_type for node in all_nodes(given.graph.node) if node.op_type in QUANTIZED), None):
+    if quantized := next((node.op_type for node in all_nodes(given.graph.node) if facts_of(node).quantized), None):
         raise ValueError(f"{WHO}: the model is quantized already, it has {quantized}; expected a float model")
     paths, choose = modules.paths_of(given), None if weights is None else choice(weights, Candidates(given), WHO)
     if kind == "int4":

@@ -8,22 +8,12 @@ from dataclasses import dataclass, replace
 import onnx
 from onnx import TensorProto
 
+from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.large import FEW_BITS
 from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, attribute_of, copied, domain_of
 from opgrad.onnx.graph.modules import module_path
 
-# The place of the weight among the inputs of products; the other operand is the first input, but for tables.
-WEIGHTS = {
-    "MatMul": 1,
-    "Gemm": 1,
-    "FusedMatMul": 1,
-    "MatMulNBits": 1,
-    "Conv": 1,
-    "Gather": 0,
-    "GatherBlockQuantized": 0,
-}
-BIASES = {"Gemm": 2, "MatMulNBits": 5, "Conv": 2}  # the place of the bias among the inputs
 TABLES = ("Gather", "GatherBlockQuantized")
 ATTENTION = ("GroupQueryAttention", "MultiHeadAttention", "Attention", "SparseAttention", "PackedMultiHeadAttention")
 # What stands between products and attention and changes no number, or each row by itself.
@@ -106,8 +96,8 @@ class _ProductSearch:
     # --- single products ---
 
     def _product(self, node: onnx.NodeProto) -> WeightProduct | None:
-        place = WEIGHTS.get(node.op_type)
-        if place is None or domain_of(node) not in ("", MICROSOFT) or len(node.input) <= place:
+        place = facts_of(node).stored
+        if place is None or len(node.input) <= place:
             return None
         weight = self._stored(node.input[place])
         if weight is None:
@@ -126,9 +116,9 @@ class _ProductSearch:
 
     def _bias(self, node: onnx.NodeProto) -> str:
         """As of `WeightProduct`."""
-        place = BIASES.get(node.op_type, len(node.input))
+        place = facts_of(node).bias
         sums = [each for each in self._graph.readers.get(node.output[0], ()) if each.op_type == "Add"]
-        added = [*node.input[place : place + 1], *(name for each in sums for name in each.input)]
+        added = [*(node.input[place : place + 1] if place else ()), *(name for each in sums for name in each.input)]
         return next((name for name in added if name in self._graph.initializers), "")
 
     def _stored(self, name: str) -> str | None:

@@ -18,11 +18,12 @@ from opgrad.onnx.rules.node import Node
 SIZES = ("Shape", "Size")  # operators whose small results are kept in place of what they read
 
 
-class Inside:
-    """One body of a node.
+class BodyGradient:
+    """The gradient of one body of a node.
 
-    forward: the body's graph, to which `keep` adds outputs. outside: the names of what it reads from outside.
-    body: where the gradients are written to, which becomes a body of the node's gradient.
+    forward: the body's graph, to which `give` adds outputs. outside: the names of what it reads from outside.
+    body: where the gradients are written to, which becomes a body of the node's gradient. reads: what stands before
+    them there: the nodes that read kept values.
     """
 
     def __init__(self, node: Node, body: onnx.GraphProto):
@@ -30,8 +31,9 @@ class Inside:
         _make_outputs(body, node.body)
         self._enclosed = enclosed(node.forward, node.proto, body)
         self.forward, self.outside = self._enclosed.graph, self._enclosed.outside
-        self.body = GraphBody(self.forward.opset, node.body.taken, node.body.plain)
+        self.body, self.reads = node.body.beside(), node.body.beside()
         self.body.scope(f"{node.proto.name or node.proto.op_type}_Grad/body")
+        self.reads.scope(f"{node.proto.name or node.proto.op_type}_Grad/reads")
         self.outputs = [each.name for each in self.forward.graph.output]
         self.inputs = [each.name for each in body.input]
         self._results: Sequence[Value] = ()
@@ -64,7 +66,7 @@ class Inside:
 
     # --- what is read from the forward body ---
 
-    def kept(self, results: Sequence[Value]) -> list[str]:
+    def read_values(self, results: Sequence[Value]) -> list[str]:
         """The values of the forward body that its gradient reads and that have to be kept for it.
 
         results: the gradients; nodes of which none depends are left out. Constants are not kept but copied, and of a
@@ -138,7 +140,7 @@ class Inside:
             value.name = names.get(value.name, value.name)
 
     def is_steady(self, name: str) -> bool:
-        """Whether a value is a tensor that has the same shape in each turn of a loop."""
+        """Whether a value is a tensor that has the same shape in each iteration of a loop."""
         sizes, steady = self.forward.sizes(name), self._enclosed.steady
         if sizes is None or self.forward.sequence(name):
             return False
@@ -185,7 +187,7 @@ class Inside:
     def named_result(self, name: str, stacked: bool = False, open_sizes: bool = False) -> str:
         """The name of a new result of the node, which has its type from a value of the body.
 
-        stacked: it has a row for each turn. open_sizes: only the rank is that of the value.
+        stacked: it has a row for each iteration. open_sizes: only the rank is that of the value.
         """
         outer, kind, sizes = self.node.forward, self.element_type(name), self.fixed_sizes(name)
         sizes = [None] * len(sizes) if open_sizes and sizes is not None else sizes
@@ -218,18 +220,20 @@ class Inside:
             helper.make_node("Identity", [each.name], [name], name) for each, name in zip(results, names, strict=True)
         ]
         outputs = [_told(name, each) for each, name in zip(results, names, strict=True)]
-        nodes, made = [*self.body.nodes, *copies], {name for node in self.body.nodes for name in node.output}
+        nodes = needed([*self.reads.nodes, *self.body.nodes, *copies], names)
+        made = {name for node in self.body.nodes for name in node.output}
         infos = [copied(info) for name, info in self.body.infos.items() if name in made]
         for size in declared_sizes(infos):
-            if size.HasField("dim_param"):  # which may stand for another size in each turn
+            if size.HasField("dim_param"):  # which may stand for another size in each iteration
                 size.Clear()
-        return helper.make_graph(nodes, "gradient", given, outputs, self.body.initializers, value_info=infos)
+        constants = [*self.reads.initializers, *self.body.initializers]
+        return helper.make_graph(nodes, "gradient", given, outputs, constants, value_info=infos)
 
 
 def _told(name: str, like: Value) -> onnx.ValueInfoProto:
     """A value as an input or output, with type and sizes if all sizes are numbers.
 
-    onnxruntime needs them of what counts the turns, and of what a loop gives that makes no turn.
+    onnxruntime needs them of what counts the iterations, and of what a loop gives that makes none.
     """
     if like.element_type is None or like.sizes is None or not all(isinstance(size, int) for size in like.sizes):
         return onnx.ValueInfoProto(name=name)
