@@ -1,5 +1,6 @@
 """Packs of kernels: what they serve without a compiler, what they lack, and which are refused."""
 
+import io
 import json
 import os
 import platform
@@ -15,11 +16,11 @@ import pytest
 from subprocesses import run_python
 from typer.testing import CliRunner
 
-from opgrad import __version__
 from opgrad.cli import packing
 from opgrad.cli.app import app
 from opgrad.cpu.compiler import packs, processors, relocations, sources
-from opgrad.cpu.compiler.packs import MAGIC, Pack, PackedObjects, PackError, packed
+from opgrad.cpu.compiler.cache import ObjectCache
+from opgrad.cpu.compiler.packs import MADE_WITH, Pack, PackedObjects, PackError, packed
 from opgrad.cpu.compiler.processors import PROCESSORS, Processor, is_here
 from opgrad.cpu.runtime.plan import execute
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
@@ -80,6 +81,14 @@ def opened(path):
     return Pack(str(path))
 
 
+def codes(pack):
+    """All code, by processor and name."""
+    return {
+        processor: {name: PackedObjects(pack, processor).read(name) for name in names}
+        for processor, names in pack.names.items()
+    }
+
+
 def test_calls_without_a_compiler(pack):
     told = run_python(CALLS, OPGRAD_KERNELS=str(pack), OPGRAD_CACHE_DIR="/dev/null")
     assert told.startswith(f"tanh: {pack} has no kernel opgrad.cpu.kernels.")
@@ -95,9 +104,9 @@ def test_training_without_a_compiler(pack, tmp_path):
     generate_artifacts(model, loss=LossType.CrossEntropyLoss, optimizer=OptimType.AdamW, artifact_directory=bert)
     text = compile_pack("--for", HERE, "--model", DIGITS, bert, "-o", path)
     assert f" kernels for {ELSEWHERE}" in text
-    before, after = opened(pack).index["kernels"], opened(path).index["kernels"]
-    assert before[ELSEWHERE].keys() == after[ELSEWHERE].keys()
-    assert before[HERE].keys() < after[HERE].keys()
+    before, after = opened(pack).names, opened(path).names
+    assert before[ELSEWHERE] == after[ELSEWHERE]
+    assert set(before[HERE]) < set(after[HERE])
     train = f"import runpy\nrunpy.run_path({str(PACKED)!r})['main']({str(DIGITS)!r}, {str(bert)!r})\n"
     told = run_python(WITHOUT + train, OPGRAD_KERNELS=str(path), OPGRAD_CACHE_DIR="/dev/null")
     assert told.splitlines()[-1] == "packed: no compiler was imported"
@@ -108,8 +117,8 @@ def test_a_program_is_run_for_its_kernels(pack, tmp_path):
     program, path = tmp_path / "a program.py", tmp_path / "kernels.pack"
     program.write_text(PROGRAM)
     compile_pack("--for", f"{HERE},{ELSEWHERE}", "--run", f"'{program}'", "-o", path)
-    counts = {name: len(found) for name, found in opened(path).index["kernels"].items()}
-    assert counts[HERE] == counts[ELSEWHERE]
+    names = opened(path).names
+    assert len(names[HERE]) == len(names[ELSEWHERE])
     assert run_python(WITHOUT + PROGRAM, OPGRAD_KERNELS=str(path)) == "0.0"
 
 
@@ -123,40 +132,43 @@ def test_a_program_that_fails(tmp_path):
 
 def test_code_is_for_the_processor_that_is_named(pack):
     numbers = {name: relocations.LINKAGES[PROCESSORS[name].architecture].number for name in (HERE, ELSEWHERE)}
-    for name, codes in opened(pack).everything().items():
-        assert len(codes) > 10
-        assert {struct.unpack_from("<H", code, 18)[0] for code in codes.values()} == {numbers[name]}
+    for name, found in codes(opened(pack)).items():
+        assert len(found) > 10
+        assert {struct.unpack_from("<H", code, 18)[0] for code in found.values()} == {numbers[name]}
 
 
 # --- which are refused -----------------------------------------------------------------------------------------------
 
 
-def with_index(data, change):
-    """The pack with another index, and the checksum that belongs to it."""
-    length = int.from_bytes(data[packs.LENGTH_AT : packs.INDEX_AT], "little")
-    index = json.loads(data[packs.INDEX_AT : packs.INDEX_AT + length])
-    change(index)
-    text = json.dumps(index).encode()
-    digest = packs.hashlib.sha256(text).digest()
-    return MAGIC + digest + len(text).to_bytes(8, "little") + text + data[packs.INDEX_AT + length :]
+def with_files(data, change):
+    """The pack with other files: a function changes their bytes by name."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    change(files)
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, contents in files.items():
+            archive.writestr(name, contents)
+    return made.getvalue()
+
+
+def made_with(**changes):
+    return lambda files: files.update({MADE_WITH: json.dumps(json.loads(files[MADE_WITH]) | changes)})
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: b"", "is no pack of kernels"),
-        (lambda data: b"x" + data[1:], "is no pack of kernels"),
-        (lambda data: data[:20], "is no pack of kernels"),
-        (lambda data: data[:60] + b"\xff" + data[61:], "is damaged: its checksum is wrong"),
-        (lambda data: data[:100], "is damaged"),
-        (lambda data: data[:40] + b"\xff" * 8 + data[48:], "is damaged"),
-        (lambda data: with_index(data, lambda i: i.update(opgrad="0.1")), "was made with opgrad 0.1, not "),
-        (lambda data: with_index(data, lambda i: i.update(python=["cpython-27"])), "made with python cpython-27, not "),
-        (lambda data: with_index(data, lambda i: i.update(sources="0")), "was made with other sources of opgrad: make"),
-        (lambda data: with_index(data, lambda i: i.pop("kernels")), "is damaged: its index"),
-        (lambda data: with_index(data, lambda i: i.update(kernels=[1])), "is damaged: its index"),
-        (lambda data: with_index(data, lambda i: i.update(kernels={"x": {"a": [1, -2, ""]}})), "is damaged: its index"),
-        (lambda data: with_index(data, lambda i: i.update(kernels={"x": {"a": [1, True, ""]}})), "is damaged: its ind"),
+        (lambda data: b"", "is no pack of kernels, or is damaged: expected a file made by"),
+        (lambda data: data[:100], "is no pack of kernels, or is damaged"),
+        (lambda data: data[: len(data) // 2], "is no pack of kernels, or is damaged"),
+        (lambda data: data[:60] + b"\xff" + data[61:], "is no pack of kernels, or is damaged"),
+        (lambda data: with_files(data, lambda files: files.pop(MADE_WITH)), "is no pack of kernels, or is damaged"),
+        (lambda data: with_files(data, lambda files: files.update({MADE_WITH: "{"})), "is no pack of kernels, or is"),
+        (lambda data: with_files(data, lambda files: files.update({MADE_WITH: "1"})), "was made with opgrad None, not"),
+        (lambda data: with_files(data, made_with(opgrad="0.1")), "was made with opgrad 0.1, not "),
+        (lambda data: with_files(data, made_with(python=["cpython-27"])), "was made with python cpython-27, not "),
+        (lambda data: with_files(data, made_with(sources="0")), "was made with other sources of opgrad: make"),
     ],
 )
 def test_a_damaged_or_foreign_pack(pack, tmp_path, change, message):
@@ -166,26 +178,32 @@ def test_a_damaged_or_foreign_pack(pack, tmp_path, change, message):
         opened(path)
 
 
-def test_damaged_code(pack, tmp_path):
+def damaged(data):
+    """The pack with a wrong bit in the compressed code of its first kernel."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        place = archive.infolist()[1].header_offset + 200
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+def swap(files):
+    """Code under another name."""
+    _, first, second, *_ = files
+    files[first], files[second] = files[second], files[first]
+
+
+@pytest.mark.parametrize("change", [damaged, lambda data: with_files(data, swap)])
+def test_damaged_code(pack, tmp_path, change):
     path = tmp_path / "pack"
-    data = bytearray(pack.read_bytes())
-    data[-40] ^= 1
-    path.write_bytes(data)
-    found = opened(path)
-    with pytest.raises(PackError, match="is damaged"):
-        found.everything()
+    path.write_bytes(change(pack.read_bytes()))
+    with pytest.raises(PackError, match="is damaged: its checksum is wrong"):
+        codes(opened(path))
 
 
-def test_code_under_another_name(pack, tmp_path):
-    def swap(index):
-        codes = index["kernels"][HERE]
-        first, second, *_ = codes
-        codes[first], codes[second] = codes[second], codes[first]
-
+def test_an_outdated_pack_is_made_anew(pack, tmp_path):
     path = tmp_path / "pack"
-    path.write_bytes(with_index(pack.read_bytes(), swap))
-    with pytest.raises(PackError, match="is damaged"):
-        opened(path).everything()
+    path.write_bytes(with_files(pack.read_bytes(), made_with(opgrad="0.1")))
+    packing._unpack(path, str(tmp_path / "folder"))
+    assert not (tmp_path / "folder").exists()
 
 
 def test_a_pack_that_others_can_write(pack, tmp_path):
@@ -195,7 +213,7 @@ def test_a_pack_that_others_can_write(pack, tmp_path):
     with pytest.raises(PackError, match=r"others can write to .*pack; if what is in it can be trusted, chmod go-w"):
         opened(path)
     path.chmod(0o644)
-    assert opened(path).index["opgrad"] == __version__
+    opened(path)
     tmp_path.chmod(0o777)
     with pytest.raises(PackError, match="others can write to"):
         opened(path)
@@ -216,15 +234,21 @@ def test_no_regular_file(kind, pack, tmp_path):
         opened(path)
 
 
+def fill(path, folder, names):
+    for name in names:
+        ObjectCache(name, str(folder)).write("kernel", b"code")
+    path.write_bytes(packed(str(folder)))
+
+
 def test_processors(tmp_path):
     """The best that is here is taken, NUMBA_CPU_NAME chooses another, and a pack for others alone is refused."""
     path = tmp_path / "pack"
     fitting = [name for name in PROCESSORS if is_here(PROCESSORS[name])]
-    path.write_bytes(packed({name: {} for name in PROCESSORS}))
+    fill(path, tmp_path / "all", PROCESSORS)
     assert opened(path).processor(None) == fitting[-1]
     assert opened(path).processor(fitting[0]) == fitting[0]
     assert opened(path).processor(ELSEWHERE) == fitting[-1]
-    path.write_bytes(packed({ELSEWHERE: {}}))
+    fill(path, tmp_path / "other", [ELSEWHERE])
     with pytest.raises(PackError, match=f"has kernels for {ELSEWHERE}, not for the processor here, which is {HERE}"):
         opened(path).processor(None)
 
@@ -251,7 +275,7 @@ def test_served_objects(pack, monkeypatch):
     name = sources.object_name(execute.function, execute.interface)
     assert found.read(name).startswith(b"\x7fELF")
     assert found.read("0" * 32) is None
-    assert found.count() == len(found.pack.index["kernels"][HERE])
+    assert found.count() == len(found.pack.names[HERE])
     assert str(pack) in found.problem()
     monkeypatch.setenv("OPGRAD_KERNELS", "")
     assert packs.served.__wrapped__() is None
@@ -264,7 +288,7 @@ def test_served_objects(pack, monkeypatch):
         (("--for", HERE), "compile: a pack needs processors and a file"),
         (("-o", "p"), "compile: a pack needs processors and a file"),
         (("--run", "p.py"), "compile: a pack needs processors and a file"),
-        (("--for", HERE, "-o", __file__), f"compile: {__file__} is no pack of kernels: name another file"),
+        (("--for", HERE, "-o", __file__), f"{__file__} is no pack of kernels, or is damaged: expected a file made by"),
     ],
 )
 def test_words(words, message):

@@ -153,7 +153,9 @@ def compile_share(gate: Gate, share: int) -> None:
 
 def vector_of(launch: Any) -> int:
     """How many elements a thread can read at a time: a vector, unless its share of the tile is less."""
-    arguments = launch.arguments
+    arguments = dict(launch.arguments)
+    for constants in (value for name, value in launch.arguments.items() if name in ("T", "C")):
+        arguments |= {name.upper(): number.value for name, number in constants._asdict().items()}
     vector = arguments.get("VECTOR", 1)
     if "VECTORS" in arguments:  # tiles are made of whole vectors
         return vector

@@ -5,7 +5,6 @@ takes long or much memory is a find.
 """
 
 import atexit
-import hashlib
 import json
 import os
 import shutil
@@ -290,28 +289,30 @@ def adapters() -> Iterator[bytes]:
 
 
 def pack(data: bytes) -> None:
-    """A pack whose index has the right checksum, whatever is in it."""
-    from opgrad.cpu.compiler.packs import INDEX_AT, LENGTH_AT, MAGIC, Pack, PackError, made_with
+    """A pack as it is read, each of its kernels, too."""
+    from opgrad.cpu.compiler.packs import Pack, PackedObjects, PackError
 
-    size = int.from_bytes(data[:2], "little")
-    text, body = data[2 : 2 + size], data[2 + size :]
-    with suppress(ValueError, RecursionError):
-        text = json.dumps(made_with() | json.loads(text)).encode()
     path = folder() / "kernels.pack"
-    head = MAGIC + hashlib.sha256(text).digest() + len(text).to_bytes(INDEX_AT - LENGTH_AT, "little")
-    path.write_bytes(head + text + body)
+    path.write_bytes(data)
     path.chmod(0o600)
     with suppress(PackError):
-        Pack(str(path)).everything()
+        found = Pack(str(path))
+        for processor, names in found.names.items():
+            for name in names:
+                with suppress(PackError):
+                    PackedObjects(found, processor).read(name)
 
 
 def packs() -> Iterator[bytes]:
-    import zlib
+    from opgrad.cpu.compiler.cache import ObjectCache
+    from opgrad.cpu.compiler.packs import packed
 
-    body = zlib.compress(b"code")
-    for index in ({"kernels": {"aarch64": {"name": [0, len(body), "00"]}}}, {"kernels": {}}):
-        text = json.dumps(index).encode()
-        yield len(text).to_bytes(2, "little") + text + body
+    place = folder() / "processors"
+    for names in ((), ("name", "another")):
+        for name in names:
+            ObjectCache("aarch64", str(place)).write(name, b"code")
+        place.mkdir(mode=0o700, exist_ok=True)
+        yield packed(str(place))
 
 
 JSON_WORDS = (b'{"', b'":', b"[", b"]", b"null", b"1e999", b"NaN", b"-1", b"9223372036854775808")
@@ -330,5 +331,5 @@ READERS = {
     ),
     "jsonl": Target(from_file("data.jsonl", lines), line_files, (*JSON_WORDS, b"\\ud800", b"messages", b"content")),
     "peft": Target(adapter, adapters, (*JSON_WORDS, b"rank_pattern", b"lora_dropout", b"F8_E4M3", b"lora_embedding_A")),
-    "pack": Target(pack, packs, JSON_WORDS),
+    "pack": Target(pack, packs, (*JSON_WORDS, b"PK\3\4", b"PK\1\2")),
 }

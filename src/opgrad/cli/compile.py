@@ -34,15 +34,16 @@ def compile_all(
     sets: list[Path], ops: str, dtypes: str, jobs: int | None, processors: str, program: str, output: Path | None
 ) -> None:
     """Compile what the command asks for, and say what there is then."""
-    cache, start = object_cache(), time.perf_counter()
-    if problem := cache.problem():
-        raise RuntimeError(f"compile: compiled kernels cannot be kept: {problem}")
+    start = time.perf_counter()
     todo = [("calls", Work(compile_calls)), *_work(sets, _names(ops), _names(dtypes), only=bool(program))]
     screen, count = console(), jobs or default_threads()
     if processors or output is not None or program:
         told = _pack(output, _names(processors), todo, program, count, screen)
         screen.print(f"{told}, made in {time.perf_counter() - start:.0f} s", soft_wrap=True)
         return
+    cache = object_cache()
+    if problem := cache.problem():
+        raise RuntimeError(f"compile: compiled kernels cannot be kept: {problem}")
     before = cache.count()
     run(todo, count, screen)
     now, seconds = cache.count(), time.perf_counter() - start

@@ -1,27 +1,22 @@
-"""Makes packs of kernels: processes compile those of a processor, and one file gets the kernels of all processors."""
+"""Makes packs of kernels: processes fill a cache folder for each processor, and one file gets all folders."""
 
-import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from opgrad.base.writing import destination, replace_file
-from opgrad.cpu.compiler import processes
-from opgrad.cpu.compiler.cache import ObjectCache, directory
-from opgrad.cpu.compiler.decorators import host, packing
-from opgrad.cpu.compiler.packs import MAGIC, VARIABLE, Pack, PackError, packed
+from opgrad.cpu.compiler import packs, processes, target
+from opgrad.cpu.compiler.cache import ObjectCache
+from opgrad.cpu.compiler.packs import OutdatedError, Pack, PackedObjects, packed
 from opgrad.cpu.compiler.processes import LONG_PATIENCE, Compilers
 from opgrad.cpu.compiler.processors import PROCESSORS, is_here
 from opgrad.cpu.compiler.requests import Work
-from opgrad.cpu.compiler.target import VARIABLE as COMPILES_FOR
-from opgrad.cpu.compiler.target import environment
 
 Todo = Sequence[tuple[str, Work]]
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -36,37 +31,37 @@ def make(path: Path, names: Sequence[str], plans: Todo, runs: Todo, count: int, 
     be, PackError if the file is no pack, and RuntimeError if work fails.
     """
     path = destination(path)
-    kernels = _old(path)
     for name in names:
         _check(name, runs)
-    for name in names:
-        kernels.setdefault(name, {}).update(_compiled(name, plans, runs, count, screen))
-    replace_file(path, packed(kernels))
-    path.chmod(path.stat().st_mode & ~0o022)
-    return {name: len(kernels[name]) for name in kernels}
+    with tempfile.TemporaryDirectory() as folder:
+        _unpack(path, folder)
+        for name in names:
+            if problem := ObjectCache(name, folder).problem():
+                raise RuntimeError(f"compile: compiled kernels cannot be kept: {problem}")
+            variables = {target.VARIABLE: name, target.PACKS_INTO: folder, packs.VARIABLE: "", processes.VARIABLE: "0"}
+            _compile(name, plans, count, screen, variables, LONG_PATIENCE)
+            _compile(name, runs, count, screen, variables | {target.STANDS_IN: "1"}, WITHOUT_END)
+        replace_file(path, packed(folder))
+        path.chmod(path.stat().st_mode & ~0o022)
+        return {name: ObjectCache(name, folder).count() for name in sorted(os.listdir(folder))}
 
 
-def _compiled(processor: str, plans: Todo, runs: Todo, count: int, screen: Console) -> dict[str, bytes]:
-    """The kernels that work takes on a processor."""
-    variables = {COMPILES_FOR: processor, VARIABLE: "", processes.VARIABLE: "0"}
-    with tempfile.TemporaryDirectory() as reports:
-        todo: list[tuple[str, Work]] = []
-        for name, work in (*runs, *plans):
-            path = os.path.join(reports, f"{len(todo)}.json")
-            todo.append((name, Work(report, (work.function, work.arguments, (name, work) in runs, path))))
-        failed = done_elsewhere(todo, count, screen, variables, WITHOUT_END if runs else None)
-        return _collected(Path(reports), processor, failed)
+def _compile(processor: str, todo: Todo, count: int, screen: Console, variables: dict[str, str], most: float) -> None:
+    """Have processes with these variables compile the kernels that work takes on a processor."""
+    failed = done_elsewhere(todo, count, screen, variables, most) if todo else {}
+    if failed:
+        raise RuntimeError(f"compile: for {processor}: {min(failed.values())}")
 
 
-def _old(path: Path) -> dict[str, dict[str, bytes]]:
-    """The kernels of the pack at a path; none if there is no file, or an outdated pack, which is made anew."""
-    if not path.exists():
-        return {}
-    with suppress(PackError):
-        return Pack(os.path.abspath(path)).everything()
-    if not path.read_bytes()[: len(MAGIC)] == MAGIC:
-        raise PackError(f"compile: {path} is no pack of kernels: name another file")
-    return {}
+def _unpack(path: Path, folder: str) -> None:
+    """Write the kernels of the pack at a path into cache folders; none if there is no file, or an outdated pack."""
+    if path.exists():
+        with suppress(OutdatedError):
+            pack = Pack(os.path.abspath(path))
+            for processor, names in pack.names.items():
+                source, cache = PackedObjects(pack, processor), ObjectCache(processor, folder)
+                for name in names:
+                    cache.write(name, source.read(name) or b"")
 
 
 def _check(name: str, runs: Todo) -> None:
@@ -80,47 +75,14 @@ def _check(name: str, runs: Todo) -> None:
 
 
 def done_elsewhere(
-    todo: Todo, count: int, console: Console, environment: Mapping[str, str] = NOTHING, patience: float | None = None
-) -> set[str]:
-    """Do all work in other processes, with a progress bar; the names of what failed there."""
+    todo: Todo, count: int, console: Console, environment: Mapping[str, str] = NOTHING, patience: float = LONG_PATIENCE
+) -> dict[str, str]:
+    """Do all work in other processes, with a progress bar; the names of what failed there, and the reasons."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    pool = Compilers(min(count, len(todo)), patience or LONG_PATIENCE, environment)
+    pool = Compilers(min(count, len(todo)), patience, environment)
     try:
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("", total=len(todo))
             return pool.wait(pool.add(todo), lambda done, total: bar.update(task, completed=done))
     finally:
         pool.close()
-
-
-# --- what a process reports ------------------------------------------------------------------------------------------
-
-
-def report(function: Callable[..., None], arguments: tuple[Any, ...], runs: bool, path: str) -> None:
-    """Do work, and write which kernels it has compiled or why it failed, and where they are in the cache."""
-    found: dict[str, Any] = {"environment": environment()}
-    try:
-        host()
-        with packing(runs) as names:
-            function(*arguments)
-        found["names"] = sorted(names)
-    except Exception as error:
-        found["error"] = f"{type(error).__name__}: {error}"
-    replace_file(Path(path), json.dumps(found).encode())
-
-
-def _collected(folder: Path, processor: str, failed: set[str]) -> dict[str, bytes]:
-    """The code of all kernels that processes have reported."""
-    reports = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    errors = [each["error"] for each in reports if "error" in each]
-    if errors or failed:
-        raise RuntimeError(f"compile: for {processor}: {errors[0] if errors else f'{min(failed)} ended the process'}")
-    kernels = {}
-    for each in reports:
-        cache = ObjectCache(each["environment"], directory())
-        for name in each["names"]:
-            code = cache.read(name)
-            if code is None:
-                raise RuntimeError(f"compile: the cache in {cache.folder} has lost a kernel: compile again")
-            kernels[name] = code
-    return kernels

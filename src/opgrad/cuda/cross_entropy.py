@@ -20,6 +20,7 @@ from opgrad.cuda.rows import (
     LOOP,
     SHARE,
     array_of,
+    dtype_of,
     exponential,
     frame,
     point_launch,
@@ -91,14 +92,11 @@ def zero(x, other, numbers, column, inside, given):
 
 
 @triton.jit
-def leave_out(
-    losses, y, x, rows, n, BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr,
-    NUMBER: tl.constexpr,
-):  # fmt: skip
+def leave_out(losses, y, x, rows, n, T: tl.constexpr):
     """Loss and gradient of a sample that is ignored, of which nothing is read."""
     tl.store(losses + rows[0], tl.zeros([1], losses.dtype.element_ty), mask=rows[1])
     if y is not None:
-        write_rows(y, x, None, x, rows, n, 0, None, None, zero, 0.0, LOOP, BLOCK, VECTOR, PEEL, INDEX, NUMBER, 1)
+        write_rows(y, x, None, x, rows, n, 0, None, None, zero, 0.0, LOOP, T)
 
 
 @triton.jit
@@ -112,29 +110,25 @@ def loss_rows(
     x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, labels, weight, total, losses, maxima, sums, picks,
     samples, n, inner, ignore, parts, per_part,
     RESULT: tl.constexpr, EXP: tl.constexpr, IGNORES: tl.constexpr, REDUCTION: tl.constexpr, MODE: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr,
-    NUMBER: tl.constexpr, STAGES: tl.constexpr, PARTS: tl.constexpr,
+    T: tl.constexpr,
 ):  # fmt: skip
-    rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, ROWS, VECTOR, PEEL, INDEX)
+    rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, T)
     sample, exists, _, _, part = rows
     target, weights, factor, silent = targets(
-        labels, weight, total, sample, exists, samples, n, ignore, IGNORES, REDUCTION, ROWS
+        labels, weight, total, sample, exists, samples, n, ignore, IGNORES, REDUCTION, T.rows
     )
     a = array_of(x, rows, inner, x_outer, x_n, x_inner)
-    if ROWS == 1 and MODE <= LOOP and RESULT is not log_prob:
+    if T.rows == 1 and MODE <= LOOP and RESULT is not log_prob:
         if tl.max((silent & (target < 0)).to(tl.int32), 0) > 0:
             b = array_of(y, rows, inner, y_outer, y_n, y_inner) if y is not None else None
-            leave_out(losses, b, a, rows, n, BLOCK, VECTOR, PEEL, INDEX, NUMBER)
+            leave_out(losses, b, a, rows, n, T)
             return
         silent = silent & (target >= 0)
     if MODE == FINISH:
         picked = tl.load(picks + sample, mask=exists, other=0.0)
     else:
-        picked = tl.load(x + a[1] + target * x_n, mask=target >= 0, other=0.0).to(NUMBER)
-    found, kept = statistics(
-        a, maxima, sums, rows, n, parts, per_part, MODE, ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES, PARTS,
-        EXP,
-    )  # fmt: skip
+        picked = tl.load(x + a[1] + target * x_n, mask=target >= 0, other=0.0).to(T.number)
+    found, kept = statistics(a, maxima, sums, rows, n, parts, per_part, EXP, MODE, T)
     m, d = found
     first = only_if(part == 0, exists) if MODE >= SHARE else exists  # of the programs that share rows
     if MODE == SHARE:  # before a result can overwrite them
@@ -143,11 +137,9 @@ def loss_rows(
         value = tl.where(silent & (target < 0), 0.0, losses_of(picked, m, d, weights))
         tl.store(losses + sample, narrow(value, losses.dtype.element_ty), mask=first)
         if y is not None:
-            numbers = (m, d, target, factor.to(NUMBER), silent)
-            write_rows(
-                array_of(y, rows, inner, y_outer, y_n, y_inner), a, None, kept, rows, n, per_part, numbers, EXP,
-                RESULT, MINUS_INFINITY, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
-            )  # fmt: skip
+            numbers = (m, d, target, factor.to(T.number), silent)
+            y_rows = array_of(y, rows, inner, y_outer, y_n, y_inner)
+            write_rows(y_rows, a, None, kept, rows, n, per_part, numbers, EXP, RESULT, MINUS_INFINITY, MODE, T)
 
 
 @triton.jit
@@ -222,7 +214,7 @@ def with_loss(problem: Problem, operator: str, second: Operand | None, result: A
         given["EXP"] = exponential(second or problem["logits"])
         given |= frame(problem, regime, operands) | strides(x=problem["logits"], y=second)
         if regime.parts > 1:
-            given["picks"] = space.take(samples, "float64" if given["NUMBER"] == tl.float64 else "float32")
+            given["picks"] = space.take(samples, dtype_of(given))
         launches += row_launches(loss_rows, problem, regime, given, ("maxima", "sums"), space)
     if given["REDUCTION"] != "none":
         launches += reducing(problem, given, losses, total, space)
@@ -257,25 +249,22 @@ def log_prob_grad(x, bias, numbers, column, inside, has_bias):
 def loss_grad(
     x, x_outer, x_n, x_inner, bias, bias_outer, bias_n, bias_inner, dx, dx_outer, dx_n, dx_inner,
     dy, labels, weight, total, samples, n, inner, ignore, parts,
-    IGNORES: tl.constexpr, REDUCTION: tl.constexpr, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
+    IGNORES: tl.constexpr, REDUCTION: tl.constexpr, MODE: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, ROWS, VECTOR, PEEL, INDEX)
+    rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, T)
     sample, exists, _, _, _ = rows
     target, _, factor, silent = targets(
-        labels, weight, total, sample, exists, samples, n, ignore, IGNORES, REDUCTION, ROWS
+        labels, weight, total, sample, exists, samples, n, ignore, IGNORES, REDUCTION, T.rows
     )
     if REDUCTION == "none":
         upstream = tl.load(dy + sample, mask=exists, other=0.0).to(tl.float64)
     else:
         upstream = tl.load(dy).to(tl.float64)
-    numbers = (target, (factor * upstream).to(NUMBER), silent)
+    numbers = (target, (factor * upstream).to(T.number), silent)
     a = array_of(x, rows, inner, x_outer, x_n, x_inner)
     b = array_of(bias, rows, inner, bias_outer, bias_n, bias_inner) if bias is not None else None
-    write_rows(
-        array_of(dx, rows, inner, dx_outer, dx_n, dx_inner), a, b, a, rows, n, 0, numbers, bias is not None,
-        log_prob_grad, 0.0, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
-    )  # fmt: skip
+    dx_rows = array_of(dx, rows, inner, dx_outer, dx_n, dx_inner)
+    write_rows(dx_rows, a, b, a, rows, n, 0, numbers, bias is not None, log_prob_grad, 0.0, MODE, T)
 
 
 def softmax_cross_entropy_loss_grad(problem: Problem) -> Program:

@@ -11,7 +11,7 @@ a call does not use have no code in it. Scales are arguments of the kernel, as f
 import itertools
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -67,15 +67,15 @@ def constant(scalars, PLACE: tl.constexpr, NUMBER: tl.constexpr):
 
 
 @triton.jit
-def kept(pointers, numbers, scalars, at, VIEWS: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr):
+def kept(call, at, C: tl.constexpr):
     """Which elements dropout keeps."""
-    seed, offset = tl.load(pointers[DROPOUT]), tl.load(pointers[DROPOUT] + 1)
-    if DROPS == NEIGHBOURS:
-        groups = (4 * tl.arange(0, BLOCK // 4))[None, :]
-        word = words_of_neighbours(offset_of_rows(numbers, at, VIEWS, DROPOUT) + at[5] + groups, seed, offset)
+    seed, offset = tl.load(call[0][DROPOUT]), tl.load(call[0][DROPOUT] + 1)
+    if C.drops == NEIGHBOURS:
+        groups = (4 * tl.arange(0, C.block // 4))[None, :]
+        word = words_of_neighbours(offset_of_rows(call, at, DROPOUT, C) + at[5] + groups, seed, offset)
     else:
-        word = word_of(offset_of(numbers, at, VIEWS, DROPOUT), seed, offset)
-    return word > tl.cast(scalars[THRESHOLD], tl.int64).to(tl.uint32)
+        word = word_of(offset_of(call, at, DROPOUT, C), seed, offset)
+    return word > tl.cast(call[2][THRESHOLD], tl.int64).to(tl.uint32)
 
 
 @triton.jit
@@ -85,108 +85,101 @@ def dropped(v, keeps, scalars):
 
 
 @triton.jit
-def operand(s, pointers, numbers, at, VIEWS: tl.constexpr, SLOT: tl.constexpr, VECTOR: tl.constexpr):
+def operand(s, call, at, SLOT: tl.constexpr, C: tl.constexpr):
     """An operand of a post-op, or s in the place of one that it does not have."""
     if SLOT >= 0:
-        found = read(pointers, numbers, at, VIEWS, SLOT, VECTOR, s.dtype)
+        found = read(call, at, SLOT, C)
     else:
         found = s
     return found
+
+
+@triton.jit
+def counting(call, at, C: tl.constexpr):
+    """Which elements of a tile exist and are not masked."""
+    counts = at[3] & at[4]
+    if C.views[WHERE][FORMAT] >= 0:
+        counts = counts & (read(call, at, WHERE, C) != 0)
+    return counts
 
 
 # --- forward ---------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def logits(pointers, numbers, scalars, at, VIEWS: tl.constexpr, VECTOR: tl.constexpr, NUMBER: tl.constexpr):
+def logits(call, at, C: tl.constexpr):
     """The logits of a tile as they count; -inf where none exist."""
-    x = read(pointers, numbers, at, VIEWS, INPUT, VECTOR, NUMBER)
-    counts = at[3] & at[4]
-    if VIEWS[WHERE][FORMAT] >= 0:
-        counts = counts & (read(pointers, numbers, at, VIEWS, WHERE, VECTOR, NUMBER) != 0)
-    return tl.where(counts, x * number(scalars, LOGIT_SCALE, NUMBER), MINUS_INFINITY)
+    x = read(call, at, INPUT, C)
+    return tl.where(counting(call, at, C), x * number(call[2], LOGIT_SCALE, C.number), MINUS_INFINITY)
 
 
 @triton.jit
-def normalised(x, m, d, LOG: tl.constexpr, INF_AS_ZERO: tl.constexpr):
+def normalised(x, m, d, C: tl.constexpr):
     """(Log-)probabilities, given their rows' maximum m and sum d of exponentials, which is 0 for -inf alone."""
     shift = shift_for(m)[:, None]
-    if LOG:
+    if C.log:
         p = x - shift - tl.log(d)[:, None]
     else:
         p = exp(x - shift) * divide(tl.full(d.shape, 1.0, d.dtype), d)[:, None]
-        if INF_AS_ZERO:
+        if C.inf_as_zero:
             p = tl.where(d[:, None] == 0, 0.0, p)
     return p
 
 
 @triton.jit
-def finish(
-    p, pointers, numbers, scalars, at, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
-    COUNT: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr, VECTOR: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
+def finish(p, call, at, C: tl.constexpr):
     """All that is made of a tile's (log-)probabilities p."""
-    if VIEWS[SAVED][FORMAT] >= 0:
-        write(p, pointers, numbers, at, VIEWS, SAVED, VECTOR)
+    scalars = call[2]
+    if C.views[SAVED][FORMAT] >= 0:
+        write(p, call, at, SAVED, C)
     v = p * number(scalars, RESULT_SCALE, p.dtype)
-    if DROPS != NOTHING:
-        keeps = kept(pointers, numbers, scalars, at, VIEWS, DROPS, BLOCK)
+    if C.drops != NOTHING:
+        keeps = kept(call, at, C)
         v = dropped(v, keeps, scalars)
-        if VIEWS[MASK][FORMAT] >= 0:
-            write(keeps, pointers, numbers, at, VIEWS, MASK, VECTOR)
-    elif VIEWS[MASK][FORMAT] >= 0:
-        write(tl.full([1, 1], 1, tl.int1), pointers, numbers, at, VIEWS, MASK, VECTOR)
-    for i in tl.static_range(COUNT):
-        t = operand(v, pointers, numbers, at, VIEWS, CHAIN[i][OPERAND], VECTOR)
-        condition = operand(v, pointers, numbers, at, VIEWS, CHAIN[i][CONDITION], VECTOR)
+        if C.views[MASK][FORMAT] >= 0:
+            write(keeps, call, at, MASK, C)
+    elif C.views[MASK][FORMAT] >= 0:
+        write(tl.full([1, 1], 1, tl.int1), call, at, MASK, C)
+    for i in tl.static_range(C.count):
+        t = operand(v, call, at, C.slots[i][OPERAND], C)
+        condition = operand(v, call, at, C.slots[i][CONDITION], C)
         a, b = constant(scalars, 2 * i, v.dtype), constant(scalars, 2 * i + 1, v.dtype)
-        v = value(tl.constexpr(NAMES[i]), v, t, condition, a, b)
-    if DIVIDES:
+        v = value(tl.constexpr(C.names[i]), v, t, condition, a, b)
+    if C.divides:
         v = divide(v, number(scalars, OUT_SCALE, v.dtype))
-    write(v, pointers, numbers, at, VIEWS, RESULT, VECTOR)
+    write(v, call, at, RESULT, C)
 
 
 @triton.jit
-def write_stats(m, d, pointers, numbers, at, VIEWS: tl.constexpr, VECTOR: tl.constexpr):
+def write_stats(m, d, call, at, C: tl.constexpr):
     """The logarithm of each row's sum of exponentials, if it is asked for."""
-    if VIEWS[STATS][FORMAT] >= 0:
-        write((m + tl.log(d))[:, None], pointers, numbers, at, VIEWS, STATS, VECTOR)
+    if C.views[STATS][FORMAT] >= 0:
+        write((m + tl.log(d))[:, None], call, at, STATS, C)
 
 
 @triton.jit
 def forward_rows(
     pointers, numbers, logit_scale: tl.float64, result_scale: tl.float64, out_scale: tl.float64, rate: tl.float64,
-    threshold, constants, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
-    COUNT: tl.constexpr, LOG: tl.constexpr, INF_AS_ZERO: tl.constexpr, DROPS: tl.constexpr,
-    DIVIDES: tl.constexpr, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
-    INDEX: tl.constexpr, NUMBER: tl.constexpr,
+    threshold, constants, samples, n, inner, MODE: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    scalars = (logit_scale, result_scale, out_scale, rate, threshold, constants)
-    rows = rows_of(tl.program_id(0), samples, inner, ROWS)
-    first = tile(rows, 0, n, VECTOR, BLOCK, INDEX)
+    call = (pointers, numbers, (logit_scale, result_scale, out_scale, rate, threshold, constants))
+    rows = rows_of(tl.program_id(0), samples, inner, C)
+    first = tile(rows, 0, n, C)
     if MODE == TILE:
-        x = logits(pointers, numbers, scalars, first, VIEWS, VECTOR, NUMBER)
+        x = logits(call, first, C)
         m = tl.max(x, 1)
         d = tl.sum(exp(x - shift_for(m)[:, None]), 1)
-        write_stats(m, d, pointers, numbers, first, VIEWS, VECTOR)
-        p = normalised(x, m, d, LOG, INF_AS_ZERO)
-        finish(
-            p, pointers, numbers, scalars, first, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK
-        )  # fmt: skip
+        write_stats(m, d, call, first, C)
+        finish(normalised(x, m, d, C), call, first, C)
     else:
-        m, d = no_rows(ROWS, NUMBER)
-        for start in range(0, n, BLOCK):
-            at = tile(rows, start, n, VECTOR, BLOCK, INDEX)
-            m, d = fold(m, d, logits(pointers, numbers, scalars, at, VIEWS, VECTOR, NUMBER), exp)
-        write_stats(m, d, pointers, numbers, first, VIEWS, VECTOR)
-        last = (n - 1) // BLOCK * BLOCK
-        for done in range(0, n, BLOCK):
-            at = tile(rows, last - done, n, VECTOR, BLOCK, INDEX)
-            p = normalised(logits(pointers, numbers, scalars, at, VIEWS, VECTOR, NUMBER), m, d, LOG, INF_AS_ZERO)
-            finish(
-                p, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK
-            )  # fmt: skip
+        m, d = no_rows(C.rows, C.number)
+        for start in range(0, n, C.block):
+            m, d = fold(m, d, logits(call, tile(rows, start, n, C), C), exp)
+        write_stats(m, d, call, first, C)
+        last = (n - 1) // C.block * C.block
+        for done in range(0, n, C.block):
+            at = tile(rows, last - done, n, C)
+            finish(normalised(logits(call, at, C), m, d, C), call, at, C)
 
 
 def forward(problem: Problem, log: bool) -> Program:
@@ -194,108 +187,84 @@ def forward(problem: Problem, log: bool) -> Program:
     rows = problem.outer * problem.inner
     if not rows or not (problem.n or "stats" in problem.specs):
         return Program([])
-    attributes = problem.attributes
-    constants = {"LOG": log, "INF_AS_ZERO": attributes["inf_as_zero"]}
-    held = 2 if attributes["post_ops"] or attributes["dropout"] else 1
-    return _program(problem, "x", ("y", "where", STATE, "stats", "saved", "mask"), forward_rows, constants, held)
+    held = 2 if problem.attributes["post_ops"] or problem.attributes["dropout"] else 1
+    return _program(problem, "x", ("y", "where", STATE, "stats", "saved", "mask"), forward_rows, log, held)
 
 
 # --- gradients -------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def upstream(
-    y, pointers, numbers, scalars, at, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
-    COUNT: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr, VECTOR: tl.constexpr,
-    BLOCK: tl.constexpr, WRITES: tl.constexpr,
-):  # fmt: skip
+def upstream(y, call, at, WRITES: tl.constexpr, C: tl.constexpr):
     """The gradient with respect to a tile's (log-)probabilities y; 0 where none exist.
 
     WRITES: leave the gradients of the post-ops' operands, too.
     """
+    scalars = call[2]
     v = y * number(scalars, RESULT_SCALE, y.dtype)
-    if DROPS != NOTHING:
-        keeps = kept(pointers, numbers, scalars, at, VIEWS, DROPS, BLOCK)
+    if C.drops != NOTHING:
+        keeps = kept(call, at, C)
         v = dropped(v, keeps, scalars)
     inputs, operands, conditions = (), (), ()
-    for i in tl.static_range(COUNT):
-        t = operand(v, pointers, numbers, at, VIEWS, CHAIN[i][OPERAND], VECTOR)
-        condition = operand(v, pointers, numbers, at, VIEWS, CHAIN[i][CONDITION], VECTOR)
+    for i in tl.static_range(C.count):
+        t = operand(v, call, at, C.slots[i][OPERAND], C)
+        condition = operand(v, call, at, C.slots[i][CONDITION], C)
         a, b = constant(scalars, 2 * i, v.dtype), constant(scalars, 2 * i + 1, v.dtype)
         inputs, operands, conditions = inputs + (v,), operands + (t,), conditions + (condition,)  # noqa: RUF005
-        v = value(tl.constexpr(NAMES[i]), v, t, condition, a, b)
-    g = read(pointers, numbers, at, VIEWS, INPUT, VECTOR, y.dtype)
-    if DIVIDES:
+        v = value(tl.constexpr(C.names[i]), v, t, condition, a, b)
+    g = read(call, at, INPUT, C)
+    if C.divides:
         g = divide(g, number(scalars, OUT_SCALE, g.dtype))
-    for i in tl.static_range(COUNT - 1, -1, -1):
-        if WRITES and CHAIN[i][GRADIENT] >= 0:
-            t = g * operand_slope(tl.constexpr(NAMES[i]), inputs[i], operands[i], conditions[i])
-            write(t, pointers, numbers, at, VIEWS, CHAIN[i][GRADIENT], VECTOR)
+    for i in tl.static_range(C.count - 1, -1, -1):
+        if WRITES and C.slots[i][GRADIENT] >= 0:
+            t = g * operand_slope(tl.constexpr(C.names[i]), inputs[i], operands[i], conditions[i])
+            write(t, call, at, C.slots[i][GRADIENT], C)
         a, b = constant(scalars, 2 * i, v.dtype), constant(scalars, 2 * i + 1, v.dtype)
-        g = g * slope(tl.constexpr(NAMES[i]), inputs[i], operands[i], conditions[i], a, b)
-    if DROPS != NOTHING:
+        g = g * slope(tl.constexpr(C.names[i]), inputs[i], operands[i], conditions[i], a, b)
+    if C.drops != NOTHING:
         g = dropped(g, keeps, scalars)
-    g = g * number(scalars, RESULT_SCALE, g.dtype)
-    counts = at[3] & at[4]
-    if VIEWS[WHERE][FORMAT] >= 0:
-        counts = counts & (read(pointers, numbers, at, VIEWS, WHERE, VECTOR, y.dtype) != 0)
-    return tl.where(counts, g, 0.0)
+    return tl.where(counting(call, at, C), g * number(scalars, RESULT_SCALE, g.dtype), 0.0)
 
 
 @triton.jit
-def term(g, y, LOG: tl.constexpr):
+def term(g, y, C: tl.constexpr):
     """What a row's sum is made of."""
-    return g if LOG else y * g
+    return g if C.log else y * g
 
 
 @triton.jit
-def write_result(
-    g, y, total, pointers, numbers, scalars, at, VIEWS: tl.constexpr, LOG: tl.constexpr, VECTOR: tl.constexpr
-):  # fmt: skip
+def write_result(g, y, total, call, at, C: tl.constexpr):
     """dx, given a row's total."""
-    if LOG:
+    if C.log:
         dx = g - exp(y) * total[:, None]
     else:
         dx = y * (g - total[:, None])
-    write(dx * number(scalars, LOGIT_SCALE, g.dtype), pointers, numbers, at, VIEWS, RESULT, VECTOR)
+    write(dx * number(call[2], LOGIT_SCALE, g.dtype), call, at, RESULT, C)
 
 
 @triton.jit
 def gradient_rows(
     pointers, numbers, logit_scale: tl.float64, result_scale: tl.float64, out_scale: tl.float64, rate: tl.float64,
-    threshold, constants, samples, n, inner, VIEWS: tl.constexpr, NAMES: tl.constexpr, CHAIN: tl.constexpr,
-    COUNT: tl.constexpr, LOG: tl.constexpr, DROPS: tl.constexpr, DIVIDES: tl.constexpr,
-    MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, INDEX: tl.constexpr,
-    NUMBER: tl.constexpr,
+    threshold, constants, samples, n, inner, MODE: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    scalars = (logit_scale, result_scale, out_scale, rate, threshold, constants)
-    rows = rows_of(tl.program_id(0), samples, inner, ROWS)
+    call = (pointers, numbers, (logit_scale, result_scale, out_scale, rate, threshold, constants))
+    rows = rows_of(tl.program_id(0), samples, inner, C)
     if MODE == TILE:
-        at = tile(rows, 0, n, VECTOR, BLOCK, INDEX)
-        y = read(pointers, numbers, at, VIEWS, OUTPUT, VECTOR, NUMBER)
-        g = upstream(
-            y, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK, True
-        )  # fmt: skip
-        write_result(g, y, tl.sum(term(g, y, LOG), 1), pointers, numbers, scalars, at, VIEWS, LOG, VECTOR)
+        at = tile(rows, 0, n, C)
+        y = read(call, at, OUTPUT, C)
+        g = upstream(y, call, at, True, C)
+        write_result(g, y, tl.sum(term(g, y, C), 1), call, at, C)
     else:
-        total = tl.zeros([ROWS], NUMBER)
-        for start in range(0, n, BLOCK):
-            at = tile(rows, start, n, VECTOR, BLOCK, INDEX)
-            y = read(pointers, numbers, at, VIEWS, OUTPUT, VECTOR, NUMBER)
-            g = upstream(
-                y, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK,
-                False,
-            )  # fmt: skip
-            total += tl.sum(term(g, y, LOG), 1)
-        last = (n - 1) // BLOCK * BLOCK
-        for done in range(0, n, BLOCK):
-            at = tile(rows, last - done, n, VECTOR, BLOCK, INDEX)
-            y = read(pointers, numbers, at, VIEWS, OUTPUT, VECTOR, NUMBER)
-            g = upstream(
-                y, pointers, numbers, scalars, at, VIEWS, NAMES, CHAIN, COUNT, DROPS, DIVIDES, VECTOR, BLOCK,
-                True,
-            )  # fmt: skip
-            write_result(g, y, total, pointers, numbers, scalars, at, VIEWS, LOG, VECTOR)
+        total = tl.zeros([C.rows], C.number)
+        for start in range(0, n, C.block):
+            at = tile(rows, start, n, C)
+            y = read(call, at, OUTPUT, C)
+            total += tl.sum(term(upstream(y, call, at, False, C), y, C), 1)
+        last = (n - 1) // C.block * C.block
+        for done in range(0, n, C.block):
+            at = tile(rows, last - done, n, C)
+            y = read(call, at, OUTPUT, C)
+            write_result(upstream(y, call, at, True, C), y, total, call, at, C)
 
 
 def gradient(problem: Problem, log: bool) -> Program:
@@ -303,20 +272,36 @@ def gradient(problem: Problem, log: bool) -> Program:
     if not problem.outer * problem.n * problem.inner:
         return Program([])
     held = power_of_2(2 + len(problem.attributes["post_ops"]))  # the input of each post-op is needed on the way back
-    return _program(problem, "dy", ("dx", "where", STATE, "y"), gradient_rows, {"LOG": log}, held)
+    return _program(problem, "dy", ("dx", "where", STATE, "y"), gradient_rows, log, held)
 
 
 # --- both ------------------------------------------------------------------------------------------------------------
 
 
-def _program(
-    problem: Problem,
-    first: str,
-    names: Sequence[str],
-    kernel: Any,
-    constants: Mapping[str, Any],
-    held: int,
-) -> Program:
+class Constants(NamedTuple):
+    """What a kernel is compiled for, as `tl.constexpr` (see `rows.Tiling`).
+
+    views: of the operands. names, slots, count: of the post-ops. drops: what dropout does. divides: by out_scale. rows,
+    block: of a tile. vector: rows of the operands begin at multiples of it. index: the dtype of columns. number: that
+    of the computation.
+    """
+
+    views: Any
+    names: Any
+    slots: Any
+    count: Any
+    drops: Any
+    divides: Any
+    log: Any
+    inf_as_zero: Any
+    rows: Any
+    block: Any
+    vector: Any
+    index: Any
+    number: Any
+
+
+def _program(problem: Problem, first: str, names: Sequence[str], kernel: Any, log: bool, held: int) -> Program:
     """The one launch; `names`: the operands in the slots behind the first. held: arrays of a tile in registers."""
     attributes = problem.attributes
     views = Views(problem, first)
@@ -325,22 +310,26 @@ def _program(
             views.add_offsets(name)
         else:
             views.add(name)
-    chain = [_slots(views, each) for each in attributes["post_ops"]]
+    post_ops = attributes["post_ops"]
+    slots = tuple(_slots(views, each) for each in post_ops)
     elements = [each for name, each in problem.operands.items() if each and name not in (STATE, "stats")]
     if problem.inner == 1 < problem.n:
         elements = [each for each in elements if each.n]  # of the others a row has one number
     functions = bool(attributes["dropout"]) or any(not each.operands for each in attributes["post_ops"])
     regime = choose(problem, elements, held, alone=True, functions=functions)
     number = _precision(problem, first, names[0])
+    constants = Constants(
+        views=tuple(views.views), names=tuple(each.name for each in post_ops), slots=slots, count=len(slots),
+        drops=_drops(views, regime.block), divides=attributes["out_scale"] != 1.0, log=log,
+        inf_as_zero=attributes.get("inf_as_zero", False),
+        rows=regime.rows, block=regime.block, vector=views.aligned,
+        index=tl.int64 if views.wide else tl.int32, number=number,
+    )  # fmt: skip
     arguments = {
-        "pointers": tuple(views.pointers), "numbers": tuple(views.numbers), "VIEWS": tuple(views.views),
+        "pointers": tuple(views.pointers), "numbers": tuple(views.numbers), **_scalars(attributes, number),
         "samples": problem.outer * problem.inner, "n": problem.n, "inner": problem.inner,
-        "NAMES": tuple(each.name for each in attributes["post_ops"]), "CHAIN": tuple(chain), "COUNT": len(chain),
-        **_scalars(attributes, number),
-        "DROPS": _drops(views, regime.block), "DIVIDES": attributes["out_scale"] != 1.0,
         "MODE": (LOOP if regime.name.startswith("long") else TILE).value,
-        "ROWS": regime.rows, "BLOCK": regime.block, "VECTOR": views.aligned,
-        "INDEX": tl.int64 if views.wide else tl.int32, "NUMBER": number, **constants,
+        "C": Constants(*map(tl.constexpr, constants)),
     }  # fmt: skip
     return Program([Launch(kernel, (tiles(problem, regime),), arguments, regime.warps)], 0, regime.name)
 

@@ -35,14 +35,14 @@ ALIGNED = 16  # Triton knows of sizes and strides whether they are multiples of 
 class RegisterLimits:
     """Elements in float32, for one array kept in registers; two arrays, float64 or scattered elements halve them.
 
-    row: most elements of a tile. 32,768 fit 16 warps without spilling on sm_90, twice as many do not. Where longer
-        rows can go to a cluster, half as many: Triton 3.9 takes a few registers more. Of float64 too: its functions do.
+    row: most elements of a tile. 32,768 fit 16 warps without spilling on sm_90, twice as many do not. Half as many with
+        clusters, which longer rows go to, since Triton 3.9 needs a few registers more; and in float64, whose functions
+        do.
     tile: elements of a tile of short rows or narrow columns. 16 KiB; a multiprocessor needs about 32 KiB in flight.
     step: elements of a step in a loop over long rows.
     ahead: bytes of the steps that are on their way to shared memory, which holds 227 KiB on sm_90.
     peel: shortest row whose unaligned ends are taken apart so that the rest can be read in whole vectors.
-    rows: most rows of a tile, which need registers each: for where they lie, what was found of them; with labels,
-        half as many.
+    rows: most rows of a tile; a row needs registers for its address and its sums. Half as many with labels.
     column_bytes: the fewest bytes of neighbouring columns in a tile that are read at a good speed.
     share: the fewest elements of a row worth a program of their own.
     """

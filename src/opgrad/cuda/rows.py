@@ -1,10 +1,11 @@
 """The skeleton of kernels over rows: where rows lie, and how they are read, reduced and written.
 
 A row is the n elements that are reduced together; samples are the outer * inner rows, numbered in memory order.
-A tile is ROWS rows of BLOCK elements. Where rows do not begin at aligned addresses (PEEL), the tile covers the
-aligned body of each row, and a small second tile, its ends, the up to VECTOR - 1 elements before and behind it.
+A tile is some rows of `block` elements. Where rows do not begin at aligned addresses (peel), the tile covers the
+aligned body of each row, and a small second tile, its ends, the up to vector - 1 elements before and behind it.
 
-A kernel is compiled for one of five modes of going over its rows (MODE); opgrad.cuda.regimes says which when.
+A kernel is compiled for a `Tiling` and for one of five modes of going over its rows (MODE); opgrad.cuda.regimes says
+which when.
 
     TILE     a program holds its rows in registers, and reduces and writes what it has
     LOOP     a program goes over its rows twice: it reduces, then reads again, from the end, and writes
@@ -21,7 +22,7 @@ A family of kernels gives the skeleton functions. They see the elements of one a
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -47,13 +48,13 @@ def row_of(sample, inner, outer_stride, inner_stride):
 
 
 @triton.jit
-def aligned(row, n, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr):
+def aligned(row, n, T: tl.constexpr):
     """For each row, the number of elements before its aligned body, and the length of the body."""
     head = tl.zeros_like(row)
-    if PEEL:
-        head = tl.minimum((VECTOR - row % VECTOR) % VECTOR, n)
-    body = (n - head) // VECTOR * VECTOR
-    return head.to(INDEX), body.to(INDEX)
+    if T.peel:
+        head = tl.minimum((T.vector - row % T.vector) % T.vector, n)
+    body = (n - head) // T.vector * T.vector
+    return head.to(T.index), body.to(T.index)
 
 
 @triton.jit
@@ -94,11 +95,25 @@ def write(y, row, column, stride, inside, value):
 TILE, LOOP, SHARE, FINISH, POINT = map(tl.constexpr, range(5))
 
 
+class Tiling(NamedTuple):
+    """What a kernel over rows is compiled for, as `tl.constexpr`: Triton 3.6 takes nothing else out of a tuple.
+
+    rows, block: of a tile. vector, peel: see `Vectors`. stages: steps under way in a loop. index: the dtype of columns.
+    number: that of the computation. parts: the programs that share a row, rounded up to a power of 2.
+    """
+
+    rows: Any
+    block: Any
+    vector: Any
+    peel: Any
+    stages: Any
+    index: Any
+    number: Any
+    parts: Any = tl.constexpr(1)
+
+
 @triton.jit
-def rows_of(
-    samples, n, inner, outer_stride, inner_stride, parts, MODE: tl.constexpr, ROWS: tl.constexpr, VECTOR: tl.constexpr,
-    PEEL: tl.constexpr, INDEX: tl.constexpr,
-):  # fmt: skip
+def rows_of(samples, n, inner, outer_stride, inner_stride, parts, MODE: tl.constexpr, T: tl.constexpr):
     """This program's rows: their numbers, which exist, where their bodies begin, how long these are; and its part.
 
     The strides are those of the array that decides where bodies begin.
@@ -106,9 +121,9 @@ def rows_of(
     tile, part = tl.program_id(0), tl.program_id(1)
     if MODE == POINT:
         tile, part = tl.program_id(0) // parts, tl.program_id(0) % parts
-    sample, exists = samples_of(tile, samples, ROWS)
-    head, body = aligned(row_of(sample, inner, outer_stride, inner_stride), n, VECTOR, PEEL, INDEX)
-    return sample, exists, head, body, part.to(INDEX)
+    sample, exists = samples_of(tile, samples, T.rows)
+    head, body = aligned(row_of(sample, inner, outer_stride, inner_stride), n, T)
+    return sample, exists, head, body, part.to(T.index)
 
 
 @triton.jit
@@ -118,136 +133,119 @@ def array_of(x, rows, inner, outer_stride, stride, inner_stride):
 
 
 @triton.jit
-def tiles_of(
-    a, b, rows, column, inside, BODY: tl.constexpr, VECTOR: tl.constexpr, OTHER: tl.constexpr, NUMBER: tl.constexpr
-):  # fmt: skip
+def tiles_of(a, b, rows, column, inside, BODY: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr):
     """A tile of each of two arrays, that of the first again if there is no second, b being None.
 
     BODY: columns are counted from where bodies begin.
     """
-    x = read(a[0], place_of(a, rows, BODY, VECTOR), column, a[2], inside, OTHER).to(NUMBER)
+    x = read(a[0], begin_of(a, rows, BODY, T), column, a[2], inside, OTHER).to(T.number)
     if b is None:
         other = x
     else:
-        other = read(b[0], place_of(b, rows, BODY, VECTOR), column, b[2], inside, OTHER).to(NUMBER)
+        other = read(b[0], begin_of(b, rows, BODY, T), column, b[2], inside, OTHER).to(T.number)
     return x, other
 
 
 @triton.jit
-def place_of(array, rows, BODY: tl.constexpr, VECTOR: tl.constexpr):
-    return body_of(array[1], rows[2], VECTOR) if BODY else array[1]
+def begin_of(array, rows, BODY: tl.constexpr, T: tl.constexpr):
+    """Where the rows of an array begin, or their bodies."""
+    return body_of(array[1], rows[2], T.vector) if BODY else array[1]
 
 
 @triton.jit
-def ends_of(rows, n, MODE: tl.constexpr, VECTOR: tl.constexpr):
-    """The columns of the rows' ends, and which exist; of shared rows the first program has the ends."""
+def ends_of(a, b, rows, n, OTHER: tl.constexpr, MODE: tl.constexpr, T: tl.constexpr):
+    """The rows' ends: two tiles, their columns, and which exist; of shared rows the first program has the ends."""
     exists = rows[1]
     if MODE >= SHARE:
         exists = only_if(rows[4] == 0, exists)
-    return ends(rows[2], rows[3], n, exists, VECTOR)
+    k, inside = ends(rows[2], rows[3], n, exists, T.vector)
+    x, other = tiles_of(a, b, rows, k, inside, False, OTHER, T)
+    return x, other, k, inside
 
 
 @triton.jit
-def body_columns(rows, start, BLOCK: tl.constexpr, INDEX: tl.constexpr):
+def body_columns(rows, start, T: tl.constexpr):
     """A tile's columns, counted from the bodies' beginning, and which exist."""
-    k = columns_from(start, BLOCK, INDEX)
+    k = columns_from(start, T.block, T.index)
     return k, rows[1][:, None] & (k < rows[3][:, None])
 
 
 @triton.jit
-def take_step(
-    found, a, b, rows, start, given, TAKE: tl.constexpr, OTHER: tl.constexpr, BLOCK: tl.constexpr,
-    VECTOR: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
-):  # fmt: skip
-    k, inside = body_columns(rows, start, BLOCK, INDEX)
-    x, other = tiles_of(a, b, rows, k, inside, True, VECTOR, OTHER, NUMBER)
+def take_step(found, a, b, rows, start, given, TAKE: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr):
+    k, inside = body_columns(rows, start, T)
+    x, other = tiles_of(a, b, rows, k, inside, True, OTHER, T)
     return TAKE(found, x, other, k + rows[2][:, None], inside, given)
 
 
 @triton.jit
 def fold_rows(
-    found, a, b, rows, n, per_part, given, TAKE: tl.constexpr, OTHER: tl.constexpr, MODE: tl.constexpr,
-    BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
-    STAGES: tl.constexpr,
-):  # fmt: skip
+    found, a, b, rows, n, per_part, given, TAKE: tl.constexpr, OTHER: tl.constexpr, MODE: tl.constexpr, T: tl.constexpr
+):
     """What is found in whole rows (LOOP), or in this program's part of them (SHARE), beginning with `found`."""
-    if PEEL:
-        k_end, inside_end = ends_of(rows, n, MODE, VECTOR)
-        end, other_end = tiles_of(a, b, rows, k_end, inside_end, False, VECTOR, OTHER, NUMBER)
-        found = TAKE(found, end, other_end, k_end, inside_end, given)
+    if T.peel:
+        end, other_end, k, inside = ends_of(a, b, rows, n, OTHER, MODE, T)
+        found = TAKE(found, end, other_end, k, inside, given)
     if MODE == SHARE:
-        for step in range(0, per_part, BLOCK):
-            start = rows[4] * per_part + step
-            found = take_step(found, a, b, rows, start, given, TAKE, OTHER, BLOCK, VECTOR, INDEX, NUMBER)
+        for step in range(0, per_part, T.block):
+            found = take_step(found, a, b, rows, rows[4] * per_part + step, given, TAKE, OTHER, T)
     else:
-        for start in tl.range(0, n, BLOCK, num_stages=STAGES):
-            found = take_step(found, a, b, rows, start, given, TAKE, OTHER, BLOCK, VECTOR, INDEX, NUMBER)
+        for start in tl.range(0, n, T.block, num_stages=T.stages):
+            found = take_step(found, a, b, rows, start, given, TAKE, OTHER, T)
     return found
 
 
 @triton.jit
 def reduce_rows(
     nothing, a, b, rows, n, per_part, given, WHOLE: tl.constexpr, TAKE: tl.constexpr, OTHER: tl.constexpr,
-    MODE: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr,
-    NUMBER: tl.constexpr, STAGES: tl.constexpr,
+    MODE: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """What is found in rows, and the tiles that a program keeps of them (TILE). nothing: what no element comes to."""
     if MODE == TILE:
-        k, inside = body_columns(rows, 0, BLOCK, INDEX)
-        x, other = tiles_of(a, b, rows, k, inside, True, VECTOR, OTHER, NUMBER)
+        k, inside = body_columns(rows, 0, T)
+        x, other = tiles_of(a, b, rows, k, inside, True, OTHER, T)
         end, other_end = x, other
-        if PEEL:
-            k_end, inside_end = ends_of(rows, n, MODE, VECTOR)
-            end, other_end = tiles_of(a, b, rows, k_end, inside_end, False, VECTOR, OTHER, NUMBER)
-        found = WHOLE(x, other, (end, other_end), given, PEEL)
+        if T.peel:
+            end, other_end, _, _ = ends_of(a, b, rows, n, OTHER, MODE, T)
+        found = WHOLE(x, other, (end, other_end), given, T.peel)
         kept = (x, other, end, other_end)
     else:
-        found = fold_rows(
-            nothing, a, b, rows, n, per_part, given, TAKE, OTHER, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES
-        )
-        kept = found  # for want of tiles: functions in kernels return something
+        found = fold_rows(nothing, a, b, rows, n, per_part, given, TAKE, OTHER, MODE, T)
+        kept = found  # there are no tiles, and a function in a kernel has to return something
     return found, kept
 
 
 @triton.jit
-def write_step(
-    y, a, b, rows, start, numbers, given, RESULT: tl.constexpr, OTHER: tl.constexpr, BLOCK: tl.constexpr,
-    VECTOR: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
-):  # fmt: skip
-    k, inside = body_columns(rows, start, BLOCK, INDEX)
-    x, other = tiles_of(a, b, rows, k, inside, True, VECTOR, OTHER, NUMBER)
+def write_step(y, a, b, rows, start, numbers, given, RESULT: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr):
+    k, inside = body_columns(rows, start, T)
+    x, other = tiles_of(a, b, rows, k, inside, True, OTHER, T)
     value = RESULT(x, other, numbers, k + rows[2][:, None], inside, given)
-    write(y[0], place_of(y, rows, True, VECTOR), k, y[2], inside, value)
+    write(y[0], begin_of(y, rows, True, T), k, y[2], inside, value)
 
 
 @triton.jit
 def write_rows(
     y, a, b, kept, rows, n, per_part, numbers, given, RESULT: tl.constexpr, OTHER: tl.constexpr, MODE: tl.constexpr,
-    BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr,
-    STAGES: tl.constexpr,
+    T: tl.constexpr,
 ):  # fmt: skip
     """Write the results of rows, given their numbers; kept: what `reduce_rows` has read of them."""
-    if PEEL:
-        k_end, inside_end = ends_of(rows, n, MODE, VECTOR)
+    if T.peel:
+        end, other_end, k_end, inside_end = ends_of(a, b, rows, n, OTHER, MODE, T)
         if MODE == TILE:
             end, other_end = kept[2], kept[3]
-        else:
-            end, other_end = tiles_of(a, b, rows, k_end, inside_end, False, VECTOR, OTHER, NUMBER)
         write(y[0], y[1], k_end, y[2], inside_end, RESULT(end, other_end, numbers, k_end, inside_end, given))
     if MODE == TILE:
-        k, inside = body_columns(rows, 0, BLOCK, INDEX)
+        k, inside = body_columns(rows, 0, T)
         value = RESULT(kept[0], kept[1], numbers, k + rows[2][:, None], inside, given)
-        write(y[0], place_of(y, rows, True, VECTOR), k, y[2], inside, value)
+        write(y[0], begin_of(y, rows, True, T), k, y[2], inside, value)
     elif MODE == POINT:
-        write_step(y, a, b, rows, rows[4] * BLOCK, numbers, given, RESULT, OTHER, BLOCK, VECTOR, INDEX, NUMBER)
+        write_step(y, a, b, rows, rows[4] * T.block, numbers, given, RESULT, OTHER, T)
     elif MODE == FINISH:
-        for step in range(0, per_part, BLOCK):
-            start = rows[4] * per_part + step
-            write_step(y, a, b, rows, start, numbers, given, RESULT, OTHER, BLOCK, VECTOR, INDEX, NUMBER)
+        for step in range(0, per_part, T.block):
+            write_step(y, a, b, rows, rows[4] * per_part + step, numbers, given, RESULT, OTHER, T)
     else:
-        last = (n - 1) // BLOCK * BLOCK
-        for done in tl.range(0, n, BLOCK, num_stages=STAGES):
-            write_step(y, a, b, rows, last - done, numbers, given, RESULT, OTHER, BLOCK, VECTOR, INDEX, NUMBER)
+        last = (n - 1) // T.block * T.block
+        for done in tl.range(0, n, T.block, num_stages=T.stages):
+            write_step(y, a, b, rows, last - done, numbers, given, RESULT, OTHER, T)
 
 
 @triton.jit
@@ -310,24 +308,21 @@ def whole_tile(x, other, end, EXP: tl.constexpr, PEEL: tl.constexpr):
 
 @triton.jit
 def statistics(
-    x, maxima, sums, rows, n, parts, per_part, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
-    PARTS: tl.constexpr, EXP: tl.constexpr,
+    x, maxima, sums, rows, n, parts, per_part, EXP: tl.constexpr, MODE: tl.constexpr, T: tl.constexpr
 ):  # fmt: skip
     """The maximum of rows, the sum of exponentials by EXP, and the tiles that a program keeps of them.
 
     maxima, sums: where those of parts are, or are left.
     """
     if MODE == FINISH:
-        m, d = of_parts(maxima, rows, parts, MINUS_INFINITY, PARTS), of_parts(sums, rows, parts, 0.0, PARTS)
+        m, d = of_parts(maxima, rows, parts, MINUS_INFINITY, T.parts), of_parts(sums, rows, parts, 0.0, T.parts)
         largest = tl.max(m, 1)
         found = largest, tl.sum(d * EXP(m - shift_for(largest)[:, None]), 1)
         kept = found
     else:
         found, kept = reduce_rows(
-            no_rows(ROWS, NUMBER), x, None, rows, n, per_part, EXP, whole_tile, fold_tile, MINUS_INFINITY,
-            MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
-        )  # fmt: skip
+            no_rows(T.rows, T.number), x, None, rows, n, per_part, EXP, whole_tile, fold_tile, MINUS_INFINITY, MODE, T
+        )
     if MODE == SHARE:
         store_part(maxima, rows, parts, found[0])
         store_part(sums, rows, parts, found[1])
@@ -341,17 +336,14 @@ def frame(problem: Problem, regime: Regime, operands: Sequence[Operand | None]) 
     """The arguments that all kernels over rows take; `operands` have an entry for each element."""
     present = [operand for operand in operands if operand is not None]
     found = vectors(problem, present)
+    index = tl.int64 if wide(problem, present) else tl.int32
+    number = tl.float64 if any(operand.dtype == "float64" for operand in present) else tl.float32
+    tiling = regime.rows, regime.block, found.width, found.peel, regime.stages, index, number
     return {
         "samples": problem.outer * problem.inner,
         "n": problem.n,
         "inner": problem.inner,
-        "ROWS": regime.rows,
-        "BLOCK": regime.block,
-        "VECTOR": found.width,
-        "PEEL": found.peel,
-        "STAGES": regime.stages,
-        "INDEX": tl.int64 if wide(problem, present) else tl.int32,
-        "NUMBER": tl.float64 if any(operand.dtype == "float64" for operand in present) else tl.float32,
+        "T": Tiling(*map(tl.constexpr, tiling)),
     }
 
 
@@ -377,14 +369,19 @@ def row_launches(
     """
     grid: tuple[int, ...] = (tiles(problem, regime),)
     modes = [LOOP if regime.name.startswith("long") else TILE]
-    parts = {"parts": 1, "per_part": 0, "PARTS": 1, **dict.fromkeys(found)}
+    parts = {"parts": 1, "per_part": 0, **dict.fromkeys(found)}
     if regime.parts > 1:
         grid, modes = (*grid, regime.parts), [SHARE, FINISH]
-        parts = {"parts": regime.parts, "per_part": regime.per_part, "PARTS": power_of_2(regime.parts)}
-        dtype = "float64" if given["NUMBER"] == tl.float64 else "float32"
-        parts |= {name: space.take(given["samples"] * regime.parts, dtype) for name in found}
+        tiling = given["T"]._replace(parts=tl.constexpr(power_of_2(regime.parts)))
+        parts = {"parts": regime.parts, "per_part": regime.per_part, "T": tiling}
+        parts |= {name: space.take(given["samples"] * regime.parts, dtype_of(given)) for name in found}
     more = regime.warps, regime.ctas, given.get("EXP") is short_exp  # whose denormal results are 0
     return [Launch(kernel, grid, {**given, **parts, "MODE": mode.value}, *more) for mode in modes]
+
+
+def dtype_of(given: Mapping[str, Any]) -> str:
+    """The dtype in which a kernel with these arguments computes."""
+    return "float64" if given["T"].number.value == tl.float64 else "float32"
 
 
 def point_launch(kernel: Any, problem: Problem, regime: Regime, given: Mapping[str, Any]) -> Launch:

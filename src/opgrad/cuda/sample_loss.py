@@ -75,19 +75,22 @@ def take(found, x, q, column, inside, given):
 
 
 @triton.jit
-def no_sums(ROWS: tl.constexpr, NUMBER: tl.constexpr):
+def no_sums(T: tl.constexpr):
     """The sums of `take` for no element."""
-    zero = tl.zeros([ROWS], NUMBER)
-    lowest = tl.full([ROWS], MINUS_INFINITY, NUMBER)
-    return lowest, zero, zero, lowest, tl.full([ROWS], -1, tl.int64), zero, zero
+    zero = tl.zeros([T.rows], T.number)
+    lowest = tl.full([T.rows], MINUS_INFINITY, T.number)
+    return lowest, zero, zero, lowest, tl.full([T.rows], -1, tl.int64), zero, zero
 
 
 @triton.jit
-def given_or(pointer, sample, exists, DEFAULT: tl.constexpr, NUMBER: tl.constexpr, ROWS: tl.constexpr):
-    if pointer is None:
-        value = tl.full([ROWS], DEFAULT, NUMBER)
+def gradient_at(
+    upstream, PRESENT: tl.constexpr, PLACE: tl.constexpr, sample, exists, DEFAULT: tl.constexpr, T: tl.constexpr
+):
+    """The gradients of a result of the samples, or the default if there are none."""
+    if PRESENT[PLACE]:
+        value = tl.load(upstream[PLACE] + sample, mask=exists, other=0.0).to(T.number)
     else:
-        value = tl.load(pointer + sample, mask=exists, other=0.0).to(NUMBER)
+        value = tl.full([T.rows], DEFAULT, T.number)
     return value
 
 
@@ -119,61 +122,54 @@ def gradient_of(x, q, numbers, column, inside, given):
 
 @triton.jit
 def coefficients(
-    found, log_d, spare, of_label, sample, exists, valid, counts, label, dloss, dlse, dlse_square, dlog_prob, dentropy,
-    NUMBER: tl.constexpr, ROWS: tl.constexpr,
+    found, log_d, spare, of_label, sample, exists, valid, counts, label, upstream, PRESENT: tl.constexpr,
+    T: tl.constexpr,
 ):  # fmt: skip
     """The numbers of rows that `gradient_of` takes: made of the gradients of their results."""
     m, d, _, _, _, _, mass = found
-    upstream = given_or(dloss, sample, exists, 1.0, NUMBER, ROWS)
-    by_log_prob = given_or(dlog_prob, sample, exists, 0.0, NUMBER, ROWS)
-    by_entropy = given_or(dentropy, sample, exists, 0.0, NUMBER, ROWS)
-    constant = upstream * (mass + of_label) + given_or(dlse, sample, exists, 0.0, NUMBER, ROWS) - by_log_prob
-    constant += 2.0 * (m + log_d) * given_or(dlse_square, sample, exists, 0.0, NUMBER, ROWS)
+    by_loss = gradient_at(upstream, PRESENT, 0, sample, exists, 1.0, T)
+    by_log_prob = gradient_at(upstream, PRESENT, 3, sample, exists, 0.0, T)
+    by_entropy = gradient_at(upstream, PRESENT, 4, sample, exists, 0.0, T)
+    constant = by_loss * (mass + of_label) + gradient_at(upstream, PRESENT, 1, sample, exists, 0.0, T) - by_log_prob
+    constant += 2.0 * (m + log_d) * gradient_at(upstream, PRESENT, 2, sample, exists, 0.0, T)
     constant += by_entropy * (log_d - spare) + tl.where(valid, 0.0, float("nan"))
-    return m, 1.0 / d, constant, -by_entropy, upstream, by_log_prob - upstream * of_label, counts, label
+    return m, 1.0 / d, constant, -by_entropy, by_loss, by_log_prob - by_loss * of_label, counts, label
 
 
 @triton.jit
 def losses(
-    x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, q, q_outer, q_n, q_inner, labels, weight, dloss, dlse,
-    dlse_square, dlog_prob, dentropy, loss, lse, log_prob, entropy, predicted, samples, n, inner, ignore,
-    before: tl.float64, after: tl.float64, base: tl.float64, share: tl.float64,
-    IGNORES: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
+    x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, q, q_outer, q_n, q_inner, labels, weight, upstream, results,
+    samples, n, inner, ignore, before: tl.float64, after: tl.float64, base: tl.float64, share: tl.float64,
+    PRESENT: tl.constexpr, IGNORES: tl.constexpr, CAPPED: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    before, cap = scalar(before, NUMBER), scalar(after, NUMBER) if CAPPED else None
-    base, share = scalar(base, NUMBER), scalar(share, NUMBER)
+    before, cap = scalar(before, T.number), scalar(after, T.number) if CAPPED else None
+    base, share = scalar(base, T.number), scalar(share, T.number)
     given = (weight, base, share, before, cap, q)
-    rows = rows_of(samples, n, inner, x_outer, x_inner, 1, LOOP, ROWS, VECTOR, PEEL, INDEX)
+    rows = rows_of(samples, n, inner, x_outer, x_inner, 1, LOOP, T)
     sample, exists, _, _, _ = rows
     label, counts, valid = read_labels(labels, sample, exists, n, ignore, IGNORES)
     label = tl.where(valid, label, -1)
     a = array_of(x, rows, inner, x_outer, x_n, x_inner)
     b = array_of(q, rows, inner, q_outer, q_n, q_inner) if q is not None else None
-    found = fold_rows(
-        no_sums(ROWS, NUMBER), a, b, rows, n, 0, given, take, 0.0, LOOP, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES
-    )
+    found = fold_rows(no_sums(T), a, b, rows, n, 0, given, take, 0.0, LOOP, T)
     m, d, slack, _, place, spread, mass = found
-    picked = tl.load(x + a[1] + label * x_n, mask=label >= 0, other=float("nan")).to(NUMBER)
+    picked = tl.load(x + a[1] + label * x_n, mask=label >= 0, other=float("nan")).to(T.number)
     log_d = tl.log(d)
     below = log_d + (m - bent(picked, before, cap))
     total = mass * (m + log_d) - spread + tl.where(valid, d - d, float("nan"))
-    of_label = tl.zeros([ROWS], NUMBER)
+    of_label = tl.zeros([T.rows], T.number)
     if q is None:
-        of_label = weights_of(weight, label, counts, valid).to(NUMBER) * share
+        of_label = weights_of(weight, label, counts, valid).to(T.number) * share
         total += tl.where(of_label == 0, 0.0, of_label * below)
     spare = log_d - slack / d
-    store_results((loss, lse, log_prob, entropy), sample, exists, counts, (total, m + log_d, -below, spare))
-    tl.store(predicted + sample, tl.where(counts, place, -1), mask=exists)
+    store_results(results, sample, exists, counts, (total, m + log_d, -below, spare))
+    tl.store(results[4] + sample, tl.where(counts, place, -1), mask=exists)
     if y is not None:
         numbers = coefficients(
-            found, log_d, spare, of_label, sample, exists, valid, counts, label, dloss, dlse, dlse_square, dlog_prob,
-            dentropy, NUMBER, ROWS,
+            found, log_d, spare, of_label, sample, exists, valid, counts, label, upstream, PRESENT, T
         )  # fmt: skip
-        write_rows(
-            array_of(y, rows, inner, y_outer, y_n, y_inner), a, b, a, rows, n, 0, numbers, given, gradient_of, 0.0,
-            LOOP, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
-        )  # fmt: skip
+        y_rows = array_of(y, rows, inner, y_outer, y_n, y_inner)
+        write_rows(y_rows, a, b, a, rows, n, 0, numbers, given, gradient_of, 0.0, LOOP, T)
 
 
 # --- programs ------------------------------------------------------------------------------------------------------
@@ -209,8 +205,12 @@ def _program(problem: Problem, operator: str, gradient: Operand | None) -> Progr
         regime = regimes.choose(problem, operands, streams=2, labelled=True, alone=True, functions=True)
         regime = replace(regime, block=min(regime.block, max(STEP // regime.rows, 1)))
         name = regime.name
-        given |= {each: problem[each] if gradient else None for each in UPSTREAM}
-        given |= {each: problem[each] for each in RESULTS}
+        present = [gradient is not None and problem[each] is not None for each in UPSTREAM]
+        given["results"] = tuple(problem[each] for each in RESULTS)
+        given["PRESENT"] = tuple(present)
+        given["upstream"] = tuple(
+            problem[each] if there else problem["loss"] for each, there in zip(UPSTREAM, present, strict=True)
+        )
         given |= frame(problem, regime, operands) | strides(x=problem["logits"], y=gradient, q=q)
         launches.append(Launch(losses, (tiles(problem, regime),), given, regime.warps))
     checking = checks(problem["labels"], samples, 0, problem.n, problem.attributes["ignore_index"])

@@ -42,21 +42,14 @@ def log_probability(x, other, found, column, inside, given):
 @triton.jit
 def forward_rows(
     x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, maxima, sums, samples, n, inner, parts, per_part,
-    RESULT: tl.constexpr, EXP: tl.constexpr, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
-    PARTS: tl.constexpr,
+    RESULT: tl.constexpr, EXP: tl.constexpr, MODE: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, ROWS, VECTOR, PEEL, INDEX)
+    rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, T)
     a = array_of(x, rows, inner, x_outer, x_n, x_inner)
-    found, kept = statistics(
-        a, maxima, sums, rows, n, parts, per_part, MODE, ROWS, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES, PARTS,
-        EXP,
-    )  # fmt: skip
+    found, kept = statistics(a, maxima, sums, rows, n, parts, per_part, EXP, MODE, T)
     if MODE != SHARE:
-        write_rows(
-            array_of(y, rows, inner, y_outer, y_n, y_inner), a, None, kept, rows, n, per_part, found, EXP, RESULT,
-            MINUS_INFINITY, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
-        )  # fmt: skip
+        y_rows = array_of(y, rows, inner, y_outer, y_n, y_inner)
+        write_rows(y_rows, a, None, kept, rows, n, per_part, found, EXP, RESULT, MINUS_INFINITY, MODE, T)
 
 
 def forward(problem: Problem, result: Any) -> Program:
@@ -124,27 +117,21 @@ def add_terms(total, dy, y, column, inside, TERM):
 def gradient_rows(
     dy, dy_outer, dy_n, dy_inner, y, y_outer, y_n, y_inner, dx, dx_outer, dx_n, dx_inner, totals,
     samples, n, inner, parts, per_part,
-    TERM: tl.constexpr, RESULT: tl.constexpr, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    VECTOR: tl.constexpr, PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
-    PARTS: tl.constexpr,
+    TERM: tl.constexpr, RESULT: tl.constexpr, MODE: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    rows = rows_of(samples, n, inner, dy_outer, dy_inner, parts, MODE, ROWS, VECTOR, PEEL, INDEX)
+    rows = rows_of(samples, n, inner, dy_outer, dy_inner, parts, MODE, T)
     a, b = array_of(dy, rows, inner, dy_outer, dy_n, dy_inner), array_of(y, rows, inner, y_outer, y_n, y_inner)
     if MODE == FINISH:
-        total = tl.sum(of_parts(totals, rows, parts, 0.0, PARTS), 1)
+        total = tl.sum(of_parts(totals, rows, parts, 0.0, T.parts), 1)
         kept = total
     else:
-        total, kept = reduce_rows(
-            tl.zeros([ROWS], NUMBER), a, b, rows, n, per_part, TERM, total_of, add_terms, 0.0,
-            MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
-        )  # fmt: skip
+        zero = tl.zeros([T.rows], T.number)
+        total, kept = reduce_rows(zero, a, b, rows, n, per_part, TERM, total_of, add_terms, 0.0, MODE, T)
     if MODE == SHARE:
         store_part(totals, rows, parts, total)
     else:
-        write_rows(
-            array_of(dx, rows, inner, dx_outer, dx_n, dx_inner), a, b, kept, rows, n, per_part, total, None, RESULT,
-            0.0, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
-        )  # fmt: skip
+        dx_rows = array_of(dx, rows, inner, dx_outer, dx_n, dx_inner)
+        write_rows(dx_rows, a, b, kept, rows, n, per_part, total, None, RESULT, 0.0, MODE, T)
 
 
 def gradient(problem: Problem, term: Any, result: Any) -> Program:

@@ -3,6 +3,9 @@
 Rows lie anywhere: an operand has loops of its own for the axes before, on and behind the reduced ones, as few as its
 strides allow. A loop's size and stride are numbers that the kernel is given; how many there are it is compiled for.
 An operand that does not move along one of the three is read once for all elements that differ in that alone.
+
+Functions in kernels take the call, whose first items are the pointers and the numbers of its operands, the elements of
+a tile (`at`), an operand's slot, and the constants of the kernel (`opgrad.cuda.fused.Constants`).
 """
 
 import math
@@ -34,17 +37,17 @@ FORMATS = {
 
 
 @triton.jit
-def rows_of(first, samples, inner, ROWS: tl.constexpr):
-    """The rows of a tile, each [ROWS, 1]: their indices before and behind the reduced axes, and whether they exist."""
-    sample, exists = samples_of(first, samples, ROWS)
+def rows_of(first, samples, inner, C: tl.constexpr):
+    """The rows of a tile, each [rows, 1]: their indices before and behind the reduced axes, and whether they exist."""
+    sample, exists = samples_of(first, samples, C.rows)
     return (sample // inner)[:, None], (sample % inner)[:, None], exists[:, None]
 
 
 @triton.jit
-def tile(rows, start, n, VECTOR: tl.constexpr, BLOCK: tl.constexpr, INDEX: tl.constexpr):
+def tile(rows, start, n, C: tl.constexpr):
     """The elements of a tile: its rows' indices, its columns, which of both exist, and the first column, `start`."""
-    k = columns_from(start, BLOCK, INDEX)
-    return rows[0], rows[1], k, rows[2], k < n // VECTOR * VECTOR, tl.full([1, 1], start, INDEX)
+    k = columns_from(start, C.block, C.index)
+    return rows[0], rows[1], k, rows[2], k < n // C.vector * C.vector, tl.full([1, 1], start, C.index)
 
 
 @triton.jit
@@ -63,56 +66,54 @@ def strided(index, numbers, FIRST: tl.constexpr, LOOPS: tl.constexpr):
 
 
 @triton.jit
-def offset_of_rows(numbers, at, VIEWS: tl.constexpr, SLOT: tl.constexpr):
+def offset_of_rows(call, at, SLOT: tl.constexpr, C: tl.constexpr):
     """Where an operand's rows of a tile begin, in elements; [1, 1] if that is the same for all."""
     offset = tl.zeros([1, 1], tl.int64)
-    if VIEWS[SLOT][OUTER_LOOPS] > 0:
-        offset = offset + strided(at[0], numbers, VIEWS[SLOT][OUTER], VIEWS[SLOT][OUTER_LOOPS])
-    if VIEWS[SLOT][INNER_LOOPS] > 0:
-        offset = offset + strided(at[1], numbers, VIEWS[SLOT][INNER], VIEWS[SLOT][INNER_LOOPS])
+    if C.views[SLOT][OUTER_LOOPS] > 0:
+        offset = offset + strided(at[0], call[1], C.views[SLOT][OUTER], C.views[SLOT][OUTER_LOOPS])
+    if C.views[SLOT][INNER_LOOPS] > 0:
+        offset = offset + strided(at[1], call[1], C.views[SLOT][INNER], C.views[SLOT][INNER_LOOPS])
     return offset
 
 
 @triton.jit
-def offset_of(numbers, at, VIEWS: tl.constexpr, SLOT: tl.constexpr):
+def offset_of(call, at, SLOT: tl.constexpr, C: tl.constexpr):
     """Where an operand's elements of a tile lie."""
-    offset = offset_of_rows(numbers, at, VIEWS, SLOT)
-    if VIEWS[SLOT][ALONG_LOOPS] > 0:
-        offset = offset + strided(at[2], numbers, VIEWS[SLOT][ALONG], VIEWS[SLOT][ALONG_LOOPS])
+    offset = offset_of_rows(call, at, SLOT, C)
+    if C.views[SLOT][ALONG_LOOPS] > 0:
+        offset = offset + strided(at[2], call[1], C.views[SLOT][ALONG], C.views[SLOT][ALONG_LOOPS])
     return offset
 
 
 @triton.jit
-def pointers_of(pointers, numbers, at, VIEWS: tl.constexpr, SLOT: tl.constexpr, VECTOR: tl.constexpr):
+def pointers_of(call, at, SLOT: tl.constexpr, C: tl.constexpr):
     """Pointers to an operand's elements of a tile, and which of them exist."""
-    row = offset_of_rows(numbers, at, VIEWS, SLOT)
+    row = offset_of_rows(call, at, SLOT, C)
     exists = tl.full([1, 1], 1, tl.int1)
-    if VIEWS[SLOT][OUTER_LOOPS] + VIEWS[SLOT][INNER_LOOPS] > 0:
+    if C.views[SLOT][OUTER_LOOPS] + C.views[SLOT][INNER_LOOPS] > 0:
         exists = exists & at[3]
-    if VIEWS[SLOT][ALONG_LOOPS] > 0:
-        # By this division the compiler sees that rows begin at multiples of VECTOR.
-        column = strided(at[2], numbers, VIEWS[SLOT][ALONG], VIEWS[SLOT][ALONG_LOOPS])
-        found = pointers[SLOT] + row // VECTOR * VECTOR + column
+    if C.views[SLOT][ALONG_LOOPS] > 0:
+        # By this division the compiler sees that rows begin at whole vectors.
+        column = strided(at[2], call[1], C.views[SLOT][ALONG], C.views[SLOT][ALONG_LOOPS])
+        found = call[0][SLOT] + row // C.vector * C.vector + column
         exists = exists & at[4]
     else:
-        found = pointers[SLOT] + row
+        found = call[0][SLOT] + row
     return found, exists
 
 
 @triton.jit
-def read(
-    pointers, numbers, at, VIEWS: tl.constexpr, SLOT: tl.constexpr, VECTOR: tl.constexpr, NUMBER: tl.constexpr
-):  # fmt: skip
+def read(call, at, SLOT: tl.constexpr, C: tl.constexpr):
     """An operand's elements of a tile as float32 or float64, 0 where none exist."""
-    found, exists = pointers_of(pointers, numbers, at, VIEWS, SLOT, VECTOR)
-    return decoded(tl.load(found, mask=exists, other=0), VIEWS[SLOT][FORMAT], NUMBER)
+    found, exists = pointers_of(call, at, SLOT, C)
+    return decoded(tl.load(found, mask=exists, other=0), C.views[SLOT][FORMAT], C.number)
 
 
 @triton.jit
-def write(values, pointers, numbers, at, VIEWS: tl.constexpr, SLOT: tl.constexpr, VECTOR: tl.constexpr):
+def write(values, call, at, SLOT: tl.constexpr, C: tl.constexpr):
     """Store a result's elements of a tile, rounded to its dtype."""
-    found, exists = pointers_of(pointers, numbers, at, VIEWS, SLOT, VECTOR)
-    tl.store(found, encoded(values, VIEWS[SLOT][FORMAT], found.dtype.element_ty), mask=exists)
+    found, exists = pointers_of(call, at, SLOT, C)
+    tl.store(found, encoded(values, C.views[SLOT][FORMAT], found.dtype.element_ty), mask=exists)
 
 
 # --- for kernel functions --------------------------------------------------------------------------------------------

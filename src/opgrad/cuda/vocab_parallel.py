@@ -76,23 +76,20 @@ def own_label(labels, sample, exists, first_class, n):
 def shard_statistics(
     x, x_outer, x_n, x_inner, labels, weight, statistics, samples, n, inner, first_class,
     cap: tl.float64, inverse: tl.float64, factor: tl.float64,
-    CAPPED: tl.constexpr, MOMENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
-    PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
+    CAPPED: tl.constexpr, MOMENT: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    softcap, inverse = scalar(cap, NUMBER) if CAPPED else None, scalar(inverse, NUMBER)
-    factor = scalar(factor, NUMBER)
-    rows = rows_of(samples, n, inner, x_outer, x_inner, 1, LOOP, ROWS, VECTOR, PEEL, INDEX)
+    softcap, inverse = scalar(cap, T.number) if CAPPED else None, scalar(inverse, T.number)
+    factor = scalar(factor, T.number)
+    rows = rows_of(samples, n, inner, x_outer, x_inner, 1, LOOP, T)
     sample, exists, _, _, _ = rows
     a = array_of(x, rows, inner, x_outer, x_n, x_inner)
-    zero = tl.zeros([ROWS], NUMBER)
+    zero = tl.zeros([T.rows], T.number)
     given = (weight, softcap, inverse, factor, zero if MOMENT else None)
-    m, d, total, moment = fold_rows(
-        (tl.full([ROWS], MINUS_INFINITY, NUMBER), zero, zero, zero), a, None, rows, n, 0, given, taken, 0.0, LOOP,
-        BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
-    )  # fmt: skip
+    nothing = (tl.full([T.rows], MINUS_INFINITY, T.number), zero, zero, zero)
+    m, d, total, moment = fold_rows(nothing, a, None, rows, n, 0, given, taken, 0.0, LOOP, T)
     label = own_label(labels, sample, exists, first_class, n)
     own = label >= 0
-    picked = tl.load(x + a[1] + label * x_n, mask=own, other=0.0).to(NUMBER)
+    picked = tl.load(x + a[1] + label * x_n, mask=own, other=0.0).to(T.number)
     tl.store(statistics + sample, m, mask=exists)
     tl.store(statistics + samples + sample, d, mask=exists)
     target = tl.where(own, scaled(picked, softcap, inverse, factor), 0.0)
@@ -128,27 +125,24 @@ def factor_of(factors, place, sample, samples, exists, NUMBER: tl.constexpr):
 def shard_gradient(
     x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, labels, weight, factors, samples, n, inner, parts,
     first_class, cap: tl.float64, inverse: tl.float64, factor: tl.float64,
-    CAPPED: tl.constexpr, MODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
-    PEEL: tl.constexpr, INDEX: tl.constexpr, NUMBER: tl.constexpr, STAGES: tl.constexpr,
+    CAPPED: tl.constexpr, MODE: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    softcap, inverse = scalar(cap, NUMBER) if CAPPED else None, scalar(inverse, NUMBER)
-    factor = scalar(factor, NUMBER)
-    rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, ROWS, VECTOR, PEEL, INDEX)
+    softcap, inverse = scalar(cap, T.number) if CAPPED else None, scalar(inverse, T.number)
+    factor = scalar(factor, T.number)
+    rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, T)
     sample, exists, _, _, _ = rows
     numbers = (
         own_label(labels, sample, exists, first_class, n),
-        factor_of(factors, 0, sample, samples, exists, NUMBER),
-        factor_of(factors, 1, sample, samples, exists, NUMBER),
-        factor_of(factors, 2, sample, samples, exists, NUMBER),
-        factor_of(factors, 3, sample, samples, exists, NUMBER),
-        factor_of(factors, 4, sample, samples, exists, NUMBER),
-        factor_of(factors, 5, sample, samples, exists, NUMBER),
+        factor_of(factors, 0, sample, samples, exists, T.number),
+        factor_of(factors, 1, sample, samples, exists, T.number),
+        factor_of(factors, 2, sample, samples, exists, T.number),
+        factor_of(factors, 3, sample, samples, exists, T.number),
+        factor_of(factors, 4, sample, samples, exists, T.number),
+        factor_of(factors, 5, sample, samples, exists, T.number),
     )
     a = array_of(x, rows, inner, x_outer, x_n, x_inner)
-    write_rows(
-        array_of(y, rows, inner, y_outer, y_n, y_inner), a, None, a, rows, n, 0, numbers,
-        (weight, softcap, inverse, factor), slope, 0.0, MODE, BLOCK, VECTOR, PEEL, INDEX, NUMBER, STAGES,
-    )  # fmt: skip
+    y_rows, given = array_of(y, rows, inner, y_outer, y_n, y_inner), (weight, softcap, inverse, factor)
+    write_rows(y_rows, a, None, a, rows, n, 0, numbers, given, slope, 0.0, MODE, T)
 
 
 # --- programs ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ file nor a file that was renamed is ever loaded.
 
 import hashlib
 import os
-import stat
 import sys
 import warnings
 from contextlib import AbstractContextManager, suppress
@@ -19,8 +18,6 @@ SUFFIX = ".o"
 HOST = "host"  # the file with what LLVM says of the CPU
 CHECKSUM_BYTES = 32
 MOST_BYTES = 1 << 24  # the largest file that is read; the largest kernels have some 30 KB
-# O_NONBLOCK: opening a pipe in place of a file does not wait. O_NOFOLLOW: opening a symbolic link is an error.
-READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
@@ -60,12 +57,16 @@ class ObjectCache:
     def read(self, name: str, suffix: str = SUFFIX) -> bytes | None:
         """The code of this name; None if there is none, or none that can be trusted."""
         try:
-            data = self._contents(name + suffix) if self.folder else b""
+            data = trust.contents(self.folder, name + suffix, MOST_BYTES) if self.folder else b""
         except trust.UntrustedError as problem:
             self._warn(problem)
             return None
         except OSError:
             return None
+        return self.checked(name, data)
+
+    def checked(self, name: str, data: bytes) -> bytes | None:
+        """The code in a file's bytes; None if its checksum is wrong."""
         code = data[CHECKSUM_BYTES:]
         return code if code and self._checksum(name, code) == data[:CHECKSUM_BYTES] else None
 
@@ -107,17 +108,6 @@ class ObjectCache:
         except OSError as error:
             return f"{self.folder}: {error.strerror}"
         return ""
-
-    def _contents(self, name: str) -> bytes:
-        """The bytes of a file; none if it is not regular or too large; UntrustedError if others can change it."""
-        with trust.opened(self.folder) as place:
-            descriptor = os.open(place.file(name), READ, dir_fd=place.descriptor)
-            with os.fdopen(descriptor, "rb") as file:
-                status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
-                    return b""
-                trust.check(status, os.path.join(place.path, name))
-                return file.read(status.st_size)
 
     def _checksum(self, name: str, code: bytes) -> bytes:
         return hashlib.sha256(f"{self._environment}/{name}\0".encode() + code).digest()

@@ -1,10 +1,11 @@
 """The main function of a process that compiles kernels for another one: it reads requests, and fills the cache.
 
 The process that started this one (`opgrad.cpu.compiler.processes`) sends pickled requests. The answer to a request is
-one line: the request's name if the cache has the object now, or if the work ended without an exception, else an empty
-line. This process ends when its input ends, so it never outlives the process that started it.
+one line: in JSON, an empty text if the cache has the object now, or if the work ended without an exception, else the
+reason. This process ends when its input ends, so it never outlives the process that started it.
 """
 
+import json
 import os
 import pickle
 import signal
@@ -30,10 +31,10 @@ def main() -> None:
     while True:
         name, what = waiting.get()
         try:
-            done = what.compile(name)
-        except Exception:  # the process that sent the request does it itself, and raises the error
-            done = False
-        print(name if done else "", file=answers, flush=True)
+            reason = "" if what.compile(name) else "the cache does not keep it"
+        except Exception as error:  # the process that sent the request may do it itself, and raises the error
+            reason = f"{type(error).__name__}: {error}"
+        print(json.dumps(reason), file=answers, flush=True)
 
 
 def _read(requests: BinaryIO, put: Callable[[Request], None]) -> None:

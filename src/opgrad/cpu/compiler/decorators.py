@@ -11,7 +11,7 @@ import ctypes
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from opgrad.base.locks import once, settling
 from opgrad.cpu.compiler import INTERPRETING, emit, machine_code, sources
@@ -22,17 +22,16 @@ from opgrad.cpu.compiler.helpers import constant as constant
 from opgrad.cpu.compiler.helpers import inline as inline
 from opgrad.cpu.compiler.packs import PackedObjects
 from opgrad.cpu.compiler.parameters import Parameters, lanes_of
-from opgrad.cpu.compiler.processors import is_here
 from opgrad.cpu.compiler.target import host as host
 from opgrad.cpu.compiler.target import interface_of as interface_of
 from opgrad.cpu.compiler.target import line_lanes as line_lanes
 from opgrad.cpu.compiler.target import many_registers as many_registers
-from opgrad.cpu.compiler.target import named
+from opgrad.cpu.compiler.target import named, runs_here, stands_in
 from opgrad.cpu.compiler.target import object_cache as object_cache
 from opgrad.cpu.compiler.target import vector_bytes as vector_bytes
 from opgrad.cpu.compiler.target import vector_lanes as vector_lanes
 
-STAND_IN = ".here.o"  # the suffix of what runs here in place of code for a processor that is not here
+STAND_IN = ".here"  # the suffix of what runs here in place of code for a processor that is not here
 
 
 class Native:
@@ -109,12 +108,7 @@ def kernel(function: Callable[..., None]) -> Kernel:
     return Kernel(function)
 
 
-class _Noting(NamedTuple):
-    wanted: Collection[str]
-    missing: dict[str, None]
-
-
-_notes: list[_Noting] = []
+_notes: list[tuple[Collection[str], dict[str, None]]] = []  # names that are wanted nevertheless, and missing ones
 
 
 @contextmanager
@@ -125,40 +119,16 @@ def noting(wanted: Collection[str] = ()) -> Iterator[dict[str, None]]:
     nevertheless. Yields the noted names, to which later ones are added.
     """
     with settling:
-        _notes.append(_Noting(wanted, {}))
+        _notes.append((wanted, {}))
         try:
-            yield _notes[-1].missing
+            yield _notes[-1][1]
         finally:
             _notes.pop()
 
 
-@contextmanager
-def packing(run: bool) -> Iterator[set[str]]:
-    """Within this context, what is linked is compiled for the processor that `target.named` returns.
-
-    run: whether kernels will be run here, too; where they cannot be, a stand-in is compiled besides. Otherwise their
-    addresses are 0.
-    Yields the names of all that is linked.
-    """
-    global _packing
-    _packing = _Packing(set(), run)
-    try:
-        yield _packing.names
-    finally:
-        _packing = None
-
-
-class _Packing(NamedTuple):
-    names: set[str]
-    run: bool
-
-
-_packing: _Packing | None = None
-
-
 def is_unfinished() -> bool:
     """Whether kernels are only noted at present, or compiled to be run elsewhere, so that plans must not be kept."""
-    return bool(_notes) or (_packing is not None and not _packing.run)
+    return bool(_notes) or not (runs_here() or stands_in())
 
 
 def _link(function: Callable[..., Any], interface: str, noted: bool = False) -> int:
@@ -166,32 +136,27 @@ def _link(function: Callable[..., Any], interface: str, noted: bool = False) -> 
     with settling:
         name, cache = sources.object_name(function, interface), object_cache()
         code = cache.read(name) if name else None
-        if code is None and name and noted and _notes and name not in _notes[-1].wanted:
-            _notes[-1].missing[name] = None
-            return 0
+        if code is None and name and noted and _notes:
+            wanted, missing = _notes[-1]
+            if name not in wanted:
+                missing[name] = None
+                return 0
         if code is None and isinstance(cache, PackedObjects):
             raise cache.lacking(_symbol(function, interface))
-        if _packing:
-            return _pack(function, interface, name, code, _packing.run or not noted)
-        return _load(code or _made_elsewhere(function, interface, name) or _made_here(function, interface, name))
+        code = code or _made_elsewhere(function, interface, name) or _made_here(function, interface, name)
+        if runs_here():
+            return _load(code)
+        return _load(_stand_in(function, interface, name)) if stands_in() or not noted else 0
 
 
-def _pack(function: Callable[..., Any], interface: str, name: str | None, code: bytes | None, run: bool) -> int:
-    """Have the code of a function that is packed in the cache; its address if it will be run."""
-    if name is None:
-        raise RuntimeError(f"opgrad: {_symbol(function, interface)} cannot be packed: its sources have no digest")
-    if _packing:
-        _packing.names.add(name)
-    processor = named()
-    if not run or (processor and is_here(processor)):
-        code = code or _made_here(function, interface, name)
-        return _load(code) if run else 0
-    own = object_cache().read(name, STAND_IN)
-    if code is None or own is None:
-        code, own = emit.stand_in(function, interface, _symbol(function, interface))
-        object_cache().write(name, code)
-        object_cache().write(name, own, STAND_IN)
-    return _load(own)
+def _stand_in(function: Callable[..., Any], interface: str, name: str | None) -> bytes:
+    """Code that computes here what that for another processor will compute there."""
+    code = object_cache().read(name, STAND_IN) if name else None
+    if code is None:
+        code = emit.stand_in(function, interface, _symbol(function, interface))
+        if name:
+            object_cache().write(name, code, STAND_IN)
+    return code
 
 
 def _made_elsewhere(function: Callable[..., Any], interface: str, name: str | None) -> bytes | None:
@@ -207,6 +172,8 @@ def _made_elsewhere(function: Callable[..., Any], interface: str, name: str | No
 def _made_here(function: Callable[..., Any], interface: str, name: str | None) -> bytes:
     symbol = _symbol(function, interface)
     if name is None:
+        if named():
+            raise RuntimeError(f"opgrad: {symbol} cannot be packed: its sources have no digest")
         return emit.object_code(function, interface, symbol)
     with object_cache().claim(name):
         code = object_cache().read(name)  # another process may have stored it while this one waited for the claim

@@ -20,13 +20,12 @@ def object_code(function: Callable[..., Any], interface: str, symbol: str) -> by
     return _code(_lowered(function, interface), symbol, machine())
 
 
-def stand_in(function: Callable[..., Any], interface: str, symbol: str) -> tuple[bytes, bytes]:
-    """The object file for the processor that code is compiled for, and one that computes here what that will there.
+def stand_in(function: Callable[..., Any], interface: str, symbol: str) -> bytes:
+    """The object file that computes here what that of `object_code` will on another processor.
 
     The vectors of both have as many elements.
     """
-    text = str(_lowered(function, interface))
-    return _code(text, symbol, machine()), _code(text.replace(ELSEWHERE, ""), symbol, own_machine())
+    return _code(str(_lowered(function, interface)).replace(ELSEWHERE, ""), symbol, own_machine())
 
 
 def _lowered(function: Callable[..., Any], interface: str) -> Any:

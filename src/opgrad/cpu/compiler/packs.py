@@ -1,52 +1,41 @@
-"""Packs of kernels: one file with object code for several processors, from which kernels are served without a compiler.
+"""Packs: cache folders of several processors in one file, from which kernels are served without a compiler.
 
-`opgrad compile --for` makes such a file. The variable OPGRAD_KERNELS names it, or a wheel carries it beside this
-package; then kernels come from it alone, and Numba and llvmlite are not needed. Like what lies in the cache, the code
-is executed. So a pack is read only if nobody else can write to it (`trust`), if its checksums are right, and if it was
-made by the sources and for the build of Python that read it.
-
-The file begins with MAGIC, the SHA-256 of the index and the index's length in 8 bytes. The index, in JSON, says what
-the pack was made with, and where the code of each kernel lies behind it, by processor and name. Each code is
-compressed, and has a checksum over processor, name and code.
+`opgrad compile --for` fills a folder (`cache.ObjectCache`) for each processor, and puts them into a ZIP archive. The
+variable OPGRAD_KERNELS names it, or a wheel carries it beside this package; then kernels come from it alone, and Numba
+and llvmlite are not needed. Like the files in the cache, the code is executed. So a pack is read only if nobody else
+can write to it (`trust`), if its checksums, which are the cache's, are right, and if it was made by the sources and for
+the build of Python that read it: the file MADE_WITH says so.
 """
 
 import functools
-import hashlib
+import io
 import json
 import os
 import shlex
-import stat
 import sys
-import zlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from opgrad.cpu.compiler import sources, trust
-from opgrad.cpu.compiler.cache import MOST_BYTES, READ
-from opgrad.cpu.compiler.processors import PROCESSORS, Processor, is_here
+from opgrad.cpu.compiler.cache import MOST_BYTES, SUFFIX, ObjectCache
+from opgrad.cpu.compiler.processors import PROCESSORS, is_here
 
 VARIABLE = "OPGRAD_KERNELS"
 CARRIED = os.path.join(sources.ROOT, "opgrad", "kernels.pack")  # that of a wheel
-MAGIC = b"opgrad\0\1"
-LENGTH_AT, INDEX_AT = len(MAGIC) + 32, len(MAGIC) + 40
-MOST_INDEX = 1 << 26  # bytes
-Index = dict[str, Any]
+MADE_WITH = "made_with.json"
+MOST_PACK = 1 << 30  # bytes; the plain calls of all operators take 4 MB for each processor
+NO_TIME = (1980, 1, 1, 0, 0, 0)  # the first that an archive can state: equal folders make equal packs
 
 
 class PackError(RuntimeError):
     """A pack cannot be used; the message says why, and what to do."""
 
 
+class OutdatedError(PackError):
+    """A pack was made with another release, other sources or another Python."""
+
+
 class LackingError(NotImplementedError):
     """The pack that serves kernels lacks one; the message names it."""
-
-
-class Place(NamedTuple):
-    """Where the compressed code of a kernel lies behind the index: offset and bytes; and the code's checksum."""
-
-    offset: int
-    size: int
-    checksum: str
 
 
 def python() -> list[Any]:
@@ -54,156 +43,106 @@ def python() -> list[Any]:
     return [sys.implementation.cache_tag, object.__basicsize__, sys.maxsize, sys.platform]
 
 
-def made_with() -> Index:
+def made_with() -> dict[str, Any]:
     """What a pack must have been made with, to be of use here."""
     release, compiler = sys.modules["opgrad"].__version__, sources.COMPILER  # the package is always imported first
     return {"opgrad": release, "python": python(), "sources": compiler.hex() if compiler else ""}
 
 
-def checksum(processor: str, name: str, code: bytes) -> str:
-    return hashlib.sha256(f"{processor}/{name}\0".encode() + code).hexdigest()
+def packed(folder: str) -> bytes:
+    """The bytes of a pack with the cache folders that lie in this folder, each named by its processor."""
+    from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-
-def packed(kernels: Mapping[str, Mapping[str, bytes]]) -> bytes:
-    """The bytes of a pack with this code, by processor and name."""
-    body, index = bytearray(), made_with() | {"kernels": {}}
-    for processor, codes in sorted(kernels.items()):
-        places = index["kernels"][processor] = {}
-        for name, code in sorted(codes.items()):
-            compressed = zlib.compress(code, 9)
-            places[name] = Place(len(body), len(compressed), checksum(processor, name, code))
-            body += compressed
-    text = json.dumps(index, separators=(",", ":")).encode()
-    return MAGIC + hashlib.sha256(text).digest() + len(text).to_bytes(8, "little") + text + bytes(body)
+    file = io.BytesIO()
+    with ZipFile(file, "w") as archive:
+        archive.writestr(ZipInfo(MADE_WITH, NO_TIME), json.dumps(made_with()))
+        for processor in sorted(os.listdir(folder)):
+            for name in sorted(os.listdir(os.path.join(folder, processor))):
+                if name.endswith(SUFFIX):
+                    with open(os.path.join(folder, processor, name), "rb") as code:
+                        archive.writestr(ZipInfo(f"{processor}/{name}", NO_TIME), code.read(), ZIP_DEFLATED, 9)
+    return file.getvalue()
 
 
 class Pack:
-    """A pack's open file and its index. Raises PackError if it cannot be used.
+    """A pack. Raises PackError if it cannot be used.
 
     path: absolute. trusted: whether its folder needs no check, since the package itself was imported from there.
+    names: of its kernels, by processor.
     """
 
     def __init__(self, path: str, trusted: bool = False):
+        from zipfile import ZipFile
+
         self.path = path
         try:
-            self._descriptor = _opened(path, trusted)
+            data = trust.contents(*os.path.split(path), MOST_PACK, sticky=True, trusted=trusted)
         except trust.UntrustedError as problem:
             raise PackError(f"{path} is not used: {problem}") from None
         except OSError as error:
             raise PackError(f"{path} cannot be read: {error.strerror}") from None
         try:
-            self._begin, self.index = self._read_index()
-            self._check()
-        except BaseException:
-            os.close(self._descriptor)
-            raise
+            self._archive = ZipFile(io.BytesIO(data))
+            index = json.loads(self.contents(MADE_WITH))
+        except Exception:  # of many kinds, according to where the archive is damaged
+            expected = "expected a file made by `opgrad compile --for`"
+            raise PackError(f"{path} is no pack of kernels, or is damaged: {expected}") from None
+        self._check(index if isinstance(index, dict) else {})
+        self.names: dict[str, list[str]] = {}
+        for file in self._archive.namelist():
+            processor, _, name = file.partition("/")
+            if name.endswith(SUFFIX):
+                self.names.setdefault(processor, []).append(name.removesuffix(SUFFIX))
 
-    def _read_index(self) -> tuple[int, Index]:
-        status = os.fstat(self._descriptor)
-        head = os.pread(self._descriptor, INDEX_AT, 0) if stat.S_ISREG(status.st_mode) else b""
-        if not head.startswith(MAGIC) or len(head) < INDEX_AT:
-            raise PackError(f"{self.path} is no pack of kernels, expected a file made by `opgrad compile --for`")
-        length = int.from_bytes(head[LENGTH_AT:], "little")
-        text = os.pread(self._descriptor, length, INDEX_AT) if length <= min(MOST_INDEX, status.st_size) else b""
-        if hashlib.sha256(text).digest() != head[len(MAGIC) : LENGTH_AT]:
-            raise self._damaged()
-        try:
-            index = json.loads(text)
-        except (ValueError, RecursionError):
-            index = None
-        if not _is_index(index):
-            raise PackError(f"{self.path} is damaged: its index is not as `opgrad compile --for` writes it")
-        return INDEX_AT + length, index
-
-    def _check(self) -> None:
+    def _check(self, index: dict[str, Any]) -> None:
         for what, here in made_with().items():
-            there = self.index.get(what)
+            there = index.get(what)
             if there != here:
                 told = "other sources of opgrad" if what == "sources" else f"{what} {_shown(there)}, not {_shown(here)}"
-                raise PackError(f"{self.path} was made with {told}: make it anew with `opgrad compile --for`")
+                raise OutdatedError(f"{self.path} was made with {told}: make it anew with `opgrad compile --for`")
+
+    def contents(self, file: str) -> bytes:
+        """The bytes of a file in the pack; any exception if it is damaged."""
+        if self._archive.getinfo(file).file_size > MOST_BYTES:
+            raise ValueError
+        return self._archive.read(file)
 
     def processor(self, wanted: str | None) -> str:
         """The name of the processor whose kernels are used: `wanted` if the pack has it, else the best that is here."""
-        names = list(self.index["kernels"])
-        fitting = [name for name in PROCESSORS if name in names and is_here(PROCESSORS[name])]
+        here = [name for name, processor in PROCESSORS.items() if is_here(processor)]
+        fitting = [name for name in here if name in self.names]
         if not fitting:
-            here = [name for name, processor in PROCESSORS.items() if is_here(processor)]
             known = f"which is {here[-1]}" if here else "of which none is known"
-            text = f"{self.path} has kernels for {', '.join(names)}, not for the processor here, {known}"
+            text = f"{self.path} has kernels for {', '.join(self.names)}, not for the processor here, {known}"
             raise PackError(text + (f": opgrad compile --for {here[-1]} … -o {self.path} adds them" if here else ""))
         return wanted if wanted in fitting else fitting[-1]
-
-    def read(self, processor: str, name: str) -> bytes | None:
-        """The code of a kernel; None if the pack has none of this name. PackError if it is damaged."""
-        found = self.index["kernels"].get(processor, {}).get(name)
-        if found is None:
-            return None
-        place = Place(*found)
-        data = os.pread(self._descriptor, min(place.size, MOST_BYTES), self._begin + place.offset)
-        try:
-            code = zlib.decompressobj().decompress(data, MOST_BYTES)
-        except zlib.error:
-            raise self._damaged() from None
-        if checksum(processor, name, code) != place.checksum:
-            raise self._damaged()
-        return code
-
-    def everything(self) -> dict[str, dict[str, bytes]]:
-        """All code, by processor and name."""
-        return {
-            processor: {name: self.read(processor, name) or b"" for name in places}
-            for processor, places in self.index["kernels"].items()
-        }
-
-    def _damaged(self) -> PackError:
-        return PackError(f"{self.path} is damaged: its checksum is wrong")
-
-
-def _is_index(index: Any) -> bool:
-    """Whether an index, whose checksum is right, says of each kernel where it is."""
-    kernels = index.get("kernels") if isinstance(index, dict) else None
-    if not isinstance(kernels, dict) or not all(isinstance(each, dict) for each in kernels.values()):
-        return False
-    return all(
-        isinstance(place, list)
-        and [*map(type, place)] == [int, int, str]
-        and 0 <= min(place[:2]) <= max(place[:2]) <= sys.maxsize // 2
-        for places in kernels.values()
-        for place in places.values()
-    )
-
-
-def _opened(path: str, trusted: bool) -> int:
-    if trusted:
-        return os.open(path, READ)
-    with trust.opened(os.path.dirname(path), sticky=True) as place:
-        descriptor = os.open(place.file(os.path.basename(path)), READ, dir_fd=place.descriptor)
-    try:
-        trust.check(os.fstat(descriptor), path)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _shown(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-class PackedObjects:
-    """The pack in service, in place of the cache (`cache.ObjectCache`): nothing is compiled, and nothing is written."""
-
-    folder = None
+class PackedObjects(ObjectCache):
+    """The cache folder of a processor in a pack: nothing is compiled, and nothing is written."""
 
     def __init__(self, pack: Pack, processor: str):
+        super().__init__(processor, None)
         self.pack, self.name = pack, processor
-        self.processor: Processor = PROCESSORS[processor]
 
-    def read(self, name: str) -> bytes | None:
-        return self.pack.read(self.name, name)
+    def read(self, name: str, suffix: str = SUFFIX) -> bytes | None:
+        """The code of a kernel; None if the pack has none of this name. PackError if it is damaged."""
+        if name not in self.pack.names.get(self.name, ()):
+            return None
+        try:
+            code = self.checked(name, self.pack.contents(f"{self.name}/{name}{suffix}"))
+        except Exception:  # of many kinds, as above
+            code = None
+        if code is None:
+            raise PackError(f"{self.pack.path} is damaged: its checksum is wrong")
+        return code
 
     def count(self) -> int:
-        return len(self.pack.index["kernels"][self.name])
+        return len(self.pack.names[self.name])
 
     def problem(self) -> str:
         return (
@@ -212,12 +151,29 @@ class PackedObjects:
 
     def lacking(self, kernel: str) -> LackingError:
         """The exception for a kernel that the pack lacks."""
-        return LackingError(f"{self.pack.path} has no kernel {kernel} for {self.name}; {self._advice()}")
-
-    def _advice(self) -> str:
         program = shlex.join(sys.argv) if sys.argv and os.path.isfile(sys.argv[0]) else "PROGRAM.py"
         command = f"opgrad compile --for {self.name} --run {shlex.quote(program)} -o {shlex.quote(self.pack.path)}"
-        return f"where Numba is installed, `{command}` adds those of the program"
+        advice = f"where Numba is installed, `{command}` adds those of the program"
+        return LackingError(f"{self.pack.path} has no kernel {kernel} for {self.name}; {advice}")
+
+
+class Packing(ObjectCache):
+    """The cache where code is compiled for a pack: a second folder gets all code that is read or written."""
+
+    def __init__(self, environment: str, directory: str | None, packed: ObjectCache):
+        super().__init__(environment, directory)
+        self._packed = packed
+
+    def read(self, name: str, suffix: str = SUFFIX) -> bytes | None:
+        code = super().read(name, suffix)
+        if code is not None and suffix == SUFFIX:
+            self._packed.write(name, code)
+        return code
+
+    def write(self, name: str, code: bytes, suffix: str = SUFFIX) -> None:
+        super().write(name, code, suffix)
+        if suffix == SUFFIX:
+            self._packed.write(name, code)
 
 
 @functools.cache
@@ -226,6 +182,5 @@ def served() -> PackedObjects | None:
     named = os.environ.get(VARIABLE)
     if named == "" or (named is None and not os.path.exists(CARRIED)):
         return None
-    path = CARRIED if named is None else os.path.join(os.getcwd(), named)
-    pack = Pack(path, trusted=named is None)
+    pack = Pack(CARRIED if named is None else os.path.join(os.getcwd(), named), trusted=named is None)
     return PackedObjects(pack, pack.processor(os.environ.get("NUMBA_CPU_NAME")))

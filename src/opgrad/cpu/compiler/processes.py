@@ -7,6 +7,7 @@ started them ends.
 """
 
 import atexit
+import json
 import os
 import pickle
 import subprocess
@@ -49,7 +50,7 @@ class Compilers:
         self._patience = patience
         self._todo: deque[Request] = deque()
         self._requested: dict[str, threading.Event] = {}  # by object name: set when there is nothing more to wait for
-        self._done: set[str] = set()  # the names of what was answered with success
+        self._reasons: dict[str, str] = {}  # by name: why it failed, "" if it did not
         self._news = threading.Event()
         self._answered = 0.0  # when the last answer came
         self._processes: list[Any] = []
@@ -84,18 +85,22 @@ class Compilers:
         """Whether the object of this name was requested."""
         return name in self._requested
 
-    def wait(self, names: Iterable[str], progress: Progress = lambda done, total: None) -> set[str]:
+    def wait(self, names: Iterable[str], progress: Progress = lambda done, total: None) -> dict[str, str]:
         """Wait until these are compiled, or no process is left for them; processes that hang are ended.
 
-        Returns the names of those that no process could compile.
+        Returns the names of those that no process could compile, and the reasons.
         """
         events, began = {each: self._requested[each] for each in names}, time.monotonic()
         for event in events.values():
             while not event.wait(LOOK):
                 progress(sum(each.is_set() for each in events.values()), len(events))
                 if self._hang(began):
-                    return set(events) - self._done
-        return set(events) - self._done
+                    return self._failed(events)
+        return self._failed(events)
+
+    def _failed(self, names: Iterable[str]) -> dict[str, str]:
+        reasons = {name: self._reasons.get(name, f"{name} ended the process") for name in names}
+        return {name: reason for name, reason in reasons.items() if reason}
 
     def wait_for_cpu(self) -> None:
         """Wait until a process has written what LLVM says of the CPU to the cache.
@@ -134,8 +139,8 @@ class Compilers:
                     process.stdin.write(pickle.dumps(request))
                     answer = process.stdout.readline()
                     self._answered = time.monotonic()
-                    if answer.strip():
-                        self._done.add(request[0])
+                    if answer:
+                        self._reasons[request[0]] = json.loads(answer)
                 finally:
                     self._requested[request[0]].set()
                 if not answer:

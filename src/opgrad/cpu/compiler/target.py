@@ -13,17 +13,29 @@ from opgrad.cpu.compiler.processors import PROCESSORS, Processor
 from opgrad.cpu.compiler.words import CACHE_LINE
 
 ARM = "aarch64", "arm64"  # Linux, and others
-VARIABLE = "OPGRAD_COMPILES_FOR"  # in processes that compile for a pack: the name of the processor
+# In processes that compile for a pack: the name of the processor, the folder that gets the code, and a variable that is
+# set where the code of another processor is run, too.
+VARIABLE, PACKS_INTO, STANDS_IN = "OPGRAD_COMPILES_FOR", "OPGRAD_PACKS_INTO", "OPGRAD_STANDS_IN"
 
 
 @functools.cache
 def named() -> Processor | None:
     """The processor by whose name code is compiled or served, as for packs; None if it is the one that is here."""
-    compiles_for = os.environ.get(VARIABLE)
-    if compiles_for:
-        return PROCESSORS[compiles_for]
+    if VARIABLE in os.environ:
+        return PROCESSORS[os.environ[VARIABLE]]
     served = packs.served()
-    return served.processor if served else None
+    return PROCESSORS[served.name] if served else None
+
+
+def runs_here() -> bool:
+    """Whether code is for the processor that is here."""
+    processor = named()
+    return processor is None or processors.is_here(processor)
+
+
+def stands_in() -> bool:
+    """Whether other code is compiled besides and run in place of code for another processor."""
+    return STANDS_IN in os.environ
 
 
 def architecture() -> str:
@@ -78,6 +90,9 @@ def cpu_is_known() -> bool:
 @functools.cache
 def object_cache() -> Any:
     """Where object code is kept for this CPU, this compiler and this Python; the pack, where one serves kernels."""
+    if PACKS_INTO in os.environ:
+        folder = ObjectCache(os.environ[VARIABLE], os.environ[PACKS_INTO])
+        return packs.Packing(environment(), directory(), folder)
     return packs.served() or ObjectCache(environment(), directory())
 
 

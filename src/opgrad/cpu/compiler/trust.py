@@ -9,12 +9,14 @@ what is not theirs, as in /tmp. On Windows, where the caches of users lie in fol
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 POSIX = os.name == "posix" and os.open in os.supports_dir_fd
 # O_PATH: a folder that may be passed through, but not listed, is enough.
 FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_PATH", os.O_RDONLY)
+# O_NONBLOCK: opening a pipe in place of a file does not wait. O_NOFOLLOW: opening a symbolic link is an error.
+READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 MOST_LINKS = 40
 OTHERS_WRITE = (
     stat.S_IWGRP | stat.S_IWOTH
@@ -57,6 +59,22 @@ def opened(path: str, make: bool = False, sticky: bool = False) -> Iterator[Fold
         yield Folder(walk.path, walk.descriptor)
     finally:
         os.close(walk.descriptor)
+
+
+def contents(folder: str, name: str, most: int, sticky: bool = False, trusted: bool = False) -> bytes:
+    """The bytes of a file that only the caller and root can change; none if it is not regular or has more than `most`.
+
+    sticky: as for `opened`. trusted: nothing is checked. Raises UntrustedError or OSError, as `opened` does.
+    """
+    with nullcontext(Folder(folder, None)) if trusted else opened(folder, sticky=sticky) as place:
+        descriptor = os.open(place.file(name), READ, dir_fd=place.descriptor)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+            return b""
+        if not trusted:
+            check(status, os.path.join(folder, name))
+        return file.read(status.st_size)
 
 
 def check(status: os.stat_result, path: str, sticky: bool = False) -> None:

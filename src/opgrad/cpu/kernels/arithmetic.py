@@ -1,7 +1,7 @@
 """Kernels of arithmetic: the gradients of division, before they are summed where an operand was broadcast; zeros."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
@@ -12,13 +12,6 @@ from opgrad.cpu.kernels.loops.elements import elementwise, scaling
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.map import get, row_writer, times
 from opgrad.cpu.kernels.strided import both_offsets
-
-
-class Broadcast(NamedTuple):
-    """The number of the loops around rows, and the address of their table (see `both_offsets`) for a and b."""
-
-    loops: int
-    table: int
 
 
 @inline
@@ -42,12 +35,13 @@ def quotient_kernel(a_of: Callable[..., Vector], b_of: Callable[..., Vector]) ->
 
     @kernel
     def quotients(
-        units: Units, blocks, n, broadcast: Broadcast,
+        units: Units, blocks, n, loops, table,
         dy: Pointer, a: Pointer, b: Pointer, da: Pointer, db: Pointer, stream,
     ):  # fmt: skip
+        """loops: how many are around rows; table: the address of their table (see `both_offsets`) for a and b."""
         for unit in units:
             row, begin = unit // blocks, unit % blocks * BLOCK
-            a_at, b_at = both_offsets(broadcast.table, broadcast.loops, row)
+            a_at, b_at = both_offsets(table, loops, row)
             at, end = row * n, min(begin + BLOCK, n)
             arrays = (dy + at, a + a_at, b + b_at)
             write_dividend(da + at, begin, end, stream, arrays, ())

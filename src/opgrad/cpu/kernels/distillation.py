@@ -1,7 +1,7 @@
 """Divergences of softmax distributions: a row of the student's logits and one of the teacher's, read while cached."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import Kernel, constant, inline, kernel
@@ -12,14 +12,6 @@ from opgrad.cpu.kernels.loops.map import get_or, mapped, put
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, first_place, row_max
 from opgrad.cpu.kernels.numerics.elementary import LOG2_E, exp_up_to_zero, expm1_reduced, log, remainder
 from opgrad.cpu.kernels.numerics.special import between
-
-
-class DivergenceOptions(NamedTuple):
-    """The teacher's share of the mixture, 1 / temperature, and whether dloss is given."""
-
-    beta: Float
-    factor: Float
-    has_dloss: int
 
 
 @inline
@@ -146,26 +138,26 @@ def _kernel(terms: Callable[..., Any], weighted: bool, unbounded: bool = False) 
 
     @kernel
     def divergence(
-        units: Units, n, options: DivergenceOptions, logits: Pointer, teacher: Pointer, dloss: Pointer, loss: Pointer,
-        dlogits: Pointer, terms: Private,
+        units: Units, n, beta: Float, factor: Float, has_dloss, logits: Pointer, teacher: Pointer, dloss: Pointer,
+        loss: Pointer, dlogits: Pointer, terms: Private,
     ):  # fmt: skip
         for row in units:
             x, y, zero = logits + row * n, teacher + row * n, v.full(terms, 0.0)
-            own, others = _log_sum(x, n, options.factor), _log_sum(y, n, options.factor)
+            own, others = _log_sum(x, n, factor), _log_sum(y, n, factor)
             beside = _beside(x, y, n, own[0], others[0]) if unbounded else others[0]
-            numbers = own, others, options.factor, options.beta, beside
+            numbers = own, others, factor, beta, beside
             losses, total, weights = sum_terms((zero, zero, zero), 0, n, (x, y, terms), numbers, 64)
             v.store_one(loss, row, v.reduce_add(losses))
-            slope = options.factor * (v.load_one(dloss, row) if options.has_dloss else 1.0)
+            slope = factor * (v.load_one(dloss, row) if has_dloss else 1.0)
             # The probabilities sum to 1 but for rounding, which a mean by their own sum leaves out.
             by = v.full(terms, v.reduce_add(weights) if weighted else 1.0)
             mean = v.first_lane(v.full(terms, v.reduce_add(total)) / by)
             if unbounded:
-                now = own[0], options.factor, own[1], mean
+                now = own[0], factor, own[1], mean
                 deviation = v.reduce_add(_sum_deviations(0, n, (x, terms), now))
                 if deviation == deviation:  # not where the mean is infinite
                     mean += v.first_lane(v.full(terms, deviation) / by)
-            after = own[0], options.factor, own[1], mean, slope
+            after = own[0], factor, own[1], mean, slope
             write_gradient(dlogits + row * n, 0, n, 0, (x, terms), after)
 
     return divergence

@@ -135,13 +135,6 @@ def power(p, log_of_base: float, exponent: int) -> float:
     return v.first_lane(exp(v.full(p, exponent * log_of_base)))
 
 
-class LogRates(NamedTuple):
-    """The logarithms of the moments' decay rates."""
-
-    alpha: Float
-    beta: Float
-
-
 @kernel
 def sgd_factors(lr: Pointer, factors: Pointer):
     v.store_one(factors, RATE, v.load_one(lr, 0))
@@ -150,10 +143,13 @@ def sgd_factors(lr: Pointer, factors: Pointer):
 
 @kernel
 def adamw_factors(
-    lr: Pointer, step: Pointer, factors: Pointer, status, log_rates: LogRates, epsilon: Float, weight_decay: Float,
-    mode, corrects,
+    lr: Pointer, step: Pointer, factors: Pointer, status, log_alpha: Float, log_beta: Float,
+    epsilon: Float, weight_decay: Float, mode, corrects,
 ):  # fmt: skip
-    """Write the numbers that a step reads, computed in float64. A `step` below 1 is reported as the status."""
+    """Write the numbers that a step reads, computed in float64. A `step` below 1 is reported as the status.
+
+    log_alpha, log_beta: the logarithms of the moments' decay rates.
+    """
     rate, count = v.load_one(lr, 0), v.load_one(step, 0)
     if count < 1:
         store_word(status, 0, 1)
@@ -161,8 +157,8 @@ def adamw_factors(
         count = 1
     root, first_correction = v.number(factors, 1.0), v.number(factors, 1.0)
     if corrects:
-        root = v.first_lane(v.sqrt(v.full(factors, 1.0 - power(factors, log_rates.beta, count))))
-        first_correction = 1.0 - power(factors, log_rates.alpha, count)
+        root = v.first_lane(v.sqrt(v.full(factors, 1.0 - power(factors, log_beta, count))))
+        first_correction = 1.0 - power(factors, log_alpha, count)
     decay = 1.0 - rate * weight_decay
     v.store_one(factors, RATE, rate * root / first_correction)
     v.store_one(factors, EPSILON, epsilon if mode else epsilon * root)

@@ -223,28 +223,6 @@ def pack_columns(packed, w, first: int, stop: int, column: int, columns: int) ->
 # --- products --------------------------------------------------------------------------------------------------------
 
 
-class Blocks(NamedTuple):
-    """A result cut into blocks: how many of them are side by side, and the rows and columns of each.
-
-    first_a, first_c: the rows of a and c with which the product begins.
-    """
-
-    across: int
-    rows: int
-    columns: int
-    first_a: int
-    first_c: int
-
-
-class ProductMemory(NamedTuple):
-    """Packed chunks of both operands, and a block of sums with the numbers from a row to the next."""
-
-    left: Private
-    right: Private
-    sums: Private
-    pitch: int
-
-
 def products_of(
     pack: Callable[..., None], right: Any, from_column: Callable[..., Any], name: str = "multiply"
 ) -> Kernel:
@@ -256,16 +234,22 @@ def products_of(
     inline(from_column)
 
     @kernel
-    def multiply(units: Units, sizes: ProductSizes, blocks: Blocks, a: Matrix, b: right, c: Rows, m: ProductMemory):
-        """c = a @ b; a unit is a block of c."""
+    def multiply(
+        units: Units, sizes: ProductSizes, across, block_rows, block_columns, first_a, first_c, a: Matrix, b: right,
+        c: Rows, left: Private, right_panels: Private, sums: Private, pitch,
+    ):  # fmt: skip
+        """c = a @ b, from rows first_a and first_c on; a unit is a block of c, of which `across` are side by side.
+
+        left, right_panels: packed chunks of both operands. sums: of a block, `pitch` numbers from a row to the next.
+        """
         for unit in units:
-            i, j = unit // blocks.across * blocks.rows, unit % blocks.across * blocks.columns
-            own = ProductSizes(min(blocks.rows, sizes.rows - i), min(blocks.columns, sizes.columns - j), sizes.depth)
-            own_a = Matrix(a.data + (blocks.first_a + i) * a.row, a.row, a.column)
-            product(m.sums, m.pitch, own_a, from_column(b, j), own, 0, m.left, m.right)
+            i, j = unit // across * block_rows, unit % across * block_columns
+            own = ProductSizes(min(block_rows, sizes.rows - i), min(block_columns, sizes.columns - j), sizes.depth)
+            own_a = Matrix(a.data + (first_a + i) * a.row, a.row, a.column)
+            product(sums, pitch, own_a, from_column(b, j), own, 0, left, right_panels)
             for row in range(own.rows):
-                to = c.data + ((blocks.first_c + i + row) * c.step + j)
-                write_same(to, 0, own.columns, 0, (m.sums + row * m.pitch,), ())
+                to = c.data + ((first_c + i + row) * c.step + j)
+                write_same(to, 0, own.columns, 0, (sums + row * pitch,), ())
 
     multiply.__name__ = name
     return multiply

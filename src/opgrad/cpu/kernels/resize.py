@@ -1,6 +1,6 @@
 """The kernel of the gradient of resizing: rows of dx, each of a few rows of dy, and then of neighbours in the row."""
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import inline, kernel
@@ -12,14 +12,6 @@ from opgrad.cpu.kernels.loops.weighted import Along, add_rows
 
 PIECE: Final = 2048  # elements of a row whose size stays: their sums remain in the first-level cache
 ROWS: Final = 4  # rows for which a table is read once
-
-
-class RowPieces(NamedTuple):
-    """Whether the size of rows stays, and the number of pieces and the elements of a piece into which a row is cut."""
-
-    same: int
-    pieces: int
-    piece: int
 
 
 @inline
@@ -52,26 +44,27 @@ def combine_rows(lines, rows: int, sums, length: int, row) -> None:
 
 @kernel
 def gather_rows(
-    units: Units, depth: Along, height: Along, width: Along, row: RowPieces, dy: Pointer, dx: Pointer,
+    units: Units, depth: Along, height: Along, width: Along, same, pieces, piece, dy: Pointer, dx: Pointer,
     sums: Private, chunk: Private, lines: Private,
 ):  # fmt: skip
-    """A unit is up to four rows of dx that follow each other in a plane, or a piece of them.
+    """A unit is up to four rows of dx that follow each other in a plane, or one of so many pieces of them.
 
-    Rows whose elements are combined stand in `lines` first, as vectors convert them faster than single numbers.
+    same: whether the size of rows stays. Rows whose elements are combined stand in `lines` first, as vectors convert
+    them faster than single numbers.
     """
     groups = (height.size + ROWS - 1) // ROWS
     for unit in units:
-        begin = unit % row.pieces * row.piece
-        group = unit // row.pieces
+        begin = unit % pieces * piece
+        group = unit // pieces
         h, outer = group % groups * ROWS, group // groups
         plane, d = outer // depth.size, outer % depth.size
-        n, rows = min(row.piece, width.count - begin), min(ROWS, height.size - h)
+        n, rows = min(piece, width.count - begin), min(ROWS, height.size - h)
         out = dx + ((outer * height.size + h) * width.size + begin)
         for r in range(rows):
-            line = sums + r * row.piece
+            line = sums + r * piece
             add_rows(line, dy, plane, d, h + r, depth, height, width.count, begin, n, 1.0, chunk)
-            if row.same:
+            if same:
                 write_same(out + r * width.size, 0, n, 0, (line,), ())
-        if not row.same:
-            combine_rows(lines, rows, sums, row.piece, width)
+        if not same:
+            combine_rows(lines, rows, sums, piece, width)
             write_same(out, 0, rows * width.size, 0, (lines,), ())

@@ -58,8 +58,12 @@ FEW_NAMED: Final = 4  # elements for each index from which on only the elements 
 
 
 class LineStrips(NamedTuple):
-    """Strips of lines: how many there are in a row of them, how many lines a strip and a row have, the axes' table;
-    the indices and the elements of x of a line, and the steps from one to the next of both."""
+    """Lines along an axis, that lie side by side and are cut into strips of neighbours.
+
+    strips, width: strips in a run of lines, lines in a strip. run: lines side by side. table, axes: of the axes around
+    a run, as `both_offsets` reads them. n, size: the indices of a line, its elements in x. step, x_step: from one index
+    to the next, from one element of x to the next.
+    """
 
     strips: int
     width: int
@@ -326,25 +330,21 @@ class AxisRange(NamedTuple):
     count: int
 
 
-class Plane(NamedTuple):
-    """The axes that rows are chosen by: the last one's rows and range, the table of the others, and their number."""
-
-    rows: int
-    picked: AxisRange
-    table: int
-    axes: int
-
-
 @kernel
-def scatter_rows(units: Units, blocks, n, columns: AxisRange, plane: Plane, x: Pointer, y: Pointer, stream):
-    """Rows that differ in the last of the axes alone follow each other without a division."""
-    unit, short, rows, picked = units.start, n <= SHORT, plane.rows, plane.picked
+def scatter_rows(
+    units: Units, blocks, n, columns: AxisRange, rows, picked: AxisRange, table, axes, x: Pointer, y: Pointer, stream
+):
+    """Rows that differ in the last of the axes alone follow each other without a division.
+
+    rows, picked: of the last of the axes that rows are chosen by. table, axes: of the others, and their number.
+    """
+    unit, short = units.start, n <= SHORT
     start, step, count = columns
     while unit < units.stop:
         row, begin = unit // blocks, unit % blocks * BLOCK
         end, index = min(begin + BLOCK, n), row % rows
         following = 1 if blocks > 1 else min(units.stop - unit, rows - index, max(1, BLOCK // n))
-        source = row_taken(plane.table, plane.axes, row // rows)
+        source = row_taken(table, axes, row // rows)
         if short or source < 0:
             write_zeros(y + row * n, begin, end + (following - 1) * n, stream and source < 0)
         if source >= 0:

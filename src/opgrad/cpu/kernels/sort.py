@@ -5,7 +5,7 @@ begin, and each part then moves its positions there. Counts and places are store
 """
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Units
@@ -15,15 +15,10 @@ MOST_SORTED: Final = 2**31 - 1  # positions that can be sorted
 HOT: Final = 8  # a key is hot if more than 1/8 of all positions have it
 
 
-class CountingSort(NamedTuple):
-    """The first and the last of the three kernels of a sort; `scan_counts` runs between them."""
-
-    count: Kernel
-    move: Kernel
-
-
-def counting_sort(key_of: Callable[..., Any], put: Callable[..., None], source: Any, target: Any) -> CountingSort:
-    """The kernels of a sort.
+def counting_sort(
+    key_of: Callable[..., Any], put: Callable[..., None], source: Any, target: Any
+) -> tuple[Kernel, Kernel]:
+    """The first and the last of the three kernels of a sort; `scan_counts` runs between them.
 
     key_of(source, j, size) gives the key of position j and the item that is moved. put(target, place, item, source, j)
     stores the item. source, target: the annotations of these parameters.
@@ -48,7 +43,7 @@ def counting_sort(key_of: Callable[..., Any], put: Callable[..., None], source: 
             key, item = key_of(source, j, size)
             put(target, _count_up(own, key), item, source, j)
 
-    return CountingSort(count_keys, move_positions)
+    return count_keys, move_positions
 
 
 @inline

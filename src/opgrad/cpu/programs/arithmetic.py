@@ -6,7 +6,7 @@ from opgrad.contract import arrangement
 from opgrad.contract.problem import Problem
 from opgrad.contract.shapes import broadcast_axes, reduced_axes, repeated_axes
 from opgrad.cpu.kernels import arithmetic as kernels
-from opgrad.cpu.kernels.arithmetic import EACH, ONE_DIVIDEND, ONE_DIVISOR, SUM, VALUE, Broadcast, copy_words
+from opgrad.cpu.kernels.arithmetic import EACH, ONE_DIVIDEND, ONE_DIVISOR, SUM, VALUE, copy_words
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.elements import operator, program
@@ -32,8 +32,8 @@ def div_grad(problem: Problem) -> Program:
     full_a = steps.workspace.shared(size) if a_summed else problem["da"]
     full_b = steps.workspace.shared(size) if b_summed else problem["db"]
     if size:
-        blocks, broadcast = partition.count(n, BLOCK), Broadcast(len(loops), steps.tables.add(loops))
-        steps.add(kernel, size // n * blocks, blocks=blocks, n=n, broadcast=broadcast, da=full_a, db=full_b)
+        blocks, outside = partition.count(n, BLOCK), {"loops": len(loops), "table": steps.tables.add(loops)}
+        steps.add(kernel, size // n * blocks, blocks=blocks, n=n, **outside, da=full_a, db=full_b)
     for summed, terms, result in ((a_summed, full_a, "da"), (b_summed, full_b, "db")):
         if summed:
             add_sums(steps, grouped(shape, summed), terms, problem[result])

@@ -186,9 +186,8 @@ class AttentionGradientSteps(AttentionSteps):
     def prepare(self) -> None:
         s, has_dlse = self.sizes, self.given("dlse")
         lse = self.rows("lse")
-        given = query_kernels.OfQueries(lse, self.rows("dlse") if has_dlse else lse, int(has_dlse))
-        arguments = {"dy": self.heads("dy"), "y": self.heads("y"), "given": given, "sizes": self.with_block(1)}
-        arguments |= self.of_queries
+        arguments = {"dy": self.heads("dy"), "y": self.heads("y"), "lse": lse, "sizes": self.with_block(1)}
+        arguments |= {"dlse": self.rows("dlse") if has_dlse else lse, "has_dlse": has_dlse, **self.of_queries}
         self.add_rows(query_kernels.prepare_rows, s.batch * s.heads, s.queries, s.v_size, **arguments)
         units = s.batch * s.heads * -(-s.queries // backward_kernels.ROWS)
         sinks = query_kernels.Sinks(*self.sink(), self.block_keys)
@@ -279,8 +278,8 @@ class AttentionGradientSteps(AttentionSteps):
         results = [sums.get(name, nothing) for name in ("dq", "dk", "dv")]
         results += [int(name in sums) for name in ("dq", "dk", "dv")]
         for wave in range(waves if key_blocks else 0):
-            arguments = {**self.memory, "results": backward_kernels.BackwardResults(*results)}
-            arguments["wave"] = backward_kernels.Wave(wave, waves, blocks, self.block_keys, first)
+            arguments = {**self.memory, "results": backward_kernels.BackwardResults(*results), "first_head": first}
+            arguments |= {"wave": wave, "waves": waves, "blocks": blocks, "block_keys": self.block_keys}
             self.add_parts(backward_kernels.attend_back, count * blocks, **arguments)
         for name in sums if self.rounds else ():
             heads, length, size, arguments = of_rows(name)

@@ -1,7 +1,7 @@
 """The program of a divergence from a teacher: one step, whose units are rows."""
 
 from opgrad.contract.problem import Problem
-from opgrad.cpu.kernels.distillation import FORWARD, JENSEN_SHANNON, REVERSE, DivergenceOptions
+from opgrad.cpu.kernels.distillation import FORWARD, JENSEN_SHANNON, REVERSE
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.runtime.program import Program
 
@@ -13,7 +13,9 @@ def softmax_divergence_and_grad(problem: Problem) -> Program:
         {0: FORWARD, 1: REVERSE}.get(beta, JENSEN_SHANNON),
         rows,
         n=n,
-        options=DivergenceOptions(beta, 1 / problem.attributes["temperature"], int(dloss is not None)),
+        beta=beta,
+        factor=1 / problem.attributes["temperature"],
+        has_dloss=dloss is not None,
         teacher=problem["teacher_logits"],
         dloss=problem["loss"] if dloss is None else dloss,
         terms=steps.workspace.private(n),

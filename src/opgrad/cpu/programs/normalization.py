@@ -12,7 +12,6 @@ from opgrad.cpu.kernels.loops.fold import BLOCK, CHUNK
 from opgrad.cpu.kernels.normalization import batch, batch_columns, layer, layer_grad
 from opgrad.cpu.kernels.normalization.batch import TILE, BlockSums, Differentiated, Normalized, PlaneKernels, Planes
 from opgrad.cpu.kernels.normalization.batch_columns import SAMPLES, STRIP, ColumnKernels, ColumnStrips
-from opgrad.cpu.kernels.normalization.bundles import Affine, Statistics
 from opgrad.cpu.kernels.normalization.layer_grad import GradientKernels, RowBlocks
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.runtime import partition
@@ -51,14 +50,15 @@ def _sizes(problem: Problem) -> tuple[int, int]:
     return math.prod(shape[:axis]), math.prod(shape[axis:])
 
 
-def _statistics(problem: Problem) -> Statistics:
-    return Statistics(problem.operands.get("mean"), problem["inv_std"])
+def _statistics(problem: Problem) -> dict[str, Any]:
+    """The mean of each row, if there is one, and 1 / standard deviation."""
+    return {"means": problem.operands.get("mean"), "inv_stds": problem["inv_std"]}
 
 
 def _forward(problem: Problem, kernel: Kernel) -> Program:
     steps, (rows, n) = ProgramSteps(problem), _sizes(problem)
-    affine = Affine(problem["scale"], problem.operands.get("bias") or problem["scale"])
-    steps.add(kernel, rows, n=n, affine=affine, statistics=_statistics(problem))
+    bias = problem.operands.get("bias") or problem["scale"]  # without one any array of that length
+    steps.add(kernel, rows, n=n, bias=bias, **_statistics(problem))
     return steps.program()
 
 
@@ -69,7 +69,7 @@ def _backward(problem: Problem, kernels: GradientKernels) -> Program:
     per_block = CHUNK if rows >= FEW_ROWS * CHUNK else FEW_ROWS
     blocks, step = partition.count(rows, per_block), whole_vectors(n, steps.workspace.precision)
     arguments = {"shape": RowBlocks(rows, n, per_block), "n": n, "blocks": blocks, "coefficients": None}
-    arguments |= {"sums": Rows(steps.workspace.shared(blocks * 2 * step), step), "statistics": _statistics(problem)}
+    arguments |= {"sums": Rows(steps.workspace.shared(blocks * 2 * step), step), **_statistics(problem)}
     if n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * layer_grad.STRIP):
         _add_split_rows(steps, kernels, arguments)
     else:

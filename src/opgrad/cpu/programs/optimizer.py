@@ -69,8 +69,9 @@ def adamw_optimizer(problem: Problem) -> Program:
     checked = {name: attributes[name] for name in ("alpha", "beta", "adam_mode", "correct_bias")}
     rates = checked_rates("adamw_optimizer", **checked)
     factors = steps.workspace.shared(kernels.FACTORS, "float64")
-    logarithms = kernels.LogRates(*(math.log(rate) if rate else -math.inf for rate in rates))
-    given = {"mode": attributes["adam_mode"], "corrects": attributes["correct_bias"], "log_rates": logarithms}
+    log_alpha, log_beta = (math.log(rate) if rate else -math.inf for rate in rates)
+    given = {"mode": attributes["adam_mode"], "corrects": attributes["correct_bias"]}
+    given |= {"log_alpha": log_alpha, "log_beta": log_beta}
     steps.add_parts(kernels.adamw_factors, factors=factors, status=Scratch(), **given)
     old, new = ("weights", "gradients", "momentums_1", "momentums_2"), ("weights", "momentums_1", "momentums_2")
     for size, arrays in _lists(problem, *old, *(f"new_{name}" for name in new)):

@@ -11,7 +11,7 @@ from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels import quantized as kernels
 from opgrad.cpu.kernels.gemm import Matrix, ProductSizes
-from opgrad.cpu.kernels.quantized import Blocks, Groups, Integers, ProductMemory, Scales, Weights, Zeros
+from opgrad.cpu.kernels.quantized import Groups, Integers, Scales, Weights, Zeros
 from opgrad.cpu.programs.gather import check_indices
 from opgrad.cpu.programs.product_steps import ProductSteps
 from opgrad.cpu.runtime.partition import round_up
@@ -57,12 +57,13 @@ def add_product(
 ) -> None:
     """Add the step that multiplies; first: the rows of a and of c with which the product begins."""
     across, down, private = -(-sizes.columns // BLOCK_COLUMNS), -(-sizes.rows // MOST_ROWS), steps.workspace.private
-    blocks = Blocks(across, -(-sizes.rows // down), min(BLOCK_COLUMNS, sizes.columns), *first)
-    pitch = round_up(blocks.columns, steps.width) + gemm.SPARE
+    block_rows, block_columns = -(-sizes.rows // down), min(BLOCK_COLUMNS, sizes.columns)
+    blocks = {"across": across, "block_rows": block_rows, "block_columns": block_columns}
+    blocks |= {"first_a": first[0], "first_c": first[1], "pitch": round_up(block_columns, steps.width) + gemm.SPARE}
     left, right = (private(size) for size in gemm.space(steps.lanes))
-    memory = ProductMemory(left, right, private(blocks.rows * pitch), pitch)
-    units = across * -(-sizes.rows // blocks.rows)
-    steps.add_parts(kernel, units, sizes=sizes, blocks=blocks, a=a, b=b, c=c, m=memory)
+    memory = {"left": left, "right_panels": right, "sums": private(block_rows * blocks["pitch"])}
+    units = across * -(-sizes.rows // block_rows)
+    steps.add_parts(kernel, units, sizes=sizes, a=a, b=b, c=c, **blocks, **memory)
 
 
 def _check_zeros(problem: Problem, operator: str, count: int, packed: bool) -> None:

@@ -17,7 +17,7 @@ from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.loops.fill import fill_zeros
 from opgrad.cpu.kernels.recurrent import gru, lstm
 from opgrad.cpu.kernels.recurrent import matrices as layers
-from opgrad.cpu.kernels.recurrent.matrices import BlockUnits, Layer, LayerMatrix, Panels, States
+from opgrad.cpu.kernels.recurrent.matrices import Layer, LayerMatrix, Panels, States
 from opgrad.cpu.programs.product_steps import ProductSteps
 from opgrad.cpu.runtime.partition import round_up
 from opgrad.cpu.runtime.program import Program
@@ -187,10 +187,12 @@ class RecurrentSteps(ProductSteps):
         together = first is not None or self.directions == 1
         count, rows = (1, self.all_rows) if together else (self.length, self.batch)
         per_unit = min(BLOCK_ROWS, round_up(-(-rows // FEWEST_UNITS), gemm.ROWS) if together else rows)
-        blocks = BlockUnits(count, rows, max(per_unit, 1), -(-rows // max(per_unit, 1)))
-        units = count * blocks.units * (1 if together else self.directions)
-        unit_bytes = blocks.per_unit * depth * columns / PRODUCTS_OF_BYTE
-        sizes = {"blocks": blocks, "first": first or 0, "depth": depth, "columns": columns}
+        per_unit = max(per_unit, 1)
+        per_block = -(-rows // per_unit)
+        units = count * per_block * (1 if together else self.directions)
+        unit_bytes = per_unit * depth * columns / PRODUCTS_OF_BYTE
+        sizes = {"blocks": count, "block_rows": rows, "per_unit": per_unit, "per_block": per_block}
+        sizes |= {"first": first or 0, "depth": depth, "columns": columns}
         self.add(layers.multiply_rows, units, unit_bytes, **sizes, add=bool(first), a=a, b=b, c=c)
 
     def parts(self, dz: LayerMatrix, rows: Sequence[int]) -> list[GateColumns]:
@@ -256,7 +258,8 @@ def lstm_training(problem: Problem) -> Program:
         lstm.lstm_steps,
         weights=lstm.CellWeights(b.transposed("r", b.hidden, b.rows), *b.peepholes()),
         bias=b.biases(b.rows),
-        start=lstm.Start(b.states("initial_h"), b.states("initial_c")),
+        h0=b.states("initial_h"),
+        c0=b.states("initial_c"),
     )
     return b.program("lstm_training")
 
@@ -269,7 +272,9 @@ def lstm_grad(problem: Problem) -> Program:
         lstm.lstm_steps_back,
         weights=lstm.CellWeights(b.packed_weights("r", b.hidden), *b.peepholes()),
         c0=c0,
-        above=lstm.CellsAbove(b.of_steps("dy"), b.states("dy_h"), b.states("dy_c")),
+        dy=b.of_steps("dy"),
+        dh_last=b.states("dy_h"),
+        dc_last=b.states("dy_c"),
         dz=dz.data,
         dh=b.result("dinitial_h", state),
         dc=b.result("dinitial_c", state),
@@ -348,7 +353,8 @@ def _linear_back(b: RecurrentSteps, dz: LayerMatrix, common: Mapping[str, Any]) 
         gru.gru_steps_linear_back,
         r=gru.GateWeights(b.packed_weights("r", b.hidden), _transposed_new(b)),
         bias=b.biases(2 * b.hidden, b.hidden),
-        dz=gru.GateGradients(dz.data, dz_h.data),
+        dz=dz.data,
+        dz_h=dz_h.data,
         product=b.shared(b.directions * b.batch * b.hidden),
         **common,
     )

@@ -14,7 +14,7 @@ import numpy as np
 from opgrad.contract import Array
 from opgrad.contract.problem import Problem
 from opgrad.cpu.kernels.loops.weighted import Along
-from opgrad.cpu.kernels.resize import PIECE, ROWS, RowPieces, gather_rows
+from opgrad.cpu.kernels.resize import PIECE, ROWS, gather_rows
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.runtime.program import Program, Tables
 from opgrad.ops.reference.resizing import Resized, resized_axes
@@ -80,7 +80,7 @@ def add_rows(steps: ProgramSteps, planes: int, axes: tuple[Along, Along, Along],
     pieces = -(-width.count // piece)
     units = planes * depth.size * -(-height.size // ROWS) * pieces
     elements = planes * (depth.count * height.count * width.count + depth.size * height.size * width.size)
-    arguments = {"depth": depth, "height": height, "width": width, "row": RowPieces(same, pieces, piece)}
+    arguments = {"depth": depth, "height": height, "width": width, "same": same, "pieces": pieces, "piece": piece}
     arguments |= {"dy": dy, "dx": dx, "sums": private(ROWS * piece), "chunk": private(piece)}
     arguments["lines"] = private(ROWS * (1 if same else width.size))
     steps.add(gather_rows, units, elements * steps.item / units, **arguments)

@@ -2,7 +2,7 @@
 
 from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import wrong_index
-from opgrad.cpu.kernels.rotary import Angles, HeadRows, turn
+from opgrad.cpu.kernels.rotary import turn
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.gather import check_indices
 from opgrad.cpu.runtime.program import Program
@@ -26,9 +26,10 @@ def _turning(problem: Problem, operator: str, source: str, target: str, sign: fl
         explain = wrong_index(problem, operator, count, "position_ids")
     rows = sizes.batch * sizes.heads * sizes.tokens
     if rows * sizes.size:
-        heads = HeadRows(sizes.tokens, sizes.heads, int(sizes.heads_first), sizes.size, sizes.half)
-        angles = Angles(sizes.tokens if len(cos) == PACKED and cos[0] > 1 else 0, count)
+        heads = {"tokens": sizes.tokens, "heads": sizes.heads, "tokens_inside": sizes.heads_first}
+        heads |= {"size": sizes.size, "half": sizes.half, "count": count}
+        batch_step = sizes.tokens if len(cos) == PACKED and cos[0] > 1 else 0
         tables = {"cos": problem["cos_cache"], "sin": problem["sin_cache"], "positions": positions}
         given = {"x": problem[source], "y": problem[target], **tables}
-        steps.add(turn, rows, heads=heads, angles=angles, sign=sign, **given)
+        steps.add(turn, rows, **heads, batch_step=batch_step, sign=sign, **given)
     return steps.program(explain=explain)

@@ -21,7 +21,6 @@ from opgrad.cpu.kernels.scatter import (
     KEYS_BY_DIGIT,
     AxisRange,
     LineStrips,
-    Plane,
     Sorted,
     add_apart,
     add_in_place,
@@ -223,8 +222,8 @@ def slice_grad(problem: Problem) -> Program:
     loops, (n, row) = _joined(shape, taken)
     rows, chosen = loops.pop() if loops else (1, range(1))
     table = steps.tables.add([(length, picked.start, picked.step, len(picked)) for length, picked in reversed(loops)])
-    plane, blocks = Plane(rows, _axis_range(chosen), table, len(loops)), partition.count(n, BLOCK)
-    given = {"columns": _axis_range(row), "plane": plane, "x": problem["dy"], "y": problem["dx"]}
+    blocks, given = partition.count(n, BLOCK), {"columns": _axis_range(row), "x": problem["dy"], "y": problem["dx"]}
+    given |= {"rows": rows, "picked": _axis_range(chosen), "table": table, "axes": len(loops)}
     stream = partition.streams(problem.bytes) and row.step == 1
     steps.add(scatter_rows, size // n * blocks, blocks=blocks, n=n, stream=stream, **given)
     return steps.program()

@@ -2,7 +2,8 @@
 
 from typing import Any, Final
 
-from opgrad.cpu.kernels.sort import HOT, CountingSort, scan_counts
+from opgrad.cpu.compiler.decorators import Kernel
+from opgrad.cpu.kernels.sort import HOT, scan_counts
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.runtime import partition
 
@@ -25,9 +26,10 @@ class Sorting:
         self.arguments = {"parts": parts, "count": count, "size": size, "starts": self.starts, "hot": self.hot}
         self.arguments["counts"] = shared(parts * size, "int32")
 
-    def add(self, sort: CountingSort, source: Any, target: Any) -> None:
+    def add(self, sort: tuple[Kernel, Kernel], source: Any, target: Any) -> None:
         """Add the steps that sort the positions by the keys that `source` gives, and write them to `target`."""
         arguments = {**self.arguments, "source": source, "target": target}
-        self.into.add_parts(sort.count, self.count, self.per_part, **arguments)
+        count_keys, move_positions = sort
+        self.into.add_parts(count_keys, self.count, self.per_part, **arguments)
         self.into.add_parts(scan_counts, **arguments)
-        self.into.add_parts(sort.move, self.count, self.per_part, **arguments)
+        self.into.add_parts(move_positions, self.count, self.per_part, **arguments)

@@ -161,7 +161,7 @@ def gru_gradients(
 
 
 def _reset_back(r: Sequence[Array], bias: Array, dn: Array, s: Array, h: Array) -> tuple[Array, Array, Array]:
-    """From n = tanh(… + (s * h) @ R.T): the part of dh, the gradients of the sums of s and of what R gives n."""
+    """Of n = tanh(… + (s * h) @ R.T), whose argument has the gradient dn: dh, and that of the sums of s and n."""
     reset = dn @ r[2]
     return reset * s, reset * h * s * (1 - s), dn
 

@@ -36,16 +36,6 @@ from opgrad.cpu.kernels.numerics.elementary import exp2_up_to_one, tanh
 ROWS = CHUNK  # of a tile
 
 
-class Wave(NamedTuple):
-    """Its number, how many there are, how many blocks of queries, the keys of a block, and its first head of keys."""
-
-    number: int
-    count: int
-    blocks: int
-    keys: int
-    first: int
-
-
 class BackwardInputs(NamedTuple):
     """q, k, v, dy; of each query lse * log2(e) = power + rest, and rowsum(dy * y) - dlse; the factor of q in scores."""
 
@@ -82,7 +72,7 @@ class Packed(NamedTuple):
 
 
 class PackedKeys(NamedTuple):
-    """Panels of a block's keys, of their transpose, and of that of the values."""
+    """A block of keys k and values v, packed: `rows` has panels of k, `k` and `v` those of the transposes."""
 
     rows: Private
     k: Private
@@ -281,15 +271,16 @@ def _tile_back(
 
 @kernel
 def attend_back(
-    units: Units, wave: Wave, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, inputs: BackwardInputs,
-    results: BackwardResults, packed: Packed, memory: BackwardMemory,
+    units: Units, wave, waves, blocks, block_keys, first_head, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop,
+    inputs: BackwardInputs, results: BackwardResults, packed: Packed, memory: BackwardMemory,
 ):  # fmt: skip
+    """The units of a wave: its heads of keys from `first_head` on, and of each so many blocks of queries."""
     group = sizes.heads // sizes.kv_heads
     for unit in units:
-        kv_head, block = wave.first + unit // wave.blocks, unit % wave.blocks
+        kv_head, block = first_head + unit // blocks, unit % blocks
         batch, kv_head = kv_head // sizes.kv_heads, kv_head % sizes.kv_heads
-        first_q, first_k = block * sizes.block, (block + wave.number) % wave.count * wave.keys
-        stop_q, stop_k = min(first_q + sizes.block, sizes.queries), min(first_k + wave.keys, sizes.keys)
+        first_q, first_k = block * sizes.block, (block + wave) % waves * block_keys
+        stop_q, stop_k = min(first_q + sizes.block, sizes.queries), min(first_k + block_keys, sizes.keys)
         for number in range(first_span(seen, batch, first_q), (batch + 1) * seen.count if first_k < stop_k else 0):
             q, q_end, k, k_end, shift = span_of(seen, number)
             if q >= stop_q:

@@ -44,14 +44,6 @@ from opgrad.cpu.kernels.numerics.elementary import exp2_up_to_one, log
 FAR = constant(2.0**20, 2.0**49)  # from here on the rounding of a power is an error of more than 1/25 of all its sums
 
 
-class OfQueries(NamedTuple):
-    """lse, and its gradient if it has one."""
-
-    lse: Heads
-    dlse: Heads
-    has_dlse: int
-
-
 class Sinks(NamedTuple):
     """The sinks, if there are any, and the keys of a block."""
 
@@ -62,17 +54,18 @@ class Sinks(NamedTuple):
 
 @kernel
 def prepare_rows(
-    units: Units, sizes: TileSizes, dy: Heads, y: Heads, given: OfQueries, power: Pointer, rest: Pointer, delta: Pointer
-):
+    units: Units, sizes: TileSizes, dy: Heads, y: Heads, lse: Heads, dlse: Heads, has_dlse,
+    power: Pointer, rest: Pointer, delta: Pointer,
+):  # fmt: skip
     """Write lse * log2(e), 0 for queries that see no key, and rowsum(dy * y) - dlse; a unit is a query of a head."""
     heads, queries, size = sizes.heads, sizes.queries, sizes.v_size
     for unit in units:
         query, head, batch = unit % queries, unit // queries % heads, unit // queries // heads
         both = place(dy, batch, head, query), place(y, batch, head, query)
         total = v.reduce_add(sum_products(0, size, both, ()))
-        value = v.load_one(place(given.lse, batch, head, query), 0)
-        if given.has_dlse:
-            total = total - v.load_one(place(given.dlse, batch, head, query), 0)
+        value = v.load_one(place(lse, batch, head, query), 0)
+        if has_dlse:
+            total = total - v.load_one(place(dlse, batch, head, query), 0)
         in_powers = v.first_lane(bounded(v.full(power, value)) * LOG2_E)
         v.store_one(delta, unit, total)
         v.store_one(power, unit, 0.0 if value == MINUS_INFINITY else in_powers)

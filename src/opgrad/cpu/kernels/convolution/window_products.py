@@ -55,14 +55,6 @@ class Gathered(NamedTuple):
     dy: Rows
 
 
-class WindowMemory(NamedTuple):
-    """Packed operands of products, and a block of the matrix of windows."""
-
-    left: Private
-    right: Private
-    block: Private
-
-
 # --- windows ---------------------------------------------------------------------------------------------------------
 
 
@@ -134,8 +126,9 @@ def gather_dy(rows: Units, gathered: Gathered, filters, size, dy: Pointer):
 
 @kernel
 def filters_back(
-    units: Units, blocks, per_block, windows: WindowTables, g: Gathered, x: Pointer, dw: Pointer, m: WindowMemory
-):
+    units: Units, blocks, per_block, windows: WindowTables, g: Gathered, x: Pointer, dw: Pointer,
+    left: Private, right: Private, matrix: Private,
+):  # fmt: skip
     """dw (+)= dy @ the transposed matrix of windows; a unit is a block of the elements of a group's windows."""
     taps, elements = windows.taps, windows.channels * windows.taps
     for unit in units:
@@ -147,36 +140,27 @@ def filters_back(
             for j in range(columns):
                 channel, tap = (first + j) // taps, windows.table + 8 * ELEMENT * ((first + j) % taps)
                 source = images + channel * windows.plane
-                copy_runs(m.block + j * POSITIONS, source, windows.image, windows.axes, tap, q, q + count)
+                copy_runs(matrix + j * POSITIONS, source, windows.image, windows.axes, tap, q, q + count)
             dy = Matrix(g.dy.data + (row * g.dy.step + q), g.dy.step, 1)
             sizes, add = ProductSizes(windows.filters, columns, count), g.images.first + q > 0
             out = dw + (row * elements + first)
-            product(out, elements, dy, Matrix(m.block, 1, POSITIONS), sizes, add, m.left, m.right)
-
-
-class PlaneBlocks(NamedTuple):
-    """The parts of dx that are worked on at a time: blocks of images and of a group's channels, and their sizes."""
-
-    image_blocks: int
-    images: int
-    channel_blocks: int
-    channels: int
-    sums: Private
+            product(out, elements, dy, Matrix(matrix, 1, POSITIONS), sizes, add, left, right)
 
 
 @kernel
 def images_back(
-    units: Units, planes: PlaneBlocks, windows: WindowTables, g: Gathered, w: Pointer, dx: Pointer, m: WindowMemory
-):
+    units: Units, image_blocks, block_images, channel_blocks, block_channels, sums: Private, windows: WindowTables,
+    g: Gathered, w: Pointer, dx: Pointer, left: Private, right: Private, matrix: Private,
+):  # fmt: skip
     """dx = the sums of the transposed filters @ dy over all windows; a unit is some channels of some images."""
     taps, elements, per_image = windows.taps, windows.channels * windows.taps, g.windows // g.images.count
     for unit in units:
-        image, rest = unit % planes.image_blocks * planes.images, unit // planes.image_blocks
-        group, channel = rest // planes.channel_blocks, rest % planes.channel_blocks * planes.channels
-        images = min(planes.images, g.images.count - image)
-        channels = min(planes.channels, windows.channels - channel)
+        image, rest = unit % image_blocks * block_images, unit // image_blocks
+        group, channel = rest // channel_blocks, rest % channel_blocks * block_channels
+        images = min(block_images, g.images.count - image)
+        channels = min(block_channels, windows.channels - channel)
         own, row = channels * windows.plane, group * windows.filters
-        write_zeros(planes.sums, 0, images * own, 0)
+        write_zeros(sums, 0, images * own, 0)
         filters = w + (row * elements + channel * taps)
         for q in range(0, images * per_image, POSITIONS):
             count = min(POSITIONS, images * per_image - q)
@@ -184,11 +168,11 @@ def images_back(
             for first in range(0, channels * taps, ELEMENTS):
                 rows = min(ELEMENTS, channels * taps - first)
                 sizes = ProductSizes(rows, count, windows.filters)
-                product(m.block, POSITIONS, Matrix(filters + first, 1, elements), dy, sizes, 0, m.left, m.right)
+                product(matrix, POSITIONS, Matrix(filters + first, 1, elements), dy, sizes, 0, left, right)
                 for j in range(rows):
                     tap = windows.table + 8 * ELEMENT * ((first + j) % taps)
-                    target = planes.sums + (first + j) // taps * windows.plane
-                    add_runs(m.block + j * POSITIONS, target, own, windows.axes, tap, q, q + count)
+                    target = sums + (first + j) // taps * windows.plane
+                    add_runs(matrix + j * POSITIONS, target, own, windows.axes, tap, q, q + count)
         for i in range(images):
             place = (g.images.first + image + i) * windows.image + (group * windows.channels + channel) * windows.plane
-            write_same(dx + place, 0, own, 0, (planes.sums + i * own,), ())
+            write_same(dx + place, 0, own, 0, (sums + i * own,), ())

@@ -5,22 +5,7 @@ from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import inline
-from opgrad.cpu.compiler.parameters import Pointer
 from opgrad.cpu.kernels.loops.map import get_or
-
-
-class Affine(NamedTuple):
-    """The factor of the normalized numbers, and what is added to them; without a bias any array of that length."""
-
-    scale: Pointer
-    bias: Pointer
-
-
-class Statistics(NamedTuple):
-    """The mean, if there is one, and 1 / standard deviation of each row."""
-
-    mean: Pointer
-    inv_std: Pointer
 
 
 class Variant(NamedTuple):

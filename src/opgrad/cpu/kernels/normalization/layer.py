@@ -12,7 +12,7 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.fold import fold_in_chunks, sum_range
 from opgrad.cpu.kernels.loops.map import mapped
 from opgrad.cpu.kernels.normalization import bundles
-from opgrad.cpu.kernels.normalization.bundles import FULL, Affine, Statistics, Variant, add_square
+from opgrad.cpu.kernels.normalization.bundles import FULL, Variant, add_square
 
 
 def _with_bias(x: Vector, scale: Vector, bias: Vector, mean, inv_std) -> Vector:
@@ -32,17 +32,18 @@ def forward_kernel(formula: Callable[..., Vector], variant: Variant) -> Kernel:
 
     @kernel
     def normalize_rows(
-        rows: Units, n, epsilon: Float, x: Pointer, affine: Affine, y: Pointer, statistics: Statistics, stream
-    ):
+        rows: Units, n, epsilon: Float, x: Pointer, scale: Pointer, bias: Pointer, y: Pointer, means: Pointer,
+        inv_stds: Pointer, stream,
+    ):  # fmt: skip
         inverse, zero, zeros = v.number(x, 1.0 / max(n, 1)), v.number(x, 0.0), (v.full(x, 0.0),)
         for row in rows:
             source = x + row * n
             mean = mean_or_zero(v.reduce_add(sum_range(0, n, (source,), ())) * inverse, zero)
             squares = v.reduce_add(_squares(zeros, 0, n, (source,), mean)[0])
             inv_std = v.first_lane(1.0 / v.sqrt(v.full(x, squares * inverse + v.number(x, epsilon))))
-            put_mean(statistics.mean, row, mean)
-            v.store_one(statistics.inv_std, row, inv_std)
-            write(y + row * n, 0, n, stream, (source, affine.scale, affine.bias), (mean, inv_std))
+            put_mean(means, row, mean)
+            v.store_one(inv_stds, row, inv_std)
+            write(y + row * n, 0, n, stream, (source, scale, bias), (mean, inv_std))
 
     return normalize_rows
 

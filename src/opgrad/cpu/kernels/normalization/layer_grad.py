@@ -15,7 +15,7 @@ from opgrad.cpu.kernels.loops.fill import clear
 from opgrad.cpu.kernels.loops.fold import BLOCK, column_sum_of, fold_in_chunks
 from opgrad.cpu.kernels.loops.map import get, get_or, mapped
 from opgrad.cpu.kernels.normalization import bundles
-from opgrad.cpu.kernels.normalization.bundles import FULL, Statistics, Variant
+from opgrad.cpu.kernels.normalization.bundles import FULL, Variant
 
 STRIP: Final = 1024  # columns of a part where rows are split: its sums, 8 KiB, stay in the first-level cache
 
@@ -78,7 +78,7 @@ def rows_kernel(variant: Variant, by_strips: bool) -> Kernel:
 
     @kernel
     def grad_rows(
-        units: Units, shape: RowBlocks, dy: Pointer, x: Pointer, scale: Pointer, statistics: Statistics,
+        units: Units, shape: RowBlocks, dy: Pointer, x: Pointer, scale: Pointer, means: Pointer, inv_stds: Pointer,
         coefficients: Pointer, dx: Pointer, sums: Rows, stream,
     ):  # fmt: skip
         rows, n, per_block = shape
@@ -95,7 +95,7 @@ def rows_kernel(variant: Variant, by_strips: bool) -> Kernel:
             for row in range(block * per_block, min((block + 1) * per_block, rows)):
                 at = row * n + begin
                 arrays = dy + at, x + at, scale + begin
-                mean, inv_std = number_at(statistics.mean, row), v.load_one(statistics.inv_std, row)
+                mean, inv_std = number_at(means, row), v.load_one(inv_stds, row)
                 g, t = add_up(columns, (*arrays, dscale, dbias), (mean, inv_std, n))
                 if by_strips:
                     from_bias, from_scale = number_at(coefficients, 2 * row), v.load_one(coefficients, 2 * row + 1)
@@ -112,12 +112,13 @@ def row_sums_kernel(variant: Variant) -> Kernel:
 
     @kernel
     def sum_row_blocks(
-        units: Units, per_row, n, dy: Pointer, x: Pointer, scale: Pointer, statistics: Statistics, partial: Pointer
-    ):
+        units: Units, per_row, n, dy: Pointer, x: Pointer, scale: Pointer, means: Pointer, inv_stds: Pointer,
+        partial: Pointer,
+    ):  # fmt: skip
         for unit in units:
             row, begin = unit // per_row, unit % per_row * BLOCK
             at = row * n + begin
-            numbers = mean_at(statistics.mean, row), v.load_one(statistics.inv_std, row), BLOCK
+            numbers = mean_at(means, row), v.load_one(inv_stds, row), BLOCK
             g, t = add_up(min(BLOCK, n - begin), (dy + at, x + at, scale + begin, partial, partial), numbers)
             v.store_one(partial, 2 * unit, g)
             v.store_one(partial, 2 * unit + 1, t)

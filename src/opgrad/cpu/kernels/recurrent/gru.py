@@ -47,13 +47,6 @@ class StatesAbove(NamedTuple):
     h: States
 
 
-class GateGradients(NamedTuple):
-    """The gradients of the gates' products with x and with the states: a matrix of all steps for each direction."""
-
-    x: Pointer
-    h: Pointer
-
-
 # --- steps ----------------------------------------------------------------------------------------------------------
 
 
@@ -189,12 +182,13 @@ def gru_steps_back(
 
 @kernel
 def gru_steps_linear_back(
-    units: Units, layer: Layer, r: GateWeights, bias: Rows, kept: KeptStates, above: StatesAbove, dz: GateGradients,
-    product: Pointer, dh: Pointer,
+    units: Units, layer: Layer, r: GateWeights, bias: Rows, kept: KeptStates, above: StatesAbove, dz: Pointer,
+    dz_h: Pointer, product: Pointer, dh: Pointer,
 ):  # fmt: skip
     """`gru_steps_back` with linear_before_reset.
 
-    product: memory for a row of each unit. r.new: packed as for the steps.
+    dz, dz_h: of the gates' products with x and with the states. product: memory for a row of each unit. r.new: packed
+    as for the steps.
     """
     n, batch, dy = layer.hidden, layer.batch, above.y
     for direction in range(units.start // batch, -(-units.stop // batch)):
@@ -206,7 +200,7 @@ def gru_steps_linear_back(
         for step in range(layer.steps - 1, -1, -1):
             t = time_of(layer, direction, step)
             place, matrix_row = place_of(layer, direction, t), (direction * layer.steps + t) * batch
-            of_x, of_h = dz.x + matrix_row * 3 * n, dz.h + matrix_row * 3 * n
+            of_x, of_h = dz + matrix_row * 3 * n, dz_h + matrix_row * 3 * n
             h, h_row = states_before(layer, kept.h0, kept.y, direction, step)
             multiply(q, n, h, h_row, 1, to_new, r.new.panel, n, n, range(begin, end), 0)
             for row in range(begin, end):

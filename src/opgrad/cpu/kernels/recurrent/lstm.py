@@ -32,21 +32,6 @@ class CellWeights(NamedTuple):
     peep: int
 
 
-class Start(NamedTuple):
-    """The states and cells before the first step."""
-
-    h: States
-    c: States
-
-
-class CellsAbove(NamedTuple):
-    """The gradients with respect to all states, and to the last states and cells, from the layers after this one."""
-
-    y: Rows
-    h: States
-    c: States
-
-
 def cell(
     i: Vector, o: Vector, f: Vector, g: Vector, bi: Vector, bo: Vector, bf: Vector, bg: Vector,
     pi: Vector, po: Vector, pf: Vector, c: Vector, peep: int,
@@ -75,16 +60,16 @@ def peepholes_of(weights: CellWeights, direction: int, n: int) -> Any:
 
 @kernel
 def lstm_steps(
-    units: Units, layer: Layer, weights: CellWeights, bias: Rows, start: Start, gates: Pointer, y: Pointer,
-    cells: Pointer, y_h: Pointer, y_c: Pointer,
+    units: Units, layer: Layer, weights: CellWeights, bias: Rows, h0: States, c0: States, gates: Pointer,
+    y: Pointer, cells: Pointer, y_h: Pointer, y_c: Pointer,
 ):  # fmt: skip
     """gates: the gates' products with x, without bias."""
     n, batch, r = layer.hidden, layer.batch, weights.r
     for direction in range(units.start // batch, -(-units.stop // batch)):
         begin, end = sequences_of(layer, units, direction)
         b, peepholes = bias.data + direction * bias.step, peepholes_of(weights, direction, n)
-        h, h_row = start.h.data + direction * start.h.direction, start.h.row
-        c, c_row = start.c.data + direction * start.c.direction, start.c.row
+        h, h_row = h0.data + direction * h0.direction, h0.row
+        c, c_row = c0.data + direction * c0.direction, c0.row
         panels = r.data + direction * r.direction
         for step in range(layer.steps):
             place = place_of(layer, direction, time_of(layer, direction, step))
@@ -121,17 +106,17 @@ write_cells_back = mapped_to_each(cell_back)
 
 @kernel
 def lstm_steps_back(
-    units: Units, layer: Layer, weights: CellWeights, c0: States, gates: Pointer, cells: Pointer, above: CellsAbove,
-    dz: Pointer, dh: Pointer, dc: Pointer,
+    units: Units, layer: Layer, weights: CellWeights, c0: States, gates: Pointer, cells: Pointer, dy: Rows,
+    dh_last: States, dc_last: States, dz: Pointer, dh: Pointer, dc: Pointer,
 ):  # fmt: skip
     """dh and dc hold the gradients of the states on the way; dz has a matrix of all steps for each direction."""
-    n, batch, r, dy = layer.hidden, layer.batch, weights.r, above.y
+    n, batch, r = layer.hidden, layer.batch, weights.r
     for direction in range(units.start // batch, -(-units.stop // batch)):
         begin, end = sequences_of(layer, units, direction)
         peepholes, panels = peepholes_of(weights, direction, n), r.data + direction * r.direction
         own_h, own_c = dh + direction * batch * n, dc + direction * batch * n
-        copy_states(own_h, above.h.data + direction * above.h.direction, above.h.row, begin, end, n)
-        copy_states(own_c, above.c.data + direction * above.c.direction, above.c.row, begin, end, n)
+        copy_states(own_h, dh_last.data + direction * dh_last.direction, dh_last.row, begin, end, n)
+        copy_states(own_c, dc_last.data + direction * dc_last.direction, dc_last.row, begin, end, n)
         for step in range(layer.steps - 1, -1, -1):
             t = time_of(layer, direction, step)
             place, z = place_of(layer, direction, t), dz + (direction * layer.steps + t) * batch * 4 * n

@@ -66,15 +66,6 @@ def copy_states(target: Any, source: Any, row_step: int, begin: int, end: int, n
         write_same(target + row * n, 0, n, 0, (source + row * row_step,), ())
 
 
-class BlockUnits(NamedTuple):
-    """How a direction's rows are cut: the number of blocks, the rows of a block and of a unit, a block's units."""
-
-    count: int
-    rows: int
-    per_unit: int
-    units: int
-
-
 class LayerMatrix(NamedTuple):
     """A matrix for each direction, with a block of rows for each step.
 
@@ -101,15 +92,16 @@ class Panels(NamedTuple):
 
 @kernel
 def multiply_rows(
-    units: Units, blocks: BlockUnits, first, depth, columns, add, a: LayerMatrix, b: Panels, c: LayerMatrix
-):
-    """c (+)= a @ b for the directions from `first` on; a unit is some rows of a block."""
+    units: Units, blocks, block_rows, per_unit, per_block, first, depth, columns, add, a: LayerMatrix, b: Panels,
+    c: LayerMatrix,
+):  # fmt: skip
+    """c (+)= a @ b for the directions from `first` on; a unit is some rows of a block, which has so many units."""
     for unit in units:
-        block, begin = unit // blocks.units, unit % blocks.units * blocks.per_unit
-        direction, block = first + block // blocks.count, block % blocks.count
+        block, begin = unit // per_block, unit % per_block * per_unit
+        direction, block = first + block // blocks, block % blocks
         source = a.data + (a.first + direction * a.direction + block * a.block)
         target = c.data + (c.first + direction * c.direction + block * c.block)
-        rows, panels = range(begin, min(begin + blocks.per_unit, blocks.rows)), b.data + direction * b.direction
+        rows, panels = range(begin, min(begin + per_unit, block_rows)), b.data + direction * b.direction
         multiply(target, c.row, source, a.row, 1, panels, b.panel, depth, columns, rows, add)
 
 

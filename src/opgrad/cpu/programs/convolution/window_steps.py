@@ -10,7 +10,7 @@ from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.convolution import window_products
 from opgrad.cpu.kernels.convolution.signals import Images
-from opgrad.cpu.kernels.convolution.window_products import Gathered, PlaneBlocks, WindowMemory, WindowTables
+from opgrad.cpu.kernels.convolution.window_products import Gathered, WindowTables
 from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.programs.convolution.steps import CHUNK_BYTES, GradientSteps, SignalSizes
 from opgrad.cpu.runtime.partition import round_up
@@ -48,10 +48,9 @@ class WindowSteps(GradientSteps):
         row = round_up(self.images_at_once * self.per_image, sizes.lanes) + sizes.lanes
         self.dy: Any = Rows(self.workspace.shared(self.filters * row), row)
         self.axes, self.taps = map(self.tables.add, tables(layout.along))
-        self.memory = WindowMemory(
-            *(self.workspace.private(size) for size in gemm.space(sizes.lanes)),
-            self.workspace.private(window_products.ELEMENTS * window_products.POSITIONS),
-        )
+        left, right = (self.workspace.private(size) for size in gemm.space(sizes.lanes))
+        matrix = self.workspace.private(window_products.ELEMENTS * window_products.POSITIONS)
+        self.memory = {"left": left, "right": right, "matrix": matrix}
 
     def chunk(self, images: Images) -> None:
         gathered = Gathered(images, images.count * self.per_image, self.dy)
@@ -70,7 +69,7 @@ class WindowSteps(GradientSteps):
         s = self.sizes
         image = s.group * s.channels * self.plane
         found = WindowTables(self.axes, self.taps, s.taps, s.channels, s.filters, self.plane, image)
-        return {"windows": found, "g": gathered, "m": self.memory}
+        return {"windows": found, "g": gathered, **self.memory}
 
     def filters_back(self, gathered: Gathered) -> None:
         s = self.sizes
@@ -87,10 +86,13 @@ class WindowSteps(GradientSteps):
         channels = min(-(-FEWEST_ELEMENTS // s.taps), s.channels, most)
         images = max(1, min(-(-window_products.POSITIONS // self.per_image), count, most // channels))
         sums = self.workspace.private(images * channels * self.plane)
-        planes = PlaneBlocks(-(-count // images), images, -(-s.channels // channels), channels, sums)
-        units = s.group * planes.channel_blocks * planes.image_blocks
+        planes = {"image_blocks": -(-count // images), "channel_blocks": -(-s.channels // channels)}
+        units = s.group * math.prod(planes.values())
+        planes |= {"block_images": images, "block_channels": channels}
         unit_products = images * self.per_image * channels * s.taps * s.filters
-        self.add_products(window_products.images_back, units, unit_products, **self.arguments(gathered), planes=planes)
+        self.add_products(
+            window_products.images_back, units, unit_products, **self.arguments(gathered), **planes, sums=sums
+        )
 
 
 def tables(along: Sequence[WindowAxis]) -> tuple[list[int], list[list[int]]]:
