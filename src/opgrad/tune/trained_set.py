@@ -127,7 +127,7 @@ def _weights(model: onnx.ModelProto, train: Iterable[str], values: Mapping[str, 
     if not (given := list(train)):
         return [], ()
     candidates = Candidates(model, values)
-    named, matched = matching("train", given, candidates.tensors, candidates.weights, WHO, candidates.modules)
+    named, matched = matching("train", given, candidates.tensors, candidates.weights, candidates.modules)
     chosen = list(dict.fromkeys([*named, *matched]))
     return chosen, torn_layers(candidates, matched, chosen)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import onnx
 
+from opgrad.base.arguments import ArgumentError, naming
 from opgrad.onnx.graph.loading import Model, load
 from opgrad.onnx.graph.nodes import all_nodes
 from opgrad.training.make.selection import QUANTIZED, Candidates
@@ -27,6 +28,7 @@ KINDS = ("int8", "int4")
 WHO = "quantization.prepare"
 
 
+@naming(WHO)
 def prepare(
     model: Model,
     kind: str = "int8",
@@ -52,11 +54,11 @@ def prepare(
     Raises TypeError and ValueError for other arguments, or a model in which nothing can be quantized.
     """
     if kind not in KINDS:
-        raise ValueError(f"{WHO}: kind is {kind!r}, expected {' or '.join(KINDS)}")
+        raise ArgumentError("kind", f"is {kind!r}, expected {' or '.join(KINDS)}")
     given = load(model, WHO)
     if quantized := next((node.op_type for node in all_nodes(given.graph.node) if node.op_type in QUANTIZED), None):
         raise ValueError(f"{WHO}: the model is quantized already, it has {quantized}; expected a float model")
-    paths, choose = modules.paths_of(given), None if weights is None else choice(weights, Candidates(given), WHO)
+    paths, choose = modules.paths_of(given), None if weights is None else choice(weights, Candidates(given))
     if kind == "int4":
         made = with_learned_scales(*blocks.placed(given, per_channel, choose, WHO))
     else:
