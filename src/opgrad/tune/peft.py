@@ -144,7 +144,7 @@ def _lora(config: Mapping[str, Any], module: str, folder: Path) -> Lora:
         rslora, dora = (bool(config.get(name, False)) for name in ("use_rslora", "use_dora"))
         return Lora(rank, alpha, module, dropout, rslora, dora)
     except (ArithmeticError, TypeError, ValueError) as error:
-        raise ValueError(f"{WHO}: {folder / CONFIG}: {str(error).removeprefix(f'{WHO}: ')}") from None
+        raise ValueError(f"{WHO}: {folder / CONFIG}: {error}") from None
 
 
 def _by_pattern(config: Mapping[str, Any], pattern: str, module: str, default: Any) -> Any:

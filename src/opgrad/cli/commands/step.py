@@ -189,7 +189,7 @@ def step(
         if options_given(language) or _is_language_model(directory):
             tuner = _tuner(directory, language)
             made = tuner.export_step(output, **given)
-            notes = tuner.setting().notes
+            notes = tuner.adapted.setting().notes
         else:
             made = export_step(directory, output, **given)
     _print(made)
@@ -206,8 +206,8 @@ def _is_language_model(directory: Path) -> bool:
 def _tuner(directory: Path, language: LanguageOptions) -> "Tuner":
     from opgrad.tune import Tuner
 
-    longest: dict[str, Any] = {} if language.max_length is None else {"longest": language.max_length}
-    return Tuner(directory, lora=language.lora, train=language.train or (), adapter=language.adapter, **longest)
+    given = {name: value for name, value in vars(language).items() if value}
+    return Tuner(directory, **given)
 
 
 def _print(made: "Exported") -> None:
