@@ -260,7 +260,7 @@ def test_what_cannot_be_trained_is_told_in_one_line(tmp_path):
         assert (status, message in text) == (1, True), text
         assert text.count("opgrad: ") == 1
         assert sorted(tmp_path.iterdir()) == before
-    for word in ("--loss", "mse"), ("--freeze", "w*"), ("--artifacts", tmp_path / "kept"), ("--no-bias-correction",):
+    for word in ("--loss", "mse"), ("--freeze", "w*"), ("--artifacts", tmp_path / "kept"), ("--untie",):
         status, text = cli("train", EXAMPLES / "digits", *word, "--output", tmp_path / "run")
         assert (status, text.count("\n")) == (1, 1)
         assert " for an .onnx file; " in text

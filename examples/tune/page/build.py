@@ -29,7 +29,7 @@ def build(model: Path, data: Path, site: Path, modules: Path) -> None:
     for path in (*PAGE, *(modules / "onnxruntime-web" / "dist" / name for name in RUNTIME)):
         shutil.copyfile(path, site / path.name)
     tuner = Tuner(model, lora=LORA, max_length=MAX_LENGTH)
-    tuner.export_step(site / "step.onnx", flat=True, clip_norm=1.0, inference=True)
+    tuner.export_step(site / "step.onnx", flat=True, clip_norm=1.0, models=["infer"])
     (site / "examples.json").write_text(json.dumps(examples(tuner, data)))
 
 

@@ -66,7 +66,7 @@ def test_weights_stay_in_the_files_of_the_base(tmp_path, monkeypatch):
     quantize(folder / "model.onnx", apart=True)
     tuner = Tuner(folder, lora=LORA)
     (tmp_path / "site").mkdir()
-    made = tuner.export_step(tmp_path / "site" / "step.onnx", evaluation=True)
+    made = tuner.export_step(tmp_path / "site" / "step.onnx", models=["eval"])
     data = folder / "model.onnx.data"
     assert (tmp_path / "site" / "model.onnx.data").read_bytes() == data.read_bytes()
     entry = {"name": data.name, "bytes": data.stat().st_size, "sha256": hashlib.sha256(data.read_bytes()).hexdigest()}

@@ -76,10 +76,6 @@ class ParameterOptions:
             min=1,
         ),
     ] = None
-    custom_op_library: Annotated[
-        Path | None,
-        _option("A library with operators of your own; default: none.", "Model", callback=existing, dir_okay=False),
-    ] = None
     untie: Annotated[
         bool | None,
         typer.Option(
@@ -168,9 +164,6 @@ class OptimizerOptions:
         ),
     ] = None
     eps: Annotated[float | None, _option("What adamw adds to its divisor; default: 1e-6.", "Optimizer")] = None
-    bias_correction: Annotated[
-        bool | None, _option("Whether adamw corrects the bias of its moments; default: yes.", "Optimizer")
-    ] = None
     adam_mode: Annotated[
         int | None,
         _option("The order of adamw's operations, 1 as Hugging Face, 0 as PyTorch; default: 1.", "Optimizer"),
@@ -242,7 +235,6 @@ class Making:
             "loss_input_names": inputs or None,
             "loss": None if kind is None else _block(kind, loss),
             "optimizer": _block(optimizer.pop("optimizer") or Optimizer.AdamW, optimizer),
-            "custom_op_library": own["custom_op_library"],
             "batch_norm": own["batch_norm"] or "model",
             "untie": bool(own["untie"]),
         }

@@ -14,7 +14,6 @@ from opgrad.training.make.checks import near
 __all__ = [
     "Abs",
     "Add",
-    "Block",
     "Cast",
     "Constant",
     "Div",
