@@ -20,7 +20,8 @@ from opgrad.tune.dora import squared_norms
 from opgrad.tune.examples import TokenExamples
 from opgrad.tune.generation import Writer
 from opgrad.tune.language import LanguageModel, MemoryPlan, ends_of_layers, limit_of, plan, read
-from opgrad.tune.lora import WHO, Adapter, Lora, as_values, choose
+from opgrad.tune.language.model import WHO
+from opgrad.tune.lora import Adapter, Lora, as_values, choose
 from opgrad.tune.tokenizer import Tokenizer
 from opgrad.tune.trained_set import Setting, prepare, scoring
 

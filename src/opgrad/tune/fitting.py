@@ -27,7 +27,7 @@ from opgrad.tune import deployed, outputs
 from opgrad.tune.adapted_model import AdaptedModel
 from opgrad.tune.examples import TokenExamples, Told
 from opgrad.tune.language.loss import LABELS
-from opgrad.tune.lora import WHO
+from opgrad.tune.language.model import WHO
 from opgrad.tune.summary import summary
 from opgrad.tune.token_data import TokenData
 

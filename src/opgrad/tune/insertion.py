@@ -12,7 +12,8 @@ from onnx import helper, numpy_helper
 from opgrad.onnx.graph.messages import MICROSOFT, free_name, keep
 from opgrad.onnx.graph.nodes import attributes_of, names_in, rename, rename_inputs
 from opgrad.tune.dora import BIAS, bias_of
-from opgrad.tune.lora import WHO, Adapter
+from opgrad.tune.language.model import WHO
+from opgrad.tune.lora import Adapter
 
 DRAW = "draw"  # an input, int64 [1]
 

@@ -13,7 +13,8 @@ from opgrad.base.writing import new_file
 from opgrad.training.files import safetensors
 from opgrad.training.files.checkpoint_tables import Damaged
 from opgrad.training.make.checks import listed
-from opgrad.tune.lora import WHO, Adapter, Lora, choose, modules
+from opgrad.tune.language.model import WHO
+from opgrad.tune.lora import Adapter, Lora, choose, modules
 from opgrad.tune.tokenizer import read_json
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from opgrad.training.make.selection import Candidates, torn_layers, torn_note
 from opgrad.tune.insertion import DRAW, insert
 from opgrad.tune.language import PLACES, STARTS, MemoryPlan, packed_rows, use_tiles
 from opgrad.tune.language.loss import LABELS
-from opgrad.tune.lora import WHO, Adapter, without_adapters
+from opgrad.tune.language.model import WHO
+from opgrad.tune.lora import Adapter, without_adapters
 
 if TYPE_CHECKING:
     from opgrad.tune.language import LanguageModel

@@ -16,7 +16,8 @@ from opgrad.training.run.fit import Progress
 from opgrad.training.run.recipe import Recipe
 from opgrad.tune import fitting
 from opgrad.tune.adapted_model import DEFAULTS, MAX_LENGTH, AdaptedModel
-from opgrad.tune.lora import WHO, Adapter, Lora
+from opgrad.tune.language.model import WHO
+from opgrad.tune.lora import Adapter, Lora
 
 
 class Tuner:

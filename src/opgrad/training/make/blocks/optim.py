@@ -97,7 +97,7 @@ class AdamW(_Optimizer):
                 raise ArgumentError(name, f"is {value!r}, expected 0 or above")
         if adam_mode not in (0, 1) or (adam_mode == 0 and not bias_correction):
             raise ArgumentError("adam_mode", f"is {adam_mode!r}, expected 1, or 0 with bias_correction")
-        self._attributes = {
+        self._attributes: dict[str, Any] = {
             "alpha": float(betas[0]), "beta": float(betas[1]), "epsilon": float(eps),
             "weight_decay": float(weight_decay), "correct_bias": int(bias_correction), "adam_mode": adam_mode,
         }  # fmt: skip
