@@ -4,7 +4,7 @@ import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import onnx
 
     from opgrad.training.make.artifacts import Artifacts
+    from opgrad.training.run.recipe import Recipe
 
 # The options for arguments that have other names.
 OPTIONS = {
@@ -218,6 +219,15 @@ class Making:
     def groups(self) -> tuple[ParameterOptions, LossOptions, OptimizerOptions, QuantizationOptions]:
         """The groups of options."""
         return self.parameters, self.loss, self.optimizer, self.quantization
+
+    def with_recipe(self, recipe: "Recipe") -> "Making":
+        """The same with what a recipe says where no option does."""
+        loss, parameters = self.loss, self.parameters
+        if recipe.loss is not None and loss.loss is None:
+            loss = replace(loss, loss=Loss(recipe.loss))
+        if parameters.batch_norm is None:
+            parameters = replace(parameters, batch_norm=recipe.batch_norm)
+        return replace(self, loss=loss, parameters=parameters)
 
     def arguments(self, clip_norm: float | None = None) -> dict[str, Any]:
         """Arguments of `generate_artifacts`. Raises ValueError for what a loss or an optimizer does not take.

@@ -150,4 +150,4 @@ def _rows_or_fraction(text: str | None) -> int | float | None:
     try:
         return int(text) if text.lstrip("+-").isdigit() else float(text)
     except ValueError:
-        raise ValueError(f"train: validation is {text!r}, expected a number of rows or a fraction") from None
+        raise ArgumentError("validation", f"is {text!r}, expected a number of rows or a fraction") from None
