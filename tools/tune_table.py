@@ -54,10 +54,10 @@ class OfOpgrad:
         tuner = Tuner(model, lora=f"rank={RANK}, alpha={ALPHA}, target={'|'.join(TARGETS)}{more}")
         self._adapters, self._peft = tuner.adapters, peft
         if folder:
-            peft.write(Path(folder), tuner.base, tuner.adapters, tuner.values)
+            peft.write(Path(folder), tuner.adapted.base, tuner.adapters, tuner.values)
             write_base(tuner, Path(folder) / "base")
         options = session_options(get_num_threads(), patterns=False)  # as those of `Tuner.fit`
-        self.trainer = Trainer(tuner.setting(*shape).artifacts, RATE, options)
+        self.trainer = Trainer(tuner.adapted.setting(*shape).artifacts, RATE, options)
 
     def step(self, rows: np.ndarray) -> float:
         return self.trainer.step({"input_ids": rows[:, :-1], "labels": np.ascontiguousarray(rows[:, 1:])})
@@ -77,9 +77,9 @@ def write_base(tuner: Any, folder: Path) -> None:
     from opgrad.tune.lora import Adapter, Lora, slices
 
     folder.mkdir()
-    for product in tuner.base.products:
+    for product in tuner.adapted.base.products:
         for name, _, bounds in slices(product) if not product.op.startswith("Gather") else ():
-            parts = columns_of(tuner.base, Adapter(name, product, Lora(), *bounds))
+            parts = columns_of(tuner.adapted.base, Adapter(name, product, Lora(), *bounds))
             np.save(folder / f"{name}.weight.npy", np.concatenate([part.astype(np.float32) for _, part in parts]))
 
 

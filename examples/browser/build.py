@@ -38,7 +38,7 @@ def build(site: Path, modules: Path) -> None:
         for name in names:
             shutil.copyfile(runtime / name, site / name)
     shutil.copyfile(runtime.parent / "package.json", site / "onnxruntime-web.json")
-    export_step(HERE.parent / "digits", site / "step.onnx", flat=True, evaluation=True, inference=True)
+    export_step(HERE.parent / "digits", site / "step.onnx", flat=True, models=["eval", "infer"])
     write_digits(site)
 
 

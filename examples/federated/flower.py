@@ -165,7 +165,7 @@ def server_app(manifest, data, clients, rounds, output=None):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("manifest", type=Path, help="of a step, exported with --flat, --eval and --accuracy")
+    parser.add_argument("manifest", type=Path, help="of a step with --flat, --eval, --output-name accuracy")
     parser.add_argument("data", type=Path, help="an .npz file with an array for every input")
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5)

@@ -53,7 +53,7 @@ class Server:
 
 @pytest.fixture
 def exported(tmp_path):
-    export_step(EXAMPLES / "digits", tmp_path / "step.onnx", flat=True, evaluation=True, optimizer=None)
+    export_step(EXAMPLES / "digits", tmp_path / "step.onnx", flat=True, models=["eval"], optimizer=None)
     return tmp_path
 
 

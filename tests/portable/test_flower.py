@@ -67,7 +67,7 @@ def test_five_clients(tmp_path, trained):
         folder.mkdir()
         kinds = {"loss": LossType.CrossEntropyLoss, "optimizer": OptimType.AdamW}
         generate_artifacts(model, adapters, weights, artifact_directory=folder, **kinds)
-    export_step(folder, tmp_path / "step.onnx", flat=True, evaluation=True, accuracy=True)
+    export_step(folder, tmp_path / "step.onnx", flat=True, models=["eval"], outputs=["accuracy"])
     (rows,) = batches("digits", 1, rows=500)
     step = client().Step(tmp_path / "step.json")
     names = [entry["name"] for entry in step.manifest["batch"]]
@@ -89,7 +89,7 @@ def test_adapters_of_a_language_model(tmp_path):
     model = make_folder(tmp_path / "model", cached=True)
     quantize(model / "model.onnx")
     tuner = Tuner(model, lora="rank=4, target=q|v")
-    tuner.export_step(tmp_path / "step.onnx", flat=True, evaluation=True)
+    tuner.export_step(tmp_path / "step.onnx", flat=True, models=["eval"])
     given = list(tuned_batches())
     np.savez(tmp_path / "data.npz", **{name: np.concatenate([each[name] for each in given]) for name in given[0]})
     text = run(tmp_path)

@@ -350,7 +350,7 @@ def test_the_page_of_the_tutorial_learns(chromium, serving, site, tmp_path):
     """Its HTML and JavaScript, as they stand there, beside the files that it says."""
     for name in ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm", "step.mjs"):
         shutil.copyfile(site / name, tmp_path / name)
-    export_step(EXAMPLES / "digits", tmp_path / "step.onnx", flat=True, evaluation=True, inference=True)
+    export_step(EXAMPLES / "digits", tmp_path / "step.onnx", flat=True, models=["eval", "infer"])
     codes = {kind: code for kind, _, code in snippets("docs/start/browser.md")}
     (tmp_path / "index.html").write_text(codes["html"])
     (tmp_path / "main.mjs").write_text(codes["js"])

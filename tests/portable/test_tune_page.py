@@ -52,7 +52,7 @@ def test_page(tune_site, model, chromium, serving, tmp_path):
         with page.expect_download() as download:
             page.click("#save")
         download.value.save_as(tmp_path / "trained.safetensors")
-    assert Tuner(model, adapter=tmp_path / "trained.safetensors").write("what is red ?", most=8) == ANSWER
+    assert Tuner(model, adapter=tmp_path / "trained.safetensors").write("what is red ?", max_new_tokens=8) == ANSWER
 
 
 @pytest.mark.parametrize("kind", ["node", "web"])
@@ -62,4 +62,4 @@ def test_node(tune_site, model, kind, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     losses = [float(each) for each in re.findall(r"loss ([\d.]+)", done.stdout)]
     assert losses[-1] < losses[0] / 5
-    assert Tuner(model, adapter=output).write("what is red ?", most=8) == ANSWER
+    assert Tuner(model, adapter=output).write("what is red ?", max_new_tokens=8) == ANSWER

@@ -42,7 +42,7 @@ def write_tuned(place, bits):
     with mock.patch.object(tensor_values, "HUGE", 256), mock.patch.object(constants, "HUGE", 256):
         tuner = Tuner(model, lora="rank=4, target=all-linear", weight_decay=0.01)
         tuner.export_step(place / "step.onnx", flat=True)
-    trainer, given = Trainer(tuner.setting().artifacts, RATE), list(tuned_batches())
+    trainer, given = Trainer(tuner.adapted.setting().artifacts, RATE), list(tuned_batches())
     return write_case(place, "language model", [trainer.step(batch) for batch in given], given)
 
 

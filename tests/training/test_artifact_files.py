@@ -139,7 +139,7 @@ def test_a_failure_on_the_way_leaves_the_folder_as_it_was(tmp_path, monkeypatch)
 def test_ort_format_is_refused_where_the_installed_package_lacks_operators(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)  # which the converter imports if it finds it
     with pytest.raises(
-        NotImplementedError, match=r"cannot convert training_model.onnx to ORT format .*leave ort_format"
+        NotImplementedError, match=r"cannot convert training_model.onnx to ORT format .*leave ORT format"
     ):
         generate_artifacts(perceptron(), loss=CE, artifact_directory=tmp_path, ort_format=True)
     assert not list(tmp_path.iterdir())

@@ -90,7 +90,7 @@ def test_notes_name_options_and_are_printed_once(tmp_path, caplog):
     status, told = cli("artifacts", model, "--loss", "cross-entropy", "-o", tmp_path / "out")
     assert (status, caplog.text) == (0, "")
     assert told.count("are probabilities") == 1
-    assert "give it what they are made of, --loss-input 'z'" in " ".join(told.split())
+    assert "give the loss 'z', of which they are made" in " ".join(told.split())
     assert "graph      opset" in cli("inspect", model)[1]
     assert "1 nodes" not in cli("inspect", tmp_path / "out")[1]
     np.savez(tmp_path / "data.npz", x=normal(x=(8, 4))["x"], labels=np.arange(8) % 3)
@@ -172,7 +172,7 @@ def no_way():
         (perceptron, "--loss mse --reduction median", "MSELoss: --reduction is 'median'"),
         (perceptron, "--loss mse --freeze backbone.*", "--freeze has 'backbone.*', which matches no weight"),
         (perceptron, "--loss mse --train w00", "--train has 'w00', which is no initializer of the model; did you mean"),
-        (perceptron, "--loss mse --train w0 --freeze w0", "'w0' in --train and in --freeze, expected in one of them"),
+        (perceptron, "--loss mse --train w0 --freeze w0", "--freeze has 'w0', expected none that is to be trained"),
         (perceptron, "--loss mse --freeze *", "nothing is trainable"),
         (perceptron, "--loss mse --loss-input score", "no value 'score'; did you mean 'scores'?"),
         (perceptron, "--loss mse --output-name score", "no value 'score' to be an output; did you mean 'scores'?"),
@@ -260,7 +260,7 @@ def test_what_cannot_be_trained_is_told_in_one_line(tmp_path):
         assert (status, message in text) == (1, True), text
         assert text.count("opgrad: ") == 1
         assert sorted(tmp_path.iterdir()) == before
-    for word in ("--loss", "mse"), ("--freeze", "w*"), ("--artifacts", tmp_path / "kept"), ("--no-bias-correction",):
+    for word in ("--loss", "mse"), ("--freeze", "w*"), ("--artifacts", tmp_path / "kept"), ("--untie",):
         status, text = cli("train", EXAMPLES / "digits", *word, "--output", tmp_path / "run")
         assert (status, text.count("\n")) == (1, 1)
         assert " for an .onnx file; " in text

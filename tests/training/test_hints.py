@@ -128,7 +128,7 @@ def test_an_exporters_own_softmax_is_named(name, tmp_path):
     assert "--loss-input 'z'" in printed
     (note,) = generate_artifacts(tmp_path / "model.onnx", loss=CE, artifact_directory=tmp_path).notes
     assert note.startswith("'y' are probabilities")
-    assert note.endswith("loss_input_names=['z']")
+    assert note.endswith("give the loss 'z', of which they are made")
     made = generate_artifacts(tmp_path / "model.onnx", loss=CE, loss_input_names=["z"], artifact_directory=tmp_path)
     assert not made.notes
 

@@ -42,7 +42,7 @@ def domains(model):
 @pytest.mark.parametrize("name", [name for name in FOLDERS if name not in MODELS])  # those: make test-portable
 def test_a_set_trains_as_in_opgrad(name, tmp_path):
     """Flat, with its own optimizer; what is saved goes on in opgrad, and the other way round."""
-    step = exported(tmp_path, name, flat=True, evaluation=True, inference=True)
+    step = exported(tmp_path, name, flat=True, models=["eval", "infer"])
     trainer = Trainer(ArtifactSet.load(FOLDERS[name]), RATE)
     for path in tmp_path.glob("*.onnx"):
         outer, inner = domains(onnx.load(path))
@@ -84,7 +84,7 @@ def test_accumulated_batches_are_one_step(options, tmp_path):
     """Each batch counts with its share of the rows, as in opgrad; running statistics change with every batch."""
     trainer = Trainer(ArtifactSet.load(FOLDERS["digits_cnn"]), RATE)
     scores = trainer.artifacts.scores
-    step = exported(tmp_path, "digits_cnn", accumulate=True, accuracy=True, outputs=[scores], **options)
+    step = exported(tmp_path, "digits_cnn", accumulate=True, outputs=["accuracy", scores], **options)
     mean, shares = GradientMean(trainer.gradients.flat), (0.25, 0.75)
     for number, batch in enumerate(batches("digits_cnn", 8)):
         loss, last = trainer.compute_gradients(batch), number % 2 == 1
@@ -125,16 +125,7 @@ def test_parameters_in_half_the_bytes(flat, tmp_path):
 def test_the_client_needs_no_opgrad_and_the_command_no_python(tmp_path):
     """`opgrad step`, examples/python in a process that cannot import opgrad, `opgrad train --resume`."""
     words = ["--flat", "--eval", "--infer", "--optimizer", "adamw", "--betas", "0.9,0.999", "--eps", "1e-6"]
-    words += [
-        "--adam-mode",
-        "1",
-        "--bias-correction",
-        "--weight-decay",
-        "0",
-        "--accuracy",
-        "-o",
-        str(tmp_path / "step.onnx"),
-    ]
+    words += ["--adam-mode", "1", "--weight-decay", "0", "--output-name", "accuracy", "-o", str(tmp_path / "step.onnx")]
     result = CliRunner().invoke(app, ["step", str(EXAMPLES / "digits"), *words])
     assert result.exit_code == 0, result.output
     assert {path.name for path in tmp_path.iterdir()} >= {"step.eval.onnx", "step.infer.onnx", "step.json"}
@@ -167,7 +158,7 @@ def test_the_client_of_the_document_runs(tmp_path, monkeypatch, capsys):
 def test_every_option_is_documented():
     text = (EXAMPLES.parent / "docs" / "guides" / "portable.md").read_text(encoding="utf-8")
     for name in signature(step_command).parameters:
-        option = {"evaluation": "eval", "inference": "infer", "bias_correction": "no-bias-correction"}.get(name, name)
+        option = {"evaluation": "eval", "inference": "infer"}.get(name, name)
         assert name in ("directory", "output") or f"--{option.replace('_', '-')}" in text, name
 
 
@@ -250,7 +241,7 @@ def test_the_manifest_tells_all(tmp_path):
         ({"weights": "int8"}, ValueError, "weights is 'int8', expected one of float32, float16"),
         ({"clip_norm": -1.0}, ValueError, "clip_norm is -1.0, expected a number above 0"),
         ({"optimizer": "adamw"}, TypeError, "optimizer is of type str, expected a rule"),
-        ({"accuracy": True}, ValueError, "accuracy is asked for, expected labels that are classes"),
+        ({"outputs": ["accuracy"]}, ValueError, "outputs has the accuracy, expected labels that are classes"),
         ({"outputs": ["nothing"]}, ValueError, "the training graph computes no 'nothing'"),
         ({"output": "step.bin"}, ValueError, "expected a name that ends with .onnx"),
     ],

@@ -422,7 +422,7 @@ def test_metrics_of_every_epoch_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--validation", "ten"), "train: validation is 'ten', expected a number of rows or a fraction"),
+        (("--validation", "ten"), "train: --validation is 'ten', expected a number of rows or a fraction"),
         (("--validation", "1.5"), "Recipe: validation is 1.5, expected a number of rows or a fraction between 0 and 1"),
         (("--validation", "-3"), "Recipe: validation is -3, expected"),
         (("--validation", "1500"), "Recipe: validation is 1500, expected fewer than the 1500 rows beside the test"),

@@ -172,8 +172,10 @@ class Scaled(onnxblock.Block):
     def build(self, scores, labels="labels"):
         model = self.base
         model.graph.initializer.append(numpy_helper.from_array(np.array([1, 2, 0.5], np.float32), "own"))
+        model.graph.initializer.append(numpy_helper.from_array(np.eye(3, dtype=np.float32), "layer"))
         model.graph.node.append(helper.make_node("Mul", [scores, "own"], ["scaled"]))
-        return onnxblock.loss.MSELoss()(onnxblock.blocks.Linear(3, 3)("scaled"), labels)
+        model.graph.node.append(helper.make_node("MatMul", ["scaled", "layer"], ["turned"]))
+        return onnxblock.loss.MSELoss()("turned", labels)
 
 
 CLASS_WEIGHTS = np.array([1, 2, 0.5], np.float32)
@@ -263,7 +265,7 @@ def test_initializers_that_are_inputs_too_are_constants(tmp_path):
     [
         (["w"], None, "requires_grad has 'w', which is no initializer of the model; did you mean 'w1' or 'w0'?"),
         (["w0"], ["bias0"], "frozen_params has 'bias0', which is no initializer of the model"),
-        (["w0", "b0"], ["b0"], "'b0' in requires_grad and in frozen_params, expected in one of them"),
+        (["w0", "b0"], ["b0"], "frozen_params has 'b0', expected none that is to be trained"),
         (["layer*"], None, "requires_grad has 'layer*', which matches no weight of the model"),
         (["unu*"], None, "which matches no weight, but 'unused': name those in full"),
         ([], None, "nothing is trainable, expected at least one parameter or input"),

@@ -45,7 +45,7 @@ def test_layers_that_read_one_tensor_are_told(tmp_path):
     assert made.trainable == ("a.weight", "a.bias", "v", "w")
     assert made.notes == (
         "2 tensors read by several layers, trained or frozen as one: 'a.weight' by 'a', 'b'; 'a.bias' by 'a', 'b'; "
-        "untie makes a copy for each layer, if only first values are the same",
+        "untie them if only their first values are the same",
     )
     onnx.save(norms(("", "")), tmp_path / "model.onnx")
     told = CliRunner().invoke(app, ["inspect", str(tmp_path / "model.onnx")], env={"COLUMNS": "300"}).output

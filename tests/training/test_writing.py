@@ -168,7 +168,7 @@ def _smaller_export(folder: Path, seed: int) -> None:
 
 
 def _step(folder: Path, seed: int) -> None:
-    export_step(DIGITS, folder / "step.onnx", evaluation=bool(seed))
+    export_step(DIGITS, folder / "step.onnx", models=["eval"] * bool(seed))
 
 
 def _weights(folder: Path, seed: int) -> None:

@@ -261,7 +261,7 @@ def known_base() -> object:
     model.graph.initializer.extend(made)
     path = folder() / "base.onnx"
     path.write_bytes(model.SerializeToString())
-    return read(path, "fuzz")
+    return read(path)
 
 
 def adapter(data: bytes) -> None:

@@ -19,7 +19,7 @@ BROWSER = HERE.parents[1] / "browser"
 PAGE = (*(HERE / name for name in ("index.html", "main.mjs", "worker.mjs", "learner.mjs")),
         *(BROWSER / name for name in ("style.css", "step.mjs", "chart.mjs")))  # fmt: skip
 RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
-LORA, LONGEST, ROWS = "rank=16, alpha=32, target=all-linear", 96, 400
+LORA, MAX_LENGTH, ROWS = "rank=16, alpha=32, target=all-linear", 96, 400
 PROMPTS = ("What does sorted do?", "What does json.dumps do?", "What does math.hypot do?")
 
 
@@ -28,21 +28,21 @@ def build(model: Path, data: Path, site: Path, modules: Path) -> None:
     site.mkdir(parents=True, exist_ok=True)
     for path in (*PAGE, *(modules / "onnxruntime-web" / "dist" / name for name in RUNTIME)):
         shutil.copyfile(path, site / path.name)
-    tuner = Tuner(model, lora=LORA, longest=LONGEST)
-    tuner.export_step(site / "step.onnx", flat=True, clip_norm=1.0, inference=True)
+    tuner = Tuner(model, lora=LORA, max_length=MAX_LENGTH)
+    tuner.export_step(site / "step.onnx", flat=True, clip_norm=1.0, models=["infer"])
     (site / "examples.json").write_text(json.dumps(examples(tuner, data)))
 
 
 def examples(tuner: Tuner, data: Path) -> dict[str, object]:
     """Rows of tokens and labels, prompts, the text of each token, and the tokens that end an answer."""
-    found = tuner.examples(data)
+    found = tuner.adapted.examples(data)
     order = np.random.default_rng(0).permutation(len(found))[:ROWS]
     rows = TokenData(found, order, "tokens", "labels", 1)
     arrays = [{name: array[0].tolist() for name, array in rows.take(np.array([row])).arrays.items()}
               for row in range(rows.rows)]  # fmt: skip
-    texts = [tuner.tokenizer.decode([token]) for token in range(tuner.tokenizer.size)]
-    prompts = [{"text": text, "tokens": tuner.prompt_tokens(text).tolist()} for text in PROMPTS]
-    return {"rows": arrays, "prompts": prompts, "texts": texts, "ends": list(tuner.tokenizer.ends)}
+    texts = [tuner.adapted.tokenizer.decode([token]) for token in range(tuner.adapted.tokenizer.size)]
+    prompts = [{"text": text, "tokens": tuner.adapted.prompt_tokens(text).tolist()} for text in PROMPTS]
+    return {"rows": arrays, "prompts": prompts, "texts": texts, "ends": list(tuner.adapted.tokenizer.ends)}
 
 
 if __name__ == "__main__":

@@ -20,29 +20,33 @@ from opgrad.tune.dora import squared_norms
 from opgrad.tune.examples import TokenExamples
 from opgrad.tune.generation import Writer
 from opgrad.tune.language import LanguageModel, MemoryPlan, ends_of_layers, limit_of, plan, read
-from opgrad.tune.lora import WHO, Adapter, Lora, as_values, choose
+from opgrad.tune.language.model import WHO
+from opgrad.tune.lora import Adapter, Lora, as_values, choose
 from opgrad.tune.tokenizer import Tokenizer
 from opgrad.tune.trained_set import Setting, prepare, scoring
 
-LONGEST = 2048  # tokens of an example
+MAX_LENGTH = 2048  # tokens of an example
 
 # What a recipe says unless it is told otherwise.
 DEFAULTS: dict[str, Any] = {"epochs": 1, "batch_size": 4, "learning_rate": 2e-4, "schedule": "cosine", "clip_norm": 1.0}
 
 
 class AdaptedModel:
-    """A language model and what is trained of it; see `Tuner`, which trains it."""
+    """A language model and what is trained of it; the arguments are those of `Tuner`, which trains it.
+
+    file, folder: of the model. base: as it was read.
+    """
 
     def __init__(
         self, model: str | PathLike[str], *, lora: Lora | str | Sequence[Lora | str] | None = None,
         train: str | Sequence[str] = (), adapter: str | PathLike[str] | None = None, memory: int | None = None,
-        longest: int = LONGEST, weight_decay: float = 0.0, seed: int = 0, pack: bool = False,
+        max_length: int = MAX_LENGTH, weight_decay: float = 0.0, seed: int = 0, pack: bool = False,
     ):  # fmt: skip
         self.file = model_file(Path(model))
         self.folder = self.file.parent
-        self.base: LanguageModel = read(self.file, WHO)
+        self.base: LanguageModel = read(self.file)
         self.train = (train,) if isinstance(train, str) else tuple(train)
-        self.memory, self.longest, self.weight_decay, self.seed = memory, longest, weight_decay, seed
+        self.memory, self.max_length, self.weight_decay, self.seed = memory, max_length, weight_decay, seed
         self.pack = pack
         if sum((lora is not None, bool(self.train), adapter is not None)) > 1:
             raise ValueError(f"{WHO}: more than one of lora, train and adapter, expected one of them")
@@ -56,10 +60,12 @@ class AdaptedModel:
             self.adapters = choose(self.base, loras)
             for each in self.adapters:
                 self.values |= each.initial(seed)
-        with_dora = [each for each in self.adapters if each.lora.dora]
-        self.norms = {each.name: squared_norms(self.base, each) for each in with_dora}
-        if adapter is None:
-            self.values |= {each.magnitude: np.sqrt(self.norms[each.name]).astype(np.float32) for each in with_dora}
+        self.adapters = [
+            replace(each, norms=squared_norms(self.base, each)) if each.lora.dora else each for each in self.adapters
+        ]
+        for each in self.adapters:
+            if each.norms is not None and adapter is None:
+                self.values[each.magnitude] = np.sqrt(each.norms).astype(np.float32)
         self._setting: Setting | None = None
         self._writer: Writer | None = None
 
@@ -84,7 +90,7 @@ class AdaptedModel:
     def setting(self, batch_size: int = 1, length: int | None = None) -> Setting:
         """The graphs that train, for batches of so many rows of tokens: those decide what is kept in memory."""
         if self._setting is None:
-            self._setting = self._planned(batch_size, length or self.longest)
+            self._setting = self._planned(batch_size, length or self.max_length)
             self.values = dict(self._setting.artifacts.trainable)
         return self._setting
 
@@ -109,12 +115,13 @@ class AdaptedModel:
         return replace(self._prepared(cuts, self.pack, plain=False), plan=plans[0])
 
     def _prepared(self, cuts: Segmentation, pack: bool, plain: bool) -> Setting:
-        what = self.base, self.adapters, self.values if self.adapters else {}, self.train, self.folder
-        return prepare(*what, AdamWRule(weight_decay=self.weight_decay), cuts, self.seed, pack, self.norms, plain)
+        values, rule = self.values if self.adapters else {}, AdamWRule(weight_decay=self.weight_decay)
+        what = self.base, self.adapters, values, self.train, self.folder, rule, cuts
+        return prepare(*what, seed=self.seed, pack=pack, plain=plain)
 
     def examples(self, data: str | PathLike[str], train_on: str = "completions") -> TokenExamples:
         """The examples of a .jsonl file; see `TokenExamples`."""
-        found = TokenExamples(Path(data), self.tokenizer, self.longest, train_on)
+        found = TokenExamples(Path(data), self.tokenizer, self.max_length, train_on)
         if self.tokenizer.size > self.base.vocabulary:
             raise ValueError(
                 f"{WHO}: the tokenizer has {self.tokenizer.size} tokens, expected at most {self.base.vocabulary}, for "
@@ -123,23 +130,19 @@ class AdaptedModel:
         return found
 
     def write(
-        self, prompt: str, *, most: int = 128, temperature: float = 0.0, seed: int = 0, chat: bool | None = None
+        self, prompt: str, max_new_tokens: int = 128, temperature: float = 0.0, seed: int = 0, chat: bool | None = None
     ) -> str:
-        """The text that the model, with what was trained, writes behind a prompt.
-
-        most: the most tokens. temperature: 0 takes the best token each time; else it is drawn. chat: whether the prompt
-        is a user's message in the model's chat template; None: if it has one.
-        """
+        """The text that the model, with what was trained, writes after a prompt; see `Tuner.write`."""
         tokenizer = self.tokenizer
         tokens = self.prompt_tokens(prompt, chat)
         if self._writer is None:
-            model, constants = scoring(self.base, self.adapters, self.values, self.norms)
+            model, constants = scoring(self.base, self.adapters, self.values)
             fixed, options = {**constants, **self.values}, session_options(get_num_threads(), patterns=False)
-            self._writer = Writer(model, self.base.tokens, self.base.logits, fixed, options, WHO)
-        return tokenizer.decode(list(self._writer.write(tokens, most, tokenizer.ends, temperature, seed)))
+            self._writer = Writer(model, self.base.tokens, self.base.logits, fixed, options)
+        return tokenizer.decode(list(self._writer.write(tokens, max_new_tokens, tokenizer.ends, temperature, seed)))
 
     def prompt_tokens(self, prompt: str, chat: bool | None = None) -> np.ndarray:
-        """The tokens of a prompt, int32 [n]; chat: see `write`."""
+        """The tokens of a prompt, int32 [n]; chat: see `Tuner.write`."""
         tokenizer = self.tokenizer
         if chat is None:
             chat = tokenizer.template is not None
@@ -156,25 +159,24 @@ class AdaptedModel:
         self.values, self._writer = values, None
 
     def save(self, output: str | PathLike[str], about: "dict[str, Any] | None" = None) -> list[str]:
-        """Write what was trained, as `fit` does, into a folder; returns the files' names."""
-        folder = Path(output)
-        folder.mkdir(parents=True, exist_ok=True)
-        outputs.check_names(folder, self.base)
+        """Write what was trained into a folder; returns the files' names. about: further entries of tune.json."""
+        folder = self._folder(output)
         told = {**self.about(), **(about or {})}
         if self.adapters:
             return outputs.write_tuned(folder, self.base, self.file, self.adapters, self.values, told)
         return outputs.write_merged(folder, self.file, *deployed.replaced(self.base, self.values), told)
 
     def merge(self, output: str | PathLike[str]) -> list[str]:
-        """Write one model that needs no adapter file: with adapters added to float weights, or as nodes beside others.
+        """Write one model that needs no adapter file into a folder; returns the files' names."""
+        folder = self._folder(output)
+        model, values = deployed.merged(self.base, self.adapters, self.values)
+        return outputs.write_merged(folder, self.file, model, values, self.about())
 
-        Returns the files' names.
-        """
+    def _folder(self, output: str | PathLike[str]) -> Path:
         folder = Path(output)
         folder.mkdir(parents=True, exist_ok=True)
         outputs.check_names(folder, self.base)
-        model, values = deployed.merged(self.base, self.adapters, self.values)
-        return outputs.write_merged(folder, self.file, model, values, self.about())
+        return folder
 
     def about(self) -> dict[str, Any]:
         """What identifies a fine-tuning, as plain values."""
@@ -185,7 +187,7 @@ class AdaptedModel:
             "lora": as_values(loras),
             "modules": [each.name for each in self.adapters],
             "train": list(self.train),
-            "longest": self.longest,
+            "longest": self.max_length,
             "pack": self.pack,
             "weight_decay": self.weight_decay,
         }

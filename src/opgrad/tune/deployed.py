@@ -16,7 +16,8 @@ from opgrad.training.files.checkpoint_tables import ELEMENT_TYPES
 from opgrad.training.files.tensor_values import Held, array_of, is_placeholder, placeholder, tensor_of
 from opgrad.tune.dora import factors
 from opgrad.tune.insertion import insert
-from opgrad.tune.lora import WHO, Adapter
+from opgrad.tune.language.model import WHO
+from opgrad.tune.lora import Adapter
 
 if TYPE_CHECKING:
     from opgrad.tune.language import LanguageModel

@@ -17,8 +17,9 @@ from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.nodes import attributes_of
 from opgrad.ops.quantized import floats_of
 from opgrad.training.files.tensor_values import Held, array_of
+from opgrad.tune.language.model import WHO
 from opgrad.tune.language.packed_weights import attributes_of_nbits
-from opgrad.tune.lora import WHO, Adapter
+from opgrad.tune.lora import Adapter
 
 if TYPE_CHECKING:
     from opgrad.tune.language import LanguageModel

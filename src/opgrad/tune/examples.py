@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from opgrad.base.arguments import ArgumentError
 from opgrad.base.reading import open_regular
-from opgrad.tune.tokenizer import WHO, Tokenizer
+from opgrad.tune.tokenizer import Tokenizer
 
 TRAIN_ON = ("completions", "all")
 KINDS = "messages, prompt and completion, or text"
@@ -56,7 +57,7 @@ class TokenExamples:
 
     path: each line is an object with `messages` (a list of objects with `role` and `content`), with `prompt` and
         `completion`, or with `text`.
-    longest: the most tokens of an example; what lies behind is cut off.
+    max_length: the most tokens of an example; what lies behind is cut off.
     train_on: "completions": answers of the assistant, and completions; "all": everything. Texts are always learned
         whole.
 
@@ -65,10 +66,10 @@ class TokenExamples:
     Raises OSError, and ValueError that names the line of what is wrong.
     """
 
-    def __init__(self, path: Path, tokenizer: Tokenizer, longest: int, train_on: str = "completions"):
+    def __init__(self, path: Path, tokenizer: Tokenizer, max_length: int, train_on: str = "completions"):
         if train_on not in TRAIN_ON:
-            raise ValueError(f"{WHO}: train_on is {train_on!r}, expected one of {', '.join(TRAIN_ON)}")
-        self.path, self._tokenizer, self._longest, self._all = path, tokenizer, longest, train_on == "all"
+            raise ArgumentError("train_on", f"is {train_on!r}, expected one of {', '.join(TRAIN_ON)}")
+        self.path, self._tokenizer, self._max_length, self._all = path, tokenizer, max_length, train_on == "all"
         self._kept: dict[int, tuple[bytes, TokenExample]] = {}
         room = KEPT
         places, lengths, counts, cut, most, empty, checksum = [], [], [], 0, 0, 0, 0
@@ -76,7 +77,7 @@ class TokenExamples:
         for number, place, line in self._lines():
             example = self._read(line, number)
             size = len(example.tokens)
-            most, cut, example = max(most, size), cut + (size > longest), example.cut(longest)
+            most, cut, example = max(most, size), cut + (size > max_length), example.cut(max_length)
             count = int(example.trained.sum())
             if not count:
                 reason = reason if empty else f"line {number} {self._lack(json.loads(line))}"
@@ -107,7 +108,7 @@ class TokenExamples:
         digest, kept = self._kept.get(int(line), (b"", None))
         if kept is not None and digest == _digest(content):
             return kept
-        example = self._read(content, int(line)).cut(self._longest)
+        example = self._read(content, int(line)).cut(self._max_length)
         if len(example.tokens) != self.lengths[number] or example.trained.sum() != self.counts[number]:
             raise ValueError(f"{self.path}: line {line} was changed since the file was first read")
         return example
@@ -157,7 +158,7 @@ class TokenExamples:
         """Why nothing is learned from the object of a line."""
         messages = values.get("messages", values.get("completion"))
         if not isinstance(messages, list) or self._all:
-            return f"has no token behind the first, up to the limit of {self._longest}"
+            return f"has no token behind the first, up to the limit of {self._max_length}"
         answers = [each for each in messages if each["role"] == "assistant"]
         if not answers:
             return "has no message of the role assistant, expected one, or train_on all"
@@ -165,7 +166,7 @@ class TokenExamples:
             found = answers[0].get("content")
             what = "empty" if isinstance(found, str) else type(found).__name__
             return f"has an answer whose content is {what}, expected a text"
-        return f"has no answer that the chat template writes before the limit of {self._longest} tokens"
+        return f"has no answer that the chat template writes before the limit of {self._max_length} tokens"
 
     def _completion(self, prompt: str, completion: str) -> tuple[np.ndarray, np.ndarray]:
         first = self._tokenizer.encode(prompt, special=True)

@@ -4,8 +4,8 @@ import json
 import math
 import platform
 import zlib
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +27,12 @@ from opgrad.tune import deployed, outputs
 from opgrad.tune.adapted_model import AdaptedModel
 from opgrad.tune.examples import TokenExamples, Told
 from opgrad.tune.language.loss import LABELS
-from opgrad.tune.lora import WHO
+from opgrad.tune.language.model import WHO
 from opgrad.tune.summary import summary
 from opgrad.tune.token_data import TokenData
 
 PROPERTY = "opgrad.tune"  # of a checkpoint: what identifies the fine-tuning
 SAMPLE = 40  # tokens of a sample
-
-
-@dataclass(frozen=True)
-class FitRequest:
-    """What a fine-tuning is asked to do; see `Tuner.fit`."""
-
-    recipe: Recipe
-    output: Path
-    train_on: str
-    samples: tuple[str, ...]
-    resume: bool
 
 
 @dataclass(frozen=True)
@@ -117,149 +106,131 @@ def _exp(loss: float) -> float:
         return math.inf
 
 
-def fit(
-    tuner: AdaptedModel,
-    examples: TokenExamples,
-    request: FitRequest,
-    progress: Progress | None,
-    told: Callable[[str], None] | None,
-    processes: OneProcess,
-) -> Tuned:
-    """Train what a tuner trains on examples; see `Tuner.fit`."""
-    recipe, tell = request.recipe, told or _ignore
-    training, validation = split(tuner, examples, recipe)
-    for line in notes(examples.told, tuner.longest):
-        tell(line)
-    if inexact := note(tuner.base.model):
-        tell(f"note: {inexact}")
-    identity = tuner.identity(examples, request.train_on)
-    resumption = _resumption(request, identity)
-    shape = 1 if tuner.pack else recipe.batch_size, training.longest_batch()
-    setting = tuner.setting(*shape)
-    for line in setting.notes:
-        tell(f"note: {line}")
-    for name, fact in summary(tuner, *shape).facts().items():
-        tell(f"{name}: {fact}")
-    data = zlib.crc32(identity.encode(), zlib.crc32(training.chosen.tobytes()))
-    trainer, state = job.begin(setting.artifacts, recipe, training, data, resumption, processes, patterns=False)
-    tuner.use(trainer.parameters)
-    processes.on_first(lambda: _try_output(tuner, request.output, resumption))
-    if state.initial_loss is None and validation is not None:
-        state.initial_loss = trainer.evaluate(validation, recipe.batch_size).loss
-    properties, rows = {PROPERTY: identity}, recipe.batch_size
-    fitting = Fit(trainer, training, validation, state, request.output, properties, processes, rows)
-    tokens = examples.told.tokens / len(examples)
-    shown = _Shown(tuner, request, training.rows, tokens, progress or _ignore, tell if processes.is_first else None)
-    fitting.run(shown)
-    return _finish(tuner, examples, request, fitting, shown.samples, processes)
+class Fitting:
+    """A fine-tuning of a model on examples; the arguments are those of `Tuner.fit`.
 
-
-def _try_output(tuner: AdaptedModel, output: Path, resumption: Resumption | None) -> None:
-    """Make the folder, and what will be written there, and drop it: what cannot be made fails before the training.
-
-    Of the base's files there is no trial copy: there must be room for it.
+    log: shows a line about the run. samples: for each epoch, prompts with the texts after them.
     """
-    job.make_folder(output, resumption)
-    outputs.check_space(tuner.base, output)
-    if not tuner.adapters:
-        deployed.replaced(tuner.base, tuner.values)
-        return
-    outputs.check_names(output, tuner.base)
-    with alone(output / "trial") as folder:
-        outputs.write_tuned(
-            folder, tuner.base, tuner.file, tuner.adapters, tuner.values, tuner.about(), with_base=False
-        )
+
+    def __init__(
+        self, model: AdaptedModel, examples: TokenExamples, recipe: Recipe, output: Path, train_on: str,
+        processes: OneProcess, log: Callable[[str], None],
+    ):  # fmt: skip
+        self._model, self._examples, self._recipe, self._output = model, examples, recipe, output
+        self._processes, self._log = processes, log
+        self._identity = model.identity(examples, train_on)
+        self.samples: list[dict[str, str]] = []
+
+    def run(self, prompts: Sequence[str], progress: Progress, resume: bool) -> Tuned:
+        """Train, and write the results. prompts: what is written on after each epoch."""
+        model, recipe, processes = self._model, self._recipe, self._processes
+        training, validation = split(model, self._examples, recipe)
+        for line in notes(self._examples.told, model.max_length):
+            self._log(line)
+        if inexact := note(model.base.model):
+            self._log(f"note: {inexact}")
+        resumption = self._resumption() if resume else None
+        shape = 1 if model.pack else recipe.batch_size, training.longest_batch()
+        setting = model.setting(*shape)
+        for line in setting.notes:
+            self._log(f"note: {line}")
+        for name, fact in summary(model, *shape).facts().items():
+            self._log(f"{name}: {fact}")
+        data = zlib.crc32(self._identity.encode(), zlib.crc32(training.chosen.tobytes()))
+        trainer, state = job.begin(setting.artifacts, recipe, training, data, resumption, processes, patterns=False)
+        model.use(trainer.parameters)
+        processes.on_first(lambda: self._try_output(resumption))
+        if state.initial_loss is None and validation is not None:
+            state.initial_loss = trainer.evaluate(validation, recipe.batch_size).loss
+        properties = {PROPERTY: self._identity}
+        fit = Fit(trainer, training, validation, state, self._output, properties, processes, recipe.batch_size)
+        tokens = self._examples.told.tokens / len(self._examples)
+
+        def shown(done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
+            progress(done, total, loss, validation_loss, speed * tokens)
+            if prompts and processes.is_first and not done % training.rows:
+                self._sample(done // training.rows, prompts)
+
+        fit.run(shown)
+        return self._finished(fit)
+
+    def _resumption(self) -> Resumption:
+        """The checkpoint to go on from. Raises FileNotFoundError, and ValueError for one of another fine-tuning."""
+        path = self._output / LAST
+        if not path.is_file():
+            raise FileNotFoundError(f"{WHO}: there is no {path} to go on from")
+        found = Resumption.read(path, may_be_done=False)
+        noted = str(found.properties.get(PROPERTY, "{}"))
+        before, now = json_object(noted, f"{WHO}: property {PROPERTY} of {path}"), json.loads(self._identity)
+        for name, value in now.items():
+            if before.get(name) != value:
+                was = before.get(name)
+                raise ValueError(f"{WHO}: {path} is of another fine-tuning: {name} was {was!r}, and is {value!r}")
+        return found
+
+    def _try_output(self, resumption: Resumption | None) -> None:
+        """Make the folder, and what will be written there, and drop it: what cannot be made fails before the training.
+
+        The base's files are not copied on trial: there must be room for them.
+        """
+        model = self._model
+        job.make_folder(self._output, resumption)
+        outputs.check_space(model.base, self._output)
+        if not model.adapters:
+            deployed.replaced(model.base, model.values)
+            return
+        outputs.check_names(self._output, model.base)
+        with alone(self._output / "trial") as folder:
+            written = folder, model.base, model.file, model.adapters, model.values, model.about()
+            outputs.write_tuned(*written, with_base=False)
+
+    def _sample(self, epoch: int, prompts: Sequence[str]) -> None:
+        texts = {prompt: self._model.write(prompt, SAMPLE) for prompt in prompts}
+        self.samples.append(texts)
+        for prompt, text in texts.items():
+            self._log(f"after epoch {epoch}: {prompt!r} → {text!r}")
+
+    def _finished(self, fit: Fit) -> Tuned:
+        """Write the results, on the first process alone."""
+        trainer, output, processes = fit.trainer, self._output, self._processes
+        run = Tuned(
+            state=fit.state, batch_losses=fit.batch_losses, told=self._examples.told, rows=fit.training.rows,
+            validation_rows=fit.validation.rows if fit.validation else 0, output=output, files=(),
+            trained=sum(each.size for each in trainer.artifacts.trainable.values()), samples=self.samples,
+            processes=processes.size,
+        )  # fmt: skip
+
+        def write() -> tuple[str, ...]:
+            with job.parameters_kept(output):
+                return (*self._model.save(output, {"run": run.metrics()}), *_write_figures(run))
+
+        if run.best_epoch is not None:
+            trainer.restore(processes.on_first(lambda: read_checkpoint(output / BEST)) or trainer.checkpoint())
+        return replace(run, files=processes.on_first(write) or ())
 
 
-def _ignore(*_: Any) -> None:
+def ignore(*_: Any) -> None:
     """Show nothing."""
 
 
-def split(tuner: AdaptedModel, examples: TokenExamples, recipe: Recipe) -> tuple[TokenData, TokenData | None]:
+def split(model: AdaptedModel, examples: TokenExamples, recipe: Recipe) -> tuple[TokenData, TokenData | None]:
     """The training and the validation examples."""
-    every = TokenData(examples, np.arange(len(examples)), tuner.base.tokens, LABELS, recipe.batch_size, tuner.pack)
+    every = TokenData(examples, np.arange(len(examples)), model.base.tokens, LABELS, recipe.batch_size, model.pack)
     rows = recipe.validation_rows(every.rows)
     return every.split(rows, recipe.split_seed) if rows else (every, None)
 
 
-def notes(told: Told, longest: int) -> list[str]:
+def notes(told: Told, max_length: int) -> list[str]:
     """What was done with the examples, in words."""
     found = [f"{told.lines - told.empty:,} examples with {told.tokens:,} tokens, of which {told.trained:,} are learned"]
     if told.cut:
         found.append(
-            f"{told.cut:,} of {told.lines:,} examples are longer than {longest:,} tokens and were cut; the longest has "
-            f"{told.longest:,}: a larger limit (longest) keeps them whole"
+            f"{told.cut:,} of {told.lines:,} examples are longer than {max_length:,} tokens and were cut; the longest "
+            f"has {told.longest:,}: a larger max length keeps them whole"
         )
     if told.empty:
         found.append(f"{told.empty:,} of {told.lines:,} examples have no token to learn from and were left out")
     return found
-
-
-def _resumption(request: FitRequest, identity: str) -> Resumption | None:
-    """The checkpoint to go on from. Raises FileNotFoundError, and ValueError for one of another fine-tuning."""
-    if not request.resume:
-        return None
-    path = request.output / LAST
-    if not path.is_file():
-        raise FileNotFoundError(f"{WHO}: there is no {path} to go on from")
-    found = Resumption.read(path, may_be_done=False)
-    noted = str(found.properties.get(PROPERTY, "{}"))
-    before, now = json_object(noted, f"{WHO}: property {PROPERTY} of {path}"), json.loads(identity)
-    if other := [name for name in now if before.get(name) != now[name]]:
-        was, now_is = before.get(other[0]), now[other[0]]
-        raise ValueError(f"{WHO}: {path} is of another fine-tuning: {other[0]} was {was!r}, and is {now_is!r}")
-    return found
-
-
-class _Shown:
-    """What is called after every step: it shows the progress and, at the end of each epoch, samples of text.
-
-    rows: of an epoch. tokens: of a row, in the mean. tell: shows a line; None: there are no samples here.
-    """
-
-    def __init__(
-        self, tuner: AdaptedModel, request: FitRequest, rows: int, tokens: float, progress: Progress,
-        tell: Callable[[str], None] | None,
-    ):  # fmt: skip
-        self._tuner, self._request, self._rows, self._tokens = tuner, request, rows, tokens
-        self._progress, self._tell = progress, tell
-        self.samples: list[dict[str, str]] = []
-
-    def __call__(self, done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
-        self._progress(done, total, loss, validation_loss, speed * self._tokens)
-        if done % self._rows or self._tell is None or not self._request.samples:
-            return
-        texts = {prompt: self._tuner.write(prompt, most=SAMPLE) for prompt in self._request.samples}
-        self.samples.append(texts)
-        for prompt, text in texts.items():
-            self._tell(f"after epoch {done // self._rows}: {prompt!r} → {text!r}")
-
-
-def _finish(
-    tuner: AdaptedModel,
-    examples: TokenExamples,
-    request: FitRequest,
-    fit: Fit,
-    samples: list[dict[str, str]],
-    processes: OneProcess,
-) -> Tuned:
-    """Write the results, on the first process alone."""
-    trainer, output = fit.trainer, request.output
-    run = Tuned(
-        state=fit.state, batch_losses=fit.batch_losses, told=examples.told, rows=fit.training.rows,
-        validation_rows=fit.validation.rows if fit.validation else 0, output=output, files=(),
-        trained=sum(each.size for each in trainer.artifacts.trainable.values()), samples=samples,
-        processes=processes.size,
-    )  # fmt: skip
-
-    def write() -> tuple[str, ...]:
-        with job.parameters_kept(output):
-            return (*tuner.save(output, {"run": run.metrics()}), *_write_figures(run))
-
-    if run.best_epoch is not None:
-        trainer.restore(processes.on_first(lambda: read_checkpoint(output / BEST)) or trainer.checkpoint())
-    files = processes.on_first(write) or ()
-    return Tuned(**{**vars(run), "files": files})
 
 
 def _write_figures(run: Tuned) -> tuple[str, ...]:

@@ -16,9 +16,9 @@ def can_write(folder: Path) -> bool:
 
 
 def write(
-    folder: Path, adapter: Path | None, prompt: np.ndarray, most: int, temperature: float, seed: int
+    folder: Path, adapter: Path | None, prompt: np.ndarray, max_new_tokens: int, temperature: float, seed: int
 ) -> Iterator[int]:
-    """The tokens that a model writes behind a prompt, until one ends the text or there are `most`.
+    """The tokens that a model writes behind a prompt, until one ends the text or there are `max_new_tokens`.
 
     folder: of the model. adapter: the file of an adapter, whose parameters are inputs of the model; None: none.
     temperature, seed: as of `Writer.write`.
@@ -28,7 +28,7 @@ def write(
     model = genai.Model(str(folder))
     options = genai.GeneratorParams(model)
     drawn = {"do_sample": True, "temperature": temperature, "random_seed": seed} if temperature else {}
-    options.set_search_options(max_length=len(prompt) + most, **({"do_sample": False} | drawn))
+    options.set_search_options(max_length=len(prompt) + max_new_tokens, **({"do_sample": False} | drawn))
     generator = genai.Generator(model, options)
     if adapter is not None:
         adapters = genai.Adapters(model)

@@ -3,7 +3,6 @@
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,19 +13,17 @@ from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.messages import MICROSOFT, free_name, keep
 from opgrad.onnx.graph.nodes import attributes_of, names_in, rename, rename_inputs
 from opgrad.tune.dora import bias_of
-from opgrad.tune.lora import WHO, Adapter
+from opgrad.tune.language.model import WHO
+from opgrad.tune.lora import Adapter
 
 DRAW = "draw"  # an input, int64 [1]
-NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 class _AdapterWriter:
-    """Appends the nodes of adapters to a graph. scaled, seed, norms, drawn: see `insert`."""
+    """Appends the nodes of adapters to a graph. scaled, seed, drawn: see `insert`."""
 
-    def __init__(
-        self, graph: onnx.GraphProto, scaled: bool, seed: int | None, norms: Mapping[str, np.ndarray], drawn: bool
-    ):  # fmt: skip
-        self.graph, self._scaled, self._seed, self._norms, self._drawn = graph, scaled, seed, norms, drawn
+    def __init__(self, graph: onnx.GraphProto, scaled: bool, seed: int | None, drawn: bool):
+        self.graph, self._scaled, self._seed, self._drawn = graph, scaled, seed, drawn
         self._taken = names_in(graph)
         self.nodes: list[onnx.NodeProto] = []
 
@@ -40,12 +37,6 @@ class _AdapterWriter:
         self.nodes.append(helper.make_node(op, inputs, [name], self.free(f"{name}/{op}"), **attributes))
         return name
 
-    def split(self, value: str, sizes: str, parts: int) -> list[str]:
-        """Split the last axis of a value; returns the names of the parts."""
-        names = [self.free(f"{value}.part.{number}") for number in range(parts)]
-        self.nodes.append(helper.make_node("Split", [value, sizes], names, self.free(f"{value}/Split"), axis=-1))
-        return names
-
     def constant(self, value: np.ndarray, name: str) -> str:
         """Add an initializer."""
         name = self.free(name)
@@ -54,17 +45,14 @@ class _AdapterWriter:
 
     def addend(self, adapter: Adapter, node: onnx.NodeProto) -> str:
         """What an adapter adds to the result of its product's node."""
-        name, product, op = adapter.name, adapter.product, "MatMul"
-        x = product.input
+        name, x = adapter.name, adapter.product.input
+        op = "Conv" if adapter.product.op == "Conv" else "MatMul"
         if self._seed is not None and adapter.lora.dropout and not adapter.is_table:
             x = self._dropout(x, adapter, self._seed)
         if adapter.is_table:
             low = self.add("Gather", [adapter.a, x], f"{name}.lora_A")
-        elif product.op == "Conv":
-            op = "Conv"
-            low = self.add(op, [x, adapter.a], f"{name}.lora_A", **attributes_of(node))
         else:
-            low = self.add(op, [x, adapter.a], f"{name}.lora_A")
+            low = self.add(op, [x, adapter.a], f"{name}.lora_A", **(attributes_of(node) if op == "Conv" else {}))
         if not self._scaled and adapter.lora.scale != 1:
             scale = self.constant(np.array(adapter.lora.scale, np.float32), f"{name}.lora_scale")
             low = self.add("Mul", [low, scale], f"{name}.lora_A.scaled")
@@ -99,7 +87,8 @@ class _AdapterWriter:
         first = self.constant(np.array([0]), f"{name}.axis")
         total = self.add("ReduceSum", [self.add("Mul", [adapter.b, terms], f"{name}.products"), first], f"{name}.sum",
                          keepdims=0)  # fmt: skip
-        norms = self.constant(self._norms[adapter.name].astype(np.float32), f"{name}.base")
+        assert adapter.norms is not None
+        norms = self.constant(adapter.norms.astype(np.float32), f"{name}.base")
         square = self.add("Add", [self.add("Mul", [total, scale], f"{name}.sum.scaled"), norms], f"{name}.square")
         norm = self.add("StopGradient", [self.add("Sqrt", [square], name)], f"{name}.held", domain=MICROSOFT)
         return self.add("Div", [adapter.magnitude, norm], f"{name}.factor")
@@ -127,18 +116,17 @@ class _AdapterWriter:
 
 def insert(
     graph: onnx.GraphProto, adapters: Iterable[Adapter], scaled: bool = False, seed: int | None = None,
-    norms: Mapping[str, np.ndarray] = NOTHING, drawn: bool = False,
+    drawn: bool = False,
 ) -> None:  # fmt: skip
     """Let the readers of each product's result read the sum of it and of what its adapters compute.
 
     Where the result is an output of the graph, the sum takes its name, and the result gets another one.
     graph: changed. scaled: whether B holds the scale, and the lengths of columns are factors. seed: of dropout; None:
-    without it. norms: the squared norms of the columns to which adapters with DoRA add, by the adapter's name.
-    drawn: whether a number that is an input of the graph, `draw`, decides what is dropped, beside the seed; else each
-    run drops something else.
+    without it. drawn: whether a number that is an input of the graph, `draw`, decides what is dropped, beside the seed;
+    else each run drops something else.
     The factors A and B are not added, only read.
     """
-    writer, made = _AdapterWriter(graph, scaled, seed, norms, drawn), dict[str, tuple[str, list[onnx.NodeProto]]]()
+    writer, made = _AdapterWriter(graph, scaled, seed, drawn), dict[str, tuple[str, list[onnx.NodeProto]]]()
     nodes = {node.output[0]: node for node in graph.node if node.output}
     for output, group in groupby(adapters, key=lambda each: each.product.output):
         if output not in nodes:
@@ -156,7 +144,8 @@ def _total(writer: _AdapterWriter, adapters: list[Adapter], node: onnx.NodeProto
         return writer.adapted(adapters[0], node, output, f"{output}.adapted")
     bounds = sorted({0, columns, *(each.first for each in adapters), *(each.last for each in adapters)})
     sizes = writer.constant(np.diff(bounds), f"{output}.lora.sizes")
-    parts = writer.split(output, sizes, len(bounds) - 1)
+    parts = [writer.free(f"{output}.part.{number}") for number in range(len(bounds) - 1)]
+    writer.nodes.append(helper.make_node("Split", [output, sizes], parts, writer.free(f"{output}/Split"), axis=-1))
     for adapter in adapters:
         place = bounds.index(adapter.first)
         parts[place] = writer.adapted(adapter, node, parts[place], f"{adapter.name}.adapted")

@@ -5,19 +5,20 @@ import re
 import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from opgrad.base.arguments import ArgumentError, naming
 from opgrad.training.make.checks import listed, near
 from opgrad.training.make.patterns import fits
+from opgrad.tune.language.model import WHO
 from opgrad.tune.language.products import TABLES
 
 if TYPE_CHECKING:
     from opgrad.tune.language import LanguageModel, WeightProduct
 
-WHO = "tune"
 ATTENTION = ("q", "k", "v", "o", "qkv")  # roles of the products that get adapters by default
 LINEAR = "all-linear"  # a target: every product of layers
 MATRICES = ("MatMul", "Gemm", "MatMulNBits", "FusedMatMul", "MatMulInteger", "Conv")
@@ -44,6 +45,7 @@ class Lora:
     rslora: bool = False
     dora: bool = False
 
+    @naming("Lora")
     def __post_init__(self) -> None:
         _require(type(self.rank) is int and 1 <= self.rank <= 4096, "rank", self.rank, "a whole number from 1 to 4096")
         number = isinstance(self.alpha, int | float) and 0 < self.alpha <= sys.float_info.max
@@ -56,20 +58,21 @@ class Lora:
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     @classmethod
+    @naming("Lora")
     def parse(cls, text: str) -> "Lora":
-        """Adapters by a text such as `rank=8, alpha=16, target=*q_proj*|*v_proj*`. Raises ValueError."""
-        known, values = {field.name: field.type for field in fields(cls)}, dict[str, Any]()
+        """Adapters by a text such as `rank=8, alpha=16, target=*q_proj*|*v_proj*`. Raises ArgumentError."""
+        known, values = {each.name: each.type for each in fields(cls)}, dict[str, Any]()
         for part in filter(None, (each.strip() for each in text.split(","))):
             name, separator, value = (each.strip() for each in part.partition("="))
             if name not in known or not separator:
-                raise ValueError(f"{WHO}: lora has {part!r}, expected NAME=VALUE with one of {', '.join(known)}")
+                raise ArgumentError("lora", f"has {part!r}, expected NAME=VALUE with one of {', '.join(known)}")
             values[name] = _value(name, known[name], value)
         return cls(**values)
 
 
 def _require(holds: bool, name: str, value: Any, expected: str) -> None:
     if not holds:
-        raise ValueError(f"{WHO}: lora: {name} is {value!r}, expected {expected}")
+        raise ArgumentError(name, f"is {value!r}, expected {expected}")
 
 
 def _value(name: str, kind: Any, text: str) -> Any:
@@ -79,7 +82,7 @@ def _value(name: str, kind: Any, text: str) -> Any:
     try:
         return kind(text) if kind in (int, float) else text
     except ValueError:
-        raise ValueError(f"{WHO}: lora: {name} is {text!r}, expected a number") from None
+        raise ArgumentError(name, f"is {text!r}, expected a number") from None
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class Adapter:
     name: the module's name as PEFT calls it; `name.lora_A.weight` and `name.lora_B.weight` are the parameters, and with
         DoRA `name.lora_magnitude_vector`.
     product: the product. lora: what it is. first, last: the columns of the result that it adds to, the last excluded.
+    norms: with DoRA, the squared norms of the columns of the weight, float64 [outputs].
     """
 
     name: str
@@ -96,6 +100,7 @@ class Adapter:
     lora: Lora
     first: int
     last: int
+    norms: np.ndarray | None = field(default=None, compare=False)
 
     @property
     def a(self) -> str:
@@ -154,7 +159,7 @@ def choose(base: "LanguageModel", loras: Sequence[Lora]) -> list[Adapter]:
             names = list(modules(base))
             known = f"expected patterns of names such as {listed(names[:4])}{near(lora.target or '', names)}"
             what = "attention, whose products were not found" if lora.target is None else repr(lora.target)
-            raise ValueError(f"{WHO}: the target of lora is {what}, {known}")
+            raise ArgumentError("lora", f"has the target {what}, {known}")
         for each in matched:
             found.setdefault(each.name, each)
     order = list(modules(base))
@@ -227,4 +232,4 @@ def module_of(product: "WeightProduct") -> str:
 
 def as_values(loras: Sequence[Lora]) -> list[Mapping[str, Any]]:
     """Adapters' options as plain values, for JSON."""
-    return [{field.name: getattr(each, field.name) for field in fields(Lora)} for each in loras]
+    return [asdict(each) for each in loras]

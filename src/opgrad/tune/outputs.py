@@ -19,7 +19,8 @@ from opgrad.training.engine.binding import borrowed
 from opgrad.training.files.model_files import LARGEST_MODEL, ValuesFile, model_bytes, write_model
 from opgrad.training.files.tensor_values import Held, is_placeholder
 from opgrad.tune import deployed, peft
-from opgrad.tune.lora import WHO, Adapter
+from opgrad.tune.language.model import WHO
+from opgrad.tune.lora import Adapter
 from opgrad.tune.tokenizer import read_json
 
 if TYPE_CHECKING:

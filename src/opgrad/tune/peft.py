@@ -13,7 +13,8 @@ from opgrad.base.writing import new_file
 from opgrad.training.files import safetensors
 from opgrad.training.files.checkpoint_tables import Damaged
 from opgrad.training.make.checks import listed
-from opgrad.tune.lora import WHO, Adapter, Lora, choose, modules
+from opgrad.tune.language.model import WHO
+from opgrad.tune.lora import Adapter, Lora, choose, modules
 from opgrad.tune.tokenizer import read_json
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _lora(config: Mapping[str, Any], module: str, folder: Path) -> Lora:
         rslora, dora = (bool(config.get(name, False)) for name in ("use_rslora", "use_dora"))
         return Lora(rank, alpha, module, dropout, rslora, dora)
     except (ArithmeticError, TypeError, ValueError) as error:
-        raise ValueError(f"{WHO}: {folder / CONFIG}: {str(error).removeprefix(f'{WHO}: ')}") from None
+        raise ValueError(f"{WHO}: {folder / CONFIG}: {error}") from None
 
 
 def _by_pattern(config: Mapping[str, Any], pattern: str, module: str, default: Any) -> Any:

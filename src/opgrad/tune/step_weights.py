@@ -9,7 +9,8 @@ import numpy as np
 from opgrad.base.reading import json_object, read_regular
 from opgrad.training.files.checkpoint_tables import Damaged
 from opgrad.training.files.weights import decode
-from opgrad.tune.lora import WHO, Adapter, Lora, choose
+from opgrad.tune.language.model import WHO
+from opgrad.tune.lora import Adapter, Lora, choose
 
 if TYPE_CHECKING:
     from opgrad.tune.language import LanguageModel

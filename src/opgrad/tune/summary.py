@@ -89,7 +89,8 @@ def summary(model: AdaptedModel, rows: int, length: int) -> Summary:
     plan = setting.plan
     assert plan is not None
     weights = {model.base.place_of(each.weight): each.inputs * each.outputs for each in model.base.products}
+    trained = sum(each.size for each in setting.artifacts.trainable.values())
     return Summary(
-        adapters=adapted(model.adapters), trained=setting.size, numbers=sum(weights.values()), base=plan.base,
-        rows=rows, length=length, step=plan.bytes, limit=plan.limit.bytes, again=len(plan.segments),
+        adapters=adapted(model.adapters), trained=trained, numbers=sum(weights.values()), base=plan.base, rows=rows,
+        length=length, step=plan.bytes, limit=plan.limit.bytes, again=len(plan.segments),
     )  # fmt: skip

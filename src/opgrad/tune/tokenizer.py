@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from opgrad.base.reading import json_object, read_regular
-from opgrad.tune.chat import ChatTemplate
+from opgrad.tune.chat import WHO, ChatTemplate
 
-WHO = "tune"
 CANNOT = "cannot encode a text"
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 

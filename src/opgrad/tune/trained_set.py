@@ -19,10 +19,11 @@ from opgrad.training.files.tensor_values import Held, array_of, is_placeholder, 
 from opgrad.training.make.models import MODEL, take_parameters, training_models, widened
 from opgrad.training.make.patterns import matching
 from opgrad.training.make.selection import Candidates, torn_layers, torn_note
-from opgrad.tune.insertion import DRAW, NOTHING, insert
+from opgrad.tune.insertion import DRAW, insert
 from opgrad.tune.language import PLACES, STARTS, MemoryPlan, packed_rows, use_tiles
 from opgrad.tune.language.loss import LABELS
-from opgrad.tune.lora import WHO, Adapter, without_adapters
+from opgrad.tune.language.model import WHO
+from opgrad.tune.lora import Adapter, without_adapters
 
 if TYPE_CHECKING:
     from opgrad.tune.language import LanguageModel
@@ -34,49 +35,32 @@ AXES: Axes = ("batch", "length")
 
 @dataclass(frozen=True)
 class Setting:
-    """A language model and what is trained of it.
+    """What trains adapters, or weights of a language model.
 
-    base: the model as it is. adapters: what is added to it. weights: the names of weights of its own that are trained.
-    artifacts: the graphs, with the parameters at the start.
-    plan: what a step takes of memory, where that was estimated. notes: what users are told of the choice.
+    artifacts: the graphs, with the parameters at the start. notes: what users are told of the choice.
+    plan: what a step takes of memory, where that was estimated.
     """
 
-    base: "LanguageModel"
-    adapters: tuple[Adapter, ...]
-    weights: tuple[str, ...]
     artifacts: ArtifactSet
+    notes: tuple[str, ...]
     plan: MemoryPlan | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def size(self) -> int:
-        """How many numbers are trained."""
-        return sum(each.size for each in self.artifacts.trainable.values())
 
 
 def prepare(
-    base: "LanguageModel",
-    adapters: Sequence[Adapter],
-    values: Mapping[str, np.ndarray],
-    train: Iterable[str],
-    folder: Path,
-    rule: AdamWRule,
-    segments: Segmentation = None,
-    seed: int = 0,
-    pack: bool = False,
-    norms: Mapping[str, np.ndarray] = NOTHING,
+    base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], train: Iterable[str],
+    folder: Path, rule: AdamWRule, segments: Segmentation = None, *, seed: int = 0, pack: bool = False,
     plain: bool = False,
-) -> Setting:
+) -> Setting:  # fmt: skip
     """The graphs that train adapters, or weights of the model.
 
     values: those of the adapters' parameters at the start. train: names or patterns of weights. folder: for messages.
     segments: the values at which the graph is cut, to keep fewer of them in memory; see `passes.finish`.
-    seed: of dropout. pack: whether a batch is one row of several examples. norms: see `insert`.
+    seed: of dropout. pack: whether a batch is one row of several examples.
     plain: whether the graphs are for other runtimes: with scores, see `LanguageModel.with_loss`, and without operators
     of opgrad in the places of others.
-    Raises what `training_models` raises, ValueError for a pattern that matches nothing.
+    Raises what `training_models` raises, ArgumentError for a pattern that matches nothing.
     """
-    model, more = _adapted(base, adapters, values, seed, norms, drawn=not plain)
+    model, more = _adapted(base, adapters, values, seed, drawn=not plain)
     if pack:
         model = packed_rows(model, f"{WHO}: {folder}")
         more |= {STARTS: (1, "bounds"), PLACES: AXES}
@@ -101,21 +85,16 @@ def prepare(
         constants=constants,
         files={name: place for name, each in constants.items() if (place := base.file_of(each)) is not None},
     )
-    return Setting(base, tuple(adapters), tuple(weights), artifacts, notes=_notes(torn, base, adapters))
-
-
-def _notes(torn: Torn, base: "LanguageModel", adapters: Sequence[Adapter]) -> tuple[str, ...]:
-    return tuple(torn_note(*each) for each in [*torn, *without_adapters(base, adapters)])
+    return Setting(artifacts, tuple(torn_note(*each) for each in [*torn, *without_adapters(base, adapters)]))
 
 
 def _adapted(
-    base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], seed: int,
-    norms: Mapping[str, np.ndarray], drawn: bool,
-) -> tuple[onnx.ModelProto, dict[str, Axes]]:  # fmt: skip
+    base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], seed: int, drawn: bool
+) -> tuple[onnx.ModelProto, dict[str, Axes]]:
     """The model with its adapters, and the input that counts the draws of their dropout, where they have any."""
     model = copied(base.model)
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
-    insert(model.graph, adapters, seed=seed, norms=norms, drawn=drawn)
+    insert(model.graph, adapters, seed=seed, drawn=drawn)
     if not any(node.op_type == "DropoutTraining" for node in model.graph.node):
         return model, {}
     model.graph.input.append(helper.make_tensor_value_info(DRAW, onnx.TensorProto.INT64, [1]))
@@ -127,7 +106,7 @@ def _weights(model: onnx.ModelProto, train: Iterable[str], values: Mapping[str, 
     if not (given := list(train)):
         return [], ()
     candidates = Candidates(model, values)
-    named, matched = matching("train", given, candidates.tensors, candidates.weights, WHO, candidates.modules)
+    named, matched = matching("train", given, candidates.tensors, candidates.weights, candidates.modules)
     chosen = list(dict.fromkeys([*named, *matched]))
     return chosen, torn_layers(candidates, matched, chosen)
 
@@ -143,18 +122,17 @@ def _widen(model: onnx.ModelProto, weights: Sequence[str], values: Mapping[str, 
 
 
 def scoring(
-    base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray],
-    norms: Mapping[str, np.ndarray] = NOTHING,
-) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:  # fmt: skip
+    base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """The graph that gives the scores of the next token for each token, and the values of large constants.
 
-    values: those of what is trained, which are inputs, as the constants are. norms: see `insert`.
+    values: those of what is trained, which are inputs, as the constants are.
     """
     model = copied(base.model)
     held = {each.name for each in model.graph.initializer}
     new = {name: array for name, array in values.items() if name not in held}
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in new.items())
-    insert(model.graph, adapters, norms=norms)
+    insert(model.graph, adapters)
     _widen(model, [name for name in values if name in held], base.values)
     take_parameters(model, list(values))
     _finish(model, plain=False)

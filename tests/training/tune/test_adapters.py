@@ -24,7 +24,7 @@ SIZE = 5 + len(WORDS)
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    return read(make_folder(tmp_path_factory.mktemp("model")) / "model.onnx", "test")
+    return read(make_folder(tmp_path_factory.mktemp("model")) / "model.onnx")
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,7 @@ def test_first_fitting_options_count(base):
 
 
 def test_target_that_is_nothing(base):
-    with pytest.raises(
-        ValueError, match=r"the target of lora is 'qq_proj', expected patterns of names such as .*q_proj"
-    ):
+    with pytest.raises(ValueError, match=r"lora has the target 'qq_proj', expected patterns of names such as .*q_proj"):
         choose(base, [Lora(target="qq_proj")])
 
 
@@ -135,7 +133,7 @@ def all_forms(file, loras):
 
     The graph with inputs gives the model's own scores without values, and the one for training the same as merged.
     """
-    base = read(file, "test")
+    base = read(file)
     adapters = choose(base, loras)
     values, plain = values_of(adapters), scores(onnx.load(file), TOKENS)
     with_inputs = deployed.with_inputs(base, adapters)
@@ -218,7 +216,7 @@ def packed(quantized):
 def test_slices_of_a_packed_product(tmp_path, base):
     """Adapters beside slices of one product compute what those beside three products do, under the same names."""
     onnx.save(packed(False), tmp_path / "model.onnx")
-    other = read(tmp_path / "model.onnx", "test")
+    other = read(tmp_path / "model.onnx")
     assert [each.role for each in other.products if each.parts] == ["qkv", "qkv"]
     for target in ("q|v", "v", "q|k|v"):
         plain, sliced = (choose(each, [Lora(3, target=target)]) for each in (base, other))
@@ -317,15 +315,15 @@ def renamed_product():
 def test_layers_that_a_pattern_takes_by_their_biases_alone_are_told(tmp_path):
     model, torn = renamed_product()
     onnx.save(model, tmp_path / "model.onnx")
-    found = Tuner(tmp_path / "model.onnx", lora="rank=2, target=*self_attn*").setting().notes
+    found = Tuner(tmp_path / "model.onnx", lora="rank=2, target=*self_attn*").adapted.setting().notes
     assert found == (torn_note(*torn),)
-    found = Tuner(tmp_path / "model.onnx", train="model.layers.0.self_attn.*").setting().notes
+    found = Tuner(tmp_path / "model.onnx", train="model.layers.0.self_attn.*").adapted.setting().notes
     assert found == (torn_note(*torn),)
     for whole in ({"train": ["model.layers.0.self_attn.*", "val_7"]}, {"lora": "target=*self_attn*|val_7"}, {}):
-        assert Tuner(tmp_path / "model.onnx", **whole).setting().notes == ()
+        assert Tuner(tmp_path / "model.onnx", **whole).adapted.setting().notes == ()
     q = torn[0].removesuffix(".bias")
     next(each for each in model.graph.node if "val_7" in each.input).name = f"/{q.replace('.', '/')}/MatMul"
     onnx.save(model, tmp_path / "model.onnx")
     tuner = Tuner(tmp_path / "model.onnx", lora="target=*layers.0.self_attn.q_proj.weight")
     assert [each.product.weight for each in tuner.adapters] == ["val_7"]
-    assert tuner.setting().notes == ()
+    assert tuner.adapted.setting().notes == ()

@@ -34,7 +34,7 @@ def test_computes_in_float32_with_the_stored_weights(tmp_path, kind):
     folder = make_folder(tmp_path)
     rounded = halved(folder, kind, back=True)
     onnx.save(halved(folder, kind), folder / "model.onnx")
-    base = read(folder / "model.onnx", "test")
+    base = read(folder / "model.onnx")
     tokens = np.random.default_rng(0).integers(0, SIZE, (2, 6))
     np.testing.assert_allclose(scores(base.model, tokens), scores(rounded, tokens), rtol=1e-4, atol=1e-5)
     stored = {each.name: each.data_type for each in base.model.graph.initializer}
@@ -49,7 +49,7 @@ def test_adapters_are_trained_in_float32(tmp_path, kind):
     for back in (True, False):
         folder = make_folder(tmp_path / str(back))
         onnx.save(halved(folder, kind, back), folder / "model.onnx")
-        setting = Tuner(folder, seed=3).setting(2, 6)
+        setting = Tuner(folder, seed=3).adapted.setting(2, 6)
         assert {each.dtype for each in setting.artifacts.trainable.values()} == {np.dtype("float32")}
         assert "LinearCrossEntropyLoss" in {node.op_type for node in setting.artifacts.eval_model.graph.node}
         trainer, tokens = Trainer(setting.artifacts, learning_rate=0.01), np.arange(12).reshape(2, 6)
@@ -66,13 +66,13 @@ def test_weights_are_trained_in_float32(tmp_path, kind):
         folder = make_folder(tmp_path / str(back))
         onnx.save(halved(folder, kind, back), folder / "model.onnx")
         tuner = Tuner(folder, train="*")
-        setting = tuner.setting(2, 6)
+        setting = tuner.adapted.setting(2, 6)
         trainer, batch = Trainer(setting.artifacts, learning_rate=0.01), dict.fromkeys(("input_ids", "labels"), tokens)
         losses.append([trainer.step(batch) for _ in range(3)])
-        tuner.use(trainer.parameters)
-        model, constants = scoring(tuner.base, tuner.adapters, tuner.values)
+        tuner.adapted.use(trainer.parameters)
+        model, constants = scoring(tuner.adapted.base, tuner.adapters, tuner.values)
         fixed = {**constants, **tuner.values}
-        writer = Writer(model, tuner.base.tokens, tuner.base.logits, fixed, session_options(1), "test")
+        writer = Writer(model, tuner.adapted.base.tokens, tuner.adapted.base.logits, fixed, session_options(1))
         scores_of_one.append(writer.scores(tokens[0]))
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     np.testing.assert_allclose(scores_of_one[1], scores_of_one[0], rtol=1e-3, atol=1e-4)
@@ -87,7 +87,7 @@ def test_what_was_trained_of_a_float16_model_loads_in_onnxruntime(tmp_path):
     folder = make_folder(tmp_path / "base")
     onnx.save(halved(folder, TensorProto.FLOAT16), folder / "model.onnx")
     tuner = Tuner(folder)
-    tuner.values = {name: np.full_like(each, 0.01) for name, each in tuner.values.items()}
+    tuner.adapted.values = {name: np.full_like(each, 0.01) for name, each in tuner.values.items()}
     tuner.save(tmp_path / "tuned")
     tokens = np.random.default_rng(0).integers(0, SIZE, (1, 6))
     session = onnxruntime.InferenceSession(tmp_path / "tuned/model.onnx", providers=["CPUExecutionProvider"])

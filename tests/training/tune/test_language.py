@@ -22,7 +22,7 @@ def run(model, **feeds):
 @pytest.mark.parametrize("cached", [False, True])
 def test_graph_without_caches(tmp_path, cached):
     folder = make_folder(tmp_path, cached=cached, width=64)
-    base = read(folder / "model.onnx", "test")
+    base = read(folder / "model.onnx")
     assert [each.name for each in base.model.graph.input] == ["input_ids"]
     tokens = np.random.default_rng(0).integers(0, SIZE, (2, 7))
     feeds = {"input_ids": tokens}
@@ -35,7 +35,7 @@ def test_graph_without_caches(tmp_path, cached):
 
 
 def test_roles_and_layers(tmp_path):
-    base = read(make_folder(tmp_path) / "model.onnx", "test")
+    base = read(make_folder(tmp_path) / "model.onnx")
     assert [(each.layer, each.role) for each in base.products] == [
         (-1, "embedding"),
         *((layer, role) for layer in (0, 1) for role in ("q", "k", "v", "o", "gate", "up", "down")),
@@ -57,7 +57,7 @@ def test_roles_without_names(tmp_path):
     for each in model.graph.initializer:
         each.name = names[each.name]
     onnx.save(model, tmp_path / "model.onnx")
-    base = read(tmp_path / "model.onnx", "test")
+    base = read(tmp_path / "model.onnx")
     assert [each.role for each in base.products if each.layer == 1] == ["q", "k", "v", "o", "gate", "up", "down"]
     assert len(choose(base, [Lora()])) == 8
 
@@ -65,13 +65,13 @@ def test_roles_without_names(tmp_path):
 @pytest.mark.parametrize("is_trained", [False, True])
 def test_loss_is_the_mean_over_labels(tmp_path, is_trained):
     """By one node with the last product, or beside it if its weight is trained."""
-    base = read(make_folder(tmp_path) / "model.onnx", "test")
+    base = read(make_folder(tmp_path) / "model.onnx")
     base = base.with_loss([base.head.weight] if is_trained else [])
     operators = {node.op_type for node in base.model.graph.node}
     assert ("SoftmaxCrossEntropyLoss" if is_trained else "LinearCrossEntropyLoss") in operators
     tokens = np.random.default_rng(0).integers(0, SIZE, (2, 6))
     labels = np.where(np.arange(6) < 3, -100, tokens)
-    scores = run(read(tmp_path / "model.onnx", "test").model, input_ids=tokens).astype(np.float64)
+    scores = run(read(tmp_path / "model.onnx").model, input_ids=tokens).astype(np.float64)
     logs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
     expected = -np.take_along_axis(logs, tokens[..., None], -1)[:, 3:].mean()
     session = InferenceSession(base.model.SerializeToString())
@@ -83,7 +83,7 @@ def test_what_is_no_language_model(tmp_path):
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
     onnx.save(helper.make_model(graph), tmp_path / "other.onnx")
     with pytest.raises(ValueError, match="has the inputs x, expected input_ids, integers of shape"):
-        read(tmp_path / "other.onnx", "test")
+        read(tmp_path / "other.onnx")
 
 
 def test_inputs_that_are_unknown(tmp_path):
@@ -95,4 +95,4 @@ def test_inputs_that_are_unknown(tmp_path):
     assert first.op_type == "Gather"
     onnx.save(model, tmp_path / "model.onnx")
     with pytest.raises(NotImplementedError, match="has the input 'pixels', expected tokens, masks, positions"):
-        read(tmp_path / "model.onnx", "test")
+        read(tmp_path / "model.onnx")

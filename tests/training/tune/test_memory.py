@@ -81,7 +81,7 @@ def test_limit(monkeypatch):
 
 
 def test_ends_of_layers(tmp_path):
-    base = read(make_folder(tmp_path) / "model.onnx", "test")
+    base = read(make_folder(tmp_path) / "model.onnx")
     downs = [each.output for each in base.products if each.role == "down"]
     assert list(ends_of_layers(base.products)) == downs
 
@@ -90,7 +90,7 @@ def test_bytes_of_the_base(tmp_path, monkeypatch):
     """A table and the last product that share their memory count once."""
     model = onnx.load(make_folder(tmp_path) / "model.onnx")
     stored = sum(numpy_helper.to_array(each).nbytes for each in model.graph.initializer)
-    assert read(tmp_path / "model.onnx", "test").bytes == stored
+    assert read(tmp_path / "model.onnx").bytes == stored
     table = next(each for each in model.graph.initializer if "embed" in each.name)
     flat = numpy_helper.from_array(numpy_helper.to_array(table).reshape(-1), "flat")
     shape = numpy_helper.from_array(np.array([-1, 32]), "shape")
@@ -104,7 +104,7 @@ def test_bytes_of_the_base(tmp_path, monkeypatch):
     head.input[1] = "turned"
     monkeypatch.setattr(tensor_values, "HUGE", 1000)
     onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="values", size_threshold=0)
-    base = read(tmp_path / "model.onnx", "test")
+    base = read(tmp_path / "model.onnx")
     assert {"flat", "again"} <= base.values.keys()
     assert base.bytes == stored - 32 * base.vocabulary * 4
 
@@ -115,10 +115,10 @@ def test_less_memory_gives_the_same_losses(tmp_path, monkeypatch):
     folder = make_folder(tmp_path)
     tokens = np.random.default_rng(0).integers(0, 20, (2, 40))
     losses, sizes = [], []
-    whole = Tuner(folder).setting(2, 40)
+    whole = Tuner(folder).adapted.setting(2, 40)
     plan = whole.plan
     for memory in (None, plan.bytes - plan.values * 3 // 100):
-        setting = Tuner(folder, memory=memory).setting(2, 40)
+        setting = Tuner(folder, memory=memory).adapted.setting(2, 40)
         sizes.append(len(setting.artifacts.training_model.graph.node))
         trainer = Trainer(setting.artifacts, learning_rate=0.1)
         names = [each.name for each in setting.artifacts.inputs]

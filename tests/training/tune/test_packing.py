@@ -43,9 +43,9 @@ def test_losses_and_gradients(tmp_path, data, form):
         generator = np.random.default_rng(0)
         for name, array in tuner.values.items():
             tuner.values[name] = generator.normal(size=array.shape).astype(np.float32) / 10
-        rows, _ = split(tuner, tuner.examples(data), Recipe(batch_size=5))
+        rows, _ = split(tuner.adapted, tuner.adapted.examples(data), Recipe(batch_size=5))
         batch = rows.take(rows.order(generator)).arrays
-        trainer = Trainer(tuner.setting(*batch["input_ids"].shape).artifacts, 0.1)
+        trainer = Trainer(tuner.adapted.setting(*batch["input_ids"].shape).artifacts, 0.1)
         losses.append(trainer.compute_gradients(batch))
         gradients.append({name: np.array(each) for name, each in trainer.gradients.items()})
         shapes.append((batch["input_ids"].shape, rows.longest_batch()))

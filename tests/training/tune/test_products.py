@@ -146,12 +146,12 @@ def test_all_kinds_of_products(tmp_path, case):
     tuner = Tuner(folder, lora=loras, seed=1)
     assert operator in {each.product.op for each in tuner.adapters}
     plain = scores(folder / "model.onnx")
-    trainer = Trainer(tuner.setting(*TOKENS.shape).artifacts, learning_rate=0.01)
+    trainer = Trainer(tuner.adapted.setting(*TOKENS.shape).artifacts, learning_rate=0.01)
     losses = [trainer.step(BATCH) for _ in range(4)]
     assert losses[0] == pytest.approx(loss_of(plain), rel=1e-5)
     assert losses[3] < losses[0]
     learned = {name: np.array(each) for name, each in trainer.parameters.items()}
-    tuner.use(learned)
+    tuner.adapted.use(learned)
     tuner.save(tmp_path / "tuned")
     tuner.merge(tmp_path / "merged")
     np.testing.assert_allclose(scores(tmp_path / "tuned/model.onnx"), plain, rtol=1e-5, atol=1e-5)
@@ -175,7 +175,7 @@ def test_packed_weights_in_a_file(tmp_path, monkeypatch):
     onnx.save(onnx.load(folder / "model.onnx"), folder / "model.onnx", save_as_external_data=True, size_threshold=0)
     for huge in (tensor_values.HUGE, 0):
         monkeypatch.setattr(tensor_values, "HUGE", huge)
-        setting = Tuner(folder, lora="rank=4", seed=1).setting(*TOKENS.shape)
+        setting = Tuner(folder, lora="rank=4", seed=1).adapted.setting(*TOKENS.shape)
         operators.append({node.op_type for node in setting.artifacts.eval_model.graph.node})
         trainer = Trainer(setting.artifacts, learning_rate=0.01)
         losses.append([trainer.step(BATCH) for _ in range(3)])
@@ -195,12 +195,14 @@ def test_kernels_of_several_points_are_no_products(tmp_path):
     first.attribute[0].ints[:] = [3, 1]
     first.attribute.append(helper.make_attribute("pads", [1, 0, 1, 0]))
     onnx.save(model, folder / "model.onnx")
-    assert first.name not in {each.node for each in read(folder / "model.onnx", "test").products}
+    assert first.name not in {each.node for each in read(folder / "model.onnx").products}
 
 
 def steps(folder, options, seed=3, count=3):
     """The losses of some steps, and the parameters behind them."""
-    trainer = Trainer(Tuner(folder, lora=options, seed=seed).setting(*TOKENS.shape).artifacts, learning_rate=0.02)
+    trainer = Trainer(
+        Tuner(folder, lora=options, seed=seed).adapted.setting(*TOKENS.shape).artifacts, learning_rate=0.02
+    )
     return [trainer.step(BATCH) for _ in range(count)], trainer.parameters
 
 
@@ -231,8 +233,10 @@ def test_dropout_with_layers_that_are_computed_again(tmp_path):
     """The backward part sees what was dropped in the forward part."""
     folder = make_folder(tmp_path)
     tuner = Tuner(folder, lora="dropout=0.5, target=all-linear", seed=3)
-    given = (tuner.base, tuner.adapters, tuner.values, (), folder, AdamWRule())
-    settings = [prepare(*given, segments, 3) for segments in (None, ends_of_layers(tuner.base.products)[:1])]
+    given = (tuner.adapted.base, tuner.adapters, tuner.values, (), folder, AdamWRule())
+    settings = [
+        prepare(*given, segments, seed=3) for segments in (None, ends_of_layers(tuner.adapted.base.products)[:1])
+    ]
     sizes = [len(each.artifacts.training_model.graph.node) for each in settings]
     assert sizes[1] > sizes[0]
     trainers = [Trainer(each.artifacts, learning_rate=0.02) for each in settings]
@@ -244,7 +248,7 @@ def test_what_is_dropped_differs(tmp_path):
     """Between adapters and seeds by numbers of their own, between batches by that of the batch."""
     folder, own = make_folder(tmp_path), set()
     for seed in (0, 1):
-        setting = Tuner(folder, lora="dropout=0.5, rank=4", seed=seed).setting(*TOKENS.shape)
+        setting = Tuner(folder, lora="dropout=0.5, rank=4", seed=seed).adapted.setting(*TOKENS.shape)
         held = setting.artifacts.training_model.graph.initializer
         own |= {int(numpy_helper.to_array(each)[0]) for each in held if each.name.endswith("lora_dropout.own")}
     assert len(own) == 16
@@ -257,8 +261,10 @@ def test_what_is_dropped_differs(tmp_path):
 def test_validation_drops_nothing(tmp_path):
     folder = make_folder(tmp_path)
     tuner = Tuner(folder, lora="dropout=0.5")
-    found = [node for node in tuner.setting().artifacts.eval_model.graph.node if node.op_type == "DropoutTraining"]
+    found = [
+        node for node in tuner.adapted.setting().artifacts.eval_model.graph.node if node.op_type == "DropoutTraining"
+    ]
     assert not found
     assert "DropoutTraining" not in {
-        node.op_type for node in scoring(tuner.base, tuner.adapters, tuner.values)[0].graph.node
+        node.op_type for node in scoring(tuner.adapted.base, tuner.adapters, tuner.values)[0].graph.node
     }

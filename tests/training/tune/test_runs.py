@@ -49,8 +49,8 @@ def tuned(tmp_path_factory, model, data):
 
 def test_what_is_written_changes(model, tuned):
     tuner, run = tuned
-    assert Tuner(model).write("what is red ?", most=8) != ANSWER
-    assert tuner.write("what is red ?", most=8) == ANSWER
+    assert Tuner(model).write("what is red ?", max_new_tokens=8) != ANSWER
+    assert tuner.write("what is red ?", max_new_tokens=8) == ANSWER
     assert run.samples[-1] == {"what is red ?": ANSWER}
     assert run.state.history[-1].train_loss < run.state.history[0].train_loss / 3
 
@@ -61,10 +61,10 @@ def test_files(model, tuned):
     about = json.loads((run.output / "tune.json").read_text())
     assert metrics["examples"]["lines"] == 12
     assert metrics["tokens_per_second"] > 0
-    assert about["base_sha256"] == tuner.checksum == Tuner(model).checksum
+    assert about["base_sha256"] == tuner.adapted.checksum == Tuner(model).adapted.checksum
     assert set(run.files) <= {each.name for each in run.output.iterdir()}
     again = Tuner(model, adapter=run.output)
-    assert again.write("who are you", most=8) == tuner.write("who are you", most=8)
+    assert again.write("who are you", max_new_tokens=8) == tuner.write("who are you", max_new_tokens=8)
 
 
 def scores(folder, tokens, adapter=None):
@@ -80,7 +80,7 @@ def scores(folder, tokens, adapter=None):
 
 def test_stock_runtime_and_merged_model(tmp_path, model, tuned):
     tuner, run = tuned
-    tokens = tuner.prompt_tokens("what is red ?")[None].astype(np.int64)
+    tokens = tuner.adapted.prompt_tokens("what is red ?")[None].astype(np.int64)
     tuner.merge(tmp_path / "merged")
     given = scores(run.output, tokens, run.output / "adapter.onnx_adapter")
     np.testing.assert_allclose(scores(tmp_path / "merged", tokens), given, rtol=1e-4, atol=1e-4)
@@ -159,7 +159,7 @@ def test_weights_are_trained_themselves(tmp_path, model, data):
     assert changed == {name for name in before if "mlp" in name}
     assert run.state.history[-1].train_loss < run.state.history[0].train_loss
     again = Tuner(tmp_path / "full")
-    assert again.write("hello", most=4) == tuner.write("hello", most=4)
+    assert again.write("hello", max_new_tokens=4) == tuner.write("hello", max_new_tokens=4)
 
 
 def test_gradients_are_weighted_by_tokens(tmp_path, model, data):
@@ -176,7 +176,7 @@ def test_gradients_are_weighted_by_tokens(tmp_path, model, data):
     [
         ({"lora": "rank=2", "train": "*"}, ValueError, "more than one of lora, train and adapter"),
         ({"train": "nothing.*"}, ValueError, "train has 'nothing.*', which matches no weight of the model"),
-        ({"lora": Lora(target="x")}, ValueError, "the target of lora is 'x'"),
+        ({"lora": Lora(target="x")}, ValueError, "lora has the target 'x'"),
     ],
 )
 def test_wrong_options(tmp_path, model, data, options, error, message):
@@ -220,7 +220,7 @@ def test_weights_in_a_file_of_their_own(tmp_path, model, data, monkeypatch):
     assert (run.output / "model.onnx.data").read_bytes() == before["model.onnx.data"]
     for folder in (base, run.output):
         onnx.load(folder / "model.onnx")
-    assert Tuner(base, adapter=run.output).checksum == Tuner(base).checksum
+    assert Tuner(base, adapter=run.output).adapted.checksum == Tuner(base).adapted.checksum
 
 
 def test_full_disk_loses_nothing(tmp_path, model, data, monkeypatch):
@@ -266,11 +266,13 @@ def test_adapter_beside_the_product_that_makes_the_scores(tmp_path, data):
     run = tuner.fit(data, tmp_path / "tuned", **SETTINGS)
     assert run.state.history[-1].train_loss < run.state.history[0].train_loss
     tuner.merge(tmp_path / "merged")
-    tokens = tuner.prompt_tokens("what is red ?")[None].astype(np.int64)
+    tokens = tuner.adapted.prompt_tokens("what is red ?")[None].astype(np.int64)
     found = scores(run.output, tokens, run.output / "adapter.onnx_adapter")
     np.testing.assert_allclose(scores(tmp_path / "merged", tokens), found, rtol=1e-4, atol=1e-4)
     assert np.abs(found - scores(folder, tokens)).max() > 0.1
-    assert Tuner(tmp_path / "merged").write("what is red ?", most=8) == tuner.write("what is red ?", most=8)
+    assert Tuner(tmp_path / "merged").write("what is red ?", max_new_tokens=8) == tuner.write(
+        "what is red ?", max_new_tokens=8
+    )
 
 
 # --- the command ---
@@ -318,8 +320,8 @@ def test_command_tells_of_products_that_saturate(tmp_path, model, data, monkeypa
     [
         ([], "nothing to do, expected --data to train, or --prompt or --merge"),
         (["--prompt", "x", "--data", "DATA"], "--prompt and --merge use what is there, expected no --data"),
-        (["--memory", "much", "--prompt", "x"], "memory is 'much', expected a size such as 4GB"),
-        (["--data", "DATA", "--train-on", "none"], "train_on is 'none', expected one of completions, all"),
+        (["--memory", "much", "--prompt", "x"], "--memory is 'much', expected a size such as 4GB"),
+        (["--data", "DATA", "--train-on", "none"], "--train-on is 'none', expected one of completions, all"),
         (["--data", "DATA", "--validation", "99"], "validation is 99, expected fewer than the 12 rows"),
     ],
 )
@@ -336,9 +338,9 @@ def test_genai_writes_what_the_tuner_writes(tmp_path, data):
     (folder / "genai_config.json").write_text(json.dumps(genai_config(64)))
     tuner = Tuner(folder, lora="rank=8, target=all-linear")
     run = tuner.fit(data, tmp_path / "tuned", **{**SETTINGS, "epochs": 15})
-    tokens = tuner.prompt_tokens("what is red ?")
+    tokens = tuner.adapted.prompt_tokens("what is red ?")
     found = genai.write(run.output, run.output / "adapter.onnx_adapter", tokens, 8, 0.0, 0)
-    assert tuner.tokenizer.decode(list(found)) == tuner.write("what is red ?", most=8) == ANSWER
+    assert tuner.adapted.tokenizer.decode(list(found)) == tuner.write("what is red ?", max_new_tokens=8) == ANSWER
 
 
 def genai_config(width, layers=2, heads=2, shared=1):

@@ -27,7 +27,7 @@ RATE = 0.01
 
 def assert_learns_as(tuner, manifest, steps=5):
     """An exported step gives the losses and the adapters of opgrad's trainer."""
-    step, trainer = client().Step(manifest), Trainer(tuner.setting().artifacts, RATE)
+    step, trainer = client().Step(manifest), Trainer(tuner.adapted.setting().artifacts, RATE)
     for batch in batches(steps):
         assert step.train(batch, RATE) == pytest.approx(trainer.step(batch), rel=1e-5)
     for name in tuner.values:
@@ -66,7 +66,7 @@ def test_weights_stay_in_the_files_of_the_base(tmp_path, monkeypatch):
     quantize(folder / "model.onnx", apart=True)
     tuner = Tuner(folder, lora=LORA)
     (tmp_path / "site").mkdir()
-    made = tuner.export_step(tmp_path / "site" / "step.onnx", evaluation=True)
+    made = tuner.export_step(tmp_path / "site" / "step.onnx", models=["eval"])
     data = folder / "model.onnx.data"
     assert (tmp_path / "site" / "model.onnx.data").read_bytes() == data.read_bytes()
     entry = {"name": data.name, "bytes": data.stat().st_size, "sha256": hashlib.sha256(data.read_bytes()).hexdigest()}
@@ -137,14 +137,14 @@ def test_adapter_of_the_state_is_that_of_a_fine_tuning(tmp_path):
     )
     assert code == 0, text
     tuner = Tuner(folder, lora="rank=4, alpha=6, target=q|v")
-    step, trainer = client().Step(tmp_path / "step.json"), Trainer(tuner.setting().artifacts, RATE)
+    step, trainer = client().Step(tmp_path / "step.json"), Trainer(tuner.adapted.setting().artifacts, RATE)
     for batch in batches():
         step.train(batch, RATE), trainer.step(batch)
     step.save(tmp_path / "trained.safetensors")
     code, text = command("tune", folder, "--adapter", tmp_path / "trained.safetensors", "--output", tmp_path / "found")
     assert code == 0, text
     assert "adapter.onnx_adapter" in text
-    tuner.use(trainer.parameters)
+    tuner.adapted.use(trainer.parameters)
     tuner.save(tmp_path / "expected")
     for name in ("adapter_config.json", "tune.json"):
         assert (tmp_path / "found" / name).read_text() == (tmp_path / "expected" / name).read_text()

@@ -64,14 +64,14 @@ def test_commands_tell_the_same(tmp_path, folder):
 
 
 def test_layers_that_are_computed_again(tmp_path, folder, monkeypatch):
-    whole = summary(Tuner(folder), 2, 40)
-    limited = Tuner(folder, memory=whole.step - 2000)
+    whole = summary(Tuner(folder).adapted, 2, 40)
+    limited = Tuner(folder, memory=whole.step - 2000).adapted
     found = summary(limited, 2, 40)
     assert found.step <= whole.step - 2000
     assert found.again == 1
     told = f"for a step of 2 rows of up to 40 tokens; 1 layer computed again for a limit of {megabytes(found.limit)}"
     assert found.facts()["memory"].endswith(told)
-    weights = summary(Tuner(folder, train="*mlp*"), 1, 8)
+    weights = summary(Tuner(folder, train="*mlp*").adapted, 1, 8)
     assert (weights.adapters, weights.trained) == ([], 2 * 3 * 32 * 64)
 
 

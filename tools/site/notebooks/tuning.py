@@ -26,7 +26,7 @@ print(Path("chats.jsonl").read_text().splitlines()[40])
 # All weights are trained; the loss of each batch follows.
 
 # %%
-scratch = Tuner("model", train="*", longest=256)
+scratch = Tuner("model", train="*", max_length=256)
 run = scratch.fit("text.jsonl", "base", epochs=3, learning_rate=3e-3, batch_size=8, warmup=20, validation=0.02)
 losses = [loss for epoch in run.batch_losses for loss in epoch]
 plt.figure(figsize=(8, 4))
@@ -39,7 +39,7 @@ print("perplexity:", [round(each, 1) for each in run.perplexities()])
 print(f"{run.tokens_per_second:,.0f} tokens a second")
 
 # %%
-print(scratch.write("The return statement", most=40, chat=False))
+print(scratch.write("The return statement", max_new_tokens=40, chat=False))
 
 # %% [markdown]
 # ## Fine-tuned
@@ -48,8 +48,8 @@ print(scratch.write("The return statement", most=40, chat=False))
 
 # %%
 question = "What does json.dumps do?"
-tuner = Tuner("base", lora="rank=16, alpha=32, target=all-linear", longest=256)
-before = tuner.write(question, most=30)
+tuner = Tuner("base", lora="rank=16, alpha=32, target=all-linear", max_length=256)
+before = tuner.write(question, max_new_tokens=30)
 tuned = tuner.fit(
     "chats.jsonl", "tuned", epochs=4, learning_rate=4e-3, batch_size=16, validation=40, samples=[question]
 )

@@ -31,6 +31,10 @@ class FileOptions:
     ] = None
     nominal: Annotated[bool, _option(help="Write a checkpoint without values, too.")] = False
     ort_format: Annotated[bool, _option(help="Write the models in ORT format, too.")] = False
+    custom_op_library: Annotated[
+        Path | None,
+        _option(help="A library with operators of your own, for --ort-format; default: none.", callback=existing),
+    ] = None
     precision: Annotated[
         str, _option(help="What a model in float16 or bfloat16 computes in: float32, or model, its own type.")
     ] = "float32"
@@ -68,6 +72,7 @@ def artifacts(
             additional_output_names=files.output_name or None,
             nominal_checkpoint=files.nominal,
             ort_format=files.ort_format,
+            custom_op_library=files.custom_op_library,
             precision=files.precision,
         )
     _print(made, files.prefix, str(loss.loss or "the model's own"))

@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 
 import typer
 
+from opgrad.base.arguments import ArgumentError
 from opgrad.base.terminal import sentence, visible
 from opgrad.base.writing import finish_interrupted
+from opgrad.cli.commands.options import option
 
 F = TypeVar("F", bound=Callable[..., Any])
 USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError, MemoryError)
@@ -52,6 +54,8 @@ def explains_errors(extra: str | None = None) -> Callable[[F], F]:
                 if not isinstance(error, USER_ERRORS) and not type(error).__module__.startswith("onnxruntime"):
                     raise
                 message = sentence(error)
+                if isinstance(error, ArgumentError) and error.argument in kwargs:
+                    message = f"{command.__name__}: {option(error.argument)} {error.text}"
             typer.echo(f"opgrad: {visible(message)}", err=True)
             raise typer.Exit(1)
 

@@ -1,8 +1,8 @@
 """Training artifacts of a model, as commands are asked for them."""
 
+import inspect
 import logging
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,22 +11,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from opgrad.base.arguments import ArgumentError
 from opgrad.base.terminal import existing
-from opgrad.cli.commands.options import option, positive
-from opgrad.training.make.named_blocks import Loss, Optimizer, block
+from opgrad.cli.commands.options import option, positive, said
+from opgrad.training.make.named_blocks import Loss, Optimizer
 
 if TYPE_CHECKING:
     import onnx
 
     from opgrad.training.make.artifacts import Artifacts
+    from opgrad.training.run.recipe import Recipe
 
-# What messages call arguments of `generate_artifacts`, and what the commands call them.
-OPTIONS = {"requires_grad": "train", "frozen_params": "freeze", "loss_input_names": "loss_input"}
-OPTIONS |= {
-    name: name
-    for name in ("batch_norm", "checkpoint_segments", "custom_op_library", "ort_format", "precision", "prefix", "untie")
+# The options for arguments that have other names.
+OPTIONS = {
+    "additional_output_names": "output_name",
+    "clip_grad": "clip_norm",
+    "frozen_params": "freeze",
+    "loss_input_names": "loss_input",
+    "max_norm": "clip_norm",
+    "requires_grad": "train",
 }
-OPTIONS |= {"additional_output_names": "output_name"}
 
 
 def numbers(text: str | None) -> str | None:
@@ -72,10 +76,6 @@ class ParameterOptions:
             "Model",
             min=1,
         ),
-    ] = None
-    custom_op_library: Annotated[
-        Path | None,
-        _option("A library with operators of your own; default: none.", "Model", callback=existing, dir_okay=False),
     ] = None
     untie: Annotated[
         bool | None,
@@ -165,9 +165,6 @@ class OptimizerOptions:
         ),
     ] = None
     eps: Annotated[float | None, _option("What adamw adds to its divisor; default: 1e-6.", "Optimizer")] = None
-    bias_correction: Annotated[
-        bool | None, _option("Whether adamw corrects the bias of its moments; default: yes.", "Optimizer")
-    ] = None
     adam_mode: Annotated[
         int | None,
         _option("The order of adamw's operations, 1 as Hugging Face, 0 as PyTorch; default: 1.", "Optimizer"),
@@ -223,6 +220,15 @@ class Making:
         """The groups of options."""
         return self.parameters, self.loss, self.optimizer, self.quantization
 
+    def with_recipe(self, recipe: "Recipe") -> "Making":
+        """The same with what a recipe says where no option does."""
+        loss, parameters = self.loss, self.parameters
+        if recipe.loss is not None and loss.loss is None:
+            loss = replace(loss, loss=Loss(recipe.loss))
+        if parameters.batch_norm is None:
+            parameters = replace(parameters, batch_norm=recipe.batch_norm)
+        return replace(self, loss=loss, parameters=parameters)
+
     def arguments(self, clip_norm: float | None = None) -> dict[str, Any]:
         """Arguments of `generate_artifacts`. Raises ValueError for what a loss or an optimizer does not take.
 
@@ -239,7 +245,6 @@ class Making:
             "loss_input_names": inputs or None,
             "loss": None if kind is None else _block(kind, loss),
             "optimizer": _block(optimizer.pop("optimizer") or Optimizer.AdamW, optimizer),
-            "custom_op_library": own["custom_op_library"],
             "batch_norm": own["batch_norm"] or "model",
             "untie": bool(own["untie"]),
         }
@@ -271,11 +276,19 @@ def _clipping(norm: float) -> Any:
 
 
 def _block(kind: Loss | Optimizer, arguments: dict[str, Any]) -> Any:
+    """The block of this kind with the options that were given. Raises ValueError for one that it does not take."""
+    from opgrad.training.make.blocks import loss, optim
+
+    made = getattr(loss if isinstance(kind, Loss) else optim, kind.name)
+    given = {name: value for name, value in arguments.items() if value is not None}
+    taken = inspect.signature(made).parameters
+    if wrong := [option(name) for name in given if name not in taken]:
+        known = [option(name) for name in taken if name in arguments]
+        raise ValueError(f"{kind} takes no {', '.join(wrong)}, expected {', '.join(known) or 'no options'}")
     try:
-        return block(kind, arguments)
-    except ValueError as error:
-        names = {name: name for name in arguments} | {"clip_grad": "clip_norm"}
-        raise ValueError(_in_options(str(error), names)) from None
+        return made(**given)
+    except ArgumentError as error:
+        raise ValueError(f"{error.caller}: {said(error, '', OPTIONS)}") from None
 
 
 def make(
@@ -297,10 +310,9 @@ def make(
         with made_folder(folder), _silent(artifacts.logger):  # the commands print the notes
             made = artifacts.generate_artifacts(model, artifact_directory=folder, **arguments, **files)
     except (LookupError, NotImplementedError, TypeError, ValueError) as error:
-        text = str(error.args[0]) if error.args else type(error).__name__
-        text = _in_options(text.removeprefix("generate_artifacts: "), OPTIONS)
+        text = said(error, "generate_artifacts", OPTIONS)
         raise ValueError(text if str(model) in text else f"{who}: {model}: {text}") from None
-    return replace(made, notes=tuple(_in_options(note, OPTIONS) for note in made.notes))
+    return made
 
 
 @contextmanager
@@ -311,17 +323,6 @@ def _silent(logger: logging.Logger) -> Iterator[None]:
         yield
     finally:
         logger.disabled = before
-
-
-def _in_options(text: str, names: Mapping[str, str]) -> str:
-    """A message with options in the place of arguments and their lists, but not in what it quotes. names: of both."""
-    pattern = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
-    found = rf"(?<!['\w.])(?P<name>{pattern})(?:=\[(?P<value>[^]]*)\])?(?!['\w.])"
-
-    def written(match: re.Match[str]) -> str:
-        return " ".join(filter(None, (option(names[match["name"]]), match["value"])))
-
-    return re.sub(found, written, text)
 
 
 def _check_is_loss(model: "onnx.ModelProto", path: Path, who: str) -> None:

@@ -2,12 +2,13 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Annotated, Any, TypeVar
 
 import typer
 
+from opgrad.base.arguments import ArgumentError
 from opgrad.base.terminal import existing
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -61,6 +62,16 @@ def given(*groups: Any) -> dict[str, Any]:
 def option(name: str) -> str:
     """The name of an option in a command line."""
     return "--" + name.replace("_", "-")
+
+
+def said(error: Exception, caller: str, names: Mapping[str, str]) -> str:
+    """What an error says: of an argument, with the option in its place; else without the name of the function.
+
+    names: options that have other names than the arguments.
+    """
+    if isinstance(error, ArgumentError):
+        return f"{option(names.get(error.argument, error.argument))} {error.text}"
+    return str(error.args[0] if error.args else type(error).__name__).removeprefix(f"{caller}: ")
 
 
 def words(options: dict[str, Any]) -> list[str]:
@@ -139,4 +150,4 @@ def _rows_or_fraction(text: str | None) -> int | float | None:
     try:
         return int(text) if text.lstrip("+-").isdigit() else float(text)
     except ValueError:
-        raise ValueError(f"train: validation is {text!r}, expected a number of rows or a fraction") from None
+        raise ArgumentError("validation", f"is {text!r}, expected a number of rows or a fraction") from None

@@ -1,10 +1,10 @@
 """A model that `opgrad train` shall train as an integer model."""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgrad.cli.commands.making import QuantizationOptions
+from opgrad.cli.commands.options import said
 
 if TYPE_CHECKING:
     from opgrad.training.run.recipe import Recipe
@@ -42,8 +42,8 @@ def prepared(model: Path, options: QuantizationOptions, recipe: "Recipe", data: 
         if options.distill is not None:
             made = with_teacher(made, given)
     except (NotImplementedError, TypeError, ValueError) as error:
-        told = re.sub("^weights has", "--quantize-weights has", str(error).removeprefix("quantization.prepare: "))
-        raise ValueError(f"train: {model}: {told}") from None
+        names = {"weights": "quantize_weights", "kind": "quantize"}
+        raise ValueError(f"train: {model}: {said(error, 'quantization.prepare', names)}") from None
     new_file(folder / model.name, made.SerializeToString())
     return folder / model.name
 

@@ -1,7 +1,6 @@
 """`opgrad step`: the training step of an artifact set as one plain ONNX model."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,11 +11,9 @@ from rich.text import Text
 from opgrad.base.terminal import console, existing, visible
 from opgrad.cli.commands.making import made_folder, numbers
 from opgrad.cli.commands.options import file_option, option, positive, takes_groups
-from opgrad.cli.commands.options import given as options_given
 
 if TYPE_CHECKING:
     from opgrad.training.export import Exported, StepRule
-    from opgrad.tune import Tuner
 
 
 class StepOptimizer(StrEnum):
@@ -70,9 +67,6 @@ class StepOptimizerOptions:
     momentum: Annotated[
         float | None, _option("Optimizer", help="The momentum of momentum and nesterov; default: 0.9.")
     ] = None
-    bias_correction: Annotated[
-        bool | None, _option("Optimizer", help="Whether adamw corrects the bias of its moments; default: yes.")
-    ] = None
     adam_mode: Annotated[
         int | None,
         _option("Optimizer", help="The order of adamw's operations, 1 as Hugging Face, 0 as PyTorch; default: 0."),
@@ -83,8 +77,7 @@ class StepOptimizerOptions:
         from opgrad.cli.inspect.text import SETTINGS
         from opgrad.training.export import rule
 
-        given = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {name: value for name, value in vars(self).items() if name != "optimizer" and value is not None}
         if self.optimizer is None:
             if given:
                 raise ValueError(f"step: {option(next(iter(given)))} is of an optimizer, expected --optimizer, too")
@@ -94,14 +87,9 @@ class StepOptimizerOptions:
             names = SETTINGS.get(name, (name,))
             values = [float(each) for each in value.split(",")] if name == "betas" else [value]
             if len(values) != len(names):
-                raise ValueError(f"step: --{name} is {value}, expected {len(names)} numbers")
-            attributes |= dict(zip(names, map(_plain, values), strict=True))
+                raise ValueError(f"step: {option(name)} is {value}, expected {len(names)} numbers")
+            attributes |= dict(zip(names, values, strict=True))
         return rule(self.optimizer, **attributes)
-
-
-def _plain(value: Any) -> Any:
-    """A flag as the number that attributes of ONNX are."""
-    return int(value) if isinstance(value, bool) else value
 
 
 @dataclass(frozen=True)
@@ -118,10 +106,9 @@ class StepOptions:
         None
     )
     inline: Annotated[bool, _option("Step", help="No functions, for runtimes without them.")] = False
-    accuracy: Annotated[bool, _option("Step", help="The share of right answers as an output.")] = False
     output_name: Annotated[
         list[str] | None,
-        _option("Step", help="A value of the training graph that is an output, too; default: none.", metavar="NAME"),
+        _option("Step", help="A value of the training graph as an output, or accuracy; default: none.", metavar="NAME"),
     ] = None
 
 
@@ -180,16 +167,16 @@ def step(
     """
     from opgrad.training.export import export_step
 
-    given = {name: value for name, value in vars(options).items() if name != "output_name"}
-    given["weights"] = str(options.weights)
-    given |= {"outputs": options.output_name or (), "evaluation": evaluation, "inference": inference}
-    given |= {"optimizer": optimizer.rule(), "checkpoint": checkpoint}
-    notes: Sequence[str] = ()
+    given = {**vars(options), "optimizer": optimizer.rule(), "checkpoint": checkpoint}
+    given["outputs"] = given.pop("output_name") or ()
+    given["models"] = [name for name, wanted in (("eval", evaluation), ("infer", inference)) if wanted]
+    trained, notes = {name: value for name, value in vars(language).items() if value}, ()
     with made_folder(output.absolute().parent):
-        if options_given(language) or _is_language_model(directory):
-            tuner = _tuner(directory, language)
-            made = tuner.export_step(output, **given)
-            notes = tuner.setting().notes
+        if trained or _is_language_model(directory):
+            from opgrad.tune import Tuner
+
+            tuner = Tuner(directory, **trained)
+            made, notes = tuner.export_step(output, **given), tuner.adapted.setting().notes
         else:
             made = export_step(directory, output, **given)
     _print(made)
@@ -201,13 +188,6 @@ def _is_language_model(directory: Path) -> bool:
     from opgrad.training.files.artifact_set import FILES
 
     return (directory / "tokenizer.json").is_file() and not any((directory / name).exists() for name in FILES)
-
-
-def _tuner(directory: Path, language: LanguageOptions) -> "Tuner":
-    from opgrad.tune import Tuner
-
-    longest: dict[str, Any] = {} if language.max_length is None else {"longest": language.max_length}
-    return Tuner(directory, lora=language.lora, train=language.train or (), adapter=language.adapter, **longest)
 
 
 def _print(made: "Exported") -> None:

@@ -1,8 +1,8 @@
 """The command `opgrad train`."""
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from opgrad.training.files.artifact_set import ArtifactSet
     from opgrad.training.run.job import Run
     from opgrad.training.run.recipe import Recipe
+    from opgrad.training.run.state import Resumption
 
 
 @dataclass(frozen=True)
@@ -116,24 +117,49 @@ def train(
 
     Example: opgrad train model.onnx --data data.npz --loss cross-entropy --freeze 'backbone.*'
     """
+    from opgrad.onnxruntime import exact_products
+    from opgrad.training import ArtifactSet
     from opgrad.training.engine import distributed
+    from opgrad.training.run import job
+    from opgrad.training.run.fit import Interrupted
+    from opgrad.training.run.recipe import FILE
+    from opgrad.training.run.report import TrainingBar
 
     path, places = _model_of(path, places)
-    making = _with_recipe(Making(parameters, loss, optimizer, quantization), path, places)
+    making = Making(parameters, loss, optimizer, quantization)
     processes = distributed.begin()
+    screen = console(not processes.is_first)
     quantizing.check(quantization)
-    with processes.failing_together():
+    finish = quantizing.convert_file if quantization.quantize else None
+    with processes.failing_together(), ExitStack() as stack:
         if path.is_dir():
-            _check_folder(path, making, places)
-            _train(path, path, settings, places, making, path, processes)
-            return
-        _check_model(path, settings, places)
-        with (
-            results_folder(places.output or Path("runs") / path.stem) if processes.is_first else nullcontext(),
-            _trained_model(path, settings, places, quantization) as model,
-            _artifacts(model, making, places, _scales(path, settings, places), processes) as folder,
-        ):
-            _train(path, folder, settings, places, making, path.parent, processes)
+            _check_set(path, making, places)
+        _check_export(places.export)
+        artifacts = ArtifactSet.load(path) if path.is_dir() else None
+        output = places.output or Path("runs") / (path.stem if artifacts is None else artifacts.name)
+        resumption, recipe = _recipe(path, settings, places, output, processes)
+        if artifacts is None:
+            if places.data is None and resumption is None and recipe.dataset is None:
+                raise ValueError(f"train: no data for {path}, expected --data or a dataset named in {FILE} beside it")
+            if processes.is_first:
+                stack.enter_context(results_folder(output))
+            temporary = Path(stack.enter_context(TemporaryDirectory(prefix="opgrad-")))
+            model = path if finish is None else quantizing.prepared(path, quantization, recipe, places.data, temporary)
+            artifacts = _made(model, making.with_recipe(recipe), places, recipe, temporary, processes, screen)
+        exported = _outputs(artifacts) if places.export else []
+        if told := exact_products.note(artifacts.eval_model):
+            screen.print(Text(visible(f"note: {told}")))
+        if artifacts.scores is None:
+            screen.print(f"no scores found that {artifacts.loss} compares with a label: only the loss is reported")
+        try:
+            with TrainingBar(screen, artifacts.name, epochs=recipe.epochs) as bar:
+                run = job.train(artifacts, recipe, places.data, output, bar, resumption, processes, finish)
+        except Interrupted as interruption:
+            options = {"--resume": interruption.checkpoint, **given(replace(places, resume=None), *making.groups)}
+            command = shlex.join(["opgrad", "train", str(path), *words(options)])
+            raise RuntimeError(f"{interruption}; to go on: {command}") from None
+        if run is not None:
+            _finish(run, exported, places.export, finish, screen)
 
 
 def _model_of(path: Path, places: Places) -> tuple[Path, Places]:
@@ -146,43 +172,25 @@ def _model_of(path: Path, places: Places) -> tuple[Path, Places]:
     return file, replace(places, output=places.output or Path("runs") / path.resolve().name)
 
 
-def _with_recipe(making: Making, path: Path, places: Places) -> Making:
-    """What is made of a model, with what the recipe says of it where no option does."""
-    if path.is_dir():
-        return making
-    from opgrad.training.make.named_blocks import Loss
+def _recipe(
+    path: Path, settings: Settings, places: Places, output: Path, processes: "OneProcess"
+) -> "tuple[Resumption | None, Recipe]":
+    """The checkpoint to go on from, and the recipe with the options that were given.
 
-    recipe, loss, parameters = _saved(path, places), making.loss, making.parameters
-    if recipe.loss is not None and loss.loss is None:
-        loss = replace(loss, loss=Loss(recipe.loss))
-    if parameters.batch_norm is None:
-        parameters = replace(parameters, batch_norm=recipe.batch_norm)
-    return replace(making, loss=loss, parameters=parameters)
-
-
-def _saved(path: Path, places: Places) -> "Recipe":
-    """The recipe of the run that goes on, or the one beside a model."""
+    Restarted processes go on from last.checkpoint, which was written before one of them was lost.
+    """
     from opgrad.training import Recipe
-    from opgrad.training.run.state import Resumption
+    from opgrad.training.engine import distributed
+    from opgrad.training.run.state import LAST, Resumption
 
-    state = Resumption.read(places.resume).state if places.resume else None
-    return state.recipe if state else Recipe.load(path.parent)
-
-
-@contextmanager
-def _trained_model(path: Path, settings: Settings, places: Places, quantization: QuantizationOptions) -> Iterator[Path]:
-    """The model that is trained: the given one, or one that rounds as the integer model will."""
-    from opgrad.training import Recipe
-
-    if quantization.quantize is None:
-        yield path
-        return
-    recipe = replace(Recipe.load(path.parent), **settings.of_recipe())
-    with TemporaryDirectory(prefix="opgrad-") as folder:
-        yield quantizing.prepared(path, quantization, recipe, places.data, Path(folder))
+    restarted = processes.is_group and distributed.restarts() > 0 and (output / LAST).is_file()
+    resume = output / LAST if restarted else places.resume
+    resumption = Resumption.read(resume, may_be_done=restarted) if resume else None
+    saved = resumption.state.recipe if resumption and resumption.state else None
+    return resumption, replace(saved or Recipe.load(path if path.is_dir() else path.parent), **settings.of_recipe())
 
 
-def _check_folder(folder: Path, making: Making, places: Places) -> None:
+def _check_set(folder: Path, making: Making, places: Places) -> None:
     """Raise ValueError for options that say what is made of a model, if the folder has a set or a part of one."""
     from opgrad.training.files.artifact_set import FILES
 
@@ -192,7 +200,6 @@ def _check_folder(folder: Path, making: Making, places: Places) -> None:
         raise ValueError(
             f"train: {', '.join(options)} {are} for an .onnx file; {folder} is an artifact set, where this is settled"
         )
-    _check_export(places.export)
 
 
 def _check_export(file: Path | None) -> None:
@@ -206,81 +213,24 @@ def _check_export(file: Path | None) -> None:
             raise NotADirectoryError(f"train: {there} is a file, expected a folder for --export {file}")
 
 
-def _check_model(path: Path, settings: Settings, places: Places) -> None:
-    """Raise ValueError, or FileNotFoundError, for what can be known before anything is made."""
-    from opgrad.training.run.recipe import FILE, Recipe
-
-    settings.of_recipe()
-    _check_export(places.export)
-    if places.data is None and places.resume is None and Recipe.load(path.parent).dataset is None:
-        raise ValueError(f"train: no data for {path}, expected --data or a dataset named in {FILE} beside it")
-
-
-def _scales(path: Path, settings: Settings, places: Places) -> bool:
-    """Whether the loss will be scaled, so that float16 is computed as it is."""
-    return replace(_saved(path, places), **settings.of_recipe()).loss_scale is not None
-
-
-@contextmanager
-def _artifacts(model: Path, making: Making, places: Places, scales: bool, processes: "OneProcess") -> Iterator[Path]:
-    """The folder with the artifacts of a model: one that is kept, or one that is gone at the end."""
+def _made(
+    model: Path, making: Making, places: Places, recipe: "Recipe", temporary: Path, processes: "OneProcess",
+    screen: Console,
+) -> "ArtifactSet":  # fmt: skip
+    """The artifacts of a model, in the folder that keeps them or a temporary one."""
     from opgrad.cli.inspect.text import amount
+    from opgrad.training import ArtifactSet
 
-    screen = console(not processes.is_first)
-    with TemporaryDirectory(prefix="opgrad-") as temporary:
-        kept = places.artifacts if processes.is_first else None
-        folder = kept or Path(temporary) / model.stem
-        with screen.status(Text(visible(f"making artifacts of {model}"))):
-            made = make(model, making, folder, "train", precision="model" if scales else "float32")
-        count = sum(made.sizes.get(name, 0) for name in made.trainable)
-        frozen = f", {len(made.frozen)} frozen" if made.frozen else ""
-        screen.print(f"artifacts of {model}: trainable {amount(len(made.trainable), count)}{frozen}")
-        for note in made.notes:
-            screen.print(Text(visible(f"note: {note}")))
-        yield folder
-
-
-def _train(
-    path: Path,
-    folder: Path,
-    settings: Settings,
-    places: Places,
-    making: Making,
-    recipes: Path,
-    processes: "OneProcess",
-) -> None:
-    """Train the artifacts in a folder, which are of the model at `path`; print what the run came to."""
-    from opgrad.onnxruntime import exact_products
-    from opgrad.training import ArtifactSet, Recipe
-    from opgrad.training.engine import distributed
-    from opgrad.training.run import job
-    from opgrad.training.run.fit import Interrupted
-    from opgrad.training.run.report import TrainingBar
-    from opgrad.training.run.state import LAST, Resumption
-
-    artifacts = ArtifactSet.load(folder)
-    output = places.output or Path("runs") / (artifacts.name if path.is_dir() else path.stem)
-    restarted = processes.is_group and distributed.restarts() > 0 and (output / LAST).is_file()
-    resume = output / LAST if restarted else places.resume  # written before one of the processes was lost
-    resumption = Resumption.read(resume, may_be_done=restarted) if resume else None
-    saved = resumption.state.recipe if resumption and resumption.state else Recipe.load(recipes)
-    recipe: Recipe = replace(saved, **settings.of_recipe())
-    screen = console(not processes.is_first)
-    exported = _outputs(artifacts) if places.export else []
-    if told := exact_products.note(artifacts.eval_model):
-        screen.print(Text(visible(f"note: {told}")))
-    if artifacts.scores is None:
-        screen.print(f"no scores found that {artifacts.loss} compares with a label: only the loss is reported")
-    try:
-        with TrainingBar(screen, artifacts.name, epochs=recipe.epochs) as bar:
-            finish = quantizing.convert_file if making.quantization.quantize else None
-            run = job.train(artifacts, recipe, places.data, output, bar, resumption, processes, finish)
-    except Interrupted as interruption:
-        options = {"--resume": interruption.checkpoint, **given(replace(places, resume=None), *making.groups)}
-        command = shlex.join(["opgrad", "train", str(path), *words(options)])
-        raise RuntimeError(f"{interruption}; to go on: {command}") from None
-    if run is not None:
-        _finish(run, exported, places.export, finish, screen)
+    folder = (places.artifacts if processes.is_first else None) or temporary / model.stem
+    with screen.status(Text(visible(f"making artifacts of {model}"))):
+        precision = "float32" if recipe.loss_scale is None else "model"
+        made = make(model, making, folder, "train", precision=precision)
+    count = sum(made.sizes.get(name, 0) for name in made.trainable)
+    frozen = f", {len(made.frozen)} frozen" if made.frozen else ""
+    screen.print(f"artifacts of {model}: trainable {amount(len(made.trainable), count)}{frozen}")
+    for note in made.notes:
+        screen.print(Text(visible(f"note: {note}")))
+    return ArtifactSet.load(folder)
 
 
 def _finish(

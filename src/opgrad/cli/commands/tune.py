@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from opgrad.base.arguments import ArgumentError
 from opgrad.base.terminal import console, existing
 from opgrad.cli.commands.making import results_folder
 from opgrad.cli.commands.options import RunSettings, file_option, given, takes_groups, words
@@ -121,63 +122,56 @@ def tune(
 
     Example: opgrad tune model/ --data chats.jsonl --lora 'rank=8, alpha=16' --epochs 2 --output tuned/
     """
-    written = texts.output is not None and what.adapter is not None  # its files, if it is not trained further
-    if texts.data is None and trying.prompt is None and trying.merge is None and not written:
+    written = texts.output if what.adapter is not None else None  # its files, if it is not trained further
+    if texts.data is None and trying.prompt is None and trying.merge is None and written is None:
         raise ValueError("tune: nothing to do, expected --data to train, or --prompt or --merge to use what is there")
     if texts.data is not None and (trying.prompt is not None or trying.merge is not None):
         raise ValueError("tune: --prompt and --merge use what is there, expected no --data; first train, then use it")
     from opgrad.training.engine import distributed
+    from opgrad.tune import Tuner
 
-    processes = distributed.begin()
+    processes, output = distributed.begin(), texts.output or _output(model)
     screen = console(not processes.is_first)
     with processes.failing_together():
         trains = texts.data is not None and processes.is_first
-        with results_folder(texts.output or _output(model)) if trains else nullcontext():
-            tuner = _tuner(model, what, settings.seed or 0)
+        with results_folder(output) if trains else nullcontext():
+            tuner = Tuner(
+                model, lora=what.lora, train=what.train or (), adapter=what.adapter,
+                memory=size_in_bytes(what.memory), max_length=what.max_length, weight_decay=what.weight_decay,
+                seed=settings.seed or 0, pack=what.pack,
+            )  # fmt: skip
             if texts.data is not None:
-                _train(tuner, texts, settings, processes, screen, _command(model, what, texts))
+                going_on = given(what, replace(texts, resume=True, output=output))
+                command = shlex.join(["opgrad", "tune", str(model), *words(going_on)])
+                _train(tuner, texts, output, settings, processes, screen, command)
+                return
     if trying.prompt is not None:
         screen.print(_written(tuner, trying.prompt, what.adapter, trying, settings.seed or 0))
-    if texts.data is None and written:
-        screen.print(f"written  {texts.output}: {', '.join(tuner.save(texts.output or ''))}")
+    if written is not None:
+        screen.print(f"written  {written}: {', '.join(tuner.save(written))}")
     if trying.merge is not None:
         screen.print(f"written  {trying.merge}: {', '.join(tuner.merge(trying.merge))}")
 
 
-def _tuner(model: Path, what: What, seed: int) -> "Tuner":
-    from opgrad.tune import Tuner
-
-    return Tuner(
-        model, lora=what.lora, train=what.train or (), adapter=what.adapter, memory=size_in_bytes(what.memory),
-        longest=what.max_length, weight_decay=what.weight_decay, seed=seed, pack=what.pack,
-    )  # fmt: skip
-
-
 def size_in_bytes(text: str | None) -> int | None:
-    """A size such as 4GB or 512M as a number of bytes. Raises ValueError."""
+    """A size such as 4GB or 512M as a number of bytes. Raises ArgumentError."""
     if text is None:
         return None
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     if found is None:
-        raise ValueError(f"tune: memory is {text!r}, expected a size such as 4GB")
+        raise ArgumentError("memory", f"is {text!r}, expected a size such as 4GB")
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
-def _command(model: Path, what: What, texts: Texts) -> str:
-    """The command that goes on with a fine-tuning."""
-    options = given(what, replace(texts, resume=True, output=texts.output or _output(model)))
-    return shlex.join(["opgrad", "tune", str(model), *words(options)])
-
-
 def _output(model: Path) -> Path:
-    return Path("tuned") / (model.stem if model.is_file() else model.resolve().name)
+    return Path("tuned") / (model.resolve().name if model.is_dir() else model.stem)
 
 
 def _train(
-    tuner: "Tuner", texts: Texts, settings: RunSettings, processes: "OneProcess", screen: Console,
+    tuner: "Tuner", texts: Texts, output: Path, settings: RunSettings, processes: "OneProcess", screen: Console,
     command: str,
 ) -> None:  # fmt: skip
-    """Train, and print what came of it."""
+    """Train, and print what came of it. command: goes on with the run."""
     from opgrad.cli.inspect.tables import print_adapters
     from opgrad.training.make.checks import quantity
     from opgrad.training.run.fit import Interrupted
@@ -186,13 +180,12 @@ def _train(
     from opgrad.tune.summary import adapted
 
     assert texts.data is not None
-    output = texts.output or _output(tuner.file if tuner.file.name != "model.onnx" else tuner.folder)
+    model, waiting = tuner.adapted, [tuner.adapters] if tuner.adapters else []
     adapters = quantity(len(tuner.adapters), "adapter")
-    what = adapters if tuner.adapters else f"weights of its own are trained: {', '.join(tuner.train)}"
-    screen.print(f"{tuner.file}: {what}", soft_wrap=True)
-    waiting = [tuner.adapters] if tuner.adapters else []
+    what = adapters if tuner.adapters else f"weights of its own are trained: {', '.join(model.train)}"
+    screen.print(f"{model.file}: {what}", soft_wrap=True)
 
-    def told(line: str) -> None:
+    def log(line: str) -> None:
         """Print a line about the run, before the first one the adapters: by then options and data have proved right."""
         while waiting:
             print_adapters(screen, "", adapted(waiting.pop()))
@@ -200,10 +193,10 @@ def _train(
 
     try:
         epochs = settings.epochs or DEFAULTS["epochs"]
-        with TrainingBar(screen, tuner.folder.resolve().name, "tokens", epochs) as bar:
+        with TrainingBar(screen, model.folder.resolve().name, "tokens", epochs) as bar:
             run = tuner.fit(
                 texts.data, output, train_on=texts.train_on, samples=texts.sample or (), progress=bar,
-                told=told, resume=texts.resume, processes=processes, **settings.of_recipe(),
+                log=log, resume=texts.resume, processes=processes, **settings.of_recipe(),
             )  # fmt: skip
     except Interrupted as interruption:
         raise RuntimeError(f"{interruption}; to go on: {command}") from None
@@ -233,9 +226,9 @@ def _written(tuner: "Tuner", prompt: str, adapter: Path | None, trying: Trying, 
     from opgrad.tune import genai
     from opgrad.tune.outputs import ADAPTER
 
-    folder = adapter or tuner.folder
+    model, folder = tuner.adapted, adapter or tuner.adapted.folder
     file = None if adapter is None else adapter / ADAPTER
+    settings = trying.tokens, trying.temperature, seed
     if not genai.can_write(folder) or (file is not None and not file.is_file()):
-        return tuner.write(prompt, most=trying.tokens, temperature=trying.temperature, seed=seed, chat=trying.chat)
-    tokens = tuner.prompt_tokens(prompt, trying.chat)
-    return tuner.tokenizer.decode(list(genai.write(folder, file, tokens, trying.tokens, trying.temperature, seed)))
+        return model.write(prompt, *settings, trying.chat)
+    return model.tokenizer.decode(list(genai.write(folder, file, model.prompt_tokens(prompt, trying.chat), *settings)))

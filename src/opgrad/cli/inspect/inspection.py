@@ -151,7 +151,7 @@ def _tuning(path: Path) -> dict[str, Any]:
     except NotImplementedError as error:
         return {"tuning_problem": str(error).removeprefix("tune: ")}
     try:
-        return {"tuning": summary(model, DEFAULTS["batch_size"], model.longest)}
+        return {"tuning": summary(model, DEFAULTS["batch_size"], model.max_length)}
     except (ValueError, NotImplementedError) as error:
         return {"tuning_problem": str(error).removeprefix("tune: ")}
 

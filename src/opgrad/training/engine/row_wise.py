@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from opgrad.base.arguments import naming
 from opgrad.call import optim
 from opgrad.call.operators import gather_grad
 from opgrad.onnx.graph.messages import keep
@@ -48,7 +49,8 @@ def expose(model: onnx.ModelProto, given: Sequence[str], who: str) -> list[str]:
         if node.op_type == "Gather" and node.input[0] in trained:
             known = name_in_module(node.input[0], node, 0)
             modules.setdefault(node.input[0], []).extend([known] if known else [])
-    named, matched = matching("row_wise", given, trained, list(modules), who, modules, KINDS)
+    with naming(who):
+        named, matched = matching("row_wise", given, trained, list(modules), modules, KINDS)
     names = list(dict.fromkeys([*named, *matched]))
     for name in names:
         _expose(model.graph, name)

@@ -12,10 +12,11 @@ import numpy as np
 import onnx
 from onnx import inliner
 
+from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
 from opgrad.base.writing import check_destinations, destination, new_file, staged
 from opgrad.onnx.graph.messages import declared_types, opset_of
 from opgrad.training.export import building
-from opgrad.training.export.building import LOSS, Labels, StepSettings
+from opgrad.training.export.building import ACCURACY, LOSS, Labels, StepSettings
 from opgrad.training.export.constants import Constants
 from opgrad.training.export.layout import layout_of
 from opgrad.training.export.manifest import file_entry, forward_entry, manifest
@@ -30,6 +31,7 @@ from opgrad.training.make.outputs import inferred_model
 IGNORED = -1  # the ignored label if the graph names no other
 LARGEST = 2**31 - 1  # the most bytes of a protobuf message
 SCORES = "scores"
+EVALUATION, INFERENCE = "eval", "infer"
 BESIDE = (".json", ".safetensors", ".eval.onnx", ".infer.onnx", ".data")  # ends of the names of files beside a step
 
 
@@ -41,11 +43,12 @@ class Exported:
     files: Mapping[str, Path]
 
 
+@naming(WHO)
 def export_step(
     artifacts: ArtifactSet | str | PathLike[str], output: str | PathLike[str], *, optimizer: StepRule | None = None,
-    clip_norm: float | None = None, accumulate: bool = False, flat: bool = False, weights: str = "float32",
-    opset: int | None = None, inline: bool = False, accuracy: bool = False, outputs: Collection[str] = (),
-    evaluation: bool = False, inference: bool = False, checkpoint: Checkpoint | str | PathLike[str] | None = None,
+    clip_norm: float | None = None, checkpoint: Checkpoint | str | PathLike[str] | None = None,
+    accumulate: bool = False, flat: bool = False, weights: str = "float32", opset: int | None = None,
+    inline: bool = False, outputs: Collection[str] = (), models: Collection[str] = (),
 ) -> Exported:  # fmt: skip
     """Write a training step as one ONNX model that every runtime takes, without operators beyond ai.onnx.
 
@@ -53,14 +56,14 @@ def export_step(
         step.json, the manifest, and step.safetensors, the weights.
     optimizer: the rule, one of `opgrad.training.export.rules`; None: that of the set.
     clip_norm: the largest norm of all gradients together; None: as the rule says.
+    checkpoint: whose parameters and moments the weights file gets; None: the set's.
     accumulate: add gradients of several batches before a step, with the inputs `share` and `update`.
     flat: parameters in one input, moments in another, instead of an input for each.
     weights: "float32", or "float16" for parameters that are kept in half the bytes and computed with in float32.
     opset: of ai.onnx; None: that of the graph, 16 at least. inline: no functions, for runtimes that know none.
-    accuracy: the share of right answers as an output. outputs: names of further values of the training graph.
-    evaluation: write step.eval.onnx, which gives loss, scores and accuracy. inference: write step.infer.onnx, which
+    outputs: names of further values of the training graph; "accuracy" is the share of right answers.
+    models: "eval" writes step.eval.onnx, too, which gives loss, scores and accuracy, and "infer" step.infer.onnx, which
         gives the scores.
-    checkpoint: whose parameters and moments the weights file gets; None: the set's.
 
     Returns what was written. Frozen parameters are part of the models. Nothing is written unless all can be.
     Raises TypeError, ValueError, also where one of the files is a device, a pipe or a link that `output` does not name,
@@ -70,30 +73,32 @@ def export_step(
     target = _target(Path(output))
     found = artifacts if isinstance(artifacts, ArtifactSet) else ArtifactSet.load(artifacts)
     if weights not in PRESENT:
-        raise ValueError(f"{WHO}: weights is {weights!r}, expected one of {', '.join(PRESENT)}")
+        raise ArgumentError("weights", f"is {weights!r}, expected one of {', '.join(PRESENT)}")
+    if strange := set(models) - {EVALUATION, INFERENCE}:
+        raise ArgumentError("models", f"has {', '.join(map(repr, strange))}, expected {EVALUATION} or {INFERENCE}")
     settings = StepSettings(_rule(found, optimizer, clip_norm), flat, accumulate)
     export = _Export(found, settings, np.dtype(weights), opset, inline)
     held = export.weights(read_checkpoint(checkpoint) if isinstance(checkpoint, (str, PathLike)) else checkpoint)
-    models = {"step": export.step(accuracy, outputs)}
-    models |= {"eval": export.evaluation()} if evaluation else {}
-    models |= {"infer": export.inference()} if inference else {}
-    return export.write(target, models, held, accuracy)
+    made = {"step": export.step(outputs)}
+    made |= {EVALUATION: export.evaluation()} if EVALUATION in models else {}
+    made |= {INFERENCE: export.inference()} if INFERENCE in models else {}
+    return export.write(target, made, held)
 
 
 def _rule(artifacts: ArtifactSet, optimizer: StepRule | None, clip_norm: float | None) -> StepRule:
     rule: StepRule = artifacts.rule if optimizer is None else optimizer
     if type(rule) not in MOMENTS:
-        raise TypeError(f"{WHO}: optimizer is of type {type(rule).__name__}, expected a rule such as AdamWRule")
+        raise ArgumentTypeError("optimizer", f"is of type {type(rule).__name__}, expected a rule such as AdamWRule")
     if clip_norm is None:
         return rule
     if not 0 < clip_norm < math.inf:
-        raise ValueError(f"{WHO}: clip_norm is {clip_norm}, expected a number above 0")
+        raise ArgumentError("clip_norm", f"is {clip_norm}, expected a number above 0")
     return replace(rule, max_norm=clip_norm)
 
 
 def _target(output: Path) -> Path:
     if output.suffix != ".onnx" or not output.absolute().parent.is_dir():
-        raise ValueError(f"{WHO}: output is {output}, expected a name that ends with .onnx, in a folder that is there")
+        raise ArgumentError("output", f"is {output}, expected a name that ends with .onnx, in a folder that is there")
     output = destination(output)
     check_destinations(output.parent, [f"{output.stem}{each}" for each in BESIDE])
     return output
@@ -125,13 +130,14 @@ class _Export:
 
     # --- models ---
 
-    def step(self, accuracy: bool, outputs: Collection[str]) -> onnx.ModelProto:
-        """The model of the step."""
+    def step(self, outputs: Collection[str]) -> onnx.ModelProto:
+        """The model of the step. outputs: see `export_step`."""
         artifacts, graph = self._artifacts, self._gradients.model.graph
         known = {name for node in graph.node for name in node.output}
-        labels = self._labels if accuracy else None
-        if accuracy and labels is None:
-            raise ValueError(f"{WHO}: accuracy is asked for, expected labels that are classes")
+        labels = self._labels if ACCURACY in outputs else None
+        if ACCURACY in outputs and labels is None:
+            raise ArgumentError("outputs", "has the accuracy, expected labels that are classes")
+        outputs = [name for name in outputs if name != ACCURACY]
         wanted = [*outputs, *([labels.scores] if labels else [])]
         if lack := [name for name in wanted if name not in known]:
             raise ValueError(
@@ -198,7 +204,7 @@ class _Export:
         same = type(self._settings.rule) is type(self._artifacts.rule)
         return same and all(wanted <= group.moments.get(each.name, {}).keys() for each in self.layout.trainable)
 
-    def write(self, output: Path, models: Mapping[str, onnx.ModelProto], held: bytes, accuracy: bool) -> Exported:
+    def write(self, output: Path, models: Mapping[str, onnx.ModelProto], held: bytes) -> Exported:
         """Write all files, the manifest last."""
         names = {kind: output.name if kind == "step" else f"{output.stem}.{kind}.onnx" for kind in models}
         names |= {"weights": f"{output.stem}.safetensors", "manifest": f"{output.stem}.json"}

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import onnx
 from onnx import inliner
 
+from opgrad.base.arguments import ArgumentError
 from opgrad.onnx.graph.messages import MICROSOFT, domain_of, opset_of
 from opgrad.onnx.graph.nodes import is_known, model_nodes
 from opgrad.onnx.graph.opset import LEAST, raise_opset
@@ -23,7 +24,7 @@ STOCK = (
 )
 
 
-def plain_model(model: onnx.ModelProto, opset: int | None, who: str = WHO) -> onnx.ModelProto:
+def plain_model(model: onnx.ModelProto, opset: int | None) -> onnx.ModelProto:
     """The same model in operators of ai.onnx and of `STOCK`, and functions of those of ai.onnx.
 
     model: a training or an eval graph, which is not changed. opset: that of the result; None: the model's, or the
@@ -31,20 +32,20 @@ def plain_model(model: onnx.ModelProto, opset: int | None, who: str = WHO) -> on
     Raises NotImplementedError, naming the operator, where there is no such form, ValueError for an older opset.
     """
     if opset is not None and opset < LEAST:
-        raise ValueError(f"{who}: opset is {opset}, expected {LEAST} at least")
+        raise ArgumentError("opset", f"is {opset}, expected {LEAST} at least")
     inlined = inliner.inline_local_functions(model) if model.functions else model
     try:
         typed = inferred_model(inlined)
     except onnx.shape_inference.InferenceError as error:
-        raise ValueError(f"{who}: the graph is wrong: {sentence(error)}") from None
+        raise ValueError(f"{WHO}: the graph is wrong: {sentence(error)}") from None
     use_internal_losses(typed)
-    raise_opset(typed, opset or LEAST, who)
+    raise_opset(typed, opset or LEAST, WHO)
     if opset is not None and opset_of(typed) > opset:
-        raise ValueError(f"{who}: opset is {opset}, expected {opset_of(typed)} at least, which the graph needs")
+        raise ArgumentError("opset", f"is {opset}, expected {opset_of(typed)} at least, which the graph needs")
     lowered = lower(typed, operators=LOWERED)
     if lack := sorted(set(_unknown(lowered))):
         raise NotImplementedError(
-            f"{who}: the graph has {', '.join(lack)}, of which there is no form of plain ONNX operators: export the "
+            f"{WHO}: the graph has {', '.join(lack)}, of which there is no form of plain ONNX operators: export the "
             "model without fusions, or write the node with operators of ai.onnx"
         )
     return lowered

@@ -1,20 +1,22 @@
 """The optimizers of an exported step: those of optimizer models, and further ones, which only exported steps have."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
+from opgrad.base.arguments import ArgumentError, naming
 from opgrad.training.files.rules import AdamWRule, SGDRule
 
 
-def _check(who: str, decays: Mapping[str, float], others: Mapping[str, float]) -> None:
-    """Raise ValueError unless decays are in [0, 1) and the others are numbers from 0 on."""
-    for name, value in decays.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"{who}: {name} is {value}, expected a number from 0 to below 1")
-    for name, value in others.items():
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{who}: {name} is {value}, expected a number from 0 on")
+def _check(rule: object, decays: Sequence[str], others: Sequence[str]) -> None:
+    """Raise ArgumentError unless decays are in [0, 1) and the others are numbers from 0 on."""
+    with naming(type(rule).__name__):
+        for name in (*decays, *others):
+            value = getattr(rule, name)
+            if name in decays and not 0 <= value < 1:
+                raise ArgumentError(name, f"is {value}, expected a number from 0 to below 1")
+            if not 0 <= value < math.inf:
+                raise ArgumentError(name, f"is {value}, expected a number from 0 on")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class MomentumRule:
     max_norm: float | None = None
 
     def __post_init__(self) -> None:
-        _check("MomentumRule", {"momentum": self.momentum}, {"weight_decay": self.weight_decay})
+        _check(self, ["momentum"], ["weight_decay"])
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class LionRule:
     max_norm: float | None = None
 
     def __post_init__(self) -> None:
-        _check("LionRule", {"alpha": self.alpha, "beta": self.beta}, {"weight_decay": self.weight_decay})
+        _check(self, ["alpha", "beta"], ["weight_decay"])
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class AdagradRule:
     max_norm: float | None = None
 
     def __post_init__(self) -> None:
-        _check("AdagradRule", {}, {"epsilon": self.epsilon, "weight_decay": self.weight_decay})
+        _check(self, [], ["epsilon", "weight_decay"])
 
 
 StepRule = AdamWRule | SGDRule | MomentumRule | LionRule | AdagradRule
@@ -101,7 +103,7 @@ def rule(name: str, **attributes: object) -> StepRule:
     """
     kinds = {known: kind for kind, known in NAMES.items()} | {"nesterov": MomentumRule}
     if name not in kinds:
-        raise ValueError(f"optimizer is {name!r}, expected one of {', '.join(sorted(kinds))}")
+        raise ArgumentError("optimizer", f"is {name!r}, expected one of {', '.join(sorted(kinds))}")
     kind = kinds[name]
     known = [each.name for each in fields(kind)]
     if wrong := [each for each in attributes if each not in known]:

@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import Any
 
 import onnx
 
+from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
 from opgrad.onnx.graph.large import size_of
 from opgrad.training.files.model_files import LARGEST_MODEL
 from opgrad.training.make.blocks import loss as losses
-from opgrad.training.make.blocks import operators as blocks
 from opgrad.training.make.blocks import optim
-from opgrad.training.make.blocks.accessor import custom_op_library as named_library
+from opgrad.training.make.blocks.accessor import library_file
 from opgrad.training.make.blocks.block import Block
 from opgrad.training.make.checks import listed, quantity, refused_types
 from opgrad.training.make.generation import WHO, ArtifactRequest, Files, Made, make, names_in
@@ -105,6 +104,7 @@ class Artifacts:
         return "\n".join(lines)
 
 
+@naming(WHO)
 def generate_artifacts(
     model: onnx.ModelProto | str | os.PathLike[str],
     requires_grad: Sequence[str] | str | None = None, frozen_params: Sequence[str] | str | None = None,
@@ -141,23 +141,16 @@ def generate_artifacts(
     NotImplementedError, which names all nodes that have no gradient.
     """
     request = ArtifactRequest(
-        requires_grad, frozen_params, _block("loss", loss, LossType, losses) or blocks.PassThrough(),
+        requires_grad, frozen_params, _block("loss", loss, LossType, losses),
         None if loss_input_names is None else names_in("loss_input_names", loss_input_names),
         names_in("additional_output_names", additional_output_names or ()), _batch_norm(batch_norm).value,
         checkpoint_segments, precision, bool(untie),
     )  # fmt: skip
-    files = Files(_folder(artifact_directory), _prefix(prefix), bool(nominal_checkpoint), bool(ort_format))
-    return _written(model, request, _block("optimizer", optimizer, OptimType, optim), files, custom_op_library)
-
-
-def _written(model: Any, request: ArtifactRequest, optimizer: Block | None, files: Files, library: Any) -> Artifacts:
-    with ExitStack() as stack:
-        if library is not None:
-            files.library = stack.enter_context(named_library(os.fsdecode(library)))
-        files.check()
-        made = make(model, request, optimizer)
-        written = files.write(made)
-    result = _result(files.folder, written, made)
+    library = None if custom_op_library is None else library_file(custom_op_library)
+    files = Files(_folder(artifact_directory), _prefix(prefix), bool(nominal_checkpoint), bool(ort_format), library)
+    files.check()
+    made = make(model, request, _block("optimizer", optimizer, OptimType, optim))
+    result = _result(files.folder, files.write(made), made)
     logger.info("%s", result)
     for note in result.notes:
         logger.warning("%s: %s", WHO, note)
@@ -171,14 +164,14 @@ def _block(what: str, given: Any, kinds: type[Enum], module: ModuleType) -> Bloc
     if isinstance(given, kinds):
         made: Block = getattr(module, given.name)()
         return made
-    raise TypeError(f"{WHO}: {what} is {given!r}, expected {kinds.__name__}, a block of onnxblock, or None")
+    raise ArgumentTypeError(what, f"is {given!r}, expected {kinds.__name__}, a block of onnxblock, or None")
 
 
 def _batch_norm(given: BatchNorm | str) -> BatchNorm:
     try:
         return BatchNorm(given)
     except ValueError:
-        raise ValueError(f"{WHO}: batch_norm is {given!r}, expected 'model', 'train' or 'freeze'") from None
+        raise ArgumentError("batch_norm", f"is {given!r}, expected 'model', 'train' or 'freeze'") from None
 
 
 def _folder(given: str | bytes | os.PathLike[str] | None) -> Path:
@@ -190,7 +183,7 @@ def _folder(given: str | bytes | os.PathLike[str] | None) -> Path:
 
 def _prefix(given: str) -> str:
     if not isinstance(given, str) or Path(given + "checkpoint").name != given + "checkpoint":
-        raise ValueError(f"{WHO}: prefix is {given!r}, expected the beginning of file names, without folders")
+        raise ArgumentError("prefix", f"is {given!r}, expected the beginning of file names, without folders")
     return given
 
 
@@ -217,21 +210,21 @@ def _notes(made: Made) -> Iterator[str]:
         yield refusal
     if twice := softmax_before_loss(made.models.evaluation):
         yield (
-            f"{twice[0]!r} are probabilities, and the loss applies a softmax itself: give it what they are made of, "
-            f"loss_input_names=[{twice[1]!r}]"
+            f"{twice[0]!r} are probabilities, and the loss applies a softmax itself: give the loss {twice[1]!r}, of "
+            "which they are made"
         )
     if shared := made.selection.shared:
         described = [f"{name!r} by {listed(layers, 3)}" for name, layers in list(shared.items())[:MOST_SHARED]]
         more = [f"{len(shared) - MOST_SHARED} more tensors"] if len(shared) > MOST_SHARED else []
         yield (
             f"{quantity(len(shared), 'tensor')} read by several layers, trained or frozen as one: "
-            f"{'; '.join([*described, *more])}; untie makes a copy for each layer, if only first values are the same"
+            f"{'; '.join([*described, *more])}; untie them if only their first values are the same"
         )
     for bias, weight in made.selection.torn:
         yield torn_note(bias, weight)
     held = {each.name for each in made.models.trainable}
     if given := [name for name in made.selection.trainable if name not in held]:
         yield (
-            f"{listed(given)} in requires_grad: inputs of the model get gradients, but Trainer, Module and "
-            "`opgrad train` train parameters alone; make them initializers of the model, with values, to train them"
+            f"{listed(given)} are inputs of the model, which get gradients, but Trainer, Module and `opgrad train` "
+            "train parameters alone; make them initializers of the model, with values, to train them"
         )

@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 from onnx.external_data_helper import uses_external_data
 
+from opgrad.base.arguments import ArgumentError, ArgumentTypeError
 from opgrad.base.writing import check_destinations, new_file, staged
 from opgrad.onnx.graph import batch_norm
 from opgrad.onnx.graph.loading import check_and_repair
@@ -23,9 +24,8 @@ from opgrad.training.files.tensor_values import Held, is_placeholder, nbytes_of,
 from opgrad.training.make import forms
 from opgrad.training.make.blocks.accessor import ModelAccessor, building, empty_model
 from opgrad.training.make.blocks.block import Block, ForwardBlock, names_of
-from opgrad.training.make.blocks.training import TrainingBlock
 from opgrad.training.make.checks import listed, refused_inputs
-from opgrad.training.make.models import FLOAT32, TrainingModels
+from opgrad.training.make.models import FLOAT32, TrainingModels, training_models
 from opgrad.training.make.ort_format import convert
 from opgrad.training.make.outputs import cut_maps
 from opgrad.training.make.selection import Candidates, Selection, select
@@ -44,7 +44,7 @@ class ArtifactRequest:
 
     requires_grad: Names
     frozen_params: Names
-    loss: Block
+    loss: Block | None
     loss_inputs: Sequence[str] | None
     outputs: Sequence[str]
     batch_norm: str
@@ -67,73 +67,43 @@ def names_in(what: str, given: Iterable[str]) -> list[str]:
     """An argument that is a list of names. Raises TypeError."""
     names = [] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     if isinstance(given, str) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"{WHO}: {what} is {given!r}, expected a list of names")
+        raise ArgumentTypeError(what, f"is {given!r}, expected a list of names")
     return names
 
 
-class _Artifacts(TrainingBlock):
-    """The training block of a request: it appends the loss to the model and selects the parameters.
+def _chosen(request: ArtifactRequest, accessor: ModelAccessor, cut: Mapping[str, str]) -> tuple[list[str], Selection]:
+    """Bring a model into the form for training, append the loss, and choose the parameters.
 
     cut: see `cut_maps`; without names of its inputs, the loss takes the tensors in the places of maps alone.
+    Returns the outputs of the training model, the loss first, and the choice.
     """
-
-    def __init__(self, request: ArtifactRequest, apart: dict[str, Held], cut: dict[str, str]):
-        super().__init__()
-        self.request, self._apart, self._cut = request, apart, cut
-        self.checkpoint_segments, self.precision = request.checkpoint_segments, request.precision
-
-    @property
-    def _who(self) -> str:
-        return WHO
-
-    def build(self) -> list[str]:
-        """Append the loss, and select the parameters."""
-        request, model = self.request, self.base
-        self.outputs = [each.name for each in model.graph.output]
-        names = request.loss_inputs
-        self._set_batch_norm()
-        current = list(dict.fromkeys(self._cut.values()) or self.outputs) if names is None else list(names)
-        (untie if request.untie else part_statistics)(model, self._apart)
-        candidates = Candidates(model, self._apart)
-        outputs = names_of(_called(request.loss, current), type(request.loss).__name__)
-        self.selection = select(model, outputs[0], request.requires_grad, request.frozen_params, WHO, candidates)
-        for name in self.selection.trainable:
-            self.requires_grad(name)
-        for name in self.selection.frozen:
-            self.requires_grad(name, False)
-        self._freeze_held()
-        return [*outputs, *request.outputs]
-
-    def _set_batch_norm(self) -> None:
-        if self.request.batch_norm == "train":
-            forms.train(self.base, WHO)
-        elif self.request.batch_norm == "freeze":
-            batch_norm.freeze(self.base, list(batch_norm.batch_norms(self.base)))
-
-    def _freeze_held(self) -> None:
-        """Set batch normalizations to evaluation mode whose statistics are in frozen_params."""
-        if self.request.batch_norm != "model":
-            return
-        held, opset = set(self.selection.held), opset_of(self.base)
-        nodes = [node for node in batch_norm.batch_norms(self.base) if batch_norm.trains(node, opset)]
-        batch_norm.freeze(self.base, [node for node in nodes if held.issuperset(node.input[3:5])])
-
-    def make(self, accessor: ModelAccessor) -> TrainingModels:
-        """The training and the eval model; the model of the accessor is changed and must not be used afterwards."""
-        self._train(accessor, (), {})
-        return self._trained()
+    model, names = accessor.model, request.loss_inputs
+    if request.batch_norm == "train":
+        forms.train(model, WHO)
+    elif request.batch_norm == "freeze":
+        batch_norm.freeze(model, list(batch_norm.batch_norms(model)))
+    if names is None:
+        names = list(dict.fromkeys(cut.values())) or [each.name for each in model.graph.output]
+    (untie if request.untie else part_statistics)(model, accessor.apart)
+    candidates = Candidates(model, accessor.apart)
+    outputs = list(names) if request.loss is None else _called(request.loss, names)
+    selection = select(model, outputs[0], request.requires_grad, request.frozen_params, WHO, candidates)
+    if request.batch_norm == "model":  # statistics in frozen_params stay as they are
+        held, opset = set(selection.held), opset_of(model)
+        nodes = [node for node in batch_norm.batch_norms(model) if batch_norm.trains(node, opset)]
+        batch_norm.freeze(model, [node for node in nodes if held.issuperset(node.input[3:5])])
+    return [*outputs, *request.outputs], selection
 
 
-def _called(loss: Block, names: Sequence[str]) -> str | Sequence[str]:
-    """The result of a loss block for these values. Raises ValueError if it takes another number of values."""
+def _called(loss: Block, names: Sequence[str]) -> list[str]:
+    """The results of a loss block for these values. Raises ArgumentError if it takes another number of values."""
+    kind = type(loss).__name__
     try:
         inspect.signature(loss.build).bind(*names)
     except TypeError as error:
-        raise ValueError(
-            f"{WHO}: {type(loss).__name__} cannot take {listed(names)}: {error}; loss_input_names says what it takes"
-        ) from None
-    result: str | Sequence[str] = loss(*names)
-    return result
+        text = f"says what the loss takes: {kind} cannot take {listed(names)}: {error}"
+        raise ArgumentError("loss_input_names", text) from None
+    return names_of(loss(*names), kind)
 
 
 def make(model: onnx.ModelProto | str | os.PathLike[str], request: ArtifactRequest, optimizer: Block | None) -> Made:
@@ -142,23 +112,27 @@ def make(model: onnx.ModelProto | str | os.PathLike[str], request: ArtifactReque
     if refusal := refused_inputs(own.graph):
         raise ValueError(f"{WHO}: {refusal}")
     cut = cut_maps(own)
-    accessor = ModelAccessor(own, None if isinstance(model, onnx.ModelProto) else model, apart=apart)
-    block = _Artifacts(request, apart, cut)
+    forms.normalize(own, WHO)
+    had, accessor = [each.name for each in own.graph.output], ModelAccessor(own, apart=apart)
     with building(accessor):
-        models = block.make(accessor)
-    note_outputs(models.evaluation, block.outputs)
+        outputs, selection = _chosen(request, accessor, cut)
+    models = training_models(
+        own, outputs, selection.trainable, selection.frozen, WHO, request.checkpoint_segments, apart, request.precision
+    )
+    note_outputs(models.evaluation, had)
     if optimizer is None:
-        return Made(models, None, block.selection, cut)
+        return Made(models, None, selection, cut)
     if not models.trainable:
-        raise ValueError(
-            f"{WHO}: requires_grad has {listed(block.selection.trainable)}, inputs of the model: parameters are "
-            "initializers, expected one at least for the optimizer; give the model values for these inputs"
+        raise ArgumentError(
+            "requires_grad",
+            f"has {listed(selection.trainable)}, inputs of the model: parameters are initializers, expected one at "
+            "least for the optimizer; give the model values for these inputs",
         )
     opset = opset_of(models.evaluation)
     with building(ModelAccessor(empty_model(opset), drawn=accessor.drawn)) as empty:
         optimizer((models.trainable, models.frozen) if apart else models.parameters)
     changing = optimizer.to_model_proto() if isinstance(optimizer, ForwardBlock) else empty.model
-    return Made(models, changing, block.selection, cut)
+    return Made(models, changing, selection, cut)
 
 
 def _own(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[onnx.ModelProto, dict[str, Held]]:

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from opgrad.base.arguments import ArgumentError
 from opgrad.onnx.graph.evaluation import constant_tensor
 from opgrad.onnx.graph.halves import compute_in_float32, in_float32
 from opgrad.onnx.graph.messages import FLOATS, HALVES, domain_of
@@ -22,7 +23,7 @@ from opgrad.training.files.tensor_values import (
     tensor_of,
 )
 from opgrad.training.make import forms
-from opgrad.training.make.checks import listed, near
+from opgrad.training.make.checks import near
 from opgrad.training.make.graph import training_graph
 from opgrad.training.make.outputs import declare_types, set_outputs
 
@@ -86,12 +87,14 @@ def training_models(
 
     Raises what `training_graph` raises, LookupError for outputs and ValueError for names that the model does not have.
     """
+    if precision not in PRECISIONS:
+        raise ArgumentError("precision", f"is {precision!r}, expected 'float32' or 'model'")
     if not trainable:
         raise ValueError(
             f"{who}: nothing is trainable, expected at least one parameter or input that requires a gradient"
         )
     as_initializers(model, [*trainable, *frozen])
-    _check_names(model, trainable, frozen, who)
+    _check_names(model, trainable, frozen)
     values = {**(apart or {}), **detach(model)}
     set_outputs(model, outputs, who)
     declare_types(model)
@@ -145,22 +148,17 @@ def as_initializers(model: onnx.ModelProto, names: Iterable[str]) -> None:
             graph.node.remove(node)
 
 
-def _check_names(model: onnx.ModelProto, trainable: Collection[str], frozen: Collection[str], who: str) -> None:
+def _check_names(model: onnx.ModelProto, trainable: Collection[str], frozen: Collection[str]) -> None:
     graph = model.graph
     held = {each.name: each.data_type for each in graph.initializer}
     given = {each.name: each.type.tensor_type.elem_type for each in graph.input}
     for what, names, kinds in (("requires_grad", trainable, held | given), ("frozen_params", frozen, held)):
         for name in names:
             if name not in kinds:
-                raise ValueError(f"{who}: {what} has {name!r}, which is no initializer of the model{near(name, kinds)}")
+                raise ArgumentError(what, f"has {name!r}, which is no initializer of the model{near(name, kinds)}")
             if what == "requires_grad" and kinds[name] not in FLOATS:
                 kind = TensorProto.DataType.Name(kinds[name])
-                raise ValueError(
-                    f"{who}: requires_grad has {name!r} with elements of type {kind}, expected a float type"
-                )
-    both = [name for name in trainable if name in set(frozen)]
-    if both:
-        raise ValueError(f"{who}: {listed(both)} in requires_grad and in frozen_params, expected in one of them")
+                raise ArgumentError(what, f"has {name!r} with elements of type {kind}, expected a float type")
 
 
 def take_parameters(model: onnx.ModelProto, names: Collection[str]) -> list[TensorProto]:

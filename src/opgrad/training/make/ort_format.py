@@ -16,7 +16,7 @@ def convert(path: Path, library: str | None, who: str) -> None:
     try:
         from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
     except ImportError as error:
-        raise NotImplementedError(f"{who}: ort_format needs the converter of onnxruntime: {error}") from None
+        raise NotImplementedError(f"{who}: ORT format needs the converter of onnxruntime: {error}") from None
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             convert_onnx_models_to_ort(
@@ -30,6 +30,6 @@ def convert(path: Path, library: str | None, who: str) -> None:
 
         raise NotImplementedError(
             f"{who}: the installed onnxruntime cannot convert {path.name} to ORT format "
-            f"({reason(error).rpartition(BEFORE_FATAL)[2]}); leave ort_format out, and run python -m {CONVERTER} "
+            f"({reason(error).rpartition(BEFORE_FATAL)[2]}); leave ORT format out, and run python -m {CONVERTER} "
             "where the onnxruntime is installed that shall read it"
         ) from None

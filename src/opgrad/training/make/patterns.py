@@ -8,6 +8,7 @@ import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
+from opgrad.base.arguments import ArgumentError, ArgumentTypeError
 from opgrad.training.make.checks import listed, near
 
 PATTERN = "*?["
@@ -20,16 +21,16 @@ def fits(pattern: str, names: Iterable[str]) -> bool:
 
 
 def matching(
-    what: str, given: Iterable[str], names: Iterable[str], weights: Sequence[str], who: str,
+    what: str, given: Iterable[str], names: Iterable[str], weights: Sequence[str],
     modules: Mapping[str, Sequence[str]], kinds: tuple[str, str] = INITIALIZERS,
 ) -> tuple[list[str], list[str]]:  # fmt: skip
-    """The given names, and the weights that match given patterns. Raises ValueError for one that matches nothing.
+    """The given names, and the weights that match given patterns. Raises ArgumentError for one that matches nothing.
 
     names: of all tensors. weights: of those that patterns match. modules: further names of weights, see `Candidates`.
     kinds: what the names are of, and what patterns match, for messages.
     """
     known, exact, loose = dict.fromkeys(names), [], []
-    for each in _texts(what, given, who):
+    for each in _texts(what, given):
         if each in known:
             exact.append(each)
         elif found := [name for name in weights if each in modules.get(name, ())]:
@@ -38,7 +39,7 @@ def matching(
             loose += found
         else:
             more = chain.from_iterable(modules.values())
-            raise ValueError(f"{who}: {what} has {each!r}, {_nothing(each, [*known, *more], *kinds)}")
+            raise ArgumentError(what, f"has {each!r}, {_nothing(each, [*known, *more], *kinds)}")
     return list(dict.fromkeys(exact)), list(dict.fromkeys(loose))
 
 
@@ -51,9 +52,9 @@ def _nothing(given: str, names: list[str], one: str, several: str) -> str:
     return f"which matches no {several}{near(given, names)}"
 
 
-def _texts(what: str, given: Iterable[str], who: str) -> list[str]:
+def _texts(what: str, given: Iterable[str]) -> list[str]:
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"{who}: {what} has {name!r}, expected names")
+            raise ArgumentTypeError(what, f"has {name!r}, expected names")
     return names

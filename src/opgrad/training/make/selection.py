@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
+from opgrad.base.arguments import ArgumentError
 from opgrad.onnx.gradients.expansion import inline_functions
 from opgrad.onnx.gradients.reach import differentiable_inputs, taken_nodes
 from opgrad.onnx.graph.evaluation import constant_tensor
@@ -235,12 +236,10 @@ def select(
     inputs, tensors = [each.name for each in model.graph.input], tensors_of(model)
     modules, parameters = candidates.modules, [*candidates.weights, *candidates.statistics]
     names = [*tensors, *inputs]
-    named, matched = matching("requires_grad", requires_grad or (), names, candidates.weights, who, modules)
-    frozen_by_name, frozen_by_pattern = matching(
-        "frozen_params", frozen_params or (), tensors, parameters, who, modules
-    )
+    named, matched = matching("requires_grad", requires_grad or (), names, candidates.weights, modules)
+    frozen_by_name, frozen_by_pattern = matching("frozen_params", frozen_params or (), tensors, parameters, modules)
     if both := [name for name in named if name in set(frozen_by_name)]:
-        raise ValueError(f"{who}: {listed(both)} in requires_grad and in frozen_params, expected in one of them")
+        raise ArgumentError("frozen_params", f"has {listed(both)}, expected none that is to be trained")
     held = {*frozen_by_name, *(name for name in frozen_by_pattern if name not in named)}
     frozen, by_pattern = set(held), {*matched, *frozen_by_pattern}
     if requires_grad is None:

@@ -5,9 +5,9 @@ The names are those of onnxruntime.training.onnxblock.
 
 from opgrad.training.make.blocks.accessor import base, custom_op_library, empty_base
 from opgrad.training.make.blocks.block import Block, ForwardBlock
-from opgrad.training.make.blocks.checkpoints import load_checkpoint_to_model, save_checkpoint
-from opgrad.training.make.blocks.training import TrainingBlock
 from opgrad.training.onnxblock import blocks, loss, optim
+from opgrad.training.onnxblock.checkpoints import load_checkpoint_to_model, save_checkpoint
+from opgrad.training.onnxblock.training import TrainingBlock
 
 __all__ = [
     "Block",

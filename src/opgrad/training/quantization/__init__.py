@@ -12,22 +12,23 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import onnx
 
+from opgrad.base.arguments import ArgumentError, naming
 from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.loading import Model, load
 from opgrad.onnx.graph.nodes import all_nodes
 from opgrad.training.make.selection import Candidates
-from opgrad.training.quantization import blocks, modules, placement
+from opgrad.training.quantization import blocks, integers, modules, placement
 from opgrad.training.quantization.choice import choice
 from opgrad.training.quantization.distillation import Distillation, with_teacher
-from opgrad.training.quantization.integers import integer_model
 from opgrad.training.quantization.learning import with_learned_scales
+from opgrad.training.quantization.placement import WHO
 
 __all__ = ["KINDS", "Distillation", "convert", "prepare", "with_teacher"]
 
 KINDS = ("int8", "int4")
-WHO = "quantization.prepare"
 
 
+@naming(WHO)
 def prepare(
     model: Model,
     kind: str = "int8",
@@ -53,15 +54,15 @@ def prepare(
     Raises TypeError and ValueError for other arguments, or a model in which nothing can be quantized.
     """
     if kind not in KINDS:
-        raise ValueError(f"{WHO}: kind is {kind!r}, expected {' or '.join(KINDS)}")
+        raise ArgumentError("kind", f"is {kind!r}, expected {' or '.join(KINDS)}")
     given = load(model, WHO)
     if quantized := next((node.op_type for node in all_nodes(given.graph.node) if facts_of(node).quantized), None):
         raise ValueError(f"{WHO}: the model is quantized already, it has {quantized}; expected a float model")
-    paths, choose = modules.paths_of(given), None if weights is None else choice(weights, Candidates(given), WHO)
+    paths, choose = modules.paths_of(given), None if weights is None else choice(weights, Candidates(given))
     if kind == "int4":
-        made = with_learned_scales(*blocks.placed(given, per_channel, choose, WHO))
+        made = with_learned_scales(*blocks.placed(given, per_channel, choose))
     else:
-        made = with_learned_scales(*placement.placed(given, list(calibration), per_channel, choose, WHO))
+        made = with_learned_scales(*placement.placed(given, list(calibration), per_channel, choose))
     modules.keep_paths(made, paths)
     return made
 
@@ -73,4 +74,4 @@ def convert(model: Model) -> onnx.ModelProto:
     operators between their pairs in its integer kernels; products of int4 are nodes MatMulNBits.
     Raises ValueError for a model in which nothing is quantized.
     """
-    return integer_model(load(model, "quantization.convert"), "quantization.convert")
+    return integers.integer_model(load(model, integers.WHO))

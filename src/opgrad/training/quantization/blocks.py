@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 
 from opgrad.onnx.graph.nodes import attributes_of
 from opgrad.training.quantization.choice import Choose
-from opgrad.training.quantization.placement import simplified
+from opgrad.training.quantization.placement import WHO, simplified
 
 LEAST_OPSET = 21  # which has 4 bits, and blocks
 BLOCK = 32  # rows of a weight that have one scale
@@ -19,15 +19,15 @@ MATRIX = 2
 
 
 def placed(
-    model: onnx.ModelProto, per_channel: bool, choose: Choose | None, who: str
+    model: onnx.ModelProto, per_channel: bool, choose: Choose | None
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """The model with pairs and integer weights, and the float weights by name. choose: those quantized; None: all."""
-    simple = simplified(model, LEAST_OPSET, who)
+    simple = simplified(model, LEAST_OPSET)
     graph = simple.graph
     values = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
     found: dict[str, dict[str, Any]] = dict(_weights(graph, values, per_channel))
     if not found:
-        raise ValueError(f"{who}: the model has no MatMul, Gemm or Conv with a constant weight, expected one for int4")
+        raise ValueError(f"{WHO}: the model has no MatMul, Gemm or Conv with a constant weight, expected one for int4")
     if choose is not None:
         chosen = choose(found)
         found = {name: attributes for name, attributes in found.items() if name in chosen}

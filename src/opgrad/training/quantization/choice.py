@@ -13,7 +13,7 @@ KINDS = ("weight that is quantized", "weight that is quantized")
 Choose: TypeAlias = Callable[[Iterable[str]], set[str]]  # of weights that could be quantized, those that are
 
 
-def choice(weights: Iterable[str], candidates: Candidates, who: str) -> Choose:
+def choice(weights: Iterable[str], candidates: Candidates) -> Choose:
     """The choice of these weights: names or patterns.
 
     candidates: of the model that was given, whose names they are.
@@ -24,7 +24,7 @@ def choice(weights: Iterable[str], candidates: Candidates, who: str) -> Choose:
         origins = {result: name for name in candidates.weights for result in candidates.results(name)}
         own = {name: origins.get(plain := FUSED.sub("", name), plain) for name in known}
         names = list(dict.fromkeys(own.values()))
-        exact, loose = matching("weights", weights, names, names, who, candidates.modules, KINDS)
+        exact, loose = matching("weights", weights, names, names, candidates.modules, KINDS)
         return {name for name, origin in own.items() if origin in {*exact, *loose}}
 
     return choose

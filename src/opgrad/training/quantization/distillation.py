@@ -5,6 +5,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, compose
 
+from opgrad.base.arguments import ArgumentError
 from opgrad.onnx.graph.loading import Model, load
 from opgrad.onnx.graph.messages import copied, opset_of
 from opgrad.onnx.graph.nodes import rename_inputs
@@ -47,11 +48,10 @@ class Distillation(Block):
     """
 
     def __init__(self, loss: Block, weight: float = 0.5, temperature: float = 2.0):
-        super().__init__()
         if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 <= weight <= 1:
-            raise ValueError(f"Distillation: weight is {weight!r}, expected a number from 0 to 1")
+            raise ArgumentError("weight", f"is {weight!r}, expected a number from 0 to 1")
         self._loss, self._weight = loss, float(weight)
-        self._temperature = positive("Distillation", "temperature", temperature)
+        self._temperature = positive("temperature", temperature)
 
     def build(self, scores_input_name: str, *others: str) -> Any:
         """Append the loss. others: what else the loss takes."""

@@ -15,20 +15,21 @@ from opgrad.onnx.rules.quantization import LIMITS
 from opgrad.training.quantization.blocks import stretched
 from opgrad.training.quantization.learning import LOG, PAIR
 
+WHO = "quantization.convert"
 BIASED, BIAS = ("Conv", "Gemm"), 2  # which add a bias, and its place
 PARTS = 3  # of what is quantized: numbers, scale and zero point
 MIDDLE = 8  # the zero point of unsigned integers of 4 bits
 INT32 = np.iinfo(np.int32)
 
 
-def integer_model(model: onnx.ModelProto, who: str) -> onnx.ModelProto:
+def integer_model(model: onnx.ModelProto) -> onnx.ModelProto:
     """The integer model; the given one is changed."""
     graph = model.graph
     values = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
     nodes = _without_logarithms(graph.node, values)
     nodes, count = _without_rounding(nodes, values)
     if not count:
-        raise ValueError(f"{who}: no weight of the model is quantized, expected a trained one that `prepare` made")
+        raise ValueError(f"{WHO}: no weight of the model is quantized, expected a trained one that `prepare` made")
     makers = {name: node for node in nodes for name in node.output}
     written = []
     for node in nodes:

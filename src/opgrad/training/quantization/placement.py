@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from opgrad.base.arguments import ArgumentError, ArgumentTypeError
 from opgrad.base.writing import new_file
 from opgrad.onnx.graph.messages import free_name
 from opgrad.onnx.graph.opset import raise_opset
@@ -17,6 +18,7 @@ from opgrad.onnx.passes import prepare
 from opgrad.training.make.selection import Candidates
 from opgrad.training.quantization.choice import Choose
 
+WHO = "quantization.prepare"
 LEAST_OPSET = 13  # from which on a scale may be one of an axis
 # The places of weights among the inputs of nodes by which users choose what is quantized.
 PLACES = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (0, 1), "MatMul": (0, 1), "Gather": (0,)}
@@ -24,7 +26,7 @@ PLACES = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (0, 1), "MatMul": (0, 1),
 
 def placed(
     model: onnx.ModelProto, calibration: Sequence[Mapping[str, np.ndarray]], per_channel: bool,
-    choose: Choose | None, who: str,
+    choose: Choose | None,
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:  # fmt: skip
     """The model with pairs and integer weights, and the float weights by name.
 
@@ -34,9 +36,9 @@ def placed(
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
     if not calibration:
-        raise ValueError(f"{who}: calibration has no batches, expected some of the model's inputs for int8")
-    check_inputs(model, calibration, who)
-    before = simplified(model, LEAST_OPSET, who)
+        raise ArgumentError("calibration", "has no batches, expected some of the model's inputs for int8")
+    check_inputs(model, calibration)
+    before = simplified(model, LEAST_OPSET)
     nodes = None if choose is None else _nodes(before.graph, choose)
     with TemporaryDirectory(prefix="opgrad-") as folder, _silent():
         floats, integers = Path(folder) / "floats.onnx", Path(folder) / "integers.onnx"
@@ -65,13 +67,13 @@ def _nodes(graph: onnx.GraphProto, choose: Choose) -> list[str]:
     return [name for name, names in read.items() if names & chosen]
 
 
-def simplified(model: onnx.ModelProto, opset: int, who: str) -> onnx.ModelProto:
+def simplified(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """A model of at least this opset, simplified as onnxruntime's quantizer asks for: convolutions with their batch
     normalization, constants computed. The given one is changed.
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    raise_opset(model, opset, who)
+    raise_opset(model, opset, WHO)
     candidates = Candidates(model)
     simple = prepare(model, variable=[*candidates.weights, *candidates.statistics], plain=True)
     with TemporaryDirectory(prefix="opgrad-") as folder, _silent():
@@ -105,15 +107,15 @@ def _multiply_factors(graph: onnx.GraphProto) -> None:
             node.attribute.extend(rest)
 
 
-def check_inputs(model: onnx.ModelProto, calibration: Sequence[Mapping[str, np.ndarray]], who: str) -> None:
+def check_inputs(model: onnx.ModelProto, calibration: Sequence[Mapping[str, np.ndarray]]) -> None:
     """Raise TypeError or ValueError unless each batch has an array for every input."""
     constants = {each.name for each in model.graph.initializer}
     names = [each.name for each in model.graph.input if each.name not in constants]
     for batch in calibration:
         if not isinstance(batch, Mapping):
-            raise TypeError(f"{who}: calibration has a {type(batch).__name__}, expected arrays by name")
+            raise ArgumentTypeError("calibration", f"has a {type(batch).__name__}, expected arrays by name")
         if missing := [name for name in names if name not in batch]:
-            raise ValueError(f"{who}: calibration lacks the input {missing[0]!r}, expected {', '.join(names)}")
+            raise ArgumentError("calibration", f"lacks the input {missing[0]!r}, expected {', '.join(names)}")
 
 
 class _Batches:

@@ -20,6 +20,7 @@ from opgrad.tune.language.loss import LOSS, add_loss
 from opgrad.tune.language.products import WeightProduct, find_products
 from opgrad.tune.language.shared_tables import reshaped
 
+WHO = "tune"
 FLOAT_ACCURACY = 1  # of MatMulNBits: operands stay float32
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 TOKENS = ("input_ids", "tokens", "input")
@@ -92,20 +93,20 @@ class LanguageModel:
         return replace(self, model=model, loss=LOSS)
 
 
-def read(path: str | PathLike[str], who: str) -> LanguageModel:
+def read(path: str | PathLike[str]) -> LanguageModel:
     """Read a language model from its file.
 
-    who: the caller, for messages. Raises FileNotFoundError, ValueError for a damaged model or one that is no language
+    Raises FileNotFoundError, ValueError for a damaged model or one that is no language
     model, NotImplementedError for caches that cannot be taken out.
     """
     path = Path(path)
-    source = read_model(path, who, outside=False)
+    source = read_model(path, WHO, outside=False)
     places = {each.name: place_of(each, path.parent) for each in source.graph.initializer if uses_external_data(each)}
     files = {
         name: (path.parent / place.location, place.offset or 0, place.length or 0) for name, place in places.items()
     }
-    values = taken_apart(source, path, who)
-    what = f"{who}: {path}"
+    values = taken_apart(source, path, WHO)
+    what = f"{WHO}: {path}"
     graph = Graph(copied(source))
     tokens, logits = _tokens(graph, what), _logits(graph, what)
     model = without_caches(source, tokens, logits, what)

@@ -19,44 +19,24 @@ LATEST_IR_VERSION = 10  # the latest version that the last packages of onnxrunti
 Sizes = Sequence[int | str | None]
 
 _current: ContextVar["ModelAccessor | None"] = ContextVar("opgrad.onnxblock.model", default=None)
-_library: ContextVar[str | None] = ContextVar("opgrad.onnxblock.custom_op_library", default=None)
 
 
 class ModelAccessor:
     """A model that is being built.
 
-    model: the model; blocks change it in place. path: the file that it was read from. apart: the values of its huge
-    initializers, by name; in the model these are placeholders.
+    model: the model; blocks change it in place. apart: the values of its huge initializers, by name; in the model these
+    are placeholders. drawn: how many numbers the names of blocks have used so far.
     """
 
-    def __init__(
-        self,
-        model: onnx.ModelProto,
-        path: str | os.PathLike[str] | None = None,
-        drawn: int = 0,
-        apart: Mapping[str, Held] | None = None,
-    ):
-        self._model, self._path, self.apart = model, path, apart or {}
-        self.drawn = drawn  # how many numbers the names of blocks have used so far
-        self.depth = 0  # how many blocks that are being built contain each other
+    def __init__(self, model: onnx.ModelProto, drawn: int = 0, apart: Mapping[str, Held] | None = None):
+        self._model, self.apart, self.drawn = model, apart or {}, drawn
+        self.blocks: list[str] = []  # the names of those that are being built, the innermost last
         self._types: Graph | None = None
 
     @property
     def model(self) -> onnx.ModelProto:
         """The model."""
         return self._model
-
-    @property
-    def path(self) -> str:
-        """The file that the model was read from. Raises RuntimeError if it was not."""
-        if self._path is None:
-            raise RuntimeError("onnxblock: the model has no path, it was given as an onnx.ModelProto")
-        return os.fspath(self._path)
-
-    @property
-    def has_path(self) -> bool:
-        """Whether the model was read from a file."""
-        return self._path is not None
 
     # --- names ---
 
@@ -135,18 +115,15 @@ def building(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
 
 
 @contextmanager
-def base(model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = None) -> Iterator[ModelAccessor]:
-    """Let blocks build on a model.
-
-    model: an onnx.ModelProto, which is not changed: they build on a copy.
-    model_path: the file that it was read from.
+def base(model: onnx.ModelProto) -> Iterator[ModelAccessor]:
+    """Let blocks build on a copy of a model.
 
     Gives a `ModelAccessor`, whose `model` is the copy. Raises TypeError for another model, RuntimeError inside
     another `base` or `empty_base`.
     """
     if not isinstance(model, onnx.ModelProto):
         raise TypeError(f"base: model is of type {type(model).__name__}, expected onnx.ModelProto")
-    with building(ModelAccessor(copied(model), model_path)) as accessor:
+    with building(ModelAccessor(copied(model))) as accessor:
         yield accessor
 
 
@@ -175,24 +152,22 @@ def empty_model(opset_version: int | None = None) -> onnx.ModelProto:
 
 @contextmanager
 def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterator[str]:
-    """Name the library with the operators of one's own that the model has.
+    """Name the library with the operators of one's own that the model has; graphs are written without it.
 
-    custom_op_library_path: the file, which must exist. The gradient graph is written without it: gradients of
-        operators come from `opgrad.gradients.register_gradient`. It is what `ort_format` loads.
+    custom_op_library_path: the file. Gradients of operators come from `opgrad.gradients.register_gradient`.
 
-    Raises FileNotFoundError, RuntimeError inside another one.
+    Raises FileNotFoundError.
     """
-    path = os.fsdecode(custom_op_library_path)
-    if not Path(path).exists():
-        raise FileNotFoundError(f"custom_op_library: there is no file {path}")
-    check_regular(Path(path), f"custom_op_library: {path}")
-    if _library.get() is not None:
-        raise RuntimeError("custom_op_library: there is another library already, expected one at a time")
-    token = _library.set(path)
-    try:
-        yield path
-    finally:
-        _library.reset(token)
+    yield library_file(custom_op_library_path)
+
+
+def library_file(path: str | bytes | os.PathLike[str]) -> str:
+    """The path of a library with operators of one's own. Raises FileNotFoundError, and OSError for a pipe or device."""
+    found = os.fsdecode(path)
+    if not Path(found).exists():
+        raise FileNotFoundError(f"custom_op_library: there is no file {found}")
+    check_regular(Path(found), f"custom_op_library: {found}")
+    return found
 
 
 def type_name(element_type: int | None) -> str:

@@ -1,12 +1,13 @@
 """What all blocks have in common."""
 
-import os
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import onnx
 
+from opgrad.base.arguments import naming
 from opgrad.training.make.blocks.accessor import ModelAccessor, current
 from opgrad.training.make.checks import check_built
 from opgrad.training.make.outputs import inferred_model, set_outputs
@@ -15,16 +16,15 @@ from opgrad.training.make.outputs import inferred_model, set_outputs
 class Block(ABC):
     """A part of a model: `build` writes it behind the values that it is given the names of.
 
-    temp_file_name: what the old package wrote a model into; taken, and nothing is written.
-
     base: the model that is being built.
     """
 
     base: onnx.ModelProto
 
-    def __init__(self, temp_file_name: str = "temp.onnx"):
-        if os.path.isabs(temp_file_name):
-            raise ValueError(f"Block: temp_file_name is {temp_file_name!r}, expected a name without folders")
+    def __init_subclass__(cls) -> None:
+        """Let errors about arguments of a constructor name the class that was called."""
+        if "__init__" in vars(cls):
+            cls.__init__ = _naming_class(cls.__init__)  # type: ignore[method-assign]
 
     @abstractmethod
     def build(self, *args: Any, **kwargs: Any) -> Any:
@@ -40,12 +40,13 @@ class Block(ABC):
     def _built(self, accessor: ModelAccessor, args: Any, kwargs: Any) -> Any:
         """Build, and check the model unless this block is built inside of another one, which is checked as a whole."""
         self.base = accessor.model
-        accessor.depth += 1
+        accessor.blocks.append(self._who)
         try:
-            output = self.build(*args, **kwargs)
+            with naming(self._who):
+                output = self.build(*args, **kwargs)
         finally:
-            accessor.depth -= 1
-        if not accessor.depth:
+            accessor.blocks.pop()
+        if not accessor.blocks:
             check_built(accessor.model, self._who)
         return output
 
@@ -53,10 +54,6 @@ class Block(ABC):
     def _who(self) -> str:
         """The name of the block, for messages."""
         return type(self).__name__
-
-    def infer_shapes_on_base(self) -> onnx.ModelProto:
-        """The model that is being built, with the types and shapes of all values that can be known."""
-        return inferred_model(self.base)
 
 
 class ForwardBlock(Block):
@@ -72,7 +69,7 @@ class ForwardBlock(Block):
         """Build, and let the results be the only outputs of the model."""
         accessor = current()
         output = self._built(accessor, args, kwargs)
-        self._model = self.infer_shapes_on_base()
+        self._model = inferred_model(self.base)
         set_outputs(self._model, names_of(output, self._who), self._who)
         accessor.model.CopyFrom(self._model)
         accessor.forget()
@@ -83,6 +80,15 @@ class ForwardBlock(Block):
         if self._model is None:
             raise RuntimeError(f"{self._who}: the model is not built yet; call the block first")
         return self._model
+
+
+def _naming_class(constructor: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(constructor)
+    def construct(self: Block, *args: Any, **kwargs: Any) -> None:
+        with naming(type(self).__name__):
+            constructor(self, *args, **kwargs)
+
+    return construct
 
 
 def names_of(output: Any, who: str) -> list[str]:

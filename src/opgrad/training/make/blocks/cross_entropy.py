@@ -5,6 +5,7 @@ from typing import Any
 
 from onnx import TensorProto, helper
 
+from opgrad.base.arguments import ArgumentError
 from opgrad.onnx.graph.messages import comparable, opset_of
 from opgrad.training.make.blocks.accessor import Sizes, current, type_name
 from opgrad.training.make.blocks.block import Block
@@ -26,7 +27,7 @@ class _Classes(Block):
         have, else the last one, as texts have. If the graph has the labels already, their shape tells.
     """
 
-    OPERATOR, RESULT = "", "loss"
+    _OPERATOR = ""
 
     def __init__(
         self,
@@ -35,18 +36,16 @@ class _Classes(Block):
         ignore_index: int | None = None,
         class_axis: int | None = None,
     ):
-        super().__init__()
-        who = type(self).__name__
-        self._weight = weights(who, "weight", weight)
+        self._weight = weights("weight", weight)
         if self._weight is not None and self._weight.ndim != 1:
-            raise ValueError(f"{who}: weight has shape {self._weight.shape}, expected one number for each class")
-        self._reduction = chosen(who, "reduction", reduction, REDUCTIONS)
+            raise ArgumentError("weight", f"has shape {self._weight.shape}, expected one number for each class")
+        self._reduction = chosen("reduction", reduction, REDUCTIONS)
         self._ignore_index, self._class_axis = ignore_index, class_axis
 
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
         """Append the loss. Raises ValueError unless the scores are floats and the labels integers that fit them."""
-        accessor, who = current(), type(self).__name__
-        scores_type(scores_input_name, who)
+        accessor = current()
+        scores_type(scores_input_name)
         weight = accessor.fresh("celoss.weight")
         sizes = accessor.sizes(scores_input_name)
         axis = self._axis(scores_input_name, sizes, labels_name)
@@ -65,18 +64,18 @@ class _Classes(Block):
         return append("Reshape", [loss, append("Shape", [shape])]) if shape and self._reduction == "none" else loss
 
     def _loss(self, inputs: Sequence[str]) -> str:
-        return _node(self.OPERATOR, inputs, [current().fresh("loss")], self._reduction, self._ignore_index)
+        return _node(self._OPERATOR, inputs, [current().fresh("loss")], self._reduction, self._ignore_index)
 
     def _axis(self, scores: str, sizes: Sizes | None, labels: str) -> int:
         """The axis of the classes, counted from the first."""
         if sizes is None:
             return 1
-        rank, who = len(sizes), type(self).__name__
+        rank = len(sizes)
         if rank < 2:
-            raise ValueError(f"{who}: {scores!r} has {rank} axes, expected rows of a score for each class")
+            raise ValueError(f"{self._who}: {scores!r} has {rank} axes, expected rows of a score for each class")
         if self._class_axis is not None:
             if not -rank <= self._class_axis < rank or self._class_axis % rank == 0:
-                raise ValueError(f"{who}: class_axis is {self._class_axis}, expected 1 to {rank - 1}, or from the end")
+                raise ArgumentError("class_axis", f"is {self._class_axis}, expected 1 to {rank - 1}, or from the end")
             return self._class_axis % rank
         given = current().sizes(labels) if current().has_value(labels) else None
         fitting = [
@@ -86,23 +85,24 @@ class _Classes(Block):
 
     def _check(self, scores: str, labels: str, sizes: Sizes | None, axis: int) -> None:
         """Raise ValueError unless labels and weights fit the scores."""
-        who, accessor = type(self).__name__, current()
+        accessor = current()
         kind, given = accessor.element_type(labels), accessor.sizes(labels)
         if kind is not None and kind not in LABELS:
-            raise ValueError(
-                f"{who}: the labels {labels!r} have elements of type {type_name(kind)}, expected INT64 or INT32; "
-                "loss_input_names says which outputs the loss takes"
+            raise ArgumentError(
+                "loss_input_names",
+                f"says which outputs the loss takes: the labels {labels!r} have elements of type {type_name(kind)}, "
+                "expected INT64 or INT32",
             )
         if sizes is None:
             return
         if given is not None and len(given) != len(sizes) - 1:
             raise ValueError(
-                f"{who}: the labels {labels!r} have {len(given)} axes, expected {len(sizes) - 1}: those of {scores!r} "
-                "without that of the classes"
+                f"{self._who}: the labels {labels!r} have {len(given)} axes, expected {len(sizes) - 1}: those of "
+                f"{scores!r} without that of the classes"
             )
         classes = sizes[axis]
         if self._weight is not None and isinstance(classes, int) and classes != len(self._weight):
-            raise ValueError(f"{who}: weight has {len(self._weight)} numbers, expected {classes}, one for each class")
+            raise ArgumentError("weight", f"has {len(self._weight)} numbers, expected {classes}, one for each class")
 
 
 class CrossEntropyLoss(_Classes):
@@ -116,7 +116,7 @@ class CrossEntropyLoss(_Classes):
         have, else the last one, as texts have. If the graph has the labels already, their shape tells.
     """
 
-    OPERATOR = "SoftmaxCrossEntropyLoss"
+    _OPERATOR = "SoftmaxCrossEntropyLoss"
 
     def __init__(
         self,
@@ -128,12 +128,12 @@ class CrossEntropyLoss(_Classes):
     ):
         super().__init__(weight, reduction, ignore_index, class_axis)
         if not 0 <= label_smoothing <= 1:
-            raise ValueError(f"CrossEntropyLoss: label_smoothing is {label_smoothing!r}, expected 0 to 1")
+            raise ArgumentError("label_smoothing", f"is {label_smoothing!r}, expected 0 to 1")
         self._smoothing = label_smoothing
 
     def _loss(self, inputs: Sequence[str]) -> str:
         names = [current().fresh("loss"), current().fresh("log_prob")]
-        loss = _node(self.OPERATOR, inputs, names, self._reduction, self._ignore_index)
+        loss = _node(self._OPERATOR, inputs, names, self._reduction, self._ignore_index)
         return self._smoothed(loss, names[1], inputs) if self._smoothing else loss
 
     def _smoothed(self, loss: str, log_prob: str, inputs: Sequence[str]) -> str:
@@ -193,7 +193,7 @@ class NLLLoss(_Classes):
     weight, reduction, ignore_index, class_axis: as for CrossEntropyLoss.
     """
 
-    OPERATOR = "NegativeLogLikelihoodLoss"
+    _OPERATOR = "NegativeLogLikelihoodLoss"
 
 
 def _node(op: str, inputs: Sequence[str], outputs: Sequence[str], reduction: str, ignore_index: int | None) -> str:

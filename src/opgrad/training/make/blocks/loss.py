@@ -33,12 +33,11 @@ class _Regression(Block):
     """
 
     def __init__(self, reduction: str = "mean"):
-        super().__init__()
-        self._reduction = chosen(type(self).__name__, "reduction", reduction, REDUCTIONS)
+        self._reduction = chosen("reduction", reduction, REDUCTIONS)
 
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
         """Append the loss. Raises ValueError unless both have float elements."""
-        scores, target = in_float32(*target_like(loss_input_name, target_name, type(self).__name__))
+        scores, target = in_float32(*target_like(loss_input_name, target_name))
         return reduced(self._each(append("Sub", [scores, target])), self._reduction)
 
     def _each(self, difference: str) -> str:
@@ -52,7 +51,7 @@ class MSELoss(_Regression):
     """
 
     def _each(self, difference: str) -> str:
-        exponent = number("pow_exponent", 2.0, float_type(difference, "loss"), [1])
+        exponent = number("pow_exponent", 2.0, float_type(difference), [1])
         return append("Pow", [difference, exponent])
 
 
@@ -74,10 +73,10 @@ class HuberLoss(_Regression):
 
     def __init__(self, reduction: str = "mean", delta: float = 1.0):
         super().__init__(reduction)
-        self._delta = positive("HuberLoss", "delta", delta)
+        self._delta = positive("delta", delta)
 
     def _each(self, difference: str) -> str:
-        kind, size = float_type(difference, "loss"), append("Abs", [difference])
+        kind, size = float_type(difference), append("Abs", [difference])
         delta = number("huber.delta", self._delta, kind)
         inner = append("Min", [size, delta])
         square = append("Mul", [append("Mul", [inner, inner]), number("huber.half", 0.5, kind)])
@@ -97,9 +96,7 @@ class SmoothL1Loss(HuberLoss):
     def _each(self, difference: str) -> str:
         if not self._beta:
             return append("Abs", [difference])
-        return append(
-            "Div", [super()._each(difference), number("smooth_l1.beta", self._beta, float_type(difference, "loss"))]
-        )
+        return append("Div", [super()._each(difference), number("smooth_l1.beta", self._beta, float_type(difference))])
 
 
 class BCEWithLogitsLoss(Block):
@@ -113,15 +110,14 @@ class BCEWithLogitsLoss(Block):
     """
 
     def __init__(self, weight: Any = None, reduction: str = "mean", pos_weight: Any = None):
-        super().__init__()
-        self._weight = weights("BCEWithLogitsLoss", "weight", weight)
-        self._pos_weight = weights("BCEWithLogitsLoss", "pos_weight", pos_weight)
-        self._reduction = chosen("BCEWithLogitsLoss", "reduction", reduction, REDUCTIONS)
+        self._weight = weights("weight", weight)
+        self._pos_weight = weights("pos_weight", pos_weight)
+        self._reduction = chosen("reduction", reduction, REDUCTIONS)
 
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
         """Append the loss. Raises ValueError unless both have float elements."""
-        scores, target = in_float32(*target_like(loss_input_name, target_name, "BCEWithLogitsLoss"))
-        kind = float_type(scores, "loss")
+        scores, target = in_float32(*target_like(loss_input_name, target_name))
+        kind = float_type(scores)
         one = number("bceloss.one", 1.0, kind)
         linear = append("Mul", [append("Sub", [one, target]), scores])
         curve = _softplus(append("Neg", [scores]), kind)
@@ -156,17 +152,16 @@ class KLDivLoss(Block):
     """
 
     def __init__(self, reduction: str = "mean", log_target: bool = False):
-        super().__init__()
-        self._reduction = chosen("KLDivLoss", "reduction", reduction, (*REDUCTIONS, "batchmean"))
+        self._reduction = chosen("reduction", reduction, (*REDUCTIONS, "batchmean"))
         self._log_target = log_target
 
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
         """Append the loss. Raises ValueError unless both have float elements."""
-        scores, target = in_float32(*target_like(loss_input_name, target_name, "KLDivLoss"))
+        scores, target = in_float32(*target_like(loss_input_name, target_name))
         if self._log_target:
             logarithm, target = target, append("Exp", [target])
         else:
-            smallest = number("kldiv.smallest", float(np.finfo(np.float32).tiny), float_type(target, "loss"))
+            smallest = number("kldiv.smallest", float(np.finfo(np.float32).tiny), float_type(target))
             logarithm = append("Log", [append("Max", [target, smallest])])  # 0 * log(0) is 0
         loss = append("Mul", [target, append("Sub", [logarithm, scores])])
         if self._reduction != "batchmean":
@@ -177,4 +172,4 @@ class KLDivLoss(Block):
 def _rows(name: str) -> str:
     """The size of a value's first axis, as a float."""
     index = array("kldiv.first", 0, TensorProto.INT64)
-    return append("Cast", [append("Gather", [append("Shape", [name]), index])], to=float_type(name, "loss"))
+    return append("Cast", [append("Gather", [append("Shape", [name]), index])], to=float_type(name))

@@ -7,10 +7,11 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
+from opgrad.base.arguments import naming
 from opgrad.training.make import forms
-from opgrad.training.make.blocks.accessor import ModelAccessor, current
+from opgrad.training.make.blocks.accessor import current
 from opgrad.training.make.blocks.block import Block, names_of
-from opgrad.training.make.models import FLOAT32, PRECISIONS, TrainingModels, training_models
+from opgrad.training.make.models import FLOAT32, TrainingModels, training_models
 
 
 class TrainingBlock(Block):
@@ -51,13 +52,6 @@ class TrainingBlock(Block):
         Raises what `build` raises; ValueError, LookupError and NotImplementedError, see `generate_artifacts`.
         """
         accessor = current()
-        output = self._train(accessor, args, kwargs)
-        accessor.model.CopyFrom(self._trained().whole()[0])
-        accessor.forget()
-        return output
-
-    def _train(self, accessor: ModelAccessor, args: Any, kwargs: Any) -> Any:
-        """Build, and make both models; the model of the accessor is changed and must not be used afterwards."""
         forms.normalize(accessor.model, self._who)
         accessor.forget()
         output = self._built(accessor, args, kwargs)
@@ -65,11 +59,12 @@ class TrainingBlock(Block):
             [name for name, grad in self._grad_names.items() if grad is kind] for kind in (True, False)
         )
         outputs, segments = names_of(output, self._who), self.checkpoint_segments
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"{self._who}: precision is {self.precision!r}, expected 'float32' or 'model'")
-        self._models = training_models(
-            accessor.model, outputs, trainable, frozen, self._who, segments, accessor.apart, self.precision
-        )
+        with naming(self._who):
+            self._models = training_models(
+                accessor.model, outputs, trainable, frozen, self._who, segments, accessor.apart, self.precision
+            )
+        accessor.model.CopyFrom(self._models.whole()[0])
+        accessor.forget()
         return output
 
     def _trained(self) -> TrainingModels:
