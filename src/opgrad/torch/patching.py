@@ -17,7 +17,7 @@ from torch import Tensor
 
 from opgrad.ops.reference.loss_options import LossOptions
 from opgrad.torch.deferred import Deferred, deferred_input
-from opgrad.torch.formulas import wide
+from opgrad.torch.derivative import wide
 from opgrad.torch.losses import linear as linear_loss
 from opgrad.torch.losses import logits as logits_loss
 from opgrad.torch.losses.options import read_options

@@ -21,7 +21,7 @@ from torch import Tensor
 from opgrad.call.libraries.torch_tensors import execute
 from opgrad.cpu.compiler.target import host
 from opgrad.ops.reference.loss_options import LossOptions
-from opgrad.torch.formulas import wide
+from opgrad.torch.derivative import wide
 from opgrad.torch.losses.samples import LOSSES
 from opgrad.torch.losses.statistics import (
     ClassPart,

@@ -18,7 +18,7 @@ from opgrad.call.libraries.torch_tensors import execute
 from opgrad.ops import graph_operators
 from opgrad.ops.reference.loss_options import IGNORED, check_share
 from opgrad.torch.autocast import autocast_layer, narrows_products
-from opgrad.torch.formulas import wide
+from opgrad.torch.derivative import wide
 from opgrad.torch.losses.checks import check_shape, check_tensors
 from opgrad.torch.losses.chunks import FEWEST_ROWS, LEAST_BUFFER, SHARE_OF_BUFFER, Chunks, Layer, Slopes, gradients_of
 from opgrad.torch.losses.layer_operators import layer_of, put_back

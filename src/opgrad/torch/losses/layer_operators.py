@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from opgrad.call.libraries.torch_private import group_of
+from opgrad.torch.derivative import pulled_back, wide
 from opgrad.torch.flops import count_flops
-from opgrad.torch.formulas import wide
 from opgrad.torch.losses.checks import check_labels
 from opgrad.torch.losses.chunks import Layer, chunks_of, gradients_of_statistics, statistics_of_layer
-from opgrad.torch.losses.registration import differentiable, keep_all, kept, once, register
+from opgrad.torch.losses.registration import keep_all, kept, once, register
 from opgrad.torch.losses.shard_operators import shard_copy
 from opgrad.torch.losses.statistics import CLASSES, SLOPES, ClassPart, composed_statistics, factors_of_slopes
 from opgrad.torch.schema import LIBRARY, TAGS
@@ -104,7 +104,7 @@ def _backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
         own = shard_copy(layer[0], group) if group else layer[0]
         return composed_statistics(functional.linear(own, *layer[1:]), labels, ClassPart(*part))
 
-    found = differentiable(stored, [each for each in (x, w, b) if each is not None], slopes)
+    found = pulled_back(stored, [each for each in (x, w, b) if each is not None], [slopes])
     return *found, *(None,) * (3 - len(found)), *nothing
 
 

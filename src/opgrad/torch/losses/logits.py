@@ -12,7 +12,8 @@ from opgrad.call.libraries.torch_calls import native, note_effect
 from opgrad.call.libraries.torch_tensors import is_traced, is_transformed
 from opgrad.ops.reference.loss_options import LossOptions
 from opgrad.torch.autocast import widens_softmax
-from opgrad.torch.formulas import over, wide
+from opgrad.torch.derivative import wide
+from opgrad.torch.formulas import over
 from opgrad.torch.losses.checks import check_dense, check_shape, check_tensors, check_weight
 from opgrad.torch.losses.options import divisors, read_labels, read_options
 from opgrad.torch.losses.reduced import Found, OnePass, output, reduced, same_for_each, upstream_of

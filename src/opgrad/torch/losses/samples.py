@@ -4,14 +4,13 @@ The composition is what transformations of torch.func see, what is recorded and 
 derivative is made of.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from opgrad.ops import loss_operators
 from opgrad.ops.reference.loss_options import LossOptions
-from opgrad.torch.formulas import Gradients, Needs, onehot, wide
+from opgrad.torch.derivative import pulled_back, wide
+from opgrad.torch.formulas import Gradients, Needs, differentiate, onehot
 from opgrad.torch.operators import OPERATORS, TensorOperator
 from opgrad.torch.schema import REGISTERED
 
@@ -20,7 +19,6 @@ REGISTERED.update(LOSSES)
 _loss = OPERATORS["softmax_cross_entropy_loss"]
 sample_losses, losses_and_grad = LOSSES["sample_losses"], LOSSES["sample_losses_and_grad"]
 
-UPSTREAM = ("dloss", "dlse", "dlog_prob", "dentropy", "dlse_square")  # as the results, and the squares of lse
 Settings = tuple[int | None, float, float, float]  # ignore_index, label_smoothing, softcap, temperature
 
 
@@ -144,57 +142,22 @@ def _by_probabilities(
     return factor * below
 
 
-def _losses_and_grad(
-    dloss_of: Tensor | None,
-    dlse_of: Tensor | None,
-    dlog_prob_of: Tensor | None,
-    dentropy_of: Tensor | None,
-    dpredicted: Tensor | None,
-    ddlogits: Tensor | None,
-    needs: Needs,
-    logits: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
-    probabilities: Tensor | None,
-    dloss: Tensor | None,
-    dlse: Tensor | None,
-    dlse_square: Tensor | None,
-    dlog_prob: Tensor | None,
-    dentropy: Tensor | None,
-    ignore_index: int | None,
-    label_smoothing: float,
-    softcap: float,
-    temperature: float,
-) -> Gradients:
-    """By the vector-Jacobian product of the composition's results and of their own such product."""
+def _losses_and_gradient(
+    logits: Tensor, labels: Tensor, weight: Tensor | None, probabilities: Tensor | None, dloss: Tensor | None,
+    dlse: Tensor | None, dlse_square: Tensor | None, dlog_prob: Tensor | None, dentropy: Tensor | None,
+    ignore_index: int | None, label_smoothing: float, softcap: float, temperature: float,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """What sample_losses_and_grad gives, in PyTorch's own functions."""
     options = (ignore_index, label_smoothing, softcap, temperature)
+
+    def samples(x: Tensor) -> tuple[Tensor, ...]:
+        loss, lse, log_prob, entropy, _ = _of_known_labels(x, labels, weight, probabilities, options)
+        return loss, lse, log_prob, entropy, lse * lse
+
     dloss = torch.ones_like(labels, dtype=wide(logits.dtype)) if dloss is None else dloss
-    given = dict(zip(UPSTREAM, (dloss, dlse, dlog_prob, dentropy, dlse_square), strict=True))
-    values = {"logits": logits, "probabilities": probabilities, **given}
-    names = [name for name, value in values.items() if value is not None and needs[name]]
-    directions = (dloss_of, dlse_of, dlog_prob_of, dentropy_of, ddlogits)
-    vjp: Any = torch.func.vjp
-
-    def results(*moved: Tensor) -> tuple[Tensor, ...]:
-        now: dict[str, Any] = values | dict(zip(names, moved, strict=True))
-
-        def samples(x: Tensor) -> tuple[Tensor, ...]:
-            loss, lse, log_prob, entropy, _ = _of_known_labels(x, labels, weight, now["probabilities"], options)
-            return loss, lse, log_prob, entropy, lse * lse
-
-        made, pull = vjp(samples, now["logits"])
-        slopes = pull(tuple(
-            torch.zeros_like(each) if now[name] is None else now[name].to(each.dtype)
-            for name, each in zip(UPSTREAM, made, strict=True)
-        ))  # fmt: skip
-        pairs = zip((*made[:4], *slopes), directions, strict=True)
-        return tuple(each for each, direction in pairs if direction is not None)
-
-    found, pull = vjp(results, *[values[name] for name in names])
-    wanted = [direction for direction in directions if direction is not None]
-    slopes = pull(tuple(direction.to(each.dtype) for direction, each in zip(wanted, found, strict=True)))
-    return dict(zip(names, slopes, strict=True))
+    slopes = pulled_back(samples, [logits], [dloss, dlse, dlog_prob, dentropy, dlse_square])
+    return *samples(logits)[:4], None, *slopes
 
 
 sample_losses.differentiate(_sample_losses)
-losses_and_grad.differentiate(_losses_and_grad)
+differentiate(losses_and_grad, _losses_and_gradient)

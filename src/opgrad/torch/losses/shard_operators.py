@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from opgrad.call.libraries.torch_private import group_of
-from opgrad.torch.formulas import wide
+from opgrad.torch.derivative import pulled_back, wide
 from opgrad.torch.losses.checks import check_labels
-from opgrad.torch.losses.registration import differentiable, keep_all, kept, once, register
+from opgrad.torch.losses.registration import keep_all, kept, once, register
 from opgrad.torch.losses.statistics import (
     CLASSES,
     SLOPES,
@@ -65,7 +65,7 @@ def _statistics_backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
     if not torch.is_grad_enabled():
         return shard_statistics_grad(logits, *given, statistics, slopes), *nothing
     labels, *part = given
-    return *differentiable(lambda x: composed_statistics(x, labels, ClassPart(*part)), [logits], slopes), *nothing
+    return *pulled_back(lambda x: composed_statistics(x, labels, ClassPart(*part)), [logits], [slopes]), *nothing
 
 
 register(
