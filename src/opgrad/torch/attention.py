@@ -16,8 +16,7 @@ from opgrad.ops import graph_operators
 from opgrad.torch.autocast import narrowed
 from opgrad.torch.derivative import pulled_back, wide
 from opgrad.torch.formulas import Gradients, Needs, differentiate
-from opgrad.torch.operators import TensorOperator, is_exported
-from opgrad.torch.renamed_errors import ERRORS, in_words
+from opgrad.torch.operators import ERRORS, TensorOperator, in_words, is_exported
 from opgrad.torch.schema import REGISTERED
 
 OPTIONS = ("mask", "scale", "causal", "dropout", "seed")

@@ -17,8 +17,7 @@ from opgrad.ops import graph_operators
 from opgrad.torch.autocast import widest
 from opgrad.torch.derivative import describe, pulled_back, wide
 from opgrad.torch.formulas import Gradients, differentiate
-from opgrad.torch.operators import TensorOperator, is_exported
-from opgrad.torch.renamed_errors import ERRORS, in_words
+from opgrad.torch.operators import ERRORS, TensorOperator, in_words, is_exported
 from opgrad.torch.schema import REGISTERED
 
 Values = Mapping[str, Any]  # a call's arguments and results by name

@@ -11,6 +11,7 @@ key Autograd, for gradients and for the tangents of `dual_level`, and under the 
 of torch.func, which take the Function apart level by level.
 """
 
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -250,3 +251,12 @@ def call(op: Operator, given: Mapping[str, Any]) -> Any:
 
 OPERATORS = {name: TensorOperator(op) for name, op in tensor_operators().items()}
 REGISTERED.update(OPERATORS)
+
+
+ERRORS = (TypeError, ValueError, NotImplementedError)  # what operators raise
+
+
+def in_words(error: Exception, words: Mapping[str, str]) -> Exception:
+    """The same error with other names for operators and arguments."""
+    found = re.compile(r"(?<!\w)(" + "|".join(map(re.escape, words)) + r")(?!\w)")
+    return type(error)(found.sub(lambda match: words[match[0]], str(error)))
