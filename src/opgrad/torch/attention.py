@@ -177,7 +177,7 @@ def _gradient(
 def _pulled(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: str, dropout: float
 ) -> Sequence[Tensor]:
-    return pulled_back(lambda *qkv: _attended(*qkv, mask, scale, causal, dropout), [q, k, v], [dy])
+    return pulled_back(lambda q, k, v: _attended(q, k, v, mask, scale, causal, dropout), [q, k, v], [dy])
 
 
 _attention.differentiate(_gradient)

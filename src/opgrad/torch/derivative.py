@@ -256,7 +256,7 @@ class Derivative:
         pairs = zip(self.names, arguments, in_dims, strict=True)
         given = {name: value.movedim(at, 0) if isinstance(at, int) else value for name, value, at in pairs}
         batched = {name for name, at in zip(self.names, in_dims, strict=True) if isinstance(at, int)}
-        specs = {name: _spec(given[name], name in batched) for name in op.inputs}
+        specs = {name: spec_of(given[name], name in batched) for name in op.inputs}
         attributes = self.checked(specs, arguments)  # so that messages speak of a single call's shapes
         for name in op.inputs:
             if given[name] is not None and name not in batched:
@@ -267,7 +267,7 @@ class Derivative:
         return results, (0,) * len(results) if isinstance(results, tuple) else 0
 
 
-def _spec(tensor: Tensor | None, batched: bool) -> Spec | None:
+def spec_of(tensor: Tensor | None, batched: bool = False) -> Spec | None:
     """The shape and dtype of an argument of one call."""
     return None if tensor is None else Spec(tuple(tensor.shape[batched:]), numpy_dtype(tensor.dtype))
 

@@ -52,18 +52,18 @@ def formula(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def differentiate(operator: TensorOperator, results: Callable[..., Any]) -> None:
     """Give an operator the derivatives of a formula, as `formula` does."""
     names, count = tuple(inspect.signature(results).parameters), len(operator.op.results)
-    known = [name for name in operator.op.inputs if name != "weight"]
+    inputs = [name for name in operator.op.inputs if name != "weight"]
 
     def gradient(*values: Any) -> Gradients:
         given = dict(zip(names, values[count:], strict=True))
-        moved = [name for name in known if isinstance(given.get(name), Tensor) and given[name].is_floating_point()]
+        moved = [name for name in inputs if isinstance(given.get(name), Tensor) and given[name].is_floating_point()]
 
         def of(*now: Tensor) -> Any:
             exact = (each.to(wide(each.dtype)) for each in now)
             return results(**{**given, **dict(zip(moved, exact, strict=True))})
 
         found = pulled_back(of, [given[name] for name in moved], values[:count])
-        return dict.fromkeys(known) | dict(zip(moved, found, strict=True))
+        return dict.fromkeys(inputs) | dict(zip(moved, found, strict=True))
 
     describe(gradient, (*(f"d_{each}" for each in operator.op.results), *names))
     operator.differentiate(gradient)

@@ -30,7 +30,6 @@ from opgrad.call.libraries.torch_tensors import (
     is_direct,
     is_traced,
     is_transformed,
-    numpy_dtype,
     numpy_dtypes,
 )
 from opgrad.call.owners import check_owners, library_of
@@ -39,7 +38,7 @@ from opgrad.contract import Operator, Spec
 from opgrad.contract.plain import PLAIN, is_plain, plain
 from opgrad.contract.signature import result_specs
 from opgrad.ops import tensor_operators
-from opgrad.torch.derivative import Derivative, Gradient
+from opgrad.torch.derivative import Derivative, Gradient, spec_of
 from opgrad.torch.schema import LIBRARY, REGISTERED, Registered, is_recording
 
 
@@ -128,7 +127,7 @@ class TensorOperator(Registered):
         if "torch.distributed.tensor" in sys.modules:
             _register_shardings()  # DTensor asks for the results' shapes first, and then for a rule
         given = self.given(arguments)
-        inputs = {name: _spec(given.get(name)) for name in self.op.inputs}
+        inputs = {name: spec_of(given.get(name)) for name in self.op.inputs}
         attributes = self.checked(inputs, given)
         specs = result_specs(self.op, inputs, attributes)
         results = [self._empty_result(given, name, spec) for name, spec in specs.items()]
@@ -234,10 +233,6 @@ def _torch_dtype(op: Operator, dtype: Any) -> torch.dtype | None:
     contract.normalise(op, attributes, {})
     found: torch.dtype = TORCH_DTYPES[attributes["out_dtype"]]
     return found
-
-
-def _spec(tensor: torch.Tensor | None) -> Spec | None:
-    return None if tensor is None else Spec(tuple(tensor.shape), numpy_dtype(tensor.dtype))
 
 
 def call(op: Operator, given: Mapping[str, Any]) -> Any:

@@ -4,7 +4,7 @@ The layer may have all classes, or a shard of them: then the gradient of its inp
 """
 
 import sys
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,10 +117,7 @@ register(layer_statistics_grad, _grad, _grad_fake, once, keep_all)
 
 
 # The products of each operator; the gradients compute the logits again.
-PRODUCTS = {
-    "layer_statistics": 1,
-    "layer_statistics_grad": 3,
-}
+PRODUCTS = {"layer_statistics": 1, "layer_statistics_grad": 3}
 
 
 def count_flops() -> None:
@@ -134,19 +131,10 @@ def count_flops() -> None:
     for registry in (getattr(counting, "flop_registry", None), *registries):
         if registry is not None:
             for name, products in PRODUCTS.items():
-                registry.setdefault(getattr(torch.ops.opgrad, name), _Formula(products))
+                registry.setdefault(getattr(torch.ops.opgrad, name), partial(_flops_of, products))
 
 
-class _Formula:
-    """The floating-point operations of so many products of x [N, H] with w [C, H]."""
-
-    def __init__(self, products: int):
-        self.products = products
-
-    def __call__(self, x: Any, w: Any, *others: Any, **named: Any) -> int:
-        (rows, features), classes = _shape(x), _shape(w)[0]
-        return int(2 * self.products * rows * features * classes)
-
-
-def _shape(value: Any) -> Sequence[int]:
-    return value.shape if isinstance(value, torch.Tensor) else value
+def _flops_of(products: int, x: Any, w: Any, *others: Any, **named: Any) -> int:
+    """The floating-point operations of so many products of x [N, H] with w [C, H], tensors or their shapes."""
+    (rows, features), (classes, _) = (getattr(each, "shape", each) for each in (x, w))
+    return int(2 * products * rows * features * classes)
