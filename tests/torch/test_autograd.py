@@ -64,10 +64,6 @@ def test_every_operator_has_a_gradient():
     assert all(operator.eager is not None for operator in OPERATORS.values())
 
 
-def test_every_operator_has_tangents_and_a_batching_rule():
-    assert all(operator.derivative.tangent and operator.derivative.batching for operator in OPERATORS.values())
-
-
 @pytest.mark.parametrize("alpha", [-0.5, 0.0, 0.3])
 def test_leaky_relu_with_any_slope(alpha):
     x = _away_from_zero(torch.randn(4, 5, dtype=torch.float64)).requires_grad_()

@@ -7,6 +7,7 @@ Python nor its lock takes part. Arrays that hold numbers are computed on at once
 to the host and back.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from jax import Array
@@ -14,10 +15,10 @@ from jax.numpy import asarray, finfo, inf, int32, integer, issubdtype, ones, whe
 from jax.random import bits
 
 import opgrad
-from opgrad.jax import attention, distillation, linear_loss, loss, options
+from opgrad.jax import distillation, linear_loss, loss
 from opgrad.jax.calls import alike, automatic
+from opgrad.jax.derivative import ATTENTION, LAYERS, differentiable
 from opgrad.jax.formulas import wide
-from opgrad.jax.layers import layer
 from opgrad.ops.reference.loss_options import IGNORED, check_layer, check_share
 
 __all__ = [
@@ -95,7 +96,14 @@ def dot_product_attention(
     if mask is not None:
         seen = asarray(mask)
         added = seen if added is None else where(seen, added, -inf)
-    return attention.attend(q, k, v, added, scale, is_causal)
+    options = {"scale": scale, "causal": "top_left" if is_causal else "", "layout": "BLHD"}
+    return _layer("attention", ATTENTION, {"q": q, "k": k, "v": v, "mask": added}, **options)
+
+
+def _layer(name: str, who: str, arrays: Mapping[str, Array | None], **attributes: Any) -> Array:
+    """The first result of an operator, differentiable; arrays are given by name, those left out as None."""
+    given = {each: array for each, array in arrays.items() if array is not None}
+    return differentiable(LAYERS[name], given, attributes, who)[0]
 
 
 def gelu(x: Array, approximate: bool = True) -> Array:
@@ -106,7 +114,7 @@ def gelu(x: Array, approximate: bool = True) -> Array:
     Formula: y = x / 2 * (1 + erf(x / sqrt(2))), or x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))).
     Source: jax.nn.gelu.
     """
-    return layer("fast_gelu" if approximate else "gelu", "gelu", {"x": asarray(x)})
+    return _layer("fast_gelu" if approximate else "gelu", "gelu", {"x": asarray(x)})
 
 
 def fast_gelu(x: Array) -> Array:
@@ -121,7 +129,7 @@ def swiglu(gate: Array, up: Array) -> Array:
     TypeError, ValueError. Formula: y = gate / (1 + exp(-gate)) * up. Source: Shazeer, "GLU Variants Improve
     Transformer", 2020.
     """
-    return layer("gated_linear_unit", "swiglu", {"gate": asarray(gate), "up": asarray(up)}, activation="silu")
+    return _layer("gated_linear_unit", "swiglu", {"gate": asarray(gate), "up": asarray(up)}, activation="silu")
 
 
 def geglu(gate: Array, up: Array, approximate: bool = True) -> Array:
@@ -131,7 +139,7 @@ def geglu(gate: Array, up: Array, approximate: bool = True) -> Array:
     ValueError. Formula: y = gelu(gate) * up. Source: Shazeer, "GLU Variants Improve Transformer", 2020.
     """
     activation = "gelu_tanh" if approximate else "gelu"
-    return layer("gated_linear_unit", "geglu", {"gate": asarray(gate), "up": asarray(up)}, activation=activation)
+    return _layer("gated_linear_unit", "geglu", {"gate": asarray(gate), "up": asarray(up)}, activation=activation)
 
 
 def layer_norm(
@@ -164,7 +172,7 @@ def _normalized(
     factor = ones(x.shape[axis:], x.dtype) if scale is None else asarray(scale)
     given = {"x": x.astype(factor.dtype), "scale": factor, "bias": None if bias is None else asarray(bias)}
     added = float(_finfo(wide(x.dtype)).eps) if epsilon is None else epsilon
-    return layer(name, who, given, axis=axis, epsilon=added).astype(x.dtype)
+    return _layer(name, who, given, axis=axis, epsilon=added).astype(x.dtype)
 
 
 def dropout(key: Array, x: Array, rate: float = 0.5) -> Array:
@@ -175,7 +183,7 @@ def dropout(key: Array, x: Array, rate: float = 0.5) -> Array:
         ValueError. Formula: y = x / (1 - rate) where kept, else 0. Source: ONNX Dropout.
     """
     seed = bits(key, (1,), "uint32").astype(int32)
-    return layer("dropout", "dropout", {"x": asarray(x), "seed": seed}, ratio=rate, training_mode=True)
+    return _layer("dropout", "dropout", {"x": asarray(x), "seed": seed}, ratio=rate, training_mode=True)
 
 
 def sink_softmax(x: Array, sink: Array) -> Array:
@@ -185,7 +193,7 @@ def sink_softmax(x: Array, sink: Array) -> Array:
     Returns y, like x. Raises TypeError, ValueError. Formula: y = exp(x) / (sum(exp(x)) + exp(sink)). Source: gpt-oss;
     Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023.
     """
-    return layer("sink_softmax", "sink_softmax", {"x": asarray(x), "sink": asarray(sink)})
+    return _layer("sink_softmax", "sink_softmax", {"x": asarray(x), "sink": asarray(sink)})
 
 
 def cross_entropy(
@@ -210,14 +218,14 @@ def cross_entropy(
     """
     name = "cross_entropy"
     logits, classes = asarray(logits), None if weight is None else asarray(weight)
-    found, ignored = options.read_labels(name, labels, shift, ignore_index)
+    found, ignored = loss.read_labels(name, labels, shift, ignore_index)
     numbers = (softcap, temperature, num_items, lse_square_scale)
-    chosen = options.read(name, found, ignored, reduction, label_smoothing, *numbers)
+    chosen = loss.read(name, found, ignored, reduction, label_smoothing, *numbers)
 
     def of(
         found: Array, logits: Array, classes: Any, softcap: Any, temperature: Any, number: Any, square: Any
     ) -> Array:
-        bend = options.bend_by_jax(softcap, temperature)
+        bend = loss.bend_by_jax(softcap, temperature)
         logits, found, classes = alike((logits if bend is None else bend(logits), found, classes))
         return loss.cross_entropy(logits, found, classes, chosen, reduction, square, number)
 
@@ -240,15 +248,15 @@ def linear_cross_entropy(
     """
     name = "linear_cross_entropy"
     arrays = [None if each is None else asarray(each) for each in (x, linear_weight, linear_bias, weight)]
-    found, ignored = options.read_labels(name, labels, shift, ignore_index)
+    found, ignored = loss.read_labels(name, labels, shift, ignore_index)
     numbers = (softcap, temperature, num_items, lse_square_scale)
-    chosen = options.read(name, found, ignored, reduction, label_smoothing, *numbers)
+    chosen = loss.read(name, found, ignored, reduction, label_smoothing, *numbers)
     check_layer(name, found, issubdtype(found.dtype, integer), *arrays)
 
     def of(found: Array, arrays: Any, softcap: Any, temperature: Any, number: Any, square: Any) -> Array:
         (x, w, b, classes), found = alike((arrays, found))
         layer, targets = linear_loss.Dense(w, b), loss.Targets(found, classes)
-        bend = options.bend_by_jax(softcap, temperature)
+        bend = loss.bend_by_jax(softcap, temperature)
         return linear_loss.linear_cross_entropy(x, layer, targets, chosen, reduction, square, number, bend)
 
     return automatic(of, int(reduction == "none"), found, arrays, *numbers)
@@ -296,8 +304,8 @@ def _divergence(name: str, student: Any, teacher: Any, labels: Any, beta: float,
     assert v is not None
     is_counted = labels is not None or shift
     labels = zeros(len(x), int32) if labels is None else labels
-    found, ignored = options.read_labels(name, labels, shift, ignore_index if is_counted else None)
-    chosen = options.read(name, found, ignored, reduction, 0.0, None, temperature, num_items, 0.0)
+    found, ignored = loss.read_labels(name, labels, shift, ignore_index if is_counted else None)
+    chosen = loss.read(name, found, ignored, reduction, 0.0, None, temperature, num_items, 0.0)
     for rows, weight, bias in ((x, w, b), (y, v, c)):
         check_layer(name, found, issubdtype(found.dtype, integer), rows, weight, bias, None)
     layers = linear_loss.Dense(w, b), linear_loss.Dense(v, c)

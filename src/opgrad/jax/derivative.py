@@ -9,13 +9,19 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
 from opgrad.contract import Operator
+from opgrad.contract.lists import only
 from opgrad.jax.calls import alike, call
-from opgrad.jax.formulas import FORMULAS, loss_of
-from opgrad.ops import tensor_operators
+from opgrad.jax.formulas import FORMULAS, attended, loss_of, wide
+from opgrad.ops import graph_operators, tensor_operators
 
 Values = Mapping[str, Any]
 Attributes = tuple[tuple[str, Any], ...]
+ATTENTION = "dot_product_attention"
 OPERATORS = tensor_operators()
+# Operators of which functions here give the first result alone: others have no gradient.
+LAYERS = graph_operators()
+LAYERS["attention"] = only(LAYERS["attention"], ("y", "lse"))
+LAYERS["attention_grad"] = only(LAYERS["attention_grad"], ("dq", "dk", "dv"))
 
 
 class Rule(NamedTuple):
@@ -30,50 +36,55 @@ class Rule(NamedTuple):
     gradient: Callable[[Values, Values, dict[str, Any], Sequence[str]], Values]
 
 
-def differentiable(op: Operator, given: Mapping[str, Array], attributes: Mapping[str, Any]) -> tuple[Array, ...]:
-    """The results of an operator, in order; the arrays are given by name."""
+def differentiable(
+    op: Operator, given: Mapping[str, Array], attributes: Mapping[str, Any], who: str = ""
+) -> tuple[Array, ...]:
+    """The results of an operator, in order; the arrays are given by name. who: the function that has called a layer."""
     settled = tuple(sorted(attributes.items()))
-    found: tuple[Array, ...] = _function(op, tuple(given), settled)(*alike(list(given.values())))
+    found: tuple[Array, ...] = _function(op, tuple(given), settled, who)(*alike(list(given.values())))
     return found
 
 
 @functools.lru_cache(1024)
-def _function(op: Operator, names: tuple[str, ...], attributes: Attributes) -> Any:
-    rule, options = rule_of(op), dict(attributes)
+def _function(op: Operator, names: tuple[str, ...], attributes: Attributes, who: str) -> Any:
+    rule, options = rule_of(op, who), dict(attributes)
 
     @jax.custom_vjp
     def function(*arrays: Array) -> tuple[Array, ...]:
-        return call(op, dict(zip(names, arrays, strict=True)), options)
+        return call(op, dict(zip(names, arrays, strict=True)), options, who)
 
     def forward(*primals: Any) -> tuple[Any, Any]:
         results = function(*[each.value for each in primals])
         values = {name: each.value for name, each in zip(names, primals, strict=True)}
         every = values | dict(zip(op.results, results, strict=True))
-        wanted = {name: () for name, each in zip(names, primals, strict=True) if each.perturbed}
+        # Names and dtypes are a structure without arrays.
+        wanted = {
+            (name, values[name].dtype.name): () for name, each in zip(names, primals, strict=True) if each.perturbed
+        }
         return results, ({name: every[name] for name in rule.saved if name in every}, wanted)
 
     def backward(kept: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
-        saved, wanted = kept
+        saved, dtypes = kept[0], dict(kept[1].keys())
         pairs = zip(op.results, cotangents, strict=True)
         upstream = {name: each for name, each in pairs if not isinstance(each, SymbolicZero)}
-        found = rule.gradient(saved, upstream, options, tuple(wanted)) if upstream else {}
-        return tuple(found.get(name) if name in wanted else None for name in names)
+        found = rule.gradient(saved, upstream, options, tuple(dtypes)) if upstream else {}
+        return tuple(found[name].astype(dtypes[name]) if name in dtypes and name in found else None for name in names)
 
     function.defvjp(forward, backward, symbolic_zeros=True)
     return function
 
 
-def rule_of(op: Operator) -> Rule:
+def rule_of(op: Operator, who: str = "") -> Rule:
     """How this operator is differentiated; a call in general, which is an operator of its own, is not."""
-    if op is not OPERATORS.get(op.name):
+    operators = LAYERS if who else OPERATORS
+    if op is not operators.get(op.name):
         return Rule((), functools.partial(_refused, op))
     if op.name in _RULES:
         return _RULES[op.name]
-    backward = OPERATORS.get(f"{op.name}_grad")
+    backward = operators.get(f"{op.name}_grad")
     if backward is not None:
-        return Rule(
-            tuple(name for name in backward.arrays if name != "dy"), functools.partial(_by_operator, op, backward)
-        )
+        saved = tuple(name for name in backward.arrays if name != "dy")
+        return Rule(saved, functools.partial(_by_operator, op, backward, who))
     if op.name in FORMULAS:
         return Rule(op.arrays, functools.partial(_by_formula, op, FORMULAS[op.name]))
     return Rule((), functools.partial(_refused, op))
@@ -88,12 +99,16 @@ def _refused(
 
 
 def _by_operator(
-    op: Operator, backward: Operator, saved: Values, upstream: Values, attributes: dict[str, Any], wanted: Sequence[str]
-) -> Values:
-    """By the operator of the gradient, which has the attributes, too."""
-    (dy,) = upstream.values()
-    (dx,) = differentiable(backward, {"dy": dy, **saved}, attributes)
-    return {op.arrays[0]: dx}
+    op: Operator, backward: Operator, who: str, saved: Values, upstream: Values, attributes: dict[str, Any],
+    wanted: Sequence[str],
+) -> Values:  # fmt: skip
+    """By the operator of the gradient, which has the attributes, too, if the first result is differentiated."""
+    dy = upstream.get(next(iter(op.results)))
+    if dy is None:
+        return {}
+    shared = {name: value for name, value in attributes.items() if name in backward.attributes}
+    found = differentiable(backward, {"dy": dy, **saved}, shared, who)
+    return {name.removeprefix("d"): each for name, each in zip(backward.results, found, strict=True)}
 
 
 def _by_formula(
@@ -117,14 +132,26 @@ def _by_formula(
     return dict(found)
 
 
-# --- gather and the losses --------------------------------------------------------------------------------------------
+# --- attention, gather and the losses ---------------------------------------------------------------------------------
+
+
+def _attention(saved: Values, upstream: Values, attributes: dict[str, Any], wanted: Sequence[str]) -> Values:
+    op, backward = LAYERS["attention"], LAYERS["attention_grad"]
+    if "y" not in upstream:  # nobody is given the logarithms of sums of exponentials
+        return {}
+    found = dict(_by_operator(op, backward, ATTENTION, saved, upstream, attributes, wanted))
+    if "mask" in wanted:
+        given = {name: saved[name] for name in ("q", "k", "v")}
+        y, pull = jax.vjp(lambda mask: attended(**given, mask=mask, **attributes), saved["mask"])
+        (found["mask"],) = pull(upstream["y"].astype(y.dtype))
+    return found
 
 
 def _gather(saved: Values, upstream: Values, attributes: dict[str, Any], wanted: Sequence[str]) -> Values:
-    x, options = saved["x"], {**attributes, "shape": saved["x"].shape}
+    options = {**attributes, "shape": saved["x"].shape}
     given = {"indices": saved["indices"], "dy": upstream["y"]}
     (dx,) = differentiable(OPERATORS["gather_grad"], given, options)
-    return {"x": dx.astype(x.dtype)}
+    return {"x": dx}
 
 
 def _gather_grad(saved: Values, upstream: Values, attributes: dict[str, Any], wanted: Sequence[str]) -> Values:
@@ -166,7 +193,7 @@ def _loss(saved: Values, upstream: Values, attributes: dict[str, Any], wanted: S
             options = {**attributes, "out_dtype": None}
             arrays = {"dy": upstream["loss"], "log_prob": log_prob, **given} | ({} if bias is None else {"bias": bias})
             (dlogits,) = differentiable(OPERATORS["softmax_cross_entropy_loss_grad"], arrays, options)
-        found["logits"] = dlogits.astype(saved["logits"].dtype)
+        found["logits"] = dlogits
     if "weight" in wanted and "loss" in upstream:
         found["weight"] = _of_weight(log_prob, saved, upstream["loss"], attributes)
     return found
@@ -187,29 +214,33 @@ def _loss_only(saved: Values, upstream: Values, attributes: dict[str, Any], want
         _, dlogits = differentiable(OPERATORS["softmax_cross_entropy_loss_and_grad"], given, options)
         found["logits"] = scaled(dlogits, dloss)
     if "weight" in wanted:
-        log_prob = jax.nn.log_softmax(logits.astype(jax.numpy.float64 if logits.dtype == "float64" else "float32"), 1)
+        log_prob = jax.nn.log_softmax(logits.astype(wide(logits.dtype)), 1)
         found["weight"] = _of_weight(log_prob, saved, dloss, attributes)
     return found
 
 
 def _loss_and_grad(saved: Values, upstream: Values, attributes: dict[str, Any], wanted: Sequence[str]) -> Values:
     if set(upstream) == {"loss"} and set(wanted) == {"logits"}:
-        return {"logits": scaled(saved["dlogits"], upstream["loss"]).astype(saved["logits"].dtype)}
+        return {"logits": scaled(saved["dlogits"], upstream["loss"])}
     op = OPERATORS["softmax_cross_entropy_loss_and_grad"]
     inputs = {name: value for name, value in saved.items() if name != "dlogits"}
     return _by_formula(op, FORMULAS[op.name], inputs, upstream, attributes, wanted)
 
 
+def _of_argument(of: str, name: str) -> Rule:
+    """The rule of an operator whose gradient takes one of its arrays, or its result, under another name."""
+    backward = OPERATORS[f"{of}_grad"]
+
+    def gradient(saved: Values, *rest: Any) -> Values:
+        return _by_operator(OPERATORS[of], backward, "", {backward.arrays[1]: saved[name]}, *rest)
+
+    return Rule((name,), gradient)
+
+
 _RULES = {
-    "relu": Rule(
-        ("y",), lambda saved, *rest: _by_operator(OPERATORS["relu"], OPERATORS["relu_grad"], {"x": saved["y"]}, *rest)
-    ),
-    "leaky_relu": Rule(
-        ("x",),
-        lambda saved, *rest: _by_operator(
-            OPERATORS["leaky_relu"], OPERATORS["leaky_relu_grad"], {"y": saved["x"]}, *rest
-        ),
-    ),
+    "relu": _of_argument("relu", "y"),
+    "leaky_relu": _of_argument("leaky_relu", "x"),
+    "attention": Rule(("q", "k", "v", "mask", "y", "lse"), _attention),
     "rotary_embedding": _rotation("rotary_embedding", "rotary_embedding_grad", "y"),
     "rotary_embedding_grad": _rotation("rotary_embedding_grad", "rotary_embedding", "dx"),
     "gather": Rule(("x", "indices"), _gather),

@@ -25,14 +25,19 @@ from opgrad.cpu.compiler.structures import words
 from opgrad.cpu.keyed import KeyedPlan
 from opgrad.cpu.runtime import threads
 from opgrad.cpu.runtime.plan import REPORT, execute
-from opgrad.jax import abi
 from opgrad.jax.handler import (
     BUCKETS,
     DIGEST_BYTES,
+    HEADER,
+    INTERNAL,
+    INVALID_ARGUMENT,
     KEY_HEAD,
+    MINOR_DEFINED,
     MOST_BUFFERS,
     MOST_KEY_WORDS,
+    RESOURCE_EXHAUSTED,
     TABLE,
+    UNIMPLEMENTED,
     Buffers,
     Failure,
     Table,
@@ -40,8 +45,8 @@ from opgrad.jax.handler import (
 )
 from opgrad.ops.reference.primitive import STATE
 
-CODES = {TypeError: abi.INVALID_ARGUMENT, ValueError: abi.INVALID_ARGUMENT}
-CODES |= {NotImplementedError: abi.UNIMPLEMENTED, MemoryError: abi.RESOURCE_EXHAUSTED}
+CODES = {TypeError: INVALID_ARGUMENT, ValueError: INVALID_ARGUMENT}
+CODES |= {NotImplementedError: UNIMPLEMENTED, MemoryError: RESOURCE_EXHAUSTED}
 
 
 @dataclass(frozen=True)
@@ -186,7 +191,7 @@ _failures: dict[int, Any] = {}  # the last one of each thread, which XLA copies 
 
 def _failure(error: BaseException) -> int:
     """The words of a failure, as the handler reads them."""
-    code = next((code for kind, code in CODES.items() if isinstance(error, kind)), abi.INTERNAL)
+    code = next((code for kind, code in CODES.items() if isinstance(error, kind)), INTERNAL)
     text = ctypes.create_string_buffer(str(error).encode())
     told = Failure(code, ctypes.addressof(text))
     _failures[threading.get_ident()] = told, text
@@ -216,9 +221,9 @@ def _table() -> Any:
 
 def _minor_version() -> int:
     """The version of the FFI that this jaxlib has; XLA refuses handlers of some others."""
-    with open(os.path.join(jax.ffi.include_dir(), *abi.HEADER.split("/")), encoding="utf-8") as header:
-        (found,) = (line for line in header if line.startswith(abi.MINOR_DEFINED))
-    return int(found.removeprefix(abi.MINOR_DEFINED))
+    with open(os.path.join(jax.ffi.include_dir(), *HEADER.split("/")), encoding="utf-8") as header:
+        (found,) = (line for line in header if line.startswith(MINOR_DEFINED))
+    return int(found.removeprefix(MINOR_DEFINED))
 
 
 def handler_address() -> int:

@@ -8,8 +8,6 @@ its autocast rules and the losses and lookups as torch users write them.
 
 import torch
 
-import opgrad.torch.batching
-import opgrad.torch.tangents  # noqa: F401
 from opgrad.call.owners import library_of
 from opgrad.torch.attention import scaled_dot_product_attention
 from opgrad.torch.functions import (

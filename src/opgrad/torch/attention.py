@@ -4,9 +4,8 @@ The operator returns the logarithm of each query's sum of exponentials beside th
 probabilities from that again. Gradients of gradients, tangents and gradients of masks are formulas on whole matrices.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,10 +14,9 @@ from opgrad.call.libraries.torch_calls import native
 from opgrad.contract.lists import only
 from opgrad.ops import graph_operators
 from opgrad.torch.autocast import narrowed
-from opgrad.torch.batching import Batch, Batched, batching
-from opgrad.torch.formulas import Gradients, Needs
-from opgrad.torch.operators import TensorOperator, is_exported
-from opgrad.torch.renamed_errors import ERRORS, in_words
+from opgrad.torch.derivative import pulled_back, wide
+from opgrad.torch.formulas import Gradients, Needs, differentiate
+from opgrad.torch.operators import ERRORS, TensorOperator, in_words, is_exported
 from opgrad.torch.schema import REGISTERED
 
 OPTIONS = ("mask", "scale", "causal", "dropout", "seed")
@@ -138,166 +136,49 @@ def _flat(x: Tensor, lead: Sequence[int]) -> Tensor:
 # --- on whole matrices -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Whole:
-    """A call on whole matrices, in float32 or float64, keys and values repeated for all heads: p are probabilities."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    p: Tensor
-    scale: float
-    groups: int
-
-    def summed(self, x: Tensor) -> Tensor:
-        """The sum over heads that share keys and values."""
-        return x.unflatten(1, (-1, self.groups)).sum(2) if self.groups > 1 else x
-
-    def repeated(self, x: Tensor) -> Tensor:
-        return _wide(x).repeat_interleave(self.groups, 1) if self.groups > 1 else _wide(x)
-
-    def over_rows(self, ds: Tensor) -> Tensor:
-        """The gradient of the scores by that of the probabilities, and their tangent by the scores' likewise."""
-        return self.p * (ds - (self.p * ds).sum(-1, keepdim=True))
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
-
-
-def _whole(
+def _attended(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: str, dropout: float
-) -> Whole:
+) -> Tensor:
+    """The result in the dtype of sums."""
     if dropout:
         raise NotImplementedError(
             "scaled_dot_product_attention: a call with dropout is differentiable once, in reverse mode, by query, key "
             "and value: give dropout_p=0"
         )
     groups, factor = q.shape[1] // max(k.shape[1], 1), q.shape[-1] ** -0.5 if scale is None else scale
-    q, k, v = _wide(q), *(_wide(each).repeat_interleave(groups, 1) if groups > 1 else _wide(each) for each in (k, v))
+    q, k, v = (each.to(wide(each.dtype)) for each in (q, k, v))
+    if groups > 1:
+        k, v = (each.repeat_interleave(groups, 1) for each in (k, v))
     s = q @ k.mT * factor
     if mask is not None:
         s = s.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else s + mask
     if causal:
         seen = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).tril()
         s = s.masked_fill(~seen, float("-inf"))
-    largest = s.amax(-1, keepdim=True) if s.shape[-1] else s.new_zeros(*s.shape[:-1], 1)
+    largest = s.detach().amax(-1, keepdim=True) if s.shape[-1] else s.new_zeros(*s.shape[:-1], 1)
     e = (s - largest.masked_fill(largest == float("-inf"), 0)).exp()
     total = e.sum(-1, keepdim=True)
-    return Whole(q, k, v, e / total.masked_fill(total == 0, 1), factor, groups)
-
-
-def _to_mask(ds: Tensor, mask: Tensor) -> Tensor:
-    """The sum of the gradients of scores over the axes along which a mask was broadcast."""
-    return ds.sum_to_size(mask.shape).to(mask.dtype)
-
-
-# --- gradients, tangents ----------------------------------------------------------------------------------------------
+    return e / total.masked_fill(total == 0, 1) @ v
 
 
 def _gradient(
     dy: Tensor | None, dlse: Tensor | None, needs: Needs, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor,
     mask: Tensor | None, scale: float | None, causal: str, dropout: float, seed: Tensor | None,
 ) -> Gradients:  # fmt: skip
-    if dy is None:
-        return {"q": None, "k": None, "v": None, "mask": None}
-    found: Gradients = {"mask": None}
-    if needs["mask"] and mask is not None:
-        whole = _whole(q, k, v, mask, scale, causal, dropout)
-        found["mask"] = _to_mask(whole.over_rows(_wide(dy) @ whole.v.mT), mask)
-    if needs["q"] or needs["k"] or needs["v"]:
+    found: Gradients = dict.fromkeys(("q", "k", "v", "mask"))
+    if dy is not None and needs["mask"] and mask is not None:
+        (found["mask"],) = pulled_back(lambda mask: _attended(q, k, v, mask, scale, causal, dropout), [mask], [dy])
+    if dy is not None and (needs["q"] or needs["k"] or needs["v"]):
         given = (dy, q, k, v, y, lse, mask, scale, causal, dropout, seed)
         found |= dict(zip("qkv", _attention_grad.call(*given), strict=True))
     return found
 
 
-def _gradient_of_gradient(
-    a: Tensor | None, b: Tensor | None, c: Tensor | None, needs: Needs, dy: Tensor, q: Tensor, k: Tensor, v: Tensor,
-    mask: Tensor | None, scale: float | None, causal: str, dropout: float,
-) -> Gradients:  # fmt: skip
-    """a, b and c are the gradients of dq, dk and dv.
-
-    With g = dy v^T: ds = p * (g - rowsum(p * g)), dq = scale * ds k, dk = scale * ds^T q, dv = p^T dy.
-    """
-    whole = _whole(q, k, v, mask, scale, causal, dropout)
-    p, g = whole.p, _wide(dy) @ whole.v.mT
-    a, b, c = (torch.zeros_like(like) if each is None else each for each, like in ((a, q), (b, k), (c, v)))
-    a, b, c, dy_ = _wide(a), whole.repeated(b), whole.repeated(c), _wide(dy)
-    ds = whole.over_rows(g)
-    by_ds = whole.scale * (a @ whole.k.mT + whole.q @ b.mT)
-    mean, total = (p * g).sum(-1, keepdim=True), (p * by_ds).sum(-1, keepdim=True)
-    by_g = p * (by_ds - total)
-    by_s = whole.over_rows(by_ds * (g - mean) - total * g + dy_ @ c.mT)
-    found: Gradients = {
-        "dy": p @ c + by_g @ whole.v,
-        "q": whole.scale * (ds @ b + by_s @ whole.k),
-        "k": whole.summed(whole.scale * (ds.mT @ a + by_s.mT @ whole.q)),
-        "v": whole.summed(by_g.mT @ dy_),
-    }
-    like = {"dy": dy, "q": q, "k": k, "v": v}
-    mask_part = _to_mask(by_s, mask) if mask is not None and needs["mask"] else None
-    return {name: each.to(like[name].dtype) for name, each in found.items() if each is not None} | {
-        "mask": mask_part, "y": None, "lse": None
-    }  # fmt: skip
-
-
-def _scores_tangent(whole: Whole, given: Mapping[str, Tensor]) -> Tensor:
-    """The tangent of the probabilities."""
-    zero = torch.zeros_like(whole.p)
-    by_q = _wide(given["q"]) @ whole.k.mT if "q" in given else zero
-    by_k = whole.q @ whole.repeated(given["k"]).mT if "k" in given else zero
-    return whole.scale * (by_q + by_k) + given.get("mask", 0)
-
-
-def _of(values: Mapping[str, Any]) -> Whole:
-    return _whole(*(values[name] for name in ("q", "k", "v", "mask", "scale", "causal", "dropout")))
-
-
-def _tangent(given: Mapping[str, Tensor], values: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    whole = _of(values)
-    t = _scores_tangent(whole, given)
-    by_p = whole.over_rows(t) @ whole.v
-    y = by_p + whole.p @ whole.repeated(given["v"]) if "v" in given else by_p
-    return y, (whole.p * t).sum(-1)
-
-
-def _tangent_of_gradient(given: Mapping[str, Tensor], values: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    whole, dy = _of(values), _wide(values["dy"])
-    p, g = whole.p, dy @ whole.v.mT
-    t_p, t_dy = whole.over_rows(_scores_tangent(whole, given)), _wide(given["dy"]) if "dy" in given else None
-    t_g = dy @ whole.repeated(given["v"]).mT if "v" in given else torch.zeros_like(g)
-    t_g = t_g if t_dy is None else t_g + t_dy @ whole.v.mT
-    mean, ds = (p * g).sum(-1, keepdim=True), whole.over_rows(g)
-    t_ds = t_p * (g - mean) + p * (t_g - (t_p * g + p * t_g).sum(-1, keepdim=True))
-    t_dq, t_dk, t_dv = t_ds @ whole.k, t_ds.mT @ whole.q, t_p.mT @ dy
-    t_dq = t_dq + ds @ whole.repeated(given["k"]) if "k" in given else t_dq
-    t_dk = t_dk + ds.mT @ _wide(given["q"]) if "q" in given else t_dk
-    t_dv = t_dv if t_dy is None else t_dv + p.mT @ t_dy
-    return whole.scale * t_dq, whole.summed(whole.scale * t_dk), whole.summed(t_dv)
-
-
-# --- many calls at once ---------------------------------------------------------------------------------------------
-
-
-def _batched(batch: Batch) -> Batched:
-    """More sequences; a mask that has no axis of sequences gets one if each call has its own."""
-    names = [name for name in batch.operator.names if name not in OPTIONS]
-    size = batch.given["q"].shape[1 if "q" in batch.batched else 0]
-    changed = {name: batch.every(name).flatten(0, 1) for name in names}
-    mask, seed = batch.given["mask"], batch.given["seed"]
-    if mask is not None and ("mask" in batch.batched or (mask.dim() == AXES and mask.shape[0] > 1)):
-        own = mask if "mask" in batch.batched else mask[None]
-        own = own.reshape(own.shape[0], *[1] * (AXES + 1 - own.dim()), *own.shape[1:])
-        changed["mask"] = own.expand(batch.size, size, *own.shape[2:]).flatten(0, 1)
-    if "seed" in batch.batched:
-        changed["seed"] = seed[0]
-    results = batch.call(**changed)
-    return tuple(each.unflatten(0, (batch.size, size)) for each in results), (0,) * len(results)
+def _pulled(
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: str, dropout: float
+) -> Sequence[Tensor]:
+    return pulled_back(lambda q, k, v: _attended(q, k, v, mask, scale, causal, dropout), [q, k, v], [dy])
 
 
 _attention.differentiate(_gradient)
-_attention.derivative.tangent = _tangent
-_attention.derivative.batching = batching(_attention, _batched)
-_attention_grad.differentiate(_gradient_of_gradient)
-_attention_grad.derivative.tangent = _tangent_of_gradient
-_attention_grad.derivative.batching = batching(_attention_grad, _batched)
+differentiate(_attention_grad, _pulled)

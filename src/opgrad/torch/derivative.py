@@ -1,4 +1,9 @@
-"""The derivatives of an operator for autograd and torch.func: gradients, tangents and the batching rule."""
+"""The derivatives of an operator for autograd and torch.func: gradients, tangents and the batching rule.
+
+An operator declares its gradient alone. Its tangent is the gradient transposed: a gradient is linear in the gradients
+of the results, so the vector-Jacobian product of the gradient is the Jacobian-vector product of the operator. Many
+calls under torch.vmap are one call with a batch axis, or one call after the other.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +15,46 @@ from torch import Tensor
 
 from opgrad.call.libraries import torch_private
 from opgrad.call.libraries.torch_private import is_batched
-from opgrad.contract import Operator
+from opgrad.call.libraries.torch_tensors import numpy_dtype
+from opgrad.contract import Operator, Spec
 
 Gradient = Callable[..., Mapping[str, Tensor | None]]
+
+
+Make = Callable[..., Tensor | Sequence[Tensor | None]]
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which factors and sums of this one are formed."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def pulled_back(make: Make, tensors: Sequence[Tensor], slopes: Sequence[Tensor | None]) -> Sequence[Tensor]:
+    """The vector-Jacobian product of a function of these tensors, differentiable itself.
+
+    slopes: the gradients of the function's results, None for zeros. A result that is None has no gradient either.
+    """
+    # One tensor may be two arguments, and one may be of a level of torch.func that has ended: views are of this level.
+    views = [each.view_as(each) for each in tensors]
+    upstream: list[Tensor] = []
+
+    def results(*now: Tensor) -> tuple[Tensor, ...]:
+        made = make(*now)
+        every = zip((made,) if isinstance(made, Tensor) else made, slopes, strict=True)
+        pairs = [(each.view_as(each), slope) for each, slope in every if each is not None and slope is not None]
+        upstream[:] = [slope.to(each.dtype).view_as(slope) for each, slope in pairs]
+        return tuple(each for each, _ in pairs)
+
+    if torch_private.transforms_active():
+        vjp: Any = torch.func.vjp
+        _, pull = vjp(results, *views)
+        found: Sequence[Tensor] = pull(tuple(upstream))
+        return found
+    records = torch.is_grad_enabled()
+    with torch.enable_grad():
+        leaves = [each if records and each.requires_grad else each.detach().requires_grad_() for each in views]
+        made = results(*leaves)
+        return torch.autograd.grad(made, leaves, upstream, create_graph=records, materialize_grads=True)
 
 
 def describe(function: Any, names: Sequence[str]) -> None:
@@ -31,19 +73,15 @@ class Derivative:
         argument.
     direct: a function that is called with the same, but what is saved first, and returns the gradient of the first
         argument, the only one.
-    tangent: is given the tangents of those arguments that have one, and all arguments and results, both by name. It
-        returns the tangent of each result, None for zeros, alone or in a tuple.
-    batching: is given the number of calls that are made at once, the place of their axis in each argument (None: it
-        has none) and the arguments. It returns results, and the place of that axis in each.
+    call: the operator. checked: what checks the specs and the arguments of a call, and returns its attributes.
     """
 
     def __init__(
-        self, op: Operator, names: Sequence[str], gradient: Gradient, direct: Callable[..., Tensor] | None = None
-    ):
-        self.op, self.names, self.gradient = op, names, gradient
-        self.direct = direct
-        self.tangent: Callable[[Mapping[str, Tensor], Mapping[str, Any]], Any] | None = None
-        self.batching: Callable[[int, Sequence[Any], Sequence[Any]], tuple[Any, Any]] | None = None
+        self, op: Operator, names: Sequence[str], gradient: Gradient, direct: Callable[..., Tensor] | None,
+        call: Callable[..., Any], checked: Callable[[Mapping[str, Spec | None], Sequence[Any]], dict[str, Any]],
+    ):  # fmt: skip
+        self.op, self.names, self.gradient, self.direct = op, names, gradient, direct
+        self.call, self.checked = call, checked
         self.wanted = tuple(inspect.signature(gradient).parameters)[len(op.results) :]
         self.saved = tuple(name for name in self.wanted if name in op.inputs or name in op.results)
         self.places = {name: place for place, name in enumerate(names)}
@@ -171,19 +209,10 @@ class Derivative:
                 answers[place] = found[name]
         return tuple(answers)
 
-    def known(self, name: str, values: Mapping[str, Any]) -> Any:
-        """The value of a parameter of the gradient, given all arguments and results by name."""
-        if name in self.places:
-            return values[name]
-        argument, _, part = name.rpartition("_")
-        return getattr(values[argument], part)
-
     def missing(self, name: str) -> Exception:
         return NotImplementedError(f"{self.op.name}: no gradient with respect to {name}; detach it")
 
     def _jvp(self, ctx: Any, *tangents: Tensor | None) -> Any:
-        if self.tangent is None:
-            raise NotImplementedError(f"{self.op.name}: forward-mode differentiation is not supported; use backward()")
         given = {name: t for name, t in zip(self.names, tangents, strict=False) if t is not None}
         # PyTorch calls this with forward mode switched off, also for outer levels of it.
         with torch_private.forward_grad_enabled(True):
@@ -191,25 +220,70 @@ class Derivative:
                 value if value is None else torch_private.unpack_dual(value, 0)[0] for value in ctx.saved_tensors
             ]
             every = [b if a is None else a for a, b in zip(primals, ctx.others, strict=True)]
-            values = {name: every[place] for name, place in self.places.items()}
-            found = self.tangent(given, values)
-            return self._tangents(found, values)
+            return self._tangents(given, {name: every[place] for name, place in self.places.items()})
 
-    def _tangents(self, found: Any, values: Mapping[str, Any]) -> Any:
-        """The tangents of the results, in their dtypes; None for a mask, which has none."""
-        several = found if isinstance(found, tuple) else (found,)
+    def _tangents(self, given: Mapping[str, Tensor], values: Mapping[str, Any]) -> Any:
+        """The tangents of the results, in their dtypes, by the gradient transposed; None for a mask, which has none."""
         results = [values[name] for name in self.op.results]
-        pairs = zip(several, results, strict=True)
-        zeros = [torch.zeros_like(each) if each.is_floating_point() else None for each in results]
-        cast = tuple(zero if t is None else t.to(result.dtype) for (t, result), zero in zip(pairs, zeros, strict=True))
-        return cast if len(cast) > 1 else cast[0]
+        floats = [each for each in results if each.is_floating_point()]
+        needs = {name: name in given for name in self.names}
+        known = [needs if name == "needs" else self._known(name, values) for name in self.wanted]
+
+        def gradients(*slopes: Tensor) -> list[Tensor | None]:
+            rest = iter(slopes)
+            found = self.gradient(*[next(rest) if each.is_floating_point() else None for each in results], *known)
+            for name in given:
+                if name not in found:
+                    raise self.missing(name)
+            return [found[name] for name in given]
+
+        made = iter(pulled_back(gradients, [torch.zeros_like(each) for each in floats], list(given.values())))
+        tangents = tuple(next(made).to(each.dtype) if each.is_floating_point() else None for each in results)
+        return tangents if len(tangents) > 1 else tangents[0]
+
+    def _known(self, name: str, values: Mapping[str, Any]) -> Any:
+        """The value of a parameter of the gradient, given all arguments and results by name."""
+        if name in self.places:
+            return values[name]
+        argument, _, part = name.rpartition("_")
+        return getattr(values[argument], part)
 
     def _vmap(self, info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
-        if self.batching is None:
-            raise NotImplementedError(
-                f"{self.op.name}: torch.vmap is not supported; give the batch as an axis of its own"
-            )
-        return self.batching(info.batch_size, in_dims, arguments)
+        op, size = self.op, info.batch_size
+        roles = {tensor.role for tensor in (*op.inputs.values(), *op.results.values())}
+        if op.kind not in ("elements", "rows") or roles != {"element"}:
+            return one_by_one(self.call, size, in_dims, arguments)
+        pairs = zip(self.names, arguments, in_dims, strict=True)
+        given = {name: value.movedim(at, 0) if isinstance(at, int) else value for name, value, at in pairs}
+        batched = {name for name, at in zip(self.names, in_dims, strict=True) if isinstance(at, int)}
+        specs = {name: spec_of(given[name], name in batched) for name in op.inputs}
+        attributes = self.checked(specs, arguments)  # so that messages speak of a single call's shapes
+        for name in op.inputs:
+            if given[name] is not None and name not in batched:
+                given[name] = given[name].expand(size, *given[name].shape)
+        if op.kind == "rows":
+            given["axis"] = [axis + 1 for axis in attributes["axis"]]
+        results = self.call(*given.values())
+        return results, (0,) * len(results) if isinstance(results, tuple) else 0
+
+
+def spec_of(tensor: Tensor | None, batched: bool = False) -> Spec | None:
+    """The shape and dtype of an argument of one call."""
+    return None if tensor is None else Spec(tuple(tensor.shape[batched:]), numpy_dtype(tensor.dtype))
+
+
+def one_by_one(
+    call: Callable[..., Any], size: int, in_dims: Sequence[Any], arguments: Sequence[Any]
+) -> tuple[Any, Any]:
+    """One call after the other, and where the batch is in the results: no more memory is used than by one call."""
+    pairs = list(zip(arguments, in_dims, strict=True))
+    calls = [
+        call(*(value.select(at, place) if isinstance(at, int) else value for value, at in pairs))
+        for place in range(size)
+    ]
+    if isinstance(calls[0], Tensor):
+        return torch.stack(calls), 0
+    return tuple(map(torch.stack, zip(*calls, strict=True))), (0,) * len(calls[0])
 
 
 def _noting(run: Callable[..., Any], setup_context: Callable[..., None]) -> Callable[..., Any]:

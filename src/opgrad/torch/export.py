@@ -13,11 +13,11 @@ import torch
 
 from opgrad.call.libraries import torch_private
 from opgrad.contract import OnnxName, Operator
-from opgrad.torch.graphs import EXPORTER, SCALAR_TYPES, ExportGraph, GrowingGraph, Trace, Value
+from opgrad.torch.graphs import EXPORTER, SCALAR_TYPES, ExportGraph, Trace, Value
 from opgrad.torch.schema import REGISTERED, Registered, is_recording
 
 Given = Mapping[str, Any]  # a call's arguments by parameter name; tensors are values of the graph
-Form = Callable[[GrowingGraph, Given], Any]
+Form = Callable[[ExportGraph, Given], Any]
 OPSET = 13  # the first opset in which Softmax and its gradient have a single axis
 DESCRIPTORS = {"Tensor": "v", "int[1]": "is", "SymInt[]": "is", "bool": "b", "float": "f", "str": "s"}
 FORMS: dict[str, Form] = {}
@@ -33,7 +33,7 @@ def form(name: str) -> Callable[[Form], Form]:
     return give
 
 
-def node(graph: GrowingGraph, name: str, inputs: Sequence[Value | None], like: Value, **attributes: Any) -> Value:
+def node(graph: ExportGraph, name: str, inputs: Sequence[Value | None], like: Value, **attributes: Any) -> Value:
     """Add a node whose result has the dtype and the shape of a value."""
     return graph.nodes(name, inputs, [(graph.dtype(like), graph.shape(like))], **attributes)[0]
 
@@ -44,7 +44,7 @@ def node(graph: GrowingGraph, name: str, inputs: Sequence[Value | None], like: V
 def elementwise(name: str, *attributes: str) -> Form:
     """A node on x with these of the operator's attributes."""
 
-    def build(graph: GrowingGraph, given: Given) -> Value:
+    def build(graph: ExportGraph, given: Given) -> Value:
         return node(graph, name, [given["x"]], given["x"], **{each: float(given[each]) for each in attributes})
 
     return build
@@ -55,7 +55,7 @@ FORMS["leaky_relu"] = elementwise("LeakyRelu", "alpha")
 
 
 @form("quick_gelu")
-def _quick_gelu(graph: GrowingGraph, given: Given) -> Value:
+def _quick_gelu(graph: ExportGraph, given: Given) -> Value:
     x = given["x"]
     inner = x
     if given["alpha"] != 1:
@@ -64,7 +64,7 @@ def _quick_gelu(graph: GrowingGraph, given: Given) -> Value:
 
 
 @form("in_place_accumulator")
-def _in_place_accumulator(graph: GrowingGraph, given: Given) -> Value:
+def _in_place_accumulator(graph: ExportGraph, given: Given) -> Value:
     buffer = given["buffer"]
     value = graph.cast(given["value"], graph.dtype(buffer))
     return (
@@ -75,7 +75,7 @@ def _in_place_accumulator(graph: GrowingGraph, given: Given) -> Value:
 def over_rows(name: str, *arrays: str) -> Form:
     """A node along one axis of these arrays; several axes are merged into one before it and split again after it."""
 
-    def build(graph: GrowingGraph, given: Given) -> Value:
+    def build(graph: ExportGraph, given: Given) -> Value:
         values = [given[array] for array in arrays]
         axis = given["axis"]
         rank = graph.rank(values[0])
@@ -94,7 +94,7 @@ FORMS["log_softmax_grad"] = over_rows("com.microsoft::LogSoftmaxGrad_13", "dy", 
 
 
 @form("gather")
-def _gather(graph: GrowingGraph, given: Given) -> Value:
+def _gather(graph: ExportGraph, given: Given) -> Value:
     x, indices = given["x"], given["indices"]
     axis = given["axis"] % graph.rank(x)
     sizes = graph.shape(x)
@@ -106,18 +106,18 @@ def _gather(graph: GrowingGraph, given: Given) -> Value:
 
 
 @form("softmax_cross_entropy_loss_only")
-def _loss_only(graph: GrowingGraph, given: Given) -> Value:
+def _loss_only(graph: ExportGraph, given: Given) -> Value:
     return _loss(graph, given, given["out_dtype"])[0]
 
 
 @form("softmax_cross_entropy_loss")
-def _loss_and_log_prob(graph: GrowingGraph, given: Given) -> tuple[Value, Value]:
+def _loss_and_log_prob(graph: ExportGraph, given: Given) -> tuple[Value, Value]:
     loss, log_prob = _loss(graph, given, given["loss_dtype"], given["log_prob_dtype"], several=True)
     return loss, log_prob
 
 
 @form("softmax_cross_entropy_loss_and_grad")
-def _loss_and_grad(graph: GrowingGraph, given: Given) -> tuple[Value, Value]:
+def _loss_and_grad(graph: ExportGraph, given: Given) -> tuple[Value, Value]:
     """The loss and its gradient; the exporters leave out the gradient's nodes if nothing reads it."""
     (loss,) = _loss(graph, given, given["loss_dtype"])
     logits = given["logits"]
@@ -126,7 +126,7 @@ def _loss_and_grad(graph: GrowingGraph, given: Given) -> tuple[Value, Value]:
     return loss, original(graph, REGISTERED["softmax_cross_entropy_loss_grad"].op, arguments)
 
 
-def _loss(graph: GrowingGraph, given: Given, *dtypes: torch.dtype | None, several: bool = False) -> Sequence[Value]:
+def _loss(graph: ExportGraph, given: Given, *dtypes: torch.dtype | None, several: bool = False) -> Sequence[Value]:
     """The results of SoftmaxCrossEntropyLoss in these dtypes, computed in the widest that is asked for."""
     logits, labels = given["logits"], given["labels"]
     own = wide = graph.dtype(logits)
@@ -149,7 +149,7 @@ def _options(given: Given) -> dict[str, Any]:
 
 
 @form("attention")
-def _attention(graph: GrowingGraph, given: Given) -> Sequence[Value]:
+def _attention(graph: ExportGraph, given: Given) -> Sequence[Value]:
     q, v = given["q"], given["v"]
     kind, rows = graph.dtype(q), graph.shape(q)[:-1]
     results = [(kind, (*rows, graph.shape(v)[-1])), (kind if kind == torch.float64 else torch.float32, rows)]
@@ -157,14 +157,14 @@ def _attention(graph: GrowingGraph, given: Given) -> Sequence[Value]:
 
 
 @form("attention_grad")
-def _attention_grad(graph: GrowingGraph, given: Given) -> Sequence[Value]:
+def _attention_grad(graph: ExportGraph, given: Given) -> Sequence[Value]:
     arrays = [given[name] for name in ("dy", "q", "k", "v", "y", "lse")]
     results = [(graph.dtype(each), graph.shape(each)) for each in arrays[1:4]]
     return _attention_node(graph, "AttentionGrad", arrays, given, results)
 
 
 def _attention_node(
-    graph: GrowingGraph, name: str, arrays: Sequence[Value], given: Given, results: Any
+    graph: ExportGraph, name: str, arrays: Sequence[Value], given: Given, results: Any
 ) -> Sequence[Value]:
     attributes = {"scale": float(graph.shape(given["q"])[-1] ** -0.5 if given["scale"] is None else given["scale"])}
     more = {"causal": given["causal"], "dropout": float(given["dropout"])}
@@ -177,7 +177,7 @@ def _attention_node(
 # --- operators of training graphs -----------------------------------------------------------------------------------
 
 
-def original(graph: GrowingGraph, op: Operator, given: Given) -> Value:
+def original(graph: ExportGraph, op: Operator, given: Given) -> Value:
     """The operator under the name of its original, which `opgrad.onnxruntime` runs and `opgrad lower` makes plain."""
     name = op.onnx[-1]
     inputs = [_input(graph, given, each.rstrip("?")) for each in name.inputs]
@@ -190,7 +190,7 @@ def original(graph: GrowingGraph, op: Operator, given: Given) -> Value:
     return graph.nodes(f"{name.origin}::{name.name}", inputs, [(dtype, shape)], **attributes)[0]
 
 
-def _input(graph: GrowingGraph, given: Given, name: str) -> Value | None:
+def _input(graph: ExportGraph, given: Given, name: str) -> Value | None:
     """An argument as an input, which some attributes of the operator are, too."""
     value = given.get(name)
     return graph.numbers(value, torch.int64) if value is not None and name in ("shape", "ignore_index") else value
@@ -203,7 +203,7 @@ def _attributes(op: Operator, name: OnnxName, given: Given, dtype: torch.dtype |
     return {each: int(value) if isinstance(value, bool) else value for each, value in found.items()}
 
 
-def converted(operator: Registered, graph: GrowingGraph, arguments: Sequence[Any]) -> Any:
+def converted(operator: Registered, graph: ExportGraph, arguments: Sequence[Any]) -> Any:
     """The operator's results in a graph, for arguments in the order of its schema; trailing ones may be missing."""
     op = operator.op
     given = {**op.attributes, **dict.fromkeys(operator.names), **dict(zip(operator.names, arguments, strict=False))}

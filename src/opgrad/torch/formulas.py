@@ -3,6 +3,7 @@
 That of an operator whose gradient is declared, such as tanh, needs no line here.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,17 +12,14 @@ from torch import Tensor
 
 from opgrad.call.libraries.torch_tensors import execute, is_direct, is_transformed
 from opgrad.ops.reference import loss_options
-from opgrad.torch.derivative import Gradient, describe
-from opgrad.torch.operators import OPERATORS
+from opgrad.torch.derivative import Gradient, describe, pulled_back, wide
+from opgrad.torch.operators import OPERATORS, TensorOperator
 
 Gradients = dict[str, Tensor | None]
 Needs = Mapping[str, bool]
 Axes = int | list[int] | tuple[int, ...]
 
 softmax_grad, log_softmax_grad = OPERATORS["softmax_grad"].call, OPERATORS["log_softmax_grad"].call
-relu_grad, leaky_relu_grad = OPERATORS["relu_grad"].call, OPERATORS["leaky_relu_grad"].call
-sigmoid_grad, tanh_grad = OPERATORS["sigmoid_grad"].call, OPERATORS["tanh_grad"].call
-quick_gelu_grad = OPERATORS["quick_gelu_grad"].call
 loss_grad = OPERATORS["softmax_cross_entropy_loss_grad"].call
 loss_and_grad = OPERATORS["softmax_cross_entropy_loss_and_grad"].call
 gather, gather_grad = OPERATORS["gather"].call, OPERATORS["gather_grad"].call
@@ -38,63 +36,96 @@ def gradient(name: str) -> Callable[[Gradient], Gradient]:
     return give
 
 
+def formula(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give an operator the derivatives of a formula: its results in PyTorch's operations, by its arguments' names.
+
+    The formula is given floating-point arrays in the dtype of sums; class weights are constants.
+    """
+
+    def give(results: Callable[..., Any]) -> Callable[..., Any]:
+        differentiate(OPERATORS[name], results)
+        return results
+
+    return give
+
+
+def differentiate(operator: TensorOperator, results: Callable[..., Any]) -> None:
+    """Give an operator the derivatives of a formula, as `formula` does."""
+    names, count = tuple(inspect.signature(results).parameters), len(operator.op.results)
+    inputs = [name for name in operator.op.inputs if name != "weight"]
+
+    def gradient(*values: Any) -> Gradients:
+        given = dict(zip(names, values[count:], strict=True))
+        moved = [name for name in inputs if isinstance(given.get(name), Tensor) and given[name].is_floating_point()]
+
+        def of(*now: Tensor) -> Any:
+            exact = (each.to(wide(each.dtype)) for each in now)
+            return results(**{**given, **dict(zip(moved, exact, strict=True))})
+
+        found = pulled_back(of, [given[name] for name in moved], values[:count])
+        return dict.fromkeys(inputs) | dict(zip(moved, found, strict=True))
+
+    describe(gradient, (*(f"d_{each}" for each in operator.op.results), *names))
+    operator.differentiate(gradient)
+
+
 def total(x: Tensor, axis: Axes) -> Tensor:
     """The sum over the axes, which stay with size 1."""
     return x.sum(axis, keepdim=True)
 
 
-# --- softmax --------------------------------------------------------------------------------------------------------
+# --- softmax, activations, accumulation -----------------------------------------------------------------------------
 
 
-@gradient("softmax_grad")
-def _softmax_grad(g: Tensor, needs: Needs, dy: Tensor, y: Tensor, axis: Axes) -> Gradients:
-    by_y = g * (dy - total(y * dy, axis)) - dy * total(g * y, axis) if needs["y"] else None
-    return {"dy": softmax_grad(g, y, axis) if needs["dy"] else None, "y": by_y}
+@formula("softmax_grad")
+def _softmax_grad(dy: Tensor, y: Tensor, axis: Axes) -> Tensor:
+    return y * (dy - total(y * dy, axis))
 
 
-@gradient("log_softmax_grad")
-def _log_softmax_grad(g: Tensor, needs: Needs, dy: Tensor, y: Tensor, axis: Axes) -> Gradients:
-    p = y.exp()
-    by_y = -g * p * total(dy, axis) if needs["y"] else None
-    return {"dy": g - total(g * p, axis) if needs["dy"] else None, "y": by_y}
+@formula("log_softmax_grad")
+def _log_softmax_grad(dy: Tensor, y: Tensor, axis: Axes) -> Tensor:
+    return dy - y.exp() * total(dy, axis)
 
 
-# --- activations ----------------------------------------------------------------------------------------------------
+@formula("relu_grad")
+def _relu_grad(dy: Tensor, x: Tensor) -> Tensor:
+    return torch.where(x > 0, dy, 0)
 
 
-@gradient("relu_grad")
-def _relu_grad(g: Tensor, x: Tensor) -> Gradients:
-    return {"dy": relu_grad(g, x), "x": None}
+@formula("sigmoid_grad")
+def _sigmoid_grad(dy: Tensor, y: Tensor) -> Tensor:
+    return dy * y * (1 - y)
 
 
-@gradient("sigmoid_grad")
-def _sigmoid_grad(g: Tensor, needs: Needs, dy: Tensor, y: Tensor) -> Gradients:
-    return {
-        "dy": sigmoid_grad(g, y) if needs["dy"] else None,
-        "y": g * dy * (1 - 2 * y) if needs["y"] else None,
-    }
+@formula("tanh_grad")
+def _tanh_grad(dy: Tensor, y: Tensor) -> Tensor:
+    return dy * (1 - y * y)
 
 
-@gradient("tanh_grad")
-def _tanh_grad(g: Tensor, needs: Needs, dy: Tensor, y: Tensor) -> Gradients:
-    return {
-        "dy": tanh_grad(g, y) if needs["dy"] else None,
-        "y": -2 * g * dy * y if needs["y"] else None,
-    }
+@formula("quick_gelu_grad")
+def _quick_gelu_grad(dy: Tensor, x: Tensor, alpha: float) -> Tensor:
+    s = torch.sigmoid(alpha * x)
+    return dy * s * (1 + alpha * x * (1 - s))
 
 
-@gradient("quick_gelu_grad")
-def _quick_gelu_grad(g: Tensor, needs: Needs, dy: Tensor, x: Tensor, alpha: float) -> Gradients:
-    by_x = None
-    if needs["x"]:
-        s = torch.sigmoid(alpha * x)
-        by_x = g * dy * alpha * s * (1 - s) * (2 + alpha * x * (1 - 2 * s))
-    return {"dy": quick_gelu_grad(g, x, alpha) if needs["dy"] else None, "x": by_x}
+@formula("leaky_relu_grad")
+def _leaky_relu_grad(dy: Tensor, y: Tensor, alpha: float) -> Tensor:
+    return torch.where(y > 0, dy, alpha * dy)
 
 
-@gradient("leaky_relu_grad")
-def _leaky_relu_grad(g: Tensor, y: Tensor, alpha: float) -> Gradients:
-    return {"dy": leaky_relu_grad(g, y, alpha), "y": None}
+@formula("in_place_accumulator")
+def _in_place_accumulator(buffer: Tensor, value: Tensor, overwrite: bool) -> Tensor:
+    return value if overwrite else buffer + value
+
+
+@gradient("scale")
+def _scale(dy: Tensor, needs: Needs, x: Tensor, factor: Tensor, scale_down: bool) -> Gradients:
+    by_factor = None
+    if needs["factor"]:
+        number, exact = factor.to(x.dtype), wide(x.dtype)
+        product = -dy * x.to(exact) / (number * number) if scale_down else dy * x.to(exact)
+        by_factor = product.sum().reshape(factor.shape)
+    return {"x": scale(dy, factor, scale_down) if needs["x"] else None, "factor": by_factor}
 
 
 # --- cross-entropy --------------------------------------------------------------------------------------------------
@@ -152,45 +183,20 @@ def _loss_and_grad(
     return {"logits": by_dlogits if by_loss is None else by_loss + by_dlogits}
 
 
-@gradient("softmax_cross_entropy_loss_grad")
+@formula("softmax_cross_entropy_loss_grad")
 def _loss_grad(
-    g: Tensor,
-    needs: Needs,
     dy: Tensor,
     log_prob: Tensor,
     labels: Tensor,
     weight: Tensor | None,
-    ignore_index: int | None,
-    reduction: str,
-) -> Gradients:
-    by_dy = by_log_prob = None
-    if needs["dy"]:
-        by_dy = directional(g, log_prob, labels, weight, ignore_index, reduction)
-        by_dy = by_dy if reduction == "none" else by_dy.reshape(dy.shape)
-    if needs["log_prob"]:
-        f = factors(labels, weight, ignore_index, reduction, log_prob)
-        upstream = dy.unsqueeze(1) if reduction == "none" else dy.reshape(())
-        by_log_prob = torch.where(f == 0, 0, g * f * upstream * log_prob.to(f.dtype).exp())
-    return {"dy": by_dy, "log_prob": by_log_prob, "bias": g}
-
-
-def directional(
-    direction: Tensor,
-    log_prob: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
+    bias: Tensor | None,
     ignore_index: int | None,
     reduction: str,
 ) -> Tensor:
-    """The derivative of the loss along a direction of the logits."""
     f = factors(labels, weight, ignore_index, reduction, log_prob)
-    p = log_prob.to(f.dtype).exp()
-    return summed(torch.where(f == 0, 0, direction * f * (p - onehot(labels, log_prob.shape[1], p.dtype))), reduction)
-
-
-def summed(each: Tensor, reduction: str) -> Tensor:
-    """The sums over the classes, on axis 1, or over everything where the loss is one number."""
-    return each.sum(1) if reduction == "none" else each.sum()
+    upstream = dy.unsqueeze(1) if reduction == "none" else dy.reshape(())
+    found = torch.where(f == 0, 0, f * upstream * (log_prob.exp() - onehot(labels, log_prob.shape[1], f.dtype)))
+    return found if bias is None else found + bias
 
 
 def scaled(dlogits: Tensor, dloss: Tensor) -> Tensor:
@@ -237,11 +243,6 @@ def over(total: Tensor | float) -> Tensor | float:
     return found
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which factors and sums of this one are formed."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def onehot(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
     """1 for the sample's label and 0 for other classes, on axis 1."""
     every = torch.arange(classes, device=labels.device).view(-1, *[1] * (labels.dim() - 1))
@@ -258,24 +259,6 @@ def _gather_backward(dy: Tensor, indices: Tensor, axis: int, x_shape: torch.Size
 @gradient("gather_grad")
 def _gather_grad(g: Tensor, indices: Tensor, axis: int) -> Gradients:
     return {"dy": gather(g, indices, axis, False)}
-
-
-# --- accumulation ---------------------------------------------------------------------------------------------------
-
-
-@gradient("in_place_accumulator")
-def _in_place_accumulator(dsum: Tensor, overwrite: bool) -> Gradients:
-    return {"buffer": None if overwrite else dsum, "value": dsum}
-
-
-@gradient("scale")
-def _scale(dy: Tensor, needs: Needs, x: Tensor, factor: Tensor, scale_down: bool) -> Gradients:
-    by_factor = None
-    if needs["factor"]:
-        number = factor.to(x.dtype)
-        product = -dy * x / (number * number) if scale_down else dy * x
-        by_factor = product.sum().reshape(factor.shape)
-    return {"x": scale(dy, factor, scale_down) if needs["x"] else None, "factor": by_factor}
 
 
 # --- rotary embedding -------------------------------------------------------------------------------------------------

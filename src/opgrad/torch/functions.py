@@ -1,19 +1,18 @@
 """Softmax, activations and lookups on tensors: opgrad's operators with torch's argument names and autocast rules."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from opgrad.call.libraries.torch_calls import native, note_effect
-from opgrad.call.libraries.torch_tensors import is_transformed
+from opgrad.call.libraries.torch_tensors import execute, is_direct, is_traced, is_transformed
+from opgrad.contract.shapes import room_for
 from opgrad.torch.autocast import widens_softmax
-from opgrad.torch.in_place import replace
-from opgrad.torch.operators import OPERATORS, is_exported
-from opgrad.torch.renamed_errors import ERRORS, in_words
+from opgrad.torch.door import run
+from opgrad.torch.operators import ERRORS, OPERATORS, TensorOperator, in_words, is_exported
 from opgrad.torch.schema import is_recording
-from opgrad.torch.sparse_embedding import check_padding, sparse_embedding
 
 _softmax, _log_softmax = OPERATORS["softmax"], OPERATORS["log_softmax"]
 _relu, _sigmoid, _tanh = OPERATORS["relu"], OPERATORS["sigmoid"], OPERATORS["tanh"]
@@ -276,3 +275,100 @@ def _widened(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     if dtype is not None:
         return x.to(dtype)
     return x.float() if widens_softmax(x) else x
+
+
+# --- in place --------------------------------------------------------------------------------------------------------
+
+
+def replace(operator: TensorOperator, x: Tensor, *attributes: Any) -> Tensor:
+    """Write operator(x, …) to x and return it.
+
+    Raises RuntimeError for a leaf that requires grad, ValueError for a slope below 0 where a gradient is needed.
+    """
+    if not isinstance(x, Tensor) or is_direct((x,)):
+        return cast(Tensor, run(operator.op, {**_named(operator, x, attributes), "out": x}))
+    if is_traced((x,)) or is_transformed():
+        return x.copy_(operator(x.clone(), *attributes))  # the clone is what the backward pass reads
+    origin = x._base if x._is_view() else x
+    if origin is not None and origin.is_leaf and origin.requires_grad:
+        # PyTorch itself would raise this error only after the kernel has run.
+        raise RuntimeError(f"{operator.op.name}: x is a leaf that requires grad, or a view of one: leave inplace away")
+    for name, value in zip(operator.names[1:], attributes, strict=False):
+        if value < 0:
+            raise ValueError(
+                f"{operator.op.name}: {name} is {value} and inplace is True, expected at least 0 where a gradient is "
+                "needed: the result does not tell the sign of the input"
+            )
+    return _replaced(operator, x, *map(float, attributes))
+
+
+def _named(operator: TensorOperator, x: Tensor, attributes: tuple[Any, ...]) -> dict[str, Any]:
+    return dict(zip(operator.names, (x, *attributes), strict=False))
+
+
+class _Replaced(torch.autograd.Function):
+    """An activation whose gradient operator takes the result for the input, as those of one sign may."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: TensorOperator, x: Tensor, *attributes: float) -> Tensor:
+        execute(operator.op, {**_named(operator, x, attributes), "out": x})
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        ctx.backward_operator, ctx.attributes = OPERATORS[f"{operator.op.name}_grad"], attributes
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        (y,) = ctx.saved_tensors
+        return None, ctx.backward_operator(dy, y, *ctx.attributes), *[None] * len(ctx.attributes)
+
+
+_replaced: Callable[..., Tensor] = _Replaced.apply
+
+
+# --- sparse gradients ------------------------------------------------------------------------------------------------
+
+
+_gather, _gather_grad = OPERATORS["gather"], OPERATORS["gather_grad"]
+
+
+def check_padding(padding_idx: int, rows: int) -> None:
+    """Raise ValueError unless padding_idx is a row of a table of so many."""
+    if not -rows <= padding_idx < rows:
+        raise ValueError(f"embedding: padding_idx is {padding_idx}, expected {-rows} to {rows - 1}")
+
+
+def sparse_embedding(input: Tensor, weight: Tensor, padding_idx: int | None, check: bool) -> Tensor:
+    """What `embedding` gives with sparse.
+
+    Raises NotImplementedError under torch.compile and torch.func, which have no sparse gradients.
+    """
+    if torch.compiler.is_compiling() or is_transformed():
+        raise NotImplementedError("embedding: sparse is True, expected False under torch.compile and torch.func")
+    if padding_idx is not None:
+        check_padding(padding_idx, weight.shape[0])
+    return _looked_up(input, weight, padding_idx, check)
+
+
+class _SparseEmbedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, padding_idx: int | None, check: bool) -> Tensor:
+        ctx.save_for_backward(input)
+        ctx.shape, ctx.padding_idx = weight.shape, padding_idx
+        return cast(Tensor, _gather(weight, input, 0, check))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        (input,), (count, *row) = ctx.saved_tensors, ctx.shape
+        named, dy = input.remainder(count).flatten(), dy.reshape(-1, *row)
+        if ctx.padding_idx is not None:
+            counts = named != ctx.padding_idx % count
+            named, dy = named[counts], dy[counts]
+        rows, places = named.unique(return_inverse=True)
+        values = _gather_grad((room_for(len(rows)), *row), places, dy, 0)[: len(rows)]
+        found = torch.sparse_coo_tensor(rows[None].long(), values, ctx.shape, is_coalesced=True, check_invariants=False)
+        return None, found, None, None
+
+
+_looked_up: Callable[[Tensor, Tensor, int | None, bool], Tensor] = _SparseEmbedding.apply

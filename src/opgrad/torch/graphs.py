@@ -5,11 +5,10 @@ traced modules (dynamo=False) calls symbolic functions when the trace is there a
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.onnx
-from torch import Tensor
 
 from opgrad.call.libraries import torch_private
 
@@ -21,80 +20,53 @@ EXPORTER: Any = torch.onnx  # typed as Any, because some public names are missin
 SCALAR_TYPES = EXPORTER.JitScalarType
 
 
-class GrowingGraph(Protocol):
-    """A graph of ONNX nodes that grows."""
-
-    def nodes(self, name: str, inputs: Sequence[Value | None], results: Results, **attributes: Any) -> Sequence[Value]:
-        """Add a node, of the default domain or as "domain::name"; its results have these dtypes and shapes."""
-
-    def dtype(self, x: Value) -> torch.dtype:
-        """The dtype of a value."""
-
-    def shape(self, x: Value) -> Shape:
-        """The shape of a value; sizes that are known at run time only are symbols, or None."""
-
-    def rank(self, x: Value) -> int:
-        """The number of dimensions of a value."""
-
-    def numbers(self, values: Any, dtype: torch.dtype) -> Value:
-        """A constant: one number, or a list of them, some of which may be known at run time only."""
-
-    def ones(self, like: Value) -> Value:
-        """1 for every element of a value."""
-
-    def cast(self, x: Value, dtype: torch.dtype) -> Value:
-        """A value in this dtype."""
-
-    def merged(self, x: Value, axes: Sequence[int]) -> Value:
-        """A value with adjacent axes as one."""
-
-    def reshaped(self, x: Value, like: Value) -> Value:
-        """A value in the shape of another."""
-
-
 class ExportGraph:
     """The graph of an exported program: nodes of ONNX stand between the operators of PyTorch."""
 
-    def nodes(
-        self,
-        name: str,
-        inputs: Sequence[Tensor | None],
-        results: Results,
-        **attributes: Any,
-    ) -> Sequence[Tensor]:
+    def nodes(self, name: str, inputs: Sequence[Value | None], results: Results, **attributes: Any) -> Sequence[Value]:
+        """Add a node, of the default domain or as "domain::name"; its results have these dtypes and shapes."""
         dtypes, shapes = zip(*results, strict=True)
         values = torch.onnx.ops.symbolic_multi_out(name, inputs, attributes, dtypes=dtypes, shapes=shapes)
         device = next(x.device for x in inputs if x is not None)
         return [value.to(device) for value in values]  # they are always made on the CPU
 
-    def dtype(self, x: Tensor) -> torch.dtype:
-        return x.dtype
+    def dtype(self, x: Value) -> torch.dtype:
+        """The dtype of a value."""
+        found: torch.dtype = x.dtype
+        return found
 
-    def shape(self, x: Tensor) -> Shape:
+    def shape(self, x: Value) -> Shape:
+        """The shape of a value; sizes that are known at run time only are symbols, or None."""
         return tuple(x.shape)
 
-    def rank(self, x: Tensor) -> int:
-        return x.dim()
+    def rank(self, x: Value) -> int:
+        """The number of dimensions of a value."""
+        return len(x.shape)
 
-    def numbers(self, values: Any, dtype: torch.dtype) -> Tensor:
+    def numbers(self, values: Any, dtype: torch.dtype) -> Value:
+        """A constant: one number, or a list of them, some of which may be known at run time only."""
         if isinstance(values, list | tuple):
             return torch.stack([torch.scalar_tensor(value, dtype=dtype) for value in values])
         return torch.scalar_tensor(values, dtype=dtype)
 
-    def ones(self, like: Tensor) -> Tensor:
+    def ones(self, like: Value) -> Value:
+        """1 for every element of a value."""
         return torch.ones_like(like)
 
-    def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def cast(self, x: Value, dtype: torch.dtype) -> Value:
+        """A value in this dtype."""
         return x.to(dtype)
 
-    def merged(self, x: Tensor, axes: Sequence[int]) -> Tensor:
+    def merged(self, x: Value, axes: Sequence[int]) -> Value:
+        """A value with adjacent axes as one."""
         return x.flatten(axes[0], axes[-1])
 
-    def reshaped(self, x: Tensor, like: Tensor) -> Tensor:
+    def reshaped(self, x: Value, like: Value) -> Value:
+        """A value in the shape of another."""
         return x.reshape(like.shape)
 
 
-class Trace:
+class Trace(ExportGraph):
     """The graph of a traced module, as a symbolic function is given it."""
 
     def __init__(self, context: Any):

@@ -1,7 +1,7 @@
 """Layers of language models on tensors: activations, normalization, gated units, dropout, by opgrad's CPU kernels.
 
-Each has the operators of training graphs for its value and its gradient. Gradients of gradients and tangents are those
-of the layer's formula in PyTorch's functions. On CUDA, and while a model is exported, PyTorch's functions are called.
+Each has the operators of training graphs for its value and its gradient. Gradients of gradients are those of the
+layer's formula in PyTorch's functions. On CUDA, and while a model is exported, PyTorch's functions are called.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +15,9 @@ from torch.nn import functional
 from opgrad.call.libraries.torch_calls import native
 from opgrad.ops import graph_operators
 from opgrad.torch.autocast import widest
-from opgrad.torch.batching import Batch, Batched, batching, elements
-from opgrad.torch.derivative import describe
-from opgrad.torch.formulas import Gradients, wide
-from opgrad.torch.operators import TensorOperator, is_exported
-from opgrad.torch.renamed_errors import ERRORS, in_words
+from opgrad.torch.derivative import describe, pulled_back, wide
+from opgrad.torch.formulas import Gradients, differentiate
+from opgrad.torch.operators import ERRORS, TensorOperator, in_words, is_exported
 from opgrad.torch.schema import REGISTERED
 
 Values = Mapping[str, Any]  # a call's arguments and results by name
@@ -52,85 +50,21 @@ def _differentiated(name: str, formula: Formula, arrays: Sequence[str]) -> Tenso
         several = found if isinstance(found, tuple) else (found,)
         return {each.removeprefix("d"): value for each, value in zip(backward.op.results, several, strict=True)}
 
-    def gradient_of_gradient(*values: Any) -> Gradients:
-        count = len(backward.op.results)
-        directions, known = values[:count], dict(zip(backward.names, values[count:], strict=True))
-        moved, pulled = _pulled(formula, known, arrays)
-        made, pull = _func.vjp(pulled, *[known[each] for each in moved])
-        pairs = zip(directions, made, strict=False)
-        slopes = pull(tuple(torch.zeros_like(b) if a is None else a.to(b.dtype) for a, b in pairs))
-        # Statistics, of the arrays themselves, change with them.
-        return dict.fromkeys(backward.op.arrays) | dict(zip(moved, slopes, strict=True))
+    def pulled(**known: Any) -> Sequence[Tensor]:
+        names = [each for each in arrays if known.get(each, known["dy"]) is not None]
+
+        def of(*now: Tensor) -> Tensor:
+            return formula({**known, **dict(zip(names, now, strict=True))})
+
+        # The layer is linear in an array that the gradient does not know: any numbers will do.
+        missing = torch.zeros_like(known["scale" if "scale" in known else "dy"])
+        return pulled_back(of, [known.get(each, missing) for each in names], [known["dy"]])
 
     describe(gradient, [*(f"d_{each}" for each in results), *given])
-    describe(gradient_of_gradient, [*(f"d_{each}" for each in backward.op.results), *backward.names])
+    describe(pulled, backward.names)
     forward.differentiate(gradient)
-    backward.differentiate(gradient_of_gradient)
-
-    def tangent(tangents: Mapping[str, Tensor], values: Values) -> Any:
-        names = [each for each in arrays if values[each] is not None]
-        primals = tuple(values[each] for each in names)
-        moving = tuple(tangents.get(each, torch.zeros_like(values[each])) for each in names)
-        found = along_tangents(lambda *now: formula({**values, **dict(zip(names, now, strict=True))}), primals, moving)
-        return (found, *[None] * (len(results) - 1)) if len(results) > 1 else found
-
-    def tangent_of_gradient(tangents: Mapping[str, Tensor], values: Values) -> Any:
-        moved, pulled = _pulled(formula, values, arrays)
-        primals = tuple(values[each] for each in moved)
-        moving = tuple(tangents.get(each, torch.zeros_like(values[each])) for each in moved)
-        found = along_tangents(pulled, primals, moving)
-        several = (*found, *[None] * (len(backward.op.results) - len(found)))
-        return several if len(several) > 1 else several[0]
-
-    forward.derivative.tangent, backward.derivative.tangent = tangent, tangent_of_gradient
-    for each in (forward, backward):
-        each.derivative.batching = batching(each, elements if each.op.kind == "elements" else one_by_one)
+    differentiate(backward, pulled)
     return forward
-
-
-_func: Any = torch.func
-
-
-def along_tangents(function: Callable[..., Any], primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> Any:
-    """The derivative along tangents: the vector-Jacobian product is linear in its vector, and so has this product.
-
-    Levels of PyTorch's forward mode do not nest.
-    """
-    made, pull = _func.vjp(function, *primals)
-    nothing = torch.zeros_like(made) if isinstance(made, Tensor) else tuple(map(torch.zeros_like, made))
-    _, push = _func.vjp(pull, nothing)
-    (found,) = push(tuple(tangents))
-    return found
-
-
-def _pulled(formula: Formula, known: Values, arrays: Sequence[str]) -> tuple[list[str], Callable[..., Any]]:
-    """The names of dy and of the arrays that are given, and the arrays' gradients as a function of these.
-
-    Of an array that the gradient does not know, since the layer is linear in it, any numbers will do.
-    """
-    names = [each for each in arrays if known.get(each, known["dy"]) is not None]
-    moved = [each for each in names if each in known]
-
-    def pulled(dy: Tensor, *now: Tensor) -> Any:
-        def of(*primals: Tensor) -> Tensor:
-            return formula({**known, **dict(zip(names, primals, strict=True))})
-
-        given = dict(zip(moved, now, strict=True))
-        y, pull = _func.vjp(of, *(given[each] if each in given else _any(each, known) for each in names))
-        return pull(dy.to(y.dtype))
-
-    return ["dy", *moved], pulled
-
-
-def _any(name: str, known: Values) -> Tensor:
-    return torch.zeros_like(known["scale" if name == "bias" else "dy"])
-
-
-def one_by_one(batch: Batch) -> Batched:
-    calls = [batch.call(**{name: batch.given[name][place] for name in batch.batched}) for place in range(batch.size)]
-    if isinstance(calls[0], Tensor):
-        return torch.stack(calls), 0
-    return tuple(torch.stack(each) for each in zip(*calls, strict=True)), (0,) * len(calls[0])
 
 
 # --- formulas ---------------------------------------------------------------------------------------------------------
@@ -160,7 +94,7 @@ def _normalized(values: Values) -> Tensor:
     if "mean" in values:
         centered = centered - centered.mean(dims, keepdim=True)
     square = (centered * centered).mean(dims, keepdim=True)
-    epsilon = inv_std.detach() ** -2 - square.detach()
+    epsilon = inv_std**-2 - square.detach()
     y = centered * (square + epsilon).rsqrt() * values["scale"].to(number)
     bias = values.get("bias")
     return (y if bias is None else y + bias.to(number)).to(x.dtype)

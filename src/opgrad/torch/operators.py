@@ -5,12 +5,13 @@ The schema follows from the declaration: arrays are tensors, attributes have the
 implementation and its gradient. PyTorch's dispatcher takes 15 to 40 µs for an operator written in Python, so eager
 calls bypass it: they go straight to the kernels, or through a `torch.autograd.Function` with the same gradient.
 
-Every road to a derivative leads to such a Function, with the operator's gradients as `backward`, its tangents as `jvp`
-and its batching rule as `vmap`. `torch.library.register_autograd` knows no tangents; so the dispatcher has two kernels
-that call the Function: under the key Autograd, for gradients and for the tangents of `dual_level`, and under the key
-where it meets the transformations of torch.func, which take the Function apart level by level.
+Every road to a derivative leads to such a Function, with `backward`, `jvp` and `vmap` as `Derivative` makes them.
+`torch.library.register_autograd` knows no tangents; so the dispatcher has two kernels that call the Function: under the
+key Autograd, for gradients and for the tangents of `dual_level`, and under the key where it meets the transformations
+of torch.func, which take the Function apart level by level.
 """
 
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,6 @@ from opgrad.call.libraries.torch_tensors import (
     is_direct,
     is_traced,
     is_transformed,
-    numpy_dtype,
     numpy_dtypes,
 )
 from opgrad.call.owners import check_owners, library_of
@@ -37,7 +37,7 @@ from opgrad.contract import Operator, Spec
 from opgrad.contract.plain import PLAIN, is_plain, plain
 from opgrad.contract.signature import result_specs
 from opgrad.ops import tensor_operators
-from opgrad.torch.derivative import Derivative, Gradient
+from opgrad.torch.derivative import Derivative, Gradient, spec_of
 from opgrad.torch.schema import LIBRARY, REGISTERED, Registered, is_recording
 
 
@@ -126,7 +126,7 @@ class TensorOperator(Registered):
         if "torch.distributed.tensor" in sys.modules:
             _register_shardings()  # DTensor asks for the results' shapes first, and then for a rule
         given = self.given(arguments)
-        inputs = {name: _spec(given.get(name)) for name in self.op.inputs}
+        inputs = {name: spec_of(given.get(name)) for name in self.op.inputs}
         attributes = self.checked(inputs, given)
         specs = result_specs(self.op, inputs, attributes)
         results = [self._empty_result(given, name, spec) for name, spec in specs.items()]
@@ -154,9 +154,12 @@ class TensorOperator(Registered):
 
     # --- derivatives ---
 
+    def _checked_call(self, inputs: Mapping[str, Spec | None], arguments: Sequence[Any]) -> dict[str, Any]:
+        return self.checked(inputs, self.given(arguments))
+
     def differentiate(self, gradient: Gradient, direct: Callable[..., torch.Tensor] | None = None) -> None:
         """Give the operator its gradient, which `Derivative` describes."""
-        self.derivative = Derivative(self.op, self.names, gradient, direct)
+        self.derivative = Derivative(self.op, self.names, gradient, direct, self, self._checked_call)
         self.eager = torch_private.direct_apply(self.derivative.function(self.run))
         self.dispatched = self.derivative.forward_mode(self._below)
         self.transformed = self.derivative.transformable(self._dispatch)
@@ -231,10 +234,6 @@ def _torch_dtype(op: Operator, dtype: Any) -> torch.dtype | None:
     return found
 
 
-def _spec(tensor: torch.Tensor | None) -> Spec | None:
-    return None if tensor is None else Spec(tuple(tensor.shape), numpy_dtype(tensor.dtype))
-
-
 def call(op: Operator, given: Mapping[str, Any]) -> Any:
     """Run an operator, differentiated or traced, on tensors given by parameter name."""
     library = library_of(torch.Tensor)
@@ -246,3 +245,12 @@ def call(op: Operator, given: Mapping[str, Any]) -> Any:
 
 OPERATORS = {name: TensorOperator(op) for name, op in tensor_operators().items()}
 REGISTERED.update(OPERATORS)
+
+
+ERRORS = (TypeError, ValueError, NotImplementedError)  # what operators raise
+
+
+def in_words(error: Exception, words: Mapping[str, str]) -> Exception:
+    """The same error with other names for operators and arguments."""
+    found = re.compile(r"(?<!\w)(" + "|".join(map(re.escape, words)) + r")(?!\w)")
+    return type(error)(found.sub(lambda match: words[match[0]], str(error)))

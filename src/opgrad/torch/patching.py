@@ -17,7 +17,7 @@ from torch import Tensor
 
 from opgrad.ops.reference.loss_options import LossOptions
 from opgrad.torch.deferred import Deferred, deferred_input
-from opgrad.torch.formulas import wide
+from opgrad.torch.derivative import wide
 from opgrad.torch.losses import linear as linear_loss
 from opgrad.torch.losses import logits as logits_loss
 from opgrad.torch.losses.options import read_options
@@ -117,20 +117,6 @@ class _Patch:
 # --- the loss ------------------------------------------------------------------------------------------------------
 
 
-def causal_lm_loss(
-    logits: Any, labels: Tensor | None, vocab_size: int | None = None, num_items_in_batch: Any = None,
-    ignore_index: int = -100, shift_labels: Tensor | None = None, **options: Any,
-) -> Tensor:  # fmt: skip
-    """The mean loss of logits, of shape (…, S, vocab_size), for the next tokens; transformers' ForCausalLMLoss.
-
-    labels: shape (…, S), compared with the logits one place before. shift_labels: the same, moved already.
-    num_items_in_batch: what the sum is divided by; None: the number of labels that are not ignore_index.
-    options: as for `patch`. Returns the loss, in float32 or float64.
-    """
-    function = _LossFunction(1, read_options("causal_lm_loss", **options))
-    return function(logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels)
-
-
 @dataclasses.dataclass(frozen=True)
 class _LossFunction:
     """The loss function of a patched model. shift: the distance from logits to their labels. options: the user's."""
@@ -145,7 +131,7 @@ class _LossFunction:
         shift_labels = shift_labels if self.shift else None
         target = labels if shift_labels is None else shift_labels
         if target is None:
-            raise TypeError("causal_lm_loss: labels is None, expected labels or shift_labels")
+            raise TypeError("patch: labels is None, expected labels or shift_labels")
         if self.shift and shift_labels is None:
             target = torch.nn.functional.pad(target, (0, 1), value=ignore_index)[..., 1:]
         flat, items = target.reshape(-1).to(logits.device), num_items_in_batch

@@ -18,7 +18,7 @@ from opgrad.contract import Operator, check_arrays
 from opgrad.contract.plain import plain
 from opgrad.ops import operators
 from opgrad.ops.reference.primitive import SCALARS, gradient_name
-from opgrad.torch.formulas import wide
+from opgrad.torch.derivative import wide
 
 GRADIENTS = {op.forward: op for op in operators().values() if op.forward and op.general}
 ATTRIBUTES = ("axis", "where", "logit_scale", "result_scale", "dropout", "post_ops", "out_scale")  # of the gradients

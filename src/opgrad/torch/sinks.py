@@ -1,19 +1,14 @@
 """Softmax with a sink on tensors, by opgrad's CPU kernels, with the derivatives of its value and of its gradient."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from opgrad.call.libraries.torch_calls import native
 from opgrad.torch.autocast import widens_softmax
-from opgrad.torch.batching import batching
-from opgrad.torch.formulas import Gradients, wide
-from opgrad.torch.layers import Values, along_tangents, is_torchs, one_by_one, registered
+from opgrad.torch.derivative import wide
+from opgrad.torch.formulas import Gradients, differentiate
+from opgrad.torch.layers import is_torchs, registered
 from opgrad.torch.operators import TensorOperator
-
-torch_func: Any = torch.func
 
 
 def _with_sink(x: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,7 +28,6 @@ def _with_sink_back(dy: Tensor, y: Tensor, lse: Tensor, sink: Tensor) -> tuple[T
 def _sinks() -> TensorOperator:
     """The operator of softmax with a sink, whose gradient is of its results."""
     forward, backward = registered("sink_softmax"), registered("sink_softmax_grad")
-    arrays = backward.names
 
     def gradient(dy: Tensor | None, dlse: Tensor | None, y: Tensor, lse: Tensor, sink: Tensor) -> Gradients:
         dx, dsink = backward.call(torch.zeros_like(y) if dy is None else dy, y, lse, sink)
@@ -42,29 +36,8 @@ def _sinks() -> TensorOperator:
             dsink = dsink + (dlse * (sink.to(lse.dtype).unsqueeze(1) - lse).exp()).sum((0, 2)).to(dsink.dtype)
         return {"x": dx, "sink": dsink}
 
-    def of_gradient(
-        ddx: Tensor | None, ddsink: Tensor | None, dy: Tensor, y: Tensor, lse: Tensor, sink: Tensor
-    ) -> Gradients:
-        made, pull = torch_func.vjp(_with_sink_back, dy, y, lse, sink)
-        pairs = zip((ddx, ddsink), made, strict=True)
-        slopes = pull(tuple(torch.zeros_like(b) if a is None else a.to(b.dtype) for a, b in pairs))
-        return dict(zip(arrays, slopes, strict=True))
-
-    def along(function: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-        def tangent(tangents: Mapping[str, Tensor], values: Values) -> Any:
-            primals = [values[each] for each in names]
-            return along_tangents(
-                function, primals, [tangents.get(each, torch.zeros_like(values[each])) for each in names]
-            )
-
-        return tangent
-
     forward.differentiate(gradient)
-    backward.differentiate(of_gradient)
-    forward.derivative.tangent = along(_with_sink, ("x", "sink"))
-    backward.derivative.tangent = along(_with_sink_back, arrays)
-    for each in (forward, backward):
-        each.derivative.batching = batching(each, one_by_one)
+    differentiate(backward, _with_sink_back)
     return forward
 
 

@@ -13,7 +13,7 @@ CPU parts of the layer are converted to float32 one after the other, and the log
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch import Tensor
 from opgrad.call.libraries.torch_tensors import execute
 from opgrad.cpu.compiler.target import host
 from opgrad.ops.reference.loss_options import LossOptions
-from opgrad.torch.formulas import wide
+from opgrad.torch.derivative import wide
 from opgrad.torch.losses.samples import LOSSES
 from opgrad.torch.losses.statistics import (
     ClassPart,
@@ -35,7 +35,6 @@ from opgrad.torch.losses.statistics import (
 )
 from opgrad.torch.operators import OPERATORS
 
-_plain_with_grad = OPERATORS["softmax_cross_entropy_loss_and_grad"].op
 _losses_and_grad = LOSSES["sample_losses_and_grad"].op
 _add = OPERATORS["in_place_accumulator"].op
 
@@ -172,45 +171,36 @@ def _of_chunk(labels: Tensor, part: ClassPart, classes: slice) -> tuple[Tensor, 
 # --- gradients -----------------------------------------------------------------------------------------------------
 
 
-class LayerGradients:
-    """The wanted ones of the gradients of x, w and b, to which the chunks add."""
+def gradients_of(
+    layer: Layer, needs: Sequence[bool], chunks: Chunks, of_logits: OfLogits, dx_dtype: torch.dtype | None = None
+) -> Slopes:
+    """The wanted gradients of x, w and b, where `of_logits` makes the gradient of a chunk's logits in their place.
 
-    def __init__(self, layer: Layer, needs: Sequence[bool], chunks: Chunks, dx_dtype: torch.dtype | None):
-        self.layer, self.by_classes = layer, chunks.by_classes
-        # Gradients that are summed over chunks are summed in float32; those of a single product are written by it.
-        # Without samples there is no chunk, and the sum is 0.
-        self.several = several = len(list(chunks.over(layer))) != 1
-        x_dtype, w_dtype = (
-            layer.number if several and by else layer.x.dtype for by in (self.by_classes, not self.by_classes)
-        )
-        make = torch.zeros_like if several else torch.empty_like
-        make_x, make_w = (make, torch.empty_like) if self.by_classes else (torch.empty_like, make)
-        self.dx = make_x(layer.x, dtype=dx_dtype or x_dtype) if needs[0] else None
-        self.dw = make_w(layer.w, dtype=w_dtype) if needs[1] else None
-        self.db = torch.zeros(len(layer.w), dtype=layer.number, device=layer.w.device) if needs[2] else None
-        self.dx_dtype = dx_dtype or layer.x.dtype
+    It is given the chunk's rows, classes and logits. dx_dtype: that of x's gradient; None: that of x.
+    """
+    # Gradients that are summed over chunks are summed in float32; those of a single product are written by it.
+    # Without samples there is no chunk, and the sum is 0.
+    several = len(list(chunks.over(layer))) != 1
+    sums_x, sums_w = several and chunks.by_classes, several and not chunks.by_classes
+    dx = _room_for(layer.x, dx_dtype or (layer.number if sums_x else layer.x.dtype), sums_x) if needs[0] else None
+    dw = _room_for(layer.w, layer.number if sums_w else layer.w.dtype, sums_w) if needs[1] else None
+    db = torch.zeros(len(layer.w), dtype=layer.number, device=layer.w.device) if needs[2] else None
+    for rows, classes, logits in chunks.logits(layer):
+        dlogits = of_logits(rows, classes, logits)
+        if dx is not None:
+            multiply(dx[rows], dlogits, layer.w[classes], sums_x)
+        if dw is not None:
+            multiply(dw[classes], dlogits.t(), layer.x[rows], sums_w)
+        if db is not None:
+            db[classes] += dlogits.sum(0, dtype=layer.number)
+    dx = None if dx is None else dx.to(dx_dtype or layer.x.dtype)
+    dw = None if dw is None else dw.to(layer.w.dtype)
+    return dx, dw, None if db is None else db.to(layer.x.dtype if layer.b is None else layer.b.dtype)
 
-    def add(self, dlogits: Tensor, rows: slice, classes: slice) -> None:
-        """Add the gradients that follow from the gradient of the logits of these rows and classes."""
-        x, w = self.layer.x[rows], self.layer.w[classes]
-        if self.dx is not None:
-            multiply(self.dx[rows], dlogits, w, self.several and self.by_classes)
-        if self.dw is not None:
-            multiply(self.dw[classes], dlogits.t(), x, self.several and not self.by_classes)
-        if self.db is not None:
-            self.db[classes] += dlogits.sum(0, dtype=self.layer.number)
 
-    def results(self) -> Slopes:
-        """The gradients in the dtypes of the layer."""
-        layer = self.layer
-        b_dtype = layer.b.dtype if layer.b is not None else layer.x.dtype
-        dx, dw, db = self.dx, self.dw, self.db
-        self.dx = self.dw = self.db = None
-        return (
-            None if dx is None else dx.to(self.dx_dtype),
-            None if dw is None else dw.to(layer.w.dtype),
-            None if db is None else db.to(b_dtype),
-        )
+def _room_for(like: Tensor, dtype: torch.dtype, adds: bool) -> Tensor:
+    """Memory for a gradient, with zeros in it where chunks are added."""
+    return (torch.zeros_like if adds else torch.empty_like)(like, dtype=dtype)
 
 
 def multiply(out: Tensor, a: Tensor, b: Tensor, adds: bool) -> None:
@@ -229,19 +219,6 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, adds: bool) -> None:
                 out.addmm_(a[:, part], b[part].to(a.dtype))
             else:
                 torch.mm(a[:, part], b[part].to(a.dtype), out=out)
-
-
-def gradients_of(
-    layer: Layer, needs: Sequence[bool], chunks: Chunks, of_logits: OfLogits, dx_dtype: torch.dtype | None = None
-) -> Slopes:
-    """The gradients of the layer, where `of_logits` makes the gradient of a chunk's logits in their place.
-
-    It is given the chunk's rows, classes and logits. dx_dtype: that of x's gradient; None: that of x.
-    """
-    sums = LayerGradients(layer, needs, chunks, dx_dtype)
-    for rows, classes, logits in chunks.logits(layer):
-        sums.add(of_logits(rows, classes, logits), rows, classes)
-    return sums.results()
 
 
 def gradients_of_statistics(
@@ -280,24 +257,3 @@ def gradients(
         return logits
 
     return every[0], every[1], gradients_of(layer, needs, chunks, of_rows)
-
-
-def plain_gradients(
-    layer: Layer, factor: Tensor | float, ignore_index: int | None, needs: Sequence[bool], chunks: Chunks
-) -> tuple[Tensor, Slopes]:
-    """factor * the loss of each sample without options, and the gradients of the sum of these, by the fused kernel.
-
-    The factor is multiplied into the class weights, so that the gradient is multiplied by it before it is rounded.
-    """
-    ones = torch.ones(len(layer.w), dtype=layer.number, device=layer.w.device)
-    weight = (ones if layer.weight is None else layer.weight.to(layer.number)) * factor
-    loss = torch.empty(len(layer.x), dtype=layer.number, device=layer.x.device)
-
-    def of_rows(rows: slice, classes: slice, logits: Tensor) -> Tensor:
-        given: dict[str, Any] = {"logits": logits, "labels": layer.labels[rows], "weight": weight}
-        given |= {"ignore_index": ignore_index}
-        given |= {"reduction": "none", "out_dtype": (loss.dtype, logits.dtype), "out": (loss[rows], logits)}
-        execute(_plain_with_grad, given)
-        return logits
-
-    return loss, gradients_of(layer, needs, chunks, of_rows)

@@ -18,13 +18,12 @@ from opgrad.call.libraries.torch_tensors import execute
 from opgrad.ops import graph_operators
 from opgrad.ops.reference.loss_options import IGNORED, check_share
 from opgrad.torch.autocast import autocast_layer, narrows_products
-from opgrad.torch.formulas import wide
-from opgrad.torch.losses.checks import check_shape, check_tensors
+from opgrad.torch.derivative import wide
 from opgrad.torch.losses.chunks import FEWEST_ROWS, LEAST_BUFFER, SHARE_OF_BUFFER, Chunks, Layer, Slopes, gradients_of
 from opgrad.torch.losses.layer_operators import layer_of, put_back
 from opgrad.torch.losses.linear import needs_composition
-from opgrad.torch.losses.options import read_labels, read_options
-from opgrad.torch.losses.reduced import Found, OnePass, reduced, same_for_each, upstream_of
+from opgrad.torch.losses.options import check_shape, check_tensors, read_labels, read_options
+from opgrad.torch.losses.reduced import Found, OnePass, again, reduced, same_for_each, upstream_of
 
 _divergence = graph_operators()["softmax_divergence_and_grad"]
 LAYERS = ("student_input", "student_weight", "student_bias", "teacher_input", "teacher_weight", "teacher_bias")
@@ -187,25 +186,16 @@ class _OfEach(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, way: _DivergencePass, *tensors: Any) -> Tensor:
-        ctx.way, ctx.places = way, [each is not None for each in tensors]
-        ctx.save_for_backward(*[each for each in tensors if each is not None])
+        ctx.way, ctx.count = way, len(tensors)
+        ctx.save_for_backward(*tensors)
         losses, _ = way.of_rows(tensors, (False,) * 3, torch.ones_like(tensors[-1], dtype=wide(tensors[0].dtype)))
         return losses.to(way.dtype)
 
     @staticmethod
     def backward(ctx: Any, dlosses: Tensor) -> Any:
-        kept = iter(ctx.saved_tensors)
-        tensors: list[Any] = [next(kept) if given else None for given in ctx.places]
-        needs = ctx.needs_input_grad[1:4]
         if torch.is_grad_enabled() or torch_private.is_batched(dlosses):
-            wanted = [place for place in range(3) if needs[place]]
-            with torch.enable_grad():
-                losses = ctx.way.differentiable(tensors)
-            leaves = [tensors[place] for place in wanted]
-            slopes = torch.autograd.grad(losses, leaves, dlosses, create_graph=torch.is_grad_enabled())
-            found = dict(zip(wanted, slopes, strict=True))
-            return None, *(found.get(place) for place in range(3)), *(None,) * 4
-        _, slopes = ctx.way.of_rows(tensors, needs, dlosses.to(wide(dlosses.dtype)))
+            return None, *again(ctx, dlosses)
+        _, slopes = ctx.way.of_rows(ctx.saved_tensors, ctx.needs_input_grad[1:4], dlosses.to(wide(dlosses.dtype)))
         return None, *slopes, *(None,) * 4
 
 

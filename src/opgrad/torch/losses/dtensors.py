@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from opgrad.torch.autocast import narrows_products, widens_softmax
-from opgrad.torch.losses import sharded
-from opgrad.torch.losses.checks import check_shape
-from opgrad.torch.losses.options import CrossEntropyOutput, divisors, read_labels
+from opgrad.torch.losses import vocab_parallel
+from opgrad.torch.losses.options import CrossEntropyOutput, check_shape, class_axis, divisors, read_labels
 from opgrad.torch.losses.reduced import hits_of, reduced
-from opgrad.torch.losses.sharded import ClassRange, LossCall
+from opgrad.torch.losses.vocab_parallel import ClassRange, LossCall
 
 
 def loss(call: LossCall, input: Any, target: Any, dim: int, shift: int) -> Any:
@@ -29,7 +28,7 @@ def loss(call: LossCall, input: Any, target: Any, dim: int, shift: int) -> Any:
     dtype = call.options.dtype or (torch.float32 if widens_softmax(logits) else logits.dtype)
     dtype = dtype if dense is None else torch.promote_types(dtype, dense.dtype)
     own = _class_range(call, mesh, axis, input.shape[dim], logits.shape[-1])
-    found = sharded.of_logits(logits, labels, dense, own, dtype)
+    found = vocab_parallel.of_logits(logits, labels, dense, own, dtype)
     shape = input.shape[:dim] + input.shape[dim + 1 :]
     return _finished(call, found, labels, dense is not None, mesh, lies, shape, dtype)
 
@@ -37,7 +36,7 @@ def loss(call: LossCall, input: Any, target: Any, dim: int, shift: int) -> Any:
 def linear_loss(call: LossCall, input: Any, w: Any, b: Any, target: Any, shift: int) -> Any:
     """The same for the logits of a layer whose rows one axis of the mesh shares out; input has tokens on other axes."""
     axis, mesh = _required_axis(call, "linear_weight", w, 0), w.device_mesh
-    if b is not None and (not isinstance(b, DTensor) or sharded.class_axis(b, 0) != axis):
+    if b is not None and (not isinstance(b, DTensor) or class_axis(b, 0) != axis):
         raise ValueError(f"{call.who}: linear_bias lies otherwise than linear_weight, expected a DTensor with Shard(0)")
     if not isinstance(input, DTensor):
         input = DTensor.from_local(input, mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -56,12 +55,12 @@ def linear_loss(call: LossCall, input: Any, w: Any, b: Any, target: Any, shift: 
     dtype = call.options.dtype or (torch.float32 if narrows_products(x) else x.dtype)
     dtype = dtype if dense is None else torch.promote_types(dtype, dense.dtype)
     own = _class_range(call, mesh, axis, w.shape[0], own_w.shape[0])
-    found = sharded.of_layer(x, own_w, own_b, labels, dense, own, dtype)
+    found = vocab_parallel.of_layer(x, own_w, own_b, labels, dense, own, dtype)
     return _finished(call, found, labels, dense is not None, mesh, lies, shape[:-1], dtype)
 
 
 def _required_axis(call: LossCall, name: str, value: Any, dim: int) -> int:
-    axis = sharded.class_axis(value, dim)
+    axis = class_axis(value, dim)
     if axis is None:
         expected = f"Shard({dim}) on one axis of the mesh, and Shard or Replicate on others"
         raise ValueError(f"{call.who}: {name} has the placements {value.placements}, expected {expected}")
@@ -78,7 +77,7 @@ def _of_sample(placement: Placement, dim: int) -> Placement:
 def _class_range(call: LossCall, mesh: Any, axis: int, total: int, classes: int) -> ClassRange:
     size = -(-total // mesh.size(axis))  # as torch.chunk shares them out
     first = min(mesh.get_local_rank(axis) * size, total)
-    return ClassRange(call, first, classes, sharded.member_of(call.who, mesh.get_group(axis)))
+    return ClassRange(call, first, classes, vocab_parallel.member_of(call.who, mesh.get_group(axis)))
 
 
 def _with_whole_weight(call: LossCall) -> LossCall:

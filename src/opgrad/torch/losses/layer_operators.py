@@ -3,6 +3,8 @@
 The layer may have all classes, or a shard of them: then the gradient of its input is summed over the group.
 """
 
+import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,13 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from opgrad.call.libraries import torch_private
 from opgrad.call.libraries.torch_private import group_of
-from opgrad.torch.flops import count_flops
-from opgrad.torch.formulas import wide
-from opgrad.torch.losses.checks import check_labels
+from opgrad.torch.derivative import pulled_back, wide
 from opgrad.torch.losses.chunks import Layer, chunks_of, gradients_of_statistics, statistics_of_layer
-from opgrad.torch.losses.registration import differentiable, keep_all, kept, once, register
-from opgrad.torch.losses.shard_operators import shard_copy
+from opgrad.torch.losses.options import check_labels
+from opgrad.torch.losses.shard_operators import keep_all, kept, once, register, shard_copy
 from opgrad.torch.losses.statistics import CLASSES, SLOPES, ClassPart, composed_statistics, factors_of_slopes
 from opgrad.torch.schema import LIBRARY, TAGS
 
@@ -104,9 +105,36 @@ def _backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
         own = shard_copy(layer[0], group) if group else layer[0]
         return composed_statistics(functional.linear(own, *layer[1:]), labels, ClassPart(*part))
 
-    found = differentiable(stored, [each for each in (x, w, b) if each is not None], slopes)
+    found = pulled_back(stored, [each for each in (x, w, b) if each is not None], [slopes])
     return *found, *(None,) * (3 - len(found)), *nothing
 
 
 register(layer_statistics, _statistics, _fake, _backward, keep_all)
 register(layer_statistics_grad, _grad, _grad_fake, once, keep_all)
+
+
+# --- floating-point operations ---------------------------------------------------------------------------------------
+
+
+# The products of each operator; the gradients compute the logits again.
+PRODUCTS = {"layer_statistics": 1, "layer_statistics_grad": 3}
+
+
+def count_flops() -> None:
+    """Register the formulas if torch.utils.flop_counter is imported."""
+    counting = sys.modules.get("torch.utils.flop_counter")
+    if counting is None:
+        return
+    registries = [
+        getattr(getattr(mode, "counter", None), "flop_registry", None) for mode in torch_private.active_modes()
+    ]
+    for registry in (getattr(counting, "flop_registry", None), *registries):
+        if registry is not None:
+            for name, products in PRODUCTS.items():
+                registry.setdefault(getattr(torch.ops.opgrad, name), partial(_flops_of, products))
+
+
+def _flops_of(products: int, x: Any, w: Any, *others: Any, **named: Any) -> int:
+    """The floating-point operations of so many products of x [N, H] with w [C, H], tensors or their shapes."""
+    (rows, features), (classes, _) = (getattr(each, "shape", each) for each in (x, w))
+    return int(2 * products * rows * features * classes)

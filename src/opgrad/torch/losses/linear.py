@@ -17,14 +17,21 @@ from opgrad.call.libraries import torch_private
 from opgrad.call.libraries.torch_tensors import PLAIN
 from opgrad.ops.reference.loss_options import IGNORED, LossOptions
 from opgrad.torch.autocast import autocast_layer, narrows_products
-from opgrad.torch.flops import count_flops
-from opgrad.torch.losses.checks import check_dense, check_labels, check_shape, check_target, check_tensors, check_weight
-from opgrad.torch.losses.chunks import Chunks, Layer, Slopes, chunks_of, gradients, plain_gradients
-from opgrad.torch.losses.layer_operators import NAME, layer_of, layer_statistics, put_back
+from opgrad.torch.losses.chunks import chunks_of, gradients
+from opgrad.torch.losses.layer_operators import NAME, count_flops, layer_of, layer_statistics, put_back
 from opgrad.torch.losses.logits import of_options as of_logits
-from opgrad.torch.losses.options import read_labels, read_options
-from opgrad.torch.losses.reduced import Found, OnePass, ReducedUpstream, reduced, same_for_each, shaped, upstream_of
-from opgrad.torch.losses.sharded import is_class_sharded
+from opgrad.torch.losses.options import (
+    check_dense,
+    check_labels,
+    check_shape,
+    check_target,
+    check_tensors,
+    check_weight,
+    is_class_sharded,
+    read_labels,
+    read_options,
+)
+from opgrad.torch.losses.reduced import Found, OnePass, reduced, same_for_each, shaped, upstream_of
 from opgrad.torch.losses.statistics import ClassPart, samples_of_parts
 from opgrad.torch.operators import is_exported
 from opgrad.torch.schema import is_recording
@@ -210,7 +217,13 @@ class _LayerPass(OnePass):
         check_labels(NAME, labels, len(w), options.ignore_index)
         layer, counting = layer_of(x, w, b, labels, weight, options.ignore_index)
         chunks = chunks_of(layer, self.rows, with_gradient=True)
-        total, (dx, dw, db) = _with_gradients(layer, options, upstream, needs[:3], chunks)
+        dloss, squares = same_for_each(layer.labels, upstream.of_loss, layer.number), None
+        if options.lse_square_scale:
+            squares = same_for_each(layer.labels, upstream.of_square, layer.number)
+        loss, lse, (dx, dw, db) = gradients(layer, dloss, squares, options, needs[:3], chunks)
+        total = loss.sum(dtype=torch.float64) * upstream.of_loss
+        if squares is not None:
+            total = total + (lse * lse).sum(dtype=torch.float64) * upstream.of_square
         dx = None if dx is None else put_back(dx, counting, len(x))
         return Found((total * upstream.later).to(self.dtype), [dx, dw, db], upstream.later)
 
@@ -218,20 +231,3 @@ class _LayerPass(OnePass):
         *_, labels, weight = tensors
         loss: Tensor = reduced(_samples(self, *tensors), labels, weight, False, self.options, self.dtype)
         return loss
-
-
-def _with_gradients(
-    layer: Layer, options: LossOptions, upstream: ReducedUpstream, needs: Sequence[bool], chunks: Chunks
-) -> tuple[Tensor, Slopes]:
-    """The loss in float64, without the factor that comes later, and its gradients."""
-    if options.is_plain and not chunks.by_classes:
-        loss, grads = plain_gradients(layer, upstream.of_loss, options.ignore_index, needs, chunks)
-        return loss.sum(dtype=torch.float64), grads
-    dloss, squares = same_for_each(layer.labels, upstream.of_loss, layer.number), None
-    if options.lse_square_scale:
-        squares = same_for_each(layer.labels, upstream.of_square, layer.number)
-    loss, lse, grads = gradients(layer, dloss, squares, options, needs, chunks)
-    total = loss.sum(dtype=torch.float64) * upstream.of_loss
-    if squares is not None:
-        total = total + (lse * lse).sum(dtype=torch.float64) * upstream.of_square
-    return total, grads

@@ -12,14 +12,21 @@ from opgrad.call.libraries.torch_calls import native, note_effect
 from opgrad.call.libraries.torch_tensors import is_traced, is_transformed
 from opgrad.ops.reference.loss_options import LossOptions
 from opgrad.torch.autocast import widens_softmax
-from opgrad.torch.formulas import over, wide
-from opgrad.torch.losses.checks import check_dense, check_shape, check_tensors, check_weight
-from opgrad.torch.losses.options import divisors, read_labels, read_options
+from opgrad.torch.derivative import wide
+from opgrad.torch.formulas import over
+from opgrad.torch.losses.options import (
+    check_dense,
+    check_shape,
+    check_tensors,
+    check_weight,
+    divisors,
+    is_class_sharded,
+    read_labels,
+    read_options,
+)
 from opgrad.torch.losses.reduced import Found, OnePass, output, reduced, same_for_each, upstream_of
 from opgrad.torch.losses.samples import composed, losses_and_grad, sample_losses, settings
-from opgrad.torch.losses.sharded import is_class_sharded
-from opgrad.torch.operators import OPERATORS, is_exported
-from opgrad.torch.renamed_errors import ERRORS, in_words
+from opgrad.torch.operators import ERRORS, OPERATORS, in_words, is_exported
 from opgrad.torch.schema import is_recording
 
 NAME = "cross_entropy"
@@ -170,15 +177,7 @@ def _plain(
         return _loss_only(input, labels, weight, options.ignore_index, options.reduction, dtype, check)
     if in_place and not torch.compiler.is_compiling() and not is_transformed():
         return _PlainPass(options, dtype, in_place, check)(input, labels, weight)[0]
-    return _plain_and_gradient(options, dtype, check, input, labels, weight)[0]
-
-
-def _plain_and_gradient(
-    options: LossOptions, dtype: torch.dtype, check: bool, logits: Tensor, labels: Tensor, weight: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    arguments = (logits, labels, weight, options.ignore_index, options.reduction, dtype, logits.dtype, check)
-    loss, dlogits = _loss_and_grad(*arguments)
-    return loss, dlogits
+    return _PlainPass(options, dtype, check=check).compute((input, labels, weight), ()).loss
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,9 @@ class _PlainPass(OnePass):
     check: bool = False
 
     def compute(self, tensors: Sequence[Any], needs: Sequence[bool]) -> Found:
-        loss, dlogits = _plain_and_gradient(self.options, self.dtype, self.check, *tensors)
+        logits, options = tensors[0], self.options
+        settings = (options.ignore_index, options.reduction, self.dtype, logits.dtype, self.check)
+        loss, dlogits = _loss_and_grad(*tensors, *settings)
         return Found(loss, [dlogits])
 
 

@@ -1,5 +1,6 @@
 """The options of losses on tensors, and the type of their results."""
 
+from collections.abc import Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -62,3 +63,59 @@ def divisors(
 
 def _exact(number: Tensor | float) -> Tensor | float:
     return number.detach().to(torch.float64) if isinstance(number, Tensor) else number
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+LABELS = (torch.int32, torch.int64, torch.uint8)
+
+
+def check_tensors(name: str, optional: Sequence[str] = (), **tensors: Any) -> None:
+    """Raise TypeError for what is no tensor; those that are optional may be None."""
+    for argument, value in tensors.items():
+        if not isinstance(value, Tensor) and (value is not None or argument not in optional):
+            raise TypeError(f"{name}: {argument} is {type(value).__name__}, expected a PyTorch tensor")
+
+
+def check_target(name: str, target: Tensor) -> None:
+    if not target.is_floating_point() and target.dtype not in LABELS:
+        raise TypeError(f"{name}: target has dtype {target.dtype}, expected int32, int64 or uint8, or a float")
+
+
+def check_weight(name: str, weight: Tensor | None) -> None:
+    """Raise NotImplementedError for class weights that require grad."""
+    if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(f"{name}: weight requires grad, and the loss has no gradient for it: detach it")
+
+
+def check_shape(name: str, argument: str, value: Tensor | None, expected: Sequence[int], which: str = "") -> None:
+    """Raise ValueError for another shape than this one; None for a tensor that is not given."""
+    if value is not None and value.shape != (shape := tuple(expected)):
+        found = f"{name}: {argument} has shape {tuple(value.shape)}, expected {shape}"
+        raise ValueError(f"{found}, {which}" if which else found)
+
+
+def check_dense(name: str, options: LossOptions) -> None:
+    """Raise ValueError for a class that is ignored beside class probabilities."""
+    if options.ignore_index is not None and options.ignore_index >= 0:
+        raise ValueError(f"{name}: ignore_index is {options.ignore_index}, expected none for class probabilities")
+
+
+def check_labels(name: str, labels: Tensor, classes: int, ignore_index: int | None) -> None:
+    """Raise ValueError for a label out of range, on the CPU."""
+    if labels.device.type == "cpu":
+        loss_options.check_labels(name, "target", labels.numpy(), classes, ignore_index)
+
+
+def class_axis(value: Any, dim: int) -> int | None:
+    """The axis of a DTensor's mesh that shares out the classes, which lie along `dim`; None unless exactly one does."""
+    axes = [place for place, each in enumerate(value.placements) if each.is_shard(dim)]
+    if len(axes) != 1 or any(each.is_partial() for each in value.placements):
+        return None
+    return axes[0]
+
+
+def is_class_sharded(value: Any, dim: int) -> bool:
+    """Whether it is a DTensor whose classes, along `dim`, one axis of its mesh shares out."""
+    return type(value) is not Tensor and hasattr(value, "device_mesh") and class_axis(value, dim) is not None

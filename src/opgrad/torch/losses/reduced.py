@@ -13,6 +13,7 @@ from torch import Tensor
 
 from opgrad.call.libraries.torch_private import is_batched
 from opgrad.ops.reference.loss_options import LossOptions
+from opgrad.torch.derivative import pulled_back
 from opgrad.torch.formulas import over, scale_in_place, scaled
 from opgrad.torch.losses.options import CrossEntropyOutput, divisors
 
@@ -119,7 +120,7 @@ class _Fused(torch.autograd.Function):
             _check_first(ctx, dloss)
             found = _multiplied_in_place(ctx.saved_tensors, dloss * ctx.factor)
         elif torch.is_grad_enabled():
-            found = _again(ctx, dloss)
+            found = again(ctx, dloss)
         elif ctx.way.hands_out:
             found = _handed_out(ctx, dloss * ctx.factor)
         else:
@@ -165,13 +166,17 @@ def _multiplied(grads: Gradients, factor: Tensor) -> Gradients:
     return [None if each is None else scaled(each, factor) for each in grads]
 
 
-def _again(ctx: Any, dloss: Tensor) -> Gradients:
-    """The gradients, computed so that they are differentiable themselves."""
-    tensors = ctx.saved_tensors[: ctx.count]
+def again(ctx: Any, dloss: Tensor) -> Gradients:
+    """The gradients of `ctx.way`, computed from the saved tensors so that they are differentiable themselves."""
+    tensors = list(ctx.saved_tensors[: ctx.count])
     wanted = [place for place in range(ctx.count) if ctx.needs_input_grad[1 + place]]
-    loss = ctx.way.differentiable(tensors)
-    slopes = torch.autograd.grad(loss, [tensors[place] for place in wanted], dloss, create_graph=True)
-    found = dict(zip(wanted, slopes, strict=True))
+
+    def loss(*now: Tensor) -> Tensor:
+        moved = dict(zip(wanted, now, strict=True))
+        found: Tensor = ctx.way.differentiable([moved.get(place, each) for place, each in enumerate(tensors)])
+        return found
+
+    found = dict(zip(wanted, pulled_back(loss, [tensors[place] for place in wanted], [dloss]), strict=True))
     return [found.get(place) for place in range(ctx.count)]
 
 

@@ -4,14 +4,13 @@ The composition is what transformations of torch.func see, what is recorded and 
 derivative is made of.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from opgrad.ops import loss_operators
 from opgrad.ops.reference.loss_options import LossOptions
-from opgrad.torch.formulas import Gradients, Needs, onehot, wide
+from opgrad.torch.derivative import pulled_back, wide
+from opgrad.torch.formulas import Gradients, Needs, differentiate, onehot
 from opgrad.torch.operators import OPERATORS, TensorOperator
 from opgrad.torch.schema import REGISTERED
 
@@ -20,7 +19,6 @@ REGISTERED.update(LOSSES)
 _loss = OPERATORS["softmax_cross_entropy_loss"]
 sample_losses, losses_and_grad = LOSSES["sample_losses"], LOSSES["sample_losses_and_grad"]
 
-UPSTREAM = ("dloss", "dlse", "dlog_prob", "dentropy", "dlse_square")  # as the results, and the squares of lse
 Settings = tuple[int | None, float, float, float]  # ignore_index, label_smoothing, softcap, temperature
 
 
@@ -49,43 +47,13 @@ def targets(like: Tensor, labels: Tensor, weight: Tensor | None, probabilities: 
 
 
 def composed(
-    logits: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
-    probabilities: Tensor | None,
-    settings: Settings,
+    logits: Tensor, labels: Tensor, weight: Tensor | None, probabilities: Tensor | None, settings: Settings,
     check: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """What sample_losses gives; a label out of range is refused, or makes NaN, as the operator of the loss does."""
-    ignore_index, _, softcap, temperature = settings
+    ignore_index, smoothing, softcap, temperature = settings
     z = scaled(logits, softcap, temperature)
     nll, log_p = _loss(z, labels, None, ignore_index, "none", None, None, check)
-    return _from_log_prob(logits, z, nll, log_p, labels, weight, probabilities, settings)
-
-
-def _of_known_labels(
-    logits: Tensor, labels: Tensor, weight: Tensor | None, probabilities: Tensor | None, settings: Settings
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The same for labels that have been checked, in PyTorch's own functions alone."""
-    _, _, softcap, temperature = settings
-    z = scaled(logits, softcap, temperature)
-    log_p = torch.log_softmax(z, 1)
-    inside = labels.clamp(0, max(z.shape[1] - 1, 0)).long().unsqueeze(1)
-    nll = -log_p.gather(1, inside).squeeze(1) if z.shape[1] else log_p.sum(1)
-    return _from_log_prob(logits, z, nll, log_p, labels, weight, probabilities, settings)
-
-
-def _from_log_prob(
-    logits: Tensor,
-    z: Tensor,
-    nll: Tensor,
-    log_p: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
-    probabilities: Tensor | None,
-    settings: Settings,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    ignore_index, smoothing, _, _ = settings
     target, p = targets(z, labels, weight, probabilities, smoothing), log_p.exp()
     below = -torch.where((target == 0) & log_p.isinf(), 0, log_p)  # 0 * inf is NaN; finite ones are target's gradient
     slack = -torch.where(p == 0, 0, log_p)
@@ -102,99 +70,39 @@ def _from_log_prob(
 
 
 def _sample_losses(
-    dloss: Tensor | None,
-    dlse: Tensor | None,
-    dlog_prob: Tensor | None,
-    dentropy: Tensor | None,
-    dpredicted: Tensor | None,
-    needs: Needs,
-    logits: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
-    probabilities: Tensor | None,
-    ignore_index: int | None,
-    label_smoothing: float,
-    softcap: float,
-    temperature: float,
-) -> Gradients:
+    dloss: Tensor | None, dlse: Tensor | None, dlog_prob: Tensor | None, dentropy: Tensor | None,
+    dpredicted: Tensor | None, needs: Needs, logits: Tensor, labels: Tensor, weight: Tensor | None,
+    probabilities: Tensor | None, ignore_index: int | None, label_smoothing: float, softcap: float, temperature: float,
+) -> Gradients:  # fmt: skip
     options = (ignore_index, label_smoothing, softcap, temperature)
-    found: Gradients = {}
+    found: Gradients = {"probabilities": None}
     if needs["logits"]:
         by_loss = torch.zeros_like(labels, dtype=wide(logits.dtype)) if dloss is None else dloss
         upstream = (by_loss, dlse, None, dlog_prob, dentropy)
         *_, found["logits"] = losses_and_grad(logits, labels, weight, probabilities, *upstream, *options, False)
-    if needs["probabilities"] and probabilities is not None:
-        found["probabilities"] = None if dloss is None else _by_probabilities(dloss, logits, labels, weight, options)
-        if found["probabilities"] is not None:
-            found["probabilities"] = found["probabilities"].to(probabilities.dtype)
+    if needs["probabilities"] and probabilities is not None and dloss is not None:
+        (found["probabilities"],) = pulled_back(
+            lambda q: composed(logits, labels, weight, q, options)[0], [probabilities], [dloss]
+        )
     return found
 
 
-def _by_probabilities(
-    dloss: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None, settings: Settings
-) -> Tensor:
-    """The gradient of the loss with respect to the target probabilities: (1 - smoothing) * weight * -log_softmax(z)."""
-    ignore_index, smoothing, softcap, temperature = settings
-    below = -torch.log_softmax(scaled(logits, softcap, temperature), 1)
-    factor = dloss.unsqueeze(1) * (1 - smoothing)
-    if weight is not None:
-        factor = factor * weight.to(below.dtype).view(-1, *[1] * (below.dim() - 2))
-    if ignore_index is not None:
-        factor = factor.masked_fill((labels == ignore_index).unsqueeze(1), 0)
-    return factor * below
-
-
-def _losses_and_grad(
-    dloss_of: Tensor | None,
-    dlse_of: Tensor | None,
-    dlog_prob_of: Tensor | None,
-    dentropy_of: Tensor | None,
-    dpredicted: Tensor | None,
-    ddlogits: Tensor | None,
-    needs: Needs,
-    logits: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
-    probabilities: Tensor | None,
-    dloss: Tensor | None,
-    dlse: Tensor | None,
-    dlse_square: Tensor | None,
-    dlog_prob: Tensor | None,
-    dentropy: Tensor | None,
-    ignore_index: int | None,
-    label_smoothing: float,
-    softcap: float,
-    temperature: float,
-) -> Gradients:
-    """By the vector-Jacobian product of the composition's results and of their own such product."""
+def _losses_and_gradient(
+    logits: Tensor, labels: Tensor, weight: Tensor | None, probabilities: Tensor | None, dloss: Tensor | None,
+    dlse: Tensor | None, dlse_square: Tensor | None, dlog_prob: Tensor | None, dentropy: Tensor | None,
+    ignore_index: int | None, label_smoothing: float, softcap: float, temperature: float,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """What sample_losses_and_grad gives."""
     options = (ignore_index, label_smoothing, softcap, temperature)
+
+    def samples(x: Tensor) -> tuple[Tensor, ...]:
+        loss, lse, log_prob, entropy, _ = composed(x, labels, weight, probabilities, options)
+        return loss, lse, log_prob, entropy, lse * lse
+
     dloss = torch.ones_like(labels, dtype=wide(logits.dtype)) if dloss is None else dloss
-    given = dict(zip(UPSTREAM, (dloss, dlse, dlog_prob, dentropy, dlse_square), strict=True))
-    values = {"logits": logits, "probabilities": probabilities, **given}
-    names = [name for name, value in values.items() if value is not None and needs[name]]
-    directions = (dloss_of, dlse_of, dlog_prob_of, dentropy_of, ddlogits)
-    vjp: Any = torch.func.vjp
-
-    def results(*moved: Tensor) -> tuple[Tensor, ...]:
-        now: dict[str, Any] = values | dict(zip(names, moved, strict=True))
-
-        def samples(x: Tensor) -> tuple[Tensor, ...]:
-            loss, lse, log_prob, entropy, _ = _of_known_labels(x, labels, weight, now["probabilities"], options)
-            return loss, lse, log_prob, entropy, lse * lse
-
-        made, pull = vjp(samples, now["logits"])
-        slopes = pull(tuple(
-            torch.zeros_like(each) if now[name] is None else now[name].to(each.dtype)
-            for name, each in zip(UPSTREAM, made, strict=True)
-        ))  # fmt: skip
-        pairs = zip((*made[:4], *slopes), directions, strict=True)
-        return tuple(each for each, direction in pairs if direction is not None)
-
-    found, pull = vjp(results, *[values[name] for name in names])
-    wanted = [direction for direction in directions if direction is not None]
-    slopes = pull(tuple(direction.to(each.dtype) for direction, each in zip(wanted, found, strict=True)))
-    return dict(zip(names, slopes, strict=True))
+    slopes = pulled_back(samples, [logits], [dloss, dlse, dlog_prob, dentropy, dlse_square])
+    return *samples(logits)[:4], None, *slopes
 
 
 sample_losses.differentiate(_sample_losses)
-losses_and_grad.differentiate(_losses_and_grad)
+differentiate(losses_and_grad, _losses_and_gradient)

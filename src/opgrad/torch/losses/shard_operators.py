@@ -4,7 +4,7 @@ The gradient of every operator that communicates is its counterpart: the gradien
 the same on all of them, and the gradient of a value of which each process holds a part is distributed like the value.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from opgrad.call.libraries import torch_private
+from opgrad.call.libraries.torch_calls import unseen
 from opgrad.call.libraries.torch_private import group_of
-from opgrad.torch.formulas import wide
-from opgrad.torch.losses.checks import check_labels
-from opgrad.torch.losses.registration import differentiable, keep_all, kept, once, register
+from opgrad.torch.derivative import one_by_one, pulled_back, wide
+from opgrad.torch.losses.options import check_labels
 from opgrad.torch.losses.statistics import (
     CLASSES,
     SLOPES,
@@ -26,6 +27,51 @@ from opgrad.torch.losses.statistics import (
     statistics_of,
 )
 from opgrad.torch.schema import LIBRARY, TAGS
+
+
+def register(
+    overload: Any,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    backward: Callable[..., Any],
+    setup: Callable[..., None],
+) -> None:
+    """Give an operator its kernel, its shapes and its gradient; the latter for transformations of torch.func, too."""
+    name = overload.name().removesuffix(".default")
+    torch.library.impl(name, ("cpu", "cuda"), run, lib=LIBRARY)
+    torch.library.register_fake(name, fake, lib=LIBRARY)
+    torch.library.register_autograd(name, backward, setup_context=setup, lib=LIBRARY)
+    methods = {"forward": overload, "setup_context": setup, "backward": backward}
+    methods["vmap"] = lambda info, dims, *given: one_by_one(overload, info.batch_size, dims, given)
+    function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(each) for key, each in methods.items()})
+
+    def transform(*arguments: Any) -> Any:
+        defaults = [each.default_value for each in overload._schema.arguments[len(arguments) :]]
+        return unseen(function.apply)(*arguments, *defaults)
+
+    torch_private.implement_transform(LIBRARY, name.partition("::")[2], transform)
+
+
+# --- gradients -------------------------------------------------------------------------------------------------------
+
+
+def keep_all(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+    """Keep all arguments, and the result."""
+    ctx.save_for_backward(*[each for each in inputs if isinstance(each, Tensor)], output)
+    ctx.others = [*(None if isinstance(each, Tensor) else (each,) for each in inputs), None]
+
+
+def kept(ctx: Any) -> list[Any]:
+    """The arguments, and the result."""
+    tensors = iter(ctx.saved_tensors)
+    return [next(tensors) if each is None else each[0] for each in ctx.others]
+
+
+def once(ctx: Any, *slopes: Any) -> Any:
+    raise NotImplementedError(
+        "this gradient is not differentiable; the operator that it belongs to is, any number of times"
+    )
+
 
 HEADER = 4  # words before the statistics: the first class, the end of the classes, the numbers of rows and statistics
 
@@ -65,7 +111,7 @@ def _statistics_backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
     if not torch.is_grad_enabled():
         return shard_statistics_grad(logits, *given, statistics, slopes), *nothing
     labels, *part = given
-    return *differentiable(lambda x: composed_statistics(x, labels, ClassPart(*part)), [logits], slopes), *nothing
+    return *pulled_back(lambda x: composed_statistics(x, labels, ClassPart(*part)), [logits], [slopes]), *nothing
 
 
 register(

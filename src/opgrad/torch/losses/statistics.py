@@ -13,7 +13,7 @@ from torch import Tensor
 from opgrad.call.libraries.torch_tensors import execute
 from opgrad.ops import graph_operators
 from opgrad.ops.reference.loss_options import LossOptions
-from opgrad.torch.formulas import wide
+from opgrad.torch.derivative import wide
 from opgrad.torch.losses.samples import scaled
 
 _statistics_of, _gradient_of = (graph_operators()[name] for name in ("cross_entropy_shard", "cross_entropy_shard_grad"))

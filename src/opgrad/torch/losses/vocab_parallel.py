@@ -1,18 +1,123 @@
-"""Cross-entropy over a vocabulary that is split over the processes of a group, from logits or from a linear layer."""
+"""Cross-entropy over a vocabulary that is split over the processes of a group, from logits or from a linear layer.
+
+Each process computes the statistics of its classes for each row, and gathers those of all processes, in one all-gather.
+It combines them in the order of the ranks, in float64, so that every process has the same bits. The results are those
+that `sample_losses` returns for unsplit classes, and they are reduced in the same way.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 from opgrad.ops.reference.loss_options import LossOptions
-from opgrad.torch.autocast import narrows_products, widens_softmax
-from opgrad.torch.losses import sharded
-from opgrad.torch.losses.checks import check_dense, check_shape, check_target, check_tensors, check_weight
-from opgrad.torch.losses.options import read_labels, read_options
-from opgrad.torch.losses.reduced import reduced
-from opgrad.torch.losses.sharded import FORMULAS, ClassRange, LossCall
+from opgrad.torch.autocast import autocast_layer, narrows_products, widens_softmax
+from opgrad.torch.losses.layer_operators import count_flops, layer_statistics
+from opgrad.torch.losses.options import (
+    check_dense,
+    check_shape,
+    check_target,
+    check_tensors,
+    check_weight,
+    read_labels,
+    read_options,
+)
+from opgrad.torch.losses.reduced import reduced, shaped
+from opgrad.torch.losses.shard_operators import shard_copy, shard_gather, shard_statistics
+from opgrad.torch.losses.statistics import ClassPart, composed_statistics, samples_of_parts
+
+FORMULAS = ("torch", "megatron")
+
+
+@dataclass(frozen=True)
+class LossCall:
+    """The loss that is wanted, and by whom. weight: of all classes. formula: how labels are smoothed."""
+
+    who: str
+    options: LossOptions
+    formula: str = "torch"
+    weight: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class ClassRange:
+    """The classes of one process, those from `first` on, of all that its group has together.
+
+    member: the process's rank in its group, the number of processes there, and the group's name.
+    """
+
+    call: LossCall
+    first: int
+    classes: int
+    member: tuple[int, int, str]
+
+    @property
+    def part(self) -> ClassPart:
+        weight = self.call.weight
+        own = None if weight is None else weight[self.first : self.first + self.classes].contiguous()
+        return ClassPart.of(self.call.options, own, self.first)
+
+
+def member_of(who: str, group: Any) -> tuple[int, int, str]:
+    """The `member` of ClassRange for this process in a group; None: in the default one."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError(f"{who}: there is no process group, expected torch.distributed to be initialised")
+    group = dist.group.WORLD if group is None else group
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError(f"{who}: this process is not in the group, expected one of its own")
+    return rank, dist.get_world_size(group), group.group_name
+
+
+# --- the samples' results --------------------------------------------------------------------------------------------
+
+
+def of_logits(
+    logits: Tensor, labels: Tensor, probabilities: Tensor | None, own: ClassRange, dtype: torch.dtype
+) -> Sequence[Any]:
+    """The results of logits [..., classes of the process], in the shape of the labels [...] of all classes.
+
+    With probabilities, which have the logits' shape, all samples count; the results are differentiable in both.
+    """
+    x, y = logits.reshape(labels.numel(), own.classes), labels.reshape(-1)
+    if probabilities is None:
+        found = shard_statistics(x, y, *own.part)
+    else:
+        found = composed_statistics(x, y, own.part, probabilities.reshape(x.shape))
+    return shaped(_gathered(found, y, own, probabilities is not None, dtype), labels.shape)
+
+
+def of_layer(
+    input: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, probabilities: Tensor | None, own: ClassRange,
+    dtype: torch.dtype,
+) -> Sequence[Any]:  # fmt: skip
+    """The same for the logits of a linear layer, in autocast's dtype; with probabilities they are stored."""
+    x, y = input.reshape(labels.numel(), input.shape[-1]), labels.reshape(-1)
+    x, w, b, _ = autocast_layer(x, w, b)
+    if probabilities is not None:
+        logits = functional.linear(shard_copy(x, own.member[2]), w, b)
+        return of_logits(logits, labels, probabilities, own, dtype)
+    if not torch.compiler.is_compiling():
+        count_flops()
+    found = layer_statistics(x, w, b, y, *own.part, own.call.options.ignore_index, None, own.member[2])
+    return shaped(_gathered(found, y, own, False, dtype), labels.shape)
+
+
+def _gathered(
+    statistics: Tensor, labels: Tensor, own: ClassRange, is_dense: bool, dtype: torch.dtype
+) -> Sequence[Tensor | None]:
+    """The results over the classes of all processes, from the statistics of this one's."""
+    call, options = own.call, own.call.options
+    ignored, smoothing = None if is_dense else options.ignore_index, options.label_smoothing
+    parts, total = shard_gather(statistics, labels, own.first, own.classes, ignored, *own.member, call.who)
+    if smoothing and call.formula == "megatron":
+        smoothing = smoothing * total.double() / (total.double() - 1)
+    return samples_of_parts(parts, labels, own.part, total, call.weight, options, dtype, smoothing, is_dense)
+
 
 LOGITS, LINEAR = "vocab_parallel_cross_entropy", "vocab_parallel_linear_cross_entropy"
 
@@ -71,7 +176,7 @@ def vocab_parallel_cross_entropy(
     logits, dtype = input.movedim(dim, -1), torch.float32 if widens_softmax(input) else input.dtype
     own = _class_range(call, group, vocab_range, logits.shape[-1])
     labels, dense = _read_targets(call, target, input.shape, dim, shift)
-    return _reduced(own, sharded.of_logits, (logits,), labels, dense, dtype)
+    return _reduced(own, of_logits, (logits,), labels, dense, dtype)
 
 
 def vocab_parallel_linear_cross_entropy(
@@ -115,11 +220,11 @@ def vocab_parallel_linear_cross_entropy(
     own = _class_range(call, group, vocab_range, linear_weight.shape[0])
     labels, dense = _read_targets(call, target, torch.Size((*input.shape[:-1], own.classes)), -1, shift)
     dtype = torch.float32 if narrows_products(input) else input.dtype
-    return _reduced(own, sharded.of_layer, (input, linear_weight, linear_bias), labels, dense, dtype)
+    return _reduced(own, of_layer, (input, linear_weight, linear_bias), labels, dense, dtype)
 
 
 def of_dtensor(input: Any, target: Tensor, weight: Tensor | None, options: LossOptions, shift: int) -> Any:
-    """cross_entropy of a DTensor whose classes, on the second axis or the only one, are sharded."""
+    """cross_entropy of a DTensor whose classes, on the second axis or the only one, are"""
     from opgrad.torch.losses import dtensors
 
     call = _checked(LossCall("cross_entropy", options, weight=weight), input, target)
@@ -129,7 +234,7 @@ def of_dtensor(input: Any, target: Tensor, weight: Tensor | None, options: LossO
 def of_dtensor_layer(
     input: Tensor, w: Any, b: Any, target: Tensor, weight: Tensor | None, options: LossOptions, shift: int
 ) -> Any:
-    """linear_cross_entropy of a layer of DTensors whose classes are sharded."""
+    """linear_cross_entropy of a layer of DTensors whose classes are"""
     from opgrad.torch.losses import dtensors
 
     call = _checked(LossCall("linear_cross_entropy", options, weight=weight), input, target)
@@ -161,8 +266,8 @@ def _reduced(
 
 def _class_range(call: LossCall, group: Any, vocab_range: tuple[int, int] | None, classes: int) -> ClassRange:
     """This process's classes. Raises ValueError for a range of another length."""
-    member = sharded.member_of(call.who, group)
-    first = member.rank * classes
+    member = member_of(call.who, group)
+    first = member[0] * classes
     if vocab_range is not None:
         first, last = (int(each) for each in vocab_range)
         if first < 0 or last - first != classes:
