@@ -26,7 +26,7 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --max-worker-restart 0 \
 help:
 	@echo "make setup   both environments that tests need; with --jobs 2 at once"
 	@echo "make train   set up, then train a real ONNX training graph on scanned digits"
-	@echo "make test    set up, then run the tests"
+	@echo "make test    set up, then run the tests; CASES=all: all combinations of their parameters"
 	@echo "make try OP=softmax_grad  one operator, in five seconds once its kernels are compiled"
 	@echo "make gpu     on a machine with a GPU, without installing: right? how fast? in eight minutes; DRY=1 without a GPU"
 	@echo "make test-triton  compile all CUDA kernels with the oldest Triton, and run some from what they are compiled to"
@@ -55,8 +55,12 @@ setup: $(VENV)/.torch $(MINIMUM)/.installed
 train: $(VENV)/.train
 	$(RUN)/opgrad train examples/digits
 
+# Of a test with several parameters as many cases as have every level of each, others for each commit; CASES=all runs all.
+CASES := levels
+CHOSEN := OPGRAD_CASES=$(CASES) OPGRAD_TURN=$$(git rev-parse HEAD 2>/dev/null)
+
 test: $(VENV)/.torch
-	$(RUN)/python -m pytest $(PARALLEL) --dist loadfile
+	$(CHOSEN) $(RUN)/python -m pytest $(PARALLEL) --dist loadfile --no-loadscope-reorder
 
 try: $(VENV)/.torch
 	$(RUN)/python tools/try_operator.py $(OP)
@@ -69,9 +73,8 @@ VECTOR_BYTES := from opgrad.cpu.compiler.decorators import vector_bytes; print(v
 
 test-avx2: $(VENV)/.torch
 	@set -e; bytes=$$($(RUN)/python -c "$(VECTOR_BYTES)"); if [ "$$bytes" -gt 32 ]; then set -x; \
-		$(HELD_DOWN) OPGRAD_SHARE=$(AVX2_SHARE) OPGRAD_TURN=$$(git rev-parse HEAD 2>/dev/null) \
-			$(RUN)/python -m pytest $(PARALLEL) --dist loadfile -m "not any_cpu" \
-			tests/cpu tests/contract tests/operators; \
+		$(HELD_DOWN) OPGRAD_SHARE=$(AVX2_SHARE) $(CHOSEN) $(RUN)/python -m pytest $(PARALLEL) --dist loadfile \
+			-m "not any_cpu" tests/cpu tests/contract tests/operators; \
 	else echo "test-avx2: vectors of this processor have $$bytes bytes, those of AVX2 32: nothing to do"; fi
 
 # Everything that only a device can show, with the Python, PyTorch and Triton that are there.

@@ -90,16 +90,58 @@ def looking_for_garbage_stays_cheap():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out what needs a GPU where there is none; take one test in OPGRAD_SHARE, others for each OPGRAD_TURN."""
+    """Leave out what needs a GPU where there is none; take one test in OPGRAD_SHARE, others for each OPGRAD_TURN; with
+    OPGRAD_CASES=levels take of a test with several parameters as many cases as have every level of each."""
     share, turn = int(os.environ.get("OPGRAD_SHARE", "1")), os.environ.get("OPGRAD_TURN", "")
+    left = set()
+    if os.environ.get("OPGRAD_CASES") == "levels":
+        left |= set(items) - set(_with_every_level(items, turn))
     if share > 1:
-        left = [each for each in items if zlib.crc32(f"{turn} {each.nodeid}".encode()) % share]
-        config.hook.pytest_deselected(items=left)
-        items[:] = [each for each in items if each not in set(left)]
+        left |= {each for each in items if zlib.crc32(f"{turn} {each.nodeid}".encode()) % share}
+    if left:
+        config.hook.pytest_deselected(items=[each for each in items if each in left])
+        items[:] = [each for each in items if each not in left]
     if os.environ.get("TRITON_INTERPRET", "0") != "0" or "OPGRAD_PTX" in os.environ:
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and PyTorch for CUDA"))
+
+
+def _with_every_level(items, turn):
+    """Cases of each test that have every level of each of its parameters; those marked `every_case` have all.
+
+    Which levels meet depends on the turn. Of an operator all tests take the same dtypes, so that fewer kernels are
+    compiled.
+    """
+    cases = {}
+    for item in items:
+        cases.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
+    for same in cases.values():
+        found = set()
+        for item in sorted(same, key=lambda item: _turn_of(item, turn)):
+            levels = _levels(item)
+            if not levels or not levels <= found or "every_case" in item.keywords:
+                found |= levels
+                yield item
+
+
+def _levels(item):
+    """The levels of a case's parameters; those that are listed together are one, but for operator and dtype."""
+    kernel = _kernel(item)
+    listed = item.callspec._idlist if hasattr(item, "callspec") else []
+    return set(enumerate(kernel if len(listed) == 1 < len(kernel) else listed))
+
+
+def _kernel(item):
+    """The operator and the dtype of a case, as far as it has them."""
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    return [str(getattr(given[name], "name", given[name])) for name in ("op", "dtype") if name in given]
+
+
+def _turn_of(item, turn):
+    """What decides in which order the cases of a test are looked at."""
+    kernel = _kernel(item)
+    return [zlib.crc32(f"{turn} {each}".encode()) for each in (" ".join(kernel), item.nodeid)]
 
 
 WANTING = re.compile(r"could not import|No module named|not installed")

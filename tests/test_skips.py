@@ -1,4 +1,5 @@
-"""A test that is skipped for want of a package fails where all packages are said to be installed."""
+"""Which tests run: one that is skipped for want of a package fails where all packages are said to be installed; of the
+cases of one with several parameters a run takes each level."""
 
 import re
 import sys
@@ -40,6 +41,43 @@ def test_files_that_are_skipped(pytester, monkeypatch, said, errors):
     pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text(encoding="utf-8"))
     pytester.makepyfile("import pytest; pytest.importorskip('a_package_that_nobody_has')")
     pytester.runpytest_inprocess("-p", "no:xdist").assert_outcomes(errors=errors, skipped=1 - errors)
+
+
+PARAMETERS = """
+import pytest
+
+@pytest.mark.parametrize("b", range(3))
+@pytest.mark.parametrize("a", range(5))
+def test_product(a, b): pass
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("b", range(3))
+@pytest.mark.parametrize("a", range(5))
+def test_whole(a, b): pass
+
+@pytest.mark.parametrize(("a", "b"), [(0, 1), (0, 2), (1, 1), (1, 2)])
+def test_listed(a, b): pass
+"""
+
+
+@pytest.mark.any_cpu
+def test_every_level_is_taken_in_other_combinations_each_turn(pytester, monkeypatch):
+    pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text(encoding="utf-8"))
+    pytester.makepyfile(PARAMETERS)
+    pytester.makeini("[pytest]\nmarkers = every_case")
+    runs = []
+    for cases, turn in (("all", "1"), ("levels", "1"), ("levels", "1"), ("levels", "2")):
+        monkeypatch.setenv("OPGRAD_CASES", cases)
+        monkeypatch.setenv("OPGRAD_TURN", turn)
+        passed, *_ = pytester.inline_run("-p", "no:xdist").listoutcomes()
+        cases = [each.nodeid.partition("::")[2] for each in passed]
+        assert [sum(case.startswith(test) for case in cases) for test in ("test_whole", "test_listed")] == [15, 4]
+        runs.append({tuple(case[13:-1].split("-")) for case in cases if case.startswith("test_product")})
+    assert len(runs[0]) == 15
+    for found in runs[1:]:
+        assert len(found) < 8
+        assert [set(each) for each in zip(*found, strict=True)] == [set(each) for each in zip(*runs[0], strict=True)]
+    assert runs[1] == runs[2] != runs[3]
 
 
 TESTED = Path(__file__).parent

@@ -41,6 +41,7 @@ def test_each_axis(op, dtype, rng):
             check(op, sample(op, shape, dtype, rng, **axis), f"{shape} {axis}")
 
 
+@pytest.mark.every_case
 def test_fewest_dimensions(op, dtype, rng):
     shapes = {"elements": [(), (7,)], "rows": [(7,)], "classes": [(5, 3)], "slices": [(7,)]}[op.kind]
     for shape in shapes:
