@@ -272,15 +272,15 @@ opgrad.set_num_threads(2)
 others = set(tasks())
 opgrad.softmax(x)
 (worker,) = set(tasks()) - others
-def word(place): return ctypes.c_int64.from_address(threads._pool.address + 8 * place).value
-while word(block.THREADS) != worker: time.sleep(0.01)
+def word(name): return ctypes.c_int64.from_address(getattr(threads._pool._block, name)).value
+while word("threads") != worker: time.sleep(0.01)
 """
 OWN = """
 found = []
 for cpu in (first, second) * 5:
     call_from(cpu)
-    if word(block.CPU) != block.NO_CPU:  # as the worker leaves it, once
-        found.append(os.sched_getaffinity(worker) == everywhere - {word(block.CPU)})
+    if word("cpu") != block.NO_CPU:  # as the worker leaves it, once
+        found.append(os.sched_getaffinity(worker) == everywhere - {word("cpu")})
 print(len(found) > 0 and all(found))
 """
 CHOSEN = """
@@ -295,9 +295,11 @@ print(all(found) and os.sched_getaffinity(worker) < everywhere)
 OF_TORCH = """
 import torch
 from opgrad.cpu.compiler.decorators import native
+from opgrad.cpu.compiler.structures import at
+from opgrad.cpu.runtime.threads.block import Block
 @native(2)
 def move_off(pool: int, thread: int) -> int:
-    cpus.move_off(pool, thread)
+    cpus.move_off(at(Block, pool), thread)
     return 0
 torch.set_num_threads(2)
 torch.relu(torch.ones(1 << 20))

@@ -20,6 +20,7 @@ from opgrad.base.locks import settling
 from opgrad.contract import DTYPES, Operator
 from opgrad.cpu.compiler.decorators import noting
 from opgrad.cpu.compiler.requests import Request
+from opgrad.cpu.compiler.structures import at
 from opgrad.cpu.plans import plan
 from opgrad.cpu.requests import Call
 from opgrad.onnx.graph.bounds import check_sizes
@@ -27,13 +28,13 @@ from opgrad.onnx.graph.messages import copied
 from opgrad.onnxruntime import abi, custom_ops, library
 from opgrad.onnxruntime.abi import Api, callback
 from opgrad.onnxruntime.attributes import LONGEST_LIST, declaration, length_of_name, read_attributes
-from opgrad.onnxruntime.compute import ABSENT, CLOSED, FLAG, OPERANDS, PREPARE
+from opgrad.onnxruntime.compute import ABSENT, FLAG, Node
 from opgrad.onnxruntime.loading import open_session
 from opgrad.onnxruntime.node import RuntimeNode
 from opgrad.onnxruntime.overloads import OUTPUT_TYPES, VALUE, Overload, Port, model_of, overloads
 
 SIZE = ctypes.c_size_t
-NO_NATIVES = (0,) * (OPERANDS - PREPARE)  # the words of native functions in a node that never runs
+NO_NATIVES = (0,) * 5  # in place of the functions of a node that never runs
 INT, INTS, FLOAT, STRING = 1, 2, 3, 5  # the kinds of attributes for ReadOpAttr
 
 _created: list[
@@ -133,7 +134,7 @@ def _create(op: int, api_address: int, info: int, kernel: int) -> int:
 
 def _destroy(kernel: int) -> None:
     """KernelDestroy: mark the node as closed; the next node that is made removes all closed ones."""
-    ctypes.c_int64.from_address(kernel + 8 * CLOSED).value = 1
+    at(Node, kernel).closed = 1
 
 
 def _words(api: Api, info: int, i: int, port: Port) -> list[int] | None:

@@ -7,6 +7,8 @@ until they have done it.
 
 A job goes as follows. Every atomic access is sequentially consistent.
 
+The words in capitals are those of `Block`.
+
 * A call is given a team. A team is two words that never change: the pool, and how many of its workers may help. It is
   chosen when the call starts; `set_num_threads` only changes which team later calls are given.
 * One caller at a time owns the pool (LOCK). A second caller runs its parts itself. The owner writes the words of the
@@ -35,68 +37,36 @@ from collections.abc import Sequence
 
 from opgrad.base.limits import MOST_THREADS
 from opgrad.cpu.compiler.decorators import inline, native
+from opgrad.cpu.compiler.structures import at
 from opgrad.cpu.compiler.words import (
+    CACHE_LINE,
     atomic_add,
     atomic_load,
     atomic_store,
     atomic_swap_if,
     call_address,
-    load_word,
     spin_hint,
-    store_word,
 )
 from opgrad.cpu.runtime.threads.block import (
-    ARGUMENTS,
-    ASLEEP,
-    C_GET_AFFINITY,
-    C_GET_CPU,
-    C_GET_THREAD,
-    C_LIMIT,
-    C_LOCK,
-    C_NUMBER,
-    C_REGION,
-    C_SET_AFFINITY,
-    C_SIZE,
-    C_UNLOCK,
-    C_WAIT,
-    C_WAKE,
-    C_YIELD,
-    CONDITION,
-    CPU,
     FIELD,
-    FINISHED,
     GENERATION,
-    JOB,
-    LEFT_CONDITION,
-    LEFT_MUTEX,
-    LINE,
-    LOCK,
     MAY_JOIN,
     MOST_SHARES,
-    MUTEX,
-    NEXT,
     NO_CPU,
-    PARTS,
-    POOL,
-    SHARES,
-    SLEEPERS,
     SPINS,
-    STARTED,
-    TASK,
-    TEAM,
-    TEAMS,
-    THREADS,
-    WORK_IN_REGION,
-    WORKERS,
+    Block,
+    Team,
+    Work,
+    new_block,
 )
 from opgrad.cpu.runtime.threads.cpus import keep_workers_apart, lend_cpu, move_late
 from opgrad.cpu.runtime.threads.system import system
 
 
 @inline
-def _open_job(pool: int, me: int, seen: int) -> int:
+def _open_job(pool: Block, me: int, seen: int) -> int:
     """Return the word JOB if worker `me` can join, and if its generation is not `seen`, the last one; else 0."""
-    job = atomic_load(pool + 8 * JOB)
+    job = atomic_load(pool.job)
     generation = job >> GENERATION
     return job if generation & 1 and generation != seen and me < _may_join(job) else 0
 
@@ -113,16 +83,17 @@ def _shares(workers: int) -> int:
 
 
 @inline
-def _take_parts(pool: int, me: int, shares: int) -> None:
+def _take_parts(pool: Block, me: int, shares: int) -> None:
     """Do the parts of share `me`, then those that are left of the other shares.
 
     So a thread does the same parts in call after call, whose memory may still be in its cache: three arrays of 4 MiB
     took 75 µs instead of 91.
     """
-    task, arguments, parts = load_word(pool, TASK), load_word(pool, ARGUMENTS), load_word(pool, PARTS)
+    work = at(Work, pool.work)
+    task, arguments, parts = work.task, work.arguments, work.parts
     for step in range(shares):
         share = (me + step) % shares
-        end, taken = parts * (share + 1) // shares, pool + 8 * (NEXT + LINE * share)
+        end, taken = parts * (share + 1) // shares, pool.next + CACHE_LINE * share
         part = atomic_add(taken, 1)
         while part < end:
             call_address(task, arguments, part)
@@ -130,53 +101,54 @@ def _take_parts(pool: int, me: int, shares: int) -> None:
 
 
 @inline
-def _await_job(pool: int, me: int, seen: int) -> int:
+def _await_job(pool: Block, me: int, seen: int) -> int:
     """Spin, then sleep, until there is a job to join."""
     for _ in range(SPINS):
         job = _open_job(pool, me, seen)
         if job:
             return job
         spin_hint()
-    mutex, condition = pool + 8 * MUTEX, pool + 8 * CONDITION
-    call_address(load_word(pool, C_LOCK), mutex)
-    atomic_add(pool + 8 * SLEEPERS, 1)
+    mutex, condition = pool.mutex, pool.condition
+    call_address(pool.c_lock, mutex)
+    atomic_add(pool.sleepers, 1)
     job = _open_job(pool, me, seen)
     while job == 0:
-        call_address(load_word(pool, C_WAIT), condition, mutex, 0xFFFFFFFF, 0)  # last two: Windows
+        call_address(pool.c_wait, condition, mutex, 0xFFFFFFFF, 0)  # last two: Windows
         job = _open_job(pool, me, seen)
-    atomic_add(pool + 8 * SLEEPERS, -1)
-    call_address(load_word(pool, C_UNLOCK), mutex)
+    atomic_add(pool.sleepers, -1)
+    call_address(pool.c_unlock, mutex)
     return job
 
 
 @inline
-def _wake(pool: int, mutex: int, condition: int) -> None:
-    """Wake all threads that sleep with the mutex and the condition at these places."""
-    call_address(load_word(pool, C_LOCK), pool + 8 * mutex)
-    call_address(load_word(pool, C_WAKE), pool + 8 * condition)
-    call_address(load_word(pool, C_UNLOCK), pool + 8 * mutex)
+def _wake(pool: Block, mutex: int, condition: int) -> None:
+    """Wake all threads that sleep with the mutex and the condition at these addresses."""
+    call_address(pool.c_lock, mutex)
+    call_address(pool.c_wake, condition)
+    call_address(pool.c_unlock, mutex)
 
 
 @inline
-def _leave(pool: int) -> None:
+def _leave(pool: Block) -> None:
     """Leave the job, and wake its owner if it sleeps."""
-    atomic_add(pool + 8 * JOB, -1)
-    if atomic_load(pool + 8 * ASLEEP):
-        _wake(pool, LEFT_MUTEX, LEFT_CONDITION)
+    atomic_add(pool.job, -1)
+    if atomic_load(pool.asleep):
+        _wake(pool, pool.left_mutex, pool.left_condition)
 
 
 @native(1)
-def work(pool: int) -> int:
-    """Run in each worker thread, forever: wait for jobs and do their parts."""
-    me = atomic_add(pool + 8 * STARTED, 1)
-    if load_word(pool, C_GET_CPU) and me < MOST_SHARES:
-        atomic_store(pool + 8 * (THREADS + me), call_address(load_word(pool, C_GET_THREAD)) & 0xFFFFFFFF)
-        atomic_store(pool + 8 * CPU, NO_CPU)
+def help_forever(address: int) -> int:
+    """Run in each worker thread: wait for jobs and do their parts."""
+    pool = at(Block, address)
+    me = atomic_add(pool.started, 1)
+    if pool.c_get_cpu and me < MOST_SHARES:
+        atomic_store(pool.threads + 8 * me, call_address(pool.c_get_thread) & 0xFFFFFFFF)
+        atomic_store(pool.cpu, NO_CPU)
     seen = 0
     while True:
         job = _await_job(pool, me, seen)
         seen = job >> GENERATION
-        if atomic_swap_if(pool + 8 * JOB, job, job + 1):
+        if atomic_swap_if(pool.job, job, job + 1):
             _take_parts(pool, me + 1, _shares(_may_join(job)))
             _leave(pool)
         else:
@@ -190,26 +162,25 @@ def _run_here(task: int, arguments: int, parts: int) -> None:
 
 
 @inline
-def _publish(pool: int, workers: int) -> None:
+def _publish(pool: Block, workers: int) -> None:
     """Publish the job whose words are written, so that workers can join, and wake those that sleep."""
-    generation = (atomic_load(pool + 8 * JOB) >> GENERATION) + 1
-    atomic_store(pool + 8 * JOB, generation << GENERATION | workers << MAY_JOIN)
-    if atomic_load(pool + 8 * SLEEPERS):
-        _wake(pool, MUTEX, CONDITION)
+    generation = (atomic_load(pool.job) >> GENERATION) + 1
+    atomic_store(pool.job, generation << GENERATION | workers << MAY_JOIN)
+    if atomic_load(pool.sleepers):
+        _wake(pool, pool.mutex, pool.condition)
 
 
 @inline
-def _write_job(pool: int, shares: int, task: int, arguments: int, parts: int) -> None:
+def _write_job(pool: Block, shares: int, task: int, arguments: int, parts: int) -> None:
     """Write what a job does and where each share begins. Nobody reads these words before the job is published."""
-    store_word(pool, TASK, task)
-    store_word(pool, ARGUMENTS, arguments)
-    store_word(pool, PARTS, parts)
+    work = at(Work, pool.work)
+    work.task, work.arguments, work.parts, work.shares = task, arguments, parts, shares
     for share in range(shares):
-        atomic_store(pool + 8 * (NEXT + LINE * share), parts * share // shares)
+        atomic_store(pool.next + CACHE_LINE * share, parts * share // shares)
 
 
 @inline
-def _await_workers(pool: int) -> None:
+def _await_workers(pool: Block) -> None:
     """Wait until all workers have left the closed job: spin, then sleep.
 
     A worker may be in the middle of a part and wait for its CPU, which another process keeps busy for milliseconds. The
@@ -217,30 +188,30 @@ def _await_workers(pool: int) -> None:
     of 16 million elements takes 5.7 ms, and 7.6 if the caller spins (Zen 5, 2 CPUs).
     """
     for _ in range(SPINS):
-        if atomic_load(pool + 8 * JOB) & FIELD == 0:
+        if atomic_load(pool.job) & FIELD == 0:
             return
         spin_hint()
     lend_cpu(pool)
-    mutex, condition = pool + 8 * LEFT_MUTEX, pool + 8 * LEFT_CONDITION
-    call_address(load_word(pool, C_LOCK), mutex)
-    atomic_store(pool + 8 * ASLEEP, 1)
-    while atomic_load(pool + 8 * JOB) & FIELD:
-        call_address(load_word(pool, C_WAIT), condition, mutex, 0xFFFFFFFF, 0)  # last two: Windows
-    atomic_store(pool + 8 * ASLEEP, 0)
-    call_address(load_word(pool, C_UNLOCK), mutex)
+    mutex, condition = pool.left_mutex, pool.left_condition
+    call_address(pool.c_lock, mutex)
+    atomic_store(pool.asleep, 1)
+    while atomic_load(pool.job) & FIELD:
+        call_address(pool.c_wait, condition, mutex, 0xFFFFFFFF, 0)  # last two: Windows
+    atomic_store(pool.asleep, 0)
+    call_address(pool.c_unlock, mutex)
 
 
 @inline
-def _run_with_workers(pool: int, workers: int) -> None:
+def _run_with_workers(pool: Block, workers: int) -> None:
     """Publish the job whose words are written, do its parts, close it, and wait until all workers have left."""
     _publish(pool, workers)
     _take_parts(pool, 0, _shares(workers))
-    atomic_add(pool + 8 * JOB, 1 << GENERATION)
+    atomic_add(pool.job, 1 << GENERATION)
     _await_workers(pool)
 
 
 @inline
-def _await_region(pool: int, number: int, size: int) -> None:
+def _await_region(pool: Block, number: int, size: int) -> None:
     """Wait until the other threads of the region have no part left, too.
 
     At the region's end OpenMP's threads would spin until all are there. The scheduler may have woken one on the
@@ -248,46 +219,46 @@ def _await_region(pool: int, number: int, size: int) -> None:
     20 ms relu of a million elements took 7.8 ms, as torch's clamp_min does, and takes 0.3 (Zen 5, 2 threads). Where
     another process keeps its CPU busy, relu of 16 million elements took 5.6 ms and takes 2.9.
     """
-    atomic_add(pool + 8 * FINISHED, 1)
+    atomic_add(pool.finished, 1)
     spins = 0
-    while atomic_load(pool + 8 * FINISHED) < size:
+    while atomic_load(pool.finished) < size:
         spin_hint()
         spins += 1
         if spins % SPINS == 0:
-            if number == 0 and load_word(pool, C_GET_CPU):
+            if number == 0 and pool.c_get_cpu:
                 move_late(pool, size)
-            call_address(load_word(pool, C_YIELD))
+            call_address(pool.c_yield)
 
 
 @native(1)
-def work_in_region(pool: int) -> int:
+def help_in_region(address: int) -> int:
     """Run in each thread of a parallel region of OpenMP: do the share of the thread's number first."""
-    number = call_address(load_word(pool, C_NUMBER)) & 0xFFFFFFFF
-    thread = call_address(load_word(pool, C_GET_THREAD)) & 0xFFFFFFFF if load_word(pool, C_GET_THREAD) else 0
-    place = pool + 8 * (THREADS + min(number, MOST_SHARES - 1))
+    pool = at(Block, address)
+    number = call_address(pool.c_number) & 0xFFFFFFFF
+    thread = call_address(pool.c_get_thread) & 0xFFFFFFFF if pool.c_get_thread else 0
+    place = pool.threads + 8 * min(number, MOST_SHARES - 1)
     atomic_store(place, thread)
-    _take_parts(pool, number, load_word(pool, SHARES))
+    _take_parts(pool, number, at(Work, pool.work).shares)
     atomic_store(place, -thread)
-    _await_region(pool, number, call_address(load_word(pool, C_SIZE)) & 0xFFFFFFFF)
+    _await_region(pool, number, call_address(pool.c_size) & 0xFFFFFFFF)
     return 0
 
 
 @inline
-def _run_in_region(pool: int, workers: int, shares: int) -> None:
+def _run_in_region(pool: Block, workers: int, shares: int) -> None:
     """Do the parts of the job whose words are written in a parallel region of OpenMP."""
-    store_word(pool, SHARES, shares)
-    atomic_store(pool + 8 * FINISHED, 0)
+    atomic_store(pool.finished, 0)
     for number in range(shares):
-        place = pool + 8 * (THREADS + number)
+        place = pool.threads + 8 * number
         atomic_store(place, abs(atomic_load(place)))
-    call_address(load_word(pool, C_REGION), load_word(pool, WORK_IN_REGION), pool, workers + 1, 0)
+    call_address(pool.c_region, pool.c_work, pool.address, workers + 1, 0)
 
 
 @inline
-def _helpers(pool: int, workers: int) -> int:
+def _helpers(pool: Block, workers: int) -> int:
     """Return how many threads may help the caller: if PyTorch is loaded, no more than it would use."""
-    if load_word(pool, C_LIMIT):
-        return min(workers, (call_address(load_word(pool, C_LIMIT)) & 0xFFFFFFFF) - 1)
+    if pool.c_limit:
+        return min(workers, (call_address(pool.c_limit) & 0xFFFFFFFF) - 1)
     return workers
 
 
@@ -297,19 +268,19 @@ def run(team: int, task: int, arguments: int, parts: int) -> int:
     if team == 0 or parts < 2:
         _run_here(task, arguments, parts)
         return 0
-    pool = load_word(team, POOL)
-    workers = _helpers(pool, load_word(team, WORKERS))
-    if workers < 1 or not atomic_swap_if(pool + 8 * LOCK, 0, 1):
+    pool = at(Block, at(Team, team).pool)
+    workers = _helpers(pool, at(Team, team).workers)
+    if workers < 1 or not atomic_swap_if(pool.lock, 0, 1):
         _run_here(task, arguments, parts)
         return 0
     shares = _shares(workers)
     _write_job(pool, shares, task, arguments, parts)
-    if load_word(pool, C_REGION):
+    if pool.c_region:
         _run_in_region(pool, workers, shares)
     else:
         keep_workers_apart(pool)
         _run_with_workers(pool, workers)
-    atomic_store(pool + 8 * LOCK, 0)
+    atomic_store(pool.lock, 0)
     return 0
 
 
@@ -318,41 +289,35 @@ class ThreadPool:
 
     def __init__(self, openmp: Sequence[int] = ()) -> None:
         """openmp: the addresses of the functions of its parallel regions."""
-        count = TEAMS + TEAM * MOST_THREADS
-        memory = ctypes.create_string_buffer(8 * count + 64)
-        # Workers outlive the interpreter's objects: what they read is never freed.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
-        self.address = (ctypes.addressof(memory) + 63) & ~63
-        self.workers = 0
-        self._words = words = (ctypes.c_int64 * count).from_address(self.address)
-        waiting = system().waiting(self.address + 8 * MUTEX, self.address + 8 * CONDITION)
-        words[C_LOCK], words[C_UNLOCK], words[C_WAIT], words[C_WAKE] = waiting
-        system().waiting(self.address + 8 * LEFT_MUTEX, self.address + 8 * LEFT_CONDITION)
-        words[CPU] = NO_CPU
+        self._block = block = new_block()
+        self.address, self.workers = block.address, 0
+        block.c_lock, block.c_unlock, block.c_wait, block.c_wake = system().waiting(block.mutex, block.condition)
+        system().waiting(block.left_mutex, block.left_condition)
+        ctypes.c_int64.from_address(block.cpu).value = NO_CPU
         if affinity := system().affinity():
-            words[C_SET_AFFINITY], words[C_GET_AFFINITY], words[C_GET_THREAD], words[C_GET_CPU] = affinity
+            block.c_set_affinity, block.c_get_affinity, block.c_get_thread, block.c_get_cpu = affinity
         self.openmp, self.limited = bool(openmp), False
         if openmp:
-            words[C_REGION], words[C_NUMBER], words[C_SIZE] = openmp
-            words[C_YIELD] = system().yielding()
-            words[WORK_IN_REGION] = work_in_region.address
-        for workers, place in enumerate(range(TEAMS, count, TEAM)):
-            words[place + POOL], words[place + WORKERS] = self.address, workers
+            block.c_region, block.c_number, block.c_size = openmp
+            block.c_yield, block.c_work = system().yielding(), help_in_region.address
+        for workers in range(MOST_THREADS):
+            team = at(Team, block.teams, workers)
+            team.pool, team.workers = block.address, workers
 
     def limit(self, function: int) -> None:
         """Let no call use more threads than a function returns. function: its address; 0 if there is no such limit."""
-        self._words[C_LIMIT], self.limited = function, function != 0
+        self._block.c_limit, self.limited = function, function != 0
 
     def team(self, workers: int) -> int:
         """The address of the team of so many workers, which must have been started."""
-        return self.address + 8 * (TEAMS + TEAM * workers) if workers else 0
+        return at(Team, self._block.teams, workers).address if workers else 0
 
     def start(self, count: int) -> str:
         """Start workers until there are `count`. Returns why the system refused to start one, or "" if it did not."""
         if self.openmp:  # starts its threads itself
             self.workers = max(self.workers, count)
         while self.workers < count:
-            refusal = system().start_thread(work.address, self.address)
+            refusal = system().start_thread(help_forever.address, self.address)
             if refusal:
                 return refusal
             self.workers += 1
