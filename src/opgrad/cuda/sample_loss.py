@@ -24,7 +24,7 @@ LEAST: tl.constexpr = tl.constexpr(-800.0)  # z - m of which exp is 0, in the pl
 
 
 @triton.jit
-def bent(x, before, after):
+def capped(x, before, after):
     """z of the logits; after is None where they have no cap."""
     return x * before if after is None else hyperbolic_tangent(x * before) * after
 
@@ -54,7 +54,7 @@ def take(found, x, q, column, inside, given):
     m, d, slack, best, place, spread, mass = found
     _, _, _, before, after, _ = given
     target = targets_of(q, column, inside, given)
-    z = tl.where(inside, bent(x, before, after), MINUS_INFINITY)
+    z = tl.where(inside, capped(x, before, after), MINUS_INFINITY)
     larger = tl.maximum(m, tl.max(z, 1))
     shift = shift_for(larger)
     down = tl.where(d == 0, 0.0, m - shift)
@@ -106,7 +106,7 @@ def store_results(pointers, sample, exists, counts, values):
 def gradient_of(x, q, numbers, column, inside, given):
     m, inverse, constant, curved, of_target, of_label, counts, label = numbers
     _, _, _, before, after, _ = given
-    z = bent(x, before, after)
+    z = capped(x, before, after)
     below = z - m[:, None]
     p = exp(below) * inverse[:, None]
     dz = p * (constant[:, None] + curved[:, None] * tl.where(below < LEAST, LEAST, below))
@@ -155,7 +155,7 @@ def losses(
     m, d, slack, _, place, spread, mass = found
     picked = tl.load(x + a[1] + label * x_n, mask=label >= 0, other=float("nan")).to(T.number)
     log_d = tl.log(d)
-    below = log_d + (m - bent(picked, before, cap))
+    below = log_d + (m - capped(picked, before, cap))
     total = mass * (m + log_d) - spread + tl.where(valid, d - d, float("nan"))
     of_label = tl.zeros([T.rows], T.number)
     if q is None:

@@ -30,7 +30,7 @@ from opgrad.cuda.rows import (
 
 
 @triton.jit
-def bent(x, cap, inverse):
+def capped(x, cap, inverse):
     """tanh(x / cap), or x without a cap."""
     return x if cap is None else hyperbolic_tangent(x * inverse)
 
@@ -38,7 +38,7 @@ def bent(x, cap, inverse):
 @triton.jit
 def scaled(x, cap, inverse, factor):
     """The logits that the softmax is taken of."""
-    return (x if cap is None else bent(x, cap, inverse) * cap) * factor
+    return (x if cap is None else capped(x, cap, inverse) * cap) * factor
 
 
 @triton.jit
@@ -104,7 +104,7 @@ def slope(x, other, numbers, column, inside, given):
     """dlogits of a tile; 0 in rows that have no gradient."""
     label, m, log_s, a, b, c, e = numbers
     weight, cap, inverse, factor = given
-    t = bent(x, cap, inverse)
+    t = capped(x, cap, inverse)
     z = (x if cap is None else t * cap) * factor
     p = exp(z - m[:, None] - log_s[:, None])
     dz = p * a[:, None] + tl.where(p == 0, 0.0, p * z * e[:, None]) + weights_at(weight, column, inside) * c[:, None]

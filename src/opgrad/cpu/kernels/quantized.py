@@ -20,18 +20,6 @@ BYTE: Final = 8  # bits
 NO_ZEROS, WHOLE_ZEROS, PACKED_ZEROS = range(3)  # kinds of zero points
 
 
-class Integers(NamedTuple):
-    """Packed integers: their bytes, the bytes from a row to the next, the bits of one.
-
-    limit: of those from here on, 2 * limit is taken away: integers with a sign.
-    """
-
-    data: Pointer
-    row: int
-    bits: int
-    limit: int
-
-
 class Scales(NamedTuple):
     """Scales by blocks: the scales of a row of blocks, and the rows and columns of a block."""
 
@@ -54,20 +42,22 @@ class Zeros(NamedTuple):
     value: Float
 
 
-class Groups(NamedTuple):
-    """The block of columns that each column belongs to, if `given`; a negative one counts from the last."""
+class Weights(NamedTuple):
+    """Quantized weights, from column or row `start` on, and memory for some of their rows, unpacked.
+
+    data, row: the bytes of the packed integers, and how many a row has. bits: of an integer. limit: of those from here
+    on, 2 * limit is taken away: integers with a sign. groups: the block of columns that each column belongs to, if
+    `has_groups`; a negative one counts from the last.
+    """
 
     data: Pointer
-    given: int
-
-
-class Weights(NamedTuple):
-    """Quantized weights, from column or row `start` on, and memory for some of their rows, unpacked."""
-
-    integers: Integers
+    row: int
+    bits: int
+    limit: int
     scales: Scales
     zeros: Zeros
-    groups: Groups
+    groups: Pointer
+    has_groups: int
     start: int
     lines: Private
 
@@ -136,7 +126,7 @@ def zero_at(zeros, row: int, block: int):
 def scale_by_groups(line, w, row: int, column: int, columns: int) -> None:
     """Turn a line of integers into weights whose blocks are those that the columns name."""
     for each in range(columns):
-        group = v.load_one(w.groups.data, column + each)
+        group = v.load_one(w.groups, column + each)
         block = group if group >= 0 else group + w.scales.row
         scale = v.load_one(w.scales.data, row * w.scales.row + block)
         v.store_one(line, each, (v.load_one(line, each) - zero_at(w.zeros, row, block)) * scale)
@@ -173,10 +163,9 @@ def scale_blocks(line, w, row: int, column: int, columns: int) -> None:
 @inline
 def unpack_line(line, w, row: int, column: int, columns: int) -> None:
     """Some columns of a row of the weights; their first integer begins a byte."""
-    q = w.integers
-    unpack(line, q.data + (row * q.row + column * q.bits // BYTE), -(-columns * q.bits // BYTE), q.bits, q.limit)
+    unpack(line, w.data + (row * w.row + column * w.bits // BYTE), -(-columns * w.bits // BYTE), w.bits, w.limit)
     block = row // w.scales.rows
-    if w.groups.given:
+    if w.has_groups:
         scale_by_groups(line, w, block, column, columns)
     elif w.scales.columns == 1:
         scale_each(line, w, block, column, columns)
@@ -257,7 +246,7 @@ def products_of(
 
 @inline
 def weights_from(w, column: int) -> Weights:
-    return Weights(w.integers, w.scales, w.zeros, w.groups, column, w.lines)
+    return Weights(w.data, w.row, w.bits, w.limit, w.scales, w.zeros, w.groups, w.has_groups, column, w.lines)
 
 
 @inline

@@ -12,7 +12,7 @@ from opgrad.cpu.kernels.loops.fold import BLOCK, CHUNK
 from opgrad.cpu.kernels.normalization import batch, batch_columns, layer, layer_grad
 from opgrad.cpu.kernels.normalization.batch import TILE, BlockSums, Differentiated, Normalized, PlaneKernels, Planes
 from opgrad.cpu.kernels.normalization.batch_columns import SAMPLES, STRIP, ColumnKernels, ColumnStrips
-from opgrad.cpu.kernels.normalization.layer_grad import GradientKernels, RowBlocks
+from opgrad.cpu.kernels.normalization.layer_grad import GradientKernels
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.program import Program
@@ -68,10 +68,10 @@ def _backward(problem: Problem, kernels: GradientKernels) -> Program:
         return steps.program()
     per_block = CHUNK if rows >= FEW_ROWS * CHUNK else FEW_ROWS
     blocks, step = partition.count(rows, per_block), whole_vectors(n, steps.workspace.precision)
-    arguments = {"shape": RowBlocks(rows, n, per_block), "n": n, "blocks": blocks, "coefficients": None}
+    arguments = {"rows": rows, "n": n, "per_block": per_block, "blocks": blocks, "coefficients": None}
     arguments |= {"sums": Rows(steps.workspace.shared(blocks * 2 * step), step), **_statistics(problem)}
     if n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * layer_grad.STRIP):
-        _add_split_rows(steps, kernels, arguments)
+        _add_split_rows(steps, kernels, rows, n, arguments)
     else:
         steps.add(kernels.rows, blocks, **arguments)
     dbias = problem.operands.get("dbias")
@@ -79,9 +79,10 @@ def _backward(problem: Problem, kernels: GradientKernels) -> Program:
     return steps.program()
 
 
-def _add_split_rows(steps: ProgramSteps, kernels: GradientKernels, arguments: Mapping[str, Any]) -> None:
+def _add_split_rows(
+    steps: ProgramSteps, kernels: GradientKernels, rows: int, n: int, arguments: Mapping[str, Any]
+) -> None:
     """Add the steps for rows that threads share."""
-    rows, n, _ = arguments["shape"]
     per_row = partition.count(n, BLOCK)
     partial, coefficients = steps.workspace.shared(2 * rows * per_row), steps.workspace.shared(2 * rows)
     arguments = {**arguments, "per_row": per_row, "partial": partial, "coefficients": coefficients}

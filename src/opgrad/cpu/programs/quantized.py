@@ -11,7 +11,7 @@ from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels import quantized as kernels
 from opgrad.cpu.kernels.gemm import Matrix, ProductSizes
-from opgrad.cpu.kernels.quantized import Groups, Integers, Scales, Weights, Zeros
+from opgrad.cpu.kernels.quantized import Scales, Weights, Zeros
 from opgrad.cpu.programs.gather import check_indices
 from opgrad.cpu.programs.product_steps import ProductSteps
 from opgrad.cpu.runtime.partition import round_up
@@ -83,7 +83,6 @@ def weights_of(steps: ProductSteps, operator: str) -> Weights:
     bits, zeros, given = problem.attributes["bits"], problem["zero_points"], problem.operands.get("g_idx")
     signed = problem.attributes["signed"] and problem["b"].dtype != "int8"
     limit = 1 << (bits - 1 if signed else bits)
-    integers = Integers(problem["b"], sizes.row_bytes, bits, limit)
     scales = Scales(problem["scales"], sizes.blocks[1], sizes.row_block, sizes.column_block)
     kind, row = kernels.NO_ZEROS, 0
     if zeros:
@@ -92,11 +91,7 @@ def weights_of(steps: ProductSteps, operator: str) -> Weights:
         _check_zeros(problem, operator, math.prod(sizes.packed_zeros if packed else sizes.blocks), packed)
     nothing = Address(add_table([0.0], steps.workspace.precision), steps.workspace.precision)
     groups: Any = given or Address(add_table([0], "int32"), "int32")
-    return Weights(
-        integers,
-        scales,
-        Zeros(zeros or nothing, kind, row, bits, problem.attributes["zero_point"]),
-        Groups(groups, int(given is not None)),
-        0,
-        steps.workspace.private(kernels.space(steps.lanes)),
-    )
+    zero_points = Zeros(zeros or nothing, kind, row, bits, problem.attributes["zero_point"])
+    lines: Any = steps.workspace.private(kernels.space(steps.lanes))
+    packed_bytes = problem["b"], sizes.row_bytes, bits, limit
+    return Weights(*packed_bytes, scales, zero_points, groups, int(given is not None), 0, lines)  # type: ignore[arg-type]

@@ -314,8 +314,9 @@ def gru_grad(problem: Problem) -> Program:
     b = RecurrentSteps(problem, GRU)
     dz = b.matrix(b.rows)
     common = {
-        "kept": gru.KeptStates(problem["gates"], problem["y"], b.states("initial_h")),
-        "above": gru.StatesAbove(b.of_steps("dy"), b.states("dy_h")),
+        "h0": b.states("initial_h"),
+        "dy": b.of_steps("dy"),
+        "dh_last": b.states("dy_h"),
         "dh": b.result("dinitial_h", b.directions * b.batch * b.hidden),
     }
     back = _linear_back if problem.attributes["linear_before_reset"] else _reset_back

@@ -62,22 +62,18 @@ WEIGHTS, SHIFTS, TERMS, OUT, CHANNEL, TILE_ROWS = range(6)
 TILE: Final = 6
 
 
-class Tiles(NamedTuple):
-    """The tiles of a group: how many, and the table of their words."""
-
-    count: int
-    table: int
-
-
 @kernel
-def correlate(units: Units, blocks, tiles: Tiles, shifts, single, dy: Signals, weights: Rows, dx: Signals):
-    """A unit is a block of positions in one group: all tiles of rows, so that its signals are read from the cache."""
+def correlate(units: Units, blocks, tiles, table, shifts, single, dy: Signals, weights: Rows, dx: Signals):
+    """A unit is a block of positions in one group: all tiles of rows, so that its signals are read from the cache.
+
+    tiles, table: how many a group has, and the words of each.
+    """
     width = COLUMNS * v.lanes(dx.data)
     for unit in units:
         group, begin = unit // blocks, unit % blocks * width
         signals = dy.data + (group * dy.group + begin)
-        for t in range(tiles.count):
-            tile = tiles.table + 8 * TILE * t
+        for t in range(tiles):
+            tile = table + 8 * TILE * t
             factors = weights.data + (group * weights.step + load_word(tile, WEIGHTS))
             offsets, terms = shifts + 8 * load_word(tile, SHIFTS), load_word(tile, TERMS)
             out, rows = dx.data + (group * dx.group + load_word(tile, OUT) + begin), load_word(tile, TILE_ROWS)
@@ -90,25 +86,17 @@ def correlate(units: Units, blocks, tiles: Tiles, shifts, single, dy: Signals, w
                         correlate_rows(out, dx.channel, row, rows - 1, signals, offsets, factors, ROWS, j, end, j > 0)
 
 
-class Filters(NamedTuple):
-    """Filters of all groups: the elements from one group to the next, and from one channel of a filter to the next."""
-
-    data: Pointer
-    group: int
-    channel: int
-
-
 @kernel
-def pack_weights(units: Units, tiles: Tiles, sources, rows, w: Filters, weights: Rows):
-    """weights[rows j + r] = w[sources[j] + (channel + r) * w.channel] for each tile.
+def pack_weights(units: Units, tiles, table, sources, rows, w: Pointer, w_group, step, weights: Rows):
+    """weights[rows j + r] = w[sources[j] + (channel + r) * step] for each tile.
 
-    The last row of a tile that has fewer rows is repeated.
+    w_group, step: from a group of the filters to the next, from one channel of a filter to the next. The last row of a
+    tile that has fewer rows is repeated.
     """
-    step = w.channel
     for unit in units:
-        group, tile = unit // tiles.count, tiles.table + 8 * TILE * (unit % tiles.count)
+        group, tile = unit // tiles, table + 8 * TILE * (unit % tiles)
         packed = weights.data + (group * weights.step + load_word(tile, WEIGHTS))
-        filters = w.data + (group * w.group + load_word(tile, CHANNEL) * step)
+        filters = w + (group * w_group + load_word(tile, CHANNEL) * step)
         offsets, tile_rows = sources + 8 * load_word(tile, SHIFTS), load_word(tile, TILE_ROWS)
         for j in range(load_word(tile, TERMS)):
             source, to = filters + load_word(offsets, j), packed + rows * j

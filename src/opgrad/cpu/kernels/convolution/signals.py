@@ -57,13 +57,6 @@ class GridSteps(NamedTuple):
     step_w: int
 
 
-class Phases(NamedTuple):
-    """The phases: how many, and the table of their words."""
-
-    count: int
-    table: int
-
-
 @inline
 def axis_range(phase: int, axis: int):
     """The elements of a grid's axis that the image has in this phase."""
@@ -108,21 +101,16 @@ def copy_phase(x, plane: int, planes, signal, grid, phase: int, back: bool) -> N
 
 @kernel
 def to_signals(
-    units: Units,
-    images: Images,
-    planes: ImageSizes,
-    grid: GridSteps,
-    phases: Phases,
-    filled,
-    x: Pointer,
+    units: Units, images: Images, planes: ImageSizes, grid: GridSteps, phases, table, filled, x: Pointer,
     signals: Signals,
-):
+):  # fmt: skip
     """Write the images of each channel to its signals; a unit is one phase of one channel.
 
-    filled: whether the image has every element of the grid. If not, zeros are also written between its elements.
+    phases, table: how many there are, and the words of each. filled: whether the image has every element of the grid.
+    If not, zeros are also written between its elements.
     """
     for unit in units:
-        channel, phase = unit // phases.count, phases.table + 8 * PHASE * (unit % phases.count)
+        channel, phase = unit // phases, table + 8 * PHASE * (unit % phases)
         signal, end = signals.data + unit * signals.pitch, signals.pad + images.count * grid.size
         write_zeros(signal, 0, signals.pad if filled else signals.pitch, 0)
         if filled:
@@ -134,15 +122,9 @@ def to_signals(
 
 @kernel
 def from_signals(
-    units: Units,
-    images: Images,
-    planes: ImageSizes,
-    grid: GridSteps,
-    phases: Phases,
-    covered,
-    signals: Signals,
+    units: Units, images: Images, planes: ImageSizes, grid: GridSteps, phases, table, covered, signals: Signals,
     x: Pointer,
-):
+):  # fmt: skip
     """Write x from the signals; a unit is a channel of one image. covered: whether each element of x is in a signal."""
     size = planes.depth * planes.height * planes.width
     for unit in units:
@@ -150,6 +132,6 @@ def from_signals(
         plane = (images.first + image) * planes.channels + channel
         if not covered:
             write_zeros(x + plane * size, 0, size, 0)
-        for p in range(phases.count):
-            signal = signals.data + ((channel * phases.count + p) * signals.pitch + signals.pad + image * grid.size)
-            copy_phase(x, plane, planes, signal, grid, phases.table + 8 * PHASE * p, True)
+        for p in range(phases):
+            signal = signals.data + ((channel * phases + p) * signals.pitch + signals.pad + image * grid.size)
+            copy_phase(x, plane, planes, signal, grid, table + 8 * PHASE * p, True)

@@ -15,7 +15,7 @@ from opgrad.cpu.compiler.parameters import Float, Pointer, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.fold import add_value, fold
 from opgrad.cpu.kernels.loops.map import get, get_or, mapped
-from opgrad.cpu.kernels.normalization.bundles import add_square
+from opgrad.cpu.kernels.normalization.layer import add_square
 
 TILE: Final = 1 << 13  # elements; a block is read twice, and stays in the first-level cache
 MEAN, FACTOR, BIAS = range(3)  # the rows of the table for y

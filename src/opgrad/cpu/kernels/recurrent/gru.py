@@ -32,21 +32,6 @@ class GateWeights(NamedTuple):
     new: Panels
 
 
-class KeptStates(NamedTuple):
-    """Results of the forward steps: the gates, all states, and the states before the first step."""
-
-    gates: Pointer
-    y: Pointer
-    h0: States
-
-
-class StatesAbove(NamedTuple):
-    """The gradients with respect to all states and to the last ones, from the layers after this one."""
-
-    y: Rows
-    h: States
-
-
 # --- steps ----------------------------------------------------------------------------------------------------------
 
 
@@ -153,28 +138,28 @@ write_linear_back = mapped_to_each(linear_back)
 
 @kernel
 def gru_steps_back(
-    units: Units, layer: Layer, r: GateWeights, kept: KeptStates, above: StatesAbove, dz: Pointer, product: Pointer,
-    dh: Pointer,
+    units: Units, layer: Layer, r: GateWeights, gates: Pointer, y: Pointer, h0: States, dy: Rows, dh_last: States,
+    dz: Pointer, product: Pointer, dh: Pointer,
 ):  # fmt: skip
     """dh holds the gradients of the states on the way; dz, and r * h, have a matrix of all steps for each direction."""
-    n, batch, dy = layer.hidden, layer.batch, above.y
+    n, batch = layer.hidden, layer.batch
     for direction in range(units.start // batch, -(-units.stop // batch)):
         begin, end = sequences_of(layer, units, direction)
         own = dh + direction * batch * n
         to_gates, to_new = r.gates.data + direction * r.gates.direction, r.new.data + direction * r.new.direction
-        copy_states(own, above.h.data + direction * above.h.direction, above.h.row, begin, end, n)
+        copy_states(own, dh_last.data + direction * dh_last.direction, dh_last.row, begin, end, n)
         for step in range(layer.steps - 1, -1, -1):
             t = time_of(layer, direction, step)
             place, matrix_row = place_of(layer, direction, t), (direction * layer.steps + t) * batch
             d_gates, resets = dz + matrix_row * 3 * n, product + matrix_row * n
-            h, h_row = states_before(layer, kept.h0, kept.y, direction, step)
+            h, h_row = states_before(layer, h0, y, direction, step)
             for row in range(begin, end):
-                gate, d = kept.gates + (place + row) * 3 * n, d_gates + row * 3 * n
+                gate, d = gates + (place + row) * 3 * n, d_gates + row * 3 * n
                 states = h + row * h_row, dy.data + (place + row) * dy.step, own + row * n
                 write_mix_back((d, d + 2 * n, own + row * n), 0, n, (gate, gate + 2 * n, *states), ())
             multiply(resets, n, d_gates + 2 * n, 3 * n, 1, to_new, r.new.panel, n, n, range(begin, end), 0)
             for row in range(begin, end):
-                reset, dr = kept.gates + ((place + row) * 3 + 1) * n, d_gates + (row * 3 + 1) * n
+                reset, dr = gates + ((place + row) * 3 + 1) * n, d_gates + (row * 3 + 1) * n
                 dh_row, product_row = own + row * n, resets + row * n
                 write_reset_back((dr, dh_row, product_row), 0, n, (reset, h + row * h_row, product_row, dh_row), ())
             multiply(own, n, d_gates, 3 * n, 1, to_gates, r.gates.panel, 2 * n, n, range(begin, end), 1)
@@ -182,29 +167,29 @@ def gru_steps_back(
 
 @kernel
 def gru_steps_linear_back(
-    units: Units, layer: Layer, r: GateWeights, bias: Rows, kept: KeptStates, above: StatesAbove, dz: Pointer,
-    dz_h: Pointer, product: Pointer, dh: Pointer,
+    units: Units, layer: Layer, r: GateWeights, bias: Rows, gates: Pointer, y: Pointer, h0: States, dy: Rows,
+    dh_last: States, dz: Pointer, dz_h: Pointer, product: Pointer, dh: Pointer,
 ):  # fmt: skip
     """`gru_steps_back` with linear_before_reset.
 
     dz, dz_h: of the gates' products with x and with the states. product: memory for a row of each unit. r.new: packed
     as for the steps.
     """
-    n, batch, dy = layer.hidden, layer.batch, above.y
+    n, batch = layer.hidden, layer.batch
     for direction in range(units.start // batch, -(-units.stop // batch)):
         begin, end = sequences_of(layer, units, direction)
         own, q = dh + direction * batch * n, product + direction * batch * n
         bq = bias.data + direction * bias.step + 3 * n
         to_states, to_new = r.gates.data + direction * r.gates.direction, r.new.data + direction * r.new.direction
-        copy_states(own, above.h.data + direction * above.h.direction, above.h.row, begin, end, n)
+        copy_states(own, dh_last.data + direction * dh_last.direction, dh_last.row, begin, end, n)
         for step in range(layer.steps - 1, -1, -1):
             t = time_of(layer, direction, step)
             place, matrix_row = place_of(layer, direction, t), (direction * layer.steps + t) * batch
             of_x, of_h = dz + matrix_row * 3 * n, dz_h + matrix_row * 3 * n
-            h, h_row = states_before(layer, kept.h0, kept.y, direction, step)
+            h, h_row = states_before(layer, h0, y, direction, step)
             multiply(q, n, h, h_row, 1, to_new, r.new.panel, n, n, range(begin, end), 0)
             for row in range(begin, end):
-                gate, d, e = kept.gates + (place + row) * 3 * n, of_x + row * 3 * n, of_h + row * 3 * n
+                gate, d, e = gates + (place + row) * 3 * n, of_x + row * 3 * n, of_h + row * 3 * n
                 states = h + row * h_row, bq, q + row * n, dy.data + (place + row) * dy.step, own + row * n
                 now, out = (gate, gate + n, gate + 2 * n), (d, d + n, d + 2 * n, e, e + n, e + 2 * n)
                 write_linear_back((*out, own + row * n), 0, n, (*now, *states), ())

@@ -12,8 +12,8 @@ from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.convolution import products, signals
-from opgrad.cpu.kernels.convolution.products import Filters, Ranges, Tiles
-from opgrad.cpu.kernels.convolution.signals import GridSteps, Images, ImageSizes, Phases, Signals
+from opgrad.cpu.kernels.convolution.products import Ranges
+from opgrad.cpu.kernels.convolution.signals import GridSteps, Images, ImageSizes, Signals
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.runtime.partition import round_up
@@ -126,7 +126,7 @@ class SignalSteps(GradientSteps):
     # --- images to signals and back ---------------------------------------------------------------------------------
 
     def to_signals(self, name: str, signals_: Signals, sizes: Mapping[str, Any], images: Images) -> None:
-        units = sizes["planes"].channels * sizes["phases"].count
+        units = sizes["planes"].channels * sizes["phases"]
         unit_bytes = 2 * self.item * images.count * self.sizes.grid
         self.add(signals.to_signals, units, unit_bytes, **sizes, images=images, x=self.problem[name], signals=signals_)
 
@@ -134,7 +134,7 @@ class SignalSteps(GradientSteps):
         """Write dx."""
         units = sizes["planes"].channels * images.count
         own = {"images": images, "covered": covered, "x": self.problem["dx"], "signals": signals_}
-        unit_bytes = 2 * self.item * self.sizes.grid * sizes["phases"].count
+        unit_bytes = 2 * self.item * self.sizes.grid * sizes["phases"]
         self.add(signals.from_signals, units, unit_bytes, **sizes, **own)
 
     @once
@@ -161,7 +161,8 @@ class SignalSteps(GradientSteps):
         return {
             "planes": ImageSizes(channels * s.group, depth, height, width),
             "grid": GridSteps(s.grid, grid_h, grid_w, step_d, step_h, step_w),
-            "phases": Phases(len(ranges), self.tables.add(ranges)),
+            "phases": len(ranges),
+            "table": self.tables.add(ranges),
             "filled": all(math.prod(high - low for low, high, _ in each) == s.grid for each in ranges),
         }
 
@@ -191,14 +192,19 @@ class SignalSteps(GradientSteps):
         units, unit_products = s.group * rows.count * ranges, rows.per_range * per_range * length
         self.add_products(products.dot_products, units, unit_products, **arguments)
 
-    def packed(self, words: Sequence[Sequence[int]], rows: int, sources: Any, w: Filters) -> dict[str, Any]:
-        """Add the step that packs the filters for these tiles; return the arguments of `correlate` about them."""
+    def packed(self, words: Sequence[Sequence[int]], rows: int, sources: Any, step: int) -> dict[str, Any]:
+        """Add the step that packs the filters for these tiles; return the arguments of `correlate` about them.
+
+        step: the elements from one channel of a filter to the next.
+        """
         last = words[-1]
         size = last[products.WEIGHTS] + last[products.TERMS] * rows
         weights: Any = self.workspace.shared(self.sizes.group * size)
-        found = {"tiles": Tiles(len(words), self.tables.add(words)), "weights": Rows(weights, size)}
+        found = {"tiles": len(words), "table": self.tables.add(words), "weights": Rows(weights, size)}
         units, unit_bytes = self.sizes.group * len(words), 8 * size / len(words)
-        self.add(products.pack_weights, units, unit_bytes, **found, sources=self.tables.add(sources), rows=rows, w=w)
+        filters = {"w": self.problem["w"], "w_group": self.sizes.filters * self.sizes.channels * self.sizes.taps}
+        given = {"sources": self.tables.add(sources), "rows": rows, "step": step}
+        self.add(products.pack_weights, units, unit_bytes, **found, **filters, **given)
         return {**found, "single": rows == 1}
 
     def correlate(self, arguments: Mapping[str, Any], images: Images) -> None:
@@ -248,10 +254,7 @@ class ConvolutionSteps(SignalSteps):
                 words.append([packed, start, terms, out, channel, min(rows, s.channels - channel)])
                 packed += terms * rows
             start += terms
-        w: Any = self.problem["w"]
-        arguments = self.packed(
-            words, rows, np.concatenate(sources), Filters(w, s.filters * s.channels * s.taps, s.taps)
-        )
+        arguments = self.packed(words, rows, np.concatenate(sources), s.taps)
         return {**arguments, "shifts": self.tables.add(np.concatenate(shifts)), "dy": self.windows, "dx": self.field}
 
 
@@ -283,6 +286,5 @@ class TransposedSteps(SignalSteps):
             [m * terms, 0, terms, m * self.windows.channel + s.pad, m, min(rows, s.filters - m)]
             for m in range(0, s.filters, rows)
         ]
-        w: Any = self.problem["w"]
-        arguments = self.packed(words, rows, np.arange(terms), Filters(w, s.filters * terms, terms))
+        arguments = self.packed(words, rows, np.arange(terms), terms)
         return {**arguments, "shifts": self.field_shifts, "dy": self.field, "dx": self.windows}
