@@ -1,9 +1,11 @@
-"""Gradients of activations, element by element."""
+"""Activations, element by element, and their gradients."""
 
 import math
 
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.plain.registry import Call, lowers
+
+SQRT_2_PI, CUBIC = math.sqrt(2 / math.pi), 0.044715  # of the tanh approximation of Gelu
 
 
 @lowers("ReluGrad")
@@ -50,44 +52,39 @@ def quick_gelu_grad(call: Call) -> Value:
     return dy * s * (1 + v * (1 - s))
 
 
-def _gelu_slope(x: Value) -> Value:
-    """The derivative of x * cdf(x): cdf(x) + x * pdf(x) of the normal distribution."""
-    cdf = 0.5 * (1 + (x * math.sqrt(0.5)).apply("Erf"))
-    return cdf + x * (x * x * -0.5).apply("Exp") * (1 / math.sqrt(2 * math.pi))
+def _biased(call: Call, index: int) -> Value:
+    """An input plus the bias behind it, if there is one."""
+    x, bias = call.required(index), call.input(index + 1)
+    return x if bias is None else x + bias
 
 
-def _fast_gelu_slope(x: Value) -> Value:
-    """The derivative of x * (1 + tanh(u)) / 2 with u = sqrt(2 / pi) * (x + 0.044715 * x^3)."""
-    factor, cubic = math.sqrt(2 / math.pi), 0.044715
-    square = x * x
-    t = (factor * x * (1 + cubic * square)).apply("Tanh")
-    slope = factor * (1 + 3 * cubic * square)
-    return 0.5 * (1 + t + x * (1 - t * t) * slope)
+@lowers("Gelu", "BiasGelu")
+def gelu(call: Call) -> Value:
+    """y = x * cdf(x) of the normal distribution, or of x + bias."""
+    x = _biased(call, 0)
+    return 0.5 * x * (1 + (x * math.sqrt(0.5)).apply("Erf"))
 
 
-@lowers("GeluGrad")
+@lowers("GeluGrad", "BiasGeluGrad_dX")
 def gelu_grad(call: Call) -> Value:
-    """dx = dy * gelu'(x)."""
-    dy, x = call.operands(2)
-    return dy * _gelu_slope(x)
+    """dx = dy * (cdf(x) + x * pdf(x)) of the normal distribution, or of x + bias."""
+    x = _biased(call, 1)
+    cdf = 0.5 * (1 + (x * math.sqrt(0.5)).apply("Erf"))
+    return call.required(0) * (cdf + x * (x * x * -0.5).apply("Exp") * (1 / math.sqrt(2 * math.pi)))
 
 
-@lowers("FastGeluGrad")
+@lowers("FastGelu")
+def fast_gelu(call: Call) -> Value:
+    """y = x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2, or of x + bias."""
+    x = _biased(call, 0)
+    return 0.5 * x * (1 + (x * SQRT_2_PI * (1 + x * x * CUBIC)).apply("Tanh"))
+
+
+@lowers("FastGeluGrad", "BiasFastGeluGrad_dX")
 def fast_gelu_grad(call: Call) -> Value:
-    """dx = dy * fast_gelu'(x)."""
-    dy, x = call.operands(2)
-    return dy * _fast_gelu_slope(x)
-
-
-@lowers("BiasGeluGrad_dX")
-def bias_gelu_grad(call: Call) -> Value:
-    """dx = dy * gelu'(x + bias)."""
-    dy, x, bias = call.operands(3)
-    return dy * _gelu_slope(x + bias)
-
-
-@lowers("BiasFastGeluGrad_dX")
-def bias_fast_gelu_grad(call: Call) -> Value:
-    """dx = dy * fast_gelu'(x + bias)."""
-    dy, x, bias = call.operands(3)
-    return dy * _fast_gelu_slope(x + bias)
+    """dx = dy * fast_gelu'(x), or of x + bias."""
+    x = _biased(call, 1)
+    square = x * x
+    t = (SQRT_2_PI * x * (1 + CUBIC * square)).apply("Tanh")
+    slope = SQRT_2_PI * (1 + 3 * CUBIC * square)
+    return call.required(0) * (0.5 * (1 + t + x * (1 - t * t) * slope))

@@ -1,7 +1,7 @@
-"""Gradients of layer and batch normalization, and batch normalization in training."""
+"""Gradients of layer and batch normalization, batch normalization in training, and RMS normalization."""
 
 from opgrad.onnx.graph.formulas import Value
-from opgrad.onnx.plain.registry import Call, Results, in_float32, lowers
+from opgrad.onnx.plain.registry import Call, NoForm, Results, in_float32, lowers
 
 
 def _layer_grad(slope: Value, normalized: Value, inv_std: Value, centred: bool) -> Value:
@@ -100,3 +100,16 @@ def batch_norm_internal(call: Call) -> Results:
         mean,
         saved,
     )
+
+
+@lowers("SimplifiedLayerNormalization", domain="")
+def simplified_layer_normalization(call: Call) -> Results:
+    """y = x * inv_std * scale, and inv_std = 1 / sqrt(mean(x²) + epsilon) over the axes from `axis` on, in float32."""
+    x, scale = call.operands(2)
+    axis, sizes = call.get("axis", -1), call.input_shapes[0]
+    if axis >= 0 and sizes is None:
+        raise NoForm("the graph does not tell the rank of its input")
+    axes = range(axis if sizes is None or axis < 0 else axis - len(sizes), 0)
+    wide = x.cast(call.get("stash_type", 1))
+    inv_std = 1 / ((wide * wide).mean(*axes) + call.get("epsilon", 1e-5)).apply("Sqrt")
+    return (wide * inv_std).like(scale) * scale, inv_std

@@ -5,8 +5,6 @@ their operands and quantizes its result; the gradient goes straight through both
 exceeds what its integers reach. Scales and zero points count as constants.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 from onnx import TensorProto
 
@@ -169,8 +167,3 @@ def _gates(node: Node, place: int, scale: int) -> Value:
     shape = [0, 1, -1] if len(sizes_of(node.required(scale))) > 1 else [-1, 1, 1]
     columns = [node.required(each).reshape(shape).cast(TensorProto.FLOAT) for each in (scale, scale + 1)]
     return (node.required(place).cast(TensorProto.FLOAT) - columns[1]) * columns[0]
-
-
-def of_operands(node: Node, places: Sequence[int]) -> list[Value]:
-    """The floats of several inputs, each of them followed by its scale and its zero point."""
-    return [operand(node, place) for place in places]

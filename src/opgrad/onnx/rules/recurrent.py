@@ -135,11 +135,12 @@ def _dys(node: Node, own: Direction) -> tuple[Value | None, Value, Value]:
 
     onnxruntime gives 0 as the last ones of a sequence without steps, whatever the first ones are.
     """
-    dy, dh, dc = _upstream(node, 3)
-    last = [own.zeros() if each is None else own.part(each) for each in (dh, dc)]
+    dy, *given = _upstream(node, 3)
+    dh, dc = (own.zeros() if each is None else own.part(each) for each in given)
     if own.lengths is not None:
-        last = [node.where(own.lengths.reshape([-1, 1]) > 0, each, 0) for each in last]
-    return None if dy is None else own.part(dy, 1), *last
+        counts = own.lengths.reshape([-1, 1]) > 0
+        dh, dc = node.where(counts, dh, 0), node.where(counts, dc, 0)
+    return None if dy is None else own.part(dy, 1), dh, dc
 
 
 def _biases(own: Direction) -> list[Value | None]:

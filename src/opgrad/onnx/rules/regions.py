@@ -1,7 +1,6 @@
 """Regions of images, resampled to one size, and convolutions whose windows are moved."""
 
 import functools
-from typing import NamedTuple
 
 import numpy as np
 from onnx import TensorProto
@@ -19,55 +18,29 @@ LOWEST = float(np.finfo(np.float32).min)
 @recomputed("RoiAlign", constant=(1, 2))
 @in_float32
 def roi_align(node: Node) -> Value:
-    """y = rows @ x[image] @ columns.T of each region, the weights of the elements around what is sampled.
-
-    For "max" it is the largest of all elements times their weights, as onnxruntime and ONNX's reference have it.
-    """
-    mode = node.get("mode", "avg")
-    if mode not in ("avg", "max"):
-        raise NoGradient(f"its mode is {mode!r}, expected avg or max")
+    """y = rows @ x[image] @ columns.T of each region, the weights of the elements around what is sampled."""
+    if node.get("mode", "avg") != "avg":
+        raise NoGradient(f"its mode is {node.get('mode')!r}, expected avg")
     ratio = node.get("sampling_ratio", 0)
     half = node.get("coordinate_transformation_mode", "half_pixel") == "half_pixel" and node.opset >= FIRST_HALF_PIXEL
     corners = node.required(1) * node.get("spatial_scale", 1.0)
     corners = corners - 0.5 if half else corners
-    places = []
-    for place, name in ((1, "output_height"), (0, "output_width")):
-        start, end = (corners.slice(each, each + 1, 1) for each in (place, place + 2))
+    weights = []
+    for index, name in ((1, "output_height"), (0, "output_width")):
+        start, end = (corners.slice(each, each + 1, 1) for each in (index, index + 2))
         length = end - start
         length = length if half else node.body.node("Max", length, node.body.number(1, length))
-        places.append(_samples(node, start, length, node.get(name, 1), ratio, 3 - place))
+        weights.append(_weights(node, start, length, node.get(name, 1), ratio, 3 - index))
     images = node.body.node("Gather", node.x, node.required(2))
-    if mode == "max":
-        return _largest(node, images, places)
-    rows, columns = (_shares(node, each) for each in places)
-    return _product(rows, images, columns)
+    rows, columns = weights
+    return node.body.node("MatMul", node.body.node("MatMul", rows, images), columns.transpose(0, 1, 3, 2))
 
 
-def _product(rows: Value, images: Value, columns: Value) -> Value:
-    return rows.body.node("MatMul", rows.body.node("MatMul", rows, images), columns.transpose(0, 1, 3, 2))
+def _weights(node: Node, start: Value, length: Value, count: int, ratio: int, axis: int) -> Value:
+    """The weight of every element along an axis in the mean of each window's samples, [regions, 1, windows, size].
 
-
-class _Samples(NamedTuple):
-    """The samples of windows along an axis.
-
-    places: [regions, windows, samples], within the elements. taken: whether a sample reads elements; others are 0.
-    exists: whether it is one of its region's. several: how many a window has, at least 1. size: of the axis. last: the
-    last element. windows: how many there are.
-    """
-
-    places: Value
-    taken: Value
-    exists: Value
-    several: Value
-    size: Value
-    last: Value
-    windows: int
-
-
-def _samples(node: Node, start: Value, length: Value, count: int, ratio: int, axis: int) -> _Samples:
-    """The samples of regions that begin at `start`.
-
-    ratio: the samples of a window, 0 for one for each element that a region's windows are long, rounded up.
+    start, length: of the regions, each of which has so many windows. ratio: the samples of a window, 0 for one for each
+    element that a region's windows are long, rounded up. Samples more than one beyond the axis are 0.
     """
     body, size = node.body, node.x.shape(axis, axis + 1).squeeze(0)
     window = (length / count).unsqueeze(2)  # [regions, 1, 1], as all that follows has an axis of windows and of samples
@@ -82,42 +55,10 @@ def _samples(node: Node, start: Value, length: Value, count: int, ratio: int, ax
     at = start.unsqueeze(2) + window * ((steps + 0.5) / several + body.constant(np.arange(count)[:, None]).like(start))
     last = (size - 1).like(start)
     clipped = body.node("Min", body.node("Max", at, body.number(0, at)), last)
-    taken, exists = ~(at < -1) & ~(at > last + 1), (steps < own).expand(at.shape())
-    return _Samples(clipped, taken & exists, exists, several, size, last, count)
-
-
-def _shares(node: Node, samples: _Samples) -> Value:
-    """The weight of every element along an axis in the mean of each window's samples, [regions, 1, windows, size]."""
-    distance = (samples.places.unsqueeze(3) - node.body.range(samples.size).like(samples.places)).apply("Abs")
-    share = node.body.node("Max", 1 - distance, node.body.number(0, distance)) / samples.several.unsqueeze(3)
-    return node.where(samples.taken.unsqueeze(3), share, 0).sum([2], keepdims=False).unsqueeze(1)
-
-
-def _largest(node: Node, images: Value, places: list[_Samples]) -> Value:
-    """The largest of the four elements around each sample times their weights; 0 for a window without samples."""
-    rows, columns = (_corners(node, each) for each in places)
-    products = [_product(row, images, column) for row in rows for column in columns]
-    body, (up, along) = node.body, (each.exists.flatten(1).unsqueeze(1) for each in places)
-    exists = up.unsqueeze(3) & along.unsqueeze(2)
-    found = node.where(exists, body.node("Max", *products), LOWEST)
-    sizes = [body.concat(body.ints([each.windows]), each.places.shape(2, 3)) for each in places]
-    windows = found.reshape(body.concat(found.shape(0, 2), *sizes))
-    for axis in (5, 3):
-        windows = windows.along("ReduceMax", [axis], keepdims=0)
-    return node.where(windows > LOWEST, windows, 0)
-
-
-def _corners(node: Node, samples: _Samples) -> list[Value]:
-    """The weights of the elements before and behind each sample, [regions, 1, windows * samples, size]."""
-    low = samples.places.apply("Floor")
-    share, high = samples.places - low, node.body.node("Min", low + 1, samples.last)
-    elements, found = node.body.range(samples.size).like(low), []
-    for place, weight in ((low, 1 - share), (high, share)):
-        taken = samples.taken.unsqueeze(3) & place.unsqueeze(3).equals(elements)
-        weights = node.where(taken, weight.unsqueeze(3), 0)
-        shape = weights.shape(0, 1), node.body.ints([1]), weights.shape(1, 3).product(), weights.shape(3, 4)
-        found.append(weights.reshape(node.body.concat(*shape)))
-    return found
+    taken = ~(at < -1) & ~(at > last + 1) & (steps < own)
+    distance = (clipped.unsqueeze(3) - body.range(size).like(start)).apply("Abs")
+    share = body.node("Max", 1 - distance, body.number(0, distance)) / several.unsqueeze(3)
+    return node.where(taken.unsqueeze(3), share, 0).sum([2], keepdims=False).unsqueeze(1)
 
 
 @recomputed("MaxRoiPool", constant=(1,))
