@@ -15,7 +15,7 @@ import opgrad
 from opgrad.cli.app import app
 from opgrad.cli.commands.artifacts import artifacts
 from opgrad.cli.commands.train import Places, Settings
-from opgrad.training import Recipe
+from opgrad.training.run.recipe import Recipe
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
 BLOCKS = re.compile(r"^```(python|toml|)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -1,7 +1,7 @@
 """The model that blocks are building: one at a time in each thread."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -28,8 +28,8 @@ class ModelAccessor:
     are placeholders. drawn: how many numbers the names of blocks have used so far.
     """
 
-    def __init__(self, model: onnx.ModelProto, drawn: int = 0, apart: Mapping[str, Held] | None = None):
-        self._model, self.apart, self.drawn = model, apart or {}, drawn
+    def __init__(self, model: onnx.ModelProto, drawn: int = 0, apart: dict[str, Held] | None = None):
+        self._model, self.apart, self.drawn = model, {} if apart is None else apart, drawn
         self.blocks: list[str] = []  # the names of those that are being built, the innermost last
         self._types: Graph | None = None
 
