@@ -135,7 +135,7 @@ def step(
     given["outputs"] = given.pop("output_name") or ()
     wanted = {"eval": given.pop("evaluation"), "infer": given.pop("inference")}
     given["models"] = [name for name, is_wanted in wanted.items() if is_wanted]
-    trained, notes = {name: value for name, value in vars(language).items() if value}, ()
+    trained, notes = {name: value for name, value in vars(language).items() if value}, tuple[str, ...]()
     with made_folder(output.absolute().parent):
         if trained or _is_language_model(directory):
             from opgrad.tune import Tuner
