@@ -72,7 +72,7 @@ ROOMS = {
     ),
     "training": (
         "numpy onnx onnxruntime",
-        "base cpu/runtime onnx/graph onnx/passes training/files training/make training/engine training/run",
+        "base cpu/runtime onnx/graph onnx/passes training/files training/make training/engine",
     ),
     "tune": (
         "numpy onnx onnxruntime onnxruntime_genai tokenizers jinja2",

@@ -13,7 +13,8 @@ from lowering_models import feedback
 from sklearn.datasets import load_digits
 
 from opgrad.onnxruntime import lower
-from opgrad.training import Recipe, read_checkpoint
+from opgrad.training import read_checkpoint
+from opgrad.training.run.recipe import Recipe
 
 ARTIFACTS = Path(__file__).parents[1] / "artifacts"
 BUFFER = "_grad.accumulation.buffer"

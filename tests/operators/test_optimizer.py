@@ -6,9 +6,9 @@ import pytest
 from artifact_sets import EXAMPLES, optimizer_model
 
 import opgrad
-from opgrad.training import AdamWRule, SGDRule, read_rule
+from opgrad.training import AdamWRule, SGDRule
 from opgrad.training.engine.optimizer import GradientNorm, started
-from opgrad.training.files.rules import Rule
+from opgrad.training.files.rules import Rule, read_rule
 
 
 def adamw_in_float64(p: np.ndarray, gradients: list[np.ndarray], rate: float, rule: AdamWRule) -> np.ndarray:

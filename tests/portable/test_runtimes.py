@@ -104,7 +104,8 @@ def test_what_does_not_fit_is_said(kind, site):
 
 @pytest.mark.parametrize("kind", ["node", "web"])
 def test_the_example_learns_and_its_weights_open_in_opgrad(kind, site, tmp_path):
-    from opgrad.training import ArtifactSet, Recipe, Trainer, load_named, read_checkpoint
+    from opgrad.training import ArtifactSet, Trainer, load_named, read_checkpoint
+    from opgrad.training.run.recipe import Recipe
 
     output = tmp_path / "trained.safetensors"
     command = ["node", "train.mjs", str(site / "step.json"), str(site / "digits.json"), str(output), kind]

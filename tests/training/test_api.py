@@ -10,9 +10,10 @@ from artifact_sets import EXAMPLES, SETS, optimizer_model
 from onnx import helper
 from training_sets import DIGITS, assert_equal, batch, load, values
 
-from opgrad.training import Recipe, load_named, read_checkpoint
+from opgrad.training import load_named, read_checkpoint
 from opgrad.training.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 from opgrad.training.files.artifact_set import tensor_spec
+from opgrad.training.run.recipe import Recipe
 
 # --- training --------------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from opgrad.training import Dataset, TensorSpec, load_file
+from opgrad.training import Dataset, TensorSpec
 from opgrad.training.files.batches import located
+from opgrad.training.files.dataset import load_file
 
 FLOAT = np.dtype(np.float32)
 

@@ -18,8 +18,9 @@ import pytest
 from checkpoint_tables import CHECKPOINTS, tables
 
 from opgrad.base.writing import alone
-from opgrad.training import Checkpoint, OptimizerGroup, read_checkpoint, write_checkpoint
+from opgrad.training import Checkpoint, read_checkpoint, write_checkpoint
 from opgrad.training.files import checkpoint_tables
+from opgrad.training.files.checkpoint import OptimizerGroup
 
 DTYPES = [*checkpoint_tables.ELEMENT_TYPES.values()]
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opgrad.training import Dataset, Recipe, TensorSpec, load_file, load_named
+from opgrad.training import Dataset, TensorSpec, load_named
+from opgrad.training.files.dataset import load_file
+from opgrad.training.run.recipe import Recipe
 
 PIXELS = TensorSpec("pixels", np.dtype(np.float32), ("batch", 4))
 TOKENS = TensorSpec("tokens", np.dtype(np.int32), ("batch", 2, 2))

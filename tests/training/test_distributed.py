@@ -69,10 +69,11 @@ def test_collective_that_ends_as_the_wait_for_it_does(fails):
 
 def trained(rank, folder, accumulate, validation, stop):
     """A run of these processes: the losses of its epochs, and digests of gradients and parameters on every process."""
-    from opgrad.training import ArtifactSet, Recipe
+    from opgrad.training import ArtifactSet
     from opgrad.training.engine.distributed import Processes
     from opgrad.training.run import job
     from opgrad.training.run.fit import Interrupted
+    from opgrad.training.run.recipe import Recipe
 
     recipe = Recipe.load(DIGITS)
     settings = {"epochs": 2, "batch_size": 50 // accumulate, "accumulate": accumulate, "validation": validation}
@@ -93,8 +94,9 @@ def trained(rank, folder, accumulate, validation, stop):
 
 
 def alone(folder, accumulate, validation):
-    from opgrad.training import ArtifactSet, Recipe
+    from opgrad.training import ArtifactSet
     from opgrad.training.run import job
+    from opgrad.training.run.recipe import Recipe
 
     settings = {"epochs": 2, "batch_size": 50 // accumulate, "accumulate": accumulate, "validation": validation}
     recipe = Recipe(**{**vars(Recipe.load(DIGITS)), **settings})
@@ -118,9 +120,10 @@ def cases(rank, folder):
 
 def ended(rank, folder):
     """What processes raise of which the second one fails after its third step, and after how many seconds."""
-    from opgrad.training import ArtifactSet, Recipe
+    from opgrad.training import ArtifactSet
     from opgrad.training.engine.distributed import Processes
     from opgrad.training.run import job
+    from opgrad.training.run.recipe import Recipe
 
     seen, stopped = [], []
 
@@ -143,9 +146,10 @@ BY_ROWS = {"adamw": (AdamWRule(weight_decay=0.1), None), "sgd, clipped": (SGDRul
 
 def trained_by_rows(folder, rule, norm, processes=None):
     """The test loss of a run whose tables are trained by rows, and whether every process has the same parameters."""
-    from opgrad.training import ArtifactSet, Recipe
+    from opgrad.training import ArtifactSet
     from opgrad.training.engine.distributed import Processes
     from opgrad.training.run import job
+    from opgrad.training.run.recipe import Recipe
 
     artifacts = replace(ArtifactSet.load(ITEMS.folder), rule=rule)
     recipe = Recipe(epochs=2, batch_size=15, learning_rate=0.02, clip_norm=norm, row_wise=TABLES)

@@ -11,10 +11,11 @@ from small_models import build, normal
 from typer.testing import CliRunner
 
 from opgrad.cli.app import app
-from opgrad.training import Recipe, read_checkpoint
+from opgrad.training import read_checkpoint
 from opgrad.training.artifacts import generate_artifacts
 from opgrad.training.onnxblock import loss, optim
 from opgrad.training.run.metrics import EpochMetrics
+from opgrad.training.run.recipe import Recipe
 from opgrad.training.run.state import BEST, LAST, Resumption, RunState
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import opgrad
 from opgrad.cli.app import app
-from opgrad.training import Recipe
+from opgrad.training.run.recipe import Recipe
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "guides" / "training.md"
 BLOCKS = re.compile(r"^```(python|toml|)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -10,8 +10,9 @@ from artifact_sets import EXAMPLES
 from typer.testing import CliRunner
 
 from opgrad.cli.app import app
-from opgrad.training import ArtifactSet, Recipe, Trainer
+from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.files.dataset import load_named
+from opgrad.training.run.recipe import Recipe
 
 LARGEST = 300 * 1024  # bytes of a model in the repository
 FOLDERS = {"digits_convolution": (18, 99), "digits_lstm": (7, 13)}  # and the opsets that they may have

@@ -20,8 +20,10 @@ from opgrad.onnx.graph.loading import read_model
 from opgrad.onnxruntime import InferenceSession
 from opgrad.onnxruntime.loading import open_session
 from opgrad.onnxruntime.saving import lower_file
-from opgrad.training import Recipe, TensorSpec, load_file, read_checkpoint
+from opgrad.training import TensorSpec, read_checkpoint
+from opgrad.training.files.dataset import load_file
 from opgrad.training.onnxblock import custom_op_library
+from opgrad.training.run.recipe import Recipe
 from opgrad.training.run.state import Resumption
 
 INPUTS = (

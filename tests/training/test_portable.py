@@ -20,7 +20,8 @@ from opgrad.cli.app import app
 from opgrad.cli.commands.step import step as step_command
 from opgrad.training import ArtifactSet, Dataset, Trainer, read_checkpoint, write_checkpoint
 from opgrad.training.api import CheckpointState
-from opgrad.training.export import AdagradRule, LionRule, MomentumRule, export_step, rule
+from opgrad.training.export import AdagradRule, LionRule, MomentumRule, export_step
+from opgrad.training.export.rules import rule
 from opgrad.training.run.fit import GradientMean
 
 TOLERANCE = 1e-4  # of losses, relative

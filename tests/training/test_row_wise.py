@@ -9,11 +9,12 @@ import onnx
 import pytest
 from model_sets import ARTIFACTS, SETS
 
-from opgrad.training import ArtifactSet, Recipe, Trainer, read_checkpoint, write_checkpoint
+from opgrad.training import ArtifactSet, Trainer, read_checkpoint, write_checkpoint
 from opgrad.training.files.rules import AdamWRule, SGDRule
 from opgrad.training.run import job
 from opgrad.training.run.fit import Interrupted
 from opgrad.training.run.job import Resumption
+from opgrad.training.run.recipe import Recipe
 from opgrad.training.run.state import LAST
 
 TABLES = ["items.weight", "users.weight", "places.weight"]

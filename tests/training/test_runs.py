@@ -20,11 +20,12 @@ from typer.testing import CliRunner
 
 import opgrad
 from opgrad.cli.app import app
-from opgrad.training import ArtifactSet, Dataset, Recipe, Trainer, read_checkpoint
+from opgrad.training import ArtifactSet, Dataset, Trainer, read_checkpoint
 from opgrad.training.files.checkpoint import write_checkpoint
 from opgrad.training.run import job
 from opgrad.training.run.fit import Interrupted
 from opgrad.training.run.metrics import EpochMetrics, best_epoch
+from opgrad.training.run.recipe import Recipe
 from opgrad.training.run.schedule import Schedule
 from opgrad.training.run.state import BEST, LAST, PROPERTY, Resumption, RunState, fingerprint
 

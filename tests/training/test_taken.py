@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from opgrad.cli.app import app
 from opgrad.cli.inspect.inspection import inspect
-from opgrad.training import ArtifactSet, Dataset, Trainer, load_file
+from opgrad.training import ArtifactSet, Dataset, Trainer
 from opgrad.training.api import CheckpointState, Module
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training.files.dataset import load_file
 
 CE = LossType.CrossEntropyLoss
 X = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)

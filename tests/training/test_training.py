@@ -15,18 +15,11 @@ from small_models import build
 
 from opgrad.onnx.graph.graph import Graph
 from opgrad.optim import SplitAdamW
-from opgrad.training import (
-    ArtifactSet,
-    Dataset,
-    Recipe,
-    TensorSpec,
-    Trainer,
-    load_named,
-    read_checkpoint,
-)
+from opgrad.training import ArtifactSet, Dataset, TensorSpec, Trainer, load_named, read_checkpoint
 from opgrad.training.api import CheckpointState, Module, Optimizer
 from opgrad.training.files.objective import find_scores
 from opgrad.training.run.job import train
+from opgrad.training.run.recipe import Recipe
 
 
 def train_and_test_data(artifacts: ArtifactSet) -> tuple[Dataset, Dataset]:

@@ -134,7 +134,7 @@ def _inputs() -> tuple[object, ...]:
 
 
 def examples(path: Path) -> None:
-    from opgrad.training import load_file
+    from opgrad.training.files.dataset import load_file
 
     load_file(path, _inputs())  # type: ignore[arg-type]
 
@@ -161,7 +161,7 @@ def tables() -> Iterator[bytes]:
 
 
 def recipe(path: Path) -> None:
-    from opgrad.training import Recipe
+    from opgrad.training.run.recipe import Recipe
 
     Recipe.load(path.parent)
 
@@ -178,7 +178,7 @@ def state(data: bytes) -> None:
 
 
 def states() -> Iterator[bytes]:
-    from opgrad.training import Recipe
+    from opgrad.training.run.recipe import Recipe
     from opgrad.training.run.state import RunState
 
     yield RunState(Recipe(), 0, 2).to_text().encode()

@@ -134,8 +134,9 @@ def compile_operator(name: str, dtype: str, most: int | None = None) -> None:
 
 def compile_set(folder: Path) -> None:
     """Compile the kernels that an artifact set takes, by doing a little of all that is done with it."""
-    from opgrad.training import ArtifactSet, Recipe
+    from opgrad.training import ArtifactSet
     from opgrad.training.engine.trainer import BATCH_ROWS
+    from opgrad.training.run.recipe import Recipe
     from opgrad.training.run.samples import sample_batch
 
     artifacts = ArtifactSet.load(folder)

@@ -8,16 +8,11 @@ if TYPE_CHECKING:
         ArtifactSet,
         Checkpoint,
         Dataset,
-        Evaluation,
-        OptimizerGroup,
-        Recipe,
         SGDRule,
         TensorSpec,
         Trainer,
-        load_file,
         load_named,
         read_checkpoint,
-        read_rule,
         write_checkpoint,
     )
 
@@ -26,16 +21,11 @@ __all__ = [
     "ArtifactSet",
     "Checkpoint",
     "Dataset",
-    "Evaluation",
-    "OptimizerGroup",
-    "Recipe",
     "SGDRule",
     "TensorSpec",
     "Trainer",
-    "load_file",
     "load_named",
     "read_checkpoint",
-    "read_rule",
     "write_checkpoint",
 ]
 

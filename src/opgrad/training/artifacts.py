@@ -1,7 +1,6 @@
 """Making artifact sets, by the names of onnxruntime.training.artifacts; the code is in `opgrad.training.make`."""
 
 from opgrad.training.make.artifacts import (
-    USE_PATH_THRESHOLD,
     Artifacts,
     BatchNorm,
     LossType,
@@ -9,4 +8,4 @@ from opgrad.training.make.artifacts import (
     generate_artifacts,
 )
 
-__all__ = ["USE_PATH_THRESHOLD", "Artifacts", "BatchNorm", "LossType", "OptimType", "generate_artifacts"]
+__all__ = ["Artifacts", "BatchNorm", "LossType", "OptimType", "generate_artifacts"]

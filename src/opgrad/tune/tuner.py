@@ -11,7 +11,8 @@ import numpy as np
 
 from opgrad.base.arguments import naming
 from opgrad.training.engine.distributed import OneProcess
-from opgrad.training.export import Exported, export_step
+from opgrad.training.export import export_step
+from opgrad.training.export.export import Exported
 from opgrad.training.run.fit import Progress
 from opgrad.training.run.recipe import Recipe
 from opgrad.tune import fitting

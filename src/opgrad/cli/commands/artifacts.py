@@ -1,43 +1,38 @@
 """The command `opgrad artifacts`."""
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 from rich.text import Text
 
 from opgrad.base.terminal import console, existing, visible
 from opgrad.cli.commands.making import LossOptions, Making, OptimizerOptions, ParameterOptions, make
-from opgrad.cli.commands.options import positive, takes_groups
+from opgrad.cli.commands.options import opt, positive, takes_groups
 
 if TYPE_CHECKING:
     from opgrad.training.make.artifacts import Artifacts
-
-
-def _option(*names: str, help: str, **settings: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel="Files", **settings)
 
 
 @dataclass(frozen=True)
 class FileOptions:
     """Which files are written."""
 
-    output: Annotated[Path, _option("--output", "-o", help="The folder; made if need be.", file_okay=False)]
-    prefix: Annotated[str, _option(help="What stands in front of the names of all files; default: nothing.")] = ""
-    output_name: Annotated[
-        list[str] | None,
-        _option(help="A value that both models have as an output, too; default: none.", metavar="NAME"),
-    ] = None
-    nominal: Annotated[bool, _option(help="Write a checkpoint without values, too.")] = False
-    ort_format: Annotated[bool, _option(help="Write the models in ORT format, too.")] = False
-    custom_op_library: Annotated[
-        Path | None,
-        _option(help="A library with operators of your own, for --ort-format; default: none.", callback=existing),
-    ] = None
-    precision: Annotated[
-        str, _option(help="What a model in float16 or bfloat16 computes in: float32, or model, its own type.")
-    ] = "float32"
+    PANEL: ClassVar = "Files"
+    output: Path = opt("The folder; made if need be.", "--output", "-o", default=MISSING, file_okay=False)
+    prefix: str = opt("What stands in front of the names of all files; default: nothing.", default="")
+    output_name: list[str] | None = opt(
+        "A value that both models have as an output, too; default: none.", metavar="NAME"
+    )
+    nominal: bool = opt("Write a checkpoint without values, too.", default=False)
+    ort_format: bool = opt("Write the models in ORT format, too.", default=False)
+    custom_op_library: Path | None = opt(
+        "A library with operators of your own, for --ort-format; default: none.", callback=existing
+    )
+    precision: str = opt(
+        "What a model in float16 or bfloat16 computes in: float32, or model, its own type.", default="float32"
+    )
 
 
 @takes_groups

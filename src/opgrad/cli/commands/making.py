@@ -7,13 +7,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
 from opgrad.base.arguments import ArgumentError
 from opgrad.base.terminal import existing
-from opgrad.cli.commands.options import option, positive, said
+from opgrad.cli.commands.options import opt, option, positive, said
 from opgrad.training.make.named_blocks import Loss, Optimizer
 
 if TYPE_CHECKING:
@@ -46,164 +46,82 @@ def _numbers(text: str | None) -> list[float] | None:
     return None if text is None else [float(each) for each in text.split(",")]
 
 
-def _option(help: str, panel: str, **settings: Any) -> Any:
-    return typer.Option(help=help, rich_help_panel=panel, **settings)
-
-
 @dataclass(frozen=True)
 class ParameterOptions:
     """Which parts of a model are trained, and how."""
 
-    train: Annotated[
-        list[str] | None, _option("Weights to train: a name or 'head.*'; default: all.", "Model", metavar="PATTERN")
-    ] = None
-    freeze: Annotated[
-        list[str] | None,
-        _option("Weights that stay as they are: a name or 'backbone.*'; default: none.", "Model", metavar="PATTERN"),
-    ] = None
-    batch_norm: Annotated[
-        str | None,
-        _option(
-            "What batch normalization does: model, train or freeze; default: model, as the model has it.",
-            "Model",
-            metavar="KIND",
-        ),
-    ] = None
-    checkpoint_segments: Annotated[
-        int | None,
-        _option(
-            "Keep activations of so many segments alone, and compute the others again; default: keep all.",
-            "Model",
-            min=1,
-        ),
-    ] = None
-    untie: Annotated[
-        bool | None,
-        typer.Option(
-            "--untie",
-            help="Make a copy for each layer that reads one tensor. Default: they share it.",
-            rich_help_panel="Model",
-        ),
-    ] = None
+    PANEL: ClassVar = "Model"
+    train: list[str] | None = opt("Weights to train: a name or 'head.*'; default: all.", metavar="PATTERN")
+    freeze: list[str] | None = opt(
+        "Weights that stay as they are: a name or 'backbone.*'; default: none.", metavar="PATTERN"
+    )
+    batch_norm: str | None = opt(
+        "What batch normalization does: model, train or freeze; default: model, as the model has it.", metavar="KIND"
+    )
+    checkpoint_segments: int | None = opt(
+        "Keep activations of so many segments alone, and compute the others again; default: keep all.", min=1
+    )
+    untie: bool | None = opt("Make a copy for each layer that reads one tensor. Default: they share it.", "--untie")
 
 
 @dataclass(frozen=True)
 class LossOptions:
     """The loss of a model. Those below `loss_input` are arguments of losses."""
 
-    loss: Annotated[
-        Loss | None,
-        _option(f"The loss is {', '.join(Loss)}; default: the model's first output.", "Loss", metavar="KIND"),
-    ] = None
-    loss_input: Annotated[
-        list[str] | None, _option("A value that the loss takes; default: all outputs.", "Loss", metavar="NAME")
-    ] = None
-    reduction: Annotated[
-        str | None,
-        _option(
-            "The loss of a batch is the mean or the sum of its losses, of kl-div also the batchmean; default: mean.",
-            "Loss",
-            metavar="KIND",
-        ),
-    ] = None
-    label_smoothing: Annotated[
-        float | None,
-        _option("How far cross-entropy's targets are spread over all classes, 0 to 1; default: 0.", "Loss"),
-    ] = None
-    ignore_index: Annotated[
-        int | None, _option("The label that cross-entropy and nll leave out; default: none.", "Loss")
-    ] = None
-    class_axis: Annotated[
-        int | None,
-        _option(
-            "The axis of cross-entropy's and nll's classes; default: the last, of four axes and more the second.",
-            "Loss",
-        ),
-    ] = None
-    weight: Annotated[
-        str | None,
-        _option(
-            "The weight of each class, such as 1,0.5,2; default: 1 each.", "Loss", metavar="NUMBERS", callback=numbers
-        ),
-    ] = None
-    pos_weight: Annotated[
-        str | None,
-        _option(
-            "The weight of bce-with-logits' targets that are 1; default: 1.",
-            "Loss",
-            metavar="NUMBERS",
-            callback=numbers,
-        ),
-    ] = None
-    delta: Annotated[
-        float | None, _option("The difference from which huber grows linearly; default: 1.", "Loss", callback=positive)
-    ] = None
-    beta: Annotated[
-        float | None, _option("The difference from which smooth-l1 grows linearly; default: 1.", "Loss", min=0)
-    ] = None
-    log_target: Annotated[
-        bool | None, _option("Whether kl-div's targets are logarithms, too; default: no.", "Loss")
-    ] = None
+    PANEL: ClassVar = "Loss"
+    loss: Loss | None = opt(f"The loss is {', '.join(Loss)}; default: the model's first output.", metavar="KIND")
+    loss_input: list[str] | None = opt("A value that the loss takes; default: all outputs.", metavar="NAME")
+    reduction: str | None = opt(
+        "The loss of a batch is the mean or the sum of its losses, of kl-div also the batchmean; default: mean.",
+        metavar="KIND",
+    )
+    label_smoothing: float | None = opt(
+        "How far cross-entropy's targets are spread over all classes, 0 to 1; default: 0."
+    )
+    ignore_index: int | None = opt("The label that cross-entropy and nll leave out; default: none.")
+    class_axis: int | None = opt(
+        "The axis of cross-entropy's and nll's classes; default: the last, of four axes and more the second."
+    )
+    weight: str | None = opt(
+        "The weight of each class, such as 1,0.5,2; default: 1 each.", metavar="NUMBERS", callback=numbers
+    )
+    pos_weight: str | None = opt(
+        "The weight of bce-with-logits' targets that are 1; default: 1.", metavar="NUMBERS", callback=numbers
+    )
+    delta: float | None = opt("The difference from which huber grows linearly; default: 1.", callback=positive)
+    beta: float | None = opt("The difference from which smooth-l1 grows linearly; default: 1.", min=0)
+    log_target: bool | None = opt("Whether kl-div's targets are logarithms, too; default: no.")
 
 
 @dataclass(frozen=True)
 class OptimizerOptions:
     """The optimizer. Those below `optimizer` are its arguments; the learning rate is a setting of the training."""
 
-    optimizer: Annotated[
-        Optimizer | None,
-        _option(f"The optimizer is {', '.join(Optimizer)}; default: adamw.", "Optimizer", metavar="KIND"),
-    ] = None
-    weight_decay: Annotated[float | None, _option("The weight decay of adamw; default: 0.", "Optimizer")] = None
-    betas: Annotated[
-        str | None,
-        _option(
-            "The decay of adamw's two moments; default: 0.9,0.999.",
-            "Optimizer",
-            metavar="NUMBERS",
-            callback=numbers,
-        ),
-    ] = None
-    eps: Annotated[float | None, _option("What adamw adds to its divisor; default: 1e-6.", "Optimizer")] = None
-    adam_mode: Annotated[
-        int | None,
-        _option("The order of adamw's operations, 1 as Hugging Face, 0 as PyTorch; default: 1.", "Optimizer"),
-    ] = None
+    PANEL: ClassVar = "Optimizer"
+    optimizer: Optimizer | None = opt(f"The optimizer is {', '.join(Optimizer)}; default: adamw.", metavar="KIND")
+    weight_decay: float | None = opt("The weight decay of adamw; default: 0.")
+    betas: str | None = opt(
+        "The decay of adamw's two moments; default: 0.9,0.999.", metavar="NUMBERS", callback=numbers
+    )
+    eps: float | None = opt("What adamw adds to its divisor; default: 1e-6.")
+    adam_mode: int | None = opt("The order of adamw's operations, 1 as Hugging Face, 0 as PyTorch; default: 1.")
 
 
 @dataclass(frozen=True)
 class QuantizationOptions:
     """How a model is quantized, and learns from what it was. Those below `quantize` are for it alone."""
 
-    quantize: Annotated[
-        str | None,
-        _option("Train it as an integer model, int8 or int4; default: as it is.", "Quantization", metavar="KIND"),
-    ] = None
-    quantize_weights: Annotated[
-        list[str] | None,
-        _option("Weights that become integers: a name or 'layers.*'; default: all.", "Quantization", metavar="PATTERN"),
-    ] = None
-    per_channel: Annotated[
-        bool | None,
-        typer.Option(
-            "--per-channel",
-            help="A scale for each channel of a weight; default: one for all.",
-            rich_help_panel="Quantization",
-        ),
-    ] = None
-    calibrate: Annotated[
-        Path | None,
-        _option(
-            "Data for the scales of int8's activations; default: the training rows.", "Quantization", callback=existing
-        ),
-    ] = None
-    distill: Annotated[
-        float | None,
-        _option("How much it learns from the float model's scores, 0 to 1; default: nothing.", "Quantization"),
-    ] = None
-    temperature: Annotated[
-        float | None, _option("What --distill divides the scores by; default: 2.", "Quantization", callback=positive)
-    ] = None
+    PANEL: ClassVar = "Quantization"
+    quantize: str | None = opt("Train it as an integer model, int8 or int4; default: as it is.", metavar="KIND")
+    quantize_weights: list[str] | None = opt(
+        "Weights that become integers: a name or 'layers.*'; default: all.", metavar="PATTERN"
+    )
+    per_channel: bool | None = opt("A scale for each channel of a weight; default: one for all.", "--per-channel")
+    calibrate: Path | None = opt(
+        "Data for the scales of int8's activations; default: the training rows.", callback=existing
+    )
+    distill: float | None = opt("How much it learns from the float model's scores, 0 to 1; default: nothing.")
+    temperature: float | None = opt("What --distill divides the scores by; default: 2.", callback=positive)
 
 
 @dataclass(frozen=True)

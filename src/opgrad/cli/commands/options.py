@@ -3,20 +3,19 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from opgrad.base.arguments import ArgumentError
-from opgrad.base.terminal import existing
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def file_option(help: str) -> Any:
-    """An option that takes an existing file."""
-    return typer.Option(help=help, callback=existing, dir_okay=False)
+def opt(help: str, *names: str, default: Any = None, **settings: Any) -> Any:
+    """An option of a group, whose help stands under the group's PANEL. names: those that the field's does not give."""
+    return field(default=default, metadata={"help": help, "names": names, **settings})
 
 
 def positive(value: float | None) -> float | None:
@@ -41,22 +40,25 @@ def takes_groups(command: F) -> F:
 
     taken: list[inspect.Parameter] = []
     for name, parameter in parameters.items():
-        own = map(_parameter, fields(groups[name])) if name in groups else [parameter]
+        own = [_parameter(groups[name], each) for each in fields(groups[name])] if name in groups else [parameter]
         taken += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
     run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in taken}
     return run  # type: ignore[return-value]
 
 
-def _parameter(option: "Field[Any]") -> inspect.Parameter:
-    default = inspect.Parameter.empty if option.default is MISSING else option.default
-    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option.type)
+def _parameter(group: Any, each: "Field[Any]") -> inspect.Parameter:
+    settings: dict[str, Any] = {"rich_help_panel": getattr(group, "PANEL", None), **each.metadata}
+    names = settings.pop("names") or ((option(each.name),) if each.default is False else ())
+    annotation = Annotated[each.type, typer.Option(*names, **settings)]  # type: ignore[name-defined]
+    default = inspect.Parameter.empty if each.default is MISSING else each.default
+    return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def given(*groups: Any) -> dict[str, Any]:
     """The options of these groups that were given, by their names in a command line."""
-    values = {each.name: getattr(group, each.name) for group in groups for each in fields(group)}
-    return {option(name): value for name, value in values.items() if value is not None and value != []}
+    values = {each: getattr(group, each.name) for group in groups for each in fields(group)}
+    return {option(each.name): value for each, value in values.items() if value not in (None, [], each.default)}
 
 
 def option(name: str) -> str:
@@ -89,52 +91,23 @@ def words(options: dict[str, Any]) -> list[str]:
 class RunSettings:
     """What a recipe says of every run, too."""
 
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="How often all rows are trained on; default: 10, of tune 1.")
-    ] = None
-    lr: Annotated[
-        float | None, typer.Option(callback=positive, help="The learning rate; default: 0.001, of tune 0.0002.")
-    ] = None
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="How many rows a batch has; default: 32, of tune 4.")
-    ] = None
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="The number that decides the order of the rows; default: 0.")
-    ] = None
-    validation: Annotated[
-        str | None,
-        typer.Option(metavar="FRACTION|ROWS", help="How many training rows validate every epoch; default: none."),
-    ] = None
-    patience: Annotated[
-        int | None,
-        typer.Option(min=1, help="Stop after so many epochs without a better validation loss; default: never."),
-    ] = None
-    schedule: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND",
-            help="How the learning rate falls: constant, linear or cosine; default: constant, of tune cosine.",
-        ),
-    ] = None
-    warmup: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="STEPS", help="Over how many steps the learning rate rises from 0; default: 0."),
-    ] = None
-    accumulate: Annotated[
-        int | None, typer.Option(min=1, help="How many batches' gradients make one step; default: 1.")
-    ] = None
-    clip_norm: Annotated[
-        float | None,
-        typer.Option(
-            callback=positive, help="The largest norm of all gradients together; default: the set's, of tune 1."
-        ),
-    ] = None
-    checkpoint_every: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="STEPS", help="Write last.checkpoint after so many steps, too; default: after epochs alone."
-        ),
-    ] = None
+    epochs: int | None = opt("How often all rows are trained on; default: 10, of tune 1.", min=1)
+    lr: float | None = opt("The learning rate; default: 0.001, of tune 0.0002.", callback=positive)
+    batch_size: int | None = opt("How many rows a batch has; default: 32, of tune 4.", min=1)
+    seed: int | None = opt("The number that decides the order of the rows; default: 0.", min=0)
+    validation: str | None = opt("How many training rows validate every epoch; default: none.", metavar="FRACTION|ROWS")
+    patience: int | None = opt("Stop after so many epochs without a better validation loss; default: never.", min=1)
+    schedule: str | None = opt(
+        "How the learning rate falls: constant, linear or cosine; default: constant, of tune cosine.", metavar="KIND"
+    )
+    warmup: int | None = opt("Over how many steps the learning rate rises from 0; default: 0.", min=0, metavar="STEPS")
+    accumulate: int | None = opt("How many batches' gradients make one step; default: 1.", min=1)
+    clip_norm: float | None = opt(
+        "The largest norm of all gradients together; default: the set's, of tune 1.", callback=positive
+    )
+    checkpoint_every: int | None = opt(
+        "Write last.checkpoint after so many steps, too; default: after epochs alone.", min=1, metavar="STEPS"
+    )
 
     def of_recipe(self) -> dict[str, Any]:
         """Those that were given, under the names of a recipe."""

@@ -3,17 +3,18 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich.text import Text
 
 from opgrad.base.terminal import console, existing, visible
 from opgrad.cli.commands.making import made_folder, numbers
-from opgrad.cli.commands.options import file_option, option, positive, takes_groups
+from opgrad.cli.commands.options import opt, option, positive, takes_groups
 
 if TYPE_CHECKING:
-    from opgrad.training.export import Exported, StepRule
+    from opgrad.training.export.export import Exported
+    from opgrad.training.export.rules import StepRule
 
 
 class StepOptimizer(StrEnum):
@@ -34,48 +35,28 @@ class Dtype(StrEnum):
     Float16 = "float16"
 
 
-def _option(panel: str, *names: str, help: str, **settings: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, **settings)
-
-
 @dataclass(frozen=True)
 class StepOptimizerOptions:
     """The optimizer. Those below `optimizer` are its attributes; the learning rate is an input of the step."""
 
-    optimizer: Annotated[
-        StepOptimizer | None,
-        _option(
-            "Optimizer", help=f"The optimizer is {', '.join(StepOptimizer)}; default: that of the set.", metavar="KIND"
-        ),
-    ] = None
-    betas: Annotated[
-        str | None,
-        _option(
-            "Optimizer",
-            help="The decay of the moments of adamw and lion; default: 0.9,0.999, of lion 0.9,0.99.",
-            metavar="NUMBERS",
-            callback=numbers,
-        ),
-    ] = None
-    eps: Annotated[
-        float | None,
-        _option("Optimizer", help="What adamw and adagrad add to their divisor; default: 1e-8, of adagrad 1e-10."),
-    ] = None
-    weight_decay: Annotated[
-        float | None, _option("Optimizer", help="The weight decay of all but sgd; default: 0, of adamw 0.01.")
-    ] = None
-    momentum: Annotated[
-        float | None, _option("Optimizer", help="The momentum of momentum and nesterov; default: 0.9.")
-    ] = None
-    adam_mode: Annotated[
-        int | None,
-        _option("Optimizer", help="The order of adamw's operations, 1 as Hugging Face, 0 as PyTorch; default: 0."),
-    ] = None
+    PANEL: ClassVar = "Optimizer"
+    optimizer: StepOptimizer | None = opt(
+        f"The optimizer is {', '.join(StepOptimizer)}; default: that of the set.", metavar="KIND"
+    )
+    betas: str | None = opt(
+        "The decay of the moments of adamw and lion; default: 0.9,0.999, of lion 0.9,0.99.",
+        metavar="NUMBERS",
+        callback=numbers,
+    )
+    eps: float | None = opt("What adamw and adagrad add to their divisor; default: 1e-8, of adagrad 1e-10.")
+    weight_decay: float | None = opt("The weight decay of all but sgd; default: 0, of adamw 0.01.")
+    momentum: float | None = opt("The momentum of momentum and nesterov; default: 0.9.")
+    adam_mode: int | None = opt("The order of adamw's operations, 1 as Hugging Face, 0 as PyTorch; default: 0.")
 
     def rule(self) -> "StepRule | None":
         """The rule, None for that of the set. Raises ValueError for an attribute of another optimizer."""
         from opgrad.cli.inspect.text import SETTINGS
-        from opgrad.training.export import rule
+        from opgrad.training.export.rules import rule
 
         given = {name: value for name, value in vars(self).items() if name != "optimizer" and value is not None}
         if self.optimizer is None:
@@ -96,47 +77,35 @@ class StepOptimizerOptions:
 class StepOptions:
     """What the step takes and gives."""
 
-    accumulate: Annotated[bool, _option("Step", help="Add gradients of several batches before a step.")] = False
-    clip_norm: Annotated[
-        float | None, _option("Step", help="Largest norm of all gradients; default: as the set.", callback=positive)
-    ] = None
-    flat: Annotated[bool, _option("Step", help="All parameters in one input, all moments in another.")] = False
-    weights: Annotated[Dtype, _option("Step", help="The dtype in which parameters are kept.")] = Dtype.Float32
-    opset: Annotated[int | None, _option("Step", help="The version of ai.onnx; default: the graph's, 16 at least.")] = (
-        None
+    PANEL: ClassVar = "Step"
+    accumulate: bool = opt("Add gradients of several batches before a step.", default=False)
+    clip_norm: float | None = opt("Largest norm of all gradients; default: as the set.", callback=positive)
+    flat: bool = opt("All parameters in one input, all moments in another.", default=False)
+    weights: Dtype = opt("The dtype in which parameters are kept.", default=Dtype.Float32)
+    opset: int | None = opt("The version of ai.onnx; default: the graph's, 16 at least.")
+    inline: bool = opt("No functions, for runtimes without them.", default=False)
+    output_name: list[str] | None = opt(
+        "A value of the training graph as an output, or accuracy; default: none.", metavar="NAME"
     )
-    inline: Annotated[bool, _option("Step", help="No functions, for runtimes without them.")] = False
-    output_name: Annotated[
-        list[str] | None,
-        _option("Step", help="A value of the training graph as an output, or accuracy; default: none.", metavar="NAME"),
-    ] = None
+
+    evaluation: bool = opt("Also write the model of loss, scores, accuracy.", "--eval", default=False)
+    inference: bool = opt("Also write the model of the scores.", "--infer", default=False)
+    checkpoint: Path | None = opt(
+        "The checkpoint whose parameters and moments the weights are; default: the set's.",
+        callback=existing,
+        dir_okay=False,
+    )
 
 
 @dataclass(frozen=True)
 class LanguageOptions:
     """What is trained of a language model; see `opgrad tune`."""
 
-    lora: Annotated[
-        list[str] | None,
-        _option(
-            "Language model",
-            help="The adapters, such as 'rank=8, target=*q_proj*'; default: attention.",
-            metavar="TEXT",
-        ),
-    ] = None
-    train: Annotated[
-        list[str] | None,
-        _option("Language model", help="Weights to train themselves; default: none.", metavar="PATTERN"),
-    ] = None
-    adapter: Annotated[
-        Path | None,
-        _option(
-            "Language model", help="An adapter to train further, as of opgrad tune; default: none.", callback=existing
-        ),
-    ] = None
-    max_length: Annotated[
-        int | None, _option("Language model", help="The most tokens of a row; default: 2048.", min=2)
-    ] = None
+    PANEL: ClassVar = "Language model"
+    lora: list[str] | None = opt("The adapters, such as 'rank=8, target=*q_proj*'; default: attention.", metavar="TEXT")
+    train: list[str] | None = opt("Weights to train themselves; default: none.", metavar="PATTERN")
+    adapter: Path | None = opt("An adapter to train further, as of opgrad tune; default: none.", callback=existing)
+    max_length: int | None = opt("The most tokens of a row; default: 2048.", min=2)
 
 
 @takes_groups
@@ -151,11 +120,6 @@ def step(
     options: StepOptions,
     optimizer: StepOptimizerOptions,
     language: LanguageOptions,
-    evaluation: Annotated[bool, typer.Option("--eval", help="Also write the model of loss, scores, accuracy.")] = False,
-    inference: Annotated[bool, typer.Option("--infer", help="Also write the model of the scores.")] = False,
-    checkpoint: Annotated[
-        Path | None, file_option("The checkpoint whose parameters and moments the weights are; default: the set's.")
-    ] = None,
 ) -> None:
     """Write a training step as one plain ONNX model, for every runtime and without opgrad.
 
@@ -167,10 +131,11 @@ def step(
     """
     from opgrad.training.export import export_step
 
-    given = {**vars(options), "optimizer": optimizer.rule(), "checkpoint": checkpoint}
+    given = {**vars(options), "optimizer": optimizer.rule()}
     given["outputs"] = given.pop("output_name") or ()
-    given["models"] = [name for name, wanted in (("eval", evaluation), ("infer", inference)) if wanted]
-    trained, notes = {name: value for name, value in vars(language).items() if value}, ()
+    wanted = {"eval": given.pop("evaluation"), "infer": given.pop("inference")}
+    given["models"] = [name for name, is_wanted in wanted.items() if is_wanted]
+    trained, notes = {name: value for name, value in vars(language).items() if value}, tuple[str, ...]()
     with made_folder(output.absolute().parent):
         if trained or _is_language_model(directory):
             from opgrad.tune import Tuner

@@ -24,7 +24,7 @@ from opgrad.cli.commands.making import (
     make,
     results_folder,
 )
-from opgrad.cli.commands.options import RunSettings, file_option, given, takes_groups, words
+from opgrad.cli.commands.options import RunSettings, given, opt, takes_groups, words
 
 if TYPE_CHECKING:
     import onnx
@@ -40,23 +40,15 @@ if TYPE_CHECKING:
 class Settings(RunSettings):
     """What a recipe says, too."""
 
-    row_wise: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATTERN,…",
-            help="Embedding tables of which a step changes the rows alone that its batches have read; default: none.",
-        ),
-    ] = None
-    fuse: Annotated[
-        bool | None, typer.Option("--fuse/--no-fuse", help="Replace nodes of the graph by faster ones; default: yes.")
-    ] = None
+    row_wise: str | None = opt(
+        "Embedding tables of which a step changes the rows alone that its batches have read; default: none.",
+        metavar="PATTERN,…",
+    )
+    fuse: bool | None = opt("Replace nodes of the graph by faster ones; default: yes.", "--fuse/--no-fuse")
 
-    loss_scale: Annotated[
-        str | None,
-        typer.Option(
-            metavar="X|dynamic", help="Compute float16 as it is, with the loss times this; default: in float32."
-        ),
-    ] = None
+    loss_scale: str | None = opt(
+        "Compute float16 as it is, with the loss times this; default: in float32.", metavar="X|dynamic"
+    )
 
     def of_recipe(self) -> dict[str, Any]:
         """Those that were given, under the names of a recipe."""
@@ -70,23 +62,19 @@ class Settings(RunSettings):
 class Places:
     """Where things are read and written."""
 
-    data: Annotated[
-        Path | None, file_option("The data as .npz, .npy or .csv; default: the dataset in recipe.toml.")
-    ] = None
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for the results; default: runs/NAME.", file_okay=False)
-    ] = None
-    resume: Annotated[
-        Path | None, file_option("The checkpoint to go on from, last.checkpoint of a run; default: none.")
-    ] = None
-    export: Annotated[
-        Path | None,
-        typer.Option(help="A file for the trained model, with the outputs that it had; default: none.", dir_okay=False),
-    ] = None
-    artifacts: Annotated[
-        Path | None,
-        typer.Option(help="The folder that keeps the artifacts made of a model; default: none does.", file_okay=False),
-    ] = None
+    data: Path | None = opt(
+        "The data as .npz, .npy or .csv; default: the dataset in recipe.toml.", callback=existing, dir_okay=False
+    )
+    output: Path | None = opt("Folder for the results; default: runs/NAME.", file_okay=False)
+    resume: Path | None = opt(
+        "The checkpoint to go on from, last.checkpoint of a run; default: none.", callback=existing, dir_okay=False
+    )
+    export: Path | None = opt(
+        "A file for the trained model, with the outputs that it had; default: none.", dir_okay=False
+    )
+    artifacts: Path | None = opt(
+        "The folder that keeps the artifacts made of a model; default: none does.", file_okay=False
+    )
 
 
 @takes_groups
@@ -179,8 +167,8 @@ def _recipe(
 
     Restarted processes go on from last.checkpoint, which was written before one of them was lost.
     """
-    from opgrad.training import Recipe
     from opgrad.training.engine import distributed
+    from opgrad.training.run.recipe import Recipe
     from opgrad.training.run.state import LAST, Resumption
 
     restarted = processes.is_group and distributed.restarts() > 0 and (output / LAST).is_file()

@@ -5,7 +5,7 @@ import shlex
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 from rich.console import Console
@@ -14,7 +14,7 @@ from rich.table import Table
 from opgrad.base.arguments import ArgumentError
 from opgrad.base.terminal import console, existing
 from opgrad.cli.commands.making import results_folder
-from opgrad.cli.commands.options import RunSettings, file_option, given, takes_groups, words
+from opgrad.cli.commands.options import RunSettings, given, opt, takes_groups, words
 
 if TYPE_CHECKING:
     from opgrad.training.engine.distributed import OneProcess
@@ -24,79 +24,55 @@ if TYPE_CHECKING:
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-def _option(panel: str, help: str, **settings: Any) -> Any:
-    return typer.Option(help=help, rich_help_panel=panel, **settings)
-
-
 @dataclass(frozen=True)
 class What:
     """What is trained."""
 
-    lora: Annotated[
-        list[str] | None,
-        _option("Model", "The adapters, such as 'rank=8, alpha=16, target=q|v'; default: attention.", metavar="TEXT"),
-    ] = None
-    train: Annotated[
-        list[str] | None,
-        _option("Model", "Weights to train themselves, without adapters; default: none.", metavar="PATTERN"),
-    ] = None
-    adapter: Annotated[
-        Path | None,
-        _option(
-            "Model",
-            "An adapter to use or train further: a folder, of PEFT too, or a step's weights; default: none.",
-            callback=existing,
-        ),
-    ] = None
-    memory: Annotated[
-        str | None,
-        _option(
-            "Model",
-            "The most that a step may take, such as 4GB; default: 1.5 times the base, and 1 GB for 512 tokens.",
-            metavar="SIZE",
-        ),
-    ] = None
-    max_length: Annotated[int, _option("Model", "The most tokens of an example; longer ones are cut.", min=2)] = 2048
-    pack: Annotated[bool, _option("Model", "Batches are one row of examples, without padding.")] = False
-    weight_decay: Annotated[float, _option("Model", "The weight decay of AdamW.", min=0)] = 0.0
+    PANEL: ClassVar = "Model"
+    lora: list[str] | None = opt(
+        "The adapters, such as 'rank=8, alpha=16, target=q|v'; default: attention.", metavar="TEXT"
+    )
+    train: list[str] | None = opt("Weights to train themselves, without adapters; default: none.", metavar="PATTERN")
+    adapter: Path | None = opt(
+        "An adapter to use or train further: a folder, of PEFT too, or a step's weights; default: none.",
+        callback=existing,
+    )
+    memory: str | None = opt(
+        "The most that a step may take, such as 4GB; default: 1.5 times the base, and 1 GB for 512 tokens.",
+        metavar="SIZE",
+    )
+    max_length: int = opt("The most tokens of an example; longer ones are cut.", default=2048, min=2)
+    pack: bool = opt("Batches are one row of examples, without padding.", default=False)
+    weight_decay: float = opt("The weight decay of AdamW.", default=0.0, min=0)
 
 
 @dataclass(frozen=True)
 class Texts:
     """Texts that are read and written."""
 
-    data: Annotated[
-        Path | None,
-        file_option("Examples as .jsonl with messages, prompt and completion, or text; default: no training."),
-    ] = None
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for the results; default: tuned/NAME.", file_okay=False)
-    ] = None
-    train_on: Annotated[
-        str, typer.Option(metavar="KIND", help="What is learned: completions, with answers in chats, or all.")
-    ] = "completions"
-    sample: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PROMPT", help="A prompt that is written on after every epoch; default: none."),
-    ] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from last.checkpoint in the output.")] = False
+    data: Path | None = opt(
+        "Examples as .jsonl with messages, prompt and completion, or text; default: no training.",
+        callback=existing,
+        dir_okay=False,
+    )
+    output: Path | None = opt("Folder for the results; default: tuned/NAME.", file_okay=False)
+    train_on: str = opt(
+        "What is learned: completions, with answers in chats, or all.", default="completions", metavar="KIND"
+    )
+    sample: list[str] | None = opt("A prompt that is written on after every epoch; default: none.", metavar="PROMPT")
+    resume: bool = opt("Go on from last.checkpoint in the output.", "--resume", default=False)
 
 
 @dataclass(frozen=True)
 class Trying:
     """What is done with a model or an adapter that is there."""
 
-    prompt: Annotated[str | None, _option("Use", "The prompt to write on from; default: none.")] = None
-    tokens: Annotated[int, _option("Use", "The most tokens that are written.", min=1)] = 128
-    temperature: Annotated[
-        float, _option("Use", "How freely tokens are drawn; 0 writes the likeliest each time.", min=0)
-    ] = 0.0
-    chat: Annotated[
-        bool | None, _option("Use", "Whether the prompt is a message in the model's template; default: if it has one.")
-    ] = None
-    merge: Annotated[
-        Path | None, _option("Use", "The folder for one model with the adapter in it; default: none.", file_okay=False)
-    ] = None
+    PANEL: ClassVar = "Use"
+    prompt: str | None = opt("The prompt to write on from; default: none.")
+    tokens: int = opt("The most tokens that are written.", default=128, min=1)
+    temperature: float = opt("How freely tokens are drawn; 0 writes the likeliest each time.", default=0.0, min=0)
+    chat: bool | None = opt("Whether the prompt is a message in the model's template; default: if it has one.")
+    merge: Path | None = opt("The folder for one model with the adapter in it; default: none.", file_okay=False)
 
 
 @takes_groups

@@ -3,7 +3,7 @@
 Imports the engine and below.
 """
 
-from opgrad.training.export.export import Exported, export_step
-from opgrad.training.export.rules import AdagradRule, LionRule, MomentumRule, StepRule, rule
+from opgrad.training.export.export import export_step
+from opgrad.training.export.rules import AdagradRule, LionRule, MomentumRule
 
-__all__ = ["AdagradRule", "Exported", "LionRule", "MomentumRule", "StepRule", "export_step", "rule"]
+__all__ = ["AdagradRule", "LionRule", "MomentumRule", "export_step"]

@@ -91,19 +91,10 @@ def plain_gradients(
 # --- the step --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class StepSettings:
-    """The settings of a step. rule: the optimizer's. flat, accumulate: as for `export_step`."""
-
-    rule: StepRule
-    flat: bool
-    accumulate: bool
-
-
 def build_step(
     found: GradientGraph,
     layout: StateLayout,
-    settings: StepSettings,
+    rule: StepRule,
     frozen: Constants,
     outputs: Mapping[str, str],
     labels: Labels | None,
@@ -119,22 +110,22 @@ def build_step(
     seed_dropout(packing, found.types)
     _append_outputs(packing, outputs, found.types, labels)
     packing.body.scope("optimizer")
-    _append_optimizer(packing, found, settings)
+    _append_optimizer(packing, found, rule)
     packing.put_out()
     packing.finish()
     return model
 
 
-def _append_optimizer(packing: Packing, found: GradientGraph, settings: StepSettings) -> None:
+def _append_optimizer(packing: Packing, found: GradientGraph, rule: StepRule) -> None:
     layout, body = packing.layout, packing.body
     rate, count = packing.scalar(RATE, FLOAT), packing.scalar(STEP, TensorProto.INT64)
-    groups = [layout.trainable] if settings.flat else [[each] for each in layout.trainable]
-    slots = [_slot(packing, group, found.gradients, settings.flat) for group in groups]
+    groups = [layout.trainable] if layout.flat else [[each] for each in layout.trainable]
+    slots = [_slot(packing, group, found.gradients) for group in groups]
     update = None
-    if settings.accumulate:
+    if layout.accumulates:
         share, update = packing.scalar(SHARE, FLOAT), packing.scalar(UPDATE, TensorProto.BOOL)
         slots = [_accumulated(packing, slot, group, share, update) for slot, group in zip(slots, groups, strict=True)]
-    for group, slot, new in zip(groups, slots, stepped(settings.rule, slots, rate, count), strict=True):
+    for group, slot, new in zip(groups, slots, stepped(rule, slots, rate, count), strict=True):
         sections, old = [group, *layout.moments(group)], (slot.parameter, *slot.moments)
         for tensors, value, before in zip(sections, new, old, strict=True):
             packing.put(tensors, value if update is None else body.where(update, value, before))
@@ -142,10 +133,10 @@ def _append_optimizer(packing: Packing, found: GradientGraph, settings: StepSett
         packing.put([tensor], Value(body, found.statistics[tensor.name], FLOAT))
 
 
-def _slot(packing: Packing, group: Sequence[StateTensor], gradients: Mapping[str, str], flat: bool) -> Slot:
+def _slot(packing: Packing, group: Sequence[StateTensor], gradients: Mapping[str, str]) -> Slot:
     """Parameters with their moments and gradients, in float32."""
     found = [Value(packing.body, gradients[each.name]).cast(FLOAT) for each in group]
-    gradient = packing.joined(found) if flat else found[0]
+    gradient = packing.joined(found) if packing.layout.flat else found[0]
     moments = (packing.section(each) for each in packing.layout.moments(group))
     return Slot(packing.section(group), tuple(moments), gradient)
 

@@ -16,7 +16,7 @@ from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
 from opgrad.base.writing import check_destinations, destination, new_file, staged
 from opgrad.onnx.graph.messages import declared_types, opset_of
 from opgrad.training.export import building
-from opgrad.training.export.building import ACCURACY, LOSS, Labels, StepSettings
+from opgrad.training.export.building import ACCURACY, LOSS, Labels
 from opgrad.training.export.constants import Constants
 from opgrad.training.export.layout import layout_of
 from opgrad.training.export.manifest import file_entry, forward_entry, manifest
@@ -76,8 +76,8 @@ def export_step(
         raise ArgumentError("weights", f"is {weights!r}, expected one of {', '.join(PRESENT)}")
     if strange := set(models) - {EVALUATION, INFERENCE}:
         raise ArgumentError("models", f"has {', '.join(map(repr, strange))}, expected {EVALUATION} or {INFERENCE}")
-    settings = StepSettings(_rule(found, optimizer, clip_norm), flat, accumulate)
-    export = _Export(found, settings, np.dtype(weights), opset, inline)
+    dtype, rule = np.dtype(weights), _rule(found, optimizer, clip_norm)
+    export = _Export(found, rule, dtype, opset, flat=flat, accumulate=accumulate, inline=inline)
     held = export.weights(read_checkpoint(checkpoint) if isinstance(checkpoint, (str, PathLike)) else checkpoint)
     made = {"step": export.step(outputs)}
     made |= {EVALUATION: export.evaluation()} if EVALUATION in models else {}
@@ -108,9 +108,10 @@ class _Export:
     """One run of `export_step`."""
 
     def __init__(
-        self, artifacts: ArtifactSet, settings: StepSettings, dtype: np.dtype[Any], opset: int | None, inline: bool
-    ):
-        self._artifacts, self._settings, self._inline = artifacts, settings, inline
+        self, artifacts: ArtifactSet, rule: StepRule, dtype: np.dtype[Any], opset: int | None, *, flat: bool,
+        accumulate: bool, inline: bool,
+    ):  # fmt: skip
+        self._artifacts, self._rule, self._inline = artifacts, rule, inline
         self._present = _dtype_of(artifacts)
         model, held = artifacts.training(WHO)
         self._constants = Constants({**artifacts.frozen, **held, **artifacts.constants}, artifacts.files)
@@ -123,8 +124,7 @@ class _Export:
         statistics = {name: each for name, each in artifacts.frozen.items() if name in updated}
         for name in updated:
             del self._constants.arrays[name]
-        moments = MOMENTS[type(settings.rule)]
-        flat, accumulate = settings.flat, settings.accumulate
+        moments = MOMENTS[type(rule)]
         self.layout = layout_of(artifacts.trainable, statistics, moments, dtype, flat, accumulate)
         self._labels = labels_of(artifacts)
 
@@ -146,7 +146,7 @@ class _Export:
             )
         named = {artifacts.loss: LOSS} | {name: name for name in outputs}
         return self._finished(
-            building.build_step(self._gradients, self.layout, self._settings, self._constants, named, labels)
+            building.build_step(self._gradients, self.layout, self._rule, self._constants, named, labels)
         )
 
     def evaluation(self) -> onnx.ModelProto:
@@ -188,27 +188,27 @@ class _Export:
             {each.name: values[each.name].astype(dtype) for each in own}
             for own in (self.layout.trainable, self.layout.statistics)
         )
-        name = NAMES[type(self._settings.rule)]
+        name = NAMES[type(self._rule)]
         kept = next(iter(checkpoint.optimizers.values()), None) if checkpoint else None
         tune = self._artifacts.tune
         if kept is None or not self._fits(kept):
             return encode(Weights(trainable, statistics, dtype=self._present, optimizer=name, tune=tune))
-        names = MOMENTS[type(self._settings.rule)]
+        names = MOMENTS[type(self._rule)]
         moments = {each: {name: kept.moments[each][name] for name in names} for each in trainable}
         held = Weights(trainable, statistics, moments, self._present, name, kept.step, kept.learning_rate, tune)
         return encode(held)
 
     def _fits(self, group: OptimizerGroup) -> bool:
         """Whether a group has the moments of the step's optimizer, which is the set's."""
-        wanted = set(MOMENTS[type(self._settings.rule)])
-        same = type(self._settings.rule) is type(self._artifacts.rule)
+        wanted = set(MOMENTS[type(self._rule)])
+        same = type(self._rule) is type(self._artifacts.rule)
         return same and all(wanted <= group.moments.get(each.name, {}).keys() for each in self.layout.trainable)
 
     def write(self, output: Path, models: Mapping[str, onnx.ModelProto], held: bytes) -> Exported:
         """Write all files, the manifest last."""
         names = {kind: output.name if kind == "step" else f"{output.stem}.{kind}.onnx" for kind in models}
         names |= {"weights": f"{output.stem}.safetensors", "manifest": f"{output.stem}.json"}
-        described = manifest(self._artifacts, self.layout, self._settings, self._labels, models["step"], self._present)
+        described = manifest(self._artifacts, self.layout, self._rule, self._labels, models["step"], self._present)
         described |= {kind: forward_entry(model) for kind, model in models.items() if kind != "step"}
         with staged(output.parent, name=output.name) as folder:
             data = self._constants.write(list(models.values()), folder, output)

@@ -82,10 +82,17 @@ class StateLayout:
     """The layout of a step's state.
 
     tensors: all of the state except sums of gradients, in the order of a weights file. parts: the inputs, in order.
+    flat: whether there is an input for each kind of tensors instead of one for each tensor.
     """
 
     tensors: tuple[StateTensor, ...]
     parts: tuple[Carried, ...]
+    flat: bool
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether it has sums of gradients."""
+        return any(each.kind == GRADIENTS for each in self.parts)
 
     @property
     def trainable(self) -> list[StateTensor]:
@@ -151,7 +158,7 @@ def layout_of(
         [StateTensor(name, array.shape, single, GRADIENTS) for name, array in trainable.items()] if accumulate else []
     )
     make = _flat_parts if flat else _single_parts
-    return StateLayout((*weights, *kept), make([weights, kept, sums]))
+    return StateLayout((*weights, *kept), make([weights, kept, sums]), flat)
 
 
 def _flat_parts(groups: Sequence[Sequence[StateTensor]]) -> tuple[Carried, ...]:

@@ -9,10 +9,10 @@ import onnx
 
 from opgrad.base.reading import sha256_of
 from opgrad.onnx.graph.messages import opset_of
-from opgrad.training.export.building import RATE, SHARE, STEP, UPDATE, Labels, StepSettings
+from opgrad.training.export.building import RATE, SHARE, STEP, UPDATE, Labels
 from opgrad.training.export.dropout import SEED
 from opgrad.training.export.layout import GRADIENTS, Carried, StateLayout
-from opgrad.training.export.rules import NAMES
+from opgrad.training.export.rules import NAMES, StepRule
 from opgrad.training.files.artifact_set import ArtifactSet, tensor_spec
 from opgrad.training.files.weights import fixed_metadata
 
@@ -22,7 +22,7 @@ FORMAT, VERSION = "opgrad.step", 1
 def manifest(
     artifacts: ArtifactSet,
     layout: StateLayout,
-    settings: StepSettings,
+    rule: StepRule,
     labels: Labels | None,
     step: onnx.ModelProto,
     dtype: str,
@@ -32,14 +32,14 @@ def manifest(
     scalars = [name for name in (RATE, STEP, SHARE, UPDATE, SEED) if name in inputs]
     held = {each.input for each in layout.parts} | set(scalars)
     batch = [value for value in step.graph.input if value.name not in held]
-    name = NAMES[type(settings.rule)]
+    name = NAMES[type(rule)]
     return {
         "format": FORMAT,
         "version": VERSION,
         "name": artifacts.name,
         "opset": opset_of(step),
         "functions": len(step.functions),
-        "optimizer": {"name": name, **asdict(settings.rule)},
+        "optimizer": {"name": name, **asdict(rule)},
         "batch": [_tensor(value) for value in batch],
         "batch_rows": artifacts.batch_rows,
         "label": None

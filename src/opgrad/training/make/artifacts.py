@@ -13,7 +13,6 @@ import onnx
 
 from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
 from opgrad.onnx.graph.large import size_of
-from opgrad.training.files.model_files import LARGEST_MODEL
 from opgrad.training.make.blocks import loss as losses
 from opgrad.training.make.blocks import optim
 from opgrad.training.make.blocks.accessor import library_file
@@ -25,9 +24,8 @@ from opgrad.training.make.outputs import cut_note
 from opgrad.training.make.selection import torn_note
 from opgrad.training.make.trainability import softmax_before_loss
 
-__all__ = ["USE_PATH_THRESHOLD", "Artifacts", "BatchNorm", "LossType", "OptimType", "generate_artifacts"]
+__all__ = ["Artifacts", "BatchNorm", "LossType", "OptimType", "generate_artifacts"]
 
-USE_PATH_THRESHOLD = LARGEST_MODEL + 1  # a model of so many bytes or more has to be given as a path
 MOST_SHARED = 4  # tensors that a note describes
 logger = logging.getLogger(__name__)
 

@@ -1,11 +1,10 @@
 """The model that blocks are building: one at a time in each thread."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
 
 import onnx
 from onnx import TensorProto, defs, helper
@@ -28,15 +27,10 @@ class ModelAccessor:
     are placeholders. drawn: how many numbers the names of blocks have used so far.
     """
 
-    def __init__(self, model: onnx.ModelProto, drawn: int = 0, apart: Mapping[str, Held] | None = None):
-        self._model, self.apart, self.drawn = model, apart or {}, drawn
+    def __init__(self, model: onnx.ModelProto, drawn: int = 0, apart: dict[str, Held] | None = None):
+        self.model, self.apart, self.drawn = model, {} if apart is None else apart, drawn
         self.blocks: list[str] = []  # the names of those that are being built, the innermost last
         self._types: Graph | None = None
-
-    @property
-    def model(self) -> onnx.ModelProto:
-        """The model."""
-        return self._model
 
     # --- names ---
 
@@ -45,12 +39,12 @@ class ModelAccessor:
         while True:
             self.drawn += 1
             name = f"onnx::{what}::{self.drawn}"
-            if not self.has_value(name) and all(name != node.name for node in self._model.graph.node):
+            if not self.has_value(name) and all(name != node.name for node in self.model.graph.node):
                 return name
 
     def has_value(self, name: str) -> bool:
         """Whether an input, an initializer or the result of a node has this name."""
-        graph = self._model.graph
+        graph = self.model.graph
         return any(name == each.name for each in (*graph.input, *graph.initializer)) or any(
             name in node.output for node in graph.node
         )
@@ -67,7 +61,7 @@ class ModelAccessor:
 
     def _known(self, name: str) -> Graph:
         if self._types is None or self._types.element_type(name) is None:
-            self._types = Graph(self._model)
+            self._types = Graph(self.model)
         return self._types
 
     def forget(self) -> None:
@@ -76,19 +70,14 @@ class ModelAccessor:
 
     # --- writing ---
 
-    def node(self, op: str, inputs: Sequence[str], output: str, name: str, domain: str = "", **attributes: Any) -> str:
-        """Append a node with one output."""
-        self._model.graph.node.append(helper.make_node(op, inputs, [output], name, domain=domain or None, **attributes))
-        return output
-
     def constant(self, name: str, element_type: int, shape: Sequence[int], values: Sequence[float]) -> str:
         """Append an initializer."""
-        self._model.graph.initializer.append(helper.make_tensor(name, element_type, shape, values))
+        self.model.graph.initializer.append(helper.make_tensor(name, element_type, shape, values))
         return name
 
     def input(self, name: str, element_type: int, sizes: Sizes | None) -> str:
         """Append an input to the graph."""
-        self._model.graph.input.append(helper.make_tensor_value_info(name, element_type, sizes))
+        self.model.graph.input.append(helper.make_tensor_value_info(name, element_type, sizes))
         return name
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from opgrad.onnx.graph.messages import FLOATS
 from opgrad.training.make.blocks.accessor import current, type_name
@@ -29,16 +29,16 @@ __all__ = [
 ]
 
 
-def append(
-    op: str, inputs: Sequence[str], output: str = "", node: str = "", domain: str = "", **attributes: Any
-) -> str:
+def append(op: str, inputs: Sequence[str], output: str = "", domain: str = "", **attributes: Any) -> str:
     """Append a node of one output to the model that is being built, and return the output's name.
 
-    output, node: what their names say, by default <op>_output and <op>.
+    output: what its name says, by default <op>_output.
     """
     accessor = current()
     name = accessor.fresh(output or f"{op.lower()}_output")
-    return accessor.node(op, inputs, name, accessor.fresh(node or op), domain, **attributes)
+    made = helper.make_node(op, inputs, [name], accessor.fresh(op), domain=domain or None, **attributes)
+    accessor.model.graph.node.append(made)
+    return name
 
 
 def float_type(name: str) -> int:
