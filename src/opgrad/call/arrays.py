@@ -139,10 +139,9 @@ def _as_called(op: Operator, answered: Answered, given: Mapping[str, Any]) -> An
     array made from a plain number is kept, since every call of this signature has the same number. given: the call's
     arguments by name.
     """
-    assert op.general is not None
     found: dict[str, Any] = {}
-    op.general.over_arrays(given, found.setdefault)
-    operands, kept, numbers = list(answered.operands), [*answered.kept], op.general.numbers
+    owners.over_arrays(op, given, found.setdefault)
+    operands, kept, numbers = list(answered.operands), [*answered.kept], op.general.numbers if op.general else {}
     for place, name in enumerate(answered.by.op.arrays):
         operand, source = operands[place], found.get(name)
         if name in numbers:

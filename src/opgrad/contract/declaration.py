@@ -115,13 +115,13 @@ class General:
     expand: given the operator, a call's arguments by name and the library of its arrays, returns the operator that
     computes the call, and the arguments by that operator's names. For a plain call both are as given.
     over_arrays: calls change(name, array) for each array among the keywords, under the name of the input that it
-    becomes, and returns the arguments with the results in place of the arrays.
+    becomes, and returns the arguments with the results in place of the arrays; by default there are none.
     numbers: for inputs that hold the numbers of a record (`opgrad.contract.plain`), the keyword that has the record.
     """
 
     keywords: tuple[str, ...]
     expand: Callable[["Operator", dict[str, Any], Arrays], tuple["Operator", dict[str, Any]]]
-    over_arrays: Callable[[Mapping[str, Any], Callable[[str, Any], Any]], dict[str, Any]]
+    over_arrays: Callable[[Mapping[str, Any], Callable[[str, Any], Any]], dict[str, Any]] = lambda given, _: dict(given)
     numbers: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -63,13 +63,7 @@ def several(made: Callable[[Operator, Mapping[str, Any], int], int] = lambda op,
             flat["out"] = _flattened(flat["out"])
         return _making_lists(op, count, results), flat
 
-    def over_arrays(given: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
-        return {
-            name: [change(f"{name}[{i}]", array) for i, array in enumerate(value)] if isinstance(value, list) else value
-            for name, value in given.items()
-        }
-
-    return General((), expand, over_arrays)
+    return General((), expand)
 
 
 @functools.lru_cache(maxsize=256)
@@ -135,7 +129,4 @@ def choosing(unasked: tuple[str, ...] | None = None) -> General:
             raise ValueError(f"{op.name}: {NEEDS} is {shown(needs)}, expected {expected}")
         return only(op, tuple(needs)), given
 
-    def over_arrays(given: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
-        return dict(given)
-
-    return General((NEEDS,), expand, over_arrays)
+    return General((NEEDS,), expand)

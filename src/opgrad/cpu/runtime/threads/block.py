@@ -22,7 +22,7 @@ class Block(Structure):
     lock: int  # 1 while some caller owns the pool
     # generation << 32 | workers that may join << 16 | workers inside; the generation is odd while the job is open
     job: int
-    work: int  # the `Work` of the job
+    current: int  # the `Work` of the job
     next: int  # the next part of each thread's share, one on each cache line
     asleep: int  # 1 while the owner sleeps until its workers have left the job
     sleepers: int
@@ -81,7 +81,7 @@ WAITING = "mutex", "condition", "left_mutex", "left_condition"
 BYTES = {
     **dict.fromkeys(WORDS, 8),
     **dict.fromkeys(WAITING, 128),
-    "work": ctypes.sizeof(Work),
+    "current": ctypes.sizeof(Work),
     "next": CACHE_LINE * MOST_SHARES,
     "threads": 8 * MOST_SHARES,
     "callers": MASK,

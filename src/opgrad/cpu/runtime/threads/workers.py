@@ -89,8 +89,8 @@ def _take_parts(pool: Block, me: int, shares: int) -> None:
     So a thread does the same parts in call after call, whose memory may still be in its cache: three arrays of 4 MiB
     took 75 µs instead of 91.
     """
-    work = at(Work, pool.work)
-    task, arguments, parts = work.task, work.arguments, work.parts
+    current = at(Work, pool.current)
+    task, arguments, parts = current.task, current.arguments, current.parts
     for step in range(shares):
         share = (me + step) % shares
         end, taken = parts * (share + 1) // shares, pool.next + CACHE_LINE * share
@@ -137,8 +137,8 @@ def _leave(pool: Block) -> None:
 
 
 @native(1)
-def help_forever(address: int) -> int:
-    """Run in each worker thread: wait for jobs and do their parts."""
+def work(address: int) -> int:
+    """Run in each worker thread, forever: wait for jobs and do their parts."""
     pool = at(Block, address)
     me = atomic_add(pool.started, 1)
     if pool.c_get_cpu and me < MOST_SHARES:
@@ -173,8 +173,8 @@ def _publish(pool: Block, workers: int) -> None:
 @inline
 def _write_job(pool: Block, shares: int, task: int, arguments: int, parts: int) -> None:
     """Write what a job does and where each share begins. Nobody reads these words before the job is published."""
-    work = at(Work, pool.work)
-    work.task, work.arguments, work.parts, work.shares = task, arguments, parts, shares
+    current = at(Work, pool.current)
+    current.task, current.arguments, current.parts, current.shares = task, arguments, parts, shares
     for share in range(shares):
         atomic_store(pool.next + CACHE_LINE * share, parts * share // shares)
 
@@ -238,7 +238,7 @@ def help_in_region(address: int) -> int:
     thread = call_address(pool.c_get_thread) & 0xFFFFFFFF if pool.c_get_thread else 0
     place = pool.threads + 8 * min(number, MOST_SHARES - 1)
     atomic_store(place, thread)
-    _take_parts(pool, number, at(Work, pool.work).shares)
+    _take_parts(pool, number, at(Work, pool.current).shares)
     atomic_store(place, -thread)
     _await_region(pool, number, call_address(pool.c_size) & 0xFFFFFFFF)
     return 0
@@ -317,7 +317,7 @@ class ThreadPool:
         if self.openmp:  # starts its threads itself
             self.workers = max(self.workers, count)
         while self.workers < count:
-            refusal = system().start_thread(help_forever.address, self.address)
+            refusal = system().start_thread(work.address, self.address)
             if refusal:
                 return refusal
             self.workers += 1
