@@ -75,8 +75,5 @@ def leading(value: Any, rows: int, rank: int) -> Any:
     if isinstance(value, post_ops.PostOp):
         operands = tuple(leading(each, rows, rank) for each in value.operands)
         return post_ops.PostOp(value.name, value.alpha, value.beta, operands)
-    return value[:rows] if _has_rows(value, rank) else value
-
-
-def _has_rows(value: Any, rank: int) -> bool:
-    return isinstance(value, np.ndarray) and value.ndim == rank and len(value) > 1
+    has_rows = isinstance(value, np.ndarray) and value.ndim == rank and len(value) > 1
+    return value[:rows] if has_rows else value

@@ -120,7 +120,8 @@ def _onnxruntime(case: Case, way: str) -> Call | None:
     if case.op.name not in ONNX or isinstance(case, FormCase):
         return None
     runtime = importlib.import_module("onnxruntime")
-    types = {name: _onnx_type(array) for name, array in case.arrays.items()}
+    type_of = importlib.import_module("onnx").helper.np_dtype_to_tensor_dtype
+    types = {name: int(type_of(array.dtype)) for name, array in case.arrays.items()}
     session = _session(runtime, case, types)
     if session is None:
         return None
@@ -140,10 +141,6 @@ def _ort_value(runtime: Any, array: Array, kind: int) -> Any:
     if array.dtype.isbuiltin == 1:
         return runtime.OrtValue.ortvalue_from_numpy(array)
     return runtime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), kind)
-
-
-def _onnx_type(array: Array) -> int:
-    return int(importlib.import_module("onnx").helper.np_dtype_to_tensor_dtype(array.dtype))
 
 
 def _model(case: Case, types: Mapping[str, int]) -> bytes:

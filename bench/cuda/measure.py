@@ -94,7 +94,9 @@ def interleaved(
     turns, hosts = {}, {}
     for name, each in calls.items():
         contestant = Contestant(each)
-        expected = _warm_up(contestant, clock)
+        copies = len(contestant.calls)
+        contestant.run(0, copies)
+        expected = _host_seconds(contestant, copies, iter(range(copies)), clock)
         samples = [_host_seconds(contestant, TRIED, numbers, clock, wait=False) for _ in range(REPEATED)]
         hosts[name] = statistics.median(samples)
         if small:
@@ -109,13 +111,6 @@ def _taken(numbers: Iterator[int], count: int) -> int:
     """The first of the next so many numbers."""
     first, *_ = itertools.islice(numbers, count)
     return first
-
-
-def _warm_up(contestant: Contestant, clock: Clock) -> float:
-    """Call with all arrays, twice; the seconds of a call the second time."""
-    copies = len(contestant.calls)
-    contestant.run(0, copies)
-    return _host_seconds(contestant, copies, iter(range(copies)), clock)
 
 
 def _host_seconds(contestant: Contestant, count: int, numbers: Iterator[int], clock: Clock, wait: bool = True) -> float:

@@ -12,7 +12,6 @@ from bench.options import BenchOptions
 from bench.peers import COMPILE
 from bench.progress import duration, told
 from bench.run import prepared
-from opgrad.cli import machine
 
 
 @pytest.fixture
@@ -21,7 +20,7 @@ def screen(monkeypatch):
     made = Console(file=io.StringIO(), width=200, force_terminal=False)
     monkeypatch.setattr(progress, "console", lambda **_: made)
     monkeypatch.setattr(progress, "LOOK", 0.0)
-    monkeypatch.setattr(machine.Load, "others", lambda self: 0.0)
+    monkeypatch.setattr(progress.Load, "others", lambda self: 0.0)
     return made
 
 
@@ -57,23 +56,23 @@ def test_a_limit_ends_it(screen, monkeypatch):
 
 
 def test_other_work_is_warned_of(screen, monkeypatch):
-    monkeypatch.setattr(machine.Load, "others", lambda self: 1.26)
-    monkeypatch.setattr(machine, "cores", lambda: 2)
+    monkeypatch.setattr(progress.Load, "others", lambda self: 1.26)
+    monkeypatch.setattr(progress, "CORES", 2)
     lines, _ = measured(screen, monkeypatch, ["one"], 1.0)
     warning = "other work on this machine {} 1.3 of 2 cores busy: figures are off"
     assert (lines[0], lines[-1]) == (warning.format("keeps"), warning.format("kept"))
-    monkeypatch.setattr(machine.Load, "others", lambda self: None)
+    monkeypatch.setattr(progress.Load, "others", lambda self: None)
     with told(1.0) as tell:
         tell(0, 1, "one")
     assert screen.file.getvalue().count("other work") == 2
 
 
 def test_own_work_is_none_of_others():
-    load = machine.Load()
+    load = progress.Load()
     total = sum(number * number for number in range(300_000))
     others = load.others()
     assert total
-    assert others is None or 0 <= others <= machine.cores() + 0.5
+    assert others is None or 0 <= others <= progress.CORES + 0.5
 
 
 def test_a_name_with_controls_is_written_out(screen, monkeypatch):

@@ -8,7 +8,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -117,38 +116,3 @@ def _nvidia_driver() -> str | None:
     command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return None if done.returncode else done.stdout.split()[0]
-
-
-def cores() -> int:
-    """How many processors the machine has."""
-    return os.cpu_count() or 1
-
-
-class Load:
-    """Measures the work of other processes on this machine, from the moment at which the object is made."""
-
-    def __init__(self) -> None:
-        self._start, self._busy, self._own = time.perf_counter(), _busy_seconds(), _own_seconds()
-
-    def others(self) -> float | None:
-        """How many cores other processes have kept busy; None if the system does not tell."""
-        now = _busy_seconds()
-        if now is None or self._busy is None:
-            return None
-        passed = max(time.perf_counter() - self._start, 1e-3)
-        return max(0.0, (now - self._busy - (_own_seconds() - self._own)) / passed)
-
-
-def _own_seconds() -> float:
-    """The CPU time of this process and of child processes that it has waited for."""
-    return sum(os.times()[:4])
-
-
-def _busy_seconds() -> float | None:
-    """The time for which processors were busy, summed over all of them; None except on Linux."""
-    try:
-        words = Path("/proc/stat").read_text().splitlines()[0].split()
-        user, nice, system, _, _, interrupts, soft = map(int, words[1:8])
-    except (OSError, ValueError, IndexError):
-        return None
-    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
