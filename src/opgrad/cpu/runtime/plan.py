@@ -53,7 +53,7 @@ class Patch(Structure):
     operand: int
 
 
-MAX_ARGUMENTS: Final = 96
+MAX_ARGUMENTS: Final = 256
 SCRATCH: Final = -1  # the operand number of scratch memory
 TABLE: Final = -2  # the operand number of the table of all operands' addresses
 
