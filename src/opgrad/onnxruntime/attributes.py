@@ -40,7 +40,9 @@ def read_attributes(api: Api, info: int, overload: Overload) -> tuple[dict[str, 
     general = overload.operator.general
     if general is not None and NEEDS in general.keywords:
         names = zip(overload.outputs, range(outputs.value), strict=False)
-        found[NEEDS] = tuple(port.parameter for port, i in names if _has_output(api, info, i))
+        found[NEEDS] = tuple(
+            port.parameter for port, i in names if is_given(api, info, i, abi.KERNEL_INFO_GET_OUTPUT_NAME)
+        )
     if overload.onnx.shape_of and not _has_input(api, info, overload, "shape", inputs.value):
         found["shape"] = _declared_shape(api, info, overload)
     return found, inputs.value, outputs.value
@@ -129,26 +131,27 @@ def _check_output(api: Api, info: int, overload: Overload, i: int, expected: str
         raise ValueError(f"{what} is declared as {declared}, expected {expected}, as output_type or the input says")
 
 
-def _has_output(api: Api, info: int, i: int) -> bool:
-    """Whether the node has output i; an output that it leaves out has an empty name."""
+def _has_input(api: Api, info: int, overload: Overload, parameter: str, count: int) -> bool:
+    """Whether the node, which has so many inputs, has this one."""
+    index = next(i for i, port in enumerate(overload.inputs) if port.parameter == parameter)
+    return index < count and is_given(api, info, index)
+
+
+def is_given(api: Api, info: int, i: int, entry: int = abi.KERNEL_INFO_GET_INPUT_NAME) -> bool:
+    """Whether the node has input i, or output i with its `entry`; what it leaves out has an empty name."""
     length = ctypes.c_size_t(0)
     # Asked with no memory, onnxruntime says how long the name is, its end included.
-    api.check(abi.KERNEL_INFO_GET_OUTPUT_NAME, info, i, 0, ctypes.byref(length))
+    api.check(entry, info, i, 0, ctypes.byref(length))
     return length.value > 1
 
 
-def _has_input(api: Api, info: int, overload: Overload, parameter: str, count: int) -> bool:
-    """Whether the node, which has so many inputs, has this one."""
-    place = next(i for i, port in enumerate(overload.inputs) if port.parameter == parameter)
-    return place < count and length_of_name(api, info, place) > 0
-
-
-def length_of_name(api: Api, info: int, i: int) -> int:
-    """The length of the name of input i, which is 0 for an input that is left out."""
-    length = ctypes.c_size_t(0)
-    # Asked with no memory, onnxruntime says how long the name is, its end included.
-    api.check(abi.KERNEL_INFO_GET_INPUT_NAME, info, i, 0, ctypes.byref(length))
-    return length.value - 1
+def shape_of(api: Api, tensor: int) -> tuple[int, ...]:
+    """The shape in an OrtTensorTypeAndShapeInfo."""
+    count = ctypes.c_size_t()
+    api.check(abi.GET_DIMENSIONS_COUNT, tensor, ctypes.byref(count))
+    sizes = (ctypes.c_int64 * count.value)()
+    api.check(abi.GET_DIMENSIONS, tensor, sizes, count.value)
+    return tuple(sizes)
 
 
 def _declared_shape(api: Api, info: int, overload: Overload) -> tuple[int, ...]:
@@ -157,14 +160,11 @@ def _declared_shape(api: Api, info: int, overload: Overload) -> tuple[int, ...]:
     Those are dy's. ValueError unless the graph gives all other sizes as numbers.
     """
     name = overload.onnx.shape_of
-    place = next(i for i, port in enumerate(overload.outputs) if port.parameter == name)
-    count = ctypes.c_size_t()
-    with declaration(api, info, place) as tensor:
-        api.check(abi.GET_DIMENSIONS_COUNT, tensor, ctypes.byref(count))
-        sizes = (ctypes.c_int64 * count.value)()
-        api.check(abi.GET_DIMENSIONS, tensor, sizes, count.value)
+    index = next(i for i, port in enumerate(overload.outputs) if port.parameter == name)
+    with declaration(api, info, index) as tensor:
+        sizes = shape_of(api, tensor)
     what = f"{overload.onnx.name}: {name}"
-    if not count.value:
+    if not sizes:
         raise ValueError(
             f"{what} has no declared shape, expected one: add a value_info entry for it, or the input shape"
         )
@@ -173,7 +173,7 @@ def _declared_shape(api: Api, info: int, overload: Overload) -> tuple[int, ...]:
         raise ValueError(
             f"{what} is declared with shape ({shape}), expected numbers from axis {SPATIAL} on, or the input shape"
         )
-    return (UNKNOWN,) * min(SPATIAL, count.value) + tuple(sizes[SPATIAL:])
+    return (UNKNOWN,) * min(SPATIAL, len(sizes)) + sizes[SPATIAL:]
 
 
 @contextlib.contextmanager

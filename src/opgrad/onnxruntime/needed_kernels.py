@@ -27,7 +27,7 @@ from opgrad.onnx.graph.bounds import check_sizes
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnxruntime import abi, custom_ops, library
 from opgrad.onnxruntime.abi import Api, callback
-from opgrad.onnxruntime.attributes import LONGEST_LIST, declaration, length_of_name, read_attributes
+from opgrad.onnxruntime.attributes import LONGEST_LIST, declaration, is_given, read_attributes, shape_of
 from opgrad.onnxruntime.compute import ABSENT, FLAG, Node
 from opgrad.onnxruntime.loading import open_session
 from opgrad.onnxruntime.node import RuntimeNode
@@ -37,9 +37,7 @@ SIZE = ctypes.c_size_t
 NO_NATIVES = (0,) * 5  # in place of the functions of a node that never runs
 INT, INTS, FLOAT, STRING = 1, 2, 3, 5  # the kinds of attributes for ReadOpAttr
 
-_created: list[
-    tuple[RuntimeNode, tuple[int, ...]]
-] = []  # the nodes of the session being made, with the keys of their calls
+_created: list[tuple[RuntimeNode, tuple[int, ...]]] = []  # nodes of the session being made, with keys of their calls
 
 
 def requests(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], options: Any) -> list[Request]:
@@ -139,21 +137,13 @@ def _destroy(kernel: int) -> None:
 
 def _words(api: Api, info: int, i: int, port: Port) -> list[int] | None:
     """The words of input i in the key of a call; None if its shape or values are not known."""
-    if not length_of_name(api, info, i):
+    if not is_given(api, info, i):
         return [ABSENT]
     if port.operand == VALUE:
         return _constant(api, info, i, port)
     with declaration(api, info, i, abi.KERNEL_INFO_GET_INPUT_TYPE_INFO) as tensor:
-        sizes = _sizes(api, tensor)
+        sizes = shape_of(api, tensor)
     return None if min(sizes, default=0) < 0 else [len(sizes), *sizes]
-
-
-def _sizes(api: Api, tensor: int) -> tuple[int, ...]:
-    count = ctypes.c_size_t()
-    api.check(abi.GET_DIMENSIONS_COUNT, tensor, ctypes.byref(count))
-    sizes = (ctypes.c_int64 * count.value)()
-    api.check(abi.GET_DIMENSIONS, tensor, sizes, count.value)
-    return tuple(sizes)
 
 
 def _constant(api: Api, info: int, i: int, port: Port) -> list[int] | None:
@@ -163,7 +153,7 @@ def _constant(api: Api, info: int, i: int, port: Port) -> list[int] | None:
     if not known.value:
         return None
     api.check(abi.GET_TENSOR_TYPE_AND_SHAPE, value.value, ctypes.byref(tensor))
-    sizes = _sizes(api, tensor.value)
+    sizes = shape_of(api, tensor.value)
     api.status(abi.RELEASE_TENSOR_TYPE_AND_SHAPE_INFO, tensor.value)
     api.check(abi.GET_TENSOR_MUTABLE_DATA, value.value, ctypes.byref(data))
     size = DTYPES[port.dtype].itemsize
@@ -192,7 +182,7 @@ def _shapes_of_inputs(api: Api, context: int, overload: Overload) -> dict[str, t
     for i, port in enumerate(overload.inputs[: count.value]):
         tensor = ctypes.c_size_t()
         api.check(abi.SHAPE_CONTEXT_GET_INPUT, context, i, ctypes.byref(tensor))
-        shapes[port.parameter] = _sizes(api, tensor.value)
+        shapes[port.parameter] = shape_of(api, tensor.value)
         if port.several or min(shapes[port.parameter], default=0) < 0:
             raise ValueError
     return shapes

@@ -46,6 +46,10 @@ class NodeView:
             )
         return value
 
+    def given(self, *names: str) -> dict[str, Any]:
+        """Those of these attributes that the node has."""
+        return {name: self.attributes[name] for name in names if name in self.attributes}
+
     def _sizes(self, index: int) -> Sizes | None:
         """The sizes of an input, None if the graph does not even tell the rank."""
         value = self.input(index)

@@ -8,7 +8,7 @@ from onnx import TensorProto
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.plain.registry import Call, NoForm, Results, in_float32, lowers
 
-# Places among the inputs from the mask on.
+# Indices of inputs from the mask on.
 MASK, KEY_LENGTHS, SINK, SEED, OFFSET, STARTS_OF_QUERIES, STARTS_OF_KEYS, DLSE = range(8)
 FORWARD, BACKWARD = 3, 6  # where these inputs begin in the two nodes
 FAR = 2.0**20  # from here on the rounding of lse in float32 is an error of all probabilities of a row
@@ -20,7 +20,7 @@ PRIMES, ROUNDS, STRIDE = (2147483647, 2147483629), 3, 48271
 class AttentionInputs:
     """The inputs that both nodes have, with heads in front of tokens.
 
-    begin: the place of the mask. is_packed: whether the node has sequences behind each other, here one batch entry.
+    begin: the index of the mask. is_packed: whether the node has sequences behind each other, here one batch entry.
     """
 
     call: Call

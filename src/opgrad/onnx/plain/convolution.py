@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.node_view import NodeView
+from opgrad.onnx.graph.sizes import Sizes, known
 from opgrad.onnx.plain.registry import Call, NoForm, Results, lowers
 
 
@@ -15,10 +16,11 @@ class Window:
     """The sliding window of a convolution or pooling node.
 
     kernel, strides, dilations: one number for each spatial axis.
-    begin, end: the padding on either side; None where auto_pad leaves it to the sizes of X.
+    begin, end: the padding on either side; None where auto_pad leaves it to sizes of X that are not known.
     """
 
-    def __init__(self, node: NodeView, kernel: Sequence[int]):
+    def __init__(self, node: NodeView, kernel: Sequence[int], shape: Sizes | None = None):
+        """shape: of X."""
         self.kernel, axes = list(kernel), len(kernel)
         self.strides = list(node.get("strides") or [1] * axes)
         self.dilations = list(node.get("dilations") or [1] * axes)
@@ -29,16 +31,19 @@ class Window:
         if self.auto_pad == "VALID":
             self.begin = self.end = [0] * axes
         elif self.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-            self._pad_to_same_size()
+            self._pad_to_same_size(known(list(shape or [])[2:]))
         elif self.auto_pad != "NOTSET":
             raise NoForm(f"auto_pad is {self.auto_pad!r}")
 
-    def _pad_to_same_size(self) -> None:
+    def _pad_to_same_size(self, sizes: Sequence[int] | None) -> None:
         total = [width - 1 for width in self.widths]
         less, more = [each // 2 for each in total], [each - each // 2 for each in total]
         self.begin, self.end = (less, more) if self.auto_pad == "SAME_UPPER" else (more, less)
         if any(stride > 1 for stride in self.strides):
             self.begin = self.end = None
+            if sizes:
+                pads = [self.pads_for(axis, size) for axis, size in enumerate(sizes)]
+                self.begin, self.end = [before for before, _ in pads], [behind for _, behind in pads]
 
     @property
     def axes(self) -> int:
@@ -110,7 +115,7 @@ def _kernel(call: Call) -> list[int]:
 def conv_grad(call: Call) -> Results:
     """dx, dw and db of a convolution of one to three (or more) spatial axes."""
     dy, x, w = call.operands(3)
-    window, group = Window(call, _kernel(call)), call.get("group", 1)
+    window, group = Window(call, _kernel(call), call.input_shapes[1]), call.get("group", 1)
     db = dy.sum([0, *range(2, 2 + window.axes)], keepdims=False)
     return window.transposed(dy, w, x.shape(2), group), _weights_grad(window, dy, x, group), db
 

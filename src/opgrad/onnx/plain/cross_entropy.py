@@ -54,9 +54,9 @@ def _reduced(loss: Value, weights: Value, reduction: str) -> Value:
     return _over(total, weights.sum(keepdims=False)) if reduction == "mean" else total
 
 
-def _own_type(call: Call, place: int) -> int:
+def _own_type(call: Call, index: int) -> int:
     """The type that the node gives its results; 0 where it is the one that they are computed in."""
-    own = call.input_types[place]
+    own = call.input_types[index]
     return call.get("output_type", 0) or (own if own in HALVES else 0) or 0
 
 
@@ -66,15 +66,13 @@ def softmax_cross_entropy_loss_internal(call: Call) -> Results:
     scores, labels = call.operands(2)
     weight, ignore, target = call.input(2), call.input(3), _own_type(call, 0)
     if target in (TensorProto.FLOAT, TensorProto.DOUBLE) or call.input_types[0] in HALVES:
-        kind = target if target == TensorProto.DOUBLE else TensorProto.FLOAT
-        scores = scores.cast(kind)
-        weight = None if weight is None else weight.cast(kind)
+        dtype = target if target == TensorProto.DOUBLE else TensorProto.FLOAT
+        scores = scores.cast(dtype)
+        weight = None if weight is None else weight.cast(dtype)
     log_prob = scores.apply("LogSoftmax", axis=1)
-    ignored, picked, weights = _samples(labels, weight, IGNORE_INDEX if ignore is None else ignore, scores)
-    gathered = call.body.node("GatherElements", log_prob, picked.unsqueeze(1), axis=1).squeeze(1)
-    # An ignored sample's loss is 0 whatever its scores are, so it is chosen: 0 * inf is NaN.
-    loss = call.body.where(ignored, 0, -gathered * weights)
-    results = [_reduced(loss, weights, _reduction(call)), log_prob]
+    samples = _samples(labels, weight, IGNORE_INDEX if ignore is None else ignore, scores)
+    loss, _ = _loss_and_slope(log_prob, labels, samples, _reduction(call))
+    results = [loss, log_prob]
     return [each.cast(target) for each in results] if target else results
 
 
@@ -83,13 +81,21 @@ def softmax_cross_entropy_loss_internal(call: Call) -> Results:
 def softmax_cross_entropy_loss_and_grad(call: Call) -> Results:
     """The loss, and its gradient weight[label] * (softmax(scores) - onehot(label)) / W."""
     scores, labels = call.operands(2)
-    log_prob, reduction = scores.apply("LogSoftmax", axis=1), _reduction(call)
-    ignored, picked, weights = _samples(labels, call.input(2), call.get("ignore_index", IGNORE_INDEX), scores)
-    gathered = call.body.node("GatherElements", log_prob, picked.unsqueeze(1), axis=1).squeeze(1)
-    loss = _reduced(call.body.where(ignored, 0, -gathered * weights), weights, reduction)
+    samples = _samples(labels, call.input(2), call.get("ignore_index", IGNORE_INDEX), scores)
+    return _loss_and_slope(scores.apply("LogSoftmax", axis=1), labels, samples, _reduction(call))
+
+
+def _loss_and_slope(
+    log_prob: Value, labels: Value, samples: tuple[Value, Value, Value], reduction: str
+) -> tuple[Value, Value]:
+    """The loss, and its gradient weight[label] * (softmax(scores) - onehot(label)) / W. samples: as of `_samples`."""
+    body, (ignored, picked, weights) = log_prob.body, samples
+    gathered = body.node("GatherElements", log_prob, picked.unsqueeze(1), axis=1).squeeze(1)
+    # An ignored sample's loss is 0 whatever its scores are, so it is chosen: 0 * inf is NaN.
+    loss = _reduced(body.where(ignored, 0, -gathered * weights), weights, reduction)
     factor = _over(weights, weights.sum(keepdims=False)) if reduction == "mean" else weights
-    grad = factor.unsqueeze(1) * (log_prob.apply("Exp") - _one_hot(labels, log_prob))
-    return loss, call.body.where(ignored.unsqueeze(1), 0, grad)
+    slope = factor.unsqueeze(1) * (log_prob.apply("Exp") - _one_hot(labels, log_prob))
+    return loss, body.where(ignored.unsqueeze(1), 0, slope)
 
 
 def _loss_grad(call: Call, ignore: int | Value) -> Value:
@@ -140,12 +146,7 @@ def linear_cross_entropy_loss(call: Call) -> Results:
     ignored, picked, weights = _samples(labels, None, call.get("ignore_index", IGNORED_TOKEN), log_prob)
     if weight is not None:
         weights = weights * weight.reshape([-1])
-    gathered = call.body.node("GatherElements", log_prob, picked.unsqueeze(1), axis=1).squeeze(1)
-    reduction = _reduction(call)
-    loss = _reduced(call.body.where(ignored, 0, -gathered * weights), weights, reduction)
-    factor = _over(weights, weights.sum(keepdims=False)) if reduction == "mean" else weights
-    slope = factor.unsqueeze(1) * (log_prob.apply("Exp") - _one_hot(labels, log_prob))
-    slope = call.body.where(ignored.unsqueeze(1), 0, slope)
+    loss, slope = _loss_and_slope(log_prob, labels, (ignored, picked, weights), _reduction(call))
     dx = call.body.node("MatMul", slope, by_class.transpose(1, 0)).reshape(x.shape())
     return loss, dx.like(call.required(0))
 

@@ -107,7 +107,7 @@ class QuantizedWeights:
 
 
 def weights_of(call: Call, places: Sequence[int], given: dict[str, Any]) -> QuantizedWeights:
-    """The weights of a node. places: of b, scales, zero points and groups. given: its attributes."""
+    """The weights of a node. places: indices of b, scales, zero points and groups. given: its attributes."""
     b, scales, zeros, groups = places
     shape = call.input_shapes[b]
     known = shape is not None and all(isinstance(size, int) for size in shape)

@@ -82,7 +82,7 @@ def lowers(*names: str, domain: str = MICROSOFT) -> Callable[[Write], Write]:
 def widened(call: Call) -> Call:
     """The same call with inputs as float32 that are float16 or bfloat16, as far as the graph tells."""
     pairs = zip(call.inputs, call.input_types, strict=True)
-    wide = [each.cast(TensorProto.FLOAT) if each is not None and kind in HALVES else each for each, kind in pairs]
+    wide = [each.cast(TensorProto.FLOAT) if each is not None and dtype in HALVES else each for each, dtype in pairs]
     return replace(call, inputs=wide)
 
 

@@ -1,7 +1,5 @@
 """The gradient of resizing, a linear map along each axis; applying Resize to unit vectors gives its matrix."""
 
-from typing import Any
-
 import numpy as np
 from onnx import TensorProto
 
@@ -9,7 +7,7 @@ from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.plain.registry import Call, NoForm, Results, lowers
 from opgrad.ops.reference.resizing import ATTRIBUTES, resized_axes
 
-ROI, SCALES = 2, 3  # places of inputs
+ROI, SCALES = 2, 3  # indices of inputs
 FORM = [name for name in ATTRIBUTES if name not in ("axes", "keep_aspect_ratio_policy")]  # of one axis
 IMAGES = 2  # axes of images and channels, which the original did not resize
 
@@ -68,7 +66,6 @@ def _at_run_time(call: Call, axes: list[int], axis: int) -> Value:
     """The matrix for a size that is known when the graph runs: the operator there, applied to unit vectors."""
     dy, x = call.operands(2)
     body, place, count = call.body, axes.index(axis), len(axes)
-    attributes: dict[str, Any] = {name: call.attributes[name] for name in FORM if name in call.attributes}
     size, new = x.shape(axis, axis + 1), dy.shape(axis, axis + 1)
     region = body.constant(np.array([0, 0, 1, 1], np.float32))
     if (roi := call.input(ROI)) is not None and _crops(call):
@@ -80,7 +77,7 @@ def _at_run_time(call: Call, axes: list[int], axis: int) -> Value:
         targets = [body.concat(body.constant(np.ones(1, np.float32)), scales.slice(place, place + 1)), None]
     one = body.constant(np.ones((), np.float32))  # of a type in which every runtime has the operator
     unit = one.expand(body.concat(size, size)).apply("EyeLike")
-    return body.node("Resize", unit, region, *targets, **attributes).like(dy)
+    return body.node("Resize", unit, region, *targets, **call.given(*FORM)).like(dy)
 
 
 def _along(value: Value, matrix: Value, x: Value, axis: int, rank: int) -> Value:

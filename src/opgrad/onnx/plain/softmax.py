@@ -24,13 +24,15 @@ def _log_softmax_grad(dy: Value, y: Value, axis: int) -> Value:
 @lowers("SoftmaxGrad_13")
 def softmax_grad_13(call: Call) -> Value:
     """dx = y * (dy - sum(y * dy)), along one axis."""
-    return _softmax_grad(*call.operands(2), call.get("axis", -1))
+    dy, y = call.operands(2)
+    return _softmax_grad(dy, y, call.get("axis", -1))
 
 
 @lowers("LogSoftmaxGrad_13")
 def log_softmax_grad_13(call: Call) -> Value:
     """dx = dy - exp(y) * sum(dy), along one axis."""
-    return _log_softmax_grad(*call.operands(2), call.get("axis", -1))
+    dy, y = call.operands(2)
+    return _log_softmax_grad(dy, y, call.get("axis", -1))
 
 
 @lowers("SoftmaxGrad")

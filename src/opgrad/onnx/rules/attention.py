@@ -21,12 +21,13 @@ ONE_AXIS_FROM = 13  # opset of Softmax
 @gradient("AttentionTraining", domain=MICROSOFT, constant=(4, 6, 7, 8, 9))
 def attention_training(node: Node) -> Gradients:
     """dv = dropout(p).T @ dy, ds = scale * p * (dropout(dy @ v.T) - sum(dy * y) + dlse), dq = ds @ k, dk = ds.T @ q."""
-    kind = TensorProto.DOUBLE if node.x.element_type == TensorProto.DOUBLE else TensorProto.FLOAT
+    dtype = TensorProto.DOUBLE if node.x.element_type == TensorProto.DOUBLE else TensorProto.FLOAT
     dlse = node.dys[1] if len(node.dys) > 1 else None
-    y, lse = node.y, node.output(1, "_lse", kind)
-    q, k, v, *more = (node.input(place) for place in range(10))
-    attributes = {name: node.attributes[name] for name in ATTRIBUTES if name in node.attributes}
-    dq, dk, dv, dmask, dsink = node.results("AttentionGrad", 5, node.dy, q, k, v, y, lse, *more, dlse, **attributes)
+    y, lse = node.y, node.output(1, "_lse", dtype)
+    q, k, v, *more = (node.input(index) for index in range(10))
+    dq, dk, dv, dmask, dsink = node.results(
+        "AttentionGrad", 5, node.dy, q, k, v, y, lse, *more, dlse, **node.given(*ATTRIBUTES)
+    )
     return [dq, dk, dv, dmask, None, dsink]
 
 
@@ -45,7 +46,7 @@ def attention(node: Node) -> Gradients:
     q, k, v = (_split_heads(node, packed.slice(*part, 2)) for part in pairwise(ends))
     past = node.input(4)
     if past is not None:
-        k, v = (_behind(past.slice(place, place + 1).squeeze(0), each) for place, each in enumerate((k, v)))
+        k, v = (_behind(past.slice(index, index + 1).squeeze(0), each) for index, each in enumerate((k, v)))
     present = node.body.concat(k.unsqueeze(0), v.unsqueeze(0), axis=0)
     return [_attended(node, q, k, v, 3), present]
 
@@ -76,7 +77,7 @@ def _projections(node: Node) -> list[Value]:
 
 
 def _unpacked(packed: Value, count: int) -> list[Value]:
-    return [packed.slice(place, place + 1, 3).squeeze(3).transpose(0, 2, 1, 3) for place in range(count)]
+    return [packed.slice(index, index + 1, 3).squeeze(3).transpose(0, 2, 1, 3) for index in range(count)]
 
 
 def _split_heads(node: Node, value: Value) -> Value:
@@ -98,11 +99,11 @@ def _behind(past: Value, now: Value) -> Value:
 
 
 def _attended(node: Node, q: Value, k: Value, v: Value, mask: int) -> Value:
-    """The result of attention, [N, L, heads * H]. mask: the place of the input that tells which keys count."""
-    kind, body = node.x.element_type or TensorProto.FLOAT, node.body
+    """The result of attention, [N, L, heads * H]. mask: the index of the input that tells which keys count."""
+    dtype, body = node.x.element_type or TensorProto.FLOAT, node.body
     scale: Value | float = node.get("scale", 0.0)
     if not scale:
-        scale = 1 / q.shape(3, 4).cast(kind).reshape([]).apply("Sqrt")
+        scale = 1 / q.shape(3, 4).cast(dtype).reshape([]).apply("Sqrt")
     scores = body.node("MatMul", q, k.transpose(0, 1, 3, 2)) * scale
     for each in _added(node, q, k, mask):
         scores = scores + each

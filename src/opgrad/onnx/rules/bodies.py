@@ -167,17 +167,17 @@ class BodyGradient:
 
     def element_type(self, name: str) -> int:
         """The type of a value's elements. Raises NoGradient if the graph does not tell it."""
-        kind = self.value(name).element_type
-        if kind is None:
+        dtype = self.value(name).element_type
+        if dtype is None:
             raise NoGradient(f"the type of {name!r}, which the gradient reads, is not known")
-        return kind
+        return dtype
 
     def declared(self, name: str) -> onnx.ValueInfoProto:
         """A value of the forward body as an output, with those of its sizes that are numbers."""
-        kind = self.element_type(name)
+        dtype = self.element_type(name)
         if self.forward.sequence(name):
-            return helper.make_value_info(name, sequence_type(kind))
-        return helper.make_tensor_value_info(name, kind, self.fixed_sizes(name))
+            return helper.make_value_info(name, sequence_type(dtype))
+        return helper.make_tensor_value_info(name, dtype, self.fixed_sizes(name))
 
     def fixed_sizes(self, name: str) -> list[int | None] | None:
         """The sizes of a value that are numbers."""
@@ -189,13 +189,13 @@ class BodyGradient:
 
         stacked: it has a row for each iteration. open_sizes: only the rank is that of the value.
         """
-        outer, kind, sizes = self.node.forward, self.element_type(name), self.fixed_sizes(name)
+        outer, dtype, sizes = self.node.forward, self.element_type(name), self.fixed_sizes(name)
         sizes = [None] * len(sizes) if open_sizes and sizes is not None else sizes
         new = self.body.free(f"{name}_kept")
         if self.forward.sequence(name):
-            outer.declare_sequence(new, kind)
+            outer.declare_sequence(new, dtype)
         else:
-            outer.declare(new, kind, None if sizes is None else [*[None] * stacked, *sizes])
+            outer.declare(new, dtype, None if sizes is None else [*[None] * stacked, *sizes])
         return new
 
     def add_input(self, value: onnx.ValueInfoProto) -> None:

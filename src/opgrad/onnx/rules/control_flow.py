@@ -75,14 +75,14 @@ def _keep(inside: BodyGradient, names: list[str], others: list[BodyGradient]) ->
 
 def _stand_in(other: BodyGradient, inside: BodyGradient, name: str) -> None:
     """Let a branch give an empty value where the other branch gives one that its gradient reads."""
-    kind, sizes = inside.element_type(name), inside.forward.sizes(name)
+    dtype, sizes = inside.element_type(name), inside.forward.sizes(name)
     result = other.body.free(f"{name}_missing")
     if inside.forward.sequence(name):
-        other.add(helper.make_node("SequenceEmpty", [], [result], result, dtype=kind))
-        other.forward.declare_sequence(result, kind)
+        other.add(helper.make_node("SequenceEmpty", [], [result], result, dtype=dtype))
+        other.forward.declare_sequence(result, dtype)
     else:
         shape = [0] if sizes is None else [0] * len(sizes)
-        empty = helper.make_tensor("", kind, shape, [] if shape else [0])
+        empty = helper.make_tensor("", dtype, shape, [] if shape else [0])
         other.add(helper.make_node("Constant", [], [result], result, value=empty))
-        other.forward.declare(result, kind, list(empty.dims))
+        other.forward.declare(result, dtype, list(empty.dims))
     other.forward.graph.output.append(other.declared(result))

@@ -18,9 +18,9 @@ def identity(node: Node) -> Value:
 @gradient("Cast", "CastLike", constant=(1,), integers=True)
 def cast(node: Node) -> Value:
     """dx = dy, in the type of x; of integers that stand for floats dx = dy / scale."""
-    kind = node.x.element_type
-    if kind in (None, *FLOATS):
-        return node.dy if kind in (None, node.y.element_type) else node.dy.cast(kind or 0)
+    dtype = node.x.element_type
+    if dtype in (None, *FLOATS):
+        return node.dy if dtype in (None, node.y.element_type) else node.dy.cast(dtype or 0)
     scale = scale_of(node, 0) if node.y.element_type in (None, *FLOATS) else None
     return node.dy if scale is None else node.dy / scale.like(node.dy)
 

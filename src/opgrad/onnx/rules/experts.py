@@ -26,17 +26,17 @@ def mixture_of_quantized_experts(node: Node) -> Value:
     """That of MoE with the floats that the weights stand for; shares by softmax sum to 1 over the chosen experts."""
     if node.get("quant_type", "int") != "int" or node.get("weights_prepacked", 0) > 0:
         raise NoGradient("its weights are small floats, or in the order of a kernel; expected quant_type 'int'")
-    layers = [_dequantized_layer(node, *places) for places in ((2, 3, 4, 11), (5, 6, 7, 12), (8, 9, 10, 13))]
+    layers = [_dequantized_layer(node, *indices) for indices in ((2, 3, 4, 11), (5, 6, 7, 12), (8, 9, 10, 13))]
     return _mixed(node.on(node.x, node.required(1), *(each for layer in layers for each in layer)), node.input(14))
 
 
-def _dequantized_layer(node: Node, place: int, scale: int, bias: int, zero: int) -> list[Value | None]:
+def _dequantized_layer(node: Node, index: int, scale: int, bias: int, zero: int) -> list[Value | None]:
     """The weights [experts, out, in] as floats, and their bias."""
-    bytes_, scales = node.input(place), node.input(scale)
+    bytes_, scales = node.input(index), node.input(scale)
     if bytes_ is None or scales is None:
         return [None, None]
     names = {2: "fc1_expert_weight_bits", 5: "fc2_expert_weight_bits", 8: "fc3_expert_weight_bits"}
-    bits, body = node.get(names[place], 0) or node.get("expert_weight_bits", 4), node.body
+    bits, body = node.get(names[index], 0) or node.get("expert_weight_bits", 4), node.body
     whole = unpacked(node, bytes_, bits).like(scales)
     block = node.get("block_size", 0) or -1
     blocks = whole.reshape(body.concat(whole.shape(0, 2), body.ints([-1, block] if block > 0 else [1, -1])))
@@ -63,9 +63,9 @@ def _mixed(node: Node, weights: Value | None = None) -> Value:
     return (y * shares).sum([0], keepdims=False).reshape(shape)
 
 
-def _layer(node: Node, x: Value, place: int) -> Value:
+def _layer(node: Node, x: Value, index: int) -> Value:
     """x @ w.T + b of every expert, [experts, tokens, out]."""
-    y, bias = node.body.node("MatMul", x, node.required(place).transpose(0, 2, 1)), node.input(place + 1)
+    y, bias = node.body.node("MatMul", x, node.required(index).transpose(0, 2, 1)), node.input(index + 1)
     return y if bias is None else y + bias.unsqueeze(1)
 
 
@@ -95,7 +95,7 @@ def _halves(x: Value, interleaved: bool) -> list[Value]:
     if not interleaved:
         return x.split(2, 2)
     pairs = x.reshape(x.body.concat(x.shape(0, 2), x.body.ints([-1, 2])))
-    return [pairs.slice(place, place + 1, 3).squeeze(3) for place in (0, 1)]
+    return [pairs.slice(index, index + 1, 3).squeeze(3) for index in (0, 1)]
 
 
 def _activation(node: Node, kind: str, x: Value) -> Value:

@@ -12,7 +12,7 @@ from opgrad.onnx.rules.registry import NoGradient, gradient, recomputed
 from opgrad.onnx.rules.shaping import numbers_of, sizes_of
 
 AXIS_IS_INPUT = 20  # opset of DFT
-LENGTH, AXIS = 1, 2  # places of DFT's inputs
+LENGTH, AXIS = 1, 2  # indices of DFT's inputs
 
 
 def _transform(x: Value, axis: int, length: Value | None = None, **attributes: int) -> Value:

@@ -41,14 +41,14 @@ class Stored(NamedTuple):
     block: tuple[int, int]
 
 
-def gradient_through(node: Node, dy: Value, place: int, transposed: bool = False) -> Value | None:
-    """dy @ w.T for a product x @ w, whose w is the input at this place; None if no frozen integers are behind it.
+def gradient_through(node: Node, dy: Value, index: int, transposed: bool = False) -> Value | None:
+    """dy @ w.T for a product x @ w, whose w is the input at this index; None if no frozen integers are behind it.
 
     transposed: whether the product is x @ w.T.
     """
-    if place in node.needed or len(node.required(0).sizes or ()) < 2:
+    if index in node.needed or len(node.required(0).sizes or ()) < 2:
         return None
-    stored = _stored(node, node.names[place], transposed)
+    stored = _stored(node, node.names[index], transposed)
     return None if stored is None else product(node, dy, stored)
 
 

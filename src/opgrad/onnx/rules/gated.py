@@ -51,7 +51,7 @@ def gated_rms_norm(node: Node) -> Value:
 def linear_attention_gate(node: Node) -> Gradients:
     """decay = scale * softplus(a + bias), beta = sigmoid(b)."""
     names = ("a", "dt_bias", "decay_scale", "b")
-    a, bias, scale, b = (node.input(place) for place in range(len(names)))
+    a, bias, scale, b = (node.input(index) for index in range(len(names)))
     if a is None or bias is None or scale is None:
         raise NoGradient(f"it lacks one of its inputs {', '.join(names[:3])}")
     return [(a + bias).apply("Softplus") * scale, None if b is None else b.apply("Sigmoid")]

@@ -44,11 +44,11 @@ class TokenPlaces:
     total: Value
 
     def queries(self) -> Value:
-        """The places of the queries, [N, 1, L, 1]."""
+        """The indices of the queries, [N, 1, L, 1]."""
         return self.before + self.new.body.range(self.new).unsqueeze(1)
 
     def keys(self) -> Value:
-        """The places of the keys, [T]."""
+        """The indices of the keys, [T]."""
         return self.new.body.range(self.total)
 
 

@@ -36,8 +36,8 @@ def top_k(node: Node) -> Value:
 @gradient("OneHot", constant=(0, 1))
 def one_hot(node: Node) -> Gradients:
     """dvalues = the sums of dy where the index is not and where it is."""
-    kind = node.required(2).element_type
-    mask = node.same(node.x, node.required(1), node.body.ints([0, 1]).cast(kind or TensorProto.FLOAT))
+    dtype = node.required(2).element_type
+    mask = node.same(node.x, node.required(1), node.body.ints([0, 1]).cast(dtype or TensorProto.FLOAT))
     on = (node.dy * mask).sum(keepdims=False)
     off = node.dy.sum(keepdims=False) - on
     return [None, None, node.body.concat(off.reshape([1]), on.reshape([1]))]

@@ -9,7 +9,7 @@ from opgrad.onnx.rules.registry import Gradients, gradient
 from opgrad.onnx.rules.shaping import reshape_like, reshape_to
 
 SPLIT_SIZES_ARE_INPUT = 13  # opset
-AXES_OF_PAD = 3  # the place of this input
+AXES_OF_PAD = 3  # the index of this input
 
 
 @gradient("Reshape", "Flatten", "Squeeze", "Unsqueeze", constant=(1,), integers=True)

@@ -35,7 +35,7 @@ class Tokens:
 def attended(body: Body, state: Value, tokens: Tokens) -> tuple[Value, Value]:
     """What the queries read, [T, N, heads, queries of a head, D], and the last state, [N, heads, K, D]."""
 
-    def turn(inner: Body, s: Value, q: Value, k: Value, v: Value, *others: Value) -> tuple[list[Value], list[Value]]:
+    def step(inner: Body, s: Value, q: Value, k: Value, v: Value, *others: Value) -> tuple[list[Value], list[Value]]:
         rest = list(others)
         if tokens.decay is not None:
             s = s * rest.pop(0).apply("Exp").unsqueeze(3)
@@ -45,7 +45,7 @@ def attended(body: Body, state: Value, tokens: Tokens) -> tuple[Value, Value]:
         s = s + inner.node("MatMul", k.unsqueeze(3), change)
         return [s], [inner.node("MatMul", q, s)]
 
-    last, y = body.scan([state], tokens.given(), turn)
+    last, y = body.scan([state], tokens.given(), step)
     return y, last
 
 
@@ -57,9 +57,9 @@ def linear_attention(node: Node) -> Gradients:
         raise NoGradient("it keeps several states")
     body, rule = node.body, node.get("update_rule", "gated_delta")
     queries, keys = node.get("q_num_heads"), node.get("kv_num_heads")
-    width, depth = (numbers_of(node.required(place), 2)[0] // heads for place, heads in ((0, queries), (2, keys)))
+    width, depth = (numbers_of(node.required(index), 2)[0] // heads for index, heads in ((0, queries), (2, keys)))
     past, decay, rate = node.input(3), node.input(4), node.input(5)
-    k, v = (_in_time(node.required(place), keys) for place in (1, 2))
+    k, v = (_in_time(node.required(index), keys) for index in (1, 2))
     tokens = Tokens(
         _queries(_in_time(node.x, queries), queries, keys, width) * (node.get("scale", 0.0) or width**-0.5),
         k,

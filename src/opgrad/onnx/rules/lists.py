@@ -25,29 +25,29 @@ def appended(value: Value, more: Value) -> Value:
     """A sequence with the tensors of another one behind its own."""
     first = np.array(0)
 
-    def turn(inner: Body, result: Value, rest: Value) -> list[Value]:
+    def step(inner: Body, result: Value, rest: Value) -> list[Value]:
         tensor = inner.node("SequenceAt", rest, inner.constant(first))
         return [inner.node("SequenceInsert", result, tensor), inner.node("SequenceErase", rest, inner.constant(first))]
 
     body = value.body
-    return _like(body.loop(body.node("SequenceLength", more), [value, more], turn)[0], value)
+    return _like(body.loop(body.node("SequenceLength", more), [value, more], step)[0], value)
 
 
 def part(value: Value, start: Value, count: Value) -> Value:
     """So many tensors of a sequence, from the place `start` on."""
     body = value.body
 
-    def turn(inner: Body, result: Value, place: Value) -> list[Value]:
+    def step(inner: Body, result: Value, place: Value) -> list[Value]:
         tensor = inner.node("SequenceAt", inner.outer(value), place)
         return [inner.node("SequenceInsert", result, tensor), place + 1]
 
-    return _like(body.loop(count, [empty(body, value.element_type), start], turn)[0], value)
+    return _like(body.loop(count, [empty(body, value.element_type), start], step)[0], value)
 
 
 def empty(body: Body, element_type: int | None) -> Value:
     """A sequence without tensors."""
-    kind = element_type or TensorProto.FLOAT
-    return Value(body, body.node("SequenceEmpty", dtype=kind).name, kind)
+    dtype = element_type or TensorProto.FLOAT
+    return Value(body, body.node("SequenceEmpty", dtype=dtype).name, dtype)
 
 
 def _like(value: Value, other: Value) -> Value:

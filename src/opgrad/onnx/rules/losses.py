@@ -23,10 +23,10 @@ def softmax_cross_entropy_loss(node: Node) -> Gradients:
 def softmax_cross_entropy_loss_internal(node: Node) -> Gradients:
     """dscores as of SoftmaxCrossEntropyLoss; the class to ignore is an input, the results may have another type."""
     log_prob, dx = node.output(1, "_log_prob"), None
-    kind = {"output_type": node.x.element_type or TensorProto.FLOAT} if "output_type" in node.attributes else {}
+    dtype = {"output_type": node.x.element_type or TensorProto.FLOAT} if "output_type" in node.attributes else {}
     if node.dys[0] is not None:
         op, reduction = "SoftmaxCrossEntropyLossInternalGrad", node.get("reduction", "mean")
-        dx = node.microsoft(op, node.dy, log_prob, *node.inputs[1:], reduction=reduction, **kind)
+        dx = node.microsoft(op, node.dy, log_prob, *node.inputs[1:], reduction=reduction, **dtype)
     return _with_log_prob(node, dx, log_prob)
 
 

@@ -6,7 +6,7 @@ from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.rules.frozen_weights import gradient_through
 from opgrad.onnx.rules.node import Node
 from opgrad.onnx.rules.registry import Gradients, gradient
-from opgrad.onnx.rules.shaping import reshape_like, sizes_of, unbroadcast
+from opgrad.onnx.rules.shaping import reshape_like, sizes_of, transposed, unbroadcast
 
 GEMM = {"transA": 0, "transB": 0, "alpha": 1.0, "beta": 1.0}
 
@@ -18,7 +18,7 @@ def matmul(node: Node) -> Gradients:
     if (da := gradient_through(node, dy, 1)) is not None:
         return [da, None]
     if a.sizes is None and b.sizes is not None and len(b.sizes) == 2:
-        return [node.body.node("MatMul", dy, _transposed(b)), _gemm(_rows(a, b, 0), _rows(dy, b, 1), transA=1)]
+        return [node.body.node("MatMul", dy, transposed(b)), _gemm(_rows(a, b, 0), _rows(dy, b, 1), transA=1)]
     ranks = len(sizes_of(a)), len(sizes_of(b))
     if ranks == (2, 2):
         return [_gemm(dy, b, transB=1), _gemm(a, dy, transA=1)]
@@ -32,8 +32,8 @@ def matmul(node: Node) -> Gradients:
         # The rows of all matrices, as one matrix.
         db = _gemm(a.reshape([-1, _width(a)]), dy.reshape([-1, _width(b)]), transA=1)
     else:
-        db = _over_batches(node.body.node("MatMul", _transposed(row), dy), batch, column)
-    da = _over_batches(node.body.node("MatMul", dy, _transposed(column)), batch, row)
+        db = _over_batches(node.body.node("MatMul", transposed(row), dy), batch, column)
+    da = _over_batches(node.body.node("MatMul", dy, transposed(column)), batch, row)
     return [reshape_like(da, a) if ranks[0] == 1 else da, reshape_like(db, b) if ranks[1] == 1 else db]
 
 
@@ -60,12 +60,6 @@ def _with_axis(vector: Value, axis: int) -> Value:
     sizes = list(sizes_of(vector))
     matrix = vector.unsqueeze(axis)
     return Value(vector.body, matrix.name, vector.element_type, [*sizes[:axis], 1, *sizes[axis:]])
-
-
-def _transposed(value: Value) -> Value:
-    """The value with its last two axes exchanged."""
-    rank = len(sizes_of(value))
-    return value.transpose(*range(rank - 2), rank - 1, rank - 2)
 
 
 def _over_batches(product: Value, batch: Sequence[int | str | None], target: Value) -> Value:

@@ -91,16 +91,15 @@ def expand_dims(node: Node) -> Value:
     axis = node.constant(1)
     if axis is None:
         raise NoGradient("its axis is known at run time alone")
-    place = int(axis.reshape(()))
-    return node.x.unsqueeze(place % (node.rank() + 1))
+    index = int(axis.reshape(()))
+    return node.x.unsqueeze(index % (node.rank() + 1))
 
 
 @decomposition("FusedGemm", domain=MICROSOFT)
 def fused_gemm(node: Node) -> Value:
     """y = activation(gemm(a, b, c))."""
-    names = ("alpha", "beta", "transA", "transB")
-    y = node.body.node("Gemm", *node.inputs, **{name: node.get(name) for name in names if name in node.attributes})
-    return activated(node, y)
+    attributes = node.given("alpha", "beta", "transA", "transB")
+    return activated(node, node.body.node("Gemm", *node.inputs, **attributes))
 
 
 @decomposition("FusedConv", domain=MICROSOFT)
@@ -179,7 +178,7 @@ def skip_simplified_layer_normalization(node: Node) -> Gradients:
     return [y, None, inv_std, total]
 
 
-def _skip_sum(node: Node, place: int) -> Value:
-    bias = node.input(place)
+def _skip_sum(node: Node, index: int) -> Value:
+    bias = node.input(index)
     total = node.x + node.required(1)
     return total if bias is None else total + bias

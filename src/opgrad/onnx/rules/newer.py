@@ -7,7 +7,7 @@ from opgrad.onnx.graph.formulas import Body, Value
 from opgrad.onnx.graph.messages import CLASSICAL, MICROSOFT
 from opgrad.onnx.rules.node import Node
 from opgrad.onnx.rules.registry import Gradients, NoGradient, gradient, recomputed
-from opgrad.onnx.rules.shaping import reshape_like
+from opgrad.onnx.rules.shaping import reshape_like, transposed
 
 SEVERAL = 2
 
@@ -22,13 +22,13 @@ def cum_prod(node: Node) -> Value:
     order = [place, *(each for each in range(rank) if each != place)]
     exclusive, reverse = node.get("exclusive", 0), node.get("reverse", 0)
 
-    def turn(_: Body, later: Value, x: Value, dy: Value) -> tuple[list[Value], list[Value]]:
+    def step(_: Body, later: Value, x: Value, dy: Value) -> tuple[list[Value], list[Value]]:
         s = dy + later
         return [dy + x * later if exclusive else x * s], [later if exclusive else s]
 
     x, dy = node.x.transpose(*order), node.dy.transpose(*order)
     start = node.body.full(x.shape(1), 0, node.x)
-    s = node.body.scan([start], [x, dy], turn, backward=not reverse)[1]
+    s = node.body.scan([start], [x, dy], step, backward=not reverse)[1]
     before = node.body.node("CumProd", node.x, node.required(1), exclusive=1, reverse=reverse)
     return before * s.transpose(*np.argsort(order).tolist())
 
@@ -59,7 +59,7 @@ def col2im(node: Node) -> Value:
     if block is None:
         raise NoGradient("the size of its blocks is known at run time alone")
     count, body = int(block.prod()), node.body
-    given = {name: node.get(name) for name in ("dilations", "pads", "strides") if node.get(name) is not None}
+    given = node.given("dilations", "pads", "strides")
     filters = body.constant(np.eye(count).reshape(count, 1, *block.tolist())).like(node.dy)
     channels = node.dy.reshape(body.concat(body.ints([-1, 1]), image))
     return reshape_like(body.node("Conv", channels, filters, **given), node.x)
@@ -69,13 +69,13 @@ def col2im(node: Node) -> Value:
 def determinant(node: Node) -> Value:
     """dx = dy * y * inverse(x).T."""
     rank = node.rank()
-    return _transposed(_inverse(node, node.x), rank) * (node.dy * node.y).unsqueeze(rank - 2, rank - 1)
+    return transposed(_inverse(node, node.x), rank) * (node.dy * node.y).unsqueeze(rank - 2, rank - 1)
 
 
 @gradient("Inverse", domain=MICROSOFT)
 def inverse(node: Node) -> Value:
     """dx = -y.T @ dy @ y.T."""
-    y = _transposed(node.y, node.rank())
+    y = transposed(node.y, node.rank())
     return -node.body.node("MatMul", node.body.node("MatMul", y, node.dy), y)
 
 
@@ -83,10 +83,6 @@ def _inverse(node: Node, x: Value) -> Value:
     if node.body.plain:
         raise NoGradient("ONNX has no inverse of a matrix, expected plain=False")
     return node.microsoft("Inverse", x)
-
-
-def _transposed(value: Value, rank: int) -> Value:
-    return value.transpose(*range(rank - 2), rank - 1, rank - 2)
 
 
 @gradient("Unique")

@@ -21,7 +21,7 @@ from opgrad.onnx.rules.errors import NoGradient
 # (graph, body, seeds, wanted): the gradients of the values `wanted` of a graph, written into `body`, by name; None for
 # a value without one. seeds: the gradients of the values that are differentiated, by name.
 Differentiate: TypeAlias = Callable[[Graph, GraphBody, Mapping[str, Value], Sequence[str]], dict[str, Value | None]]
-AXES_PLACE = 1  # the place of the input with the axes, in opsets where axes are an input
+AXES_PLACE = 1  # the index of the input with the axes, in opsets where axes are an input
 
 
 class Node(NodeView):
@@ -32,7 +32,7 @@ class Node(NodeView):
     is missing. names: their names. outputs: the node's results, likewise.
     differentiate: writes the gradients of the values of another graph, such as a subgraph of the node.
     dys: the gradients of the outputs; None for an output that no differentiated value depends on.
-    needed: the places of the inputs whose gradients are asked for.
+    needed: the indices of the inputs whose gradients are asked for.
     attributes: as the node has them, text decoded.
     opset: of ai.onnx, that of the graph.
 

@@ -30,8 +30,8 @@ def _full_scale(node: Node, axis: int) -> Value:
 def layer_normalization(node: Node) -> Gradients:
     """dx = inv_std * (g - mean(g) - n * mean(g * n)), g = dy * scale, n the normalized x."""
     axis = node.get("axis", -1) % node.rank()
-    kind = node.get("stash_type", TensorProto.FLOAT) if node.x.element_type != TensorProto.DOUBLE else None
-    mean, inv_std = (node.output(index, suffix, kind) for index, suffix in ((1, "_mean"), (2, "_inv_std")))
+    dtype = node.get("stash_type", TensorProto.FLOAT) if node.x.element_type != TensorProto.DOUBLE else None
+    mean, inv_std = (node.output(index, suffix, dtype) for index, suffix in ((1, "_mean"), (2, "_inv_std")))
     scale = _full_scale(node, axis)
     dx, dscale, dbias = node.results("LayerNormalizationGrad", 3, node.dy, node.x, scale, mean, inv_std, axis=axis)
     dx = _with_statistics(node, dx, 1, 2)
@@ -209,9 +209,9 @@ def batch_norm_internal(node: Node) -> Gradients:
         return _of_given_statistics(node)
     if any(dy is not None for dy in node.dys[1:]):
         raise NoGradient("what is differentiated depends on its running statistics, expected on its first output alone")
-    kind = node.required(3).element_type
+    dtype = node.required(3).element_type
     suffixes = ("_running_mean", "_running_var", "_saved_mean", "_saved_inv_std")
-    mean, inv_std = [node.output(index, suffix, kind) for index, suffix in enumerate(suffixes, 1)][2:]
+    mean, inv_std = [node.output(index, suffix, dtype) for index, suffix in enumerate(suffixes, 1)][2:]
     epsilon = node.get("epsilon", 1e-5)
     return node.results("BatchNormalizationGrad", 3, node.dy, node.x, node.required(1), mean, inv_std, epsilon=epsilon)
 
@@ -221,9 +221,9 @@ def _of_given_statistics(node: Node) -> Gradients:
     x, scale, _, mean, variance = (node.required(index) for index in range(5))
     shape = [1, -1, *(1 for _ in range(node.rank() - 2))]
     axes = [axis for axis in range(node.rank()) if axis != 1]
-    kind = x.element_type
+    dtype = x.element_type
     mean, variance, factor = (
-        each if kind in (None, each.element_type) else each.cast(kind or 0) for each in (mean, variance, scale)
+        each if dtype in (None, each.element_type) else each.cast(dtype or 0) for each in (mean, variance, scale)
     )
     inv_std = 1 / (variance + node.get("epsilon", 1e-5)).apply("Sqrt")
     n = (x - mean.reshape(shape)) * inv_std.reshape(shape)

@@ -5,7 +5,7 @@ from onnx import TensorProto
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.sizes import known
 from opgrad.onnx.plain.convolution import Window
-from opgrad.onnx.rules.convolution import window_attributes
+from opgrad.onnx.rules.convolution import WINDOW
 from opgrad.onnx.rules.node import Node
 from opgrad.onnx.rules.registry import NoGradient, gradient
 
@@ -29,15 +29,14 @@ def max_pool(node: Node) -> Value:
 @gradient("AveragePool")
 def average_pool(node: Node) -> Value:
     """dx[i] = the sum of dy[o] / (elements of window o) over the windows o that i is in."""
-    given = {name: node.get(name) for name in ("ceil_mode", "count_include_pad") if node.get(name) is not None}
-    attributes = window_attributes(node, node.rank() - 2) | given
+    attributes = node.given(*WINDOW, "ceil_mode", "count_include_pad")
     return node.body.node("AveragePoolGrad", node.dy, _open_shape(node), **attributes)
 
 
 def _spread(node: Node, values: Value) -> Value:
     """Each window's value, added to all elements of the window."""
     body, x, kernel = node.body, node.x, node.get("kernel_shape")
-    window = Window(node, kernel)
+    window = Window(node, kernel, x.sizes)
     images = values.reshape(body.concat(body.ints([-1, 1]), values.shape(2)))
     ones = body.number(1, values).expand(body.ints([1, 1, *kernel]))
     return window.transposed(images, ones, x.shape(2), group=1).reshape(x.shape())

@@ -34,7 +34,7 @@ LARGEST: dict[int, float] = {
 QUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear")
 # Operators whose results are sums of products of integers, which stand for themselves.
 SUMS = ("MatMulInteger", "MatMulInteger16", "ConvInteger")
-# The places of the scales of results.
+# The indices of the scales of results.
 SCALES = {
     "QuantizeLinear": 1,
     "QLinearConcat": 0,
@@ -49,8 +49,8 @@ EIGHT_BITS = {(0, 255): TensorProto.UINT8, (-128, 127): TensorProto.INT8}
 @gradient("QuantizeLinear", domain=MICROSOFT, constant=(2,))
 def quantize(node: Node) -> Gradients:
     """dx = dy where x lies within what the integers reach; dscale = -sum(dy * x / scale) over these."""
-    kind = node.y.element_type or 0
-    largest, limits = LARGEST.get(kind), LIMITS.get(kind)
+    dtype = node.y.element_type or 0
+    largest, limits = LARGEST.get(dtype), LIMITS.get(dtype)
     if largest is None and limits is None:
         raise NoGradient("its integers are not of 2, 4, 8 or 16 bits")
     x, scale, zero = node.x, _column(node, node.required(1)), node.input(2)
@@ -172,8 +172,8 @@ def _scales(node: Node, name: str) -> Iterator[str | None]:
 @decomposition("FakeQuant", domain=MICROSOFT)
 def fake_quant(node: Node) -> Value:
     """y = dequantize(quantize(x))."""
-    kind = EIGHT_BITS.get((node.get("quant_min", 0), node.get("quant_max", 255)))
-    if kind is None:
+    dtype = EIGHT_BITS.get((node.get("quant_min", 0), node.get("quant_max", 255)))
+    if dtype is None:
         raise NoGradient("its limits are not those of 8 bits")
-    given = node.required(1), node.required(2).cast(kind)
+    given = node.required(1), node.required(2).cast(dtype)
     return node.body.node("DequantizeLinear", node.body.node("QuantizeLinear", node.x, *given), *given)

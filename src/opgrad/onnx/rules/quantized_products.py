@@ -21,9 +21,9 @@ FIRST_OF_16_BITS = 21  # opset of DequantizeLinear
 WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")  # attributes of a convolution
 
 
-def dequantized(node: Node, place: int, scale: Value, zero: Value | None, axis: int = -1) -> Value:
+def dequantized(node: Node, index: int, scale: Value, zero: Value | None, axis: int = -1) -> Value:
     """The floats that an input's integers stand for. axis: along which there are several scales."""
-    q = node.required(place)
+    q = node.required(index)
     several = scale.sizes is None or list(scale.sizes) not in ([], [1])
     attributes = {"axis": axis % len(sizes_of(q))} if several else {}
     scalars = [each if several or each is None else each.scalar() for each in (scale, zero)]
@@ -32,17 +32,17 @@ def dequantized(node: Node, place: int, scale: Value, zero: Value | None, axis: 
     return Value(node.body, value.name, scale.element_type, q.sizes)
 
 
-def operand(node: Node, place: int, axis: int = -1) -> Value:
+def operand(node: Node, index: int, axis: int = -1) -> Value:
     """The floats of an input which is followed by its scale and its zero point."""
-    return dequantized(node, place, node.required(place + 1), node.input(place + 2), axis)
+    return dequantized(node, index, node.required(index + 1), node.input(index + 2), axis)
 
 
-def quantized(node: Node, y: Value, place: int) -> Value:
-    """The integers for a result whose scale is the input at this place, and whose zero point follows."""
-    zero = node.input(place + 1)
+def quantized(node: Node, y: Value, index: int) -> Value:
+    """The integers for a result whose scale is the input at this index, and whose zero point follows."""
+    zero = node.input(index + 1)
     if zero is None:
         zero = node.body.number(0, node.required(0))
-    return node.body.node("QuantizeLinear", y, node.required(place).scalar(), zero.scalar())
+    return node.body.node("QuantizeLinear", y, node.required(index).scalar(), zero.scalar())
 
 
 def to_channels_last(value: Value, rank: int) -> Value:
@@ -129,14 +129,14 @@ def conv_integer(node: Node) -> Value:
     return node.body.node("Conv", _difference(node, 0, 2), _difference(node, 1, 3, 0), **node.attributes)
 
 
-def _difference(node: Node, place: int, zero: int, axis: int = -1) -> Value:
+def _difference(node: Node, index: int, zero: int, axis: int = -1) -> Value:
     """An input minus its zero point, as floats; axis: along which there are several zero points.
 
     Of integers that stand for floats with gradients it is a function of the floats, which are divided by the scale.
     """
-    q, offset = node.required(place), node.input(zero)
-    if place in node.needed and (scale := scale_of(node, place)) is not None:
-        value = dequantized(node, place, scale, None) / scale
+    q, offset = node.required(index), node.input(zero)
+    if index in node.needed and (scale := scale_of(node, index)) is not None:
+        value = dequantized(node, index, scale, None) / scale
     else:
         value = q.cast(TensorProto.FLOAT)
     if offset is None:
@@ -158,12 +158,12 @@ def qattention(node: Node) -> Gradients:
 @recomputed("DynamicQuantizeLSTM", domain=MICROSOFT, constant=(1, 2, 8, 9, 10, 11))
 def dynamic_quantize_lstm(node: Node) -> Gradients:
     """That of LSTM with the floats that the weights stand for; the gradient goes straight through other roundings."""
-    given = [_gates(node, place, scale).transpose(0, 2, 1) for place, scale in ((1, 8), (2, 10))]
+    given = [_gates(node, index, scale).transpose(0, 2, 1) for index, scale in ((1, 8), (2, 10))]
     return node.body.nodes_of("LSTM", 3, node.x, *given, *node.inputs[3:8], **node.attributes)
 
 
-def _gates(node: Node, place: int, scale: int) -> Value:
+def _gates(node: Node, index: int, scale: int) -> Value:
     """The floats of weights [directions, in, gates], with a scale and zero point for each direction, or each gate."""
     shape = [0, 1, -1] if len(sizes_of(node.required(scale))) > 1 else [-1, 1, 1]
     columns = [node.required(each).reshape(shape).cast(TensorProto.FLOAT) for each in (scale, scale + 1)]
-    return (node.required(place).cast(TensorProto.FLOAT) - columns[1]) * columns[0]
+    return (node.required(index).cast(TensorProto.FLOAT) - columns[1]) * columns[0]

@@ -22,13 +22,13 @@ class Declared:
     """The rule of an operator.
 
     name, domain: the operator's. rule: returns the gradients of the inputs, in order; None for an input without one.
-    constant: the places of inputs that have no gradient.
+    constant: the indices of inputs that have no gradient.
     replaces: the rule is a decomposition: it writes the node with other operators and returns their results; these
     operators replace the node and are differentiated in its place.
     recomputes: the rule is a decomposition, but the node stays: the backward part computes the other operators from the
     node's inputs, and differentiates them.
     direct: for an operator that recomputes, the rule that is used if no gradient is needed but those of the inputs at
-    its places; None from it leaves the work to the formula.
+    its indices; None from it leaves the work to the formula.
     integers: the rule also holds for integers that stand for floats (see `reach.quantized`), because the operator
     copies or selects them and does not compute with them.
     """
@@ -73,9 +73,9 @@ def in_float32(rule: Rule) -> Rule:
     def wide(node: Node) -> Gradients:
         given = rule(node.wide())
         results = [given] if isinstance(given, Value) else list(given or [])
-        kinds = [None if each is None else each.element_type for each in node.outputs]
-        pairs = itertools.zip_longest(results, kinds[: len(results)])
-        return [each if each is None or kind not in HALVES else each.cast(kind) for each, kind in pairs]
+        dtypes = [None if each is None else each.element_type for each in node.outputs]
+        pairs = itertools.zip_longest(results, dtypes[: len(results)])
+        return [each if each is None or dtype not in HALVES else each.cast(dtype) for each, dtype in pairs]
 
     return wide
 
@@ -93,7 +93,7 @@ def register_gradient(name: str, domain: str = "", *, constant: Collection[int] 
     """Decorate a function with this to make it the gradient rule of an operator, in place of the one there is.
 
     name, domain: the operator's; the domain is "" for those of ai.onnx.
-    constant: places of inputs that have no gradient, such as a mask.
+    constant: indices of inputs that have no gradient, such as a mask.
 
     The function gets an `opgrad.gradients.Node` and returns the gradient of the only input, or a list of those of
     all inputs, in their order, None for those that have none. What nobody needs is left out of the graph afterwards.

@@ -1,7 +1,5 @@
 """Resizing: a linear map along each axis."""
 
-from typing import Any
-
 import numpy as np
 from onnx import TensorProto
 
@@ -10,7 +8,7 @@ from opgrad.onnx.rules.node import Node
 from opgrad.onnx.rules.registry import gradient
 from opgrad.onnx.rules.shaping import sizes_of
 
-ROI, SCALES, SIZES = 1, 2, 3  # places of inputs
+ROI, SCALES, SIZES = 1, 2, 3  # indices of inputs
 FORM = (
     "mode", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside", "nearest_mode", "antialias", "axes",
     "keep_aspect_ratio_policy",
@@ -20,11 +18,10 @@ FORM = (
 @gradient("Resize", constant=(ROI, SCALES, SIZES), integers=True)
 def resize(node: Node) -> Value:
     """dx[i] = the sum of dy[o], times the weight of x[i] in y[o]."""
-    attributes: dict[str, Any] = {name: node.get(name) for name in FORM if node.get(name) is not None}
     crops = node.get("coordinate_transformation_mode", "") == "tf_crop_and_resize"
     roi = node.input(ROI) if crops else None
     region = None if roi is None else roi.cast(TensorProto.FLOAT)
-    return node.microsoft("ResizeGrad", node.dy, node.x.like(node.dy), region, _scales(node), **attributes)
+    return node.microsoft("ResizeGrad", node.dy, node.x.like(node.dy), region, _scales(node), **node.given(*FORM))
 
 
 def _scales(node: Node) -> Value | None:

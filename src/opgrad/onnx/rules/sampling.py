@@ -45,8 +45,8 @@ def affine_grid(node: Node) -> Value:
     body, dy, axes = node.body, widened(node.dy), sizes_of(node.x)[1]
     if not isinstance(axes, int):
         raise NoGradient("the graph does not tell how many rows its theta has")
-    kind = dy.element_type or TensorProto.FLOAT
-    identity = body.constant(np.eye(axes, axes + 1, dtype=helper.tensor_dtype_to_np_dtype(kind))[None])
+    dtype = dy.element_type or TensorProto.FLOAT
+    identity = body.constant(np.eye(axes, axes + 1, dtype=helper.tensor_dtype_to_np_dtype(dtype))[None])
     grid = node.same(identity, body.concat(body.ints([1]), node.required(1).slice(1, axes + 2)))
     rows = dy.reshape(body.concat(node.x.shape(0, 1), body.ints([-1, axes]))).transpose(0, 2, 1)
     return body.concat(body.node("MatMul", rows, grid.reshape([-1, axes])), rows.sum([2]), axis=2)

@@ -9,7 +9,7 @@ from opgrad.onnx.rules.registry import Gradients, NoGradient, gradient
 @gradient("SequenceConstruct")
 def construct(node: Node) -> Gradients:
     """dx = the tensor of dy at the place of x."""
-    return [_at(node.dy, node.body.ints([place]).scalar()) for place in range(len(node.inputs))]
+    return [_at(node.dy, node.body.ints([index]).scalar()) for index in range(len(node.inputs))]
 
 
 @gradient("Optional", "OptionalGetElement", integers=True)
@@ -23,28 +23,28 @@ def optional(node: Node) -> Value:
 @gradient("SequenceAt", constant=(1,))
 def at(node: Node) -> Value:
     """dx = zeros, but dy at the place."""
-    zeros, place = lists.zeros_like(node.x), _from_the_start(node.required(1), node.x)
-    return _insert(_erase(zeros, place), node.dy, place)
+    zeros, index = lists.zeros_like(node.x), _from_the_start(node.required(1), node.x)
+    return _insert(_erase(zeros, index), node.dy, index)
 
 
 @gradient("SequenceInsert", constant=(2,))
 def insert(node: Node) -> Gradients:
     """dx = dy without the tensor at the place, which is the gradient of what was inserted."""
-    place = node.input(2)
-    if place is None:
+    index = node.input(2)
+    if index is None:
         return [_erase(node.dy, None), _at(node.dy, node.body.ints([-1]).scalar())]
     # A place counted from the end is one of the shorter sequence, as it was before.
-    place = node.where(place < 0, place - 1, place)
-    return [_erase(node.dy, place), _at(node.dy, place)]
+    index = node.where(index < 0, index - 1, index)
+    return [_erase(node.dy, index), _at(node.dy, index)]
 
 
 @gradient("SequenceErase", constant=(1,))
 def erase(node: Node) -> Value:
     """dx = dy, with zeros at the place."""
-    place = node.input(1)
-    place = node.body.ints([-1]).scalar() if place is None else place
-    zeros = node.body.node("ConstantOfShape", _at(node.x, place).apply("Shape"))
-    return _insert(node.dy, zeros.like(_at(node.x, place)), _from_the_start(place, node.x))
+    index = node.input(1)
+    index = node.body.ints([-1]).scalar() if index is None else index
+    zeros = node.body.node("ConstantOfShape", _at(node.x, index).apply("Shape"))
+    return _insert(node.dy, zeros.like(_at(node.x, index)), _from_the_start(index, node.x))
 
 
 @gradient("SplitToSequence", constant=(1,))
@@ -61,29 +61,29 @@ def concat(node: Node) -> Value:
     if node.get("new_axis", 0):
         return body.node("SplitToSequence", node.dy, axis=axis, keepdims=0)
 
-    def turn(inner: Body, rest: Value, lengths: Value) -> list[Value]:
+    def step(inner: Body, rest: Value, lengths: Value) -> list[Value]:
         first = inner.ints([0]).scalar()
         length = inner.node("Gather", inner.node("SequenceAt", rest, first).apply("Shape"), inner.ints([axis]))
         return [inner.node("SequenceErase", rest, first), inner.concat(lengths, length)]
 
     count = body.node("SequenceLength", node.x)
-    _, lengths = body.loop(count, [node.x, body.ints([])], turn)
+    _, lengths = body.loop(count, [node.x, body.ints([])], step)
     return body.node("SplitToSequence", node.dy, lengths, axis=axis)
 
 
-def _at(value: Value, place: Value) -> Value:
-    return value.body.node("SequenceAt", value, place)
+def _at(value: Value, index: Value) -> Value:
+    return value.body.node("SequenceAt", value, index)
 
 
-def _insert(value: Value, tensor: Value, place: Value) -> Value:
-    return value.body.node("SequenceInsert", value, tensor, place)
+def _insert(value: Value, tensor: Value, index: Value) -> Value:
+    return value.body.node("SequenceInsert", value, tensor, index)
 
 
-def _erase(value: Value, place: Value | None) -> Value:
-    return value.body.node("SequenceErase", value, place)
+def _erase(value: Value, index: Value | None) -> Value:
+    return value.body.node("SequenceErase", value, index)
 
 
-def _from_the_start(place: Value, value: Value) -> Value:
+def _from_the_start(index: Value, value: Value) -> Value:
     """A place in a sequence, counted from its start."""
-    length = value.body.node("SequenceLength", value).like(place)
-    return value.body.where(place < 0, place + length, place)
+    length = value.body.node("SequenceLength", value).like(index)
+    return value.body.where(index < 0, index + length, index)

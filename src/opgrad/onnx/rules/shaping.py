@@ -49,6 +49,12 @@ def reshape_to(value: Value, shape: Value) -> Value:
     return value.body.node("Reshape", value, shape, **zeros)
 
 
+def transposed(value: Value, rank: int | None = None) -> Value:
+    """The value with its last two axes exchanged. rank: if the value does not tell its own."""
+    rank = len(sizes_of(value)) if rank is None else rank
+    return value.transpose(*range(rank - 2), rank - 1, rank - 2)
+
+
 def broadcast_to(value: Value, like: Value) -> Value:
     """Broadcast to the shape of another value."""
     return value.expand(like.shape())
