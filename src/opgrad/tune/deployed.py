@@ -28,7 +28,7 @@ PRODUCTS = ("MatMul", "Gemm", "Gather", "Conv", "FusedMatMul")  # whose weights 
 def with_inputs(base: "LanguageModel", adapters: Sequence[Adapter]) -> onnx.ModelProto:
     """The base with its adapters as inputs; without values for them it computes what the base does."""
     model, kinds = copied(base.source), _kinds(base, adapters)
-    insert(model.graph, adapters, scaled=True)
+    insert(model, adapters, scaled=True)
     for adapter in adapters:
         for name, shape in _shapes(adapter).items():
             sizes = [size if size is not None else f"{adapter.name}.rank" for size in shape]
@@ -116,7 +116,7 @@ def merged(
         factor = factors(base, adapter, values) if adapter.lora.dora else None
         _add(changed[weight], adapter, node, values, factor)
     model, found = replaced(base, changed)
-    insert(model.graph, apart, scaled=True)
+    insert(model, apart, scaled=True)
     model.graph.initializer.extend(tensor_of(*each) for each in scaled(base, apart, values).items())
     return model, found
 

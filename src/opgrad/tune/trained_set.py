@@ -94,7 +94,7 @@ def _adapted(
     """The model with its adapters, and the input that counts the draws of their dropout, where they have any."""
     model = copied(base.model)
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
-    insert(model.graph, adapters, seed=seed, drawn=drawn)
+    insert(model, adapters, seed=seed, drawn=drawn)
     if not any(node.op_type == "DropoutTraining" for node in model.graph.node):
         return model, {}
     model.graph.input.append(helper.make_tensor_value_info(DRAW, onnx.TensorProto.INT64, [1]))
@@ -132,7 +132,7 @@ def scoring(
     held = {each.name for each in model.graph.initializer}
     new = {name: array for name, array in values.items() if name not in held}
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in new.items())
-    insert(model.graph, adapters)
+    insert(model, adapters)
     _widen(model, [name for name in values if name in held], base.values)
     take_parameters(model, list(values))
     _finish(model, plain=False)

@@ -140,7 +140,7 @@ def all_forms(file, loras):
     np.testing.assert_array_equal(scores(with_inputs, TOKENS), plain)
     trained = copied(base.model)
     trained.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
-    insert(trained.graph, adapters)
+    insert(trained, adapters)
     given = scores(with_inputs, TOKENS, deployed.scaled(base, adapters, values))
     merged = with_values(*deployed.merged(base, adapters, values))
     np.testing.assert_allclose(scores(merged, TOKENS), given, rtol=1e-4, atol=1e-4)

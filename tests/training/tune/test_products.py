@@ -249,8 +249,9 @@ def test_what_is_dropped_differs(tmp_path):
     folder, own = make_folder(tmp_path), set()
     for seed in (0, 1):
         setting = Tuner(folder, lora="dropout=0.5, rank=4", seed=seed).adapted.setting(*TOKENS.shape)
-        held = setting.artifacts.training_model.graph.initializer
-        own |= {int(numpy_helper.to_array(each)[0]) for each in held if each.name.endswith("lora_dropout.own")}
+        graph = setting.artifacts.training_model.graph
+        held = {each.name: each for each in graph.initializer}
+        own |= {int(numpy_helper.to_array(held[node.input[1]])[0]) for node in graph.node if "draw" in node.input}
     assert len(own) == 16
     trainer = Trainer(setting.artifacts, learning_rate=0.02)
     trainer.step(BATCH)
