@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from opgrad.torch.autocast import narrows_products, widens_softmax
-from opgrad.torch.losses import vocab_parallel
+from opgrad.torch.losses import layer_operators
+from opgrad.torch.losses.layer_operators import ClassRange, LossCall
 from opgrad.torch.losses.options import CrossEntropyOutput, check_shape, class_axis, divisors, read_labels
 from opgrad.torch.losses.reduced import hits_of, reduced
-from opgrad.torch.losses.vocab_parallel import ClassRange, LossCall
 
 
 def loss(call: LossCall, input: Any, target: Any, dim: int, shift: int) -> Any:
@@ -28,7 +28,7 @@ def loss(call: LossCall, input: Any, target: Any, dim: int, shift: int) -> Any:
     dtype = call.options.dtype or (torch.float32 if widens_softmax(logits) else logits.dtype)
     dtype = dtype if dense is None else torch.promote_types(dtype, dense.dtype)
     own = _class_range(call, mesh, axis, input.shape[dim], logits.shape[-1])
-    found = vocab_parallel.of_logits(logits, labels, dense, own, dtype)
+    found = layer_operators.of_logits(logits, labels, dense, own, dtype)
     shape = input.shape[:dim] + input.shape[dim + 1 :]
     return _finished(call, found, labels, dense is not None, mesh, lies, shape, dtype)
 
@@ -55,7 +55,7 @@ def linear_loss(call: LossCall, input: Any, w: Any, b: Any, target: Any, shift: 
     dtype = call.options.dtype or (torch.float32 if narrows_products(x) else x.dtype)
     dtype = dtype if dense is None else torch.promote_types(dtype, dense.dtype)
     own = _class_range(call, mesh, axis, w.shape[0], own_w.shape[0])
-    found = vocab_parallel.of_layer(x, own_w, own_b, labels, dense, own, dtype)
+    found = layer_operators.of_layer(x, own_w, own_b, labels, dense, own, dtype)
     return _finished(call, found, labels, dense is not None, mesh, lies, shape[:-1], dtype)
 
 
@@ -77,7 +77,7 @@ def _of_sample(placement: Placement, dim: int) -> Placement:
 def _class_range(call: LossCall, mesh: Any, axis: int, total: int, classes: int) -> ClassRange:
     size = -(-total // mesh.size(axis))  # as torch.chunk shares them out
     first = min(mesh.get_local_rank(axis) * size, total)
-    return ClassRange(call, first, classes, vocab_parallel.member_of(call.who, mesh.get_group(axis)))
+    return ClassRange(call, first, classes, layer_operators.member_of(call.who, mesh.get_group(axis)))
 
 
 def _with_whole_weight(call: LossCall) -> LossCall:

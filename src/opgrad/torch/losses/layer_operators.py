@@ -1,9 +1,12 @@
 """The statistics of a linear layer whose logits exist in chunks, and its gradients, as registered operators.
 
-The layer may have all classes, or a shard of them: then the gradient of its input is summed over the group.
+The layer may have all classes, or a shard of them: then the gradient of its input is summed over the group, and the
+results of samples are combined from the statistics of all processes.
 """
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,11 +17,29 @@ from torch.nn import functional
 
 from opgrad.call.libraries import torch_private
 from opgrad.call.libraries.torch_private import group_of
+from opgrad.ops.reference.loss_options import LossOptions
+from opgrad.torch.autocast import autocast_layer
 from opgrad.torch.derivative import pulled_back, wide
 from opgrad.torch.losses.chunks import Layer, chunks_of, gradients_of_statistics, statistics_of_layer
 from opgrad.torch.losses.options import check_labels
-from opgrad.torch.losses.shard_operators import keep_all, kept, once, register, shard_copy
-from opgrad.torch.losses.statistics import CLASSES, SLOPES, ClassPart, composed_statistics, factors_of_slopes
+from opgrad.torch.losses.reduced import shaped
+from opgrad.torch.losses.shard_operators import (
+    keep_all,
+    kept,
+    once,
+    register,
+    shard_copy,
+    shard_gather,
+    shard_statistics,
+)
+from opgrad.torch.losses.statistics import (
+    CLASSES,
+    SLOPES,
+    ClassPart,
+    composed_statistics,
+    factors_of_slopes,
+    samples_of_parts,
+)
 from opgrad.torch.schema import LIBRARY, TAGS
 
 NAME = "linear_cross_entropy"
@@ -111,6 +132,95 @@ def _backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
 
 register(layer_statistics, _statistics, _fake, _backward, keep_all)
 register(layer_statistics_grad, _grad, _grad_fake, once, keep_all)
+
+
+# --- the results of all classes ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LossCall:
+    """The loss that is wanted, and by whom. weight: of all classes. formula: how labels are smoothed."""
+
+    who: str
+    options: LossOptions
+    formula: str = "torch"
+    weight: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class ClassRange:
+    """The classes of one process, those from `first` on, of all that its group has together.
+
+    member: the process's rank in its group, the number of processes there, and the group's name.
+    """
+
+    call: LossCall
+    first: int
+    classes: int
+    member: tuple[int, int, str]
+
+    @property
+    def part(self) -> ClassPart:
+        weight = self.call.weight
+        own = None if weight is None else weight[self.first : self.first + self.classes].contiguous()
+        return ClassPart.of(self.call.options, own, self.first)
+
+
+def member_of(who: str, group: Any) -> tuple[int, int, str]:
+    """The `member` of ClassRange for this process in a group; None: in the default one."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError(f"{who}: there is no process group, expected torch.distributed to be initialised")
+    group = dist.group.WORLD if group is None else group
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError(f"{who}: this process is not in the group, expected one of its own")
+    return rank, dist.get_world_size(group), group.group_name
+
+
+# --- the samples' results --------------------------------------------------------------------------------------------
+
+
+def of_logits(
+    logits: Tensor, labels: Tensor, probabilities: Tensor | None, own: ClassRange, dtype: torch.dtype
+) -> Sequence[Any]:
+    """The results of logits [..., classes of the process], in the shape of the labels [...] of all classes.
+
+    With probabilities, which have the logits' shape, all samples count; the results are differentiable in both.
+    """
+    x, y = logits.reshape(labels.numel(), own.classes), labels.reshape(-1)
+    if probabilities is None:
+        found = shard_statistics(x, y, *own.part)
+    else:
+        found = composed_statistics(x, y, own.part, probabilities.reshape(x.shape))
+    return shaped(_gathered(found, y, own, probabilities is not None, dtype), labels.shape)
+
+
+def of_layer(
+    input: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, probabilities: Tensor | None, own: ClassRange,
+    dtype: torch.dtype,
+) -> Sequence[Any]:  # fmt: skip
+    """The same for the logits of a linear layer, in autocast's dtype; with probabilities they are stored."""
+    x, y = input.reshape(labels.numel(), input.shape[-1]), labels.reshape(-1)
+    x, w, b, _ = autocast_layer(x, w, b)
+    if probabilities is not None:
+        logits = functional.linear(shard_copy(x, own.member[2]), w, b)
+        return of_logits(logits, labels, probabilities, own, dtype)
+    if not torch.compiler.is_compiling():
+        count_flops()
+    found = layer_statistics(x, w, b, y, *own.part, own.call.options.ignore_index, None, own.member[2])
+    return shaped(_gathered(found, y, own, False, dtype), labels.shape)
+
+
+def _gathered(
+    statistics: Tensor, labels: Tensor, own: ClassRange, is_dense: bool, dtype: torch.dtype
+) -> Sequence[Tensor | None]:
+    """The results over the classes of all processes, from the statistics of this one's."""
+    call, options = own.call, own.call.options
+    ignored, smoothing = None if is_dense else options.ignore_index, options.label_smoothing
+    parts, total = shard_gather(statistics, labels, own.first, own.classes, ignored, *own.member, call.who)
+    if smoothing and call.formula == "megatron":
+        smoothing = smoothing * total.double() / (total.double() - 1)
+    return samples_of_parts(parts, labels, own.part, total, call.weight, options, dtype, smoothing, is_dense)
 
 
 # --- floating-point operations ---------------------------------------------------------------------------------------
