@@ -9,21 +9,15 @@ from typing import Any
 import numpy as np
 
 import opgrad
-from bench.cells import GRAPH, PLAIN, PLANS, SWEEP, Cell
+from bench.cells import GRAPH, PLAIN, SWEEP, Cell
 from bench.forms import FORMS, leading
-from bench.measure import CALL, GIVEN, KERNEL, NEW, WAYS, Call
-from bench.memories import MEMORIES
+from bench.measure import GIVEN, NEW, WAYS, Call
 from opgrad.call.arrays import as_given, expanded, spec_of
 from opgrad.cli.examples import examples, expected
 from opgrad.cli.examples.accuracy import error_in_ulp, reference
 from opgrad.cli.examples.arguments import ArraySource, Numpy, arguments, called
 from opgrad.contract import DTYPES, Array, Operator, Shape, Spec
 from opgrad.contract.signature import Prepared, prepare
-from opgrad.cpu.compiler.decorators import native
-from opgrad.cpu.compiler.words import call_address
-from opgrad.cpu.plans import plan
-from opgrad.cpu.runtime.plan import execute
-from opgrad.cpu.runtime.threads import threads_for
 
 CHECKED = 1 << 19  # elements of a result that are compared with the reference
 IN_PLACE = "optimizer"  # the family whose calls write over their arguments
@@ -54,11 +48,11 @@ class Case:
     """
 
     def __init__(self, cell: Cell):
-        self.cell, self.op, self.shape, self.memory = cell, cell.op, cell.workload.shape, cell.memory
+        self.cell, self.op, self.shape = cell, cell.op, cell.workload.shape
         self.dtype = cell.dtype.partition("->")[0].partition(",")[0]
         self.axis = int(cell.workload.attributes.get("axis", 0 if cell.op.kind == "slices" else -1))
-        # How it can be called: a plan and what the sweep measures write into memory that is given and nowhere else.
-        self.ways: tuple[str, ...] = (GIVEN,) if cell.workload.group in (PLANS, SWEEP) else WAYS
+        # How it can be called: what the sweep measures writes into memory that is given and nowhere else.
+        self.ways: tuple[str, ...] = (GIVEN,) if cell.workload.group == SWEEP else WAYS
         self.values = self.arguments(cell)
         prepared = self.prepared()
         self.results = {name: self.empty(spec.shape, spec.dtype) for name, spec in prepared.results.items()}
@@ -90,14 +84,14 @@ class Case:
         return Numpy(seed, self.empty)
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Any:
-        return MEMORIES[self.memory](shape, dtype)
+        return np.empty(shape, dtype)
 
     def forward(self, op: Operator, given: dict[str, Any]) -> Sequence[Any]:
-        """What a gradient keeps from its forward operator, in the cell's memory."""
+        """What a gradient keeps from its forward operator."""
         return [self.placed(array) for array in called(op, given)]
 
     def placed(self, value: Any) -> Any:
-        """A value with a copy in the cell's memory in place of each array."""
+        """A value with a copy in place of each array."""
         if isinstance(value, list):
             return [self.placed(each) for each in value]
         if not isinstance(value, np.ndarray):
@@ -134,10 +128,6 @@ class Case:
         """The argument `out` of a call that works this way."""
         out = tuple(self.results.values())
         return {"out": out if len(out) > 1 else out[0]} if way == GIVEN else {}
-
-    def beside(self) -> dict[str, Call]:
-        """Calls of ours to compare with, in place of peers."""
-        return {}
 
     def error(self) -> float:
         """The worst error in ulp of the results as they stand, on a sample of rows if they are large."""
@@ -191,10 +181,6 @@ class Case:
 class FormCase(Case):
     """A form of softmax with its memory: `values` are all of the call's arguments, `results` all that it returns."""
 
-    @property
-    def is_plan(self) -> bool:
-        return self.cell.workload.group == PLANS
-
     def arguments(self, cell: Cell) -> dict[str, Any]:
         sources, _, target = cell.dtype.partition("->")
         dtypes = sources.split(",")
@@ -204,17 +190,6 @@ class FormCase(Case):
                 values[name] = self.placed(values[name].astype(DTYPES[dtype]))
         values |= FORMS[cell.workload.form](Numpy(1, self.empty), cell.workload.shape)
         return values | ({"out_dtype": target} if target else {})
-
-    def call(self, way: str = GIVEN) -> Call:
-        """The function on these arrays as a user would call it, or its plan."""
-        if not self.is_plan:
-            return super().call(way)
-        planned = opgrad.plan(getattr(opgrad, self.op.name), **self.values, **self.out(GIVEN))
-        return partial(planned, *[self.values[name] for name in self.op.arrays], **self.out(GIVEN))
-
-    def beside(self) -> dict[str, Call]:
-        """What a plan is compared with: the plain call, and the kernel run by native code alone."""
-        return {CALL: super().call(), KERNEL: PlanKernel(self)} if self.is_plan else {}
 
     def _errors(self) -> Iterator[float]:
         """Of the first rows: where dropout drops depends on an element's place."""
@@ -271,30 +246,6 @@ class GraphCase(Case):
             self.call()()
         exact = expected(self.op, self.values)
         return max(_error(got, right) for got, right in zip(self.results.values(), exact, strict=True))
-
-
-class PlanKernel:
-    """A call that runs the plan of a case several times, in native code, and does nothing else."""
-
-    runs = 64  # beside which the call of a C function from Python counts for 20 ns
-
-    def __init__(self, case: FormCase):
-        self.arrays = [case.given[name] for name in case.general.arrays] + list(case.results.values())
-        self.plan = plan(case.general, *signature(case.general, case.given))
-        self.operands = np.array([array.ctypes.data for array in self.arrays])
-        self._addresses = execute.address, self.plan.address, self.operands.ctypes.data
-
-    def __call__(self) -> None:
-        threads = threads_for() if self.plan.parts_max > 1 else (0, 0)
-        _repeat.call(self.runs, *self._addresses, *threads)
-
-
-@native(6)
-def _repeat(count: int, run_plan: int, plan: int, operands: int, run: int, context: int) -> int:
-    """Run a plan so many times: what it takes without the call of a C function from Python."""
-    for _ in range(count):
-        call_address(run_plan, plan, operands, 0, 0, 1, run, context, 0)
-    return 0
 
 
 def _error(got: Array, exact: Array) -> float:

@@ -6,14 +6,13 @@ from typing import Any
 
 from bench import step_forms
 from bench.forms import BROADCAST_SHAPE, BROADCASTS
-from bench.memories import DEFAULT, MEMORIES
 from opgrad.contract import FLOATS, Operator, Shape
 from opgrad.ops import graph_operators, operators
 
 DTYPES = ("float32", "bfloat16", "float16")
 UNASKED = "float64"  # what is measured only if it is asked for
-PLAIN, TYPES, POST_OPS, BROADCAST, ATTRIBUTES, GRADIENTS, PLANS, GRAPH, LOSSES, ATTENTION = GROUPS = (
-    "plain", "types", "post-ops", "broadcast", "attributes", "gradients", "plans", "graph", "losses", "attention",
+PLAIN, TYPES, POST_OPS, BROADCAST, ATTRIBUTES, GRADIENTS, GRAPH, LOSSES, ATTENTION = GROUPS = (
+    "plain", "types", "post-ops", "broadcast", "attributes", "gradients", "graph", "losses", "attention",
 )  # fmt: skip
 STEPS = (LOSSES, ATTENTION)  # groups of functions on PyTorch's tensors
 
@@ -134,13 +133,10 @@ SOFTMAX_FORMS = (
         ["no attribute", "where", "logit_scale", "result_scale", "out_scale", "dropout", "dropout and mask", "stats"],
         shapes=(SHORT_ROWS, COLUMNS),
     ),
-    *_forms(PLANS, ["no attribute"], shapes=((1, 1000),)),
-    *_forms(PLANS, ["out_scale 1/127"], ("float32->int8",), shapes=((1, 1000),)),
 )
 GRADIENT_FORMS = (
     *_forms(GRADIENTS, ["no attribute"], MIXED_GRADIENTS, (SHORT_ROWS, LONG_ROWS, COLUMNS)),
     *_forms(GRADIENTS, ["no attribute", "result_scale, mul, relu"], ("float32", "bfloat16")),
-    *_forms(PLANS, ["no attribute"], shapes=((1, 1000),)),
 )
 
 STEP_DTYPES = ("float32", "bfloat16")
@@ -170,17 +166,15 @@ WORKLOADS: Workloads = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One operator on one workload in one dtype, on arrays in somebody's memory."""
+    """One operator on one workload in one dtype."""
 
     op: Operator
     workload: Workload
     dtype: str
-    memory: str = DEFAULT
 
     @property
     def name(self) -> str:
-        where = "" if self.memory == DEFAULT else f" {self.memory} memory"
-        return " ".join(filter(None, (self.op.name, self.workload.label, self.dtype))) + where
+        return " ".join(filter(None, (self.op.name, self.workload.label, self.dtype)))
 
     @property
     def known(self) -> dict[str, Any]:
@@ -195,9 +189,8 @@ def select(
     quick: bool,
     workloads: Workloads = WORKLOADS,
     groups: Sequence[str] = (),
-    memories: Sequence[str] = (),
 ) -> list[Cell]:
-    """The cells of these operators, dtypes, shapes, groups and memories; an empty sequence means the default.
+    """The cells of these operators, dtypes, shapes and groups; an empty sequence means the default.
 
     A shape such as "4096x1000" that no workload has is added to all operators that take it. Forms of softmax have
     their own shapes and dtypes, of which those asked for are left.
@@ -208,21 +201,15 @@ def select(
     declared = {**operators(), **others}
     _check("operator", ops, declared)
     _check("group", groups, GROUPS)
-    check_names(dtypes, memories)
+    check_dtypes(dtypes)
     asked = list(map(_shape, shapes))
-    cells = [
+    return [
         Cell(op, workload, dtype)
         for op in [declared[name] for name in ops or declared]
         for table in _tables(op, workloads)
         for workload in (_of_shapes(op, table, asked) if asked else table)
         if (not groups or workload.group in groups) and (asked or workload.quick or not quick)
         for dtype in _dtypes(workload, dtypes, quick)
-    ]
-    return [
-        replace(cell, memory=memory)
-        for memory in memories or (DEFAULT,)
-        for cell in cells
-        if memory == DEFAULT or cell.workload.group not in STEPS  # PyTorch's tensors lie where PyTorch puts them
     ]
 
 
@@ -261,10 +248,9 @@ def _dtypes(workload: Workload, dtypes: Sequence[str], quick: bool) -> Sequence[
     return found[:1] if quick else found
 
 
-def check_names(dtypes: Sequence[str], memories: Sequence[str]) -> None:
-    """Raise ValueError for a dtype or memory that is not known."""
+def check_dtypes(dtypes: Sequence[str]) -> None:
+    """Raise ValueError for a dtype that is not known."""
     _check("dtype", dtypes, FLOATS)
-    _check("memory", memories, MEMORIES)
 
 
 def _check(what: str, names: Sequence[str], known: Sequence[str] | Mapping[str, Any]) -> None:

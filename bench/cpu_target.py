@@ -54,7 +54,6 @@ def on_host(case: Case, ours: Mapping[str, Call], rivals: Rivals, error: float, 
     return {
         **cell.known,
         "workload": case.label,
-        "memory": cell.memory,
         "headline": cell.workload.headline,
         **({} if cell.workload.group == PLAIN else {"group": cell.workload.group}),
         "bytes": case.traffic,

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.cells import GROUPS, PLAIN, PLANS, STEPS
+from bench.cells import GROUPS, PLAIN, STEPS
 from bench.measure import FEWEST, GIVEN, OURS, WAYS
-from bench.memories import DEFAULT
 from opgrad.base.reading import read_regular
 
 Result = Mapping[str, Any]  # what a result file holds
@@ -51,20 +50,13 @@ class Figures:
     operator: str
     workload: str
     dtype: str
-    memory: str
     headline: bool
     error_ulp: float | None
     ways: Mapping[str, Times]
 
     @property
     def name(self) -> str:
-        where = "" if self.memory == DEFAULT else f" {self.memory} memory"
-        return f"{self.operator} {self.workload} {self.dtype}{where}"
-
-    @property
-    def typed(self) -> str:
-        """The dtype, and whose memory it is if not NumPy's."""
-        return self.dtype if self.memory == DEFAULT else f"{self.dtype}, {self.memory} memory"
+        return f"{self.operator} {self.workload} {self.dtype}"
 
     @property
     def shape(self) -> str:
@@ -96,8 +88,8 @@ def figures(result: Result, group: str = PLAIN) -> list[Figures]:
 
 
 def forms(result: Result) -> dict[str, list[Figures]]:
-    """The figures of the forms of softmax by group; plans and steps have others."""
-    found = {group: figures(result, group) for group in GROUPS if group not in (PLAIN, PLANS, *STEPS)}
+    """The figures of the forms of softmax by group; steps have others."""
+    found = {group: figures(result, group) for group in GROUPS if group not in (PLAIN, *STEPS)}
     return {group: cells for group, cells in found.items() if cells}
 
 
@@ -124,7 +116,7 @@ def rivals(measured: Mapping[str, Any]) -> tuple[float, str | None, float | None
 
 def _figures(cell: Mapping[str, Any]) -> Figures:
     ways = {way: _times(cell, measured) for way, measured in cell["ways"].items()}
-    where = cell["operator"], cell["workload"], cell["dtype"], cell.get("memory", DEFAULT)
+    where = cell["operator"], cell["workload"], cell["dtype"]
     return Figures(*where, cell["headline"], cell["error_ulp"], ways)
 
 

@@ -1,21 +1,17 @@
 """The instruction set that is measured: what the processor has, or a lower one.
 
-A lower one has a process of its own, as libraries look at the processor when they are loaded: our kernels are compiled
+A lower one needs a new process, as libraries look at the processor when they are loaded: our kernels are compiled
 for it, into the folder of the kernel cache that is for it alone; torch, what torch compiles, oneDNN, MKL, NumPy and XLA
 are told to use no more. onnxruntime and SciPy cannot be told.
 """
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.options import CommandLine
 from opgrad.cpu.compiler.cache import directory
 from opgrad.cpu.compiler.decorators import vector_bytes
 
@@ -63,55 +59,23 @@ def legend(machine: Mapping[str, Any]) -> str:
     return f" Held to {title(machine)} on a processor with {has}, but for onnxruntime and SciPy, which use all it has."
 
 
-def in_processes(options: CommandLine) -> list[str]:
-    """The sets that are asked for, if they need processes of their own; none where this process can measure.
+def hold(name: str, program: str, words: Sequence[str] | None) -> None:
+    """Begin the program anew, held to the set of this name, unless the process has no higher one; "": what there is.
 
-    Raises ValueError for one that is unknown or that the processor lacks.
+    program: a module with its command line; words: None for this process's.
+    Raises ValueError for a set that is unknown or that the processor lacks.
     """
-    names = options.names("isa")
-    if not names:
-        return []
     own = {64: AVX512, 32: AVX2}.get(vector_bytes())
-    for name in names:
-        if name not in TITLES:
-            raise ValueError(f"bench: isa is {name!r}, expected of {', '.join(TITLES)}")
-        if own is None or (name == AVX512 and own == AVX2):
-            raise ValueError(f"bench: isa is {name!r}, but this processor has no {TITLES[name]}")
-    return [] if names == [own] else list(dict.fromkeys(names))
-
-
-def measure_each(options: CommandLine, sets: Sequence[str], program: Sequence[str]) -> dict[str, Path]:
-    """Measure each of these sets in a process of its own, and return its result file; what is done, if interrupted.
-
-    program: what Python runs, a module and its first words. The file's name has the set's behind it, if there are
-    several. Raises RuntimeError where a process fails.
-    """
-    written = {}
-    for name in sets:
-        file = options.json
-        if file is not None and len(sets) > 1:
-            file = file.with_stem(f"{file.stem}-{name}")
-        own = replace(options, isa=name, json=file, plot=None, html=None)
-        status, interrupted = _run([sys.executable, "-m", *program, *own.words()], name)
-        if status:
-            raise RuntimeError(f"bench: the process that measures {TITLES[name]} ended with status {status}")
-        if file is not None:
-            written[name] = file
-        if interrupted:
-            break
-    return written
-
-
-def _run(command: Sequence[str], name: str) -> tuple[int, bool]:
-    """The status of a process held to a set, and whether the user ended it early, which it is told itself."""
-    held = name == AVX2 and vector_bytes() > 32
-    process = subprocess.Popen(command, env=os.environ | (_variables() if held else {}))
-    interrupted = False
-    while True:
-        try:
-            return process.wait(), interrupted
-        except KeyboardInterrupt:
-            interrupted = True
+    if not name:
+        return
+    if name not in TITLES:
+        raise ValueError(f"bench: isa is {name!r}, expected of {', '.join(TITLES)}")
+    if own is None or (name == AVX512 and own == AVX2):
+        raise ValueError(f"bench: isa is {name!r}, but this processor has no {TITLES[name]}")
+    if name != own:
+        command = [sys.executable, "-m", program, *(sys.argv[1:] if words is None else words)]
+        sys.stdout.flush()
+        os.execve(sys.executable, command, os.environ | _variables())
 
 
 def _variables() -> dict[str, str]:

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 OURS, COPY = "opgrad", "copy"  # the contestants that are always there
-CALL, KERNEL = "call", "kernel"  # those of a plan: the plain call, and native code alone
 TURN = 0.002  # seconds of calls in a turn, at least one call
 SLOW = 0.02  # seconds of a call that cannot be a short one, whose threads slept
 BATCH = 20e-6  # seconds between two looks at the clock: long against the 0.1 µs that a look costs
@@ -113,11 +112,11 @@ def _settled_turn(call: Call, batch: int, short: bool) -> list[float]:
 
 
 def _seconds(call: Call, count: int) -> float:
-    """Of one run; a call is one, or says in `runs` how many it is."""
+    """Of one call."""
     start = time.perf_counter()
     for _ in range(count):
         call()
-    return (time.perf_counter() - start) / (count * getattr(call, "runs", 1))
+    return (time.perf_counter() - start) / count
 
 
 def settle() -> None:

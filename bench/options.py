@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self, get_type_hints
 
 # What a result file keeps of the options.
-KEPT = ("device", "ops", "dtypes", "shapes", "peers", "seconds", "quick", "groups", "memory", "sweep", "isa")
-LOADED = ("load", "isa", "ops", "dtypes", "shapes", "peers", "seconds")  # those that go with --load
+KEPT = ("device", "ops", "dtypes", "shapes", "peers", "seconds", "quick", "groups", "sweep", "isa")
 TYPES = {Path | None: Path, float | None: float}  # of the options that are no text
 
 
@@ -29,15 +28,14 @@ class CommandLine:
     isa: Annotated[
         str,
         Said(
-            "Instruction sets of x86-64: avx2, avx512; below what the processor has, everybody is held to one. "
+            "An instruction set of x86-64, avx2 or avx512; below what the processor has, everybody is held to it. "
             "Default: what the processor has.",
-            "NAME,…",
+            "NAME",
         ),
     ] = ""
     seconds: Annotated[float | None, Said("How long to measure each cell; default: by the kind of cell.")] = None
     json: Annotated[Path | None, Said("A file for the result; default: none.", "FILE")] = None
     plot: Annotated[Path | None, Said("A PNG file for a picture of the result; default: none.", "FILE")] = None
-    html: Annotated[Path | None, Said("A page for tables and a picture; default: none.", "FILE")] = None
 
     @classmethod
     def said(cls) -> dict[str, tuple[Any, Said]]:
@@ -65,19 +63,6 @@ class CommandLine:
         """The names that an option lists."""
         return [word.strip() for word in getattr(self, name).split(",") if word.strip()]
 
-    def words(self) -> list[str]:
-        """The command line that says the same."""
-        found: list[str] = []
-        for name in self.given():
-            value = getattr(self, name)
-            found += map(str, value) if isinstance(value, list) else [flag_of(name)]
-            found += [] if isinstance(value, bool | list) else [str(value)]
-        return found
-
-    def given(self) -> list[str]:
-        """The options that are not at their defaults."""
-        return [each.name for each in fields(self) if getattr(self, each.name) != each.default]
-
     def seconds_of(self, usual: float) -> float:
         """How long to measure each cell, where nothing else is asked for so long."""
         return usual if self.seconds is None else self.seconds
@@ -87,45 +72,36 @@ class CommandLine:
 class BenchOptions(CommandLine):
     """What to measure, as the command line has it."""
 
-    device: Annotated[str, Said("The device, cpu or cuda; jax: compiled functions of JAX on the CPU.", "NAME")] = "cpu"
+    device: Annotated[str, Said("The device, cpu or cuda.", "NAME")] = "cpu"
     ops: Annotated[str, Said("Operators; default: all.", "NAME,…")] = ""
     dtypes: Annotated[str, Said("Default: float32,bfloat16,float16; there is float64 too.", "NAME,…")] = ""
     shapes: Annotated[str, Said("Shapes such as 4096x1000; default: those of the table.", "SHAPE,…")] = ""
     peers: Annotated[
         str,
         Said(
-            "Of torch, torch.compile, onnxruntime, scipy, numpy; on CUDA of torch, torch.compile, liger, quack; "
-            "beside JAX jax.nn. Default: those installed.",
+            "Of torch, torch.compile, onnxruntime, scipy, numpy; on CUDA of torch, torch.compile, liger, quack. "
+            "Default: those installed.",
             "NAME,…",
         ),
     ] = ""
     groups: Annotated[
         str,
         Said(
-            "Of plain and, for softmax with attributes, types, post-ops, broadcast, attributes, gradients, plans; "
+            "Of plain and, for softmax with attributes, types, post-ops, broadcast, attributes, gradients; "
             "graph: the operators that only training graphs have; losses, attention: steps in PyTorch; "
-            "of --sweep: rows, inner, axes, shapes, pages. Default: all.",
+            "of --sweep: rows, inner, axes, shapes. Default: all.",
             "NAME,…",
         ),
-    ] = ""
-    memory: Annotated[
-        str, Said("Whose memory arrays lie in: numpy, torch, huge, aligned, view. Default: numpy.", "NAME,…")
     ] = ""
     update: Annotated[bool, Said("Keep the cells of the JSON file that are not measured now.")] = False
     quick: Annotated[bool, Said("A few cells, without torch.compile, in two minutes.")] = False
     sweep: Annotated[
         bool,
-        Said("Measure rows of every length, and other shapes and memory; with --update those that the file lacks."),
+        Said("Measure rows of every length, and other shapes; with --update those that the file lacks."),
     ] = False
-    load: Annotated[bool, Said("Measure what is lost while another process keeps a core busy.")] = False
-    predict: Annotated[bool, Said("With --device cuda: print what a model of the time predicts, too.")] = False
 
     def check(self) -> None:
         """Raise ValueError for the first option that does not go with the others."""
-        if self.load and (wrong := [name for name in self.given() if name not in LOADED]):
-            raise ValueError(f"bench: --load has no {flag_of(wrong[0])}")
-        if self.predict and self.device != "cuda":
-            raise ValueError("bench: --predict is for --device cuda")
         if self.update and self.json is None:
             raise ValueError("bench: --update needs --json with the file to be updated")
         if self.isa and self.device == "cuda":

@@ -47,12 +47,7 @@ def chosen(names: Sequence[str], present: Sequence[str]) -> list[str]:
 
 
 def calls(case: Case, names: Sequence[str], way: str) -> tuple[dict[str, Call], dict[str, str]]:
-    """The calls of those peers that compute this case in this way, and what keeps others from it.
-
-    A plan is compared with nothing but our own calls.
-    """
-    if ours := case.beside():
-        return ours, {}
+    """The calls of those peers that compute this case in this way, and what keeps others from it."""
     longest = LONGEST_SWEPT if case.cell.workload.group == SWEEP else LONGEST
     return tried(names, lambda name: SETUPS[name](case, way), longest)
 

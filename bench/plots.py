@@ -110,13 +110,13 @@ def _sweep(sets: Mapping[str, Sequence[Curve]]) -> Drawing:
     every = [(name, curve) for name, found in sets.items() for curve in found if curve.along == ROWS]
     operators = list(dict.fromkeys(curve.operator for _, curve in every))
     dtypes = list(dict.fromkeys(curve.dtype for _, curve in every))
-    lines = list(dict.fromkeys((name, curve.memory) for name, curve in every))
+    lines = list(dict.fromkeys(name for name, _ in every))
     figure = blank(4.0 * len(dtypes), 2.4 * len(operators) + 0.5)
     grid = figure.subplots(len(operators), len(dtypes), sharex=True, squeeze=False)
     for name, curve in every:
         axes = grid[operators.index(curve.operator)][dtypes.index(curve.dtype)]
-        colour = f"C{lines.index((name, curve.memory))}"
-        where = "".join(f", {each}" for each in (name, f"{curve.memory} memory") if each and len(lines) > 1)
+        colour = f"C{lines.index(name)}"
+        where = f", {name}" if name else ""
         axes.plot(curve.lengths, curve.ours, color=colour, linewidth=1.2, label=f"opgrad{where}")
         best = [float("nan") if time is None else time for time in curve.best]
         axes.plot(curve.lengths, best, color=colour, linewidth=0.9, linestyle="--", label=f"best peer{where}")

@@ -11,11 +11,10 @@ from typing import Any
 
 import opgrad
 from bench import instruction_sets, sweep
-from bench.cells import DTYPES, Cell, check_names, select
+from bench.cells import DTYPES, Cell, check_dtypes, select
 from bench.cpu_target import Target
 from bench.figures import FORMAT, read
 from bench.measure import measure_each
-from bench.memories import DEFAULT
 from bench.options import BenchOptions
 from bench.peers import COMPILE
 from bench.runs import stamped
@@ -23,7 +22,7 @@ from opgrad.base.writing import replace_file
 from opgrad.cli import machine
 from opgrad.ops import graph_operators, operators
 
-TARGETS = ("cpu", "cuda", "jax")
+TARGETS = ("cpu", "cuda")
 Progress = Callable[[int, int, Cell], None]  # how many cells are done, of how many, and the next
 Keep = Callable[[dict[str, Any]], object]  # takes the result of the cells so far
 
@@ -55,7 +54,7 @@ def prepared(options: BenchOptions, old: dict[str, Any] | None = None) -> Callab
         _check_same(old, _surroundings_of(chosen))
         if options.sweep:  # it goes on where it ended
             known = {_key(cell) for cell in old["cells"]}
-            cells = [cell for cell in cells if _key({**cell.known, "memory": cell.memory}) not in known]
+            cells = [cell for cell in cells if _key(cell.known) not in known]
     usual = (sweep.SECONDS, sweep.QUICK_SECONDS) if options.sweep else (chosen.seconds, chosen.quick_seconds)
     seconds = options.seconds_of(usual[options.quick])
     return partial(run, chosen, cells, peers, seconds, options.kept() | {"seconds": seconds})
@@ -67,10 +66,6 @@ def target(name: str) -> Target:
         raise ValueError(f"bench: device is {name!r}, expected one of {', '.join(TARGETS)}")
     if name == "cpu":
         return Target()
-    if name == "jax":
-        from bench import jax_target
-
-        return jax_target.Jax()
     if problem := machine.cuda_problem():
         raise RuntimeError(f"bench: device is 'cuda', but {problem}")
     from bench.cuda.target import Cuda
@@ -80,10 +75,8 @@ def target(name: str) -> Target:
 
 def _selected(options: BenchOptions, chosen: Target) -> tuple[Sequence[Cell], Sequence[str]]:
     """The cells and the peers that are asked for."""
-    ops, dtypes, shapes, groups, memories = map(options.names, ("ops", "dtypes", "shapes", "groups", "memory"))
-    if memories and options.device != "cpu":
-        raise ValueError(f"bench: memory is {options.memory!r}, but arrays on {options.device} lie in the device's")
-    cells = select(ops, dtypes, shapes, options.quick, chosen.workloads, groups, memories)
+    ops, dtypes, shapes, groups = map(options.names, ("ops", "dtypes", "shapes", "groups"))
+    cells = select(ops, dtypes, shapes, options.quick, chosen.workloads, groups)
     if not cells:
         raise ValueError("bench: no cell has these operators, dtypes, shapes and groups")
     peers = chosen.peers(options.names("peers"))
@@ -95,12 +88,12 @@ def _selected(options: BenchOptions, chosen: Target) -> tuple[Sequence[Cell], Se
 
 def _swept(options: BenchOptions, chosen: Target) -> tuple[Sequence[Cell], Sequence[str]]:
     """The cells and the peers of a sweep."""
-    ops, dtypes, memories, peers, groups = map(options.names, ("ops", "dtypes", "memory", "peers", "groups"))
+    ops, dtypes, peers, groups = map(options.names, ("ops", "dtypes", "peers", "groups"))
     if options.device != "cpu" or options.shapes or not set(groups) <= set(sweep.GROUPS):
         own = ", ".join(sweep.GROUPS)
         raise ValueError(f"bench: the sweep is of the CPU, and has its own shapes and groups: {own}")
-    check_names(dtypes, memories)
-    cells = sweep.cells(ops, dtypes or DTYPES, memories, options.quick, groups)
+    check_dtypes(dtypes)
+    cells = sweep.cells(ops, dtypes or DTYPES, options.quick, groups)
     return cells, sweep.peers(peers, chosen.peers(peers))
 
 
@@ -139,10 +132,9 @@ def run(
 
 
 def _regrouped(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Cells in which operators take turns, by memory and operator."""
-    keys = [(cell.get("memory", DEFAULT), cell["operator"]) for cell in found]
-    memories, names = (list(dict.fromkeys(each)) for each in zip(*keys, strict=True)) if keys else ([], [])
-    return sorted(found, key=lambda cell: (memories.index(cell.get("memory", DEFAULT)), names.index(cell["operator"])))
+    """Cells in which operators take turns, by operator."""
+    names = list(dict.fromkeys(cell["operator"] for cell in found))
+    return sorted(found, key=lambda cell: names.index(cell["operator"]))
 
 
 def dated(began: float) -> dict[str, Any]:
@@ -207,15 +199,15 @@ def _check_same(old: dict[str, Any], now: dict[str, Any]) -> None:
             raise ValueError(f"bench: the file has another {what}, so its cells cannot be kept: leave --update away")
 
 
-Key = tuple[str, str, str, str]
+Key = tuple[str, str, str]
 
 
 def _key(cell: dict[str, Any]) -> Key:
-    return cell["operator"], cell["workload"], cell["dtype"], cell.get("memory", DEFAULT)
+    return cell["operator"], cell["workload"], cell["dtype"]
 
 
 def _sorted(cells: dict[Key, dict[str, Any]]) -> list[dict[str, Any]]:
-    """By operator, then by workload, dtype and memory in the order of their first appearance."""
+    """By operator, then by workload and dtype in the order of their first appearance."""
     order = {name: place for place, name in enumerate([*operators(), *graph_operators()])}
     others = [list(dict.fromkeys(part)) for part in list(zip(*cells, strict=True))[1:]]
 

@@ -8,9 +8,7 @@ from typing import Any
 
 from bench import instruction_sets
 from bench.cells import PLAIN
-from bench.memories import DEFAULT
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"  # of runs, in tables
 Measured = Mapping[str, Any]
 
 
@@ -30,7 +28,6 @@ def _asks_for(options: Measured, cell: Measured) -> bool:
         "dtypes": cell["dtype"],
         "shapes": cell["workload"].partition(",")[0],
         "groups": "" if options.get("sweep") else cell.get("group", PLAIN),
-        "memory": cell.get("memory", DEFAULT),
     }
     wanted = {name: [word.strip() for word in options.get(name, "").split(",") if word.strip()] for name in has}
     return all(not words or not has[name] or has[name] in words for name, words in wanted.items())
@@ -44,20 +41,11 @@ def runs(result: Measured) -> dict[tuple[str, str], list[Measured]]:
     return dict(sorted(found.items(), key=lambda item: (item[0][0].rpartition(" ")[2], item[0][1])))
 
 
-def letters(result: Measured) -> list[str]:
-    """The letter of each cell's run; none has one where all are of the same."""
-    found = runs(result)
-    names = dict(zip(found, LETTERS, strict=False)) if len(found) > 1 else {}
-    return [names.get(_key(stamped(result, cell)), "") for cell in result["cells"]]
-
-
 def described(result: Measured) -> str:
     """The runs of a result in one sentence."""
-    found = runs(result)
-    named = [f"{letter}: " if len(found) > 1 else "" for letter, _ in zip(LETTERS, found, strict=False)]
     parts = [
-        f"{name}{len(cells)} cells, {day}, {f'`{command}`' if command else 'options not kept'}"
-        for name, ((day, command), cells) in zip(named, found.items(), strict=False)
+        f"{len(cells)} cells, {day}, {f'`{command}`' if command else 'options not kept'}"
+        for (day, command), cells in runs(result).items()
     ]
     return f"Runs: {'; '.join(parts)}." if parts else ""
 

@@ -1,8 +1,7 @@
 """The sweep: softmax and its kin on shapes of every kind that fill the same memory, into memory that is given.
 
-Rows of every length; axes with something behind them, of many inner sizes; the first axis; shapes of networks; rows in
-memory of other pages. `python -m bench --sweep` measures it instead of the table's cells; its result file is one of the
-same form.
+Rows of every length; axes with something behind them, of many inner sizes; the first axis; shapes of networks.
+`python -m bench --sweep` measures it instead of the table's cells; its result file is one of the same form.
 """
 
 import math
@@ -14,14 +13,13 @@ from itertools import pairwise
 from bench.cells import SWEEP, Cell, Workload
 from bench.figures import Figures, Result, figures
 from bench.measure import GIVEN
-from bench.memories import DEFAULT
 from bench.peers import COMPILE
 from opgrad.contract import Shape
 from opgrad.ops import operators
 
 ELEMENTS = 1 << 24  # of an array: beyond the cache
 OPERATORS = ("softmax", "softmax_grad", "log_softmax", "log_softmax_grad")
-ROWS, INNER, AXES, SHAPES, PAGES = GROUPS = ("rows", "inner", "axes", "shapes", "pages")
+ROWS, INNER, AXES, SHAPES = GROUPS = ("rows", "inner", "axes", "shapes")
 # Short rows densely, with what people reduce over (classes, heads, vocabularies); then powers of two, their
 # neighbours, primes, and the lengths at which one layout of the kernels gives way to another.
 LENGTHS = (
@@ -35,25 +33,20 @@ INNER_SIZES, INNER_LENGTHS = (2, 3, 7, 8, 16, 31, 49, 64, 196, 1024, 3136), (3, 
 FIRST_LENGTHS = (2, 10, 100, 1000, 4096, 32000)  # of the first axis
 # Of classifiers' and segmenters' planes, with the classes along axis 1.
 NETWORKS = ((8, 1000, 49, 81), (32, 150, 32, 32), (16, 1000, 7, 7), (16, 1000, 56, 56), (16, 21, 128, 128))
-PAGE_LENGTHS, PAGE_MEMORIES = (24, 128, 1000, 4096, 32000), ("huge", "torch")  # beside NumPy's
 SECONDS, QUICK_SECONDS = 0.2, 0.05
 
 
-def cells(
-    ops: Sequence[str], dtypes: Sequence[str], memories: Sequence[str], quick: bool, groups: Sequence[str] = ()
-) -> list[Cell]:
-    """The sweep of these operators, dtypes, memories and groups; empty sequences mean the default, rows alone if quick.
+def cells(ops: Sequence[str], dtypes: Sequence[str], quick: bool, groups: Sequence[str] = ()) -> list[Cell]:
+    """The sweep of these operators, dtypes and groups; empty sequences mean the default, rows alone if quick.
 
     Raises ValueError for an operator that reduces no rows.
     """
     known = {name: op for name, op in operators().items() if op.kind == "rows"}
     if wrong := [name for name in ops if name not in known]:
         raise ValueError(f"bench: operator is {wrong[0]!r}, expected for the sweep one of {', '.join(known)}")
-    every = [ROWS] if quick else [group for group in GROUPS if group != PAGES or not memories]
     return [
-        Cell(known[name], workload, dtype, memory)
-        for group in groups or every
-        for memory in memories or (PAGE_MEMORIES if group == PAGES else (DEFAULT,))
+        Cell(known[name], workload, dtype)
+        for group in groups or ((ROWS,) if quick else GROUPS)
         for name in ops or OPERATORS
         for dtype in dtypes
         for workload in _workloads(group, quick)
@@ -67,7 +60,6 @@ def _workloads(group: str, quick: bool) -> list[Workload]:
         INNER: (1, [(_rest(n * inner), n, inner) for inner in INNER_SIZES for n in INNER_LENGTHS]),
         AXES: (0, [(n, _rest(n)) for n in FIRST_LENGTHS]),
         SHAPES: (1, NETWORKS),
-        PAGES: (-1, [(_rest(n), n) for n in PAGE_LENGTHS]),
     }
     axis, shapes = every[group]
     return [Workload(shape, {} if axis < 0 else {"axis": axis}, group=SWEEP) for shape in shapes]
@@ -95,7 +87,6 @@ class Curve:
 
     operator: str
     dtype: str
-    memory: str
     lengths: Sequence[int]
     ours: Sequence[float]
     best: Sequence[float | None]
@@ -125,12 +116,12 @@ class Curve:
 
 
 def curves(result: Result) -> list[Curve]:
-    """The curves of a result: operator by operator, dtype by dtype, memory by memory, rows before other axes."""
-    found: dict[tuple[str, str, str, str], dict[int, Figures]] = {}
+    """The curves of a result: operator by operator, dtype by dtype, rows before other axes."""
+    found: dict[tuple[str, str, str], dict[int, Figures]] = {}
     for cell in figures(result, SWEEP):
         if place := _place(cell):
             along, n = place
-            found.setdefault((cell.operator, cell.dtype, cell.memory, along), {})[n] = cell
+            found.setdefault((cell.operator, cell.dtype, along), {})[n] = cell
     return [_curve(*key, dict(sorted(points.items()))) for key, points in found.items()]
 
 
@@ -154,11 +145,11 @@ def _place(cell: Figures) -> tuple[str, int] | None:
     return (axis, sizes[0]) if axis else (ROWS, sizes[1])
 
 
-def _curve(operator: str, dtype: str, memory: str, along: str, points: Mapping[int, Figures]) -> Curve:
+def _curve(operator: str, dtype: str, along: str, points: Mapping[int, Figures]) -> Curve:
     ours, best = [], []
     for cell in points.values():
         elements = math.prod(map(int, cell.shape.split("x")))
         times = cell.ways[GIVEN]
         ours.append(times.seconds / elements * 1e9)
         best.append(None if times.peer_seconds is None else times.peer_seconds / elements * 1e9)
-    return Curve(operator, dtype, memory, list(points), ours, best, along)
+    return Curve(operator, dtype, list(points), ours, best, along)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +17,6 @@ from bench.cells import (
     GRAPH,
     LOSSES,
     PLAIN,
-    PLANS,
     POST_OPS,
     TYPES,
 )
@@ -30,23 +29,19 @@ from bench.figures import (
     forms,
     geometric_mean,
     losses,
-    medians,
     rivals,
     times_of_fastest,
 )
-from bench.load import Loss
-from bench.measure import CALL, GIVEN, KERNEL, NEW, OURS, WAYS
-from bench.runs import described, letters, machine_line
+from bench.measure import GIVEN, NEW, OURS, WAYS
+from bench.runs import described, machine_line
 from bench.sweep import Curve, curves, is_sweep, shapes
 
 PEERS_IN = ("best peer", "its time", "ratio")
 COLUMNS = (
     "operator", "shape", "dtype", "given", *PEERS_IN, "new", *PEERS_IN, "GB/s", "of copy", "ulp", "samples"
 )  # fmt: skip
-RUN = "run"  # one more where cells are of several runs
 NOBODY = "none"  # in place of the best peer, where no peer works this way
 OF_FASTEST = "of fastest"  # one more for the forms of softmax
-PLAN_COLUMNS = ("operator", "shape", "dtype", "plan", "call", "kernel", "plan - kernel")
 STEP_COLUMNS = (
     "function", "shape", "dtype", "time", *PEERS_IN, "memory", "over needed", "its memory", "least of a peer"
 )  # fmt: skip
@@ -56,7 +51,6 @@ TITLES = {
     BROADCAST: "Softmax with an operand, by the axes that it has",
     ATTRIBUTES: "Softmax with attributes",
     GRADIENTS: "Gradients of softmax with mixed dtypes and attributes",
-    PLANS: "Plans",
     GRAPH: "Operators of training graphs",
     LOSSES: "Losses in PyTorch",
     ATTENTION: "Attention in PyTorch",
@@ -65,8 +59,7 @@ FORMS = "Softmax with attributes"
 WHERE = {GIVEN: "memory that is given", NEW: "new memory"}  # results lie
 SWEEP_TITLE, SHAPES_TITLE = "Rows of every length", "Shapes of networks"
 SHAPES_COLUMNS = ("operator", "shape", "dtype", "given", "GB/s", "of copy", *PEERS_IN)
-SWEEP_COLUMNS = ("operator", "dtype", "along", "memory", "lengths", "ratio", "behind", "worst", "at", "step up", "at")
-LOAD_COLUMNS = ("operator", "shape", "dtype", "of", "alone", "with a core busy", "lost")
+SWEEP_COLUMNS = ("operator", "dtype", "along", "lengths", "ratio", "behind", "worst", "at", "step up", "at")
 HOST = "host"  # one more on a device: the time after which a call returns
 NAMES = ("operator", "function")  # columns whose entries are code in Markdown
 RULES = {"l": ":--", "r": "--:"}  # Markdown's marks for columns that are aligned left and right
@@ -137,11 +130,6 @@ def _shown(result: Result) -> Iterator[str | Table]:
     yield from (f"  left out: {line}" for line in left_out(result))
 
 
-def markdown(result: Result) -> str:
-    """Every table of a result, of cells or of a sweep, for a page or the documents."""
-    return sweep_table(result) if is_sweep(result) else full_table(result)
-
-
 def full_table(result: Result) -> str:
     """Markdown: every cell, the forms of softmax in tables of their own."""
     cells = figures(result)
@@ -156,48 +144,14 @@ def full_table(result: Result) -> str:
 
 
 def by_key(result: Result) -> dict[tuple[str, str, str], Figures]:
-    """The plain cells by operator, shape and dtype, in whose-ever memory they are."""
-    return {(cell.operator, cell.workload, cell.typed): cell for cell in figures(result)}
-
-
-def sets_table(results: Sequence[Result]) -> Table:
-    """Every plain cell, with our time and the ratio to the best peer in both ways for each instruction set."""
-    found = [by_key(result) for result in results]
-    columns = ["operator", "shape", "dtype"]
-    for result in results:
-        columns += [f"{instruction_sets.title(result['machine'])}, given", "ratio", "new", "ratio"]
-    keys = dict.fromkeys(key for cells in found for key in cells)
-    return Table(columns, [[*key, *(text for cells in found for text in _both_ways(cells.get(key)))] for key in keys])
-
-
-def _both_ways(cell: Figures | None) -> Iterator[str]:
-    for way in WAYS:
-        times = cell.ways.get(way) if cell else None
-        yield duration(times.seconds) if times else ""
-        yield f"{times.ratio:.2f}" if times and times.ratio else ""
-
-
-def show_sets(console: Console, results: Sequence[Result]) -> None:
-    """Print the plain cells of results for several instruction sets side by side, if there are several."""
-    if len(results) > 1 and any(map(figures, results)):
-        lines = (f"{instruction_sets.title(each['machine'])}: {summary(figures(each))}" for each in results)
-        print_parts(console, [sets_table(results), *lines])
+    """The plain cells by operator, shape and dtype."""
+    return {(cell.operator, cell.workload, cell.dtype): cell for cell in figures(result)}
 
 
 def sweep_table(result: Result) -> str:
     """Markdown: a row for each curve of a sweep, and for each other shape."""
     tables = (table.markdown() for table in _sweep_tables(result))
     return "\n\n".join(filter(None, [*tables, machine_line(result), described(result), few_samples(result)]))
-
-
-def show_load(console: Console, found: Sequence[Loss]) -> None:
-    """Print what each contestant loses while another process keeps one core busy."""
-    print_parts(console, [Table(LOAD_COLUMNS, list(map(_load_row, found)))])
-
-
-def _load_row(loss: Loss) -> list[str]:
-    times = duration(loss.alone), duration(loss.loaded), f"{loss.share:.0%}"
-    return [loss.operator, loss.shape, loss.dtype, loss.contestant, *times]
 
 
 # --- sentences ------------------------------------------------------------------------------------------------------
@@ -265,16 +219,7 @@ def _plain_table(result: Result) -> Table:
     cells = figures(result)
     slower = [place for place, cell in enumerate(cells) if any(times.is_slower for times in cell.ways.values())]
     columns = (*COLUMNS, HOST) if "device" in result else COLUMNS
-    return replace(_of_runs(result, PLAIN, columns, list(map(_row, cells))), slower=slower)
-
-
-def _of_runs(result: Result, group: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """The table of the cells of a group, with the letter of each cell's run where there are several."""
-    own = zip(result["cells"], letters(result), strict=True)
-    named = [letter for cell, letter in own if cell.get("group", PLAIN) == group]
-    if any(named):
-        columns, rows = (*columns, RUN), [[*row, letter] for row, letter in zip(rows, named, strict=True)]
-    return Table(columns, rows, TITLES.get(group, ""))
+    return Table(columns, list(map(_row, cells)), slower=slower)
 
 
 def _form_tables(result: Result) -> Iterator[Table]:
@@ -282,18 +227,17 @@ def _form_tables(result: Result) -> Iterator[Table]:
     for group, cells in forms(result).items():
         rows = list(map(_row, cells))
         if group == GRAPH:
-            yield _of_runs(result, group, COLUMNS, rows)
+            yield Table(COLUMNS, rows, TITLES[group])
         else:
             shares = [f"{times:.2f}" for times in times_of_fastest(cells)]
             of_fastest = [[*row, share] for row, share in zip(rows, shares, strict=True)]
-            yield _of_runs(result, group, (*COLUMNS, OF_FASTEST), of_fastest)
+            yield Table((*COLUMNS, OF_FASTEST), of_fastest, TITLES[group])
     for group, columns, row_of in (
-        (PLANS, PLAN_COLUMNS, _plan_row),
         (LOSSES, STEP_COLUMNS, _step_row),
         (ATTENTION, (*STEP_COLUMNS, "ulp"), _attention_row),
     ):
         if rows := [row_of(cell) for cell in result["cells"] if cell.get("group") == group]:
-            yield _of_runs(result, group, columns, rows)
+            yield Table(columns, rows, TITLES[group])
 
 
 def _row(cell: Figures) -> list[str]:
@@ -301,7 +245,7 @@ def _row(cell: Figures) -> list[str]:
     return [
         cell.operator,
         cell.workload,
-        cell.typed,
+        cell.dtype,
         *(text for times in ways for text in ([duration(times.seconds), *_best(times)] if times else [""] * 4)),
         *_speed(first),
         _ulp(cell.error_ulp),
@@ -327,12 +271,6 @@ def _best(times: Times) -> tuple[str, str, str]:
     return times.peer or "", duration(times.peer_seconds), f"{times.ratio:.2f}"
 
 
-def _plan_row(cell: Mapping[str, Any]) -> list[str]:
-    """The time of a plan's call, of the plain call, of the kernel alone, and what the first takes beyond the last."""
-    plan, call, kernel = (medians(cell["ways"][GIVEN])[name] for name in (OURS, CALL, KERNEL))
-    return [cell["operator"], cell["workload"], cell["dtype"], *map(duration, (plan, call, kernel, plan - kernel))]
-
-
 def _step_row(cell: Mapping[str, Any]) -> list[str]:
     """Our time beside the fastest peer's, and what both take beyond arguments, results and gradients.
 
@@ -354,9 +292,9 @@ def _attention_row(cell: Mapping[str, Any]) -> list[str]:
 def _sweep_tables(result: Result) -> Iterator[Table]:
     """A table of the curves, and one of the shapes that lie on none."""
     if found := curves(result):
-        yield Table(SWEEP_COLUMNS, list(map(_curve_row, found)), SWEEP_TITLE, align="llll")
+        yield Table(SWEEP_COLUMNS, list(map(_curve_row, found)), SWEEP_TITLE)
     if others := shapes(result):
-        rows = [[cell.operator, cell.workload, cell.typed, *_timed(cell.ways[GIVEN])] for cell in others]
+        rows = [[cell.operator, cell.workload, cell.dtype, *_timed(cell.ways[GIVEN])] for cell in others]
         yield Table(SHAPES_COLUMNS, rows, SHAPES_TITLE)
 
 
@@ -367,7 +305,7 @@ def _curve_row(curve: Curve) -> list[str]:
     behind = sum(round(ratio, 2) < 1 for ratio in curve.ratios.values())
     mean = f"{curve.mean:.2f}" if curve.mean else NOBODY
     lowest = (f"{worst:.2f}", str(at)) if worst else ("", "")
-    known = [curve.operator, curve.dtype, curve.along, curve.memory, str(len(curve.lengths)), mean, str(behind)]
+    known = [curve.operator, curve.dtype, curve.along, str(len(curve.lengths)), mean, str(behind)]
     return [*known, *lowest, f"{step:.2f}", str(length)]
 
 

@@ -105,7 +105,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _with_every_level(items, turn):
-    """Cases of each test that have every level of each of its parameters; those marked `every_case` have all.
+    """Cases of each test that have every level of each of its parameters: all of those marked `every_case`, one of
+    those marked `one_case`.
 
     Which levels meet depends on the turn. Of an operator all tests take the same dtypes, so that fewer kernels are
     compiled.
@@ -116,7 +117,7 @@ def _with_every_level(items, turn):
     for same in cases.values():
         found = set()
         for item in sorted(same, key=lambda item: _turn_of(item, turn)):
-            levels = _levels(item)
+            levels = _levels(item) if "one_case" not in item.keywords or not found else found
             if not levels or not levels <= found or "every_case" in item.keywords:
                 found |= levels
                 yield item

@@ -55,6 +55,10 @@ def test_product(a, b): pass
 @pytest.mark.parametrize("a", range(5))
 def test_whole(a, b): pass
 
+@pytest.mark.one_case
+@pytest.mark.parametrize("a", range(5))
+def test_one(a): pass
+
 @pytest.mark.parametrize(("a", "b"), [(0, 1), (0, 2), (1, 1), (1, 2)])
 def test_listed(a, b): pass
 """
@@ -64,14 +68,15 @@ def test_listed(a, b): pass
 def test_every_level_is_taken_in_other_combinations_each_turn(pytester, monkeypatch):
     pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text(encoding="utf-8"))
     pytester.makepyfile(PARAMETERS)
-    pytester.makeini("[pytest]\nmarkers = every_case")
+    pytester.makeini("[pytest]\nmarkers =\n  every_case\n  one_case")
     runs = []
-    for cases, turn in (("all", "1"), ("levels", "1"), ("levels", "1"), ("levels", "2")):
-        monkeypatch.setenv("OPGRAD_CASES", cases)
+    for cases_of, turn in (("all", "1"), ("levels", "1"), ("levels", "1"), ("levels", "2")):
+        monkeypatch.setenv("OPGRAD_CASES", cases_of)
         monkeypatch.setenv("OPGRAD_TURN", turn)
         passed, *_ = pytester.inline_run("-p", "no:xdist").listoutcomes()
         cases = [each.nodeid.partition("::")[2] for each in passed]
-        assert [sum(case.startswith(test) for case in cases) for test in ("test_whole", "test_listed")] == [15, 4]
+        counts = [sum(case.startswith(test) for case in cases) for test in ("test_whole", "test_one", "test_listed")]
+        assert counts == [15, 5 if cases_of == "all" else 1, 4]
         runs.append({tuple(case[13:-1].split("-")) for case in cases if case.startswith("test_product")})
     assert len(runs[0]) == 15
     for found in runs[1:]:

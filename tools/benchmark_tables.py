@@ -91,18 +91,6 @@ def history(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> Any:
     return figure
 
 
-def predictions_table() -> str:
-    """The table of docs/explain/cuda.md: all predictions, and how many bytes memory moves for the fewest possible."""
-    from bench.cuda.predictions import GPUS, every, predictions
-
-    rows = []
-    for (operator, shape, dtype, *times), own in zip(every(), predictions().values(), strict=True):
-        regimes = dict.fromkeys(said["regime"] for said in own.values())
-        traffic = max(said["traffic"] for said in own.values())
-        rows.append([operator, shape, dtype, " / ".join(regimes), f"{traffic:.3f}", *times])
-    return Table(("operator", "shape", "dtype", "regime", "traffic / fewest", *GPUS), rows, align="llll").markdown()
-
-
 def regimes_table(file: Path) -> str:
     """For each cell of `tools/gpu/regimes.py` the regime that was chosen then, and the fastest of those tried."""
     found: dict[tuple[str, ...], list[dict[str, Any]]] = {}

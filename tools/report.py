@@ -374,13 +374,6 @@ def _full_tables(found: dict[str, dict[str, Any]]) -> str:
     return "\n\n".join(f"### {title(each)}\n\n{full_table(each)}" for each in reversed(found.values()))
 
 
-def cuda_predictions(root: Path, folder: Path) -> str:
-    """What a model of the time says of the cells on CUDA devices."""
-    from benchmark_tables import predictions_table
-
-    return predictions_table()
-
-
 def cuda_regimes(root: Path, _: Path) -> str:
     """The regimes of CUDA kernels beside others."""
     from benchmark_tables import regimes_table
@@ -433,7 +426,6 @@ SITE_PARTS: dict[str, Callable[[Path, Path], str]] = {
     "training-steps": training_steps,
     "loop-costs": loop_costs,
     "cuda-benchmark": cuda_benchmark,
-    "cuda-predictions": cuda_predictions,
     "cuda-regimes": cuda_regimes,
 }
 

@@ -53,7 +53,6 @@ class StepOptions(CommandLine):
         ),
     ] = ""
     old_python: Annotated[Path | None, Said("A Python with onnxruntime-training, measured as well.", "PATH")] = None
-    no_fuse: Annotated[bool, Said("Do not replace nodes of the graph by faster ones.")] = False
 
 
 def examples() -> list[Path]:
@@ -75,7 +74,7 @@ def run(options: StepOptions, progress: Progress) -> dict[str, Any]:
     models = _architectures(options.names("models")) if options.models or not alone else ()
     sets = [ArtifactSet.load(folder) for folder in options.folders or ([] if alone else examples())]
     cells = [(artifacts, batch) for artifacts in sets for batch in batches]
-    how = seconds, options.old_python, not options.no_fuse
+    how = seconds, options.old_python
     jobs: dict[str, list[Job]] = {"training": [], "starts": [], "generated": [], "attention": []}
     for artifacts, batch in cells:
         name = artifacts.name
@@ -129,11 +128,11 @@ def _architectures(names: Sequence[str]) -> Sequence[str]:
     return names or known
 
 
-def _architecture(name: str, seconds: float, old_python: Path | None, fuse: bool) -> dict[str, Any]:
+def _architecture(name: str, seconds: float, old_python: Path | None) -> dict[str, Any]:
     """The step of an architecture, whose artifact set is made now."""
     with TemporaryDirectory() as folder:
         artifacts, rows, batch, step, with_scores = _exported().architecture(name, Path(folder))
-        return measure(artifacts, rows, seconds, old_python, fuse, batch, step, with_scores)
+        return measure(artifacts, rows, seconds, old_python, batch, step, with_scores)
 
 
 def _of_torch(measure: Callable[..., dict[str, Any]], name: str, seconds: float) -> dict[str, Any]:
@@ -161,7 +160,6 @@ def measure(
     batch: int,
     seconds: float,
     old_python: Path | None,
-    fuse: bool = True,
     data: Mapping[str, np.ndarray] | None = None,
     in_torch: Callable[[int], Callable[[], Any]] | None = None,
     of_old: Path | None = None,
@@ -177,7 +175,7 @@ def measure(
     notes, versions = dict[str, str](), dict[str, str]()
     with ExitStack() as stack:
         try:
-            losses[STEP] = _add_ours(contestants, artifacts, data, fuse)
+            losses[STEP] = _add_ours(contestants, artifacts, data)
         except (ValueError, RuntimeError) as error:
             return {"set": artifacts.name, "batch": batch, "left_out": " ".join(str(error).split())}
         try:
@@ -202,14 +200,12 @@ def measure(
     }
 
 
-def _add_ours(
-    contestants: dict[str, Turn], artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool
-) -> float:
+def _add_ours(contestants: dict[str, Turn], artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> float:
     """Let our step, its graph and its optimizer take part; returns the loss."""
-    step = _our_step(artifacts, data, fuse)
+    step = _our_step(artifacts, data)
     loss = float(np.asarray(step()))
     contestants[STEP] = hot_turns(step)
-    contestants[GRAPH] = hot_turns(_graph(artifacts, data, fuse))
+    contestants[GRAPH] = hot_turns(_graph(artifacts, data))
     contestants[OPTIMIZER] = hot_turns(_optimizer(artifacts))
     return loss
 
@@ -246,19 +242,19 @@ def _add_old(
 # --- ours ------------------------------------------------------------------------------------------------------------
 
 
-def _our_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool) -> Callable[[], Any]:
+def _our_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[], Any]:
     """A step through the api: forward and backward, optimizer, reset."""
     arrays, threads = list(data.values()), opgrad.get_num_threads()
-    return api_step.calls(opgrad.training.api, artifacts.directory, arrays, threads, fuse=fuse)[0]
+    return api_step.calls(opgrad.training.api, artifacts.directory, arrays, threads)[0]
 
 
-def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], fuse: bool = True) -> BoundGraph:
+def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> BoundGraph:
     """The training graph alone, as the step runs it, with the batch in its place."""
     frozen = {name: array.copy() for name, array in artifacts.frozen.items()}
     memory = TrainingMemory("bench", Checkpoint(dict(artifacts.trainable), frozen), unchanged=False)
     options = session_options(opgrad.get_num_threads())
     model = read_model(artifacts.training_model, "bench")
-    graph = TrainingGraph(model, memory, {}, options, "bench", fuse)
+    graph = TrainingGraph(model, memory, {}, options, "bench")
     graph(list(data.values()))
     graph.reset = True
     return graph.bound

@@ -105,7 +105,6 @@ def test_selection():
     assert {cell.dtype for cell in own} == {"bfloat16"}
     assert not select([FUNCTION], [], ["2x6x4x30x16", "2x6x30x257", "4096x1000"], quick=False)
     assert not select([FUNCTION], ["float16"], [], quick=False)
-    assert not select([FUNCTION], [], [], quick=False, memories=["aligned"])
 
 
 def test_a_result_is_json_and_is_shown():

@@ -3,8 +3,6 @@
 import io
 import json
 import math
-import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,10 +13,9 @@ from benchmark_tables import headline_table
 from rich.console import Console
 
 from bench import measure
-from bench.case import Case, FormCase, GraphCase, case_of
+from bench.case import Case, FormCase, GraphCase
 from bench.cells import (
     DTYPES,
-    EXAMPLE,
     GRAPH,
     GROUPS,
     MORE_EXAMPLES,
@@ -33,10 +30,9 @@ from bench.copying import copier
 from bench.cpu_target import Target
 from bench.figures import figures, geometric_mean, losses, read
 from bench.measure import GIVEN, NEW, WAYS
-from bench.memories import MEMORIES
 from bench.options import BenchOptions
 from bench.run import prepared, previous, run, store, target
-from bench.runs import described, letters, stamped
+from bench.runs import described, stamped
 from bench.tables import NOBODY, TITLES, duration, full_table, show, summary
 from opgrad.cli.examples import examples
 from opgrad.cli.examples.accuracy import error_in_ulp, last_place
@@ -44,29 +40,10 @@ from opgrad.contract import DTYPES as NUMPY_DTYPES
 from opgrad.contract import FLOATS
 from opgrad.ops import graph_operators, operators
 
-PLAN_TIMES = ("opgrad", "call", "kernel")
-
 
 def test_every_operator_has_workloads(op):
     assert WORKLOADS[op.kind]
     assert any(workload.quick for workload in WORKLOADS[op.kind])
-
-
-@pytest.mark.parametrize("memory", MEMORIES)
-def test_arrays_lie_in_the_memory_asked_for(memory):
-    for cell in (
-        Cell(operators()["softmax_grad"], Workload((5, 30)), "bfloat16", memory),
-        tiny_form(replace(FORMS["softmax 4096x1000, where float32"], memory=memory)),
-        Cell(graph_operators()["gelu_grad"], EXAMPLE, "float32", memory),
-    ):
-        case = case_of(cell)
-        case.call()()
-        assert case.error() < 64
-        arrays = [array for array in [*case.values.values(), *case.results.values()] if array is not None]
-        starts = {array.ctypes.data % 64 for array in arrays if array.dtype.kind in "fV" and array.ndim}
-        assert memory != "view" or all(start % 64 for start in starts)
-        assert memory not in ("aligned", "torch", "huge") or starts == {0}
-    assert cell.name.endswith(memory + " memory") or memory == "numpy"
 
 
 def test_a_sample_of_large_results_is_compared(monkeypatch, op):
@@ -219,15 +196,11 @@ def test_forms_have_tables_of_their_own():
         given = first["ways"][GIVEN] | {"times": {"opgrad": summarized(seconds)}}
         cell = first | {"group": group, "workload": workload, "ways": first["ways"] | {GIVEN: given}}
         result["cells"].append(cell)
-    times = dict(zip(PLAN_TIMES, map(summarized, (3e-6, 5e-6, 2e-6)), strict=True))
-    ways = {GIVEN: {"times": times, "notes": {}}}
-    result["cells"].append(first | {"group": "plans", "workload": "1x9", "ways": ways})
     text = full_table(result)
     plain, alone = (each.partition("\n\n*")[0].partition("Over 2 cells") for each in (text, before))
     assert plain[1:] == alone[1:]
     assert "#### Softmax with an operand, by the axes that it has" in text
     assert [line.rpartition(" | ")[2] for line in text.splitlines() if "| 8x9, add" in line] == ["1.50 |", "1.00 |"]
-    assert "| `softmax` | 1x9 | float32 | 3 µs | 5 µs | 2 µs | 1 µs |" in text
     assert summary(figures(result)) == summary(figures(made_up_result([4.0])))
     plain, alone = (headline_table(each).split("\n\n")[2] for each in (result, made_up_result([4.0])))
     assert plain == alone
@@ -250,7 +223,7 @@ def test_the_command_writes_json_and_a_plot(tmp_path):
     assert [cell["operator"] for cell in result["cells"]] == ["relu", "softmax_grad"]
     for cell in result["cells"]:
         assert {way: set(cell["ways"][way]["times"]) for way in WAYS} == {NEW: {"opgrad", "numpy"}, GIVEN: {"opgrad"}}
-        assert (cell["memory"], cell["copy"]["median"] > 0) == ("numpy", True)
+        assert cell["copy"]["median"] > 0
     assert result["options"]["shapes"] == "8x9"
     assert result["versions"]["numpy"] == np.__version__
     assert plot_file.read_bytes().startswith(b"\x89PNG")
@@ -324,12 +297,9 @@ def test_cells_say_when_and_with_which_options_they_were_measured(tmp_path):
     assert [each["date"] for each in merged["cells"]] == [*["2026-01-01"] * 3, cell["date"]]
     assert [each["options"] for each in merged["cells"]] == [None, old["options"], None, options]
     assert store(path, new, merged) == merged
-    assert letters(merged) == ["a", "b", "a", "c"]
-    assert described(merged).startswith("Runs: a: 2 cells, until 2026-01-01, options not kept; b: 1 cells, 2026-01-01")
+    assert described(merged).startswith("Runs: 2 cells, until 2026-01-01, options not kept; 1 cells, 2026-01-01")
     text = full_table(merged)
     assert "the last of several runs." in text
-    assert re.findall(r"^\| `softmax` .* (\w) \|$", text, re.MULTILINE) == ["a", "b", "a"]
-    assert " run |" not in full_table(new)
 
 
 def test_a_result_of_another_machine_is_not_updated():
@@ -338,7 +308,7 @@ def test_a_result_of_another_machine_is_not_updated():
 
 
 def test_unknown_devices_are_refused():
-    with pytest.raises(ValueError, match=r"^bench: device is 'rocm', expected one of cpu, cuda, jax$"):
+    with pytest.raises(ValueError, match=r"^bench: device is 'rocm', expected one of cpu, cuda$"):
         target("rocm")
 
 

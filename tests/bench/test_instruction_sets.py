@@ -1,6 +1,5 @@
-"""`python -m bench --isa`: each instruction set in a process of its own, and what is said of several."""
+"""`python -m bench --isa`: a process held to an instruction set, and what is said of results of several."""
 
-import argparse
 import json
 import subprocess
 import sys
@@ -11,14 +10,11 @@ import report
 from bench_command import run_bench
 from bench_results import made_up_result
 from benchmark_tables import short_table
-from rich.console import Console
 
 from bench import instruction_sets
 from bench.figures import read
 from bench.options import BenchOptions
 from bench.runs import machine_line
-from bench.steps.run import StepOptions
-from bench.tables import sets_table, show_sets
 
 TINY = ["--ops", "relu", "--dtypes", "float32", "--shapes", "8x9", "--seconds", "0"]
 
@@ -43,55 +39,31 @@ def test_what_a_processor_lacks_is_refused_in_a_sentence(of_width):
     of_width(16)
     for name in instruction_sets.TITLES:
         with pytest.raises(ValueError, match=f"isa is '{name}', but this processor has no AVX"):
-            instruction_sets.in_processes(BenchOptions(isa=name))
+            instruction_sets.hold(name, "bench", [])
     with pytest.raises(ValueError, match=r"isa is 'sse', expected of avx2, avx512$"):
-        instruction_sets.in_processes(BenchOptions(isa="sse"))
+        instruction_sets.hold("sse", "bench", [])
     with pytest.raises(ValueError, match=r"isa is of processors, but the device is 'cuda'$"):
         BenchOptions(isa="avx2", device="cuda").check()
 
 
-def test_the_processors_own_set_needs_no_other_process(of_width):
+def test_a_process_begins_anew_with_what_was_asked_for(of_width, monkeypatch):
+    begun = []
+    monkeypatch.setattr(instruction_sets.os, "execve", lambda *given: begun.append(given))
     of_width(64)
-    assert (
-        instruction_sets.in_processes(BenchOptions()) == instruction_sets.in_processes(BenchOptions(isa="avx512")) == []
-    )
-    assert instruction_sets.in_processes(BenchOptions(isa="avx2")) == ["avx2"]
-    assert instruction_sets.in_processes(BenchOptions(isa="avx512,avx2,avx512")) == ["avx512", "avx2"]
-    of_width(32)
-    assert instruction_sets.in_processes(BenchOptions(isa="avx2")) == []
-
-
-def test_a_process_is_told_what_was_asked_for(of_width, monkeypatch, tmp_path):
-    started = []
-
-    class Process:
-        def __init__(self, command, env):
-            started.append((command, env))
-            self.interrupts = len(started) == 2
-
-        def wait(self):
-            if self.interrupts:
-                self.interrupts = False
-                raise KeyboardInterrupt
-            return 0
-
-    of_width(64)
-    monkeypatch.setattr(instruction_sets.subprocess, "Popen", Process)
-    options = BenchOptions(ops="relu", quick=True, json=tmp_path / "r.json", plot=tmp_path / "r.png")
-    written = instruction_sets.measure_each(options, ["avx2", "avx512", "avx2"], ["bench"])
-    assert written == {name: tmp_path / f"r-{name}.json" for name in ("avx2", "avx512")}
-    assert len(started) == 2  # the user ended the second
-    command, environment = started[0]
-    words = ["--isa", "avx2", "--json", str(tmp_path / "r-avx2.json"), "--ops", "relu", "--quick"]
-    assert command == [sys.executable, "-m", "bench", *words]
+    for name in ("", "avx512"):
+        instruction_sets.hold(name, "bench", ["--quick"])
+    assert not begun
+    instruction_sets.hold("avx2", "bench", ["--isa", "avx2", "--ops", "relu"])
+    ((program, command, environment),) = begun
+    assert program == sys.executable
+    assert command == [sys.executable, "-m", "bench", "--isa", "avx2", "--ops", "relu"]
     assert {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}.items() <= environment.items()
     assert environment["NUMBA_CPU_NAME"] == "haswell"
-    assert environment["TORCHINDUCTOR_CACHE_DIR"] != started[1][1].get("TORCHINDUCTOR_CACHE_DIR")
+    assert environment["TORCHINDUCTOR_CACHE_DIR"].endswith("-torch-avx2")
     assert environment[instruction_sets.PROCESSOR] == "avx512"
-    assert instruction_sets.PROCESSOR not in started[1][1]
-    monkeypatch.setattr(Process, "wait", lambda self: 3)
-    with pytest.raises(RuntimeError, match=r"^bench: the process that measures AVX2 ended with status 3$"):
-        instruction_sets.measure_each(options, ["avx2"], ["bench"])
+    of_width(32)
+    instruction_sets.hold("avx2", "bench", [])
+    assert len(begun) == 1
 
 
 def test_make_holds_kernels_down_in_the_same_way():
@@ -99,14 +71,6 @@ def test_make_holds_kernels_down_in_the_same_way():
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
     words = [f"{name}={value}" for name, value in instruction_sets.HELD.items() if name.startswith("NUMBA")]
     assert f"HELD_DOWN := {' '.join(words)}\n" in makefile
-
-
-def test_every_option_has_its_words(tmp_path):
-    assert BenchOptions().words() == []
-    options = StepOptions(folders=[tmp_path], no_fuse=True, seconds=0.5, old_python=tmp_path / "python")
-    words = ["--seconds", "0.5", str(tmp_path), "--old-python", str(tmp_path / "python"), "--no-fuse"]
-    assert options.words() == words
-    assert StepOptions.parsed(argparse.ArgumentParser(), words) == options
 
 
 def test_a_result_names_its_set(monkeypatch):
@@ -135,16 +99,9 @@ def test_a_process_held_to_avx2_measures(tmp_path):
 
 def test_tables_set_them_side_by_side():
     results = [result_of(256, [2.0, 0.5]), result_of(512, [4.0, 3.0], "avx512")]
-    table = sets_table(results).markdown()
-    assert "| dtype | AVX2, given | ratio | new | ratio | AVX-512, given | ratio | new | ratio |" in table
-    assert "| `softmax` | 0x7 | float32 | 2 ms |  | 1 ms | 2.00 | 2 ms |  | 1 ms | 4.00 |" in table
     short = short_table(results, [("softmax", "0x7"), ("relu", "9")])
     assert "| AVX2: memory that is given | AVX2: new memory | AVX-512: memory that is given |" in short
     assert "| `softmax` 0x7 | 2 ms, no peer | 1 ms, 2.00x torch | 2 ms, no peer | 1 ms, 4.00x torch |" in short
-    show_sets(screen := Console(record=True, width=200), results)
-    assert "AVX-512: Over 3 cells, 3.46 times as fast" in screen.export_text()
-    show_sets(screen := Console(record=True, width=200), results[:1])
-    assert not screen.export_text()
 
 
 def test_documents_have_one_set_or_both(tmp_path):

@@ -60,7 +60,6 @@ def test_selection_of_losses():
         (cell,) = select([name], ["float32"], ["30x40x5", "30x40"], quick=False)
         assert cell.workload.label == "30x40x5"
     assert not select([LINEAR], ["float16"], [], quick=False)
-    assert not select([LINEAR], [], [], quick=False, memories=["aligned"])
 
 
 def test_a_result_is_json_and_is_shown(monkeypatch):

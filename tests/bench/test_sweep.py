@@ -1,15 +1,14 @@
-"""The sweep over lengths of rows, and the measurement under load, on tiny arrays."""
+"""The sweep over lengths of rows, on tiny arrays."""
 
 import pytest
 from rich.console import Console
 
-from bench import load, sweep
+from bench import sweep
 from bench.options import BenchOptions
 from bench.plots import drawing, save
 from bench.run import prepared, read, store
 from bench.sweep import Curve, curves
-from bench.tables import show, show_load, sweep_table
-from opgrad.ops import operators
+from bench.tables import show, sweep_table
 
 
 @pytest.fixture
@@ -24,18 +23,17 @@ def measured(old=None, **options):
     )
 
 
-def test_a_sweep_has_a_curve_for_each_operator_and_memory(tiny, tmp_path):
-    result = measured(ops="softmax,softmax_grad", memory="numpy,view", peers="numpy")
+def test_a_sweep_has_a_curve_for_each_operator(tiny, tmp_path):
+    result = measured(ops="softmax,softmax_grad", peers="numpy")
     found = curves(result)
-    names = [(curve.operator, curve.memory) for curve in found]
-    assert names == [(op, memory) for memory in ("numpy", "view") for op in ("softmax", "softmax_grad")]
+    assert [curve.operator for curve in found] == ["softmax", "softmax_grad"]
     assert all(list(curve.lengths) == [1, 7, 2000] for curve in found)
     assert {cell["workload"] for cell in result["cells"]} == {"1024x1", "146x7", "1x2000"}
     save(drawing(result), tmp_path / "sweep.png")
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
     show(screen := Console(record=True, width=150), result)
     assert "Rows of every length" in screen.export_text()
-    assert sweep_table(result).count("`softmax`") == 2
+    assert sweep_table(result).count("`softmax`") == 1
 
 
 def test_a_sweep_goes_on_where_it_ended(tiny, tmp_path):
@@ -47,20 +45,18 @@ def test_a_sweep_goes_on_where_it_ended(tiny, tmp_path):
 
 
 def test_every_length_is_swept_by_default():
-    found = sweep.cells([], ["float32"], ["numpy"], quick=False)
+    found = sweep.cells([], ["float32"], quick=False)
     assert {cell.op.name for cell in found} == set(sweep.OPERATORS)
     assert [cell.workload.shape[1] for cell in found[: len(sweep.LENGTHS)]] == sorted(sweep.LENGTHS)
 
 
-def test_other_axes_and_pages_are_swept_too(tiny, tmp_path):
-    every = sweep.cells([], ["float32"], [], quick=False)
-    shapes = [(cell.workload.shape, cell.workload.attributes.get("axis", -1), cell.memory) for cell in every]
+def test_other_axes_are_swept_too(tiny):
+    every = sweep.cells([], ["float32"], quick=False)
+    shapes = [(cell.workload.shape, cell.workload.attributes.get("axis", -1)) for cell in every]
     for shape in ((8, 1000, 49, 81), (32, 150, 32, 32), (16, 1000, 7, 7), (16, 1000, 56, 56)):
-        assert shapes.count((shape, 1, "numpy")) == len(sweep.OPERATORS)
-    assert {axis for _, axis, _ in shapes} == {-1, 0, 1}
-    assert {memory for *_, memory in shapes} == {"numpy", "huge", "torch"}
-    assert len({(cell.op.name, shape) for cell, shape in zip(every, map(str, shapes), strict=True)}) == len(every)
-    assert {cell.memory for cell in sweep.cells([], ["float32"], ["view"], quick=False)} == {"view"}
+        assert shapes.count((shape, 1)) == len(sweep.OPERATORS)
+    assert {axis for _, axis in shapes} == {-1, 0, 1}
+    assert len({(cell.op.name, shape) for cell, shape in zip(every, shapes, strict=True)}) == len(every)
 
 
 def test_curves_along_other_axes(monkeypatch, tiny, tmp_path):
@@ -73,7 +69,7 @@ def test_curves_along_other_axes(monkeypatch, tiny, tmp_path):
     assert found == {**inner, "axis 0": [2, 10], "rows": [1, 7, 2000]}
     assert [cell.workload for cell in sweep.shapes(result)] == ["2x3x2x2, axis 1", "2x5x3x1, axis 1"]
     text = sweep_table(result)
-    assert "| `softmax` | float32 | axis 1, inner 49 | numpy | 2 |" in text
+    assert "| `softmax` | float32 | axis 1, inner 49 | 2 |" in text
     assert "| `softmax` | 2x5x3x1, axis 1 | float32 |" in text
     save(drawing(result), tmp_path / "sweep.png")
 
@@ -87,19 +83,9 @@ def test_a_sweep_has_neither_shapes_nor_other_operators():
 
 
 def test_what_a_curve_says():
-    curve = Curve("softmax", "float32", "numpy", [1, 2, 4], [1.0, 2.0, 1.0], [2.0, 1.0, None])
+    curve = Curve("softmax", "float32", [1, 2, 4], [1.0, 2.0, 1.0], [2.0, 1.0, None])
     assert curve.ratios == {1: 2.0, 2: 0.5}
     assert curve.mean == pytest.approx(1.0)
     assert curve.worst == (0.5, 2)
     assert curve.cliff == (2.0, 2)
-    assert Curve("softmax", "float32", "numpy", [1], [1.0], [None]).worst is None
-
-
-def test_load_keeps_a_core_busy():
-    cells = load.cells(["relu"], [], ["30"])
-    assert [cell.op for cell in cells] == [operators()["relu"]]
-    losses = load.measure(cells, [], 0.0, lambda *_: None)
-    assert [loss.contestant for loss in losses] == ["opgrad"]
-    assert losses[0].share == losses[0].loaded / losses[0].alone - 1
-    show_load(screen := Console(record=True, width=150), losses)
-    assert "with a core busy" in screen.export_text()
+    assert Curve("softmax", "float32", [1], [1.0], [None]).worst is None

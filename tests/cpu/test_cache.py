@@ -458,6 +458,7 @@ def call(copy, *edit, compilers="0"):
     return float(run_copy(copy, script, OPGRAD_COMPILERS=compilers)[0])
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("compilers", ["0", "1"])
 def test_a_kernel_that_is_edited_under_a_living_process(copy, compilers):
     """The process goes on with what it has imported; the next one does not get that under the new source's name."""

@@ -174,7 +174,6 @@ COLUMNS = (
     "GB/s",
     "share",
     "given us",
-    "predicted us",
     "torch us",
     "torch.compile us",
     "liger us",

@@ -12,7 +12,6 @@ import results
 from target import target
 
 from bench.cells import Cell, select
-from bench.cuda.predictions import GPUS, predictions
 from bench.cuda.target import Cuda
 from bench.figures import medians
 from bench.measure import COPY, NEW, OURS
@@ -71,7 +70,7 @@ def main() -> None:
         store(path, result, old)
         found = [*result["cells"], *result["left_out"]]
         (cell,) = [each for each in found if (name := _name(each)) not in told and not told.append(name)]
-        line = _line(cell, chosen.describe()["name"])
+        line = _line(cell)
         results.append("cell", line)
         print(" ".join(f"{key} {value}" for key, value in line.items()), flush=True)
 
@@ -91,19 +90,16 @@ def _name(cell: dict) -> str:
     return f"{cell['operator']} {cell['workload']} {cell['dtype']}"
 
 
-def _line(cell: dict, device: str) -> dict[str, object]:
-    """What the last table says of a cell. predicted: only if that was for the regime which ran."""
+def _line(cell: dict) -> dict[str, object]:
+    """What the last table says of a cell."""
     if "left_out" in cell:
         return {"cell": _name(cell), "left_out": cell["left_out"]}
     times = medians(cell["ways"][NEW])
     copy = cell["copied_bytes"] / cell["copy"]["median"]
-    gpu = next((name for name in GPUS if name in device), "")
-    said = predictions().get(_name(cell), {}).get(gpu, {})
     return {
         "cell": _name(cell), "regime": cell["regime"],
         "us": 1e6 * times[OURS], "GB/s": cell["bytes"] / times[OURS] / 1e9,
         "share": cell["bytes"] / times[OURS] / copy, "given us": 1e6 * medians(cell["ways"]["given"])[OURS],
-        "predicted us": 1e6 * said["seconds"] if said.get("regime") == cell["regime"] else None,
         "host us": 1e6 * cell["ways"][NEW]["times"][OURS]["host"], "error ulp": cell["error_ulp"],
         **{f"{name} us": 1e6 * value for name, value in times.items() if name not in (OURS, COPY)},
         "notes": cell["ways"][NEW]["notes"],

@@ -6,7 +6,6 @@ machine.py      a launch: lanes, masks, barriers
 memory.py       global and shared memory        sanitizer.py    what no kernel may do
 opcodes/        what each opcode does, a family a file
 driver/         a stand-in for the driver's library, so that Triton's launcher runs
-traffic.py, model.py   what a launch asks of the device, and how long it would take
 
 It lies among what tests share, and not in `opgrad`: no user needs it, and the wheel stays as small as it is.
 """

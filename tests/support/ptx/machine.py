@@ -26,7 +26,7 @@ LANES = 1 << 15  # that run at a time: their registers stay in the caches
 @dataclass
 class Launch:
     """One launch. arguments: numbers by parameter. shared: bytes. ctas: of a cluster. local: bytes of memory of its own
-    that a thread may have. most: thread blocks that are run, spread over the grid; None: all. orders: those in which
+    that a thread may have. orders: those in which
     they run, each from the same memory."""
 
     program: Program
@@ -36,9 +36,7 @@ class Launch:
     memory: GlobalMemory
     shared: int = 0
     ctas: int = 1
-    traffic: Any = None
     local: int = 0
-    most: int | None = None
     orders: tuple[int, ...] = (FORWARD,)
     sanitizer: Sanitizer = field(init=False)
 
@@ -79,10 +77,7 @@ class Launch:
 
     def blocks(self) -> np.ndarray:
         """The thread blocks that are run, whole clusters of them."""
-        clusters = self.grid[0] * self.grid[1] * self.grid[2] // self.ctas
-        wanted = clusters if self.most is None else min(max(self.most // self.ctas, 1), clusters)
-        chosen = np.unique(np.linspace(0, clusters - 1, wanted).astype(np.int64))
-        return (chosen[:, None] * self.ctas + np.arange(self.ctas)).ravel()
+        return np.arange(self.grid[0] * self.grid[1] * self.grid[2])
 
 
 class Machine:
@@ -92,7 +87,7 @@ class Machine:
 
     def __init__(self, launch: Launch, blocks: np.ndarray):
         self.launch, self.program, self.sanitizer = launch, launch.program, launch.sanitizer
-        self.memory, self.traffic = launch.memory, launch.traffic
+        self.memory = launch.memory
         self.blocks, self.threads = blocks, launch.threads
         self.lanes = len(blocks) * self.threads
         self.every = np.arange(self.lanes)
@@ -136,8 +131,6 @@ class Machine:
     def _run_block(self, number: int, active: np.ndarray | None) -> None:
         block = self.program.blocks[number]
         self.branch(block.following, active)
-        if self.traffic is not None:
-            self.traffic.issue(self, block, active)
         for step in block.steps:
             mask = active
             if step.guard is not None:

@@ -84,4 +84,4 @@ figure.suptitle(f"{ROWS} x {CLASSES}, float32, {opgrad.get_num_threads()} thread
 plt.show()
 
 # %% [markdown]
-# Everything, as a page with a picture and tables: `python -m bench --html report.html`.
+# Everything, with a picture: `python -m bench --plot result.png`.

@@ -3,7 +3,6 @@
 import ctypes
 import weakref
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,9 +73,7 @@ class Device:
     memory: GlobalMemory = field(default_factory=GlobalMemory)
     launches: deque[Done] = field(default_factory=lambda: deque(maxlen=100_000))
     found: list[Finding] = field(default_factory=list)
-    traffic: Callable[[], Any] | None = None
-    recorded: list[Any] = field(default_factory=list)
-    orders: tuple[int, ...] = (FORWARD, BACKWARD)  # of thread blocks, for launches whose traffic is not recorded
+    orders: tuple[int, ...] = (FORWARD, BACKWARD)  # of thread blocks
 
     def __post_init__(self) -> None:
         self.functions: list[Function] = []
@@ -208,14 +205,11 @@ class Device:
         check(function.program.kernel, function.source, values, self.memory)
         launch = Launch(
             function.program, tuple(config.grid), config.block[0], values, self.memory, config.shared,
-            clusters[0] if clusters else 1, self.traffic and self.traffic(),
-            orders=(FORWARD,) if self.traffic else self.orders,
+            clusters[0] if clusters else 1, orders=self.orders,
         )  # fmt: skip
         launch.run()
         kernel = function.program.kernel.name
         self.launches.append(Done(kernel, tuple(config.grid), config.stream or 0, launch.sanitizer.checked))
-        if launch.traffic is not None:
-            self.recorded.append((launch, function.source))
 
     # --- what Triton knows of a kernel
 

@@ -294,19 +294,6 @@ def sign(m: Modifiers) -> Formula:
     return Formula([of], [of], halves(formula, of) if of.packed else formula)
 
 
-@opcode("copysign", floating=True)
-def copy_sign(m: Modifiers) -> Formula:
-    of = m.type()
-    return Formula([of], [of, of], lambda a, b: np.copysign(b, a))
-
-
-@opcode("testp", floating=True)
-def classify(m: Modifiers) -> Formula:
-    tests = {"finite": np.isfinite, "infinite": np.isinf, "number": lambda a: ~np.isnan(a), "notanumber": np.isnan}
-    test, of = tests[m.one(*tests)], m.type()
-    return Formula([PRED], [of], test)
-
-
 @opcode("setp", floating=True)
 def compare(m: Modifiers) -> Formula:
     """equ, neu, ltu …: true where an operand is NaN. Of packed values each of the two results is of one half."""

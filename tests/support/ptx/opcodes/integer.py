@@ -126,12 +126,6 @@ def invert(m: Modifiers) -> Formula:
     return Formula([of], [of], np.logical_not if of == PRED else np.bitwise_not)
 
 
-@opcode("cnot")
-def is_zero(m: Modifiers) -> Formula:
-    of = m.type()
-    return Formula([of], [of], lambda a: (a == 0).astype(of.dtype))
-
-
 @opcode("shl", "shr")
 def shift(m: Modifiers) -> Formula:
     """Amounts beyond the width shift everything out."""
@@ -146,22 +140,6 @@ def shift(m: Modifiers) -> Formula:
     if left and of.bits == 32:
         check = exact(of, lambda a, b: a * np.exp2(b))
     return Formula([of], [of, U32], compute, check)
-
-
-@opcode("shf")
-def funnel(m: Modifiers) -> Formula:
-    """32 bits out of the 64 of two words, shifted."""
-    left, wraps = m.one("l", "r") == "l", m.one("wrap", "clamp") == "wrap"
-    of = m.type()
-
-    def compute(low: np.ndarray, upper: np.ndarray, amount: np.ndarray) -> np.ndarray:
-        n = (amount & np.uint32(31) if wraps else np.minimum(amount, np.uint32(32))).astype(np.uint64)
-        both = low.astype(np.uint64) | upper.astype(np.uint64) << np.uint64(32)
-        if left:
-            return (np.left_shift(both, n) >> np.uint64(32)).astype(np.uint32)
-        return np.right_shift(both, n).astype(np.uint32)
-
-    return Formula([of], [of, of, U32], compute)
 
 
 @opcode("bfe")
@@ -185,22 +163,6 @@ def extract(m: Modifiers) -> Formula:
     return Formula([of], [of, U32, U32], compute)
 
 
-@opcode("bfi")
-def insert(m: Modifiers) -> Formula:
-    """The low `length` bits of a in the place of those of b from `start` on."""
-    of = m.type()
-
-    def compute(a: np.ndarray, b: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
-        first, count = (start & np.uint32(0xFF)).astype(np.uint64), (length & np.uint32(0xFF)).astype(np.uint64)
-        full = np.uint64(2**64 - 1)
-        ones = np.where(count < 64, (np.uint64(1) << np.minimum(count, np.uint64(63))) - np.uint64(1), full)
-        mask = np.where(first < of.bits, ones << np.minimum(first, np.uint64(63)), np.uint64(0))
-        moved = a.astype(np.uint64) << np.minimum(first, np.uint64(63))
-        return (b.astype(np.uint64) & ~mask | moved & mask).astype(of.dtype)
-
-    return Formula([of], [of, of, U32, U32], compute)
-
-
 @opcode("prmt")
 def permute(m: Modifiers) -> Formula:
     """Bytes picked out of two words by the four digits of a third; a digit's highest bit repeats the byte's sign."""
@@ -217,39 +179,6 @@ def permute(m: Modifiers) -> Formula:
         return found.astype(np.uint32)
 
     return Formula([B32], [B32, B32, B32], compute)
-
-
-@opcode("lop3")
-def logic_of_three(m: Modifiers) -> Formula:
-    """Any function of three bits, by its table."""
-    m.take("b32")
-
-    def compute(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: np.ndarray) -> np.ndarray:
-        found = np.uint32(0)
-        for row in range(8):
-            terms = (each if row >> place & 1 else ~each for place, each in ((2, a), (1, b), (0, c)))
-            matches = np.bitwise_and.reduce(np.broadcast_arrays(*terms))
-            found = found | np.where(table >> np.uint32(row) & np.uint32(1), matches, np.uint32(0))
-        return found
-
-    return Formula([B32], [B32, B32, B32, B32], compute)
-
-
-@opcode("popc", "clz", "brev")
-def bits(m: Modifiers) -> Formula:
-    of, name = m.type(), m.instruction.opcode
-
-    def of_each(a: np.ndarray) -> np.ndarray:
-        table = np.unpackbits(np.ascontiguousarray(np.atleast_1d(a)).view(np.uint8).reshape(-1, of.bits // 8), 1,
-                              bitorder="little")  # fmt: skip
-        if name == "popc":
-            return table.sum(1).astype(np.uint32).reshape(a.shape)
-        if name == "brev":
-            return np.packbits(table[:, ::-1], 1, bitorder="little").view(of.raw).reshape(a.shape)
-        leading = table[:, ::-1].argmax(1)
-        return np.where(table.any(1), leading, of.bits).astype(np.uint32).reshape(a.shape)
-
-    return Formula([of if name == "brev" else U32], [of], of_each)
 
 
 # --- comparison -------------------------------------------------------------------------------------------------------

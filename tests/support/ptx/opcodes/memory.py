@@ -1,6 +1,5 @@
 """Loads and stores: parameters, global and shared memory, whole vectors at a time."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from ptx.memory import RANK, WORDS
 from ptx.opcodes import Effect, Formula, Modifiers, opcode
 from ptx.operands import address_of, parts, reader, writer
 from ptx.parser import Address, Instruction, Symbol
-from ptx.types import B64, U32, U64, Type
+from ptx.types import U32, U64, Type
 
 if TYPE_CHECKING:
     from ptx.machine import Machine
@@ -113,8 +112,6 @@ def settled(
     allowed, owners = machine.sanitizer.allowed(machine, instruction, lanes, addresses, width)
     if not allowed.all():
         lanes, addresses, owners = lanes[allowed], addresses[allowed], owners[allowed]
-    if machine.traffic is not None:
-        machine.traffic.access(machine, instruction, lanes, addresses, width, way)
     return lanes, addresses, owners
 
 
@@ -231,23 +228,3 @@ def map_address(m: Modifiers) -> Formula:
         raise m.unknown("expected u32")
     low = np.uint32((1 << RANK) - 1)
     return Formula([of], [of, U32], lambda address, rank: (address & low) + (rank + np.uint32(1) << np.uint32(RANK)))
-
-
-@opcode("cvta")
-def convert_address(m: Modifiers) -> Formula:
-    """Addresses of global memory are the same in all ways to write them."""
-    m.take("to")
-    m.one("global")
-    of = m.type()
-    return Formula([of], [of], lambda a: a)
-
-
-@opcode("createpolicy")
-def create_policy(m: Modifiers) -> Formula:
-    """How caches are to treat accesses, which changes no value."""
-    m.one("fractional")
-    for each in ("L2::evict_last", "L2::evict_first", "L2::evict_normal", "L2::evict_unchanged"):
-        m.take(each)
-    m.type()
-    sources: Sequence[Type] = [Type("f", 32)] * (len(m.instruction.operands) - 1)
-    return Formula([B64], sources, lambda *share: np.array(0, np.uint64))

@@ -9,7 +9,7 @@ from ptx.machine import WARP
 from ptx.opcodes import Effect, Modifiers, opcode
 from ptx.opcodes.control import check_named
 from ptx.operands import parts, reader, writer
-from ptx.parser import Instruction, Pair
+from ptx.parser import Instruction
 from ptx.types import B32, PRED, U32
 
 if TYPE_CHECKING:
@@ -120,59 +120,3 @@ def _fold(name: str, absolute: bool, propagates: bool) -> Callable:
         return np.where(lost, np.array(0x7FFFFFFF, np.uint32).view(np.float32), found)
 
     return fold
-
-
-@opcode("vote")
-def vote(m: Modifiers) -> Effect:
-    """What the lanes that are named say: all, any, all alike, or a bit of each."""
-    m.one("sync")
-    way = m.one("all", "any", "uni", "ballot")
-    of = B32 if way == "ballot" else PRED
-    if m.type() != of:
-        raise m.unknown(f"expected {of.name}")
-    result, value, named = m.instruction.operands
-    write, read, read_named = writer(result, of), reader(value, PRED), reader(named, U32)
-
-    def run(machine: "Machine", instruction: Instruction, mask: np.ndarray | None) -> None:
-        names = machine.spread(read_named(machine))
-        check_named(machine, instruction, mask, names)
-        said = machine.spread(read(machine)).reshape(-1, WARP)
-        taken = (names.reshape(-1, WARP).astype(np.int64) >> LANE & 1).astype(bool)
-        every, some = (said | ~taken).all(1), (said & taken).any(1)
-        bits = ((said & taken) @ (np.uint64(1) << LANE.astype(np.uint64))).astype(np.uint32)
-        found = {"all": every, "any": some, "uni": every | ~some, "ballot": bits}[way]
-        write(machine, np.repeat(found, WARP), mask)
-
-    return Effect(run)
-
-
-@opcode("elect")
-def elect(m: Modifiers) -> Effect:
-    """The first of the lanes that are named."""
-    m.one("sync")
-    result, named = m.instruction.operands
-    if not isinstance(result, Pair):
-        raise m.unknown("expected two results")
-    write, write_chosen, read_named = writer(result.first, U32), writer(result.second, PRED), reader(named, U32)
-
-    def run(machine: "Machine", instruction: Instruction, mask: np.ndarray | None) -> None:
-        names = machine.spread(read_named(machine)).astype(np.int64)
-        check_named(machine, instruction, mask, names.astype(np.uint32))
-        first = np.log2((names & -names).astype(np.float64)).astype(np.int64)
-        write(machine, first.astype(np.uint32), mask)
-        write_chosen(machine, first == machine.tid % WARP, mask)
-
-    return Effect(run)
-
-
-@opcode("activemask")
-def active_mask(m: Modifiers) -> Effect:
-    m.one("b32")
-    write = writer(m.instruction.operands[0], B32)
-
-    def run(machine: "Machine", instruction: Instruction, mask: np.ndarray | None) -> None:
-        here = np.ones(machine.lanes, bool) if mask is None else mask
-        bits = here.reshape(-1, WARP) @ (np.uint64(1) << LANE.astype(np.uint64))
-        write(machine, np.repeat(bits.astype(np.uint32), WARP), mask)
-
-    return Effect(run)

@@ -1,12 +1,10 @@
-"""The page and the pictures of a result: they say what the tables say, and ask nobody."""
+"""The pictures of a result: they say what the tables say."""
 
-import re
 from pathlib import Path
 
 import benchmark_tables
 import pytest
 import report
-from bench_command import run_bench
 from bench_results import made_up_result
 
 from bench.steps import tables as step_tables
@@ -17,7 +15,6 @@ import opgrad
 from bench import plots
 from bench.figures import figures, read
 from bench.measure import GIVEN, NEW, WAYS
-from bench.page import page
 from bench.tables import title
 
 ROOT = Path(__file__).parents[2]
@@ -72,24 +69,6 @@ def test_releases_are_a_line_for_each_machine():
     assert (list(line.get_xdata()), list(line.get_ydata())) == (["0.1.0", "0.2.0"], pytest.approx([2.0, 3.0]))
 
 
-def test_a_page_needs_nothing_else():
-    result = made_up_result([2.0, 0.5])
-    result["machine"]["cpu"] = "A <CPU> & more"
-    text = page([result], plots.drawing(result))
-    assert "A &lt;CPU&gt; &amp; more" in text
-    assert text.count("<table>") == 1
-    assert text.count("<svg") == 1
-    assert not re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=", text)
-
-
-def test_the_command_writes_a_page(tmp_path):
-    file = tmp_path / "new" / "report.html"
-    options = ["--ops", "relu", "--dtypes", "float32", "--shapes", "8x4", "--peers", "numpy", "--seconds", "0"]
-    result = run_bench(*options, "--html", file)
-    assert result.exit_code == 0, result.output
-    assert "relu" in file.read_text(encoding="utf-8")
-
-
 def kept(folder):
     return {path.name: read(path) for path in folder.glob("*.json")}
 
@@ -115,4 +94,3 @@ def test_instruction_sets_have_panels_of_their_own():
     titles = [f"{name}, {plots.TITLES[way]}" for name in ("AVX2", "AVX-512") for way in WAYS]
     assert [axes.get_title(loc="left") for axes in drawn.axes] == titles
     assert [dots(axes)[0] for axes in drawn.axes] == [{}, {"float32": [2.0]}, {}, {"float32": [3.0]}]
-    assert page(results, plots.drawing(*results)).count("<table>") == 2
