@@ -15,7 +15,7 @@ from opgrad.onnxruntime import compute
 
 CALLS = (
     compute.compute, compute.close, plan.execute, compute.parallel_for, pool.malloc, pool.free,
-    workers.help_forever, workers.run,
+    workers.work, workers.run,
 )  # fmt: skip
 ROWS = 8  # the guess for an open size of a graph; most kernels are chosen by the other sizes
 
