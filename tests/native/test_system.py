@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from opgrad.cpu.runtime import pool
-from opgrad.cpu.runtime.threads import block, workers
+from opgrad.cpu.runtime.threads import workers
 from opgrad.cpu.runtime.threads.system import HEAP, Posix, Windows, address, system
 
 pytestmark = pytest.mark.any_cpu
@@ -108,11 +108,11 @@ def test_the_pool_of_another_system(monkeypatch, make):
     """Without mappings all blocks are the heap's; functions come from the system that is asked."""
     given, _ = make()
     monkeypatch.setattr(pool, "system", lambda: given)
-    words = pool._made()
-    assert words[pool.C_MALLOC] == given.heap("malloc")
-    assert words[pool.C_FREE] == given.heap("free")
+    made = pool._made()
+    assert made.c_malloc == given.heap("malloc")
+    assert made.c_free == given.heap("free")
     mappings = given.mappings() or (0, 0, 0, 0)
-    assert [words[word] for word in (pool.C_MAP, pool.C_UNMAP, pool.C_ADVISE, pool.FLAGS)] == list(mappings)
+    assert [made.c_map, made.c_unmap, made.c_advise, made.flags] == list(mappings)
 
 
 @pytest.mark.parametrize("make", [macos, windows])
@@ -124,9 +124,8 @@ def test_the_workers_of_another_system(monkeypatch, make):
     started = [call for call in library.called if call[0] in ("pthread_create", "CreateThread")]
     assert len(started) == team.workers == 3
     assert all(workers.work.address in call and team.address in call for call in started)
-    words = (ctypes.c_int64 * block.TEAMS).from_address(team.address)
-    assert words[block.C_GET_CPU] == words[block.C_SET_AFFINITY] == 0
-    assert library.called[0][1] == team.address + 8 * block.MUTEX
+    assert team._block.c_get_cpu == team._block.c_set_affinity == 0
+    assert library.called[0][1] == team._block.mutex
 
 
 def test_this_system_has_all_that_is_asked_for():

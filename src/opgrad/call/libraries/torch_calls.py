@@ -21,7 +21,6 @@ from opgrad.call.entries import Answered, NotNative
 from opgrad.call.functions import Entries, function_of
 from opgrad.call.libraries import torch_private
 from opgrad.call.objects import Torch, Watcher
-from opgrad.cpu.compiler.structures import several
 from opgrad.cpu.runtime import abi
 from opgrad.cpu.runtime.abi import SUPPORTED, TensorLayout, kept_forever
 
@@ -36,7 +35,8 @@ class TorchTensors(entries.Tensors):
 
     def __init__(self, found: TensorLayout):
         self.found = found
-        watchers = several(Watcher, (Watcher(*map(id, pair)) for pair in _watchers()))
+        pairs = [Watcher(*map(id, pair)) for pair in _watchers()]
+        watchers = (Watcher * len(pairs))(*pairs)
         known = Torch(
             handle=found.handle,
             keys=found.keys,
