@@ -124,7 +124,7 @@ def test_by_the_api_of_onnxruntime_training(expected, tmp_path):
 
 @pytest.mark.parametrize("inline", [False, True])
 def test_as_a_portable_step(inline, expected, tmp_path):
-    options = {"inline": inline, "evaluation": True, "inference": True}
+    options = {"inline": inline, "models": ["eval", "infer"]}
     files = export_step(made(tmp_path), tmp_path / "step.onnx", **options).files
     for model in (onnx.load(path) for path in tmp_path.glob("step*.onnx")):
         used = {node.domain for node in model_nodes(model)}

@@ -69,7 +69,11 @@ def _writing_calls(file: Path) -> Iterator[str]:
         writes = any(
             isinstance(mode, str) and set(mode) <= set("rwaxbt+") and set(mode) & set("wax+") for mode in modes
         )
-        of_a_tuner = ast.unparse(node.func) == "tuner.save"  # which writes through that module
+        of_a_tuner = ast.unparse(node.func) in (
+            "tuner.save",
+            "self.adapted.save",
+            "self._model.save",
+        )  # which writes through that module
         if (name in ("open", "fdopen") and writes) or (name in OTHER_WRITERS and not of_a_tuner):
             yield f"{file.relative_to(SOURCE)}: {ast.unparse(node)}"
 
