@@ -35,7 +35,7 @@ ROOMS = {
         "numpy ml_dtypes",
         "base contract ops cpu/compiler cpu/runtime cpu/kernels cpu/programs cpu",
     ),
-    "call/libraries": ("numpy ml_dtypes torch jax cupy triton", "base contract cpu/runtime cpu cuda call"),
+    "call/libraries": ("numpy ml_dtypes torch jax cupy triton", "base contract cpu/compiler cpu/runtime cpu cuda call"),
     "onnx/graph": ("numpy onnx google", "base"),
     "onnx/passes": ("numpy onnx", "onnx/graph"),
     "onnx/plain": ("numpy onnx", "base contract ops onnx/graph"),

@@ -62,14 +62,17 @@ def parameters(value: Any) -> str:
 
 
 def lines_of_class(path: str, kind: type) -> Iterator[str]:
-    """The public members of a class that opgrad has written, but for those of a public class that it inherits."""
+    """The public members of a class that opgrad has written, but for fields, which stand in the class's signature, and
+    members of a public class that it inherits."""
     public = {getattr(loaded, name) for loaded in map(importlib.import_module, BASES) for name in public_names(loaded)}
+    fields = set(getattr(kind, "_fields", ())) | set(getattr(kind, "__dataclass_fields__", ()))
     for name in sorted(dir(kind)):
         owner = next(each for each in kind.__mro__ if name in vars(each) or each is object)
         if name.startswith("_") or not owner.__module__.startswith("opgrad") or (owner is not kind and owner in public):
             continue
         member = getattr(kind, name)
-        yield f"{path}.{name}{parameters(member) if callable(member) else ''}"
+        if callable(member) or name not in fields:
+            yield f"{path}.{name}{parameters(member) if callable(member) else ''}"
 
 
 def lines_of(module: str) -> list[str]:
