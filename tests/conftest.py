@@ -57,9 +57,6 @@ if "OPGRAD_PTX" in os.environ:
 elif "TRITON_INTERPRET" not in os.environ and not usable_gpu():
     os.environ["TRITON_INTERPRET"] = "1"
 
-# Fused kernels are tested by a few; calls with all the other attributes would have each its own compiled.
-os.environ.setdefault("OPGRAD_FUSION", "never")
-
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 

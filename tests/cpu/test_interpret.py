@@ -139,9 +139,8 @@ def test_every_familys_kernels_agree_with_the_reference(dtype):
     run_python(FAMILIES.replace("{dtype!r}", repr(dtype)), OPGRAD_INTERPRET="1")
 
 
-@pytest.mark.parametrize("fusion", ["now", "never"])
-def test_each_layout_of_softmax_is_interpreted(fusion):
-    run_python(LAYOUTS, OPGRAD_INTERPRET="1", OPGRAD_FUSION=fusion)
+def test_each_layout_of_softmax_is_interpreted():
+    run_python(LAYOUTS, OPGRAD_INTERPRET="1")
 
 
 @pytest.mark.parametrize("script", [ATTENTION, LOSSES], ids=["attention", "losses"])
@@ -161,4 +160,4 @@ def test_contributing_stops_a_debugger_between_the_passes_over_a_row():
     root = Path(__file__).parents[2]
     number = re.search(r"softmax/rows\.py:(\d+)", (root / "CONTRIBUTING.md").read_text())[1]
     rows = (root / "src/opgrad/cpu/kernels/softmax/rows.py").read_text().splitlines()
-    assert "m, place = subtracted(xs, largest), place_of(kept, new_ys)" in rows[int(number) - 2]
+    assert "m = subtracted(xs, largest)" in rows[int(number) - 2]

@@ -1,4 +1,4 @@
-"""Post-ops' kernels on buffers: each formula against wider arithmetic, each gradient, each count and lane."""
+"""Post-ops' formulas on buffers: each formula against wider arithmetic, each gradient, each count and lane."""
 
 import ctypes
 import functools
@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from guards import Guarded
 
+from opgrad.cpu.compiler.decorators import kernel
+from opgrad.cpu.compiler.parameters import Float, Pointer
 from opgrad.cpu.kernels.fused import post_ops
+from opgrad.cpu.kernels.loops.map import mapped
 from opgrad.cpu.kernels.numerics.eltwise import FORMULAS
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -105,8 +108,20 @@ SMOOTH = [case for case in ELTWISE if case[0] in post_ops.GRADIENTS and case[0] 
 # --- running kernels -------------------------------------------------------------------------------------------------
 
 
+@functools.cache
+def on_buffers(formula):
+    """The kernel that applies a formula to contiguous buffers, of which it overwrites the first."""
+    write = mapped(formula)
+
+    @kernel
+    def apply(values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
+        write(values, 0, count, 0, (values, operand, third), (alpha, beta))
+
+    return apply
+
+
 def run(formula, values, operand=None, third=None, alpha=0.0, beta=0.0, offset=0):
-    """What a formula's stage makes of arrays off their alignment by `offset` bytes, with nothing written around it."""
+    """What a formula makes of arrays off their alignment by `offset` bytes, with nothing written around it."""
     dtype, n = values.dtype.name, values.size
     guarded = [Guarded((n,), dtype, offset) for _ in range(3)]
     for place, given in zip(guarded, (values, operand, third), strict=True):
@@ -117,7 +132,7 @@ def run(formula, values, operand=None, third=None, alpha=0.0, beta=0.0, offset=0
     words[:3] = [0 if a is None else g.array.ctypes.data for a, g in zip(used, guarded, strict=True)]
     words[3] = n
     words[4:] = np.array([alpha, beta], np.float64).view(np.int64)
-    task = post_ops.on_buffers(formula).task([dtype] * 3)
+    task = on_buffers(formula).task([dtype] * 3)
     ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(task)(words.ctypes.data, 0)
     assert all(place.untouched() for place in guarded)
     for place, given in zip(guarded[1:], (operand, third), strict=True):

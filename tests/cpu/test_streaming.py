@@ -48,7 +48,7 @@ def holds(memory, array):
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8, *BYTES])
-def test_stages(name, dtype, rng, streaming):
+def test_attributes(name, dtype, rng, streaming):
     function, dtype = getattr(opgrad, name), DTYPES[dtype]
     for shape, axis in (((9, 131), 1), ((2, 33, 130), 1)):
         x = rng.normal(size=shape).astype(np.float32)

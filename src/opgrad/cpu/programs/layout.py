@@ -135,29 +135,19 @@ def is_sixteen_bits(operand: Operand) -> bool:
     return operand.dtype in ("float16", "bfloat16")
 
 
-def in_place_limits(width: int) -> Limits:
-    """The limits of kernels on a buffer, which holds float32 or float64 whatever the dtypes of the call are."""
-    return Limits(3 * width // 4, 2 * width)
-
-
-def layout_in_buffers(problem: Problem, kernels: Collection[str], width: int) -> str:
-    """The layout of a softmax with attributes. kernels: the layouts that there are. width: the lanes of a vector."""
-    return layout_of(problem, kernels, in_place_limits(width), fewest=0)
-
-
 def precision(problem: Any) -> str:
     """The dtype in which the problem is computed."""
     dtypes = {operand.dtype for operand in problem.operands.values() if operand is not None}
     return "float64" if "float64" in dtypes else "float32"
 
 
-def layout_of(problem: Problem, kernels: Collection[str], limits: Limits = Limits(), fewest: int = FEWEST_ROWS) -> str:
-    """The layout for the shape, among those that `kernels` names; fewest: rows that are worth transposing."""
+def layout_of(problem: Problem, kernels: Collection[str], limits: Limits = Limits()) -> str:
+    """The layout for the shape, among those that `kernels` names."""
     if problem.inner > 1:
         return "columns"
     if "split" in kernels and few(problem.outer, problem.n):
         return "split"
-    many = problem.outer >= fewest
+    many = problem.outer >= FEWEST_ROWS
     if many and problem.n <= limits.transposed:
         return "transposed"
     return "groups" if many and "groups" in kernels and problem.n <= limits.grouped else "rows"

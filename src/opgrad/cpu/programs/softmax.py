@@ -1,26 +1,23 @@
 """Softmax, log-softmax and their gradients: chooses the kernels for a shape, and reserves their working memory.
 
-Each layout of opgrad.cpu.programs.layout has a file in cpu/kernels/softmax, with its plain kernels, its kernels in
-place, which programs of stages use, and its kernels for calls with attributes.
+Each layout of opgrad.cpu.programs.layout has a file in cpu/kernels/softmax. Calls with attributes have programs of
+their own (opgrad.cpu.programs.fused).
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
 
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
-from opgrad.cpu.kernels.fused.form import Form, GradientForm
-from opgrad.cpu.kernels.fused.operands import Source, Switches
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.rows import AHEAD
 from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
 from opgrad.cpu.kernels.softmax import columns, groups, panels, rows, split, transposed
-from opgrad.cpu.programs.fused import formulas, fusing, stages
+from opgrad.cpu.programs.building import ProgramSteps
+from opgrad.cpu.programs.fused import fusing
 from opgrad.cpu.programs.layout import (
     Loops,
     forward_layout,
@@ -40,7 +37,6 @@ from opgrad.cpu.programs.layout import (
 from opgrad.cpu.runtime.program import Program
 from opgrad.cpu.runtime.workspace import Workspace
 
-VARIABLE: Final = "OPGRAD_FUSION"
 FORWARD: Final = ("softmax", "log_softmax")
 GRADIENTS: Final = ("softmax_grad", "log_softmax_grad")
 # Of each operator the plain kernels by layout: one, or those of several steps.
@@ -50,21 +46,21 @@ PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
         "columns": columns.softmax_columns,
         "transposed": transposed.forward_transposed("softmax"),
         "groups": groups.softmax_groups,
-        "split": split.forward(Form("softmax", "split"), is_plain=True),
+        "split": split.forward("softmax"),
     },
     "log_softmax": {
         "rows": rows.log_softmax_rows,
         "columns": columns.log_softmax_columns,
         "transposed": transposed.forward_transposed("log_softmax"),
         "groups": groups.log_softmax_groups,
-        "split": split.forward(Form("log_softmax", "split"), is_plain=True),
+        "split": split.forward("log_softmax"),
     },
     **{
         operator: {
             "rows": rows.gradient_rows(operator),
             "columns": columns.gradient_columns(operator),
             "transposed": transposed.gradient_transposed(operator),
-            "split": split.gradient(GradientForm(operator, "split")),
+            "split": split.gradient(operator),
         }
         for operator in GRADIENTS
     },
@@ -73,69 +69,37 @@ PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
 PANELS: Final = {operator: panels.forward_panels(operator) for operator in FORWARD}
 
 
-@cache
-def in_place(operator: str, exact: bool = False) -> Mapping[str, Kernel]:
-    """The kernels that work on buffers, by layout. exact: whether sums keep what is rounded off their terms."""
-    both = {"rows": rows, "columns": columns, "transposed": transposed}
-    if operator in GRADIENTS:
-        return {name: layout.gradient_in_place(operator) for name, layout in both.items()}
-    layouts = {**both, "groups": groups, "split": split}
-    return {name: layout.forward_in_place(operator, exact) for name, layout in layouts.items()}
-
-
-@cache
-def fused(form: Form | GradientForm) -> tuple[Kernel, ...]:
-    """The kernels, in order, of calls with attributes that have this form (opgrad.cpu.kernels.fused.form)."""
-    forward, layout = form.operator in FORWARD, {"rows": rows, "columns": columns}.get(form.layout)
-    if layout is None:
-        return split.forward(form) if forward else split.gradient(form)
-    return ((layout.forward_with_attributes if forward else layout.gradient_with_attributes)(form),)
-
-
-def compiles_forms() -> bool:
-    """Whether kernels are compiled for the form of a call: OPGRAD_FUSION is "now", the default, not "never".
-
-    Raises ValueError for any other value.
-    """
-    choice = os.environ.get(VARIABLE, "now")
-    if choice not in ("now", "never"):
-        raise ValueError(f"{VARIABLE} is {choice!r}, expected one of now, never")
-    return choice == "now"
-
-
 def softmax(problem: Problem) -> Program:
-    return _general("softmax", problem) if problem.is_general else _forward(problem, "softmax")
+    return _program("softmax", problem)
 
 
 def log_softmax(problem: Problem) -> Program:
-    return _general("log_softmax", problem) if problem.is_general else _forward(problem, "log_softmax")
+    return _program("log_softmax", problem)
 
 
 def softmax_grad(problem: Problem) -> Program:
-    return _general("softmax_grad", problem) if problem.is_general else _gradient(problem, PLAIN["softmax_grad"])
+    return _program("softmax_grad", problem)
 
 
 def log_softmax_grad(problem: Problem) -> Program:
-    name = "log_softmax_grad"
-    return _general(name, problem) if problem.is_general else _gradient(problem, PLAIN[name])
+    return _program("log_softmax_grad", problem)
 
 
-def _general(operator: str, problem: Problem) -> Program:
-    found = fusing.program(operator, problem, fused) if compiles_forms() else None
-    if operator in GRADIENTS:
-        return found or stages.gradient(problem, in_place(operator))
-    return found or stages.forward(problem, in_place(operator, formulas.is_exact(problem)))
+def _program(operator: str, problem: Problem) -> Program:
+    if problem.is_general:
+        return fusing.program(operator, problem)
+    if not problem.outer * problem.n * problem.inner:
+        return Program(())
+    return (_forward if operator in FORWARD else _gradient)(problem, operator)
 
 
 def _forward(problem: Problem, operator: str) -> Program:
-    if not problem.outer * problem.n * problem.inner:
-        return Program(())
     kernels = PLAIN[operator]
     layout = forward_layout(problem, kernels, operator == "log_softmax")
     stream = forward_streams(problem) and row_streams(problem, layout, "y")
     loops = loops_of(problem, layout, "y", stream, x=problem["x"], y=problem["y"])
     if layout == "split":
-        return _split(problem, kernels[layout], loops, ("x",), "y")
+        return _split(problem, kernels[layout], loops)
     kernel, workspace = kernels[layout], Workspace(precision(problem))
     if layout == "columns" and is_crowded(problem, panels.WIDTH):
         return _in_panels(problem, PANELS[operator], loops, workspace)
@@ -181,17 +145,14 @@ def _in_panels(problem: Problem, kernel: Kernel, loops: Loops, workspace: Worksp
     return Program((loops.step(kernel, panel=panel, kept=kept),), workspace)
 
 
-def _split(problem: Problem, kernels: Sequence[Kernel], loops: Loops, operands: Sequence[str], result: str) -> Program:
-    workspace, stream = Workspace(precision(problem)), loops.arguments["stream"]
-    sources = tuple(Source(problem[name], problem.outer, 0, problem[name].outer, 1) for name in operands)
-    arguments = {"sources": sources, result: loops.arguments[result], "switches": Switches(0, stream), "stream": stream}
-    arguments |= dict.fromkeys(("numbers", "e", "kept"), 0) | {"results": None, "dropout": None}
-    return Program(fusing.split_steps(problem, kernels, workspace, loops.units, arguments), workspace)
+def _split(problem: Problem, kernels: Sequence[Kernel], loops: Loops) -> Program:
+    steps = ProgramSteps(problem)
+    steps.steps += fusing.split_steps(steps, kernels, loops.units, dict(loops.arguments))
+    return steps.program()
 
 
-def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
-    if not problem.outer * problem.n * problem.inner:
-        return Program(())
+def _gradient(problem: Problem, operator: str) -> Program:
+    kernels = PLAIN[operator]
     stream, workspace = gradient_streams(problem), Workspace(precision(problem))
     layout, ahead = gradient_layout(problem, kernels), AHEAD if stream else 0
     # Short float32 rows are combined in a buffer instead: there is little arithmetic behind which lines could be
@@ -200,7 +161,7 @@ def _gradient(problem: Problem, kernels: Mapping[str, Any]) -> Program:
     operands = {name: problem[name] for name in ("dy", "y", "dx")}
     loops = loops_of(problem, layout, "dx", stream, gradient_lanes(problem, layout), **operands)
     if layout == "split":
-        return _split(problem, kernels[layout], loops, ("dy", "y"), "dx")
+        return _split(problem, kernels[layout], loops)
     memory = {}
     if layout == "rows":
         # In the cache, prefetches only cost time: rows of 200 float32 took 0.15 ns an element with them, 0.12 without.

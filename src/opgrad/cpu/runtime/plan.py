@@ -25,7 +25,7 @@ from opgrad.cpu.runtime.workspace import IN_USE, STATUS_WORDS, Scratch
 # found.
 STEPS, FIRST_STEP, SCRATCH_BYTES, SCRATCH_FROM, APART = range(5)
 TASK, PARTS, ARGUMENTS, PATCHES, STEP = 0, 1, 2, 3, 4  # words of a step, before its arguments and its patches
-MAX_ARGUMENTS: Final = 96
+MAX_ARGUMENTS: Final = 256
 SCRATCH: Final = -1  # the operand number of scratch memory
 TABLE: Final = -2  # the operand number of the table of all operands' addresses
 

@@ -21,6 +21,7 @@ from opgrad.cpu.kernels.cross_entropy.labels import (
     shares,
 )
 from opgrad.cpu.kernels.loops import columns as loops
+from opgrad.cpu.kernels.loops.columns import Line, Strip, vector_of
 from opgrad.cpu.kernels.loops.fold import CHUNK
 from opgrad.cpu.kernels.loops.map import get, put
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY
@@ -77,7 +78,7 @@ def losses_by_columns(visit: Callable[..., Vector], options_type: Any = Caching)
             x, out = logits.data + (o * logits.outer + j), y.data + (o * y.outer + j)
             whole, mask = left >= w, v.first(x, left)
             label, weight = get(samples.classes, sample, whole, mask), get(samples.weights, sample, whole, mask)
-            strip = x, logits.step, whole, mask
+            strip = Strip(x, logits.step, whole, mask)
             losses = visit(strip, n, place, label, weight, divisor, buffer + w, out, y.step, options)
             total += note_losses(losses, reduction.each, samples.loss, sample, left, whole, mask, buffer)
         store_f64(reduction.sums, part, total)
@@ -104,7 +105,8 @@ def losses_transposed(visit: Callable[..., Vector], transpose_back: Callable[...
             whole, mask = left >= w, v.first(logits.data, left)
             transpose_in(tile, logits.data + row * logits.step, logits.step, n, min(left, w))
             label, weight = get(samples.classes, row, whole, mask), get(samples.weights, row, whole, mask)
-            losses = visit((tile, w, True, mask), n, (0, 0, row, left), label, weight, divisor, tile, tile, w, (1, 0))
+            strip, place = Strip(tile, w, True, mask), (0, 0, row, left)
+            losses = visit(strip, n, place, label, weight, divisor, tile, tile, w, (1, 0))
             total += note_losses(losses, reduction.each, samples.loss, row, left, whole, mask, buffer)
             transpose_back(y.data + row * y.step, y.step, tile, n, min(left, w))
         store_f64(reduction.sums, part, total)
@@ -120,16 +122,21 @@ add_rest_columns = loops.column_rest(loops.nothing, lse.PLAIN_BELOW)
 
 
 @inline
+def next_strip(strip):
+    return Line(strip.data + v.lanes(strip.data), strip.step)
+
+
+@inline
 def loss_column(strip, n: int, place, label: Vector, w: Vector, divisor: float, e, y, y_n: int, caching) -> Vector:
     """Write log_prob to y."""
-    x, x_n, whole, mask = strip
+    x, _, whole, mask = strip
     past = loops.streams_columns(y, y_n, caching[1])
-    m = loops.column_max(x, x_n, n, whole, mask)
-    rest, equal = add_rest_columns(x, x, x_n, n, whole, mask, m, x, 0, x + v.lanes(x), x_n, 0)
+    m = loops.column_max(strip, n)
+    rest, equal = add_rest_columns(x, strip, n, m, x, 0, next_strip(strip), 0)
     log_s = lse.column_log_of_sum(rest, equal, m)
     losses = v.full(x, 0.0)
     for i in range(n):
-        value = (get(x, i * x_n, whole, mask) - m) - log_s
+        value = (vector_of(strip, i) - m) - log_s
         losses = v.select(label == i, value, losses)
         put(y, i * y_n, value, whole, mask, past)
     return v.select(label >= 0, -losses * w, 0.0)
@@ -141,20 +148,20 @@ def loss_only_column(strip, n: int, place, label: Vector, w: Vector, divisor: fl
 
     It takes a few classes at a time, so that x is still in the cache when it is read the second time.
     """
-    x, x_n, whole, mask = strip
+    x, x_n = strip.data, strip.step
     m, s, target = v.full(x, MINUS_INFINITY), v.full(x, 0.0), v.full(x, 0.0)
     for begin in range(0, n, CHUNK):
         end = min(begin + CHUNK, n)
         top = m
         for i in range(begin, end):
-            value = get(x, i * x_n, whole, mask)
+            value = vector_of(strip, i)
             top = v.maximum(value, top)
             target = v.select(label == i, value, target)
         shift = v.select(top > MINUS_INFINITY, top, 0.0)  # if all are -inf so far, the sum is 0 and not NaN
         ahead = x + (end * x_n if end < n else v.lanes(x))
         chunk = v.full(x, 0.0)
         for i in range(begin, end):
-            chunk = chunk + exp_up_to_zero(get(x, i * x_n, whole, mask) - shift)
+            chunk = chunk + exp_up_to_zero(vector_of(strip, i) - shift)
             v.prefetch(ahead, (i - begin) * x_n)
         s = s * exp_up_to_zero(m - shift) + chunk
         m = top
@@ -164,17 +171,17 @@ def loss_only_column(strip, n: int, place, label: Vector, w: Vector, divisor: fl
 @inline
 def fused_column(strip, n: int, place, label: Vector, w: Vector, divisor: float, e, y, y_n: int, caching) -> Vector:
     """Write dlogits to y; the exponentials are kept in `e` meanwhile, or computed twice."""
-    (x, x_n, whole, mask), (keep, stream) = strip, caching
+    (x, _, whole, mask), (keep, stream) = strip, caching
     past = loops.streams_columns(y, y_n, stream)
-    m = loops.column_max(x, x_n, n, whole, mask)
+    m = loops.column_max(strip, n)
     target = v.full(x, 0.0)
     for i in range(n):
-        target = v.select(label == i, get(x, i * x_n, whole, mask), target)
-    s = sum_exp_columns(x, x, x_n, n, whole, mask, m, e, keep * v.lanes(e), x + v.lanes(x), x_n, 0)
+        target = v.select(label == i, vector_of(strip, i), target)
+    s = sum_exp_columns(x, strip, n, m, e, keep * v.lanes(e), next_strip(strip), 0)
     total, f = s[0], shares(w, inverse_of(divisor)) / s[0]
     counts = label >= least_counting(divisor, n)
     for i in range(n):
-        value = v.load(e, i * v.lanes(e)) if keep else lse.exp_scaled(get(x, i * x_n, whole, mask), lse.scale_for(m))
+        value = v.load(e, i * v.lanes(e)) if keep else lse.exp_scaled(vector_of(strip, i), lse.scale_for(m))
         put(y, i * y_n, v.select(counts, v.select(label == i, value - total, value) * f, 0.0), whole, mask, past)
     log_s = lse.column_log_of_total(s, m, lse.exp_scaled(m, lse.scale_for(m)), 0.0)
     return v.select(counts, (log_s - (target - m)) * w, 0.0)

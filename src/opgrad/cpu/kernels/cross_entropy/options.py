@@ -15,7 +15,7 @@ from opgrad.cpu.compiler.parameters import Columns, Float, Pointer, Rows
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.cross_entropy.columns import losses_by_columns
 from opgrad.cpu.kernels.cross_entropy.rows import losses_by_rows
-from opgrad.cpu.kernels.loops.columns import column_max
+from opgrad.cpu.kernels.loops.columns import column_max, vector_of
 from opgrad.cpu.kernels.loops.fill import write_zeros
 from opgrad.cpu.kernels.loops.fold import fold_down, fold_in_chunks
 from opgrad.cpu.kernels.loops.map import get, put, row_writer
@@ -280,25 +280,25 @@ def by_rows(transform: Transform, kind: str, with_gradient: bool) -> Kernel:
 
 
 @inline
-def label_and_largest(x, x_n: int, n: int, whole: bool, mask, label: Vector, top: Vector):
+def label_and_largest(strip, n: int, label: Vector, top: Vector):
     """Each sample's logit of the label, and the first class with the largest logit: from the last class on."""
-    of_label, place = v.full(x, 0.0), v.full(x, 0.0)
+    of_label, place = v.full(strip.data, 0.0), v.full(strip.data, 0.0)
     for k in range(n):
         i = n - 1 - k
-        value = get(x, i * x_n, whole, mask)
+        value = vector_of(strip, i)
         of_label = v.select(label == i, value, of_label)
         place = v.select(value == top, v.like(place, i * 1.0), place)
     return of_label, place
 
 
 @inline
-def first_nan(x, x_n: int, n: int, whole: bool, mask, s: Vector, largest: Vector):
+def first_nan(strip, n: int, s: Vector, largest: Vector):
     """The first class with a NaN of each sample whose sum is NaN, and `largest` where no class has one."""
-    if v.reduce_max(v.select(s == s, v.full(x, 0.0), 1.0)) == 0.0:
+    if v.reduce_max(v.select(s == s, v.full(strip.data, 0.0), 1.0)) == 0.0:
         return largest
     for k in range(n):
         i = n - 1 - k
-        value = get(x, i * x_n, whole, mask)
+        value = vector_of(strip, i)
         largest = v.select(value == value, largest, v.like(largest, i * 1.0))
     return largest
 
@@ -311,9 +311,9 @@ def by_columns(transform: Transform, kind: str, with_gradient: bool) -> Kernel:
         strip, n: int, place, label: Vector, weight: Vector, divisor: float, buffer, y, y_n: int, options
     ) -> Vector:
         (x, x_n, whole, mask), (o, j, sample, left), results = strip, place, options.results
-        scaling, target, top = in_precision(x, options.scaling), options.target, column_max(x, x_n, n, whole, mask)
+        scaling, target, top = in_precision(x, options.scaling), options.target, column_max(strip, n)
         m, of_label, counts = z(top, scaling), weight * v.number(x, target.of_label), label >= 0
-        logit, largest = label_and_largest(x, x_n, n, whole, mask, label, top)
+        logit, largest = label_and_largest(strip, n, label, top)
         q = target.probabilities
         arrays = x, x_n, target.base, target.factors, q.data + (o * q.outer + j), q.step
         found = sums_of(arrays, n, whole, mask, (m, scaling), z(logit, scaling) - m, of_label)
@@ -321,7 +321,7 @@ def by_columns(transform: Transform, kind: str, with_gradient: bool) -> Kernel:
         put(results.lse, sample, v.select(counts, m + log_s, 0.0), whole, mask, 0)
         put(results.log_prob, sample, v.select(counts, log_prob, 0.0), whole, mask, 0)
         put(results.entropy, sample, v.select(counts, entropy, 0.0), whole, mask, 0)
-        largest = first_nan(x, x_n, n, whole, mask, s, largest)
+        largest = first_nan(strip, n, s, largest)
         v.store(buffer, 0, v.select(counts, largest, -1.0))
         for lane in range(min(left, v.lanes(x))):
             v.store_one(results.predicted, sample + lane, int(v.load_one(buffer, lane)))

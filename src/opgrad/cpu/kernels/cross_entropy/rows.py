@@ -14,7 +14,7 @@ from opgrad.cpu.kernels.cross_entropy.columns import gradient_from_log_prob
 from opgrad.cpu.kernels.cross_entropy.labels import LossReduction, Samples, divisor_of, inverse_of
 from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.fill import write_zeros
-from opgrad.cpu.kernels.loops.map import mapped_by_index, next_vector, times, write_same, write_times
+from opgrad.cpu.kernels.loops.map import mapped_by_index, of_each, times, write_same
 from opgrad.cpu.kernels.numerics import logsumexp as lse
 
 nothing_before = inline(lambda x, y, n, options: 0)
@@ -30,7 +30,7 @@ def losses_by_rows(
     """The kernel that calls loss, before = visit(…, before) for each row.
 
     A visit writes the sample's row of y, and its other results. `before` is what it leaves to be done while the next
-    row is read: `start` gives it for the first row, and `finish` does it after the last.
+    row is read, such as a row that waits: `start` gives it for the first row, and `finish` does it after the last.
     """
 
     @kernel
@@ -52,63 +52,40 @@ def losses_by_rows(
     return of_rows
 
 
-# --- a row that is written while the next one is reduced ------------------------------------------------------------
+# --- the loss and log_prob, of which a row is written while the next one is reduced ----------------------------------
 
-# What is left to write of a row: its place, how many elements of it are written, the pointer at which the vectors lie
-# that it is made of, and the numbers that the formula takes besides.
-
-
-def begin_row(write: Callable[..., None]) -> Callable[..., Any]:
-    """The function that ends the row before, of which j elements are written, and begins the next: up to a line."""
-
-    @inline
-    def begin(before, j: int, n: int, out, source, numbers, stream: int):
-        write(before[0], j, n, 0, (before[2],), before[3])
-        head = loops.line_head(out, n, stream)
-        write(out, 0, head, 0, (source,), numbers)
-        return out, head, source, numbers
-
-    return begin
-
-
-def end_row(write: Callable[..., None]) -> Callable[..., None]:
-    return inline(lambda before, n, stream: write(before[0], before[1], n, stream, (before[2],), before[3]))
-
-
-# --- the loss and log_prob -------------------------------------------------------------------------------------------
+step_log_prob, complete_log_prob, begin_log_prob, finish_log_prob = loops.write_behind(of_each(loops.minus_both))
+add_rest = loops.row_rest(step_log_prob, lse.PLAIN_BELOW)
 
 
 @inline
 def no_log_prob(x, y, n: int, options):
-    return y, n, x, (v.full(x, 0.0), v.full(x, 0.0))
-
-
-begin_log_prob = begin_row(loops.write_log)
+    return loops.no_row(y, n, (x,), (v.full(x, 0.0), v.full(x, 0.0)))
 
 
 @inline
-def loss_row(x, n: int, ahead, out, row: int, samples, divisor: float, options, before, stream: int):
+def loss_row(x, n: int, ahead, out, row: int, samples, divisor: float, options, waiting, stream: int):
     label, largest = v.load_one(samples.classes, row), loops.row_max(x, 0, n)
     target = v.load_one(x, max(label, 0)) - largest
-    out_before, written, source, numbers = before
-    (rest, equal), j = loops.add_rest_logging(x, 0, n, largest, x, 0, ahead, out_before, written, n, (source,), numbers)
+    (rest, equal), written = add_rest(x, n, largest, x, 0, ahead, waiting)
+    complete_log_prob(waiting, written, n)
     log_s = lse.row_log_of_sum(x, rest, equal, largest)
-    before = begin_log_prob(before, j, n, out, x, (v.full(x, largest), log_s), stream)
+    waiting = begin_log_prob(out, n, (x,), (v.full(x, largest), log_s), False, stream)
     if label < 0:
-        return v.number(x, 0.0), before
-    return (v.first_lane(log_s) - target) * v.load_one(samples.weights, row), before
+        return v.number(x, 0.0), waiting
+    return (v.first_lane(log_s) - target) * v.load_one(samples.weights, row), waiting
 
 
-loss_rows = losses_by_rows(loss_row, int, no_log_prob, end_row(loops.write_log))
+loss_rows = losses_by_rows(loss_row, int, no_log_prob, finish_log_prob)
 
 
 @inline
-def loss_only_row(x, n: int, ahead, out, row: int, samples, divisor: float, options, before, stream: int):
+def loss_only_row(x, n: int, ahead, out, row: int, samples, divisor: float, options, waiting, stream: int):
     label = v.load_one(samples.classes, row)
     if label < 0:
-        return v.number(x, 0.0), before
+        return v.number(x, 0.0), waiting
     m, log_s = loops.row_log_sum(x, n, ahead)
-    return (log_s - (v.load_one(x, label) - m)) * v.load_one(samples.weights, row), before
+    return (log_s - (v.load_one(x, label) - m)) * v.load_one(samples.weights, row), waiting
 
 
 loss_only_rows = losses_by_rows(loss_only_row)
@@ -123,35 +100,36 @@ class Exponentials(NamedTuple):
     second: Private
 
 
-sum_exp_times = loops.row_sum_exp(next_vector(times), lse.ROUNDED)
-begin_slope = begin_row(write_times)
+step_slope, complete_slope, begin_slope, finish_slopes = loops.write_behind(of_each(times))
+sum_exp = loops.row_sum_exp(step_slope, lse.ROUNDED)
 
 
 @inline
 def no_slope(x, y, n: int, options):
-    return (y, n, options.second, (v.number(x, 0.0),)), options.first
+    """The row that waits, and the memory for the exponentials of the next row."""
+    return loops.no_row(y, n, (options.second,), (v.number(x, 0.0),)), options.first
 
 
 @inline
 def finish_slope(before, n: int, stream: int) -> None:
-    pending, _ = before
-    write_times(pending[0], pending[1], n, stream, (pending[2],), pending[3])
+    finish_slopes(before[0], n, stream)
 
 
 @inline
 def fused_row(x, n: int, ahead, out, row: int, samples, divisor: float, options, before, stream: int):
     """dlogits = exponential * weight / (sum * divisor), where the sum is taken from the label's exponential first."""
-    label, pending, e = v.load_one(samples.classes, row), before[0], before[1]
+    label, (waiting, e) = v.load_one(samples.classes, row), before
     if label < 0 or divisor == 0.0:
         write_zeros(out, 0, n, stream)
         return v.number(x, 0.0), before
     m, target, w = loops.row_max(x, 0, n), v.load_one(x, label), v.load_one(samples.weights, row)
-    total, j = sum_exp_times(x, 0, n, m, e, 1, ahead, pending[0], pending[1], n, (pending[2],), pending[3])
+    total, written = sum_exp(x, n, m, e, 1, ahead, waiting)
+    complete_slope(waiting, written, n)
     loss = (lse.row_log_of_total(x, total, m, lse.rounded_top(x, m)) - (target - m)) * w
     s = v.number(x, total)
     v.store_one(e, label, v.load_one(e, label) - s)
-    free = pending[2]
-    return loss, (begin_slope(pending, j, n, out, e, (v.number(x, inverse_of(divisor) * w) / s,), stream), free)
+    factor = v.number(x, inverse_of(divisor) * w) / s
+    return loss, (begin_slope(out, n, (e,), (factor,), False, stream), waiting.arrays[0])
 
 
 fused_rows = losses_by_rows(fused_row, Exponentials, no_slope, finish_slope)

@@ -1,8 +1,8 @@
 """The chain of formulas that a fused kernel applies to each vector, before softmax and after it.
 
-A formula has a name, and tells for each of its operands whether the operand has a number for each element or one for
-each row. Every formula has two numbers, alpha and beta, as post-ops have. The functions that load an operand's vector
-come from the layout (`Places`), since rows and columns read operands differently.
+A formula has a name, and tells for each of its operands whether the operand has a number for each element of a vector
+or one for all. Every formula has two numbers, alpha and beta, as post-ops have. How an operand is found and read is up
+to the layout (`Places`).
 
 A docstring such as "(s, arrays, i): …" names the parameters of the function that is returned, and then its result.
 """
@@ -19,17 +19,23 @@ ALONG, SAME = True, False
 
 
 class Formula(NamedTuple):
-    """A formula's name, and for each of its operands whether it has a number for each element of a vector."""
+    """A formula's name, and for each of its operands whether it has a number for each element of a vector.
+
+    The operand of "dropout" is no array of the call, but the decisions of the elements.
+    """
 
     name: str
     along: tuple[bool, ...] = ()
 
 
 class Places(NamedTuple):
-    """How a layout reads an operand: (s, operand, i, whole, mask): the vector; s is a vector of the same type."""
+    """How a layout finds an operand and reads a vector of it."""
 
-    along: Callable[..., Vector]
-    same: Callable[..., Vector]
+    find: Mapping[bool, Callable[..., Any]]  # by ALONG and SAME, (source, at): the operand at a row, block or strip
+    along: Callable[..., Vector]  # (operand, i, whole, mask): a vector of an operand of the call
+    same: Callable[..., Vector]  # the same where all its elements are one number
+    own: Callable[..., Vector]  # the same for a buffer of the kernel
+    store: Callable[..., None]  # (operand, i, value, whole, mask)
 
 
 # The formulas that are no post-ops.
@@ -45,21 +51,53 @@ def formula_of(name: str) -> Callable[..., Vector]:
     return OTHERS.get(name) or post_ops.VALUES[name]
 
 
-def read_at(places: Places, along: Sequence[bool], operand: int, first: int) -> Callable[..., Vector]:
-    """(s, arrays, i, whole, mask): the vector of a formula's operand; s if the formula has no such operand.
-
-    first: the index of the formula's first array.
-    """
-    if operand >= len(along):
-        return inline(lambda s, arrays, i, whole, mask: s)
-    read, at = places[0 if along[operand] else 1], first + operand
-    return inline(lambda s, arrays, i, whole, mask: read(s, arrays[at], i, whole, mask))
-
-
 @inline
 def joined(first, second):
     """Two tuples joined to one."""
     return first + second
+
+
+def sources_of(formulas: Sequence[Formula]) -> list[bool]:
+    """For each array of the call that is an operand, whether it has a number for each element of a vector."""
+    return [each for formula in formulas if formula.name != "dropout" for each in formula.along]
+
+
+def arrays_of(formulas: Sequence[Formula], places: Places) -> Callable[..., Any]:
+    """(decisions, sources, at): the operands of all formulas at a row, block or strip."""
+    found: list[Callable[..., Any]] = []
+    number = 0
+    for formula in formulas:
+        for each in formula.along:
+            if formula.name == "dropout":
+                found.append(inline(lambda decisions, sources, at: (decisions,)))
+            else:
+                found.append(_one_array(places.find[each], number))
+                number += 1
+    return _all_arrays(found) if found else inline(lambda decisions, sources, at: ())
+
+
+def _one_array(find: Callable[..., Any], number: int) -> Callable[..., Any]:
+    return inline(lambda decisions, sources, at: (find(sources[number], at),))
+
+
+def _all_arrays(several: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """One half after the other: Numba runs out of stack if functions of a long chain call each other in turn."""
+    if len(several) == 1:
+        return several[0]
+    first, second = _all_arrays(several[: len(several) // 2]), _all_arrays(several[len(several) // 2 :])
+    return inline(lambda decisions, sources, at: joined(first(decisions, sources, at), second(decisions, sources, at)))
+
+
+def read_at(formula: Formula, places: Places, operand: int, first: int) -> Callable[..., Vector]:
+    """(s, arrays, i, whole, mask): the vector of a formula's operand; s if the formula has no such operand.
+
+    first: the index of the formula's first array.
+    """
+    if operand >= len(formula.along):
+        return inline(lambda s, arrays, i, whole, mask: s)
+    at = first + operand
+    read = places.own if formula.name == "dropout" else places.along if formula.along[operand] else places.same
+    return inline(lambda s, arrays, i, whole, mask: read(arrays[at], i, whole, mask))
 
 
 @inline
@@ -67,42 +105,39 @@ def _as_it_is(s: Vector, arrays, i: int, whole: bool, mask, numbers) -> Vector:
     return s
 
 
-def chain(formulas: Sequence[Formula], places: Places, array: int, number: int = 0) -> Callable[..., Vector]:
-    """(s, arrays, i, whole, mask, numbers): s after all formulas; array, number: the indices of the first's."""
-    through: Callable[..., Vector] = _as_it_is
-    for each in formulas:
-        through = _then(through, each, places, array, number)
-        array, number = array + len(each.along), number + 2
-    return through
+def chain(formulas: Sequence[Formula], places: Places, array: int = 0, alpha: int = 0) -> Callable[..., Vector]:
+    """(s, arrays, i, whole, mask, numbers): s after all formulas.
 
-
-def _then(
-    before: Callable[..., Vector], formula: Formula, places: Places, array: int, alpha: int
-) -> Callable[..., Vector]:
-    apply, beta = formula_of(formula.name), alpha + 1
-    operand, third = (read_at(places, formula.along, each, array) for each in (0, 1))
+    array, alpha: the indices of the first formula's arrays and numbers.
+    """
+    if not formulas:
+        return _as_it_is
+    if len(formulas) == 1:
+        return _one_formula(formulas[0], places, array, alpha)
+    (first, second), behind = halves(formulas, array, alpha)
+    before, after = chain(first, places, array, alpha), chain(second, places, *behind)
 
     @inline
     def through(s: Vector, arrays, i: int, whole: bool, mask, numbers) -> Vector:
-        s = before(s, arrays, i, whole, mask, numbers)
+        return after(before(s, arrays, i, whole, mask, numbers), arrays, i, whole, mask, numbers)
+
+    return through
+
+
+def halves(formulas: Sequence[Formula], array: int, alpha: int) -> tuple[tuple[Any, Any], tuple[int, int]]:
+    """The halves of a chain, as in `_all_arrays`, and the indices of the second one's arrays and numbers."""
+    middle = len(formulas) // 2
+    first = formulas[:middle]
+    return (first, formulas[middle:]), (array + sum(len(each.along) for each in first), alpha + 2 * middle)
+
+
+def _one_formula(formula: Formula, places: Places, array: int, alpha: int) -> Callable[..., Vector]:
+    apply, beta = formula_of(formula.name), alpha + 1
+    operand, third = (read_at(formula, places, each, array) for each in (0, 1))
+
+    @inline
+    def through(s: Vector, arrays, i: int, whole: bool, mask, numbers) -> Vector:
         first, second = operand(s, arrays, i, whole, mask), third(s, arrays, i, whole, mask)
         return apply(s, first, second, numbers[alpha], numbers[beta])
 
     return through
-
-
-def operands_of(formulas: Sequence[Formula]) -> tuple[bool, ...]:
-    """For each operand of all formulas, whether it has a number for each element."""
-    return tuple(each for formula in formulas for each in formula.along)
-
-
-def each_operand(place: Mapping[bool, Callable[..., Any]], along: Sequence[bool], first: int) -> Callable[..., Any]:
-    """(like, sources, at): a tuple with place[along](like, source, at) for each source from `first` on."""
-    found = inline(lambda like, sources, at: ())
-    for number, each in enumerate(along):
-        found = _one_more(found, place[each], first + number)
-    return found
-
-
-def _one_more(others: Callable[..., Any], place: Callable[..., Any], number: int) -> Callable[..., Any]:
-    return inline(lambda like, sources, at: joined(others(like, sources, at), (place(like, sources[number], at),)))

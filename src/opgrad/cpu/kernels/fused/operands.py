@@ -1,28 +1,28 @@
-"""The operands of fused kernels: rows or columns of any array whose outer axes make at most two loops."""
+"""The operands of fused kernels: where they lie, and how each layout reads them."""
 
 from typing import NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.parameters import Columns, Pointer, Private, Rows
-from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.compiler.words import load_word
 from opgrad.cpu.kernels.fused.chain import ALONG, SAME, Places
-from opgrad.cpu.kernels.loops.map import get
+from opgrad.cpu.kernels.loops.columns import Line
+from opgrad.cpu.kernels.loops.map import get, mapped, put
 from opgrad.cpu.kernels.loops.rows import AHEAD
 from opgrad.cpu.kernels.numerics.philox import keep_run
 
+# Words of a table: an operand's stride along n, the number of its outer loops, and then two words for each loop, the
+# innermost first: its size, and its stride. Strides count elements.
+STEP, LOOPS, FIRST_LOOP = 0, 1, 2
+ALL_ARE_KEPT = -1  # in place of dropout's threshold
+
 
 class Source(NamedTuple):
-    """An array in which outer index o begins o // period * far + o % period * near elements behind `data`.
-
-    step: along n.
-    """
+    """An array of the call: its first element, and the address of the table that tells where the others lie."""
 
     data: Pointer
-    period: int
-    far: int
-    near: int
-    step: int
+    table: int
 
 
 class RowResults(NamedTuple):
@@ -38,7 +38,7 @@ class ColumnResults(NamedTuple):
 
     saved: Columns
     mask: Columns
-    stats: Pointer
+    stats: Rows
 
 
 class Switches(NamedTuple):
@@ -48,20 +48,15 @@ class Switches(NamedTuple):
     stream: int
 
 
-class RowMemory(NamedTuple):
-    """A part's private memory: values of this row and the one before, dropout's decisions, write-combining buffer."""
+class Memory(NamedTuple):
+    """A part's private memory: values of this row or strip and of the one before, dropout's decisions, and the buffer
+    in which short rows are put together.
+    """
 
     e: Private
     done: Private
     kept: Private
     buffer: Private
-
-
-class RowCut(NamedTuple):
-    """How rows are cut into blocks: the number of blocks of a row, and the length of a row."""
-
-    blocks: int
-    n: int
 
 
 class DropoutState(NamedTuple):
@@ -71,65 +66,77 @@ class DropoutState(NamedTuple):
     threshold: int
 
 
-class Line(NamedTuple):
-    """An operand in a strip of columns: its first element there, and its stride along n in elements."""
-
-    data: Pointer
-    step: int
-
-
 @inline
 def start(source: Source, outer: int):
     """The first element of an operand at this outer index."""
-    far = outer // source.period if outer >= source.period else 0
-    return source.data + (far * source.far + (outer - far * source.period) * source.near)
+    place, rest, loop = 0, outer, FIRST_LOOP
+    for _ in range(load_word(source.table, LOOPS) - 1):
+        size = load_word(source.table, loop)
+        above = rest // size
+        place += (rest - above * size) * load_word(source.table, loop + 1)
+        rest, loop = above, loop + 2
+    return source.data + (place + rest * load_word(source.table, loop + 1))
+
+
+_write_ones = mapped(lambda kept: v.like(kept, 1.0))
 
 
 @inline
 def keep_elements(kept, count: int, index: int, dropout: DropoutState) -> None:
     """Write dropout's decisions for `count` elements from `index` on: 1 for an element that is kept, else 0."""
-    keep_run(kept, 0, count, index, 1, v.load_one(dropout.state, 0), v.load_one(dropout.state, 1), dropout.threshold)
+    if dropout.threshold == ALL_ARE_KEPT:
+        _write_ones(kept, 0, count, 0, (kept,), ())
+    else:
+        seed, offset = v.load_one(dropout.state, 0), v.load_one(dropout.state, 1)
+        keep_run(kept, 0, count, index, 1, seed, offset, dropout.threshold)
 
 
 @inline
 def keep_strip(kept, n: int, index: int, step: int, dropout: DropoutState) -> None:
     """Write dropout's decisions down a strip of columns, whose lines are `step` elements apart."""
+    w = v.lanes(kept)
     for i in range(n):
-        keep_elements(kept.data + i * kept.step, kept.step, index + i * step, dropout)
+        keep_elements(kept + i * w, w, index + i * step, dropout)
 
 
-without_dropout = inline(lambda *arguments: None)  # in place of `keep_elements` or `keep_strip`
+do_nothing = inline(lambda *arguments: None)  # in place of a function whose work a form has not
 
-# --- rows: an operand is a pointer, or a vector of the row's number ---------------------------------------------------
+# --- rows, and blocks of rows: an operand is a pointer, or a vector of the row's number -------------------------------
 
 
 @inline
-def _in_row(s: Vector, row, i: int, whole: bool, mask) -> Vector:
+def _in_row(row, i: int, whole: bool, mask):
     if whole:
         v.prefetch(row, i + AHEAD)
     return get(row, i, whole, mask)
 
 
-IN_ROWS = Places(_in_row, inline(lambda s, number, i, whole, mask: number))
-OF_ROW = {
-    ALONG: inline(lambda like, source, row: start(source, row)),
-    SAME: inline(lambda like, source, row: v.full(like, v.load_one(start(source, row), 0))),
-}
-OF_PLAIN_ROW = {ALONG: inline(lambda like, rows, row: rows.data + row * rows.step)}
-OF_BLOCK = {  # at a row, and an element of it
-    ALONG: inline(lambda like, source, at: start(source, at[0]) + at[1]),
-    SAME: inline(lambda like, source, at: v.full(like, v.load_one(start(source, at[0]), 0))),
-}
-
+ROWS = Places(  # at: a row, and an element of it
+    {
+        ALONG: inline(lambda source, at: start(source, at[0]) + at[1]),
+        SAME: inline(lambda source, at: v.full(source.data, v.load_one(start(source, at[0]), 0))),
+    },
+    _in_row,
+    inline(lambda number, i, whole, mask: number),
+    get,
+    inline(lambda row, i, value, whole, mask: put(row, i, value, whole, mask, 0)),
+)
 
 # --- columns ----------------------------------------------------------------------------------------------------------
 
-IN_COLUMNS = Places(
-    inline(lambda s, line, i, whole, mask: get(line.data, i * line.step, whole, mask)),
-    inline(lambda s, line, i, whole, mask: v.like(s, v.load_one(line.data, i * line.step))),
+
+@inline
+def _in_strip(line, i: int, whole: bool, mask):
+    return get(line.data, i * line.step, whole, mask)
+
+
+COLUMNS = Places(  # at: an outer index, and the strip's first column
+    {
+        ALONG: inline(lambda source, at: Line(start(source, at[0]) + at[1], load_word(source.table, STEP))),
+        SAME: inline(lambda source, at: Line(start(source, at[0]), load_word(source.table, STEP))),
+    },
+    _in_strip,
+    inline(lambda line, i, whole, mask: v.full(line.data, v.load_one(line.data, i * line.step))),
+    _in_strip,
+    inline(lambda line, i, value, whole, mask: put(line.data, i * line.step, value, whole, mask, 0)),
 )
-OF_PLAIN_STRIP = {ALONG: inline(lambda like, x, strip: Line(x.data + (strip[0] * x.outer + strip[1]), x.step))}
-OF_STRIP = {
-    ALONG: inline(lambda like, source, strip: Line(start(source, strip[0]) + strip[1], source.step)),
-    SAME: inline(lambda like, source, strip: Line(start(source, strip[0]), source.step)),
-}

@@ -1,4 +1,4 @@
-"""The formulas of post-ops and of their gradients, for one vector, and the stages that apply a formula to a buffer.
+"""The formulas of post-ops and of their gradients, for one vector.
 
 A formula of VALUES gives f(s), where a post-op f may take an operand t. One of GRADIENTS gives the gradient with
 respect to s from the gradient g with respect to f(s), and one of OPERAND_GRADIENTS that with respect to t. All have
@@ -9,26 +9,11 @@ the same parameters:
 """
 
 from collections.abc import Callable
-from functools import cache
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
-from opgrad.cpu.compiler.parameters import Float, Pointer
+from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.loops.map import mapped
 from opgrad.cpu.kernels.numerics import eltwise, eltwise_grad
-
-
-@cache
-def on_buffers(formula: Callable[..., Vector]) -> Kernel:
-    """The stage that applies a formula to contiguous buffers, of which it overwrites the first."""
-    write = mapped(formula)
-
-    @kernel
-    def stage(values: Pointer, operand: Pointer, third: Pointer, count, alpha: Float, beta: Float):
-        write(values, 0, count, 0, (values, operand, third), (alpha, beta))
-
-    return stage
 
 
 def of_values(formula: Callable[..., Vector]) -> Callable[..., Vector]:

@@ -1,16 +1,46 @@
-"""Shared parts of kernels for columns, whose vectors lie along the axes behind the reduced one."""
+"""Shared parts of kernels for columns, whose vectors lie along the axes behind the reduced one.
+
+`write_strip_behind` is the only place that knows how a strip is written while the next one is reduced.
+"""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.compiler.words import CACHE_LINE
 from opgrad.cpu.kernels.loops.fold import CHUNK
-from opgrad.cpu.kernels.loops.map import get
+from opgrad.cpu.kernels.loops.map import get, put
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, number_equal
 from opgrad.cpu.kernels.numerics import logsumexp as lse
+
+
+class Line(NamedTuple):
+    """An operand in a strip of columns: its first element there, and its stride down the columns in elements."""
+
+    data: Any
+    step: int
+
+
+class Strip(NamedTuple):
+    """An operand in a strip of columns, as `Line`; whether all lanes of a vector are columns, and the mask of those."""
+
+    data: Any
+    step: int
+    whole: bool
+    mask: Any
+
+
+@inline
+def in_buffer(buffer):
+    """A strip that fills whole vectors one behind the other."""
+    return Strip(buffer, v.lanes(buffer), True, v.first(buffer, v.lanes(buffer)))
+
+
+@inline
+def vector_of(strip, i: int) -> Vector:
+    return get(strip.data, i * strip.step, strip.whole, strip.mask)
 
 
 @inline
@@ -40,51 +70,95 @@ def aligned_strip(unit: int, strips, x, y, w: int, stream: int):
 
 
 @inline
-def column_max(x, x_n: int, n: int, whole: bool, mask) -> Vector:
-    m = v.full(x, MINUS_INFINITY)
+def column_max(x, n: int) -> Vector:
+    """The largest elements of the columns of a strip."""
+    m = v.full(x.data, MINUS_INFINITY)
     for i in range(n):
-        m = v.maximum(get(x, i * x_n, whole, mask), m)
+        m = v.maximum(vector_of(x, i), m)
     return m
 
 
-def writing(value: Callable[..., Vector]) -> Callable[..., None]:
-    """The function write(i, before), which writes row i of the previous strip, if that is still to be written.
+# --- a strip is written while the next one is reduced -----------------------------------------------------------------
 
-    It stores value(arrays, i, whole, mask, numbers) past the cache. A kernel calls it while it reads the next strip,
-    because writing a strip by itself leaves the memory idle while the next one is read and computed.
+
+class WaitingStrip(NamedTuple):
+    """A strip that waits to be written, if it is pending: its place, and what its elements are made of."""
+
+    out: Any
+    step: int
+    is_pending: int
+    arrays: Any
+    numbers: Any
+
+
+class WriteStripBehind(NamedTuple):
+    """The functions that write a strip while the next one is reduced."""
+
+    meanwhile: Callable[..., None]  # (i, waiting): write line i past the cache, if the strip is pending
+    begin: Callable[..., WaitingStrip]  # (out: Strip, n, arrays, numbers, stream): the next strip that waits
+    finish: Callable[..., None]  # (waiting, n): write the last strip
+
+
+def write_strip_behind(value: Callable[..., Vector]) -> WriteStripBehind:
+    """Strips of the elements value(arrays, i, whole, mask, numbers); one that is not written past the cache is written
+    at once.
     """
 
     @inline
-    def write(i: int, before) -> None:
-        out, out_n, pending, arrays, numbers = before
-        if pending:
-            v.store_streaming(out, i * out_n, value(arrays, i, True, v.first(out, v.lanes(out)), numbers))
+    def meanwhile(i: int, waiting) -> None:
+        if waiting.is_pending:
+            every = v.first(waiting.out, v.lanes(waiting.out))
+            found = value(waiting.arrays, i, True, every, waiting.numbers)
+            v.store_streaming(waiting.out, i * waiting.step, found)
 
-    return write
+    @inline
+    def begin(out, n: int, arrays, numbers, stream: int):
+        is_pending = streams_columns(out.data, out.step, stream) if out.whole else 0
+        if not is_pending:
+            for i in range(n):
+                found = value(arrays, i, out.whole, out.mask, numbers)
+                put(out.data, i * out.step, found, out.whole, out.mask, 0)
+        return WaitingStrip(out.data, out.step, is_pending, arrays, numbers)
+
+    @inline
+    def finish(waiting, n: int) -> None:
+        for i in range(n):
+            meanwhile(i, waiting)
+
+    return WriteStripBehind(meanwhile, begin, finish)
 
 
-nothing = inline(lambda i, before: None)  # in place of `writing`: no strip is written during the loop
+@inline
+def no_strip(y, arrays, numbers):
+    """What waits before the first strip of a result."""
+    return WaitingStrip(y.data, y.step, 0, arrays, numbers)
+
+
+nothing = inline(lambda i, waiting: None)  # in place of `WriteStripBehind.meanwhile`: no strip is written meanwhile
+
+
+# --- sums ------------------------------------------------------------------------------------------------------------
 
 
 def column_sum_exp(meanwhile: Callable[..., None], adding: lse.Adding) -> Callable[..., Any]:
     """The loop that sums the exponentials of a strip, as two vectors, the sum and what its roundings lost.
 
     `like` has the dtype whose digits the result shows, where x lies in a buffer of another. In the same loop it
-    prefetches the strip `ahead`, whose stride is `ahead_n`, and calls meanwhile(i, before). The exponentials are stored
-    in `e` with a stride of `keep` numbers, or not at all if `keep` is 0.
+    prefetches the line `ahead`, and calls meanwhile(i, waiting). The exponentials are stored in `e` with a stride of
+    `keep` numbers, or not at all if `keep` is 0.
     """
     add, _ = adding
 
     @inline
-    def sum_exp(like, x, x_n: int, n: int, whole: bool, mask, m: Vector, e, keep: int, ahead, ahead_n: int, before):
+    def sum_exp(like, x, n: int, m: Vector, e, keep: int, ahead, waiting):
         scale, sums = lse.scale_for(m), lse.start(like)
         for begin in range(0, n, CHUNK):
             for i in range(begin, min(begin + CHUNK, n)):
-                value, sums = add(like, sums, get(x, i * x_n, whole, mask), scale)
-                v.prefetch(ahead, i * ahead_n)
+                value, sums = add(like, sums, vector_of(x, i), scale)
+                v.prefetch(ahead.data, i * ahead.step)
                 if keep:
                     v.store(e, i * keep, value)
-                meanwhile(i, before)
+                meanwhile(i, waiting)
             sums = lse.join(like, sums)
         return sums[2], sums[3]
 
@@ -96,32 +170,32 @@ def column_rest(meanwhile: Callable[..., None], adding: lse.AddingBelow) -> Call
     terms, add, _ = adding
 
     @inline
-    def add_rest(like, x, x_n: int, n: int, whole: bool, mask, m: Vector, e, keep: int, ahead, ahead_n: int, before):
-        scale, sums, count = lse.scale_for(m), lse.no_sums(x), v.full(x, 0.0)
+    def add_rest(like, x, n: int, m: Vector, e, keep: int, ahead, waiting):
+        scale, sums, count = lse.scale_for(m), lse.no_sums(x.data), v.full(x.data, 0.0)
         for begin in range(0, n, terms):
             for i in range(begin, min(begin + terms, n)):
-                value = get(x, i * x_n, whole, mask)
-                v.prefetch(ahead, i * ahead_n)
+                value = vector_of(x, i)
+                v.prefetch(ahead.data, i * ahead.step)
                 sums, count = add(like, sums, value, m, scale), number_equal(count, value, m)
-                meanwhile(i, before)
-            sums = lse.join_plain(x, sums)
+                meanwhile(i, waiting)
+            sums = lse.join_plain(x.data, sums)
         return sums[2] + sums[3], count
 
     return add_rest
 
 
 def column_sum(value: Callable[..., Vector], meanwhile: Callable[..., None]) -> Callable[..., Vector]:
-    """The loop that sums value(arrays, i, whole, mask, numbers) down a strip, and calls meanwhile(i, before)."""
+    """The loop that sums value(arrays, i, whole, mask, numbers) down a strip, and calls meanwhile(i, waiting)."""
     inline(value)
 
     @inline
-    def add_up(like, n: int, arrays, whole: bool, mask, numbers, before) -> Vector:
+    def add_up(like, n: int, arrays, whole: bool, mask, numbers, waiting) -> Vector:
         total = v.full(like, 0.0)
         for begin in range(0, n, CHUNK):
             chunk = v.full(like, 0.0)
             for i in range(begin, min(begin + CHUNK, n)):
                 chunk = chunk + value(arrays, i, whole, mask, numbers)
-                meanwhile(i, before)
+                meanwhile(i, waiting)
             total = total + chunk
         return total
 

@@ -34,7 +34,7 @@ def tile_size(n: int, width: int) -> int:
 
 # The memory of a group: TILES tiles of width x width, then VECTORS vectors with a number for each row; the exponentials
 # of the rows follow where a kernel keeps them.
-TILES: Final = 4
+TILES: Final = 3
 VECTORS: Final = 4
 
 

@@ -12,6 +12,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Columns, Private, Strips, Units
 from opgrad.cpu.kernels.loops import columns as loops
+from opgrad.cpu.kernels.loops.columns import Line, Strip
 from opgrad.cpu.kernels.loops.map import get, put
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY
 from opgrad.cpu.kernels.softmax.reductions import of_columns
@@ -48,9 +49,9 @@ def forward_panels(operator: str) -> Kernel:
     def reduce(x, x_n: int, n: int, panel, kept) -> None:
         w = v.lanes(panel)
         for s in range(0, WIDTH, w):
-            strip, largest = panel + s, v.load(kept, KEPT * s)
-            m = subtracted(x, largest)
-            sums = add_up(x, strip, WIDTH, n, True, v.first(panel, w), m, strip, WIDTH, x + (WIDTH + s), x_n, 0)
+            strip, largest = Strip(panel + s, WIDTH, True, v.first(panel, w)), v.load(kept, KEPT * s)
+            m, ahead = subtracted(x, largest), Line(x + (WIDTH + s), x_n)
+            sums = add_up(x, strip, n, m, panel + s, WIDTH, ahead, 0)
             first, second = numbers_of(x, sums, largest, m, 0)
             v.store(kept, KEPT * s, first)
             v.store(kept, KEPT * s + w, second)

@@ -12,8 +12,6 @@ from typing import Any, Final, NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.fused.chain import Places
-from opgrad.cpu.kernels.fused.form import GradientForm
 from opgrad.cpu.kernels.loops import columns, rows
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, minus_both
 from opgrad.cpu.kernels.numerics import logsumexp as lse
@@ -223,24 +221,3 @@ def _recomputed(softmax: SoftmaxReduction, layout: _Layout) -> SoftmaxReduction:
         no_numbers=inline(lambda x: (lse.scale_for(v.full(x, 0.0)), no_numbers(x))),
         result=inline(lambda x, numbers, fine: result(lse.exp_scaled(x, numbers[0]), numbers[1], fine)),
     )
-
-
-# --- gradients -----------------------------------------------------------------------------------------------------
-
-
-def gradient_result(
-    form: GradientForm, both: Callable[..., tuple[Vector, Vector]], places: Places
-) -> Callable[..., Vector]:
-    """(arrays, i, whole, mask, (the sum, numbers)): dx.
-
-    both: (arrays, i, whole, mask, numbers): the gradient with respect to the softmax, and y.
-    """
-    formula, out = GRADIENTS[form.operator][1], form.out_of_gradient(places)
-
-    @inline
-    def result(arrays, i: int, whole: bool, mask, numbers) -> Vector:
-        s, of_formulas = numbers
-        g, y = both(arrays, i, whole, mask, of_formulas)
-        return out(formula(g, y, s), arrays, i, whole, mask, of_formulas)
-
-    return result

@@ -7,12 +7,11 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.kernels.loops import combine
-from opgrad.cpu.kernels.loops.columns import nothing
+from opgrad.cpu.kernels.loops.columns import Line
 from opgrad.cpu.kernels.loops.map import write_same
 from opgrad.cpu.kernels.loops.transpose import transpose_in, transpose_out
 from opgrad.cpu.kernels.softmax.columns import forward_lines, gradient_lines
 from opgrad.cpu.kernels.softmax.reductions import of_columns
-from opgrad.cpu.kernels.softmax.rows import Block
 
 AHEAD: Final = 2  # groups between the prefetch of rows and their use
 
@@ -59,7 +58,7 @@ def forward_transposed(operator: str) -> Kernel:
         x, tile = arguments
         w, xs = v.lanes(tile), x.data + row * x.step
         transpose_in(tile, xs, x.step, n, rows)
-        lines(tile, w, n, v.is_fine(xs), 0, xs + AHEAD * w * x.step, waiting)
+        lines(tile, n, v.is_fine(xs), 0, Line(xs + AHEAD * w * x.step, w), waiting)
 
     write = loop_over_groups(compute)
 
@@ -71,44 +70,16 @@ def forward_transposed(operator: str) -> Kernel:
     return by_transposed_rows
 
 
-def forward_in_place(operator: str, exact: bool) -> Kernel:
-    lines = forward_lines(of_columns(operator, exact), nothing)
-
-    @kernel
-    def by_transposed_rows_in_place(block: Block):
-        w, n, tile = v.lanes(block.values), block.n, block.tile
-        for row in range(0, block.rows, w):
-            xs, filled = block.values + row * n, min(w, block.rows - row)
-            transpose_in(tile, xs, n, n, filled)
-            found = lines(tile, w, n, True, block.inf_as_zero, tile, 0)
-            v.store_masked(block.stats, row, found, v.first(block.stats, filled))
-            transpose_out(xs, n, tile, n, filled)
-
-    return by_transposed_rows_in_place
-
-
-def _gradient_in_tile(operator: str, meanwhile: Callable[..., None]) -> Callable[..., None]:
-    """dx of as many rows as a vector has lanes, or fewer, in the first tile."""
-    lines = gradient_lines(operator, meanwhile)
-
-    @inline
-    def body(dy, dy_row: int, y, y_row: int, n: int, filled: int, dy_tile, y_tile, ahead, before) -> None:
-        transpose_in(dy_tile, dy, dy_row, n, filled)
-        transpose_in(y_tile, y, y_row, n, filled)
-        lines(dy_tile, y_tile, v.lanes(dy_tile), n, ahead, before)
-
-    return body
-
-
 def gradient_transposed(operator: str) -> Kernel:
-    body = _gradient_in_tile(operator, combine.write_waiting)
+    lines = gradient_lines(operator, combine.write_waiting)
 
     @inline
     def compute(row: int, rows: int, n: int, waiting, arguments) -> None:
         dy, y, dy_tile, y_tile = arguments
         dys, ys, far = dy.data + row * dy.step, y.data + row * y.step, AHEAD * v.lanes(dy_tile)
-        ahead = dys + far * dy.step, ys + far * y.step
-        body(dys, dy.step, ys, y.step, n, rows, dy_tile, y_tile, ahead, waiting)
+        transpose_in(dy_tile, dys, dy.step, n, rows)
+        transpose_in(y_tile, ys, y.step, n, rows)
+        lines(dy_tile, y_tile, n, (dys + far * dy.step, ys + far * y.step), waiting)
 
     write = loop_over_groups(compute)
 
@@ -121,19 +92,3 @@ def gradient_transposed(operator: str) -> Kernel:
         write(begin, end, n, dx, dy_tile, buffer, stream, (dy, y, dy_tile, y_tile))
 
     return by_transposed_rows
-
-
-def gradient_in_place(operator: str) -> Kernel:
-    body = _gradient_in_tile(operator, nothing)
-
-    @kernel
-    def by_transposed_rows_in_place(block: Block):
-        w, n, tile = v.lanes(block.values), block.n, block.tile
-        half = w // 2
-        y_tile = tile + (n + half - 1) // half * half * w
-        for row in range(0, block.rows, w):
-            dy, y, rows = block.values + row * n, block.other + row * n, min(w, block.rows - row)
-            body(dy, n, y, n, n, rows, tile, y_tile, (tile, tile), 0)
-            transpose_out(dy, n, tile, n, rows)
-
-    return by_transposed_rows_in_place

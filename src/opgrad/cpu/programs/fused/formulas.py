@@ -3,17 +3,14 @@
 Forward    logit_scale, where | softmax | result_scale, dropout, post-ops, out_scale
 Gradient   the same way back from dy, with the post-ops' inputs computed again from y | softmax | logit_scale
 
-A problem has a formula with the names of its operands and with its numbers, as a post-op (`Applied`). Kernels are
-compiled for a `Formula`, which has neither.
+Each is an `Applied`, as post-ops are: with the names of its operands and with its numbers.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from opgrad.contract import DTYPES, Spec
 from opgrad.contract.problem import Problem
-from opgrad.cpu.kernels.fused.chain import ALONG, Formula
 from opgrad.ops.reference.primitive import Applied
 from opgrad.ops.reference.random import kept_scale
 
@@ -39,7 +36,7 @@ def after(problem: Problem) -> list[Applied]:
     """What comes behind softmax. The result's scale and the output's are one factor unless post-ops stand between."""
     attributes = problem.attributes
     scaled, last = _scales(problem)
-    dropped = [Applied("dropout", kept_scale(attributes["dropout"]))] if attributes["dropout"] else []
+    dropped = [Applied("dropout", kept_scale(attributes["dropout"]))] if drops(problem) else []
     return [*scaled, *dropped, *attributes["post_ops"], *last]
 
 
@@ -50,7 +47,7 @@ def gradient(problem: Problem) -> tuple[list[Applied], ...]:
     """
     attributes, applied = problem.attributes, [*problem.attributes["post_ops"]]
     scaled, first = _scales(problem)
-    dropped = [Applied("dropout", kept_scale(attributes["dropout"]))] if attributes["dropout"] else []
+    dropped = [Applied("dropout", kept_scale(attributes["dropout"]))] if drops(problem) else []
     masked = [Applied("where", operands=("where",))] if "where" in problem.specs else []
     inputs = [*scaled, *dropped] if applied else []
     return first, inputs, applied, [*scaled, *dropped, *masked], _times(factors(attributes["logit_scale"]))
@@ -81,41 +78,9 @@ def factors(scale: float) -> list[float]:
     return [*factors(root), *factors(math.copysign(root, scale))]
 
 
-# --- what kernels get of formulas ------------------------------------------------------------------------------------
-
-
-def for_kernels(formulas: Iterable[Applied], is_along: Callable[[str], bool]) -> tuple[Formula, ...]:
-    """The formulas that kernels are compiled for. is_along: whether an operand has a number for each element."""
-    return tuple(
-        Formula(each.name, (ALONG,) if each.name == "dropout" else tuple(map(is_along, each.operands)))
-        for each in formulas
-    )
-
-
-def operands(formulas: Iterable[Applied]) -> list[str]:
-    """The names of the operands of these formulas, in order."""
-    return [name for each in formulas for name in each.operands]
-
-
-def numbers(formulas: Iterable[Applied]) -> tuple[float, ...]:
-    """The numbers of these formulas, in order."""
-    return tuple(number for each in formulas for number in (each.alpha, each.beta))
-
-
-# --- what all programs ask of a problem -------------------------------------------------------------------------------
-
-
-def storage(spec: Spec) -> str:
-    """The name under which a kernel gets an operand's dtype.
-
-    As int32, its elements would be integers, used as indices.
-    """
-    return "int32_number" if spec.dtype.name == "int32" else spec.dtype.name
-
-
-def precision_of(problem: Problem, names: Iterable[str]) -> str:
-    """The dtype of the computation of these arrays."""
-    return "float64" if any(problem.specs[name].dtype == DTYPES["float64"] for name in names) else "float32"
+def drops(problem: Problem) -> bool:
+    """Whether elements are dropped, or the mask of those that are kept is a result though none is dropped."""
+    return bool(problem.attributes["dropout"]) or "mask" in problem.specs
 
 
 def is_exact(problem: Problem) -> bool:

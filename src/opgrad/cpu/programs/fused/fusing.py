@@ -1,199 +1,280 @@
-"""Finds the form of a softmax call with attributes, and makes the program of the kernel that is compiled for it.
+"""Makes the program of a softmax call with attributes: finds its form, and where the kernel of that form finds arrays.
 
-Rare calls have no such kernel and run as programs of stages (opgrad.cpu.programs.fused.stages). A call is rare if an
-operand's outer axes make three loops or more or its vectors are not contiguous, if its rows are short, or if it has too
-many post-ops.
+A kernel reads an array where it lies if its vectors are contiguous, or one number each, and takes any number of loops
+over the other axes. Other arrays are copied first, in the order of the loops, without the axes along which they repeat;
+results that a kernel cannot write are copied last.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final, NamedTuple
 
-from opgrad.contract import arrangement
+from opgrad.contract import DTYPES, Spec, arrangement
 from opgrad.contract.problem import Problem
-from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
+from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Columns, Rows
-from opgrad.cpu.kernels.fused.chain import Formula
+from opgrad.cpu.kernels.fused import columns, rows, split, transposed
+from opgrad.cpu.kernels.fused.chain import ALONG, Formula
+from opgrad.cpu.kernels.fused.copying import copy_runs
 from opgrad.cpu.kernels.fused.form import Form, GradientForm
 from opgrad.cpu.kernels.fused.operands import (
+    ALL_ARE_KEPT,
     ColumnResults,
     DropoutState,
-    RowCut,
-    RowMemory,
+    Memory,
     RowResults,
     Source,
     Switches,
 )
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.fold import BLOCK
-from opgrad.cpu.kernels.softmax.split import STATS
+from opgrad.cpu.kernels.loops.transpose import tile_size
+from opgrad.cpu.kernels.softmax.split import STATS, RowCut
+from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.fused import formulas
-from opgrad.cpu.programs.layout import keeps_column, layout_in_buffers, spare_columns, units_of
+from opgrad.cpu.programs.layout import Limits, keeps_column, layout_of, spare_columns, units_of
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.program import Program, Step, shared_out
-from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.cpu.runtime.workspace import Scratch
 from opgrad.ops.reference.primitive import STATE, Applied, gradient_name
 from opgrad.ops.reference.random import keep_threshold
 
-KernelsOf = Callable[[Any], Sequence[Kernel]]  # from a form to its kernels
-# Words of operands, five each, and numbers, two a formula; with all other words a kernel takes up to 64.
-MOST_WORDS: Final = 36
+LAYOUTS: Final[Mapping[str, Any]] = {"rows": rows, "columns": columns, "split": split, "transposed": transposed}
 
 
-class Placement(NamedTuple):
-    """An operand's place at each outer index, its stride along n, and whether it is contiguous along vectors."""
-
-    source: Source
-    along: bool
-    outer_loops: int
-
-
-class Rare(Exception):
-    """Raised for a call that has no kernel of this kind, and runs as a program of stages."""
+@cache
+def kernels_of(form: Form | GradientForm) -> tuple[Kernel, ...]:
+    """The kernels of a form, in the order of the steps."""
+    layout = LAYOUTS[form.layout]
+    made = layout.forward(form) if isinstance(form, Form) else layout.gradient(form)
+    return made if isinstance(made, tuple) else (made,)
 
 
-def placement_of(problem: Problem, name: str) -> Placement:
-    """Where the operand lies in memory. Raises Rare if kernels cannot read it there."""
-    spec, order = problem.specs[name], problem.orders["dy" if "dy" in problem.specs else "x"]
-    places = [place for place, axis in enumerate(order) if axis in problem.attributes["axis"]]
-    start, stop = places[0], places[-1] + 1
-    outer, along_n, inner = (_steps(spec, group) for group in (order[:start], order[start:stop], order[stop:]))
-    if len(outer) > 2 or len(along_n) > 1 or len(inner) > 1:
-        raise Rare
-    vectors, count = (inner[0], problem.inner) if problem.inner > 1 else (along_n[0], problem.n)
-    if vectors[1] not in (0, 1) and count > 1:
-        raise Rare
-    far, period = (outer[0][1], outer[1][0]) if len(outer) == 2 else (0, max(problem.outer, 1))
-    operand = replace(problem[name], dtype=formulas.storage(spec))
-    along = vectors[1] == 1 or count == 1
-    return Placement(Source(operand, period, far, outer[-1][1], along_n[0][1]), along, len(outer))
+def program(operator: str, problem: Problem) -> Program:
+    """The program of a call of softmax, log_softmax or one of their gradients with attributes."""
+    # A row without elements still has a log-sum-exp, which is -inf.
+    if not problem.outer * problem.inner or not (problem.n or "stats" in problem.specs):
+        return Program((), name="nothing to do")
+    return _FusedSteps(operator, problem).all_steps()
 
 
-def _steps(spec: Any, axes: Sequence[int]) -> list[tuple[int, int]]:
-    """Sizes and strides of the fewest loops over these axes. Raises Rare for strides of no whole number of elements."""
-    found = arrangement.steps(spec.shape, axes, spec.strides)
-    if any(stride % spec.dtype.itemsize for _, stride in found):
-        raise Rare
-    return [(size, stride // spec.dtype.itemsize) for size, stride in found]
+class Place(NamedTuple):
+    """Where an array lies: its memory, and its strides in elements.
+
+    outer: the size and stride of each loop over the outer index. along_n, along_vector: the strides along n, and from
+    lane to lane of a vector.
+    """
+
+    memory: Any
+    outer: Sequence[tuple[int, int]]
+    along_n: int
+    along_vector: int
 
 
-# --- the program ------------------------------------------------------------------------------------------------------
+def in_c_order(problem: Problem) -> Problem:
+    """The problem with loops in C order, in which dropout counts elements."""
+    name = next(iter(problem.specs))
+    shape, axes = problem.specs[name].shape, problem.attributes["axis"]
+    sizes = (math.prod(shape[: axes[0]]), math.prod(shape[each] for each in axes), math.prod(shape[axes[-1] + 1 :]))
+    order = tuple(range(len(shape)))
+    orders = dict.fromkeys(problem.orders, order)
+    return replace(problem, outer=sizes[0], n=sizes[1], inner=sizes[2], orders=orders)
 
 
-def program(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program | None:
-    """The program of a call of softmax, log_softmax or one of their gradients; None if it is rare."""
-    if not problem.outer * problem.n * problem.inner:
-        return None
-    try:
-        return _program(operator, problem, kernels_of)
-    except Rare:
-        return None
+class _FusedSteps(ProgramSteps):
+    """The steps of the program: copies of arrays, the kernels, copies of results."""
+
+    def __init__(self, operator: str, problem: Problem):
+        if formulas.drops(problem):
+            problem = in_c_order(problem)
+        self.operator, self.is_gradient = operator, "dy" in problem.specs
+        self.own, self.result = (("dy", "y"), "dx") if self.is_gradient else (("x",), "y")
+        dtypes = {problem.specs[name].dtype.name for name in (*self.own, self.result)}
+        super().__init__(problem, "float64" if "float64" in dtypes else "float32")
+        limits = Limits() if self.is_gradient else Limits(self.lanes)
+        self.layout = layout_of(problem, ("split",), limits)
+        self.order = problem.orders[self.own[0]]
+        self.formulas = formulas.of_call(problem)  # in groups, as forms have them
+        self.operands = [name for group in self.formulas for each in group for name in each.operands]
+        self.after: list[tuple[Any, ...]] = []  # the copies of results, which follow the kernels
+
+    # --- where arrays lie ---------------------------------------------------------------------------------------------
+
+    def groups(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        """The axes of the outer loops, of n, and of the lanes of columns, in the order of the loops."""
+        places = [place for place, axis in enumerate(self.order) if axis in self.problem.attributes["axis"]]
+        return self.order[: places[0]], self.order[places[0] : places[-1] + 1], self.order[places[-1] + 1 :]
+
+    def place_of(self, name: str, memory: Any, spec: Spec) -> Place | None:
+        """Where an array lies; None if kernels cannot read it there."""
+        item, steps = spec.dtype.itemsize, arrangement.steps
+        outer, n, inner = (steps(spec.shape, group, spec.strides) for group in self.groups())
+        if not self.problem.n:
+            n = [(0, 0)]  # nothing is read, and only the log-sum-exps of empty rows are written
+        strides = [stride for _, stride in (*outer, *n, *inner)]
+        if len(n) > 1 or len(inner) > 1 or any(stride % item for stride in strides):
+            return None
+        if spec.dtype.name == "float64" and self.workspace.precision == "float32":
+            return None  # it would make the whole kernel compute in float64
+        count, (_, stride) = (self.problem.inner, inner[0]) if self.problem.inner > 1 else (self.problem.n, n[0])
+        is_one = count <= 1 or (name == "stats" and self.problem.inner == 1)
+        vector = 1 if is_one else stride // item
+        if vector not in ((0, 1) if name in self.operands else (1,)):
+            return None
+        return Place(memory, [(size, stride // item) for size, stride in outer], n[0][1] // item, vector)
+
+    def copied(self, name: str, spec: Spec) -> tuple[Scratch, Spec]:
+        """Memory for a copy of an array in the order of the loops; axes along which it repeats are left out."""
+        outer, n, inner = self.groups()
+        group = inner if self.problem.inner > 1 else n
+        kept = {axis for axis in outer if spec.strides[axis]}
+        for axes in (n, inner):
+            repeats = not any(spec.strides[axis] for axis in axes)
+            if not repeats or (axes == group and name not in self.operands):
+                kept |= {*axes}
+        dtype = spec.dtype
+        if dtype.name == "float64" and self.workspace.precision == "float32":
+            dtype = DTYPES["float32"]
+        shape = tuple(size if axis in kept else 1 for axis, size in enumerate(spec.shape))
+        strides = arrangement.contiguous(shape, self.order, dtype.itemsize)
+        strides = tuple(stride if axis in kept else 0 for axis, stride in enumerate(strides))
+        memory = self.workspace.shared(math.prod(shape), dtype.name)
+        return memory, replace(spec, dtype=dtype, strides=strides)
+
+    def copy(self, source: Any, source_spec: Spec, target: Any, target_spec: Spec, shape: Sequence[int]) -> None:
+        """Add the step that copies an array of this shape."""
+        *outer, (count, *steps) = arrangement.steps(tuple(shape), self.order, source_spec.strides, target_spec.strides)
+        table = self.tables.add([word for loop in reversed(outer) for word in loop])
+        self.add(
+            copy_runs,
+            math.prod(size for size, *_ in outer),
+            axes=len(outer),
+            table=table,
+            count=count,
+            x=_typed(source, source_spec),
+            x_step=steps[0],
+            y=_typed(target, target_spec),
+            y_step=steps[1],
+        )
+
+    def read(self, name: str) -> Place:
+        """Where kernels read an array: where it lies, or in a copy."""
+        spec = self.problem.specs[name]
+        found = self.place_of(name, _typed(self.problem[name], spec), spec)
+        if found is not None:
+            return found
+        memory, copy = self.copied(name, spec)
+        shape = [size if stride else 1 for size, stride in zip(spec.shape, copy.strides, strict=True)]
+        self.copy(self.problem[name], spec, memory, copy, shape)
+        return self._placed(name, memory, copy)
+
+    def written(self, name: str) -> Place | None:
+        """Where kernels write a result, with one outer loop; None if the result is not wanted."""
+        if name not in self.problem.specs:
+            return None
+        spec = self.problem.specs[name]
+        found = self.place_of(name, self.problem[name], spec)
+        if found is not None and len(found.outer) == 1:
+            return found
+        memory, copy = self.copied(name, spec)
+        self.after.append((memory, copy, self.problem[name], spec, spec.shape))
+        return self._placed(name, memory, copy)
+
+    def _placed(self, name: str, memory: Any, copy: Spec) -> Place:
+        found = self.place_of(name, _typed(memory, copy), copy)
+        assert found is not None
+        return found
+
+    def source(self, place: Place) -> Source:
+        loops = [word for loop in reversed(place.outer) for word in loop]
+        return Source(place.memory, self.tables.add([place.along_n, len(place.outer), *loops]))
+
+    def result_of(self, name: str) -> Any:
+        """A result as rows or columns; None if it is not wanted."""
+        place = self.written(name)
+        if place is None:
+            return None
+        step = place.outer[0][1]
+        rows = self.layout != "columns" or name == "stats"
+        return Rows(place.memory, step) if rows else Columns(place.memory, step, place.along_n)
+
+    # --- the form and its kernels -------------------------------------------------------------------------------------
+
+    def all_steps(self) -> Program:
+        places = {name: self.read(name) for name in (*self.own, *self.operands)}
+        sources = {name: self.source(place) for name, place in places.items()}
+        groups = [tuple(self._formula(each, places) for each in group) for group in self.formulas]
+        given: list[Any] = [sources[name] for name in self.own]
+        given += [tuple(sources[name] for each in group for name in each.operands) or 0 for group in self.formulas]
+        numbers = (tuple(one for each in group for one in (each.alpha, each.beta)) or 0 for group in self.formulas)
+        drops, specs = formulas.drops(self.problem), self.problem.specs
+        form: Form | GradientForm
+        if self.is_gradient:
+            names = [gradient_name(each.operands[-1]) if each.operands else "" for each in self.formulas[2]]
+            wanted = [place for name in names if (place := self.written(name))]
+            given.append(tuple(map(self.source, wanted)) or 0)
+            form = GradientForm(self.operator, self.layout, *groups, drops, tuple(name in specs for name in names))
+        else:
+            results = tuple(name for name in ("stats", "saved", "mask") if name in specs)
+            form = Form(self.operator, self.layout, *groups, drops, results, formulas.is_exact(self.problem))
+        self.add_kernels(form, sources=tuple(given), numbers=tuple(numbers))
+        for each in self.after:
+            self.copy(*each)
+        return self.program(f"fused, {self.layout}, {self.workspace.precision}")
+
+    def _formula(self, applied: Applied, places: dict[str, Place]) -> Formula:
+        """The formula for which kernels are compiled; dropout's operand is no array."""
+        along = tuple(places[name].along_vector == 1 for name in applied.operands)
+        return Formula(applied.name, (ALONG,) if applied.name == "dropout" else along)
+
+    def add_kernels(self, form: Form | GradientForm, **arguments: Any) -> None:
+        problem, kernels = self.problem, kernels_of(form)
+        keeps = self.layout != "columns" or keeps_column(problem.n, self.lanes)
+        stream = partition.streams(problem.bytes) and keeps
+        units, sizes = units_of(problem, self.layout, self.lanes, spare_columns(problem, self.result, stream))
+        arguments |= sizes
+        memory = self.memory(form.drops, stream)
+        arguments |= {"n": problem.n, "stream": stream, "memory": memory, "dropout": self.dropout(form.drops)}
+        arguments["switches"] = Switches(problem.attributes.get("inf_as_zero", 0), stream)
+        arguments[self.result] = self.result_of(self.result)
+        if not self.is_gradient:
+            kind = ColumnResults if self.layout == "columns" else RowResults
+            arguments["results"] = kind(*(self.result_of(name) for name in ("saved", "mask", "stats")))
+        if self.layout == "split":
+            self.steps += split_steps(self, kernels, units, arguments)
+        else:
+            self.steps.append(shared_out(kernels[0], units, problem.bytes / units, arguments))
+
+    def memory(self, drops: bool, stream: bool) -> Memory:
+        """Private memory. A row or strip takes it twice, for one that waits; strips that are written at once, once."""
+        private, n, width = self.workspace.private, self.problem.n, self.lanes
+        size = {"rows": n + width, "split": BLOCK}.get(self.layout, (n + 1) * width)
+        e = private(size)
+        second = tile_size(n, width) if self.layout == "transposed" else size
+        is_one = self.layout == "split" or (self.layout == "columns" and not stream)
+        done, kept = e if is_one else private(second), private(size if drops else 0)
+        return Memory(e, done, kept, private(combine.size(4) if self.layout == "rows" else 0))
+
+    def dropout(self, drops: bool) -> DropoutState:
+        probability = self.problem.attributes["dropout"]
+        threshold = keep_threshold(probability) if probability else ALL_ARE_KEPT
+        return DropoutState(self.problem[STATE] if drops else None, threshold)
 
 
-def _program(operator: str, problem: Problem, kernels_of: KernelsOf) -> Program:
-    own, result = (("dy", "y"), "dx") if "dy" in problem.specs else (("x",), "y")
-    precision = formulas.precision_of(problem, (*own, result))
-    layout = layout_of(problem, precision)
-    groups = formulas.of_call(problem)
-    places = _places(problem, own, groups, precision)
-    form = _form(
-        operator, problem, layout, [formulas.for_kernels(each, lambda name: places[name].along) for each in groups]
-    )
-    kernels, stream = kernels_of(form), partition.streams(problem.bytes)
-    workspace, arguments = _arguments(problem, form, precision)
-    arguments["sources"] = tuple(each.source for each in places.values())
-    arguments["numbers"] = formulas.numbers(each for group in groups for each in group) or 0
-    arguments |= {"stream": stream, "switches": Switches(problem.attributes.get("inf_as_zero", 0), stream)}
-    arguments |= {"results": _results(problem, layout), result: result_of(problem, result, layout)}
-    units, sizes = units_of(problem, layout, vector_lanes(precision), spare_columns(problem, result, stream))
-    arguments |= sizes
-    if layout == "split":
-        steps = split_steps(problem, kernels, workspace, units, arguments)
-    else:
-        steps = [shared_out(kernels[0], units, problem.bytes / units, arguments)]
-    return Program(steps, workspace, name=f"fused, {layout}, {precision}")
+def _typed(memory: Any, spec: Spec) -> Any:
+    """The memory under the name by which a kernel gets its dtype: as int32, its elements would be used as indices."""
+    return replace(memory, dtype="int32_number" if spec.dtype.name == "int32" else spec.dtype.name)
 
 
-def _form(operator: str, problem: Problem, layout: str, groups: Sequence[tuple[Formula, ...]]) -> Form | GradientForm:
-    """The form of a call with these groups of formulas. Raises Rare for results that its kernels do not have."""
-    probability = problem.attributes["dropout"]
-    if "dy" in problem.specs:
-        if any(gradient_name(name) in problem.specs for name in problem.specs):
-            raise Rare
-        return GradientForm(operator, layout, *groups, bool(probability))
-    if probability == 0.0 and "mask" in problem.specs:
-        raise Rare  # with probability 0 no formula makes the mask
-    wanted = tuple(name for name in ("stats", "saved", "mask") if name in problem.specs)
-    return Form(operator, layout, *groups, bool(probability), wanted, formulas.is_exact(problem))
-
-
-def _results(problem: Problem, layout: str) -> RowResults | ColumnResults:
-    """The results besides y of a forward call."""
-    saved, mask, stats = (result_of(problem, name, layout) for name in ("saved", "mask", "stats"))
-    return (ColumnResults if layout == "columns" else RowResults)(saved, mask, stats)
-
-
-def result_of(problem: Problem, name: str, layout: str) -> Any:
-    """A result as columns or rows, the log-sum-exp as numbers one behind the other; None if it is not wanted."""
-    if name not in problem.specs:
-        return None
-    if name == "stats":
-        return problem[name] if layout == "columns" else Rows(problem[name], 1)
-    source, along, outer_loops = placement_of(problem, name)
-    if not along or outer_loops > 1:
-        raise Rare
-    if layout == "columns":
-        return Columns(source.data, source.near, source.step)
-    return Rows(source.data, source.near)
-
-
-def _places(
-    problem: Problem, own: Sequence[str], groups: Sequence[Sequence[Applied]], precision: str
-) -> dict[str, Placement]:
-    """Where each operand lies, in the order in which forms count them. Raises Rare for what kernels do not take."""
-    order, applied = problem.orders[own[0]], [each for group in groups for each in group]
-    found = {name: placement_of(problem, name) for name in (*own, *formulas.operands(applied))}
-    if not all(found[name].along for name in own):
-        raise Rare
-    if problem.attributes["dropout"] and order != tuple(range(len(order))):
-        raise Rare  # dropout counts elements in C order, which is not their order in memory
-    if precision != "float64" and any(each.source.data.dtype == "float64" for each in found.values()):
-        raise Rare  # one float64 array would make the whole kernel compute in float64
-    if 5 * len(found) + 2 * len(applied) > MOST_WORDS:
-        raise Rare
-    return found
-
-
-def layout_of(problem: Problem, precision: str) -> str:
-    """The layout of a fused kernel. Raises Rare for rows that stages transpose or group, and for long columns."""
-    width, layouts = vector_lanes(precision), ("split",) if "dy" in problem.specs else ("split", "groups")
-    found = layout_in_buffers(problem, layouts, width)
-    if found in ("transposed", "groups") or (found == "columns" and not keeps_column(problem.n, width)):
-        raise Rare
-    return found
-
-
-def _arguments(problem: Problem, form: Any, precision: str) -> tuple[Workspace, dict[str, Any]]:
-    """Working memory, and the arguments about it."""
-    width, workspace = vector_lanes(precision), Workspace(precision)
-    size, buffer = (problem.n * width, 0) if form.layout == "columns" else (problem.n + width, combine.size(4))
-    sizes = size, size, size if form.drops else 0, buffer
-    if form.layout == "split":
-        sizes = BLOCK, 0, BLOCK if form.drops else 0, 0
-    memory = RowMemory(*(workspace.private(each) for each in sizes))
-    probability = problem.attributes["dropout"]
-    dropout = DropoutState(problem[STATE], keep_threshold(probability)) if form.drops else DropoutState(None, 0)
-    return workspace, {"n": problem.n, "dropout": dropout, "memory": memory, "e": memory.e, "kept": memory.kept}
-
-
-def split_steps(
-    problem: Problem, kernels: Sequence[Kernel], workspace: Workspace, units: int, arguments: dict[str, Any]
-) -> list[Step]:
+def split_steps(steps: ProgramSteps, kernels: Sequence[Kernel], units: int, arguments: dict[str, Any]) -> list[Step]:
     """The steps over blocks of rows; of three steps the middle one is over rows, each of which is a part of its own."""
+    problem, shared = steps.problem, steps.workspace.shared
     sizes = {"partial": units} if len(kernels) == 2 else {"stats": STATS * units, "total": STATS * problem.outer}
-    arguments |= {name: workspace.shared(count, "float64") for name, count in sizes.items()}
+    arguments |= {name: shared(count, "float64") for name, count in sizes.items()}
     arguments["cut"] = RowCut(units // problem.outer, problem.n)
-    steps = [shared_out(kernel, units, problem.bytes / units, arguments) for kernel in kernels]
+    found = [shared_out(kernel, units, problem.bytes / units, arguments) for kernel in kernels]
     if len(kernels) == 3:
-        steps[1] = Step(kernels[1], problem.outer, arguments)
-    return steps
+        found[1] = Step(kernels[1], problem.outer, arguments)
+    return found
