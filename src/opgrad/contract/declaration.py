@@ -18,7 +18,7 @@ from opgrad.contract.dtypes import FLOATS, Shape
 from opgrad.contract.libraries import Arrays
 
 # What an operator's loops run over: single elements; rows along `axis`; rows of the classes, which are axis 1; slices
-# that indices name; blocks of rows, each of which passes through stages. The kernels of "whole" and of "strided"
+# that indices name; blocks of rows of arrays with any strides, with attributes. The kernels of "whole" and of "strided"
 # operators choose their loops themselves. The arrays of a "whole" operator are contiguous. Those of a "strided" one may
 # have any strides, but for the last axis, whose neighbours lie side by side.
 Kind = Literal["elements", "rows", "classes", "slices", "blocks", "whole", "strided"]

@@ -1,1 +1,1 @@
-"""Softmax with attributes: kernels made for a form of call, and programs of stages for rare calls."""
+"""Softmax with attributes: the formulas of a call, and the program of the kernel that is compiled for its form."""

@@ -111,13 +111,15 @@ class _FusedSteps(ProgramSteps):
         """Where an array lies; None if kernels cannot read it there."""
         item, steps = spec.dtype.itemsize, arrangement.steps
         outer, n, inner = (steps(spec.shape, group, spec.strides) for group in self.groups())
+        if not self.problem.n:
+            n = [(0, 0)]  # nothing is read, and only the log-sum-exps of empty rows are written
         strides = [stride for _, stride in (*outer, *n, *inner)]
         if len(n) > 1 or len(inner) > 1 or any(stride % item for stride in strides):
             return None
         if spec.dtype.name == "float64" and self.workspace.precision == "float32":
             return None  # it would make the whole kernel compute in float64
         count, (_, stride) = (self.problem.inner, inner[0]) if self.problem.inner > 1 else (self.problem.n, n[0])
-        is_one = count == 1 or (name == "stats" and self.problem.inner == 1)
+        is_one = count <= 1 or (name == "stats" and self.problem.inner == 1)
         vector = 1 if is_one else stride // item
         if vector not in ((0, 1) if name in self.operands else (1,)):
             return None
