@@ -76,7 +76,7 @@ ROOMS = {
     ),
     "tune": (
         "numpy onnx onnxruntime onnxruntime_genai tokenizers jinja2",
-        "base ops cpu/runtime onnx/graph onnx/passes onnx/rules onnxruntime training/files training/make"
+        "base ops cpu/runtime onnx/graph onnx/rules onnx/gradients onnxruntime training/files training/make"
         " training/engine training/run training/export",
     ),
     "cli": (

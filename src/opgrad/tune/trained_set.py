@@ -11,7 +11,6 @@ from onnx import helper, numpy_helper
 
 from opgrad.onnx.graph.halves import without_casts
 from opgrad.onnx.graph.messages import copied
-from opgrad.onnx.passes import Segmentation
 from opgrad.training.files.artifact_set import ArtifactSet
 from opgrad.training.files.batches import TensorSpec
 from opgrad.training.files.rules import AdamWRule
@@ -20,7 +19,7 @@ from opgrad.training.make.models import MODEL, take_parameters, training_models,
 from opgrad.training.make.patterns import matching
 from opgrad.training.make.selection import Candidates, torn_layers, torn_note
 from opgrad.tune.insertion import DRAW, NOTHING, insert
-from opgrad.tune.language import PLACES, STARTS, MemoryPlan, packed_rows, use_tiles
+from opgrad.tune.language import PLACES, STARTS, MemoryPlan, Room, packed_rows, plan, use_tiles
 from opgrad.tune.language.loss import LABELS
 from opgrad.tune.lora import WHO, Adapter, without_adapters
 
@@ -61,7 +60,7 @@ def prepare(
     train: Iterable[str],
     folder: Path,
     rule: AdamWRule,
-    segments: Segmentation = None,
+    cuts: Room | Sequence[str] | None = None,
     seed: int = 0,
     pack: bool = False,
     norms: Mapping[str, np.ndarray] = NOTHING,
@@ -70,7 +69,7 @@ def prepare(
     """The graphs that train adapters, or weights of the model.
 
     values: those of the adapters' parameters at the start. train: names or patterns of weights. folder: for messages.
-    segments: the values at which the graph is cut, to keep fewer of them in memory; see `passes.finish`.
+    cuts: the values at which the graph is cut, to keep fewer of them in memory, or the memory for which to choose them.
     seed: of dropout. pack: whether a batch is one row of several examples. norms: see `insert`.
     plain: whether the graphs are for other runtimes: with scores, see `LanguageModel.with_loss`, and without operators
     of opgrad in the places of others.
@@ -83,7 +82,14 @@ def prepare(
     weights, torn = _weights(model, train, base.values)
     names, stored = [*values, *weights], _widen(model, weights, base.values)
     trained = replace(base, model=model).with_loss(weights, plain)
-    models = training_models(copied(trained.model), [trained.loss], names, [], WHO, segments, stored, MODEL)
+    layers = cuts.layers if isinstance(cuts, Room) else cuts or ()
+    what = copied(trained.model), [trained.loss], names, [], WHO
+    models, chosen = training_models(*what, None, stored, MODEL, ends=layers), None
+    if isinstance(cuts, Room):
+        chosen, model = plan(models.made, cuts, WHO)
+        models = models.of(model)
+    elif cuts:
+        models = models.of(models.made.model(cuts))
     trainable, _ = models.arrays
     for each in (models.training, models.evaluation):
         _finish(each, plain)
@@ -101,7 +107,7 @@ def prepare(
         constants=constants,
         files={name: place for name, each in constants.items() if (place := base.file_of(each)) is not None},
     )
-    return Setting(base, tuple(adapters), tuple(weights), artifacts, notes=_notes(torn, base, adapters))
+    return Setting(base, tuple(adapters), tuple(weights), artifacts, chosen, _notes(torn, base, adapters))
 
 
 def _notes(torn: Torn, base: "LanguageModel", adapters: Sequence[Adapter]) -> tuple[str, ...]:

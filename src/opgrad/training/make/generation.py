@@ -21,7 +21,7 @@ from opgrad.training.files.names import VALUES
 from opgrad.training.files.objective import note_outputs
 from opgrad.training.files.tensor_values import Held, is_placeholder, nbytes_of, read_apart, without_huge
 from opgrad.training.make import forms
-from opgrad.training.make.blocks.accessor import ModelAccessor, building, empty_model
+from opgrad.training.make.blocks.accessor import ModelAccessor, building, current, empty_model
 from opgrad.training.make.blocks.block import Block, ForwardBlock, names_of
 from opgrad.training.make.blocks.training import TrainingBlock
 from opgrad.training.make.checks import listed, refused_inputs
@@ -92,11 +92,12 @@ class _Artifacts(TrainingBlock):
         self.outputs = [each.name for each in model.graph.output]
         names = request.loss_inputs
         self._set_batch_norm()
-        current = list(dict.fromkeys(self._cut.values()) or self.outputs) if names is None else list(names)
+        given = list(dict.fromkeys(self._cut.values()) or self.outputs) if names is None else list(names)
         (untie if request.untie else part_statistics)(model, self._apart)
         candidates = Candidates(model, self._apart)
-        outputs = names_of(_called(request.loss, current), type(request.loss).__name__)
-        self.selection = select(model, outputs[0], request.requires_grad, request.frozen_params, WHO, candidates)
+        outputs = names_of(_called(request.loss, given), type(request.loss).__name__)
+        forward = current().graph()
+        self.selection = select(forward, outputs[0], request.requires_grad, request.frozen_params, WHO, candidates)
         for name in self.selection.trainable:
             self.requires_grad(name)
         for name in self.selection.frozen:

@@ -68,7 +68,15 @@ class TrainingBlock(Block):
         if self.precision not in PRECISIONS:
             raise ValueError(f"{self._who}: precision is {self.precision!r}, expected 'float32' or 'model'")
         self._models = training_models(
-            accessor.model, outputs, trainable, frozen, self._who, segments, accessor.apart, self.precision
+            accessor.model,
+            outputs,
+            trainable,
+            frozen,
+            self._who,
+            segments,
+            accessor.apart,
+            self.precision,
+            accessor.graph(),
         )
         return output
 
