@@ -35,7 +35,7 @@ ROOMS = {
         "numpy ml_dtypes",
         "base contract ops cpu/compiler cpu/runtime cpu/kernels cpu/programs cpu",
     ),
-    "call/libraries": ("numpy ml_dtypes torch jax cupy triton", "base contract cpu/compiler cpu/runtime cpu cuda call"),
+    "call/libraries": ("numpy ml_dtypes torch jax cupy triton", "base contract cpu/runtime cpu cuda call"),
     "onnx/graph": ("numpy onnx google", "base"),
     "onnx/passes": ("numpy onnx", "onnx/graph"),
     "onnx/plain": ("numpy onnx", "base contract ops onnx/graph"),
@@ -76,7 +76,7 @@ ROOMS = {
     ),
     "tune": (
         "numpy onnx onnxruntime onnxruntime_genai tokenizers jinja2",
-        "base ops cpu/runtime onnx/graph onnx/passes onnx/rules onnxruntime training/files training/make"
+        "base ops cpu/runtime onnx/graph onnx/rules onnx/gradients onnxruntime training/files training/make"
         " training/engine training/run training/export",
     ),
     "cli": (

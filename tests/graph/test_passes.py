@@ -4,10 +4,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
-from passes_cases import build, floats, operators, prepared, run, same_gradients
+from passes_cases import build, finish, floats, operators, prepared, run, same_gradients
 
 from opgrad.gradients import gradients
-from opgrad.onnx.passes import finish, prepare
+from opgrad.onnx.passes import prepare
 
 X = floats(2, 3, 4)
 

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from passes_cases import build, close, floats, operators, run, same_gradients, without_passes
+from passes_cases import build, close, finish, floats, operators, run, same_gradients, without_passes
 
 from bench.steps.liveness import peak_bytes
 from opgrad.gradients import gradients
@@ -115,8 +115,6 @@ def test_other_segments_are_refused(segments, error, message):
 
 def test_accumulated_gradients_are_ready_in_the_order_of_the_layers():
     """Also where each of them goes into a buffer, in the order of the parameters."""
-    from opgrad.onnx.passes import finish
-
     model, weights = layered(DENSE)
     with without_passes():
         whole = gradients(model, "loss", weights)
@@ -133,7 +131,7 @@ def test_accumulated_gradients_are_ready_in_the_order_of_the_layers():
         feeds[f"{name}.buffer"] = np.zeros((WIDTH, WIDTH), np.float32)
     keep = [f"{name}_grad" for name in weights]
     done = finish(whole, ["loss"], keep=keep)
-    saved = finish(whole, ["loss"], keep=keep, checkpoint_segments=4)
+    saved = finish(whole, ["loss"], keep=keep, segments=4)
     for each in (done, saved):
         assert [node.output[0] for node in each.graph.node[-LAYERS:]] == [f"{name}.done" for name in weights]
     most = [peak_bytes(each, feeds) for each in (done, saved)]

@@ -104,7 +104,7 @@ def test_names_that_two_runs_of_inference_made_up_are_not_mixed(monkeypatch):
 
     monkeypatch.setattr(inference, "_inferred", inferred)
     model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (float y) {}')
-    found, _ = inference.infer(model, lambda types: {})
+    found, _ = inference.infer(model, lambda types, nodes: {})
     assert {name: sizes_in(each) for name, each in found.items()} == {"x": ["unk__0"], "y": [None, "N", 3]}
 
 

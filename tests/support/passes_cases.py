@@ -1,5 +1,6 @@
 """What tests of passes share: models from text, their results in onnxruntime, what passes make of them."""
 
+from contextlib import contextmanager
 from unittest import mock
 
 import numpy as np
@@ -8,6 +9,10 @@ from onnx import numpy_helper, parser
 
 from opgrad.gradients import gradients
 from opgrad.onnx import passes
+from opgrad.onnx.gradients import differentiated
+from opgrad.onnx.gradients.differentiated import Differentiated
+from opgrad.onnx.graph.graph import Graph, overridable
+from opgrad.onnx.graph.messages import copied
 from opgrad.onnxruntime import InferenceSession
 
 
@@ -66,10 +71,19 @@ def prepared(found, *batches, **options):
     return simple
 
 
+@contextmanager
 def without_passes():
     """As long as it is entered, `gradients` differentiates graphs as they are."""
-    keep = lambda found, *_, **__: found  # noqa: E731
-    return mock.patch.multiple(passes, prepare=keep, finish=keep)
+    skipped = mock.patch.multiple(passes, simplify=mock.DEFAULT, tidy=mock.DEFAULT)
+    with skipped, mock.patch.object(differentiated, "order_ends"):
+        yield
+
+
+def finish(found, forward, keep=(), segments=None):
+    """The model that training makes of one with gradients among its outputs. forward: what it computed before."""
+    graph = Graph(copied(found), overridable(found), {*keep, *forward})
+    passes.tidy(graph)
+    return Differentiated(graph, tuple(forward), {}).model(segments)
 
 
 def same_gradients(found, wanted, feeds, **options):

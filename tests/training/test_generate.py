@@ -5,6 +5,8 @@ import onnx
 import pytest
 from artifact_sets import EXAMPLES
 
+from opgrad.gradients import gradients
+from opgrad.onnx.graph import graph as graphs
 from opgrad.training import ArtifactSet, Trainer, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 
@@ -32,6 +34,24 @@ def test_the_contract_of_the_old_package(name, tmp_path):
     assert (seed, seed.shape, seed.dtype) == (1, (), np.float32)
     assert made.loss == "onnx::loss::2"
     assert made.trainable == tuple(read_checkpoint(old / "checkpoint").trainable)
+
+
+@pytest.mark.parametrize("model", ["digits/forward", "digits_attention/forward", "digits_lstm/model"])
+def test_types_are_inferred_a_few_times(model, tmp_path, monkeypatch):
+    """Those of all values; afterwards those of new nodes alone."""
+    file, counted, original = EXAMPLES / f"{model}.onnx", [], graphs.infer
+
+    def infer(*arguments):
+        counted.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(graphs, "infer", infer)
+    generate_artifacts(file, loss=LossType.CrossEntropyLoss, artifact_directory=tmp_path)
+    assert len(counted) <= 4
+    counted.clear()
+    loaded = onnx.load(file)
+    gradients(loaded, loaded.graph.output[0].name, loaded.graph.initializer[0].name)
+    assert len(counted) <= 2
 
 
 @pytest.mark.parametrize("name", ["digits", "digits_attention"])

@@ -1,25 +1,23 @@
 """A language model with adapters, or with weights that are trained: what it writes, and the files that it leaves."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from opgrad.base.locks import once
 from opgrad.cpu.runtime.threads import get_num_threads
-from opgrad.onnx.passes import Cuts, Segmentation
 from opgrad.training.engine.trainer import session_options
 from opgrad.training.files.rules import AdamWRule
 from opgrad.tune import deployed, outputs, peft, step_weights
 from opgrad.tune.dora import squared_norms
 from opgrad.tune.examples import TokenExamples
 from opgrad.tune.generation import Writer
-from opgrad.tune.language import LanguageModel, MemoryPlan, ends_of_layers, limit_of, plan, read
+from opgrad.tune.language import LanguageModel, Room, ends_of_layers, limit_of, read
 from opgrad.tune.language.model import WHO
 from opgrad.tune.lora import Adapter, Lora, as_values, choose
 from opgrad.tune.tokenizer import Tokenizer
@@ -98,23 +96,15 @@ class AdaptedModel:
         """The same graphs of operators that other runtimes have, or have plain forms of: the scores are a value of
         their own, and dropout has its seed in itself."""
         plan = self.setting().plan
-        return self._prepared(plan.segments if plan is not None and plan.segments else None, pack=False, plain=True)
+        return self._prepared(plan.segments if plan is not None else None, pack=False, plain=True)
 
     def _planned(self, batch_size: int, length: int) -> Setting:
         """The graphs of a step that takes no more than `memory`. Raises ValueError if there are none."""
-        base, plans = self.base, list[MemoryPlan]()
-        axes, layers = base.axes(batch_size, length), ends_of_layers(base.products)
-        limit = limit_of(self.memory, base.bytes, batch_size * length)
+        base, limit = self.base, limit_of(self.memory, self.base.bytes, batch_size * length)
+        room = Room(ends_of_layers(base.products), base.axes(batch_size, length), base.bytes, limit)
+        return self._prepared(room, self.pack, plain=False)
 
-        def choose(cut: Callable[[Sequence[str]], onnx.ModelProto]) -> onnx.ModelProto:
-            chosen, model = plan(cut, layers, axes, base.bytes, limit, WHO)
-            plans.append(chosen)
-            return model
-
-        cuts = Cuts(layers, choose)
-        return replace(self._prepared(cuts, self.pack, plain=False), plan=plans[0])
-
-    def _prepared(self, cuts: Segmentation, pack: bool, plain: bool) -> Setting:
+    def _prepared(self, cuts: Room | Sequence[str] | None, pack: bool, plain: bool) -> Setting:
         values, rule = self.values if self.adapters else {}, AdamWRule(weight_decay=self.weight_decay)
         what = self.base, self.adapters, values, self.train, self.folder, rule, cuts
         return prepare(*what, seed=self.seed, pack=pack, plain=plain)

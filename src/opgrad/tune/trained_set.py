@@ -11,7 +11,6 @@ from onnx import helper, numpy_helper
 
 from opgrad.onnx.graph.halves import without_casts
 from opgrad.onnx.graph.messages import copied
-from opgrad.onnx.passes import Segmentation
 from opgrad.training.files.artifact_set import ArtifactSet
 from opgrad.training.files.batches import TensorSpec
 from opgrad.training.files.rules import AdamWRule
@@ -20,7 +19,7 @@ from opgrad.training.make.models import MODEL, take_parameters, training_models,
 from opgrad.training.make.patterns import matching
 from opgrad.training.make.selection import Candidates, torn_layers, torn_note
 from opgrad.tune.insertion import DRAW, insert
-from opgrad.tune.language import PLACES, STARTS, MemoryPlan, packed_rows, use_tiles
+from opgrad.tune.language import PLACES, STARTS, MemoryPlan, Room, packed_rows, plan, use_tiles
 from opgrad.tune.language.loss import LABELS
 from opgrad.tune.language.model import WHO
 from opgrad.tune.lora import Adapter, without_adapters
@@ -48,13 +47,13 @@ class Setting:
 
 def prepare(
     base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], train: Iterable[str],
-    folder: Path, rule: AdamWRule, segments: Segmentation = None, *, seed: int = 0, pack: bool = False,
+    folder: Path, rule: AdamWRule, cuts: Room | Sequence[str] | None = None, *, seed: int = 0, pack: bool = False,
     plain: bool = False,
 ) -> Setting:  # fmt: skip
     """The graphs that train adapters, or weights of the model.
 
     values: those of the adapters' parameters at the start. train: names or patterns of weights. folder: for messages.
-    segments: the values at which the graph is cut, to keep fewer of them in memory; see `passes.finish`.
+    cuts: the values at which the graph is cut, to keep fewer of them in memory, or the memory for which to choose them.
     seed: of dropout. pack: whether a batch is one row of several examples.
     plain: whether the graphs are for other runtimes: with scores, see `LanguageModel.with_loss`, and without operators
     of opgrad in the places of others.
@@ -67,7 +66,17 @@ def prepare(
     weights, torn = _weights(model, train, base.values)
     names, stored = [*values, *weights], _widen(model, weights, base.values)
     trained = replace(base, model=model).with_loss(weights, plain)
-    models = training_models(copied(trained.model), [trained.loss], names, [], WHO, segments, stored, MODEL)
+    layers = cuts.layers if isinstance(cuts, Room) else cuts or ()
+    loss = [trained.loss]
+    models, chosen = (
+        training_models(copied(trained.model), loss, names, [], WHO, None, stored, MODEL, ends=layers),
+        None,
+    )
+    if isinstance(cuts, Room):
+        chosen, model = plan(models.made, cuts, WHO)
+        models = models.of(model)
+    elif cuts:
+        models = models.of(models.made.model(cuts))
     trainable, _ = models.arrays
     for each in (models.training, models.evaluation):
         _finish(each, plain)
@@ -85,7 +94,8 @@ def prepare(
         constants=constants,
         files={name: place for name, each in constants.items() if (place := base.file_of(each)) is not None},
     )
-    return Setting(artifacts, tuple(torn_note(*each) for each in [*torn, *without_adapters(base, adapters)]))
+    notes = tuple(torn_note(*each) for each in [*torn, *without_adapters(base, adapters)])
+    return Setting(artifacts, notes, chosen)
 
 
 def _adapted(

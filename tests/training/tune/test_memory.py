@@ -13,7 +13,7 @@ from opgrad.training.files import tensor_values
 from opgrad.tune import Tuner
 from opgrad.tune.language import ends_of_layers, read
 from opgrad.tune.language import memory as plans
-from opgrad.tune.language.memory import Limit, limit_of, plan, step_bytes
+from opgrad.tune.language.memory import Limit, Room, limit_of, plan, step_bytes
 
 
 def chain(lengths):
@@ -51,12 +51,13 @@ def test_chooses_as_few_layers_as_the_limit_permits(monkeypatch):
     monkeypatch.setattr(plans, "SPARE", 1)
     layers, asked = list("abcdef"), []
 
-    def build(segments):
-        asked.append(len(segments))
-        return chain([100 - 10 * len(segments)])
+    class Made:
+        def model(self, segments):
+            asked.append(len(segments or ()))
+            return chain([100 - 10 * len(segments or ())])
 
     def chosen(limit, is_given=True):
-        found, model = plan(build, layers, {}, 1000, Limit(limit, is_given), "who")
+        found, model = plan(Made(), Room(layers, {}, 1000, Limit(limit, is_given)), "who")
         assert step_bytes(model, {}) == found.values
         return found
 

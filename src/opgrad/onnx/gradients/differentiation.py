@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 from opgrad.onnx import passes
 from opgrad.onnx.gradients.backward import SUFFIX, Backward
+from opgrad.onnx.gradients.differentiated import Differentiated, names_in
 from opgrad.onnx.gradients.expansion import expand, inline_functions
 from opgrad.onnx.graph.body import GraphBody
 from opgrad.onnx.graph.formulas import Value
@@ -59,18 +60,19 @@ def with_gradients(
 ) -> onnx.ModelProto:  # fmt: skip
     """`gradients`. in_tiles: whether attention is recognized, so that its matrices of scores are computed in tiles."""
     sources, targets = _names("of", of), _names("with_respect_to", with_respect_to)
-    segments = passes.checked_segments(checkpoint_segments)
-    opset = PLAIN_OPSET if plain else LEAST_OPSET
+    ends = names_in(checkpoint_segments)
     model = load(model, WHO)
     given = {name for node in all_nodes(model.graph.node) if node.op_type == UPDATING for name in node.output}
-    simple = _simplified(model, [*sources, *passes.named(segments)], targets, opset, plain)
-    forward = prepared(simple, sources, targets, opset, in_tiles)
-    before = [*sources, *(each.name for each in forward.graph.output)]
+    forward = prepared(_simplified(model, [*sources, *ends], targets, plain), sources, targets, in_tiles)
+    before = (*sources, *(each.name for each in forward.graph.output))
     body = GraphBody(forward.opset, forward.names(), plain)
     found = differentiate(forward, body, {name: _seed(forward, body, name) for name in sources}, targets)
-    outputs = [_output(forward, body, name, value) for name, value in found.items()]
-    append(forward, body, outputs)
-    finished = passes.finish(forward.model, before, keep=targets, variable=targets, checkpoint_segments=segments)
+    outputs = {name: _output(forward, body, name, value) for name, value in found.items()}
+    append(forward, body, list(outputs.values()))
+    graph = forward.again(overridable(model).union(targets), {*targets, *before, *ends})
+    passes.tidy(graph)
+    gradients_of = {name: each.name for name, each in outputs.items()}
+    finished = Differentiated(graph, before, gradients_of).model(checkpoint_segments)
     _keep_statistics(finished, given)
     if not plain:
         return finished
@@ -93,7 +95,7 @@ def _keep_statistics(model: onnx.ModelProto, given: set[str]) -> None:
 
 def problems(model: onnx.ModelProto, of: Sequence[str], with_respect_to: Sequence[str]) -> list[str]:
     """Why `gradients` of these values would fail: a line for each node that has no gradient."""
-    forward = prepared(_simplified(load(model, WHO), of, with_respect_to, LEAST_OPSET, False), of, with_respect_to)
+    forward = prepared(_simplified(load(model, WHO), of, with_respect_to), of, with_respect_to)
     body = GraphBody(forward.opset, forward.names())
     backward = Backward(forward, body, of, with_respect_to)
     backward.walk({name: _seed(forward, body, name) for name in of})
@@ -102,17 +104,20 @@ def problems(model: onnx.ModelProto, of: Sequence[str], with_respect_to: Sequenc
 
 def attentions(model: onnx.ModelProto, of: Sequence[str], with_respect_to: Sequence[str]) -> list[Recognition]:
     """What `gradients` of these values makes of each softmax that stands before a product."""
-    simple = _simplified(load(model, WHO), of, with_respect_to, LEAST_OPSET, False)
+    simple = _simplified(load(model, WHO), of, with_respect_to)
     return with_attention(prepared(simple, of, with_respect_to, in_tiles=False), of, with_respect_to)[1]
 
 
-def _simplified(
-    model: onnx.ModelProto, keep: Sequence[str], wanted: Sequence[str], opset: int, plain: bool
-) -> onnx.ModelProto:
-    """The model with functions inlined and simplified by the passes, of at least this opset of ai.onnx."""
+def _simplified(model: onnx.ModelProto, keep: Sequence[str], wanted: Sequence[str], plain: bool = False) -> Graph:
+    """The graph of a model with functions inlined and simplified by the passes, of an opset that has gradients.
+
+    Raises NotImplementedError for what no newer opset has.
+    """
     model = inline_functions(model)
-    raise_opset(model, opset, WHO)
-    return passes.prepare(model, [*keep, *wanted], variable=wanted, plain=plain)
+    raise_opset(model, PLAIN_OPSET if plain else LEAST_OPSET, WHO)
+    graph = Graph(model, overridable(model).union(wanted), {*keep, *wanted}, plain)
+    passes.simplify(graph)
+    return graph
 
 
 def _names(argument: str, names: str | Sequence[str]) -> list[str]:
@@ -122,18 +127,14 @@ def _names(argument: str, names: str | Sequence[str]) -> list[str]:
     return list(dict.fromkeys(given))
 
 
-def prepared(
-    model: onnx.ModelProto, of: Sequence[str], wanted: Sequence[str], opset: int = LEAST_OPSET, in_tiles: bool = True
-) -> Graph:
+def prepared(simple: Graph, of: Sequence[str], wanted: Sequence[str], in_tiles: bool = True) -> Graph:
     """A graph in which what stands between the values `wanted` and `of` is written in operators that have rules.
 
-    opset: of ai.onnx, which the model has at least afterwards. in_tiles: whether attention is recognized.
+    simple: a graph whose functions are inlined; used up. in_tiles: whether attention is recognized.
 
-    Raises ValueError for a name that the graph does not have and NotImplementedError for what no newer opset has.
+    Raises ValueError for a name that the graph does not have.
     """
-    model = inline_functions(model)
-    raise_opset(model, opset, WHO)
-    forward = Graph(model, wanted)
+    forward = simple.again(wanted)
     for name in (*of, *wanted):
         _check(forward, name)
     expanded = expand(forward, of, wanted)
@@ -144,14 +145,14 @@ def with_attention(forward: Graph, of: Sequence[str], wanted: Sequence[str]) -> 
     """The graph with nodes that stand for attention as a whole, and what became of each softmax before a product."""
     if not any(node.op_type == "Softmax" for node in forward.nodes()):
         return forward, []
-    graph = Graph(copied(forward.model), overridable(forward.model).union(wanted), {*of, *wanted})
+    graph = Graph(copied(forward.model), overridable(forward.model).union(wanted), {*of, *wanted}, known=forward)
     passes.clean(graph)
     found = fuse_attention(graph)
     if all(each.reason for each in found):
         return forward, found
     graph.refresh()
     passes.clean(graph)
-    return Graph(graph.model, wanted), found
+    return graph.again(wanted), found
 
 
 def _check(forward: Graph, name: str) -> None:
@@ -210,11 +211,11 @@ def _output(forward: Graph, body: GraphBody, name: str, value: Value) -> onnx.Va
 def append(forward: Graph, body: GraphBody, outputs: Sequence[onnx.ValueInfoProto]) -> None:
     """Add the outputs to the graph, and the nodes and initializers of `body` that they depend on."""
     body.keep([output.name for output in outputs])
+    forward.reorder([*forward.nodes(), *body.nodes])
     forward.write_nodes()
     graph, model = forward.graph, forward.model
     graph.output.extend(outputs)
     graph.initializer.extend(body.initializers)
-    graph.node.extend(body.nodes)
     told = {each.name for each in (*graph.value_info, *graph.input, *graph.output)}
     graph.value_info.extend(info for name, info in body.infos.items() if name not in told)
     import_microsoft(model)

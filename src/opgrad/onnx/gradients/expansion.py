@@ -60,7 +60,7 @@ def expand(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> Graph:
             in_bodies(forward, _expand_body)
             forward.refresh()
             return forward
-        forward = Graph(model, wanted, taken=taken)
+        forward = Graph(model, wanted, taken=taken, known=forward)
 
 
 def _expand_body(forward: Graph) -> Graph:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TypeProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.onnx.graph.evaluation import AMPLIFIED, FOLDED, LARGEST_FOLDED, LARGEST_IN_ALL, constant_tensor, evaluate
-from opgrad.onnx.graph.inference import infer, shapes_given
+from opgrad.onnx.graph.inference import Part, Types, infer, shapes_given, type_of
 from opgrad.onnx.graph.large import LARGE
 from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of, free_name, import_microsoft, opset_of
 from opgrad.onnx.graph.nodes import captured, names_in, needed, read_by, rename_inputs
@@ -31,6 +31,10 @@ class Graph:
     variable: the names of initializers that do not count as constants because they will be trained.
     keep: names that stay, beside those of inputs and outputs. plain: whether all nodes have to be of ai.onnx.
     taken: the names of the graphs around this one and inside of it, to which new names are added; None if it is alone.
+    known: a graph with values of the same names, whose types are taken over; None: all types are inferred.
+
+    Types are inferred once, when one is asked for. `refresh` then infers those of the results of nodes that are new,
+    and of nodes whose inputs have other types than before.
 
     graph: the message. Its nodes may be changed in place, and `refresh` reads them again; what `substitute`, `alias`
     and `reorder` change is in the message after `commit`.
@@ -41,7 +45,7 @@ class Graph:
 
     def __init__(
         self, model: onnx.ModelProto, variable: Iterable[str] = (), keep: Iterable[str] = (), plain: bool = False,
-        taken: set[str] | None = None,
+        taken: set[str] | None = None, known: "Graph | None" = None,
     ):  # fmt: skip
         self.model, self.graph, self.plain = model, model.graph, plain
         self.opset, self.variable = opset_of(model), frozenset(variable)
@@ -51,11 +55,28 @@ class Graph:
         self.outputs = frozenset(each.name for each in self.graph.output)
         self.kept = frozenset(keep) | self._given | self.outputs
         self.taken = self.names() if taken is None else taken
+        self._inferred: Types | None = None  # when a type is asked for
+        self._sequences: Types = {}  # likewise, the types of the tensors in sequences
+        self._settled: set[str] = set()  # the names of results whose types were inferred from what their nodes read
+        self._folded: dict[str, np.ndarray | None] = {}
         self._read()
+        if known is not None:
+            self._take_types(known)
+
+    def again(self, variable: Iterable[str] = (), keep: Iterable[str] = (), plain: bool = False) -> "Graph":
+        """The same model as another graph, with these settings and the types that are known. This one is used up."""
+        self.write_nodes()
+        return Graph(self.model, variable, keep, plain, known=self)
+
+    def copy(self) -> "Graph":
+        """A copy, of the model, too, with the types that are known."""
+        self.write_nodes()
+        return Graph(copied(self.model), self.variable, self.kept, self.plain, known=self)
 
     def refresh(self) -> None:
         """Write the nodes into the model, and read the model again."""
-        self.commit()
+        self.write_nodes()
+        self._import()
         self._read()
 
     def _read(self) -> None:
@@ -63,9 +84,8 @@ class Graph:
         self.initializers = {each.name: each for each in self.graph.initializer}
         self.quantized: set[str] | None = None  # see reach.quantized
         self.index()
-        self._inferred: dict[str, TypeProto.Tensor] | None = None  # when a type is asked for
-        self._sequences: dict[str, TypeProto.Tensor] = {}  # likewise, the types of the tensors in sequences
-        self._folded: dict[str, np.ndarray | None] = {}
+        self._is_current = False  # whether the types are those of all nodes
+        self._folded = {name: value for name, value in self._folded.items() if value is not None}
 
     def index(self) -> None:
         """Find the maker and the readers of each value."""
@@ -83,16 +103,61 @@ class Graph:
     # --- types and constants ---
 
     @property
-    def _types(self) -> dict[str, TypeProto.Tensor]:
+    def _types(self) -> Types:
         if self._inferred is None:
-            self._inferred, self._sequences = infer(self.model, self._known_shapes)
-            self._folded = {name: value for name, value in self._folded.items() if value is not None}
-        return self._inferred
+            self.infer()
+        elif not self._is_current:
+            self._infer_new()
+        return self._inferred or {}
 
-    def _known_shapes(self, types: dict[str, TypeProto.Tensor]) -> dict[str, np.ndarray]:
-        """The constants among the `shapes_given`, by name. types: the types of all values."""
+    def infer(self) -> None:
+        """Infer the types of all values, from what the model declares and from what is known of them already."""
+        if self._inferred is not None:
+            self.commit()
+        self._is_current = True
+        self._inferred, self._sequences = infer(self.model, self._known_shapes)
+        self._folded = {name: value for name, value in self._folded.items() if value is not None}
+        self._settled = {name for node in self.graph.node for name in node.output}
+
+    def _infer_new(self) -> None:
+        """Infer the types of results that are new, and then of those that depend on types which changed."""
+        self._is_current = True
+        order = list(self.nodes())
+        waiting = [node for node in order if not self._settled.issuperset(node.output)]
+        while waiting:
+            self._settled.update(*(node.output for node in waiting))
+            known, inside = dict(self._inferred or {}), self._sequences
+            part = Part(order, waiting, self.initializers, known, inside)
+            found, sequences = part.infer(self.model, self._known_shapes)
+            self._inferred, self._sequences = known | found, inside | sequences
+            changed = {name for name, each in found.items() if known.get(name) != each}
+            changed |= {name for name, each in sequences.items() if inside.get(name) != each}
+            readers = {id(node) for name in changed for node in self.readers.get(name, ())}
+            readers -= {id(node) for node in waiting}
+            waiting = [node for node in order if id(node) in readers]
+        self._folded = {name: value for name, value in self._folded.items() if value is not None}
+
+    def _take_types(self, known: "Graph") -> None:
+        """Take over what another graph knows of values of the same names, and what the message declares of others."""
+        if known._inferred is None:
+            return
+        self._inferred, self._sequences, self._settled = {**known._inferred}, {**known._sequences}, {*known._settled}
+        for value in (*self.graph.input, *self.graph.output, *self.graph.value_info):
+            if value.type.HasField("tensor_type"):
+                self._inferred.setdefault(value.name, copied(value.type.tensor_type))
+        new = self.initializers.keys() - known.initializers.keys()
+        self._inferred |= {name: type_of(self.initializers[name]) for name in new}
+        self.unsettle(new)
+
+    def unsettle(self, names: Iterable[str]) -> None:
+        """Infer the types of what nodes make of these values again, after the next `refresh`."""
+        self._settled.difference_update(*(node.output for name in names for node in self.readers.get(name, ())))
+        self._is_current = False
+
+    def _known_shapes(self, types: Types, nodes: Iterable[onnx.NodeProto]) -> dict[str, np.ndarray]:
+        """The constants among the `shapes_given` of some nodes, by name. types: the types of all values."""
         self._inferred = types
-        asked = {name for node in self.graph.node for name in shapes_given(node)} - self.initializers.keys()
+        asked = {name for node in nodes for name in shapes_given(node)} - self.initializers.keys()
         found = {name: self.constant(name) for name in asked}
         return {name: value for name, value in found.items() if value is not None and value.size <= LARGE}
 
@@ -240,6 +305,8 @@ class Graph:
         for name, tensor in tensors.items():
             tensor.name = name
             self._add(tensor)
+        if node.op_type != "Constant":
+            self._settled.difference_update(*(each.output for name in tensors for each in self.readers.get(name, ())))
 
     def _add(self, tensor: onnx.TensorProto) -> str:
         named = self.graph.initializer.add()
@@ -251,6 +318,7 @@ class Graph:
 
     def substitute(self, node: onnx.NodeProto, others: Sequence[onnx.NodeProto]) -> None:
         """Replace a node by others, which have to make all of its results that something reads."""
+        self._settled.difference_update(node.output)
         place = self._places.pop(id(node))
         where = next(index for index, each in enumerate(self._slots[place]) if each is node)
         self._slots[place][where : where + 1] = others
@@ -338,8 +406,11 @@ class Graph:
         others = [copied(each) for each in graph.value_info if not each.type.HasField("tensor_type")]
         del graph.value_info[:]
         graph.value_info.extend([*infos, *(each for each in others if each.name in made and each.name not in own)])
-        domains = {node.domain for node in graph.node}
-        if MICROSOFT in domains:
+        self._import()
+
+    def _import(self) -> None:
+        """Let the model import what its nodes are of, and be of a version in which initializers need not be inputs."""
+        if any(node.domain == MICROSOFT for node in self.graph.node):
             import_microsoft(self.model)
-        if any(each.name not in self._given for each in graph.initializer):
+        if any(each.name not in self._given for each in self.graph.initializer):
             self.model.ir_version = max(self.model.ir_version, OVERRIDABLE_FROM)

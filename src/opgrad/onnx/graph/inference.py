@@ -5,27 +5,32 @@ shape and stores 200 bytes for each element, however long the array is. So a fir
 the long arrays; in the second run, with it, each long array has a symbolic size, so that onnx stores no elements.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import onnx
 from onnx import TensorProto, TypeProto, helper, numpy_helper, shape_inference
 
-from opgrad.onnx.graph.large import LARGE, without_large
+from opgrad.onnx.graph.large import LARGE, is_large, without_large
 from opgrad.onnx.graph.messages import copied_without, declared_types, domain_of, keep, opset_of
-from opgrad.onnx.graph.nodes import rename_inputs
+from opgrad.onnx.graph.nodes import captured, rename_inputs
 from opgrad.onnx.graph.opset import raise_opset
 from opgrad.onnx.graph.ranks import more_ranks
 from opgrad.onnx.graph.sizes import VAGUE, forget_vague, known, sizes_in
 from opgrad.onnx.graph.stand_ins import stand_ins
 
 KNOWN_BEST = 17  # older models are inferred as this opset: onnx propagates the data of more of its operators
+INTEGERS = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
 LONG = "opgrad.size."  # the prefix of the symbolic size of a long array
 # Operators whose inputs hold the sizes of the result, and the places of these inputs.
 SIZE_GIVEN = {"ConstantOfShape": (0,), "Expand": (1,), "Tile": (1,), "Reshape": (1,), "Range": (0, 1, 2)}
+KNOWN = "opgrad.known."  # the prefix of a vague name of a size that is known already, as long as a part is inferred
+MADE_UP = "unk__"  # the prefix of the names that onnx makes up for sizes, before a number
 Types: TypeAlias = dict[str, TypeProto.Tensor]
+Constants: TypeAlias = Callable[[Types, Sequence[onnx.NodeProto]], Mapping[str, np.ndarray]]
 
 
 def shapes_given(node: onnx.NodeProto) -> Iterator[str]:
@@ -34,20 +39,21 @@ def shapes_given(node: onnx.NodeProto) -> Iterator[str]:
     return (node.input[place] for place in places if place < len(node.input) and node.input[place])
 
 
-def infer(model: onnx.ModelProto, constants: Callable[[Types], Mapping[str, np.ndarray]]) -> tuple[Types, Types]:
+def infer(model: onnx.ModelProto, constants: Constants) -> tuple[Types, Types]:
     """The types of the tensors of a model's graph, by name, as far as they can be inferred, and those in sequences.
 
-    constants: a function that gets the types known so far and returns the constants among the `shapes_given`, by name.
+    constants: a function that gets the types known so far and nodes, and returns the constants among their
+    `shapes_given`, by name.
 
     Returns the types of the tensors, and for each sequence of tensors the type of these.
     """
     stand_in = _stand_in(model)
     with suppress(NotImplementedError):  # onnx propagates the data of fewer operators of older opsets
         raise_opset(stand_in, KNOWN_BEST)
-    own = {tensor.name: _type_of(tensor) for tensor in model.graph.initializer}
+    own = {tensor.name: type_of(tensor) for tensor in model.graph.initializer}
     found, sequences = _inferred(stand_in, False)
     first = found | own
-    given = constants(first)
+    given = constants(first, model.graph.node)
     if given:
         _give(stand_in, given)
         first = _inferred(stand_in, False)[0] | own
@@ -67,6 +73,116 @@ def infer(model: onnx.ModelProto, constants: Callable[[Types], Mapping[str, np.n
     found = {**first, **{name: _merged(each, first.get(name)) for name, each in second.items()}, **own}
     _forget([*found.values(), *sequences.values()], [*made_up.values(), *sequences.values()])
     return found, sequences
+
+
+@dataclass
+class Part:
+    """Some nodes of a graph, whose types are inferred from those of what they read.
+
+    order: all nodes of the graph. nodes: some of them. initializers: of the graph, by name.
+    types, sequences: what is known of the graph's values, as `infer` returns it.
+    """
+
+    order: Sequence[onnx.NodeProto]
+    nodes: Sequence[onnx.NodeProto]
+    initializers: Mapping[str, TensorProto]
+    types: Types
+    sequences: Types
+
+    def infer(self, model: onnx.ModelProto, constants: Constants) -> tuple[Types, Types]:
+        """The types of the results, as those of `opgrad.onnx.graph.inference.infer`; see there.
+
+        model: that of the graph, whose nodes and values are not read.
+        """
+        part = copied_without(model, "graph")
+        part.graph.name, nodes = "part", self._with_shapes()
+        part.graph.node.extend(nodes)
+        made = dict.fromkeys(name for node in nodes for name in node.output if name)
+        for name in dict.fromkeys(name for node in nodes for name in captured(node) if name not in made):
+            tensor = self.initializers.get(name)
+            if tensor is not None and not is_large(tensor):
+                part.graph.initializer.append(tensor)
+            else:
+                part.graph.input.extend(self._declared(name))
+        part.graph.value_info.extend(info for name in made for info in self._declared(name))
+        for info in part.graph.value_info:
+            _forget_marked(info.type.tensor_type)
+        found, sequences = infer(part, lambda types, nodes: constants(self.types | types, nodes))
+        own = {each.name for each in part.graph.initializer}
+        types = {name: each for name, each in found.items() if name not in own and not name.startswith(LONG)}
+        new = self._name_anew(types.values())
+        known = ((name, each, self.types.get(name)) for name, each in types.items())
+        return {name: each if before is None else _joined(before, each, new) for name, each, before in known}, sequences
+
+    def _with_shapes(self) -> list[onnx.NodeProto]:
+        """The nodes, and those that compute the integers which they read: shapes follow from these."""
+        makers = {name: node for node in self.order for name in node.output if name}
+        chosen, waiting = {id(node) for node in self.nodes}, list(self.nodes)
+        while waiting:
+            for name in captured(waiting.pop()):
+                maker, known = makers.get(name), self.types.get(name)
+                if maker is not None and id(maker) not in chosen and known is not None and _may_be_shape(known):
+                    chosen.add(id(maker))
+                    waiting.append(maker)
+        return [node for node in self.order if id(node) in chosen]
+
+    def _declared(self, name: str) -> Iterator[onnx.ValueInfoProto]:
+        """What is known of a value; vague names of sizes, which `infer` forgets, are marked."""
+        if name in self.types:
+            value = helper.make_value_info(name, TypeProto(tensor_type=self.types[name]))
+            for size in value.type.tensor_type.shape.dim:
+                if size.dim_param.startswith(MADE_UP):
+                    size.dim_param = f"{KNOWN}{size.dim_param}"
+            yield value
+        elif name in self.sequences:
+            inside = TypeProto(tensor_type=self.sequences[name])
+            yield helper.make_value_info(name, helper.make_sequence_type_proto(inside))
+
+    def _name_anew(self, types: Iterable[TypeProto.Tensor]) -> Collection[str]:
+        """Give sizes that onnx made up names for new ones, which are returned, and known ones their own again."""
+        names: dict[str, str] = {}
+        for size in (size for each in types for size in each.shape.dim if size.dim_param):
+            if size.dim_param.startswith(KNOWN):
+                size.dim_param = size.dim_param.removeprefix(KNOWN)
+            elif size.dim_param.startswith(MADE_UP):
+                if not names:
+                    numbers = [each.removeprefix(MADE_UP) for each in self._made_up()]
+                    first = max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1
+                size.dim_param = names.setdefault(size.dim_param, f"{MADE_UP}{first + len(names)}")
+        return set(names.values())
+
+    def _made_up(self) -> Iterator[str]:
+        sizes = (size.dim_param for each in self.types.values() for size in each.shape.dim)
+        return (size for size in sizes if size.startswith(MADE_UP))
+
+
+def _forget_marked(declared: TypeProto.Tensor) -> None:
+    """Remove names that were made up before: what a node reads may give its result better ones."""
+    for size in declared.shape.dim:
+        if size.dim_param.startswith(KNOWN):
+            size.Clear()
+
+
+def _may_be_shape(known: TypeProto.Tensor) -> bool:
+    """Whether a value may hold sizes: integers, or a condition on them, with at most one axis that is not long."""
+    return (
+        known.elem_type in INTEGERS
+        and (not known.HasField("shape") or len(known.shape.dim) < 2)
+        and not _is_long(known)
+    )
+
+
+def _joined(before: TypeProto.Tensor, now: TypeProto.Tensor, new: Collection[str]) -> TypeProto.Tensor:
+    """A type with the sizes that it had before, where the present ones tell no more: names that are `new`."""
+    if not now.HasField("shape") or not (now.elem_type or not before.elem_type):
+        return before
+    if before.elem_type != now.elem_type or not before.HasField("shape") or len(before.shape.dim) != len(now.shape.dim):
+        return now
+    for size, old in zip(now.shape.dim, before.shape.dim, strict=True):
+        known = size.HasField("dim_value") or (size.dim_param and size.dim_param not in new)
+        if not known and old.WhichOneof("value") is not None:
+            size.CopyFrom(old)
+    return now
 
 
 def _forget(types: Iterable[TypeProto.Tensor], of: Iterable[TypeProto.Tensor]) -> None:
@@ -94,7 +210,8 @@ def _is_long(declared: TypeProto.Tensor) -> bool:
     return sizes is not None and len(sizes) == 1 and sizes[0] > LARGE
 
 
-def _type_of(tensor: TensorProto) -> TypeProto.Tensor:
+def type_of(tensor: TensorProto) -> TypeProto.Tensor:
+    """The type of a tensor."""
     return helper.make_tensor_type_proto(tensor.data_type, tensor.dims).tensor_type
 
 

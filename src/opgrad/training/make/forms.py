@@ -12,6 +12,7 @@ from opgrad.onnx.graph.batch_norm import (
     trains,
 )
 from opgrad.onnx.graph.function_weights import hoist_constants
+from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of, free_name, import_microsoft, keep, opset_of
 from opgrad.onnx.graph.nodes import all_nodes, model_nodes
 from opgrad.onnx.graph.opset import raise_opset
@@ -60,8 +61,11 @@ def train(model: onnx.ModelProto, who: str) -> None:
         set_training_mode(node, 1, opset_of(model))
 
 
-def evaluated(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model for evaluation: without dropout, and with batch normalization by its running statistics."""
+def evaluated(model: onnx.ModelProto, known: Graph) -> onnx.ModelProto:
+    """A copy of a model for evaluation: without dropout, and with batch normalization by its running statistics.
+
+    known: a graph with the types of values.
+    """
     copy = copied(model)
     import_microsoft(copy)  # onnxruntime needs it for nodes that it fuses when opgrad's operators are registered
     for node in model_nodes(copy):
@@ -71,7 +75,7 @@ def evaluated(model: onnx.ModelProto) -> onnx.ModelProto:
             copies = helper.make_node("Identity", node.input[:1], node.output[:1], node.name)
             node.CopyFrom(copies)
     evaluating(copy)
-    guard_means(copy)
+    guard_means(Graph(copy, known=known))
     return copy
 
 

@@ -87,7 +87,7 @@ def _chosen(request: ArtifactRequest, accessor: ModelAccessor, cut: Mapping[str,
     (untie if request.untie else part_statistics)(model, accessor.apart)
     candidates = Candidates(model, accessor.apart)
     outputs = list(names) if request.loss is None else _called(request.loss, names)
-    selection = select(model, outputs[0], request.requires_grad, request.frozen_params, WHO, candidates)
+    selection = select(accessor.graph(), outputs[0], request.requires_grad, request.frozen_params, WHO, candidates)
     if request.batch_norm == "model":  # statistics in frozen_params stay as they are
         held, opset = set(selection.held), opset_of(model)
         nodes = [node for node in batch_norm.batch_norms(model) if batch_norm.trains(node, opset)]
@@ -117,7 +117,15 @@ def make(model: onnx.ModelProto | str | os.PathLike[str], request: ArtifactReque
     with building(accessor):
         outputs, selection = _chosen(request, accessor, cut)
     models = training_models(
-        own, outputs, selection.trainable, selection.frozen, WHO, request.checkpoint_segments, apart, request.precision
+        own,
+        outputs,
+        selection.trainable,
+        selection.frozen,
+        WHO,
+        request.checkpoint_segments,
+        apart,
+        request.precision,
+        accessor.graph(),
     )
     note_outputs(models.evaluation, had)
     if optimizer is None:

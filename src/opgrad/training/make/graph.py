@@ -7,11 +7,12 @@ from onnx import TensorProto, helper
 
 from opgrad.onnx import passes
 from opgrad.onnx.gradients.backward import SUFFIX
-from opgrad.onnx.gradients.differentiation import LEAST_OPSET, append, differentiate, prepared
+from opgrad.onnx.gradients.differentiated import Differentiated
+from opgrad.onnx.gradients.differentiation import append, differentiate, prepared
 from opgrad.onnx.gradients.expansion import inline_functions
 from opgrad.onnx.graph.body import GraphBody
 from opgrad.onnx.graph.formulas import Value
-from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.graph import Graph, overridable
 from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, copied, keep
 from opgrad.training.files.names import BUFFER_SUFFIX, RESET, RESULT_SUFFIX
 from opgrad.training.make.checks import listed
@@ -24,46 +25,47 @@ def training_graph(
     model: onnx.ModelProto,
     loss: str,
     wanted: Sequence[str],
-    known: Sequence[TensorProto] = (),
-    checkpoint_segments: passes.Segmentation = None,
-) -> onnx.ModelProto:
-    """The model with the gradients of a loss, which each run adds to buffers.
+    constants: Sequence[TensorProto] = (),
+    ends: Sequence[str] = (),
+    known: Graph | None = None,
+) -> Differentiated:
+    """The model with the gradients of a loss, `<name>_grad` for each of `wanted`, behind its outputs.
 
-    model: changed. loss: one number. wanted: inputs of the graph. known: the values of other inputs, on which shapes
-        depend. checkpoint_segments: as for `passes.finish`.
-
-    Behind its outputs the graph has `<name>_grad.accumulation.out`, bool [1], for each of `wanted`; behind its inputs
-    `<name>_grad.accumulation.buffer`, to which the gradient is added, or which becomes it where `lazy_reset_grad`,
-    bool [1], is true.
+    model: changed. loss: one number. wanted: inputs of the graph. constants: the values of other inputs, on which
+        shapes depend. ends: values with whose nodes segments may end. known: a graph with the types of values.
 
     Raises ValueError where the loss is no number or does not depend on one of them, NotImplementedError for nodes that
     have no gradient.
     """
-    segments = passes.checked_segments(checkpoint_segments)
     with_running_statistics(model)
     inputs = [copied(each) for each in model.graph.input]
-    inputs_as_constants(model.graph, known)
-    simple = passes.prepare(inline_functions(model), [loss, *passes.named(segments)])
+    inputs_as_constants(model.graph, constants)
+    model, variable = inline_functions(model), overridable(model)
+    simple = Graph(model, variable, [loss, *ends], known=known)
+    passes.simplify(simple)
+    simple = simple.again()
     guard_means(simple, [OF_LOG_PROBABILITIES])  # others become nodes of opgrad, whose means are 0
-    forward = prepared(simple, [loss], wanted, LEAST_OPSET)
-    outputs = [each.name for each in forward.graph.output]
+    forward = prepared(simple, [loss], wanted)
+    outputs = tuple(each.name for each in forward.graph.output)
     body = GraphBody(forward.opset, forward.names())
     seed = _seed(forward, body, loss)
     found = differentiate(forward, body, {loss: seed}, wanted)
     taken = forward.names()
-    append(forward, body, [_gradient(forward, body, name, found[name], taken) for name in wanted])
-    finished = passes.finish(forward.model, outputs, keep=[seed.name], checkpoint_segments=segments)
-    _restore_inputs(finished.graph, inputs)
-    accumulate(finished.graph, wanted)
-    return finished
+    gradients = [_gradient(forward, body, name, found[name], taken) for name in wanted]
+    append(forward, body, gradients)
+    graph = forward.again(variable, {seed.name, *outputs, *ends})
+    passes.tidy(graph)
+    _restore_inputs(graph, inputs)
+    names = {name: each.name for name, each in zip(wanted, gradients, strict=True)}
+    return Differentiated(graph.again(variable, graph.kept), outputs, names)
 
 
-def _restore_inputs(graph: onnx.GraphProto, inputs: Sequence[onnx.ValueInfoProto]) -> None:
+def _restore_inputs(graph: Graph, inputs: Sequence[onnx.ValueInfoProto]) -> None:
     """Undo `inputs_as_constants`: give the graph these inputs again, and remove the initializers of these names."""
-    names = {each.name for each in inputs}
-    keep(graph.initializer, [each for each in graph.initializer if each.name not in names])
-    del graph.input[:]
-    graph.input.extend(inputs)
+    names, message = {each.name for each in inputs}, graph.graph
+    keep(message.initializer, [each for each in message.initializer if each.name not in names])
+    del message.input[:]
+    message.input.extend(inputs)
 
 
 def _seed(forward: Graph, body: GraphBody, loss: str) -> Value:

@@ -18,19 +18,17 @@ def least_divisor(kind: int) -> float:
     return 2.0**-24 if kind == TensorProto.FLOAT16 else 2.0**-126
 
 
-def guard_means(model: onnx.ModelProto, operators: Collection[str] = LOSSES) -> None:
+def guard_means(forward: Graph, operators: Collection[str] = LOSSES) -> None:
     """Write the means of these losses, of which a label may not count, as sums and divisors above 0, in place.
 
     onnxruntime divides by the number of the labels that count, or by the sum of their weights: 0 / 0 is NaN.
     """
-    if not any(node.op_type in operators for node in model.graph.node):
-        return
-    forward, nodes = Graph(model), list[onnx.NodeProto]()
-    for node in model.graph.node:
-        written = node.op_type in operators and _is_mean_of_some(forward, node)
-        kinds = [forward.element_type(name) for name in (node.input[1], node.output[0])] if written else [None]
-        nodes += [node] if None in kinds else _guarded(forward, node, *map(int, filter(None, kinds)))
-    keep(model.graph.node, nodes)
+    for node in list(forward.nodes()):
+        if node.op_type in operators and _is_mean_of_some(forward, node):
+            kinds = [kind for name in (node.input[1], node.output[0]) if (kind := forward.element_type(name))]
+            if len(kinds) == 2:
+                forward.substitute(node, _guarded(forward, node, *kinds))
+    forward.refresh()
 
 
 def _is_mean_of_some(forward: Graph, node: onnx.NodeProto) -> bool:

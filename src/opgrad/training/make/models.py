@@ -1,17 +1,18 @@
 """Builds the training model, the eval model and the parameters from a model with a loss."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
 from opgrad.base.arguments import ArgumentError
+from opgrad.onnx.gradients.differentiated import Differentiated, Segments, names_in
 from opgrad.onnx.graph.evaluation import constant_tensor
+from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.halves import compute_in_float32, in_float32
 from opgrad.onnx.graph.messages import FLOATS, HALVES, domain_of
-from opgrad.onnx.passes import Segmentation
 from opgrad.onnx.rules.frozen_weights import BYTES_SUFFIX
 from opgrad.training.files.tensor_values import (
     Held,
@@ -24,7 +25,7 @@ from opgrad.training.files.tensor_values import (
 )
 from opgrad.training.make import forms
 from opgrad.training.make.checks import near
-from opgrad.training.make.graph import training_graph
+from opgrad.training.make.graph import accumulate, training_graph
 from opgrad.training.make.outputs import declare_types, set_outputs
 
 FLOAT32, MODEL = PRECISIONS = "float32", "model"  # in which types a training model computes
@@ -37,6 +38,7 @@ class TrainingModels:
     training, evaluation: the models; their large constants are placeholders, whose values are in `values`.
     trainable, frozen: the parameters, in the order in which the models have them as inputs.
     values: the values of the model's large tensors, by name.
+    made: the graph of the training model.
     """
 
     training: onnx.ModelProto
@@ -44,10 +46,17 @@ class TrainingModels:
     trainable: list[TensorProto]
     frozen: list[TensorProto]
     values: dict[str, Held]
+    made: Differentiated
 
     def whole(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
         """Both models with all of their values."""
         return attached(self.training, self.values), attached(self.evaluation, self.values)
+
+    def of(self, model: onnx.ModelProto) -> "TrainingModels":
+        """The same with another training model, which `made` made."""
+        accumulate(model.graph, list(self.made.gradients))
+        _add_bytes(model, self.values)
+        return replace(self, training=model)
 
     @property
     def parameters(self) -> tuple[list[TensorProto], list[TensorProto]]:
@@ -74,16 +83,19 @@ def training_models(
     trainable: Collection[str],
     frozen: Collection[str],
     who: str,
-    checkpoint_segments: Segmentation = None,
+    checkpoint_segments: Segments = None,
     apart: Mapping[str, Held] | None = None,
     precision: str = FLOAT32,
+    known: Graph | None = None,
+    ends: Sequence[str] = (),
 ) -> TrainingModels:
     """Build training and eval model.
 
     model: with the loss, the first of `outputs`; changed. trainable: names of initializers, Constant nodes or inputs.
-    frozen: names of initializers or Constant nodes. checkpoint_segments: as for `passes.finish`. apart: the values of
-    initializers that are placeholders already. precision: in which type the training model computes what the model
-    computes in float16 or bfloat16: FLOAT32, and the parameters that training changes are float32, or MODEL.
+    frozen: names of initializers or Constant nodes. checkpoint_segments: as for `Differentiated.model`.
+    ends: further values with whose nodes segments may end. apart: the values of initializers that are placeholders
+    already. precision: in which type the training model computes what the model computes in float16 or bfloat16:
+    FLOAT32, and the parameters that training changes are float32, or MODEL. known: a graph with the types of values.
 
     Raises what `training_graph` raises, LookupError for outputs and ValueError for names that the model does not have.
     """
@@ -96,24 +108,27 @@ def training_models(
     as_initializers(model, [*trainable, *frozen])
     _check_names(model, trainable, frozen)
     values = {**(apart or {}), **detach(model)}
-    set_outputs(model, outputs, who)
-    declare_types(model)
+    set_outputs(model, outputs, who, known)
+    known = declare_types(model)
     held = take_parameters(model, {*trainable, *frozen})
-    evaluation = forms.evaluated(model)
+    evaluation = forms.evaluated(model, known)
     order = [each.name for each in model.graph.input if each.name in trainable]
     if precision == FLOAT32:
         changed = {each.name for each in held} & {*trainable, *forms.statistics(model, training=True)}
-        compute_in_float32(model, changed)
+        known = None if compute_in_float32(model, changed) else known
         held = [widened(each, values) if each.name in changed else each for each in held]
     try:
-        known = [tensor_of(each.name, values.get(each.name, each)) for each in held if each.data_type not in FLOATS]
-        training = training_graph(model, outputs[0], order, known, checkpoint_segments)
+        constants = [tensor_of(each.name, values.get(each.name, each)) for each in held if each.data_type not in FLOATS]
+        ends = [*ends, *names_in(checkpoint_segments)]
+        made = training_graph(model, outputs[0], order, constants, ends, known)
+        training = made.model(checkpoint_segments)
+        accumulate(training.graph, order)
     except (ValueError, NotImplementedError) as error:
         kind = ValueError if isinstance(error, ValueError) else NotImplementedError
         raise kind(f"{who}: {str(error).removeprefix('gradients: ')}") from None
     _add_bytes(training, values)
     trained, kept = ([each for each in held if each.name in names] for names in (trainable, frozen))
-    return TrainingModels(training, evaluation, trained, kept, values)
+    return TrainingModels(training, evaluation, trained, kept, values, made)
 
 
 def _add_bytes(model: onnx.ModelProto, values: dict[str, Held]) -> None:

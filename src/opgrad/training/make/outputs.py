@@ -19,7 +19,7 @@ def inferred_model(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def declare_types(model: onnx.ModelProto) -> None:
+def declare_types(model: onnx.ModelProto) -> Graph:
     """Declare the types and shapes of all values that a graph's nodes compute, as far as they can be inferred."""
     forward, graph = Graph(model), model.graph
     declared = {each.name for each in (*graph.input, *graph.output)}
@@ -27,6 +27,7 @@ def declare_types(model: onnx.ModelProto) -> None:
     made = dict.fromkeys(name for node in graph.node for name in node.output if name and name not in declared)
     found = [value_info(forward, name) or before.get(name) for name in made]
     keep(graph.value_info, [each for each in found if each is not None])
+    return forward
 
 
 def correct_shapes(model: onnx.ModelProto) -> None:
@@ -59,9 +60,12 @@ def value_info(forward: Graph, name: str) -> onnx.ValueInfoProto | None:
     return helper.make_tensor_value_info(name, kind, forward.sizes(name)) if kind else None
 
 
-def set_outputs(model: onnx.ModelProto, names: Sequence[str], who: str) -> None:
-    """Replace the outputs of a graph by these. Raises LookupError for a name that has no value or an unknown type."""
-    graph, forward = model.graph, Graph(model)
+def set_outputs(model: onnx.ModelProto, names: Sequence[str], who: str, known: Graph | None = None) -> None:
+    """Replace the outputs of a graph by these. Raises LookupError for a name that has no value or an unknown type.
+
+    known: a graph with the types of values.
+    """
+    graph, forward = model.graph, Graph(model, known=known)
     before = {each.name: each for each in graph.output}
     found = [_output(forward, before, name, who) for name in dict.fromkeys(names)]
     keep(graph.output, found)

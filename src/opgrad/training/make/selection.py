@@ -208,24 +208,24 @@ class Candidates:
             return bool(np.all(np.abs(values) < LARGEST_SCALE))
 
 
-def reaching(model: onnx.ModelProto, loss: str) -> set[str]:
+def reaching(forward: Graph, loss: str) -> set[str]:
     """The names of the values with respect to which a loss can be differentiated."""
-    forward, found = Graph(model), {loss}
-    for node in reversed(model.graph.node):
+    found = {loss}
+    for node in reversed(forward.graph.node):
         if found.intersection(node.output):
             found.update(differentiable_inputs(forward, node))
     return found
 
 
 def select(
-    model: onnx.ModelProto,
+    forward: Graph,
     loss: str,
     requires_grad: Iterable[str] | None,
     frozen_params: Iterable[str] | None,
     who: str,
     candidates: Candidates,
 ) -> Selection:
-    """Choose the parameters of a model with a loss.
+    """Choose the parameters of a graph with a loss.
 
     candidates: of the model without it; tensors of the loss are parameters only if they are named in full.
     requires_grad: names or patterns; None: all weights on which the loss depends. frozen_params: names or patterns.
@@ -233,6 +233,7 @@ def select(
 
     Raises ValueError for names and patterns that match nothing, and for a model without weights.
     """
+    model = forward.model
     inputs, tensors = [each.name for each in model.graph.input], tensors_of(model)
     modules, parameters = candidates.modules, [*candidates.weights, *candidates.statistics]
     names = [*tensors, *inputs]
@@ -243,7 +244,7 @@ def select(
     held = {*frozen_by_name, *(name for name in frozen_by_pattern if name not in named)}
     frozen, by_pattern = set(held), {*matched, *frozen_by_pattern}
     if requires_grad is None:
-        matched = _all_weights(model, candidates, loss, who)
+        matched = _all_weights(forward, candidates, loss, who)
         frozen |= set(candidates.statistics)
     trainable = {*named, *(name for name in matched if name not in frozen)}
     frozen |= {name for name in forms.statistics(model, training=True) if name in tensors} - trainable
@@ -281,11 +282,11 @@ def torn_note(bias: str, weight: str) -> str:
     )
 
 
-def _all_weights(model: onnx.ModelProto, candidates: Candidates, loss: str, who: str) -> list[str]:
+def _all_weights(forward: Graph, candidates: Candidates, loss: str, who: str) -> list[str]:
     """The weights on which a loss depends. Raises ValueError if there are none."""
     if not candidates.weights:
-        raise ValueError(f"{who}: {no_weights(model)}")
-    depended = reaching(model, loss)
+        raise ValueError(f"{who}: {no_weights(forward.model)}")
+    depended = reaching(forward, loss)
     chosen = [name for name in candidates.weights if name in depended]
     if not chosen:
         known = listed(candidates.weights)

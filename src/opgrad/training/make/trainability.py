@@ -100,7 +100,7 @@ def _looked_at(model: onnx.ModelProto, apart: dict[str, Held], found: Trainabili
     cut = cut_maps(model)
     candidates, forward = Candidates(model, apart), Graph(model)
     floats = [each.name for each in model.graph.output if forward.element_type(each.name) in (None, *FLOATS)]
-    depended = set().union(*(reaching(model, name) for name in floats))
+    depended = set().union(*(reaching(forward, name) for name in floats))
     trainable = [name for name in candidates.weights if name in depended]
     refusals = (refused_types(candidates.tensors[name].data_type for name in trainable), refused_inputs(model.graph))
     return Trainability(

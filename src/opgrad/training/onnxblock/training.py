@@ -61,7 +61,15 @@ class TrainingBlock(Block):
         outputs, segments = names_of(output, self._who), self.checkpoint_segments
         with naming(self._who):
             self._models = training_models(
-                accessor.model, outputs, trainable, frozen, self._who, segments, accessor.apart, self.precision
+                accessor.model,
+                outputs,
+                trainable,
+                frozen,
+                self._who,
+                segments,
+                accessor.apart,
+                self.precision,
+                accessor.graph(),
             )
         accessor.model.CopyFrom(self._models.whole()[0])
         accessor.forget()

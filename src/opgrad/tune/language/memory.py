@@ -5,13 +5,14 @@ reads them. The first layers are computed again, as few as the limit permits: th
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 from onnx import helper
 
 from opgrad.base.limits import free_memory
+from opgrad.onnx.gradients.differentiated import Differentiated
 from opgrad.onnx.graph.nodes import captured
 from opgrad.tune.language.products import WeightProduct
 
@@ -72,23 +73,36 @@ def limit_of(given: int | None, base: int, tokens: int) -> Limit:
     return Limit(min(filter(None, (wanted, free_memory()))), False)
 
 
-def plan(
-    cut: Callable[[Sequence[str]], onnx.ModelProto], layers: Sequence[str], sizes: Mapping[str, int], base: int,
-    limit: Limit, who: str,
-) -> tuple[MemoryPlan, onnx.ModelProto]:  # fmt: skip
+@dataclass(frozen=True)
+class Room:
+    """The memory for a step.
+
+    layers: the ends of the layers. sizes: those of axes, by the names that the graph has for them. base: the bytes of
+    weights that stay.
+    """
+
+    layers: Sequence[str]
+    sizes: Mapping[str, int]
+    base: int
+    limit: Limit
+
+
+def plan(made: Differentiated, room: Room, who: str) -> tuple[MemoryPlan, onnx.ModelProto]:
     """Choose the layers that are computed again; returns the choice and the training graph.
 
-    cut: makes the graph of the loss and the gradients, its outputs, that is cut at some values. layers: the ends of the
-    layers. sizes: those of axes, by the names that the graph has for them. base: the bytes of weights that stay.
+    made: the graph of the loss and the gradients, its outputs.
     A default limit is kept as far as it can be. Raises ValueError if a step takes more than a given one even if all
     layers but the last are computed again.
     """
 
+    layers, sizes, limit = room.layers, room.sizes, room.limit
+
     def planned(count: int) -> tuple[MemoryPlan, onnx.ModelProto]:
-        segments, model = tuple(layers[:count]), cut(layers[:count])
+        segments = tuple(layers[:count])
+        model = made.model(segments or None)
         values = math.ceil(SPARE * step_bytes(model, sizes))
         trained = COPIES * sum(_bytes(each.type.tensor_type, sizes) for each in model.graph.output[1:])
-        return MemoryPlan(segments, base, values, trained, limit), model
+        return MemoryPlan(segments, room.base, values, trained, limit), model
 
     low, high = 0, max(len(layers) - 1, 0)
     above, model = planned(low)

@@ -61,8 +61,12 @@ class ModelAccessor:
 
     def _known(self, name: str) -> Graph:
         if self._types is None or self._types.element_type(name) is None:
-            self._types = Graph(self.model)
+            self._types = self.graph()
         return self._types
+
+    def graph(self) -> Graph:
+        """The model as a graph, with the types that are known."""
+        return Graph(self.model, known=self._types)
 
     def forget(self) -> None:
         """Forget types and sizes, as the graph has changed; they are inferred again when they are needed."""
