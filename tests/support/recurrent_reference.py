@@ -9,19 +9,34 @@ def _sigmoid(z):
 
 
 NAMES = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
+# What an activation computes, and its alpha and beta where a layer of onnxruntime gives none; None: it takes none.
 ACTIVATIONS = {
-    "sigmoid": _sigmoid,
-    "tanh": np.tanh,
-    "relu": lambda z: np.maximum(z, 0),
-    "softsign": lambda z: z / (1 + np.abs(z)),
-    "softplus": lambda z: np.log1p(np.exp(z)),
+    "sigmoid": (lambda z, a, b: _sigmoid(z), None, None),
+    "tanh": (lambda z, a, b: np.tanh(z), None, None),
+    "relu": (lambda z, a, b: np.maximum(z, 0), None, None),
+    "affine": (lambda z, a, b: a * z + b, 0, 0),
+    "leakyrelu": (lambda z, a, b: np.where(z < 0, a * z, z), 0.01, None),
+    "thresholdedrelu": (lambda z, a, b: np.where(z > a, z, 0), 0, None),
+    "scaledtanh": (lambda z, a, b: a * np.tanh(b * z), 0, 0),
+    "hardsigmoid": (lambda z, a, b: np.clip(a * z + b, 0, 1), 0.2, 0.5),
+    "elu": (lambda z, a, b: np.where(z < 0, a * np.expm1(np.minimum(z, 0)), z), 1, None),
+    "softsign": (lambda z, a, b: z / (1 + np.abs(z)), None, None),
+    "softplus": (lambda z, a, b: np.log1p(np.exp(z)), None, None),
 }
 
 
 def activations(op, given):
-    """The activations of one direction."""
-    names = given.get("activations") or NAMES[op] * (1 + (given.get("direction") == "bidirectional"))
-    return [ACTIVATIONS[name.lower()] for name in names[given["place"] * len(NAMES[op]) :][: len(NAMES[op])]]
+    """The activations of one direction, behind clipping, but for the last one of LSTM, which is of its cells."""
+    found, left = [], [list(given.get(f"activation_{name}") or []) for name in ("alpha", "beta")]
+    for name in given.get("activations") or NAMES[op] * (1 + (given.get("direction") == "bidirectional")):
+        function, *numbers = ACTIVATIONS[name.lower()]
+        for place, each in enumerate(left):
+            numbers[place] = each.pop(0) if each and numbers[place] is not None else numbers[place]
+        found.append(lambda z, function=function, numbers=numbers: function(z, *numbers))
+    count, clip = len(NAMES[op]), given.get("clip") or np.inf
+    own = found[given["place"] * count :][:count]
+    behind = [lambda z, each=each: each(np.clip(z, -clip, clip)) for each in own[:2]]
+    return [*behind, *own[2:]]
 
 
 class Recurrent(OpRun):
@@ -85,5 +100,5 @@ class LSTM(Recurrent):
         pi, po, pf = np.split(given["p"], 3)
         f, g, h = activations("LSTM", given)
         i = f(zi + pi * c)
-        new = f(zf + pf * c) * c + i * g(zg)
+        new = (1 - i if given.get("input_forget") else f(zf + pf * c)) * c + i * g(zg)
         return f(zo + po * new) * h(new), new

@@ -11,14 +11,6 @@ from opgrad.onnx.plain.registry import Call, NoForm, Results, lowers
 DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}  # from the last step to the first?
 ACTIVATIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}  # of one direction
 NO_CLIPPING = 3.4e38  # from here on: onnxruntime-training writes the largest float32 where nothing is clipped
-# The derivatives of activations, from their results.
-SLOPES: dict[str, Callable[[Value], Value]] = {
-    "Sigmoid": lambda y: y * (1.0 - y),
-    "Tanh": lambda y: 1.0 - y * y,
-    "Relu": lambda y: (y > 0.0).like(y),
-    "Softsign": lambda y: (1.0 - y.apply("Abs")) ** 2.0,
-    "Softplus": lambda y: 1.0 - (-y).apply("Exp"),
-}
 Stepped = tuple[list[Value], list[Value]]  # the new states, and what a step gives
 Step = Callable[..., Stepped]
 
@@ -126,6 +118,16 @@ def plus(value: Value, other: Value | None) -> Value:
     return value if other is None else value + other
 
 
+def sigmoid_slope(y: Value) -> Value:
+    """The derivative of Sigmoid where its result is y."""
+    return y * (1.0 - y)
+
+
+def tanh_slope(y: Value) -> Value:
+    """The derivative of Tanh where its result is y."""
+    return 1.0 - y * y
+
+
 def joined(found: Sequence[Sequence[Value]], axes: Sequence[int | None]) -> list[Value]:
     """The results of all directions, behind each other along these axes; None: their sum."""
     results = []
@@ -202,29 +204,33 @@ def lstm_grad(call: Call) -> Results:
 
 
 def _lstm_back(own: Direction) -> list[Value]:
-    c, dy = own.of_steps(7), own.node.input(9)
+    c, dy, gates = own.of_steps(7), own.node.input(9), own.of_steps(8).split(4, 2)
     states = own.before(own.of_steps(6), own.state(4)), own.before(c, own.state(5)), c, c.apply("Tanh")
     dys = None if dy is None else own.part(dy, 1), own.state(10), own.state(11)
-    return lstm_gradients(own, own.of_steps(8).split(4, 2), states, dys, own.of(12))
+    slopes = [*(sigmoid_slope(each) for each in gates[:3]), tanh_slope(gates[3]), tanh_slope(states[3])]
+    return lstm_gradients(own, gates, slopes, states, dys, own.of(12))
 
 
 def lstm_gradients(
     own: Direction,
     gates: Sequence[Value],
+    slopes: Sequence[Value],
     states: Sequence[Value],
     dys: tuple[Value | None, Value, Value],
     peepholes: Value | None,
-    activations: Sequence[str] = ACTIVATIONS["LSTM"],
+    coupled: bool = False,
 ) -> list[Value]:
     """dx, dw, dr, dbias, dinitial_h, dinitial_c and dpeepholes.
 
-    gates: i, o, f and g of all steps. states: of all steps, h and c before, c, and what the last activation makes of c.
-    dys: the gradients of the states of all steps, None for zeros, and those of the last state and cell.
+    gates: i, o, f and g of all steps. states: of all steps, h and c before, c, and t, what the last activation makes of
+    c. slopes: the derivatives of the gates by their sums, and of t by c. dys: the gradients of the states of all steps,
+    None for zeros, and those of the last state and cell. coupled: whether f is 1 - i.
     """
     (i, o, f, g), (before, c_before, c, t), (dy, dh, dc) = gates, states, dys
-    gate, of_g, of_t = (SLOPES[name] for name in activations)
+    of_i, of_o, of_f, of_g, of_t = slopes
     pi, po, pf = (None, None, None) if peepholes is None else peepholes.split(3, 0)
-    factors = [t * gate(o), o * of_t(t), g * gate(i), c_before * gate(f), i * of_g(g), f]
+    by_i, by_f = (g - c_before, own.body.number(0.0, c)) if coupled else (g, c_before)
+    factors = [t * of_o, o * of_t, by_i * of_i, by_f * of_f, i * of_g, f]
 
     def step(inner: Body, dh: Value, dc: Value, dy: Value | None, *now: Value) -> Stepped:
         to_o, to_c, to_i, to_f, to_g, f = now
@@ -283,29 +289,30 @@ def gru_grad(call: Call) -> Results:
 
 def _gru_back(own: Direction) -> list[Value]:
     bias, dy, before = own.of(3), own.node.input(8), own.before(own.of_steps(6), own.state(5))
-    dys = None if dy is None else own.part(dy, 1), own.state(9)
-    return gru_gradients(own, own.of_steps(7).split(3, 2), before, dys, None if bias is None else bias.split(6, 0)[5])
+    dys, (z, r, n) = (None if dy is None else own.part(dy, 1), own.state(9)), own.of_steps(7).split(3, 2)
+    slopes = sigmoid_slope(z), sigmoid_slope(r), tanh_slope(n)
+    return gru_gradients(own, (z, r, n), slopes, before, dys, None if bias is None else bias.split(6, 0)[5])
 
 
 def gru_gradients(
     own: Direction,
     gates: Sequence[Value],
+    slopes: Sequence[Value],
     before: Value,
     dys: tuple[Value | None, Value],
     bias: Value | None,
-    activations: Sequence[str] = ACTIVATIONS["GRU"],
 ) -> list[Value]:
     """dx, dw, dr, dbias and dinitial_h.
 
-    gates: z, r and n of all steps. before: the states before these. dys: the gradients of the states of all steps, None
-    for zeros, and that of the last one. bias: of what R gives n.
+    gates: z, r and n of all steps. slopes: their derivatives by their sums. before: the states before these. dys: the
+    gradients of the states of all steps, None for zeros, and that of the last one. bias: of what R gives n.
     """
     body, (z, r, n), (dy, dh), linear = own.body, gates, dys, own.node.get("linear_before_reset", 0)
-    gate, new = (SLOPES[name] for name in activations)
+    of_z, of_r, of_n = slopes
     *others, r_new = own.r.split(3, 0)
     r_gates = body.concat(*others)
     behind_reset = plus(body.node("MatMul", before, r_new.transpose(1, 0)), bias) if linear else before
-    factors = [z, r, (before - n) * gate(z), behind_reset * gate(r), (1 - z) * new(n)]
+    factors = [z, r, (before - n) * of_z, behind_reset * of_r, (1 - z) * of_n]
 
     def step(inner: Body, dh: Value, dy: Value | None, *now: Value) -> Stepped:
         z, r, to_z, to_r, to_n = now

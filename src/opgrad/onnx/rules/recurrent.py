@@ -6,7 +6,7 @@ returns; only the gradients of the states go from step to step, in a Scan from t
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnx import TensorProto
 
@@ -16,13 +16,14 @@ from opgrad.onnx.plain.recurrent import (
     ACTIVATIONS,
     DIRECTIONS,
     NO_CLIPPING,
-    SLOPES,
     Direction,
     Stepped,
     gru_gradients,
     joined,
     lstm_gradients,
     plus,
+    sigmoid_slope,
+    tanh_slope,
 )
 from opgrad.onnx.rules.node import Node
 from opgrad.onnx.rules.registry import Gradients, NoGradient, decomposition, gradient
@@ -30,7 +31,64 @@ from opgrad.onnx.rules.shaping import sizes_of
 
 BIAS, LENGTHS, H, C, PEEPHOLES = range(3, 8)  # indices of inputs
 AXES = (None, 0, 0, 0, 0, 0, 0)  # along which the gradients of directions are joined; that of x is a sum
-Write = Callable[[Node, Direction, Sequence[str]], list[Value]]
+# The numbers of activations where a layer gives none: those of onnxruntime.
+NUMBERS = {
+    "Affine": {"alpha": 0.0, "beta": 0.0},
+    "LeakyRelu": {"alpha": 0.01},
+    "ThresholdedRelu": {"alpha": 0.0},
+    "ScaledTanh": {"alpha": 0.0, "beta": 0.0},
+    "HardSigmoid": {"alpha": 0.2, "beta": 0.5},
+    "Elu": {"alpha": 1.0},
+}
+# The derivatives of activations at z, where the result is y; a, b: their numbers alpha and beta.
+SLOPES: dict[str, Callable[..., Value]] = {
+    "Sigmoid": lambda z, y: sigmoid_slope(y),
+    "Tanh": lambda z, y: tanh_slope(y),
+    "Relu": lambda z, y: (y > 0.0).like(y),
+    "Affine": lambda z, y, a, b: a.expand(y.shape()),
+    "LeakyRelu": lambda z, y, a: z.body.where(z < 0.0, a, 1.0),
+    "ThresholdedRelu": lambda z, y, a: (z > a).like(y),
+    "ScaledTanh": lambda z, y, a, b: tanh_slope((z * b).apply("Tanh")) * (a * b),
+    "HardSigmoid": lambda z, y, a, b: y.body.where((y > 0.0) & (y < 1.0), a, 0.0),
+    "Elu": lambda z, y, a: z.body.where(z < 0.0, y + a, 1.0),
+    "Softsign": lambda z, y: (1.0 - y.apply("Abs")) ** 2.0,
+    "Softplus": lambda z, y: 1.0 - (-y).apply("Exp"),
+}
+
+
+class Gate(NamedTuple):
+    """An activation.
+
+    numbers: its alpha and beta, as it has them. clip: what sums are clipped to before it, 0 for nothing.
+    """
+
+    name: str
+    numbers: dict[str, float]
+    clip: float
+
+    def of(self, z: Value) -> Value:
+        """What the activation makes of a sum, whose dtype is known."""
+        numbers, z = self._numbers(z), self._clipped(z)
+        if self.name == "Affine":
+            return z * numbers[0] + numbers[1]
+        if self.name == "ScaledTanh":
+            return (z * numbers[1]).apply("Tanh") * numbers[0]
+        return z.apply(self.name, **self.numbers)
+
+    def slope(self, z: Value, y: Value) -> Value:
+        """The derivative by the sum, 0 where it is clipped; y: the result."""
+        slope = SLOPES[self.name](self._clipped(z), y, *self._numbers(y))
+        return z.body.where(z.apply("Abs") > self.clip, 0.0, slope) if self.clip else slope
+
+    def _numbers(self, like: Value) -> list[Value]:
+        return [like.body.number(each, like) for each in self.numbers.values()]
+
+    def _clipped(self, z: Value) -> Value:
+        limits = [z.body.number(each, z) for each in (-self.clip, self.clip)]
+        return z.body.node("Clip", z, *limits) if self.clip else z
+
+
+Write = Callable[[Node, Direction, Sequence[Gate]], list[Value]]
 
 
 @gradient("RNN", constant=(LENGTHS,))
@@ -74,34 +132,39 @@ def of_training_graphs(node: Node) -> Gradients:
 
 def _layer(node: Node, write: Write) -> Gradients:
     """The gradients of all inputs: for x the sum over the directions, for the others their concatenation."""
-    flags, names = DIRECTIONS[node.get("direction", "forward")], _activations(node)
-    dtype, count = node.x.element_type or TensorProto.FLOAT, len(names) // len(flags)
+    gates, flags = _gates(node), DIRECTIONS[node.get("direction", "forward")]
+    dtype, count = node.x.element_type or TensorProto.FLOAT, len(gates) // len(flags)
     directions = (Direction(node, *each, dtype, node.input(LENGTHS)) for each in enumerate(flags))
-    parts = [write(node, each, names[each.index * count :][:count]) for each in directions]
+    parts = [write(node, each, gates[each.index * count :][:count]) for each in directions]
     found: list[Value | None] = [*joined(parts, AXES)]
     return [*found[:LENGTHS], None, *found[LENGTHS:]]
 
 
-def _activations(node: Node) -> list[str]:
-    """The activations of all directions, as operators. Raises NoGradient for what has no rule."""
-    op, flags = node.proto.op_type, DIRECTIONS.get(node.get("direction", "forward"), [])
-    for name in ("layout", "input_forget"):
-        if node.get(name, 0):
-            raise NoGradient(f"its attribute {name} is {node.get(name)}, expected 0")
-    if node.get("clip", 0.0) and node.get("clip", 0.0) < NO_CLIPPING:
-        raise NoGradient(f"its attribute clip is {node.get('clip')}, expected none")
+def _gates(node: Node) -> list[Gate]:
+    """The activations of all directions. Raises NoGradient for what has no rule."""
+    op, flags, clip = node.proto.op_type, DIRECTIONS.get(node.get("direction", "forward"), []), node.get("clip", 0.0)
+    if node.get("layout", 0):
+        raise NoGradient(f"its attribute layout is {node.get('layout')}, expected 0")
+    if not clip >= 0:
+        raise NoGradient(f"its attribute clip is {clip}, expected a number above 0")
     known, default = {name.lower(): name for name in SLOPES}, ACTIVATIONS[op] * len(flags)
     names = [known.get(name.lower(), "") for name in node.get("activations") or default]
     if len(names) != len(default) or "" in names:
         expected = f"{len(default)} of {', '.join(SLOPES)}"
         raise NoGradient(f"its activations are {node.get('activations')}, expected {expected}")
-    return names
+    # Each activation takes the next numbers of the lists that it needs, while there are any.
+    left, found = {each: [*node.get(f"activation_{each}", [])] for each in ("alpha", "beta")}, []
+    for index, name in enumerate(names):
+        numbers = {each: left[each].pop(0) if left[each] else own for each, own in NUMBERS.get(name, {}).items()}
+        of_cells = op == "LSTM" and index % 3 == 2  # which are not clipped
+        found.append(Gate(name, numbers, 0.0 if of_cells or clip >= NO_CLIPPING else clip))
+    return found
 
 
 def _has_kernels(node: Node) -> bool:
-    """Whether opgrad has kernels for the node and its gradient. Raises what `_activations` raises."""
-    default = ACTIVATIONS[node.proto.op_type]
-    if _activations(node) not in (default, default * 2):
+    """Whether opgrad has kernels for the node and its gradient. Raises what `_gates` raises."""
+    gates, default = _gates(node), ACTIVATIONS[node.proto.op_type]
+    if [each.name for each in gates] not in (default, default * 2) or gates[0].clip or node.get("input_forget", 0):
         return False
     dtypes = TensorProto.FLOAT, TensorProto.DOUBLE
     return not node.body.plain and node.input(LENGTHS) is None and node.x.element_type in dtypes
@@ -149,67 +212,78 @@ def _biases(own: Direction) -> list[Value | None]:
     return [None, None] if bias is None else [*bias.split(2, 0)]
 
 
-def _rnn_direction(node: Node, own: Direction, activations: Sequence[str]) -> list[Value]:
-    (states, before), (dy, dh, _) = _states(node, own), _dys(node, own)
+def _rnn_direction(node: Node, own: Direction, gates: Sequence[Gate]) -> list[Value]:
+    (states, before), (dy, dh, _), (of_x, of_h) = _states(node, own), _dys(node, own), _biases(own)
+    z = plus(own.sums(of_x) + own.body.node("MatMul", before, own.r.transpose(1, 0)), of_h)
 
     def step(inner: Body, dh: Value, dy: Value | None, slope: Value) -> Stepped:
         dz = (dh if dy is None else dy + dh) * slope
         return [inner.node("MatMul", dz, inner.outer(own.r))], [dz]
 
-    dh, dz = own.back([dh], dy, [SLOPES[activations[0]](states)], step)
+    dh, dz = own.back([dh], dy, [gates[0].slope(z, states)], step)
     return own.gradients(dz, dz, before, dh)
 
 
-def _gru_direction(node: Node, own: Direction, activations: Sequence[str]) -> list[Value]:
-    body, (_, before), (dy, dh, _) = own.body, _states(node, own), _dys(node, own)
+def _gru_direction(node: Node, own: Direction, gates: Sequence[Gate]) -> list[Value]:
+    body, (_, before), (dy, dh, _), (gate, new) = own.body, _states(node, own), _dys(node, own), gates
     of_x, of_h = _biases(own)
     *biases, bias = [None, None, None] if of_h is None else of_h.split(3, 0)
     weights = [each.transpose(1, 0) for each in own.r.split(3, 0)]
     *sums, zn = own.sums(of_x).split(3, 2)
-    z, r = (
-        plus(each + body.node("MatMul", before, weight), more).apply(activations[0])
+    zz, zr = (
+        plus(each + body.node("MatMul", before, weight), more)
         for each, weight, more in zip(sums, weights, biases, strict=False)
     )
+    z, r = gate.of(zz), gate.of(zr)
     if node.get("linear_before_reset", 0):
-        n = zn + r * plus(body.node("MatMul", before, weights[2]), bias)
+        zn = zn + r * plus(body.node("MatMul", before, weights[2]), bias)
     else:
-        n = plus(zn + body.node("MatMul", r * before, weights[2]), bias)
-    return gru_gradients(own, (z, r, n.apply(activations[1])), before, (dy, dh), bias, activations)
+        zn = plus(zn + body.node("MatMul", r * before, weights[2]), bias)
+    n = new.of(zn)
+    slopes = gate.slope(zz, z), gate.slope(zr, r), new.slope(zn, n)
+    return gru_gradients(own, (z, r, n), slopes, before, (dy, dh), bias)
 
 
-def _lstm_direction(node: Node, own: Direction, activations: Sequence[str]) -> list[Value]:
-    (_, before), dys, (of_x, of_h), gate = _states(node, own), _dys(node, own), _biases(own), activations[0]
+def _lstm_direction(node: Node, own: Direction, gates: Sequence[Gate]) -> list[Value]:
+    (_, before), dys, (of_x, of_h), (gate, new, last) = _states(node, own), _dys(node, own), _biases(own), gates
     z = plus(own.sums(of_x) + own.body.node("MatMul", before, own.r.transpose(1, 0)), of_h)
     zi, zo, zf, zg = z.split(4, 2)
-    g, first, peepholes = zg.apply(activations[1]), own.state(C), own.of(PEEPHOLES)
-    if peepholes is None:
-        i, o, f = (each.apply(gate) for each in (zi, zo, zf))
-        c = _cells(own, first, [i, f, g])
-        c_before = own.before(c, first)
-    else:
-        pi, po, pf = peepholes.split(3, 0)
-        c = _cells(own, first, [zi, zf, g], (pi, pf), gate)
-        c_before = own.before(c, first)
-        i, o, f = (
-            (each + p * cells).apply(gate) for each, p, cells in ((zi, pi, c_before), (zo, po, c), (zf, pf, c_before))
-        )
-    return lstm_gradients(
-        own, (i, o, f, g), (before, c_before, c, c.apply(activations[2])), dys, peepholes, activations
-    )
+    g, first, peepholes, coupled = new.of(zg), own.state(C), own.of(PEEPHOLES), bool(node.get("input_forget", 0))
+    pi, po, pf = (None, None, None) if peepholes is None else peepholes.split(3, 0)
+    c = _cells(own, first, (zi, zf), g, (pi, pf), gate, coupled)
+    c_before, t = own.before(c, first), last.of(c)
+    sums = [
+        plus(each, None if p is None else p * cells)
+        for each, p, cells in ((zi, pi, c_before), (zo, po, c), (zf, pf, c_before))
+    ]
+    i, o, f = (gate.of(each) for each in sums)
+    slopes = [*map(gate.slope, sums, (i, o, f)), new.slope(zg, g), last.slope(c, t)]
+    f = 1.0 - i if coupled else f
+    return lstm_gradients(own, (i, o, f, g), slopes, (before, c_before, c, t), dys, peepholes, coupled)
 
 
 def _cells(
-    own: Direction, first: Value, sequences: Sequence[Value], peepholes: Sequence[Value] = (), gate: str = ""
+    own: Direction,
+    first: Value,
+    sums: Sequence[Value],
+    g: Value,
+    peepholes: Sequence[Value | None],
+    gate: Gate,
+    coupled: bool,
 ) -> Value:
     """The cells of all steps, computed again: the forward node returns the last ones.
 
-    sequences: the gates i and f, and g; with peepholes, the sums of which `gate` makes i and f.
+    sums: of the gates i and f, without their peepholes. coupled: whether f is 1 - i.
     """
 
-    def step(inner: Body, c: Value, i: Value, f: Value, g: Value) -> Stepped:
-        if peepholes:
-            i, f = ((each + c * inner.outer(p)).apply(gate) for each, p in zip((i, f), peepholes, strict=True))
-        new = f * c + i * g
+    def step(inner: Body, c: Value, g: Value, *now: Value) -> Stepped:
+        found = []
+        for z, p in zip(now, peepholes, strict=False):
+            total = z if p is None else z + c * inner.outer(p)
+            found.append(z if p is None else gate.of(Value(inner, total.name, own.dtype)))
+        new = c + found[0] * (g - c) if coupled else found[1] * c + found[0] * g
         return [new], [new]
 
-    return own.scan([first], sequences, step, own.backward)[1]
+    taken = sums[:1] if coupled else sums
+    known = [gate.of(z) if p is None else z for z, p in zip(taken, peepholes, strict=False)]
+    return own.scan([first], [g, *known], step, own.backward)[1]
