@@ -4,7 +4,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Of all Python files under a folder. A change that needs more says so here, and what went for it.
-LINES = {"src": 91_900, "tests": 65_300, "bench": 6_300}
+LINES = {"src": 89_400, "tests": 64_100, "bench": 5_800}
 LONGEST = 840  # lines of a file
 
 
