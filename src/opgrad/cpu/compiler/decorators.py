@@ -81,9 +81,8 @@ class Kernel(Parameters):
     def task(self, dtypes: Iterable[str], interface: str = "task") -> int:
         """The address of the kernel compiled for pointers of these dtypes, in the order of its parameters.
 
-        interface: "task", or "stage" for a kernel that a task calls. Only a task ends with a store fence, which waits
-        for non-temporal stores. "task of 32" is a task whose vectors have 32 elements, and not as many as
-        `vector_lanes` says.
+        interface: "task", or "task of 32" for vectors of 32 elements, not as many as `vector_lanes` says. A task ends
+        with a store fence, which waits for non-temporal stores.
         """
         key = (interface, *dtypes)
         found = self._tasks.get(key)

@@ -103,8 +103,7 @@ def _task(kernel: Parameters, dtypes: list[str], interface: str, name: str) -> A
     exported.call(compiled(kernel.function, *kinds, *given), *values)
     if kernel.takes_private:
         exported.call(compiled_once(release_slot, types.int64, types.int64), in_use, slot)
-    if interface != "stage":
-        exported.emit(words.store_fence)
+    exported.emit(words.store_fence)
     return exported.finish(I64(0))
 
 
@@ -152,7 +151,7 @@ def _native(function: Callable[..., Any], count: int, name: str) -> Any:
 def build(function: Callable[..., Any], interface: str, name: str) -> Any:
     """The LLVM module of `function`, exported as `name`, which `optimised` is given.
 
-    interface: that of a task, a stage or a native function.
+    interface: that of a task or a native function.
     """
     register_helpers()
     kind, _, inside = interface.rstrip(")").partition("(")
