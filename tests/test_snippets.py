@@ -30,12 +30,12 @@ HERE = [
 ]
 ELSEWHERE = {
     "CONTRIBUTING.md": "test_snippets.py",
-    "docs/guides/arrays.md": "interop/test_jax.py",
+    "docs/guides/arrays.md": "libraries/test_jax.py",
     "docs/guides/artifacts.md": "training/test_artifacts_docs.py",
     "docs/guides/cuda.md": "cuda/test_gpu.py",
     "docs/explain/cuda.md": "cuda/test_gpu.py",
     "docs/reference/gradients.md": "gradients/test_gradients.py",
-    "docs/guides/lowering.md": "forms/test_lower_model.py",
+    "docs/guides/lowering.md": "plain/test_lower_model.py",
     "docs/guides/migration.md": "training/test_api_calls.py",
     "docs/reference/onednn.md": "test_docs.py",
     "docs/guides/portable.md": "training/test_portable.py",
@@ -78,6 +78,14 @@ def test_every_command_has_the_options_that_are_written(document):
         known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
         for word in words[1:]:
             assert not word.startswith("-") or word.partition("=")[0] in known, (document, words)
+
+
+def test_the_quoted_kernel_is_as_it_stands():
+    quoted = [
+        code for kind, _, code in snippets("CONTRIBUTING.md") if kind == "py" and code.startswith("def gradient_")
+    ]
+    source = (ROOT / "src/opgrad/cpu/kernels/softmax/rows.py").read_text(encoding="utf-8")
+    assert [code in source for code in quoted] == [True]
 
 
 # --- what changes the sources, in a copy of them --------------------------------------------------------------------

@@ -41,8 +41,8 @@ CUDA = (
 FAMILIES = ("rows", "losses", "elements", "slices", "shards", "primitive")
 GATES = tuple(f"tests/cuda/test_compile_{family}.py" for family in FAMILIES)
 AROUND = (
-    "tests/cuda/test_gpu.py", "tests/torch/test_functions.py", "tests/interop/test_cupy.py",
-    "tests/interop/test_jax.py",
+    "tests/cuda/test_gpu.py", "tests/torch/test_functions.py", "tests/libraries/test_cupy.py",
+    "tests/libraries/test_jax.py",
 )  # fmt: skip
 SANITIZER = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "3")
 PROCESSES = "OPGRAD_GATE_PROCESSES"

@@ -22,7 +22,7 @@ PARTS = {
     100: "(test_regimes and few and rows) or (test_sizes and leaky_relu_grad) or (test_in_place and gather_grad)",
 }
 FILES = [
-    "cuda/test_grid.py", "cuda/test_primitive.py", "cuda/test_regimes.py", "cuda/test_sort.py", "interop/test_cupy.py"
+    "cuda/test_grid.py", "cuda/test_primitive.py", "cuda/test_regimes.py", "cuda/test_sort.py", "libraries/test_cupy.py"
 ]  # fmt: skip
 
 

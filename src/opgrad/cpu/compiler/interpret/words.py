@@ -42,7 +42,7 @@ def _stack_words(count: int) -> int:
 
 
 def _call_address(address: int, *arguments: int) -> int:
-    """A native function of Python is called as it is, so that an exception reaches the caller; others by their address."""
+    """A native function of Python is called as it is, so that the caller gets exceptions; others by their address."""
     function = FUNCTIONS.get(int(address))
     if function is not None:
         return function(*map(int, arguments))
