@@ -142,8 +142,9 @@ def gradient(form: GradientForm) -> Kernel:
 
     @inline
     def term_at(arrays: Any, i: int, whole: bool, mask, numbers) -> Vector:
-        for each in (arrays.dy, arrays.y):
-            v.prefetch(each.data, i * each.step + v.lanes(each.data))
+        dy, own = arrays.dy, arrays.y
+        v.prefetch(dy.data, i * dy.step + v.lanes(dy.data))
+        v.prefetch(own.data, i * own.step + v.lanes(own.data))
         g, y = both(arrays, i, whole, mask, numbers)
         v.store(arrays.kept.data, i * arrays.kept.step, g)
         return term(g, y)
