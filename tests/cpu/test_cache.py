@@ -411,7 +411,7 @@ from opgrad.cpu.compiler import sources
 from opgrad.cpu.kernels import activation, gather
 from opgrad.cpu.kernels.softmax import rows
 
-for function in activation.relu, rows.softmax_rows, gather.SLICES_BY_TARGET.count:
+for function in activation.relu, rows.softmax_rows, gather.SLICES_BY_TARGET[0]:
     print(sources.digest(function.function).hex())
 """
 
