@@ -105,8 +105,11 @@ class Part:
             else:
                 part.graph.input.extend(self._declared(name))
         part.graph.value_info.extend(info for name in made for info in self._declared(name))
+        onnx_knows = {name for node in nodes if not domain_of(node) for name in node.output}
         for info in part.graph.value_info:
             _forget_marked(info.type.tensor_type)
+            if info.name in onnx_knows:
+                info.type.tensor_type.ClearField("elem_type")  # a rule has declared what it computes with
         found, sequences = infer(part, lambda types, nodes: constants(self.types | types, nodes))
         own = {each.name for each in part.graph.initializer}
         types = {name: each for name, each in found.items() if name not in own and not name.startswith(LONG)}
