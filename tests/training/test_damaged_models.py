@@ -374,10 +374,13 @@ def test_tensors_with_fewer_or_more_values_than_they_say(tmp_path: Path) -> None
 
 
 def test_numbers_that_an_attribute_asks_for() -> None:
-    node = helper.make_node("UnfoldTensor", ["x"], ["u"], domain="com.microsoft", dim=-1, size=2**40, step=1)
-    model = _model([node, helper.make_node("ReduceSum", ["u"], ["sum"])])
+    node = helper.make_node("MaxRoiPool", ["x4", "regions"], ["u"], pooled_shape=[2**40, 1])
+    shape = helper.make_node("Unsqueeze", ["x", "axes"], ["x4"])
+    model = _model([shape, node, helper.make_node("ReduceSum", ["u"], ["sum"])])
+    constants = {"axes": np.array([0, 1]), "regions": np.zeros((1, 5), np.float32)}
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
     with pytest.raises(
-        ValueError, match=r"UnfoldTensor .* an attribute asks for 1099511627776 numbers, expected at most 1048576"
+        ValueError, match=r"MaxRoiPool .* an attribute asks for 1099511627776 numbers, expected at most 1048576"
     ):
         gradients(model, "y", "x")
 

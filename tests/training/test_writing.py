@@ -426,7 +426,7 @@ def test_commands_refuse_a_pipe_before_they_begin(tmp_path: Path, monkeypatch: p
     def never(*_: object, **__: object) -> None:
         raise AssertionError
 
-    for module, name in ((fit.Fit, "run"), (lowering, "lower"), (building, "plain_gradients"), (packing, "_compiled")):
+    for module, name in ((fit.Fit, "run"), (lowering, "lower"), (building, "plain_gradients"), (packing, "_compile")):
         monkeypatch.setattr(module, name, never)
     digits, model = str(DIGITS), str(DIGITS.parent / "digits_lstm" / "model.onnx")
     for arguments in (

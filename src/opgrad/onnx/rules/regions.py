@@ -82,7 +82,7 @@ def _samples(node: Node, start: Value, length: Value, count: int, ratio: int, ax
     most = body.concat(own.reshape([-1]), body.number(1, window).reshape([1])).apply("ReduceMax", keepdims=0)
     steps = body.range(most.cast(TensorProto.INT64)).like(start)
     several = body.node("Max", own, body.number(1, own))
-    at = start.unsqueeze(2) + window * ((steps + 0.5) / several + body.constant(np.arange(count)[:, None]).like(start))
+    at = start.unsqueeze(2) + window * ((steps + 0.5) / several + body.ints(range(count)).unsqueeze(1).like(start))
     last = (size - 1).like(start)
     clipped = body.node("Min", body.node("Max", at, body.number(0, at)), last)
     exists, clipped, elements = steps < own, clipped.unsqueeze(3), body.range(size).like(start)
@@ -104,7 +104,7 @@ def max_roi_pool(node: Node) -> Value:
         windows, size = node.get("pooled_shape")[count], node.x.shape(axis, axis + 1).squeeze(0)
         start, end = (corners.slice(each, each + 1, 1) for each in (place, place + 2))
         length = body.node("Max", end - start + 1, body.number(1, start)) / windows
-        order = body.constant(np.arange(windows)).like(start)
+        order = body.ints(range(windows)).like(start)
         first, stop = start + (length * order).apply("Floor"), start + (length * (order + 1)).apply("Ceil")
         elements = body.range(size).like(start)
         own = ~(elements < first.unsqueeze(2)) & (elements < stop.unsqueeze(2))  # [regions, windows, size]
