@@ -41,7 +41,7 @@ print(all(done))
 
 STOPPED = """
 found.wait_for_cpu()
-processes.PATIENCE = 0.5
+found._patience = 0.5
 for process in found._processes:
     os.kill(process.pid, signal.SIGSTOP)
 found.add(processes.missing([plan.execute]))
