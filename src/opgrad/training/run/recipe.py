@@ -25,8 +25,8 @@ FLOAT32 = np.finfo(np.float32)
 class Recipe:
     """The settings of a training run; every one may be left out of recipe.toml.
 
-    loss, batch_norm: what `opgrad train` makes of a model beside the recipe, as its options say; an artifact set has
-        both already. None: the options' defaults.
+    loss: the loss of a model beside the recipe, as `--loss`; None: its first output. An artifact set has its own.
+    batch_norm: what batch normalization of such a model does, as `--batch-norm`; None: what the model says.
     dataset: the name of a dataset that opgrad can find itself ("digits"), or None.
     divide: by input, the number that its values are divided by before they reach the graph.
     test_rows: how many rows are kept for the test; None keeps a fifth.
@@ -35,8 +35,11 @@ class Recipe:
     split_seed: rows are parted in the order of `default_rng(split_seed).permutation`, the test rows last; what is
         left is parted once more in the same way, the validation rows last.
     seed: epoch e (from 0) takes its rows in the order of `default_rng(seed + e).permutation`.
-    epochs, learning_rate, batch_size: as usual.
-    schedule, warmup: how the learning rate changes, and over how many steps it rises at first; see `Schedule`.
+    epochs: passes over the training rows.
+    learning_rate: the largest of the schedule.
+    batch_size: rows of a batch.
+    schedule: how the learning rate changes: "constant", "linear" or "cosine"; see `Schedule`.
+    warmup: steps over which the learning rate rises from 0.
     accumulate: how many batches make one step; its gradient is that of the mean over all their rows.
     clip_norm: the largest Euclidean norm of all gradients together; longer ones are scaled down. None leaves it to the
         optimizer model.
