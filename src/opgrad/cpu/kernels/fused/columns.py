@@ -15,8 +15,8 @@ from opgrad.cpu.kernels.fused.chain import ALONG, arrays_of
 from opgrad.cpu.kernels.fused.form import (
     Form,
     GradientForm,
-    behind_gradient,
     gradient_arrays,
+    gradient_result,
     softmax_gradient,
     softmax_input,
     softmax_result,
@@ -137,8 +137,7 @@ def forward(form: Form) -> Kernel:
 
 def gradient(form: GradientForm) -> Kernel:
     (term, formula), decide = GRADIENTS[form.operator], keep_strip if form.drops else do_nothing
-    both, after = softmax_gradient(form, COLUMNS, stores=True), behind_gradient(form, COLUMNS)
-    arrays_at, read = gradient_arrays(form, COLUMNS), COLUMNS.own
+    both, arrays_at = softmax_gradient(form, COLUMNS, stores=True), gradient_arrays(form, COLUMNS)
 
     @inline
     def term_at(arrays: Any, i: int, whole: bool, mask, numbers) -> Vector:
@@ -149,13 +148,7 @@ def gradient(form: GradientForm) -> Kernel:
         v.store(arrays.kept.data, i * arrays.kept.step, g)
         return term(g, y)
 
-    @inline
-    def value(arrays: Any, i: int, whole: bool, mask, numbers) -> Vector:
-        s, of_formulas = numbers
-        dx = formula(read(arrays.kept, i, whole, mask), read(arrays.y, i, whole, mask), s)
-        return after(dx, i, whole, mask, of_formulas)
-
-    meanwhile, begin, finish = loops.write_strip_behind(value)
+    meanwhile, begin, finish = loops.write_strip_behind(gradient_result(form, COLUMNS, formula))
     add_up = loops.column_sum(term_at, meanwhile)
 
     @kernel

@@ -169,6 +169,19 @@ def behind_gradient(form: GradientForm, places: Places) -> Callable[..., Vector]
     return inline(lambda dx, i, whole, mask, numbers: through(dx, (), i, whole, mask, numbers[4]))
 
 
+def gradient_result(form: GradientForm, places: Places, formula: Callable[..., Vector]) -> Callable[..., Vector]:
+    """(arrays, i, whole, mask, (the sum, numbers)): a vector of dx from what was kept of it and y."""
+    after, read = behind_gradient(form, places), places.own
+
+    @inline
+    def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
+        s, of_formulas = numbers
+        dx = formula(read(arrays.kept, i, whole, mask), read(arrays.y, i, whole, mask), s)
+        return after(dx, i, whole, mask, of_formulas)
+
+    return value
+
+
 @inline
 def _no_step_back(g: Vector, s: Vector, arrays, results, i: int, whole: bool, mask, numbers) -> Vector:
     return g

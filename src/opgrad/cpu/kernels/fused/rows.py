@@ -15,8 +15,8 @@ from opgrad.cpu.kernels.fused.chain import ALONG, arrays_of
 from opgrad.cpu.kernels.fused.form import (
     Form,
     GradientForm,
-    behind_gradient,
     gradient_arrays,
+    gradient_result,
     softmax_gradient,
     softmax_input,
     softmax_result,
@@ -34,7 +34,7 @@ from opgrad.cpu.kernels.fused.operands import (
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.fold import fold
-from opgrad.cpu.kernels.loops.map import get, put, row_writer, write_same
+from opgrad.cpu.kernels.loops.map import put, row_writer, write_same
 from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, of_rows
 from opgrad.cpu.kernels.softmax.rows import LATE
 
@@ -131,7 +131,6 @@ def gradient_sum(form: GradientForm, step: Callable[..., int], keeps: bool) -> C
     keeps: whether the gradient with respect to the softmax is kept in a buffer.
     """
     (term, _), both = GRADIENTS[form.operator], softmax_gradient(form, ROWS, stores=True)
-
     keep = put if keeps else do_nothing
 
     @inline
@@ -146,15 +145,7 @@ def gradient_sum(form: GradientForm, step: Callable[..., int], keeps: bool) -> C
 def gradient(form: GradientForm) -> Kernel:
     (_, formula), arrays_at = GRADIENTS[form.operator], gradient_arrays(form, ROWS)
     decide = keep_elements if form.drops else do_nothing
-    after = behind_gradient(form, ROWS)
-
-    @inline
-    def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
-        s, of_formulas = numbers
-        dx = formula(get(arrays.kept, i, whole, mask), get(arrays.y, i, whole, mask), s)
-        return after(dx, i, whole, mask, of_formulas)
-
-    step, complete, begin, finish = loops.write_behind(value)
+    step, complete, begin, finish = loops.write_behind(gradient_result(form, ROWS, formula))
     add_up = gradient_sum(form, step, keeps=True)
 
     @inline
