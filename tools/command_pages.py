@@ -27,16 +27,18 @@ def _command(name: str, command: Any) -> str:
     arguments = "".join(f" {_metavar(item)}" for item in command.params if item.param_type_name == "argument")
     lines = [f"## {name}", "", f"`{name} [OPTIONS]{arguments}`", "", command.help, ""]
     rows = [_row(item) for item in command.params if item.name != "help" and not item.hidden]
-    return "\n".join([*lines, "| option | meaning | default |", "|:--|:--|:--|", *rows])
+    return "\n".join([*lines, "| option | meaning |", "|:--|:--|", *rows])
 
 
 def _row(parameter: Any) -> str:
     is_option = parameter.param_type_name == "option"
     names = [*parameter.opts, *parameter.secondary_opts] if is_option else [_metavar(parameter)]
     metavar = f" {parameter.metavar}" if is_option and parameter.metavar else ""
-    shown = parameter.default if parameter.default not in (None, "", (), ...) and parameter.show_default else ""
     text = " ".join((parameter.help or "").split())
-    return _cells(", ".join(f"`{name}`" for name in [*names[:-1], names[-1] + metavar]), text, _default(shown))
+    default = parameter.default
+    if parameter.show_default and type(default) in (str, int, float) and default != "":
+        text += f" Default: `{default}`."  # the help tells other defaults
+    return _cells(", ".join(f"`{name}`" for name in [*names[:-1], names[-1] + metavar]), text)
 
 
 def _cells(*texts: str) -> str:
@@ -46,10 +48,6 @@ def _cells(*texts: str) -> str:
 def _metavar(argument: Any) -> str:
     """How the help names an argument."""
     return str(argument.metavar or argument.name.upper())
-
-
-def _default(value: Any) -> str:
-    return "" if value == "" or isinstance(value, bool) else f"`{value}`"
 
 
 def recipe(root: Path, folder: Path) -> str:

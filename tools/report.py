@@ -1,7 +1,7 @@
 """The generated parts of README.md and docs/: `python tools/report.py` in the repository's root writes them.
 
-A part stands between the lines `<!-- NAME:begin -->` and `<!-- NAME:end -->`; NAME is a key of PARTS, or begins with
-one of FAMILIES. The benchmark's parts come from the files in bench/results.
+A part stands between the lines `<!-- NAME:begin -->` and `<!-- NAME:end -->`; NAME is a key of PARTS, or OPERATORS_OF
+and a family. The benchmark's parts come from the files in bench/results.
 """
 
 import functools
@@ -78,10 +78,9 @@ def _part(name: str, path: Path) -> Callable[[Path, Path], str]:
     """What writes a part of this name."""
     if name in PARTS:
         return PARTS[name]
-    for begin, write_one in FAMILIES.items():
-        if name.startswith(begin):
-            return functools.partial(write_one, name.removeprefix(begin))
-    raise ValueError(f"report: {path} has a part {name!r}, expected one of {', '.join([*PARTS, *FAMILIES])}")
+    if name.startswith(OPERATORS_OF):
+        return functools.partial(operator_pages.reference, name.removeprefix(OPERATORS_OF))
+    raise ValueError(f"report: {path} has a part {name!r}, expected one of {', '.join([*PARTS, OPERATORS_OF])}")
 
 
 def write(root: Path) -> None:
@@ -429,10 +428,7 @@ SITE_PARTS: dict[str, Callable[[Path, Path], str]] = {
     "cuda-regimes": cuda_regimes,
 }
 
-# Parts for each of several things, whose names follow.
-FAMILIES: dict[str, Callable[[str, Path, Path], str]] = {
-    "operators-of-": operator_pages.reference,
-}
+OPERATORS_OF = "operators-of-"  # before the name of a family, the part with its operators
 
 if __name__ == "__main__":
     write(Path.cwd())

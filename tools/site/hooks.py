@@ -73,7 +73,8 @@ def _file(module: str) -> str:
 
 PAGES = {_file(name): f"api/{name}.md" for name in MODULES}
 # The tables of the benchmark's result files, which only the site has.
-CELLS = {f"bench/results/{name}.json": f"explain/benchmark/{name}.md" for name in report.results(ROOT, "cpu")}
+RESULTS = report.results(ROOT, "cpu")
+CELLS = {f"bench/results/{name}.json": f"explain/benchmark/{name}.md" for name in RESULTS}
 # The navigation: what is named here in this order, then the other pages of the folder.
 START = ["install", "numpy", "onnx", "tune", "pytorch", "browser", "operator", "support"]
 GUIDES = ["training", "artifacts", "migration"]
@@ -121,8 +122,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are no files of docs/, and the sources that are linked."""
     generated = {f"api/{name}.md": _api(name, title) for name, title in MODULES.items()}
     generated |= {_source_page(source): _listing(source) for source in sorted(_sources())}
-    results = report.results(ROOT, "cpu")
-    generated |= {page: report.cells(results[Path(source).stem]) for source, page in CELLS.items()}
+    generated |= {page: report.cells(RESULTS[Path(source).stem]) for source, page in CELLS.items()}
     for path, place in MOVED.items():
         if place != "index.md":  # which docs/ has
             generated[place] = (ROOT / path).read_text(encoding="utf-8")
