@@ -49,7 +49,7 @@ def rows(cell: Cell, names: Sequence[str], seconds: float) -> list[list[str]]:
 def main() -> None:
     """Measure softmax, its gradient and relu, print the table."""
     parser = argparse.ArgumentParser("python -m bench.load", description=__doc__)
-    parser.add_argument("--peers", default="", help="Peers beside ours, with commas. Default: none.")
+    parser.add_argument("--peers", default="", help="Peers beside ours, with commas. Default: all that are installed.")
     wanted = peers.chosen(list(filter(None, parser.parse_args().peers.split(","))), peers.installed())
     found = [
         row
