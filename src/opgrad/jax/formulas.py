@@ -4,6 +4,7 @@ That is gradients of gradients, and gradients with respect to class weights and 
 attributes of its operator by name.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from opgrad.ops.reference import loss_options
+from opgrad.ops.reference.gradient_formulas import SHARED
 
 Formula = Callable[..., Any]
-FORMULAS: dict[str, Formula] = {}
+FORMULAS: dict[str, Formula] = {name: functools.partial(results, jnp) for name, results in SHARED.items()}
 
 
 def formula(function: Formula) -> Formula:
@@ -28,39 +30,9 @@ def wide(dtype: Any) -> Any:
 
 
 @formula
-def softmax_grad(dy: Array, y: Array, axis: Any = -1) -> Array:
-    return y * (dy - (y * dy).sum(axis, keepdims=True))
-
-
-@formula
-def log_softmax_grad(dy: Array, y: Array, axis: Any = -1) -> Array:
-    return dy - jnp.exp(y) * dy.sum(axis, keepdims=True)
-
-
-@formula
-def relu_grad(dy: Array, x: Array) -> Array:
-    return jnp.where(x > 0, dy, 0)
-
-
-@formula
-def sigmoid_grad(dy: Array, y: Array) -> Array:
-    return dy * y * (1 - y)
-
-
-@formula
-def tanh_grad(dy: Array, y: Array) -> Array:
-    return dy * (1 - y * y)
-
-
-@formula
 def quick_gelu_grad(dy: Array, x: Array, alpha: float = 1.702) -> Array:
     s = jax.nn.sigmoid(alpha * x)
     return dy * s * (1 + alpha * x * (1 - s))
-
-
-@formula
-def leaky_relu_grad(dy: Array, y: Array, alpha: float = 0.01) -> Array:
-    return jnp.where(y > 0, dy, alpha * dy)
 
 
 @formula

@@ -3,6 +3,7 @@
 That of an operator whose gradient is declared, such as tanh, needs no line here.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,12 +13,12 @@ from torch import Tensor
 
 from opgrad.call.libraries.torch_tensors import execute, is_direct, is_transformed
 from opgrad.ops.reference import loss_options
+from opgrad.ops.reference.gradient_formulas import SHARED
 from opgrad.torch.derivative import Gradient, describe, pulled_back, wide
 from opgrad.torch.operators import OPERATORS, TensorOperator
 
 Gradients = dict[str, Tensor | None]
 Needs = Mapping[str, bool]
-Axes = int | list[int] | tuple[int, ...]
 
 softmax_grad, log_softmax_grad = OPERATORS["softmax_grad"].call, OPERATORS["log_softmax_grad"].call
 loss_grad = OPERATORS["softmax_cross_entropy_loss_grad"].call
@@ -69,48 +70,17 @@ def differentiate(operator: TensorOperator, results: Callable[..., Any]) -> None
     operator.differentiate(gradient)
 
 
-def total(x: Tensor, axis: Axes) -> Tensor:
-    """The sum over the axes, which stay with size 1."""
-    return x.sum(axis, keepdim=True)
-
-
 # --- softmax, activations, accumulation -----------------------------------------------------------------------------
 
 
-@formula("softmax_grad")
-def _softmax_grad(dy: Tensor, y: Tensor, axis: Axes) -> Tensor:
-    return y * (dy - total(y * dy, axis))
-
-
-@formula("log_softmax_grad")
-def _log_softmax_grad(dy: Tensor, y: Tensor, axis: Axes) -> Tensor:
-    return dy - y.exp() * total(dy, axis)
-
-
-@formula("relu_grad")
-def _relu_grad(dy: Tensor, x: Tensor) -> Tensor:
-    return torch.where(x > 0, dy, 0)
-
-
-@formula("sigmoid_grad")
-def _sigmoid_grad(dy: Tensor, y: Tensor) -> Tensor:
-    return dy * y * (1 - y)
-
-
-@formula("tanh_grad")
-def _tanh_grad(dy: Tensor, y: Tensor) -> Tensor:
-    return dy * (1 - y * y)
+for _name, _results in SHARED.items():
+    differentiate(OPERATORS[_name], functools.partial(_results, torch))
 
 
 @formula("quick_gelu_grad")
 def _quick_gelu_grad(dy: Tensor, x: Tensor, alpha: float) -> Tensor:
     s = torch.sigmoid(alpha * x)
     return dy * s * (1 + alpha * x * (1 - s))
-
-
-@formula("leaky_relu_grad")
-def _leaky_relu_grad(dy: Tensor, y: Tensor, alpha: float) -> Tensor:
-    return torch.where(y > 0, dy, alpha * dy)
 
 
 @formula("in_place_accumulator")
