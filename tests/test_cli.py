@@ -147,8 +147,9 @@ def test_help_explains_every_command() -> None:
         assert name in text
 
 
-def test_version_and_completion() -> None:
+def test_version_and_completion(monkeypatch: Any) -> None:
     assert run("--version") == (0, f"opgrad {opgrad.__version__}\n")
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")  # or typer takes make's, sh
     status, script = run("--show-completion", "bash")
     assert (status, "_OPGRAD_COMPLETE=complete_bash" in script) == (0, True)
     environment = {**os.environ, "_OPGRAD_COMPLETE": "complete_bash", "COMP_WORDS": "opgrad tra", "COMP_CWORD": "1"}
