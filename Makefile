@@ -21,7 +21,7 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --max-worker-restart 0 \
 	--override-ini faulthandler_timeout=900 --override-ini faulthandler_exit_on_timeout=true
 
 .PHONY: setup train test try gpu test-triton test-avx2 test-gate test-ptx test-threads test-minimum test-portable test-integrations test-real fuzz test-arm64 test-haswell \
-	test-nehalem lint docs docs-serve notebooks bench tables dist dist-packs review clean help
+	test-nehalem lint docs docs-serve notebooks bench tables dist review clean help
 
 help:
 	@echo "make setup   both environments that tests need; with --jobs 2 at once"
@@ -45,8 +45,7 @@ help:
 	@echo "make notebooks  run the notebooks of the documentation anew"
 	@echo "make bench   measure every operator against the peers installed"
 	@echo "make tables  rewrite the generated tables of README and docs"
-	@echo "make dist    wheel and sdist, twice, with their checks, into dist"
-	@echo "make dist-packs  wheels that carry compiled kernels and need no Numba, into dist/packs; PACK: which kernels"
+	@echo "make dist    sdist and wheels, also such as carry compiled kernels, with their checks, into dist; PACK: which kernels"
 	@echo "make review  what scientific-python's repo-review says"
 	@echo "make clean   remove the environment"
 
@@ -147,11 +146,11 @@ test-nehalem: $(VENV)/.torch
 	$(call EMULATED,Nehalem,$(STUB_TESTS))
 
 # Afterwards without a compiler, from a wheel's pack that is made here and linked there. Packs fit one Python, there 3.11.
-test-arm64: $(VENV)/.dev
+test-arm64: $(VENV)/.dev $(VENV)/.release
 	$(call EMULATED,arm64,-k "$(KERNEL_TESTS)")
 	$(RUN)/python -c "import sys; sys.exit(sys.version_info[:2] != (3, 11))"
-	$(RUN)/python tools/dist_packs.py --ops softmax,softmax_grad --dtypes float32
-	$(RUN)/python -m zipfile -e dist/packs/opgrad-*-cp311-*_aarch64.whl .emulated/arm64/packed
+	$(RUN)/python tools/dist.py --kernels --ops softmax,softmax_grad --dtypes float32
+	$(RUN)/python -m zipfile -e dist/opgrad-*-cp311-*_aarch64.whl .emulated/arm64/packed
 	PYTHONPATH=$(CURDIR)/.emulated/arm64/packed $$($(RUN)/python tools/emulated.py arm64 .emulated) tools/packed.py softmax softmax_grad
 
 examples/%/node_modules: examples/%/package.json
@@ -177,12 +176,9 @@ notebooks: $(VENV)/.torch $(VENV)/.notebooks
 bench: $(VENV)/.torch
 	$(RUN)/python -m bench $(BENCH)
 
-dist: $(VENV)/.release
-	$(RUN)/python tools/dist.py
-
-# PACK: words of `opgrad compile` that say which kernels.
-dist-packs: $(VENV)/.dev
-	$(RUN)/python tools/dist_packs.py --install $(PACK)
+# PACK: words of `opgrad compile` that say which kernels wheels carry; without any, those of all operators' plain calls.
+dist: $(VENV)/.dev $(VENV)/.release
+	$(RUN)/python tools/dist.py --kernels $(PACK)
 
 review: $(VENV)/.review
 	$(RUN)/repo-review .

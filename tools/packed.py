@@ -28,7 +28,7 @@ def main(*words: str) -> None:
     for place, folder in enumerate(sets):
         train(folder, time.perf_counter() if place else BEGIN)  # the first has the imports
     call([word for word in words if word not in sets] if words else list(public_operators()))
-    if compilers := {"numba", "llvmlite"} & set(sys.modules):
+    if compilers := [name for name in ("numba", "llvmlite") if sys.modules.get(name)]:
         sys.exit(f"packed: {', '.join(compilers)} was imported")
     print("packed: no compiler was imported")
 

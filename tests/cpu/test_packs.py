@@ -11,7 +11,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-import dist_packs
+import dist
 import pytest
 from subprocesses import run_python
 from typer.testing import CliRunner
@@ -32,14 +32,10 @@ DIGITS, BERT = ROOT / "examples" / "digits", ROOT / "examples" / "bert" / "make.
 PACKED = ROOT / "tools" / "packed.py"
 HERE = next((name for name in reversed(PROCESSORS) if is_here(PROCESSORS[name])), "x86-64-v3")
 ELSEWHERE = "aarch64" if platform.machine() == "x86_64" else "x86-64-v3"
-# Neither Numba nor llvmlite can be imported, nor found, as if they were not installed.
+# Neither Numba nor llvmlite is found, as if they were not installed.
 WITHOUT = """
 import sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("numba", "llvmlite"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Missing())
+sys.modules["numba"] = sys.modules["llvmlite"] = None
 import numpy as np
 """
 CALLS = (
@@ -92,7 +88,20 @@ def codes(pack):
 def test_calls_without_a_compiler(pack):
     told = run_python(CALLS, OPGRAD_KERNELS=str(pack), OPGRAD_CACHE_DIR="/dev/null")
     assert told.startswith(f"tanh: {pack} has no kernel opgrad.cpu.kernels.")
-    assert f"for {HERE}; where Numba is installed, `opgrad compile --for {HERE} --run " in told
+    assert f'for {HERE}; pip install "opgrad[compiler]" compiles it here; or, where Numba' in told
+    assert f"`opgrad compile --for {HERE} --run " in told
+
+
+def test_a_compiler_makes_what_a_pack_lacks(pack, tmp_path):
+    """The code is kept, and the pack is as it was."""
+    before = pack.read_bytes()
+    for environment in ({"OPGRAD_COMPILERS": "0"}, {"OPGRAD_COMPILERS": "1"}):
+        own = {"OPGRAD_KERNELS": str(pack), "OPGRAD_CACHE_DIR": str(tmp_path / environment["OPGRAD_COMPILERS"])}
+        for compiled in ("True", "False"):
+            told = run_python(f"{PROGRAM}import sys\nprint('numba.core' in sys.modules)", **own, **environment)
+            assert told.split() == ["0.0", compiled]
+        assert len(list(tmp_path.glob(f"{environment['OPGRAD_COMPILERS']}/*/*.o"))) > 0
+    assert pack.read_bytes() == before
 
 
 def test_training_without_a_compiler(pack, tmp_path):
@@ -253,30 +262,49 @@ def test_processors(tmp_path):
         opened(path).processor(None)
 
 
+def test_a_wheel_for_other_processors(tmp_path, monkeypatch):
+    """Where Numba is installed, it compiles; a pack that the user names is refused."""
+    path = tmp_path / "pack"
+    fill(path, tmp_path / "other", [ELSEWHERE])
+    monkeypatch.setattr(packs, "CARRIED", str(path))
+    monkeypatch.delenv("OPGRAD_KERNELS", raising=False)
+    assert packs.served.__wrapped__() is None
+    monkeypatch.setattr(packs, "is_compiler_installed", lambda: False)
+    with pytest.raises(PackError, match=r'pip install "opgrad\[compiler\]" compile them here'):
+        packs.served.__wrapped__()
+    monkeypatch.undo()
+    monkeypatch.setenv("OPGRAD_KERNELS", str(path))
+    with pytest.raises(PackError, match="not for the processor here"):
+        packs.served.__wrapped__()
+
+
 def test_what_a_processor_must_have():
     """One bit that no processor sets, and registers that no system saves, are enough to refuse it."""
     if platform.machine() != "x86_64":
         assert is_here(PROCESSORS["aarch64"])
         return
     own = PROCESSORS[HERE]
-    assert not is_here(own._replace(needs=(*own.needs, (0xFFFF, "a", (0,)))))
+    assert not is_here(own._replace(needs=(*own.needs, (0xFFFF, 0, "a", (0,)))))
     assert not is_here(own._replace(xcr0=own.xcr0 | 1 << 60))
     assert not is_here(Processor("riscv64", "generic", ""))
     assert len({processors.cpu(), processors.cpu.__wrapped__()}) == 1
 
 
-def test_served_objects(pack, monkeypatch):
-    """The pack takes the cache's place, and nothing is written to it; the variable set to nothing turns a pack off."""
+def test_served_objects(pack, monkeypatch, tmp_path):
+    """The pack stands before the cache, and nothing is written to it; the variable set to nothing turns a pack off."""
     monkeypatch.setattr(packs, "CARRIED", str(pack))
     monkeypatch.delenv("OPGRAD_KERNELS", raising=False)
     monkeypatch.delenv("NUMBA_CPU_NAME", raising=False)
-    found = packs.served.__wrapped__()
-    assert isinstance(found, PackedObjects)
+    served = packs.served.__wrapped__()
+    found = PackedObjects(*served)
     name = sources.object_name(execute.function, execute.interface)
     assert found.read(name).startswith(b"\x7fELF")
     assert found.read("0" * 32) is None
     assert found.count() == len(found.pack.names[HERE])
     assert str(pack) in found.problem()
+    behind = PackedObjects(*served, ObjectCache("environment", str(tmp_path)))
+    behind.write("0" * 32, b"code")
+    assert (behind.read("0" * 32), behind.count(), behind.problem()) == (b"code", found.count() + 1, "")
     monkeypatch.setenv("OPGRAD_KERNELS", "")
     assert packs.served.__wrapped__() is None
 
@@ -307,30 +335,31 @@ def test_code_that_cannot_be_run_here(monkeypatch):
 
 
 def test_a_wheel_that_carries_a_pack(tmp_path):
-    """The same wheel but for its pack, its name, and who brings Numba; its record has the digest of each file."""
+    """The same wheel but for its pack, its name, and the compiler; its record has the digest of each file."""
     plain, own = tmp_path / "opgrad-1.2-py3-none-any.whl", "opgrad-1.2.dist-info"
     metadata = (
-        "Metadata-Version: 2.4\nName: opgrad\nVersion: 1.2\nRequires-Dist: numpy>=1\nRequires-Dist: numba<2\n\nText"
+        "Metadata-Version: 2.4\nName: opgrad\nVersion: 1.2\nRequires-Dist: numpy>=1\n"
+        "Requires-Dist: opgrad[compiler]\nRequires-Dist: numba<2; extra == 'compiler'\n\nText"
     )
     with zipfile.ZipFile(plain, "w") as file:
         file.writestr("opgrad/__init__.py", "text")
         file.writestr(f"{own}/METADATA", metadata)
         file.writestr(f"{own}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         file.writestr(f"{own}/RECORD", "")
-    made = dist_packs.carrying(plain, b"pack", "aarch64", tmp_path)
+    made = dist.carrying(plain, b"pack", "aarch64", "+kernels")
     python = f"cp3{sys.version_info.minor}"
-    assert made.name == f"opgrad-1.2+kernels-{python}-none-manylinux_2_17_aarch64.whl"
+    assert made.name == f"opgrad-1.2+kernels-{python}-{python}-manylinux_2_17_aarch64.whl"
     with zipfile.ZipFile(made) as file:
         found = {path: file.read(path).decode() for path in file.namelist()}
     own = "opgrad-1.2+kernels.dist-info"
-    assert found[dist_packs.PACK] == "pack"
-    assert str(packs.CARRIED).endswith(dist_packs.PACK)
+    assert found[dist.PACK] == "pack"
+    assert str(packs.CARRIED).endswith(dist.PACK)
     assert found["opgrad/__init__.py"] == "text"
     assert found[f"{own}/WHEEL"].splitlines()[1:] == [
-        "Root-Is-Purelib: false", f"Tag: {python}-none-manylinux_2_17_aarch64"
+        "Root-Is-Purelib: false", f"Tag: {python}-{python}-manylinux_2_17_aarch64"
     ]  # fmt: skip
     assert found[f"{own}/METADATA"] == metadata.replace("\nVersion: 1.2", "\nVersion: 1.2+kernels").replace(
-        "numba<2", "numba<2; extra == 'compile'\nProvides-Extra: compile"
+        f"{dist.COMPILER}\n", ""
     )
     lines = dict(line.split(",", 1) for line in found[f"{own}/RECORD"].splitlines())
     assert lines.keys() == found.keys()

@@ -9,6 +9,7 @@ changed compile flag (numba issues 8359 and 6845).
 
 import ctypes
 import functools
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,11 +23,11 @@ from opgrad.cpu.compiler.helpers import constant as constant
 from opgrad.cpu.compiler.helpers import inline as inline
 from opgrad.cpu.compiler.packs import PackedObjects
 from opgrad.cpu.compiler.parameters import Parameters, lanes_of
+from opgrad.cpu.compiler.target import PACKS_INTO, runs_here, stands_in
 from opgrad.cpu.compiler.target import host as host
 from opgrad.cpu.compiler.target import interface_of as interface_of
 from opgrad.cpu.compiler.target import line_lanes as line_lanes
 from opgrad.cpu.compiler.target import many_registers as many_registers
-from opgrad.cpu.compiler.target import named, runs_here, stands_in
 from opgrad.cpu.compiler.target import object_cache as object_cache
 from opgrad.cpu.compiler.target import vector_bytes as vector_bytes
 from opgrad.cpu.compiler.target import vector_lanes as vector_lanes
@@ -140,7 +141,7 @@ def _link(function: Callable[..., Any], interface: str, noted: bool = False) -> 
             if name not in wanted:
                 missing[name] = None
                 return 0
-        if code is None and isinstance(cache, PackedObjects):
+        if code is None and isinstance(cache, PackedObjects) and cache.compiled is None:
             raise cache.lacking(_symbol(function, interface))
         code = code or _made_elsewhere(function, interface, name) or _made_here(function, interface, name)
         if runs_here():
@@ -171,7 +172,7 @@ def _made_elsewhere(function: Callable[..., Any], interface: str, name: str | No
 def _made_here(function: Callable[..., Any], interface: str, name: str | None) -> bytes:
     symbol = _symbol(function, interface)
     if name is None:
-        if named():
+        if PACKS_INTO in os.environ:
             raise RuntimeError(f"opgrad: {symbol} cannot be packed: its sources have no digest")
         return emit.object_code(function, interface, symbol)
     with object_cache().claim(name):

@@ -1,10 +1,10 @@
 """Packs: cache folders of several processors in one file, from which kernels are served without a compiler.
 
-`opgrad compile --for` fills a folder (`cache.ObjectCache`) for each processor, and puts them into a ZIP archive. The
-variable OPGRAD_KERNELS names it, or a wheel carries it beside this package; then kernels come from it alone, and Numba
-and llvmlite are not needed. Like the files in the cache, the code is executed. So a pack is read only if nobody else
-can write to it (`trust`), if its checksums, which are the cache's, are right, and if it was made by the sources and for
-the build of Python that read it: the file MADE_WITH says so.
+`opgrad compile --for` fills a folder (`cache.ObjectCache`) for each processor, and puts them into a ZIP archive. A
+wheel carries one beside this package, or the variable OPGRAD_KERNELS names another; then kernels come from it, and
+Numba compiles, where it is installed, only what the pack lacks. Like the files in the cache, the code is executed. So
+a pack is read only if nobody else can write to it (`trust`), if its checksums, which are the cache's, are right, and if
+it was made by the sources and for the build of Python that read it: the file MADE_WITH says so.
 """
 
 import functools
@@ -13,7 +13,9 @@ import json
 import os
 import shlex
 import sys
-from typing import Any
+from contextlib import AbstractContextManager
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import sources, trust
 from opgrad.cpu.compiler.cache import MOST_BYTES, SUFFIX, ObjectCache
@@ -23,6 +25,7 @@ VARIABLE = "OPGRAD_KERNELS"
 CARRIED = os.path.join(sources.ROOT, "opgrad", "kernels.pack")  # that of a wheel
 MADE_WITH = "made_with.json"
 MOST_PACK = 1 << 30  # bytes; the plain calls of all operators take 4 MB for each processor
+COMPILER = 'pip install "opgrad[compiler]"'  # brings Numba
 NO_TIME = (1980, 1, 1, 0, 0, 0)  # the first that an archive can state: equal folders make equal packs
 
 
@@ -114,7 +117,7 @@ class Pack:
         if not fitting:
             known = f"which is {here[-1]}" if here else "of which none is known"
             text = f"{self.path} has kernels for {', '.join(self.names)}, not for the processor here, {known}"
-            raise PackError(text + (f": opgrad compile --for {here[-1]} … -o {self.path} adds them" if here else ""))
+            raise PackError(f"{text}: {VARIABLE}= and {COMPILER} compile them here")
         return wanted if wanted in fitting else fitting[-1]
 
 
@@ -123,16 +126,20 @@ def _shown(value: object) -> str:
 
 
 class PackedObjects(ObjectCache):
-    """The cache folder of a processor in a pack: nothing is compiled, and nothing is written."""
+    """The cache folder of a processor in a pack, which nothing is written to.
 
-    def __init__(self, pack: Pack, processor: str):
+    compiled: the cache of what the pack lacks; None where no compiler is installed.
+    """
+
+    def __init__(self, pack: Pack, processor: str, compiled: ObjectCache | None = None):
         super().__init__(processor, None)
-        self.pack, self.name = pack, processor
+        self.pack, self.name, self.compiled = pack, processor, compiled
+        self.folder = compiled and compiled.folder
 
     def read(self, name: str, suffix: str = SUFFIX) -> bytes | None:
-        """The code of a kernel; None if the pack has none of this name. PackError if it is damaged."""
+        """The code of a kernel; None if it is neither in the pack nor compiled. PackError if the pack is damaged."""
         if name not in self.pack.names.get(self.name, ()):
-            return None
+            return self.compiled.read(name, suffix) if self.compiled else None
         try:
             code = self.checked(name, self.pack.contents(f"{self.name}/{name}{suffix}"))
         except Exception:  # of many kinds, as above
@@ -141,19 +148,26 @@ class PackedObjects(ObjectCache):
             raise PackError(f"{self.pack.path} is damaged: its checksum is wrong")
         return code
 
+    def write(self, name: str, code: bytes, suffix: str = SUFFIX) -> None:
+        if self.compiled:
+            self.compiled.write(name, code, suffix)
+
+    def claim(self, name: str) -> AbstractContextManager[None]:
+        return (self.compiled or super()).claim(name)
+
     def count(self) -> int:
-        return len(self.pack.names[self.name])
+        return len(self.pack.names[self.name]) + (self.compiled.count() if self.compiled else 0)
 
     def problem(self) -> str:
-        return (
-            f"they come from {self.pack.path}, which {VARIABLE} names, or a wheel carries; {VARIABLE}= turns that off"
-        )
+        if self.compiled:
+            return self.compiled.problem()
+        return f"they come from {self.pack.path}, and Numba is not installed: {COMPILER}"
 
     def lacking(self, kernel: str) -> LackingError:
         """The exception for a kernel that the pack lacks."""
         program = shlex.join(sys.argv) if sys.argv and os.path.isfile(sys.argv[0]) else "PROGRAM.py"
         command = f"opgrad compile --for {self.name} --run {shlex.quote(program)} -o {shlex.quote(self.pack.path)}"
-        advice = f"where Numba is installed, `{command}` adds those of the program"
+        advice = f"{COMPILER} compiles it here; or, where Numba is installed, `{command}` adds those of the program"
         return LackingError(f"{self.pack.path} has no kernel {kernel} for {self.name}; {advice}")
 
 
@@ -176,11 +190,30 @@ class Packing(ObjectCache):
             self._packed.write(name, code)
 
 
+class Served(NamedTuple):
+    """The pack that serves kernels, and the processor whose kernels are used."""
+
+    pack: Pack
+    processor: str
+
+
+def is_compiler_installed() -> bool:
+    return find_spec("numba") is not None
+
+
 @functools.cache
-def served() -> PackedObjects | None:
-    """The pack that OPGRAD_KERNELS names, else the one that a wheel carries; None if there is none, or "" is named."""
+def served() -> Served | None:
+    """The pack that OPGRAD_KERNELS names, else the one that a wheel carries.
+
+    None if there is none, or "" is named, or a wheel's pack is not for the processor here, and Numba is installed.
+    """
     named = os.environ.get(VARIABLE)
     if named == "" or (named is None and not os.path.exists(CARRIED)):
         return None
     pack = Pack(CARRIED if named is None else os.path.join(os.getcwd(), named), trusted=named is None)
-    return PackedObjects(pack, pack.processor(os.environ.get("NUMBA_CPU_NAME")))
+    try:
+        return Served(pack, pack.processor(os.environ.get("NUMBA_CPU_NAME")))
+    except PackError:
+        if named is None and is_compiler_installed():
+            return None
+        raise

@@ -18,13 +18,13 @@ class Processor(NamedTuple):
     """What code is compiled for.
 
     architecture: as `platform.machine` names it. cpu, features: as LLVM spells them. needs: the bits that CPUID must
-    have set, as (leaf, register, bit numbers); xcr0: those of the registers that the system must save.
+    have set, as (leaf, subleaf, register, bit numbers); xcr0: those of the registers that the system must save.
     """
 
     architecture: str
     cpu: str
     features: str
-    needs: tuple[tuple[int, str, tuple[int, ...]], ...] = ()
+    needs: tuple[tuple[int, int, str, tuple[int, ...]], ...] = ()
     xcr0: int = 0
 
     @property
@@ -33,9 +33,10 @@ class Processor(NamedTuple):
 
 
 ADVANCED = 0x80000001
-_V2 = ((1, "c", (0, 9, 13, 19, 20, 23)), (ADVANCED, "c", (0,)))  # SSE 3 to 4.2, CX16, POPCNT; LAHF
-_V3 = (*_V2, (1, "c", (12, 22, 27, 28, 29)), (7, "b", (3, 5, 8)), (ADVANCED, "c", (5,)))  # FMA, AVX2, F16C, BMI, LZCNT
-_V4 = (*_V3, (7, "b", (16, 17, 28, 30, 31)))  # AVX-512 F, DQ, CD, BW, VL
+_V2 = ((1, 0, "c", (0, 9, 13, 19, 20, 23)), (ADVANCED, 0, "c", (0,)))  # SSE 3 to 4.2, CX16, POPCNT; LAHF
+_V3 = (*_V2, (1, 0, "c", (12, 22, 27, 28, 29)), (7, 0, "b", (3, 5, 8)), (ADVANCED, 0, "c", (5,)))  # FMA to LZCNT
+_V4 = (*_V3, (7, 0, "b", (16, 17, 28, 30, 31)))  # AVX-512 F, DQ, CD, BW, VL
+_BF16 = (*_V4, (7, 1, "a", (5,)))
 _SSE = "+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+cx16,+sahf"
 _AVX2 = f"{_SSE},+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+xsave"
 _AVX512 = f"{_AVX2},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl,-prefer-256-bit"
@@ -44,6 +45,7 @@ PROCESSORS = {
     "x86-64-v2": Processor("x86_64", "x86-64-v2", _SSE, _V2),
     "x86-64-v3": Processor("x86_64", "x86-64-v3", _AVX2, _V3, 0b110),
     "x86-64-v4": Processor("x86_64", "x86-64-v4", _AVX512, _V4, 0b11100110),
+    "x86-64-v4-bf16": Processor("x86_64", "x86-64-v4", f"{_AVX512},+avx512bf16", _BF16, 0b11100110),
     "aarch64": Processor("aarch64", "generic", "+neon,+fp-armv8"),
 }
 
@@ -109,8 +111,8 @@ def is_here(processor: Processor) -> bool:
         return False
     if not processor.needs:
         return True
-    for leaf, register, bits in processor.needs:
-        answer = _answer(leaf, 0, register)
+    for leaf, subleaf, register, bits in processor.needs:
+        answer = _answer(leaf, subleaf, register)
         if answer is None or not all(answer[0] >> bit & 1 for bit in bits):
             return False
     return _functions()[1]() & processor.xcr0 == processor.xcr0

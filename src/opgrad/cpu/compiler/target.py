@@ -24,7 +24,7 @@ def named() -> Processor | None:
     if VARIABLE in os.environ:
         return PROCESSORS[os.environ[VARIABLE]]
     served = packs.served()
-    return PROCESSORS[served.name] if served else None
+    return PROCESSORS[served.processor] if served else None
 
 
 def runs_here() -> bool:
@@ -89,11 +89,13 @@ def cpu_is_known() -> bool:
 
 @functools.cache
 def object_cache() -> Any:
-    """Where object code is kept for this CPU, this compiler and this Python; the pack, where one serves kernels."""
+    """Where object code is kept for this CPU, this compiler and this Python; before it the pack that serves kernels."""
     if PACKS_INTO in os.environ:
         folder = ObjectCache(os.environ[VARIABLE], os.environ[PACKS_INTO])
         return packs.Packing(environment(), directory(), folder)
-    return packs.served() or ObjectCache(environment(), directory())
+    served = packs.served()
+    compiled = ObjectCache(environment(), directory()) if not served or packs.is_compiler_installed() else None
+    return packs.PackedObjects(*served, compiled) if served else compiled
 
 
 def environment() -> str:
@@ -124,7 +126,7 @@ def _release(package: str) -> str:
     except PackageNotFoundError:
         raise ImportError(
             f"opgrad: {package} is not installed, which compiles kernels, and {packs.VARIABLE} names no pack of them: "
-            "install numba, or make a pack where it is installed, with `opgrad compile --for`"
+            f"{packs.COMPILER}, or make a pack where it is installed, with `opgrad compile --for`"
         ) from None
 
 
