@@ -88,7 +88,7 @@ def keep_elements(kept, count: int, index: int, dropout: DropoutState) -> None:
         _write_ones(kept, 0, count, 0, (kept,), ())
     else:
         seed, offset = v.load_one(dropout.state, 0), v.load_one(dropout.state, 1)
-        keep_run(kept, 0, count, index, 1, seed, offset, dropout.threshold)
+        keep_run(kept, count, index, seed, offset, dropout.threshold)
 
 
 @inline
