@@ -41,13 +41,6 @@ class ColumnResults(NamedTuple):
     stats: Rows
 
 
-class Switches(NamedTuple):
-    """Whether the softmax of a row of -inf is 0, and whether results are written past the cache."""
-
-    inf_as_zero: int
-    stream: int
-
-
 class Memory(NamedTuple):
     """A part's private memory: values of this row or strip and of the one before, dropout's decisions, and the buffer
     in which short rows are put together.
