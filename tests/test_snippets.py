@@ -112,8 +112,8 @@ def test_an_operator_is_written_as_the_documents_say(tmp_path):
         for path, code in zip(places, codes[:4], strict=True):
             path.write_text(f"{path.read_text(encoding='utf-8')}\n\n{code}", encoding="utf-8")
         public = (package / "call" / "operators.py").read_text(encoding="utf-8")
-        public = public.replace("    tanh,\n", f"    {name},\n    {name}_grad,\n    tanh,\n", 1)
-        public = public.replace('    "tanh",\n', f'    "{name}",\n    "{name}_grad",\n    "tanh",\n', 1)
+        imports = "".join(f"from opgrad.ops.activation import {each} as {each}\n" for each in (name, f"{name}_grad"))
+        public = public.replace("from opgrad.ops.activation", f"{imports}from opgrad.ops.activation", 1)
         (package / "call" / "operators.py").write_text(public, encoding="utf-8")
     uses = [code for kind, _, code in snippets("docs/start/operator.md") if code.startswith("import")]
     imports = "import numpy as np, opgrad, torch\nfrom opgrad.ops import operators"

@@ -20,31 +20,14 @@ class NotNative(Exception):
     """Raised if native code cannot answer calls of this signature, so that Python goes on answering them."""
 
 
-class Tensors:
-    """How entries describe arrays of a library other than NumPy: PyTorch's by `opgrad.call.libraries.torch_calls`."""
+class NoTensors:
+    """How entries describe arrays of a library other than NumPy while no such library is known.
+
+    PyTorch's `opgrad.call.libraries.torch_calls.TorchTensors` takes its place.
+    """
 
     kinds: frozenset[type] = frozenset()  # the types of the library's arrays
     address = 0  # of the table about the library that native code reads
-
-    def layout(self, tensor: Any) -> Any:
-        """A hashable description of a tensor; tensors that differ in it need different entries."""
-        return None
-
-    def of_value(self, tensor: Any) -> dict[str, int]:
-        """The fields of an `objects.Value` for an argument, but for those of its layout."""
-        raise NotNative
-
-    def dtype(self, tensor: Any) -> int:
-        """The number of its dtype in the library's C interface. Raises NotNative if it cannot be read."""
-        raise NotNative
-
-    def sizes(self, tensor: Any) -> Sequence[int]:
-        """Its sizes, then its strides."""
-        raise NotNative
-
-    def is_plainly_made(self, make: Any) -> bool:
-        """Whether native code can make a result that Python makes with this function."""
-        return False
 
     def watchers(self, tensors: Sequence[Any]) -> int:
         """How many of the library's watchers are asked before a call on these tensors."""
@@ -81,7 +64,7 @@ class Values:
     addresses are compared, which must therefore stay alive.
     """
 
-    def __init__(self, tensors: Tensors, by_plan: bool, written: Sequence[Any]):
+    def __init__(self, tensors: Any, by_plan: bool, written: Sequence[Any]):
         self.tensors, self.by_plan, self.written = tensors, by_plan, written
         self.places: dict[int, tuple[int, int]] = {}
         self.fields_at: dict[int, int] = {}

@@ -5,11 +5,16 @@ from typing import Any
 import numpy as np
 
 from opgrad.call.operators import softmax_divergence_and_grad
-from opgrad.call.sample_reduction import checked_array, moved_labels, reduction_of
+from opgrad.call.sample_reduction import (
+    checked_array,
+    layer_gradients,
+    logits_of,
+    moved_labels,
+    precision_of,
+    reduction_of,
+)
 from opgrad.contract.dtypes import Array
 from opgrad.ops.reference.loss_options import IGNORED, check_share, read_options
-
-CHUNK = 32 << 20  # bytes of both layers' logits that are computed at a time
 
 
 def linear_kl_div(
@@ -109,25 +114,18 @@ def _of_layers(
     chosen = read_options(name, *given)
     chosen_labels = moved_labels(name, chosen_labels, shift, ignored)
     reduction = reduction_of(chosen_labels, None, chosen)
-    number = np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
-    losses = np.zeros(len(x), number)
-    grads = np.zeros(x.shape, number), np.zeros(w.shape, number), np.zeros(len(w), number)
-    slopes = reduction.upstream(1.0 if dloss is None else dloss)["dloss"]
+    number = precision_of(x)
+    losses, slopes = np.zeros(len(x), number), reduction.upstream(1.0 if dloss is None else dloss)["dloss"]
     kept = np.arange(len(x)) if ignored is None else np.flatnonzero(chosen_labels != ignored)
-    w, v = w.astype(number), v.astype(number)
-    b, c = (None if each is None else each.astype(number) for each in (b, c))
-    rows = max(CHUNK // max(2 * len(w) * number.itemsize, 1), 1)
-    for start in range(0, len(kept), rows):
-        of = kept[start : start + rows]
-        part = x[of].astype(number)
-        logits, others = _logits(part, w, b), _logits(y[of].astype(number), v, c)
-        losses[of], dlogits = softmax_divergence_and_grad(logits, others, slopes[of], beta, temperature)
-        if dloss is not None:
-            grads[0][of] = dlogits @ w
-            grads[1][:] += dlogits.T @ part
-            grads[2][:] += dlogits.sum(0)
-    dx, dw, db = (each.astype(x.dtype, copy=False) for each in grads)
-    return reduction.reduced(losses), dx, dw, None if student[2] is None else db
+    v, c = v.astype(number), None if c is None else c.astype(number)
+
+    def compute(rows: Array, logits: Array) -> Array | None:
+        others = logits_of(y[rows].astype(number), v, c)
+        losses[rows], dlogits = softmax_divergence_and_grad(logits, others, slopes[rows], beta, temperature)
+        return None if dloss is None else dlogits
+
+    grads = layer_gradients(x, w, b, kept, compute, layers=2)
+    return reduction.reduced(losses), *grads
 
 
 def _layer(name: str, who: str, given: Any) -> tuple[Array, Array, Array | None]:
@@ -144,8 +142,3 @@ def _layer(name: str, who: str, given: Any) -> tuple[Array, Array, Array | None]
         kinds = f"{who}_weight has dtype {w.dtype.name}"
         raise TypeError(f"{name}: {kinds}, expected {x.dtype.name}, the dtype of {who}_input")
     return x, w, b
-
-
-def _logits(x: Array, w: Array, b: Array | None) -> Array:
-    found: Array = x @ w.T
-    return found if b is None else found + b

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from opgrad.call import calls, objects
+from opgrad.call.arguments import NoTensors, Values, flattened
 from opgrad.call.arguments import NotNative as NotNative
-from opgrad.call.arguments import Tensors as Tensors
-from opgrad.call.arguments import Values, flattened
 from opgrad.contract import Spec
 from opgrad.contract.lists import lists_of
 from opgrad.contract.plain import RECORDS, fields, is_plain
@@ -51,10 +50,10 @@ class Answered:
     watched: bool = True
 
 
-tensors = Tensors()  # replaced by PyTorch's when that is imported
+tensors: Any = NoTensors()  # replaced by PyTorch's when that is imported
 
 
-def know(found: Tensors) -> None:
+def know(found: Any) -> None:
     """Allow entries for calls on the arrays of this library, too."""
     global tensors
     tensors = found

@@ -6,7 +6,14 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from opgrad.call.public import public
-from opgrad.call.sample_reduction import SampleReduction, checked_array, moved_labels, reduction_of
+from opgrad.call.sample_reduction import (
+    SampleReduction,
+    checked_array,
+    layer_gradients,
+    moved_labels,
+    precision_of,
+    reduction_of,
+)
 from opgrad.contract.dtypes import Array
 from opgrad.ops import sample_loss
 from opgrad.ops.reference.loss_options import (
@@ -18,7 +25,6 @@ from opgrad.ops.reference.loss_options import (
 )
 
 sample_losses, sample_losses_and_grad = public(sample_loss.sample_losses), public(sample_loss.sample_losses_and_grad)
-CHUNK = 32 << 20  # bytes of logits that are computed at a time
 
 
 class CrossEntropyOutput(NamedTuple):
@@ -184,39 +190,28 @@ def _of_layer(
     options: tuple[Any, ...], dloss: Array | float | None = None,
 ) -> tuple[CrossEntropyOutput, tuple[Array, Array, Array | None]]:  # fmt: skip
     """The results, and the gradients, which are 0 unless dloss is given."""
-    x, w, labels = (
-        checked_array(name, "x", x),
-        checked_array(name, "linear_weight", w),
-        checked_array(name, "labels", labels),
-    )
+    named = {"x": x, "linear_weight": w, "labels": labels}
+    x, w, labels = (checked_array(name, argument, value) for argument, value in named.items())
     check_layer(name, labels, labels.dtype.kind in "iu", x, w, b, weight)
     chosen = _read(name, shift, options)
     labels = moved_labels(name, labels, shift, chosen.ignore_index)
     check_labels(name, "labels", labels, len(w), chosen.ignore_index)
     reduction = reduction_of(labels, weight, chosen)
-    number = np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
     kept = np.arange(len(x)) if chosen.ignore_index is None else np.flatnonzero(labels != chosen.ignore_index)
-    wide, bias = w.astype(number, copy=False), None if b is None else np.asarray(b).astype(number)
-    found = [np.zeros(len(x), number) for _ in range(4)] + [np.full(len(x), -1, np.int64)]
-    grads = np.zeros(x.shape, number), np.zeros(w.shape, number), np.zeros(len(w), number)
+    found = [np.zeros(len(x), precision_of(x)) for _ in range(4)] + [np.full(len(x), -1, np.int64)]
     upstream = {} if dloss is None else reduction.upstream(dloss)
-    rows = max(CHUNK // max(len(w) * number.itemsize, 1), 1)
-    for start in range(0, len(kept), rows):
-        chosen_rows = kept[start : start + rows]
-        part = x[chosen_rows].astype(number)
-        logits = part @ wide.T
-        if bias is not None:
-            logits += bias
-        given: dict[str, Any] = {"labels": labels[chosen_rows], "weight": weight, **chosen.attributes}
+
+    def compute(rows: Array, logits: Array) -> Array | None:
+        given: dict[str, Any] = {"labels": labels[rows], "weight": weight, **chosen.attributes}
+        dlogits, results = None, list[Array]()
         if dloss is None:
-            results: list[Array] = list(sample_losses(logits, **given))
+            results += sample_losses(logits, **given)
         else:
-            given |= {each: values[chosen_rows] for each, values in upstream.items()}
+            given |= {each: values[rows] for each, values in upstream.items()}
             *results, dlogits = sample_losses_and_grad(logits, **given)
-            grads[0][chosen_rows] = dlogits @ wide
-            grads[1][:] += dlogits.T @ part
-            grads[2][:] += dlogits.sum(0)
         for whole, values in zip(found, results, strict=True):
-            whole[chosen_rows] = values
-    dx, dw, db = (each.astype(x.dtype, copy=False) for each in grads)
-    return _output(reduction, found), (dx, dw, None if b is None else db)
+            whole[rows] = values
+        return dlogits
+
+    grads = layer_gradients(x, w, b, kept, compute)
+    return _output(reduction, found), grads

@@ -1,6 +1,5 @@
 """What people call with arrays: all names of `opgrad`."""
 
-from opgrad.call import operators
 from opgrad.call.distillation import linear_jsd, linear_jsd_and_grad, linear_kl_div, linear_kl_div_and_grad
 from opgrad.call.losses import (
     CrossEntropyOutput,
@@ -13,6 +12,7 @@ from opgrad.call.operators import *  # noqa: F403
 from opgrad.call.user_plans import PlannedCall, plan
 from opgrad.cpu.runtime.allocation import empty_pool
 from opgrad.cpu.runtime.threads import get_num_threads, set_num_threads
+from opgrad.ops import public_operators
 from opgrad.ops.reference.dropout import Dropout
 
 __all__ = [
@@ -32,4 +32,4 @@ __all__ = [
     "plan",
     "set_num_threads",
 ]
-__all__ += operators.__all__
+__all__.extend(public_operators())

@@ -1,153 +1,91 @@
 """The operators as people call them: for each declaration in `opgrad.ops` the public function of the same name."""
 
-from opgrad.call.public import public
-from opgrad.ops.accumulate import in_place_accumulator, scale
-from opgrad.ops.activation import (
-    leaky_relu,
-    leaky_relu_grad,
-    quick_gelu,
-    quick_gelu_grad,
-    relu,
-    relu_grad,
-    sigmoid,
-    sigmoid_grad,
-    tanh,
-    tanh_grad,
-)
-from opgrad.ops.arithmetic import accumulate, broadcast_gradient_args, div_grad, reduce_sum_training, zero_gradient
-from opgrad.ops.attention import attention, attention_grad, bias_softmax, softmax_dropout_grad
-from opgrad.ops.convolution import conv_grad, conv_transpose_grad
-from opgrad.ops.cross_entropy import (
-    softmax_cross_entropy_loss,
-    softmax_cross_entropy_loss_and_grad,
-    softmax_cross_entropy_loss_grad,
-    softmax_cross_entropy_loss_only,
-)
-from opgrad.ops.distillation import softmax_divergence_and_grad
-from opgrad.ops.dropout import dropout, dropout_grad
-from opgrad.ops.gated import gated_linear_unit, gated_linear_unit_grad
-from opgrad.ops.gather import gather, gather_grad
-from opgrad.ops.gelu import bias_fast_gelu_grad_dx, bias_gelu_grad_dx, fast_gelu, fast_gelu_grad, gelu, gelu_grad
-from opgrad.ops.linear_loss import linear_cross_entropy_loss, linear_cross_entropy_loss_and_grad
-from opgrad.ops.loss import (
-    softmax_cross_entropy,
-    softmax_cross_entropy_grad,
-    sparse_softmax_cross_entropy,
-    sparse_softmax_cross_entropy_grad,
-)
-from opgrad.ops.normalization import (
-    batch_norm_internal,
-    batch_normalization_grad,
-    layer_normalization,
-    layer_normalization_grad,
-    simplified_layer_normalization,
-    simplified_layer_normalization_grad,
-)
-from opgrad.ops.optimizer import adamw_optimizer, clip_grad_norm, sgd_optimizer
-from opgrad.ops.pooling import average_pool_grad, max_pool_grad
-from opgrad.ops.quantized import quantized_matmul_grad
-from opgrad.ops.recurrent import gru_grad, gru_training, lstm_grad, lstm_training
-from opgrad.ops.resize import resize_grad
-from opgrad.ops.rotary import rotary_embedding, rotary_embedding_grad
-from opgrad.ops.scatter import gather_elements, gather_elements_grad, gather_nd, gather_nd_grad, slice_grad
-from opgrad.ops.several import (
-    concat_training,
-    is_all_finite,
-    mixed_precision_scale,
-    pass_through,
-    reduce_all_l2,
-    split_training,
-)
-from opgrad.ops.sink import sink_softmax, sink_softmax_grad
-from opgrad.ops.softmax import log_softmax, log_softmax_grad, softmax, softmax_grad
-from opgrad.ops.vocab_parallel import cross_entropy_shard, cross_entropy_shard_grad
-
-__all__ = [
-    "accumulate",
-    "adamw_optimizer",
-    "attention",
-    "attention_grad",
-    "average_pool_grad",
-    "batch_norm_internal",
-    "batch_normalization_grad",
-    "bias_fast_gelu_grad_dx",
-    "bias_gelu_grad_dx",
-    "bias_softmax",
-    "broadcast_gradient_args",
-    "clip_grad_norm",
-    "concat_training",
-    "conv_grad",
-    "conv_transpose_grad",
-    "cross_entropy_shard",
-    "cross_entropy_shard_grad",
-    "div_grad",
-    "dropout",
-    "dropout_grad",
-    "fast_gelu",
-    "fast_gelu_grad",
-    "gated_linear_unit",
-    "gated_linear_unit_grad",
-    "gather",
-    "gather_elements",
-    "gather_elements_grad",
-    "gather_grad",
-    "gather_nd",
-    "gather_nd_grad",
-    "gelu",
-    "gelu_grad",
-    "gru_grad",
-    "gru_training",
-    "in_place_accumulator",
-    "is_all_finite",
-    "layer_normalization",
-    "layer_normalization_grad",
-    "leaky_relu",
-    "leaky_relu_grad",
-    "linear_cross_entropy_loss",
-    "linear_cross_entropy_loss_and_grad",
-    "log_softmax",
-    "log_softmax_grad",
-    "lstm_grad",
-    "lstm_training",
-    "max_pool_grad",
-    "mixed_precision_scale",
-    "pass_through",
-    "quantized_matmul_grad",
-    "quick_gelu",
-    "quick_gelu_grad",
-    "reduce_all_l2",
-    "reduce_sum_training",
-    "relu",
-    "relu_grad",
-    "resize_grad",
-    "rotary_embedding",
-    "rotary_embedding_grad",
-    "scale",
-    "sgd_optimizer",
-    "sigmoid",
-    "sigmoid_grad",
-    "simplified_layer_normalization",
-    "simplified_layer_normalization_grad",
-    "sink_softmax",
-    "sink_softmax_grad",
-    "slice_grad",
-    "softmax",
-    "softmax_cross_entropy",
-    "softmax_cross_entropy_grad",
-    "softmax_cross_entropy_loss",
-    "softmax_cross_entropy_loss_and_grad",
-    "softmax_cross_entropy_loss_grad",
-    "softmax_cross_entropy_loss_only",
-    "softmax_divergence_and_grad",
-    "softmax_dropout_grad",
-    "softmax_grad",
-    "sparse_softmax_cross_entropy",
-    "sparse_softmax_cross_entropy_grad",
-    "split_training",
-    "tanh",
-    "tanh_grad",
-    "zero_gradient",
-]
+from opgrad.call.public import public as _public
+from opgrad.ops import public_operators as _public_operators
+from opgrad.ops.accumulate import in_place_accumulator as in_place_accumulator
+from opgrad.ops.accumulate import scale as scale
+from opgrad.ops.activation import leaky_relu as leaky_relu
+from opgrad.ops.activation import leaky_relu_grad as leaky_relu_grad
+from opgrad.ops.activation import quick_gelu as quick_gelu
+from opgrad.ops.activation import quick_gelu_grad as quick_gelu_grad
+from opgrad.ops.activation import relu as relu
+from opgrad.ops.activation import relu_grad as relu_grad
+from opgrad.ops.activation import sigmoid as sigmoid
+from opgrad.ops.activation import sigmoid_grad as sigmoid_grad
+from opgrad.ops.activation import tanh as tanh
+from opgrad.ops.activation import tanh_grad as tanh_grad
+from opgrad.ops.arithmetic import accumulate as accumulate
+from opgrad.ops.arithmetic import broadcast_gradient_args as broadcast_gradient_args
+from opgrad.ops.arithmetic import div_grad as div_grad
+from opgrad.ops.arithmetic import reduce_sum_training as reduce_sum_training
+from opgrad.ops.arithmetic import zero_gradient as zero_gradient
+from opgrad.ops.attention import attention as attention
+from opgrad.ops.attention import attention_grad as attention_grad
+from opgrad.ops.attention import bias_softmax as bias_softmax
+from opgrad.ops.attention import softmax_dropout_grad as softmax_dropout_grad
+from opgrad.ops.convolution import conv_grad as conv_grad
+from opgrad.ops.convolution import conv_transpose_grad as conv_transpose_grad
+from opgrad.ops.cross_entropy import softmax_cross_entropy_loss as softmax_cross_entropy_loss
+from opgrad.ops.cross_entropy import softmax_cross_entropy_loss_and_grad as softmax_cross_entropy_loss_and_grad
+from opgrad.ops.cross_entropy import softmax_cross_entropy_loss_grad as softmax_cross_entropy_loss_grad
+from opgrad.ops.cross_entropy import softmax_cross_entropy_loss_only as softmax_cross_entropy_loss_only
+from opgrad.ops.distillation import softmax_divergence_and_grad as softmax_divergence_and_grad
+from opgrad.ops.dropout import dropout as dropout
+from opgrad.ops.dropout import dropout_grad as dropout_grad
+from opgrad.ops.gated import gated_linear_unit as gated_linear_unit
+from opgrad.ops.gated import gated_linear_unit_grad as gated_linear_unit_grad
+from opgrad.ops.gather import gather as gather
+from opgrad.ops.gather import gather_grad as gather_grad
+from opgrad.ops.gelu import bias_fast_gelu_grad_dx as bias_fast_gelu_grad_dx
+from opgrad.ops.gelu import bias_gelu_grad_dx as bias_gelu_grad_dx
+from opgrad.ops.gelu import fast_gelu as fast_gelu
+from opgrad.ops.gelu import fast_gelu_grad as fast_gelu_grad
+from opgrad.ops.gelu import gelu as gelu
+from opgrad.ops.gelu import gelu_grad as gelu_grad
+from opgrad.ops.linear_loss import linear_cross_entropy_loss as linear_cross_entropy_loss
+from opgrad.ops.linear_loss import linear_cross_entropy_loss_and_grad as linear_cross_entropy_loss_and_grad
+from opgrad.ops.loss import softmax_cross_entropy as softmax_cross_entropy
+from opgrad.ops.loss import softmax_cross_entropy_grad as softmax_cross_entropy_grad
+from opgrad.ops.loss import sparse_softmax_cross_entropy as sparse_softmax_cross_entropy
+from opgrad.ops.loss import sparse_softmax_cross_entropy_grad as sparse_softmax_cross_entropy_grad
+from opgrad.ops.normalization import batch_norm_internal as batch_norm_internal
+from opgrad.ops.normalization import batch_normalization_grad as batch_normalization_grad
+from opgrad.ops.normalization import layer_normalization as layer_normalization
+from opgrad.ops.normalization import layer_normalization_grad as layer_normalization_grad
+from opgrad.ops.normalization import simplified_layer_normalization as simplified_layer_normalization
+from opgrad.ops.normalization import simplified_layer_normalization_grad as simplified_layer_normalization_grad
+from opgrad.ops.optimizer import adamw_optimizer as adamw_optimizer
+from opgrad.ops.optimizer import clip_grad_norm as clip_grad_norm
+from opgrad.ops.optimizer import sgd_optimizer as sgd_optimizer
+from opgrad.ops.pooling import average_pool_grad as average_pool_grad
+from opgrad.ops.pooling import max_pool_grad as max_pool_grad
+from opgrad.ops.quantized import quantized_matmul_grad as quantized_matmul_grad
+from opgrad.ops.recurrent import gru_grad as gru_grad
+from opgrad.ops.recurrent import gru_training as gru_training
+from opgrad.ops.recurrent import lstm_grad as lstm_grad
+from opgrad.ops.recurrent import lstm_training as lstm_training
+from opgrad.ops.resize import resize_grad as resize_grad
+from opgrad.ops.rotary import rotary_embedding as rotary_embedding
+from opgrad.ops.rotary import rotary_embedding_grad as rotary_embedding_grad
+from opgrad.ops.scatter import gather_elements as gather_elements
+from opgrad.ops.scatter import gather_elements_grad as gather_elements_grad
+from opgrad.ops.scatter import gather_nd as gather_nd
+from opgrad.ops.scatter import gather_nd_grad as gather_nd_grad
+from opgrad.ops.scatter import slice_grad as slice_grad
+from opgrad.ops.several import concat_training as concat_training
+from opgrad.ops.several import is_all_finite as is_all_finite
+from opgrad.ops.several import mixed_precision_scale as mixed_precision_scale
+from opgrad.ops.several import pass_through as pass_through
+from opgrad.ops.several import reduce_all_l2 as reduce_all_l2
+from opgrad.ops.several import split_training as split_training
+from opgrad.ops.sink import sink_softmax as sink_softmax
+from opgrad.ops.sink import sink_softmax_grad as sink_softmax_grad
+from opgrad.ops.softmax import log_softmax as log_softmax
+from opgrad.ops.softmax import log_softmax_grad as log_softmax_grad
+from opgrad.ops.softmax import softmax as softmax
+from opgrad.ops.softmax import softmax_grad as softmax_grad
+from opgrad.ops.vocab_parallel import cross_entropy_shard as cross_entropy_shard
+from opgrad.ops.vocab_parallel import cross_entropy_shard_grad as cross_entropy_shard_grad
 
 # In place of the references, which have the same signatures.
-globals().update({name: public(globals()[name]) for name in __all__})
+globals().update({name: _public(globals()[name]) for name in _public_operators()})

@@ -1,11 +1,14 @@
-"""How the losses of samples in NumPy arrays become one number, and what their gradients are multiplied by for that."""
+"""What the losses of samples in NumPy arrays share: how they become one number, and linear layers in chunks of rows."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from opgrad.contract.dtypes import Array
 from opgrad.ops.reference.loss_options import LossOptions, divisors, in_int32, over, shifted
+
+CHUNK = 32 << 20  # bytes of logits that are computed at a time
 
 
 class SampleReduction(NamedTuple):
@@ -55,3 +58,37 @@ def checked_array(name: str, argument: str, value: Any) -> Array:
         where = {"torch": "opgrad.torch", "jax": "opgrad.jax", "jaxlib": "opgrad.jax"}.get(library, "numpy.asarray")
         raise TypeError(f"{name}: {argument} is a {type(value).__name__}, expected a NumPy array: use {where}")
     return np.asarray(value)
+
+
+def precision_of(x: Array) -> np.dtype[Any]:
+    """The dtype in which a layer is computed."""
+    return np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
+
+
+def logits_of(x: Array, w: Array, b: Array | None) -> Array:
+    found: Array = x @ w.T
+    return found if b is None else found + b
+
+
+def layer_gradients(
+    x: Array, w: Array, b: Array | None, kept: Array, compute: Callable[[Array, Array], Array | None], layers: int = 1
+) -> tuple[Array, Array, Array | None]:
+    """The gradients of a linear layer, of which the logits of some rows at a time are computed.
+
+    kept: the rows that count. compute: given rows and their logits, stores the rows' results and returns the gradient
+    with respect to the logits, or None. layers: how many layers' logits there are at a time.
+    """
+    number, bias = precision_of(x), None if b is None else np.asarray(b).astype(precision_of(x))
+    wide = w.astype(number, copy=False)
+    dx, dw, db = np.zeros(x.shape, number), np.zeros(w.shape, number), np.zeros(len(w), number)
+    count = max(CHUNK // max(layers * len(w) * number.itemsize, 1), 1)
+    for start in range(0, len(kept), count):
+        rows = kept[start : start + count]
+        part = x[rows].astype(number)
+        dlogits = compute(rows, logits_of(part, wide, bias))
+        if dlogits is not None:
+            dx[rows] = dlogits @ wide
+            dw += dlogits.T @ part
+            db += dlogits.sum(0)
+    dx, dw, db = (each.astype(x.dtype, copy=False) for each in (dx, dw, db))
+    return dx, dw, None if b is None else db

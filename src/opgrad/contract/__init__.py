@@ -26,7 +26,9 @@ from opgrad.contract.declaration import OnnxName as OnnxName
 from opgrad.contract.declaration import Operator as Operator
 from opgrad.contract.declaration import Tensor as Tensor
 from opgrad.contract.declaration import declared as declared
+from opgrad.contract.declaration import elements as elements
 from opgrad.contract.declaration import like as like
+from opgrad.contract.declaration import one_number as one_number
 from opgrad.contract.declaration import operator as operator
 from opgrad.contract.declaration import reference as reference
 from opgrad.contract.declaration import shaped_like as shaped_like
@@ -42,6 +44,7 @@ from opgrad.contract.dtypes import Shapes as Shapes
 from opgrad.contract.dtypes import Spec as Spec
 from opgrad.contract.lists import NEEDS as NEEDS
 from opgrad.contract.lists import choosing as choosing
+from opgrad.contract.lists import chosen as chosen
 from opgrad.contract.lists import only as only
 from opgrad.contract.lists import several as several
 from opgrad.contract.lists import spread as spread

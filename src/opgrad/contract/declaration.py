@@ -78,6 +78,16 @@ def like(name: str, dtypes: tuple[str, ...] = FLOATS, **rest: Any) -> Tensor:
     return shaped_like(name, dtypes, dtype_of=name, **rest)
 
 
+def one_number(name: str, dtypes: tuple[str, ...], **rest: Any) -> Tensor:
+    """An argument of this name that is one number, of any rank up to 1; rest: further fields."""
+    return Tensor(dtypes, lambda shapes, _: (1,) if shapes[name] == (1,) else (), "one number", **rest)
+
+
+def elements(result: str, source: str) -> dict[str, Any]:
+    """What `operator` is told of a result that is computed element by element, and may take its source's memory."""
+    return {"kind": "elements", "results": {result: like(source)}, "in_place": {result: (source,)}}
+
+
 @dataclass(frozen=True)
 class OnnxName:
     """An ONNX operator of domain com.microsoft that computes this operator.

@@ -130,3 +130,9 @@ def choosing(unasked: tuple[str, ...] | None = None) -> General:
         return only(op, tuple(needs)), given
 
     return General((NEEDS,), expand)
+
+
+def chosen(results: Mapping[str, Any], needs: tuple[str, ...] | None) -> Any:
+    """What a reference with the keyword `needs` returns: these results, None for all; one of them by itself."""
+    found = tuple(results[name] for name in results if needs is None or name in needs)
+    return found if len(found) > 1 else found[0]

@@ -7,9 +7,7 @@ and rsqrt flush denormals to 0 here; the formulas avoid denormal arguments and r
 import triton
 import triton.language as tl
 
-from opgrad.contract.problem import Problem
-from opgrad.cuda import elements
-from opgrad.cuda.execute import Program
+from opgrad.cuda.elements import operator
 from opgrad.cuda.functions import hyperbolic_tangent, logistic
 
 # --- the formulas --------------------------------------------------------------------------------------------------
@@ -67,43 +65,15 @@ def _leaky_relu_grad(dy, y, alpha):
     return tl.where(y > 0, dy, dy * alpha)
 
 
-def relu(problem: Problem) -> Program:
-    return elements.program(problem, _relu, "y", a=problem["x"])
+# --- the operators -------------------------------------------------------------------------------------------------
 
-
-def relu_grad(problem: Problem) -> Program:
-    return elements.program(problem, _relu_grad, "dx", a=problem["dy"], b=problem["x"])
-
-
-def sigmoid(problem: Problem) -> Program:
-    return elements.program(problem, _sigmoid, "y", a=problem["x"])
-
-
-def sigmoid_grad(problem: Problem) -> Program:
-    return elements.program(problem, _sigmoid_grad, "dx", a=problem["dy"], b=problem["y"])
-
-
-def tanh(problem: Problem) -> Program:
-    return elements.program(problem, _tanh, "y", a=problem["x"])
-
-
-def tanh_grad(problem: Problem) -> Program:
-    return elements.program(problem, _tanh_grad, "dx", a=problem["dy"], b=problem["y"])
-
-
-def quick_gelu(problem: Problem) -> Program:
-    return elements.program(problem, _quick_gelu, "y", problem.attributes["alpha"], a=problem["x"])
-
-
-def quick_gelu_grad(problem: Problem) -> Program:
-    alpha = problem.attributes["alpha"]
-    return elements.program(problem, _quick_gelu_grad, "dx", alpha, a=problem["dy"], b=problem["x"])
-
-
-def leaky_relu(problem: Problem) -> Program:
-    return elements.program(problem, _leaky_relu, "y", problem.attributes["alpha"], a=problem["x"])
-
-
-def leaky_relu_grad(problem: Problem) -> Program:
-    alpha = problem.attributes["alpha"]
-    return elements.program(problem, _leaky_relu_grad, "dx", alpha, a=problem["dy"], b=problem["y"])
+relu = operator(_relu, "y", "x")
+relu_grad = operator(_relu_grad, "dx", "dy", "x")
+sigmoid = operator(_sigmoid, "y", "x")
+sigmoid_grad = operator(_sigmoid_grad, "dx", "dy", "y")
+tanh = operator(_tanh, "y", "x")
+tanh_grad = operator(_tanh_grad, "dx", "dy", "y")
+quick_gelu = operator(_quick_gelu, "y", "x")
+quick_gelu_grad = operator(_quick_gelu_grad, "dx", "dy", "x")
+leaky_relu = operator(_leaky_relu, "y", "x")
+leaky_relu_grad = operator(_leaky_relu_grad, "dx", "dy", "y")

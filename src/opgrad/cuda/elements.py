@@ -8,6 +8,7 @@ program takes a run of vectors, across the ends of rows too, so that short rows 
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import triton
@@ -84,6 +85,16 @@ def _elements(
     else:
         result = FORMULA(x, ALPHA)
     _store(y + (row * y_row * Y_ROW + element * y_step), result, whole, rest, REST)
+
+
+def operator(formula: Any, result: str, a: str, b: str = "") -> Callable[[Problem], Program]:
+    """The function from problem to program of an elementwise operator; a, b: the formula's inputs."""
+
+    def of_problem(problem: Problem) -> Program:
+        alpha, second = problem.attributes.get("alpha", 0.0), problem[b] if b else None
+        return program(problem, formula, result, alpha, a=problem[a], b=second)
+
+    return of_problem
 
 
 def program(

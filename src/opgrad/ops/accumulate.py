@@ -4,15 +4,12 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import OnnxName, Tensor, like, operator, shaped_like
+from opgrad.contract import OnnxName, Tensor, elements, like, one_number, operator, shaped_like
 from opgrad.contract.dtypes import FLOATS, INTEGERS, Array
 
 X = Annotated[Array, Tensor(FLOATS)]
 Value = Annotated[Array, shaped_like("buffer")]
-Factor = Annotated[
-    Array,
-    Tensor(FLOATS + INTEGERS, lambda shapes, _: (1,) if shapes["factor"] == (1,) else (), "one number", role="alone"),
-]
+Factor = Annotated[Array, one_number("factor", FLOATS + INTEGERS, role="alone")]
 
 
 @operator(
@@ -42,12 +39,7 @@ def in_place_accumulator(buffer: X, value: Value, overwrite: bool = False, *, ou
     return value.copy() if overwrite else buffer + value
 
 
-@operator(
-    kind="elements",
-    results={"y": like("x")},
-    in_place={"y": ("x",)},
-    onnx=OnnxName("Scale", ("x", "factor"), ("y",), {"scale_down": 0}),
-)
+@operator(onnx=OnnxName("Scale", ("x", "factor"), ("y",), {"scale_down": 0}), **elements("y", "x"))
 def scale(x: X, factor: Factor, scale_down: bool = False, *, out: Array | None = None) -> Array:
     """Multiply or divide by one number that stands in an array.
 

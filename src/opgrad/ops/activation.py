@@ -4,7 +4,7 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import OnnxName, Tensor, like, operator
+from opgrad.contract import OnnxName, Tensor, elements, like, operator
 from opgrad.contract.dtypes import FLOATS, Array
 
 X = Annotated[Array, Tensor(FLOATS)]
@@ -16,7 +16,7 @@ def _sigmoid(x: Array) -> Array:
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
-@operator(kind="elements", results={"y": like("x")}, in_place={"y": ("x",)})
+@operator(**elements("y", "x"))
 def relu(x: X, *, out: Array | None = None) -> Array:
     """Rectified linear unit.
 
@@ -33,13 +33,7 @@ def relu(x: X, *, out: Array | None = None) -> Array:
     return np.maximum(x, 0)
 
 
-@operator(
-    forward="relu",
-    kind="elements",
-    results={"dx": like("dy")},
-    in_place={"dx": ("dy",)},
-    onnx=OnnxName("ReluGrad", ("dy", "x"), ("dx",)),
-)
+@operator(forward="relu", onnx=OnnxName("ReluGrad", ("dy", "x"), ("dx",)), **elements("dx", "dy"))
 def relu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
     """Gradient of relu.
 
@@ -59,7 +53,7 @@ def relu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
     return np.where(x > 0, dy, 0)
 
 
-@operator(kind="elements", results={"y": like("x")}, in_place={"y": ("x",)})
+@operator(**elements("y", "x"))
 def sigmoid(x: X, *, out: Array | None = None) -> Array:
     """Logistic function.
 
@@ -76,13 +70,7 @@ def sigmoid(x: X, *, out: Array | None = None) -> Array:
     return _sigmoid(x)
 
 
-@operator(
-    forward="sigmoid",
-    kind="elements",
-    results={"dx": like("dy")},
-    in_place={"dx": ("dy",)},
-    onnx=OnnxName("SigmoidGrad", ("dy", "y"), ("dx",)),
-)
+@operator(forward="sigmoid", onnx=OnnxName("SigmoidGrad", ("dy", "y"), ("dx",)), **elements("dx", "dy"))
 def sigmoid_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
     """Gradient of sigmoid.
 
@@ -101,7 +89,7 @@ def sigmoid_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
     return dy * y * (1 - y)
 
 
-@operator(kind="elements", results={"y": like("x")}, in_place={"y": ("x",)})
+@operator(**elements("y", "x"))
 def tanh(x: X, *, out: Array | None = None) -> Array:
     """Hyperbolic tangent.
 
@@ -118,13 +106,7 @@ def tanh(x: X, *, out: Array | None = None) -> Array:
     return np.tanh(x)
 
 
-@operator(
-    forward="tanh",
-    kind="elements",
-    results={"dx": like("dy")},
-    in_place={"dx": ("dy",)},
-    onnx=OnnxName("TanhGrad", ("dy", "y"), ("dx",)),
-)
+@operator(forward="tanh", onnx=OnnxName("TanhGrad", ("dy", "y"), ("dx",)), **elements("dx", "dy"))
 def tanh_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
     """Gradient of tanh.
 
@@ -144,10 +126,8 @@ def tanh_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
 
 
 @operator(
-    kind="elements",
-    results={"y": like("x")},
-    in_place={"y": ("x",)},
     onnx=OnnxName("QuickGelu", ("x",), ("y",), {"alpha": 1.702}),
+    **elements("y", "x"),
 )
 def quick_gelu(x: X, alpha: float = 1.702, *, out: Array | None = None) -> Array:
     """Gelu approximated by a sigmoid; with alpha=1 it is SiLU.
@@ -170,10 +150,8 @@ def quick_gelu(x: X, alpha: float = 1.702, *, out: Array | None = None) -> Array
 @operator(
     "dx = dy * s * (1 + alpha * x * (1 - s)), s = sigmoid(alpha * x)",
     forward="quick_gelu",
-    kind="elements",
-    results={"dx": like("dy")},
-    in_place={"dx": ("dy",)},
     onnx=OnnxName("QuickGeluGrad", ("dy", "x"), ("dx",), {"alpha": 1.702}),
+    **elements("dx", "dy"),
 )
 def quick_gelu_grad(dy: X, x: Saved, alpha: float = 1.702, *, out: Array | None = None) -> Array:
     """Gradient of quick_gelu.
@@ -196,7 +174,7 @@ def quick_gelu_grad(dy: X, x: Saved, alpha: float = 1.702, *, out: Array | None 
     return dy * s * (1 + alpha * x * (1 - s))
 
 
-@operator(kind="elements", results={"y": like("x")}, in_place={"y": ("x",)})
+@operator(**elements("y", "x"))
 def leaky_relu(x: X, alpha: float = 0.01, *, out: Array | None = None) -> Array:
     """Rectified linear unit with a slope for negative inputs.
 
@@ -215,11 +193,7 @@ def leaky_relu(x: X, alpha: float = 0.01, *, out: Array | None = None) -> Array:
 
 
 @operator(
-    forward="leaky_relu",
-    kind="elements",
-    results={"dx": like("dy")},
-    in_place={"dx": ("dy",)},
-    onnx=OnnxName("LeakyReluGrad", ("dy", "y"), ("dx",), {"alpha": 0.01}),
+    forward="leaky_relu", onnx=OnnxName("LeakyReluGrad", ("dy", "y"), ("dx",), {"alpha": 0.01}), **elements("dx", "dy")
 )
 def leaky_relu_grad(dy: X, y: Saved, alpha: float = 0.01, *, out: Array | None = None) -> Array:
     """Gradient of leaky_relu, from its output.

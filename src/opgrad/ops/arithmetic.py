@@ -4,7 +4,7 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, like, operator, shaped_like
+from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, elements, like, operator, shaped_like
 from opgrad.contract.dtypes import BYTES, FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.contract.shapes import broadcast_axes, broadcast_shape, reduced_axes, sum_to
 
@@ -151,11 +151,9 @@ def broadcast_gradient_args(
 
 
 @operator(
-    kind="elements",
     support=IN_GRAPHS,
-    results={"y": like("x")},
-    in_place={"y": ("x",)},
     onnx=OnnxName("ZeroGradient", ("x", "unused"), ("y",)),
+    **elements("y", "x"),
 )
 def zero_gradient(
     x: Annotated[Array, Tensor(FLOATS)],

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import IN_GRAPHS, Axis, OnnxName, Tensor, choosing, like, operator, shaped_like
+from opgrad.contract import IN_GRAPHS, Axis, OnnxName, Tensor, choosing, chosen, like, one_number, operator, shaped_like
 from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.ops.dropout import ratio_checked
 from opgrad.ops.reference import attending
@@ -154,8 +154,8 @@ Mask4 = Annotated[Array, _in_q(attending.of_mask, OF_SCORES, "bool", "float32", 
 Sink = Annotated[Array, _in_q(attending.of_heads, OF_HEADS, "float32")]
 KeyLengths = Annotated[Array, Tensor(INTEGERS, attending.of_batch, "the batch of q")]
 Starts = Annotated[Array, Tensor(INTEGERS, attending.of_starts, "one number more than sequences", ranks=range(1, 2))]
-Seed = Annotated[Array, Tensor(INTEGERS, attending.one_number("seed"), "one number")]
-Offset = Annotated[Array, Tensor(INTEGERS, attending.one_number("offset"), "one number")]
+Seed = Annotated[Array, one_number("seed", INTEGERS)]
+Offset = Annotated[Array, one_number("offset", INTEGERS)]
 Rows = Annotated[Array, LSE]
 Q = Annotated[Array, _q("attention")]
 K = Annotated[Array, _k("attention")]
@@ -243,7 +243,7 @@ def attention(
     """
     masking = mask, sink, key_lengths, cu_seqlens_q, cu_seqlens_k, seed, offset
     options = whole.AttentionOptions(*masking, scale, causal, window, softcap, dropout, layout)
-    return _chosen(dict(zip(("y", "lse"), whole.attention(q, k, v, options), strict=True)), needs or ("y",))
+    return chosen(dict(zip(("y", "lse"), whole.attention(q, k, v, options), strict=True)), needs or ("y",))
 
 
 @operator(
@@ -305,9 +305,4 @@ def attention_grad(
     """
     masking = mask, sink, key_lengths, cu_seqlens_q, cu_seqlens_k, seed, offset
     options = whole.AttentionOptions(*masking, scale, causal, window, softcap, dropout, layout)
-    return _chosen(whole.attention_grad(dy, q, k, v, y, lse, dlse, options), needs or ("dq", "dk", "dv"))
-
-
-def _chosen(results: dict[str, Array], needs: tuple[str, ...]) -> Any:
-    found = tuple(results[name] for name in results if name in needs)
-    return found if len(found) > 1 else found[0]
+    return chosen(whole.attention_grad(dy, q, k, v, y, lse, dlse, options), needs or ("dq", "dk", "dv"))

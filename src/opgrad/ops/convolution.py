@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, choosing, operator, shaped_like
+from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, choosing, chosen, operator, shaped_like
 from opgrad.contract.dtypes import FLOATS, Array, Attributes, Shape, Shapes
 from opgrad.ops.reference.windows import MOST_AXES, WindowAxis, axes, convolution_axes, transposed_axes
 
@@ -118,10 +118,7 @@ def _products(a: Array, b: Array) -> Array:
 
 
 def _chosen(dy: Array, dx: Array, dw: Array, needs: tuple[str, ...] | None) -> Any:
-    """dx, dw and db, or those that are needed."""
-    results = {"dx": dx, "dw": dw, "db": dy.sum((0, *range(2, dy.ndim)))}
-    found = tuple(results[name] for name in needs or results)
-    return found if len(found) > 1 else found[0]
+    return chosen({"dx": dx, "dw": dw, "db": dy.sum((0, *range(2, dy.ndim)))}, needs)
 
 
 @operator(

@@ -114,8 +114,7 @@ def softmax_cross_entropy_loss(
     (array(1.7513, dtype=float32), array([[-0.4076, -2.4076, -1.4076],
            [-3.0949, -0.0949, -3.0949]], dtype=float32))
     """
-    shifted = logits - np.max(logits, 1, keepdims=True, initial=-np.inf)
-    log_prob = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    log_prob = reference("log_softmax")(logits, 1)
     picked, weights = _class_weights(labels, weight, ignore_index, logits.shape[1])
     if not logits.shape[1]:
         return _reduce(np.zeros(labels.shape), weights, reduction), log_prob

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import IN_GRAPHS, Tensor, like, operator
+from opgrad.contract import IN_GRAPHS, Tensor, like, operator, reference
 from opgrad.contract.dtypes import FLOATS, Array
 from opgrad.ops.sample_loss import Positive, Share
 
@@ -14,12 +14,6 @@ OF_ROWS = Tensor(
     ("float32", "float64"), lambda shapes, _: shapes["logits"][:1], "the rows of logits", dtype_of="logits"
 )
 OfRow = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["logits"][:1], "the rows of logits")]
-
-
-def _log_softmax(x: Array) -> Array:
-    shifted = x - x.max(1, keepdims=True, initial=-np.inf)
-    found: Array = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-    return found
 
 
 def _share(p: Array, log_ratio: Array) -> Array:
@@ -63,7 +57,7 @@ def softmax_divergence_and_grad(
     (array([0.   , 0.732], dtype=float32), array([[ 0.    ,  0.    ,  0.    ],
            [ 0.2881,  0.2881, -0.5761]], dtype=float32))
     """
-    log_q, log_p = _log_softmax(logits / temperature), _log_softmax(teacher_logits / temperature)
+    log_q, log_p = (reference("log_softmax")(x / temperature) for x in (logits, teacher_logits))
     p, q = np.exp(log_p), np.exp(log_q)
     slope = (np.ones(len(logits)) if dloss is None else dloss)[:, None] / temperature
     if beta == 0:

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, like, operator
+from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, elements, like, operator
 from opgrad.contract.dtypes import FLOATS, Array
 from opgrad.ops.reference.post_ops import SLOPES, VALUES
 
@@ -16,10 +16,8 @@ Bias = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["dy"][-1:], "the
 
 @operator(
     "y = x / 2 * (1 + erf(x / sqrt(2)))",
-    kind="elements",
     support=IN_GRAPHS,
-    results={"y": like("x")},
-    in_place={"y": ("x",)},
+    **elements("y", "x"),
 )
 def gelu(x: X, *, out: Array | None = None) -> Array:
     """Gaussian error linear unit: x times the probability that a normally distributed number is below x.
@@ -42,11 +40,9 @@ def gelu(x: X, *, out: Array | None = None) -> Array:
 @operator(
     "dx = dy * (P + x * p), P = (1 + erf(x / sqrt(2))) / 2, p = exp(-x * x / 2) / sqrt(2 pi)",
     forward="gelu",
-    kind="elements",
     support=IN_GRAPHS,
-    results={"dx": like("dy")},
-    in_place={"dx": ("dy",)},
     onnx=OnnxName("GeluGrad", ("dy", "x"), ("dx",)),
+    **elements("dx", "dy"),
 )
 def gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
     """Gradient of gelu.
@@ -71,10 +67,8 @@ def gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
 
 @operator(
     "y = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))",
-    kind="elements",
     support=IN_GRAPHS,
-    results={"y": like("x")},
-    in_place={"y": ("x",)},
+    **elements("y", "x"),
 )
 def fast_gelu(x: X, *, out: Array | None = None) -> Array:
     """Gelu approximated by tanh.
@@ -97,11 +91,9 @@ def fast_gelu(x: X, *, out: Array | None = None) -> Array:
 @operator(
     "dx = dy * s * (1 + 2 * x * u' * (1 - s)), s = sigmoid(2 * u), u = sqrt(2 / pi) * (x + 0.044715 * x**3)",
     forward="fast_gelu",
-    kind="elements",
     support=IN_GRAPHS,
-    results={"dx": like("dy")},
-    in_place={"dx": ("dy",)},
     onnx=OnnxName("FastGeluGrad", ("dy", "x"), ("dx",)),
+    **elements("dx", "dy"),
 )
 def fast_gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
     """Gradient of fast_gelu.

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import IN_GRAPHS, OnnxName, Reduction, Tensor, like, operator, shaped_like
+from opgrad.contract import IN_GRAPHS, OnnxName, Reduction, Tensor, like, operator, reference, shaped_like
 from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 
 LogProb = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
@@ -32,11 +32,6 @@ Weight = Annotated[Array, shaped_like("labels")]
 
 LOSS = {"loss": Tensor(FLOATS, _loss_shape, "what the reduction gives", dtype_of="logits"), "log_prob": like("logits")}
 SLOPE = {"dlogits": like("log_prob")}
-
-
-def _log_softmax(logits: Array) -> Array:
-    shifted = logits - np.max(logits, -1, keepdims=True, initial=-np.inf)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
 
 
 def _reduced(losses: Array, divisor: float, reduction: str) -> Array:
@@ -76,7 +71,7 @@ def softmax_cross_entropy(
     (array(1.0013, dtype=float32), array([[-0.4076, -2.4076, -1.4076],
            [-3.0949, -0.0949, -3.0949]], dtype=float32))
     """
-    log_prob = _log_softmax(logits)
+    log_prob = reference("log_softmax")(logits)
     losses = -np.where(labels == 0, 0.0, labels * log_prob).sum(-1)
     return _reduced(losses, losses.size if reduction == "mean" else 1.0, reduction), log_prob
 
@@ -162,7 +157,7 @@ def sparse_softmax_cross_entropy(
     (array(1.7513, dtype=float32), array([[-0.4076, -2.4076, -1.4076],
            [-3.0949, -0.0949, -3.0949]], dtype=float32))
     """
-    log_prob = _log_softmax(logits)
+    log_prob = reference("log_softmax")(logits)
     weights = np.ones(labels.shape) if weight is None else weight
     losses = np.zeros(labels.shape)
     if labels.size:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import IN_GRAPHS, Tensor, operator, several
+from opgrad.contract import IN_GRAPHS, Tensor, one_number, operator, several
 from opgrad.contract.dtypes import FLOATS, Array, Attributes, Shape, Shapes
 
 
@@ -18,10 +18,6 @@ def _of(name: str) -> Any:
     return shape
 
 
-def _one(name: str) -> Any:
-    return lambda shapes, _: (1,) if shapes[name] == (1,) else ()
-
-
 def _list(model: str, dtypes: tuple[str, ...] = FLOATS) -> Tensor:
     """Arrays of the shapes of another list."""
     return Tensor(dtypes, _of(model), f"the shape in {model}", several=True)
@@ -32,8 +28,8 @@ def _new(model: str) -> Tensor:
     return Tensor(FLOATS, _of(model), f"the shape in {model}", dtype_of=f"{model}[]", several=True)
 
 
-Rate = Annotated[Array, Tensor(("float32",), _one("lr"), "one number")]
-Step = Annotated[Array, Tensor(("int64",), _one("step"), "one number")]
+Rate = Annotated[Array, one_number("lr", ("float32",))]
+Step = Annotated[Array, one_number("step", ("int64",))]
 Weights = Annotated[Sequence[Array], Tensor(FLOATS, several=True)]
 LikeWeights = Annotated[Sequence[Array], _list("weights")]
 

@@ -3,7 +3,7 @@
 import functools
 from typing import Annotated, Any
 
-from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, choosing, like, one_of, operator, shaped_like
+from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, choosing, chosen, like, one_of, operator, shaped_like
 from opgrad.contract.attributes import Beside, flag, integer, number
 from opgrad.contract.dtypes import Array, Attributes, Shape, Shapes
 from opgrad.ops.reference.recurrences import gru, gru_gradients, lstm, lstm_gradients
@@ -242,12 +242,7 @@ def lstm_grad(
     arrays = {"x": x, "w": w, "r": r, "y": y, "cells": cells, "gates": gates, "dy": dy, "dy_h": dy_h, "dy_c": dy_c}
     arrays |= {"initial_h": initial_h, "initial_c": initial_c, "peepholes": peepholes}
     names = ("dx", "dw", "dr", "dbias", "dinitial_h", "dinitial_c", "dpeepholes")
-    return _chosen(dict(zip(names, lstm_gradients(arrays, direction), strict=True)), needs)
-
-
-def _chosen(results: dict[str, Array], needs: tuple[str, ...] | None) -> Any:
-    found = tuple(results[name] for name in results if needs is None or name in needs)
-    return found if len(found) > 1 else found[0]
+    return chosen(dict(zip(names, lstm_gradients(arrays, direction), strict=True)), needs)
 
 
 # --- GRU ------------------------------------------------------------------------------------------------------------
@@ -348,4 +343,4 @@ def gru_grad(
     arrays = {"x": x, "w": w, "r": r, "y": y, "gates": gates, "dy": dy, "dy_h": dy_h}
     arrays |= {"bias": bias, "initial_h": initial_h}
     names = ("dx", "dw", "dr", "dbias", "dinitial_h")
-    return _chosen(dict(zip(names, gru_gradients(arrays, direction, linear_before_reset), strict=True)), needs)
+    return chosen(dict(zip(names, gru_gradients(arrays, direction, linear_before_reset), strict=True)), needs)

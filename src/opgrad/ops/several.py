@@ -5,7 +5,19 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import IN_GRAPHS, Axis, FloatDtypes, OnnxName, Operator, Tensor, flag, integers, operator, several
+from opgrad.contract import (
+    IN_GRAPHS,
+    Axis,
+    FloatDtypes,
+    OnnxName,
+    Operator,
+    Tensor,
+    flag,
+    integers,
+    one_number,
+    operator,
+    several,
+)
 from opgrad.contract.dtypes import BYTES, FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 
 MOVABLE = (*FLOATS, *INTEGERS, *BYTES, "bool")  # what is copied, not computed with
@@ -58,7 +70,7 @@ Joined = Annotated[
 Split = Annotated[Array, Tensor(MOVABLE, ranks=range(1, 65))]
 Moved = Annotated[Sequence[Array], Tensor(MOVABLE, several=True)]
 Numbers = Annotated[Sequence[Array], Tensor(FLOATS, dtype_of="arrays[0]", several=True)]
-Scale = Annotated[Array, Tensor(("float32",), lambda shapes, _: (1,) if shapes["scale"] == (1,) else (), "one number")]
+Scale = Annotated[Array, one_number("scale", ("float32",))]
 
 
 @operator(

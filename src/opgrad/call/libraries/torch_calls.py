@@ -28,8 +28,8 @@ HALF = frozenset({torch.float16, torch.bfloat16})
 KINDS = frozenset({torch.Tensor, torch.nn.Parameter})  # plain tensors; other subclasses may behave differently
 
 
-class TorchTensors(entries.Tensors):
-    """PyTorch's tensors in the host's memory."""
+class TorchTensors:
+    """How entries describe PyTorch's tensors in the host's memory."""
 
     kinds = KINDS
 
@@ -52,10 +52,12 @@ class TorchTensors(entries.Tensors):
         self.address = known.address
 
     def layout(self, tensor: Any) -> Any:
+        """A hashable description of a tensor; tensors that differ in it need different entries."""
         strides = tensor.stride() if tensor.layout is torch.strided else None
         return tensor.requires_grad, tensor.dtype, tensor.shape, strides
 
     def of_value(self, tensor: Any) -> dict[str, int]:
+        """The fields of an `objects.Value` for an argument, but for those of its layout."""
         if tensor.device.type != "cpu" or not tensor.numel():
             raise NotNative
         records = torch.is_grad_enabled() and tensor.requires_grad
@@ -63,15 +65,18 @@ class TorchTensors(entries.Tensors):
         return {"type": id(type(tensor)), "keys": keys, "records_grad": records, "dtype": self.dtype(tensor)}
 
     def sizes(self, tensor: Any) -> Sequence[int]:
+        """Its sizes, then its strides."""
         return (*tensor.shape, *tensor.stride())
 
     def dtype(self, tensor: Any) -> int:
+        """The number of its dtype in the library's C interface."""
         try:
             return self.found.read("get_dtype", tensor)
         except LookupError:
             raise NotNative from None
 
     def is_plainly_made(self, make: Any) -> bool:
+        """Whether native code can make a result that Python makes with this function."""
         return isinstance(make, functools.partial) and make.func is torch.empty_strided
 
     def watchers(self, tensors: Sequence[Any]) -> int:

@@ -28,7 +28,7 @@ def drop(units: Units, n, x: Pointer, seed: Pointer, y: Pointer, mask: Pointer, 
     for unit in units:
         begin = unit * BLOCK
         count = min(BLOCK, n - begin)
-        keep_run(mask + begin, 0, count, begin, 1, v.load_one(seed, 0), 0, threshold)
+        keep_run(mask + begin, count, begin, v.load_one(seed, 0), 0, threshold)
         write_kept(y + begin, 0, count, stream, (x + begin, mask + begin), (scale,))
 
 

@@ -14,6 +14,8 @@ from opgrad.cpu.kernels.loops.fold import CHUNK
 from opgrad.cpu.kernels.loops.map import write_same
 from opgrad.cpu.kernels.loops.weighted import Along, add_rows, add_times
 
+SIZES = (int, int, int)  # the annotation of a plane's sizes; those that an image lacks are 1
+
 
 @kernel
 def check_planes(planes: Units, part: Part, windows, size, indices: Pointer, found):
@@ -34,25 +36,18 @@ def check_planes(planes: Units, part: Part, windows, size, indices: Pointer, fou
     store_word(found, part, wrong)
 
 
-class PlaneSizes(NamedTuple):
-    """The sizes of a plane; those that an image lacks are 1."""
-
-    depth: int
-    height: int
-    width: int
-
-
 @inline
 def in_rows(element: int, sizes) -> int:
-    """The number in C order of an element whose number counts the first axis fastest."""
-    d, h, w = element % sizes.depth, element // sizes.depth % sizes.height, element // (sizes.depth * sizes.height)
-    return (d * sizes.height + h) * sizes.width + w
+    """The number in C order of an element whose number counts the first axis fastest. sizes: of a plane's axes."""
+    depth, height, width = sizes
+    d, h, w = element % depth, element // depth % height, element // (depth * height)
+    return (d * height + h) * width + w
 
 
 @inline
 def _add_plane(into, begin: int, end: int, first: int, sizes, columns_first: int, dy, indices) -> None:
     """into = 0; into[indices[j] - first] += dy[j] for j in [begin, end)."""
-    write_zeros(into, 0, sizes.depth * sizes.height * sizes.width, 0)
+    write_zeros(into, 0, sizes[0] * sizes[1] * sizes[2], 0)
     if columns_first:
         for j in range(begin, end):
             element = in_rows(v.load_one(indices, j) - first, sizes)
@@ -64,9 +59,11 @@ def _add_plane(into, begin: int, end: int, first: int, sizes, columns_first: int
 
 
 @kernel
-def add_to_maxima(planes: Units, windows, sizes: PlaneSizes, columns_first, dy: Pointer, indices: Pointer, dx: Pointer):
+def add_to_maxima(
+    planes: Units, windows, sizes: SIZES, columns_first, dy: Pointer, indices: Pointer, dx: Pointer
+):  # fmt: skip
     """dx = 0; dx[indices[j]] += dy[j], plane by plane."""
-    size = sizes.depth * sizes.height * sizes.width
+    size = sizes[0] * sizes[1] * sizes[2]
     for plane in planes:
         begin, first = plane * windows, plane * size
         _add_plane(dx + first, begin, begin + windows, first, sizes, columns_first, dy, indices)
@@ -74,21 +71,14 @@ def add_to_maxima(planes: Units, windows, sizes: PlaneSizes, columns_first, dy: 
 
 @kernel
 def add_to_maxima_apart(
-    planes: Units,
-    windows,
-    sizes: PlaneSizes,
-    columns_first,
-    dy: Pointer,
-    indices: Pointer,
-    dx: Pointer,
-    sums: Private,
+    planes: Units, windows, sizes: SIZES, columns_first, dy: Pointer, indices: Pointer, dx: Pointer, sums: Private,
     addends: Private,
-):
+):  # fmt: skip
     """`add_to_maxima` with sums in float32, since half precision would round after each addition.
 
     Vectors then convert the sums, which is faster than converting single numbers.
     """
-    size = sizes.depth * sizes.height * sizes.width
+    size = sizes[0] * sizes[1] * sizes[2]
     for plane in planes:
         begin, first = plane * windows, plane * size
         write_same(addends, 0, windows, 0, (dy + begin,), ())

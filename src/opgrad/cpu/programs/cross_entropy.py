@@ -11,10 +11,8 @@ from opgrad.contract.ranges import wrong_label
 from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
 from opgrad.cpu.kernels.cross_entropy import columns, rows
 from opgrad.cpu.kernels.cross_entropy.labels import (
-    Ignored,
     LossReduction,
     Samples,
-    Weighting,
     add_losses,
     read_labels,
     sum_labels,
@@ -43,8 +41,8 @@ def add_labels(steps: ProgramSteps, by_sample: bool = False) -> tuple[Scratch, S
     classes = shared(samples + AFTER, "int32" if problem.n < 2**31 else "int64")
     weights = shared(samples + AFTER)
     ignore, weight = problem.attributes.get("ignore_index"), problem["weight"]
-    given = {"ignored": Ignored(ignore or 0, ignore is not None), "classes": classes, "weights": weights}
-    given["weighting"] = Weighting(weight, weight is not None, by_sample)
+    given = {"ignores": ignore is not None, "ignored": ignore or 0, "classes": classes, "weights": weights}
+    given |= {"weight": weight, "is_weighted": weight is not None, "by_sample": by_sample}
     steps.add_parts(read_labels, samples, LABELS_PER_PART, count=problem.n, found=found, **given)
     steps.add_parts(sum_labels, parts=parts, found=found, status=Scratch())
     return classes, weights

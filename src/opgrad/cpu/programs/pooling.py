@@ -26,7 +26,7 @@ def max_pool_grad(problem: Problem) -> Program:
     if not planes or not size + windows:
         return Program(())
     steps, per_part = ProgramSteps(problem), partition.per_part(planes, problem.bytes / planes)
-    sizes = kernels.PlaneSizes(*(1,) * (2 + MOST_AXES - len(shape)), *shape[2:])
+    sizes = (*(1,) * (2 + MOST_AXES - len(shape)), *shape[2:])
     kernel, memory = kernels.add_to_maxima, {}
     if problem["dx"].dtype in ("float16", "bfloat16"):
         kernel, private = kernels.add_to_maxima_apart, steps.workspace.private

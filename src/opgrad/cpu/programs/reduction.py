@@ -14,7 +14,7 @@ from opgrad.contract.problem import Operand
 from opgrad.cpu.compiler.decorators import vector_lanes
 from opgrad.cpu.compiler.parameters import Strips
 from opgrad.cpu.kernels.loops.fold import BLOCK
-from opgrad.cpu.kernels.loops.reduction import DEEP, WIDE, SumBlocks, sum_columns, sum_integers, sum_rows
+from opgrad.cpu.kernels.loops.reduction import DEEP, WIDE, sum_columns, sum_integers, sum_rows
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.runtime import partition
 
@@ -57,18 +57,18 @@ def _sum(steps: ProgramSteps, before: int, n: int, after: int, x: Any, y: Any) -
     blocks = partition.count(n, size)
     if blocks > 1:
         partial = steps.workspace.shared(before * blocks * after)
-        _sum_blocks(steps, before, n, after, SumBlocks(blocks, size), x, partial)
+        _sum_blocks(steps, before, n, after, blocks, size, x, partial)
         _sum(steps, before, blocks, after, partial, y)
     else:
-        _sum_blocks(steps, before, n, after, SumBlocks(1, max(n, 1)), x, y)
+        _sum_blocks(steps, before, n, after, 1, max(n, 1), x, y)
 
 
-def _sum_blocks(steps: ProgramSteps, before: int, n: int, after: int, blocks: SumBlocks, x: Any, y: Any) -> None:
-    units, arguments = before * blocks.count, {"n": n, "blocks": blocks, "x": x, "y": y}
+def _sum_blocks(steps: ProgramSteps, before: int, n: int, after: int, blocks: int, size: int, x: Any, y: Any) -> None:
+    units, arguments = before * blocks, {"n": n, "blocks": blocks, "block_size": size, "x": x, "y": y}
     if after == 1:
-        steps.add(sum_rows, units, 4 * blocks.size, **arguments)
+        steps.add(sum_rows, units, 4 * size, **arguments)
         return
     precise = "float64" in (x.dtype, y.dtype)
     strips = partition.count(after, WIDE * vector_lanes("float64" if precise else "float32"))
-    unit_bytes = 4 * blocks.size * after / strips
+    unit_bytes = 4 * size * after / strips
     steps.add(sum_columns, units * strips, unit_bytes, strips=Strips(strips, after), **arguments)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from opgrad.contract.problem import Problem
-from opgrad.cpu.kernels.cross_entropy.shards import GRADIENT, STATISTICS, Classes
+from opgrad.cpu.kernels.cross_entropy.shards import GRADIENT, STATISTICS
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.sample_loss import scaling_of
 from opgrad.cpu.runtime.program import Program
@@ -12,8 +12,7 @@ from opgrad.cpu.runtime.program import Program
 def _arguments(problem: Problem) -> dict[str, Any]:
     """The arguments that both kernels take besides operands."""
     samples, n = problem.specs["logits"].shape
-    classes = Classes(problem.attributes["first"], problem["weight"], problem["weight"] is not None)
-    return {"samples": samples, "n": n, "classes": classes, "scaling": scaling_of(problem)}
+    return {"samples": samples, "n": n, "is_weighted": problem["weight"] is not None, "scaling": scaling_of(problem)}
 
 
 def cross_entropy_shard(problem: Problem) -> Program:

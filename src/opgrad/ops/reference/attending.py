@@ -177,11 +177,6 @@ def of_starts(shapes: Shapes, attributes: Attributes) -> Shape:
     return (max(shapes["cu_seqlens_q"][0], 1),)
 
 
-def one_number(name: str) -> Callable[[Shapes, Attributes], Shape]:
-    """The shape of an array of one number, of any rank up to 1."""
-    return lambda shapes, attributes: (1,) if shapes[name] == (1,) else ()
-
-
 def given(operator: str, result: str, name: str) -> Callable[[Shapes, Attributes], Shape]:
     """The shape of an optional argument, which the result that is its gradient has, too."""
 

@@ -191,4 +191,4 @@ def put_mask(values, begin: int, end: int, kind: int, mask, first: int) -> None:
 def put_kept(kept, count: int, sizes: TileSizes, row: int, key: int, drop: Drop) -> None:
     """kept[i] = 1 if dropout keeps the probability of key + i in a row of all scores, else 0."""
     seed, offset = v.load_one(drop.seed, 0), v.load_one(drop.offset, 0)
-    keep_run(kept, 0, count, row * sizes.keys + key, 1, seed, offset, drop.threshold)
+    keep_run(kept, count, row * sizes.keys + key, seed, offset, drop.threshold)

@@ -12,21 +12,6 @@ LARGEST: Final = 3e38  # about the largest float32
 TOTAL: Final = 3  # status word: the sum of the samples' weights, a float64
 
 
-class Ignored(NamedTuple):
-    """The label whose samples are ignored, if `is_set`."""
-
-    label: int
-    is_set: int
-
-
-class Weighting(NamedTuple):
-    """The weights of classes, or of samples if `by_sample`; without them, all are 1."""
-
-    weight: Pointer
-    is_given: int
-    by_sample: int
-
-
 class Samples(NamedTuple):
     """For each sample its class and weight, which are -1 and 0 if it is ignored, and its loss, or in gradients dy.
 
@@ -53,23 +38,26 @@ class LossReduction(NamedTuple):
 
 @kernel
 def read_labels(
-    samples: Units, part: Part, count, ignored: Ignored, labels: Pointer, weighting: Weighting, classes: Pointer,
-    weights: Pointer, found,
+    samples: Units, part: Part, count, labels: Pointer, ignores, ignored, weight: Pointer, is_weighted, by_sample,
+    classes: Pointer, weights: Pointer, found,
 ):  # fmt: skip
-    """found[2 * part] = the first sample whose label is out of range, or -1; found[2 * part + 1] = the weights' sum."""
+    """ignored: the label whose samples are ignored, if `ignores`. weight: of classes, or of samples if `by_sample`.
+
+    found[2 * part] = the first sample whose label is out of range, or -1; found[2 * part + 1] = the weights' sum.
+    """
     wrong = -1
     total = 0.0
     for i in samples:
         label = v.load_one(labels, i)
-        is_ignored = ignored.is_set != 0 and label == ignored.label
+        is_ignored = ignores != 0 and label == ignored
         if (label < 0 or label >= count) and not is_ignored:
             wrong = i
             break
         w = v.number(weights, 0.0)
         if not is_ignored:
             w = v.number(weights, 1.0)
-            if weighting.is_given:
-                w = v.number(weights, v.load_one(weighting.weight, i if weighting.by_sample else label))
+            if is_weighted:
+                w = v.number(weights, v.load_one(weight, i if by_sample else label))
         v.store_one(classes, i, -1 if is_ignored else label)
         v.store_one(weights, i, w)
         total += w

@@ -125,7 +125,7 @@ def fused_row(x, n: int, ahead, out, row: int, samples, divisor: float, options,
     m, target, w = loops.row_max(x, 0, n), v.load_one(x, label), v.load_one(samples.weights, row)
     total, written = sum_exp(x, n, m, e, 1, ahead, waiting)
     complete_slope(waiting, written, n)
-    loss = (lse.row_log_of_total(x, total, m, lse.rounded_top(x, m)) - (target - m)) * w
+    loss = (lse.row_log_of_total(x, total, lse.rounded_top(x, m)) - (target - m)) * w
     s = v.number(x, total)
     v.store_one(e, label, v.load_one(e, label) - s)
     factor = v.number(x, inverse_of(divisor) * w) / s

@@ -4,7 +4,7 @@ Statistics of logits that are capped or divided first are those of a buffer, to 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
@@ -17,15 +17,6 @@ from opgrad.cpu.kernels.loops.map import mapped, mapped_by_index
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, row_rests
 from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.kernels.numerics.elementary import exp, exp_up_to_zero
-
-
-class Classes(NamedTuple):
-    """The classes of a shard: the number of the first, and their weights, if `is_weighted`."""
-
-    first: int
-    weight: Pointer
-    is_weighted: int
-
 
 # --- statistics ------------------------------------------------------------------------------------------------------
 
@@ -58,18 +49,18 @@ def statistics(z_of: Callable[..., Any]) -> Kernel:
 
     @kernel
     def of_rows(
-        rows: Units, samples, n, logits: Pointer, labels: Pointer, classes: Classes, scaling: Scaling,
-        found: Pointer, moment, buffer: Private,
+        rows: Units, samples, n, logits: Pointer, labels: Pointer, first, weight: Pointer, is_weighted,
+        scaling: Scaling, found: Pointer, moment, buffer: Private,
     ):  # fmt: skip
         for row in rows:
             x = logits + row * n
             z = z_of(x, n, buffer, scaling)
-            label = v.load_one(labels, row) - classes.first
+            label = v.load_one(labels, row) - first
             m, rest, count = row_rests(z, n, z + n)
             s = rest + count
             if m > MINUS_INFINITY:
                 s = rest / lse.exp_wide(z, m, m) + count
-            total = sum_products(0, n, (z, classes.weight), ()) if classes.is_weighted else sum_range(0, n, (z,), ())
+            total = sum_products(0, n, (z, weight), ()) if is_weighted else sum_range(0, n, (z,), ())
             v.store_one(found, row, m)
             v.store_one(found, samples + row, s)
             v.store_one(found, 2 * samples + row, v.load_one(z, label) if 0 <= label < n else v.number(z, 0.0))
@@ -103,18 +94,18 @@ def gradient(transform: Transform) -> Kernel:
 
     @kernel
     def of_rows(
-        rows: Units, samples, n, logits: Pointer, labels: Pointer, classes: Classes, scaling: Scaling,
-        factors: Pointer, dlogits: Pointer, stream,
+        rows: Units, samples, n, logits: Pointer, labels: Pointer, first, weight: Pointer, is_weighted,
+        scaling: Scaling, factors: Pointer, dlogits: Pointer, stream,
     ):  # fmt: skip
         numbers, second = in_precision(logits, scaling), factors + 2 * samples
         of_sample = factors, factors + samples, second, second + samples, second + 2 * samples, second + 3 * samples
         for row in rows:
-            x, out, label = logits + row * n, dlogits + row * n, v.load_one(labels, row) - classes.first
+            x, out, label = logits + row * n, dlogits + row * n, v.load_one(labels, row) - first
             given = v.load_one_each(of_sample, row)
             if given[2] == 0.0 and given[3] == 0.0 and given[4] == 0.0 and given[5] == 0.0:
                 write_zeros(out, 0, n, stream)
-            elif classes.is_weighted:
-                write_weighted(out, 0, n, stream, (x, classes.weight), (label, given, numbers))
+            elif is_weighted:
+                write_weighted(out, 0, n, stream, (x, weight), (label, given, numbers))
             else:
                 write(out, 0, n, stream, (x,), (label, given, numbers))
 

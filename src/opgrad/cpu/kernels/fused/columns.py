@@ -26,7 +26,6 @@ from opgrad.cpu.kernels.fused.operands import (
     ColumnResults,
     DropoutState,
     Memory,
-    Switches,
     do_nothing,
     keep_strip,
 )
@@ -107,14 +106,14 @@ def forward(form: Form) -> Kernel:
     @kernel
     def fused_columns(
         units: Units, strips: Strips, n, sources: form.sources, y: Columns, numbers: form.numbers, memory: Memory,
-        results: ColumnResults, dropout: DropoutState, switches: Switches,
+        results: ColumnResults, dropout: DropoutState, inf_as_zero, stream,
     ):  # fmt: skip
         e, done, kept, _ = memory
-        w, stream, decisions = v.lanes(e), _streams(y, e, switches.stream), _line_in(kept)
+        w, past, decisions = v.lanes(e), _streams(y, e, stream), _line_in(kept)
         operands = arrays_behind(decisions, sources[2], (0, 0))
         waiting = loops.no_strip(y, (_line_in(done), operands), (no_numbers(e), numbers))
         for unit in units:
-            o, j, whole, mask = loops.aligned_strip(unit, strips, y, y, w, stream)
+            o, j, whole, mask = loops.aligned_strip(unit, strips, y, y, w, past)
             if j >= strips.inner:
                 continue
             at, strip = (o, j), loops.in_buffer(e)
@@ -122,13 +121,13 @@ def forward(form: Form) -> Kernel:
             largest = read(e, n, find(sources[0], at), operands, whole, mask, numbers)
             m = subtracted(e, largest)
             sums = add_up(e, strip, n, m, e, w, _line_in(e), waiting)
-            of_strip = numbers_of(e, sums, largest, m, switches.inf_as_zero)
+            of_strip = numbers_of(e, sums, largest, m, inf_as_zero)
             decide(kept, n, o * n * strips.inner + j, strips.inner, dropout)
             store_stats(results.stats, o, j, mask, e, sums, largest, m, of_strip)
             write_saved(_strip_of(results.saved, o, j, whole, mask), n, e, of_strip)
             write_mask(_strip_of(results.mask, o, j, whole, mask), n, kept)
             arrays = _line_in(e), arrays_behind(decisions, sources[2], at)
-            waiting = begin(_strip_of(y, o, j, whole, mask), n, arrays, (of_strip, numbers), stream)
+            waiting = begin(_strip_of(y, o, j, whole, mask), n, arrays, (of_strip, numbers), past)
             e, done = done, e
         finish(waiting, n)
 

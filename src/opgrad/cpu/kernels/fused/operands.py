@@ -41,13 +41,6 @@ class ColumnResults(NamedTuple):
     stats: Rows
 
 
-class Switches(NamedTuple):
-    """Whether the softmax of a row of -inf is 0, and whether results are written past the cache."""
-
-    inf_as_zero: int
-    stream: int
-
-
 class Memory(NamedTuple):
     """A part's private memory: values of this row or strip and of the one before, dropout's decisions, and the buffer
     in which short rows are put together.
@@ -88,7 +81,7 @@ def keep_elements(kept, count: int, index: int, dropout: DropoutState) -> None:
         _write_ones(kept, 0, count, 0, (kept,), ())
     else:
         seed, offset = v.load_one(dropout.state, 0), v.load_one(dropout.state, 1)
-        keep_run(kept, 0, count, index, 1, seed, offset, dropout.threshold)
+        keep_run(kept, count, index, seed, offset, dropout.threshold)
 
 
 @inline

@@ -26,7 +26,6 @@ from opgrad.cpu.kernels.fused.operands import (
     DropoutState,
     Memory,
     RowResults,
-    Switches,
     do_nothing,
     keep_elements,
     start,
@@ -114,10 +113,10 @@ def forward(form: Form) -> Kernel:
     @kernel
     def fused_rows(
         rows: Units, n, sources: form.sources, y: Rows, numbers: form.numbers, memory: Memory, results: RowResults,
-        dropout: DropoutState, switches: Switches,
+        dropout: DropoutState, inf_as_zero, stream,
     ):  # fmt: skip
-        arguments = sources, y.step, numbers, memory, results, dropout, switches.inf_as_zero
-        write(rows.start, rows.stop, n, y, memory.buffer, switches.stream, arguments)
+        arguments = sources, y.step, numbers, memory, results, dropout, inf_as_zero
+        write(rows.start, rows.stop, n, y, memory.buffer, stream, arguments)
 
     return fused_rows
 

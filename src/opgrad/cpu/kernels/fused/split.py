@@ -23,7 +23,6 @@ from opgrad.cpu.kernels.fused.operands import (
     DropoutState,
     Memory,
     RowResults,
-    Switches,
     do_nothing,
     keep_elements,
 )
@@ -31,37 +30,37 @@ from opgrad.cpu.kernels.fused.rows import gradient_sum, reader, storing_stats
 from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.map import row_writer, write_same
 from opgrad.cpu.kernels.softmax.reductions import GRADIENTS
-from opgrad.cpu.kernels.softmax.split import BlockReduction, RowCut, block_of, block_reduction, sum_of_blocks
+from opgrad.cpu.kernels.softmax.split import BlockReduction, block_of, block_reduction, sum_of_blocks
 
 
 def forward(form: Form) -> tuple[Kernel, Kernel, Kernel]:
     """The three steps: the sums of blocks, those of rows, and the results."""
-    blocks = block_reduction(form.operator, form.exact)
-    return _block_sums(form, blocks), _row_sums(form, blocks), _block_results(form, blocks)
+    of_blocks = block_reduction(form.operator, form.exact)
+    return _block_sums(form, of_blocks), _row_sums(form, of_blocks), _block_results(form, of_blocks)
 
 
-def _block_sums(form: Form, blocks: BlockReduction) -> Kernel:
-    read, reduce = reader(form), blocks.reduce
+def _block_sums(form: Form, of_blocks: BlockReduction) -> Kernel:
+    read, reduce = reader(form), of_blocks.reduce
 
     @kernel
-    def split_sums(units: Units, cut: RowCut, sources: form.sources, numbers: form.numbers, memory: Memory, stats):
+    def split_sums(units: Units, blocks, n, sources: form.sources, numbers: form.numbers, memory: Memory, stats):
         for unit in units:
-            row, begin, size = block_of(unit, cut)
+            row, begin, size = block_of(unit, blocks, n)
             largest = read(memory.e, size, sources, (row, begin), numbers)
             reduce(memory.e, size, largest, stats, unit)
 
     return split_sums
 
 
-def _row_sums(form: Form, blocks: BlockReduction) -> Kernel:
-    join, numbers_of = blocks.join, blocks.reduction.numbers
-    store_stats = storing_stats(blocks.reduction.log_sum_exp) if "stats" in form.results else do_nothing
+def _row_sums(form: Form, of_blocks: BlockReduction) -> Kernel:
+    join, numbers_of = of_blocks.join, of_blocks.reduction.numbers
+    store_stats = storing_stats(of_blocks.reduction.log_sum_exp) if "stats" in form.results else do_nothing
 
     @kernel
-    def split_rows(rows: Units, cut: RowCut, sources: form.sources, results: RowResults, stats, total):
+    def split_rows(rows: Units, blocks, sources: form.sources, results: RowResults, stats, total):
         x = sources[0].data
         for row in rows:
-            largest, m, sums = join(x, stats, total, row, cut.blocks)
+            largest, m, sums = join(x, stats, total, row, blocks)
             store_stats(results.stats, row, x, sums, largest, m, numbers_of(x, sums, largest, m, 0))
 
     return split_rows
@@ -80,10 +79,10 @@ def _element_of_softmax(form: Form, result: Callable[..., Vector]) -> Callable[.
     return value
 
 
-def _block_results(form: Form, blocks: BlockReduction) -> Kernel:
-    of_softmax, behind = _element_of_softmax(form, blocks.reduction.result), chain(form.after, ROWS)
+def _block_results(form: Form, of_blocks: BlockReduction) -> Kernel:
+    of_softmax, behind = _element_of_softmax(form, of_blocks.reduction.result), chain(form.after, ROWS)
     find, arrays_before, arrays_behind = ROWS.find[ALONG], arrays_of(form.before, ROWS), arrays_of(form.after, ROWS)
-    numbers_of, decide = blocks.numbers, keep_elements if form.drops else do_nothing
+    numbers_of, decide = of_blocks.numbers, keep_elements if form.drops else do_nothing
 
     @inline
     def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
@@ -96,19 +95,19 @@ def _block_results(form: Form, blocks: BlockReduction) -> Kernel:
 
     @kernel
     def split_results(
-        units: Units, cut: RowCut, sources: form.sources, y: Rows, numbers: form.numbers, memory: Memory,
-        results: RowResults, dropout: DropoutState, switches: Switches, total,
+        units: Units, blocks, n, sources: form.sources, y: Rows, numbers: form.numbers, memory: Memory,
+        results: RowResults, dropout: DropoutState, inf_as_zero, stream, total,
     ):  # fmt: skip
         for unit in units:
-            row, begin, size = block_of(unit, cut)
+            row, begin, size = block_of(unit, blocks, n)
             x, at, decisions = sources[0].data, (row, begin), memory.kept
-            found = numbers_of(x, total, row, switches.inf_as_zero), numbers
-            decide(decisions, size, row * cut.n + begin, dropout)
+            found = numbers_of(x, total, row, inf_as_zero), numbers
+            decide(decisions, size, row * n + begin, dropout)
             before, after = arrays_before(decisions, sources[1], at), arrays_behind(decisions, sources[2], at)
             arrays = find(sources[0], at), before, after
             write_saved(results.saved.data + (row * results.saved.step + begin), 0, size, 0, arrays, found)
             write_mask(results.mask.data + (row * results.mask.step + begin), 0, size, 0, (decisions,), ())
-            write(y.data + (row * y.step + begin), 0, size, switches.stream, arrays, found)
+            write(y.data + (row * y.step + begin), 0, size, stream, arrays, found)
 
     return split_results
 
@@ -130,27 +129,27 @@ def gradient(form: GradientForm) -> tuple[Kernel, Kernel]:
 
     @kernel
     def split_gradient_sums(
-        units: Units, cut: RowCut, sources: form.sources, numbers: form.numbers, memory: Memory, dropout: DropoutState,
+        units: Units, blocks, n, sources: form.sources, numbers: form.numbers, memory: Memory, dropout: DropoutState,
         partial,
     ):  # fmt: skip
         dy, decisions = sources[0].data, memory.kept
         for unit in units:
-            row, begin, size = block_of(unit, cut)
-            decide(decisions, size, row * cut.n + begin, dropout)
+            row, begin, size = block_of(unit, blocks, n)
+            decide(decisions, size, row * n + begin, dropout)
             arrays = arrays_at(memory.e, decisions, sources, (row, begin))
             s, _ = add_up(dy, size, arrays, numbers, loops.no_row(dy, size, (), ()))
             store_f64(partial, unit, s)
 
     @kernel
     def split_gradient_results(
-        units: Units, cut: RowCut, sources: form.sources, dx: Rows, numbers: form.numbers, memory: Memory,
+        units: Units, blocks, n, sources: form.sources, dx: Rows, numbers: form.numbers, memory: Memory,
         dropout: DropoutState, partial, stream,
     ):  # fmt: skip
         dy, decisions = sources[0].data, memory.kept
         for unit in units:
-            row, begin, size = block_of(unit, cut)
-            s = sum_of_blocks(dy, partial, row, cut.blocks)
-            decide(decisions, size, row * cut.n + begin, dropout)
+            row, begin, size = block_of(unit, blocks, n)
+            s = sum_of_blocks(dy, partial, row, blocks)
+            decide(decisions, size, row * n + begin, dropout)
             arrays = arrays_at(memory.e, decisions, sources, (row, begin))
             write(dx.data + (row * dx.step + begin), 0, size, stream, arrays, (s, numbers))
 

@@ -16,7 +16,6 @@ from opgrad.cpu.kernels.fused.operands import (
     DropoutState,
     Memory,
     RowResults,
-    Switches,
     do_nothing,
     keep_elements,
 )
@@ -52,7 +51,7 @@ def forward(form: Form) -> Kernel:
     @kernel
     def fused_transposed_rows(
         units: Units, count, n, sources: form.sources, y: Rows, numbers: form.numbers, memory: Memory,
-        results: RowResults, dropout: DropoutState, switches: Switches,
+        results: RowResults, dropout: DropoutState, inf_as_zero,
     ):  # fmt: skip
         e, tile, kept, _ = memory
         w = v.lanes(e)
@@ -62,7 +61,7 @@ def forward(form: Form) -> Kernel:
                 at = (first + r, 0)
                 write_input(e + r * n, 0, n, 0, (find(sources[0], at), before(kept, sources[1], at)), numbers)
             transpose_in(tile, e, n, n, rows)
-            found = lines(tile, n, True, switches.inf_as_zero, Line(tile, w), 0)
+            found = lines(tile, n, True, inf_as_zero, Line(tile, w), 0)
             transpose_out(e, n, tile, n, rows)
             decide(kept, rows * n, first * n, dropout)
             store_stats(results.stats, first, rows, tile, found)

@@ -1,6 +1,6 @@
-"""Kernels that sum an array of shape before x n x after over n, in blocks of a fixed size."""
+"""Kernels that sum an array of shape before x n x after over n, in `blocks` blocks of `block_size` terms or fewer."""
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import inline, kernel
@@ -12,19 +12,12 @@ WIDE: Final = 4  # vectors of columns that are summed at once
 AHEAD: Final = 8  # rows between a prefetch and its use
 
 
-class SumBlocks(NamedTuple):
-    """The blocks in which n terms are summed: their number, and the terms of each; the last block may have fewer."""
-
-    count: int
-    size: int
-
-
 @kernel
-def sum_rows(units: Units, n, blocks: SumBlocks, x: Pointer, y: Pointer):
+def sum_rows(units: Units, n, blocks, block_size, x: Pointer, y: Pointer):
     """y[row, block] = the sum of that block of x[row]."""
     for unit in units:
-        row, begin = unit // blocks.count, unit % blocks.count * blocks.size
-        total = sum_range(begin, min(begin + blocks.size, n), (x + row * n,), ())
+        row, begin = unit // blocks, unit % blocks * block_size
+        total = sum_range(begin, min(begin + block_size, n), (x + row * n,), ())
         v.store_one(y, unit, v.reduce_add(total))
 
 
@@ -66,14 +59,14 @@ def sum_strip(x, step: int, begin: int, end: int, width: int, y) -> None:
 
 
 @kernel
-def sum_columns(units: Units, n, blocks: SumBlocks, strips: Strips, x: Pointer, y: Pointer):
+def sum_columns(units: Units, n, blocks, block_size, strips: Strips, x: Pointer, y: Pointer):
     """y[before, block, column] = the sum of that block of x[before, :, column]; a unit is a strip of columns."""
     after, widest = strips.inner, WIDE * v.lanes(x)
     for unit in units:
         outer, column = unit // strips.count, unit % strips.count * widest
-        before, begin = outer // blocks.count, outer % blocks.count * blocks.size
+        before, begin = outer // blocks, outer % blocks * block_size
         source, result = x + (before * n * after + column), y + (outer * after + column)
-        sum_strip(source, after, begin, min(begin + blocks.size, n), min(widest, after - column), result)
+        sum_strip(source, after, begin, min(begin + block_size, n), min(widest, after - column), result)
 
 
 @kernel

@@ -261,18 +261,17 @@ def _add_plain_below(x, sums, value: Vector, m: Vector, scale):
 
 
 @inline
-def _add_exact_two_below(x, sums, value: Vector, other: Vector, m: Vector, scale):
-    return _add_exact_below(x, _add_exact_below(x, sums, value, m, scale), other, m, scale)
-
-
-@inline
 def _add_pair_below(x, sums, value: Vector, other: Vector, m: Vector, scale):
     first, second = exp_scaled(value, scale), exp_scaled(other, scale)
     pair = v.select(value == m, 0.0, first) + v.select(other == m, 0.0, second)
     return sums[0] + pair, sums[1], sums[2], sums[3]
 
 
-EXACT_BELOW: Final = AddingBelow(64, _add_exact_below, _add_exact_two_below)
+EXACT_BELOW: Final = AddingBelow(
+    64,
+    _add_exact_below,
+    inline(lambda x, sums, a, b, m, scale: _add_exact_below(x, _add_exact_below(x, sums, a, m, scale), b, m, scale)),
+)
 PLAIN_BELOW: Final = AddingBelow(4, _add_plain_below, _add_pair_below)  # 4 pairs err by at most 2 ulp of their sum
 
 
@@ -378,7 +377,7 @@ def rounded_top(x, m: float) -> float:
 
 
 @inline
-def row_log_of_total(x, s: float, m: float, top: float) -> float:
+def row_log_of_total(x, s: float, top: float) -> float:
     """log(sum of exp(x - m)) from the sum of all scaled exponentials, of which `top` is that of m."""
     return v.first_lane(log_of_sum(v.full(x, 1.0), v.full(x, max((s - top) / top, 0.0) if s == s else s)))
 

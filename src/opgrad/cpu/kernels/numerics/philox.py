@@ -1,7 +1,7 @@
 """Dropout's decisions in kernels: Philox 4x32-10 of each element's index, as `opgrad.ops.reference.random` defines it.
 
-The four words of an evaluation belong to neighbouring elements: for neighbours it is taken once for four. Words are the
-lower halves of 64-bit lanes, so that a multiplication gives both halves of a product; upper halves may hold anything.
+The four words of an evaluation belong to neighbouring elements. Words are the lower halves of 64-bit lanes, so that a
+multiplication gives both halves of a product; upper halves may hold anything.
 """
 
 from typing import Final
@@ -45,51 +45,21 @@ def _decisions(values, words: Vector, threshold: int) -> Vector:
 
 
 @inline
-def _store_inside(values, begin: int, count: int, i: int, kept: Vector) -> None:
+def _store_inside(values, count: int, i: int, kept: Vector) -> None:
     """Write the lanes for elements i, i + 1, … of a run that belong to it."""
     if i >= 0 and i + v.lanes(values) <= count:
-        v.store(values, begin + i, kept)
+        v.store(values, i, kept)
     else:
-        v.store_masked(values, begin + i, kept, v.first(values, count - i) ^ v.first(values, -i))
+        v.store_masked(values, i, kept, v.first(values, count - i) ^ v.first(values, -i))
 
 
 @inline
-def _keep_neighbours(values, begin: int, count: int, index: int, seed: int, offset: int, threshold: int) -> None:
+def keep_run(values, count: int, index: int, seed: int, offset: int, threshold: int) -> None:
+    """values[i] = 1 if the word of element index + i is larger than `threshold`, else 0; i < count."""
     w, i = v.lanes(values), -(index & 3)
     group = v.progression(values, index + i, 4)
     while i < count:
         a, b, c, d = philox_words(group, seed, offset)
-        _store_inside(values, begin, count, i, _decisions(values, v.interleave_words(a, b, c, d), threshold))
+        _store_inside(values, count, i, _decisions(values, v.interleave_words(a, b, c, d), threshold))
         group = group + w
         i += w
-
-
-@inline
-def _word_of(element: Vector, seed: int, offset: int) -> Vector:
-    """The word of each element, whose last two bits choose it."""
-    a, b, c, d = philox_words(element & ~3, seed, offset)
-    upper = element & 2 == 2
-    return v.select(element & 1 == 1, v.select(upper, d, b), v.select(upper, c, a))
-
-
-@inline
-def _keep_apart(values, begin: int, count: int, index: int, step: int, seed: int, offset: int, threshold: int) -> None:
-    w = v.lanes(values)
-    for i in range(0, count, w):
-        e = v.progression(values, index + i * step, 4 * step)
-        words = v.interleave_words(
-            _word_of(e, seed, offset),
-            _word_of(e + step, seed, offset),
-            _word_of(e + 2 * step, seed, offset),
-            _word_of(e + 3 * step, seed, offset),
-        )
-        _store_inside(values, begin, count, i, _decisions(values, words, threshold))
-
-
-@inline
-def keep_run(values, begin: int, count: int, index: int, step: int, seed: int, offset: int, threshold: int) -> None:
-    """values[begin + i] = 1 if the word of element index + i * step is larger than `threshold`, else 0; i < count."""
-    if step == 1:
-        _keep_neighbours(values, begin, count, index, seed, offset, threshold)
-    else:
-        _keep_apart(values, begin, count, index, step, seed, offset, threshold)

@@ -26,7 +26,6 @@ class SoftmaxReduction(NamedTuple):
     An exact reduction keeps what is rounded off the exponentials, and the digits of the divisor that float32 lacks.
     """
 
-    adding: lse.Adding | lse.AddingBelow  # how exponentials are added up
     loop: Callable[..., Any]  # (meanwhile): the loop that sums exponentials and calls `meanwhile`, which writes
     subtracted: Callable[..., Any]  # (x, largest): what is subtracted, so that exponentials are at most 1
     numbers: Callable[..., Any]  # (x, sums, largest, subtracted, inf_as_zero): a tuple of vectors for `result`
@@ -41,23 +40,7 @@ GRADIENTS: Final = {
     "log_softmax_grad": (inline(lambda dy, y: dy), inline(lambda dy, y, s: dy - exp(y) * s)),
 }
 
-# --- rows of -inf --------------------------------------------------------------------------------------------------
-
-
-@inline
-def _subtracted_from_row(x, largest):
-    return largest if largest > MINUS_INFINITY else v.number(x, 0.0)
-
-
-@inline
-def _subtracted_from_columns(x, largest: Vector) -> Vector:
-    return v.select(largest > MINUS_INFINITY, largest, 0.0)
-
-
-@inline
-def _sum_of_row(s: float, inf_as_zero: int) -> float:
-    """The sum of a row, by which all is 0 if the row is empty and inf_as_zero; its quotients are NaN otherwise."""
-    return INFINITY if inf_as_zero and s < 1.0 else s
+# --- the functions in which rows and columns differ ------------------------------------------------------------------
 
 
 @inline
@@ -70,51 +53,27 @@ def _zero_if_empty(s: Vector, reciprocal, inf_as_zero: int):
 
 
 @inline
-def _exact_zero_if_empty(s: Vector, divisor, inf_as_zero: int):
-    if inf_as_zero:
-        high, low, top, largest = divisor
-        divisor = v.select(s < 1.0, 0.0, high), v.select(s < 1.0, 0.0, low), top, largest
-    return divisor
-
-
-# --- softmax -------------------------------------------------------------------------------------------------------
-
-
-@inline
-def _reciprocal_of_row(x, s: float, largest, m, inf_as_zero: int):
-    return lse.row_reciprocal(x, _sum_of_row(s, inf_as_zero))
-
-
-@inline
-def _exact_divisor_of_row(x, s: float, largest, m, inf_as_zero: int):
-    return lse.row_divisor(x, _sum_of_row(s, inf_as_zero), m)
-
-
-@inline
-def _reciprocal_of_columns(x, s, largest: Vector, m: Vector, inf_as_zero: int):
-    return _zero_if_empty(s[0], lse.column_reciprocal(s), inf_as_zero)
-
-
-@inline
 def _exact_divisor_of_columns(x, s, largest: Vector, m: Vector, inf_as_zero: int):
-    return _exact_zero_if_empty(s[0], lse.column_divisor(s, m), inf_as_zero)
+    high, low, top, quotient = lse.column_divisor(s, m)
+    high, low = _zero_if_empty(s[0], (high, low), inf_as_zero)
+    return high, low, top, quotient
+
+
+@inline
+def _sum_of_row(s: float, inf_as_zero: int) -> float:
+    """The sum of a row, by which all is 0 if the row is empty and inf_as_zero; its quotients are NaN otherwise."""
+    return INFINITY if inf_as_zero and s < 1.0 else s
 
 
 @inline
 def _log_sum_exp_of_row(x, s: float, largest, m, numbers):
-    return largest + (lse.row_log_of_total(x, s, m, lse.exp_added(x, m, m)) if s >= 1.0 else v.number(x, s))
+    return largest + (lse.row_log_of_total(x, s, lse.exp_added(x, m, m)) if s >= 1.0 else v.number(x, s))
 
 
 @inline
 def _log_sum_exp_of_columns(x, s, largest: Vector, m: Vector, numbers) -> Vector:
     top, compensation = lse.exp_pair(m, lse.scale_for(m))
     return largest + v.select(s[0] < 1.0, 0.0, lse.column_log_of_total(s, m, top, compensation))
-
-
-_no_reciprocal = inline(lambda x: (v.full(x, 0.0), v.full(x, 0.0)))
-
-
-# --- log-softmax ---------------------------------------------------------------------------------------------------
 
 
 @inline
@@ -131,12 +90,7 @@ def _log_numbers_of_columns(x, sums, largest: Vector, m: Vector, inf_as_zero: in
     return v.select(count > 0.0, m, minus_infinity), log_s
 
 
-# --- reductions ----------------------------------------------------------------------------------------------------
-
-
 class _Layout(NamedTuple):
-    """The functions in which the reductions of rows and those of columns differ."""
-
     subtracted: Callable[..., Any]
     sum_exp: Callable[..., Any]  # (meanwhile, adding): softmax's loop
     reciprocal: Callable[..., Any]  # softmax's numbers
@@ -149,10 +103,10 @@ class _Layout(NamedTuple):
 
 
 _ROWS: Final = _Layout(
-    _subtracted_from_row,
+    inline(lambda x, largest: largest if largest > MINUS_INFINITY else v.number(x, 0.0)),
     rows.row_sum_exp,
-    _reciprocal_of_row,
-    _exact_divisor_of_row,
+    inline(lambda x, s, largest, m, inf_as_zero: lse.row_reciprocal(x, _sum_of_row(s, inf_as_zero))),
+    inline(lambda x, s, largest, m, inf_as_zero: lse.row_divisor(x, _sum_of_row(s, inf_as_zero), m)),
     _log_sum_exp_of_row,
     v.full,
     rows.row_rest,
@@ -160,9 +114,9 @@ _ROWS: Final = _Layout(
     inline(lambda x, sums, largest, m, numbers: largest + v.first_lane(numbers[1])),
 )
 _COLUMNS: Final = _Layout(
-    _subtracted_from_columns,
+    inline(lambda x, largest: v.select(largest > MINUS_INFINITY, largest, 0.0)),
     columns.column_sum_exp,
-    _reciprocal_of_columns,
+    inline(lambda x, s, largest, m, inf_as_zero: _zero_if_empty(s[0], lse.column_reciprocal(s), inf_as_zero)),
     _exact_divisor_of_columns,
     _log_sum_exp_of_columns,
     inline(lambda x, m: m),
@@ -170,6 +124,10 @@ _COLUMNS: Final = _Layout(
     _log_numbers_of_columns,
     inline(lambda x, sums, largest, m, numbers: numbers[0] + numbers[1]),
 )
+
+# --- reductions ----------------------------------------------------------------------------------------------------
+
+_no_reciprocal = inline(lambda x: (v.full(x, 0.0), v.full(x, 0.0)))
 
 
 def of_rows(operator: str, exact: bool = False, recomputed: bool = False) -> SoftmaxReduction:
@@ -185,20 +143,16 @@ def of_columns(operator: str, exact: bool = False, recomputed: bool = False) -> 
 @cache
 def _reduction(layout: _Layout, operator: str, exact: bool, recomputed: bool) -> SoftmaxReduction:
     if operator == "log_softmax":
-        adding: Any = lse.EXACT_BELOW if exact else lse.PLAIN_BELOW
         return SoftmaxReduction(
-            adding,
-            partial(layout.rest, adding=adding),
+            partial(layout.rest, adding=lse.EXACT_BELOW if exact else lse.PLAIN_BELOW),
             layout.subtracted,
             layout.log_numbers,
             _no_reciprocal,
             inline(lambda x, numbers, fine: minus_both(x, numbers[0], numbers[1])),
             layout.log_sum_exp_of_numbers,
         )
-    adding = lse.EXACT if exact else lse.PLAIN
     softmax = SoftmaxReduction(
-        adding,
-        partial(layout.sum_exp, adding=adding),
+        partial(layout.sum_exp, adding=lse.EXACT if exact else lse.PLAIN),
         layout.subtracted,
         layout.exact_divisor if exact else layout.reciprocal,
         lse.no_sums if exact else _no_reciprocal,

@@ -19,25 +19,11 @@ from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, SoftmaxReduction, o
 STATS: Final = 3  # float64 numbers of each block, and of each row: the largest element, and two that make the sums
 
 
-class RowCut(NamedTuple):
-    """How rows are cut into blocks: the number of blocks of a row, and the length of a row."""
-
-    blocks: int
-    n: int
-
-
-class Block(NamedTuple):
-    """A block: its row, its first element there, and its length."""
-
-    row: int
-    begin: int
-    size: int
-
-
 @inline
-def block_of(unit: int, cut: RowCut):
-    begin = unit % cut.blocks * BLOCK
-    return Block(unit // cut.blocks, begin, min(BLOCK, cut.n - begin))
+def block_of(unit: int, blocks: int, n: int):
+    """A block's row, its first element there, and its length. blocks: of a row."""
+    begin = unit % blocks * BLOCK
+    return unit // blocks, begin, min(BLOCK, n - begin)
 
 
 # --- the sums of blocks, and of rows -------------------------------------------------------------------------------
@@ -129,21 +115,21 @@ def forward(operator: str) -> tuple[Kernel, Kernel, Kernel]:
     write = mapped(reduction.result)
 
     @kernel
-    def split_sums(units: Units, cut: RowCut, x: Rows, stats):
+    def split_sums(units: Units, blocks, n, x: Rows, stats):
         for unit in units:
-            row, begin, size = block_of(unit, cut)
+            row, begin, size = block_of(unit, blocks, n)
             xs = x.data + (row * x.step + begin)
             reduce(xs, size, loops.row_max(xs, 0, size), stats, unit)
 
     @kernel
-    def split_rows(rows: Units, cut: RowCut, x: Rows, stats, total):
+    def split_rows(rows: Units, blocks, x: Rows, stats, total):
         for row in rows:
-            join(x.data, stats, total, row, cut.blocks)
+            join(x.data, stats, total, row, blocks)
 
     @kernel
-    def split_results(units: Units, cut: RowCut, x: Rows, y: Rows, stream, total):
+    def split_results(units: Units, blocks, n, x: Rows, y: Rows, stream, total):
         for unit in units:
-            row, begin, size = block_of(unit, cut)
+            row, begin, size = block_of(unit, blocks, n)
             xs, ys = x.data + (row * x.step + begin), y.data + (row * y.step + begin)
             write(ys, 0, size, stream, (xs,), (numbers_of(xs, total, row, 0), v.is_fine(xs)))
 
@@ -167,19 +153,19 @@ def gradient(operator: str) -> tuple[Kernel, Kernel]:
     add_up = loops.row_sum_of(term_at, loops.no_step)
 
     @kernel
-    def split_gradient_sums(units: Units, cut: RowCut, dy: Rows, y: Rows, partial):
+    def split_gradient_sums(units: Units, blocks, n, dy: Rows, y: Rows, partial):
         for unit in units:
-            row, begin, size = block_of(unit, cut)
+            row, begin, size = block_of(unit, blocks, n)
             arrays = dy.data + (row * dy.step + begin), y.data + (row * y.step + begin)
             s, _ = add_up(dy.data, size, arrays, (), loops.no_row(dy.data, size, (), ()))
             store_f64(partial, unit, s)
 
     @kernel
-    def split_gradient_results(units: Units, cut: RowCut, dy: Rows, y: Rows, dx: Rows, partial, stream):
+    def split_gradient_results(units: Units, blocks, n, dy: Rows, y: Rows, dx: Rows, partial, stream):
         for unit in units:
-            row, begin, size = block_of(unit, cut)
+            row, begin, size = block_of(unit, blocks, n)
             arrays = dy.data + (row * dy.step + begin), y.data + (row * y.step + begin)
-            s = sum_of_blocks(dy.data, partial, row, cut.blocks)
+            s = sum_of_blocks(dy.data, partial, row, blocks)
             write(dx.data + (row * dx.step + begin), 0, size, stream, arrays, (s,))
 
     return split_gradient_sums, split_gradient_results

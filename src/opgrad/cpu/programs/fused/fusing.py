@@ -26,12 +26,11 @@ from opgrad.cpu.kernels.fused.operands import (
     Memory,
     RowResults,
     Source,
-    Switches,
 )
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.transpose import tile_size
-from opgrad.cpu.kernels.softmax.split import STATS, RowCut
+from opgrad.cpu.kernels.softmax.split import STATS
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.fused import formulas
 from opgrad.cpu.programs.layout import Limits, keeps_column, layout_of, spare_columns, units_of
@@ -237,7 +236,7 @@ class _FusedSteps(ProgramSteps):
         arguments |= sizes
         memory = self.memory(form.drops, stream)
         arguments |= {"n": problem.n, "stream": stream, "memory": memory, "dropout": self.dropout(form.drops)}
-        arguments["switches"] = Switches(problem.attributes.get("inf_as_zero", 0), stream)
+        arguments["inf_as_zero"] = problem.attributes.get("inf_as_zero", 0)
         arguments[self.result] = self.result_of(self.result)
         if not self.is_gradient:
             kind = ColumnResults if self.layout == "columns" else RowResults
@@ -273,7 +272,6 @@ def split_steps(steps: ProgramSteps, kernels: Sequence[Kernel], units: int, argu
     problem, shared = steps.problem, steps.workspace.shared
     sizes = {"partial": units} if len(kernels) == 2 else {"stats": STATS * units, "total": STATS * problem.outer}
     arguments |= {name: shared(count, "float64") for name, count in sizes.items()}
-    arguments["cut"] = RowCut(units // problem.outer, problem.n)
     found = [shared_out(kernel, units, problem.bytes / units, arguments) for kernel in kernels]
     if len(kernels) == 3:
         found[1] = Step(kernels[1], problem.outer, arguments)
