@@ -11,7 +11,6 @@ from opgrad.onnx.graph.messages import MICROSOFT, attribute_of, domain_of
 
 Function = TypeVar("Function")
 WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")  # operators of ai.onnx that have graphs
-WRITES = ("InPlaceAccumulatorV2", "InPlaceAccumulator")  # operators that write into an input
 
 
 # --- walks ---
@@ -99,17 +98,14 @@ def rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
 # --- which nodes results depend on ---
 
 
-def needed(
-    nodes: Sequence[onnx.NodeProto], wanted: Iterable[str], given: Collection[str] = (), always: Collection[str] = ()
-) -> list[onnx.NodeProto]:
+def needed(nodes: Sequence[onnx.NodeProto], wanted: Iterable[str], given: Collection[str] = ()) -> list[onnx.NodeProto]:
     """The nodes that the wanted values depend on, in the order of the nodes, which is a topological one.
 
     given: values that are there already; nodes that only they depend on are left out.
-    always: operators whose nodes are needed in any case.
     """
     names, found = set(wanted).difference(given), []
     for node in reversed(nodes):
-        if node.op_type in always or not names.isdisjoint(node.output):
+        if not names.isdisjoint(node.output):
             names.update(set(captured(node)).difference(given))
             found.append(node)
     return found[::-1]
