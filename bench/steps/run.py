@@ -24,7 +24,7 @@ from opgrad.training import ArtifactSet, Checkpoint
 from opgrad.training.engine.binding import BoundGraph
 from opgrad.training.engine.memory import TrainingMemory
 from opgrad.training.engine.optimizer import started
-from opgrad.training.engine.training_graph import TrainingGraph, read_model, session_options
+from opgrad.training.engine.training_graph import TrainingGraph, session_options
 from opgrad.training.run.samples import sample_batch
 
 ROOT = Path(__file__).parents[2]
@@ -253,8 +253,7 @@ def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> BoundGraph
     frozen = {name: array.copy() for name, array in artifacts.frozen.items()}
     memory = TrainingMemory("bench", Checkpoint(dict(artifacts.trainable), frozen), unchanged=False)
     options = session_options(opgrad.get_num_threads())
-    model = read_model(artifacts.training_model, "bench")
-    graph = TrainingGraph(model, memory, {}, options, "bench")
+    graph = TrainingGraph(artifacts.training()[0], artifacts.gradients, memory, {}, options, "bench")
     graph(list(data.values()))
     graph.reset = True
     return graph.bound

@@ -4,9 +4,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
-from passes_cases import build, finish, floats, operators, prepared, run, same_gradients
+from passes_cases import build, finish, floats, operators, prepared, same_gradients
 
-from opgrad.gradients import gradients
 from opgrad.onnx.passes import prepare
 
 X = floats(2, 3, 4)
@@ -305,23 +304,6 @@ def test_a_gradient_that_is_transposed_is_computed_so():
     )
     found = same_gradients(model, ["w"], {"x": floats(2, 3, 4), "w": floats(5, 4)})
     assert operators(found).count("Transpose") == 1
-
-
-def test_a_graph_that_accumulates_keeps_its_writes_and_names():
-    model = build("g (float[4] x) => (float[4] y) { y = Exp(x) }")
-    whole = gradients(model, "y", "x")
-    graph = whole.graph
-    graph.input.append(helper.make_tensor_value_info("x_buffer", TensorProto.FLOAT, [4]))
-    graph.input.append(helper.make_tensor_value_info("reset", TensorProto.BOOL, [1]))
-    inputs = ["x_buffer", "x_grad", "reset"]
-    graph.node.append(helper.make_node("InPlaceAccumulatorV2", inputs, ["flag"], domain="com.microsoft"))
-    del graph.output[1]
-    done = finish(whole, ["y"], keep=["x_grad"])
-    buffer = np.ones(4, np.float32)
-    x = floats(4)
-    run(done, {"x": x, "x_buffer": buffer, "reset": np.array([False])})
-    np.testing.assert_allclose(buffer, 1 + np.exp(x), rtol=1e-6)
-    assert "x_grad" in made(done)
 
 
 def test_models_are_not_changed():

@@ -3,8 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
-from passes_cases import build, close, finish, floats, operators, run, same_gradients, without_passes
+from passes_cases import build, close, floats, operators, run, same_gradients, without_passes
 
 from bench.steps.liveness import peak_bytes
 from opgrad.gradients import gradients
@@ -111,28 +110,3 @@ def test_other_segments_are_refused(segments, error, message):
     model, weights = layered(DENSE, 2)
     with pytest.raises(error, match=message):
         gradients(model, "loss", weights, checkpoint_segments=segments)
-
-
-def test_accumulated_gradients_are_ready_in_the_order_of_the_layers():
-    """Also where each of them goes into a buffer, in the order of the parameters."""
-    model, weights = layered(DENSE)
-    with without_passes():
-        whole = gradients(model, "loss", weights)
-    del whole.graph.output[1:]
-    whole.graph.input.append(helper.make_tensor_value_info("reset", TensorProto.BOOL, [1]))
-    feeds = {"x": floats(ROWS, WIDTH), "reset": np.array([True])}
-    for name in weights:
-        whole.graph.input.append(helper.make_tensor_value_info(f"{name}.buffer", TensorProto.FLOAT, [WIDTH, WIDTH]))
-        inputs = [f"{name}.buffer", f"{name}_grad", "reset"]
-        whole.graph.node.append(
-            helper.make_node("InPlaceAccumulatorV2", inputs, [f"{name}.done"], domain="com.microsoft")
-        )
-        whole.graph.output.append(helper.make_tensor_value_info(f"{name}.done", TensorProto.BOOL, [1]))
-        feeds[f"{name}.buffer"] = np.zeros((WIDTH, WIDTH), np.float32)
-    keep = [f"{name}_grad" for name in weights]
-    done = finish(whole, ["loss"], keep=keep)
-    saved = finish(whole, ["loss"], keep=keep, segments=4)
-    for each in (done, saved):
-        assert [node.output[0] for node in each.graph.node[-LAYERS:]] == [f"{name}.done" for name in weights]
-    most = [peak_bytes(each, feeds) for each in (done, saved)]
-    assert most[1] < 0.6 * most[0]

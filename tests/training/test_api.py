@@ -80,8 +80,8 @@ def test_a_step_takes_accumulated_gradients() -> None:
     assert_equal(values(one), values(other))
 
 
-def test_a_graph_whose_accumulators_are_used_otherwise(tmp_path: Path) -> None:
-    """Accumulators with a second output stay in the graph; the gradients are the same."""
+def test_a_graph_whose_accumulators_have_a_second_output(tmp_path: Path) -> None:
+    """Nothing may read it, or the sum of gradients."""
     model = onnx.load(DIGITS / "training_model.onnx")
     for node in model.graph.node:
         if node.op_type == "InPlaceAccumulatorV2":
@@ -95,6 +95,19 @@ def test_a_graph_whose_accumulators_are_used_otherwise(tmp_path: Path) -> None:
             other.lazy_reset_grad()
         assert module(*batch(4, seed)) == other(*batch(4, seed))
         assert_equal(dict(other.gradients), dict(module.gradients))
+    model.graph.output.add().name = model.graph.node[-1].output[-1]
+    with pytest.raises(ValueError, match="does not accumulate gradients as graphs of the artifact generator do"):
+        Module(model.SerializeToString(), CheckpointState.load_checkpoint(DIGITS / "checkpoint"))
+
+
+def test_gradients_stay_after_a_batch_that_is_refused() -> None:
+    _, module, _ = load()
+    module(*batch(4, 0))
+    before = {name: array.copy() for name, array in module.gradients.items()}
+    images, labels = batch(4, 1)
+    with pytest.raises(ValueError, match="label"):
+        module(images, labels + 1000)
+    assert_equal(dict(module.gradients), before)
 
 
 # --- saving and going on ---------------------------------------------------------------------------------------------

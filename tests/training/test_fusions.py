@@ -132,7 +132,7 @@ def test_training_steps_are_the_same_with_and_without():
     ours, theirs = ([trainer.step(batch) for _ in range(3)] for trainer in trainers)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     state = CheckpointState.load_checkpoint(artifacts.directory / "checkpoint")
-    module = Module(artifacts.training_model, state, fuse=False)
+    module = Module(artifacts.directory / "training_model.onnx", state, fuse=False)
     assert float(np.asarray(module(*batch.values()))) == pytest.approx(theirs[0], rel=1e-5)
 
 

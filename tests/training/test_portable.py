@@ -180,13 +180,12 @@ def test_labels_out_of_range_do_what_the_document_says(label, message, tmp_path)
 def test_dropout_depends_on_the_seed_alone(tmp_path):
     """About as many elements are dropped as the ratio says, others with each seed, in each node, in each place."""
     artifacts = ArtifactSet.load(FOLDERS["digits_transformer"])
-    model = onnx.load(artifacts.training_model)
+    model, _ = artifacts.training()
     (ratio,) = {node.input[1] for node in model.graph.node if node.op_type == "Dropout"}
     tensor = next(each for each in model.graph.initializer if each.name == ratio)
     tensor.CopyFrom(onnx.numpy_helper.from_array(np.array(0.25, np.float32), ratio))
-    onnx.save(model, tmp_path / "training_model.onnx")
     masks = [node.output[1] for node in model.graph.node if node.op_type == "Dropout"]
-    changed = replace(artifacts, training_model=tmp_path / "training_model.onnx")
+    changed = replace(artifacts, training_model=model)
     assert "seed" not in export_step(artifacts, tmp_path / "step.onnx").manifest["scalars"]  # its ratio is 0
     step = client().Step(export_step(changed, tmp_path / "step.onnx", outputs=masks).files["manifest"])
     assert step.manifest["scalars"] == ["learning_rate", "step", "seed"]
@@ -206,13 +205,12 @@ def test_dropout_depends_on_the_seed_alone(tmp_path):
 
 def test_names_of_the_step_that_the_graph_has_are_told(tmp_path):
     artifacts = ArtifactSet.load(FOLDERS[SMALL])
-    model = onnx.load(artifacts.training_model)
+    model, _ = artifacts.training()
     model.graph.node[0].output[0], old = "step", model.graph.node[0].output[0]
     for node in model.graph.node:
         node.input[:] = ["step" if each == old else each for each in node.input]
-    onnx.save(model, tmp_path / "training_model.onnx")
     with pytest.raises(ValueError, match="the graph has a value 'step', which is the name of an input"):
-        export_step(replace(artifacts, training_model=tmp_path / "training_model.onnx"), tmp_path / "step.onnx")
+        export_step(replace(artifacts, training_model=model), tmp_path / "step.onnx")
 
 
 def test_the_manifest_tells_all(tmp_path):
@@ -256,12 +254,11 @@ def test_what_cannot_be_exported_is_said(options, error, message, tmp_path):
 
 def test_an_operator_without_a_plain_form_is_named(tmp_path):
     artifacts = ArtifactSet.load(FOLDERS[SMALL])
-    model = onnx.load(artifacts.training_model)
+    model, _ = artifacts.training()
     next(node for node in model.graph.node if node.op_type == "LeakyRelu").domain = "somewhere"
     model.opset_import.append(onnx.helper.make_opsetid("somewhere", 1))
-    onnx.save(model, tmp_path / "training_model.onnx")
     with pytest.raises(NotImplementedError, match="the graph has somewhere:LeakyRelu, of which there is no form"):
-        export_step(replace(artifacts, training_model=tmp_path / "training_model.onnx"), tmp_path / "step.onnx")
+        export_step(replace(artifacts, training_model=model), tmp_path / "step.onnx")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from opgrad.onnx.graph.messages import copied
 from opgrad.training.files.artifact_set import ArtifactSet
 from opgrad.training.files.batches import TensorSpec
 from opgrad.training.files.rules import AdamWRule
-from opgrad.training.files.tensor_values import Held, array_of, is_placeholder, with_inputs
+from opgrad.training.files.tensor_values import Held, inputs_of_all
 from opgrad.training.make.models import MODEL, take_parameters, training_models, widened
 from opgrad.training.make.patterns import matching
 from opgrad.training.make.selection import Candidates, torn_layers, torn_note
@@ -77,25 +77,14 @@ def prepare(
         models = models.of(model)
     elif cuts:
         models = models.of(models.made.model(cuts))
-    trainable, _ = models.arrays
     for each in (models.training, models.evaluation):
         _finish(each, plain)
     inputs = {base.tokens: AXES, **more, LABELS: AXES}  # in the graph's order
-    constants = _constants([models.training, models.evaluation], models.values)
-    artifacts = ArtifactSet(
-        directory=folder,
-        training_model=models.training,
-        eval_model=with_inputs(models.evaluation),
-        rule=rule,
-        trainable=trainable,
-        frozen={},
-        inputs=tuple(TensorSpec(name, np.dtype(np.int64), axes) for name, axes in inputs.items()),
-        loss=trained.loss,
-        constants=constants,
-        files={name: place for name, each in constants.items() if (place := base.file_of(each)) is not None},
-    )
+    specs = [TensorSpec(name, np.dtype(np.int64), axes) for name, axes in inputs.items()]
+    artifacts = models.artifact_set(folder, rule, specs)
+    files = {name: place for name, each in artifacts.constants.items() if (place := base.file_of(each)) is not None}
     notes = tuple(torn_note(*each) for each in [*torn, *without_adapters(base, adapters)])
-    return Setting(artifacts, notes, chosen)
+    return Setting(replace(artifacts, files=files), notes, chosen)
 
 
 def _adapted(
@@ -146,7 +135,7 @@ def scoring(
     _widen(model, [name for name in values if name in held], base.values)
     take_parameters(model, list(values))
     _finish(model, plain=False)
-    return with_inputs(model), _constants([model], base.values)
+    return inputs_of_all(model, base.values)
 
 
 def _finish(model: onnx.ModelProto, plain: bool) -> None:
@@ -156,9 +145,3 @@ def _finish(model: onnx.ModelProto, plain: bool) -> None:
             node.op_type, node.domain = "Identity", ""
     if not plain:
         use_tiles(model)
-
-
-def _constants(models: Iterable[onnx.ModelProto], values: Mapping[str, Held]) -> dict[str, np.ndarray]:
-    """The values of the models' placeholders."""
-    names = {each.name for model in models for each in model.graph.initializer if is_placeholder(each)}
-    return {name: array_of(values[name]) for name in sorted(names)}

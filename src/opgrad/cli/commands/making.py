@@ -19,7 +19,6 @@ from opgrad.training.make.named_blocks import Loss, Optimizer
 if TYPE_CHECKING:
     import onnx
 
-    from opgrad.training.make.artifacts import Artifacts
     from opgrad.training.run.recipe import Recipe
 
 # The options for arguments that have other names.
@@ -210,27 +209,30 @@ def _block(kind: Loss | Optimizer, arguments: dict[str, Any]) -> Any:
 
 
 def make(
-    model: Path, making: Making, folder: Path, who: str, clip_norm: float | None = None, **files: Any
-) -> "Artifacts":
+    model: Path, making: Making, folder: Path | None, who: str, clip_norm: float | None = None, **others: Any
+) -> Any:
     """Make the artifacts of a model in a folder, which is made if need be, and is as it was after an error.
 
-    who: the command, for messages. clip_norm: of the optimizer model. files: arguments of `generate_artifacts`.
-    Raises ValueError for a model or options of which nothing can be made, OSError.
+    folder: None: they are made in memory. who: the command, for messages. clip_norm: of the optimizer model.
+    others: arguments of `generate_artifacts`.
+    Returns what `generate_artifacts` or, in memory, `models_of` returns. Raises ValueError for a model or options of
+    which nothing can be made, OSError.
     """
     from opgrad.onnx.graph.loading import read_model
     from opgrad.training.make import artifacts
 
-    arguments = making.arguments(clip_norm)
+    arguments = {**making.arguments(clip_norm), **others}
     read = read_model(model, who, outside=False)
     if arguments["loss"] is None:
         _check_is_loss(read, model, who)
     try:
+        if folder is None:
+            return artifacts.models_of(model, **arguments)
         with made_folder(folder), _silent(artifacts.logger):  # the commands print the notes
-            made = artifacts.generate_artifacts(model, artifact_directory=folder, **arguments, **files)
+            return artifacts.generate_artifacts(model, artifact_directory=folder, **arguments)
     except (LookupError, NotImplementedError, TypeError, ValueError) as error:
         text = said(error, "generate_artifacts", OPTIONS)
         raise ValueError(text if str(model) in text else f"{who}: {model}: {text}") from None
-    return made
 
 
 @contextmanager

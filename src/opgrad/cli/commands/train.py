@@ -133,7 +133,7 @@ def train(
                 stack.enter_context(results_folder(output))
             temporary = Path(stack.enter_context(TemporaryDirectory(prefix="opgrad-")))
             model = path if finish is None else quantizing.prepared(path, quantization, recipe, places.data, temporary)
-            artifacts = _made(model, making.with_recipe(recipe), places, recipe, temporary, processes, screen)
+            artifacts = _made(model, making.with_recipe(recipe), places, recipe, processes, screen)
         exported = _outputs(artifacts) if places.export else []
         if told := exact_products.note(artifacts.eval_model):
             screen.print(Text(visible(f"note: {told}")))
@@ -202,23 +202,28 @@ def _check_export(file: Path | None) -> None:
 
 
 def _made(
-    model: Path, making: Making, places: Places, recipe: "Recipe", temporary: Path, processes: "OneProcess",
-    screen: Console,
-) -> "ArtifactSet":  # fmt: skip
-    """The artifacts of a model, in the folder that keeps them or a temporary one."""
+    model: Path, making: Making, places: Places, recipe: "Recipe", processes: "OneProcess", screen: Console
+) -> "ArtifactSet":
+    """The artifacts of a model, also in the folder that keeps them."""
     from opgrad.cli.inspect.text import amount
-    from opgrad.training import ArtifactSet
+    from opgrad.training.make.artifacts import described
+    from opgrad.training.make.generation import Files
 
-    folder = (places.artifacts if processes.is_first else None) or temporary / model.stem
+    folder = places.artifacts or Path(model.stem)
     with screen.status(Text(visible(f"making artifacts of {model}"))):
         precision = "float32" if recipe.loss_scale is None else "model"
-        made = make(model, making, folder, "train", precision=precision)
-    count = sum(made.sizes.get(name, 0) for name in made.trainable)
-    frozen = f", {len(made.frozen)} frozen" if made.frozen else ""
-    screen.print(f"artifacts of {model}: trainable {amount(len(made.trainable), count)}{frozen}")
-    for note in made.notes:
+        made = make(model, making, None, "train", precision=precision)
+        if places.artifacts is not None and processes.is_first:
+            with made_folder(folder):
+                Files(folder).write(made)
+    told = described(folder, (), made)
+    count = sum(told.sizes.get(name, 0) for name in told.trainable)
+    frozen = f", {len(told.frozen)} frozen" if told.frozen else ""
+    screen.print(f"artifacts of {model}: trainable {amount(len(told.trainable), count)}{frozen}")
+    for note in told.notes:
         screen.print(Text(visible(f"note: {note}")))
-    return ArtifactSet.load(folder)
+    artifacts: ArtifactSet = made.artifact_set(folder)
+    return artifacts
 
 
 def _finish(

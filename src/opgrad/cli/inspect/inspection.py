@@ -12,7 +12,7 @@ from onnx import helper
 from onnx.external_data_helper import uses_external_data
 from onnx.helper import get_attribute_value
 
-from opgrad.onnx.graph.batch_norm import evaluating
+from opgrad.onnx.graph.batch_norm import evaluating, written_inputs
 from opgrad.onnx.graph.bounds import check_sizes
 from opgrad.onnx.graph.halves import compute_in_float32
 from opgrad.onnx.graph.loading import read_model
@@ -23,10 +23,11 @@ from opgrad.onnxruntime.loading import open_session
 from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, ModelOperator, operators
 from opgrad.training.engine.fusions import Fused, fuse
 from opgrad.training.engine.trainer import session_options
-from opgrad.training.files.artifact_set import FILES, changed_inputs, tensor_spec
+from opgrad.training.files.accumulators import BUFFER_SUFFIX, RESET
+from opgrad.training.files.artifact_set import FILES, tensor_spec
 from opgrad.training.files.checkpoint import Checkpoint, read_checkpoint
 from opgrad.training.files.checkpoint_files import data_of
-from opgrad.training.files.names import BUFFER_SUFFIX, RESET, VALUES
+from opgrad.training.files.names import VALUES
 from opgrad.training.files.rules import read_rule
 from opgrad.training.files.tensor_values import read_apart, read_shared
 from opgrad.training.make.checks import refused_types
@@ -177,7 +178,9 @@ def _inspect_folder(folder: Path) -> Inspection:
     if TRAINING in files:
         model = _load(folder / TRAINING)
         parts |= _ports(model, checkpoint.parameters if checkpoint else {})
-        compute_in_float32(model, changed_inputs(checkpoint.trainable if checkpoint else (), model.graph))
+        trained = list(checkpoint.trainable) if checkpoint else []
+        changed = {*trained, *(name + BUFFER_SUFFIX for name in trained), *written_inputs(model.graph)}
+        compute_in_float32(model, changed)
         found = _run(folder / TRAINING, model)
         parts |= found | {"problem": parts.get("problem") or found["problem"]}
         parts |= {"fused": fuse(model), "note": note(model)}

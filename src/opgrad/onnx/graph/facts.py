@@ -26,6 +26,7 @@ class Facts:
     dtype: of all results. dtype_of: the index of the input with the dtype of the results. See `dtype_of_result`.
     results_are_optional: each of its results may be left out.
     moves: it returns its first input, or parts of it, in another shape, order, size or dtype, rounded, or limited.
+    same_rank: its first result has the rank of its first input.
     quantized: it computes with quantized integers.
     byte_products: its products of bytes: the indices of the other operand, None where the node makes it, of the weight
     and of the weight's zero point.
@@ -42,6 +43,7 @@ class Facts:
     dtype_of: int | None = None
     results_are_optional: bool = False
     moves: bool = False
+    same_rank: bool = False
     quantized: bool = False
     byte_products: Sequence[tuple[int | None, int, int]] = ()
     writes: Mapping[int, int] = field(default_factory=dict)
@@ -65,22 +67,29 @@ _ONNX = {
     "MatMul": Facts(weights=ALL, stored=1),
     "Gemm": Facts(weights=ALL, stored=1, bias=2),
     "Conv": Facts(weights=(1, 2), stored=1, bias=2),
-    **_all("ConvTranspose PRelu BatchNormalization InstanceNormalization LayerNormalization", SCALE_AND_BIAS),
-    "GroupNormalization": Facts(weights=(1, 2), like={0: 0}),
-    "RMSNormalization": Facts(weights=(1,)),
+    **_all("ConvTranspose PRelu", SCALE_AND_BIAS),
+    **_all("BatchNormalization InstanceNormalization LayerNormalization", Facts(weights=(1, 2), same_rank=True)),
+    "GroupNormalization": Facts(weights=(1, 2), like={0: 0}, same_rank=True),
+    "RMSNormalization": Facts(weights=(1,), same_rank=True),
     "SimplifiedLayerNormalization": Facts(weights=(1,), like={0: 0}),  # onnxruntime's, in this domain
     **_all("LSTM GRU RNN", Facts(weights=(1, 2, 3, 7))),
     "Gather": Facts(weights=(0,), stored=0),
     **_all("GatherElements GatherND ConcatFromSequence", Facts(weights=(0,))),
-    **_all("""Identity Cast CastLike Transpose Reshape Unsqueeze Squeeze Flatten Expand Slice Tile Pad CenterCropPad
-        Trilu Compress ReverseSequence DepthToSpace SpaceToDepth Resize Upsample QuantizeLinear Min Max Clip""",
+    **_all("""CastLike Reshape Unsqueeze Squeeze Flatten Expand CenterCropPad Trilu Compress ReverseSequence
+        DepthToSpace SpaceToDepth Resize Upsample QuantizeLinear Min Max""",
         Facts(moves=True)),
+    **_all("""Identity Cast Transpose Slice Tile Pad Clip""",
+        Facts(moves=True, same_rank=True)),
+    **_all("""Abs Celu Elu Erf Exp Gelu HardSigmoid HardSwish LRN LeakyRelu Log LogSoftmax Mish Neg Not Reciprocal
+        Relu Selu Sigmoid Softmax Softplus Softsign Split Sqrt Swish Tanh ThresholdedRelu""",
+        Facts(same_rank=True)),
     "DequantizeLinear": Facts(moves=True, quantized=True),
     **_all("MatMulInteger", Facts(quantized=True, byte_products=[(0, 1, 3)])),
     "ConvInteger": Facts(quantized=True),
     **_all("QLinearMatMul QLinearConv", Facts(quantized=True, byte_products=[(0, 3, 5)])),
-    **_all("""RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout""",
+    **_all("""RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial""",
         Facts(once=True)),
+    "Dropout": Facts(same_rank=True, once=True),
 }
 _MICROSOFT = {
     # products

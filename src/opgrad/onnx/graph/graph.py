@@ -1,5 +1,6 @@
 """A model as a graph: what is known of its values, which node makes and which nodes read a value, and changes."""
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -39,7 +40,6 @@ class Graph:
     graph: the message. Its nodes may be changed in place, and `refresh` reads them again; what `substitute`, `alias`
     and `reorder` change is in the message after `commit`.
     room: the bytes that constants which passes compute may still have in all, without small ones.
-    producers: by the name of a value, the node that makes it. readers: the nodes that read it, each once.
     kept: all names that stay.
     """
 
@@ -88,13 +88,32 @@ class Graph:
         self._folded = {name: value for name, value in self._folded.items() if value is not None}
 
     def index(self) -> None:
-        """Find the maker and the readers of each value."""
-        self._places = {id(node): place for place, slot in enumerate(self._slots) for node in slot}
-        self.producers = {name: node for node in self.nodes() for name in node.output if name}
-        self.readers: dict[str, list[onnx.NodeProto]] = {}
+        """Find the maker and the readers of each value anew, when they are asked for."""
+        self.__dict__.pop("_links", None)
+
+    @functools.cached_property
+    def _links(self) -> "tuple[dict[int, int], dict[str, onnx.NodeProto], dict[str, list[onnx.NodeProto]]]":
+        """The index of each node's slot, the maker of each value, and its readers."""
+        producers = {name: node for node in self.nodes() for name in node.output if name}
+        readers: dict[str, list[onnx.NodeProto]] = {}
         for node in self.nodes():
             for name in dict.fromkeys(captured(node)):
-                self.readers.setdefault(name, []).append(node)
+                readers.setdefault(name, []).append(node)
+        return {id(node): place for place, slot in enumerate(self._slots) for node in slot}, producers, readers
+
+    @property
+    def _places(self) -> dict[int, int]:
+        return self._links[0]
+
+    @property
+    def producers(self) -> dict[str, onnx.NodeProto]:
+        """By the name of a value, the node that makes it."""
+        return self._links[1]
+
+    @property
+    def readers(self) -> dict[str, list[onnx.NodeProto]]:
+        """By the name of a value, the nodes that read it, each once."""
+        return self._links[2]
 
     def nodes(self) -> Iterator[onnx.NodeProto]:
         """All nodes, in their order."""
@@ -332,7 +351,7 @@ class Graph:
 
     def _enter(self, node: onnx.NodeProto, place: int) -> None:
         self._places[id(node)] = place
-        self.producers |= {name: node for name in node.output if name}
+        self.producers.update({name: node for name in node.output if name})
         for name in dict.fromkeys(captured(node)):
             self.readers.setdefault(name, []).append(node)
 

@@ -1,5 +1,6 @@
 """Raises the opset of ai.onnx that a model imports, and lets its functions import the same."""
 
+import functools
 from collections.abc import Sequence
 
 import onnx
@@ -57,6 +58,7 @@ def _means_the_same(nodes: Sequence[onnx.NodeProto], version: int, wanted: int) 
     return all(_since(node.op_type, first) == _since(node.op_type, last) for node in nodes)
 
 
+@functools.cache
 def _since(kind: str, version: int) -> int:
     """The opset of the last change of an operator up to a version; 0 for one that ONNX does not have."""
     return int(defs.get_schema(kind, version, "").since_version) if defs.has(kind, version, "") else 0

@@ -5,16 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx
 from onnx import TypeProto, helper
 
+from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.messages import CLASSICAL, domain_of
 
-# Operators whose first result has the rank of the first operand.
-ALIKE = frozenset((
-    *("Abs", "BatchNormalization", "Cast", "Celu", "Clip", "Dropout", "Elu", "Erf", "Exp", "Gelu"),
-    *("GroupNormalization", "HardSigmoid", "HardSwish", "Identity", "InstanceNormalization", "LRN"),
-    *("LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "Mish", "Neg", "Not", "Pad", "RMSNormalization"),
-    *("Reciprocal", "Relu", "Selu", "Sigmoid", "Slice", "Softmax", "Softplus", "Softsign", "Split", "Sqrt"),
-    *("Swish", "Tanh", "ThresholdedRelu", "Tile", "Transpose"),
-))  # fmt: skip
 BROADCASTING = frozenset(("Add", "Div", "Max", "Mean", "Min", "Mul", "Sub", "Sum", "Where"))
 MATRIX = 2
 TREES = ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")  # their last result has a row for each row
@@ -47,7 +40,7 @@ def _operands(node: onnx.NodeProto, result: int | None, ranks: Mapping[str, int 
     """The operands of a node whose rank follows from that of its result. ranks: those of all operands."""
     if result is None:
         return
-    if node.op_type in ALIKE:
+    if facts_of(node).same_rank:
         yield node.input[0], result
     elif node.op_type == "Concat" or (node.op_type == "MatMul" and MATRIX in ranks.values()):
         yield from ((name, result) for name in node.input)

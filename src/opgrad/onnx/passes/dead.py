@@ -1,13 +1,13 @@
 """Dead code elimination: it removes nodes, optional results and initializers that no output depends on."""
 
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.nodes import WRITES, leave_out_results, needed, read_by
+from opgrad.onnx.graph.nodes import leave_out_results, needed, read_by
 
 
 def remove_dead(graph: Graph) -> bool:
     """Remove the nodes that no output and no kept value depends on."""
     nodes = list(graph.nodes())
-    kept = needed(nodes, graph.kept, always=WRITES)
+    kept = needed(nodes, graph.kept)
     read, places = read_by(kept).union(graph.kept), {id(node) for node in kept}
     dead = [node for node in nodes if id(node) not in places]
     for node in dead:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import onnx
 
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.nodes import WRITES, captured
+from opgrad.onnx.graph.nodes import captured
 
 
 def order_ends(graph: Graph) -> bool:
@@ -31,21 +31,8 @@ def order_ends(graph: Graph) -> bool:
     ordered = [node for node in nodes if id(node) not in ends]
     for end in sorted(groups, key=lambda end: (-ready[end], -end)):
         ordered += groups[end]
-    ordered = writes_last(graph, ordered, nodes)
     graph.reorder(ordered)
     return ordered != nodes
-
-
-def writes_last(
-    graph: Graph, nodes: Iterable[onnx.NodeProto], before: Iterable[onnx.NodeProto]
-) -> list[onnx.NodeProto]:
-    """The nodes in a new order: those that write into buffers come last, in their order in `before`.
-
-    That is the order of the parameters, on which readers of training graphs rely.
-    """
-    writes = [node for node in before if node.op_type in WRITES and not any(map(graph.readers.get, node.output))]
-    last = {id(node) for node in writes}
-    return [*(node for node in nodes if id(node) not in last), *writes]
 
 
 def _ends(graph: Graph, nodes: list[onnx.NodeProto]) -> dict[int, int]:

@@ -16,7 +16,7 @@ from onnx import TensorProto
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of
 from opgrad.onnx.graph.nodes import attributes_of, captured, read_by, rename_inputs
-from opgrad.onnx.passes.order import sorted_nodes, writes_last
+from opgrad.onnx.passes.order import sorted_nodes
 from opgrad.onnx.passes.segments import Segments
 from opgrad.onnx.passes.sharing import is_repeatable
 
@@ -40,7 +40,7 @@ def checkpoint(graph: Graph, forward: Sequence[str], segments: int | Sequence[st
         later = {name for node in cut.forward[end:] for name in node.output if name}
         segment = _Segment(graph, inside, backward, cut.kept | graph.kept)
         new = segment.recompute(later)
-        nodes = writes_last(graph, sorted_nodes([*nodes, *new]), nodes)
+        nodes = sorted_nodes([*nodes, *new])
         graph.reorder(nodes)
         later_part = {id(node) for node in (*backward, *new)}
         backward = [node for node in nodes if id(node) in later_part]

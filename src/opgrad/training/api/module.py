@@ -10,7 +10,7 @@ import onnxruntime
 
 from opgrad.cpu.runtime.threads import get_num_threads
 from opgrad.onnx.graph.batch_norm import evaluating, written_inputs
-from opgrad.onnx.graph.halves import compute_in_float32, in_float32
+from opgrad.onnx.graph.halves import compute_in_float32, in_float32, is_half
 from opgrad.onnx.graph.loading import name_of
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnx.passes.losses import use_internal_losses
@@ -22,9 +22,9 @@ from opgrad.training.engine.memory import TrainingMemory
 from opgrad.training.engine.optimizer import GradientNorm, clip_factor
 from opgrad.training.engine.training_graph import Source, TrainingGraph, open_bound
 from opgrad.training.engine.training_graph import session_options as options_for
-from opgrad.training.files.artifact_set import changed_inputs, check_parameters, tensor_spec
+from opgrad.training.files.accumulators import BUFFER_SUFFIX, without_accumulators
+from opgrad.training.files.artifact_set import check_parameters, tensor_spec
 from opgrad.training.files.batches import TensorSpec
-from opgrad.training.files.names import BUFFER_SUFFIX
 from opgrad.training.files.tensor_values import read_shared
 
 WHO = "Module"
@@ -69,7 +69,6 @@ class Module:
         if not isinstance(state, CheckpointState):
             raise TypeError(f"{WHO}: state is {type(state).__name__}, expected CheckpointState")
         model, constants = read_shared(train_model_uri, WHO)
-        compute_in_float32(model, changed_inputs(state._memory.parameters, model.graph))
         self._eval_model: onnx.ModelProto | None = None
         of_eval: dict[str, np.ndarray] = {}
         if eval_model_uri is not None:
@@ -79,10 +78,11 @@ class Module:
         options = options_for(get_num_threads()) if session_options is None else session_options
         self.training = True
         self._state, self._memory = state, state._memory
-        _fit(model.graph, self._memory)
-        memory = self._memory
-        what = f"{WHO}: {name_of(train_model_uri)}"
-        self._graph = TrainingGraph(model, memory, constants, options, what, fuse)
+        memory, what = self._memory, f"{WHO}: {name_of(train_model_uri)}"
+        _fit(model.graph, memory)
+        gradients = without_accumulators(model, what)
+        compute_in_float32(model, {*memory.parameters, *written_inputs(model.graph)})
+        self._graph = TrainingGraph(model, gradients, memory, constants, options, what, fuse)
         self._eval_graph = None
         if self._eval_model is not None and eval_model_uri is not None:
             fixed = {**memory.parameters, **memory.frozen, **of_eval}
@@ -302,7 +302,8 @@ def _fit(graph: onnx.GraphProto, memory: TrainingMemory) -> None:
         memory.frozen[name] = in_float32(memory.frozen[name])
     check_parameters(WHO, specs, memory.parameters, memory.frozen)
     for name in memory.parameters:
-        if specs[name + BUFFER_SUFFIX].dtype != np.float32:
+        kind = specs[name + BUFFER_SUFFIX].dtype
+        if kind != np.float32 and not is_half(kind):
             raise NotImplementedError(f"{WHO}: the gradient of {name!r} is not float32")
 
 

@@ -15,7 +15,6 @@ from onnx import TensorProto, helper
 from opgrad.onnx.graph.halves import has_halves
 from opgrad.onnx.graph.messages import copied, keep
 from opgrad.onnx.graph.nodes import rename_inputs
-from opgrad.training.files.names import BUFFER_SUFFIX
 
 DYNAMIC = "dynamic"
 FACTOR, INVERSE = "opgrad.loss_scale", "opgrad.loss_scale.inverse"  # inputs of the graph; the first is a property, too
@@ -102,17 +101,16 @@ def _numbers(text: object) -> list[float] | None:
     return [factor, *counts] if right and isinstance(factor, float) and 2.0**-64 < factor <= LARGEST else None
 
 
-def scaled(
-    model: onnx.ModelProto, trainable: Mapping[str, Any], scale: LossScale, who: str
-) -> Mapping[str, np.ndarray]:
+def scaled(model: onnx.ModelProto, gradients: dict[str, str], scale: LossScale, who: str) -> Mapping[str, np.ndarray]:
     """Let a training graph that computes in float16 take float32 parameters and give float32 gradients.
 
     model: changed. Its parameters are rounded to float16 where they are read; the gradient of the loss is an input.
+    gradients: names of the gradients by parameter, changed, too.
     Returns the memory of the new inputs. Raises ValueError for a graph that does not compute in float16.
     """
     graph, first = model.graph, f"{model.graph.output[0].name}_grad"
     kinds = {each.name: each.type.tensor_type for each in graph.input}
-    halves = [name for name in trainable if kinds[name].elem_type == TensorProto.FLOAT16]
+    halves = [name for name in gradients if kinds[name].elem_type == TensorProto.FLOAT16]
     seed = next((copied(each) for each in graph.initializer if each.name == first), None)
     if not halves or has_halves(model, (TensorProto.BFLOAT16,)):
         raise ValueError(f"{who}: loss_scale is for graphs that compute in float16, expected none for this one")
@@ -124,21 +122,16 @@ def scaled(
         rename_inputs(node, names)
     to = TensorProto.FLOAT16
     casts = [helper.make_node("Cast", [name], [names[name]], f"{names[name]}/Cast", to=to) for name in halves]
-    keep(graph.node, [new for node in (*casts, *graph.node) for new in _unscaling(node)])
+    keep(graph.node, [*casts, *graph.node])
+    outputs = {each.name: each for each in graph.output}
+    for name, gradient in list(gradients.items()):
+        wide, unscaled = f"{name}{UNSCALED_SUFFIX}.scaled", f"{name}{UNSCALED_SUFFIX}"
+        graph.node.append(helper.make_node("Cast", [gradient], [wide], f"{wide}/Cast", to=TensorProto.FLOAT))
+        graph.node.append(helper.make_node("Mul", [wide, INVERSE], [unscaled], f"{unscaled}/Mul"))
+        gradients[name] = outputs[gradient].name = unscaled
+        outputs[gradient].type.tensor_type.elem_type = TensorProto.FLOAT
     for name in halves:
-        for each in (name, name + BUFFER_SUFFIX):
-            kinds[each].elem_type = TensorProto.FLOAT
+        kinds[name].elem_type = TensorProto.FLOAT
     graph.input.append(helper.make_tensor_value_info(FACTOR, seed.data_type, seed.dims))
     graph.input.append(helper.make_tensor_value_info(INVERSE, TensorProto.FLOAT, []))
     return scale.inputs(helper.tensor_dtype_to_np_dtype(seed.data_type), tuple(seed.dims), who)
-
-
-def _unscaling(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """A node; one that adds up a gradient gets it in float32, divided by the factor."""
-    if node.op_type != "InPlaceAccumulatorV2":
-        return [node]
-    name, gradient = node.input[0].removesuffix(BUFFER_SUFFIX), node.input[1]
-    wide, unscaled = f"{name}{UNSCALED_SUFFIX}.scaled", f"{name}{UNSCALED_SUFFIX}"
-    node.input[1] = unscaled
-    cast = helper.make_node("Cast", [gradient], [wide], f"{wide}/Cast", to=TensorProto.FLOAT)
-    return [cast, helper.make_node("Mul", [wide, INVERSE], [unscaled], f"{unscaled}/Mul"), node]

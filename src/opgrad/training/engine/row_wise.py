@@ -18,7 +18,6 @@ from opgrad.onnx.graph.messages import keep
 from opgrad.onnx.graph.nodes import reads_values
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.optimizer import SGD, AdamW
-from opgrad.training.files.names import BUFFER_SUFFIX
 from opgrad.training.files.rules import AdamWRule
 from opgrad.training.make.patterns import matching
 from opgrad.training.make.shared_tensors import name_in_module
@@ -33,17 +32,17 @@ INDICES, GRADIENT = "_rows.indices", "_rows.gradient"  # behind a table's name: 
 # --- graph -----------------------------------------------------------------------------------------------------------
 
 
-def expose(model: onnx.ModelProto, given: Sequence[str], who: str) -> list[str]:
+def expose(model: onnx.ModelProto, gradients: dict[str, str], given: Sequence[str], who: str) -> list[str]:
     """Replace each table's gradient in a training graph by two outputs: the indices, and the gradient of the rows.
 
+    gradients: names of the gradients by parameter; those of the tables go.
     given: names of tables, or patterns that match some. Returns the names of the tables.
     Raises ValueError for a name that is no parameter with a gradient, a pattern that matches no table, and a table that
     is not read by exactly one Gather along its first axis; one that is tied to another layer is read more than once.
     """
     if not given:
         return []
-    inputs = (value.name for value in model.graph.input if value.name.endswith(BUFFER_SUFFIX))
-    trained = [name.removesuffix(BUFFER_SUFFIX) for name in inputs]
+    trained = list(gradients)
     modules: dict[str, list[str]] = {}  # of tables alone
     for node in model.graph.node:
         if node.op_type == "Gather" and node.input[0] in trained:
@@ -53,13 +52,11 @@ def expose(model: onnx.ModelProto, given: Sequence[str], who: str) -> list[str]:
         named, matched = matching("row_wise", given, trained, list(modules), modules, KINDS)
     names = list(dict.fromkeys([*named, *matched]))
     for name in names:
-        _expose(model.graph, name)
+        _expose(model.graph, name, gradients.pop(name))
     return names
 
 
-def _expose(graph: onnx.GraphProto, name: str) -> None:
-    adding = [node for node in graph.node if node.input and node.input[0] == name + BUFFER_SUFFIX]
-    gradient = adding[0].input[1]
+def _expose(graph: onnx.GraphProto, name: str, gradient: str) -> None:
     made = [node for node in graph.node if gradient in node.output]
     readers = [node for node in graph.node if name in node.input and reads_values(node)]
     if not (
@@ -68,11 +65,8 @@ def _expose(graph: onnx.GraphProto, name: str) -> None:
         kinds = ", ".join(sorted({node.op_type for node in readers}))
         raise ValueError(f"row_wise: {name} is read by {kinds}, expected one Gather along its first axis alone")
     _, indices, dy = made[0].input
-    for node in (*adding, *made):
-        graph.node.remove(node)
-    dropped = {output for node in adding for output in node.output}
-    keep(graph.output, [value for value in graph.output if value.name not in dropped])
-    keep(graph.input, [value for value in graph.input if value.name != name + BUFFER_SUFFIX])
+    graph.node.remove(made[0])
+    keep(graph.output, [value for value in graph.output if value.name != gradient])
     graph.node.append(helper.make_node("Cast", [indices], [name + INDICES], to=onnx.TensorProto.INT64))
     graph.node.append(helper.make_node("Identity", [dy], [name + GRADIENT]))
     graph.output.append(helper.make_tensor_value_info(name + INDICES, onnx.TensorProto.INT64, None))

@@ -67,12 +67,13 @@ class Trainer:
             options = session_options(get_num_threads())
         self.artifacts = artifacts
         self.loss_scale = None if loss_scale is None else LossScale(loss_scale)
-        model, constants = artifacts.training("Trainer", in_halves=loss_scale is not None)
+        model, constants = artifacts.training(in_halves=loss_scale is not None)
+        gradients = dict(artifacts.gradients)
         if self.loss_scale is not None:
             if row_wise:
                 raise ValueError("Trainer: loss_scale and row_wise, expected one of them")
-            constants = {**constants, **scaled(model, artifacts.trainable, self.loss_scale, "Trainer")}
-        row_wise = expose(model, row_wise, "Trainer")
+            constants = {**constants, **scaled(model, gradients, self.loss_scale, "Trainer")}
+        row_wise = expose(model, gradients, row_wise, "Trainer")
         written = written_inputs(model.graph)
         kinds = {each.name: each.type.tensor_type.elem_type for each in model.graph.input}
         frozen = {
@@ -82,7 +83,7 @@ class Trainer:
         checkpoint = Checkpoint(dict(artifacts.trainable), frozen)
         memory = self._memory = TrainingMemory("Trainer", checkpoint, unchanged=True, row_wise=row_wise)
         what = f"Trainer: {artifacts.title}"
-        self._graph = TrainingGraph(model, memory, constants, options, what, fuse)
+        self._graph = TrainingGraph(model, gradients, memory, constants, options, what, fuse)
         self.evaluator = Evaluator(artifacts, options)
         self.optimizer: SGD | AdamW = memory.start(artifacts.rule, _learning_rate("Trainer", learning_rate))
         self.rows = memory.rows
@@ -250,7 +251,7 @@ class Trainer:
             np.copyto(self.parameters[name], value)
         elif not _same(self.parameters[name], value):
             self.parameters[name] = self._memory.frozen[name] = np.array(value, order="C")
-            self._graph.replace(name, self.parameters[name])
+            self._graph.bound.replace(name, self.parameters[name])
 
 
 def _learning_rate(who: str, value: float) -> float:

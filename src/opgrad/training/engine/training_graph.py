@@ -10,14 +10,12 @@ import onnxruntime
 from opgrad.onnx.graph.bounds import check_sizes
 from opgrad.onnx.graph.loading import Source as Source
 from opgrad.onnx.graph.loading import read_model as read_model
-from opgrad.onnx.graph.messages import copied
 from opgrad.onnx.passes.losses import use_internal_losses
 from opgrad.onnxruntime import LOWERED, loading, lower, private
-from opgrad.training.engine import first_run, fusions, rewriting
+from opgrad.training.engine import first_run, fusions
 from opgrad.training.engine.binding import BoundGraph, Value, declared
 from opgrad.training.engine.memory import TrainingMemory
 from opgrad.training.files.batches import TensorSpec
-from opgrad.training.files.names import BUFFER_SUFFIX, RESET
 
 
 def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions, who: str) -> onnxruntime.InferenceSession:
@@ -61,80 +59,73 @@ def open_bound(
 class TrainingGraph:
     """Computes loss and gradients of a batch, reading parameters from memory and writing gradients there.
 
-    model: the training graph. memory: its parameters and gradients. constants: the values of its other inputs that
-    are those of no batch.
+    model: the training graph, which is changed. gradients: by parameter, the output with its gradient. memory: the
+    parameters and gradients. constants: the values of other inputs that are those of no batch.
     options: onnxruntime's session options.
     fuse: whether `fusions.fuse` replaces nodes.
 
     inputs, outputs: those of a call, in the graph's order.
-    reset: True if the next run replaces the gradients, False if it adds to them. Every run sets it to False. Each of
-    the two has a graph and a session of its own: in the first graph the kernels write into the gradients' memory.
+    reset: True if the next run replaces the gradients, False if it adds to them. Every run sets it to False.
     fused: the fusions that were applied.
+    bound: the graph in its memory.
     """
 
     def __init__(
         self,
         model: onnx.ModelProto,
+        gradients: Mapping[str, str],
         memory: TrainingMemory,
         constants: Mapping[str, np.ndarray],
         options: onnxruntime.SessionOptions,
         who: str,
         fuse: bool = True,
     ):
-        buffers = {name + BUFFER_SUFFIX: array for name, array in memory.gradients.items()}
-        parameters = {**memory.parameters, **memory.tables, **memory.frozen}
-        fixed = {**parameters, **constants, **buffers, RESET: np.zeros(1, np.bool_)}
-        flags = {name for node in model.graph.node if node.op_type == "InPlaceAccumulatorV2" for name in node.output}
+        fixed = {**memory.parameters, **memory.tables, **memory.frozen, **constants}
+        written = {output: memory.gradients[name] for name, output in gradients.items()}
         self.inputs = tuple(declared(value) for value in model.graph.input if value.name not in fixed)
-        self.outputs = tuple(declared(value) for value in model.graph.output if value.name not in flags)
+        self.outputs = tuple(declared(value) for value in model.graph.output if value.name not in written)
         self.reset = True
-        self._flag, self._fixed, self._gradients = fixed[RESET], fixed, memory.gradients
-        self._options, self._who = options, who
-        self._model = copied(model)
-        self.fused = fusions.fuse(self._model) if fuse else []
-        use_internal_losses(self._model)
-        rewriting.simplify_concatenations(self._model.graph)
-        self._adding: BoundGraph | None = None
-        self._overwriting = self._open_overwriting() or self._open_adding()
-
-    def _open_overwriting(self) -> BoundGraph | None:
-        """The graph that replaces gradients, if there is one."""
-        model = copied(self._model)
-        names = rewriting.overwriting(model)
-        if names is None:
-            return None
-        return self._open(model, {output: self._gradients[name] for name, output in names.items()})
-
-    def _open_adding(self) -> BoundGraph:
-        self._adding = self._open(self._model, {})
-        return self._adding
-
-    def _open(self, model: onnx.ModelProto, written: Mapping[str, np.ndarray]) -> BoundGraph:
-        first_run.begin(model, self._options)
-        return open_bound(model, self._options, self._who, self.inputs, self.outputs, self._fixed, written)
-
-    @property
-    def bound(self) -> BoundGraph:
-        """The graph for the next run, which `reset` chooses; the graph that adds is opened when it is first needed."""
-        return self._overwriting if self.reset else self._adding or self._open_adding()
-
-    def replace(self, name: str, array: np.ndarray) -> None:
-        """Bind other memory to an input that is not one of a call."""
-        self._fixed[name] = array
-        for bound in (self._overwriting, self._adding):
-            if bound is not None:
-                bound.replace(name, array)
+        self._gradients = memory.gradients
+        self.fused = fusions.fuse(model) if fuse else []
+        use_internal_losses(model)
+        _simplify_concatenations(model.graph)
+        first_run.begin(model, options)
+        self.bound = open_bound(model, options, who, self.inputs, self.outputs, fixed, written)
+        self._before = np.empty(0, np.float32)  # gradients of the batches before, while others are added to them
 
     def __call__(self, values: Sequence[Value] | None = None) -> BoundGraph:
         """Compute outputs and gradients; returns the graph that ran, whose `results` are the outputs.
 
         values: the inputs of a call; None: those that were written to `bound.buffer`.
         """
-        bound = self.bound
-        self._flag[0] = self.reset
-        bound(values)
+        if self.reset:
+            self.bound(values)
+        else:
+            self._add(values)
         self.reset = False
-        return bound
+        return self.bound
+
+    def _add(self, values: Sequence[Value] | None) -> None:
+        """Run the graph, and add its gradients to the present ones, which stay as they are after an error."""
+        flat = self._gradients.flat
+        if self._before.shape != flat.shape:
+            self._before = np.empty_like(flat)
+        np.copyto(self._before, flat)
+        try:
+            self.bound(values)
+        except BaseException:
+            np.copyto(flat, self._before)
+            raise
+        flat += self._before
+
+
+def _simplify_concatenations(graph: onnx.GraphProto) -> None:
+    """Replace ConcatTraining by Concat if nothing reads the parts' lengths: onnxruntime can then infer shapes early."""
+    used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    for node in graph.node:
+        if node.op_type == "ConcatTraining" and not used.intersection(node.output[1:]):
+            node.op_type, node.domain = "Concat", ""
+            del node.output[1:]
 
 
 def session_options(threads: int, patterns: bool = True) -> onnxruntime.SessionOptions:

@@ -12,13 +12,12 @@ from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.messages import declared_types, keep
 from opgrad.onnx.graph.nodes import needed, read_by
 from opgrad.onnx.plain.lowering import FEEDBACK
-from opgrad.training.engine.rewriting import overwriting
 from opgrad.training.export.blocks import use_blocks
 from opgrad.training.export.constants import Constants
 from opgrad.training.export.dropout import seed_dropout
 from opgrad.training.export.layout import StateLayout, StateTensor
 from opgrad.training.export.packing import FLOAT, Packing, bake
-from opgrad.training.export.plain import WHO, plain_model
+from opgrad.training.export.plain import plain_model
 from opgrad.training.export.rules import StepRule
 from opgrad.training.export.updates import Slot, stepped
 from opgrad.training.files.artifact_set import ArtifactSet
@@ -61,19 +60,12 @@ class GradientGraph:
 def plain_gradients(
     artifacts: ArtifactSet, model: onnx.ModelProto, constants: Constants, opset: int | None
 ) -> GradientGraph:
-    """The training graph of an artifact set without accumulators.
+    """The training graph of an artifact set in operators of ai.onnx.
 
     model: the graph, which is changed. constants: the values that will be initializers.
 
-    Raises NotImplementedError where it accumulates otherwise than the artifact generators' graphs, or has operators
-    without a plain form.
+    Raises NotImplementedError for operators without a plain form.
     """
-    gradients = overwriting(model)
-    if gradients is None or gradients.keys() != artifacts.trainable.keys():
-        raise NotImplementedError(
-            f"{WHO}: {artifacts.title} does not accumulate gradients as graphs of the artifact generator do: "
-            "make the set anew with `opgrad artifacts`"
-        )
     use_blocks(model, constants, opset)
     plain = plain_model(model, opset)
     entries = {each.key: each.value for each in plain.metadata_props}
@@ -85,7 +77,7 @@ def plain_gradients(
     }
     types = declared_types(plain.graph)
     del plain.metadata_props[:], plain.graph.output[:]
-    return GradientGraph(plain, types, gradients, statistics)
+    return GradientGraph(plain, types, artifacts.gradients, statistics)
 
 
 # --- the step --------------------------------------------------------------------------------------------------------

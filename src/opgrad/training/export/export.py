@@ -113,7 +113,7 @@ class _Export:
     ):  # fmt: skip
         self._artifacts, self._rule, self._inline = artifacts, rule, inline
         self._present = _dtype_of(artifacts)
-        model, held = artifacts.training(WHO)
+        model, held = artifacts.training()
         self._constants = Constants({**artifacts.frozen, **held, **artifacts.constants}, artifacts.files)
         self._gradients = building.plain_gradients(artifacts, model, self._constants, opset)
         # The eval graph gets the opset of the step, because a client runs both in the same runtime.

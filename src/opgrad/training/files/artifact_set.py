@@ -1,6 +1,6 @@
 """The four files that onnxruntime-training makes of a model, read together and checked against each other."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -16,12 +16,12 @@ from opgrad.onnx.graph.batch_norm import evaluating, written_inputs
 from opgrad.onnx.graph.halves import compute_in_float32, in_float32, is_half
 from opgrad.onnx.graph.loading import read_model
 from opgrad.onnx.graph.messages import copied
+from opgrad.training.files.accumulators import BUFFER_SUFFIX, RESET, without_accumulators
 from opgrad.training.files.batches import TensorSpec, located
 from opgrad.training.files.checkpoint import read_checkpoint
-from opgrad.training.files.names import BUFFER_SUFFIX, RESET
 from opgrad.training.files.objective import Objective, find_objective
 from opgrad.training.files.rules import Rule, read_rule
-from opgrad.training.files.tensor_values import read_shared, with_inputs
+from opgrad.training.files.tensor_values import Held, inputs_of_all, read_apart, shared
 
 FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 
@@ -31,23 +31,25 @@ class ArtifactSet:
     """An artifact set of onnxruntime-training.
 
     directory: where it was read from.
-    training_model: the graph that computes loss and gradients: its file, or the model with placeholders for the
-        tensors in `constants`.
+    training_model: the graph that computes loss and gradients, its outputs.
+    gradients: by trainable parameter, the output with its gradient.
     eval_model: the graph that computes the loss alone, in the types of the model that the set was made of.
     rule: how the optimizer changes the parameters.
     trainable, frozen: the initial parameters, read-only, by name; only the trainable ones have gradients. Those that
         training changes are float32 where the models have float16 or bfloat16.
-    constants: large tensors that are no parameters and that both graphs share, read-only, by name; `eval_model` has
-        inputs in their places.
+    constants: large tensors that are no parameters and that graphs share, read-only, by name; these have inputs in
+        their places.
     files: for those of them that lie in a file, the file, the first byte and the number of bytes.
     tune: of a fine-tuning what identifies it, as JSON.
     inputs: the arrays of a batch, in the graph's order.
     loss: the graphs' first output.
     batch_rows: the only number of rows that the graphs take; None if any will do.
+    in_halves: whether the graphs compute in float16 and bfloat16 where they have these types; else in float32.
     """
 
     directory: Path
-    training_model: Path | onnx.ModelProto
+    training_model: onnx.ModelProto
+    gradients: Mapping[str, str]
     eval_model: onnx.ModelProto
     rule: Rule
     trainable: Mapping[str, np.ndarray]
@@ -58,6 +60,7 @@ class ArtifactSet:
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
     files: Mapping[str, tuple[Path, int, int]] = field(default_factory=dict)
     tune: str = ""
+    in_halves: bool = False
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> "ArtifactSet":
@@ -72,54 +75,77 @@ class ArtifactSet:
         finish_interrupted(folder)
         _check_folder(folder)
         training_model, eval_model, optimizer_model, checkpoint_file = (folder / name for name in FILES)
-        checkpoint = read_checkpoint(checkpoint_file)
-        graph = read_model(training_model, "ArtifactSet", outside=False).graph
-        if not graph.output:
-            raise ValueError(f"ArtifactSet: {training_model} has no outputs, expected the loss")
-        specs = _specs(graph, f"ArtifactSet: {training_model}")
-        check_parameters("ArtifactSet", specs, checkpoint.trainable, checkpoint.frozen)
-        written = written_inputs(graph)
-        buffers = {name + BUFFER_SUFFIX for name in checkpoint.trainable}
-        others = checkpoint.parameters.keys() | buffers | {RESET}
-        inputs, batch_rows = located(tuple(spec for name, spec in specs.items() if name not in others))
-        evaluation, constants = read_shared(eval_model, "ArtifactSet")
+        checkpoint, who = read_checkpoint(checkpoint_file), f"ArtifactSet: {training_model}"
+        training, values = read_apart(training_model, "ArtifactSet")
+        if not training.graph.output:
+            raise ValueError(f"{who} has no outputs, expected the loss")
+        check_parameters("ArtifactSet", _specs(training.graph, who), checkpoint.trainable, checkpoint.frozen)
+        gradients = without_accumulators(training, who)
+        evaluation, others = read_apart(eval_model, "ArtifactSet")
+        rule = read_rule(read_model(optimizer_model, "ArtifactSet"))
+        models, parameters = (training, evaluation), (checkpoint.trainable, checkpoint.frozen)
+        return cls.of(folder, models, gradients, {**others, **values}, rule, parameters)
+
+    @classmethod
+    def of(
+        cls,
+        directory: Path,
+        models: tuple[onnx.ModelProto, onnx.ModelProto],
+        gradients: Mapping[str, str],
+        values: Mapping[str, Held],
+        rule: Rule,
+        parameters: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
+        inputs: Sequence[TensorSpec] = (),
+    ) -> "ArtifactSet":
+        """An artifact set of its graphs.
+
+        models: the training graph, whose last outputs are the gradients, and the eval graph, both with placeholders.
+        values: those of the placeholders. parameters: the trainable and the frozen ones.
+        inputs: those of a batch, for a language model, whose graphs share all large tensors, and compute in the types
+            that they have; else they are those of the graph.
+        """
+        given, (trainable, frozen), written = tuple(inputs), parameters, written_inputs(models[0].graph)
+        specs = [tensor_spec(each) for each in models[0].graph.input if each.name not in {*trainable, *frozen}]
+        own, batch_rows = (given, None) if given else located(specs)
+        share = inputs_of_all if given else shared
+        (training, constants), (evaluation, others) = (share(each, values) for each in models)
         evaluating(evaluation)
         return cls(
-            directory=folder,
-            training_model=training_model,
+            directory=directory,
+            training_model=training,
+            gradients=gradients,
             eval_model=evaluation,
-            rule=read_rule(read_model(optimizer_model, "ArtifactSet")),
-            trainable={name: in_float32(array) for name, array in checkpoint.trainable.items()},
-            frozen={name: in_float32(array) if name in written else array for name, array in checkpoint.frozen.items()},
-            inputs=inputs,
+            rule=rule,
+            trainable={name: in_float32(array) for name, array in trainable.items()},
+            frozen={name: in_float32(array) if name in written else array for name, array in frozen.items()},
+            inputs=own,
+            loss=training.graph.output[0].name,
             batch_rows=batch_rows,
-            loss=graph.output[0].name,
-            constants=constants,
+            constants={**constants, **others},
+            in_halves=bool(given),
         )
 
     @property
     def title(self) -> str:
         """The training graph's name in messages."""
-        return str(self.training_model if isinstance(self.training_model, Path) else self.directory)
+        file = self.directory / FILES[0]
+        return str(file if file.is_file() else self.directory)
 
-    def training(self, who: str, in_halves: bool = False) -> tuple[onnx.ModelProto, Mapping[str, np.ndarray]]:
+    def training(self, in_halves: bool = False) -> tuple[onnx.ModelProto, Mapping[str, np.ndarray]]:
         """A copy of the training graph, and the values of its inputs that are constants, by name.
 
         in_halves: whether a graph that computes in float16 or bfloat16 stays so; else it computes in float32.
         """
-        if isinstance(self.training_model, Path):
-            model, constants = read_shared(self.training_model, who)
-            if not in_halves:
-                compute_in_float32(model, changed_inputs(self.trainable, model.graph))
-            return model, constants
-        model = with_inputs(self.training_model)
+        model = copied(self.training_model)
+        if not (in_halves or self.in_halves):
+            compute_in_float32(model, {*self.trainable, *written_inputs(model.graph)})
         held = {each.name for each in model.graph.input}
         return model, {name: array for name, array in self.constants.items() if name in held}
 
     @once
     def evaluation(self) -> onnx.ModelProto:
         """The eval graph as it is run: it computes in float32, from parameters as they are here."""
-        if not isinstance(self.training_model, Path):
+        if self.in_halves:
             return self.eval_model
         model = copied(self.eval_model)
         floats = {name for name, array in {**self.trainable, **self.frozen}.items() if array.dtype == np.float32}
@@ -207,11 +233,6 @@ def tensor_spec(value: onnx.ValueInfoProto, texts: bool = False) -> TensorSpec:
     if dtype.kind == "O" and not texts:
         raise ValueError(f"the graph's {value.name!r} is text, expected numbers")
     return TensorSpec(value.name, dtype, shape)
-
-
-def changed_inputs(trainable: Iterable[str], graph: onnx.GraphProto) -> set[str]:
-    """The inputs of a training graph that training changes: parameters, their gradients, running statistics."""
-    return {*trainable, *(name + BUFFER_SUFFIX for name in trainable), *written_inputs(graph)}
 
 
 def check_parameters(

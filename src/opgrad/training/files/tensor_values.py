@@ -80,18 +80,28 @@ def taken_apart(model: onnx.ModelProto, path: Path, who: str) -> dict[str, Held]
 
 
 def read_shared(source: Source, who: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A model for a session, and the values of initializers that became inputs of it, by name.
+    """A model for a session, and the values of initializers that became inputs of it, by name; see `shared`."""
+    return (read_model(source, who), {}) if isinstance(source, bytes) else shared(*read_apart(Path(source), who))
 
-    If the huge initializers that the model keeps in another file are large in all, they become inputs: sessions of
-    several models with the same file then share one mapping of it.
+
+def shared(model: onnx.ModelProto, values: Mapping[str, Held]) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A copy of a model for a session, and the values of initializers that became inputs of it, by name.
+
+    If the huge ones among its placeholders are large in all, they become inputs: sessions of several models then share
+    their memory. values: those of all placeholders.
     """
-    if isinstance(source, bytes):
-        return read_model(source, who), {}
-    model, apart = read_apart(Path(source), who)
-    if sum(map(nbytes_of, apart.values())) < SHARED_FROM:
-        return attached(model, apart), {}
-    model.graph.CopyFrom(without_large(model.graph, is_placeholder))
-    return model, {name: array_of(held) for name, held in apart.items()}
+    held = {each.name: values[each.name] for each in model.graph.initializer if is_placeholder(each)}
+    huge = {name: each for name, each in held.items() if nbytes_of(each) > HUGE}
+    if sum(map(nbytes_of, huge.values())) < SHARED_FROM:
+        return attached(model, held), {}
+    small = {name: each for name, each in held.items() if name not in huge}
+    return with_inputs(attached(model, small)), {name: array_of(each) for name, each in huge.items()}
+
+
+def inputs_of_all(model: onnx.ModelProto, values: Mapping[str, Held]) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """`shared` with all placeholders as inputs."""
+    held = sorted(each.name for each in model.graph.initializer if is_placeholder(each))
+    return with_inputs(model), {name: array_of(values[name]) for name in held}
 
 
 def _mapped(tensor: TensorProto, folder: Path) -> np.ndarray | None:
@@ -155,10 +165,10 @@ def with_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def attached(model: onnx.ModelProto, apart: Mapping[str, Held]) -> onnx.ModelProto:
-    """A copy of a model with its values."""
+    """A copy of a model with these values of its placeholders."""
     copy = copied(model)
     for tensor in copy.graph.initializer:
-        if is_placeholder(tensor):
+        if tensor.name in apart and is_placeholder(tensor):
             tensor.CopyFrom(with_values(tensor, tensor.dims, apart[tensor.name]))
     return copy
 

@@ -138,21 +138,37 @@ def generate_artifacts(
     to the loss, and for names that it does not have; LookupError for outputs that it does not have; FileNotFoundError;
     NotImplementedError, which names all nodes that have no gradient.
     """
+    library = None if custom_op_library is None else library_file(custom_op_library)
+    files = Files(_folder(artifact_directory), _prefix(prefix), bool(nominal_checkpoint), bool(ort_format), library)
+    files.check()
+    made = models_of(
+        model, requires_grad, frozen_params, loss, optimizer, additional_output_names, loss_input_names,
+        batch_norm=batch_norm, checkpoint_segments=checkpoint_segments, precision=precision, untie=untie,
+    )  # fmt: skip
+    result = described(files.folder, files.write(made), made)
+    logger.info("%s", result)
+    for note in result.notes:
+        logger.warning("%s: %s", WHO, note)
+    return result
+
+
+@naming(WHO)
+def models_of(
+    model: onnx.ModelProto | str | os.PathLike[str],
+    requires_grad: Sequence[str] | str | None = None, frozen_params: Sequence[str] | str | None = None,
+    loss: LossType | Block | None = None, optimizer: OptimType | Block | None = None,
+    additional_output_names: Sequence[str] | None = None, loss_input_names: Sequence[str] | None = None, *,
+    batch_norm: BatchNorm | str = BatchNorm.MODEL, checkpoint_segments: int | Sequence[str] | None = None,
+    precision: str = FLOAT32, untie: bool = False,
+) -> Made:  # fmt: skip
+    """The models that `generate_artifacts` writes, of the same arguments, in memory."""
     request = ArtifactRequest(
         requires_grad, frozen_params, _block("loss", loss, LossType, losses),
         None if loss_input_names is None else names_in("loss_input_names", loss_input_names),
         names_in("additional_output_names", additional_output_names or ()), _batch_norm(batch_norm).value,
         checkpoint_segments, precision, bool(untie),
     )  # fmt: skip
-    library = None if custom_op_library is None else library_file(custom_op_library)
-    files = Files(_folder(artifact_directory), _prefix(prefix), bool(nominal_checkpoint), bool(ort_format), library)
-    files.check()
-    made = make(model, request, _block("optimizer", optimizer, OptimType, optim))
-    result = _result(files.folder, files.write(made), made)
-    logger.info("%s", result)
-    for note in result.notes:
-        logger.warning("%s: %s", WHO, note)
-    return result
+    return make(model, request, _block("optimizer", optimizer, OptimType, optim))
 
 
 def _block(what: str, given: Any, kinds: type[Enum], module: ModuleType) -> Block | None:
@@ -185,7 +201,8 @@ def _prefix(given: str) -> str:
     return given
 
 
-def _result(folder: Path, files: Sequence[str], made: Made) -> Artifacts:
+def described(folder: Path, files: Sequence[str], made: Made) -> Artifacts:
+    """A description of models, and of the files in a folder that they were written into."""
     graph, chosen = made.models.evaluation.graph, made.selection
     parameters = {each.name: size_of(each) for each in (*made.models.trainable, *made.models.frozen)}
     return Artifacts(

@@ -16,10 +16,12 @@ from opgrad.onnx.graph import batch_norm
 from opgrad.onnx.graph.loading import check_and_repair
 from opgrad.onnx.graph.messages import opset_of
 from opgrad.training.files import checkpoint_files
+from opgrad.training.files.artifact_set import ArtifactSet
 from opgrad.training.files.checkpoint import Checkpoint, write_checkpoint
 from opgrad.training.files.model_files import LARGEST_MODEL, ValuesFile, write_model
 from opgrad.training.files.names import VALUES
 from opgrad.training.files.objective import note_outputs
+from opgrad.training.files.rules import read_rule
 from opgrad.training.files.tensor_values import Held, is_placeholder, nbytes_of, read_apart, without_huge
 from opgrad.training.make import forms
 from opgrad.training.make.blocks.accessor import ModelAccessor, building, empty_model
@@ -61,6 +63,11 @@ class Made:
     optimizer: onnx.ModelProto | None
     selection: Selection
     cut: dict[str, str]
+
+    def artifact_set(self, directory: Path) -> ArtifactSet:
+        """The artifact set in memory. directory: for messages, its name is that of the set."""
+        assert self.optimizer is not None
+        return self.models.artifact_set(directory, read_rule(self.optimizer))
 
 
 def names_in(what: str, given: Iterable[str]) -> list[str]:
@@ -195,10 +202,8 @@ class Files:
 
     def _write_models(self, models: TrainingModels, folder: Path) -> None:
         """Write the training and the eval model; if they have many large constants, these go into a file for both."""
-        written = {
-            f"{self.prefix}{name}_model.onnx": model
-            for name, model in (("training", models.training), ("eval", models.evaluation))
-        }
+        names = (f"{self.prefix}{name}_model.onnx" for name in ("training", "eval"))
+        written = dict(zip(names, models.for_files(), strict=True))
         held = {each.name for model in written.values() for each in model.graph.initializer if is_placeholder(each)}
         with ExitStack() as stack:
             outside = None

@@ -1,4 +1,4 @@
-"""The training graph: a model with the gradients of its loss, which each run adds to buffers of the caller."""
+"""The training graph: a model with the gradients of its loss."""
 
 from collections.abc import Collection, Sequence
 
@@ -13,8 +13,8 @@ from opgrad.onnx.gradients.expansion import inline_functions
 from opgrad.onnx.graph.body import GraphBody
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.graph import Graph, overridable
-from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, copied, keep
-from opgrad.training.files.names import BUFFER_SUFFIX, RESET, RESULT_SUFFIX
+from opgrad.onnx.graph.messages import FLOATS, copied, keep
+from opgrad.training.files.accumulators import BUFFER_SUFFIX, RESET, RESULT_SUFFIX
 from opgrad.training.make.checks import listed
 from opgrad.training.make.forms import with_running_statistics
 from opgrad.training.make.means import OF_LOG_PROBABILITIES, guard_means
@@ -102,24 +102,3 @@ def _gradient(
         body.nodes.append(helper.make_node("Identity", [gradient.name], [wanted], f"{wanted}/Identity"))
     kind = forward.element_type(name) or TensorProto.FLOAT
     return helper.make_tensor_value_info(wanted, kind, forward.sizes(name))
-
-
-def accumulate(graph: onnx.GraphProto, names: Sequence[str]) -> None:
-    """Replace the last outputs of a graph, its gradients, by nodes that add them to buffers, which become inputs."""
-    first = len(graph.output) - len(names)
-    gradients = [copied(each) for each in graph.output[first:]]
-    del graph.output[first:]
-    for index, (name, gradient) in enumerate(zip(names, gradients, strict=True), first):
-        buffer, result = name + BUFFER_SUFFIX, name + RESULT_SUFFIX
-        graph.input.add(name=buffer, type=gradient.type)
-        graph.value_info.append(gradient)
-        graph.output.append(helper.make_tensor_value_info(result, TensorProto.BOOL, [1]))
-        node = helper.make_node(
-            "InPlaceAccumulatorV2",
-            [buffer, gradient.name, RESET],
-            [result],
-            f"GradientAccumulator{index}",
-            domain=MICROSOFT,
-        )
-        graph.node.append(node)
-    graph.input.append(helper.make_tensor_value_info(RESET, TensorProto.BOOL, [1]))

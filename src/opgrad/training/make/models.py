@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,8 +13,12 @@ from opgrad.onnx.gradients.differentiated import Differentiated, Segments, names
 from opgrad.onnx.graph.evaluation import constant_tensor
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.halves import compute_in_float32, in_float32
-from opgrad.onnx.graph.messages import FLOATS, HALVES, domain_of
+from opgrad.onnx.graph.messages import FLOATS, HALVES, copied, domain_of, keep
 from opgrad.onnx.rules.frozen_weights import BYTES_SUFFIX
+from opgrad.training.files.accumulators import accumulating, with_gradients
+from opgrad.training.files.artifact_set import ArtifactSet
+from opgrad.training.files.batches import TensorSpec
+from opgrad.training.files.rules import Rule
 from opgrad.training.files.tensor_values import (
     Held,
     array_of,
@@ -25,7 +30,7 @@ from opgrad.training.files.tensor_values import (
 )
 from opgrad.training.make import forms
 from opgrad.training.make.checks import near
-from opgrad.training.make.graph import accumulate, training_graph
+from opgrad.training.make.graph import training_graph
 from opgrad.training.make.outputs import declare_types, set_outputs
 
 FLOAT32, MODEL = PRECISIONS = "float32", "model"  # in which types a training model computes
@@ -48,13 +53,17 @@ class TrainingModels:
     values: dict[str, Held]
     made: Differentiated
 
+    def for_files(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+        """Both models as files have them: the training model adds gradients to buffers."""
+        return accumulating(self.training, self.made.gradients), self.evaluation
+
     def whole(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-        """Both models with all of their values."""
-        return attached(self.training, self.values), attached(self.evaluation, self.values)
+        """Both models as files have them, with all of their values."""
+        training, evaluation = self.for_files()
+        return attached(training, self.values), attached(evaluation, self.values)
 
     def of(self, model: onnx.ModelProto) -> "TrainingModels":
         """The same with another training model, which `made` made."""
-        accumulate(model.graph, list(self.made.gradients))
         _add_bytes(model, self.values)
         return replace(self, training=model)
 
@@ -72,6 +81,16 @@ class TrainingModels:
         groups = self.trainable, self.frozen
         trainable, frozen = ({name: array_of(held) for name, held in self._with_values(own)} for own in groups)
         return trainable, frozen
+
+    def artifact_set(self, directory: Path, rule: Rule, inputs: Sequence[TensorSpec] = ()) -> ArtifactSet:
+        """An artifact set in memory. directory: for messages, and its name is that of the set. inputs: see `of`."""
+        training = copied(self.training)
+        graph, names = training.graph, set(self.made.gradients.values())
+        declared = {each.name: copied(each) for each in graph.output}
+        keep(graph.output, [each for each in graph.output if each.name not in names])
+        gradients = with_gradients(graph, self.made.gradients, declared)
+        models = training, self.evaluation
+        return ArtifactSet.of(directory, models, gradients, self.values, rule, self.arrays, inputs)
 
     def _with_values(self, parameters: Iterable[TensorProto]) -> Iterator[tuple[str, Held]]:
         return ((each.name, self.values.get(each.name, each)) for each in parameters)
@@ -122,7 +141,6 @@ def training_models(
         ends = [*ends, *names_in(checkpoint_segments)]
         made = training_graph(model, outputs[0], order, constants, ends, known)
         training = made.model(checkpoint_segments)
-        accumulate(training.graph, order)
     except (ValueError, NotImplementedError) as error:
         kind = ValueError if isinstance(error, ValueError) else NotImplementedError
         raise kind(f"{who}: {str(error).removeprefix('gradients: ')}") from None

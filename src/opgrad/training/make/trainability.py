@@ -10,8 +10,8 @@ from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.large import size_of
 from opgrad.onnx.graph.messages import FLOATS, domain_of, opset_of
 from opgrad.onnx.passes.attention import Recognition
+from opgrad.training.files.accumulators import RESET
 from opgrad.training.files.dataset import show
-from opgrad.training.files.names import RESET
 from opgrad.training.files.objective import RESHAPING
 from opgrad.training.files.tensor_values import Held
 from opgrad.training.make import forms
