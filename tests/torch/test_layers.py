@@ -20,7 +20,6 @@ LAYERS = {
         lambda x: functional.gelu(x, approximate="tanh"),
         ("x",),
     ),
-    "fast_gelu": (ours.fast_gelu, lambda x: functional.gelu(x, approximate="tanh"), ("x",)),
     "swiglu": (ours.swiglu, lambda x, up: SILU(x) * up, ("x", "up")),
     "geglu": (ours.geglu, lambda x, up: functional.gelu(x, approximate="tanh") * up, ("x", "up")),
     "geglu by erf": (lambda x, up: ours.geglu(x, up, "none"), lambda x, up: functional.gelu(x) * up, ("x", "up")),

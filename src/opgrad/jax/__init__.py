@@ -26,7 +26,6 @@ __all__ = [
     "dot_product_attention",
     "dropout",
     "embedding",
-    "fast_gelu",
     "geglu",
     "gelu",
     "layer_norm",
@@ -115,11 +114,6 @@ def gelu(x: Array, approximate: bool = True) -> Array:
     Source: jax.nn.gelu.
     """
     return _layer("fast_gelu" if approximate else "gelu", "gelu", {"x": asarray(x)})
-
-
-def fast_gelu(x: Array) -> Array:
-    """Gelu by tanh: gelu(x), of which formula, shapes and what is raised are. Source: com.microsoft FastGelu."""
-    return gelu(x)
 
 
 def swiglu(gate: Array, up: Array) -> Array:

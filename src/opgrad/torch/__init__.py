@@ -21,7 +21,7 @@ from opgrad.torch.functions import (
     softmax,
     tanh,
 )
-from opgrad.torch.layers import dropout, fast_gelu, geglu, gelu, layer_norm, rms_norm, swiglu
+from opgrad.torch.layers import dropout, geglu, gelu, layer_norm, rms_norm, swiglu
 from opgrad.torch.losses.distillation import linear_jsd, linear_kl_div
 from opgrad.torch.losses.linear import linear_cross_entropy, linear_log_prob
 from opgrad.torch.losses.logits import cross_entropy
@@ -38,7 +38,6 @@ __all__ = [
     "cross_entropy",
     "dropout",
     "embedding",
-    "fast_gelu",
     "gather",
     "geglu",
     "gelu",

@@ -142,15 +142,6 @@ def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
 
 
 @native
-def fast_gelu(x: Tensor) -> Tensor:
-    """Gelu approximated by tanh: gelu(x, approximate="tanh"), of which formula, shapes and what is raised are.
-
-    Source: com.microsoft FastGelu.
-    """
-    return gelu(x, approximate="tanh")
-
-
-@native
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """SiLU of the gate times up, as Llama's layers have it, forward and backward in one pass each.
 
