@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
 import opgrad.torch  # noqa: E402
-from opgrad.call.libraries import torch_tensors as tensors  # noqa: E402
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -144,13 +143,6 @@ def test_gradients_with_the_negative_bit():
         (found,) = torch.autograd.grad(call(x), x, dy)
         (expected,) = torch.autograd.grad(call(x), x, dy.resolve_neg())
         assert torch.equal(found, expected)
-
-
-def test_sums_of_operands_are_numpys():
-    full = torch.randn(4, 3, 5, dtype=torch.float32)
-    summed = tensors.total(full, (0, 2), (3, 1), "bfloat16")
-    torch.testing.assert_close(summed.double(), full.double().sum((0, 2)).reshape(3, 1), rtol=2**-8, atol=2**-6)
-    assert resizable(full, summed)
 
 
 class Model(torch.nn.Module):

@@ -385,11 +385,7 @@ SIZES = {
     ("name", "more"),
     [
         ("LlamaForCausalLM", {}),
-        ("Qwen2ForCausalLM", {"num_key_value_heads": 2}),
-        ("GPT2LMHeadModel", {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
-        ("GemmaForCausalLM", {"head_dim": 8, "num_key_value_heads": 2}),
         ("Gemma2ForCausalLM", {"final_logit_softcapping": 3.0, "head_dim": 8, "num_key_value_heads": 2}),
-        ("CohereForCausalLM", {"logit_scale": 0.25}),
         ("GraniteForCausalLM", {"logits_scaling": 3.0}),
         ("ModernBertForMaskedLM", {"cls_token_id": 1, "sep_token_id": 2}),
     ],

@@ -6,7 +6,7 @@ from samples import bits, cast
 
 import opgrad
 from opgrad import Dropout, post_ops
-from opgrad.contract import BYTES, DTYPES, FLOAT8, FLOATS
+from opgrad.contract import BYTES, FLOAT8, FLOATS
 from opgrad.ops.reference.primitive import TYPES
 
 torch = pytest.importorskip("torch")
@@ -96,12 +96,11 @@ def test_attributes_give_the_bits_of_arrays(attributes, dtype, rng):
 @pytest.mark.parametrize("source", TYPES)
 def test_dtypes(source, rng):
     x = rng.integers(0, 9, SHAPE).astype(source) if source in BYTES else cast(rng.normal(size=SHAPE), source)
-    for target in (None, *TYPES):
-        options = {} if target is None else {"out_dtype": target}
-        found = same("softmax", x, **options)
-        if target is not None:
-            again = opgrad.softmax(tensor(x), out_dtype=getattr(torch, target))
-            assert bits(array(again)) == bits(array(found[0]))
+    same("softmax", x)
+    floats = cast(rng.normal(size=SHAPE), "float32")
+    found = same("softmax", floats, out_dtype=source)
+    again = opgrad.softmax(tensor(floats), out_dtype=getattr(torch, source))
+    assert bits(array(again)) == bits(array(found[0]))
 
 
 @pytest.mark.parametrize("name", ["softmax_grad", "log_softmax_grad"])
@@ -153,16 +152,10 @@ def test_one_plan_for_each_form(rng):
     assert len(tensors._host.kept.values) == 3
 
 
-def test_negative_views():
-    z = torch.randn(2, 5, dtype=torch.complex64)
-    found = opgrad.softmax(z.conj().imag, result_scale=2.0)
-    assert torch.equal(found, opgrad.softmax(-z.imag, result_scale=2.0))
-
-
 # --- out= -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", TYPES)
+@pytest.mark.parametrize("target", ["float32", "bfloat16", "uint8"])
 def test_out(target, rng):
     x = tensor(cast(rng.normal(size=SHAPE), "float32"))
     out = torch.empty_like(x, dtype=getattr(torch, target))
@@ -376,13 +369,6 @@ def test_errors_are_numpys(rng):
         assert (found.type, str(found.value)) == (expected.type, str(expected.value))
 
 
-def test_dtypes_refused():
-    with pytest.raises(TypeError, match=r"softmax: x has dtype complex64, expected one of float32, .*uint8"):
-        opgrad.softmax(torch.zeros(3, dtype=torch.complex64))
-    with pytest.raises(TypeError, match="softmax: out_dtype is int32, expected one of float32"):
-        opgrad.softmax(torch.zeros(3), out_dtype=torch.int32)
-
-
 def forward_mode(function, x):
     with torch.autograd.forward_ad.dual_level():
         return function(torch.autograd.forward_ad.make_dual(x, x))
@@ -438,12 +424,3 @@ def test_state_and_numbers_lie_beside_the_tensor():
         torch.float64, "meta", (3, 4), (0, 0),
     )  # fmt: skip
     assert tensors.broadcast(True, (3,), like).dtype == torch.bool
-
-
-@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8])
-def test_totals(dtype, rng):
-    full = rng.normal(size=SHAPE).astype("float32")
-    found = tensors.total(torch.from_numpy(full), (0, 2), (4, 1), dtype)
-    expected = full.sum((0, 2), dtype=np.float64).reshape(4, 1).astype(DTYPES[dtype])
-    assert bits(array(found)) == bits(expected)
-    assert tensors.total(torch.from_numpy(full), (), SHAPE, dtype).dtype == getattr(torch, dtype)
