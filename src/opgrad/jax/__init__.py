@@ -15,7 +15,7 @@ from jax.numpy import asarray, finfo, inf, int32, integer, issubdtype, ones, whe
 from jax.random import bits
 
 import opgrad
-from opgrad.jax import distillation, linear_loss, loss
+from opgrad.jax import linear_loss, loss
 from opgrad.jax.calls import alike, automatic
 from opgrad.jax.derivative import ATTENTION, LAYERS, differentiable
 from opgrad.jax.formulas import wide
@@ -303,7 +303,7 @@ def _divergence(name: str, student: Any, teacher: Any, labels: Any, beta: float,
     for rows, weight, bias in ((x, w, b), (y, v, c)):
         check_layer(name, found, issubdtype(found.dtype, integer), rows, weight, bias, None)
     layers = linear_loss.Dense(w, b), linear_loss.Dense(v, c)
-    losses = distillation.divergences(
+    losses = linear_loss.divergences(
         name, x, layers[0], y, layers[1], check_share(name, "beta", beta), chosen.temperature
     )
     losses = losses if ignored is None else where(found == ignored, 0, losses)
