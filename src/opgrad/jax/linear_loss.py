@@ -17,6 +17,7 @@ from jax.custom_derivatives import SymbolicZero
 from opgrad.jax.calls import alike, call
 from opgrad.jax.formulas import wide
 from opgrad.jax.loss import Statics, Targets, divided, sample_losses, target_gradients, with_gradient
+from opgrad.ops import graph_operators
 
 CHUNK = 32 << 20  # bytes of logits that are computed at a time
 
