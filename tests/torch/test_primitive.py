@@ -6,7 +6,7 @@ from samples import bits, cast
 
 import opgrad
 from opgrad import Dropout, post_ops
-from opgrad.contract import BYTES, FLOAT8, FLOATS
+from opgrad.contract import BYTES, FLOAT8
 from opgrad.ops.reference.primitive import TYPES
 
 torch = pytest.importorskip("torch")
@@ -194,9 +194,6 @@ def double(*shape):
 
 
 DIFFERENTIABLE = {
-    "scales": {"logit_scale": 2.0, "result_scale": -3.0, "out_scale": 0.5},
-    "where": {"where": torch.tensor([True, False, True, True, True])},
-    "dropout": {"dropout": Dropout(0.3, seed=5)},
     "eltwise": {"post_ops": [post_ops.linear(2.0, 0.5), post_ops.gelu_tanh(), post_ops.exp()], "axis": (1, 2)},
     "all": {
         "where": torch.tensor([[True], [True], [False], [True]]),
@@ -272,7 +269,7 @@ def test_forward_with_gradient_is_the_forward_without():
         assert not opgrad.softmax(x.clone().requires_grad_(), stats=True)[0].requires_grad
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float8_e5m2"])
 def test_dtypes_of_gradients(dtype):
     """Each gradient has the dtype of its tensor, whatever that of the result."""
     x = torch.randn(SHAPE).to(getattr(torch, dtype)).requires_grad_()
