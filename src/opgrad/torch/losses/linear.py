@@ -131,9 +131,9 @@ def of_options(
     tensors |= {"linear_bias": linear_bias, "weight": weight}
     _check(tensors)
     if is_class_sharded(linear_weight, 0) and linear_weight.dim() == 2:
-        from opgrad.torch.losses import dtensors
+        from opgrad.torch.losses import dtensors, sharded
 
-        call = dtensors.LossCall(NAME, chosen, weight=weight)
+        call = sharded.LossCall(NAME, chosen, weight=weight)
         call.check(input, target)
         return dtensors.linear_loss(call, input, linear_weight, linear_bias, target, shift)
     if target.is_floating_point() or linear_weight.dim() != 2 or not input.numel() or not linear_weight.numel():

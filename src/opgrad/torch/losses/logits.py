@@ -105,9 +105,9 @@ def of_options(
 ) -> Any:  # fmt: skip
     """cross_entropy with checked options."""
     if is_class_sharded(input, min(input.dim() - 1, 1) if isinstance(input, Tensor) else 0):
-        from opgrad.torch.losses import dtensors
+        from opgrad.torch.losses import dtensors, sharded
 
-        call = dtensors.LossCall(NAME, options, weight=weight)
+        call = sharded.LossCall(NAME, options, weight=weight)
         call.check(input, target)
         return dtensors.loss(call, input, target, min(input.dim() - 1, 1), shift)
     try:
