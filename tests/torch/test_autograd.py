@@ -212,14 +212,6 @@ def test_inplace_backward():
         torch.autograd.grad(opgrad.torch.cross_entropy(x, labels, inplace_backward=True), x, create_graph=True)
 
 
-def test_a_changed_result_is_noticed():
-    y = opgrad.torch.softmax(torch.randn(3, 4, requires_grad=True))
-    with torch.no_grad():
-        y.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.sum().backward()
-
-
 def test_checkpoint():
     from torch.utils.checkpoint import checkpoint
 

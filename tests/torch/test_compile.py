@@ -5,7 +5,6 @@ import pytest
 from samples import sample
 
 import opgrad
-from opgrad.ops import tensor_operators
 
 torch = pytest.importorskip("torch")
 
@@ -220,17 +219,3 @@ def test_make_fx_sees_the_operators():
     graph = make_fx(gradient)(torch.randn(6, 4, requires_grad=True))
     called = {str(node.target) for node in graph.graph.nodes if node.op == "call_function"}
     assert {"opgrad.softmax_cross_entropy_loss_and_grad.default", "opgrad.scale.default"} <= called
-
-
-@pytest.mark.parametrize("name", ["softmax", "cross_entropy"])
-def test_eager_calls_go_round_the_dispatcher(name, monkeypatch):
-    operator = OPERATORS["softmax_cross_entropy_loss_and_grad" if name == "cross_entropy" else name]
-    monkeypatch.setattr(operator, "overload", None)
-    function = FUNCTIONS[name]
-    with_gradient(function, torch.randn(6, 4))
-    function(torch.randn(6, 4))
-
-
-def test_every_operator_is_registered():
-    assert set(OPERATORS) == set(tensor_operators())
-    assert all(torch.Tag.pt2_compliant_tag in operator.overload.tags for operator in OPERATORS.values())

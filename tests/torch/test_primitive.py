@@ -331,18 +331,15 @@ def test_what_has_no_gradient():
 
 def test_libraries_are_not_mixed():
     x, mask = torch.randn(3, 4), np.ones(4, bool)
-    with pytest.raises(TypeError, match="softmax: where is a NumPy array, expected a PyTorch tensor, as x is"):
-        opgrad.softmax(x, where=mask)
-    with pytest.raises(TypeError, match=r"post_ops\[1\]'s operand is a NumPy array, expected a PyTorch tensor"):
-        opgrad.softmax(x, post_ops=[post_ops.exp(), post_ops.add(np.ones(4))])
-    with pytest.raises(TypeError, match=r"post_ops\[0\]'s operand is list, expected a PyTorch tensor"):
-        opgrad.softmax(x, post_ops=[post_ops.add([1.0, 2.0, 3.0, 4.0])])
-    with pytest.raises(TypeError, match="softmax: x is a NumPy array, expected a PyTorch tensor, as where is"):
-        opgrad.softmax(x.numpy(), where=torch.ones(4, dtype=torch.bool))
-    with pytest.raises(
-        TypeError, match=r"x is a NumPy array, expected a PyTorch tensor, as post_ops\[0\]'s operand is"
-    ):
-        opgrad.softmax(x.numpy(), post_ops=[post_ops.add(x)])
+    chains = [post_ops.exp(), post_ops.add(np.ones(4))], [post_ops.add([1.0, 2.0, 3.0, 4.0])], [post_ops.add(x)]
+    for given, options, message in [
+        (x, {"where": mask}, "where is a NumPy array, expected a PyTorch tensor, as x is"),
+        (x, {"post_ops": chains[0]}, r"post_ops\[1\]'s operand is a NumPy array, expected a PyTorch tensor"),
+        (x, {"post_ops": chains[1]}, r"post_ops\[0\]'s operand is list, expected a PyTorch tensor"),
+        (x.numpy(), {"post_ops": chains[2]}, r"x is a NumPy array, expected a PyTorch tensor, as post_ops\[0\]'s"),
+    ]:
+        with pytest.raises(TypeError, match=f"^softmax: {message}"):
+            opgrad.softmax(given, **options)
 
 
 def test_errors_are_numpys(rng):
@@ -405,19 +402,3 @@ def test_compile():
     torch._dynamo.reset()
     with pytest.raises((NotImplementedError, torch._dynamo.exc.Unsupported), match="result_scale is given under"):
         torch.compile(function, backend="aot_eager", fullgraph=True)(x)
-
-
-# --- what CUDA tensors go through, on the CPU -----------------------------------------------------------------------
-
-
-def test_state_and_numbers_lie_beside_the_tensor():
-    like = torch.empty(2, device="meta")
-    pair = tensors.state(-5, 7, torch.empty(2))
-    assert (pair.dtype, pair.tolist()) == (torch.int64, [-5, 7])
-    assert tensors.state(-(2**63), 2**63 - 1, torch.empty(0)).tolist() == [-(2**63), 2**63 - 1]
-    assert tensors.state(1, 2, like).device.type == "meta"
-    number = tensors.broadcast(2, (3, 4), like)
-    assert (number.dtype, number.device.type, number.shape, number.stride()) == (
-        torch.float64, "meta", (3, 4), (0, 0),
-    )  # fmt: skip
-    assert tensors.broadcast(True, (3,), like).dtype == torch.bool

@@ -291,11 +291,8 @@ def linear_jsd(
 
 def _divergence(name: str, student: Any, teacher: Any, labels: Any, beta: float, given: tuple[Any, ...]) -> Array:
     shift, ignore_index, reduction, temperature, num_items = given
-    x, w, b, y, v, c = (None if each is None else asarray(each) for each in (*student, *teacher))
-    assert x is not None
-    assert w is not None
-    assert y is not None
-    assert v is not None
+    arrays: Any = [None if each is None else asarray(each) for each in (*student, *teacher)]
+    x, w, b, y, v, c = arrays
     is_counted = labels is not None or shift
     labels = zeros(len(x), int32) if labels is None else labels
     found, ignored = loss.read_labels(name, labels, shift, ignore_index if is_counted else None)

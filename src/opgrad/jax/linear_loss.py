@@ -16,8 +16,9 @@ from jax.custom_derivatives import SymbolicZero
 
 from opgrad.jax.calls import alike, call
 from opgrad.jax.formulas import wide
-from opgrad.jax.loss import Statics, Targets, divided, sample_losses, target_gradients, with_gradient
+from opgrad.jax.loss import Targets, divided, sample_losses, target_gradients, with_gradient
 from opgrad.ops import graph_operators
+from opgrad.ops.reference.loss_options import LossOptions
 
 CHUNK = 32 << 20  # bytes of logits that are computed at a time
 
@@ -30,7 +31,14 @@ class Dense(NamedTuple):
 
 
 def linear_cross_entropy(
-    x: Array, layer: Dense, targets: Targets, options: Statics, reduction: str, square: Any, num_items: Any, bend: Any
+    x: Array,
+    layer: Dense,
+    targets: Targets,
+    options: LossOptions,
+    reduction: str,
+    square: Any,
+    num_items: Any,
+    bend: Any,
 ) -> Array:
     """The loss; the arguments are checked. bend: what is done with logits beside what options say, None: nothing."""
     dtype = wide(x.dtype)
@@ -69,7 +77,7 @@ def logits_of(x: Array, weight: Array, bias: Array | None) -> Array:
     return found if bias is None else found + bias.astype(weight.dtype)
 
 
-def _by_jax(options: Statics, x: Array, layer: Dense, targets: Targets, bend: Any) -> tuple[Array, Array]:
+def _by_jax(options: LossOptions, x: Array, layer: Dense, targets: Targets, bend: Any) -> tuple[Array, Array]:
     """Loss and log-sum-exp of each sample; JAX differentiates the loop, which keeps no logits."""
     dtype = wide(x.dtype)
 
@@ -99,7 +107,7 @@ class _Sums(NamedTuple):
 
 
 @functools.lru_cache(1024)
-def _total(options: Statics) -> Any:
+def _total(options: LossOptions) -> Any:
     """by_weight times the sum of the losses, and by_count times that of the squares of lse."""
 
     @jax.custom_vjp
@@ -133,7 +141,7 @@ def _is_primal(value: Any) -> bool:
 
 
 def _one_pass(
-    options: Statics, x: Array, layer: Dense, targets: Targets, by_weight: Array, by_count: Array,
+    options: LossOptions, x: Array, layer: Dense, targets: Targets, by_weight: Array, by_count: Array,
     wanted: Mapping[str, Any],
 ) -> tuple[_Sums, Array]:  # fmt: skip
     """The sums over all samples, and the gradient with respect to x."""
