@@ -22,7 +22,7 @@ from opgrad.call.libraries.torch_tensors import execute
 from opgrad.cpu.compiler.target import host
 from opgrad.ops.reference.loss_options import LossOptions
 from opgrad.torch.derivative import wide
-from opgrad.torch.losses.logits import LOSSES
+from opgrad.torch.losses.samples import LOSSES
 from opgrad.torch.losses.statistics import (
     ClassPart,
     check_exact,

@@ -20,7 +20,8 @@ from opgrad.ops.reference.loss_options import IGNORED, check_share
 from opgrad.torch.autocast import autocast_layer, narrows_products
 from opgrad.torch.derivative import wide
 from opgrad.torch.losses.chunks import FEWEST_ROWS, LEAST_BUFFER, SHARE_OF_BUFFER, Chunks, Layer, Slopes, gradients_of
-from opgrad.torch.losses.linear import layer_of, needs_composition, put_back
+from opgrad.torch.losses.layer_operators import layer_of, put_back
+from opgrad.torch.losses.linear import needs_composition
 from opgrad.torch.losses.options import check_shape, check_tensors, read_labels, read_options
 from opgrad.torch.losses.reduced import Found, OnePass, again, reduced, same_for_each, upstream_of
 

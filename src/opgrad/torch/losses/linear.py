@@ -5,24 +5,20 @@ them in the backward pass. All other calls use two registered operators: one for
 gradients of the layer, which computes the logits again.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
 from opgrad.call.libraries import torch_private
-from opgrad.call.libraries.torch_private import group_of
 from opgrad.call.libraries.torch_tensors import PLAIN
 from opgrad.ops.reference.loss_options import IGNORED, LossOptions
 from opgrad.torch.autocast import autocast_layer, narrows_products
-from opgrad.torch.derivative import pulled_back, wide
-from opgrad.torch.losses.chunks import Layer, chunks_of, gradients, gradients_of_statistics, statistics_of_layer
+from opgrad.torch.losses.chunks import chunks_of, gradients
+from opgrad.torch.losses.layer_operators import NAME, count_flops, layer_of, layer_statistics, put_back
 from opgrad.torch.losses.logits import of_options as of_logits
 from opgrad.torch.losses.options import (
     check_dense,
@@ -36,19 +32,9 @@ from opgrad.torch.losses.options import (
     read_options,
 )
 from opgrad.torch.losses.reduced import Found, OnePass, reduced, same_for_each, shaped, upstream_of
-from opgrad.torch.losses.shard_operators import keep_all, kept, once, register, shard_copy
-from opgrad.torch.losses.statistics import (
-    CLASSES,
-    SLOPES,
-    ClassPart,
-    composed_statistics,
-    factors_of_slopes,
-    samples_of_parts,
-)
+from opgrad.torch.losses.statistics import ClassPart, samples_of_parts
 from opgrad.torch.operators import is_exported
-from opgrad.torch.schema import LIBRARY, TAGS, is_recording
-
-NAME = "linear_cross_entropy"
+from opgrad.torch.schema import is_recording
 
 
 def linear_cross_entropy(
@@ -131,9 +117,9 @@ def of_options(
     tensors |= {"linear_bias": linear_bias, "weight": weight}
     _check(tensors)
     if is_class_sharded(linear_weight, 0) and linear_weight.dim() == 2:
-        from opgrad.torch.losses import dtensors, sharded
+        from opgrad.torch.losses import dtensors, layer_operators
 
-        call = sharded.LossCall(NAME, chosen, weight=weight)
+        call = layer_operators.LossCall(NAME, chosen, weight=weight)
         call.check(input, target)
         return dtensors.linear_loss(call, input, linear_weight, linear_bias, target, shift)
     if target.is_floating_point() or linear_weight.dim() != 2 or not input.numel() or not linear_weight.numel():
@@ -247,126 +233,3 @@ class _LayerPass(OnePass):
         *_, labels, weight = tensors
         loss: Tensor = reduced(_samples(self, *tensors), labels, weight, False, self.options, self.dtype)
         return loss
-
-
-# --- the statistics of a layer, and its gradients, as registered operators --------------------------------------------
-#
-# The layer may have all classes, or a shard of them: then the gradient of its input is summed over the group.
-
-
-_LAYER = f"Tensor x, Tensor w, Tensor? b, {CLASSES}, SymInt? ignore_index, SymInt? rows, str group"
-LIBRARY.define(f"layer_statistics({_LAYER}) -> Tensor", tags=TAGS)
-LIBRARY.define(f"layer_statistics_grad({_LAYER}, {SLOPES}) -> (Tensor, Tensor, Tensor)", tags=TAGS)
-layer_statistics: Any = torch.ops.opgrad.layer_statistics.default
-layer_statistics_grad: Any = torch.ops.opgrad.layer_statistics_grad.default
-
-
-def layer_of(
-    x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, ignore_index: int | None
-) -> tuple[Layer, Tensor | None]:
-    """The layer with only the samples that count, and their numbers; None if all count."""
-    x, w, b = x.detach(), w.detach(), None if b is None else b.detach()
-    kept = counted(labels, ignore_index)
-    if kept is not None:
-        x, labels = x.index_select(0, kept), labels.index_select(0, kept)
-    return Layer(x, w, b, labels, None if weight is None else weight.detach()), kept
-
-
-def counted(labels: Tensor, ignore_index: int | None) -> Tensor | None:
-    """The numbers of the samples that count; None if all count. On CUDA this waits for the device."""
-    if ignore_index is None or (labels.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return None
-    kept = (labels != ignore_index).nonzero().squeeze(1)
-    return None if len(kept) == len(labels) else kept
-
-
-def put_back(found: Tensor, kept: Tensor | None, count: int, axis: int = 0) -> Tensor:
-    """What was computed of the samples that count, for all of them along an axis; 0 for the others."""
-    if kept is None:
-        return found
-    shape = (*found.shape[:axis], count, *found.shape[axis + 1 :])
-    return found.new_zeros(shape).index_copy_(axis, kept, found)
-
-
-def _statistics(x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, *others: Any) -> Tensor:
-    *given, ignore_index, rows, group = others
-    if not group:  # the labels of a shard are classes of all of them
-        check_labels(NAME, labels, len(w), ignore_index)
-    layer, counting = layer_of(x, w, b, labels, weight, ignore_index)
-    found = statistics_of_layer(layer, ClassPart(weight, *given), chunks_of(layer, rows, with_gradient=False))
-    return put_back(found.to(layer.number), counting, len(x), axis=1)
-
-
-def _fake(x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, *part: Any) -> Tensor:
-    count_flops()
-    return x.new_empty(ClassPart(*part[:6]).numbers, x.shape[0], dtype=wide(x.dtype))
-
-
-def _grad(
-    x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, *others: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums over chunks, and over the group, are formed in float32."""
-    *given, ignore_index, rows, group, statistics, slopes = others
-    part = ClassPart(weight, *given)
-    layer, counting = layer_of(x, w, b, labels, weight, ignore_index)
-    factors = factors_of_slopes(statistics, slopes, part)
-    factors = factors if counting is None else factors.index_select(1, counting)
-    needs, dx_dtype = (True, True, b is not None), layer.number if group else None
-    chunks = chunks_of(layer, rows, with_gradient=True)
-    dx, dw, db = gradients_of_statistics(layer, part, factors, needs, chunks, dx_dtype)
-    assert dx is not None
-    assert dw is not None
-    if group:
-        dist.all_reduce(dx, group=group_of(group))
-    return put_back(dx.to(x.dtype), counting, len(x)), dw, x.new_zeros(0) if db is None else db
-
-
-def _grad_fake(x: Tensor, w: Tensor, b: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(w), x.new_empty(0) if b is None else torch.empty_like(b)
-
-
-def _backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
-    """The first gradient computes the logits again in chunks; for further ones they are stored."""
-    x, w, b, *given, statistics = kept(ctx)
-    nothing, (labels, *part, _, _, group) = (None,) * len(given), given
-    if not torch.is_grad_enabled():
-        dx, dw, db = layer_statistics_grad(x, w, b, *given, statistics, slopes)
-        return dx, dw, None if b is None else db, *nothing
-
-    def stored(*layer: Tensor) -> Tensor:
-        own = shard_copy(layer[0], group) if group else layer[0]
-        return composed_statistics(functional.linear(own, *layer[1:]), labels, ClassPart(*part))
-
-    found = pulled_back(stored, [each for each in (x, w, b) if each is not None], [slopes])
-    return *found, *(None,) * (3 - len(found)), *nothing
-
-
-register(layer_statistics, _statistics, _fake, _backward, keep_all)
-register(layer_statistics_grad, _grad, _grad_fake, once, keep_all)
-
-
-# --- floating-point operations ---------------------------------------------------------------------------------------
-
-
-# The products of each operator; the gradients compute the logits again.
-PRODUCTS = {"layer_statistics": 1, "layer_statistics_grad": 3}
-
-
-def count_flops() -> None:
-    """Register the formulas if torch.utils.flop_counter is imported."""
-    counting = sys.modules.get("torch.utils.flop_counter")
-    if counting is None:
-        return
-    registries = [
-        getattr(getattr(mode, "counter", None), "flop_registry", None) for mode in torch_private.active_modes()
-    ]
-    for registry in (getattr(counting, "flop_registry", None), *registries):
-        if registry is not None:
-            for name, products in PRODUCTS.items():
-                registry.setdefault(getattr(torch.ops.opgrad, name), partial(_flops_of, products))
-
-
-def _flops_of(products: int, x: Any, w: Any, *others: Any, **named: Any) -> int:
-    """The floating-point operations of so many products of x [N, H] with w [C, H], tensors or their shapes."""
-    (rows, features), (classes, _) = (getattr(each, "shape", each) for each in (x, w))
-    return int(2 * products * rows * features * classes)

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from opgrad.call.libraries.torch_calls import native, note_effect
 from opgrad.call.libraries.torch_tensors import is_traced, is_transformed
-from opgrad.ops import loss_operators
 from opgrad.ops.reference.loss_options import LossOptions
 from opgrad.torch.autocast import widens_softmax
-from opgrad.torch.derivative import pulled_back, wide
-from opgrad.torch.formulas import Gradients, Needs, differentiate, onehot, over
+from opgrad.torch.derivative import wide
+from opgrad.torch.formulas import over
 from opgrad.torch.losses.options import (
     check_dense,
     check_shape,
@@ -26,23 +25,13 @@ from opgrad.torch.losses.options import (
     read_options,
 )
 from opgrad.torch.losses.reduced import Found, OnePass, output, reduced, same_for_each, upstream_of
-from opgrad.torch.operators import ERRORS, OPERATORS, TensorOperator, in_words, is_exported
-from opgrad.torch.schema import REGISTERED, is_recording
+from opgrad.torch.losses.samples import composed, losses_and_grad, sample_losses, settings
+from opgrad.torch.operators import ERRORS, OPERATORS, in_words, is_exported
+from opgrad.torch.schema import is_recording
 
 NAME = "cross_entropy"
 _loss_only = OPERATORS["softmax_cross_entropy_loss_only"]
 _loss_and_grad = OPERATORS["softmax_cross_entropy_loss_and_grad"]
-LOSSES = {name: TensorOperator(op) for name, op in loss_operators().items()}
-REGISTERED.update(LOSSES)
-_loss = OPERATORS["softmax_cross_entropy_loss"]
-sample_losses, losses_and_grad = LOSSES["sample_losses"], LOSSES["sample_losses_and_grad"]
-
-Settings = tuple[int | None, float, float, float]  # ignore_index, label_smoothing, softcap, temperature
-
-
-def settings(options: LossOptions) -> Settings:
-    """The operators' attributes."""
-    return options.ignore_index, options.label_smoothing, options.softcap, options.temperature
 
 
 @native
@@ -105,9 +94,9 @@ def of_options(
 ) -> Any:  # fmt: skip
     """cross_entropy with checked options."""
     if is_class_sharded(input, min(input.dim() - 1, 1) if isinstance(input, Tensor) else 0):
-        from opgrad.torch.losses import dtensors, sharded
+        from opgrad.torch.losses import dtensors, layer_operators
 
-        call = sharded.LossCall(NAME, options, weight=weight)
+        call = layer_operators.LossCall(NAME, options, weight=weight)
         call.check(input, target)
         return dtensors.loss(call, input, target, min(input.dim() - 1, 1), shift)
     try:
@@ -267,84 +256,3 @@ def _check(input: Any, target: Any, weight: Any) -> None:
     check_shape(NAME, "target", target, expected, which)
     check_shape(NAME, "weight", weight, input.shape[min(input.dim() - 1, 1) :][:1], "the classes")
     check_weight(NAME, weight)
-
-
-# --- samples in torch functions: what transformations see, what is recorded, exported and differentiated twice --------
-
-
-def scaled(logits: Tensor, softcap: float, temperature: float) -> Tensor:
-    """z, in float32 or float64."""
-    x = logits.to(wide(logits.dtype))
-    if softcap:
-        x = torch.tanh(x / softcap) * softcap
-    return x if temperature == 1.0 else x / temperature
-
-
-def targets(like: Tensor, labels: Tensor, weight: Tensor | None, probabilities: Tensor | None, share: float) -> Tensor:
-    """weight * q, of the shape of `like`; `share` is what labels are smoothed by."""
-    q = onehot(labels, like.shape[1], like.dtype) if probabilities is None else probabilities.to(like.dtype)
-    if share:
-        q = q * (1 - share) + share / max(like.shape[1], 1)
-    return q if weight is None else q * weight.to(like.dtype).view(-1, *[1] * (like.dim() - 2))
-
-
-def composed(
-    logits: Tensor, labels: Tensor, weight: Tensor | None, probabilities: Tensor | None, settings: Settings,
-    check: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """What sample_losses gives; a label out of range is refused, or makes NaN, as the operator of the loss does."""
-    ignore_index, smoothing, softcap, temperature = settings
-    z = scaled(logits, softcap, temperature)
-    nll, log_p = _loss(z, labels, None, ignore_index, "none", None, None, check)
-    target, p = targets(z, labels, weight, probabilities, smoothing), log_p.exp()
-    below = -torch.where((target == 0) & log_p.isinf(), 0, log_p)  # 0 * inf is NaN; finite ones are target's gradient
-    slack = -torch.where(p == 0, 0, log_p)
-    results = ((target * below).sum(1), z.logsumexp(1), -nll, (p * slack).sum(1))
-    predicted = logits.detach().argmax(1) if z.shape[1] else torch.full_like(labels, -1, dtype=torch.int64)
-    if ignore_index is None:
-        return *results, predicted
-    ignored = labels == ignore_index
-    kept = [torch.where(ignored, 0, each) for each in results]
-    return kept[0], kept[1], kept[2], kept[3], predicted.masked_fill(ignored, -1)
-
-
-# --- the operators' gradients --------------------------------------------------------------------------------------
-
-
-def _sample_losses(
-    dloss: Tensor | None, dlse: Tensor | None, dlog_prob: Tensor | None, dentropy: Tensor | None,
-    dpredicted: Tensor | None, needs: Needs, logits: Tensor, labels: Tensor, weight: Tensor | None,
-    probabilities: Tensor | None, ignore_index: int | None, label_smoothing: float, softcap: float, temperature: float,
-) -> Gradients:  # fmt: skip
-    options = (ignore_index, label_smoothing, softcap, temperature)
-    found: Gradients = {"probabilities": None}
-    if needs["logits"]:
-        by_loss = torch.zeros_like(labels, dtype=wide(logits.dtype)) if dloss is None else dloss
-        upstream = (by_loss, dlse, None, dlog_prob, dentropy)
-        *_, found["logits"] = losses_and_grad(logits, labels, weight, probabilities, *upstream, *options, False)
-    if needs["probabilities"] and probabilities is not None and dloss is not None:
-        (found["probabilities"],) = pulled_back(
-            lambda q: composed(logits, labels, weight, q, options)[0], [probabilities], [dloss]
-        )
-    return found
-
-
-def _losses_and_gradient(
-    logits: Tensor, labels: Tensor, weight: Tensor | None, probabilities: Tensor | None, dloss: Tensor | None,
-    dlse: Tensor | None, dlse_square: Tensor | None, dlog_prob: Tensor | None, dentropy: Tensor | None,
-    ignore_index: int | None, label_smoothing: float, softcap: float, temperature: float,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """What sample_losses_and_grad gives."""
-    options = (ignore_index, label_smoothing, softcap, temperature)
-
-    def samples(x: Tensor) -> tuple[Tensor, ...]:
-        loss, lse, log_prob, entropy, _ = composed(x, labels, weight, probabilities, options)
-        return loss, lse, log_prob, entropy, lse * lse
-
-    dloss = torch.ones_like(labels, dtype=wide(logits.dtype)) if dloss is None else dloss
-    slopes = pulled_back(samples, [logits], [dloss, dlse, dlog_prob, dentropy, dlse_square])
-    return *samples(logits)[:4], None, *slopes
-
-
-sample_losses.differentiate(_sample_losses)
-differentiate(losses_and_grad, _losses_and_gradient)

@@ -6,138 +6,17 @@ that `sample_losses` returns for unsplit classes, and they are reduced in the sa
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional
 
-from opgrad.ops.reference.loss_options import LossOptions
-from opgrad.torch.autocast import autocast_layer, narrows_products, widens_softmax
-from opgrad.torch.losses.linear import count_flops, layer_statistics
-from opgrad.torch.losses.options import (
-    check_dense,
-    check_shape,
-    check_target,
-    check_tensors,
-    check_weight,
-    read_labels,
-    read_options,
-)
-from opgrad.torch.losses.reduced import reduced, shaped
-from opgrad.torch.losses.shard_operators import shard_copy, shard_gather, shard_statistics
-from opgrad.torch.losses.statistics import ClassPart, composed_statistics, samples_of_parts
+from opgrad.torch.autocast import narrows_products, widens_softmax
+from opgrad.torch.losses.layer_operators import ClassRange, LossCall, member_of, of_layer, of_logits
+from opgrad.torch.losses.options import check_shape, read_labels, read_options
+from opgrad.torch.losses.reduced import reduced
 
-FORMULAS = ("torch", "megatron")
 LOGITS, LINEAR = "vocab_parallel_cross_entropy", "vocab_parallel_linear_cross_entropy"
-
-
-@dataclass(frozen=True)
-class LossCall:
-    """The loss that is wanted, and by whom. weight: of all classes. formula: how labels are smoothed."""
-
-    who: str
-    options: LossOptions
-    formula: str = "torch"
-    weight: Tensor | None = None
-
-    def check(self, input: Any, target: Any) -> None:
-        """Raise TypeError or ValueError for arguments that do not fit."""
-        check_tensors(self.who, ("weight",), input=input, target=target, weight=self.weight)
-        check_target(self.who, target)
-        if not input.dim():
-            raise ValueError(f"{self.who}: input has 0 dimensions, expected at least 1")
-        if self.formula not in FORMULAS:
-            raise ValueError(f"{self.who}: smoothing_formula is {self.formula!r}, expected {' or '.join(FORMULAS)}")
-        if self.weight is not None and self.formula == "megatron":
-            raise ValueError(f"{self.who}: weight is given, expected none with Megatron's formula")
-        check_weight(self.who, self.weight)
-        if target.is_floating_point():
-            check_dense(self.who, self.options)
-            for name in {"log_prob", "token_accuracy"}.intersection(self.options.returned):
-                expected = "expected it with classes alone"
-                raise ValueError(f"{self.who}: return_{name} is given with class probabilities, {expected}")
-
-
-@dataclass(frozen=True)
-class ClassRange:
-    """The classes of one process, those from `first` on, of all that its group has together.
-
-    member: the process's rank in its group, the number of processes there, and the group's name.
-    """
-
-    call: LossCall
-    first: int
-    classes: int
-    member: tuple[int, int, str]
-
-    @property
-    def part(self) -> ClassPart:
-        weight = self.call.weight
-        own = None if weight is None else weight[self.first : self.first + self.classes].contiguous()
-        return ClassPart.of(self.call.options, own, self.first)
-
-
-def member_of(who: str, group: Any) -> tuple[int, int, str]:
-    """The `member` of ClassRange for this process in a group; None: in the default one."""
-    if not dist.is_available() or not dist.is_initialized():
-        raise RuntimeError(f"{who}: there is no process group, expected torch.distributed to be initialised")
-    group = dist.group.WORLD if group is None else group
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise ValueError(f"{who}: this process is not in the group, expected one of its own")
-    return rank, dist.get_world_size(group), group.group_name
-
-
-# --- the samples' results --------------------------------------------------------------------------------------------
-
-
-def of_logits(
-    logits: Tensor, labels: Tensor, probabilities: Tensor | None, own: ClassRange, dtype: torch.dtype
-) -> Sequence[Any]:
-    """The results of logits [..., classes of the process], in the shape of the labels [...] of all classes.
-
-    With probabilities, which have the logits' shape, all samples count; the results are differentiable in both.
-    """
-    x, y = logits.reshape(labels.numel(), own.classes), labels.reshape(-1)
-    if probabilities is None:
-        found = shard_statistics(x, y, *own.part)
-    else:
-        found = composed_statistics(x, y, own.part, probabilities.reshape(x.shape))
-    return shaped(_gathered(found, y, own, probabilities is not None, dtype), labels.shape)
-
-
-def of_layer(
-    input: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, probabilities: Tensor | None, own: ClassRange,
-    dtype: torch.dtype,
-) -> Sequence[Any]:  # fmt: skip
-    """The same for the logits of a linear layer, in autocast's dtype; with probabilities they are stored."""
-    x, y = input.reshape(labels.numel(), input.shape[-1]), labels.reshape(-1)
-    x, w, b, _ = autocast_layer(x, w, b)
-    if probabilities is not None:
-        logits = functional.linear(shard_copy(x, own.member[2]), w, b)
-        return of_logits(logits, labels, probabilities, own, dtype)
-    if not torch.compiler.is_compiling():
-        count_flops()
-    found = layer_statistics(x, w, b, y, *own.part, own.call.options.ignore_index, None, own.member[2])
-    return shaped(_gathered(found, y, own, False, dtype), labels.shape)
-
-
-def _gathered(
-    statistics: Tensor, labels: Tensor, own: ClassRange, is_dense: bool, dtype: torch.dtype
-) -> Sequence[Tensor | None]:
-    """The results over the classes of all processes, from the statistics of this one's."""
-    call, options = own.call, own.call.options
-    ignored, smoothing = None if is_dense else options.ignore_index, options.label_smoothing
-    parts, total = shard_gather(statistics, labels, own.first, own.classes, ignored, *own.member, call.who)
-    if smoothing and call.formula == "megatron":
-        smoothing = smoothing * total.double() / (total.double() - 1)
-    return samples_of_parts(parts, labels, own.part, total, call.weight, options, dtype, smoothing, is_dense)
-
-
-# --- functions --------------------------------------------------------------------------------------------------------
 
 
 def vocab_parallel_cross_entropy(

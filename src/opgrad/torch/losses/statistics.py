@@ -14,7 +14,7 @@ from opgrad.call.libraries.torch_tensors import execute
 from opgrad.ops import graph_operators
 from opgrad.ops.reference.loss_options import LossOptions
 from opgrad.torch.derivative import wide
-from opgrad.torch.losses.logits import scaled
+from opgrad.torch.losses.samples import scaled
 
 _statistics_of, _gradient_of = (graph_operators()[name] for name in ("cross_entropy_shard", "cross_entropy_shard_grad"))
 # The arguments of the operators of a part's statistics, and of their gradients, as schemas write them.
