@@ -210,14 +210,6 @@ def test_layouts(op, dtype, arrange, rng, cupy):
 
 
 @in_the_interpreter
-def test_repeated_elements(rng, cupy):
-    dy = np.broadcast_to(rng.normal(size=(4, 1)), (4, 9))
-    y = opgrad.softmax(rng.normal(size=(4, 9)))
-    found = opgrad.softmax_grad(Ndarray(dy), Ndarray(y))
-    np.testing.assert_allclose(found.host, opgrad.softmax_grad(dy, y), atol=1e-15)
-
-
-@in_the_interpreter
 def test_results_lie_as_the_first_argument_does(rng, cupy):
     x = np.asfortranarray(rng.normal(size=(6, 9)))
     assert opgrad.tanh(Ndarray(x)).strides == x.strides
@@ -504,46 +496,31 @@ def check_driver():
     front_end()._check_driver(operators()["relu"])
 
 
-@pytest.mark.parametrize(
-    ("release", "torch", "cuda"),
-    [
-        ("3.8.0", "missing", False),
-        ("3.10.1", "installed", False),
-        ("3.6.0", "imported", True),
-        ("3.9.0", "imported", True),
-    ],
-)
-def test_triton_finds_the_gpu(cupy, driver, release, torch, cuda):
+SEES_NONE = "which sees none: install PyTorch for CUDA, or"
+DRIVERS = [  # Triton's release, whether PyTorch is installed or imported, whether it sees a GPU, and the remedy
+    ("3.8.0", "missing", False, ""),
+    ("3.10.1", "installed", False, ""),
+    ("3.6.0", "imported", True, ""),
+    ("3.9.0", "imported", True, ""),
+    ("3.7.1", "missing", False, "which is not installed: install PyTorch for CUDA beside it, or Triton 3.8 or newer"),
+    (
+        "3.7.1",
+        "imported",
+        False,
+        "which sees none: install PyTorch for CUDA, or Triton 3.8 or newer, which does without",
+    ),
+    ("3.9.0", "imported", False, "which sees none: install PyTorch for CUDA, or do not import it"),
+]
+
+
+@pytest.mark.parametrize(("release", "torch", "cuda", "remedy"), DRIVERS)
+def test_how_triton_finds_the_gpu(cupy, driver, release, torch, cuda, remedy):
     driver(release, torch, cuda)
-    check_driver()
-
-
-@pytest.mark.parametrize(
-    ("release", "torch", "message"),
-    [
-        (
-            "3.7.1",
-            "missing",
-            "relu: Triton 3.7.1 finds the GPU through PyTorch, which is not installed: "
-            "install PyTorch for CUDA beside it, or Triton 3.8 or newer",
-        ),
-        (
-            "3.7.1",
-            "imported",
-            "relu: Triton 3.7.1 finds the GPU through PyTorch 2.11.0, which sees none: "
-            "install PyTorch for CUDA, or Triton 3.8 or newer, which does without",
-        ),
-        (
-            "3.9.0",
-            "imported",
-            "relu: Triton 3.9.0 finds the GPU through PyTorch 2.11.0, which sees none: "
-            "install PyTorch for CUDA, or do not import it",
-        ),
-    ],
-)
-def test_triton_finds_no_gpu(cupy, driver, release, torch, message):
-    driver(release, torch)
-    fails(ImportError, message, check_driver)
+    if not remedy:
+        check_driver()
+        return
+    through = "PyTorch" if torch == "missing" else "PyTorch 2.11.0"
+    fails(ImportError, f"relu: Triton {release} finds the GPU through {through}, {remedy}", check_driver)
 
 
 # --- JAX arrays that CuPy carries -----------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def sink(x, beside):
 # The function, its formula, and the shapes of its arrays.
 LAYERS = {
     "gelu": (lambda x: opgrad.jax.gelu(x, approximate=False), lambda x: jax.nn.gelu(x, False), [SHAPE]),
-    "fast_gelu": (opgrad.jax.fast_gelu, lambda x: jax.nn.gelu(x, True), [SHAPE]),
+    "gelu by tanh": (opgrad.jax.gelu, lambda x: jax.nn.gelu(x, True), [SHAPE]),
     "swiglu": (opgrad.jax.swiglu, lambda g, u: jax.nn.silu(g) * u, [SHAPE, SHAPE]),
     "geglu": (opgrad.jax.geglu, lambda g, u: jax.nn.gelu(g, True) * u, [SHAPE, SHAPE]),
     "layer_norm": (opgrad.jax.layer_norm, norm, [SHAPE, SHAPE[-1:], SHAPE[-1:]]),

@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch")
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 import opgrad.torch  # noqa: E402
-from opgrad.torch.attention import _attention, _attention_grad  # noqa: E402
 
 attend = opgrad.torch.scaled_dot_product_attention
 EQUAL = [(2, 3, 5, 4)] * 3
@@ -176,34 +175,6 @@ def test_hessian_and_jacobians():
     torch.testing.assert_close(mine, other)
 
 
-def test_the_rule_of_shards_holds_for_parts():
-    """Every placement that DTensor may choose on a mesh of two gives the parts of the whole result."""
-    from types import SimpleNamespace
-
-    from opgrad.torch.sharding import FAMILIES
-
-    q, k, v, dy = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 4, 5, 8)
-    options = {"scale": None, "causal": "", "dropout": 0.0, "seed": None}
-    for mask in (None, torch.randn(2, 4, 1, 6), torch.randn(4, 5, 6)):
-        forward = {"q": q, "k": k, "v": v, "mask": mask, **options}
-        y, lse = _attention(*_attention.arguments(forward))
-        for operator, given in ((_attention, forward), (_attention_grad, {"dy": dy, "y": y, "lse": lse, **forward})):
-            shapes = {key: tuple(each.shape) for key, each in given.items() if isinstance(each, torch.Tensor)}
-            spec = SimpleNamespace(mesh=SimpleNamespace(size=lambda: 2))
-            whole = operator(*operator.arguments(given))
-            rules = list(FAMILIES["attention"](operator.op, shapes, {**given, "q": spec}))
-            assert len(rules) == 2
-            for placements in rules:
-                for part in range(2):
-                    own = {
-                        key: each.chunk(2, placements[key].dim)[part] if key in placements else each
-                        for key, each in given.items()
-                    }
-                    results = operator(*operator.arguments(own))
-                    for name, mine, other in zip(operator.op.results, results, whole, strict=True):
-                        torch.testing.assert_close(mine, other.chunk(2, placements[name].dim)[part])
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # by the exporters
 @pytest.mark.parametrize("dynamo", [False, True])
 def test_exported(dynamo, tmp_path):
@@ -231,18 +202,6 @@ def test_exported(dynamo, tmp_path):
     y = attend(*leaves, is_causal=True)
     for mine, other in zip(found, [y, *torch.autograd.grad(y.sum(), leaves)], strict=True):
         np.testing.assert_allclose(mine, other.detach().numpy(), atol=1e-5)
-
-
-def test_exported_programs_keep_the_operator_or_become_its_node():
-    from opgrad.torch.export import decompositions
-
-    class Attending(torch.nn.Module):
-        def forward(self, q, k, v):
-            return attend(q, k, v)
-
-    program = torch.export.export(Attending(), tuple(torch.randn(2, 4, 6, 8) for _ in range(3)))
-    assert any("opgrad.attention" in str(node.target) for node in program.graph.nodes)
-    assert torch.ops.opgrad.attention.default in decompositions()
 
 
 Q = torch.zeros(1, 4, 3, 8)

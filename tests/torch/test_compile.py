@@ -5,7 +5,6 @@ import pytest
 from samples import sample
 
 import opgrad
-from opgrad.ops import tensor_operators
 
 torch = pytest.importorskip("torch")
 
@@ -220,52 +219,3 @@ def test_make_fx_sees_the_operators():
     graph = make_fx(gradient)(torch.randn(6, 4, requires_grad=True))
     called = {str(node.target) for node in graph.graph.nodes if node.op == "call_function"}
     assert {"opgrad.softmax_cross_entropy_loss_and_grad.default", "opgrad.scale.default"} <= called
-
-
-def test_export():
-    class Module(torch.nn.Module):
-        def forward(self, x):
-            return opgrad.torch.softmax(opgrad.torch.quick_gelu(x))
-
-    x = torch.randn(3, 4)
-    exported = torch.export.export(Module(), (x,), dynamic_shapes={"x": {0: torch.export.Dim("rows")}})
-    longer = torch.randn(7, 4)
-    torch.testing.assert_close(exported.module()(longer), Module()(longer))
-
-
-def test_subclasses_keep_their_type():
-    class Ours(torch.Tensor):
-        pass
-
-    x = torch.randn(3, 4).as_subclass(Ours)
-    assert type(opgrad.torch.softmax(x)) is Ours
-    assert type(opgrad.softmax_grad(x, x)) is Ours
-
-
-def test_dispatch_modes_see_eager_calls():
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    seen = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            seen.append(str(function))
-            return function(*args, **(kwargs or {}))
-
-    with Watch():
-        opgrad.torch.relu(torch.ones(3))
-    assert "opgrad.relu.default" in seen
-
-
-@pytest.mark.parametrize("name", ["softmax", "cross_entropy"])
-def test_eager_calls_go_round_the_dispatcher(name, monkeypatch):
-    operator = OPERATORS["softmax_cross_entropy_loss_and_grad" if name == "cross_entropy" else name]
-    monkeypatch.setattr(operator, "overload", None)
-    function = FUNCTIONS[name]
-    with_gradient(function, torch.randn(6, 4))
-    function(torch.randn(6, 4))
-
-
-def test_every_operator_is_registered():
-    assert set(OPERATORS) == set(tensor_operators())
-    assert all(torch.Tag.pt2_compliant_tag in operator.overload.tags for operator in OPERATORS.values())

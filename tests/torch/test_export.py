@@ -223,14 +223,6 @@ def test_traced_modules(tmp_path):
     assert_alike(run(str(tmp_path / "model.onnx"), inputs(7)), model(*inputs(7)), torch.float32)
 
 
-def test_a_trace_without_opgrad_says_what_is_missing(tmp_path):
-    torch.jit.save(torch.jit.trace(opgrad.torch.softmax, torch.randn(2, 3)), str(tmp_path / "model.pt"))
-    load = "import sys, torch; torch.jit.load(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", load, tmp_path / "model.pt"], capture_output=True, text=True)
-    assert done.returncode
-    assert "opgrad::softmax" in done.stderr
-
-
 def test_sizes_in_a_trace_become_numbers_with_a_warning():
     def gradient(x, indices):
         return opgrad.gather_grad((x.shape[0], 9), indices, x, 1)

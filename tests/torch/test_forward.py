@@ -162,21 +162,6 @@ def tensors(arguments):
     return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in arguments.items()}
 
 
-@pytest.mark.parametrize(("op", "reduction"), CASES)
-def test_tangents_of_the_registered_operators(op, reduction, rng):
-    """As those of the plain functions, in test_torch_autograd."""
-    options = {"axis": 1, "reduction": reduction, "ignore_index": 1, "indices": (2, 3)}
-    given = tensors(sample(op, (3, 4), "float64", rng, **options))
-    names = [name for name in op.inputs if given[name].is_floating_point() and name != "weight"]
-    values = [torch.where(given[name].abs() < 0.1, 0.1, given[name]).requires_grad_() for name in names]
-
-    def function(*values):
-        return getattr(torch.ops.opgrad, op.name)(**{**given, **dict(zip(names, values, strict=True))})
-
-    checks = {"check_forward_ad": True, "check_batched_forward_grad": True, "check_batched_grad": True}
-    assert torch.autograd.gradcheck(function, values, **checks)
-
-
 def stacked(each, dim):
     """A batch of tensors, and where its axis is."""
     dim = dim if dim < 1 or each[0].dim() else 0

@@ -1,9 +1,11 @@
-"""Layers on tensors: like PyTorch's functions, all their derivatives, compiled, batched, refused."""
+"""Layers on tensors: like PyTorch's functions, all their derivatives, compiled, batched, exported, refused."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import opgrad  # noqa: E402
 import opgrad.torch as ours  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # by forward_ad itself
@@ -11,7 +13,37 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWar
 functional = torch.nn.functional
 WIDTH = 37
 ARGUMENTS = {"x": (4, 3, WIDTH), "up": (4, 3, WIDTH), "weight": (WIDTH,), "bias": (WIDTH,)}
+ARGUMENTS |= {"heads": (2, 3, 4, 6), "tokens": (2, 4, 3, 8), "packed": (2, 4, 12)}
 SILU = functional.silu
+
+
+def turned(x, angles, positions=None, interleaved=False, layout="BHLD"):
+    """Rotary embedding in PyTorch's functions; an array of three axes has two heads in the last one."""
+    is_packed = x.dim() == 3
+    y = x.unflatten(-1, (2, -1)) if is_packed else x if layout == "BLHD" else x.transpose(1, 2)
+    angles = angles[..., : y.shape[1], :] if positions is None else angles[positions]
+    cos, sin, size = angles.cos().unsqueeze(-2), angles.sin().unsqueeze(-2), 2 * angles.shape[-1]
+    pairs, rest = y[..., :size], y[..., size:]
+    a, b = (pairs[..., ::2], pairs[..., 1::2]) if interleaved else pairs.chunk(2, -1)
+    both = [a * cos - b * sin, a * sin + b * cos]
+    pairs = torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
+    y = torch.cat([pairs, rest], -1)
+    return y.flatten(-2) if is_packed else y if layout == "BLHD" else y.transpose(1, 2)
+
+
+def rotary(array, rows, options=None, **more):
+    """A layer of the table. more: what the formula reads of the shape."""
+    angles = torch.rand(*rows, 2 if more else 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 6
+    options = options or {}
+    known = {name: each for name, each in options.items() if name in ("interleaved", "layout")}
+
+    def function(x):
+        cos, sin = (each.to(x.dtype) for each in (angles.cos(), angles.sin()))
+        return opgrad.rotary_embedding(x, cos, sin, **options, **more)
+
+    return function, lambda x: turned(x, angles, options.get("position_ids"), **known), (array,)
+
+
 # By name ours, PyTorch's, and the arguments.
 LAYERS = {
     "gelu": (ours.gelu, functional.gelu, ("x",)),
@@ -20,7 +52,6 @@ LAYERS = {
         lambda x: functional.gelu(x, approximate="tanh"),
         ("x",),
     ),
-    "fast_gelu": (ours.fast_gelu, lambda x: functional.gelu(x, approximate="tanh"), ("x",)),
     "swiglu": (ours.swiglu, lambda x, up: SILU(x) * up, ("x", "up")),
     "geglu": (ours.geglu, lambda x, up: functional.gelu(x, approximate="tanh") * up, ("x", "up")),
     "geglu by erf": (lambda x, up: ours.geglu(x, up, "none"), lambda x, up: functional.gelu(x) * up, ("x", "up")),
@@ -49,16 +80,22 @@ LAYERS = {
         lambda x: functional.rms_norm(x, (WIDTH,), eps=1e-2),
         ("x",),
     ),
+    "rotary embedding": rotary("heads", (4,)),
+    "rotary embedding of neighbours": rotary("heads", (2, 4), {"interleaved": True}),
+    "rotary embedding of a part": rotary("tokens", (5,), {"layout": "BLHD"}, rotary_embedding_dim=4),
+    "rotary embedding by position": rotary(
+        "packed", (7,), {"position_ids": torch.tensor([[0, -1, 6, 2], [3, 3, -7, 5]]), "num_heads": 2}
+    ),
 }
 every = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 
 
 def given(names, dtype=torch.float64, rows=4):
+    """rows: of x and up."""
     generator = torch.Generator().manual_seed(2)
-    found = (torch.randn(ARGUMENTS[each], generator=generator, dtype=torch.float64) for each in names)
-    return [
-        each[:rows].to(dtype).requires_grad_() if each.dim() > 1 else each.to(dtype).requires_grad_() for each in found
-    ]
+    found = [torch.randn(ARGUMENTS[each], generator=generator, dtype=torch.float64) for each in names]
+    pairs = zip(names, found, strict=True)
+    return [(x[:rows] if name in ("x", "up") else x).to(dtype).requires_grad_() for name, x in pairs]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -96,7 +133,7 @@ def test_compiled_and_batched(layer):
     for got, exact in zip(torch.autograd.grad(compiled.sum(), arguments), wanted, strict=True):
         torch.testing.assert_close(got, exact)
     dims = tuple(0 if each in ("x", "up") else None for each in names)
-    if function is not LAYERS["layer_norm over two axes"][0]:
+    if "x" in names and function is not LAYERS["layer_norm over two axes"][0]:
         torch.testing.assert_close(torch.vmap(function, dims)(*arguments), expected)
 
 
@@ -156,6 +193,30 @@ def test_exported_as_pytorchs_own(tmp_path):
     kinds = {node.op_type for node in onnx.load(str(tmp_path / "m.onnx")).graph.node}
     assert "LayerNormalization" in kinds
     assert all(node.domain in ("", "ai.onnx") for node in onnx.load(str(tmp_path / "m.onnx")).graph.node)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # by the exporter
+def test_rotary_embedding_is_exported_as_its_node(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    from opgrad.onnxruntime import InferenceSession
+
+    class Turned(torch.nn.Module):
+        def forward(self, x, cos, sin):
+            return opgrad.rotary_embedding(x, cos, sin, rotary_embedding_dim=4)
+
+    arguments = torch.randn(2, 3, 4, 6), torch.rand(4, 2), torch.rand(4, 2)
+    torch.onnx.export(Turned(), arguments, str(tmp_path / "turned.onnx"), dynamo=False)
+    model = onnx.load(tmp_path / "turned.onnx")
+    assert [node.op_type for node in model.graph.node] == ["RotaryEmbeddingTraining"]
+    feeds = {value.name: array.numpy() for value, array in zip(model.graph.input, arguments, strict=True)}
+    (found,) = InferenceSession(model.SerializeToString()).run(None, feeds)
+    np.testing.assert_array_equal(found, opgrad.rotary_embedding(*arguments, rotary_embedding_dim=4))
+
+
+def test_tables_of_rotary_embedding_have_no_gradient():
+    x, cos = torch.zeros(1, 1, 2, 2), torch.zeros(2, 1, requires_grad=True)
+    with pytest.raises(NotImplementedError, match=r"^rotary_embedding: no gradient with respect to cos_cache"):
+        opgrad.rotary_embedding(x, cos, cos.detach()).sum().backward()
 
 
 REFUSED = [

@@ -279,16 +279,6 @@ def test_registered_operators(name):
     torch.library.opcheck(operator, (x, target, *given, -100, 0.1, 2.0, 1.3, False))
 
 
-def test_registered_layer_operators():
-    x, w, target = torch.randn(4, 3, requires_grad=True), torch.randn(6, 3, requires_grad=True), torch.arange(4)
-    operators, given = torch.ops.opgrad, (None, target, None, 0, 2.0, 1.3, True, True, -100, None, "")
-    torch.library.opcheck(operators.layer_statistics.default, (x, w, *given))
-    x, w = x.detach(), w.detach()
-    statistics = operators.layer_statistics(x, w, *given)
-    slopes = (statistics, torch.randn_like(statistics))
-    torch.library.opcheck(operators.layer_statistics_grad.default, (x, w, *given, *slopes))
-
-
 @pytest.mark.parametrize("name", ["nn.functional.cross_entropy", "nn.functional.linear_cross_entropy"])
 def test_samples_of_pytorch(name):
     """The cases of PyTorch's own tests."""
@@ -306,12 +296,6 @@ def test_samples_of_pytorch(name):
         torch.testing.assert_close(found, torch.nan_to_num(expected, 0.0))  # the mean over nothing is 0 here
         dy = torch.ones_like(found)
         torch.testing.assert_close(slopes(found, case.input, dy), slopes(expected, case.input, dy))
-
-
-def test_options_of_another_type_are_refused():
-    x, w, target = torch.randn(5, 4), torch.randn(7, 4), torch.randint(0, 7, (5,))
-    with pytest.raises(TypeError, match=r"options is dict, expected torch.nn.LinearCrossEntropyOptions"):
-        opgrad.torch.linear_cross_entropy(x, w, target, options={"batch_chunk_size": 2})
 
 
 def test_modules():
@@ -380,6 +364,7 @@ def test_refuses():
         ),
         (TypeError, "target is list, expected a PyTorch tensor", lambda: linear(x, w, [0, 1, 2])),
         (ValueError, "shift is -1", lambda: linear(x, w, target, shift=-1)),
+        (TypeError, "options is dict, expected torch.nn.Linear", lambda: linear(x, w, target, options={"rows": 2})),
     ]:
         with pytest.raises(error, match=message):
             call()

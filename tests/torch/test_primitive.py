@@ -6,7 +6,7 @@ from samples import bits, cast
 
 import opgrad
 from opgrad import Dropout, post_ops
-from opgrad.contract import BYTES, DTYPES, FLOAT8, FLOATS
+from opgrad.contract import BYTES, FLOAT8
 from opgrad.ops.reference.primitive import TYPES
 
 torch = pytest.importorskip("torch")
@@ -96,12 +96,11 @@ def test_attributes_give_the_bits_of_arrays(attributes, dtype, rng):
 @pytest.mark.parametrize("source", TYPES)
 def test_dtypes(source, rng):
     x = rng.integers(0, 9, SHAPE).astype(source) if source in BYTES else cast(rng.normal(size=SHAPE), source)
-    for target in (None, *TYPES):
-        options = {} if target is None else {"out_dtype": target}
-        found = same("softmax", x, **options)
-        if target is not None:
-            again = opgrad.softmax(tensor(x), out_dtype=getattr(torch, target))
-            assert bits(array(again)) == bits(array(found[0]))
+    same("softmax", x)
+    floats = cast(rng.normal(size=SHAPE), "float32")
+    found = same("softmax", floats, out_dtype=source)
+    again = opgrad.softmax(tensor(floats), out_dtype=getattr(torch, source))
+    assert bits(array(again)) == bits(array(found[0]))
 
 
 @pytest.mark.parametrize("name", ["softmax_grad", "log_softmax_grad"])
@@ -153,16 +152,10 @@ def test_one_plan_for_each_form(rng):
     assert len(tensors._host.kept.values) == 3
 
 
-def test_negative_views():
-    z = torch.randn(2, 5, dtype=torch.complex64)
-    found = opgrad.softmax(z.conj().imag, result_scale=2.0)
-    assert torch.equal(found, opgrad.softmax(-z.imag, result_scale=2.0))
-
-
 # --- out= -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", TYPES)
+@pytest.mark.parametrize("target", ["float32", "bfloat16", "uint8"])
 def test_out(target, rng):
     x = tensor(cast(rng.normal(size=SHAPE), "float32"))
     out = torch.empty_like(x, dtype=getattr(torch, target))
@@ -201,9 +194,6 @@ def double(*shape):
 
 
 DIFFERENTIABLE = {
-    "scales": {"logit_scale": 2.0, "result_scale": -3.0, "out_scale": 0.5},
-    "where": {"where": torch.tensor([True, False, True, True, True])},
-    "dropout": {"dropout": Dropout(0.3, seed=5)},
     "eltwise": {"post_ops": [post_ops.linear(2.0, 0.5), post_ops.gelu_tanh(), post_ops.exp()], "axis": (1, 2)},
     "all": {
         "where": torch.tensor([[True], [True], [False], [True]]),
@@ -279,7 +269,7 @@ def test_forward_with_gradient_is_the_forward_without():
         assert not opgrad.softmax(x.clone().requires_grad_(), stats=True)[0].requires_grad
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float8_e5m2"])
 def test_dtypes_of_gradients(dtype):
     """Each gradient has the dtype of its tensor, whatever that of the result."""
     x = torch.randn(SHAPE).to(getattr(torch, dtype)).requires_grad_()
@@ -341,18 +331,15 @@ def test_what_has_no_gradient():
 
 def test_libraries_are_not_mixed():
     x, mask = torch.randn(3, 4), np.ones(4, bool)
-    with pytest.raises(TypeError, match="softmax: where is a NumPy array, expected a PyTorch tensor, as x is"):
-        opgrad.softmax(x, where=mask)
-    with pytest.raises(TypeError, match=r"post_ops\[1\]'s operand is a NumPy array, expected a PyTorch tensor"):
-        opgrad.softmax(x, post_ops=[post_ops.exp(), post_ops.add(np.ones(4))])
-    with pytest.raises(TypeError, match=r"post_ops\[0\]'s operand is list, expected a PyTorch tensor"):
-        opgrad.softmax(x, post_ops=[post_ops.add([1.0, 2.0, 3.0, 4.0])])
-    with pytest.raises(TypeError, match="softmax: x is a NumPy array, expected a PyTorch tensor, as where is"):
-        opgrad.softmax(x.numpy(), where=torch.ones(4, dtype=torch.bool))
-    with pytest.raises(
-        TypeError, match=r"x is a NumPy array, expected a PyTorch tensor, as post_ops\[0\]'s operand is"
-    ):
-        opgrad.softmax(x.numpy(), post_ops=[post_ops.add(x)])
+    chains = [post_ops.exp(), post_ops.add(np.ones(4))], [post_ops.add([1.0, 2.0, 3.0, 4.0])], [post_ops.add(x)]
+    for given, options, message in [
+        (x, {"where": mask}, "where is a NumPy array, expected a PyTorch tensor, as x is"),
+        (x, {"post_ops": chains[0]}, r"post_ops\[1\]'s operand is a NumPy array, expected a PyTorch tensor"),
+        (x, {"post_ops": chains[1]}, r"post_ops\[0\]'s operand is list, expected a PyTorch tensor"),
+        (x.numpy(), {"post_ops": chains[2]}, r"x is a NumPy array, expected a PyTorch tensor, as post_ops\[0\]'s"),
+    ]:
+        with pytest.raises(TypeError, match=f"^softmax: {message}"):
+            opgrad.softmax(given, **options)
 
 
 def test_errors_are_numpys(rng):
@@ -374,13 +361,6 @@ def test_errors_are_numpys(rng):
         with pytest.raises((TypeError, ValueError)) as found:
             opgrad.softmax(tensor(x), **{key: tensor(value) for key, value in options.items()})
         assert (found.type, str(found.value)) == (expected.type, str(expected.value))
-
-
-def test_dtypes_refused():
-    with pytest.raises(TypeError, match=r"softmax: x has dtype complex64, expected one of float32, .*uint8"):
-        opgrad.softmax(torch.zeros(3, dtype=torch.complex64))
-    with pytest.raises(TypeError, match="softmax: out_dtype is int32, expected one of float32"):
-        opgrad.softmax(torch.zeros(3), out_dtype=torch.int32)
 
 
 def forward_mode(function, x):
@@ -422,28 +402,3 @@ def test_compile():
     torch._dynamo.reset()
     with pytest.raises((NotImplementedError, torch._dynamo.exc.Unsupported), match="result_scale is given under"):
         torch.compile(function, backend="aot_eager", fullgraph=True)(x)
-
-
-# --- what CUDA tensors go through, on the CPU -----------------------------------------------------------------------
-
-
-def test_state_and_numbers_lie_beside_the_tensor():
-    like = torch.empty(2, device="meta")
-    pair = tensors.state(-5, 7, torch.empty(2))
-    assert (pair.dtype, pair.tolist()) == (torch.int64, [-5, 7])
-    assert tensors.state(-(2**63), 2**63 - 1, torch.empty(0)).tolist() == [-(2**63), 2**63 - 1]
-    assert tensors.state(1, 2, like).device.type == "meta"
-    number = tensors.broadcast(2, (3, 4), like)
-    assert (number.dtype, number.device.type, number.shape, number.stride()) == (
-        torch.float64, "meta", (3, 4), (0, 0),
-    )  # fmt: skip
-    assert tensors.broadcast(True, (3,), like).dtype == torch.bool
-
-
-@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8])
-def test_totals(dtype, rng):
-    full = rng.normal(size=SHAPE).astype("float32")
-    found = tensors.total(torch.from_numpy(full), (0, 2), (4, 1), dtype)
-    expected = full.sum((0, 2), dtype=np.float64).reshape(4, 1).astype(DTYPES[dtype])
-    assert bits(array(found)) == bits(expected)
-    assert tensors.total(torch.from_numpy(full), (), SHAPE, dtype).dtype == getattr(torch, dtype)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ if not torch.distributed.is_available():
 
 import opgrad.torch  # noqa: E402
 from opgrad.torch.operators import OPERATORS  # noqa: E402
+from opgrad.torch.schema import REGISTERED  # noqa: E402
 
 WORLD = 2
 SHAPES = {"even": (4, 6, 2), "uneven": (5, 7, 3)}
@@ -150,3 +152,55 @@ def test_shards_are_what_the_whole_is(tmp_path):
     torch.multiprocessing.spawn(work, (str(tmp_path),), WORLD)
     for rank in range(WORLD):
         assert json.loads((tmp_path / f"faults{rank}.json").read_text()) == []
+
+
+# --- rules of operators that only graphs and layers have --------------------------------------------------------------
+
+
+def check_rules(family, name, **given):
+    """The whole results; every placement that DTensor may choose on a mesh of two gives their parts."""
+    from opgrad.torch.sharding import FAMILIES
+
+    operator = REGISTERED[name]
+    given = {**operator.op.attributes, **dict.fromkeys(operator.op.inputs), **given}
+    shapes = {key: tuple(each.shape) for key, each in given.items() if isinstance(each, torch.Tensor)}
+    mesh = SimpleNamespace(mesh=SimpleNamespace(size=lambda: 2))
+    whole = listed(operator(*operator.arguments(given)))
+    rules = list(FAMILIES[family](operator.op, shapes, {**given, operator.names[0]: mesh, "q": mesh}))
+    assert rules
+    for placements in rules:
+        for part in range(2):
+            own = {
+                key: each.chunk(2, placements[key].dim)[part] if key in placements and each is not None else each
+                for key, each in given.items()
+            }
+            for result, mine, other in zip(
+                operator.op.results, listed(operator(*operator.arguments(own))), whole, strict=True
+            ):
+                torch.testing.assert_close(
+                    mine, other.chunk(2, placements[result].dim)[part], msg=f"{name} {placements}"
+                )
+    return whole
+
+
+ROTARY = [
+    ((2, 3, 4, 6), (4, 3), {}),
+    ((2, 3, 4, 6), (2, 4, 3), {"interleaved": True}),
+    ((2, 4, 3, 8), (5, 2), {"rotary_embedding_dim": 4, "layout": "BLHD"}),
+    ((2, 4, 12), (7, 3), {"num_heads": 2, "position_ids": torch.tensor([[0, 6, 3, 1], [2, 2, 5, 4]])}),
+]
+
+
+@pytest.mark.parametrize(("shape", "table", "options"), ROTARY, ids=str)
+def test_rules_of_rotary_embedding(shape, table, options):
+    cos, sin = torch.rand(2, *table)
+    for name, array in (("rotary_embedding", "x"), ("rotary_embedding_grad", "dy")):
+        check_rules("rotary", name, **{array: torch.randn(shape)}, cos_cache=cos, sin_cache=sin, **options)
+
+
+@pytest.mark.parametrize("mask", [None, (2, 4, 1, 6), (4, 5, 6)], ids=str)
+def test_rules_of_attention(mask):
+    given = {"q": torch.randn(2, 4, 5, 8), "k": torch.randn(2, 2, 6, 8), "v": torch.randn(2, 2, 6, 8)}
+    given |= {"mask": mask and torch.randn(mask), "scale": None, "causal": "", "dropout": 0.0, "seed": None}
+    y, lse = check_rules("attention", "attention", **given)
+    check_rules("attention", "attention_grad", dy=torch.randn_like(y), y=y, lse=lse, **given)

@@ -15,7 +15,7 @@ from jax.numpy import asarray, finfo, inf, int32, integer, issubdtype, ones, whe
 from jax.random import bits
 
 import opgrad
-from opgrad.jax import distillation, linear_loss, loss
+from opgrad.jax import linear_loss, loss
 from opgrad.jax.calls import alike, automatic
 from opgrad.jax.derivative import ATTENTION, LAYERS, differentiable
 from opgrad.jax.formulas import wide
@@ -26,7 +26,6 @@ __all__ = [
     "dot_product_attention",
     "dropout",
     "embedding",
-    "fast_gelu",
     "geglu",
     "gelu",
     "layer_norm",
@@ -115,11 +114,6 @@ def gelu(x: Array, approximate: bool = True) -> Array:
     Source: jax.nn.gelu.
     """
     return _layer("fast_gelu" if approximate else "gelu", "gelu", {"x": asarray(x)})
-
-
-def fast_gelu(x: Array) -> Array:
-    """Gelu by tanh: gelu(x), of which formula, shapes and what is raised are. Source: com.microsoft FastGelu."""
-    return gelu(x)
 
 
 def swiglu(gate: Array, up: Array) -> Array:
@@ -297,11 +291,8 @@ def linear_jsd(
 
 def _divergence(name: str, student: Any, teacher: Any, labels: Any, beta: float, given: tuple[Any, ...]) -> Array:
     shift, ignore_index, reduction, temperature, num_items = given
-    x, w, b, y, v, c = (None if each is None else asarray(each) for each in (*student, *teacher))
-    assert x is not None
-    assert w is not None
-    assert y is not None
-    assert v is not None
+    arrays: Any = [None if each is None else asarray(each) for each in (*student, *teacher)]
+    x, w, b, y, v, c = arrays
     is_counted = labels is not None or shift
     labels = zeros(len(x), int32) if labels is None else labels
     found, ignored = loss.read_labels(name, labels, shift, ignore_index if is_counted else None)
@@ -309,7 +300,7 @@ def _divergence(name: str, student: Any, teacher: Any, labels: Any, beta: float,
     for rows, weight, bias in ((x, w, b), (y, v, c)):
         check_layer(name, found, issubdtype(found.dtype, integer), rows, weight, bias, None)
     layers = linear_loss.Dense(w, b), linear_loss.Dense(v, c)
-    losses = distillation.divergences(
+    losses = linear_loss.divergences(
         name, x, layers[0], y, layers[1], check_share(name, "beta", beta), chosen.temperature
     )
     losses = losses if ignored is None else where(found == ignored, 0, losses)

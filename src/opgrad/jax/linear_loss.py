@@ -1,7 +1,8 @@
-"""Cross-entropy of a linear layer on JAX arrays: the logits of some rows at a time, which are never all stored.
+"""Losses of linear layers on JAX arrays: the logits of some rows at a time, which are never all stored.
 
 XLA forms the products, in a loop over chunks of rows. With one number as loss, the chunk's gradient takes the place of
-its logits, and what follows from it is added up at once; else the backward pass computes the chunk's logits again.
+its logits, and what follows from it is added up at once; else, and for divergences from a teacher's layer, the backward
+pass computes the chunk's logits again.
 """
 
 import functools
@@ -13,9 +14,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
-from opgrad.jax.calls import alike
+from opgrad.jax.calls import alike, call
 from opgrad.jax.formulas import wide
-from opgrad.jax.loss import Statics, Targets, divided, sample_losses, target_gradients, with_gradient
+from opgrad.jax.loss import Targets, divided, sample_losses, target_gradients, with_gradient
+from opgrad.ops import graph_operators
+from opgrad.ops.reference.loss_options import LossOptions
 
 CHUNK = 32 << 20  # bytes of logits that are computed at a time
 
@@ -28,7 +31,14 @@ class Dense(NamedTuple):
 
 
 def linear_cross_entropy(
-    x: Array, layer: Dense, targets: Targets, options: Statics, reduction: str, square: Any, num_items: Any, bend: Any
+    x: Array,
+    layer: Dense,
+    targets: Targets,
+    options: LossOptions,
+    reduction: str,
+    square: Any,
+    num_items: Any,
+    bend: Any,
 ) -> Array:
     """The loss; the arguments are checked. bend: what is done with logits beside what options say, None: nothing."""
     dtype = wide(x.dtype)
@@ -67,7 +77,7 @@ def logits_of(x: Array, weight: Array, bias: Array | None) -> Array:
     return found if bias is None else found + bias.astype(weight.dtype)
 
 
-def _by_jax(options: Statics, x: Array, layer: Dense, targets: Targets, bend: Any) -> tuple[Array, Array]:
+def _by_jax(options: LossOptions, x: Array, layer: Dense, targets: Targets, bend: Any) -> tuple[Array, Array]:
     """Loss and log-sum-exp of each sample; JAX differentiates the loop, which keeps no logits."""
     dtype = wide(x.dtype)
 
@@ -97,7 +107,7 @@ class _Sums(NamedTuple):
 
 
 @functools.lru_cache(1024)
-def _total(options: Statics) -> Any:
+def _total(options: LossOptions) -> Any:
     """by_weight times the sum of the losses, and by_count times that of the squares of lse."""
 
     @jax.custom_vjp
@@ -131,7 +141,7 @@ def _is_primal(value: Any) -> bool:
 
 
 def _one_pass(
-    options: Statics, x: Array, layer: Dense, targets: Targets, by_weight: Array, by_count: Array,
+    options: LossOptions, x: Array, layer: Dense, targets: Targets, by_weight: Array, by_count: Array,
     wanted: Mapping[str, Any],
 ) -> tuple[_Sums, Array]:  # fmt: skip
     """The sums over all samples, and the gradient with respect to x."""
@@ -158,3 +168,52 @@ def _one_pass(
     first = _Sums(none, none, start, by_class)
     first, x = alike((first, x))
     return over_chunks(body, first, (x, targets.labels), _rows(layer, dtype))
+
+
+# --- divergences from a teacher's layer ------------------------------------------------------------------------------
+
+
+_divergence_operator = graph_operators()["softmax_divergence_and_grad"]
+
+
+@functools.lru_cache(1024)
+def _divergence(name: str, beta: float, temperature: float) -> Any:
+    """The divergence of each row of logits from others, differentiable once, by the logits."""
+    options = {"beta": beta, "temperature": temperature}
+
+    @jax.custom_vjp
+    def divergence(logits: Array, others: Array) -> Array:
+        return forward(logits, others)[0]
+
+    def forward(logits: Array, others: Array) -> tuple[Array, Array]:
+        loss, dlogits = call(_divergence_operator, {"logits": logits, "teacher_logits": others}, options, name)
+        return loss, dlogits
+
+    def backward(dlogits: Array, dloss: Array) -> tuple[Array, None]:
+        return dlogits * dloss[:, None], None
+
+    divergence.defvjp(forward, backward)
+    return divergence
+
+
+def divergences(
+    name: str, x: Array, student: Dense, y: Array, teacher: Dense, beta: float, temperature: float
+) -> Array:
+    """That of each row; the arguments are checked."""
+    dtype = wide(x.dtype)
+    of = _divergence(name, beta, temperature)
+
+    @jax.checkpoint
+    def of_chunk(student: Dense, teacher: Dense, x: Array, y: Array) -> Array:
+        pairs = ((x, student), (y, teacher))
+        logits, others = (logits_of(rows, each.weight.astype(dtype), each.bias) for rows, each in pairs)
+        found: Array = of(logits, others)
+        return found
+
+    def body(carry: Any, part: Any) -> tuple[Any, Array]:
+        return carry, of_chunk(student, jax.lax.stop_gradient(teacher), *part)
+
+    x, y, student, teacher = alike((x, y, student, teacher))
+    rows = max(CHUNK // max(2 * student.weight.shape[0] * jnp.dtype(dtype).itemsize, 1), 1)
+    found: Array = over_chunks(body, None, (x, jax.lax.stop_gradient(y)), rows)[1]
+    return found

@@ -6,6 +6,7 @@ kernel, so they may be traced and are differentiated as JAX does.
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -34,24 +35,6 @@ _plain = {each: operators()[f"softmax_cross_entropy_loss{each}"] for each in ("_
 _samples, _samples_and_grad = (loss_operators()[f"sample_losses{each}"] for each in ("", "_and_grad"))
 
 
-class Statics(NamedTuple):
-    """The options of a loss that kernels get; they are constants when a function is traced."""
-
-    name: str
-    ignore_index: int | None = IGNORED
-    label_smoothing: float = 0.0
-    softcap: float = 0.0
-    temperature: float = 1.0
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return {each: value for each, value in self._asdict().items() if each != "name"}
-
-    @property
-    def bends(self) -> bool:
-        return bool(self.softcap) or self.temperature != 1.0
-
-
 class Targets(NamedTuple):
     """The targets of a loss: labels, class weights, and probabilities in place of labels."""
 
@@ -61,7 +44,13 @@ class Targets(NamedTuple):
 
 
 def cross_entropy(
-    logits: Array, labels: Array, weight: Array | None, options: Statics, reduction: str, square: Any, num_items: Any
+    logits: Array,
+    labels: Array,
+    weight: Array | None,
+    options: LossOptions,
+    reduction: str,
+    square: Any,
+    num_items: Any,
 ) -> Array:
     """The loss; the arguments are checked."""
     targets = _targets(options.name, logits, labels, weight)
@@ -91,7 +80,7 @@ def _targets(name: str, logits: Array, labels: Array, weight: Array | None) -> T
     return Targets(jnp.zeros(logits.shape[:1] + logits.shape[2:], jnp.int32), weight, labels)
 
 
-def divided(options: Statics, targets: Targets, reduction: str, num_items: Any, dtype: Any) -> tuple[Array, Array]:
+def divided(options: LossOptions, targets: Targets, reduction: str, num_items: Any, dtype: Any) -> tuple[Array, Array]:
     """The factors of the sums of losses and of squares of lse, which contain the mean's divisors."""
     weight = None if targets.probabilities is not None else targets.weight
     items = None if num_items is None else jnp.asarray(num_items, dtype).reshape(())
@@ -104,7 +93,7 @@ def divided(options: Statics, targets: Targets, reduction: str, num_items: Any, 
 # --- sums and means -------------------------------------------------------------------------------------------------
 
 
-def _plain_sum(which: str, options: Statics, logits: Array, targets: Targets, factor: Array) -> tuple[Array, ...]:
+def _plain_sum(which: str, options: LossOptions, logits: Array, targets: Targets, factor: Array) -> tuple[Array, ...]:
     """The sum of the losses of labels without options, times a factor, by the kernel that is made for it.
 
     The factor is multiplied into the class weights, so that the gradient is multiplied by it before it is rounded.
@@ -119,7 +108,7 @@ def _plain_sum(which: str, options: Statics, logits: Array, targets: Targets, fa
 
 
 @functools.lru_cache(1024)
-def _total(options: Statics, squares: bool, is_plain: bool) -> Any:
+def _total(options: LossOptions, squares: bool, is_plain: bool) -> Any:
     """by_weight times the sum of the losses, and by_count times that of the squares of lse, with all options."""
 
     @jax.custom_vjp
@@ -166,7 +155,7 @@ def _total(options: Statics, squares: bool, is_plain: bool) -> Any:
 
 
 @functools.lru_cache(1024)
-def sample_losses(options: Statics) -> Any:
+def sample_losses(options: LossOptions) -> Any:
     """A function of logits and targets that gives the loss and the log-sum-exp of each sample."""
 
     @jax.custom_vjp
@@ -192,7 +181,7 @@ def sample_losses(options: Statics) -> Any:
 
 
 def with_gradient(
-    options: Statics, logits: Array, targets: Targets, upstream: Mapping[str, Array]
+    options: LossOptions, logits: Array, targets: Targets, upstream: Mapping[str, Array]
 ) -> tuple[Array, Array, Array]:
     """Loss and log-sum-exp of each sample, and the gradient of the logits for these of the samples' results."""
     given = {"logits": logits, **targets._asdict(), **upstream}
@@ -216,7 +205,7 @@ def _wanted(targets: Any) -> dict[str, tuple[()]]:
 
 
 def target_gradients(
-    options: Statics, wanted: Mapping[str, Any], logits: Array, targets: Targets, each: Array
+    options: LossOptions, wanted: Mapping[str, Any], logits: Array, targets: Targets, each: Array
 ) -> dict[str, Array]:
     """The gradients of class weights and probabilities, given those of the samples' losses."""
     dtype = wide(logits.dtype)
@@ -257,8 +246,11 @@ def is_array(value: Any) -> bool:
 def read(
     name: str, labels: Array, ignore_index: int | None, reduction: str, label_smoothing: float, softcap: Any,
     temperature: Any, num_items: Any, lse_square_scale: Any,
-) -> Statics:  # fmt: skip
-    """The options for kernels; numbers in arrays are left to JAX's arithmetic. Raises TypeError, ValueError."""
+) -> LossOptions:  # fmt: skip
+    """The options that kernels get, constants when a function is traced; numbers in arrays are left to JAX.
+
+    Raises TypeError, ValueError.
+    """
     if is_traced(label_smoothing):
         raise TypeError(f"{name}: label_smoothing is traced, expected a number that is known when it is traced")
     numbers = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
@@ -270,7 +262,8 @@ def read(
         ignored = None
     by_jax = is_array(softcap) or is_array(temperature)
     bend = (0.0, 1.0) if by_jax else (chosen.softcap, chosen.temperature)
-    return Statics(name, ignored, chosen.label_smoothing, *bend)
+    statics = LossOptions(ignore_index=ignored, label_smoothing=chosen.label_smoothing, name=name)
+    return replace(statics, softcap=bend[0], temperature=bend[1])
 
 
 def _is_left(option: str, value: Any) -> bool:

@@ -21,15 +21,14 @@ from opgrad.torch.functions import (
     softmax,
     tanh,
 )
-from opgrad.torch.layers import dropout, fast_gelu, geglu, gelu, layer_norm, rms_norm, swiglu
+from opgrad.torch.layers import dropout, geglu, gelu, layer_norm, rms_norm, sink_softmax, swiglu
 from opgrad.torch.losses.distillation import linear_jsd, linear_kl_div
 from opgrad.torch.losses.linear import linear_cross_entropy, linear_log_prob
 from opgrad.torch.losses.logits import cross_entropy
 from opgrad.torch.losses.modules import CrossEntropyLoss, LinearCrossEntropyLoss
 from opgrad.torch.losses.options import CrossEntropyOutput
-from opgrad.torch.losses.vocab_parallel import vocab_parallel_cross_entropy, vocab_parallel_linear_cross_entropy
+from opgrad.torch.losses.sharded import vocab_parallel_cross_entropy, vocab_parallel_linear_cross_entropy
 from opgrad.torch.patching import patch, unpatch
-from opgrad.torch.sinks import sink_softmax
 
 __all__ = [
     "CrossEntropyLoss",
@@ -38,7 +37,6 @@ __all__ = [
     "cross_entropy",
     "dropout",
     "embedding",
-    "fast_gelu",
     "gather",
     "geglu",
     "gelu",

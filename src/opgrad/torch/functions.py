@@ -234,30 +234,16 @@ def _embedding(input: Tensor, weight: Tensor, padding_idx: int | None, check: bo
         check_padding(padding_idx, rows)
     if not (y.requires_grad or recording or is_transformed()):
         return y
-    # A compiler fuses the selection with the next operations, and a transformation can differentiate it; neither of
-    # them, nor a trace, supports a torch.autograd.Function.
+    # A compiler fuses the selection with the next operations, and a transformation can differentiate it.
     traced = recording or torch.compiler.is_compiling() or is_transformed()
     if traced and is_exported():
         return y  # the difference is in the gradient alone, which an exported model does not have
     is_padding = ((input - padding_idx) % rows == 0).view(*input.shape, *[1] * (weight.dim() - 1))
-    return torch.where(is_padding, y.detach(), y) if traced else _padded(y, is_padding)
-
-
-class _Padding(torch.autograd.Function):
-    """y itself, whose gradient is 0 where padding stands: cheaper than clearing a row of the table's gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, is_padding: Tensor) -> Tensor:
-        ctx.save_for_backward(is_padding)
-        return y.view_as(y)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        (is_padding,) = ctx.saved_tensors
-        return dy.masked_fill(is_padding, 0), None
-
-
-_padded: Callable[[Tensor, Tensor], Tensor] = _Padding.apply
+    if traced:
+        return torch.where(is_padding, y.detach(), y)
+    note_effect()  # native code would make the node without its hook
+    y.register_hook(lambda dy: dy.masked_fill(is_padding, 0))
+    return y
 
 
 def _either(name: str, theirs: str, value: Any, default: Any, ours: str, other: Any) -> Any:
@@ -329,7 +315,7 @@ _replaced: Callable[..., Tensor] = _Replaced.apply
 # --- sparse gradients ------------------------------------------------------------------------------------------------
 
 
-_gather, _gather_grad = OPERATORS["gather"], OPERATORS["gather_grad"]
+_gather_grad = OPERATORS["gather_grad"]
 
 
 def check_padding(padding_idx: int, rows: int) -> None:

@@ -1,4 +1,4 @@
-"""Layers of language models on tensors: activations, normalization, gated units, dropout, by opgrad's CPU kernels.
+"""Layers of language models on tensors, by opgrad's CPU kernels.
 
 Each has the operators of training graphs for its value and its gradient. Gradients of gradients are those of the
 layer's formula in PyTorch's functions. On CUDA, and while a model is exported, PyTorch's functions are called.
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from opgrad.call.libraries.torch_calls import native
 from opgrad.ops import graph_operators
-from opgrad.torch.autocast import widest
+from opgrad.torch.autocast import widens_softmax, widest
 from opgrad.torch.derivative import describe, pulled_back, wide
 from opgrad.torch.formulas import Gradients, differentiate
 from opgrad.torch.operators import ERRORS, TensorOperator, in_words, is_exported
@@ -25,7 +25,7 @@ Formula = Callable[[Values], Tensor]
 SEEDS = 2**62  # drawn by PyTorch's generator
 
 
-def registered(name: str) -> TensorOperator:
+def _registered(name: str) -> TensorOperator:
     """The operator, with all arrays in front of the attributes, as a schema has what has no default."""
     op = graph_operators()[name]
     arrays = [each for each in op.parameters if each in op.inputs]
@@ -39,7 +39,7 @@ def _differentiated(name: str, formula: Formula, arrays: Sequence[str]) -> Tenso
 
     formula: the layer's first result, by its arguments, in PyTorch's functions.
     """
-    forward, backward = registered(name), registered(f"{name}_grad")
+    forward, backward = _registered(name), _registered(f"{name}_grad")
     results, given = [*forward.op.results], [*backward.op.arrays[1:], *backward.op.attributes]
 
     def gradient(*values: Any) -> Gradients:
@@ -114,6 +114,42 @@ _rms_norm = _differentiated("simplified_layer_normalization", _normalized, ("x",
 _dropout = _differentiated("dropout", _dropped, ("x",))
 
 
+# --- softmax with a sink ----------------------------------------------------------------------------------------------
+
+
+def _with_sink(x: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+    """sink_softmax: the last of the probabilities is left away; and the logarithm of the sum of exponentials."""
+    z = x.to(wide(x.dtype))
+    z = torch.cat([z, sink.to(z.dtype).view(-1, 1, 1).expand(*z.shape[:-1], 1)], -1)
+    return z.softmax(-1)[..., :-1].to(x.dtype), z.logsumexp(-1)
+
+
+def _with_sink_back(dy: Tensor, y: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+    """sink_softmax_grad."""
+    total = (y * dy).sum(-1, keepdim=True)
+    rest = (sink.to(lse.dtype).unsqueeze(1) - lse).exp()
+    return y * (dy - total), -(rest * total.squeeze(-1)).sum((0, 2)).to(sink.dtype)
+
+
+def _sinks() -> TensorOperator:
+    """The operator of softmax with a sink, whose gradient is of its results."""
+    forward, backward = _registered("sink_softmax"), _registered("sink_softmax_grad")
+
+    def gradient(dy: Tensor | None, dlse: Tensor | None, y: Tensor, lse: Tensor, sink: Tensor) -> Gradients:
+        dx, dsink = backward.call(torch.zeros_like(y) if dy is None else dy, y, lse, sink)
+        if dlse is not None:
+            dx = dx + (dlse.unsqueeze(-1) * y).to(dx.dtype)
+            dsink = dsink + (dlse * (sink.to(lse.dtype).unsqueeze(1) - lse).exp()).sum((0, 2)).to(dsink.dtype)
+        return {"x": dx, "sink": dsink}
+
+    forward.differentiate(gradient)
+    differentiate(backward, _with_sink_back)
+    return forward
+
+
+_sink_softmax = _sinks()
+
+
 # --- functions --------------------------------------------------------------------------------------------------------
 
 
@@ -139,15 +175,6 @@ def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
         return functional.gelu(input, approximate=approximate)
     found: Tensor = (_gelu_operator if approximate == "none" else _fast_gelu_operator).call(input)
     return found
-
-
-@native
-def fast_gelu(x: Tensor) -> Tensor:
-    """Gelu approximated by tanh: gelu(x, approximate="tanh"), of which formula, shapes and what is raised are.
-
-    Source: com.microsoft FastGelu.
-    """
-    return gelu(x, approximate="tanh")
 
 
 @native
@@ -276,3 +303,22 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
         return functional.dropout(input, p, training, inplace)
     y: Tensor = _dropout.call(input, torch.randint(SEEDS, (1,), device=input.device), p, True)[0]
     return input.copy_(y) if inplace else y
+
+
+@native
+def sink_softmax(x: Tensor, sink: Tensor) -> Tensor:
+    """Softmax of the last axis beside a logit of each head that takes a share and has no place in the result.
+
+    x: scores, shape (N, H, L, S); float32, float64, float16 or bfloat16. sink: shape (H,), of its dtype or float32.
+
+    Returns y, of the shape and dtype of x, float32 for half precision under autocast. Differentiable.
+    Raises TypeError, ValueError.
+
+    Formula: y = exp(x) / (sum(exp(x)) + exp(sink)). Source: gpt-oss; Xiao et al., "Efficient Streaming Language Models
+    with Attention Sinks", 2023.
+    """
+    x, sink = (each.float() if widens_softmax(each) else each for each in (x, sink))
+    if is_torchs(x):
+        return _with_sink(x, sink)[0]
+    found: Tensor = _sink_softmax.call(x, sink)[0]
+    return found

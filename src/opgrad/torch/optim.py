@@ -25,11 +25,9 @@ class _CheckedOptimizer(torch.optim.Optimizer):
         for name, value in defaults.items():
             _check_setting(type(self).__name__, name, value)
         super().__init__(params, defaults)
-
-    def add_param_group(self, param_group: Group) -> None:
-        super().add_param_group(param_group)
-        for parameter in self.param_groups[-1]["params"]:
-            self._check_parameter(parameter)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self._check_parameter(parameter)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -55,13 +53,13 @@ class _CheckedOptimizer(torch.optim.Optimizer):
         if kind not in (torch.Tensor, torch.nn.Parameter) or parameter.device.type != "cpu":
             what = f"{kind.__name__} on {parameter.device}"
             raise TypeError(f"{type(self).__name__}: a parameter is a {what}, expected a plain tensor on the CPU")
-        if parameter.dtype not in self.dtypes:
-            expected = ", ".join(sorted(map(str, self.dtypes)))
+        if parameter.dtype not in self._dtypes:
+            expected = ", ".join(sorted(map(str, self._dtypes)))
             raise TypeError(f"{type(self).__name__}: a parameter is {parameter.dtype}, expected {expected}")
         if parameter.layout != torch.strided or not parameter.is_contiguous():
             raise ValueError(f"{type(self).__name__}: a parameter is strided or sparse, expected a contiguous one")
 
-    dtypes: frozenset[torch.dtype]
+    _dtypes: frozenset[torch.dtype]
 
     def _check_gradient(self, gradient: Tensor) -> None:
         raise NotImplementedError
@@ -84,8 +82,8 @@ def _check_setting(who: str, name: str, value: Any) -> None:
 class _Sparse(_CheckedOptimizer):
     """Steps along gradients that name rows, with states like the table, of which the other rows are left alone."""
 
-    dtypes = PLAIN_DTYPES
-    states: tuple[str, ...] = ()
+    _dtypes = PLAIN_DTYPES
+    _states: tuple[str, ...] = ()
 
     def _check_gradient(self, gradient: Tensor) -> None:
         if gradient.layout != torch.sparse_coo or gradient.sparse_dim() != 1:
@@ -96,9 +94,9 @@ class _Sparse(_CheckedOptimizer):
         gradient, state = gradient.coalesce(), self.state[parameter]
         if not state:
             state["step"] = 0
-            state.update({name: self._first(name, group, parameter) for name in self.states})
+            state.update({name: self._first(name, group, parameter) for name in self._states})
         state["step"] += 1
-        states = [view_of(state[name]) for name in self.states]
+        states = [view_of(state[name]) for name in self._states]
         rows, values = gradient.indices()[0].contiguous(), gradient.values().contiguous()
         self._run(group, state["step"], view_of(parameter), states, view_of(rows), view_of(values))
 
@@ -139,7 +137,7 @@ class SparseAdagrad(_Sparse):
     Source: Adaptive Subgradient Methods, Duchi et al. 2011.
     """
 
-    states = ("sum",)
+    _states = ("sum",)
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-2, initial_accumulator_value: float = 0.0, eps: float = 1e-10
@@ -166,7 +164,7 @@ class SparseAdam(_Sparse):
     Source: torch.optim.SparseAdam; Adam, arXiv 1412.6980.
     """
 
-    states = ("exp_avg", "exp_avg_sq")
+    _states = ("exp_avg", "exp_avg_sq")
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
@@ -185,8 +183,8 @@ class SparseAdam(_Sparse):
 class _SplitOptimizer(_CheckedOptimizer):
     """Steps of `opgrad.optim`'s split optimizers, whose arrays are the tensors of the state."""
 
-    dtypes = frozenset({torch.bfloat16})
-    states: tuple[tuple[str, str], ...] = (("low", "low"),)  # their names here, and as attributes of a split optimizer
+    _dtypes = frozenset({torch.bfloat16})
+    _states: tuple[tuple[str, str], ...] = (("low", "low"),)  # their names here, and as attributes of a split optimizer
 
     def weights(self, parameter: Tensor) -> Tensor:
         """The float32 weights of a parameter of this optimizer, a copy of the same shape."""
@@ -238,7 +236,7 @@ class _SplitOptimizer(_CheckedOptimizer):
 
     def _begin(self, parameter: Tensor, high: Any, gradients: Any, rule: dict[str, float]) -> Any:
         split, state = self._make(high, gradients, rule), self.state[parameter]
-        for name, attribute in self.states:
+        for name, attribute in self._states:
             memory = torch.from_numpy(getattr(split, attribute)).reshape(parameter.shape)
             if name in state:
                 memory.copy_(state[name])
@@ -283,7 +281,7 @@ class SplitAdamW(_SplitOptimizer):
     Source: Decoupled Weight Decay Regularization, arXiv 1711.05101; split SGD, arXiv 2005.04680.
     """
 
-    states = (("low", "low"), ("exp_avg", "first_moment"), ("exp_avg_sq", "second_moment"))
+    _states = (("low", "low"), ("exp_avg", "first_moment"), ("exp_avg_sq", "second_moment"))
 
     def __init__(
         self,

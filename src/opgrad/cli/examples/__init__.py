@@ -1,33 +1,24 @@
 """Example arguments of every operator, on which tests, the self-test and the benchmark run it.
 
 They follow from the declaration (`opgrad.cli.examples.arguments`), unless arrays have shapes of their own, as those of
-operators that only training graphs have. Such an operator has a function of its name in the file of its family here. It
+operators that only training graphs have. Such an operator has a function of its name in one of the other files here. It
 takes a random generator and whether the benchmark asks, and gives small examples, several of them, or large ones.
 """
 
-import importlib
-import importlib.util
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from opgrad.call import arrays
+from opgrad.cli.examples import layers, losses, recurrent, tensors, windows
 from opgrad.cli.examples.accuracy import widened
-from opgrad.cli.examples.arguments import PAST_CACHES, arguments, options_of, signature
+from opgrad.cli.examples.arguments import PAST_CACHES, Example, arguments, options_of, signature
 from opgrad.contract import DTYPES, FLOATS, Array, Operator, Shape, Spec
 
-Examples = Callable[[np.random.Generator, bool], Sequence["Example"]]
-
-
-@dataclass(frozen=True)
-class Example:
-    """Arguments by name, floating-point arrays in float64; `terms` is the length of the longest sum in the results."""
-
-    arguments: Mapping[str, Any]
-    terms: int = 1
+Examples = Callable[[np.random.Generator, bool], Sequence[Example]]
+FILES = (layers, losses, windows, recurrent, tensors)
 
 
 def examples(op: Operator, dtype: str, *, large: bool = False, seed: int = 0) -> list[Example]:
@@ -35,7 +26,7 @@ def examples(op: Operator, dtype: str, *, large: bool = False, seed: int = 0) ->
 
     large: those for the benchmark, which an operator has whose examples are its own: one, or a few.
     """
-    make = _own(op)
+    make = own_examples(op)
     if make is None:
         return [_derived(op, shape, dtype, seed, options) for shape, options in options_of(op)]
     found = make(np.random.default_rng(seed), large)
@@ -47,7 +38,7 @@ def signatures(op: Operator, dtype: str) -> Iterator[tuple[Operator, list[Spec |
 
     Where examples are derived, so are calls on arrays that no cache holds.
     """
-    if _own(op) is None:
+    if own_examples(op) is None:
         for shape, options in (*options_of(op), *PAST_CACHES.get(op.kind, ())):
             yield op, *signature(op, shape, dtype, **options)
         return
@@ -58,10 +49,9 @@ def signatures(op: Operator, dtype: str) -> Iterator[tuple[Operator, list[Spec |
         yield of, [arrays.spec_of(given.get(name)) for name in of.arrays], attributes
 
 
-def _own(op: Operator) -> Examples | None:
+def own_examples(op: Operator) -> Examples | None:
     """What makes an operator's examples if they do not follow from its declaration."""
-    name = f"opgrad.cli.examples.{op.family}"
-    return getattr(importlib.import_module(name), op.name) if importlib.util.find_spec(name) else None
+    return next((getattr(file, op.name) for file in FILES if hasattr(file, op.name)), None)
 
 
 def _derived(op: Operator, shape: Shape, dtype: str, seed: int, options: dict[str, Any]) -> Example:

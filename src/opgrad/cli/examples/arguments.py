@@ -1,7 +1,8 @@
-"""Arguments for an operator, made from its declaration."""
+"""What an example is, and arguments for an operator, made from its declaration."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,6 +41,14 @@ SHAPES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
 PAST_CACHES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
     "rows": [((1 << 19, 5000), {}), ((1024, 1000, 3136), {"axis": 1})]
 }
+
+
+@dataclass(frozen=True)
+class Example:
+    """Arguments by name, floating-point arrays in float64; `terms` is the length of the longest sum in the results."""
+
+    arguments: Mapping[str, Any]
+    terms: int = 1
 
 
 class ArraySource(Protocol):

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.cli.examples import Example
+from opgrad.cli.examples.arguments import Example
 from opgrad.contract import Array, reference
 
 LSTM, GRU = 4, 3  # gates

@@ -23,7 +23,7 @@ class LossOptions:
 
     reduction: "none", "sum" or "mean". ignore_index: None: no sample is ignored. num_items: what "mean" divides by in
     place of what it counts. returned: the names of other results that are asked for. dtype: of the loss; None: that of
-    the logits, or autocast's.
+    the logits, or autocast's. name: the function that is called.
     """
 
     reduction: str = "mean"
@@ -35,6 +35,7 @@ class LossOptions:
     num_items: Any = None
     returned: tuple[str, ...] = ()
     dtype: Any = None
+    name: str = ""
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -92,7 +93,7 @@ def read_options(
     items = None if num_items is None else read("num_items", num_items)
     divisor = read("temperature", temperature)
     ignored = read_ignore_index(name, ignore_index)
-    return LossOptions(reduction, ignored, smoothing, square, cap, divisor, items, returned)
+    return LossOptions(reduction, ignored, smoothing, square, cap, divisor, items, returned, name=name)
 
 
 def read_ignore_index(name: str, value: Any) -> int | None:

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from opgrad.torch.autocast import narrows_products, widens_softmax
-from opgrad.torch.losses import layer_operators
-from opgrad.torch.losses.layer_operators import ClassRange, LossCall
+from opgrad.torch.losses.layer_operators import ClassRange, LossCall, member_of, of_layer, of_logits
 from opgrad.torch.losses.options import CrossEntropyOutput, check_shape, class_axis, divisors, read_labels
 from opgrad.torch.losses.reduced import hits_of, reduced
 
@@ -28,7 +27,7 @@ def loss(call: LossCall, input: Any, target: Any, dim: int, shift: int) -> Any:
     dtype = call.options.dtype or (torch.float32 if widens_softmax(logits) else logits.dtype)
     dtype = dtype if dense is None else torch.promote_types(dtype, dense.dtype)
     own = _class_range(call, mesh, axis, input.shape[dim], logits.shape[-1])
-    found = layer_operators.of_logits(logits, labels, dense, own, dtype)
+    found = of_logits(logits, labels, dense, own, dtype)
     shape = input.shape[:dim] + input.shape[dim + 1 :]
     return _finished(call, found, labels, dense is not None, mesh, lies, shape, dtype)
 
@@ -46,16 +45,16 @@ def linear_loss(call: LossCall, input: Any, w: Any, b: Any, target: Any, shift: 
         for at, each in enumerate(input.placements)
     ]
     x = input.redistribute(mesh, lies).to_local()
-    of_layer = [Partial() if isinstance(lie, Shard) else own for lie, own in zip(lies, w.placements, strict=True)]
-    own_w = w.to_local(grad_placements=of_layer)
-    own_b = None if b is None else b.to_local(grad_placements=of_layer)
+    placements = [Partial() if isinstance(lie, Shard) else own for lie, own in zip(lies, w.placements, strict=True)]
+    own_w = w.to_local(grad_placements=placements)
+    own_b = None if b is None else b.to_local(grad_placements=placements)
     call, shape = _with_whole_weight(call), torch.Size((*input.shape[:-1], w.shape[0]))
-    of_logits = [Shard(features) if at == axis else each for at, each in enumerate(lies)]
-    labels, dense = _targets(call, target, shape, features, mesh, lies, of_logits, shift)
+    lies_of_logits = [Shard(features) if at == axis else each for at, each in enumerate(lies)]
+    labels, dense = _targets(call, target, shape, features, mesh, lies, lies_of_logits, shift)
     dtype = call.options.dtype or (torch.float32 if narrows_products(x) else x.dtype)
     dtype = dtype if dense is None else torch.promote_types(dtype, dense.dtype)
     own = _class_range(call, mesh, axis, w.shape[0], own_w.shape[0])
-    found = layer_operators.of_layer(x, own_w, own_b, labels, dense, own, dtype)
+    found = of_layer(x, own_w, own_b, labels, dense, own, dtype)
     return _finished(call, found, labels, dense is not None, mesh, lies, shape[:-1], dtype)
 
 
@@ -77,7 +76,7 @@ def _of_sample(placement: Placement, dim: int) -> Placement:
 def _class_range(call: LossCall, mesh: Any, axis: int, total: int, classes: int) -> ClassRange:
     size = -(-total // mesh.size(axis))  # as torch.chunk shares them out
     first = min(mesh.get_local_rank(axis) * size, total)
-    return ClassRange(call, first, classes, layer_operators.member_of(call.who, mesh.get_group(axis)))
+    return ClassRange(call, first, classes, member_of(call.who, mesh.get_group(axis)))
 
 
 def _with_whole_weight(call: LossCall) -> LossCall:
@@ -85,7 +84,7 @@ def _with_whole_weight(call: LossCall) -> LossCall:
 
 
 def _targets(
-    call: LossCall, target: Any, shape: torch.Size, dim: int, mesh: Any, lies: Any, of_logits: Any, shift: int
+    call: LossCall, target: Any, shape: torch.Size, dim: int, mesh: Any, lies: Any, lies_of_logits: Any, shift: int
 ) -> tuple[Tensor, Tensor | None]:
     """This process's labels and, if it is these, probabilities, with the classes last."""
     is_dense, of_samples = target.is_floating_point(), shape[:dim] + shape[dim + 1 :]
@@ -94,7 +93,7 @@ def _targets(
     if is_dense:
         if not isinstance(target, DTensor):
             target = DTensor.from_local(target, mesh, [Replicate()] * mesh.ndim, run_check=False)
-        dense = target.redistribute(mesh, of_logits).to_local().movedim(dim, -1)
+        dense = target.redistribute(mesh, lies_of_logits).to_local().movedim(dim, -1)
         return torch.zeros(dense.shape[:-1], dtype=torch.int64, device=dense.device), dense
     whole = target.full_tensor() if isinstance(target, DTensor) else target
     whole = read_labels(call.who, whole, shift, call.options.ignore_index)

@@ -21,7 +21,7 @@ from opgrad.ops.reference.loss_options import LossOptions
 from opgrad.torch.autocast import autocast_layer
 from opgrad.torch.derivative import pulled_back, wide
 from opgrad.torch.losses.chunks import Layer, chunks_of, gradients_of_statistics, statistics_of_layer
-from opgrad.torch.losses.options import check_labels
+from opgrad.torch.losses.options import check_dense, check_labels, check_target, check_tensors, check_weight
 from opgrad.torch.losses.reduced import shaped
 from opgrad.torch.losses.shard_operators import (
     keep_all,
@@ -137,6 +137,9 @@ register(layer_statistics_grad, _grad, _grad_fake, once, keep_all)
 # --- the results of all classes ---------------------------------------------------------------------------------------
 
 
+FORMULAS = ("torch", "megatron")  # of label smoothing
+
+
 @dataclass(frozen=True)
 class LossCall:
     """The loss that is wanted, and by whom. weight: of all classes. formula: how labels are smoothed."""
@@ -145,6 +148,23 @@ class LossCall:
     options: LossOptions
     formula: str = "torch"
     weight: Tensor | None = None
+
+    def check(self, input: Any, target: Any) -> None:
+        """Raise TypeError or ValueError for arguments that do not fit."""
+        check_tensors(self.who, ("weight",), input=input, target=target, weight=self.weight)
+        check_target(self.who, target)
+        if not input.dim():
+            raise ValueError(f"{self.who}: input has 0 dimensions, expected at least 1")
+        if self.formula not in FORMULAS:
+            raise ValueError(f"{self.who}: smoothing_formula is {self.formula!r}, expected {' or '.join(FORMULAS)}")
+        if self.weight is not None and self.formula == "megatron":
+            raise ValueError(f"{self.who}: weight is given, expected none with Megatron's formula")
+        check_weight(self.who, self.weight)
+        if target.is_floating_point():
+            check_dense(self.who, self.options)
+            for name in {"log_prob", "token_accuracy"}.intersection(self.options.returned):
+                expected = "expected it with classes alone"
+                raise ValueError(f"{self.who}: return_{name} is given with class probabilities, {expected}")
 
 
 @dataclass(frozen=True)

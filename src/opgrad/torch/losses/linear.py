@@ -117,9 +117,11 @@ def of_options(
     tensors |= {"linear_bias": linear_bias, "weight": weight}
     _check(tensors)
     if is_class_sharded(linear_weight, 0) and linear_weight.dim() == 2:
-        from opgrad.torch.losses import vocab_parallel
+        from opgrad.torch.losses import dtensors, layer_operators
 
-        return vocab_parallel.of_dtensor_layer(input, linear_weight, linear_bias, target, weight, chosen, shift)
+        call = layer_operators.LossCall(NAME, chosen, weight=weight)
+        call.check(input, target)
+        return dtensors.linear_loss(call, input, linear_weight, linear_bias, target, shift)
     if target.is_floating_point() or linear_weight.dim() != 2 or not input.numel() or not linear_weight.numel():
         return _by_logits(input, linear_weight, target, linear_bias, weight, chosen, shift)
     labels = read_labels(NAME, target, shift, chosen.ignore_index)

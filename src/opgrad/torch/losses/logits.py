@@ -94,9 +94,11 @@ def of_options(
 ) -> Any:  # fmt: skip
     """cross_entropy with checked options."""
     if is_class_sharded(input, min(input.dim() - 1, 1) if isinstance(input, Tensor) else 0):
-        from opgrad.torch.losses import vocab_parallel
+        from opgrad.torch.losses import dtensors, layer_operators
 
-        return vocab_parallel.of_dtensor(input, target, weight, options, shift)
+        call = layer_operators.LossCall(NAME, options, weight=weight)
+        call.check(input, target)
+        return dtensors.loss(call, input, target, min(input.dim() - 1, 1), shift)
     try:
         return _cross_entropy(input, target, weight, options, shift, in_place, check)
     except ERRORS as error:

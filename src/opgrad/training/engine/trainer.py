@@ -101,11 +101,6 @@ class Trainer:
     def learning_rate(self, value: float) -> None:
         self.optimizer.learning_rate = _learning_rate("Trainer.learning_rate", value)
 
-    @property
-    def flat_parameters(self) -> np.ndarray:
-        """The trainable parameters one behind the other, float32 [n]; without row-wise tables."""
-        return self._memory.parameters.flat
-
     def step(self, batch: Mapping[str, np.ndarray]) -> float:
         """Train on one batch and return its loss, as it was before the step.
 

@@ -11,21 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrad.ops.reference.loss_options import LossOptions
 from opgrad.torch.autocast import narrows_products, widens_softmax
 from opgrad.torch.losses.layer_operators import ClassRange, LossCall, member_of, of_layer, of_logits
-from opgrad.torch.losses.options import (
-    check_dense,
-    check_shape,
-    check_target,
-    check_tensors,
-    check_weight,
-    read_labels,
-    read_options,
-)
+from opgrad.torch.losses.options import check_shape, read_labels, read_options
 from opgrad.torch.losses.reduced import reduced
 
-FORMULAS = ("torch", "megatron")
 LOGITS, LINEAR = "vocab_parallel_cross_entropy", "vocab_parallel_linear_cross_entropy"
 
 
@@ -74,7 +64,8 @@ def vocab_parallel_cross_entropy(
                 return_predicted_tokens)  # fmt: skip
     numbers = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
     options = read_options(LOGITS, reduction, ignore_index, *numbers, returned=returned)
-    call = _checked(LossCall(LOGITS, options, smoothing_formula, weight), input, target)
+    call = LossCall(LOGITS, options, smoothing_formula, weight)
+    call.check(input, target)
     if hasattr(input, "device_mesh"):
         from opgrad.torch.losses import dtensors
 
@@ -117,7 +108,8 @@ def vocab_parallel_linear_cross_entropy(
                 return_predicted_tokens)  # fmt: skip
     numbers = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
     options = read_options(LINEAR, reduction, ignore_index, *numbers, returned=returned)
-    call = _checked(LossCall(LINEAR, options, smoothing_formula, weight), input, target)
+    call = LossCall(LINEAR, options, smoothing_formula, weight)
+    call.check(input, target)
     if hasattr(linear_weight, "device_mesh"):
         from opgrad.torch.losses import dtensors
 
@@ -128,24 +120,6 @@ def vocab_parallel_linear_cross_entropy(
     labels, dense = _read_targets(call, target, torch.Size((*input.shape[:-1], own.classes)), -1, shift)
     dtype = torch.float32 if narrows_products(input) else input.dtype
     return _reduced(own, of_layer, (input, linear_weight, linear_bias), labels, dense, dtype)
-
-
-def of_dtensor(input: Any, target: Tensor, weight: Tensor | None, options: LossOptions, shift: int) -> Any:
-    """cross_entropy of a DTensor whose classes, on the second axis or the only one, are"""
-    from opgrad.torch.losses import dtensors
-
-    call = _checked(LossCall("cross_entropy", options, weight=weight), input, target)
-    return dtensors.loss(call, input, target, min(input.dim() - 1, 1), shift)
-
-
-def of_dtensor_layer(
-    input: Tensor, w: Any, b: Any, target: Tensor, weight: Tensor | None, options: LossOptions, shift: int
-) -> Any:
-    """linear_cross_entropy of a layer of DTensors whose classes are"""
-    from opgrad.torch.losses import dtensors
-
-    call = _checked(LossCall("linear_cross_entropy", options, weight=weight), input, target)
-    return dtensors.linear_loss(call, input, w, b, target, shift)
 
 
 def _read_targets(
@@ -180,30 +154,6 @@ def _class_range(call: LossCall, group: Any, vocab_range: tuple[int, int] | None
         if first < 0 or last - first != classes:
             raise ValueError(f"{call.who}: vocab_range is {vocab_range}, expected {classes} classes, as input has")
     return ClassRange(call, first, classes, member)
-
-
-# --- checks ----------------------------------------------------------------------------------------------------------
-
-
-def _checked(call: LossCall, input: Any, target: Any) -> LossCall:
-    """The call. Raises TypeError or ValueError for arguments that do not fit it."""
-    who, weight = call.who, call.weight
-    check_tensors(who, ("weight",), input=input, target=target, weight=weight)
-    check_target(who, target)
-    if not input.dim():
-        raise ValueError(f"{who}: input has 0 dimensions, expected at least 1")
-    if call.formula not in FORMULAS:
-        raise ValueError(f"{who}: smoothing_formula is {call.formula!r}, expected {' or '.join(FORMULAS)}")
-    if weight is not None and call.formula == "megatron":
-        raise ValueError(f"{who}: weight is given, expected none with Megatron's formula")
-    check_weight(who, weight)
-    if target.is_floating_point():
-        check_dense(who, call.options)
-        for name in ("log_prob", "token_accuracy"):
-            if name in call.options.returned:
-                expected = "expected it with classes alone"
-                raise ValueError(f"{who}: return_{name} is given with class probabilities, {expected}")
-    return call
 
 
 def _check_mesh_alone(call: LossCall, group: Any, vocab_range: Any) -> None:

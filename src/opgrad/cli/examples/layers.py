@@ -1,0 +1,372 @@
+"""Example arguments for operators of language models and of normalization."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from opgrad.cli.examples.arguments import Example
+from opgrad.contract import Array, Shape, reference
+
+# --- activations, gated layers, dropout ------------------------------------------------------------------------------
+
+ELEMENTS = ((), (1,), (0, 3), (37,), (3, 65), (2, 3, 4, 5), (2, 1, 3, 2, 33))
+ROWS_OF_BIAS = ((1,), (0, 3), (3, 0), (37,), (5, 65), (2, 3, 4, 5), (2, 1, 3, 2, 33), (70, 1))
+LARGE_ELEMENTS = (4096, 1024)  # what a layer of a transformer gives: 16 MiB of float32
+LARGE_GATE = (2048, 2816)  # tokens, and what a gated layer has inside: 22 MiB of float32
+FAR = 6.0  # the standard deviation of small inputs: some lie where only the tail is left
+USUAL = 2.0  # that of large ones, as activations have it
+
+
+def _normal(rng: np.random.Generator, shape: Shape, deviation: float = 1.0) -> Array:
+    return np.asarray(rng.normal(0.0, deviation, shape))
+
+
+def gelu(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    shapes, deviation = ([LARGE_ELEMENTS], USUAL) if large else (ELEMENTS, FAR)
+    return [Example({"x": _normal(rng, shape, deviation)}) for shape in shapes]
+
+
+def gelu_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    shapes, deviation = ([LARGE_ELEMENTS], USUAL) if large else (ELEMENTS, FAR)
+    return [Example({"dy": _normal(rng, shape), "x": _normal(rng, shape, deviation)}) for shape in shapes]
+
+
+def bias_gelu_grad_dx(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    found = []
+    for shape in [LARGE_ELEMENTS] if large else ROWS_OF_BIAS:
+        arrays = {"dy": _normal(rng, shape), "x": _normal(rng, shape, FAR), "bias": _normal(rng, shape[-1:])}
+        found.append(Example(arrays))
+    return found
+
+
+fast_gelu, fast_gelu_grad, bias_fast_gelu_grad_dx = gelu, gelu_grad, bias_gelu_grad_dx
+
+
+def _gates(rng: np.random.Generator, large: bool, names: Sequence[str]) -> Sequence[Example]:
+    activations = ("silu", "gelu", "gelu_tanh")
+    pairs = [(LARGE_GATE, "silu")] if large else itertools.product(ELEMENTS[:-1], activations)
+    return [Example({**{name: _normal(rng, shape, 2) for name in names}, "activation": of}) for shape, of in pairs]
+
+
+def gated_linear_unit(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    return _gates(rng, large, ("gate", "up"))
+
+
+def gated_linear_unit_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    return _gates(rng, large, ("dy", "gate", "up"))
+
+
+def dropout(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    if large:
+        return [Example({"x": _normal(rng, LARGE_ELEMENTS), "ratio": 0.1, "seed": np.array(7)})]
+    given = [Example({"x": _normal(rng, shape), "seed": np.array(at - 2)}) for at, shape in enumerate(DROPPED)]
+    x = _normal(rng, (5, 33))
+    more: list[dict[str, Any]] = [{"ratio": ratio, "seed": 2**62 + 1} for ratio in (0.0, 0.1, 1.0)]
+    more.append({"training_mode": False, "seed": np.array([3], np.int32)})
+    return [*given, *(Example({"x": x, **each}) for each in more)]
+
+
+DROPPED = ((), (0, 3), (37,), (3, 65), (2, 3, 4, 5), (3, 1, 5, 2, 417))
+
+
+def dropout_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    if large:
+        mask = rng.random(LARGE_ELEMENTS) > 0.1
+        return [Example({"dy": _normal(rng, LARGE_ELEMENTS), "mask": mask, "ratio": 0.1})]
+    given = [Example({"dy": _normal(rng, s), "mask": np.asarray(_normal(rng, s) > 0.0)}) for s in DROPPED]
+    both = {"dy": _normal(rng, (5, 33)), "mask": rng.random((5, 33)) > 0.1}
+    more = [{"ratio": 0.0}, {"ratio": 0.1}, {"ratio": 1.0}, {"ratio": 0.1, "training_mode": False}]
+    return [*given, *(Example({**both, **each}) for each in more)]
+
+
+# --- normalization ---------------------------------------------------------------------------------------------------
+
+# Shapes with the axis from which on they are normalized: single elements, tails around vectors, many rows, few long
+# ones, empty ones.
+ROWS = [
+    ((1,), 0),
+    ((7,), -1),
+    ((5, 1), -1),
+    ((3, 31), 1),
+    ((2, 3, 4, 5, 6), -2),
+    ((70, 33), -1),
+    ((17, 64), 1),
+    ((3, 2500), -1),
+    ((20, 130), 1),
+    ((0, 5), -1),
+    ((4, 0), 1),
+]
+LARGE_ROWS = (8192, 768)
+# Shapes (N, C, ..): one vector, planes shorter and longer than one, many samples, few channels, empty ones.
+CHANNELS = [
+    (1, 1),
+    (5, 3),
+    (130, 40),
+    (3, 2, 4),
+    (70, 5, 3),
+    (3, 4, 9, 7),
+    (2, 3, 1, 1, 65),
+    (70, 9, 36),
+    (1, 2, 20000),
+    (0, 3, 2),
+    (3, 0, 2),
+    (2, 3, 0),
+]
+LARGE_CHANNELS = (32, 128, 28, 28)
+
+
+def _rows(rng: np.random.Generator, large: bool, single: bool = True) -> list[tuple[dict[str, Any], int]]:
+    """x, scale and axis, with the length of the longest sum; `single`: rows of one element are among them."""
+    found = []
+    for shape, axis in [(LARGE_ROWS, -1)] if large else ROWS:
+        if math.prod(shape[axis:]) == 1 and not single:
+            continue
+        x, scale = rng.normal(1, 2, shape), rng.uniform(0.5, 2, shape[axis:])
+        terms = max(math.prod(shape[axis:]), math.prod(shape[:axis]))
+        found.append(({"x": x, "scale": scale, "axis": axis}, terms))
+    return found
+
+
+def _statistics(x: Array, axes: tuple[int, ...], centred: bool = True) -> tuple[Array, Array]:
+    count = max(math.prod(x.shape[axis] for axis in axes), 1)
+    mean = x.sum(axes, keepdims=True) / count if centred else np.zeros(())
+    return mean, 1 / np.sqrt(np.square(x - mean).sum(axes, keepdims=True) / count + 1e-5)
+
+
+def _row_statistics(given: dict[str, Any], centred: bool = True) -> tuple[Array, Array]:
+    rank = given["x"].ndim
+    return _statistics(given["x"], tuple(range(given["axis"] % rank, rank)), centred)
+
+
+def layer_normalization(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    found = []
+    for i, (given, terms) in enumerate(_rows(rng, large)):
+        bias = {"bias": rng.normal(size=given["scale"].shape)} if large or i % 3 else {}
+        found.append(Example({**given, **bias, "epsilon": 1e-3 if i % 2 else 1e-5}, terms))
+    return found
+
+
+def layer_normalization_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    found = []
+    for given, terms in _rows(rng, large):
+        mean, inv_std = _row_statistics(given)
+        dy = rng.normal(size=given["x"].shape)
+        found.append(Example({"dy": dy, **given, "mean": mean, "inv_std": inv_std}, terms))
+    return found
+
+
+def simplified_layer_normalization(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    return [Example(given, terms) for given, terms in _rows(rng, large)]
+
+
+def simplified_layer_normalization_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    found = []
+    # A row of one element is normalized to 1 or -1, and its gradient is what rounding leaves of 0.
+    for given, terms in _rows(rng, large, single=False):
+        _, inv_std = _row_statistics(given, centred=False)
+        found.append(Example({"dy": rng.normal(size=given["x"].shape), **given, "inv_std": inv_std}, terms))
+    return found
+
+
+def _channels(rng: np.random.Generator, large: bool) -> list[tuple[dict[str, Any], tuple[int, ...], int]]:
+    """x and scale, the axes of the statistics, and the length of the longest sum."""
+    found = []
+    for shape in [LARGE_CHANNELS] if large else CHANNELS:
+        axes = (0, *range(2, len(shape)))
+        x, scale = rng.normal(1, 2, shape), rng.uniform(0.5, 2, shape[1])
+        found.append(({"x": x, "scale": scale}, axes, math.prod(shape[axis] for axis in axes)))
+    return found
+
+
+def batch_norm_internal(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    found = []
+    for i, (given, _, terms) in enumerate(_channels(rng, large)):
+        channels = given["scale"].size
+        bias, mean, var = rng.normal(size=channels), rng.normal(size=channels), rng.uniform(0.5, 2, channels)
+        given |= {"bias": bias, "running_mean": mean, "running_var": var}
+        # Numbers that float32, the type of ONNX attributes, has exactly.
+        given |= {"epsilon": 2.0**-10, "momentum": 0.75 if i % 2 else 0.875}
+        found.append(Example(given, terms))
+        if not large:
+            found.append(Example({**given, "training_mode": False}, terms))
+    return found
+
+
+def batch_normalization_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    found = []
+    for given, axes, terms in _channels(rng, large):
+        mean, inv_std = (statistic.ravel() for statistic in _statistics(given["x"], axes))
+        dy = rng.normal(size=given["x"].shape)
+        found.append(Example({"dy": dy, **given, "mean": mean, "inv_std": inv_std}, terms))
+    return found
+
+
+# --- softmax with a bias, dropout, or a sink -------------------------------------------------------------------------
+
+LARGE_SCORES = (4, 16, 256, 256)  # samples, heads, queries, keys: 16 MiB of float32
+# The shapes of scores and bias, the axis, and is_inner_broadcast.
+BIASES = (
+    ((37,), (37,), 0, False),
+    ((0, 3), (3,), -1, False),
+    ((3, 0), (3, 0), -1, True),
+    ((6, 5), (5,), -1, False),
+    ((6, 65), (2, 65), 1, True),
+    ((6, 65), (2, 65), 1, False),
+    ((2, 3, 4, 33), (2, 1, 1, 33), 3, True),
+    ((2, 3, 4, 33), (1, 1, 4, 33), 3, False),
+    ((2, 3, 4, 33), (4, 33), 2, False),
+    ((2, 3, 1, 2, 40), (2, 1, 1, 1, 40), -1, True),
+)
+SOFTMAXES = (((37,), 0), ((0, 3), -1), ((6, 1), -1), ((6, 65), 1), ((2, 3, 4, 33), 3), ((2, 3, 4, 33), 1))
+
+
+def bias_softmax(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    cases = [(LARGE_SCORES, (LARGE_SCORES[0], 1, 1, LARGE_SCORES[3]), 3, True)] if large else BIASES
+    return [
+        Example(
+            {
+                "x": rng.normal(0, 2, shape),
+                "bias": rng.normal(size=bias),
+                "axis": axis,
+                "is_inner_broadcast": inner,
+            },
+            terms=np.prod(shape[axis:], dtype=int),
+        )
+        for shape, bias, axis, inner in cases
+    ]
+
+
+def softmax_dropout_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    cases = [(LARGE_SCORES, 3)] if large else SOFTMAXES
+    found = []
+    for place, (shape, axis) in enumerate(cases):
+        e = np.exp(rng.normal(size=shape))
+        axes = tuple(range(axis % len(shape), len(shape)))
+        arguments = {
+            "dy": rng.normal(size=shape),
+            "mask": rng.random(shape) > 0.1,
+            "y": e / e.sum(axes, keepdims=True),
+            "ratio": (0.1, 0.0, 0.5, 1.0)[place % 4],
+            "axis": axis,
+        }
+        found.append(Example(arguments, terms=np.prod(shape[axis:], dtype=int)))
+    return found
+
+
+# --- attention: sizes as (batch, heads of q, heads of k, length of q, length of k, size of a head, size of v's) -------
+
+LARGE_ATTENTION = (1, 12, 12, 1024, 1024, 64, 64)
+SEQUENCES = {"cu_seqlens_q": np.array([0, 3, 3, 20]), "cu_seqlens_k": np.array([2, 9, 10, 40])}
+LENGTHS = np.array([9, 0])
+# The sizes, the shape of the mask and whether it is bool, the other options. Together they take all ways of the kernel.
+ATTENTIONS: tuple[tuple[tuple[int, ...], Any, bool, dict[str, Any]], ...] = (
+    ((2, 2, 2, 7, 9, 8, 8), None, False, {}),
+    ((1, 4, 2, 65, 70, 16, 5), None, False, {"causal": "bottom_right", "sink": True}),
+    ((2, 2, 1, 5, 11, 3, 1), (2, 1, 5, 11), False, {"scale": 0.25, "softcap": 2.0, "key_lengths": LENGTHS}),
+    ((1, 2, 2, 9, 9, 1, 65), (1, 9), True, {"causal": "top_left", "layout": "BLHD", "window": (4, 0)}),
+    ((1, 4, 1, 20, 40, 17, 17), None, False, {"causal": "top_left", "dropout": 0.25, "seed": 7, **SEQUENCES}),
+    ((1, 1, 1, 3, 300, 8, 8), (300,), False, {"window": (100, 150), "dropout": 0.5, "seed": 3, "offset": 5}),
+    ((1, 2, 2, 3, 0, 4, 4), None, False, {}),
+)
+
+
+def _of_attention(rng: np.random.Generator, large: bool) -> Iterator[tuple[dict[str, Any], int]]:
+    """The arguments of attention, and the length of the longest sum."""
+    cases = [(LARGE_ATTENTION, None, False, {"causal": True})] if large else ATTENTIONS
+    for (batch, heads, kv_heads, queries, keys, size, v_size), mask, is_bool, options in cases:
+        shapes = {"q": (batch, heads, queries, size)}
+        shapes |= {"k": (batch, kv_heads, keys, size), "v": (batch, kv_heads, keys, v_size)}
+        given: dict[str, Any] = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+        if "cu_seqlens_q" in options:
+            given = {name: each[0].swapaxes(0, 1).copy() for name, each in given.items()}
+        elif options.get("layout") == "BLHD":
+            given = {name: each.swapaxes(1, 2).copy() for name, each in given.items()}
+        if mask is not None:
+            given["mask"] = rng.random(mask) > 0.3 if is_bool else rng.normal(size=mask)
+        given |= options
+        if "sink" in options:
+            given["sink"] = rng.normal(size=heads)
+        # Each term of a sum over queries or keys is made of products, which are sums over the numbers of a head.
+        yield given, max(keys, heads // kv_heads * queries) * (size + v_size)
+
+
+def attention(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    needs = ("y",) if large else ("y", "lse")
+    return [Example(given | {"needs": needs}, terms) for given, terms in _of_attention(rng, large)]
+
+
+def attention_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    found = []
+    for given, terms in _of_attention(rng, large):
+        y, lse = reference("attention")(**given, needs=("y", "lse"))
+        more = {"dmask": given.get("mask"), "dsink": given.get("sink")}
+        needs = ("dq", "dk", "dv", *(name for name, each in more.items() if each is not None and each.dtype != bool))
+        kept = {"y": y, "lse": lse} | ({} if large else {"dlse": rng.normal(size=lse.shape)})
+        found.append(Example({"dy": rng.normal(size=y.shape), **given, **kept, "needs": needs}, terms))
+    return found
+
+
+SINKS = ((1, 1, 1, 1), (2, 3, 4, 33), (1, 2, 5, 300), (0, 2, 3, 4), (2, 0, 3, 4), (2, 3, 0, 4), (1, 2, 3, 0))
+
+
+def sink_softmax(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    return [
+        Example({"x": rng.normal(0, 2, shape), "sink": rng.normal(size=shape[1])}, terms=max(shape[3], 1))
+        for shape in ([LARGE_SCORES] if large else SINKS)
+    ]
+
+
+def sink_softmax_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    found = []
+    for shape in [LARGE_SCORES] if large else SINKS:
+        x, sink = rng.normal(0, 2, shape), rng.normal(size=shape[1])
+        y, lse = reference("sink_softmax")(x, sink)
+        arguments = {"dy": rng.normal(size=shape), "y": y, "lse": lse, "sink": sink}
+        found.append(Example(arguments, terms=max(shape[0] * shape[2] + shape[3], 1)))
+    return found
+
+
+# --- rotary embedding ------------------------------------------------------------------------------------------------
+
+LARGE_HEADS = (4, 32, 512, 128)  # sequences, heads, tokens, size of a head: 32 MiB of float32
+
+
+def rotary_embedding(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    return _rotated(rng, large, "x")
+
+
+def rotary_embedding_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    return _rotated(rng, large, "dy")
+
+
+def _rotated(rng: np.random.Generator, large: bool, name: str) -> list[Example]:
+    """Both kinds of pairs, parts of a head, every layout, tables by token and by position."""
+    if large:
+        return [_rotation(rng, name, LARGE_HEADS, (LARGE_HEADS[2],), LARGE_HEADS[3])]
+    return [
+        _rotation(rng, name, (2, 3, 5, 64), (5,), 64),
+        _rotation(rng, name, (2, 3, 5, 38), (9,), 38, interleaved=True),
+        _rotation(rng, name, (2, 3, 5, 40), (2, 5), 24, rotary_embedding_dim=24),
+        _rotation(rng, name, (2, 5, 3, 18), (1, 5), 6, rotary_embedding_dim=6, interleaved=True, layout="BLHD"),
+        _rotation(rng, name, (3, 4, 2 * 10), (7,), 10, _positions(rng, 7, 3, 4), num_heads=2),
+        _rotation(rng, name, (2, 1, 4, 8), (6,), 8, _positions(rng, 6, 2, 4), layout="BHLD", num_heads=1),
+        _rotation(rng, name, (2, 4, 5, 130), (4,), 130, _positions(rng, 4, 2, 4).astype("i4"), layout="BLHD"),
+        _rotation(rng, name, (0, 2, 3, 4), (3,), 4),
+    ]
+
+
+def _positions(rng: np.random.Generator, rows: int, *shape: int) -> np.ndarray:
+    return rng.integers(-rows, rows, shape)
+
+
+def _rotation(
+    rng: np.random.Generator, name: str, shape: tuple[int, ...], rows: tuple[int, ...], turned: int,
+    positions: np.ndarray | None = None, **attributes: Any,
+) -> Example:  # fmt: skip
+    angles = rng.uniform(0, 7, (*rows, turned // 2))
+    arrays = {name: rng.normal(size=shape), "cos_cache": np.cos(angles), "sin_cache": np.sin(angles)}
+    found = {} if positions is None else {"position_ids": positions}
+    return Example({**arrays, **found, **attributes}, terms=2)
