@@ -130,7 +130,7 @@ def _with_every_level(items, turn):
 
 
 def _covering(levels, most):
-    """The numbers of some of the sets that hold every level of all: those with `most` new ones first, then with fewer."""
+    """The numbers of some of the sets with every level of all, first those with `most` new ones."""
     found = set()
     for count in range(most, 0, -1):
         for number, each in enumerate(levels):
