@@ -109,31 +109,47 @@ def _with_every_level(items, turn):
     those marked `one_case`.
 
     Which levels meet depends on the turn. Of an operator all tests take the same dtypes, so that fewer kernels are
-    compiled.
+    compiled; then cases that have more new levels come first, so that fewer are needed.
     """
     cases = {}
     for item in items:
         cases.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
     for same in cases.values():
-        found = set()
-        for item in sorted(same, key=lambda item: _turn_of(item, turn)):
-            levels = _levels(item) if "one_case" not in item.keywords or not found else found
-            if not levels or not levels <= found or "every_case" in item.keywords:
-                found |= levels
-                yield item
+        if len(same) == 1 or "every_case" in same[0].keywords:
+            yield from same
+            continue
+        waiting = sorted(same, key=lambda item: _turn_of(item, turn))
+        if "one_case" in same[0].keywords:
+            yield waiting[0]
+            continue
+        kernels = [set(enumerate(_kernel(each))) for each in waiting]
+        kept = [kernels[number] for number in _covering(kernels, 1)]
+        left = [item for item, kernel in zip(waiting, kernels, strict=True) if not kernel or kernel in kept]
+        levels = [_levels(each) for each in left]
+        yield from (left[number] for number in _covering(levels, max(map(len, levels))))
+
+
+def _covering(levels, most):
+    """The numbers of some of the sets with every level of all, first those with `most` new ones."""
+    found = set()
+    for count in range(most, 0, -1):
+        for number, each in enumerate(levels):
+            if len(each - found) >= count:
+                found |= each
+                yield number
 
 
 def _levels(item):
     """The levels of a case's parameters; those that are listed together are one, but for operator and dtype."""
-    kernel = _kernel(item)
+    kernel = _kernel(item, ("op", "dtype"))
     listed = item.callspec._idlist if hasattr(item, "callspec") else []
     return set(enumerate(kernel if len(listed) == 1 < len(kernel) else listed))
 
 
-def _kernel(item):
+def _kernel(item, names=("op", "name", "dtype")):
     """The operator and the dtype of a case, as far as it has them."""
     given = item.callspec.params if hasattr(item, "callspec") else {}
-    return [str(getattr(given[name], "name", given[name])) for name in ("op", "dtype") if name in given]
+    return [str(getattr(given[name], "name", given[name])) for name in names if name in given]
 
 
 def _turn_of(item, turn):

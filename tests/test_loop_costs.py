@@ -112,6 +112,7 @@ STACK_LOADS = {
 
 
 @pytest.mark.any_cpu
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", STACK_LOADS)
 def test_values_of_the_headline_kernels_stay_in_registers(assembly, tool, name):
     """Of assembly alone: it is compiled for each instruction set, whatever the processor here is."""

@@ -34,8 +34,7 @@ for place, op in enumerate(public_operators().values()):
     dtype = ("float32", "float64", "bfloat16")[(place + {first}) % 3]
     found = [each for each in examples(op, dtype) if size(list(each.arguments.values())) < SMALL]
     large += [] if found else [op.name]
-    for example in found[:3]:
-        check(op, example)
+    check(op, found[{first} % len(found)]) if found else None
 assert large == ["sgd_optimizer"], large
 """
 LAYOUTS = """
@@ -138,7 +137,7 @@ assert seen - {"softmax"}, seen  # a debugger stops inside of kernels
 @pytest.mark.one_case
 @pytest.mark.parametrize("first", range(3))
 def test_every_familys_kernels_agree_with_the_reference(first):
-    """Each operator in one of three dtypes, the next one in the next."""
+    """An example of each operator in one of three dtypes, the next operator's in the next."""
     run_python(FAMILIES.replace("{first}", str(first)), OPGRAD_INTERPRET="1")
 
 

@@ -40,7 +40,7 @@ from samples import sample
 from opgrad.ops import operators
 for name, dtypes in {families!r}.items():
     for dtype in dtypes:
-        for shape in [(5, 3), (3, 77), (2, 5, 33)]:
+        for shape in [(3, 77), (2, 5, 33)]:
             op = operators()[name]
             check(op, sample(op, shape, dtype, np.random.default_rng(0)), f"{{shape}}, {{dtype}}")
 print("right")
@@ -170,11 +170,11 @@ def kernels(op, dtype, monkeypatch):
 
 
 @pytest.mark.skipif(not X86, reason="register names are those of x86-64")
-def test_assembly_holds_vectors_and_no_calls(op, monkeypatch):
-    """Of float32 and float16 in turns, so that an operator has the one and its gradient the other."""
-    dtype = ("float32", "float16")[list(operators()).index(op.name) % 2]
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_assembly_holds_vectors_and_no_calls(name, dtype, monkeypatch):
     register = {64: "zmm", 32: "ymm", 16: "xmm"}[decorators.vector_bytes()]
-    used = kernels(op, dtype, monkeypatch)
+    used = kernels(operators()[name], dtype, monkeypatch)
     texts = {kernel.__name__: decorators.assembly(kernel.function, *compiled) for kernel, *compiled in used}
     assert any(f"%{register}" in text for text in texts.values()), list(texts)
     for name, text in texts.items():

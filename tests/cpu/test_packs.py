@@ -4,7 +4,6 @@ import io
 import json
 import os
 import platform
-import runpy
 import struct
 import subprocess
 import sys
@@ -23,12 +22,11 @@ from opgrad.cpu.compiler.cache import ObjectCache
 from opgrad.cpu.compiler.packs import MADE_WITH, Pack, PackedObjects, PackError, packed
 from opgrad.cpu.compiler.processors import PROCESSORS, Processor, is_here
 from opgrad.cpu.runtime.plan import execute
-from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 
 pytestmark = [pytest.mark.any_cpu, pytest.mark.skipif(os.name != "posix", reason="packs are for Linux")]
 
 ROOT = Path(__file__).parents[2]
-DIGITS, BERT = ROOT / "examples" / "digits", ROOT / "examples" / "bert" / "make.py"
+DIGITS = ROOT / "examples" / "digits"
 PACKED = ROOT / "tools" / "packed.py"
 HERE = next((name for name in reversed(PROCESSORS) if is_here(PROCESSORS[name])), "x86-64-v3")
 ELSEWHERE = "aarch64" if platform.machine() == "x86_64" else "x86-64-v3"
@@ -106,17 +104,14 @@ def test_a_compiler_makes_what_a_pack_lacks(pack, tmp_path):
 
 def test_training_without_a_compiler(pack, tmp_path):
     """A training run takes what a run of the set took before; the pack that was there keeps what it had."""
-    path, bert = tmp_path / "kernels.pack", tmp_path / "bert"
+    path = tmp_path / "kernels.pack"
     path.write_bytes(pack.read_bytes())
-    bert.mkdir()
-    model = runpy.run_path(str(BERT))["make_model"]()
-    generate_artifacts(model, loss=LossType.CrossEntropyLoss, optimizer=OptimType.AdamW, artifact_directory=bert)
-    text = compile_pack("--for", HERE, "--model", DIGITS, bert, "-o", path)
+    text = compile_pack("--for", HERE, "--model", DIGITS, "-o", path)
     assert f" kernels for {ELSEWHERE}" in text
     before, after = opened(pack).names, opened(path).names
     assert before[ELSEWHERE] == after[ELSEWHERE]
     assert set(before[HERE]) < set(after[HERE])
-    train = f"import runpy\nrunpy.run_path({str(PACKED)!r})['main']({str(DIGITS)!r}, {str(bert)!r})\n"
+    train = f"import runpy\nrunpy.run_path({str(PACKED)!r})['main']({str(DIGITS)!r})\n"
     told = run_python(WITHOUT + train, OPGRAD_KERNELS=str(path), OPGRAD_CACHE_DIR="/dev/null")
     assert told.splitlines()[-1] == "packed: no compiler was imported"
 

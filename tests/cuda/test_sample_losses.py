@@ -65,20 +65,20 @@ from opgrad.contract import DTYPES, Spec
 from opgrad.ops import loss_operators
 from opgrad.contract.signature import prepare
 from opgrad.cuda.inspect import compiled
-for dtype, n, inner, options in CASES:
-    for op in loss_operators().values():
-        shape, samples = (64, n, *inner), (64, *inner)
-        specs = {"logits": Spec(shape, DTYPES[dtype]), "labels": Spec(samples, DTYPES["int64"])}
-        if "probabilities" in options:
-            specs["probabilities"] = specs["logits"]
-            specs["weight"] = Spec((n,), DTYPES[dtype])
-        if "dentropy" in op.inputs:
-            specs["dentropy"] = Spec(samples, DTYPES["float32"])
-        attributes = {name: value for name, value in options.items() if name != "probabilities"}
-        problem = prepare(op, [specs.get(name) for name in op.inputs], attributes, any_stride=True).problem
-        for report in compiled(op.kernel("opgrad.cuda")(problem)):
-            assert report.spilled == 0, (op.name, dtype, n, report.name, report.spilled)
-            assert report.registers <= 255
+dtype, n, inner, options = CASE
+for op in loss_operators().values():
+    shape, samples = (64, n, *inner), (64, *inner)
+    specs = {"logits": Spec(shape, DTYPES[dtype]), "labels": Spec(samples, DTYPES["int64"])}
+    if "probabilities" in options:
+        specs["probabilities"] = specs["logits"]
+        specs["weight"] = Spec((n,), DTYPES[dtype])
+    if "dentropy" in op.inputs:
+        specs["dentropy"] = Spec(samples, DTYPES["float32"])
+    attributes = {name: value for name, value in options.items() if name != "probabilities"}
+    problem = prepare(op, [specs.get(name) for name in op.inputs], attributes, any_stride=True).problem
+    for report in compiled(op.kernel("opgrad.cuda")(problem)):
+        assert report.spilled == 0, (op.name, dtype, n, report.name, report.spilled)
+        assert report.registers <= 255
 """
 CASES = [
     ("bfloat16", 50257, (), {"softcap": 30.0, "label_smoothing": 0.1}),
@@ -89,8 +89,10 @@ CASES = [
 
 
 @pytest.mark.skipif(ON_GPU or bool(FROM_PTX), reason="the kernels run there")
-def test_kernels_compile_without_spills():
-    code = COMPILE.replace("CASES", repr(CASES))
+@pytest.mark.one_case
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+def test_kernels_compile_without_spills(case):
+    code = COMPILE.replace("CASE", repr(case))
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -88,14 +88,16 @@ def test_bool_masks(mask, rng):
 ALL = OPTIONS["all of them"] | {"key_lengths": np.array([80, 61])}
 
 
+@pytest.mark.parametrize("added", ["nothing", "float32", "own dtype"])
 @pytest.mark.parametrize("options", [{}, ALL, {"causal": True}], ids=["plain", "all", "causal"])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_dtypes(dtype, options, rng):
+def test_dtypes(dtype, options, added, rng):
+    """With sink and mask of float32 or the arrays' dtype, and with neither."""
     given, dy = arrays(rng, (2, 4, 2, 70, 90, 40, 72), dtype)
+    if added != "nothing":
+        more = DTYPES["float32" if added == "float32" else dtype]
+        given |= {"sink": normal(rng, 4, "float32").astype(more), "mask": normal(rng, (70, 90), "float32").astype(more)}
     check_gradient(given | options, dy)
-    sink, mask = normal(rng, 4, "float32"), normal(rng, (70, 90), "float32")
-    check_gradient(given | options | {"sink": sink, "mask": mask}, dy)
-    check_gradient(given | options | {"sink": sink.astype(DTYPES[dtype]), "mask": mask.astype(DTYPES[dtype])}, dy)
 
 
 STARTS = [

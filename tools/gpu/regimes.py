@@ -136,7 +136,7 @@ def main() -> int:
 
 def _compile_one_of_each_regime(every: list[Variant]) -> int:
     failed = False
-    for variant in {(each.operator, each.options.get("name")): each for each in reversed(every)}.values():
+    for variant in {each.options.get("name"): each for each in reversed(every)}.values():
         problem = compiled(variant)
         results.append("variant", asdict(variant) | {"problem": problem})
         print(variant, problem or "compiles", flush=True)

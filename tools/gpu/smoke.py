@@ -20,21 +20,22 @@ SMALL = {"softmax": (8, 40), "softmax_cross_entropy_loss_and_grad": (8, 41), "ga
 
 
 def main() -> int:
-    failed = 0
+    right = 0
     for name, shape, options in CALLS:
         op, rng = operators()[name], np.random.default_rng(0)
         if results.is_dry():
             shape, options = SMALL.get(name, (512,)), dict.fromkeys(options, (90,))
-        for dtype in ("float32", "bfloat16"):
+        for dtype in ("bfloat16",) if results.is_dry() else ("float32", "bfloat16"):
             begin, said = time.perf_counter(), ""
             try:
                 check(op, sample(op, shape, dtype, rng, **options))
+                right += 1
             except Exception as error:
-                said, failed = f"{type(error).__name__}: {error}"[-2000:], failed + 1
+                said = f"{type(error).__name__}: {error}"[-2000:]
             seconds = round(time.perf_counter() - begin, 2)
             results.append("smoke", {"call": name, "dtype": dtype, "seconds": seconds, "said": said})
             print(name, dtype, f"{seconds} s", said or "right", flush=True)
-    return int(failed == 2 * len(CALLS))
+    return int(not right)
 
 
 if __name__ == "__main__":

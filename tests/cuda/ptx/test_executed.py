@@ -26,6 +26,7 @@ FILES = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("architecture", PARTS)
 def test_kernels_run_from_their_ptx(architecture):
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist"]
