@@ -109,7 +109,7 @@ class AdaptedModel:
         what = self.base, self.adapters, values, self.train, self.folder, rule, cuts
         return prepare(*what, seed=self.seed, pack=pack, plain=plain)
 
-    def examples(self, data: str | PathLike[str], train_on: str = "completions") -> TokenExamples:
+    def examples(self, data: str | PathLike[str], train_on: str = "assistant") -> TokenExamples:
         """The examples of a .jsonl file; see `TokenExamples`."""
         found = TokenExamples(Path(data), self.tokenizer, self.max_length, train_on)
         if self.tokenizer.size > self.base.vocabulary:

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from opgrad.base.locks import settling
+from opgrad.tune.template_process import SPOKEN, Message, Part
+
+__all__ = ["SPOKEN", "ChatTemplate", "Message", "Part"]
 
 WHO = "tune"
 MEMORY, SECONDS = 1 << 30, 10  # that a template may take: bytes in all, and time of the processor for a chat
 PROCESS = Path(__file__).with_name("template_process.py")
-
-Message = Mapping[str, Any]
 
 
 class ChatTemplate:
@@ -51,26 +52,27 @@ class ChatTemplate:
         """
         return self._render(messages, tools, begin_answer, False)[0]
 
-    def render_with_answers(self, messages: Sequence[Message], tools: Any = None) -> tuple[str, list[tuple[int, int]]]:
-        """The text of a chat, and where in it the assistant's answers stand: first character and the one behind.
+    def render_with_parts(self, messages: Sequence[Message], tools: Any = None) -> tuple[str, list[Part], list[Part]]:
+        """The text of a chat, what of it is written for each message, and what of it the model writes.
 
-        Templates may leave out parts of earlier answers. Raises what `render` raises, and ValueError if the template
-        writes other text around other answers.
+        The model writes what the template puts into `{% generation %}`, or all that is written for an assistant's
+        message behind the end of a prompt. Raises what `render` raises, and ValueError if the template does not write
+        what a message says.
         """
         return self._render(messages, tools, False, True)
 
     def _render(
-        self, messages: Sequence[Message], tools: Any, begin_answer: bool, answers: bool
-    ) -> tuple[str, list[tuple[int, int]]]:
-        request = {"messages": messages, "tools": tools, "add_generation_prompt": begin_answer, "answers": answers}
+        self, messages: Sequence[Message], tools: Any, begin_answer: bool, parts: bool
+    ) -> tuple[str, list[Part], list[Part]]:
+        request = {"messages": messages, "tools": tools, "add_generation_prompt": begin_answer, "parts": parts}
         try:
             with settling:  # a chat at a time; no fork happens meanwhile
                 if self._process is None or self._owner != os.getpid():
                     self._start()
-                text, places = self._ask(request)
+                text, turns, answers = self._ask(request)
         except ValueError as error:
             raise ValueError(f"the chat template of {self._origin} fails: {error}") from None
-        return text, [(first, last) for first, last in places]
+        return text, turns, answers
 
     def _start(self) -> None:
         """Start the process, and have it read the template."""

@@ -7,7 +7,8 @@ kept, and of the first lines the tokens; those of others are made when they are 
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ import numpy as np
 
 from opgrad.base.arguments import ArgumentError
 from opgrad.base.reading import open_regular
+from opgrad.tune.chat import SPOKEN, Part
 from opgrad.tune.tokenizer import Tokenizer
 
-TRAIN_ON = ("completions", "all")
+TRAIN_ON = ("assistant", "last", "all")
+NO_LOOP = "the chat template writes messages in no loop over them, so that answers are not found; expected train_on all"
 KINDS = "messages, prompt and completion, or text"
 LONGEST_LINE = 1 << 26  # bytes
 KEPT, OVERHEAD = 1 << 26, 1 << 9  # bytes of the tokens that are kept, and what Python takes for those of a line
@@ -35,6 +38,12 @@ class TokenExample:
         """The first tokens alone."""
         return TokenExample(self.tokens[:length], self.trained[:length])
 
+    def spans(self) -> Iterator[tuple[np.ndarray, bool]]:
+        """Tokens that follow each other, and whether they are trained."""
+        bounds = np.flatnonzero(np.diff(self.trained)) + 1
+        for part, trained in zip(np.split(self.tokens, bounds), np.split(self.trained, bounds), strict=True):
+            yield part, bool(trained[0])
+
 
 @dataclass(frozen=True)
 class Told:
@@ -48,6 +57,7 @@ class Told:
     cut: int
     longest: int
     empty: int
+    endless: int
     tokens: int
     trained: int
 
@@ -58,31 +68,33 @@ class TokenExamples:
     path: each line is an object with `messages` (a list of objects with `role` and `content`), with `prompt` and
         `completion`, or with `text`.
     max_length: the most tokens of an example; what lies behind is cut off.
-    train_on: "completions": answers of the assistant, and completions; "all": everything. Texts are always learned
-        whole.
+    train_on: "assistant": answers of the assistant, and completions; "last": of a chat the last answer alone; "all":
+        everything. Texts are always learned whole, messages whose weight is 0 never.
 
     lengths, counts: of each example, the number of its tokens and of those that are trained, int64 [n].
     told: what was done with the lines. checksum: of all tokens.
     Raises OSError, and ValueError that names the line of what is wrong.
     """
 
-    def __init__(self, path: Path, tokenizer: Tokenizer, max_length: int, train_on: str = "completions"):
+    def __init__(self, path: Path, tokenizer: Tokenizer, max_length: int, train_on: str = "assistant"):
         if train_on not in TRAIN_ON:
             raise ArgumentError("train_on", f"is {train_on!r}, expected one of {', '.join(TRAIN_ON)}")
-        self.path, self._tokenizer, self._max_length, self._all = path, tokenizer, max_length, train_on == "all"
+        self.path, self._tokenizer, self._max_length, self._train_on = path, tokenizer, max_length, train_on
         self._kept: dict[int, tuple[bytes, TokenExample]] = {}
         room = KEPT
-        places, lengths, counts, cut, most, empty, checksum = [], [], [], 0, 0, 0, 0
+        places, lengths, counts, cut, most, empty, endless, checksum = [], [], [], 0, 0, 0, 0, 0
         reason = f"expected lines with {KINDS}"
         for number, place, line in self._lines():
             example = self._read(line, number)
             size = len(example.tokens)
+            is_endless = not np.isin(example.tokens[example.trained], tokenizer.ends).any()
             most, cut, example = max(most, size), cut + (size > max_length), example.cut(max_length)
             count = int(example.trained.sum())
             if not count:
                 reason = reason if empty else f"line {number} {self._lack(json.loads(line))}"
                 empty += 1
                 continue
+            endless += is_endless
             places.append((place, number))
             lengths.append(len(example.tokens))
             counts.append(count)
@@ -94,10 +106,16 @@ class TokenExamples:
             raise ValueError(f"{path}: it has no example with a token to learn from: {reason}")
         self._places = np.array(places, np.int64)
         self.lengths, self.counts, self.checksum = np.array(lengths), np.array(counts), checksum
-        self.told = Told(len(places) + empty, cut, most, empty, int(self.lengths.sum()), int(self.counts.sum()))
+        self.told = Told(
+            len(places) + empty, cut, most, empty, endless, int(self.lengths.sum()), int(self.counts.sum())
+        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def line(self, number: int) -> int:
+        """The line of an example by its number."""
+        return int(self._places[number][1])
 
     def __getitem__(self, number: int) -> TokenExample:
         """An example by its number. Raises ValueError if the file was changed meanwhile."""
@@ -146,8 +164,8 @@ class TokenExamples:
             return self._chat(_messages(values, "messages"), values.get("tools"))
         if "prompt" in values and "completion" in values:
             if isinstance(values["prompt"], list):
-                answer = _messages(values, "completion")
-                return self._chat([*_messages(values, "prompt"), *answer], values.get("tools"))
+                prompt = [{**each, "weight": 0} for each in _messages(values, "prompt")]
+                return self._chat([*prompt, *_messages(values, "completion")], values.get("tools"))
             return self._completion(_text(values, "prompt"), _text(values, "completion"))
         if "text" in values:
             tokens = self._ended(self._tokenizer.encode(_text(values, "text"), special=True))
@@ -157,15 +175,13 @@ class TokenExamples:
     def _lack(self, values: Mapping[str, Any]) -> str:
         """Why nothing is learned from the object of a line."""
         messages = values.get("messages", values.get("completion"))
-        if not isinstance(messages, list) or self._all:
+        if not isinstance(messages, list) or self._train_on == "all":
             return f"has no token behind the first, up to the limit of {self._max_length}"
         answers = [each for each in messages if each["role"] == "assistant"]
         if not answers:
             return "has no message of the role assistant, expected one, or train_on all"
-        if not any(isinstance(text := each.get("content"), str) and text.strip() for each in answers):
-            found = answers[0].get("content")
-            what = "empty" if isinstance(found, str) else type(found).__name__
-            return f"has an answer whose content is {what}, expected a text"
+        if not any(each.get("weight") != 0 and _says(each) for each in answers):
+            return "has answers alone that say nothing, or whose weight is 0"
         return f"has no answer that the chat template writes before the limit of {self._max_length} tokens"
 
     def _completion(self, prompt: str, completion: str) -> tuple[np.ndarray, np.ndarray]:
@@ -174,7 +190,7 @@ class TokenExamples:
             first = first[:-1]
         answer = self._ended(self._tokenizer.encode(completion, special=False))
         tokens = np.concatenate([first, answer])
-        return tokens, (np.arange(len(tokens)) >= len(first)) | self._all
+        return tokens, (np.arange(len(tokens)) >= len(first)) | (self._train_on == "all")
 
     def _ended(self, tokens: np.ndarray) -> np.ndarray:
         """Tokens with the one that ends a text behind them."""
@@ -184,22 +200,75 @@ class TokenExamples:
         return np.append(tokens, np.int32(end))
 
     def _chat(self, messages: list[Mapping[str, Any]], tools: Any) -> tuple[np.ndarray, np.ndarray]:
+        text, turns, answers = self._written(messages, tools)
+        tokens, places = self._tokenizer.encode_with_places(text)
+        begins, ends = np.maximum.accumulate(places, 0).T
+
+        def inside(first: int, last: int) -> slice:
+            return slice(np.searchsorted(ends, first, "right"), np.searchsorted(begins, last))
+
+        if self._train_on == "all":
+            trained = np.ones(len(tokens), np.bool_)
+            for index, *part in turns:
+                trained[inside(*part)] &= bool(messages[index]["weight"])
+            return tokens, trained
+        if not turns and not answers:
+            raise ValueError(NO_LOOP)
+        trained = np.zeros(len(tokens), np.bool_)
+        spoken = [index for index, each in enumerate(messages) if each["role"] == "assistant"]
+        chosen = set(spoken[-1:] if self._train_on == "last" else spoken)
+        chosen = {index for index in chosen if messages[index]["weight"] and _says(messages[index])}
+        for index, *part in answers:
+            if index < 0 or index in chosen:
+                if "None" in text[slice(*part)] and "None" not in json.dumps(messages[index]):
+                    raise ValueError(f"the chat template writes None for what message {index + 1} does not say")
+                own = inside(*part)
+                follows, stops = tokens[own.stop : own.stop + 1], self._tokenizer.ends
+                ends_behind = np.isin(follows, stops).any() and not np.isin(tokens[own], stops).any()
+                trained[own.start : own.stop + ends_behind] = True
+        return tokens, trained
+
+    def _written(self, messages: list[Mapping[str, Any]], tools: Any) -> tuple[str, list[Part], list[Part]]:
+        """What the template writes: arguments of tools as objects, as most templates take them, else as their JSON."""
         template = self._tokenizer.template
         if template is None:
             raise ValueError("it has messages, expected a chat template in tokenizer_config.json for them")
-        if self._all:
-            tokens = self._tokenizer.encode(template.render(messages, tools), special=False)
-            return tokens, np.ones(len(tokens), np.bool_)
-        text, answers = template.render_with_answers(messages, tools)
-        tokens, places = self._tokenizer.encode_with_places(text)
-        trained = np.zeros(len(tokens), np.bool_)
-        begins, ends = np.maximum.accumulate(places, 0).T
-        for first, last in answers:
-            inside = slice(np.searchsorted(ends, first, "right"), np.searchsorted(begins, last))
-            trained[inside] = True
-            if inside.start < inside.stop < len(tokens) and self._tokenizer.is_added(int(tokens[inside.stop])):
-                trained[inside.stop] = True  # it ends the turn
-        return tokens, trained
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+        try:
+            return template.render_with_parts([_with_arguments(each, _parsed) for each in messages], tools)
+        except ValueError:
+            if not any(each.get("tool_calls") for each in messages):
+                raise
+            return template.render_with_parts([_with_arguments(each, _unparsed) for each in messages], tools)
+
+
+def _says(message: Mapping[str, Any]) -> bool:
+    """Whether a message of the assistant says anything."""
+    found = [message.get(name) for name in SPOKEN["assistant"]]
+    return any(each.strip() if isinstance(each, str) else each for each in found)
+
+
+def _with_arguments(message: Mapping[str, Any], form: Callable[[Any], Any]) -> Mapping[str, Any]:
+    """A message with the arguments of its calls of tools in another form."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    found = []
+    for call in calls:
+        own = call.get("function", call)
+        made = {**own, "arguments": form(own["arguments"])} if "arguments" in own else own
+        found.append({**call, "function": made} if "function" in call else made)
+    return {**message, "tool_calls": found}
+
+
+def _parsed(arguments: Any) -> Any:
+    with suppress(ValueError):
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    return arguments
+
+
+def _unparsed(arguments: Any) -> Any:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _digest(line: bytes) -> bytes:
@@ -214,7 +283,26 @@ def _text(values: Mapping[str, Any], name: str) -> str:
 
 
 def _messages(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """The messages of an object. Raises ValueError for what is not understood."""
     found = values[name]
     if not isinstance(found, list) or not found or not all(isinstance(each, dict) and "role" in each for each in found):
         raise ValueError(f"{name} is no list of objects with role and content")
-    return found
+    return [_message(each, f"message {number} of {name}") for number, each in enumerate(found, 1)]
+
+
+def _message(message: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+    """A message with a weight, and one text as its content if it has any."""
+    content, calls, weight = (message.get(name) for name in ("content", "tool_calls", "weight"))
+    if weight not in (None, 0, 1):
+        raise ValueError(f"{what} has the weight {weight!r}, expected 0 or 1")
+    if not all(isinstance(each, dict) and isinstance(each.get("function", each), dict) for each in calls or []):
+        raise ValueError(f"{what} has tool_calls that are no list of objects")
+    if isinstance(content, list):
+        for part in content:
+            kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+            if kind != "text" or not isinstance(part.get("text"), str):
+                raise ValueError(f"{what} has a part of the type {kind}, expected parts of the type text")
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str | None):
+        raise ValueError(f"{what} has a content that is {type(content).__name__}, expected a text")
+    return {**message, "weight": 1 if weight is None else weight, **({"content": content} if content else {})}

@@ -228,6 +228,11 @@ def notes(told: Told, max_length: int) -> list[str]:
             f"{told.cut:,} of {told.lines:,} examples are longer than {max_length:,} tokens and were cut; the longest "
             f"has {told.longest:,}: a larger max length keeps them whole"
         )
+    if told.endless:
+        found.append(
+            f"{told.endless:,} of {told.lines:,} examples have no token to learn that ends a text, as the tokenizer's "
+            "files name it: the model does not learn to stop there"
+        )
     if told.empty:
         found.append(f"{told.empty:,} of {told.lines:,} examples have no token to learn from and were left out")
     return found

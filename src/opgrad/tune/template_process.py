@@ -16,112 +16,155 @@ from datetime import datetime
 from typing import Any
 
 LONGEST = 1 << 26  # characters of a text
-SPACE = "\u2003"  # stands for white space at the ends of an answer: `trim` takes it, too
-FIRST, LAST = 0xF0000, 0x10FFFD  # a character of no script stands for each answer
-RUNS = re.compile(f"([{SPACE}{chr(FIRST)}-{chr(LAST)}])\\1*")
-ESCAPED = r"""["'\\&<>\s\x00-\x1f\x7f]"""  # what `tojson` and `escape` write as several characters, and white space
-UNKNOWN = "it writes other text around other answers, so that these are not found; expected --train-on all"
+MARKS = range(0x10FFFD, 0xF0000, -1)  # characters of no script: one that a chat has not stands around a mark
+BEGIN, END = "+", "-"  # the marks of `{% generation %}`; those of loops are numbers
+# What a message may say, by the roles whose messages must be written.
+SPOKEN = {
+    "assistant": ("content", "reasoning_content", "reasoning", "thinking", "tool_calls", "function_call"),
+    "user": ("content",),
+}
 
 Message = Mapping[str, Any]
+Part = tuple[int, int, int]  # a message's index, the first character of a part of the text, and the one behind it
 
 
 class Renderer:
-    """A template that writes the messages of a chat as one text. special: texts of special tokens by name."""
+    """A template that writes the messages of a chat as one text. special: texts of special tokens by name.
+
+    A loop of the template that comes to a message writes a mark, and another one at its end. The marks are taken out of
+    the text again, and tell what is written for each message, whatever it is.
+    """
 
     def __init__(self, source: str, special: Mapping[str, str]):
-        environment = _environment(lambda form: self._now.strftime(form))
-        self._now, self._special = datetime.now(), special
-        self._template = environment.from_string(source)
-        kept = sorted({re.escape(each) for each in _read_constants(environment.parse(source))}, key=len, reverse=True)
-        self._kept = re.compile("|".join([*kept, ESCAPED]))
+        environment = _environment(lambda form: self._now.strftime(form), self._mark)
+        self._now, self._special, self._source = datetime.now(), special, source
+        self._indices: dict[int, int] = {}  # of messages, by their identity
+        self._character = ""
+        self._begun, self._written = set[str](), set[tuple[str, str, frozenset[str]]]()
+        self._template = environment.from_string(_marked(environment.parse(source)))
 
-    def render(self, messages: Sequence[Message], **given: Any) -> str:
-        """The text of a chat. given: what else the template reads."""
-        text = self._template.render({**self._special, "messages": messages, **given})
-        if len(text) > LONGEST:
-            raise ValueError(f"it writes more than {LONGEST} characters")
-        return str(text)
+    def answer(self, messages: Sequence[Message], parts: bool, **given: Any) -> tuple[str, list[Part], list[Part]]:
+        """The text of a chat; with `parts` what it has for each message, and what of that the model writes.
 
-    def answer(self, messages: Sequence[Message], answers: bool, **given: Any) -> tuple[str, list[tuple[int, int]]]:
-        """The text of a chat, and where in it the assistant's answers stand: first character and the one behind.
-
-        The chat is rendered once more with other characters in the answers, each of which stays as long as it is, has
-        its white space and all that the template asks for: so the two texts differ in the answers alone. Templates may
-        leave out parts of an answer.
+        given: what else the template reads. The model writes what `{% generation %}` marks, or all of an assistant's
+        message behind the end of a prompt for it. Raises ValueError for a message of which the template leaves out
+        something wherever it stands.
         """
         self._now = datetime.now()
-        text = self.render(messages, **given)
-        spoken = {
-            number: message["content"]
-            for number, message in enumerate(messages)
-            if answers and message.get("role") == "assistant" and isinstance(message.get("content"), str)
-        }
-        if not spoken:
-            return text, []
-        if len(spoken) > LAST - FIRST:
-            raise ValueError(f"it gets {len(spoken)} answers, expected at most {LAST - FIRST}")
-        for space in (SPACE, None):  # a template may take line feeds alone from the ends of an answer
-            marked = {n: self._marked(each, chr(FIRST + at), space) for at, (n, each) in enumerate(spoken.items())}
-            changed = [{**each, "content": marked.get(n, each.get("content"))} for n, each in enumerate(messages)]
-            with suppress(Exception):  # whatever a program raises
-                return text, _places(text, self.render(changed, **given), list(marked.values()))
-        raise ValueError(UNKNOWN)
+        every = self._source + json.dumps([messages, given, self._special], ensure_ascii=False)
+        self._character = next(each for each in map(chr, MARKS) if each not in every)
+        text, turns, generated = self._render(messages, **given)
+        if not parts:
+            return text, [], []
+        for index in range(len(messages)):
+            self._check(messages[: index + 1], given)
+        if turns and turns[-1][0] == len(messages) - 1:  # what ends the text may stand behind the loop
+            turns[-1] = (*turns[-1][:2], len(text))
+        if generated:
+            around = [next((turn[0] for turn in turns if turn[1] <= at < turn[2]), -1) for _, at, _ in generated]
+            return text, turns, [(index, *each[1:]) for index, each in zip(around, generated, strict=True)]
+        tails, answers = dict[str, str](), list[Part]()
+        for index, first, last in turns:
+            if messages[index].get("role") == "assistant":
+                before = messages[:index] or [{"role": "user", "content": "?"}]
+                role = str(before[-1].get("role"))
+                if role not in tails:
+                    tails[role] = self._tail(before, given)
+                answers.append((index, first + _common(tails[role], text[first:last]), last))
+        return text, turns, answers
 
-    def _marked(self, content: str, mark: str, space: str | None) -> str:
-        """An answer in other characters, as long as it is. space: what stands for white space at its ends."""
-        inner = content.strip()
-        pieces, at = [], 0
-        for found in self._kept.finditer(inner):
-            pieces += [mark * (found.start() - at), found[0]]
-            at = found.end()
-        marked = "".join([*pieces, mark * (len(inner) - at)])
-        if mark not in marked:
-            marked = mark * len(inner)
-        ends = content[: content.index(inner)], content[content.index(inner) + len(inner) :]
-        before, behind = (space * len(each) if space else each for each in ends)
-        return before + marked + behind
+    def _render(self, messages: Sequence[Message], **given: Any) -> tuple[str, list[Part], list[Part]]:
+        """The text of a chat, what it has for each message, and what `{% generation %}` marks."""
+        self._indices = {id(each): index for index, each in enumerate(messages)}
+        self._begun.clear()
+        pieces = self._template.render({**self._special, "messages": messages, **given}).split(self._character)
+        open_, turns, generated, at = list[tuple[str, int, int]](), list[Part](), list[Part](), 0
+        for piece, mark in zip(pieces[::2], [*pieces[1::2], ""], strict=True):
+            at += len(piece)
+            loop, _, index = mark.partition(":")
+            while any(each[0] == loop for each in open_):
+                _, message, first = open_.pop()
+                turns.append((message, first, at))
+            if index:
+                open_.append((loop, int(index), at))
+            elif mark == BEGIN:
+                generated.append((-1, at, at))
+            elif mark == END:
+                generated[-1] = -1, generated[-1][1], at
+        if at > LONGEST:
+            raise ValueError(f"it writes more than {LONGEST} characters")
+        return "".join(pieces[::2]), [each for each in turns if each[1] < each[2]], generated
+
+    def _mark(self, name: str, *reached: Any) -> str:
+        """A mark. reached: what a loop has come to; only loops over messages write marks."""
+        index = self._indices.get(id(reached[0])) if reached else None
+        if index is not None:
+            self._begun.add(name)
+            name = f"{name}:{index}"
+        elif reached or (name not in (BEGIN, END) and name not in self._begun):
+            return ""
+        return f"{self._character}{name}{self._character}"
+
+    def _tail(self, before: Sequence[Message], given: Mapping[str, Any]) -> str:
+        """What a prompt for an answer has behind all that is written for the messages before it."""
+        plain, turns, _ = self._render(before, **given)
+        text, prompted, _ = self._render(before, **{**given, "add_generation_prompt": True})
+        if not turns or not prompted:
+            return ""
+        (_, first, last), (_, start, _) = turns[-1], prompted[-1]
+        return text[start + _common(text[start:], plain[first:last]) :]
+
+    def _check(self, chat: Sequence[Message], given: Mapping[str, Any]) -> None:
+        """Raise ValueError if something that the last message says makes no difference to the text."""
+        *before, message = chat
+        role = str(message.get("role"))
+        said = frozenset(name for name in SPOKEN.get(role, ()) if message.get(name) not in (None, "", [], {}))
+        for name in said:
+            if (role, name, said) in self._written:
+                continue
+            other, is_same = {key: value for key, value in message.items() if key != name}, False
+            with suppress(Exception):  # what fails without it reads it
+                is_same = self._render(chat, **given)[0] == self._render([*before, other], **given)[0]
+            if is_same:
+                known = ", ".join(each for each in SPOKEN[role] if re.search(rf"\b{each}\b", self._source))
+                has = f"which has {', '.join(sorted(said))}; it names {known or 'none of them'}"
+                raise ValueError(f"it does not write {name} of message {len(chat)}, {has}")
+            self._written.add((role, name, said))
 
 
-def _places(text: str, changed: str, answers: Sequence[str]) -> list[tuple[int, int]]:
-    """Where the answers of the changed text stand. Raises ValueError if the texts differ elsewhere."""
-    found: dict[str, list[int]] = {}
-    at = 0
-    for run in RUNS.finditer(changed):
-        if text[at : run.start()] != changed[at : run.start()]:
-            raise ValueError(UNKNOWN)
-        at = run.end()
-        found.setdefault(run[1], [run.start(), at])[1] = at
-    if text[at:] != changed[at:]:
-        raise ValueError(UNKNOWN)
-    places = []
-    for number, answer in enumerate(answers):
-        mark = chr(FIRST + number)
-        if mark not in found:
-            continue
-        first, last = found[mark]
-        before, behind = answer[: answer.index(mark)], answer[answer.rindex(mark) + 1 :]
-        before = next(each for each in (before, before.lstrip(), "") if changed.endswith(each, 0, first))
-        behind = next(each for each in (behind, behind.rstrip(), "") if changed.startswith(each, last))
-        places.append((first - len(before), last + len(behind)))
-    return places
+def _common(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    length = min(len(one), len(other))
+    return next((at for at in range(length) if one[at] != other[at]), length)
 
 
-def _read_constants(tree: Any) -> list[str]:
-    """The texts that a template compares, looks for or splits by, and does not only write."""
+def _marked(tree: Any) -> Any:
+    """A template whose loops write marks where they come to a message, and behind themselves."""
+    from jinja2 import nodes
+    from jinja2.visitor import NodeTransformer
+
+    class Marking(NodeTransformer):
+        def visit_For(self, loop: Any) -> Any:
+            self.generic_visit(loop)
+            if not isinstance(loop.target, nodes.Name):
+                return loop
+            name = nodes.Const(str(id(loop)))
+            loop.body.insert(0, _mark_node(name, nodes.Name(loop.target.name, "load")))
+            return [loop, _mark_node(name)]
+
+    return Marking().visit(tree)
+
+
+def _mark_node(*arguments: Any) -> Any:
+    """A node of a template that writes a mark."""
     from jinja2 import nodes
 
-    found, todo = [], [(tree, False)]
-    while todo:
-        node, is_written = todo.pop()
-        if isinstance(node, nodes.Const) and isinstance(node.value, str) and node.value.strip() and not is_written:
-            found.append(node.value)
-        writes = isinstance(node, (nodes.Output, nodes.Add, nodes.Concat))
-        todo += [(each, writes) for each in node.iter_child_nodes()]
-    return found
+    call = nodes.Call(nodes.EnvironmentAttribute("mark"), list(arguments), [], None, None)
+    return nodes.Output([call])
 
 
-def _environment(strftime: Callable[[str], str]) -> Any:
-    """jinja2's sandbox with what templates of tokenizers use."""
+def _environment(strftime: Callable[[str], str], mark: Callable[..., str]) -> Any:
+    """jinja2's sandbox with what templates of tokenizers use. mark: writes marks of loops and of answers."""
     from jinja2 import nodes
     from jinja2.exceptions import TemplateError
     from jinja2.ext import Extension, loopcontrols
@@ -135,7 +178,8 @@ def _environment(strftime: Callable[[str], str]) -> Any:
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body).set_lineno(line)
+            marks = [_mark_node(nodes.Const(each)) for each in (BEGIN, END)]
+            return nodes.Scope([marks[0], *body, marks[1]]).set_lineno(line)
 
     def raise_exception(text: str) -> None:
         raise TemplateError(text)
@@ -146,6 +190,7 @@ def _environment(strftime: Callable[[str], str]) -> Any:
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols], cache_size=0
     )
+    vars(made)["mark"] = mark
     made.filters["tojson"] = tojson
     made.globals["raise_exception"] = raise_exception
     made.globals["strftime_now"] = strftime

@@ -11,6 +11,7 @@ from opgrad.base.reading import json_object, read_regular
 from opgrad.tune.chat import WHO, ChatTemplate
 
 CANNOT = "cannot encode a text"
+CONFIGS = ("genai_config.json", "generation_config.json", "config.json")  # that name tokens which end a text
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -18,7 +19,7 @@ class Tokenizer:
     """The tokenizer of a folder.
 
     folder: with tokenizer.json and, as far as there are such, tokenizer_config.json, chat_template.jinja and
-        genai_config.json.
+        genai_config.json, generation_config.json.
     end: the token that ends a text; None if the folder does not say. ends: all tokens after which a text is finished.
     special: the texts of special tokens by their names in tokenizer_config.json.
     template: what writes the messages of a chat as one text; None if the folder has no template.
@@ -40,8 +41,7 @@ class Tokenizer:
             self._tokenizer.no_padding()
         config = read_json(folder / "tokenizer_config.json")
         self.special = {name: text for name in SPECIAL if (text := _text(config.get(name))) is not None}
-        self._added = set(self._tokenizer.get_added_tokens_decoder())
-        self.ends = self._ends(read_json(folder / "genai_config.json"), read_json(folder / "config.json"))
+        self.ends = self._ends(*(read_json(folder / name) for name in CONFIGS))
         self.end = self.ends[0] if self.ends else None
         self.template = _template(folder, config, self.special)
 
@@ -81,14 +81,10 @@ class Tokenizer:
             found = self._tokenizer.encode(text, add_special_tokens=False)
             return np.array(found.ids, np.int32), np.array(found.offsets, np.int64).reshape(-1, 2)
 
-    def is_added(self, token: int) -> bool:
-        """Whether a token was added to the vocabulary, such as one that ends a turn of a chat."""
-        return token in self._added
-
-    def decode(self, tokens: "np.ndarray | list[int]") -> str:
-        """The text of tokens, without special ones."""
+    def decode(self, tokens: "np.ndarray | list[int]", special: bool = False) -> str:
+        """The text of tokens. special: with special ones."""
         with self._naming("cannot decode"):
-            return str(self._tokenizer.decode([int(each) for each in tokens], skip_special_tokens=True))
+            return str(self._tokenizer.decode([int(each) for each in tokens], skip_special_tokens=not special))
 
 
 def read_json(path: Path) -> dict[str, Any]:

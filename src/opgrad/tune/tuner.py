@@ -63,13 +63,13 @@ class Tuner:
 
     @naming(WHO)
     def fit(
-        self, data: str | PathLike[str], output: str | PathLike[str], *, train_on: str = "completions",
+        self, data: str | PathLike[str], output: str | PathLike[str], *, train_on: str = "assistant",
         samples: Sequence[str] = (), progress: Progress | None = None, log: Callable[[str], None] | None = None,
         resume: bool = False, processes: OneProcess | None = None, **settings: Any,
     ) -> "fitting.Tuned":  # fmt: skip
         """Train on the examples of a file, and write what was trained into a folder.
 
-        data: a .jsonl file; see `TokenExamples`. train_on: "completions" or "all".
+        data: a .jsonl file; see `TokenExamples`. train_on: "assistant", "last" or "all".
         output: the folder; adapters stand in adapter.onnx_adapter, for model.onnx beside it, and in PEFT's files;
             trained weights stand in model.onnx. metrics.json, metrics.csv and loss.png have the figures.
         samples: prompts that are written on after every epoch. log: called with each line about the run.

@@ -33,7 +33,7 @@ def tokenizer(tmp_path_factory):
     return Tokenizer(make_folder(tmp_path_factory.mktemp("model")))
 
 
-def examples(tmp_path, tokenizer, lines, longest=64, train_on="completions"):
+def examples(tmp_path, tokenizer, lines, longest=64, train_on="assistant"):
     return TokenExamples(write_lines(tmp_path / "data.jsonl", lines), tokenizer, longest, train_on)
 
 
@@ -52,6 +52,45 @@ def test_all_is_learned_when_asked(tmp_path, tokenizer):
     found = examples(tmp_path, tokenizer, [CHAT], train_on="all")[0]
     assert found.trained[1:].all()
     assert not found.trained[0]  # nothing stands before the first token
+
+
+def test_last_answer_and_weights(tmp_path, tokenizer):
+    """Of messages; those of a prompt are not learned."""
+    first, second, third, fourth = CHAT["messages"]
+    unweighed = {"messages": [first, {**second, "weight": 0}, third, {**fourth, "weight": 1}]}
+    completion = {"prompt": [first, second, third], "completion": [fourth]}
+    for line, train_on in ((CHAT, "last"), (unweighed, "assistant"), (completion, "assistant")):
+        found = examples(tmp_path, tokenizer, [line], train_on=train_on)[0]
+        assert learned(tokenizer, found) == "hello you"
+    every = examples(tmp_path, tokenizer, [unweighed], train_on="all")[0]
+    assert learned(tokenizer, every) == "what is red ? hello hello you".replace("?", "").replace("  ", " ")
+
+
+def test_contents_in_parts_and_arguments_as_json(tmp_path):
+    """Arguments are objects for templates that write these as JSON, and texts for those that write texts."""
+    call = {"function": {"name": "red", "arguments": '{"cat": "dog"}'}}
+    chat = {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "hello "}, {"type": "text", "text": "you"}]},
+            {"role": "assistant", "tool_calls": [call]},
+        ]
+    }
+    source = "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ ' ' + ARGUMENTS + ' ' }}"
+    for arguments in ("c.function.arguments | tojson", "c.function.arguments"):
+        template = source.replace("ARGUMENTS", arguments) + "{% endfor %} <|end|> {% endfor %}"
+        found = Tokenizer(make_folder(tmp_path / "model", ["hello", "you", '{"cat":', '"dog"}'], template=template))
+        [example] = examples(tmp_path, found, [chat])
+        assert found.decode(example.tokens, special=True) == 'hello you <|end|> {"cat": "dog"} <|end|>'
+        assert learned(found, example) == '{"cat": "dog"}'
+
+
+def test_answers_that_do_not_end_are_told(tmp_path):
+    source = "{% for m in messages %}{{ m.content + ' ' }}{% endfor %}"
+    found = Tokenizer(make_folder(tmp_path, template=source))
+    assert examples(tmp_path, found, [CHAT, {"text": "a"}]).told.endless == 1
+    source = "{% for m in messages %}{{ ' <|end|> ' if not loop.first else '' }}{{ m.content + ' ' }}{% endfor %}"
+    found = Tokenizer(make_folder(tmp_path, template=source))
+    assert examples(tmp_path, found, [{"messages": CHAT["messages"][:3]}]).told.endless == 0
 
 
 def test_completion_and_text(tmp_path, tokenizer):
@@ -85,6 +124,13 @@ def test_long_examples_are_cut_and_told(tmp_path, tokenizer):
         ('{"text": 3}', "line 2: text is int, expected a text"),
         ('{"messages": []}', "line 2: messages is no list of objects with role and content"),
         ('{"messages": [{"content": "x"}]}', "line 2: messages is no list of objects with role"),
+        ('{"messages": [{"role": "user", "content": 3}]}', "line 2: message 1 of messages has a content that is int"),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
+            "line 2: message 1 of messages has a part of the type image, expected parts of the type text",
+        ),
+        ('{"messages": [{"role": "user", "weight": 2}]}', "line 2: message 1 of messages has the weight 2, expected 0"),
+        ('{"messages": [{"role": "assistant", "tool_calls": [3]}]}', "line 2: message 1 of messages has tool_calls"),
     ],
 )
 def test_wrong_lines_are_named(tmp_path, tokenizer, line, message):
@@ -105,9 +151,9 @@ def test_file_without_examples(tmp_path, tokenizer):
     ("messages", "message"),
     [
         ([{"role": "user", "content": "a"}], "line 1 has no message of the role assistant"),
-        ([{"role": "assistant"}], "line 1 has an answer whose content is NoneType, expected a text"),
-        ([{"role": "assistant", "content": ""}], "line 1 has an answer whose content is empty, expected a text"),
-        ([{"role": "assistant", "content": [{"text": "a"}]}], "line 1 has an answer whose content is list, expected"),
+        ([{"role": "assistant"}], "line 1 has answers alone that say nothing, or whose weight is 0"),
+        ([{"role": "assistant", "content": " "}], "line 1 has answers alone that say nothing, or whose weight is 0"),
+        ([{**CHAT["messages"][1], "weight": 0}], "line 1 has answers alone that say nothing, or whose weight is 0"),
         (
             [{"role": "user", "content": "a " * 80}, CHAT["messages"][1]],
             "line 1 has no answer .* the limit of 64 tokens",
@@ -133,14 +179,104 @@ def template(source):
     return ChatTemplate(source, {"eos_token": "</s>"}, "tokenizer_config.json")
 
 
-def test_template_that_drops_earlier_thoughts(tokenizer):
-    """Templates such as Qwen3's write the last answer otherwise than those before."""
-    source = (
-        "{% for m in messages %}<{{ m.role }}>{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}"
-        "{{ m.content }}{{ eos_token }}{% endfor %}"
-    )
-    text, places = template(source).render_with_answers(CHAT["messages"])
-    assert [text[first:last] for first, last in places] == [" a tree . ", "hello you"]
+QWEN3 = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>assistant\n' }}{% if loop.last %}"
+    "{{ '<think>\n' + (m.reasoning_content or '') + '\n</think>\n\n' }}{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ '<tool_call>' }}{{ c.function | tojson }}{{ '</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% else %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+USER, THOUGHT = CHAT["messages"][0], {"role": "assistant", "content": "a", "reasoning_content": "so"}
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}], "content": ""}
+
+
+def parts(source, messages):
+    text, _, answers = template(source).render_with_parts(messages)
+    return {index: text[first:last] for index, first, last in answers}
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "expected"),
+    [
+        # Llama 2: blanks around the answer; no prompt for an answer.
+        (
+            "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}{% else %}"
+            "{{ ' ' + m.content + ' ' + eos_token }}{% endif %}{% endfor %}",
+            [USER, {"role": "assistant", "content": "a"}] * 2,
+            {1: " a </s>", 3: " a </s>"},
+        ),
+        # Phi-3: the text ends behind the loop, where else the prompt stands.
+        (
+            "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}"
+            "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}",
+            [USER, {"role": "assistant", "content": "a"}],
+            {1: "a<|end|>\n</s>"},
+        ),
+        # Zephyr: the prompt stands in the loop.
+        (
+            "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}"
+            "{% if loop.last and add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}{% endfor %}",
+            [USER, {"role": "assistant", "content": "a"}],
+            {1: "\na</s>\n"},
+        ),
+        # DeepSeek: what ends the results of tools is written for the answer, and stands in the prompt, too.
+        (
+            "{% set ns = namespace(tool=false) %}{% for m in messages %}{% if m.role == 'tool' %}"
+            "{% set ns.tool = true %}{{ '<out>' + m.content }}{% elif m.role == 'user' %}"
+            "{{ '<user>' + m.content }}{% else %}{% if ns.tool %}"
+            "{{ '</out>' }}{% set ns.tool = false %}{% else %}{{ '<answer>' }}{% endif %}{{ m.content + eos_token }}"
+            "{% endif %}{% endfor %}{% if ns.tool %}{{ '</out>' }}{% elif add_generation_prompt %}{{ '<answer>' }}"
+            "{% endif %}",
+            [USER, {"role": "assistant", "content": "a"}, {"role": "tool", "content": "r"}, CHAT["messages"][3]],
+            {1: "a</s>", 3: "hello you</s>"},
+        ),
+        # Qwen3: thoughts of the last answer alone; calls of tools.
+        (
+            QWEN3,
+            [USER, THOUGHT, USER, THOUGHT],
+            {1: "a<|im_end|>\n", 3: "<think>\nso\n</think>\n\na<|im_end|>\n"},
+        ),
+        (
+            QWEN3,
+            [USER, CALL],
+            {
+                1: "<think>\n\n</think>\n\n"
+                '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call><|im_end|>\n'
+            },
+        ),
+        # What is marked is learned, and nothing else; here by a macro, in a loop that skips.
+        (
+            "{% macro say(t) %}{% for c in [t] %}{{ c }}{% endfor %}{% endmacro %}{% for m in messages %}"
+            "{% if m.role == 'user' %}{{ m.content }}{% continue %}{% endif %}<a>{% set t = say(m.content) %}"
+            "{% generation %}{{ t + '!' }}{% endgeneration %}</s>{% endfor %}",
+            [USER, {"role": "assistant", "content": "a"}],
+            {1: "a!"},
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_template_writes_for_answers(source, messages, expected):
+    assert parts(source, messages) == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ({"role": "assistant", "content": "a", "thinking": "so"}, "it does not write thinking of message 2, which has "
+         "content, thinking; it names content, reasoning_content, tool_calls"),
+        ({**CALL, "tool_calls": None, "function_call": {"name": "f"}}, "it does not write function_call of message 2"),
+    ],
+)  # fmt: skip
+def test_what_a_template_does_not_write(message, error):
+    with pytest.raises(ValueError, match=f"config.json fails: {error}"):
+        parts(QWEN3, [USER, message])
+
+
+def test_template_without_a_loop(tmp_path):
+    found = Tokenizer(make_folder(tmp_path, template="{{ messages[0].content + ' ' + messages[1].content }}"))
+    chat = {"messages": CHAT["messages"][:2]}
+    with pytest.raises(ValueError, match="line 1: the chat template writes messages in no loop over them, so that"):
+        examples(tmp_path, found, [chat])
+    assert examples(tmp_path, found, [chat], train_on="all")[0].trained[1:].all()
 
 
 def test_template_with_generation_blocks_and_loop_controls():
@@ -220,40 +356,34 @@ def test_template_in_a_forked_process():
 
 
 @pytest.mark.parametrize(
-    ("written", "places"),
+    ("written", "texts"),
     [
         ("{{ m.content }}", [" one ", "user", "?", "\n<think>so</think>\ntwo\n", "\U0001f600 <"]),
         ("{{ m.content | trim }}", ["one", "user", "?", "<think>so</think>\ntwo", "\U0001f600 <"]),
-        ("{{ m.content.strip('\n') }}", [" one ", "user", "?", "<think>so</think>\ntwo", "\U0001f600 <"]),
-        ("{{ m.content.split('</think>')[-1] }}", [" one ", "user", "?", "two\n", "\U0001f600 <"]),
+        ("{{ m.content.split('</think>')[-1] }}", [" one ", "user", "?", "\ntwo\n", "\U0001f600 <"]),
         ("{{ m.content | upper }}", [" ONE ", "USER", "?", "\n<THINK>SO</THINK>\nTWO\n", "\U0001f600 <"]),
-        ("{{ m.content | trim | tojson }}", ["one", "user", "?", "<think>so</think>\\ntwo", "\U0001f600 <"]),
+        ("{{ m.content | urlencode }}", ["%20one%20", "user", "%3F", "%0A%3Cthink%3Eso%3C/think%3E%0Atwo%0A",
+                                         "%F0%9F%98%80%20%3C"]),
     ],
-)
-def test_answers_are_found(written, places):
-    """Whatever they hold, be it what the template itself writes or looks for."""
+)  # fmt: skip
+def test_answers_are_found(written, texts):
+    """Whatever they hold, be it what the template itself writes or looks for, and characters of no script."""
     answers = [" one ", "user", "?", "\n<think>so</think>\ntwo\n", "\U0001f600 <"]
-    messages = [{"role": role, "content": each} for each in answers for role in ("user", "assistant")]
+    asked = [{"role": "user", "content": chr(0x10FFFD - number)} for number in range(5)]
+    messages = [each for pair in zip(asked, answers, strict=True)
+                for each in (pair[0], {"role": "assistant", "content": pair[1]})]  # fmt: skip
     source = (
-        "{% for m in messages %}<{% if m.role == 'user' %}user{% else %}a{% endif %}>" + written + "</s>{% endfor %}"
+        "{% for m in messages %}<{% if m.role == 'user' %}user>{{ m.content }}{% else %}a>" + written + "{% endif %}"
+        "</s>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
     )
-    text, found = template(source).render_with_answers(messages)
-    assert [text[first:last] for first, last in found] == places
-    assert all(text[:first].rpartition("<")[2].startswith(("a>", "/think>")) for first, _ in found)
-
-
-def test_text_that_changes_with_answers():
-    source = "{% for m in messages %}{{ m.content }}{{ m.content | urlencode }}{% endfor %}"
-    with pytest.raises(ValueError, match="it writes other text around other answers, so that these are not found"):
-        template(source).render_with_answers(CHAT["messages"])
-    assert template(source).render(CHAT["messages"]).startswith("what is red ?what%20is")
+    assert parts(source, messages) == {2 * at + 1: f"{each}</s>" for at, each in enumerate(texts)}
 
 
 def test_chats_are_rendered_once(tmp_path, tokenizer, monkeypatch):
     """However often they are used, but in an edited file, or where too many tokens would be kept."""
     asked = []
-    ask = ChatTemplate.render_with_answers
-    monkeypatch.setattr(ChatTemplate, "render_with_answers", lambda *given: asked.append(1) or ask(*given))
+    ask = ChatTemplate.render_with_parts
+    monkeypatch.setattr(ChatTemplate, "render_with_parts", lambda *given: asked.append(1) or ask(*given))
     found = examples(tmp_path, tokenizer, [CHAT, CHAT])
     first = found[1]
     assert len(asked) == 2

@@ -5,7 +5,7 @@ import onnx
 import onnxruntime
 import pytest
 from language_models import WORDS, make_folder, make_model
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.onnxruntime import InferenceSession
 from opgrad.tune.language import read
@@ -32,6 +32,58 @@ def test_graph_without_caches(tmp_path, cached):
         feeds |= {f"past_key_values.{n}.{what}": nothing for n in range(2) for what in ("key", "value")}
     whole = run(onnx.load(folder / "model.onnx"), **feeds)
     np.testing.assert_allclose(run(base.model, input_ids=tokens), whole, rtol=1e-5, atol=1e-5)
+
+
+def with_past(model, order=(0, 1, 2), size="kv_cache_dim", kind=TensorProto.FLOAT):
+    """Let keys and values stand behind caches, whose axes have this order, and add rows of a table by the place."""
+    graph, nodes = model.graph, []
+    axes = [("batch_size", "past_sequence_length", size)[axis] for axis in order]
+    for node in graph.node:
+        for place in (1, 2) if node.op_type == "Attention" else ():
+            name, new = f"past_key_values.{len(nodes)}", node.input[place]
+            graph.input.append(helper.make_tensor_value_info(name, kind, axes))
+            turned = helper.make_node("Transpose", [name], [f"{name}.turned"], perm=np.argsort(order).tolist())
+            cast = helper.make_node("Cast", [f"{name}.turned"], [f"{name}.cast"], to=TensorProto.FLOAT)
+            node.input[place] = f"{name}.all"
+            nodes += [turned, cast, helper.make_node("Concat", [f"{name}.cast", new], [f"{name}.all"], axis=1)]
+        nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
+        if len(nodes) == 1:
+            graph.input.append(helper.make_tensor_value_info("cache_position", TensorProto.INT64, ["sequence_length"]))
+            table = np.random.default_rng(1).standard_normal((16, 32)).astype(np.float32)
+            graph.initializer.append(numpy_helper.from_array(table, "places"))
+            own, first = node.output[0], "/model/places"
+            nodes.append(helper.make_node("Gather", ["places", "cache_position"], [first], first))
+            nodes.append(helper.make_node("Add", [own, first], ["embedded"], f"{first}/Add"))
+    for node in nodes[3:]:
+        node.input[:] = ["embedded" if each == own else each for each in node.input]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return model
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2)])
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16])
+def test_axis_of_the_past_follows_from_the_graph(tmp_path, order, kind):
+    """Other axes may have names, too; places of tokens, which are no cache, count in each row."""
+    model = with_past(make_model(SIZE, shared=2), order, kind=kind)
+    onnx.save(model, tmp_path / "model.onnx")
+    base = read(tmp_path / "model.onnx")
+    tokens = np.random.default_rng(0).integers(0, SIZE, (2, 7))
+    nothing = np.zeros([(2, 0, 32)[axis] for axis in order], np.float32 if kind == TensorProto.FLOAT else np.float16)
+    feeds = {each.name: nothing for each in model.graph.input if each.name.startswith("past")}
+    whole = run(model, input_ids=tokens, cache_position=np.arange(7), **feeds)
+    np.testing.assert_allclose(run(base.model, input_ids=tokens), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_caches_that_are_not_understood(tmp_path):
+    model = with_past(make_model(SIZE, shared=2))
+    for node in model.graph.node:
+        if node.op_type == "Concat":
+            node.op_type = "Max"
+            del node.attribute[:]
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(NotImplementedError, match=r"the cache 'past_key_values.7', whose axes \[1, 2\] have unknown"):
+        read(tmp_path / "model.onnx")
 
 
 def test_roles_and_layers(tmp_path):

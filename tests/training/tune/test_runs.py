@@ -315,13 +315,22 @@ def test_command_tells_of_products_that_saturate(tmp_path, model, data, monkeypa
     assert "note: products of" in text
 
 
+def test_examples_are_shown(tmp_path, model, data):
+    code, text = command(model, "--data", data, "--show", 2, "--output", tmp_path / "tuned")
+    assert code == 0, text
+    shown = " ".join(text.replace("│", " ").split())
+    assert "<|user|> what is red <unk> <|end|> <|assistant|>«the tree is red . <|end|>»" in shown
+    assert ("line 2" in text, "line 3" in text, (tmp_path / "tuned").exists()) == (True, False, False)
+    assert "12 examples with" in text
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "nothing to do, expected --data to train, or --prompt or --merge"),
         (["--prompt", "x", "--data", "DATA"], "--prompt and --merge use what is there, expected no --data"),
         (["--memory", "much", "--prompt", "x"], "--memory is 'much', expected a size such as 4GB"),
-        (["--data", "DATA", "--train-on", "none"], "--train-on is 'none', expected one of completions, all"),
+        (["--data", "DATA", "--train-on", "none"], "--train-on is 'none', expected one of assistant, last, all"),
         (["--data", "DATA", "--validation", "99"], "validation is 99, expected fewer than the 12 rows"),
     ],
 )

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 from rich.console import Console
+from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from opgrad.base.arguments import ArgumentError
 from opgrad.base.terminal import console, existing
@@ -57,8 +59,11 @@ class Texts:
     )
     output: Path | None = opt("Folder for the results; default: tuned/NAME.", file_okay=False)
     train_on: str = opt(
-        "What is learned: completions, with answers in chats, or all.", default="completions", metavar="KIND"
+        "What is learned: answers and completions (assistant), of a chat the last answer alone (last), or all.",
+        default="assistant",
+        metavar="KIND",
     )
+    show: int = opt("Show so many examples, with what is learned of them marked, and do not train.", default=0, min=0)
     sample: list[str] | None = opt("A prompt that is written on after every epoch; default: none.", metavar="PROMPT")
     resume: bool = opt("Go on from last.checkpoint in the output.", "--resume", default=False)
 
@@ -109,13 +114,16 @@ def tune(
     processes, output = distributed.begin(), texts.output or _output(model)
     screen = console(not processes.is_first)
     with processes.failing_together():
-        trains = texts.data is not None and processes.is_first
+        trains = texts.data is not None and not texts.show and processes.is_first
         with results_folder(output) if trains else nullcontext():
             tuner = Tuner(
                 model, lora=what.lora, train=what.train or (), adapter=what.adapter,
                 memory=size_in_bytes(what.memory), max_length=what.max_length, weight_decay=what.weight_decay,
                 seed=settings.seed or 0, pack=what.pack,
             )  # fmt: skip
+            if texts.data is not None and texts.show:
+                _show(tuner, texts, screen)
+                return
             if texts.data is not None:
                 going_on = given(what, replace(texts, resume=True, output=output))
                 command = shlex.join(["opgrad", "tune", str(model), *words(going_on)])
@@ -177,6 +185,24 @@ def _train(
     except Interrupted as interruption:
         raise RuntimeError(f"{interruption}; to go on: {command}") from None
     _print(screen, run)
+
+
+def _show(tuner: "Tuner", texts: Texts, screen: Console) -> None:
+    """Print the first examples: what is learned in green, and in «brackets» where there are no colours."""
+    from opgrad.tune.fitting import notes
+
+    assert texts.data is not None
+    model = tuner.adapted
+    examples = model.examples(texts.data, texts.train_on)
+    for number in range(min(texts.show, len(examples))):
+        text = Text(style="dim")
+        for part, is_learned in examples[number].spans():
+            written = model.tokenizer.decode(part, special=True)
+            bare = written if screen.color_system else f"«{written}»"
+            text.append(bare if is_learned else written, "not dim green" if is_learned else "")
+        screen.print(Panel(text, title=f"line {examples.line(number)}", title_align="left"))
+    for line in notes(examples.told, model.max_length):
+        screen.print(line)
 
 
 def _print(screen: Console, run: "Tuned") -> None:

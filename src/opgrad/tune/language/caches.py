@@ -1,17 +1,19 @@
 """Takes caches, masks and positions out of a language model: whole sequences are given, padded on the right."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of, keep
-from opgrad.onnx.graph.nodes import needed, read_by
+from opgrad.onnx.graph.nodes import attributes_of, needed, read_by
 
 # The places of caches among the inputs of operators of attention; their results behind the first are caches, too.
 PAST = {"GroupQueryAttention": (3, 4), "MultiHeadAttention": (6, 7), "Attention": (4,)}
+COPIES = ("Cast", "Identity")
+WRITES = ("ScatterND", "ScatterElements", "TensorScatter", "IndexPut")  # into a cache of a fixed length
 SCOPE = "without_caches/"
 POSITIONS = f"{SCOPE}positions"  # the value with the place of each token in its row
 
@@ -30,9 +32,9 @@ def without_caches(source: onnx.ModelProto, tokens: str, logits: str, what: str)
     read = read_by(graph.node)
     held = {each.name for each in graph.initializer}
     others = [each for each in graph.input if each.name in read and each.name != tokens and each.name not in held]
-    writer = _CacheWriter(tokens)
+    writer = _CacheWriter(model, tokens, what)
     for each in others:
-        writer.replace(each, what)
+        writer.replace(each)
     keep(graph.input, [each for each in graph.input if each.name == tokens])
     graph.initializer.extend(writer.constants)
     keep(graph.node, [*writer.nodes, *graph.node])
@@ -44,6 +46,8 @@ def _drop_past(graph: onnx.GraphProto, tokens: str) -> None:
     """Leave out the inputs and results of attention's nodes that are caches."""
     given = {each.name for each in graph.input} - {tokens}
     for node in graph.node:
+        if node.op_type in COPIES and node.input[0] in given:
+            given.add(node.output[0])
         places = PAST.get(node.op_type, ()) if domain_of(node) == MICROSOFT else ()
         if node.op_type == "Attention" and not domain_of(node):
             places = (4, 5)
@@ -57,25 +61,28 @@ def _drop_past(graph: onnx.GraphProto, tokens: str) -> None:
 
 
 class _CacheWriter:
-    """Nodes that compute what were inputs. tokens: the input of whose shape they are."""
+    """Nodes that compute what were inputs. tokens: the input of whose shape they are. what: names the model."""
 
-    def __init__(self, tokens: str):
-        self._tokens = tokens
+    def __init__(self, model: onnx.ModelProto, tokens: str, what: str):
+        self._graph, self._tokens, self._what = Graph(copied(model)), tokens, what
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
         self._made: dict[str, str] = {}
 
-    def replace(self, value: onnx.ValueInfoProto, what: str) -> None:
+    def replace(self, value: onnx.ValueInfoProto) -> None:
         """Compute an input of the graph."""
         kind, name = value.type.tensor_type, value.name
-        makers: Mapping[str, Callable[[], str]] = {"mask": self._ones, "position": self._positions}
-        maker = next((make for part, make in makers.items() if part in name), None)
-        if maker is not None and len(kind.shape.dim) == 2:
-            self._node("Cast", [maker()], name, to=kind.elem_type)
+        rank = len(kind.shape.dim)
+        if "mask" in name and rank == 2:
+            self._node("Cast", [self._ones()], name, to=kind.elem_type)
+        elif "position" in name and rank in (1, 2):
+            self._node("Cast", [self._positions() if rank == 2 else self._row()], name, to=kind.elem_type)
         elif "past" in name or "cache" in name:
             self._empty(value)
         else:
-            raise NotImplementedError(f"{what} has the input {name!r}, expected tokens, masks, positions and caches")
+            raise NotImplementedError(
+                f"{self._what} has the input {name!r}, expected tokens, masks, positions and caches"
+            )
 
     def _node(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
         self.nodes.append(helper.make_node(op, inputs, [output], f"{SCOPE}{output}/{op}", **attributes))
@@ -105,13 +112,91 @@ class _CacheWriter:
             self._made["positions"] = self._node("CumSum", [self._ones(), axis], POSITIONS, exclusive=1)
         return self._made["positions"]
 
+    def _row(self) -> str:
+        """The places of the tokens of a row, [length]."""
+        if "row" not in self._made:
+            first = self._constant(np.array(0, np.int64), f"{SCOPE}first")
+            self._made["row"] = self._node("Gather", [self._positions(), first], f"{SCOPE}row", axis=0)
+        return self._made["row"]
+
     def _empty(self, value: onnx.ValueInfoProto) -> None:
-        """An empty cache: its axis with an unknown size has none, but for the first, that of the batch."""
-        kind = value.type.tensor_type
-        sizes = [dim.dim_value if dim.HasField("dim_value") else 0 for dim in kind.shape.dim]
-        rest = self._constant(np.array(sizes[1:], np.int64), f"{SCOPE}{value.name}/sizes")
-        zero = self._constant(np.array([0], np.int64), f"{SCOPE}zero")
-        rows = self._node("Gather", [self._shape(), zero], f"{SCOPE}{value.name}/rows", axis=0)
-        shape = self._node("Concat", [rows, rest], f"{SCOPE}{value.name}/shape", axis=0)
+        """A cache of which the axis of the past has no elements, or a state of zeros, which has no such axis.
+
+        The graph tells the axis: new keys and values are put behind it, or its length is asked for; it tells the
+        others as far as the input does not.
+        """
+        kind, axes = value.type.tensor_type, value.type.tensor_type.shape.dim
+        sizes: list[int | None] = [each.dim_value if each.HasField("dim_value") else None for each in axes]
+        rows = next((axis for axis, each in enumerate(axes) if each.dim_param and each.dim_param == self._rows), None)
+        rows = 0 if rows is None and sizes[:1] == [None] else rows
+        found = _Past(self._graph, value.name, sizes)
+        unknown = [axis for axis, size in enumerate(found.sizes) if size is None and axis != rows]
+        if found.axis is None and len(unknown) == 1:
+            found.axis = unknown[0]
+        if found.axis is not None:
+            found.sizes[found.axis], unknown = 0, [axis for axis in unknown if axis != found.axis]
+        if found.written or unknown:
+            why = f"into which {found.written} writes" if found.written else f"whose axes {unknown} have unknown sizes"
+            raise NotImplementedError(f"{self._what} has the cache {value.name!r}, {why}; expected one that grows")
+        shape = [np.array([size or 0], np.int64) for size in found.sizes]
+        parts = [self._constant(each, f"{SCOPE}size_{each[0]}") for each in shape]
+        if rows is not None:
+            zero = self._constant(np.array([0], np.int64), f"{SCOPE}zero")
+            parts[rows] = self._node("Gather", [self._shape(), zero], f"{SCOPE}{value.name}/rows", axis=0)
+        whole = self._constant(np.zeros(0, np.int64), f"{SCOPE}scalar")
+        if parts:
+            whole = self._node("Concat", parts, f"{SCOPE}{value.name}/shape", axis=0)
         nothing = helper.make_tensor("value", kind.elem_type, [1], [0])
-        self._node("ConstantOfShape", [shape], value.name, value=nothing)
+        self._node("ConstantOfShape", [whole], value.name, value=nothing)
+
+    @property
+    def _rows(self) -> str:
+        """The name of the axis of the rows of a batch."""
+        shape = next(each.type.tensor_type.shape for each in self._graph.graph.input if each.name == self._tokens)
+        return str(shape.dim[0].dim_param)
+
+
+class _Past:
+    """What a graph does with a cache.
+
+    axis: that of the past, if the graph tells it. sizes: those of the axes, as far as they are known. written: the
+    operator that writes into it, "" if there is none.
+    """
+
+    def __init__(self, graph: Graph, name: str, sizes: list[int | None]):
+        self._graph, self.sizes = graph, sizes
+        self.axis: int | None = None
+        self.written = ""
+        self._follow(name, list(range(len(sizes))))
+
+    def _follow(self, name: str, order: list[int]) -> None:
+        """Look at the readers of a value whose axes are those of the cache in this order."""
+        for node in self._graph.readers.get(name, []):
+            given, domain = attributes_of(node), domain_of(node)
+            if node.op_type in COPIES:
+                self._follow(node.output[0], order)
+            elif node.op_type == "Transpose":
+                turned = given.get("perm", range(len(order))[::-1])
+                self._follow(node.output[0], [order[axis] for axis in turned])
+            elif node.op_type == "Concat":
+                self.axis = order[given["axis"] % len(order)]
+                for other in set(node.input) - {name}:
+                    for axis, size in zip(order, self._graph.sizes(other) or [None] * len(order), strict=True):
+                        if self.sizes[axis] is None and isinstance(size, int):
+                            self.sizes[axis] = size
+            elif node.op_type == "Shape" and self.axis is None:
+                self._ask(node.output[0], order[given.get("start", 0) : given.get("end")])
+            elif node.op_type in WRITES and node.input[0] == name:
+                self.written = node.op_type
+            elif node.op_type in PAST and self.axis is None:
+                self.axis = order[3 if node.op_type == "Attention" and domain == MICROSOFT else 2]
+
+    def _ask(self, shape: str, order: list[int]) -> None:
+        """Look which length is asked for, if only one of an axis of unknown size behind the first is."""
+        asked = set[int]()
+        for node in self._graph.readers.get(shape, []):
+            index = self._graph.constant(node.input[1]) if node.op_type == "Gather" else None
+            asked |= set() if index is None else {order[int(each)] for each in index.ravel()}
+        asked |= {order[0]} if len(order) == 1 else set()
+        found = {axis for axis in asked if axis and self.sizes[axis] is None}
+        self.axis = found.pop() if len(found) == 1 else self.axis
