@@ -10,11 +10,11 @@ import sys
 import zipfile
 from pathlib import Path
 
-import dist
 import pytest
 from subprocesses import run_python
 from typer.testing import CliRunner
 
+import dist
 from opgrad.cli import packing
 from opgrad.cli.app import app
 from opgrad.cpu.compiler import packs, processors, relocations, sources
