@@ -5,6 +5,7 @@ the float64 reference, its docstring the documentation. The annotations say whic
 array may have, and what an attribute must be; the decorator adds what Python cannot say.
 """
 
+import functools
 import importlib
 import inspect
 import re
@@ -152,12 +153,17 @@ class Operator:
     attributes: Mapping[str, Any]
     parameters: tuple[str, ...]
     results: Mapping[str, Tensor]
-    types: Mapping[str, Any] = field(default_factory=dict)  # the annotations of the attributes
     checks: Mapping[str, Check] = field(default_factory=dict)  # of attributes, and of the keywords of `general`
     support: Support = EVERYWHERE
     general: General | None = None
     finish: Callable[[tuple[Any, ...]], Any] | None = None  # turns the tuple of results into what the function returns
     instead: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # functions that calls are handed to
+
+    @functools.cached_property
+    def types(self) -> dict[str, Any]:
+        """The annotations of the attributes, without what `Annotated` adds."""
+        hints = typing.get_type_hints(self.reference)
+        return {name: hints[name] for name in self.attributes if name in hints}
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -250,8 +256,7 @@ def _formula(function: Callable[..., Any]) -> str:
 
 def _interface(function: Callable[..., Any], general: tuple[str, ...]) -> dict[str, Any]:
     """The fields of an `Operator` that follow from its function. general: the keywords that plain calls lack."""
-    hints, signature = typing.get_type_hints(function, include_extras=True), inspect.signature(function)
-    types = typing.get_type_hints(function)
+    hints, signature = function.__annotations__, inspect.signature(function)
     plain = [p for name, p in signature.parameters.items() if name not in general]
     inputs = {p.name: found for p in plain if (found := _tensor(hints[p.name])) is not None}
     rest = [p for p in plain if p.name not in inputs and p.name != "out"]
@@ -263,7 +268,6 @@ def _interface(function: Callable[..., Any], general: tuple[str, ...]) -> dict[s
         "inputs": inputs,
         "optional": frozenset(name for name in inputs if signature.parameters[name].default is None),
         "attributes": {p.name: p.default for p in rest},
-        "types": {p.name: types[p.name] for p in rest},
         "checks": {name: check for name, check in checked.items() if check is not None},
         "parameters": tuple(p.name for p in plain),
     }

@@ -226,7 +226,7 @@ def _operator(
     finish: Callable[[tuple[Any, ...]], Any] | None = None,
 ) -> Operator:
     attributes = {"axis": -1, **SCALARS, "dropout": None, "post_ops": (), **attributes}
-    declared: dict[str, Any] = {"onnx": (), "optional": frozenset(), "types": {}, "general": None, "instead": {}}
+    declared: dict[str, Any] = {"onnx": (), "optional": frozenset(), "general": None, "instead": {}}
     return dataclasses.replace(
         op, kind="blocks", in_place=in_place, inputs=inputs, attributes=attributes, results=results, finish=finish,
         **declared,
