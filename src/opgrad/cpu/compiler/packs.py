@@ -165,9 +165,11 @@ class PackedObjects(ObjectCache):
 
     def lacking(self, kernel: str) -> LackingError:
         """The exception for a kernel that the pack lacks."""
-        program = shlex.join(sys.argv) if sys.argv and os.path.isfile(sys.argv[0]) else "PROGRAM.py"
-        command = f"opgrad compile --for {self.name} --run {shlex.quote(program)} -o {shlex.quote(self.pack.path)}"
-        advice = f"{COMPILER} compiles it here; or, where Numba is installed, `{command}` adds those of the program"
+        advice = f"{COMPILER} compiles it here"
+        if self.pack.path != CARRIED:
+            program = shlex.join(sys.argv) if sys.argv and os.path.isfile(sys.argv[0]) else "PROGRAM.py"
+            command = f"opgrad compile --for {self.name} --run {shlex.quote(program)} -o {shlex.quote(self.pack.path)}"
+            advice += f"; or, where Numba is installed, `{command}` adds those of the program"
         return LackingError(f"{self.pack.path} has no kernel {kernel} for {self.name}; {advice}")
 
 
