@@ -29,11 +29,10 @@ from opgrad.cpu.kernels.fused.operands import (
 )
 from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.fold import BLOCK
-from opgrad.cpu.kernels.loops.transpose import tile_size
 from opgrad.cpu.kernels.softmax.split import STATS
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.fused import formulas
-from opgrad.cpu.programs.layout import Limits, keeps_column, layout_of, spare_columns, units_of
+from opgrad.cpu.programs.layout import Limits, gradient_limits, keeps_column, layout_of, spare_columns, units_of
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.program import Program, Step, shared_out
 from opgrad.cpu.runtime.workspace import Scratch
@@ -92,7 +91,7 @@ class _FusedSteps(ProgramSteps):
         self.own, self.result = (("dy", "y"), "dx") if self.is_gradient else (("x",), "y")
         dtypes = {problem.specs[name].dtype.name for name in (*self.own, self.result)}
         super().__init__(problem, "float64" if "float64" in dtypes else "float32")
-        limits = Limits() if self.is_gradient else Limits(self.lanes)
+        limits = gradient_limits(problem) if self.is_gradient else Limits(self.lanes)
         self.layout = layout_of(problem, ("split",), limits)
         self.order = problem.orders[self.own[0]]
         self.formulas = formulas.of_call(problem)  # in groups, as forms have them
@@ -210,6 +209,7 @@ class _FusedSteps(ProgramSteps):
         numbers = (tuple(one for each in group for one in (each.alpha, each.beta)) or 0 for group in self.formulas)
         drops, specs = formulas.drops(self.problem), self.problem.specs
         form: Form | GradientForm
+        wanted: list[Place] = []
         if self.is_gradient:
             names = [gradient_name(each.operands[-1]) if each.operands else "" for each in self.formulas[2]]
             wanted = [place for name in names if (place := self.written(name))]
@@ -218,7 +218,9 @@ class _FusedSteps(ProgramSteps):
         else:
             results = tuple(name for name in ("stats", "saved", "mask") if name in specs)
             form = Form(self.operator, self.layout, *groups, drops, results, formulas.is_exact(self.problem))
-        self.add_kernels(form, sources=tuple(given), numbers=tuple(numbers))
+        packed = [(self.problem.outer, self.problem.n)], 1
+        is_packed = all((each.outer, each.along_vector) == packed for each in (*places.values(), *wanted))
+        self.add_kernels(form, is_packed, sources=tuple(given), numbers=tuple(numbers))
         for each in self.after:
             self.copy(*each)
         return self.program(f"fused, {self.layout}, {self.workspace.precision}")
@@ -228,7 +230,8 @@ class _FusedSteps(ProgramSteps):
         along = tuple(places[name].along_vector == 1 for name in applied.operands)
         return Formula(applied.name, (ALONG,) if applied.name == "dropout" else along)
 
-    def add_kernels(self, form: Form | GradientForm, **arguments: Any) -> None:
+    def add_kernels(self, form: Form | GradientForm, is_packed: bool, **arguments: Any) -> None:
+        """Add the kernels' steps. is_packed: whether the rows of all arrays but the results lie without gaps."""
         problem, kernels = self.problem, kernels_of(form)
         keeps = self.layout != "columns" or keeps_column(problem.n, self.lanes)
         stream = partition.streams(problem.bytes) and keeps
@@ -237,10 +240,14 @@ class _FusedSteps(ProgramSteps):
         memory = self.memory(form.drops, stream)
         arguments |= {"n": problem.n, "stream": stream, "memory": memory, "dropout": self.dropout(form.drops)}
         arguments["inf_as_zero"] = problem.attributes.get("inf_as_zero", 0)
-        arguments[self.result] = self.result_of(self.result)
+        results = [self.result_of(self.result)]
+        arguments[self.result] = results[0]
         if not self.is_gradient:
             kind = ColumnResults if self.layout == "columns" else RowResults
-            arguments["results"] = kind(*(self.result_of(name) for name in ("saved", "mask", "stats")))
+            results += [self.result_of(name) for name in ("saved", "mask")]
+            arguments["results"] = kind(*results[1:], self.result_of("stats"))
+        if self.layout == "transposed":
+            arguments["packed"] = is_packed and all(each is None or each.step == problem.n for each in results)
         if self.layout == "split":
             self.steps += split_steps(self, kernels, units, arguments)
         else:
@@ -250,8 +257,9 @@ class _FusedSteps(ProgramSteps):
         """Private memory. A row or strip takes it twice, for one that waits; strips that are written at once, once."""
         private, n, width = self.workspace.private, self.problem.n, self.lanes
         size = {"rows": n + width, "split": BLOCK}.get(self.layout, (n + 1) * width)
-        e = private(size)
-        second = tile_size(n, width) if self.layout == "transposed" else size
+        second = (n + width) * width if self.layout == "transposed" else size
+        arrays = 2 if self.layout == "transposed" and self.is_gradient else 1  # the gradient of softmax, and y
+        e, second = private(arrays * size), arrays * second
         is_one = self.layout == "split" or (self.layout == "columns" and not stream)
         done, kept = e if is_one else private(second), private(size if drops else 0)
         return Memory(e, done, kept, private(combine.size(4) if self.layout == "rows" else 0))
