@@ -68,7 +68,7 @@ ROOMS = {
     ),
     "training/export": (
         "numpy onnx",
-        "base contract onnx/graph onnx/passes onnx/plain onnxruntime training/files training/make training/engine",
+        "base contract onnx/graph onnx/passes onnx/plain onnxruntime training/files training/make",
     ),
     "training": (
         "numpy onnx onnxruntime",
