@@ -80,17 +80,6 @@ def test_nominal_checkpoint_has_names_without_values() -> None:
     assert all(array.shape == (0,) and array.dtype == np.float32 for array in checkpoint.parameters.values())
 
 
-def test_checkpoint_keeps_frozen_parameters_apart(tmp_path: Path) -> None:
-    trainable = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "s": np.float32(7).reshape(())}
-    frozen = {"f": np.zeros((0, 3), np.float16)}
-    write_checkpoint(tmp_path / "checkpoint", trainable, frozen)
-    found = read_checkpoint(tmp_path / "checkpoint")
-    for expected, actual in ((trainable, found.trainable), (frozen, found.frozen)):
-        assert expected.keys() == actual.keys()
-        for name, array in expected.items():
-            np.testing.assert_array_equal(actual[name], array, strict=True)
-
-
 def test_checkpoint_that_names_a_parameter_twice_or_has_another_version(tmp_path: Path) -> None:
     one = {"w": np.ones(2, np.float32)}
     write_checkpoint(tmp_path / "twice", one, one)

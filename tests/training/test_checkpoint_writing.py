@@ -121,19 +121,6 @@ def test_every_dtype_in_every_layout(dtype: np.dtype[Any], external_data: bool, 
         assert found.flags.aligned
 
 
-def test_all_bits_of_floats_are_kept(tmp_path: Path) -> None:
-    bits = np.array([0x7FC00001, 0xFFC12345, 0x7F800001, 0x80000000, 1, 0xFF800000], np.uint32)
-    write_checkpoint(Checkpoint({"w": bits.view(np.float32)}, {}), tmp_path / "checkpoint")
-    np.testing.assert_array_equal(read_checkpoint(tmp_path / "checkpoint").trainable["w"].view(np.uint32), bits)
-
-
-def test_a_nominal_checkpoint_has_no_values(tmp_path: Path) -> None:
-    write_checkpoint(Checkpoint(parameters(0), {}, nominal=True), tmp_path / "checkpoint", external_data=True)
-    found = read_checkpoint(tmp_path / "checkpoint")
-    assert found.nominal
-    assert [(name, array.shape) for name, array in found.trainable.items()] == [(name, (0,)) for name in parameters(0)]
-
-
 def test_values_that_do_not_fit_go_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = sample(rows=1000)
     monkeypatch.setattr(checkpoint_tables, "LARGEST", 10000)
@@ -191,20 +178,6 @@ def test_what_a_checkpoint_cannot_hold(values: Any, error: type[Exception], mess
         write_checkpoint(Checkpoint(**({"trainable": {}, "frozen": {}} | values)), tmp_path / "checkpoint")
     assert str(refusal.value).startswith("write_checkpoint: " + message)
     assert_equal(read_checkpoint(tmp_path / "checkpoint"), sample())
-
-
-def test_numbers_of_numpy_are_properties_too(tmp_path: Path) -> None:
-    properties: Any = {"i": np.int32(3), "f": np.float16(0.5), "b": True, "inf": float("inf"), "d": np.float64(2)}
-    write_checkpoint(Checkpoint({}, {}, properties=properties), tmp_path / "checkpoint")
-    found = read_checkpoint(tmp_path / "checkpoint").properties
-    assert found == {"i": 3, "f": 0.5, "b": 1, "inf": float("inf"), "d": 2.0}
-    assert {name: type(value) for name, value in found.items()} == {
-        "i": int,
-        "f": float,
-        "b": int,
-        "inf": float,
-        "d": float,
-    }
 
 
 def test_places_where_no_file_can_be(tmp_path: Path) -> None:
@@ -315,13 +288,6 @@ def test_each_checkpoint_has_one_file_with_its_values(tmp_path: Path) -> None:
         assert file == (f"checkpoint.{digest[:16]}.data" if seed else "checkpoint.data")
     write_checkpoint(sample(0), path)
     assert os.listdir(tmp_path) == ["checkpoint"]
-
-
-def test_files_that_crashes_left_go_with_the_next_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / f"checkpoint.{'0' * 16}.data").write_text("left")
-    (tmp_path / f"other.{'0' * 16}.data").write_text("another's")
-    write_checkpoint(sample(), tmp_path / "checkpoint")
-    assert sorted(os.listdir(tmp_path)) == ["checkpoint", f"other.{'0' * 16}.data"]
 
 
 # --- several processes ---

@@ -31,15 +31,6 @@ def runners(text: str) -> dict[str, tuple[str, int]]:
     return {each.name: (each.runner, each.count) for each in found}
 
 
-def test_wrong_declared_shapes_are_passed_over() -> None:
-    """As onnxruntime does, which runs the model: the constant is said to be a number."""
-    text = """g (uint8[4, 6] x) => (uint8[8, 3] y) <int64 sizes> {
-        sizes = Constant <value = int64[2] {8, 3}> ()
-        y = Reshape (x, sizes)
-    }"""
-    assert {runner for runner, _ in runners(text).values()} == {NATIVE}
-
-
 def test_the_example_is_told_in_full() -> None:
     found = inspect(EXAMPLES / "digits")
     assert found.runs
@@ -181,18 +172,6 @@ def test_functions_of_the_model_and_graphs_within_nodes_count_as_a_whole() -> No
     )
     model.functions[0].domain = "com.microsoft"
     assert {each.name: each.runner for each in operators(model)} == {"Twice": NATIVE, "If": OPGRAD}
-
-
-def test_an_operator_that_nobody_has_gives_status_1(tmp_path: Path) -> None:
-    write_linear_set(tmp_path)
-    model = onnx.load(tmp_path / "training_model.onnx")
-    model.graph.node[-2].op_type, model.graph.node[-2].domain = "NoSuchOperator", "com.microsoft"
-    onnx.save(model, tmp_path / "training_model.onnx")
-    status, text = run(tmp_path)
-    assert status == 1
-    assert "nobody runs NoSuchOperator" in text
-    assert "in all" in text  # the rest is told nevertheless
-    assert "frozen" in text
 
 
 def test_an_optimizer_that_opgrad_lacks_gives_status_1(tmp_path: Path) -> None:

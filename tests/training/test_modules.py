@@ -137,21 +137,6 @@ def test_the_weight_of_a_quantized_layer_has_its_module(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("dynamo", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_paths_of_modules_outlast_the_quantizer(kind, dynamo, tmp_path):
-    exported(tmp_path / "model.onnx", dynamo)
-    batches = [{"tokens": np.zeros((2, 5), np.int64)}] if kind == "int8" else ()
-    model = prepare(tmp_path / "model.onnx", kind, batches)
-    made = generate_artifacts(model, None, ["layers.1.0.*", "head.weight"], LOSS, artifact_directory=tmp_path)
-    names = Candidates(onnx.load(tmp_path / "model.onnx")).modules
-    renamed = {named: name for name, several in names.items() for named in several}
-    held = {renamed["layers.1.0.weight"], f"{renamed['layers.1.0.weight']}_scale.log", renamed["head.weight"]}
-    assert held | {"layers.1.0.bias"} == {*made.frozen}
-    assert renamed["layers.0.0.weight"] in made.trainable
-
-
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dynamo", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_patterns_choose_what_is_quantized(kind, dynamo, tmp_path):

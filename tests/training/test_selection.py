@@ -283,12 +283,6 @@ def test_names_that_stand_for_nothing(requires_grad, frozen_params, message, tmp
     assert not list(tmp_path.iterdir())
 
 
-def test_names_that_are_none(tmp_path):
-    for given in (3, [3]):
-        with pytest.raises(TypeError, match="requires_grad has 3, expected names"):
-            generate_artifacts(perceptron(), given, loss=CE, artifact_directory=tmp_path)
-
-
 def test_models_without_weights(tmp_path):
     numbers = build("g (int64[n, 3] x) => (float[n, 3] y) { y = Cast<to = 1>(x) }")
     with pytest.raises(ValueError, match="the model has no weights, expected float tensors"):
@@ -364,23 +358,3 @@ def test_gradients_of_normalization_have_what_the_old_package_demands(tmp_path):
     nodes = {node.op_type: node for node in onnx.load(tmp_path / "training_model.onnx").graph.node}
     assert all(nodes["LayerNormalizationGrad"].output[:3])
     assert len(nodes["LayerNormalizationGrad"].output) == 3
-
-
-def test_old_batch_normalizations_can_be_trained(tmp_path):
-    text = """g (float[4, 2, 6, 6] x) => (float[4, 2] y) {
-        n = BatchNormalization(x, scale, bias, mean, var)  p = GlobalAveragePool(n)  y = Flatten(p)
-    }"""
-    weights = {name: np.ones(2, np.float32) for name in ("scale", "bias", "mean", "var")}
-    generate_artifacts(build(text, weights, opset=9), loss=CE, artifact_directory=tmp_path, batch_norm="train")
-    assert modes(tmp_path) == "BatchNormInternal"
-
-
-def test_statistics_of_a_batch_normalization_that_trains_are_parameters(tmp_path):
-    made = generate_artifacts(images(True), ["w1"], None, CE, artifact_directory=tmp_path)
-    assert (made.trainable, made.frozen) == (("w1",), ("mean", "var"))
-    assert modes(tmp_path) == "BatchNormInternal"  # although nothing before it is trained
-
-
-def test_another_word_for_batch_norm(tmp_path):
-    with pytest.raises(ValueError, match="batch_norm is 'eval', expected 'model', 'train' or 'freeze'"):
-        generate_artifacts(images(), loss=CE, artifact_directory=tmp_path, batch_norm="eval")
