@@ -117,7 +117,7 @@ def test_training_has_one_copy_of_what_it_does_not_train(way: str, tmp_path: Pat
         trainer = Trainer(ArtifactSet.load(tmp_path / "set"), 0.1)
         trainer.step(BATCH)
         trainer.evaluate(Dataset(BATCH))
-    held = trainer._graph.bound._fixed
+    held = trainer._graph._fixed
     kept = {**trainer.artifacts.constants, **trainer.artifacts.frozen}
     assert sorted(kept) == NAMES[:-1]
     for name, array in kept.items():
