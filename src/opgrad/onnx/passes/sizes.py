@@ -60,14 +60,8 @@ def _shape(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
     return None if sizes is None else sizes[given.get("start", 0) : given.get("end", len(sizes))]
 
 
-@rule("Size")
-def _size(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    return _product(terms_of(shapes.graph, node.input[0]))
-
-
-@rule("ReduceProd")
-def _reduce_prod(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    return _product(shapes(node.input[0]))
+rule("Size")(lambda shapes, node: _product(terms_of(shapes.graph, node.input[0])))
+rule("ReduceProd")(lambda shapes, node: _product(shapes(node.input[0])))
 
 
 def _product(terms: Terms | None) -> Terms | None:
@@ -161,14 +155,8 @@ def _each(shapes: Shapes, node: onnx.NodeProto, function: Callable[[Term, Term],
     return [None if a is None or b is None else function(a, b) for a, b in pairs]
 
 
-@rule("Mul")
-def _mul(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    return _each(shapes, node, lambda a, b: a * b)
-
-
-@rule("Div")
-def _div(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    return _each(shapes, node, _quotient)
+rule("Mul")(lambda shapes, node: _each(shapes, node, lambda a, b: a * b))
+rule("Div")(lambda shapes, node: _each(shapes, node, _quotient))
 
 
 def _quotient(a: Term, b: Term) -> Term | None:
@@ -183,14 +171,8 @@ def _quotient(a: Term, b: Term) -> Term | None:
     return Term(a.factor // b.factor, tuple(rest)) if whole else None
 
 
-@rule("Add")
-def _add(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    return _each(shapes, node, lambda a, b: _sum(a, b, 1))
-
-
-@rule("Sub")
-def _sub(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    return _each(shapes, node, lambda a, b: _sum(a, b, -1))
+rule("Add")(lambda shapes, node: _each(shapes, node, lambda a, b: _sum(a, b, 1)))
+rule("Sub")(lambda shapes, node: _each(shapes, node, lambda a, b: _sum(a, b, -1)))
 
 
 def _sum(a: Term, b: Term, sign: int) -> Term | None:
@@ -200,9 +182,7 @@ def _sum(a: Term, b: Term, sign: int) -> Term | None:
     return a if b == Term(0) else b if a == Term(0) and sign > 0 else None
 
 
-@rule("Equal")
-def _equal(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    return _each(shapes, node, _same_size)
+rule("Equal")(lambda shapes, node: _each(shapes, node, _same_size))
 
 
 def _same_size(a: Term, b: Term) -> Term | None:
