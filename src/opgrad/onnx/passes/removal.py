@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.nodes import attributes_of, registering
+from opgrad.onnx.graph.nodes import attributes_of, leave_out_results, needed, read_by, registering
 from opgrad.onnx.graph.sizes import Term, Terms
 from opgrad.onnx.passes.single_nodes import at_each
 from opgrad.onnx.passes.sizes import Shapes, slice_limits, terms_of
@@ -209,3 +209,27 @@ def _reshapes(graph: Graph, first: onnx.NodeProto, node: onnx.NodeProto) -> bool
 
 
 PAIRS = {"Cast": _casts, "Transpose": _transposes, "Reshape": _reshapes}
+
+
+# --- dead code -----------------------------------------------------------------------------------------------------
+
+
+def remove_dead(graph: Graph) -> bool:
+    """Remove the nodes that no output and no kept value depends on."""
+    nodes = list(graph.nodes())
+    kept = needed(nodes, graph.kept)
+    read, places = read_by(kept).union(graph.kept), {id(node) for node in kept}
+    dead = [node for node in nodes if id(node) not in places]
+    for node in dead:
+        graph.substitute(node, [])
+    trimmed = [leave_out_results(node, read) for node in kept]
+    return _remove_initializers(graph, read) or bool(dead) or any(trimmed)
+
+
+def _remove_initializers(graph: Graph, read: set[str]) -> bool:
+    tensors, changed = graph.graph.initializer, False
+    for index in reversed(range(len(tensors))):
+        if tensors[index].name not in read:
+            del graph.initializers[tensors[index].name], tensors[index]
+            changed = True
+    return changed

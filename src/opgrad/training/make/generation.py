@@ -18,8 +18,7 @@ from opgrad.onnx.graph.messages import opset_of
 from opgrad.training.files import checkpoint_files
 from opgrad.training.files.artifact_set import ArtifactSet
 from opgrad.training.files.checkpoint import Checkpoint, write_checkpoint
-from opgrad.training.files.model_files import LARGEST_MODEL, ValuesFile, write_model
-from opgrad.training.files.names import VALUES
+from opgrad.training.files.model_files import LARGEST_MODEL, VALUES, ValuesFile, write_model
 from opgrad.training.files.objective import note_outputs
 from opgrad.training.files.rules import read_rule
 from opgrad.training.files.tensor_values import Held, is_placeholder, nbytes_of, read_apart, without_huge
