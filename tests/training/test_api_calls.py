@@ -106,17 +106,6 @@ def test_batches_of_changing_sizes() -> None:
         assert module(*batch(rows)) == losses[rows]
 
 
-def test_a_returned_loss_stays_as_it_is() -> None:
-    _, module, _ = load()
-    values_in = [OrtValue.ortvalue_from_numpy(each) for each in batch()]
-    kept, kept_value = module(*batch()), module(*values_in)
-    before = float(kept)
-    module(*batch(4, 1))
-    assert kept == before
-    assert kept_value.numpy() == before
-    assert module(*values_in).numpy() == before
-
-
 def test_ort_values_in_and_out() -> None:
     _, module, _ = load()
     x, y = batch()
@@ -209,21 +198,6 @@ def test_export_runs_without_opgrad(outputs: list[str], tmp_path: Path) -> None:
         assert list(feeds) == ["pixels"]
         if outputs[0] == "a1":
             np.testing.assert_allclose(found[0], np.maximum(x @ w1.T + b1, 0), rtol=1e-5, atol=1e-6)
-
-
-def test_export_of_tensors_that_are_not_there(tmp_path: Path) -> None:
-    state, module, _ = load()
-    path = tmp_path / "model.onnx"
-    path.write_bytes(b"old")
-    for outputs, message in (([], "no names"), (["nothing"], "'nothing', expected tensors"), (["pixels"], "'pixels'")):
-        with pytest.raises(ValueError, match=message):
-            module.export_model_for_inferencing(path, outputs)
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
-        module.export_model_for_inferencing(tmp_path / "none" / "model.onnx", ["logits"])
-    with pytest.raises(RuntimeError, match="no eval graph"):
-        Module(DIGITS / "training_model.onnx", state).export_model_for_inferencing(path, ["logits"])
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_examples_of_the_migration_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

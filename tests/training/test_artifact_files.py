@@ -69,12 +69,6 @@ def test_values_outside_are_read_and_written(tmp_path, monkeypatch):
     assert contents(folder) == contents(whole)  # what lay beside the models is gone
 
 
-def test_models_too_large_to_be_given_as_objects(tmp_path, monkeypatch):
-    monkeypatch.setattr(generation, "LARGEST_MODEL", 1000)
-    with pytest.raises(ValueError, match=r"model has .* bytes, expected at most 1000; give its path"):
-        generate_artifacts(wide(), loss=CE, artifact_directory=tmp_path)
-
-
 def test_models_whose_values_are_elsewhere(tmp_path):
     onnx.save(wide(), tmp_path / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
     model = onnx.load(tmp_path / "model.onnx", load_external_data=False)
@@ -98,18 +92,6 @@ def test_a_training_graph_is_no_model(tmp_path):
     generate_artifacts(perceptron(), loss=CE, artifact_directory=tmp_path)
     with pytest.raises(ValueError, match="already: expected a model without gradients, no training graph"):
         generate_artifacts(tmp_path / "training_model.onnx", ["w0"], artifact_directory=tmp_path)
-
-
-def test_nodes_of_one_name_or_none(tmp_path):
-    for name in ("", "same"):
-        model = perceptron()
-        for node in model.graph.node:
-            node.name = name
-        made = generate_artifacts(model, loss=CE, artifact_directory=tmp_path)
-        graph = onnx.load(tmp_path / "training_model.onnx").graph
-        named = [node.name for node in graph.node if node.name]
-        assert len(named) == len(set(named))
-        assert made.trainable == ("w0", "b0", "w1", "b1")
 
 
 @pytest.mark.parametrize("opset", [7, 11, 13, 21])

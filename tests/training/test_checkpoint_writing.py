@@ -259,25 +259,6 @@ def test_an_error_of_the_disk_leaves_no_files_behind(tmp_path: Path, monkeypatch
         assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize("reads", [0, 1])
-def test_a_checkpoint_that_cannot_be_read_for_a_while_is_not_taken_for_none(
-    reads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "checkpoint"
-    write_checkpoint(sample(0), path, external_data=True)
-    decode, calls = checkpoint_tables.decode, count()
-
-    def failing(content: bytes) -> checkpoint_tables.Values:
-        if next(calls) == reads:
-            raise OSError(5, "Input/output error")
-        return decode(content)
-
-    with monkeypatch.context() as patch, suppress(OSError):
-        patch.setattr(checkpoint_tables, "decode", failing)
-        write_checkpoint(sample(1), path, external_data=True)
-    assert_equal(read_checkpoint(path), sample(reads))
-
-
 def test_each_checkpoint_has_one_file_with_its_values(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     for seed in range(4):
@@ -356,12 +337,3 @@ def test_a_link_in_the_place_of_the_values_is_not_followed(kind: str, tmp_path: 
     (tmp_path / "checkpoint.data").symlink_to(CHECKPOINTS / "outside.data")
     with pytest.raises(ValueError, match=r"read_checkpoint: .*checkpoint.data: it is no regular file"):
         read_checkpoint(path)
-
-
-def test_a_link_to_a_checkpoint_is_followed(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "checkpoint").symlink_to("there/real")
-    for seed in range(3):
-        write_checkpoint(sample(seed), tmp_path / "checkpoint", external_data=bool(seed))
-        assert_equal(read_checkpoint(tmp_path / "checkpoint"), sample(seed))
-        assert sorted(os.listdir(tmp_path)) == ["checkpoint", "there"]

@@ -6,14 +6,11 @@ import onnxruntime
 import pytest
 import torch
 from onnx import numpy_helper
-from portable_steps import client
 from small_models import build, normal
 
 from opgrad.cli.inspect.inspection import inspect
-from opgrad.onnx.graph.nodes import model_nodes
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.export import export_step
 
 STEPS, ROWS, WORDS, RATE = 20, 8, 5, 0.2
 WEIGHTS = normal(w=(4, 6), r=(6, 6), gate=(6,), o=(6, 3), bias=(3,))
@@ -101,17 +98,6 @@ def test_twenty_steps_and_an_export(settings, expected, tmp_path):
     np.testing.assert_allclose(
         session.run(None, {"x": x})[0], scores(weights, torch.tensor(x)).detach(), rtol=RTOL, atol=RTOL
     )
-
-
-@pytest.mark.parametrize("inline", [False, True])
-def test_as_a_portable_step(inline, expected, tmp_path):
-    options = {"inline": inline, "models": ["eval", "infer"]}
-    files = export_step(made(tmp_path), tmp_path / "step.onnx", **options).files
-    for model in (onnx.load(path) for path in tmp_path.glob("step*.onnx")):
-        used = {node.domain for node in model_nodes(model)}
-        assert used <= ({""} if inline else {"", "opgrad"})
-    step = client().Step(files["manifest"])
-    np.testing.assert_allclose([step.train(batch, RATE) for batch in batches()], expected[0], rtol=RTOL)
 
 
 def test_batch_normalization_in_a_branch_trains(tmp_path):

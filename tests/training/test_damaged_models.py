@@ -211,17 +211,6 @@ def test_a_value_without_a_bound_is_refused_by_name(name: str, tmp_path: Path) -
         evaluation._stock(path, f"exported_accuracy: {path}")
 
 
-def test_constants_inside_of_other_graphs_are_not_computed_ahead() -> None:
-    inner = [helper.make_node("ConstantOfShape", ["c0"], ["filled"]), helper.make_node("ReduceSum", ["filled"], ["s"])]
-    branch = helper.make_graph(inner, "branch", [], [helper.make_tensor_value_info("s", TensorProto.FLOAT, [1])])
-    choice = helper.make_node("If", ["c1"], ["sum"], then_branch=branch, else_branch=branch)
-    assert not check_sizes(_model([choice], HUGE, np.array(True)), "test")
-    call = helper.make_node("Filled", ["c0"], ["sum"], domain="own")
-    function = helper.make_function("own", "Filled", ["c0"], ["s"], inner, [helper.make_opsetid("", 17)])
-    assert not check_sizes(_model([call], HUGE, functions=[function]), "test")
-    assert check_sizes(_model([helper.make_node("ReduceSum", ["c0"], ["sum"])], ONE), "test")
-
-
 def test_many_constants_that_are_large_together_are_not_computed_ahead() -> None:
     nodes = [helper.make_node("ConstantOfShape", ["c0"], [f"n{place}"]) for place in range(5)]
     nodes.append(helper.make_node("Concat", [f"n{place}" for place in range(5)], ["sum"], axis=0))
@@ -242,19 +231,6 @@ def test_a_run_that_fails_names_the_model(tmp_path: Path) -> None:
     assert "\n" not in str(raised.value)
     with pytest.raises(ValueError, match=rf"^Evaluator: {tmp_path}/eval_model.onnx: .*Reshape"):
         trainer.evaluator.evaluate(Dataset(batch, {"x": 0, "target": 0}), trainer.parameters, 2)
-
-
-def test_constants_of_many_nodes_have_a_bound_in_all() -> None:
-    count = 300
-    nodes = [
-        helper.make_node("Neg", ["c0" if place == 0 else f"n{place - 1}"], [f"n{place}"]) for place in range(count)
-    ]
-    nodes += [helper.make_node("ReduceSum", [f"n{place}"], [f"s{place}"]) for place in range(count)]
-    nodes.append(helper.make_node("Sum", [f"s{place}" for place in range(count)], ["sum"]))
-    prepared = prepare(
-        _model(nodes, np.arange(1 << 16, dtype=np.float32)), keep=[f"n{place}" for place in range(count)]
-    )
-    assert prepared.ByteSize() < 10 << 18
 
 
 def _functions(depth: int, calls: int) -> list[onnx.FunctionProto]:

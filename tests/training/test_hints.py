@@ -67,13 +67,6 @@ def test_a_branch_says_which_size_decides(tmp_path):
         generate_artifacts(model, loss=CE, artifact_directory=tmp_path)
 
 
-def test_a_branch_on_values_has_no_such_hint(tmp_path):
-    model = branching("m = ReduceMax<keepdims = 0>(z)  c = Greater(m, limit)")
-    (problem,) = told(model, tmp_path)[0].problems
-    assert "in its body, my.Mean (the node that makes 'u'): there is no rule for it" in problem
-    assert "fix it" not in problem
-
-
 # --- quantized models ---
 
 
@@ -113,12 +106,6 @@ def test_an_exporters_own_softmax_is_named(name, tmp_path):
     assert note.endswith("give the loss 'z', of which they are made")
     made = generate_artifacts(tmp_path / "model.onnx", loss=CE, loss_input_names=["z"], artifact_directory=tmp_path)
     assert not made.notes
-
-
-def test_its_logarithm_is_one_of_probabilities(tmp_path):
-    text = f"g (float[n, 4] x) => (float[n, 3] l) {{ z = MatMul(x, w)  {SOFTMAXES['plain']}  l = Log(y) }}"
-    found, _ = told(build(text, {**normal(w=(4, 3)), "axes": np.array([-1])}), tmp_path)
-    assert found.outputs[0].losses == ["nll", "kl-div"]
 
 
 def test_other_quotients_are_no_softmax(tmp_path):

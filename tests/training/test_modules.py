@@ -2,7 +2,6 @@
 
 import fnmatch
 import re
-from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -18,8 +17,6 @@ from opgrad.training.make.selection import Candidates
 from opgrad.training.onnxblock.loss import CrossEntropyLoss
 from opgrad.training.quantization import KINDS, prepare
 from opgrad.training.quantization.modules import keep_paths, paths_of
-from opgrad.tune.language.products import WeightProduct
-from opgrad.tune.lora import module_of
 
 LOSS = CrossEntropyLoss(class_axis=-1)
 
@@ -112,12 +109,6 @@ def test_a_bias_without_the_weight_of_its_layer_is_told(tmp_path):
 )
 def test_paths_of_modules(node, scopes, path):
     assert module_path(linear(node, scopes).graph.node[0]) == path
-
-
-def test_adapters_are_named_after_modules():
-    product = WeightProduct("node_MatMul_3", "MatMul", 0, "q", "x", "y", "val_3", 8, 8)
-    assert module_of(product) == "node_MatMul_3"
-    assert module_of(replace(product, module="model.layers.0.self_attn.q_proj")) == "model.layers.0.self_attn.q_proj"
 
 
 def test_names_that_match_nothing_are_told_with_those_of_modules(tmp_path):

@@ -407,27 +407,3 @@ def test_options_that_do_not_fit(words, message, files):
 def test_calibration_is_of_activations(files):
     found = opgrad(files, "--quantize", "int4", "--calibrate", files / "data.npz")
     assert "--calibrate is for activations, and int4 rounds weights alone" in found.output
-
-
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_weights_that_stay_float(kind, tmp_path):
-    """By the name that a weight has before a batch normalization becomes part of it; nothing else has pairs."""
-    text = MODELS["images"][0].replace("(x, w1, b1)", "(x, w1, b1) o = BatchNormalization(c, b2, b1, b2, v)")
-    model = parser.parse_model(text.replace("Relu(c)", "Relu(o)"))
-    read = {each for node in model.graph.node for each in node.input}
-    for each, shape in {**SHAPES, "v": (4,)}.items():
-        if each in read:
-            values = np.abs(RANDOM.normal(size=shape)).astype(np.float32)
-            model.graph.initializer.append(numpy_helper.from_array(values, each))
-    batches = batches_of("images", 1)
-    made = prepare(model, kind, batches if kind == "int8" else (), weights="w1")
-    held = {each.name for each in made.graph.initializer}
-    pairs = [node.input[0] for node in made.graph.node if node.op_type == "QuantizeLinear"]
-    assert [name for name in pairs if name.removesuffix("/limited").endswith("_w1")]
-    assert not {"w2", "w3"}.intersection(name.removesuffix("/limited") for name in pairs)
-    assert {"w2", "w3"} < held
-    assert len(pairs) == (3 if kind == "int8" else 1)
-    after, *_ = trained(made, "images", folder=tmp_path)
-    integers = convert(after)
-    assert {each.data_type for each in integers.graph.initializer if each.name in ("w2", "w3")} == {1}
-    run(integers, batches[0])

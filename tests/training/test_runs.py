@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from artifact_sets import EXAMPLES, write_linear_set
-from typer.testing import CliRunner
+from command import cli
 
 import opgrad
-from opgrad.cli.app import app
 from opgrad.training import ArtifactSet, Dataset, Trainer, read_checkpoint
 from opgrad.training.files.checkpoint import write_checkpoint
 from opgrad.training.run import job
@@ -65,13 +64,6 @@ def interrupt_at(rows: int) -> Callable[..., None]:
             signal.raise_signal(signal.SIGINT)
 
     return progress
-
-
-def cli(*words: str | Path) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["train", *map(str, words)], env={"COLUMNS": "200"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
 
 
 def assert_same_checkpoint(first: Path, second: Path) -> None:
@@ -124,18 +116,6 @@ def save_lines(path: Path, rows: int) -> Path:
     return path
 
 
-def test_more_epochs_may_be_asked_for(digits: ArtifactSet, tmp_path: Path) -> None:
-    base = replace(FULL, schedule="constant", epochs=2)
-    job.train(digits, base, None, tmp_path, nothing)
-    resumption = Resumption.read(tmp_path / LAST)
-    run = job.train(digits, replace(base, epochs=4), None, tmp_path / "more", nothing, resumption)
-    assert [epoch.epoch for epoch in run.state.history] == [1, 2, 3, 4]
-    assert [len(losses) for losses in run.batch_losses] == [27, 27]
-    whole = job.train(digits, replace(base, epochs=4), None, tmp_path / "whole", nothing)
-    assert timeless(run.state) == timeless(whole.state)
-    assert (tmp_path / "more" / BEST).is_file()
-
-
 def test_the_checkpoint_of_another_program_begins_a_run_with_its_moments(digits: ArtifactSet, tmp_path: Path) -> None:
     trainer = Trainer(digits, 0.01)
     data = job.load_data(digits, FULL, None)
@@ -148,18 +128,6 @@ def test_the_checkpoint_of_another_program_begins_a_run_with_its_moments(digits:
     after = read_checkpoint(tmp_path / "out" / LAST)
     assert after.optimizers["group0"].step == 3 + 9
     assert after.properties["epoch"] == 5
-
-
-def test_a_checkpoint_with_which_another_program_went_on_begins_a_run(digits: ArtifactSet, tmp_path: Path) -> None:
-    """onnxruntime-training keeps our property when it trains on."""
-    job.train(digits, replace(FULL, epochs=1), None, tmp_path, nothing)
-    checkpoint = read_checkpoint(tmp_path / LAST)
-    assert Resumption.read(tmp_path / LAST).state is not None
-    group = replace(checkpoint.optimizers["group0"], step=99)
-    for optimizers in ({"group0": group}, {}):
-        write_checkpoint(replace(checkpoint, optimizers=optimizers), tmp_path / "theirs")
-        assert Resumption.read(tmp_path / "theirs").state is None
-        assert not Resumption.read(tmp_path / "theirs").properties
 
 
 def test_a_state_is_restored_whole_or_not_at_all(digits: ArtifactSet, tmp_path: Path) -> None:
@@ -195,38 +163,17 @@ def test_what_cannot_be_resumed_is_told_before_anything_is_written(digits: Artif
         ((EXAMPLES / "digits_attention" / "checkpoint",), "the checkpoint has the parameters W1, Wk"),
         ((tmp_path / "bad",), "truncated"),
     ):
-        status, told = cli(EXAMPLES / "digits", "--output", out, "--resume", *words)
+        status, told = cli("train", EXAMPLES / "digits", "--output", out, "--resume", *words)
         assert (status, told.count("\n")) == (1, 1)
         assert message in told
         assert not out.exists()
     shutil.copy(checkpoint, tmp_path / BEST)
-    status, told = cli(EXAMPLES / "digits", "--output", out, "--resume", lone, "--epochs", "9")
+    status, told = cli("train", EXAMPLES / "digits", "--output", out, "--resume", lone, "--epochs", "9")
     assert status == 0, told  # the best epoch is the second, of which this is the checkpoint
     write_checkpoint(replace(read_checkpoint(checkpoint), properties={PROPERTY: "{}"}), checkpoint)
-    status, told = cli(EXAMPLES / "digits", "--resume", checkpoint)
+    status, told = cli("train", EXAMPLES / "digits", "--resume", checkpoint)
     assert status == 1
     assert told == f"opgrad: resume: {checkpoint}: the property {PROPERTY} is none that this version of opgrad wrote\n"
-
-
-def test_more_rows_than_the_data_have(digits: ArtifactSet, tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        job.train(digits, FULL, None, tmp_path / "run", interrupt_at(500))
-    checkpoint = tmp_path / "run" / LAST
-    held = read_checkpoint(checkpoint)
-    (group,) = held.optimizers.values()
-    for rows, step, expected in (
-        (1294, group.step, "1294 rows of an epoch are done, expected fewer than its 1294"),
-        (10**6, group.step, "1000000 rows of an epoch are done, expected fewer than its 1294"),
-        (500, -3, "has -3 steps of the optimizer, expected at least 0"),
-    ):
-        values = json.loads(str(held.properties[PROPERTY])) | {"rows": rows}
-        properties = {PROPERTY: json.dumps(values)} if step > 0 else {}
-        changed = replace(held, optimizers={"group0": replace(group, step=step)}, properties=properties)
-        write_checkpoint(changed, tmp_path / "changed")
-        status, told = cli(EXAMPLES / "digits", "--output", tmp_path / "out", "--resume", tmp_path / "changed")
-        assert (status, told.count("\n")) == (1, 1)
-        assert expected in told
-        assert step < 0 or "changed" in told
 
 
 def test_ctrl_c_leaves_a_whole_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -380,7 +327,7 @@ def test_schedules() -> None:
 
 def test_metrics_of_every_epoch_are_written(tmp_path: Path) -> None:
     options = ("--epochs", "3", "--validation", "100", "--schedule", "linear", "--accumulate", "4")
-    status, text = cli(EXAMPLES / "digits", *options, "--output", tmp_path)
+    status, text = cli("train", EXAMPLES / "digits", *options, "--output", tmp_path)
     assert status == 0, text
     assert "validation loss" in text
     with (tmp_path / "metrics.csv").open() as file:
@@ -413,7 +360,7 @@ def test_metrics_of_every_epoch_are_written(tmp_path: Path) -> None:
 def test_settings_that_make_no_sense_leave_nothing_behind(
     tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
-    status, text = cli(EXAMPLES / "digits", *options, "--output", tmp_path / "out")
+    status, text = cli("train", EXAMPLES / "digits", *options, "--output", tmp_path / "out")
     assert (status, text.count("\n")) == (1, 1)
     assert message in text
     assert not (tmp_path / "out").exists()

@@ -152,20 +152,6 @@ def test_frequencies_of_positions_and_constants_of_the_input_are_not_trained(tmp
     assert set(made.constants) == {"mean", "scale", "frequencies"}
 
 
-def test_learned_numbers_beside_an_input_are_weights(tmp_path):
-    """Positions beside embeddings that are given, a layer that learns frequencies, a model of nothing but scales."""
-    text = """g (float[n, 16, 4] x) => (float[n, 3] scores) {
-        p = Add(x, positions)  a = MatMul(p, waves)  s = Sin(a)  pool = ReduceMean<axes = [1], keepdims = 0>(s)
-        scores = MatMul(pool, w)
-    }"""
-    made = generate_artifacts(
-        build(text, normal(positions=(16, 4), waves=(4, 8), w=(8, 3))), loss=CE, artifact_directory=tmp_path
-    )
-    assert made.trainable == ("positions", "waves", "w")
-    scales = build("g (float[n, 3] x) => (float[n, 3] y) { h = Mul(x, a) y = Add(h, b) }", normal(a=(3,), b=(3,)))
-    assert generate_artifacts(scales, loss=CE, artifact_directory=tmp_path).trainable == ("a", "b")
-
-
 class Scaled(onnxblock.Block):
     """A loss of one's own with a table and a layer in it."""
 
@@ -204,29 +190,6 @@ def test_weights_of_a_loss_are_constants(loss, requires_grad, tmp_path):
 def test_weights_of_a_loss_are_trained_if_they_are_named(tmp_path):
     made = generate_artifacts(perceptron(), ["w0", "own"], loss=Scaled(), artifact_directory=tmp_path)
     assert made.trainable == ("w0", "own")
-
-
-@pytest.mark.parametrize("requires_grad", [None, ["*"], ["*_table"]])
-def test_tables_of_embedding_normalization_are_weights(requires_grad, tmp_path):
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
-        g (int32[n, 6] tokens, int32[n, 6] segments) => (float[n, 3] scores) {
-            e, mask = com.microsoft.EmbedLayerNormalization(tokens, segments, word_table, place_table, segment_table,
-                                                            gamma, beta)
-            pool = ReduceMean<axes = [1], keepdims = 0>(e)  scores = MatMul(pool, w)
-        }""")
-    shapes = {"word_table": (9, 8), "place_table": (6, 8), "segment_table": (2, 8), "gamma": (8,), "beta": (8,)}
-    arrays = normal(**shapes, w=(8, 3))
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
-    made = generate_artifacts(model, requires_grad, loss=CE, optimizer=OptimType.SGD, artifact_directory=tmp_path)
-    tables = ("word_table", "place_table", "segment_table")
-    assert made.trainable == (tables if requires_grad == ["*_table"] else (*shapes, "w"))
-    trainer = Trainer(ArtifactSet.load(tmp_path), 0.5)
-    feeds = {"tokens": np.arange(36).reshape(6, 6) % 9, "segments": np.arange(36).reshape(6, 6) % 2}
-    batch = {**{name: each.astype(np.int32) for name, each in feeds.items()}, "labels": LABELS}
-    before = {name: trainer.parameters[name].copy() for name in tables}
-    losses = [trainer.step(batch) for _ in range(4)]
-    assert losses[-1] < losses[0]
-    assert all((trainer.parameters[name] != array).any() for name, array in before.items())
 
 
 def test_weights_inside_of_functions_and_branches(tmp_path):

@@ -243,23 +243,6 @@ def test_all_or_nothing_at_every_step(
     assert step > 5
 
 
-def test_a_failure_that_cannot_be_undone_keeps_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).write_text(f"old {name}")
-    replace, calls = os.replace, count()
-
-    def failing(*names: Any) -> None:
-        if next(calls) > 1:
-            raise OSError(5, "Input/output error")
-        replace(*names)
-
-    monkeypatch.setattr(os, "replace", failing)
-    with suppress(OSError), staged(tmp_path) as folder:
-        for name in ("a", "b"):
-            (folder / name).write_text(f"new {name}")
-    assert {file.read_text() for file in tmp_path.rglob("*") if file.is_file()} >= {"old a", "old b"}
-
-
 def test_a_smaller_export_takes_the_file_beside_the_old_one_with_it(tmp_path: Path) -> None:
     _exported_beside(tmp_path, 0)
     assert sorted(os.listdir(tmp_path)) == ["model.onnx", "model.onnx.data"]
@@ -508,15 +491,6 @@ def test_a_journal_of_others_moves_files_of_its_folder_alone(name: object, tmp_p
 
 def _tree(folder: Path) -> dict[Path, bool | str]:
     return {path: path.is_file() and path.read_text() for path in folder.rglob("*")}
-
-
-def test_a_command_says_why_a_missing_file_is_missing(tmp_path: Path) -> None:
-    for journal, message in (None, "does not exist."), ('[".."]', "is about '..', expected"):
-        if journal:
-            (tmp_path / f".{'0' * 16}.tmp").mkdir()
-            (tmp_path / f".{'0' * 16}.tmp" / ".journal").write_text(journal)
-        result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["inspect", str(tmp_path / "gone.onnx")])
-        assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
 def test_a_journal_with_a_folder_among_its_files_moves_nothing(tmp_path: Path) -> None:
