@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.nodes import attributes_of, leave_out_results, needed, read_by, registering
 from opgrad.onnx.graph.sizes import Term, Terms
-from opgrad.onnx.passes.single_nodes import at_each
+from opgrad.onnx.passes.patterns import at_each
 from opgrad.onnx.passes.sizes import Shapes, slice_limits, terms_of
 
 Test = Callable[[Graph, onnx.NodeProto], bool]

@@ -6,7 +6,7 @@ from onnx import helper
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.nodes import attributes_of
 from opgrad.onnx.graph.sizes import Sizes, are_equal
-from opgrad.onnx.passes.single_nodes import at_each
+from opgrad.onnx.passes.patterns import at_each
 
 
 @at_each("Sum")

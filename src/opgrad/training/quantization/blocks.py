@@ -9,8 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from opgrad.onnx.graph.nodes import attributes_of
-from opgrad.training.quantization.choice import Choose
-from opgrad.training.quantization.placement import WHO, simplified
+from opgrad.training.quantization.placement import WHO, Choose, simplified
 
 LEAST_OPSET = 21  # which has 4 bits, and blocks
 BLOCK = 32  # rows of a weight that have one scale
