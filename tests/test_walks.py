@@ -5,10 +5,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
 
 import opgrad
+from opgrad.cli.app import app
 from opgrad.gradients import gradients
 from opgrad.training import ArtifactSet, Trainer, load_named
 
@@ -53,3 +56,48 @@ def test_every_step_is_taken(title, run):
     taken = iter(entered)
     for place in steps:
         assert place in taken, place  # what is left of the iterator comes behind the steps before
+
+
+ROOMS = (
+    "cli",
+    "training",
+    "onnx",
+    "onnxruntime",
+)  # whose files count; kernels and their compiler have walks of their own
+MOST_FILES, MOST_HOPS = 108, 10
+
+
+def test_the_command_train_steps_soon(tmp_path):
+    """From the command to the running step: the files that are entered, and those that one call leads through."""
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", width]) for name, width in (("x", 4), ("y", 3))
+    ]
+    weights = numpy_helper.from_array(np.ones((4, 3), np.float32), "w")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", values[:1], values[1:], [weights])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.ones((20, 4), np.float32), labels=np.arange(20) % 3)
+    entered, hops = set(), []
+
+    def files(frame):
+        while frame is not None:
+            yield Path(frame.f_code.co_filename)
+            frame = frame.f_back
+
+    def profile(frame, event, argument):
+        file = Path(frame.f_code.co_filename)
+        if event != "call" or hops or PACKAGE not in file.parents or frame.f_code.co_name == "<module>":
+            return
+        entered.add(file.relative_to(PACKAGE))
+        if frame.f_code.co_qualname == "BoundGraph.__call__":
+            hops.extend({each for each in files(frame) if PACKAGE in each.parents})
+
+    words = [str(tmp_path / "m.onnx"), "--data", str(tmp_path / "d.npz"), "--loss", "cross-entropy", "--epochs", "1"]
+    sys.setprofile(profile)
+    try:
+        done = CliRunner().invoke(app, ["train", *words, "--output", str(tmp_path / "out")])
+    finally:
+        sys.setprofile(None)
+    assert done.exit_code == 0, done.output
+    assert len(hops) <= MOST_HOPS
+    counted = sorted(each.as_posix() for each in entered if each.parts[0] in ROOMS)
+    assert len(counted) <= MOST_FILES, counted

@@ -19,7 +19,7 @@ from opgrad.onnx.graph.messages import copied
 from opgrad.onnx.passes.losses import use_internal_losses
 from opgrad.training import ArtifactSet
 from opgrad.training.engine.binding import BoundGraph, declared
-from opgrad.training.engine.flat_tensors import FlatTensors
+from opgrad.training.engine.memory import FlatTensors
 from opgrad.training.engine.training_graph import open_session, session_options
 from opgrad.training.make.models import take_parameters
 from opgrad.training.make.outputs import inputs_as_constants

@@ -24,7 +24,7 @@ from opgrad.training import ArtifactSet, Checkpoint
 from opgrad.training.engine.binding import BoundGraph
 from opgrad.training.engine.memory import TrainingMemory
 from opgrad.training.engine.optimizer import started
-from opgrad.training.engine.training_graph import TrainingGraph, session_options
+from opgrad.training.engine.training_graph import open_training, session_options
 from opgrad.training.run.samples import sample_batch
 
 ROOT = Path(__file__).parents[2]
@@ -253,10 +253,8 @@ def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> BoundGraph
     frozen = {name: array.copy() for name, array in artifacts.frozen.items()}
     memory = TrainingMemory("bench", Checkpoint(dict(artifacts.trainable), frozen), unchanged=False)
     options = session_options(opgrad.get_num_threads())
-    graph = TrainingGraph(artifacts.training()[0], artifacts.gradients, memory, {}, options, "bench")
-    graph(list(data.values()))
-    graph.reset = True
-    return graph.bound
+    graph = open_training(artifacts.training()[0], artifacts.gradients, memory, {}, options, "bench")
+    return graph(list(data.values()))
 
 
 def _optimizer(artifacts: ArtifactSet) -> Callable[[], object]:

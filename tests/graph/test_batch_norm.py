@@ -1,12 +1,10 @@
 """Batch normalization as models are read: in evaluation mode it has one output."""
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from small_models import build, normal
 
-from opgrad.cli.inspect.inspection import inspect
 from opgrad.onnx.graph.batch_norm import evaluating
 from opgrad.onnx.graph.loading import read_model
 from opgrad.onnxruntime import lower
@@ -64,9 +62,3 @@ def test_any_model_is_read_with_what_onnx_allows():
 def test_statistics_that_somebody_reads_are_those_that_were_given():
     y = run(eval_model(model(0, "y, m, v", result="m").SerializeToString(), "test"))[1]
     np.testing.assert_array_equal(y, ARRAYS["mean"])
-
-
-def test_inspect_finds_nothing_wrong(tmp_path):
-    onnx.save(model(0, "y, m, v"), tmp_path / "model.onnx")
-    found = inspect(tmp_path / "model.onnx")
-    assert (found.problem, found.runs) == (None, True)

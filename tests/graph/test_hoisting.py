@@ -9,8 +9,6 @@ from onnx import helper, numpy_helper
 
 from opgrad.gradients import gradients
 from opgrad.onnx.graph.loading import load
-from opgrad.training import ArtifactSet, Trainer
-from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 
 TEXT = """g (float[N, 3] x, bool positive) => (float[N, 2] y) {
     y = If (positive) <
@@ -76,22 +74,6 @@ def test_a_constant_that_is_a_result_stays():
     written = load(build(text), "test")
     session = onnxruntime.InferenceSession(written.SerializeToString())
     assert [session.run(None, {"c": np.array(c)})[0].tolist() for c in (True, False)] == [[1, 2], [3, 4]]
-
-
-def test_they_are_trained(tmp_path):
-    made = generate_artifacts(model_of(), loss=LossType.MSELoss, optimizer=OptimType.AdamW, artifact_directory=tmp_path)
-    assert len(made.trainable) == 5
-    trainer = Trainer(ArtifactSet.load(tmp_path), 1e-2)
-    before = {name: np.array(value) for name, value in trainer.parameters.items()}
-    batch = {"x": numbers(4, 3).astype(np.float32), "target": np.zeros((4, 2), np.float32)}
-    losses = [trainer.step({**batch, "positive": np.array(False)}) for _ in range(5)]
-    assert losses[-1] < losses[0]
-    moved = [name for name in made.trainable if (before[name] != trainer.parameters[name]).any()]
-    assert "w" in moved
-    trainer.step({**batch, "positive": np.array(True)})
-    trainer.export(tmp_path / "exported.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "exported.onnx")
-    assert session.run(None, {"x": batch["x"], "positive": np.array(True)})[0].shape == (4, 2)
 
 
 def test_gradients_are_asked_for_by_their_names():

@@ -10,8 +10,6 @@ from onnx import numpy_helper
 from opgrad.gradients import gradients
 from opgrad.onnx.graph.loading import load
 from opgrad.onnxruntime import InferenceSession, lower
-from opgrad.training import ArtifactSet, Trainer
-from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 
 LAYERS = {"RNN": 1, "GRU": 3, "LSTM": 4}  # and their gates
 BODY = '{results} = {op} <hidden_size = 2, direction = "bidirectional", layout = 1> (x, w, r, b, {states})'
@@ -70,14 +68,3 @@ def test_gradients_run_in_onnxruntime(op, plain):
     session = (onnxruntime.InferenceSession if plain else InferenceSession)(graph.SerializeToString())
     for mine, other in zip(session.run(None, feeds), expected, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
-
-
-def test_artifacts_train_and_export(tmp_path):
-    model, feeds = model_of("GRU")
-    generate_artifacts(model, loss=LossType.MSELoss, optimizer=OptimType.AdamW, artifact_directory=tmp_path)
-    trainer = Trainer(ArtifactSet.load(tmp_path), 1e-2)
-    batch = {**feeds, "target": np.zeros((4, 5, 2, 2), np.float32)}
-    losses = [trainer.step(batch) for _ in range(5)]
-    assert losses[-1] < losses[0]
-    trainer.export(tmp_path / "exported.onnx")
-    assert onnxruntime.InferenceSession(tmp_path / "exported.onnx").run(None, feeds)[0].shape == (4, 5, 2, 2)

@@ -9,8 +9,6 @@ from onnx import numpy_helper
 
 from opgrad.gradients import gradients
 from opgrad.onnxruntime import InferenceSession, lower
-from opgrad.training import ArtifactSet, Trainer
-from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 
 NAMES = [
     "batch size", "größe", "批", "😀", "a.b/c:d", "p2o.DynamicDimension.0", "N+1", "2*N", "-N", "floor(N/2)", "%s",
@@ -82,17 +80,3 @@ def test_gradients_are_the_same_by_any_name(name, expected):
     for names in ((name, "H"), ("N", name), (name, name)):
         for found, other in zip(results(names, pictures()), expected, strict=True):
             np.testing.assert_allclose(found, other, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["批", "3", "-1", "?", "", "unk__0", "w", "N+1"])
-def test_artifacts_are_trained_and_exported_by_any_name(name, tmp_path):
-    generate_artifacts(
-        model_of(name, name), loss=LossType.MSELoss, optimizer=OptimType.AdamW, artifact_directory=tmp_path
-    )
-    trainer = Trainer(ArtifactSet.load(tmp_path), 1e-3)
-    batch = {"x": pictures(), "target": np.zeros((3, 2, 5, 4), np.float32)}
-    losses = [trainer.step(batch) for _ in range(3)]
-    assert losses[-1] < losses[0]
-    trainer.export(tmp_path / "exported.onnx")
-    exported = onnxruntime.InferenceSession(tmp_path / "exported.onnx")
-    assert exported.run(None, {"x": pictures()})[0].shape == (3, 2, 5, 4)

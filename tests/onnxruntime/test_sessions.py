@@ -70,18 +70,6 @@ def test_more_shapes_than_plans():
             np.testing.assert_array_equal(session.run(None, feeds)[0], expected)
 
 
-def test_threads_share_a_session():
-    session = InferenceSession(RELU)
-
-    def use(seed):
-        for step in range(100):
-            feeds, expected = relu_case((seed * 7 + step * 13) % 150, 3)
-            np.testing.assert_array_equal(session.run(None, feeds)[0], expected)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(use, range(8)))
-
-
 def test_sessions_in_parallel_threads():
     def use(size):
         feeds, expected = relu_case(size, 5)
@@ -90,24 +78,6 @@ def test_sessions_in_parallel_threads():
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(use, range(8)))
-
-
-def test_parallel_executor():
-    nodes = [helper.make_node("ReluGrad", ["dy", "x"], [f"d{i}"], f"relu{i}", domain="com.microsoft") for i in range(6)]
-    nodes += [helper.make_node("SigmoidGrad", [f"d{i}", "x"], [f"e{i}"], domain="com.microsoft") for i in range(6)]
-    nodes.append(helper.make_node("Sum", [f"e{i}" for i in range(6)], ["dx"]))
-    values = [helper.make_tensor_value_info(name, 1, None) for name in ("dy", "x", "dx")]
-    graph = helper.make_graph(nodes, "wide", values[:2], values[2:])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    options = onnxruntime.SessionOptions()
-    options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-    options.inter_op_num_threads = 4
-    session = InferenceSession(
-        helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString(), options
-    )
-    for size in (10, 11, 100_000):
-        feeds, relu = relu_case(size)
-        np.testing.assert_allclose(session.run(None, feeds)[0], 6 * relu * feeds["x"] * (1 - feeds["x"]), rtol=1e-4)
 
 
 def test_parallel_executor_with_binding():

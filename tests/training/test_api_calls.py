@@ -35,25 +35,6 @@ def test_parameters_are_live_memory() -> None:
     assert module.eval()(x, y) == changed
 
 
-def test_parameters_are_a_mapping() -> None:
-    state = CheckpointState.load_checkpoint(str(DIGITS / "checkpoint"))
-    assert [name for name, _ in state.parameters] == state.parameters.keys() == ["W1", "W2", "W3", "b1", "b2", "b3"]
-    assert len(state.parameters) == 6
-    assert "W1" in state.parameters
-    assert "w" not in state.parameters
-    assert repr(state.parameters["W1"]) == "Parameter(name=W1, requires_grad=True)"
-    assert state.parameters["W1"].grad is None
-    with pytest.raises(KeyError, match="Parameter w not found"):
-        state.parameters["w"]
-    for value, kind, message in (
-        (np.zeros(128), TypeError, "'b1': the value is float64, expected float32"),
-        ([0.0] * 128, TypeError, "'b1': the value is list, expected a NumPy array"),
-        (np.zeros((2, 64), np.float32), ValueError, r"'b1': the value has shape \(2, 64\), expected \(128,\)"),
-    ):
-        with pytest.raises(kind, match=message):
-            state.parameters["b1"] = value  # type: ignore[assignment]
-
-
 def test_buffers_of_parameters(tmp_path: Path) -> None:
     write_linear_set(tmp_path)
     state, module, _ = load(tmp_path)
@@ -76,16 +57,6 @@ def test_buffers_of_parameters(tmp_path: Path) -> None:
         with pytest.raises(kind, match=message):
             module.copy_buffer_to_parameters(buffer)  # type: ignore[arg-type]
     np.testing.assert_array_equal(state.parameters["w"].data, [[7], [8]])
-
-
-def test_buffers_lie_in_the_order_of_the_graph() -> None:
-    state, module, _ = load()
-    flat = module.get_contiguous_parameters(trainable_only=True).numpy()
-    start = 0
-    for name in ("W1", "b1", "W2", "b2", "W3", "b3"):
-        data = state.parameters[name].data
-        np.testing.assert_array_equal(flat[start : start + data.size], data.ravel())
-        start += data.size
 
 
 def test_a_nominal_checkpoint_is_filled_from_a_buffer(tmp_path: Path) -> None:
@@ -135,17 +106,6 @@ def test_batches_of_changing_sizes() -> None:
         assert module(*batch(rows)) == losses[rows]
 
 
-def test_a_returned_loss_stays_as_it_is() -> None:
-    _, module, _ = load()
-    values_in = [OrtValue.ortvalue_from_numpy(each) for each in batch()]
-    kept, kept_value = module(*batch()), module(*values_in)
-    before = float(kept)
-    module(*batch(4, 1))
-    assert kept == before
-    assert kept_value.numpy() == before
-    assert module(*values_in).numpy() == before
-
-
 def test_ort_values_in_and_out() -> None:
     _, module, _ = load()
     x, y = batch()
@@ -182,19 +142,6 @@ def test_graphs_with_several_outputs(ranked: bool, tmp_path: Path) -> None:
     found = module.eval()(OrtValue.ortvalue_from_numpy(x), OrtValue.ortvalue_from_numpy(y))
     np.testing.assert_allclose(found[1].numpy(), kept, rtol=1e-6)
     np.testing.assert_array_equal(logits, kept)
-
-
-def test_names_depend_on_the_mode() -> None:
-    state, module, _ = load()
-    assert module.training
-    assert module.input_names() == ["pixels", "labels"]
-    assert module.train(False) is module
-    assert not module.training
-    assert module.output_names() == ["onnx::loss::2"]
-    alone = Module(str(DIGITS / "training_model.onnx"), state).eval()
-    assert alone.input_names() == alone.output_names() == []
-    with pytest.raises(RuntimeError, match="no eval graph, expected eval_model_uri"):
-        alone(*batch())
 
 
 def test_models_as_bytes_and_session_options() -> None:
@@ -251,21 +198,6 @@ def test_export_runs_without_opgrad(outputs: list[str], tmp_path: Path) -> None:
         assert list(feeds) == ["pixels"]
         if outputs[0] == "a1":
             np.testing.assert_allclose(found[0], np.maximum(x @ w1.T + b1, 0), rtol=1e-5, atol=1e-6)
-
-
-def test_export_of_tensors_that_are_not_there(tmp_path: Path) -> None:
-    state, module, _ = load()
-    path = tmp_path / "model.onnx"
-    path.write_bytes(b"old")
-    for outputs, message in (([], "no names"), (["nothing"], "'nothing', expected tensors"), (["pixels"], "'pixels'")):
-        with pytest.raises(ValueError, match=message):
-            module.export_model_for_inferencing(path, outputs)
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
-        module.export_model_for_inferencing(tmp_path / "none" / "model.onnx", ["logits"])
-    with pytest.raises(RuntimeError, match="no eval graph"):
-        Module(DIGITS / "training_model.onnx", state).export_model_for_inferencing(path, ["logits"])
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_examples_of_the_migration_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -49,43 +48,6 @@ def test_names_and_equal_bytes(tmp_path):
     assert [each.name for each in evaluation.graph.output] == [made.loss, "scores", "a"]
 
 
-def test_segments_compute_the_same(tmp_path):
-    text = """g (float[n, 4] x) => (float[n, 4] y) {
-        a = MatMul(x, w0) b = Tanh(a) c = MatMul(b, w1) d = Tanh(c) e = MatMul(d, w0) f = Tanh(e) y = MatMul(f, w1)
-    }"""
-    model, found = build(text, normal(w0=(4, 4), w1=(4, 4))), []
-    for segments in (None, 2):
-        generate_artifacts(model, loss=CE, artifact_directory=tmp_path, checkpoint_segments=segments)
-        parameters = read_checkpoint(tmp_path / "checkpoint").trainable
-        gradients = gradients_of(tmp_path / "training_model.onnx")
-        found.append(
-            (
-                len(gradients.graph.node),
-                run(gradients, {"x": np.ones((6, 4), np.float32), "labels": LABELS, **parameters}),
-            )
-        )
-    assert found[1][0] > found[0][0]
-    for mine, theirs in zip(found[1][1], found[0][1], strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-    with pytest.raises(ValueError, match="the number of segments is 0"):
-        generate_artifacts(model, loss=CE, artifact_directory=tmp_path, checkpoint_segments=0)
-
-
-def test_the_current_folder_and_paths_of_every_kind(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    onnx.save(perceptron(), "model.onnx")
-    for model in ("model.onnx", Path("model.onnx")):
-        assert generate_artifacts(model, loss=CE).directory == Path()
-    assert {"training_model.onnx", "eval_model.onnx", "checkpoint"} < set(contents(tmp_path))
-
-
-def test_the_given_model_is_not_changed(tmp_path):
-    model = wide()
-    before = model.SerializeToString()
-    generate_artifacts(model, ["w1"], loss=CE, artifact_directory=tmp_path)
-    assert model.SerializeToString() == before
-
-
 def test_values_outside_are_read_and_written(tmp_path, monkeypatch):
     source, folder, whole = tmp_path / "model.onnx", tmp_path / "made", tmp_path / "whole"
     onnx.save(wide(), source, save_as_external_data=True, location="weights", size_threshold=0)
@@ -107,12 +69,6 @@ def test_values_outside_are_read_and_written(tmp_path, monkeypatch):
     assert contents(folder) == contents(whole)  # what lay beside the models is gone
 
 
-def test_models_too_large_to_be_given_as_objects(tmp_path, monkeypatch):
-    monkeypatch.setattr(generation, "LARGEST_MODEL", 1000)
-    with pytest.raises(ValueError, match=r"model has .* bytes, expected at most 1000; give its path"):
-        generate_artifacts(wide(), loss=CE, artifact_directory=tmp_path)
-
-
 def test_models_whose_values_are_elsewhere(tmp_path):
     onnx.save(wide(), tmp_path / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
     model = onnx.load(tmp_path / "model.onnx", load_external_data=False)
@@ -121,19 +77,6 @@ def test_models_whose_values_are_elsewhere(tmp_path):
     (tmp_path / "weights").unlink()
     with pytest.raises(FileNotFoundError, match="keeps tensors in another file"):
         generate_artifacts(tmp_path / "model.onnx", loss=CE, artifact_directory=tmp_path)
-
-
-def test_a_failure_on_the_way_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
-    generate_artifacts(perceptron(), loss=CE, optimizer=OptimType.SGD, artifact_directory=tmp_path)
-    before = contents(tmp_path)
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(generation, "write_checkpoint", full)
-    with pytest.raises(OSError, match="No space left"):
-        generate_artifacts(wide(), loss=CE, artifact_directory=tmp_path)
-    assert contents(tmp_path) == before
 
 
 def test_ort_format_is_refused_where_the_installed_package_lacks_operators(tmp_path, monkeypatch):
@@ -145,33 +88,10 @@ def test_ort_format_is_refused_where_the_installed_package_lacks_operators(tmp_p
     assert not list(tmp_path.iterdir())
 
 
-def test_hostile_files(tmp_path):
-    (tmp_path / "model.onnx").write_bytes(perceptron().SerializeToString()[:-40] + b"\xff" * 30)
-    with pytest.raises(ValueError, match="is no ONNX model, or damaged"):
-        generate_artifacts(tmp_path / "model.onnx", loss=CE, artifact_directory=tmp_path)
-    model = perceptron()
-    model.graph.initializer[0].dims[0] = -1
-    with pytest.raises(ValueError, match=r"the tensor 'w0' has shape \(-1, 5\)"):
-        generate_artifacts(model, loss=CE, artifact_directory=tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
-
-
 def test_a_training_graph_is_no_model(tmp_path):
     generate_artifacts(perceptron(), loss=CE, artifact_directory=tmp_path)
     with pytest.raises(ValueError, match="already: expected a model without gradients, no training graph"):
         generate_artifacts(tmp_path / "training_model.onnx", ["w0"], artifact_directory=tmp_path)
-
-
-def test_nodes_of_one_name_or_none(tmp_path):
-    for name in ("", "same"):
-        model = perceptron()
-        for node in model.graph.node:
-            node.name = name
-        made = generate_artifacts(model, loss=CE, artifact_directory=tmp_path)
-        graph = onnx.load(tmp_path / "training_model.onnx").graph
-        named = [node.name for node in graph.node if node.name]
-        assert len(named) == len(set(named))
-        assert made.trainable == ("w0", "b0", "w1", "b1")
 
 
 @pytest.mark.parametrize("opset", [7, 11, 13, 21])

@@ -121,19 +121,6 @@ def test_every_dtype_in_every_layout(dtype: np.dtype[Any], external_data: bool, 
         assert found.flags.aligned
 
 
-def test_all_bits_of_floats_are_kept(tmp_path: Path) -> None:
-    bits = np.array([0x7FC00001, 0xFFC12345, 0x7F800001, 0x80000000, 1, 0xFF800000], np.uint32)
-    write_checkpoint(Checkpoint({"w": bits.view(np.float32)}, {}), tmp_path / "checkpoint")
-    np.testing.assert_array_equal(read_checkpoint(tmp_path / "checkpoint").trainable["w"].view(np.uint32), bits)
-
-
-def test_a_nominal_checkpoint_has_no_values(tmp_path: Path) -> None:
-    write_checkpoint(Checkpoint(parameters(0), {}, nominal=True), tmp_path / "checkpoint", external_data=True)
-    found = read_checkpoint(tmp_path / "checkpoint")
-    assert found.nominal
-    assert [(name, array.shape) for name, array in found.trainable.items()] == [(name, (0,)) for name in parameters(0)]
-
-
 def test_values_that_do_not_fit_go_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = sample(rows=1000)
     monkeypatch.setattr(checkpoint_tables, "LARGEST", 10000)
@@ -191,20 +178,6 @@ def test_what_a_checkpoint_cannot_hold(values: Any, error: type[Exception], mess
         write_checkpoint(Checkpoint(**({"trainable": {}, "frozen": {}} | values)), tmp_path / "checkpoint")
     assert str(refusal.value).startswith("write_checkpoint: " + message)
     assert_equal(read_checkpoint(tmp_path / "checkpoint"), sample())
-
-
-def test_numbers_of_numpy_are_properties_too(tmp_path: Path) -> None:
-    properties: Any = {"i": np.int32(3), "f": np.float16(0.5), "b": True, "inf": float("inf"), "d": np.float64(2)}
-    write_checkpoint(Checkpoint({}, {}, properties=properties), tmp_path / "checkpoint")
-    found = read_checkpoint(tmp_path / "checkpoint").properties
-    assert found == {"i": 3, "f": 0.5, "b": 1, "inf": float("inf"), "d": 2.0}
-    assert {name: type(value) for name, value in found.items()} == {
-        "i": int,
-        "f": float,
-        "b": int,
-        "inf": float,
-        "d": float,
-    }
 
 
 def test_places_where_no_file_can_be(tmp_path: Path) -> None:
@@ -286,25 +259,6 @@ def test_an_error_of_the_disk_leaves_no_files_behind(tmp_path: Path, monkeypatch
         assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize("reads", [0, 1])
-def test_a_checkpoint_that_cannot_be_read_for_a_while_is_not_taken_for_none(
-    reads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "checkpoint"
-    write_checkpoint(sample(0), path, external_data=True)
-    decode, calls = checkpoint_tables.decode, count()
-
-    def failing(content: bytes) -> checkpoint_tables.Values:
-        if next(calls) == reads:
-            raise OSError(5, "Input/output error")
-        return decode(content)
-
-    with monkeypatch.context() as patch, suppress(OSError):
-        patch.setattr(checkpoint_tables, "decode", failing)
-        write_checkpoint(sample(1), path, external_data=True)
-    assert_equal(read_checkpoint(path), sample(reads))
-
-
 def test_each_checkpoint_has_one_file_with_its_values(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     for seed in range(4):
@@ -315,13 +269,6 @@ def test_each_checkpoint_has_one_file_with_its_values(tmp_path: Path) -> None:
         assert file == (f"checkpoint.{digest[:16]}.data" if seed else "checkpoint.data")
     write_checkpoint(sample(0), path)
     assert os.listdir(tmp_path) == ["checkpoint"]
-
-
-def test_files_that_crashes_left_go_with_the_next_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / f"checkpoint.{'0' * 16}.data").write_text("left")
-    (tmp_path / f"other.{'0' * 16}.data").write_text("another's")
-    write_checkpoint(sample(), tmp_path / "checkpoint")
-    assert sorted(os.listdir(tmp_path)) == ["checkpoint", f"other.{'0' * 16}.data"]
 
 
 # --- several processes ---
@@ -390,12 +337,3 @@ def test_a_link_in_the_place_of_the_values_is_not_followed(kind: str, tmp_path: 
     (tmp_path / "checkpoint.data").symlink_to(CHECKPOINTS / "outside.data")
     with pytest.raises(ValueError, match=r"read_checkpoint: .*checkpoint.data: it is no regular file"):
         read_checkpoint(path)
-
-
-def test_a_link_to_a_checkpoint_is_followed(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "checkpoint").symlink_to("there/real")
-    for seed in range(3):
-        write_checkpoint(sample(seed), tmp_path / "checkpoint", external_data=bool(seed))
-        assert_equal(read_checkpoint(tmp_path / "checkpoint"), sample(seed))
-        assert sorted(os.listdir(tmp_path)) == ["checkpoint", "there"]

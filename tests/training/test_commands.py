@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,27 +9,16 @@ import onnx
 import onnxruntime
 import pytest
 from artifact_sets import EXAMPLES
+from command import cli
 from small_models import build, images, normal, perceptron, two_outputs
-from typer.testing import CliRunner
 
-from opgrad.cli.app import app
 from opgrad.cli.commands.options import words
 from opgrad.cli.inspect.inspection import inspect
-from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.artifacts import generate_artifacts
 from opgrad.training.make.named_blocks import Loss, Optimizer
 from opgrad.training.onnxblock import loss, optim
-from opgrad.training.run import job
 
 FILES = ["checkpoint", "eval_model.onnx", "optimizer_model.onnx", "training_model.onnx"]
-
-
-def cli(*given):
-    """Exit status and everything printed."""
-    result = CliRunner().invoke(app, [str(word) for word in given], env={"COLUMNS": "200"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
 
 
 def saved(model, folder, name="model.onnx"):
@@ -198,20 +186,6 @@ def test_what_cannot_be_made_is_told_in_one_line(tmp_path, model, options, messa
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
 
 
-def test_damaged_models_are_told_in_one_line(tmp_path):
-    whole, random, path = perceptron().SerializeToString(), np.random.default_rng(0), tmp_path / "model.onnx"
-    for trial in range(20):
-        content = bytearray(whole if trial else whole[: len(whole) // 2])
-        for place in random.integers(0, len(content), 6):
-            content[place] = random.integers(0, 256)
-        path.write_bytes(content)
-        status, text = cli("artifacts", "--loss", "cross-entropy", path, "-o", tmp_path / "out")
-        assert status == 0 or (status == 1 and text.startswith("opgrad: ") and text.count("\n") == 1), text
-        assert status == 0 or not (tmp_path / "out").exists()
-        shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        assert cli("inspect", path)[0] in (0, 1)
-
-
 # --- train -----------------------------------------------------------------------------------------------------------
 
 
@@ -275,21 +249,6 @@ def test_a_folder_with_a_model_and_a_recipe_is_trained(name, given, tmp_path, mo
     assert cli("train", EXAMPLES / name / "model.onnx", *whole)[0] == 0
     losses = [json.loads(Path(place, "metrics.json").read_text())["test_loss"] for place in (f"runs/{name}", "told")]
     assert losses[0] == losses[1]
-
-
-def test_the_choice_of_threads_leaves_the_statistics_of_batch_normalization(tmp_path):
-    model = EXAMPLES / "digits_convolution" / "model.onnx"
-    words = "--loss", "cross-entropy", "--batch-norm", "train", "--output", tmp_path / "made"
-    assert cli("artifacts", model, *words)[0] == 0
-    trainer = Trainer(ArtifactSet.load(tmp_path / "made"))
-    before = {name: array.copy() for name, array in trainer.statistics.items()}
-    assert len(before) == 4
-    batch = {"pixels": np.random.rand(4, 1, 8, 8).astype("float32"), "labels": np.arange(4)}
-    job._seconds(trainer, batch)
-    for name, array in before.items():
-        np.testing.assert_array_equal(trainer.parameters[name], array)
-    trainer.compute_gradients(batch)
-    assert all((trainer.parameters[name] != array).any() for name, array in before.items())
 
 
 def test_options_count_more_than_the_recipe_beside_a_model(tmp_path, monkeypatch):
@@ -402,21 +361,6 @@ def test_output_is_tried_before_artifacts_are_made(tmp_path, monkeypatch):
     assert (status, text.strip()) == (1, f"opgrad: {tmp_path / 'file' / 'deep'}: Not a directory")
 
 
-def test_output_that_was_made_is_gone_after_an_error(tmp_path):
-    model, rows = saved(perceptron(), tmp_path), data(tmp_path / "rows.npz", x=(4,))
-    status, _ = cli(
-        "train", model, "--data", rows, "--loss", "mse", "--freeze", "none", "--output", tmp_path / "a" / "b"
-    )
-    assert (status, (tmp_path / "a").exists()) == (1, False)
-
-
-def test_folder_that_is_no_artifact_set(tmp_path):
-    status, text = cli("train", tmp_path, "--loss", "mse")
-    assert status == 1
-    assert "has no training_model.onnx" in text or "has none of" in text
-    assert "is an artifact set" not in text
-
-
 def test_batch_size_that_the_graphs_do_not_take(tmp_path):
     model = build("g (float[2, 4] x) => (float[2, 3] scores) { scores = MatMul(x, w) }", normal(w=(4, 3)))
     rows = data(tmp_path / "rows.npz", x=(4,))
@@ -426,13 +370,6 @@ def test_batch_size_that_the_graphs_do_not_take(tmp_path):
     expected = "expected 2, the only one that the graphs take: --batch-size 2, or export the model with axis 0 of 'x'"
     assert status == 1
     assert expected in text
-
-
-def test_one_row_of_data(tmp_path):
-    model, rows = saved(perceptron(), tmp_path), data(tmp_path / "rows.npz", rows=1, x=(4,))
-    status, text = cli("train", model, "--data", rows, "--loss", "cross-entropy", "--output", tmp_path / "out")
-    assert status == 1
-    assert "rows is 1, expected at least 2, of which one is for the test" in text
 
 
 @pytest.mark.parametrize("kind", [each for each in Loss if each != Loss.NLLLoss])

@@ -6,17 +6,11 @@ import onnxruntime
 import pytest
 import torch
 from onnx import numpy_helper
-from portable_steps import client
 from small_models import build, normal
-from typer.testing import CliRunner
 
-from opgrad.cli.app import app
 from opgrad.cli.inspect.inspection import inspect
-from opgrad.onnx.graph.nodes import model_nodes
 from opgrad.training import ArtifactSet, Trainer
-from opgrad.training.api import CheckpointState, Module, Optimizer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.export import export_step
 
 STEPS, ROWS, WORDS, RATE = 20, 8, 5, 0.2
 WEIGHTS = normal(w=(4, 6), r=(6, 6), gate=(6,), o=(6, 3), bias=(3,))
@@ -104,46 +98,6 @@ def test_twenty_steps_and_an_export(settings, expected, tmp_path):
     np.testing.assert_allclose(
         session.run(None, {"x": x})[0], scores(weights, torch.tensor(x)).detach(), rtol=RTOL, atol=RTOL
     )
-
-
-def test_by_the_api_of_onnxruntime_training(expected, tmp_path):
-    made(tmp_path)
-    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
-    optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
-    optimizer.set_learning_rate(RATE)
-    found = []
-    for batch in batches():
-        found.append(float(module(batch["x"], batch["labels"])))
-        optimizer.step()
-        module.lazy_reset_grad()
-    np.testing.assert_allclose(found, expected[0], rtol=RTOL)
-    module.export_model_for_inferencing(tmp_path / "trained.onnx", ["scores"])
-    onnx.checker.check_model(tmp_path / "trained.onnx", full_check=True)
-
-
-@pytest.mark.parametrize("inline", [False, True])
-def test_as_a_portable_step(inline, expected, tmp_path):
-    options = {"inline": inline, "models": ["eval", "infer"]}
-    files = export_step(made(tmp_path), tmp_path / "step.onnx", **options).files
-    for model in (onnx.load(path) for path in tmp_path.glob("step*.onnx")):
-        used = {node.domain for node in model_nodes(model)}
-        assert used <= ({""} if inline else {"", "opgrad"})
-    step = client().Step(files["manifest"])
-    np.testing.assert_allclose([step.train(batch, RATE) for batch in batches()], expected[0], rtol=RTOL)
-
-
-def test_by_the_command(tmp_path):
-    (tmp_path / "model.onnx").write_bytes(build(TEXT, WEIGHTS).SerializeToString())
-    data = {key: np.concatenate([batch[key] for batch in batches()]) for key in ("x", "labels")}
-    np.savez(tmp_path / "data.npz", **data)
-    train = "train model.onnx --data data.npz --loss cross-entropy --epochs 2 --export out.onnx --output run.d"
-    for words in ("inspect model.onnx", train):
-        told = [str(tmp_path / word) if "." in word else word for word in words.split()]
-        done = CliRunner().invoke(app, told)
-        assert done.exit_code == 0, done.output
-        assert "no gradient" not in done.output
-    onnxruntime.InferenceSession(tmp_path / "out.onnx").run(None, {"x": data["x"][:2]})
 
 
 def test_batch_normalization_in_a_branch_trains(tmp_path):

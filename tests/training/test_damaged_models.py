@@ -93,21 +93,6 @@ def test_what_onnxruntime_refuses_is_named_by_file(tmp_path: Path) -> None:
         Module(path.read_bytes(), CheckpointState.load_checkpoint(tmp_path / "checkpoint"))
 
 
-def test_models_given_as_objects_are_looked_at_too() -> None:
-    model = helper.make_model(helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [], []))
-    model.graph.initializer.add(name="c", data_type=99)
-    with pytest.raises(ValueError, match="lower: the model is damaged, the tensor 'c' has the unknown element type 99"):
-        lower(model)
-
-
-def test_attributes_of_another_kind() -> None:
-    for attributes in ({"alpha": [1.0, 2.0]}, {"alpha": "steep"}):
-        node = helper.make_node("LeakyReluGrad", ["dy", "y"], ["dx"], domain="com.microsoft", **attributes)
-        model = helper.make_model(helper.make_graph([node], "g", [], []), opset_imports=[helper.make_opsetid("", 17)])
-        with pytest.raises(NotImplementedError, match=r"^lower: LeakyReluGrad .*: its attribute alpha is of type"):
-            lower(model)
-
-
 def test_attributes_of_optimizers() -> None:
     for attributes, message in (
         ({"speed": 1.0}, "the attribute 'speed' is in the node AdamWOptimizer, expected none but alpha, beta"),
@@ -174,26 +159,6 @@ def test_constants_that_double_are_not_computed(twice: bool) -> None:
     assert prepare(model).ByteSize() < 1 << 16
 
 
-CONSTANTS = """
-import resource, sys
-from pathlib import Path
-from opgrad.cli.inspect.inspection import inspect
-
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-assert inspect(Path(sys.argv[1])).problem is None
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems count memory in other units")
-def test_inspect_computes_no_constant_that_doubles(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Concat", [f"c{step}"] * 2, [f"c{step + 1}"], axis=0) for step in range(24)]
-    onnx.save(_model([*nodes, helper.make_node("ReduceSum", ["c24"], ["sum"])], np.ones(4, np.float32)), tmp_path / "m")
-    command = [sys.executable, "-c", CONSTANTS, str(tmp_path / "m")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
-    assert int(done.stdout) < 1 << 17  # KiB; the last one alone has 1 << 18
-
-
 HUGE = np.array([1 << 40])
 ONE = np.ones(1, np.float32)
 LARGE: dict[str, tuple[list[onnx.NodeProto], list[np.ndarray]]] = {
@@ -246,17 +211,6 @@ def test_a_value_without_a_bound_is_refused_by_name(name: str, tmp_path: Path) -
         evaluation._stock(path, f"exported_accuracy: {path}")
 
 
-def test_constants_inside_of_other_graphs_are_not_computed_ahead() -> None:
-    inner = [helper.make_node("ConstantOfShape", ["c0"], ["filled"]), helper.make_node("ReduceSum", ["filled"], ["s"])]
-    branch = helper.make_graph(inner, "branch", [], [helper.make_tensor_value_info("s", TensorProto.FLOAT, [1])])
-    choice = helper.make_node("If", ["c1"], ["sum"], then_branch=branch, else_branch=branch)
-    assert not check_sizes(_model([choice], HUGE, np.array(True)), "test")
-    call = helper.make_node("Filled", ["c0"], ["sum"], domain="own")
-    function = helper.make_function("own", "Filled", ["c0"], ["s"], inner, [helper.make_opsetid("", 17)])
-    assert not check_sizes(_model([call], HUGE, functions=[function]), "test")
-    assert check_sizes(_model([helper.make_node("ReduceSum", ["c0"], ["sum"])], ONE), "test")
-
-
 def test_many_constants_that_are_large_together_are_not_computed_ahead() -> None:
     nodes = [helper.make_node("ConstantOfShape", ["c0"], [f"n{place}"]) for place in range(5)]
     nodes.append(helper.make_node("Concat", [f"n{place}" for place in range(5)], ["sum"], axis=0))
@@ -277,19 +231,6 @@ def test_a_run_that_fails_names_the_model(tmp_path: Path) -> None:
     assert "\n" not in str(raised.value)
     with pytest.raises(ValueError, match=rf"^Evaluator: {tmp_path}/eval_model.onnx: .*Reshape"):
         trainer.evaluator.evaluate(Dataset(batch, {"x": 0, "target": 0}), trainer.parameters, 2)
-
-
-def test_constants_of_many_nodes_have_a_bound_in_all() -> None:
-    count = 300
-    nodes = [
-        helper.make_node("Neg", ["c0" if place == 0 else f"n{place - 1}"], [f"n{place}"]) for place in range(count)
-    ]
-    nodes += [helper.make_node("ReduceSum", [f"n{place}"], [f"s{place}"]) for place in range(count)]
-    nodes.append(helper.make_node("Sum", [f"s{place}" for place in range(count)], ["sum"]))
-    prepared = prepare(
-        _model(nodes, np.arange(1 << 16, dtype=np.float32)), keep=[f"n{place}" for place in range(count)]
-    )
-    assert prepared.ByteSize() < 10 << 18
 
 
 def _functions(depth: int, calls: int) -> list[onnx.FunctionProto]:

@@ -6,27 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opgrad.training import Dataset, TensorSpec, load_named
+from opgrad.training import Dataset, TensorSpec
 from opgrad.training.files.dataset import load_file
 from opgrad.training.run.recipe import Recipe
 
 PIXELS = TensorSpec("pixels", np.dtype(np.float32), ("batch", 4))
 TOKENS = TensorSpec("tokens", np.dtype(np.int32), ("batch", 2, 2))
 LABELS = TensorSpec("labels", np.dtype(np.int64), ("batch",))
-
-
-def test_digits_fit_both_kinds_of_input() -> None:
-    pixels = TensorSpec("pixels", np.dtype(np.float32), ("batch", 1, 8, 8))
-    data = load_named("digits", (pixels, LABELS), {"pixels": 16})
-    assert data.rows == 1797
-    assert data.arrays["pixels"].shape == (1797, 1, 8, 8)
-    assert data.arrays["pixels"].max() == 1
-    tokens = TensorSpec("tokens", np.dtype(np.int64), ("batch", 64))
-    values = load_named("digits", (tokens, LABELS)).arrays["tokens"]
-    assert values.dtype == np.int64
-    assert values.max() == 16
-    with pytest.raises(ValueError, match="dataset is 'faces', expected 'digits'"):
-        load_named("faces", (tokens, LABELS))
 
 
 def test_split_is_a_partition_in_seeded_order() -> None:

@@ -133,25 +133,6 @@ def test_a_processor_is_tried():
     assert exact_products.saturates() == flags.isdisjoint(("avx512_vnni", "avx_vnni"))
 
 
-def test_one_weight_of_several_products(tmp_path, saturating):
-    """A pair that two products read, and a weight that the graph makes."""
-    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
-        g (float[rows, {DEPTH}] x, float[{DEPTH}, {WIDTH}] v) => (float[rows, {WIDTH}] y) {{
-        w = QuantizeLinear(v, ws, wz) b = DequantizeLinear(w, ws, wz)
-        q = QuantizeLinear(x, xs, xz) a = DequantizeLinear(q, xs, xz) p = MatMul(a, b) o = MatMul(a, b)
-        r = QuantizeLinear(p, ys, xz) s = DequantizeLinear(r, ys, xz)
-        t = QuantizeLinear(o, ys, xz) u = DequantizeLinear(t, ys, xz) y = Add(s, u) }}""")
-    other, feeds = model_of("DequantizeLinear")
-    held = {each.name: each for each in other.graph.initializer}
-    model.graph.initializer.extend(held[each] for each in ("wz", "ws", "xs", "xz", "ys"))
-    zero = numpy_helper.to_array(held["wz"])
-    v = (numpy_helper.to_array(held["w"]).astype(np.float32) - zero) * np.float32(0.01)
-    wanted, tolerance = expected("DequantizeLinear", other, feeds)
-    y, optimized = run(model, tmp_path, {**feeds, "v": v})
-    np.testing.assert_allclose(y, 2 * wanted, atol=2 * tolerance)
-    assert bytes_of(optimized) == {TensorProto.UINT8}
-
-
 @pytest.mark.parametrize("name", ["MatMulInteger", "DequantizeLinear"])
 def test_bases_of_others_are_trained_and_told(name, tmp_path, saturating):
     model, feeds = model_of(name)

@@ -7,19 +7,10 @@ import onnx
 import onnxruntime
 import pytest
 from artifact_sets import write_linear_set
+from command import cli
 from small_models import build, normal
-from typer.testing import CliRunner
 
-from opgrad.cli.app import app
 from opgrad.training import Trainer, read_checkpoint
-
-
-def cli(*given):
-    """Exit status and everything printed."""
-    result = CliRunner().invoke(app, [str(word) for word in given], env={"COLUMNS": "200"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
 
 
 def rows(path, **shapes):
@@ -54,18 +45,6 @@ def test_a_model_without_scores_reports_the_loss_alone(tmp_path):
     assert json.loads((out / "metrics.json").read_text())["test_accuracy"] is None
     for path in (out / "model.onnx", tmp_path / "exported.onnx"):
         assert outputs(path) == (["a", "b", "t"], ["loss"])
-
-
-def test_a_model_without_a_label(tmp_path):
-    """An autoencoder with its loss inside has one input; its other outputs are exported."""
-    text = """g (float[batch, 4] x) => (float loss, float[batch, 4] decoded, float[batch, 3] code) {
-        m = MatMul(x, v)  code = Tanh(m)  decoded = MatMul(code, w)  d = Sub(decoded, x)  q = Mul(d, d)
-        loss = ReduceMean<keepdims = 0>(q)
-    }"""
-    told, out = trained(text, tmp_path, x=(4,))
-    assert "no scores found" in told
-    for path in (out / "model.onnx", tmp_path / "exported.onnx"):
-        assert outputs(path) == (["x"], ["decoded", "code"])
 
 
 def test_an_error_after_the_training_names_the_checkpoint(tmp_path, monkeypatch):

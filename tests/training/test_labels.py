@@ -4,23 +4,15 @@ import numpy as np
 import onnx
 import pytest
 from artifact_sets import EXAMPLES
+from command import cli
 from small_models import build, normal
-from typer.testing import CliRunner
 
-from opgrad.cli.app import app
 from opgrad.training import ArtifactSet, Dataset, Trainer
 from opgrad.training.artifacts import generate_artifacts
 from opgrad.training.engine.labels import check_labels, class_count
 from opgrad.training.onnxblock import loss, optim
 
 ROWS = 60
-
-
-def cli(*words):
-    result = CliRunner().invoke(app, ["train", *map(str, words)], env={"COLUMNS": "300"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
 
 
 def wrong_labels(row, value=10):
@@ -32,7 +24,7 @@ def wrong_labels(row, value=10):
 @pytest.mark.parametrize("row", [0, 17, ROWS - 1])  # some of training, some of the test
 def test_a_label_that_is_no_class_is_named_by_the_row_of_the_file(tmp_path, row):
     np.savez(tmp_path / "data.npz", x=np.zeros((ROWS, 64)), y=wrong_labels(row))
-    status, text = cli(EXAMPLES / "digits", "--data", tmp_path / "data.npz", "--output", tmp_path / "out")
+    status, text = cli("train", EXAMPLES / "digits", "--data", tmp_path / "data.npz", "--output", tmp_path / "out")
     expected = f"opgrad: {tmp_path / 'data.npz'}: labels: row {row} is 10, expected classes from 0 to 9\n"
     assert (status, text) == (1, expected)
     assert not (tmp_path / "out").exists()
@@ -42,7 +34,7 @@ def test_a_label_in_a_table_is_named_by_its_line(tmp_path):
     names = ",".join([*(f"p{number}" for number in range(64)), "digit"])
     rows = [",".join(map(str, [*[0] * 64, label])) for label in wrong_labels(30, -1)]
     (tmp_path / "data.csv").write_text("\n".join(["# digits", names, *rows[:5], "", *rows[5:]]) + "\n")
-    status, text = cli(EXAMPLES / "digits", "--data", tmp_path / "data.csv", "--output", tmp_path / "out")
+    status, text = cli("train", EXAMPLES / "digits", "--data", tmp_path / "data.csv", "--output", tmp_path / "out")
     assert (status, (tmp_path / "out").exists()) == (1, False)
     assert "labels: line 34 is -1, expected classes from 0 to 9" in text
     lines = (tmp_path / "data.csv").read_text().splitlines()

@@ -13,7 +13,7 @@ import pytest
 from small_models import build, normal
 
 from opgrad.cli.inspect.inspection import inspect
-from opgrad.training import ArtifactSet, Checkpoint, Dataset, Trainer, read_checkpoint, write_checkpoint
+from opgrad.training import ArtifactSet, Checkpoint, Dataset, Trainer, read_checkpoint
 from opgrad.training.api import CheckpointState, Module, Optimizer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.files import mapped_files, tensor_values
@@ -117,7 +117,7 @@ def test_training_has_one_copy_of_what_it_does_not_train(way: str, tmp_path: Pat
         trainer = Trainer(ArtifactSet.load(tmp_path / "set"), 0.1)
         trainer.step(BATCH)
         trainer.evaluate(Dataset(BATCH))
-    held = trainer._graph.bound._fixed
+    held = trainer._graph._fixed
     kept = {**trainer.artifacts.constants, **trainer.artifacts.frozen}
     assert sorted(kept) == NAMES[:-1]
     for name, array in kept.items():
@@ -184,21 +184,6 @@ def test_other_frozen_values_are_restored(tmp_path: Path) -> None:
     assert other.step(BATCH) == before
     one.restore(state)
     assert one.step(BATCH) == before
-
-
-@pytest.mark.usefixtures("small")
-def test_saving_over_the_file_that_is_mapped(tmp_path: Path) -> None:
-    path, random = tmp_path / "checkpoint", np.random.default_rng(0)
-    frozen = {name: random.standard_normal((SIZE, SIZE)).astype(np.float32) for name in NAMES[:2]}
-    write_checkpoint(Checkpoint({"t": np.ones(5, np.float32)}, frozen), path, external_data=True)
-    held = read_checkpoint(path)
-    small_one = Checkpoint({"t": np.ones(5, np.float32)}, {})
-    for checkpoint in (held, small_one, small_one, small_one):
-        write_checkpoint(checkpoint, path, external_data=True)
-    for name, array in frozen.items():
-        np.testing.assert_array_equal(held.frozen[name], array)
-    (values,) = tmp_path.glob("checkpoint.*.data")
-    assert values.stat().st_size < TENSOR
 
 
 @pytest.mark.usefixtures("small")

@@ -149,16 +149,6 @@ def test_negative_log_likelihood(tmp_path):
     check(block, lambda x, y: F.nll_loss(x, y, WEIGHT.double(), ignore_index=2), logarithms, CLASSES, tmp_path)
 
 
-def test_weighted_sums_of_losses(tmp_path):
-    class Weighted(onnxblock.Block):
-        def build(self, name):
-            squares, sizes = loss.MSELoss()(name), loss.L1Loss()(name)
-            half = blocks.Mul()(blocks.Constant(0.5)(), squares)
-            return blocks.Add()(half, blocks.Mul()(blocks.Constant(2.0)(), sizes))
-
-    check(Weighted(), lambda x, t: 0.5 * F.mse_loss(x, t) + 2 * F.l1_loss(x, t), SCORES, TARGET, tmp_path)
-
-
 def test_a_loss_of_shape_1(tmp_path):
     class Kept(onnxblock.Block):
         def build(self, name):

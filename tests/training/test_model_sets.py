@@ -6,14 +6,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from command import cli
 from model_sets import SETS
-from typer.testing import CliRunner
 
-from opgrad.cli.app import app
 from opgrad.onnxruntime import lower
-from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.api import CheckpointState, Module, Optimizer
-from opgrad.training.run.samples import sample_batch
 
 RTOL = 2e-4  # of losses after a few steps in float32, whose order of additions differs
 
@@ -21,14 +18,6 @@ RTOL = 2e-4  # of losses after a few steps in float32, whose order of additions 
 @pytest.fixture(params=SETS, ids=lambda each: each.name)
 def model(request):
     return request.param
-
-
-def cli(*words):
-    """Exit status and everything printed."""
-    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
 
 
 def opened(folder, checkpoint):
@@ -85,19 +74,6 @@ def test_the_command_trains_and_exports(model, tmp_path):
         onnx.checker.check_model(exported, full_check=True)
         assert tuple(each.name for each in exported.graph.output) == model.outputs
         assert all(np.isfinite(each).all() for each in stock(path, batch))
-
-
-def test_what_is_in_it_and_who_runs_it(model):
-    for path in (model.folder, model.folder / "eval_model.onnx"):
-        status, text = cli("inspect", path, "--json")
-        found = json.loads(text)
-        assert (status, found["runs"], found["problem"]) == (0, True, None), text
-
-
-def test_a_batch_of_random_numbers_fits(model):
-    """As `opgrad compile` and the benchmark of training steps take it."""
-    artifacts = ArtifactSet.load(model.folder)
-    assert np.isfinite(Trainer(artifacts, 0.0).step(sample_batch(artifacts, model.reference["rows"])))
 
 
 def test_it_runs_lowered(model, tmp_path):

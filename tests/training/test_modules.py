@@ -2,7 +2,6 @@
 
 import fnmatch
 import re
-from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -18,8 +17,6 @@ from opgrad.training.make.selection import Candidates
 from opgrad.training.onnxblock.loss import CrossEntropyLoss
 from opgrad.training.quantization import KINDS, prepare
 from opgrad.training.quantization.modules import keep_paths, paths_of
-from opgrad.tune.language.products import WeightProduct
-from opgrad.tune.lora import module_of
 
 LOSS = CrossEntropyLoss(class_axis=-1)
 
@@ -114,12 +111,6 @@ def test_paths_of_modules(node, scopes, path):
     assert module_path(linear(node, scopes).graph.node[0]) == path
 
 
-def test_adapters_are_named_after_modules():
-    product = WeightProduct("node_MatMul_3", "MatMul", 0, "q", "x", "y", "val_3", 8, 8)
-    assert module_of(product) == "node_MatMul_3"
-    assert module_of(replace(product, module="model.layers.0.self_attn.q_proj")) == "model.layers.0.self_attn.q_proj"
-
-
 def test_names_that_match_nothing_are_told_with_those_of_modules(tmp_path):
     with pytest.raises(ValueError, match=r"'l.weigth', which is no initializer of the model; did you mean 'l.weight'"):
         generate_artifacts(linear("/l/MatMul"), None, ["l.weigth"], LOSS, artifact_directory=tmp_path)
@@ -134,21 +125,6 @@ def test_the_weight_of_a_quantized_layer_has_its_module(tmp_path):
     made = generate_artifacts(model, None, ["scale"], CrossEntropyLoss(), artifact_directory=tmp_path)
     assert made.trainable == ("val_3",)
     assert generate_artifacts(model, ["head.*"], None, CrossEntropyLoss(), artifact_directory=tmp_path).trainable
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("dynamo", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_paths_of_modules_outlast_the_quantizer(kind, dynamo, tmp_path):
-    exported(tmp_path / "model.onnx", dynamo)
-    batches = [{"tokens": np.zeros((2, 5), np.int64)}] if kind == "int8" else ()
-    model = prepare(tmp_path / "model.onnx", kind, batches)
-    made = generate_artifacts(model, None, ["layers.1.0.*", "head.weight"], LOSS, artifact_directory=tmp_path)
-    names = Candidates(onnx.load(tmp_path / "model.onnx")).modules
-    renamed = {named: name for name, several in names.items() for named in several}
-    held = {renamed["layers.1.0.weight"], f"{renamed['layers.1.0.weight']}_scale.log", renamed["head.weight"]}
-    assert held | {"layers.1.0.bias"} == {*made.frozen}
-    assert renamed["layers.0.0.weight"] in made.trainable
 
 
 @pytest.mark.filterwarnings("ignore")

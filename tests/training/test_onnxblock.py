@@ -1,13 +1,11 @@
 """onnxblock as scripts for onnxruntime-training call it, with another import."""
 
-import re
-
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
-from small_models import LABELS, build, gradients_of, normal, perceptron, run, two_outputs
+from small_models import LABELS, gradients_of, perceptron, run, two_outputs
 
 from opgrad.training import ArtifactSet, Trainer, artifacts, onnxblock, read_checkpoint
 from opgrad.training.onnxblock import blocks
@@ -25,34 +23,6 @@ def losses(folder, feeds):
 
 
 # --- the scripts of onnxruntime-training-examples ---
-
-
-def test_parameters_by_name_and_a_loss_by_its_kind(tmp_path):
-    model, frozen = perceptron(), ["w0", "b0"]
-    requires_grad = [each.name for each in model.graph.initializer if each.name not in frozen]
-    artifacts.generate_artifacts(
-        model,
-        requires_grad=requires_grad,
-        frozen_params=frozen,
-        loss=artifacts.LossType.CrossEntropyLoss,
-        optimizer=artifacts.OptimType.AdamW,
-        artifact_directory=str(tmp_path),
-    )
-    found = losses(tmp_path, batch())
-    assert found[-1] < found[0]
-
-
-def test_a_loss_inside_of_the_model(tmp_path):
-    text = """g (float[n, 4] x, float[n, 3] y) => (float loss, float[n, 3] scores) {
-        scores = MatMul(x, w)  d = Sub(scores, y)  q = Mul(d, d)  loss = ReduceMean<keepdims = 0>(q)
-    }"""
-    made = artifacts.generate_artifacts(
-        build(text, normal(w=(4, 3))), ["w"], [], None, artifacts.OptimType.AdamW, bytes(tmp_path)
-    )
-    assert (made.inputs, made.outputs) == (("x", "y"), ("loss", "scores"))
-    feeds = {"x": batch()["x"], "y": np.ones((6, 3), np.float32)}
-    found = losses(tmp_path, feeds)
-    assert found[-1] < found[0]
 
 
 def test_a_block_for_one_of_two_outputs(tmp_path):
@@ -276,9 +246,3 @@ def test_all_nodes_without_gradient_are_told_at_once(tmp_path):
 class Summed(onnxblock.Block):
     def build(self, name):
         return blocks.ReduceSum(keepdims=False)(name)
-
-
-def test_messages_are_one_line(tmp_path):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011
-        built(Dangling(), "scores")
-    assert not re.search(r"\n|==>", str(caught.value))

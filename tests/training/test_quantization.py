@@ -173,13 +173,6 @@ def saturating(a, b):
     return np.clip(pairs, -(2**15), 2**15 - 1).sum(1)
 
 
-def test_products_of_eight_bits_saturate_without_vnni():
-    a, b = RANDOM.integers(0, 256, (16, 64), np.uint8), RANDOM.integers(-128, 128, (64, 16), np.int8)
-    assert (saturating(a, b) != a.astype(np.int64) @ b).mean() > 0.5
-    b = RANDOM.integers(-MOST, MOST + 1, (64, 16), np.int8)
-    assert (saturating(a, b) == a.astype(np.int64) @ b).all()
-
-
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_integer_models_are_exact_on_every_processor(name, per_channel, tmp_path):
@@ -274,21 +267,6 @@ def test_a_batch_normalization_becomes_part_of_its_convolution():
     assert [node.op_type for node in others if node.op_type != "Exp"] == ["Conv"]
     expected = run(model, feeds)
     assert np.abs(run(convert(made), feeds) - expected).max() < 0.05 * np.abs(expected).max()
-
-
-def test_a_gemm_with_factors_keeps_its_bias():
-    text = """<ir_version: 8, opset_import: ["": 17]> g (float[batch, 16] x) => (float[batch, 3] y) {
-        y = Gemm <alpha = 0.5, beta = 2.0> (x, m3, b3) }"""
-    model, feeds = parser.parse_model(text), {"x": RANDOM.normal(size=(9, 16)).astype(np.float32)}
-    for each in ("m3", "b3"):
-        model.graph.initializer.append(
-            numpy_helper.from_array(RANDOM.normal(size=SHAPES[each]).astype(np.float32), each)
-        )
-    expected, most = run(model, feeds), {"int8": 0.02, "int4": 0.2}
-    for kind, tolerance in most.items():
-        made = prepare(model, kind, [feeds])
-        for found in (run(made, feeds, AS_IT_IS), run(convert(made), feeds)):
-            assert np.abs(found - expected).max() < tolerance * np.abs(expected).max()
 
 
 def test_what_a_branch_reads_may_have_no_pair():
@@ -411,14 +389,6 @@ def test_the_command_writes_an_integer_model(kind, files):
         assert run(made, {"x": np.zeros((3, 1, 8, 8), np.float32)}).shape == (3, 3)
 
 
-def test_a_file_of_its_own_for_the_scales(files):
-    np.savez(files / "wide.npz", x=100 * RANDOM.normal(size=(20, 1, 8, 8)).astype(np.float32))
-    assert opgrad(files, "--quantize", "int8", "--calibrate", files / "wide.npz", "--lr", 1e-6).exit_code == 0
-    made = onnx.load(files / "run" / "model.onnx")
-    scales = {each.name: numpy_helper.to_array(each) for each in made.graph.initializer}
-    assert scales["x_scale"] > 1
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -437,49 +407,3 @@ def test_options_that_do_not_fit(words, message, files):
 def test_calibration_is_of_activations(files):
     found = opgrad(files, "--quantize", "int4", "--calibrate", files / "data.npz")
     assert "--calibrate is for activations, and int4 rounds weights alone" in found.output
-
-
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_weights_that_stay_float(kind, tmp_path):
-    """By the name that a weight has before a batch normalization becomes part of it; nothing else has pairs."""
-    text = MODELS["images"][0].replace("(x, w1, b1)", "(x, w1, b1) o = BatchNormalization(c, b2, b1, b2, v)")
-    model = parser.parse_model(text.replace("Relu(c)", "Relu(o)"))
-    read = {each for node in model.graph.node for each in node.input}
-    for each, shape in {**SHAPES, "v": (4,)}.items():
-        if each in read:
-            values = np.abs(RANDOM.normal(size=shape)).astype(np.float32)
-            model.graph.initializer.append(numpy_helper.from_array(values, each))
-    batches = batches_of("images", 1)
-    made = prepare(model, kind, batches if kind == "int8" else (), weights="w1")
-    held = {each.name for each in made.graph.initializer}
-    pairs = [node.input[0] for node in made.graph.node if node.op_type == "QuantizeLinear"]
-    assert [name for name in pairs if name.removesuffix("/limited").endswith("_w1")]
-    assert not {"w2", "w3"}.intersection(name.removesuffix("/limited") for name in pairs)
-    assert {"w2", "w3"} < held
-    assert len(pairs) == (3 if kind == "int8" else 1)
-    after, *_ = trained(made, "images", folder=tmp_path)
-    integers = convert(after)
-    assert {each.data_type for each in integers.graph.initializer if each.name in ("w2", "w3")} == {1}
-    run(integers, batches[0])
-
-
-def test_the_command_takes_patterns_of_weights(tmp_path):
-    onnx.save(model_of("tokens"), tmp_path / "model.onnx")
-    np.savez(tmp_path / "data.npz", **batches_of("tokens", 1)[0], labels=RANDOM.integers(0, 3, 16))
-    places = [tmp_path / "model.onnx", "--data", tmp_path / "data.npz", "--output", tmp_path / "out"]
-    options = [*places, "--loss", "cross-entropy", "--epochs", "1", "--quantize", "int4", "--quantize-weights"]
-    done = CliRunner().invoke(app, ["train", *map(str, options), "m[12]"])
-    assert done.exit_code == 0, done.output
-    held = {each.name: each.data_type for each in onnx.load(tmp_path / "out" / "model.onnx").graph.initializer}
-    assert held["m3"] == onnx.TensorProto.FLOAT
-    assert not {"m1", "m2"} & held.keys()
-    for given, message in (
-        (["k*"], "model.onnx: --quantize-weights has 'k*', which matches no weight that is quantized"),
-        (["a1"], "model.onnx: --quantize-weights has 'a1', which is no weight that is quantized"),
-    ):
-        done = CliRunner().invoke(app, ["train", *map(str, options), *given])
-        assert done.exit_code == 1
-        assert message in done.output
-    plain = [*places, "--loss", "cross-entropy", "--quantize-weights", "m1"]
-    done = CliRunner().invoke(app, ["train", *map(str, plain)])
-    assert "--quantize-weights is of a quantized model, expected --quantize, too" in done.output

@@ -32,16 +32,6 @@ def test_blocks_fall_as_losses_do(most):
     assert len({*found}) == len(BLOCKS)
 
 
-@pytest.mark.parametrize("value", [0.0, 1e-30, -5.0, 7e23, 1e299])
-def test_losses_that_stay_are_low(value):
-    assert blocks_of([value] * 40) == BLOCKS[0] * BLOCKS_OF_A_RUN
-
-
-def test_what_is_not_finite_is_left_out():
-    assert blocks_of([float("nan"), float("inf")]) == ""
-    assert blocks_of([2.0, float("nan"), 1.0]) == BLOCKS[-1] + BLOCKS[0]
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_a_terminal_gets_a_bar_with_blocks(encoding):
     printed = io.TextIOWrapper(io.BytesIO(), encoding)
@@ -55,13 +45,6 @@ def test_a_terminal_gets_a_bar_with_blocks(encoding):
     for part in ("digits [1]", "loss 0.0400", "validation 0.0200", "100 %", "1,234 samples/s"):
         assert part in text
     assert (BLOCKS[-1] in text) == (encoding == "utf-8")
-
-
-def test_without_a_step_nothing_is_shown():
-    screen = Console(file=io.StringIO(), force_terminal=True, width=80)
-    with TrainingBar(screen, "nothing"):
-        pass
-    assert not screen.file.getvalue()
 
 
 # --- lines where no terminal is ---

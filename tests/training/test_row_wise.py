@@ -107,14 +107,3 @@ def test_patterns_are_those_of_other_places():
             node.name = "/goods/Gather"
     for given in ("goods.weight", "goods.*"):
         assert {*Trainer(replace(items(), training_model=model), row_wise=[given]).rows.tables} == {"items.weight"}
-
-
-def test_the_norm_is_that_of_all_gradients():
-    """Of tables and other parameters together, so that clipped steps of gradient descent are the dense ones, too."""
-    rule = SGDRule(max_norm=0.01)
-    dense, _ = trained(rule, [], 8)
-    rows, _ = trained(rule, TABLES, 8)
-    free, _ = trained(SGDRule(), TABLES, 8)
-    assert np.abs(free.parameters["items.weight"] - rows.parameters["items.weight"]).max() > 1e-4
-    for name, array in dense.parameters.items():
-        np.testing.assert_allclose(rows.parameters[name], array, rtol=1e-5, atol=1e-6, err_msg=name)

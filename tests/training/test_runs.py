@@ -11,15 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from artifact_sets import EXAMPLES, write_linear_set
-from typer.testing import CliRunner
+from command import cli
 
 import opgrad
-from opgrad.cli.app import app
 from opgrad.training import ArtifactSet, Dataset, Trainer, read_checkpoint
 from opgrad.training.files.checkpoint import write_checkpoint
 from opgrad.training.run import job
@@ -27,7 +25,7 @@ from opgrad.training.run.fit import Interrupted
 from opgrad.training.run.metrics import EpochMetrics, best_epoch
 from opgrad.training.run.recipe import Recipe
 from opgrad.training.run.schedule import Schedule
-from opgrad.training.run.state import BEST, LAST, PROPERTY, Resumption, RunState, fingerprint
+from opgrad.training.run.state import BEST, LAST, PROPERTY, Resumption, RunState
 
 FULL = Recipe(
     dataset="digits",
@@ -66,13 +64,6 @@ def interrupt_at(rows: int) -> Callable[..., None]:
             signal.raise_signal(signal.SIGINT)
 
     return progress
-
-
-def cli(*words: str | Path) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["train", *map(str, words)], env={"COLUMNS": "200"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
 
 
 def assert_same_checkpoint(first: Path, second: Path) -> None:
@@ -118,38 +109,11 @@ def test_a_resumed_run_gives_what_one_in_one_go_gives(digits: ArtifactSet, tmp_p
     )
 
 
-def test_gradient_descent_and_frozen_parameters_are_resumed_too(tmp_path: Path) -> None:
-    write_linear_set(tmp_path)
-    artifacts = ArtifactSet.load(tmp_path)
-    data = save_lines(tmp_path / "data.npz", 40)
-    recipe = Recipe(epochs=4, batch_size=5, learning_rate=0.05)
-    job.train(artifacts, recipe, data, tmp_path / "whole", nothing)
-    with pytest.raises(Interrupted):
-        job.train(artifacts, recipe, data, tmp_path / "parts", interrupt_at(50))
-    resumption = Resumption.read(tmp_path / "parts" / LAST)
-    assert resumption.state is not None
-    job.train(artifacts, resumption.state.recipe, data, tmp_path / "parts", nothing, resumption)
-    assert_same_checkpoint(tmp_path / "parts" / LAST, tmp_path / "whole" / LAST)
-    assert not (tmp_path / "parts" / BEST).exists()
-
-
 def save_lines(path: Path, rows: int) -> Path:
     random = np.random.default_rng(0)
     x = random.standard_normal((rows, 2))
     np.savez(path, x=x, y=x @ [[2.0], [-1.0]] + 0.5)
     return path
-
-
-def test_more_epochs_may_be_asked_for(digits: ArtifactSet, tmp_path: Path) -> None:
-    base = replace(FULL, schedule="constant", epochs=2)
-    job.train(digits, base, None, tmp_path, nothing)
-    resumption = Resumption.read(tmp_path / LAST)
-    run = job.train(digits, replace(base, epochs=4), None, tmp_path / "more", nothing, resumption)
-    assert [epoch.epoch for epoch in run.state.history] == [1, 2, 3, 4]
-    assert [len(losses) for losses in run.batch_losses] == [27, 27]
-    whole = job.train(digits, replace(base, epochs=4), None, tmp_path / "whole", nothing)
-    assert timeless(run.state) == timeless(whole.state)
-    assert (tmp_path / "more" / BEST).is_file()
 
 
 def test_the_checkpoint_of_another_program_begins_a_run_with_its_moments(digits: ArtifactSet, tmp_path: Path) -> None:
@@ -164,18 +128,6 @@ def test_the_checkpoint_of_another_program_begins_a_run_with_its_moments(digits:
     after = read_checkpoint(tmp_path / "out" / LAST)
     assert after.optimizers["group0"].step == 3 + 9
     assert after.properties["epoch"] == 5
-
-
-def test_a_checkpoint_with_which_another_program_went_on_begins_a_run(digits: ArtifactSet, tmp_path: Path) -> None:
-    """onnxruntime-training keeps our property when it trains on."""
-    job.train(digits, replace(FULL, epochs=1), None, tmp_path, nothing)
-    checkpoint = read_checkpoint(tmp_path / LAST)
-    assert Resumption.read(tmp_path / LAST).state is not None
-    group = replace(checkpoint.optimizers["group0"], step=99)
-    for optimizers in ({"group0": group}, {}):
-        write_checkpoint(replace(checkpoint, optimizers=optimizers), tmp_path / "theirs")
-        assert Resumption.read(tmp_path / "theirs").state is None
-        assert not Resumption.read(tmp_path / "theirs").properties
 
 
 def test_a_state_is_restored_whole_or_not_at_all(digits: ArtifactSet, tmp_path: Path) -> None:
@@ -211,38 +163,17 @@ def test_what_cannot_be_resumed_is_told_before_anything_is_written(digits: Artif
         ((EXAMPLES / "digits_attention" / "checkpoint",), "the checkpoint has the parameters W1, Wk"),
         ((tmp_path / "bad",), "truncated"),
     ):
-        status, told = cli(EXAMPLES / "digits", "--output", out, "--resume", *words)
+        status, told = cli("train", EXAMPLES / "digits", "--output", out, "--resume", *words)
         assert (status, told.count("\n")) == (1, 1)
         assert message in told
         assert not out.exists()
     shutil.copy(checkpoint, tmp_path / BEST)
-    status, told = cli(EXAMPLES / "digits", "--output", out, "--resume", lone, "--epochs", "9")
+    status, told = cli("train", EXAMPLES / "digits", "--output", out, "--resume", lone, "--epochs", "9")
     assert status == 0, told  # the best epoch is the second, of which this is the checkpoint
     write_checkpoint(replace(read_checkpoint(checkpoint), properties={PROPERTY: "{}"}), checkpoint)
-    status, told = cli(EXAMPLES / "digits", "--resume", checkpoint)
+    status, told = cli("train", EXAMPLES / "digits", "--resume", checkpoint)
     assert status == 1
     assert told == f"opgrad: resume: {checkpoint}: the property {PROPERTY} is none that this version of opgrad wrote\n"
-
-
-def test_more_rows_than_the_data_have(digits: ArtifactSet, tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        job.train(digits, FULL, None, tmp_path / "run", interrupt_at(500))
-    checkpoint = tmp_path / "run" / LAST
-    held = read_checkpoint(checkpoint)
-    (group,) = held.optimizers.values()
-    for rows, step, expected in (
-        (1294, group.step, "1294 rows of an epoch are done, expected fewer than its 1294"),
-        (10**6, group.step, "1000000 rows of an epoch are done, expected fewer than its 1294"),
-        (500, -3, "has -3 steps of the optimizer, expected at least 0"),
-    ):
-        values = json.loads(str(held.properties[PROPERTY])) | {"rows": rows}
-        properties = {PROPERTY: json.dumps(values)} if step > 0 else {}
-        changed = replace(held, optimizers={"group0": replace(group, step=step)}, properties=properties)
-        write_checkpoint(changed, tmp_path / "changed")
-        status, told = cli(EXAMPLES / "digits", "--output", tmp_path / "out", "--resume", tmp_path / "changed")
-        assert (status, told.count("\n")) == (1, 1)
-        assert expected in told
-        assert step < 0 or "changed" in told
 
 
 def test_ctrl_c_leaves_a_whole_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -334,12 +265,6 @@ def test_a_state_survives_the_way_through_text() -> None:
             RunState.from_text(text)
 
 
-def test_a_fingerprint_tells_values_dtypes_and_shapes_apart() -> None:
-    arrays = [np.zeros(4, np.float32), np.zeros((2, 2), np.float32), np.zeros(4, np.int32), np.ones(4, np.float32)]
-    assert len({fingerprint(Dataset({"a": array})) for array in arrays}) == 4
-    assert fingerprint(Dataset({"a": arrays[0]})) == fingerprint(Dataset({"a": arrays[0].copy()}))
-
-
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
@@ -402,7 +327,7 @@ def test_schedules() -> None:
 
 def test_metrics_of_every_epoch_are_written(tmp_path: Path) -> None:
     options = ("--epochs", "3", "--validation", "100", "--schedule", "linear", "--accumulate", "4")
-    status, text = cli(EXAMPLES / "digits", *options, "--output", tmp_path)
+    status, text = cli("train", EXAMPLES / "digits", *options, "--output", tmp_path)
     assert status == 0, text
     assert "validation loss" in text
     with (tmp_path / "metrics.csv").open() as file:
@@ -435,17 +360,10 @@ def test_metrics_of_every_epoch_are_written(tmp_path: Path) -> None:
 def test_settings_that_make_no_sense_leave_nothing_behind(
     tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
-    status, text = cli(EXAMPLES / "digits", *options, "--output", tmp_path / "out")
+    status, text = cli("train", EXAMPLES / "digits", *options, "--output", tmp_path / "out")
     assert (status, text.count("\n")) == (1, 1)
     assert message in text
     assert not (tmp_path / "out").exists()
-
-
-def test_an_output_that_cannot_be_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    status, text = cli(EXAMPLES / "digits", "--output", tmp_path / "file")
-    assert status == 2
-    assert "is a file" in text
 
 
 @pytest.mark.parametrize(
@@ -466,16 +384,3 @@ def test_recipes_name_what_is_wrong(tmp_path: Path, text: str, message: str) -> 
     (tmp_path / "recipe.toml").write_text(text)
     with pytest.raises(ValueError, match=message):
         Recipe.load(tmp_path)
-
-
-def test_recipes_have_the_same_settings_as_the_command(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(EXAMPLES / "digits", tmp_path / "set"))
-    text = (folder / "recipe.toml").read_text()
-    more = 'validation = 0.1\npatience = 4\nschedule = "cosine"\nwarmup = 3\naccumulate = 2\nclip_norm = 0.5\n'
-    (folder / "recipe.toml").write_text(more + text)
-    words = ("--validation", "0.1", "--patience", "4", "--schedule", "cosine", "--warmup", "3", "--accumulate", "2")
-    for source, options, out in ((folder, (), "a"), (EXAMPLES / "digits", (*words, "--clip-norm", "0.5"), "b")):
-        assert cli(source, "--epochs", "2", *options, "--output", tmp_path / out)[0] == 0
-    settings: list[Any] = [json.loads((tmp_path / out / "metrics.json").read_text())["settings"] for out in "ab"]
-    assert settings[0] == settings[1]
-    assert_same_checkpoint(tmp_path / "a" / LAST, tmp_path / "b" / LAST)

@@ -152,20 +152,6 @@ def test_frequencies_of_positions_and_constants_of_the_input_are_not_trained(tmp
     assert set(made.constants) == {"mean", "scale", "frequencies"}
 
 
-def test_learned_numbers_beside_an_input_are_weights(tmp_path):
-    """Positions beside embeddings that are given, a layer that learns frequencies, a model of nothing but scales."""
-    text = """g (float[n, 16, 4] x) => (float[n, 3] scores) {
-        p = Add(x, positions)  a = MatMul(p, waves)  s = Sin(a)  pool = ReduceMean<axes = [1], keepdims = 0>(s)
-        scores = MatMul(pool, w)
-    }"""
-    made = generate_artifacts(
-        build(text, normal(positions=(16, 4), waves=(4, 8), w=(8, 3))), loss=CE, artifact_directory=tmp_path
-    )
-    assert made.trainable == ("positions", "waves", "w")
-    scales = build("g (float[n, 3] x) => (float[n, 3] y) { h = Mul(x, a) y = Add(h, b) }", normal(a=(3,), b=(3,)))
-    assert generate_artifacts(scales, loss=CE, artifact_directory=tmp_path).trainable == ("a", "b")
-
-
 class Scaled(onnxblock.Block):
     """A loss of one's own with a table and a layer in it."""
 
@@ -204,29 +190,6 @@ def test_weights_of_a_loss_are_constants(loss, requires_grad, tmp_path):
 def test_weights_of_a_loss_are_trained_if_they_are_named(tmp_path):
     made = generate_artifacts(perceptron(), ["w0", "own"], loss=Scaled(), artifact_directory=tmp_path)
     assert made.trainable == ("w0", "own")
-
-
-@pytest.mark.parametrize("requires_grad", [None, ["*"], ["*_table"]])
-def test_tables_of_embedding_normalization_are_weights(requires_grad, tmp_path):
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
-        g (int32[n, 6] tokens, int32[n, 6] segments) => (float[n, 3] scores) {
-            e, mask = com.microsoft.EmbedLayerNormalization(tokens, segments, word_table, place_table, segment_table,
-                                                            gamma, beta)
-            pool = ReduceMean<axes = [1], keepdims = 0>(e)  scores = MatMul(pool, w)
-        }""")
-    shapes = {"word_table": (9, 8), "place_table": (6, 8), "segment_table": (2, 8), "gamma": (8,), "beta": (8,)}
-    arrays = normal(**shapes, w=(8, 3))
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
-    made = generate_artifacts(model, requires_grad, loss=CE, optimizer=OptimType.SGD, artifact_directory=tmp_path)
-    tables = ("word_table", "place_table", "segment_table")
-    assert made.trainable == (tables if requires_grad == ["*_table"] else (*shapes, "w"))
-    trainer = Trainer(ArtifactSet.load(tmp_path), 0.5)
-    feeds = {"tokens": np.arange(36).reshape(6, 6) % 9, "segments": np.arange(36).reshape(6, 6) % 2}
-    batch = {**{name: each.astype(np.int32) for name, each in feeds.items()}, "labels": LABELS}
-    before = {name: trainer.parameters[name].copy() for name in tables}
-    losses = [trainer.step(batch) for _ in range(4)]
-    assert losses[-1] < losses[0]
-    assert all((trainer.parameters[name] != array).any() for name, array in before.items())
 
 
 def test_weights_inside_of_functions_and_branches(tmp_path):
@@ -281,12 +244,6 @@ def test_names_that_stand_for_nothing(requires_grad, frozen_params, message, tmp
         generate_artifacts(model, requires_grad, frozen_params, CE, artifact_directory=tmp_path)
     assert message in str(caught.value)
     assert not list(tmp_path.iterdir())
-
-
-def test_names_that_are_none(tmp_path):
-    for given in (3, [3]):
-        with pytest.raises(TypeError, match="requires_grad has 3, expected names"):
-            generate_artifacts(perceptron(), given, loss=CE, artifact_directory=tmp_path)
 
 
 def test_models_without_weights(tmp_path):
@@ -364,23 +321,3 @@ def test_gradients_of_normalization_have_what_the_old_package_demands(tmp_path):
     nodes = {node.op_type: node for node in onnx.load(tmp_path / "training_model.onnx").graph.node}
     assert all(nodes["LayerNormalizationGrad"].output[:3])
     assert len(nodes["LayerNormalizationGrad"].output) == 3
-
-
-def test_old_batch_normalizations_can_be_trained(tmp_path):
-    text = """g (float[4, 2, 6, 6] x) => (float[4, 2] y) {
-        n = BatchNormalization(x, scale, bias, mean, var)  p = GlobalAveragePool(n)  y = Flatten(p)
-    }"""
-    weights = {name: np.ones(2, np.float32) for name in ("scale", "bias", "mean", "var")}
-    generate_artifacts(build(text, weights, opset=9), loss=CE, artifact_directory=tmp_path, batch_norm="train")
-    assert modes(tmp_path) == "BatchNormInternal"
-
-
-def test_statistics_of_a_batch_normalization_that_trains_are_parameters(tmp_path):
-    made = generate_artifacts(images(True), ["w1"], None, CE, artifact_directory=tmp_path)
-    assert (made.trainable, made.frozen) == (("w1",), ("mean", "var"))
-    assert modes(tmp_path) == "BatchNormInternal"  # although nothing before it is trained
-
-
-def test_another_word_for_batch_norm(tmp_path):
-    with pytest.raises(ValueError, match="batch_norm is 'eval', expected 'model', 'train' or 'freeze'"):
-        generate_artifacts(images(), loss=CE, artifact_directory=tmp_path, batch_norm="eval")

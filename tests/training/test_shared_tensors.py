@@ -98,17 +98,6 @@ def test_copies_compute_the_same(tmp_path):
     assert (trainer.parameters["v"] != trainer.parameters["v.copy"]).any()
 
 
-def test_large_tensors_are_untied_without_their_values(tmp_path):
-    text = "g (float[n, 600] x) => (float[n, 600] scores) { h = MatMul(x, v)  scores = MatMul(h, v) }"
-    path = tmp_path / "model.onnx"
-    onnx.save(build(text, normal(v=(600, 600))), path, save_as_external_data=True, size_threshold=0, location="v.data")
-    made = generate_artifacts(path, None, None, LossType.MSELoss, SGD, tmp_path, untie=True)
-    found = read_checkpoint(tmp_path / "checkpoint").trainable
-    assert made.trainable == ("v", "v.copy")
-    np.testing.assert_array_equal(found["v"], found["v.copy"])
-    np.testing.assert_array_equal(found["v"], normal(v=(600, 600))["v"])
-
-
 def test_a_module_that_is_called_twice_is_one_layer(tmp_path):
     model = norms(("", ""))
     for node in model.graph.node:

@@ -98,20 +98,6 @@ def test_what_onnxruntime_takes_is_trained(case, tmp_path):
     assert not inspect(path).training.problems
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_the_command_trains_them(case, tmp_path):
-    model, others = case()
-    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
-    np.savez(tmp_path / "data.npz", x=X, labels=LABELS, **others)
-    options = ["--loss", "cross-entropy", "--epochs", "3", "--batch-size", "8", "--validation", "0.2"]
-    places = ["--data", tmp_path / "data.npz", "--output", tmp_path / "out", "--export", tmp_path / "trained.onnx"]
-    done = CliRunner().invoke(app, ["train", str(tmp_path / "model.onnx"), *options, *map(str, places)])
-    assert done.exit_code == 0, done.output
-    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["exported_accuracy"] is not None
-    session = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
-    assert session.run(None, {"x": X[:6], **others})[0].shape == (6, 3)
-
-
 def test_inputs_of_all_examples_are_given_to_every_batch(tmp_path):
     model, others = state_of_one_row()
     generate_artifacts(model, loss=CE, optimizer=OptimType.SGD, artifact_directory=tmp_path)
@@ -126,21 +112,6 @@ def test_inputs_of_all_examples_are_given_to_every_batch(tmp_path):
     np.testing.assert_array_equal(second.arrays["state"], others["state"])
     batches = [Trainer(artifacts, 0.0).evaluate(Dataset(data.arrays), size).loss for size in (7, 40)]
     assert batches[0] == pytest.approx(batches[1], rel=1e-6)
-
-
-def test_an_input_of_one_row_alone_is_a_batch_of_one(tmp_path):
-    model = perceptron()
-    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
-    model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 1
-    generate_artifacts(model, loss=CE, optimizer=OptimType.SGD, artifact_directory=tmp_path)
-    assert ArtifactSet.load(tmp_path).batch_rows == 1
-
-
-def test_a_circle_is_told(tmp_path):
-    model = perceptron()
-    model.graph.node[0].input[0] = "scores"
-    with pytest.raises(ValueError, match="the model is wrong"):
-        generate_artifacts(model, loss=CE, artifact_directory=tmp_path)
 
 
 ZIPPED = """<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 1]>

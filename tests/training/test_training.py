@@ -2,10 +2,8 @@
 
 import json
 import shutil
-import weakref
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -14,9 +12,7 @@ from artifact_sets import EXAMPLES, SETS, write_checkpoint, write_linear_set
 from small_models import build
 
 from opgrad.onnx.graph.graph import Graph
-from opgrad.optim import SplitAdamW
 from opgrad.training import ArtifactSet, Dataset, TensorSpec, Trainer, load_named, read_checkpoint
-from opgrad.training.api import CheckpointState, Module, Optimizer
 from opgrad.training.files.objective import find_scores
 from opgrad.training.run.job import train
 from opgrad.training.run.recipe import Recipe
@@ -246,33 +242,3 @@ def test_the_learning_rate_is_an_attribute(tmp_path: Path) -> None:
         np.testing.assert_allclose(before - trainer.parameters["w"], rate * trainer.gradients["w"], rtol=1e-6)
     trainer.optimizer.learning_rate = 0.75
     assert trainer.learning_rate == 0.75
-
-
-@pytest.mark.parametrize(
-    ("value", "kind"), [("0.1", TypeError), (None, TypeError), (True, TypeError), (-1, ValueError)]
-    + [(value, ValueError) for value in (float("nan"), float("inf"), np.float32("nan"))],
-)  # fmt: skip
-def test_what_is_no_learning_rate(digits: ArtifactSet, value: object, kind: type[Exception]) -> None:
-    with pytest.raises(kind, match="learning_rate is"):
-        Trainer(digits, value)  # type: ignore[arg-type]
-    trainer = Trainer(digits)
-    with pytest.raises(kind, match="learning_rate is"):
-        trainer.learning_rate = value  # type: ignore[assignment]
-    assert trainer.learning_rate == 1e-3
-
-
-def test_attributes_that_there_are_not_cannot_be_set(digits: ArtifactSet, tmp_path: Path) -> None:
-    """A misspelt name would be taken, and change nothing."""
-    write_linear_set(tmp_path)
-    state = CheckpointState.load_checkpoint(EXAMPLES / "digits" / "checkpoint")
-    module = Module(EXAMPLES / "digits" / "training_model.onnx", state)
-    trainer = Trainer(digits)
-    split = SplitAdamW(np.zeros(3, ml_dtypes.bfloat16), np.zeros(3, np.float32), 0.1)
-    others = (
-        Trainer(ArtifactSet.load(tmp_path)).optimizer,
-        Optimizer(EXAMPLES / "digits" / "optimizer_model.onnx", module),
-    )
-    for each in (trainer, trainer.optimizer, *others, split):
-        with pytest.raises(AttributeError, match="no attribute 'lr'"):
-            each.lr = 0.1  # type: ignore[union-attr]
-    assert weakref.ref(trainer)() is trainer

@@ -27,7 +27,7 @@ from opgrad.training.files.accumulators import BUFFER_SUFFIX, RESET
 from opgrad.training.files.artifact_set import FILES, tensor_spec
 from opgrad.training.files.checkpoint import Checkpoint, read_checkpoint
 from opgrad.training.files.checkpoint_files import data_of
-from opgrad.training.files.names import VALUES
+from opgrad.training.files.model_files import VALUES
 from opgrad.training.files.rules import read_rule
 from opgrad.training.files.tensor_values import read_apart, read_shared
 from opgrad.training.make.checks import refused_types

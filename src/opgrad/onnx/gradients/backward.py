@@ -1,20 +1,19 @@
 """Reverse-mode differentiation of a graph: it turns the gradients of some values into those of earlier values."""
 
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
-from opgrad.onnx.gradients.advice import hint
+from opgrad.onnx.gradients.expansion import expand
 from opgrad.onnx.gradients.reach import cut_off, depending, differentiable_inputs, paths, quantized, rule_of
-from opgrad.onnx.gradients.recomputation import formula
 from opgrad.onnx.graph.body import GraphBody
 from opgrad.onnx.graph.declarations import naming
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.messages import FLOATS
-from opgrad.onnx.graph.nodes import outside, title
+from opgrad.onnx.graph.messages import FLOATS, copied, domain_of
+from opgrad.onnx.graph.nodes import captured, outside, read_by, reads_values, rename, title
 from opgrad.onnx.rules import lists
 from opgrad.onnx.rules.errors import Instead
 from opgrad.onnx.rules.node import Node
@@ -189,3 +188,127 @@ def problem_text(problems: Collection[str]) -> str:
     """One message for all nodes without gradient."""
     count = "one node has" if len(problems) == 1 else f"{len(problems)} nodes have"
     return f"gradients: {count} no gradient: {'; '.join(problems)}"
+
+
+# --- recomputation ----------------------------------------------------------------------------------------------------
+
+
+def formula(declared: Declared, node: Node, forward: Graph, body: GraphBody) -> tuple[Graph, dict[int, str]]:
+    """The formula of a node as a graph of its own, and the names of the results that have gradients, by their places.
+
+    The graph's inputs have the names of the node's inputs; all its other names are new ones of `body`.
+    """
+    inner = body.beside()
+    inner.scope(f"{node.proto.name or node.proto.op_type}_Again")
+    given = declared.rule(Node(copied(node.proto), forward, inner, [], list(node.needed)))
+    values = [given] if isinstance(given, Value) else list(given or [])
+    results: dict[int, str] = {}
+    for place, dy in enumerate(node.dys):
+        if dy is not None:
+            value = values[place] if place < len(values) else None
+            if value is None:
+                raise NoGradient(f"what is differentiated depends on its output {place}, which has no gradient")
+            results[place] = value.apply("Identity").name
+    inner.keep(results.values())
+    graph = helper.make_graph(inner.nodes, "formula", _inputs(inner, forward), [], inner.initializers)
+    graph.output.extend(helper.make_empty_tensor_value_info(name) for name in results.values())
+    model = helper.make_model(graph, opset_imports=forward.model.opset_import)
+    wanted = {node.proto.input[place] for place in node.needed}
+    expanded = expand(Graph(model, wanted), results.values(), wanted)
+    return _with_names_of(body, expanded, {name for each in inner.nodes for name in each.output}, wanted), results
+
+
+def _inputs(inner: GraphBody, forward: Graph) -> list[onnx.ValueInfoProto]:
+    """What the formula reads of the graph around it, as the inputs of its own graph."""
+    own = {name for node in inner.nodes for name in node.output} | {each.name for each in inner.initializers}
+    return [_declared(forward, name) for name in sorted(read_by(inner.nodes) - own)]
+
+
+def _declared(forward: Graph, name: str) -> onnx.ValueInfoProto:
+    kind = forward.element_type(name)
+    if kind is None:
+        raise NoGradient(f"the graph does not tell the type of {name!r}; declare it in the graph's value_info")
+    return helper.make_tensor_value_info(name, kind, forward.sizes(name))
+
+
+def _with_names_of(body: GraphBody, forward: Graph, known: set[str], wanted: set[str]) -> Graph:
+    """The same graph, in which the names that the expansion of functions made are new in `body`, too."""
+    model = forward.model
+    made = [name for node in model.graph.node for name in node.output if name and name not in known]
+    names = {name: body.free(name) for name in made}
+    if not names:
+        return forward
+    for node in model.graph.node:
+        rename(node, names)
+    del model.graph.value_info[:]
+    return Graph(model, wanted)
+
+
+# --- advice -----------------------------------------------------------------------------------------------------------
+
+
+FIXING = "python -m onnxruntime.tools.make_dynamic_shape_fixed does it"
+Axis = tuple[str, int, str]  # an input of the graph, an axis of it, and the name of its size
+
+
+def hint(forward: Graph, node: onnx.NodeProto) -> str:
+    """The text that a message adds to the reason why a node has no gradient; "" if the graph gives no clue.
+
+    It names the open sizes of the model's inputs that the condition of an If depends on.
+    """
+    if node.op_type != "If" or domain_of(node):
+        return ""
+    found = list(dict.fromkeys(_deciding(forward, node.input[0])))
+    if not found:
+        return ""
+    told = ", ".join(f"axis {axis}{f' ({size})' if size else ''} of {name!r}" for name, axis, size in found)
+    return f"; that depends on the size of the input's {told}: fix it, {FIXING}"
+
+
+def _deciding(forward: Graph, name: str) -> Iterator[Axis]:
+    """The open sizes of the graph's inputs on which a value depends."""
+    seen, waiting = {name}, [name]
+    while waiting:
+        value = waiting.pop()
+        node = forward.producers.get(value)
+        if node is None:
+            continue
+        if not reads_values(node):
+            yield from _open(forward, node.input[0], _asked(forward, value))
+            continue
+        for each in captured(node):
+            if each not in seen:
+                seen.add(each)
+                waiting.append(each)
+
+
+def _asked(forward: Graph, shape: str) -> set[int] | None:
+    """The axes whose sizes Gather nodes pick from a shape; None if all axes are read or the axes are not constant."""
+    readers = [node for node in forward.graph.node if shape in node.input]
+    indices = [forward.constant(node.input[1]) for node in readers if node.op_type == "Gather"]
+    if len(indices) < len(readers) or any(each is None for each in indices):
+        return None
+    return {int(index) for each in indices if each is not None for index in each.ravel()}
+
+
+def _open(forward: Graph, name: str, asked: set[int] | None) -> Iterator[Axis]:
+    """The axes of the graph's inputs that the open sizes of a value come from. asked: its axes that matter, or None."""
+    inputs = {each.name: each for each in forward.graph.input}
+    sizes = forward.sizes(name)
+    rank = len(sizes) if sizes is not None else 0
+    axes = {axis % rank if rank else axis for axis in asked} if asked is not None else None
+    if name in inputs:
+        yield from _of_input(inputs[name], axes)
+        return
+    symbols = {
+        size for axis, size in enumerate(sizes or ()) if isinstance(size, str) and (axes is None or axis in axes)
+    }
+    known = [each for value in inputs.values() for each in _of_input(value, None)]
+    named = [each for each in known if each[2] in symbols]
+    yield from named or known
+
+
+def _of_input(value: onnx.ValueInfoProto, axes: set[int] | None) -> Iterator[Axis]:
+    for axis, size in enumerate(value.type.tensor_type.shape.dim):
+        if not size.HasField("dim_value") and (axes is None or axis in axes):
+            yield value.name, axis, size.dim_param

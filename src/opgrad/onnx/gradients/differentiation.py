@@ -93,19 +93,19 @@ def _keep_statistics(model: onnx.ModelProto, given: set[str]) -> None:
             node.op_type = "BatchNormTraining"
 
 
-def problems(model: onnx.ModelProto, of: Sequence[str], with_respect_to: Sequence[str]) -> list[str]:
-    """Why `gradients` of these values would fail: a line for each node that has no gradient."""
-    forward = prepared(_simplified(load(model, WHO), of, with_respect_to), of, with_respect_to)
+def outlook(
+    model: onnx.ModelProto, of: Sequence[str], with_respect_to: Sequence[str]
+) -> tuple[list[str], list[Recognition]]:
+    """Why `gradients` of these values would fail, and what it makes of each softmax that stands before a product.
+
+    The reasons have a line for each node that has no gradient.
+    """
+    simple = _simplified(load(model, WHO), of, with_respect_to)
+    forward, found = with_attention(prepared(simple, of, with_respect_to, in_tiles=False), of, with_respect_to)
     body = GraphBody(forward.opset, forward.names())
     backward = Backward(forward, body, of, with_respect_to)
     backward.walk({name: _seed(forward, body, name) for name in of})
-    return backward.problems
-
-
-def attentions(model: onnx.ModelProto, of: Sequence[str], with_respect_to: Sequence[str]) -> list[Recognition]:
-    """What `gradients` of these values makes of each softmax that stands before a product."""
-    simple = _simplified(load(model, WHO), of, with_respect_to)
-    return with_attention(prepared(simple, of, with_respect_to, in_tiles=False), of, with_respect_to)[1]
+    return backward.problems, found
 
 
 def _simplified(model: onnx.ModelProto, keep: Sequence[str], wanted: Sequence[str], plain: bool = False) -> Graph:

@@ -26,9 +26,7 @@ from opgrad.onnx.graph.large import size_of
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnx.graph.nodes import all_nodes
 from opgrad.onnx.graph.opset import align_functions
-from opgrad.onnx.graph.recurrent import time_first
-from opgrad.onnx.graph.repair import mend
-from opgrad.onnx.graph.sparse import make_dense
+from opgrad.onnx.graph.repair import make_dense, mend, time_first
 
 MOST_OPSET = 1 << 31  # what onnx's own functions take
 MOST_CALLS, MOST_NODES = 100, 1 << 20  # the depth of calls of functions, which onnx limits too, and nodes in all

@@ -74,9 +74,7 @@ def _renamed(node: onnx.NodeProto, op: str, opset: int) -> onnx.NodeProto:
 # --- of ai.onnx.ml ---
 
 
-@stand_in_for("Scaler", "Normalizer")
-def _scaled(node: Unknown) -> Sequence[Value]:
-    return [node.required(0).cast(TensorProto.FLOAT)]
+stand_in_for("Scaler", "Normalizer")(lambda node: [node.required(0).cast(TensorProto.FLOAT)])
 
 
 @stand_in_for("LinearRegressor", "SVMRegressor")
@@ -88,9 +86,7 @@ def _regression(node: Unknown) -> Sequence[Value]:
 # --- products ---
 
 
-@stand_in_for("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation")
-def _product(node: Unknown) -> Sequence[Value]:
-    return [fused_product(node)]
+stand_in_for("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation")(lambda node: [fused_product(node)])
 
 
 @stand_in_for("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
@@ -145,14 +141,8 @@ def _gated(node: Unknown) -> Sequence[Value]:
     return [node.required(0) if node.input(1) is not None else node.required(0).split(2, -1)[0]]
 
 
-@stand_in_for("QLinearAdd", "QLinearMul")
-def _integers_broadcast(node: Unknown) -> Sequence[Value]:
-    return [node.required(0) + node.required(3)]
-
-
-@stand_in_for("BiasSplitGelu")
-def _half(node: Unknown) -> Sequence[Value]:
-    return node.required(0).split(2, -1)[:1]
+stand_in_for("QLinearAdd", "QLinearMul")(lambda node: [node.required(0) + node.required(3)])
+stand_in_for("BiasSplitGelu")(lambda node: node.required(0).split(2, -1)[:1])
 
 
 @stand_in_for("GatherBlockQuantized")
@@ -162,9 +152,7 @@ def _rows_of_blocks(node: Unknown) -> Sequence[Value]:
     return [node.body.concat(*[scales] * int(node.attributes.get("block_size", 128)), axis=-1)]
 
 
-@stand_in_for("GatedDeltaNet")
-def _delta_net(node: Unknown) -> Sequence[Value | None]:
-    return [node.required(2), node.input(6)]
+stand_in_for("GatedDeltaNet")(lambda node: [node.required(2), node.input(6)])
 
 
 @stand_in_for("LinearAttention")
@@ -194,9 +182,7 @@ def _with_axis(node: Unknown) -> Sequence[Value]:
     return [node.body.node("Unsqueeze", node.required(0), axis)]
 
 
-@stand_in_for("CDist")
-def _distances(node: Unknown) -> Sequence[Value]:
-    return [node.body.node("MatMul", node.required(0), node.required(1).transpose(1, 0))]
+stand_in_for("CDist")(lambda node: [node.body.node("MatMul", node.required(0), node.required(1).transpose(1, 0))])
 
 
 @stand_in_for("DynamicQuantizeLSTM")
@@ -236,9 +222,7 @@ def _of_images(node: Unknown, x: Value, op: str, *others: Value, last: int = 0) 
     return y.transpose(0, 2, 3, 1)
 
 
-@stand_in_for("TorchEmbedding")
-def _rows(node: Unknown) -> Sequence[Value]:
-    return [node.body.node("Gather", node.required(0), node.required(1))]
+stand_in_for("TorchEmbedding")(lambda node: [node.body.node("Gather", node.required(0), node.required(1))])
 
 
 @stand_in_for("EmbedLayerNormalization")
@@ -293,9 +277,7 @@ def _dropout(node: Unknown) -> Sequence[Value]:
     return [x.apply("Identity"), x.equals(x)]
 
 
-@stand_in_for("PackedAttention")
-def _packed_attention(node: Unknown) -> Sequence[Value]:
-    return [_value_part(node, node.required(0), node.required(1))]
+stand_in_for("PackedAttention")(lambda node: [_value_part(node, node.required(0), node.required(1))])
 
 
 @stand_in_for("QAttention")

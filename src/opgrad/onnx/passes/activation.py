@@ -8,8 +8,7 @@ from onnx import TensorProto
 
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, MICROSOFT
-from opgrad.onnx.passes.patterns import factors, is_near, plus, power, same_shape, without
-from opgrad.onnx.passes.single_nodes import at_each
+from opgrad.onnx.passes.patterns import at_each, factors, is_near, plus, power, same_shape, without
 
 GELU_FROM, SWISH_FROM = 20, 24  # the first opsets with Gelu and Swish
 CUBIC, SLOPE = 0.044715, math.sqrt(2 / math.pi)  # tanh(SLOPE * (x + CUBIC * x^3)) is nearly erf(x / sqrt(2))

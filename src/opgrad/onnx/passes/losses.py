@@ -6,7 +6,7 @@ from onnx import helper
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import MICROSOFT, declared_types, domain_of, import_microsoft
 from opgrad.onnx.graph.nodes import attributes_of
-from opgrad.onnx.passes.single_nodes import at_each
+from opgrad.onnx.passes.patterns import at_each
 
 ONE_AXIS_FROM = 13  # before this opset LogSoftmax takes all axes from `axis` on together as one row
 CLASSES = 1  # the axis of the classes

@@ -10,8 +10,7 @@ from onnx import TensorProto, helper
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import domain_of
 from opgrad.onnx.graph.nodes import attributes_of
-from opgrad.onnx.passes.patterns import is_near, mean_axes, plus, power
-from opgrad.onnx.passes.single_nodes import at_each
+from opgrad.onnx.passes.patterns import at_each, is_near, mean_axes, plus, power
 
 LAYER_FROM, RMS_FROM = 17, 23  # the first opsets of ONNX with LayerNormalization and RMSNormalization
 RAISED_FROM = 13  # onnxruntime has them in older opsets, too, but onnx cannot convert older models that have them

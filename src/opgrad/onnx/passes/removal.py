@@ -7,9 +7,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.nodes import attributes_of, registering
+from opgrad.onnx.graph.nodes import attributes_of, leave_out_results, needed, read_by, registering
 from opgrad.onnx.graph.sizes import Term, Terms
-from opgrad.onnx.passes.single_nodes import at_each
+from opgrad.onnx.passes.patterns import at_each
 from opgrad.onnx.passes.sizes import Shapes, slice_limits, terms_of
 
 Test = Callable[[Graph, onnx.NodeProto], bool]
@@ -59,9 +59,7 @@ def _sizes_stay(graph: Graph, node: onnx.NodeProto) -> bool:
     return before is not None and before == after and None not in before
 
 
-@unchanged("Identity")
-def _identity(graph: Graph, node: onnx.NodeProto) -> bool:
-    return True
+unchanged("Identity")(lambda graph, node: True)
 
 
 @unchanged("Dropout")
@@ -72,9 +70,7 @@ def _dropout(graph: Graph, node: onnx.NodeProto) -> bool:
     return training is not None and not np.any(training)
 
 
-@unchanged("Cast")
-def _cast(graph: Graph, node: onnx.NodeProto) -> bool:
-    return graph.element_type(node.input[0]) == attributes_of(node)["to"]
+unchanged("Cast")(lambda graph, node: graph.element_type(node.input[0]) == attributes_of(node)["to"])
 
 
 @unchanged("CastLike")
@@ -93,9 +89,7 @@ def _reshape(graph: Graph, node: onnx.NodeProto) -> bool:
     return equal >= len(before) - 1 if before else True
 
 
-@unchanged("Flatten", "Squeeze", "Unsqueeze")
-def _same_sizes(graph: Graph, node: onnx.NodeProto) -> bool:
-    return _sizes_stay(graph, node)
+unchanged("Flatten", "Squeeze", "Unsqueeze")(lambda graph, node: _sizes_stay(graph, node))
 
 
 @unchanged("Tile")
@@ -129,9 +123,7 @@ def _transpose(graph: Graph, node: onnx.NodeProto) -> bool:
     return list(order) == sorted(order)
 
 
-@unchanged("Concat", "Sum", "Max", "Min", "Mean")
-def _single(graph: Graph, node: onnx.NodeProto) -> bool:
-    return len(node.input) == 1
+unchanged("Concat", "Sum", "Max", "Min", "Mean")(lambda graph, node: len(node.input) == 1)
 
 
 @unchanged("Slice")
@@ -160,14 +152,8 @@ def _pad(graph: Graph, node: onnx.NodeProto) -> bool:
     return pads is not None and not np.any(pads)
 
 
-@unchanged("Add", "Sub")
-def _zero(graph: Graph, node: onnx.NodeProto) -> bool:
-    return _is_neutral(graph, node.input, 0)
-
-
-@unchanged("Mul", "Div", "Pow")
-def _one(graph: Graph, node: onnx.NodeProto) -> bool:
-    return _is_neutral(graph, node.input, 1)
+unchanged("Add", "Sub")(lambda graph, node: _is_neutral(graph, node.input, 0))
+unchanged("Mul", "Div", "Pow")(lambda graph, node: _is_neutral(graph, node.input, 1))
 
 
 def _is_neutral(graph: Graph, operands: Sequence[str], number: float) -> bool:
@@ -223,3 +209,27 @@ def _reshapes(graph: Graph, first: onnx.NodeProto, node: onnx.NodeProto) -> bool
 
 
 PAIRS = {"Cast": _casts, "Transpose": _transposes, "Reshape": _reshapes}
+
+
+# --- dead code -----------------------------------------------------------------------------------------------------
+
+
+def remove_dead(graph: Graph) -> bool:
+    """Remove the nodes that no output and no kept value depends on."""
+    nodes = list(graph.nodes())
+    kept = needed(nodes, graph.kept)
+    read, places = read_by(kept).union(graph.kept), {id(node) for node in kept}
+    dead = [node for node in nodes if id(node) not in places]
+    for node in dead:
+        graph.substitute(node, [])
+    trimmed = [leave_out_results(node, read) for node in kept]
+    return _remove_initializers(graph, read) or bool(dead) or any(trimmed)
+
+
+def _remove_initializers(graph: Graph, read: set[str]) -> bool:
+    tensors, changed = graph.graph.initializer, False
+    for index in reversed(range(len(tensors))):
+        if tensors[index].name not in read:
+            del graph.initializers[tensors[index].name], tensors[index]
+            changed = True
+    return changed

@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.messages import domain_of
 from opgrad.onnx.graph.nodes import attributes_of, registering
-from opgrad.onnx.graph.sizes import Term, Terms, numbers, terms
+from opgrad.onnx.graph.sizes import Term, Terms, constant_target, numbers, terms
 
 LONGEST = 64  # the most numbers of an array that is taken for a shape
 
@@ -60,14 +62,8 @@ def _shape(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
     return None if sizes is None else sizes[given.get("start", 0) : given.get("end", len(sizes))]
 
 
-@rule("Size")
-def _size(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    return _product(terms_of(shapes.graph, node.input[0]))
-
-
-@rule("ReduceProd")
-def _reduce_prod(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    return _product(shapes(node.input[0]))
+rule("Size")(lambda shapes, node: _product(terms_of(shapes.graph, node.input[0])))
+rule("ReduceProd")(lambda shapes, node: _product(shapes(node.input[0])))
 
 
 def _product(terms: Terms | None) -> Terms | None:
@@ -161,14 +157,8 @@ def _each(shapes: Shapes, node: onnx.NodeProto, function: Callable[[Term, Term],
     return [None if a is None or b is None else function(a, b) for a, b in pairs]
 
 
-@rule("Mul")
-def _mul(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    return _each(shapes, node, lambda a, b: a * b)
-
-
-@rule("Div")
-def _div(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    return _each(shapes, node, _quotient)
+rule("Mul")(lambda shapes, node: _each(shapes, node, lambda a, b: a * b))
+rule("Div")(lambda shapes, node: _each(shapes, node, _quotient))
 
 
 def _quotient(a: Term, b: Term) -> Term | None:
@@ -183,14 +173,8 @@ def _quotient(a: Term, b: Term) -> Term | None:
     return Term(a.factor // b.factor, tuple(rest)) if whole else None
 
 
-@rule("Add")
-def _add(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    return _each(shapes, node, lambda a, b: _sum(a, b, 1))
-
-
-@rule("Sub")
-def _sub(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    return _each(shapes, node, lambda a, b: _sum(a, b, -1))
+rule("Add")(lambda shapes, node: _each(shapes, node, lambda a, b: _sum(a, b, 1)))
+rule("Sub")(lambda shapes, node: _each(shapes, node, lambda a, b: _sum(a, b, -1)))
 
 
 def _sum(a: Term, b: Term, sign: int) -> Term | None:
@@ -200,9 +184,7 @@ def _sum(a: Term, b: Term, sign: int) -> Term | None:
     return a if b == Term(0) else b if a == Term(0) and sign > 0 else None
 
 
-@rule("Equal")
-def _equal(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    return _each(shapes, node, _same_size)
+rule("Equal")(lambda shapes, node: _each(shapes, node, _same_size))
 
 
 def _same_size(a: Term, b: Term) -> Term | None:
@@ -229,3 +211,64 @@ def _filled(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
     if shape is None or len(shape) > 1 or value.dtype.kind not in "iub" or math.prod(shape) > LONGEST:
         return None
     return [Term(int(value.reshape(-1)[0]))] * math.prod(shape)
+
+
+# --- the pass ---------------------------------------------------------------------------------------------------------
+
+
+INTEGERS = (TensorProto.INT64, TensorProto.INT32)
+
+
+def simplify_shapes(graph: Graph) -> bool:
+    """Replace arrays of known sizes, and the shapes that Reshape reads, by initializers."""
+    shapes, changed = Shapes(graph), False
+    for node in list(graph.nodes()):
+        if domain_of(node):
+            continue
+        if node.op_type == "Where" and _chosen(graph, shapes, node):
+            changed = True
+        elif node.op_type in RULES and len(node.output) == 1:
+            changed |= _value(graph, shapes, node)
+        elif node.op_type == "Reshape":
+            changed |= _target(graph, shapes, node)
+    return changed
+
+
+def _value(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> bool:
+    """Replace a node whose result is known."""
+    name = node.output[0]
+    kind, sizes = graph.element_type(name), graph.sizes(name)
+    if name in graph.kept or kind not in INTEGERS or sizes is None or len(sizes) > 1:
+        return node.op_type == "Reshape" and _target(graph, shapes, node)
+    found = numbers(shapes(name))
+    if found is None:
+        return False
+    array = np.array(found if sizes else found[0], helper.tensor_dtype_to_np_dtype(kind))
+    graph.become_constants(node, {name: numpy_helper.from_array(array)})
+    return True
+
+
+def _chosen(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> bool:
+    """Replace the result of Where by one of its operands, if both hold the same sizes."""
+    found = shapes(node.output[0])
+    if found is None or None in found or not graph.readers.get(node.output[0]):
+        return False
+    equal = [name for name in node.input[1:] if shapes(name) == found and graph.sizes(name) is not None]
+    same = [name for name in equal if len(graph.sizes(name) or ()) == len(graph.sizes(node.output[0]) or ())]
+    return bool(same) and graph.alias(node.output[0], same[0])
+
+
+def _target(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> bool:
+    """Give Reshape a constant shape, with 0 for sizes that stay and -1 for one size that follows from the others."""
+    if len(node.input) < 2 or graph.constant(node.input[1]) is not None:
+        return False
+    wanted = shapes(node.input[1])
+    if wanted is None or attributes_of(node).get("allowzero"):
+        return False
+    target = constant_target(wanted, terms_of(graph, node.input[0]) or [])
+    if target is None:
+        return False
+    shape = graph.add_constant(np.array(target, np.int64), f"{node.output[0]}/shape")
+    inputs = [node.input[0], shape]
+    graph.substitute(node, [helper.make_node("Reshape", inputs, node.output, node.name)])
+    return True

@@ -1,10 +1,12 @@
-"""Sums of several gradients become additions, which runtimes do in place."""
+"""Sums become additions, which runtimes do in place, and transposed products others, which they read at no cost."""
 
 import onnx
+from onnx import helper
 
 from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.nodes import attributes_of
 from opgrad.onnx.graph.sizes import Sizes, are_equal
-from opgrad.onnx.passes.single_nodes import at_each
+from opgrad.onnx.passes.patterns import at_each
 
 
 @at_each("Sum")
@@ -42,5 +44,24 @@ def _additions(graph: Graph, node: onnx.NodeProto) -> list[onnx.NodeProto]:
             graph.declare_like(part, node.output[0])
         additions.append(graph.node("Add", [total, name], [part]))
         total = part
-    last = onnx.helper.make_node("Add", [total, node.input[-1]], node.output, node.name)
+    last = helper.make_node("Add", [total, node.input[-1]], node.output, node.name)
     return [*additions, last]
+
+
+@at_each("Transpose")
+def transpose_products(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Replace (a @ b).T by b.T @ a.T; gradients of weights that a graph transposes have this form."""
+    product = graph.maker(node.input[0], "Gemm")
+    if product is None or not graph.inner(node.input[0]) or len([name for name in product.input if name]) > 2:
+        return False
+    if attributes_of(node).get("perm", [1, 0]) != [1, 0]:
+        return False
+    graph.substitute(node, [_exchanged(graph, product, node.output[0])])
+    return True
+
+
+def _exchanged(graph: Graph, product: onnx.NodeProto, output: str) -> onnx.NodeProto:
+    given = attributes_of(product)
+    other = {"transA": 1 - given.get("transB", 0), "transB": 1 - given.get("transA", 0)}
+    attributes = {name: value for name, value in {**given, **other}.items() if value or name not in other}
+    return helper.make_node("Gemm", [product.input[1], product.input[0]], [output], product.name, **attributes)

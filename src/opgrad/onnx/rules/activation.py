@@ -2,15 +2,12 @@
 
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.rules.node import Node
-from opgrad.onnx.rules.registry import Gradients, gradient
+from opgrad.onnx.rules.registry import Gradients, formula, gradient
 
 SELU_ALPHA, SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
-@gradient("Relu")
-def relu(node: Node) -> Value:
-    """dx = dy where y > 0."""
-    return node.microsoft("ReluGrad", node.dy, node.y)
+formula("Relu", "dx = dy where y > 0.", lambda n: n.microsoft("ReluGrad", n.dy, n.y))
 
 
 @gradient("LeakyRelu")
@@ -20,10 +17,7 @@ def leaky_relu(node: Node) -> Value:
     return node.microsoft("LeakyReluGrad", node.dy, node.y if alpha >= 0 else node.x, alpha=alpha)
 
 
-@gradient("ThresholdedRelu")
-def thresholded_relu(node: Node) -> Value:
-    """dx = dy where x > alpha."""
-    return node.where(node.x > node.get("alpha", 1.0), node.dy, 0)
+formula("ThresholdedRelu", "dx = dy where x > alpha.", lambda n: n.where(n.x > n.get("alpha", 1.0), n.dy, 0))
 
 
 @gradient("PRelu")
@@ -35,16 +29,8 @@ def prelu(node: Node) -> Gradients:
     return [node.where(negative, node.dy * slope, node.dy), dslope]
 
 
-@gradient("Shrink")
-def shrink(node: Node) -> Value:
-    """dx = dy where abs(x) > lambd."""
-    return node.where(node.x.apply("Abs") > node.get("lambd", 0.5), node.dy, 0)
-
-
-@gradient("Sigmoid")
-def sigmoid(node: Node) -> Value:
-    """dx = dy * y * (1 - y)."""
-    return node.microsoft("SigmoidGrad", node.dy, node.y)
+formula("Shrink", "dx = dy where abs(x) > lambd.", lambda n: n.where(n.x.apply("Abs") > n.get("lambd", 0.5), n.dy, 0))
+formula("Sigmoid", "dx = dy * y * (1 - y).", lambda n: n.microsoft("SigmoidGrad", n.dy, n.y))
 
 
 @gradient("HardSigmoid")
@@ -79,10 +65,7 @@ def selu(node: Node) -> Value:
     return node.where(node.x > 0, node.dy * gamma, node.dy * (node.y + gamma * alpha))
 
 
-@gradient("Softplus")
-def softplus(node: Node) -> Value:
-    """dx = dy * sigmoid(x)."""
-    return node.dy * node.x.apply("Sigmoid")
+formula("Softplus", "dx = dy * sigmoid(x).", lambda n: n.dy * n.x.apply("Sigmoid"))
 
 
 @gradient("Softsign")

@@ -1,8 +1,7 @@
 """Arithmetic of two or more values, which are broadcast to one shape."""
 
-from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.rules.node import Node
-from opgrad.onnx.rules.registry import Gradients, gradient
+from opgrad.onnx.rules.registry import Gradients, formula, gradient
 
 
 @gradient("Add", "Sum")
@@ -11,10 +10,7 @@ def add(node: Node) -> Gradients:
     return [node.unbroadcast(node.dy, index) for index in range(len(node.inputs))]
 
 
-@gradient("Sub")
-def sub(node: Node) -> Gradients:
-    """da = dy, db = -dy."""
-    return [node.unbroadcast(node.dy, 0), -node.unbroadcast(node.dy, 1)]
+formula("Sub", "da = dy, db = -dy.", lambda n: [n.unbroadcast(n.dy, 0), -n.unbroadcast(n.dy, 1)])
 
 
 @gradient("Mul")
@@ -75,7 +71,6 @@ def where(node: Node) -> Gradients:
     ]
 
 
-@gradient("Expand", constant=(1,), integers=True)
-def expand(node: Node) -> Value:
-    """dx = dy, summed over what was broadcast."""
-    return node.unbroadcast(node.dy, 0)
+formula(
+    "Expand", "dx = dy, summed over what was broadcast.", lambda n: n.unbroadcast(n.dy, 0), constant=(1,), integers=True
+)

@@ -6,13 +6,9 @@ from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.messages import FLOATS
 from opgrad.onnx.rules.node import Node
 from opgrad.onnx.rules.quantization import scale_of
-from opgrad.onnx.rules.registry import gradient
+from opgrad.onnx.rules.registry import formula, gradient
 
-
-@gradient("Identity", integers=True)
-def identity(node: Node) -> Value:
-    """dx = dy."""
-    return node.dy
+formula("Identity", "dx = dy.", lambda n: n.dy, integers=True)
 
 
 @gradient("Cast", "CastLike", constant=(1,), integers=True)
@@ -25,40 +21,12 @@ def cast(node: Node) -> Value:
     return node.dy if scale is None else node.dy / scale.like(node.dy)
 
 
-@gradient("Neg")
-def neg(node: Node) -> Value:
-    """dx = -dy."""
-    return -node.dy
-
-
-@gradient("Abs")
-def absolute(node: Node) -> Value:
-    """dx = dy * sign(x)."""
-    return node.dy * node.x.apply("Sign")
-
-
-@gradient("Reciprocal")
-def reciprocal(node: Node) -> Value:
-    """dx = -dy * y * y."""
-    return -(node.dy * node.y * node.y)
-
-
-@gradient("Sqrt")
-def sqrt(node: Node) -> Value:
-    """dx = dy / (2 * y)."""
-    return node.dy * (0.5 / node.y)
-
-
-@gradient("Exp")
-def exp(node: Node) -> Value:
-    """dx = dy * y."""
-    return node.dy * node.y
-
-
-@gradient("Log")
-def log(node: Node) -> Value:
-    """dx = dy / x."""
-    return node.dy / node.x
+formula("Neg", "dx = -dy.", lambda n: -n.dy)
+formula("Abs", "dx = dy * sign(x).", lambda n: n.dy * n.x.apply("Sign"))
+formula("Reciprocal", "dx = -dy * y * y.", lambda n: -(n.dy * n.y * n.y))
+formula("Sqrt", "dx = dy / (2 * y).", lambda n: n.dy * (0.5 / n.y))
+formula("Exp", "dx = dy * y.", lambda n: n.dy * n.y)
+formula("Log", "dx = dy / x.", lambda n: n.dy / n.x)
 
 
 @gradient("Erf")
@@ -67,73 +35,15 @@ def erf(node: Node) -> Value:
     return node.dy * (-(node.x * node.x)).apply("Exp") * (2 / math.sqrt(math.pi))
 
 
-@gradient("Sin")
-def sin(node: Node) -> Value:
-    """dx = dy * cos(x)."""
-    return node.dy * node.x.apply("Cos")
-
-
-@gradient("Cos")
-def cos(node: Node) -> Value:
-    """dx = -dy * sin(x)."""
-    return -(node.dy * node.x.apply("Sin"))
-
-
-@gradient("Tan")
-def tan(node: Node) -> Value:
-    """dx = dy * (1 + y * y)."""
-    return node.dy * (1 + node.y * node.y)
-
-
-@gradient("Asin")
-def asin(node: Node) -> Value:
-    """dx = dy / sqrt(1 - x * x)."""
-    return node.dy / (1 - node.x * node.x).apply("Sqrt")
-
-
-@gradient("Acos")
-def acos(node: Node) -> Value:
-    """dx = -dy / sqrt(1 - x * x)."""
-    return -(node.dy / (1 - node.x * node.x).apply("Sqrt"))
-
-
-@gradient("Atan")
-def atan(node: Node) -> Value:
-    """dx = dy / (1 + x * x)."""
-    return node.dy / (1 + node.x * node.x)
-
-
-@gradient("Sinh")
-def sinh(node: Node) -> Value:
-    """dx = dy * cosh(x)."""
-    return node.dy * node.x.apply("Cosh")
-
-
-@gradient("Cosh")
-def cosh(node: Node) -> Value:
-    """dx = dy * sinh(x)."""
-    return node.dy * node.x.apply("Sinh")
-
-
-@gradient("Tanh")
-def tanh(node: Node) -> Value:
-    """dx = dy * (1 - y * y)."""
-    return node.microsoft("TanhGrad", node.dy, node.y)
-
-
-@gradient("Asinh")
-def asinh(node: Node) -> Value:
-    """dx = dy / sqrt(x * x + 1)."""
-    return node.dy / (node.x * node.x + 1).apply("Sqrt")
-
-
-@gradient("Acosh")
-def acosh(node: Node) -> Value:
-    """dx = dy / sqrt(x * x - 1)."""
-    return node.dy / (node.x * node.x - 1).apply("Sqrt")
-
-
-@gradient("Atanh")
-def atanh(node: Node) -> Value:
-    """dx = dy / (1 - x * x)."""
-    return node.dy / (1 - node.x * node.x)
+formula("Sin", "dx = dy * cos(x).", lambda n: n.dy * n.x.apply("Cos"))
+formula("Cos", "dx = -dy * sin(x).", lambda n: -(n.dy * n.x.apply("Sin")))
+formula("Tan", "dx = dy * (1 + y * y).", lambda n: n.dy * (1 + n.y * n.y))
+formula("Asin", "dx = dy / sqrt(1 - x * x).", lambda n: n.dy / (1 - n.x * n.x).apply("Sqrt"))
+formula("Acos", "dx = -dy / sqrt(1 - x * x).", lambda n: -(n.dy / (1 - n.x * n.x).apply("Sqrt")))
+formula("Atan", "dx = dy / (1 + x * x).", lambda n: n.dy / (1 + n.x * n.x))
+formula("Sinh", "dx = dy * cosh(x).", lambda n: n.dy * n.x.apply("Cosh"))
+formula("Cosh", "dx = dy * sinh(x).", lambda n: n.dy * n.x.apply("Sinh"))
+formula("Tanh", "dx = dy * (1 - y * y).", lambda n: n.microsoft("TanhGrad", n.dy, n.y))
+formula("Asinh", "dx = dy / sqrt(x * x + 1).", lambda n: n.dy / (n.x * n.x + 1).apply("Sqrt"))
+formula("Acosh", "dx = dy / sqrt(x * x - 1).", lambda n: n.dy / (n.x * n.x - 1).apply("Sqrt"))
+formula("Atanh", "dx = dy / (1 - x * x).", lambda n: n.dy / (1 - n.x * n.x))

@@ -5,7 +5,7 @@ from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import LAST, Value
 from opgrad.onnx.rules.node import Node
-from opgrad.onnx.rules.registry import Gradients, gradient
+from opgrad.onnx.rules.registry import Gradients, formula, gradient
 from opgrad.onnx.rules.shaping import reshape_like, reshape_to
 
 SPLIT_SIZES_ARE_INPUT = 13  # opset
@@ -122,22 +122,11 @@ def space_to_depth(node: Node) -> Value:
     return node.body.node("DepthToSpace", node.dy, blocksize=node.get("blocksize"), **mode)
 
 
-@gradient("Trilu", constant=(1,), integers=True)
-def trilu(node: Node) -> Value:
-    """dx = the same triangle of dy."""
-    return node.same(node.dy, *node.inputs[1:])
-
-
-@gradient("ReverseSequence", constant=(1,), integers=True)
-def reverse_sequence(node: Node) -> Value:
-    """dx = dy, reversed again."""
-    return node.same(node.dy, node.required(1))
-
-
-@gradient("Compress", constant=(1,), integers=True)
-def compress(node: Node) -> Value:
-    """dx = 0; dx[where the condition held] = dy."""
-    return moved_back(node)
+formula("Trilu", "dx = the same triangle of dy.", lambda n: n.same(n.dy, *n.inputs[1:]), constant=(1,), integers=True)
+formula(
+    "ReverseSequence", "dx = dy, reversed again.", lambda n: n.same(n.dy, n.required(1)), constant=(1,), integers=True
+)
+formula("Compress", "dx = 0; dx[where the condition held] = dy.", lambda n: moved_back(n), constant=(1,), integers=True)
 
 
 def moved_back(node: Node) -> Value:

@@ -7,7 +7,7 @@ from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.onnx.graph.node_view import biased_softmax, fused_product
 from opgrad.onnx.rules.activation import SELU_ALPHA, SELU_GAMMA
 from opgrad.onnx.rules.node import Node
-from opgrad.onnx.rules.registry import Gradients, NoGradient, decomposition, gradient
+from opgrad.onnx.rules.registry import Gradients, NoGradient, decomposition, formula, gradient
 
 # Activations of fused operators, and their attributes.
 ACTIVATIONS = {
@@ -30,10 +30,7 @@ def _over_rows(node: Node, dx: Value) -> Value:
     return node.unbroadcast(dx, 1, node.x)
 
 
-@gradient("Gelu", domain=MICROSOFT)
-def gelu(node: Node) -> Value:
-    """dx = dy * gelu'(x)."""
-    return node.microsoft("GeluGrad", node.dy, node.x)
+formula("Gelu", "dx = dy * gelu'(x).", lambda n: n.microsoft("GeluGrad", n.dy, n.x), domain=MICROSOFT)
 
 
 @gradient("BiasGelu", domain=MICROSOFT)

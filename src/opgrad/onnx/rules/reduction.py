@@ -3,7 +3,7 @@
 from opgrad.onnx.graph.formulas import Value, widened
 from opgrad.onnx.rules.extrema import extreme_share
 from opgrad.onnx.rules.node import Node
-from opgrad.onnx.rules.registry import gradient
+from opgrad.onnx.rules.registry import formula, gradient
 from opgrad.onnx.rules.shaping import broadcast_to, element_count, ratio
 
 
@@ -35,16 +35,10 @@ def _again(node: Node) -> Node:
     return wide
 
 
-@gradient("ReduceSum", constant=(1,))
-def reduce_sum(node: Node) -> Value:
-    """dx = dy."""
-    return _spread(node, node.dy)
-
-
-@gradient("ReduceMean", constant=(1,))
-def reduce_mean(node: Node) -> Value:
-    """dx = dy / number of elements."""
-    return _spread(node, _shared(node, node.dy, _reduced(node)))
+formula("ReduceSum", "dx = dy.", lambda n: _spread(n, n.dy), constant=(1,))
+formula(
+    "ReduceMean", "dx = dy / number of elements.", lambda n: _spread(n, _shared(n, n.dy, _reduced(n))), constant=(1,)
+)
 
 
 @gradient("ReduceMax", "ReduceMin", constant=(1,), integers=True)
@@ -65,10 +59,7 @@ def reduce_prod(node: Node) -> Value:
     return node.kept(node.dy) * others
 
 
-@gradient("ReduceL1", constant=(1,))
-def reduce_l1(node: Node) -> Value:
-    """dx = dy * sign(x)."""
-    return node.kept(node.dy) * node.x.apply("Sign")
+formula("ReduceL1", "dx = dy * sign(x).", lambda n: n.kept(n.dy) * n.x.apply("Sign"), constant=(1,))
 
 
 @gradient("ReduceL2", constant=(1,))
@@ -94,10 +85,7 @@ def reduce_log_sum_exp(node: Node) -> Value:
     return node.kept(node.dy) * (node.x - node.kept(node.y)).apply("Exp")
 
 
-@gradient("ReduceSumSquare", constant=(1,))
-def reduce_sum_square(node: Node) -> Value:
-    """dx = dy * 2 * x."""
-    return node.kept(node.dy) * 2 * node.x
+formula("ReduceSumSquare", "dx = dy * 2 * x.", lambda n: n.kept(n.dy) * 2 * n.x, constant=(1,))
 
 
 @gradient("CumSum", constant=(1,))

@@ -53,6 +53,15 @@ def gradient(
     return _declaration(names, domain, constant=constant, integers=integers)
 
 
+def formula(names: str, text: str, rule: Rule, **options: Any) -> None:
+    """Register a gradient rule of one expression for operators, with blanks between them.
+
+    text: the formula. options: of `gradient`.
+    """
+    rule.__doc__ = text
+    gradient(*names.split(), **options)(rule)
+
+
 def decomposition(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
     """Register a function that writes these operators with others, which are then differentiated."""
     return _declaration(names, domain, replaces=True)

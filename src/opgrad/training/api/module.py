@@ -20,7 +20,7 @@ from opgrad.training.engine.distributed import OneProcess, Processes
 from opgrad.training.engine.export import write_inference_model
 from opgrad.training.engine.memory import TrainingMemory
 from opgrad.training.engine.optimizer import GradientNorm, clip_factor
-from opgrad.training.engine.training_graph import Source, TrainingGraph, open_bound
+from opgrad.training.engine.training_graph import Source, open_bound, open_training
 from opgrad.training.engine.training_graph import session_options as options_for
 from opgrad.training.files.accumulators import BUFFER_SUFFIX, without_accumulators
 from opgrad.training.files.artifact_set import check_parameters, tensor_spec
@@ -82,7 +82,7 @@ class Module:
         _fit(model.graph, memory)
         gradients = without_accumulators(model, what)
         compute_in_float32(model, {*memory.parameters, *written_inputs(model.graph)})
-        self._graph = TrainingGraph(model, gradients, memory, constants, options, what, fuse)
+        self._graph = open_training(model, gradients, memory, constants, options, what, fuse)
         self._eval_graph = None
         if self._eval_model is not None and eval_model_uri is not None:
             fixed = {**memory.parameters, **memory.frozen, **of_eval}
@@ -91,6 +91,8 @@ class Module:
         self._order = [value.name for value in model.graph.input if value.name in held]
         self._norm: GradientNorm | None = None
         self._processes = OneProcess() if process_group is None else self._joined(process_group)
+        self._overwrites = True  # whether the next gradients replace the present ones; else they are added to them
+        self._before = np.empty(0, np.float32)  # the gradients of the batches before, while others are added to them
         self._reduced = True  # whether the gradients are averaged over all processes, or there are none yet
         self._fitting: set[Any] = set()  # combinations of mode, dtypes and shapes of inputs that passed the checks
         memory.bound = True
@@ -117,13 +119,30 @@ class Module:
         Raises ValueError for the wrong number of inputs, shapes, or values that an operator refuses; TypeError for
         dtypes; RuntimeError without an eval graph in evaluation mode, and for a nominal checkpoint without values.
         """
-        training, graph = self.training, self._present_graph()
-        values, as_ort = self._take(user_inputs, graph.inputs)
-        bound = graph(values)
+        training, bound = self.training, self._present_graph()
+        values, as_ort = self._take(user_inputs, bound.inputs)
+        if training and not self._overwrites:
+            self._add(values)
+        else:
+            bound(values)
+        self._overwrites &= not training
         self._memory.computed |= training
         self._reduced &= not training
         results = bound.ort_results() if as_ort else bound.results()
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _add(self, values: Sequence[Value]) -> None:
+        """Run the training graph, and add its gradients to the present ones, which stay as they are after an error."""
+        flat = self._memory.gradients.flat
+        if self._before.shape != flat.shape:
+            self._before = np.empty_like(flat)
+        np.copyto(self._before, flat)
+        try:
+            self._graph(values)
+        except BaseException:
+            np.copyto(flat, self._before)
+            raise
+        flat += self._before
 
     def _take(self, user_inputs: Sequence[Any], specs: Sequence[TensorSpec]) -> tuple[Sequence[Value], bool]:
         """The inputs as the graph takes them, and whether all of them are OrtValues."""
@@ -144,7 +163,7 @@ class Module:
             self._fitting.add(signature)
         return values, kinds == {onnxruntime.OrtValue}
 
-    def _present_graph(self) -> TrainingGraph | BoundGraph:
+    def _present_graph(self) -> BoundGraph:
         """The graph of the present mode. Raises RuntimeError if no call is possible."""
         if self._memory.nominal:
             raise RuntimeError(
@@ -180,7 +199,7 @@ class Module:
 
     def lazy_reset_grad(self) -> None:
         """Make the next call in training mode overwrite the gradients; until then they stay as they are."""
-        self._graph.reset = True
+        self._overwrites = True
 
     @property
     def gradients(self) -> Mapping[str, np.ndarray]:

@@ -17,7 +17,7 @@ from opgrad.training.engine.loss_scale import FACTOR, LossScale, scaled
 from opgrad.training.engine.memory import GROUP, TrainingMemory, check_like
 from opgrad.training.engine.optimizer import SGD, AdamW, GradientNorm
 from opgrad.training.engine.row_wise import expose
-from opgrad.training.engine.training_graph import TrainingGraph
+from opgrad.training.engine.training_graph import open_training
 from opgrad.training.engine.training_graph import session_options as session_options
 from opgrad.training.files import mapped_files
 from opgrad.training.files.artifact_set import ArtifactSet
@@ -83,7 +83,7 @@ class Trainer:
         checkpoint = Checkpoint(dict(artifacts.trainable), frozen)
         memory = self._memory = TrainingMemory("Trainer", checkpoint, unchanged=True, row_wise=row_wise)
         what = f"Trainer: {artifacts.title}"
-        self._graph = TrainingGraph(model, gradients, memory, constants, options, what, fuse)
+        self._graph = open_training(model, gradients, memory, constants, options, what, fuse)
         self.evaluator = Evaluator(artifacts, options)
         self.optimizer: SGD | AdamW = memory.start(artifacts.rule, _learning_rate("Trainer", learning_rate))
         self.rows = memory.rows
@@ -136,7 +136,6 @@ class Trainer:
             yield loss
 
     def _run(self, values: list[np.ndarray] | None) -> float:
-        self._graph.reset = True
         bound = self._graph(values)
         if self.rows is not None:
             self.rows.give(dict(zip((spec.name for spec in bound.outputs), bound.results(), strict=True)))
@@ -207,8 +206,7 @@ class Trainer:
         """`gradient_batches` for given batches of rows, without its checks."""
         fill = data.filler(self.artifacts.inputs)
         for rows in batches:
-            self._graph.reset = True
-            fill(rows, self._graph.bound.buffer)
+            fill(rows, self._graph.buffer)
             yield self._run(None)
 
     def checkpoint(self, properties: Mapping[str, int | float | str] | None = None) -> Checkpoint:
@@ -246,7 +244,7 @@ class Trainer:
             np.copyto(self.parameters[name], value)
         elif not _same(self.parameters[name], value):
             self.parameters[name] = self._memory.frozen[name] = np.array(value, order="C")
-            self._graph.bound.replace(name, self.parameters[name])
+            self._graph.replace(name, self.parameters[name])
 
 
 def _learning_rate(who: str, value: float) -> float:

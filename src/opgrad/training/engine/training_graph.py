@@ -13,7 +13,7 @@ from opgrad.onnx.graph.loading import read_model as read_model
 from opgrad.onnx.passes.losses import use_internal_losses
 from opgrad.onnxruntime import LOWERED, loading, lower, private
 from opgrad.training.engine import first_run, fusions
-from opgrad.training.engine.binding import BoundGraph, Value, declared
+from opgrad.training.engine.binding import BoundGraph, declared
 from opgrad.training.engine.memory import TrainingMemory
 from opgrad.training.files.batches import TensorSpec
 
@@ -56,67 +56,31 @@ def open_bound(
     return BoundGraph(open_session(model, options, who), inputs, outputs, fixed, written, who, first)
 
 
-class TrainingGraph:
-    """Computes loss and gradients of a batch, reading parameters from memory and writing gradients there.
+def open_training(
+    model: onnx.ModelProto,
+    gradients: Mapping[str, str],
+    memory: TrainingMemory,
+    constants: Mapping[str, np.ndarray],
+    options: onnxruntime.SessionOptions,
+    who: str,
+    fuse: bool = True,
+) -> BoundGraph:
+    """A training graph that reads parameters from memory, and writes the gradients of a batch there.
 
-    model: the training graph, which is changed. gradients: by parameter, the output with its gradient. memory: the
-    parameters and gradients. constants: the values of other inputs that are those of no batch.
-    options: onnxruntime's session options.
-    fuse: whether `fusions.fuse` replaces nodes.
-
-    inputs, outputs: those of a call, in the graph's order.
-    reset: True if the next run replaces the gradients, False if it adds to them. Every run sets it to False.
-    fused: the fusions that were applied.
-    bound: the graph in its memory.
+    model: the graph, which is changed. gradients: by parameter, the output with its gradient. memory: the parameters
+    and gradients. constants: the values of other inputs that are those of no batch.
+    options: onnxruntime's session options. fuse: whether `fusions.fuse` replaces nodes.
     """
-
-    def __init__(
-        self,
-        model: onnx.ModelProto,
-        gradients: Mapping[str, str],
-        memory: TrainingMemory,
-        constants: Mapping[str, np.ndarray],
-        options: onnxruntime.SessionOptions,
-        who: str,
-        fuse: bool = True,
-    ):
-        fixed = {**memory.parameters, **memory.tables, **memory.frozen, **constants}
-        written = {output: memory.gradients[name] for name, output in gradients.items()}
-        self.inputs = tuple(declared(value) for value in model.graph.input if value.name not in fixed)
-        self.outputs = tuple(declared(value) for value in model.graph.output if value.name not in written)
-        self.reset = True
-        self._gradients = memory.gradients
-        self.fused = fusions.fuse(model) if fuse else []
-        use_internal_losses(model)
-        _simplify_concatenations(model.graph)
-        first_run.begin(model, options)
-        self.bound = open_bound(model, options, who, self.inputs, self.outputs, fixed, written)
-        self._before = np.empty(0, np.float32)  # gradients of the batches before, while others are added to them
-
-    def __call__(self, values: Sequence[Value] | None = None) -> BoundGraph:
-        """Compute outputs and gradients; returns the graph that ran, whose `results` are the outputs.
-
-        values: the inputs of a call; None: those that were written to `bound.buffer`.
-        """
-        if self.reset:
-            self.bound(values)
-        else:
-            self._add(values)
-        self.reset = False
-        return self.bound
-
-    def _add(self, values: Sequence[Value] | None) -> None:
-        """Run the graph, and add its gradients to the present ones, which stay as they are after an error."""
-        flat = self._gradients.flat
-        if self._before.shape != flat.shape:
-            self._before = np.empty_like(flat)
-        np.copyto(self._before, flat)
-        try:
-            self.bound(values)
-        except BaseException:
-            np.copyto(flat, self._before)
-            raise
-        flat += self._before
+    fixed = {**memory.parameters, **memory.tables, **memory.frozen, **constants}
+    written = {output: memory.gradients[name] for name, output in gradients.items()}
+    inputs = [declared(value) for value in model.graph.input if value.name not in fixed]
+    outputs = [declared(value) for value in model.graph.output if value.name not in written]
+    if fuse:
+        fusions.fuse(model)
+    use_internal_losses(model)
+    _simplify_concatenations(model.graph)
+    first_run.begin(model, options)
+    return open_bound(model, options, who, inputs, outputs, fixed, written)
 
 
 def _simplify_concatenations(graph: onnx.GraphProto) -> None:

@@ -14,6 +14,7 @@ from opgrad.onnx.graph.messages import copied
 from opgrad.training.files.checkpoint_tables import raw
 from opgrad.training.files.tensor_values import Held, array_of, is_placeholder, nbytes_of
 
+VALUES = "weights.data"  # the file with large tensors that are no parameters, from which both models map them
 LARGEST_MODEL = 2**31 - 1  # bytes of a message of protobuf
 ALIGNMENT = 4096  # bytes; a tensor in a file of values begins at a multiple of it, so that it can be mapped
 # The numbers of fields in ONNX's protobuf messages.

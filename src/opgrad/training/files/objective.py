@@ -12,8 +12,8 @@ from onnx import numpy_helper
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, domain_of
 from opgrad.onnx.graph.nodes import attributes_of, captured, needed, read_by
-from opgrad.training.files.names import OUTPUTS
 
+OUTPUTS = "opgrad.outputs"  # the entry of an eval model's metadata with the outputs that the model had, as JSON
 LOSSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "NegativeLogLikelihoodLoss")
 # Operators that change the shape of their first input, and with them those that remove or add elements.
 RESHAPING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Cast")

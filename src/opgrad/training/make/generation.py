@@ -1,6 +1,8 @@
 """The work of `generate_artifacts`: it builds the models of a request and writes their files."""
 
+import contextlib
 import inspect
+import io
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,8 +20,7 @@ from opgrad.onnx.graph.messages import opset_of
 from opgrad.training.files import checkpoint_files
 from opgrad.training.files.artifact_set import ArtifactSet
 from opgrad.training.files.checkpoint import Checkpoint, write_checkpoint
-from opgrad.training.files.model_files import LARGEST_MODEL, ValuesFile, write_model
-from opgrad.training.files.names import VALUES
+from opgrad.training.files.model_files import LARGEST_MODEL, VALUES, ValuesFile, write_model
 from opgrad.training.files.objective import note_outputs
 from opgrad.training.files.rules import read_rule
 from opgrad.training.files.tensor_values import Held, is_placeholder, nbytes_of, read_apart, without_huge
@@ -28,7 +29,6 @@ from opgrad.training.make.blocks.accessor import ModelAccessor, building, empty_
 from opgrad.training.make.blocks.block import Block, ForwardBlock, names_of
 from opgrad.training.make.checks import listed, refused_inputs
 from opgrad.training.make.models import FLOAT32, TrainingModels, training_models
-from opgrad.training.make.ort_format import convert
 from opgrad.training.make.outputs import cut_maps
 from opgrad.training.make.selection import Candidates, Selection, select
 from opgrad.training.make.shared_tensors import part_statistics, untie
@@ -226,3 +226,37 @@ class Files:
         """The sort key of a file: files come in the order in which they are made."""
         name = file.name.removeprefix(self.prefix)
         return next(place for place, part in enumerate(ORDER) if name.startswith(part)), name
+
+
+# --- ORT format -------------------------------------------------------------------------------------------------------
+
+
+CONVERTER = "onnxruntime.tools.convert_onnx_models_to_ort"
+
+
+def convert(path: Path, library: str | None, who: str) -> None:
+    """Write a model in ORT format, and the operators that it needs, beside it, as the installed onnxruntime does it.
+
+    library: with operators of the user's. Raises NotImplementedError for a model with operators that the installed
+    onnxruntime does not have, and where none is installed.
+    """
+    try:
+        from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
+    except ImportError as error:
+        raise NotImplementedError(f"{who}: ORT format needs the converter of onnxruntime: {error}") from None
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            convert_onnx_models_to_ort(
+                path,
+                output_dir=path.parent,
+                optimization_styles=[OptimizationStyle.Fixed],
+                custom_op_library_path=Path(library) if library else None,
+            )
+    except Exception as error:  # onnxruntime's exceptions have no common base class
+        from opgrad.onnxruntime.private import BEFORE_FATAL, reason
+
+        raise NotImplementedError(
+            f"{who}: the installed onnxruntime cannot convert {path.name} to ORT format "
+            f"({reason(error).rpartition(BEFORE_FATAL)[2]}); leave ORT format out, and run python -m {CONVERTER} "
+            "where the onnxruntime is installed that shall read it"
+        ) from None

@@ -16,8 +16,7 @@ from opgrad.onnx.graph.graph import Graph, overridable
 from opgrad.onnx.graph.messages import FLOATS, copied, keep
 from opgrad.training.files.accumulators import BUFFER_SUFFIX, RESET, RESULT_SUFFIX
 from opgrad.training.make.checks import listed
-from opgrad.training.make.forms import with_running_statistics
-from opgrad.training.make.means import OF_LOG_PROBABILITIES, guard_means
+from opgrad.training.make.forms import OF_LOG_PROBABILITIES, guard_means, with_running_statistics
 from opgrad.training.make.outputs import inputs_as_constants
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from opgrad.onnx.gradients.differentiation import attentions, problems
+from opgrad.onnx.gradients.differentiation import outlook
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.large import size_of
 from opgrad.onnx.graph.messages import FLOATS, domain_of, opset_of
@@ -103,6 +103,7 @@ def _looked_at(model: onnx.ModelProto, apart: dict[str, Held], found: Trainabili
     depended = set().union(*(reaching(forward, name) for name in floats))
     trainable = [name for name in candidates.weights if name in depended]
     refusals = (refused_types(candidates.tensors[name].data_type for name in trainable), refused_inputs(model.graph))
+    problems, attention = _outlook(model, floats, trainable, bool(candidates.weights))
     return Trainability(
         opset=found.opset,
         nodes=found.nodes,
@@ -115,19 +116,11 @@ def _looked_at(model: onnx.ModelProto, apart: dict[str, Held], found: Trainabili
         numbers=sum(size_of(candidates.tensors[name]) for name in trainable),
         outputs=[_output(forward, name) for name in floats],
         stages=stages(forward, {name: size_of(candidates.tensors[name]) for name in trainable}),
-        problems=[*_problems(model, floats, trainable, bool(candidates.weights)), *filter(None, refusals)],
+        problems=[*problems, *filter(None, refusals)],
         as_inputs=_as_inputs(forward),
-        attention=_attention(model, floats, trainable),
+        attention=attention,
         cut=cut,
     )
-
-
-def _attention(model: onnx.ModelProto, floats: Sequence[str], trainable: Sequence[str]) -> list[Recognition]:
-    """What training makes of attention; nothing of a model that cannot be trained, whose problems tell why."""
-    try:
-        return attentions(model, floats, trainable)
-    except (NotImplementedError, ValueError):
-        return []
 
 
 def _constants(candidates: Candidates) -> dict[str, str]:
@@ -141,16 +134,18 @@ def _constants(candidates: Candidates) -> dict[str, str]:
     return {**candidates.fixed, **rest}
 
 
-def _problems(model: onnx.ModelProto, floats: Sequence[str], trainable: Sequence[str], weights: bool) -> list[str]:
-    """The reasons why these weights cannot be trained for these outputs."""
+def _outlook(
+    model: onnx.ModelProto, floats: Sequence[str], trainable: Sequence[str], weights: bool
+) -> tuple[list[str], list[Recognition]]:
+    """The reasons why these weights cannot be trained for these outputs, and what training makes of attention."""
     if not weights:
-        return [no_weights(model)]
+        return [no_weights(model)], []
     if not trainable:
-        return ["no output of float type depends on a weight of the model"]
+        return ["no output of float type depends on a weight of the model"], []
     try:
-        return problems(model, floats, trainable)
+        return outlook(model, floats, trainable)
     except (NotImplementedError, ValueError) as error:
-        return [str(error).removeprefix("gradients: ")]
+        return [str(error).removeprefix("gradients: ")], []
 
 
 def _as_inputs(forward: Graph) -> list[str]:

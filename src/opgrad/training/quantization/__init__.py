@@ -18,10 +18,9 @@ from opgrad.onnx.graph.loading import Model, load
 from opgrad.onnx.graph.nodes import all_nodes
 from opgrad.training.make.selection import Candidates
 from opgrad.training.quantization import blocks, integers, modules, placement
-from opgrad.training.quantization.choice import choice
 from opgrad.training.quantization.distillation import Distillation, with_teacher
 from opgrad.training.quantization.learning import with_learned_scales
-from opgrad.training.quantization.placement import WHO
+from opgrad.training.quantization.placement import WHO, choice
 
 __all__ = ["KINDS", "Distillation", "convert", "prepare", "with_teacher"]
 

@@ -9,8 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from opgrad.onnx.graph.nodes import attributes_of
-from opgrad.training.quantization.choice import Choose
-from opgrad.training.quantization.placement import WHO, simplified
+from opgrad.training.quantization.placement import WHO, Choose, simplified
 
 LEAST_OPSET = 21  # which has 4 bits, and blocks
 BLOCK = 32  # rows of a weight that have one scale
@@ -81,22 +80,14 @@ def scales(w: np.ndarray, axis: int | None, block: int | None) -> np.ndarray:
     """
     best, least = None, None
     for part in np.linspace(0.5, 1.0, 21):
-        scale = np.maximum(_largest(np.abs(w), axis, block) * part / LARGEST, np.finfo(np.float32).tiny)
+        scale = np.maximum(_reduced(np.maximum, np.abs(w), axis, block) * part / LARGEST, np.finfo(np.float32).tiny)
         scale = scale.astype(np.float32)
         wide = stretched(scale, w.shape, axis, block)
-        error = _sums((np.clip(np.rint(w / wide), -LARGEST - 1, LARGEST) * wide - w) ** 2, axis, block)
+        error = _reduced(np.add, (np.clip(np.rint(w / wide), -LARGEST - 1, LARGEST) * wide - w) ** 2, axis, block)
         best = scale if best is None else np.where(error < least, scale, best)
         least = error if least is None else np.minimum(error, least)
     assert best is not None
     return best
-
-
-def _largest(a: np.ndarray, axis: int | None, block: int | None) -> np.ndarray:
-    return _reduced(np.maximum, a, axis, block)
-
-
-def _sums(a: np.ndarray, axis: int | None, block: int | None) -> np.ndarray:
-    return _reduced(np.add, a, axis, block)
 
 
 def _reduced(function: np.ufunc, a: np.ndarray, axis: int | None, block: int | None) -> np.ndarray:

@@ -1,10 +1,12 @@
 """Pairs for int8, where onnxruntime's own quantizer puts them: it is called."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -15,13 +17,36 @@ from opgrad.base.writing import new_file
 from opgrad.onnx.graph.messages import free_name
 from opgrad.onnx.graph.opset import raise_opset
 from opgrad.onnx.passes import prepare
+from opgrad.training.make.patterns import matching
 from opgrad.training.make.selection import Candidates
-from opgrad.training.quantization.choice import Choose
 
 WHO = "quantization.prepare"
 LEAST_OPSET = 13  # from which on a scale may be one of an axis
 # The places of weights among the inputs of nodes by which users choose what is quantized.
 PLACES = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (0, 1), "MatMul": (0, 1), "Gather": (0,)}
+
+
+# What onnxruntime's optimizer writes in front of the name of a weight with which it multiplied another.
+FUSED = re.compile(r"(Conv\w*?Fusion_W_)+")
+KINDS = ("weight that is quantized", "weight that is quantized")
+Choose: TypeAlias = Callable[[Iterable[str]], set[str]]  # of weights that could be quantized, those that are
+
+
+def choice(weights: Iterable[str], candidates: Candidates) -> Choose:
+    """The choice of these weights: names or patterns.
+
+    candidates: of the model that was given, whose names they are.
+    """
+
+    def choose(known: Iterable[str]) -> set[str]:
+        """Raises ValueError for a name or a pattern that matches none of the known ones."""
+        origins = {result: name for name in candidates.weights for result in candidates.results(name)}
+        own = {name: origins.get(plain := FUSED.sub("", name), plain) for name in known}
+        names = list(dict.fromkeys(own.values()))
+        exact, loose = matching("weights", weights, names, names, candidates.modules, KINDS)
+        return {name for name, origin in own.items() if origin in {*exact, *loose}}
+
+    return choose
 
 
 def placed(

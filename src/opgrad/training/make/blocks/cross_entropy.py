@@ -11,7 +11,7 @@ from opgrad.training.make.blocks.accessor import Sizes, current, type_name
 from opgrad.training.make.blocks.block import Block
 from opgrad.training.make.blocks.operators import append, array, number
 from opgrad.training.make.blocks.targets import REDUCTIONS, chosen, in_float32, reduced, scores_type, weights
-from opgrad.training.make.means import least_divisor
+from opgrad.training.make.forms import least_divisor
 
 LABELS = (TensorProto.INT64, TensorProto.INT32)
 LAST_AXIS_UP_TO = 3  # up to this rank the classes lie along the last axis by default
