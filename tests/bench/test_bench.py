@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from bench_cells import tiny_cells
+from bench_cells import each_kind, tiny_cells
 from bench_command import run_bench
 from bench_results import made_up_result, summarized
 from benchmark_tables import headline_table
@@ -45,6 +45,7 @@ def test_every_operator_has_workloads(op):
     assert any(workload.quick for workload in WORKLOADS[op.kind])
 
 
+@each_kind
 def test_a_sample_of_large_results_is_compared(monkeypatch, op):
     monkeypatch.setattr("bench.case.CHECKED", 16)
     for cell in tiny_cells(op):
@@ -181,6 +182,7 @@ def test_the_command_writes_json_and_a_plot(tmp_path):
     assert plot_file.read_bytes().startswith(b"\x89PNG")
 
 
+@each_kind
 def test_a_result_is_json(op):
     seen = []
 
