@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import typer
 from bench_cells import each_kind
-from graph_cases import each_operator
+from graph_cases import each_dtype
 from typer.testing import CliRunner
 
 import opgrad
@@ -36,7 +36,7 @@ def test_every_operator_passes(op, dtype):
     assert outcome["right"]
 
 
-@each_operator
+@each_dtype
 def test_every_operator_of_training_graphs_passes(op, dtype):
     assert check.check_operator(op, dtype)["problem"] == ""
 
