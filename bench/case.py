@@ -2,32 +2,28 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 import opgrad
-from bench.cells import GRAPH, PLAIN, SWEEP, Cell
-from bench.forms import FORMS, leading
+from bench.cells import GRAPH, SWEEP, Cell
 from bench.measure import GIVEN, NEW, WAYS, Call
 from opgrad.call.arrays import as_given, expanded, spec_of
 from opgrad.cli.examples import examples, expected
 from opgrad.cli.examples.accuracy import error_in_ulp, reference
 from opgrad.cli.examples.arguments import ArraySource, Numpy, arguments, called
-from opgrad.contract import DTYPES, Array, Operator, Shape, Spec
+from opgrad.contract import Array, Operator, Shape, Spec
 from opgrad.contract.signature import Prepared, prepare
 
 CHECKED = 1 << 19  # elements of a result that are compared with the reference
 IN_PLACE = "optimizer"  # the family whose calls write over their arguments
-QUANTIZED = ("int8", "uint8")  # to which floats are rounded
 
 
 def case_of(cell: Cell) -> "Case":
     """The case of a cell on the CPU."""
-    group = cell.workload.group
-    return (GraphCase if group == GRAPH else Case if group in (PLAIN, SWEEP) else FormCase)(cell)
+    return (GraphCase if cell.workload.group == GRAPH else Case)(cell)
 
 
 def signature(
@@ -49,7 +45,7 @@ class Case:
 
     def __init__(self, cell: Cell):
         self.cell, self.op, self.shape = cell, cell.op, cell.workload.shape
-        self.dtype = cell.dtype.partition("->")[0].partition(",")[0]
+        self.dtype = cell.dtype
         self.axis = int(cell.workload.attributes.get("axis", 0 if cell.op.kind == "slices" else -1))
         # How it can be called: what the sweep measures writes into memory that is given and nowhere else.
         self.ways: tuple[str, ...] = (GIVEN,) if cell.workload.group == SWEEP else WAYS
@@ -178,30 +174,6 @@ class Case:
         return math.prod(values["labels"].shape) / math.prod(self.values["labels"].shape)
 
 
-class FormCase(Case):
-    """A form of softmax with its memory: `values` are all of the call's arguments, `results` all that it returns."""
-
-    def arguments(self, cell: Cell) -> dict[str, Any]:
-        sources, _, target = cell.dtype.partition("->")
-        dtypes = sources.split(",")
-        values = super().arguments(replace(cell, dtype="float32"))
-        for name, dtype in zip(cell.op.arrays, dtypes * len(cell.op.arrays), strict=False):
-            if values[name].dtype.name != dtype:
-                values[name] = self.placed(values[name].astype(DTYPES[dtype]))
-        values |= FORMS[cell.workload.form](Numpy(1, self.empty), cell.workload.shape)
-        return values | ({"out_dtype": target} if target else {})
-
-    def _errors(self) -> Iterator[float]:
-        """Of the first rows: where dropout drops depends on an element's place."""
-        rows = max(1, CHECKED * self.shape[0] // math.prod(self.shape))
-        values = {name: leading(value, rows, len(self.shape)) for name, value in self.values.items()}
-        values |= {name: values[name].astype(np.float64) for name in self.op.arrays}
-        if "post_ops" in values:
-            values["post_ops"] = [leading(each, rows, len(self.shape)) for each in values["post_ops"]]
-        for name, exact in reference(self.general, values).items():
-            yield _error(self.results[name][:rows], exact)
-
-
 class GraphCase(Case):
     """One of the large examples of an operator of training graphs, with memory for its results."""
 
@@ -249,10 +221,7 @@ class GraphCase(Case):
 
 
 def _error(got: Array, exact: Array) -> float:
-    """In ulp; for the integers that floats are rounded to in units; for others and truth values infinite if wrong."""
-    if got.dtype.name in QUANTIZED:
-        limits = np.iinfo(got.dtype)
-        return float(np.max(np.abs(got - np.clip(exact, limits.min, limits.max))))
+    """In ulp; for integers and truth values infinite if wrong."""
     if got.dtype.kind in "biu":
         return 0.0 if np.array_equal(got, exact) else math.inf
     return error_in_ulp(got, exact)

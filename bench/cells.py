@@ -1,19 +1,16 @@
-"""What is measured: the workloads of each kind of operator, in each dtype, and the forms of softmax."""
+"""What is measured: the workloads of each kind of operator, in each dtype."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench import step_forms
-from bench.forms import BROADCAST_SHAPE, BROADCASTS
 from opgrad.contract import FLOATS, Operator, Shape
 from opgrad.ops import graph_operators, operators
 
 DTYPES = ("float32", "bfloat16", "float16")
 UNASKED = "float64"  # what is measured only if it is asked for
-PLAIN, TYPES, POST_OPS, BROADCAST, ATTRIBUTES, GRADIENTS, GRAPH, LOSSES, ATTENTION = GROUPS = (
-    "plain", "types", "post-ops", "broadcast", "attributes", "gradients", "graph", "losses", "attention",
-)  # fmt: skip
+PLAIN, GRAPH, LOSSES, ATTENTION = GROUPS = ("plain", "graph", "losses", "attention")
 STEPS = (LOSSES, ATTENTION)  # groups of functions on PyTorch's tensors
 
 SWEEP = "sweep"  # the group of the cells of bench/sweep.py, which are measured by themselves
@@ -27,8 +24,7 @@ class Workload:
     Those of "losses" and "attention" are steps in PyTorch: `form` is one of bench/step_forms.py; a linear layer's shape
     has the tokens, classes and hidden features, attention's the batch, heads, heads of keys if these are fewer, length
     and size of a head.
-    A workload of any other group than "plain" is a form of softmax: one of bench/forms.py, by its name, and the dtypes
-    that it is measured in, such as "float32->int8" or, for a gradient's two arrays, "bfloat16,float32->float32".
+    dtypes: those that it is measured in, for another group than "plain".
     """
 
     shape: Shape
@@ -88,74 +84,33 @@ EXAMPLE = Workload((), group=GRAPH, quick=True)
 MORE_EXAMPLES = {"conv_grad": 3}  # of the operators that have more than one large example
 
 
-# --- the forms of softmax --------------------------------------------------------------------------------------------
-
-SHORT_ROWS, LONG_ROWS, COLUMNS = (4096, 1000), (2048, 32000), (16, 1000, 56, 56)
-TO_FLOATS = (
-    "int8->float32",
-    "float8_e5m2->float32",
-    "bfloat16->float32",
-    "float32->bfloat16",
-    "float32->float8_e4m3fn",
-)
-TO_INT8, TO_UINT8 = ("float32->int8", "int8->int8"), ("float32->uint8",)
-MIXED_GRADIENTS = (
-    "bfloat16,float32->bfloat16", "float32,bfloat16->float32", "bfloat16,bfloat16->float32", "float16,float32->float16",
-)  # fmt: skip
+# --- steps in PyTorch ------------------------------------------------------------------------------------------------
 
 
-def _forms(
-    group: str, forms: Sequence[str], dtypes: tuple[str, ...] = ("float32",), shapes: Sequence[Shape] = (SHORT_ROWS,)
-) -> list[Workload]:
+def _forms(group: str, forms: Sequence[str], shapes: Sequence[Shape]) -> list[Workload]:
     """The first of them is quick."""
     found = [(shape, form) for shape in shapes for form in forms]
     return [
-        Workload(
-            shape,
-            {"axis": 1} if shape == COLUMNS else {},
-            group=group,
-            form=form,
-            dtypes=dtypes,
-            quick=number == 0,
-        )
+        Workload(shape, group=group, form=form, dtypes=STEP_DTYPES, quick=number == 0)
         for number, (shape, form) in enumerate(found)
     ]
 
 
-SOFTMAX_FORMS = (
-    *_forms(TYPES, [""], TO_FLOATS, (SHORT_ROWS, LONG_ROWS, COLUMNS)),
-    *_forms(TYPES, ["out_scale 1/127"], TO_INT8, (SHORT_ROWS, LONG_ROWS, COLUMNS)),
-    *_forms(TYPES, ["out_scale 1/255"], TO_UINT8, (SHORT_ROWS, LONG_ROWS, COLUMNS)),
-    *_forms(POST_OPS, ["no post-op", "relu", "gelu_erf", "relu, linear, gelu_erf"], shapes=(SHORT_ROWS, LONG_ROWS)),
-    *_forms(BROADCAST, BROADCASTS, shapes=(BROADCAST_SHAPE,)),
-    *_forms(
-        ATTRIBUTES,
-        ["no attribute", "where", "logit_scale", "result_scale", "out_scale", "dropout", "dropout and mask", "stats"],
-        shapes=(SHORT_ROWS, COLUMNS),
-    ),
-)
-GRADIENT_FORMS = (
-    *_forms(GRADIENTS, ["no attribute"], MIXED_GRADIENTS, (SHORT_ROWS, LONG_ROWS, COLUMNS)),
-    *_forms(GRADIENTS, ["no attribute", "result_scale, mul, relu"], ("float32", "bfloat16")),
-)
-
 STEP_DTYPES = ("float32", "bfloat16")
 LOGITS_FORMS = [
     replace(workload, shape=step_forms.SHAPES.get(workload.form, workload.shape))
-    for workload in _forms(LOSSES, list(step_forms.FORMS), STEP_DTYPES, ((512, 32000),))
+    for workload in _forms(LOSSES, list(step_forms.FORMS), ((512, 32000),))
 ]
-LAYERS = _forms(LOSSES, [""], STEP_DTYPES, tuple((512, 32000, hidden) for hidden in (64, 256, 512, 1024)))
+LAYERS = _forms(LOSSES, [""], tuple((512, 32000, hidden) for hidden in (64, 256, 512, 1024)))
 ONE_LAYER = LAYERS[1:2]
-ATTENTIONS = _forms(ATTENTION, list(step_forms.ATTENTION_FORMS), STEP_DTYPES, step_forms.ATTENTION_SHAPES)
+ATTENTIONS = _forms(ATTENTION, list(step_forms.ATTENTION_FORMS), step_forms.ATTENTION_SHAPES)
 
-Workloads = Mapping[str, Sequence[Workload]]  # by kind of operator; an operator's forms by its name
+Workloads = Mapping[str, Sequence[Workload]]  # by kind of operator, or by the name of a step
 WORKLOADS: Workloads = {
     "elements": ELEMENTS,
     "rows": ROWS,
     "classes": CLASSES,
     "slices": SLICES,
-    "softmax": SOFTMAX_FORMS,
-    "softmax_grad": GRADIENT_FORMS,
     step_forms.LOGITS: LOGITS_FORMS,
     step_forms.LINEAR: LAYERS,
     step_forms.DIVERGENCE: ONE_LAYER,
@@ -192,7 +147,7 @@ def select(
 ) -> list[Cell]:
     """The cells of these operators, dtypes, shapes and groups; an empty sequence means the default.
 
-    A shape such as "4096x1000" that no workload has is added to all operators that take it. Forms of softmax have
+    A shape such as "4096x1000" that no workload has is added to all operators that take it. Examples and steps have
     their own shapes and dtypes, of which those asked for are left.
 
     Raises ValueError for a name that is not known.
@@ -206,18 +161,16 @@ def select(
     return [
         Cell(op, workload, dtype)
         for op in [declared[name] for name in ops or declared]
-        for table in _tables(op, workloads)
+        for table in [_table(op, workloads)]
         for workload in (_of_shapes(op, table, asked) if asked else table)
         if (not groups or workload.group in groups) and (asked or workload.quick or not quick)
         for dtype in _dtypes(workload, dtypes, quick)
     ]
 
 
-def _tables(op: Operator, workloads: Workloads) -> list[Sequence[Workload]]:
-    """The plain workloads of an operator, and its forms; those of a step; or the examples that there are."""
-    if op.name in operators():
-        return [workloads[op.kind], workloads.get(op.name, ())]
-    return [workloads.get(op.name) or _examples(op)]
+def _table(op: Operator, workloads: Workloads) -> Sequence[Workload]:
+    """The plain workloads of an operator; those of a step; or the examples that there are."""
+    return workloads[op.kind] if op.name in operators() else workloads.get(op.name) or _examples(op)
 
 
 def _examples(op: Operator) -> list[Workload]:
@@ -240,11 +193,10 @@ def _of_shapes(op: Operator, table: Sequence[Workload], shapes: Sequence[Shape])
 
 
 def _dtypes(workload: Workload, dtypes: Sequence[str], quick: bool) -> Sequence[str]:
-    """Those asked for; the dtypes of a form, or those with nothing but these dtypes in them."""
+    """Those asked for, of a workload's own where it has any."""
     if workload.group == PLAIN:
         return dtypes or DTYPES
-    parts = {pair: set(pair.replace("->", ",").split(",")) for pair in workload.dtypes}
-    found = [pair for pair, each in parts.items() if (each <= set(dtypes) if dtypes else pair != UNASKED)]
+    found = [each for each in workload.dtypes if (each in dtypes if dtypes else each != UNASKED)]
     return found[:1] if quick else found
 
 

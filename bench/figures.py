@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.cells import GROUPS, PLAIN, STEPS
+from bench.cells import PLAIN
 from bench.measure import FEWEST, GIVEN, OURS, WAYS
 from opgrad.base.reading import read_regular
 
@@ -85,20 +85,6 @@ def read(path: Path) -> dict[str, Any]:
 def figures(result: Result, group: str = PLAIN) -> list[Figures]:
     """The figures of every cell of a group, from median times."""
     return [_figures(cell) for cell in result["cells"] if cell.get("group", PLAIN) == group]
-
-
-def forms(result: Result) -> dict[str, list[Figures]]:
-    """The figures of the forms of softmax by group; steps have others."""
-    found = {group: figures(result, group) for group in GROUPS if group not in (PLAIN, *STEPS)}
-    return {group: cells for group, cells in found.items() if cells}
-
-
-def times_of_fastest(cells: Sequence[Figures]) -> list[float]:
-    """The time of each cell over that of the fastest of the same operator, shape and dtypes."""
-    keys = [(cell.operator, cell.shape, cell.dtype) for cell in cells]
-    times = [cell.first.seconds for cell in cells]
-    fastest = {key: min(t for other, t in zip(keys, times, strict=True) if other == key) for key in keys}
-    return [t / fastest[key] for key, t in zip(keys, times, strict=True)]
 
 
 def medians(measured: Mapping[str, Any]) -> dict[str, float]:

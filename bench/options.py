@@ -87,8 +87,7 @@ class BenchOptions(CommandLine):
     groups: Annotated[
         str,
         Said(
-            "Of plain and, for softmax with attributes, types, post-ops, broadcast, attributes, gradients; "
-            "graph: the operators that only training graphs have; losses, attention: steps in PyTorch; "
+            "Of plain; graph: the operators that only training graphs have; losses, attention: steps in PyTorch; "
             "of --sweep: rows, inner, axes, shapes. Default: all.",
             "NAME,…",
         ),

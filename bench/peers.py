@@ -17,7 +17,7 @@ import numpy as np
 
 import opgrad
 from bench import torch_peers
-from bench.case import Case, FormCase, GraphCase
+from bench.case import Case, GraphCase
 from bench.cells import SWEEP
 from bench.measure import NEW, Call, NoSuchWay, only
 from opgrad.contract import Array
@@ -112,7 +112,7 @@ ONNX: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 
 
 def _onnxruntime(case: Case, way: str) -> Call | None:
-    if case.op.name not in ONNX or isinstance(case, FormCase):
+    if case.op.name not in ONNX:
         return None
     runtime = importlib.import_module("onnxruntime")
     type_of = importlib.import_module("onnx").helper.np_dtype_to_tensor_dtype
@@ -170,8 +170,8 @@ SCIPY = {"softmax": "softmax", "log_softmax": "log_softmax", "sigmoid": "expit"}
 
 
 def _scipy(case: Case, way: str) -> Call | None:
-    name, is_form = SCIPY.get(case.op.name), isinstance(case, FormCase)
-    if name is None or is_form or case.dtype not in ("float32", "float64") or _too_large(case):
+    name = SCIPY.get(case.op.name)
+    if name is None or case.dtype not in ("float32", "float64") or _too_large(case):
         return None
     function, x = getattr(importlib.import_module("scipy.special"), name), case.values["x"]
     if case.op.kind != "rows":
@@ -181,9 +181,8 @@ def _scipy(case: Case, way: str) -> Call | None:
 
 
 def _numpy(case: Case, way: str) -> Call | None:
-    """The reference as it stands, in the array's own dtype; of the forms of softmax those in one float dtype."""
-    mixed = isinstance(case, FormCase) and ("out_dtype" in case.values or "dropout" in case.values)
-    if isinstance(case, GraphCase) or mixed or _too_large(case):
+    """The reference as it stands, in the array's own dtype."""
+    if isinstance(case, GraphCase) or _too_large(case):
         return None
     only(NEW, way)
     return partial(case.op.reference, **case.values)

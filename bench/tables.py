@@ -9,28 +9,16 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from bench import instruction_sets
-from bench.cells import (
-    ATTENTION,
-    ATTRIBUTES,
-    BROADCAST,
-    GRADIENTS,
-    GRAPH,
-    LOSSES,
-    PLAIN,
-    POST_OPS,
-    TYPES,
-)
+from bench.cells import ATTENTION, GRAPH, LOSSES, PLAIN
 from bench.figures import (
     Figures,
     Result,
     Times,
     few_samples,
     figures,
-    forms,
     geometric_mean,
     losses,
     rivals,
-    times_of_fastest,
 )
 from bench.measure import GIVEN, NEW, OURS, WAYS
 from bench.runs import described, machine_line
@@ -41,21 +29,14 @@ COLUMNS = (
     "operator", "shape", "dtype", "given", *PEERS_IN, "new", *PEERS_IN, "GB/s", "of copy", "ulp", "samples"
 )  # fmt: skip
 NOBODY = "none"  # in place of the best peer, where no peer works this way
-OF_FASTEST = "of fastest"  # one more for the forms of softmax
 STEP_COLUMNS = (
     "function", "shape", "dtype", "time", *PEERS_IN, "memory", "over needed", "its memory", "least of a peer"
 )  # fmt: skip
 TITLES = {
-    TYPES: "Softmax between dtypes",
-    POST_OPS: "Softmax with functions as post-ops",
-    BROADCAST: "Softmax with an operand, by the axes that it has",
-    ATTRIBUTES: "Softmax with attributes",
-    GRADIENTS: "Gradients of softmax with mixed dtypes and attributes",
     GRAPH: "Operators of training graphs",
     LOSSES: "Losses in PyTorch",
     ATTENTION: "Attention in PyTorch",
 }
-FORMS = "Softmax with attributes"
 WHERE = {GIVEN: "memory that is given", NEW: "new memory"}  # results lie
 SWEEP_TITLE, SHAPES_TITLE = "Rows of every length", "Shapes of networks"
 SHAPES_COLUMNS = ("operator", "shape", "dtype", "given", "GB/s", "of copy", *PEERS_IN)
@@ -120,7 +101,7 @@ def _shown(result: Result) -> Iterator[str | Table]:
     cells = figures(result)
     if cells:
         yield from (_plain_table(result), summary(cells))
-    yield from _form_tables(result)
+    yield from _other_tables(result)
     yield from _sweep_tables(result)
     yield machine_line(result)
     yield from filter(None, (described(result), few_samples(result)))
@@ -131,14 +112,14 @@ def _shown(result: Result) -> Iterator[str | Table]:
 
 
 def full_table(result: Result) -> str:
-    """Markdown: every cell, the forms of softmax in tables of their own."""
+    """Markdown: every cell, those of other groups in tables of their own."""
     cells = figures(result)
     parts = [machine_line(result), described(result), few_samples(result)]
     if cells:
         parts += [summary(cells), _plain_table(result).markdown()]
     if notes := left_out(result):
         parts.append("\n".join(f"* left out: {line}" for line in notes))
-    for table in _form_tables(result):
+    for table in _other_tables(result):
         parts += [f"#### {table.title}", table.markdown()]
     return "\n\n".join(filter(None, parts))
 
@@ -199,7 +180,7 @@ def title(result: Result) -> str:
         kinds = [SWEEP_TITLE]
     else:
         own = {PLAIN: "Operators", **{group: TITLES[group] for group in (GRAPH, LOSSES, ATTENTION)}}
-        kinds = list(dict.fromkeys(own.get(group, FORMS) for group in groups))
+        kinds = [own[group] for group in groups if group in own]
     machine = result["machine"]
     if "device" in result:
         return f"{_listed(kinds)} on {result['device']['name']}"
@@ -222,16 +203,10 @@ def _plain_table(result: Result) -> Table:
     return Table(columns, list(map(_row, cells)), slower=slower)
 
 
-def _form_tables(result: Result) -> Iterator[Table]:
+def _other_tables(result: Result) -> Iterator[Table]:
     """A table for each group of cells that are not plain."""
-    for group, cells in forms(result).items():
-        rows = list(map(_row, cells))
-        if group == GRAPH:
-            yield Table(COLUMNS, rows, TITLES[group])
-        else:
-            shares = [f"{times:.2f}" for times in times_of_fastest(cells)]
-            of_fastest = [[*row, share] for row, share in zip(rows, shares, strict=True)]
-            yield Table((*COLUMNS, OF_FASTEST), of_fastest, TITLES[group])
+    if rows := list(map(_row, figures(result, GRAPH))):
+        yield Table(COLUMNS, rows, TITLES[GRAPH])
     for group, columns, row_of in (
         (LOSSES, STEP_COLUMNS, _step_row),
         (ATTENTION, (*STEP_COLUMNS, "ulp"), _attention_row),

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from bench import composed
-from bench.case import Case, FormCase, GraphCase
+from bench.case import Case, GraphCase
 from bench.graph_arrays import ARRAYS
 from bench.graph_layers import LAYERS
 from bench.measure import NEW, Call
@@ -121,8 +120,6 @@ TORCH: Setups = {
 
 def call(case: Case, way: str) -> Call | None:
     """The call of torch, if it has the operator and can take the arguments. Raises NoSuchWay."""
-    if isinstance(case, FormCase):
-        return composed.call(case, Torch(case, way))
     setup = ({**LAYERS, **ARRAYS} if isinstance(case, GraphCase) else TORCH).get(case.op.name)
     return setup(Torch(case, way)) if setup else None
 

@@ -6,21 +6,20 @@ import math
 
 import numpy as np
 import pytest
-from bench_cells import FORMS, tiny_cells, tiny_form
+from bench_cells import each_kind, tiny_cells
 from bench_command import run_bench
 from bench_results import made_up_result, summarized
 from benchmark_tables import headline_table
 from rich.console import Console
 
 from bench import measure
-from bench.case import Case, FormCase, GraphCase
+from bench.case import Case, GraphCase
 from bench.cells import (
     DTYPES,
     GRAPH,
     GROUPS,
     MORE_EXAMPLES,
     PLAIN,
-    STEPS,
     WORKLOADS,
     Cell,
     Workload,
@@ -46,23 +45,13 @@ def test_every_operator_has_workloads(op):
     assert any(workload.quick for workload in WORKLOADS[op.kind])
 
 
+@each_kind
 def test_a_sample_of_large_results_is_compared(monkeypatch, op):
     monkeypatch.setattr("bench.case.CHECKED", 16)
     for cell in tiny_cells(op):
         case = Case(cell)
         case.call()()
         assert case.error() < 64
-
-
-def test_wrong_forms_have_a_large_error():
-    case = FormCase(tiny_form(FORMS["softmax 4096x1000, out_scale 1/127 float32->int8"]))
-    case.call()()
-    case.results["y"][5, 3] += 9
-    assert case.error() > 8
-    case = FormCase(tiny_form(FORMS["softmax 4096x1000, dropout and mask float32"]))
-    case.call()()
-    case.results["mask"][0, 0] ^= True
-    assert case.error() == math.inf
 
 
 def test_wrong_results_have_a_large_error():
@@ -80,16 +69,6 @@ def test_gather_reads_no_more_than_it_writes():
 def test_traffic_counts_each_array_once():
     case = Case(Cell(operators()["softmax_grad"], Workload((10, 8)), "float16"))
     assert case.traffic == 3 * 10 * 8 * 2
-
-
-def test_traffic_of_a_form_counts_what_broadcasts_once_and_each_dtype_by_its_size():
-    assert FormCase(tiny_form(FORMS["softmax 4096x1000, out_scale 1/127 float32->int8"])).traffic == 60 * (4 + 1)
-    added = FormCase(tiny_form(FORMS["softmax 32x16x128x128, add 1x16x1x128 float32"]))
-    assert added.traffic == 2 * 120 * 4 + 2 * 5 * 4
-    mixed = FormCase(tiny_form(FORMS["softmax_grad 4096x1000, no attribute bfloat16,bfloat16->float32"]))
-    assert mixed.traffic == 60 * (2 + 2 + 4)
-    kept = FormCase(tiny_form(FORMS["softmax 4096x1000, where float32"]))
-    assert kept.traffic == 60 * (4 + 1 + 4)
 
 
 def test_the_loss_alone_reads_logits_and_labels():
@@ -121,6 +100,19 @@ def test_selection():
     assert not select(["softmax_cross_entropy_loss"], [], ["30"], quick=False)
 
 
+def test_selection_of_groups():
+    every = select([], [], [], quick=False)
+    assert len({(cell.op.name, cell.workload.label, cell.dtype) for cell in every}) == len(every)
+    for group in GROUPS:
+        quick = select([], [], [], quick=True, groups=[group])
+        assert quick
+        assert {cell.workload.group for cell in quick} == {group}
+    names = [cell.name for cell in select(["softmax"], ["float32"], ["4096x1000"], quick=False, groups=["plain"])]
+    assert names == ["softmax 4096x1000 float32"]
+    with pytest.raises(ValueError, match=r"^bench: group is 'types', expected one of plain, graph, losses, attention"):
+        select([], [], [], quick=False, groups=["types"])
+
+
 def test_every_large_example_is_measured():
     for name, more in MORE_EXAMPLES.items():
         op = graph_operators()[name]
@@ -129,25 +121,6 @@ def test_every_large_example_is_measured():
         assert len(examples(op, "float32", large=True)) == 1 + more
         assert len({GraphCase(cell).label for cell in chosen}) == 1 + more
         assert len(select([name], ["float32"], [], quick=True)) == 1
-
-
-def test_selection_of_forms():
-    every = select([], [], [], quick=False)
-    assert len({(cell.op.name, cell.workload.label, cell.dtype) for cell in every}) == len(every)
-    for group in GROUPS:
-        quick = select([], [], [], quick=True, groups=[group])
-        assert quick
-        assert {cell.workload.group for cell in quick} == {group}
-    assert len(select([], [], [], quick=False, groups=["broadcast"])) == 16
-    shown = [
-        cell.name for cell in select(["softmax"], ["float32"], ["4096x1000"], quick=False, groups=["types", "plain"])
-    ]
-    assert shown == ["softmax 4096x1000 float32"]
-    names = [cell.dtype for cell in select([], ["float32", "bfloat16"], ["4096x1000"], quick=False, groups=["types"])]
-    assert names == ["bfloat16->float32", "float32->bfloat16"]
-    assert not select(["relu"], [], [], quick=False, groups=["types"])
-    with pytest.raises(ValueError, match=r"^bench: group is 'type', expected one of plain, types, post-ops, "):
-        select([], [], [], quick=False, groups=["type"])
 
 
 @pytest.mark.parametrize(
@@ -188,26 +161,6 @@ def test_result_tables_and_losses():
     assert " 4.00 times as fast as the best peer with results in memory that is given (" in summary(figures(result))
 
 
-def test_forms_have_tables_of_their_own():
-    result = made_up_result([4.0])
-    before = full_table(result)
-    first = result["cells"][0]
-    for group, workload, seconds in (("broadcast", "8x9, add 1x9", 3e-3), ("broadcast", "8x9, add 8x9", 2e-3)):
-        given = first["ways"][GIVEN] | {"times": {"opgrad": summarized(seconds)}}
-        cell = first | {"group": group, "workload": workload, "ways": first["ways"] | {GIVEN: given}}
-        result["cells"].append(cell)
-    text = full_table(result)
-    plain, alone = (each.partition("\n\n*")[0].partition("Over 2 cells") for each in (text, before))
-    assert plain[1:] == alone[1:]
-    assert "#### Softmax with an operand, by the axes that it has" in text
-    assert [line.rpartition(" | ")[2] for line in text.splitlines() if "| 8x9, add" in line] == ["1.50 |", "1.00 |"]
-    assert summary(figures(result)) == summary(figures(made_up_result([4.0])))
-    plain, alone = (headline_table(each).split("\n\n")[2] for each in (result, made_up_result([4.0])))
-    assert plain == alone
-    result["cells"] = result["cells"][2:]
-    assert "Over " not in full_table(result)
-
-
 def test_durations_have_three_digits():
     assert [duration(t) for t in (0.01234, 9.4e-4, 1.2345e-6)] == ["12.3 ms", "940 µs", "1.23 µs"]
 
@@ -229,6 +182,7 @@ def test_the_command_writes_json_and_a_plot(tmp_path):
     assert plot_file.read_bytes().startswith(b"\x89PNG")
 
 
+@each_kind
 def test_a_result_is_json(op):
     seen = []
 
@@ -240,17 +194,14 @@ def test_a_result_is_json(op):
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
-def test_a_result_with_forms_is_json_and_is_shown():
-    forms = [group for group in GROUPS if group not in (PLAIN, GRAPH, *STEPS)]
-    cells = [tiny_form(cell) for cell in select([], [], [], quick=True, groups=forms)]
-    cells += select(["reduce_all_l2"], ["float32"], [], quick=True, groups=[GRAPH])
+def test_an_example_has_a_table_of_its_own():
+    cells = select(["reduce_all_l2"], ["float32"], [], quick=True, groups=[GRAPH])
     result = run(Target(), cells, ["numpy"], 0, {}, lambda done, total, cell: None)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
-    assert {cell["group"] for cell in result["cells"]} == set(GROUPS) - {PLAIN, *STEPS}
     console = Console(record=True, file=io.StringIO())
     show(console, result)
-    text = console.export_text()
-    assert all(title in text for group, title in TITLES.items() if group not in STEPS)
+    assert TITLES[GRAPH] in console.export_text()
+    assert "Over " not in full_table(result)
 
 
 def test_an_interrupt_keeps_what_was_measured():

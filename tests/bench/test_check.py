@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 import typer
-from graph_cases import each_operator
+from bench_cells import each_kind
+from graph_cases import each_dtype
 from typer.testing import CliRunner
 
 import opgrad
@@ -35,7 +36,7 @@ def test_every_operator_passes(op, dtype):
     assert outcome["right"]
 
 
-@each_operator
+@each_dtype
 def test_every_operator_of_training_graphs_passes(op, dtype):
     assert check.check_operator(op, dtype)["problem"] == ""
 
@@ -128,7 +129,8 @@ def test_a_wrong_kernel_on_a_device_is_found(monkeypatch):
 
 
 @pytest.mark.usefixtures("cuda")
-def test_every_operator_passes_on_a_device(op):
+@each_kind
+def test_operators_pass_on_a_device(op):
     assert check.check_operator(op, "bfloat16", "cuda")["problem"] == ""
 
 

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import report
+from bench_cells import each_kind
 from bench_command import run_bench
 from host_clock import HostClock
 
@@ -107,6 +108,7 @@ def test_our_call_writes_the_results(op, dtype):
         assert case.error() < 64
 
 
+@each_kind
 def test_a_sample_of_large_results_is_compared(monkeypatch, op):
     monkeypatch.setattr("bench.case.CHECKED", 16)
     monkeypatch.setattr("bench.cuda.case.REFERENCE_ELEMENTS", 16)
@@ -310,6 +312,7 @@ def test_a_round_moves_more_than_the_cache_twice(stand_in):
     assert stand_in.copies(SMALL - 1) == 1
 
 
+@each_kind
 def test_a_cell_is_measured(stand_in, op, monkeypatch):
     monkeypatch.setattr("bench.cuda.target.SMALL", 64)
     cell = Cell(op, TINY[op.kind][0], "bfloat16")

@@ -6,11 +6,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from bench_cells import FORMS, tiny_cells, tiny_form
+from bench_cells import tiny_cells
 from graph_cases import arrays_of, check_close, each_operator
 
 from bench import peers, torch_peers
-from bench.case import IN_PLACE, Case, FormCase, GraphCase
+from bench.case import IN_PLACE, Case, GraphCase
 from bench.cells import DTYPES, EXAMPLE, Cell
 from bench.measure import GIVEN, LACKING, NEW, WAYS, NoSuchWay, only
 from bench.torch_tensors import fastest
@@ -67,26 +67,6 @@ def test_our_call_computes_the_results(op, dtype, way):
         case = Case(cell)
         assert set(run_into_results(case, case.call(way), way)) == set(case.results)
         assert case.error() < 64
-
-
-# Of each form one shape, so that a run compiles each once; of the ways to broadcast four.
-ONCE = {(cell.op.name, cell.workload.form, cell.dtype): name for name, cell in FORMS.items()}
-BROADCAST = [name for name in ONCE.values() if ", add " in name]
-
-
-@pytest.mark.parametrize("name", [name for name in ONCE.values() if name not in BROADCAST] + BROADCAST[::5])
-def test_forms_of_softmax_and_their_peers(monkeypatch, name):
-    monkeypatch.setattr("bench.case.CHECKED", 16)
-    case = FormCase(tiny_form(FORMS[name]))
-    integers = next(iter(case.results.values())).dtype.kind in "iu"
-    for way in case.ways:
-        ours = case.call(way)
-        rivals, _ = peers.calls(case, peers.installed(), way)
-        for call in (ours, *rivals.values()):
-            written = run_into_results(case, call, way)
-            assert written or call is not ours
-            if set(written) == set(case.results) and ("dropout" not in name or call is ours):  # others draw others
-                assert case.error() < (1 if integers else 64)
 
 
 @each_operator

@@ -21,15 +21,15 @@ ROW, COLUMN, FULL = X[0, 0] + 2, X[:, :1, :1] + 2, X * X + 1
 HALF = np.float32(0.5)
 CALLS = {
     "relu": lambda: {"post_ops": [post_ops.relu()]},
-    "in a tuple": lambda: {"post_ops": (post_ops.linear(2.0, -0.5), post_ops.relu(0.25))},
+    "in a tuple": lambda: {"post_ops": (post_ops.relu(0.25),)},
     "row": lambda: {"post_ops": [post_ops.add(ROW)]},
     "column": lambda: {"post_ops": [post_ops.mul(COLUMN), post_ops.add(FULL)]},
     "one array twice": lambda: {"post_ops": [post_ops.mul(ROW), post_ops.add(ROW)]},
     "x": lambda: {"post_ops": [post_ops.mul(X)]},
     "numbers": lambda: {"post_ops": [post_ops.add(2.0), post_ops.max(1), post_ops.mul(HALF)]},
     "select": lambda: {"post_ops": [post_ops.select(ROW > 2, -1.0)]},
-    "where": lambda: {"where": ROW > 1.5},
-    "where and scale": lambda: {"where": COLUMN < 9, "logit_scale": 0.5},
+    "where by row": lambda: {"where": ROW > 1.5, "logit_scale": 0.5},
+    "where by column": lambda: {"where": COLUMN < 9, "logit_scale": 0.5},
     "dropout": lambda: {"dropout": Dropout(0.3, seed=5, offset=2**40)},
     "every one": lambda: {
         "where": ROW > 1.5, "dropout": Dropout(0.3, seed=-5), "post_ops": [post_ops.add(ROW)], "out_dtype": "float16",

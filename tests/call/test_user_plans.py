@@ -27,7 +27,7 @@ def test_gives_the_results_of_the_plain_call(x):
     assert bits(y) == bits(opgrad.softmax(x, 0))
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_attributes_and_dtypes(x, dtype, rng):
     attributes = {
         "out_dtype": dtype,

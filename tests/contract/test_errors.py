@@ -13,12 +13,13 @@ FLOAT_NAMES = ", ".join(FLOATS)
 
 
 def fails(op, arguments, error, message, **changed):
-    """The call raises exactly this message, and changes no argument."""
+    """The call raises exactly this message, and changes no argument; so it does with an attribute."""
     arguments = arguments | changed
     before = {name: bits(value) for name, value in arguments.items() if isinstance(value, np.ndarray)}
-    with pytest.raises(error) as caught:
-        call(op, arguments)
-    assert str(caught.value) == f"{op.name}: {message}"
+    for more in ({}, {"out_scale": 2.0}) if op.general else ({},):
+        with pytest.raises(error) as caught:
+            call(op, arguments, **more)
+        assert str(caught.value) == f"{op.name}: {message}"
     assert {name: bits(arguments[name]) for name in before} == before
 
 
@@ -49,7 +50,7 @@ def test_dtypes(op, rng):
     arguments = sample(op, (4, 3), "float32", rng)
     for name in arrays_of(op, arguments):
         expected = ", ".join(accepted(op, name))
-        for wrong in {"complex64", "uint8", "bool", "longdouble"}.difference(accepted(op, name)):
+        for wrong in {"complex64", "int16", "uint8", "bool", "longdouble"}.difference(accepted(op, name)):
             given = arguments | {name: arguments[name].astype(wrong)}
             fails(op, given, TypeError, f"{name} has dtype {np.dtype(wrong).name}, expected one of {expected}")
         objects = arguments[name].astype(object)

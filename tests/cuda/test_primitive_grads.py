@@ -1,17 +1,13 @@
 """The gradients of softmax in their general form on CUDA, against the reference."""
 
+import functools
 import itertools
 
 import numpy as np
 import pytest
-from accuracy import relative_tolerance, ulp
 from post_op_cases import ELTWISE, made, operand_of
 from primitive_attributes import AXES, some_where
-from primitive_cases import (
-    Placed,
-    laid_out,
-    numbers,
-)
+from primitive_cases import Placed, check_gradient, laid_out, numbers
 from samples import bits, cast
 
 pytest.importorskip("triton", reason="needs Triton")
@@ -24,7 +20,6 @@ from opgrad.ops import operators
 from opgrad.ops.reference import post_ops
 from opgrad.ops.reference.dropout import Dropout
 from opgrad.ops.reference.primitive import GRADIENT_TYPES
-from opgrad.ops.reference.random import keep_mask
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 
@@ -37,58 +32,6 @@ def kernels(monkeypatch):
 @pytest.fixture
 def lowered(monkeypatch):
     yield from lower_limits(monkeypatch)
-
-
-def terms(name, dy, y, axis, attributes):
-    """How large the terms are of dx and of the operands' gradients."""
-    chain, dropout = attributes.get("post_ops", ()), attributes.get("dropout")
-    scale, rate = attributes.get("result_scale", 1.0), 1.0
-    v = y * scale
-    if dropout is not None:
-        rate = 1 / (1 - dropout.probability)
-        v = v * rate * keep_mask(y.shape, dropout.probability, dropout.seed, dropout.offset)
-    inputs = []
-    for each in chain:
-        inputs.append(v)
-        v = post_ops.apply(each, v)
-    g, operands = np.abs(dy / attributes.get("out_scale", 1.0)), []
-    for each, s in zip(reversed(chain), reversed(inputs), strict=True):
-        if each.operands and np.asarray(each.operands[-1]).dtype.kind not in "iub":
-            operands.append((g * (1 + np.abs(post_ops.OPERAND_SLOPES[each.name](s, *each.operands)))).sum())
-        g = g * (1 + np.abs(post_ops.slope(each, s)))
-    g = g * rate * abs(scale)
-    if name == "softmax_grad":
-        dx = np.abs(y) * (g + (g * np.abs(y)).sum(axis, keepdims=True))
-    else:
-        dx = g + np.exp(y) * g.sum(axis, keepdims=True)
-    return [dx * abs(attributes.get("logit_scale", 1.0)), *operands[::-1]]
-
-
-def check_gradient(name, dy, y, axis=-1, *, note="", **attributes):
-    """Call a gradient and hold its results against the reference; returns them as a tuple."""
-    before = bits(dy), bits(y)
-    results = getattr(opgrad, name)(dy, y, axis, **attributes)
-    results = results if isinstance(results, tuple) else (results,)
-    assert (bits(dy), bits(y)) == before, f"an argument changed, {note}"
-    plain = {key: value for key, value in attributes.items() if key not in ("out", "out_dtype")}
-    with np.errstate(all="ignore"):
-        exact = operators()[name].reference(dy.astype("f8"), y.astype("f8"), axis, **plain)
-        sizes = terms(name, dy.astype("f8"), y.astype("f8"), axis, plain)
-    dtypes = {array.dtype.name for array in (dy, y, results[0])}
-    relative = relative_tolerance("float64" if "float64" in dtypes else "float32", dy.size) * (
-        2 + len(plain.get("post_ops", ()))
-    )
-    for given, right, size in zip(results, exact if isinstance(exact, tuple) else (exact,), sizes, strict=False):
-        right = np.asarray(right)
-        assert given.shape == right.shape, note
-        rounded, found = (np.asarray(each).astype("f8") for each in (cast(right, given.dtype.name), given))
-        finite = np.isfinite(rounded)
-        np.testing.assert_array_equal(np.isfinite(found), finite, note)
-        with np.errstate(all="ignore"):
-            allowed = relative * size + 4 * np.finfo("float32").smallest_subnormal + ulp(right, given.dtype)
-            share = (np.abs(found - rounded) / allowed)[finite]
-        assert (share <= 1).all(), f"{name}, {note}: {share.max():.3g} times the tolerance"
-    return results
 
 
 def outputs(rng, name, shape, axis, dtype):
@@ -124,13 +67,11 @@ def test_gradients_with_attributes_and_layouts(layout, name, rng):
         y = laid_out(outputs(rng, name, shape, axis, "bfloat16"), other)
         attributes = some_gradient_attributes(rng, shape)
         results = check_gradient(name, dy, y, axis, note=f"{shape}, axis {axis}, {attributes}", **attributes)
-        out = Placed(shape, "float32", other)
-        assert check_gradient(name, dy, y, axis, out=out.array, **attributes)[0] is out.array
-        assert out.untouched()
+        out = check_gradient(name, dy, y, axis, place=functools.partial(Placed, layout=other), **attributes)[0]
         in_place = getattr(opgrad, name)(dy, y, axis, out=dy, **attributes)
         assert in_place is dy
         if not (ON_GPU or FROM_PTX):  # compiled for another layout, a kernel may add in another order
-            assert bits(out.array) == bits(dy) == bits(results[0])
+            assert bits(out) == bits(dy) == bits(results[0])
 
 
 # Where a slope is not defined at 0, or jumps, y is kept clear of it by result_scale.

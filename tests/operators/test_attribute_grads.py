@@ -8,6 +8,7 @@ import itertools
 
 import numpy as np
 import pytest
+from accuracy import differences
 from post_op_cases import PATTERNS, SHAPE, operand_of
 from primitive_attributes import AXES
 from primitive_cases import LAYOUTS, Placed, c_order, check_gradient, fortran, in_records, laid_out, numbers
@@ -194,19 +195,6 @@ def test_defaults_are_the_plain_form(name, rng):
 
 
 # --- the references, by differences of the forward operators' in float64 ----------------------------------------------
-
-
-def differences(function, point, upstream):
-    """d sum(upstream * function(point)) / d point."""
-    slope = np.empty(point.shape)
-    for place in np.ndindex(point.shape):
-        ends = []
-        for step in (1e-6, -1e-6):
-            moved = point.copy()
-            moved[place] += step
-            ends.append(np.sum(upstream * function(moved)))
-        slope[place] = (ends[0] - ends[1]) / 2e-6
-    return slope
 
 
 CASES = {

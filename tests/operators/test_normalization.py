@@ -2,25 +2,13 @@
 
 import numpy as np
 import pytest
+from accuracy import differences
 
 import opgrad
 from opgrad.cli.examples.accuracy import error_in_ulp, tolerance
 from opgrad.contract import reference
 
 rng = np.random.default_rng(3)
-
-
-def differences(function, x, dy, step=1e-6):
-    """The gradient of sum(dy * function(x)) with respect to x by central differences."""
-    found = np.empty_like(x)
-    for place in np.ndindex(x.shape):
-        ends = []
-        for sign in (1, -1):
-            moved = x.copy()
-            moved[place] += sign * step
-            ends.append((dy * function(moved)).sum())
-        found[place] = (ends[0] - ends[1]) / (2 * step)
-    return found
 
 
 def check_gradients(forward, arguments, dy, found):

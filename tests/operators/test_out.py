@@ -90,11 +90,12 @@ def test_both_arguments_may_be_one_array(op, dtype, rng):
 
 
 def refused(op, arguments, outputs, error, message):
-    """The call fails with this message, and no array changed."""
+    """The call fails with this message, and no array changed; so it does with an attribute."""
     arrays = [*outputs, *(value for value in arguments.values() if isinstance(value, np.ndarray))]
     before = [bits(array) for array in arrays]
-    with pytest.raises(error, match=message):
-        call(op, arguments, out=packed(outputs))
+    for more in ({}, {"out_scale": 2.0}) if op.general else ({},):
+        with pytest.raises(error, match=message):
+            call(op, arguments, **more, out=packed(outputs))
     assert [bits(array) for array in arrays] == before
 
 

@@ -7,7 +7,7 @@ from samples import bits
 
 import opgrad
 from opgrad import post_ops
-from opgrad.contract import DTYPES, shown
+from opgrad.contract import shown
 from opgrad.ops.reference.dropout import Dropout
 from opgrad.ops.reference.primitive import GRADIENT_TYPES, OPERAND_TYPES, TYPES
 
@@ -50,17 +50,6 @@ def fails(name, given, error, message):
 
 
 @every
-def test_no_array(name):
-    first = "x" if name in FORWARD else "dy"
-    others = {} if name in FORWARD else {"y": np.zeros(SHAPE, "float32")}
-    fails(name, {first: None, "out_scale": 2.0} | others, TypeError, f"{first} is None, expected an array")
-    fails(
-        name, {first: [[1.0], [1.0, 2.0]], "out_scale": 2.0} | others, TypeError, f"{first} is list, expected an array"
-    )
-    fails(name, {"out_scale": 2.0}, TypeError, f"missing a required argument: {first!r}")
-
-
-@every
 def test_unknown_keywords(name, rng):
     keywords = ["axes", "post_op", "temperature", "scale"]
     keywords += ["stats", "save", "inf_as_zero", "accumulation"] if name in GRADIENT else ["post_op_grads"]
@@ -71,32 +60,7 @@ def test_unknown_keywords(name, rng):
 
 
 @every
-def test_dtypes(name, rng):
-    wrong = ["complex64", "int16", "int32", "int64", "uint16", "bool", "longdouble"]
-    for dtype in wrong + (["int8", "uint8"] if name in GRADIENT else []):
-        for each in arguments(name, rng):
-            given = arguments(name, rng)
-            given[each] = given[each].astype(dtype)
-            message = f"{each} has dtype {np.dtype(dtype).name}, expected one of {listed(name)}"
-            for more in ({}, {"out_scale": 2.0}, {"out_dtype": "float64"}):
-                fails(name, given | more, TypeError, message)
-
-
-@every
-def test_foreign_byte_order(name, rng):
-    for each in arguments(name, rng):
-        given = arguments(name, rng) | {"out_scale": 2.0}
-        given[each] = given[each].astype(given[each].dtype.newbyteorder("S"))
-        message = f"{each} has dtype {given[each].dtype} in foreign byte order, expected native byte order"
-        fails(name, given, TypeError, message)
-
-
-@every
 def test_masked_arrays(name, rng):
-    for each in arguments(name, rng):
-        given = arguments(name, rng) | {"out_scale": 2.0}
-        given[each] = np.ma.masked_array(given[each])
-        fails(name, given, TypeError, f"{each} is a masked array, expected an array without a mask")
     masked = np.ma.masked_array(np.ones(SHAPE, bool))
     message = "where is a masked array, expected an array without a mask"
     fails(name, arguments(name, rng) | {"where": masked}, TypeError, message)
@@ -105,26 +69,6 @@ def test_masked_arrays(name, rng):
         what = ("operand", "condition", "other")[place]
         message = f"post_ops[1]'s {what} is a masked array, expected an array without a mask"
         fails(name, arguments(name, rng) | {"post_ops": [post_ops.abs(), op]}, TypeError, message)
-
-
-@every
-def test_axis(name, rng):
-    given = arguments(name, rng) | {"logit_scale": 2.0}
-    for axis in (2, -3, 99, (0, 2)):
-        message = f"axis is {axis}, expected -2 to 1 for an array of 2 dimensions"
-        fails(name, given | {"axis": axis}, ValueError, message)
-    for axis in (1.0, "0", None, [0]):
-        fails(name, given | {"axis": axis}, TypeError, f"axis is {axis!r}, expected an int")
-    for axis in ((), (0, 0)):
-        message = f"axis is {axis}, expected an int or a tuple of adjacent axes"
-        fails(name, given | {"axis": axis}, ValueError, message)
-
-
-@every
-def test_no_dimensions(name):
-    names = ("x",) if name in FORWARD else ("dy", "y")
-    given = {each: np.float32(1.0) for each in names} | {"out_scale": 2.0}
-    fails(name, given, ValueError, f"{names[0]} has 0 dimensions, expected at least 1")
 
 
 @every
@@ -348,36 +292,15 @@ def test_out_s_dtype(name, rng):
     fails(name, given, TypeError, f"out for {first} has dtype float64, expected float32")
 
 
-@every
-@pytest.mark.parametrize("dtype", ["float32", "float8_e4m3fn", "float64"])
-def test_out_that_cannot_be_written(name, dtype, rng):
-    first = "y" if name in FORWARD else "dx"
-    given = arguments(name, rng) | {"out_scale": 2.0}
-    locked = np.zeros(SHAPE, DTYPES[dtype])
-    locked.flags.writeable = False
-    fails(name, given | {"out": locked}, ValueError, f"out for {first} is read-only, expected a writable array")
-    repeated = np.lib.stride_tricks.as_strided(np.zeros(3, DTYPES[dtype]), SHAPE, (0, DTYPES[dtype].itemsize))
-    message = f"out for {first} repeats elements (stride 0), expected distinct elements"
-    fails(name, given | {"out": repeated}, ValueError, message)
-
-
-@every
+@pytest.mark.parametrize("name", ["softmax", "log_softmax_grad"])
 def test_out_that_overlaps(name, rng):
     first = "y" if name in FORWARD else "dx"
     memory = np.zeros(16, "float32")
     shifted, moved = memory[:12].reshape(SHAPE), memory[1:13].reshape(SHAPE)
-    names = list(arguments(name, rng))
-    for each in names:
-        given = arguments(name, rng) | {each: shifted, "logit_scale": 0.5}
-        message = f"out for {first} overlaps {each}, expected {each} itself or separate memory"
-        fails(name, given | {"out": moved}, ValueError, message)
-        fails(name, given | {"out": memory.view("float16")[:12].reshape(SHAPE)}, ValueError, message)
-        fails(
-            name,
-            given | {"out": memory.view("int32").view("float32")[:12].reshape(SHAPE)[:, ::-1]},
-            ValueError,
-            message,
-        )
+    given = arguments(name, rng) | {next(iter(arguments(name, rng))): shifted}
+    message = f"expected {next(iter(given))} itself or separate memory"
+    for wrong in (memory.view("float16")[:12].reshape(SHAPE), shifted[:, ::-1]):
+        fails(name, given | {"out": wrong}, ValueError, f"out for {first} overlaps {next(iter(given))}, {message}")
     given = arguments(name, rng)
     for chain in ([post_ops.add(moved)], [post_ops.add(0.5), post_ops.mul(shifted[:, :1])]):
         message = f"out for {first} overlaps post_ops[{len(chain) - 1}]'s operand, expected separate memory"

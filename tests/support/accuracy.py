@@ -72,6 +72,16 @@ def _allowed(op, name, arguments, exact, dtype):
     return relative * (grown + _cancelling(op, name, arguments, exact)) + lost + ulp(exact, dtype)
 
 
+def differences(function, point, upstream, step=1e-6):
+    """d sum(upstream * function(point)) / d point, element by element, by central differences."""
+    slope = np.empty(np.shape(point))
+    for place in np.ndindex(slope.shape):
+        moved = np.zeros(slope.shape)
+        moved[place] = step
+        slope[place] = (np.sum(upstream * function(point + moved)) - np.sum(upstream * function(point - moved))) / 2
+    return slope / step
+
+
 def ulp(exact, dtype):
     """The distance of neighbouring numbers of this dtype at these values."""
     info = ml_dtypes.finfo(DTYPES[dtype.name])

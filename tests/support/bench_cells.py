@@ -1,8 +1,9 @@
 """Cells of the benchmark on tiny arrays."""
 
-from dataclasses import replace
+import pytest
 
-from bench.cells import GRAPH, GROUPS, PLAIN, STEPS, Cell, Workload, select
+from bench.cells import Cell, Workload
+from opgrad.ops import operators
 
 TINY = {
     "elements": (Workload((37,)),),
@@ -10,20 +11,9 @@ TINY = {
     "classes": (Workload((20, 10)), Workload((2, 5, 3, 4))),
     "slices": (Workload((20, 8), indices=50), Workload((20, 8), indices=50, equal=True)),
 }
-FORMS = {
-    cell.name: cell
-    for cell in select(
-        [], [], [], quick=False, groups=[group for group in GROUPS if group not in (PLAIN, GRAPH, *STEPS)]
-    )
-}
+# The last operator of each kind, for what does not depend on formulas.
+each_kind = pytest.mark.parametrize("op", {op.kind: op for op in operators().values()}.values(), ids=lambda op: op.name)
 
 
 def tiny_cells(op, dtype="float32"):
     return [Cell(op, workload, dtype) for workload in TINY[op.kind]]
-
-
-def tiny_form(cell):
-    """The same form of few numbers, the last axis still the longest."""
-    return replace(
-        cell, workload=replace(cell.workload, shape=(6, 10) if len(cell.workload.shape) == 2 else (3, 2, 4, 5))
-    )

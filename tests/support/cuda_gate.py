@@ -6,7 +6,8 @@ that a call can reach, and among them every level of every factor; with OPGRAD_G
 levels, and every combination of those factors that choose a kernel.
 
 Kernels are told apart by what Triton compiles them for, so that each is compiled once. That is done in processes of
-their own, because in that of the tests Triton may be an interpreter: the test files are scripts as well.
+their own, because in that of the tests Triton may be an interpreter: the test file is a script as well. A run takes one
+gate, with OPGRAD_CASES=all and in the full gate all.
 """
 
 import itertools
@@ -41,17 +42,23 @@ Kind = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Gate:
-    """What one test file compiles.
+    """What is compiled together.
 
     factors: their levels; "arch" and "pointers", whether arrays begin at aligned addresses, are among them. program:
     that of a kind, or None if there is no such kind. few: levels that are combined in every way, so that each kernel
-    is among them; full: those for which this is done in the full gate.
+    is among them; full: those for which this is done in the full gate. there: other levels that are all among the
+    kinds; chosen: which of those combined there are. holds: what else is asserted of the kinds. registers: of a thread,
+    at most.
     """
 
     factors: Mapping[str, Sequence[Any]]
     program: Callable[[Kind], Any]
     few: Mapping[str, Sequence[Any]]
     full: Mapping[str, Sequence[Any]]
+    there: Sequence[Mapping[str, Sequence[Any]]] = ()
+    holds: Sequence[Callable[[Any], None]] = ()
+    registers: int = 128
+    chosen: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]] = lambda choice: [choice]
 
     @property
     def choice(self) -> Mapping[str, Sequence[Any]]:
@@ -191,13 +198,15 @@ class Compiled:
         return max((int(width) for each in self.kernels for width in each.get(way, ())), default=0)
 
 
-def compile_all(file: str, folder: Path) -> dict[str, Compiled]:
-    """What the script, a test file, compiles: kinds by name."""
+def compile_all(file: str, gate: str, folder: Path) -> dict[str, Compiled]:
+    """What the script, a test file, compiles of a gate: kinds by name."""
     found = [folder / f"{share}.json" for share in range(PROCESSES)]  # a pipe would hold up who is not read
     processes = []
     for share, path in enumerate(found):
         with path.open("w") as output:
-            processes.append(subprocess.Popen([sys.executable, file, str(share)], env=environment(), stdout=output))
+            processes.append(
+                subprocess.Popen([sys.executable, file, gate, str(share)], env=environment(), stdout=output)
+            )
     assert [process.wait() for process in processes] == [0] * PROCESSES
     lines = [json.loads(line) for path in found for line in path.read_text().splitlines()]
     kernels = {number: result for what, number, *rest in lines if what == "kernel" for result in rest}
@@ -220,7 +229,7 @@ def spills(kinds: Mapping[str, Compiled]) -> dict[str, list[str]]:
     return _over(kinds, "spilled", most)
 
 
-def over_registers(kinds: Mapping[str, Compiled], most: int = 128) -> dict[str, list[str]]:
+def over_registers(kinds: Mapping[str, Compiled], most: int) -> dict[str, list[str]]:
     """The kinds whose kernels take more registers: of 128 a thread, a multiprocessor holds 512 threads.
 
     In few rows it has two programs to run at most, however many registers they take. Whether arrays begin at aligned

@@ -38,8 +38,6 @@ CUDA = (
     "tests/cuda/test_sort.py", "tests/cuda/test_sample_losses.py", "tests/cuda/test_vocab_parallel.py",
     "tests/cuda/test_primitive.py", "tests/cuda/test_primitive_grads.py", "tests/cuda/test_primitive_post_ops.py",
 )  # fmt: skip
-FAMILIES = ("rows", "losses", "elements", "slices", "shards", "primitive")
-GATES = tuple(f"tests/cuda/test_compile_{family}.py" for family in FAMILIES)
 AROUND = (
     "tests/cuda/test_gpu.py", "tests/torch/test_functions.py", "tests/libraries/test_cupy.py",
     "tests/libraries/test_jax.py",
@@ -75,7 +73,10 @@ def script(name: str, *words: str) -> Sequence[str]:
 STEPS = (
     Step("facts", 20, script("facts.py")),
     Step("smoke", 30, script("smoke.py"), dry_variables=FROM_PTX, vital=True),
-    Step("compile", 60, tests(*GATES, "-k", "every_kind_compiles"), variables=SHARE, dry_variables={PROCESSES: "1"}),
+    Step(
+        "compile", 60, tests("tests/cuda/test_compile.py", "-k", "every_kind_compiles"), variables=SHARE,
+        dry_variables={PROCESSES: "1"},
+    ),
     Step(
         "correctness", 130, tests(*CUDA), tests("tests/cuda/test_gather.py"), variables=SHARE,
         dry_variables=FROM_PTX | {"OPGRAD_SHARE": "6"},

@@ -83,14 +83,18 @@ class AttentionSteps(ProductSteps):
 
     def mask(self) -> Mask:
         if not self.given("mask"):
-            return Mask(None, NO_MASK, 0, 0, 0)  # type: ignore[arg-type]
+            return Mask(self.absent(), NO_MASK, 0, 0, 0)
         batch, head, row, column = (0, 0, 0, 0, *self.strides("mask"))[-4:]
         numbers, of_row = self.problem["mask"].dtype != "bool", column == 0 and self.sizes.keys > 1
         kind = (ADDED_TO_ROW if of_row else ADDED) if numbers else (ROW_SELECTED if of_row else SELECTED)
         return Mask(self.problem["mask"], kind, batch, head, row)
 
     def sink(self) -> tuple[Any, int]:
-        return (self.problem["sink"], 1) if self.given("sink") else (None, 0)
+        return (self.problem["sink"], 1) if self.given("sink") else (self.absent(), 0)
+
+    def absent(self) -> Any:
+        """In place of an operand that is not given: of the dtype that most have, so that both share their kernels."""
+        return Address(0, self.problem["q"].dtype)
 
     # --- scores -----------------------------------------------------------------------------------------------------
 
