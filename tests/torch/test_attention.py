@@ -121,6 +121,7 @@ def test_tensors_are_read_where_they_lie():
     assert torch.equal(attend(q, k, v), attend(*(each.contiguous() for each in (q, k, v))))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # by forward_ad itself
 def test_hessian_and_jacobians():
     q, k, v = (torch.randn(1, 1, 3, 2, dtype=torch.float64) for _ in range(3))
     for whole in (torch.func.jacrev, torch.func.jacfwd):
