@@ -41,14 +41,14 @@ class Output:
 
 
 class Model(torch.nn.Module):
-    """A loss function that can be set, an output layer, logits beside the loss."""
+    """A loss function that can be set, an output layer, logits beside the loss, and a layer before its head."""
 
     own_loss = staticmethod(token_loss)
 
-    def __init__(self, change=lambda logits: logits):
+    def __init__(self, change=lambda logits: logits, layer=None):
         super().__init__()
         self.embedding, self.head = torch.nn.Embedding(CLASSES, 4), torch.nn.Linear(4, CLASSES, bias=False)
-        self.change = change
+        self.change, self.layer = change, layer or torch.nn.Identity()
 
     @property
     def loss_function(self):
@@ -62,7 +62,7 @@ class Model(torch.nn.Module):
         return self.head
 
     def forward(self, ids, mask=None, labels=None, return_dict=True, **given):
-        logits = self.change(self.head(self.embedding(ids)))
+        logits = self.change(self.head(self.layer(self.embedding(ids))))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=CLASSES, **given)
@@ -533,21 +533,6 @@ class GatedLayer(torch.nn.Module):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Layered(Model):
-    """A model with a layer before its head."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, ids, mask=None, labels=None, return_dict=True, **given):
-        logits = self.head(self.layer(self.embedding(ids)))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=CLASSES, **given)
-        return Output(loss, logits)
-
-
 REPLACED = {
     "RMS norm": TinyRMSNorm,
     "RMS norm beside one": lambda: TinyRMSNorm(1.0),
@@ -572,7 +557,7 @@ def own_forward(module):
 @pytest.mark.parametrize("make", [*REPLACED.values(), *LEFT.values()], ids=[*REPLACED, *LEFT])
 def test_layers_are_replaced_by_what_computes_the_same(make):
     torch.manual_seed(1)
-    model = Layered(make())
+    model = Model(layer=make())
     before = model.layer.__dict__.get("forward")
     compare(model)
     assert ("forward" in model.layer.__dict__ and before is None) == (make in REPLACED.values())
@@ -583,7 +568,7 @@ def test_layers_are_replaced_by_what_computes_the_same(make):
 
 
 def test_patched_layers_are_copied_and_pickled():
-    model = opgrad.torch.patch(Layered(TinyRMSNorm()))
+    model = opgrad.torch.patch(Model(torch.nn.Identity(), TinyRMSNorm()))
     x = torch.randn(3, 4)
     expected = model.layer(x)
     assert inspect.signature(model.layer.forward) == inspect.signature(TinyRMSNorm().forward)
@@ -611,7 +596,7 @@ class WeightlessRMSNorm(Weightless):
 
 
 def test_other_sizes_than_those_that_were_tried_are_the_modules_own():
-    model = opgrad.torch.patch(Layered(WeightlessRMSNorm()))
+    model = opgrad.torch.patch(Model(layer=WeightlessRMSNorm()))
     assert "forward" in model.layer.__dict__
     for size in (4, 6):
         x = torch.randn(3, size)
