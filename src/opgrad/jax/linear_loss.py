@@ -15,7 +15,7 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
 from opgrad.jax.calls import alike, call
-from opgrad.jax.formulas import wide
+from opgrad.jax.derivative import wide
 from opgrad.jax.loss import Targets, divided, sample_losses, target_gradients, with_gradient
 from opgrad.ops import graph_operators
 from opgrad.ops.reference.loss_options import LossOptions

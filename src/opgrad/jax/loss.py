@@ -17,8 +17,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from opgrad.call.libraries.jax_private import is_traced
 from opgrad.jax.calls import alike, call
-from opgrad.jax.derivative import scaled
-from opgrad.jax.formulas import weighted_losses, wide
+from opgrad.jax.derivative import scaled, weighted_losses, wide
 from opgrad.ops import loss_operators, operators
 from opgrad.ops.reference.loss_options import (
     IGNORED,

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.text import Text
 
 from opgrad.base.terminal import console, existing, visible
-from opgrad.cli.commands import quantizing
 from opgrad.cli.commands.making import (
     LossOptions,
     Making,
@@ -24,7 +23,7 @@ from opgrad.cli.commands.making import (
     make,
     results_folder,
 )
-from opgrad.cli.commands.options import RunSettings, given, opt, takes_groups, words
+from opgrad.cli.commands.options import RunSettings, given, opt, said, takes_groups, words
 
 if TYPE_CHECKING:
     import onnx
@@ -117,8 +116,8 @@ def train(
     making = Making(parameters, loss, optimizer, quantization)
     processes = distributed.begin()
     screen = console(not processes.is_first)
-    quantizing.check(quantization)
-    finish = quantizing.convert_file if quantization.quantize else None
+    _check_quantization(quantization)
+    finish = _convert_file if quantization.quantize else None
     with processes.failing_together(), ExitStack() as stack:
         if path.is_dir():
             _check_set(path, making, places)
@@ -132,7 +131,7 @@ def train(
             if processes.is_first:
                 stack.enter_context(results_folder(output))
             temporary = Path(stack.enter_context(TemporaryDirectory(prefix="opgrad-")))
-            model = path if finish is None else quantizing.prepared(path, quantization, recipe, places.data, temporary)
+            model = path if finish is None else _quantized(path, quantization, recipe, places.data, temporary)
             artifacts = _made(model, making.with_recipe(recipe), places, recipe, temporary, processes, screen)
         exported = _outputs(artifacts) if places.export else []
         if told := exact_products.note(artifacts.eval_model):
@@ -278,3 +277,52 @@ def _number(text: str) -> float | str:
     with suppress(ValueError):
         return float(text)
     return text
+
+
+# --- a model that is trained as an integer model ----------------------------------------------------------------------
+
+
+def _check_quantization(options: QuantizationOptions) -> None:
+    """Raise ValueError for options that do not go together."""
+    from opgrad.training.quantization import KINDS
+
+    if options.quantize is None:
+        others = ("quantize_weights", "per_channel", "calibrate", "distill", "temperature")
+        if used := [name for name in others if getattr(options, name) not in (None, [])]:
+            raise ValueError(f"train: --{used[0].replace('_', '-')} is of a quantized model, expected --quantize, too")
+        return
+    if options.quantize not in KINDS:
+        raise ValueError(f"train: --quantize is {options.quantize!r}, expected {' or '.join(KINDS)}")
+    if options.calibrate is not None and options.quantize != "int8":
+        raise ValueError(f"train: --calibrate is for activations, and {options.quantize} rounds weights alone")
+    if options.temperature is not None and options.distill is None:
+        raise ValueError("train: --temperature is of what is learned from the float model, expected --distill, too")
+
+
+def _quantized(model: Path, options: QuantizationOptions, recipe: "Recipe", data: Path | None, folder: Path) -> Path:
+    """The file of the model that is trained, in a folder: it rounds as the integer model will."""
+    from opgrad.base.writing import new_file
+    from opgrad.onnx.graph.loading import read_model
+    from opgrad.training.quantization import prepare, with_teacher
+    from opgrad.training.quantization.calibration import calibration
+
+    given, kind = read_model(model, "train"), options.quantize or ""
+    try:
+        rows = calibration(given, recipe, data, options.calibrate) if kind == "int8" else ()
+        weights = options.quantize_weights or None
+        made = prepare(given, kind, rows, per_channel=bool(options.per_channel), weights=weights)
+        if options.distill is not None:
+            made = with_teacher(made, given)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        names = {"weights": "quantize_weights", "kind": "quantize"}
+        raise ValueError(f"train: {model}: {said(error, 'quantization.prepare', names)}") from None
+    new_file(folder / model.name, made.SerializeToString())
+    return folder / model.name
+
+
+def _convert_file(file: Path) -> None:
+    """Make the integer model of a trained one, in its file."""
+    from opgrad.base.writing import replace_file
+    from opgrad.training.quantization import convert
+
+    replace_file(file, convert(file).SerializeToString())
