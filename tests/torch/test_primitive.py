@@ -6,7 +6,7 @@ from samples import bits, cast
 
 import opgrad
 from opgrad import Dropout, post_ops
-from opgrad.contract import BYTES, FLOAT8
+from opgrad.contract import BYTES, FLOAT8, FLOATS
 from opgrad.ops.reference.primitive import TYPES
 
 torch = pytest.importorskip("torch")
@@ -84,7 +84,10 @@ ATTRIBUTES = {
 # --- values ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("attributes", ATTRIBUTES)
+@pytest.mark.parametrize(
+    ("attributes", "dtype"),
+    [*((each, "float32") for each in ATTRIBUTES), *(("everything", each) for each in FLOATS[1:])],
+)
 def test_attributes_give_the_bits_of_arrays(attributes, dtype, rng):
     options = ATTRIBUTES[attributes](rng)
     x = cast(rng.normal(size=SHAPE), dtype)
