@@ -1,4 +1,4 @@
-"""Layers and attention on JAX arrays: at once, in jit, and their gradients, beside the float64 formulas of JAX."""
+"""Layers, attention and losses on JAX arrays: at once, in jit, and their gradients, beside float64 formulas of JAX."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,8 @@ import pytest
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
+
+check_grads = pytest.importorskip("jax.test_util").check_grads
 
 import opgrad  # noqa: E402
 import opgrad.jax  # noqa: E402
@@ -45,7 +47,7 @@ def rotary(shape, rows, **options):
 
     def formula(x):
         y = x.reshape(*x.shape[:2], 2, 6) if x.ndim == 3 else x.swapaxes(1, 2)
-        turned = (angles if positions is None else angles[np.asarray(positions)])[..., None, :]
+        turned = (angles if positions is None else angles[positions])[..., None, :]
         cos, sin = jnp.cos(turned), jnp.sin(turned)
         is_apart = "interleaved" not in options
         a, b = (y[..., :3], y[..., 3:]) if is_apart else (y[..., ::2], y[..., 1::2])
@@ -55,7 +57,8 @@ def rotary(shape, rows, **options):
 
     def ours(x):
         cos, sin = (jnp.asarray(each, x.dtype) for each in (np.cos(angles), np.sin(angles)))
-        return opgrad.rotary_embedding(x, cos, sin, **options)
+        given = {name: jnp.asarray(each) if name == "position_ids" else each for name, each in options.items()}
+        return opgrad.rotary_embedding(x, cos, sin, **given)
 
     return ours, formula, [shape]
 
@@ -82,7 +85,7 @@ LAYERS = {
     "rotary embedding": rotary((2, 3, 4, 6), (4,)),
     "rotary embedding of neighbours": rotary((2, 3, 4, 6), (2, 4), interleaved=True),
     "rotary embedding by position": rotary(
-        (2, 4, 12), (7,), num_heads=2, position_ids=jnp.asarray([[0, 6, 3, 1], [2, 2, 5, 4]], "int32")
+        (2, 4, 12), (7,), num_heads=2, position_ids=np.array([[0, 6, 3, 1], [2, 2, 5, 4]], "int32")
     ),
 }
 
@@ -196,3 +199,54 @@ def test_the_epsilon_of_rms_norm_is_that_of_float32(dtype):
     x = jnp.full((2, 4), 1e-4, dtype)
     exact = x[0, 0].astype(float) / np.sqrt(x[0, 0].astype(float) ** 2 + np.finfo(np.float32).eps)
     np.testing.assert_allclose(opgrad.jax.rms_norm(x).astype(float), exact, rtol=2**-8)
+
+
+# --- losses without float64 ------------------------------------------------------------------------------------------
+
+
+def normal(*shape):
+    return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape), jnp.float32)
+
+
+def test_vmap_and_numerical_gradients():
+    labels, x = jnp.asarray([[0, 1, 2], [6, 5, 4]]), normal(2, 3, 7)
+    each = jax.vmap(opgrad.jax.cross_entropy)(x, labels)
+    expected = [opgrad.jax.cross_entropy(*pair) for pair in zip(x, labels, strict=True)]
+    np.testing.assert_allclose(each, jnp.stack(expected), rtol=1e-5)
+    for function in (opgrad.jax.log_softmax, lambda x: opgrad.jax.cross_entropy(x, labels[0], label_smoothing=0.1)):
+        check_grads(function, (x[0],), order=1, modes=["rev"], rtol=2e-2, atol=2e-2, eps=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_wrong_label_names_the_function():
+    for call in (
+        lambda labels: opgrad.jax.cross_entropy(normal(2, 3), labels),
+        lambda labels: opgrad.jax.linear_cross_entropy(normal(2, 4), normal(3, 4), labels),
+    ):
+        with pytest.raises(Exception, match=r"cross_entropy: labels\[1\] is 3, expected"):
+            jax.block_until_ready(call(jnp.asarray([0, 3])))
+
+
+def test_large_arrays_do_not_wait_for_each_other():
+    logits, labels = jnp.zeros((512, 32000)), jnp.zeros(512, jnp.int32)
+    step = jax.jit(jax.value_and_grad(lambda x: opgrad.jax.cross_entropy(x * 2.0, labels)))
+    for _ in range(3):
+        loss, dlogits = step(logits)
+    np.testing.assert_allclose(loss, np.log(32000), rtol=1e-5)
+    assert dlogits.shape == logits.shape
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_label_beyond_int32_is_no_class(shift):
+    x, w = (np.random.default_rng(0).normal(size=shape).astype(np.float32) for shape in ((4, 3), (5, 3)))
+    labels = np.array([0, 1, 0, 4], np.int32)
+    for loss in (
+        lambda x, ignored: opgrad.jax.cross_entropy(x @ w.T, labels, ignore_index=ignored, shift=shift),
+        lambda x, ignored: opgrad.jax.linear_cross_entropy(x, w, labels, ignore_index=ignored, shift=shift),
+        lambda x, ignored: opgrad.jax.linear_jsd(x, w, x, 2 * w, labels, ignore_index=ignored, shift=shift),
+    ):
+        found, exact = (jax.value_and_grad(loss)(x, ignored) for ignored in (2**32, -100))
+        np.testing.assert_array_equal(found[0], exact[0])
+        np.testing.assert_array_equal(found[1], exact[1])
+        with pytest.raises(ValueError, match="ignore_index is 9223372036854775808, expected a 64-bit integer"):
+            loss(x, 2**63)

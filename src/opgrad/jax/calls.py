@@ -58,7 +58,7 @@ def _array(value: Any) -> Array:
 
 
 def _spread(op: Operator, values: Mapping[str, Array], attributes: Mapping[str, Any], name: str) -> tuple[Array, ...]:
-    """The same for arrays that are spread over devices; waits for what XLA may raise."""
+    """The results for arrays that are spread over devices; waits for errors that XLA raises."""
     try:
         found: tuple[Array, ...] = _jax.block_until_ready(_traced(op, values, attributes, name))
         return found
@@ -104,7 +104,7 @@ def _counted_from_last(op: Operator, specs: Mapping[str, Spec], attributes: Mapp
 
 
 def _vmap_method(called: Called) -> str:
-    """How jax.vmap makes many calls: in one where the operator's loops take more axes, else one after the other."""
+    """The method of jax.vmap: one call where the operator's loops take more axes, else one after the other."""
     op = called.operator
     roles = {op.inputs[name].role for name in called.given} | {tensor.role for tensor in op.results.values()}
     if op.kind in ("elements", "rows") and roles == {"element"}:
@@ -186,7 +186,7 @@ def _placed(result: Array, like: Array) -> Array:
 
 
 def _by_callback(called: Called, kinds: Sequence[Any]) -> Callable[..., Sequence[Array]]:
-    """The same call by way of Python and NumPy, one after the other under jax.vmap."""
+    """A call by way of Python and NumPy, one after the other under jax.vmap."""
 
     attributes = tuple(called.attributes.items())
 
@@ -249,7 +249,7 @@ def _reason_against() -> str:
 
 
 def _outcome() -> Any:
-    """What the trial says, or the error that it ends with."""
+    """The trial's answer, or the error that it ends with."""
     try:
         return _trial()
     except Exception as error:

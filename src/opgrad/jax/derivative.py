@@ -164,7 +164,7 @@ def over(total: Array) -> Array:
 
 
 def picked(values: Array, labels: Array) -> Array:
-    """What stands at each sample's label, on axis 1; 0 for labels that are no classes."""
+    """The value at each sample's label on axis 1; 0 for labels that are no classes."""
     place = jnp.where((labels >= 0) & (labels < values.shape[1]), labels, values.shape[1])
     return jnp.take_along_axis(values, place[:, None], 1, mode="fill", fill_value=0)[:, 0]
 
@@ -241,7 +241,7 @@ def weighted_losses(
 
 
 class Rule(NamedTuple):
-    """How an operator is differentiated.
+    """The rule that differentiates an operator.
 
     saved: the names of arguments and results that are kept. gradient: is given these, the gradients of the results by
     name (only those that are not zero), the attributes, and the names of the arguments whose gradients are wanted;
@@ -291,7 +291,7 @@ def _function(op: Operator, names: tuple[str, ...], attributes: Attributes, who:
 
 
 def rule_of(op: Operator, who: str = "") -> Rule:
-    """How this operator is differentiated; a call in general, which is an operator of its own, is not."""
+    """The rule of an operator; a general call, which is an operator of its own, has none."""
     operators = LAYERS if who else OPERATORS
     if op is not operators.get(op.name):
         return Rule((), functools.partial(_refused, op))

@@ -270,7 +270,7 @@ def _is_left(option: str, value: Any) -> bool:
 
 
 def bend_by_jax(softcap: Any, temperature: Any) -> Callable[[Array], Array] | None:
-    """What bounds and divides logits where one of the two numbers is in an array; None where kernels do it."""
+    """The function that bounds and divides logits where a number is in an array; None where kernels do it."""
     if not (is_array(softcap) or is_array(temperature)):
         return None
     bound, divisor = (each.reshape(()) if is_array(each) else each for each in (softcap, temperature))

@@ -370,7 +370,7 @@ def on_export(operator: Registered, arguments: Sequence[Any]) -> Any:
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """What makes the operators of an exported program ONNX's, before torch.onnx.export is given it.
+    """The decompositions of opgrad's operators into ONNX's, for programs that torch.onnx.export is given.
 
     Returns a table for `torch.export.ExportedProgram.run_decompositions`: a function for each operator.
     """

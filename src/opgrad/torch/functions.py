@@ -298,7 +298,7 @@ def check_padding(padding_idx: int, rows: int) -> None:
 
 
 def sparse_embedding(input: Tensor, weight: Tensor, padding_idx: int | None, check: bool) -> Tensor:
-    """What `embedding` gives with sparse.
+    """The rows, with a sparse gradient of the table.
 
     Raises NotImplementedError under torch.compile and torch.func, which have no sparse gradients.
     """

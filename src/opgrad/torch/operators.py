@@ -251,6 +251,6 @@ ERRORS = (TypeError, ValueError, NotImplementedError)  # what operators raise
 
 
 def in_words(error: Exception, words: Mapping[str, str]) -> Exception:
-    """The same error with other names for operators and arguments."""
+    """An error with other names for operators and arguments."""
     found = re.compile(r"(?<!\w)(" + "|".join(map(re.escape, words)) + r")(?!\w)")
     return type(error)(found.sub(lambda match: words[match[0]], str(error)))

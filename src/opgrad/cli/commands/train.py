@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings(RunSettings):
-    """What a recipe says, too."""
+    """Settings of a training run, which a recipe has, too."""
 
     row_wise: str | None = opt(
         "Embedding tables of which a step changes the rows alone that its batches have read; default: none.",
@@ -50,7 +50,7 @@ class Settings(RunSettings):
     )
 
     def of_recipe(self) -> dict[str, Any]:
-        """Those that were given, under the names of a recipe."""
+        """The settings that were given, under the names of a recipe."""
         values = super().of_recipe()
         if self.loss_scale is not None:
             values["loss_scale"] = _number(self.loss_scale)

@@ -114,7 +114,7 @@ def max_pool_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
 
 
 def _largest_of_pairs(rng: np.random.Generator, windows: tuple[int, ...]) -> Example:
-    """What pooling of 2 x 2 elements leaves: each maximum in a window of its own."""
+    """The maxima of pooling of 2 x 2 elements: each in a window of its own."""
     shape = (*windows[:2], *(2 * count for count in windows[2:]))
     places = [
         2 * place + rng.integers(0, 2, windows) if axis > 1 else place for axis, place in enumerate(np.indices(windows))

@@ -39,7 +39,7 @@ class ClassPart(NamedTuple):
 
     @classmethod
     def of(cls, options: LossOptions, weight: Tensor | None, first: int = 0) -> "ClassPart":
-        """What the results that are asked for need to be known of these classes."""
+        """The statistics of these classes that the wanted results need."""
         predicted = bool({"predicted_tokens", "token_accuracy"}.intersection(options.returned))
         moment = "entropy" in options.returned
         weight = None if weight is None else weight.detach()
@@ -51,12 +51,12 @@ class ClassPart(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """How many numbers each row has: m, s, z[label], sum(weight * z); moment; largest class, largest logit."""
+        """The count of numbers of a row: m, s, z[label], sum(weight * z); moment; largest class, largest logit."""
         return 4 + self.moment + self.predicted * (1 + self.bends)
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Those that both operators have."""
+        """The attributes that both operators have."""
         names = ("weight", "first", "softcap", "temperature")
         return {name: getattr(self, name) for name in names}
 
@@ -107,12 +107,12 @@ def factors_of_slopes(statistics: Tensor, slopes: Tensor, part: ClassPart) -> Te
 
 
 def finite(m: Tensor) -> Tensor:
-    """What exponentials are taken relative to: the largest logit, 0 where all are -inf."""
+    """The offset of the exponentials: the largest logit, 0 where all are -inf."""
     return torch.where(m == -torch.inf, 0.0, m)
 
 
 def composed_statistics(logits: Tensor, labels: Tensor, part: ClassPart, probabilities: Tensor | None = None) -> Tensor:
-    """The same in PyTorch's functions.
+    """`statistics_of` in PyTorch's functions.
 
     With probabilities q: sum(weight * q * z) in place of z[label], and sum(weight * q) behind the moment.
     """
@@ -178,7 +178,7 @@ class RowStats(NamedTuple):
 
 
 def rows_of(statistics: Tensor, part: ClassPart, total: Tensor | int, is_dense: bool = False) -> RowStats:
-    """What the statistics of all classes, in float64, say of each row."""
+    """The results of each row, from the statistics of all classes in float64."""
     m, s, target, sums, *others = statistics.unbind()
     lse = torch.where(s == 0, torch.nan, m + s.log())  # of a row whose logits are all -inf
     mean = others.pop(0) / s if part.moment else None
@@ -190,7 +190,7 @@ def samples_of_parts(
     parts: Tensor, labels: Tensor, part: ClassPart, total: Tensor | int, weight: Tensor | None, options: LossOptions,
     dtype: torch.dtype, smoothing: Any = 0.0, is_dense: bool = False,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """What `sample_losses` returns, from the statistics of all parts; None for what is not asked for.
+    """The results of `sample_losses`, from the statistics of all parts; None for a result that is not wanted.
 
     Statistics of samples that do not count are set aside first, so that their gradients are 0.
     """
@@ -206,7 +206,7 @@ def samples_of_parts(
 def samples_of(
     rows: RowStats, labels: Tensor, weight: Tensor | None, ignore_index: int | None, smoothing: Any, dtype: torch.dtype
 ) -> tuple[Tensor | None, ...]:
-    """What `sample_losses` returns: loss in float64, lse, log_prob, entropy and the predicted class.
+    """The results of `sample_losses`: loss in float64, lse, log_prob, entropy and the predicted class.
 
     weight: of all classes. smoothing: how much of each sample's probability all classes share. Entropy and predicted
     class are None where they are not asked for.
@@ -245,7 +245,7 @@ def mass_of(weight: Tensor | None, rows: RowStats) -> Any:
 
 
 def share_of(smoothing: Any, rows: RowStats) -> Any:
-    """What label smoothing gives each class; a number beside an integer tensor would be float32."""
+    """The share of each class in label smoothing; a number beside an integer tensor would be float32."""
     return smoothing / (rows.total.double() if isinstance(rows.total, Tensor) else rows.total)
 
 
