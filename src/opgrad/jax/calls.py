@@ -117,11 +117,11 @@ def _vmap_method(called: Called) -> str:
 def _aliases(called: Called) -> Aliases:
     """The results that may take the memory of an argument, where nothing else reads it: XLA copies it otherwise."""
     found: Aliases = {}
-    places = {name: place for place, name in enumerate(called.given)}
-    for place, (result, spec) in enumerate(called.results.items()):
+    indices = {name: index for index, name in enumerate(called.given)}
+    for index, (result, spec) in enumerate(called.results.items()):
         for name in called.operator.in_place.get(result, ()):
-            if name in places and places[name] not in found and called.given[name] == spec:
-                found[places[name]] = place
+            if name in indices and indices[name] not in found and called.given[name] == spec:
+                found[indices[name]] = index
                 break
     return found
 
@@ -160,15 +160,15 @@ def automatic(function: Callable[..., Array], axes: int, *arrays: Any) -> Array:
         return function(*arrays)
     first = jax_private.explicit_sharding(arrays[0])
     spec = (*(first.spec if first is not None else ()), *[None] * axes)[:axes]
-    places = [place for place, each in enumerate(leaves) if isinstance(each, jax.Array)]
+    indices = [index for index, each in enumerate(leaves) if isinstance(each, jax.Array)]
 
     def of_arrays(*values: Array) -> Array:
-        changed = dict(zip(places, values, strict=True))
-        every = [changed.get(place, each) for place, each in enumerate(leaves)]
+        changed = dict(zip(indices, values, strict=True))
+        every = [changed.get(index, each) for index, each in enumerate(leaves)]
         return function(*jax.tree.unflatten(structure, every))
 
     result: Array = jax_private.automatic(of_arrays, jax_private.sharding_of(found.mesh, spec))(
-        *[leaves[at] for at in places]
+        *[leaves[at] for at in indices]
     )
     return result
 

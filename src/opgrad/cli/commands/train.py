@@ -58,7 +58,7 @@ class Settings(RunSettings):
 
 
 @dataclass(frozen=True)
-class Places:
+class Paths:
     """Where things are read and written."""
 
     data: Path | None = opt(
@@ -88,7 +88,7 @@ def train(
         ),
     ],
     settings: Settings,
-    places: Places,
+    paths: Paths,
     parameters: ParameterOptions,
     loss: LossOptions,
     optimizer: OptimizerOptions,
@@ -112,7 +112,7 @@ def train(
     from opgrad.training.run.recipe import FILE
     from opgrad.training.run.report import TrainingBar
 
-    path, places = _model_of(path, places)
+    path, paths = _model_of(path, paths)
     making = Making(parameters, loss, optimizer, quantization)
     processes = distributed.begin()
     screen = console(not processes.is_first)
@@ -120,47 +120,47 @@ def train(
     finish = _convert_file if quantization.quantize else None
     with processes.failing_together(), ExitStack() as stack:
         if path.is_dir():
-            _check_set(path, making, places)
-        _check_export(places.export)
+            _check_set(path, making, paths)
+        _check_export(paths.export)
         artifacts = ArtifactSet.load(path) if path.is_dir() else None
-        output = places.output or Path("runs") / (path.stem if artifacts is None else artifacts.name)
-        resumption, recipe = _recipe(path, settings, places, output, processes)
+        output = paths.output or Path("runs") / (path.stem if artifacts is None else artifacts.name)
+        resumption, recipe = _recipe(path, settings, paths, output, processes)
         if artifacts is None:
-            if places.data is None and resumption is None and recipe.dataset is None:
+            if paths.data is None and resumption is None and recipe.dataset is None:
                 raise ValueError(f"train: no data for {path}, expected --data or a dataset named in {FILE} beside it")
             if processes.is_first:
                 stack.enter_context(results_folder(output))
             temporary = Path(stack.enter_context(TemporaryDirectory(prefix="opgrad-")))
-            model = path if finish is None else _quantized(path, quantization, recipe, places.data, temporary)
-            artifacts = _made(model, making.with_recipe(recipe), places, recipe, temporary, processes, screen)
-        exported = _outputs(artifacts) if places.export else []
+            model = path if finish is None else _quantized(path, quantization, recipe, paths.data, temporary)
+            artifacts = _made(model, making.with_recipe(recipe), paths, recipe, temporary, processes, screen)
+        exported = _outputs(artifacts) if paths.export else []
         if told := exact_products.note(artifacts.eval_model):
             screen.print(Text(visible(f"note: {told}")))
         if artifacts.scores is None:
             screen.print(f"no scores found that {artifacts.loss} compares with a label: only the loss is reported")
         try:
             with TrainingBar(screen, artifacts.name, epochs=recipe.epochs) as bar:
-                run = job.train(artifacts, recipe, places.data, output, bar, resumption, processes, finish)
+                run = job.train(artifacts, recipe, paths.data, output, bar, resumption, processes, finish)
         except Interrupted as interruption:
-            options = {"--resume": interruption.checkpoint, **given(replace(places, resume=None), *making.groups)}
+            options = {"--resume": interruption.checkpoint, **given(replace(paths, resume=None), *making.groups)}
             command = shlex.join(["opgrad", "train", str(path), *words(options)])
             raise RuntimeError(f"{interruption}; to go on: {command}") from None
         if run is not None:
-            _finish(run, exported, places.export, finish, screen)
+            _finish(run, exported, paths.export, finish, screen)
 
 
-def _model_of(path: Path, places: Places) -> tuple[Path, Places]:
+def _model_of(path: Path, paths: Paths) -> tuple[Path, Paths]:
     """The model of a folder that has one and no artifact set, whose results lie in runs/FOLDER; else what is given."""
     from opgrad.training.files.artifact_set import FILES
 
     file = path / "model.onnx"
     if not file.is_file() or any((path / name).exists() for name in FILES):
-        return path, places
-    return file, replace(places, output=places.output or Path("runs") / path.resolve().name)
+        return path, paths
+    return file, replace(paths, output=paths.output or Path("runs") / path.resolve().name)
 
 
 def _recipe(
-    path: Path, settings: Settings, places: Places, output: Path, processes: "OneProcess"
+    path: Path, settings: Settings, paths: Paths, output: Path, processes: "OneProcess"
 ) -> "tuple[Resumption | None, Recipe]":
     """The checkpoint to go on from, and the recipe with the options that were given.
 
@@ -171,17 +171,17 @@ def _recipe(
     from opgrad.training.run.state import LAST, Resumption
 
     restarted = processes.is_group and distributed.restarts() > 0 and (output / LAST).is_file()
-    resume = output / LAST if restarted else places.resume
+    resume = output / LAST if restarted else paths.resume
     resumption = Resumption.read(resume, may_be_done=restarted) if resume else None
     saved = resumption.state.recipe if resumption and resumption.state else None
     return resumption, replace(saved or Recipe.load(path if path.is_dir() else path.parent), **settings.of_recipe())
 
 
-def _check_set(folder: Path, making: Making, places: Places) -> None:
+def _check_set(folder: Path, making: Making, paths: Paths) -> None:
     """Raise ValueError for options that say what is made of a model, if the folder has a set or a part of one."""
     from opgrad.training.files.artifact_set import FILES
 
-    options = given(*making.groups) | ({"--artifacts": places.artifacts} if places.artifacts else {})
+    options = given(*making.groups) | ({"--artifacts": paths.artifacts} if paths.artifacts else {})
     if options and any((folder / name).exists() for name in FILES):
         are = "is" if len(options) == 1 else "are"
         raise ValueError(
@@ -201,14 +201,14 @@ def _check_export(file: Path | None) -> None:
 
 
 def _made(
-    model: Path, making: Making, places: Places, recipe: "Recipe", temporary: Path, processes: "OneProcess",
+    model: Path, making: Making, paths: Paths, recipe: "Recipe", temporary: Path, processes: "OneProcess",
     screen: Console,
 ) -> "ArtifactSet":  # fmt: skip
     """The artifacts of a model, in the folder that keeps them or a temporary one."""
     from opgrad.cli.inspect.text import amount
     from opgrad.training import ArtifactSet
 
-    folder = (places.artifacts if processes.is_first else None) or temporary / model.stem
+    folder = (paths.artifacts if processes.is_first else None) or temporary / model.stem
     with screen.status(Text(visible(f"making artifacts of {model}"))):
         precision = "float32" if recipe.loss_scale is None else "model"
         made = make(model, making, folder, "train", precision=precision)

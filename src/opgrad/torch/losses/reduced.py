@@ -169,15 +169,15 @@ def _multiplied(grads: Gradients, factor: Tensor) -> Gradients:
 def again(ctx: Any, dloss: Tensor) -> Gradients:
     """The gradients of `ctx.way`, computed from the saved tensors so that they are differentiable themselves."""
     tensors = list(ctx.saved_tensors[: ctx.count])
-    wanted = [place for place in range(ctx.count) if ctx.needs_input_grad[1 + place]]
+    wanted = [index for index in range(ctx.count) if ctx.needs_input_grad[1 + index]]
 
     def loss(*now: Tensor) -> Tensor:
         moved = dict(zip(wanted, now, strict=True))
-        found: Tensor = ctx.way.differentiable([moved.get(place, each) for place, each in enumerate(tensors)])
+        found: Tensor = ctx.way.differentiable([moved.get(index, each) for index, each in enumerate(tensors)])
         return found
 
-    found = dict(zip(wanted, pulled_back(loss, [tensors[place] for place in wanted], [dloss]), strict=True))
-    return [found.get(place) for place in range(ctx.count)]
+    found = dict(zip(wanted, pulled_back(loss, [tensors[index] for index in wanted], [dloss]), strict=True))
+    return [found.get(index) for index in range(ctx.count)]
 
 
 class ReducedUpstream(NamedTuple):

@@ -1,4 +1,4 @@
-"""Cross-entropy of classes that are not all in one place: statistics of each part, and how they are combined.
+"""Cross-entropy of classes that are shared out: statistics of each part, and how they are combined.
 
 A part of the classes, a shard or a chunk, gives a few numbers for each row of logits (opgrad.ops.vocab_parallel). Those
 of all parts together give the row's results, which are those of `sample_losses`, and the factors of every part's
@@ -79,8 +79,8 @@ def largest_class(logits: Tensor, part: ClassPart) -> list[Tensor]:
     if not classes:
         return [logits.new_full((rows,), value, dtype=dtype) for value in (-1.0, -torch.inf)]
     check_exact(part, classes, dtype)
-    value, place = logits.detach().max(1)
-    return [each.to(dtype) for each in (place + part.first, value)]
+    value, index = logits.detach().max(1)
+    return [each.to(dtype) for each in (index + part.first, value)]
 
 
 def check_exact(part: ClassPart, classes: int, dtype: torch.dtype) -> None:
@@ -126,8 +126,8 @@ def composed_statistics(logits: Tensor, labels: Tensor, part: ClassPart, probabi
         found.append((q * torch.where(q == 0, 0.0, z)).sum(1))
     elif classes:
         own = (labels >= part.first) & (labels < part.first + classes)
-        place = torch.where(own, labels - part.first, 0).long().unsqueeze(1)
-        found.append(torch.where(own, z.gather(1, place).squeeze(1), 0.0))
+        index = torch.where(own, labels - part.first, 0).long().unsqueeze(1)
+        found.append(torch.where(own, z.gather(1, index).squeeze(1), 0.0))
     else:
         found.append(z.sum(1))
     found.append((z if w is None else z * w).sum(1))
@@ -149,10 +149,10 @@ def combined(parts: Tensor, part: ClassPart, is_dense: bool = False) -> Tensor:
     shift, end = finite(m), 4 + part.moment
     scales = [(each[0].detach() - shift).exp() for each in parts.unbind()]
     found = [m]
-    for place in range(1, end + is_dense):
+    for index in range(1, end + is_dense):
         sums = torch.zeros_like(m)
         for each, scale in zip(parts.unbind(), scales, strict=True):
-            sums = sums + (each[place] * scale if place in (1, 4) and place < end else each[place])
+            sums = sums + (each[index] * scale if index in (1, 4) and index < end else each[index])
         found.append(sums)
     if part.predicted:
         largest = parts[:, end + is_dense + 1 if part.bends else 0].detach()
