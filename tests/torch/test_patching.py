@@ -107,6 +107,7 @@ COMPUTED = {  # what has to see logits
     "sliced": lambda logits: logits[..., :CLASSES] + 1,
     "subtracted": lambda logits: logits - logits.mean(-1, keepdim=True),
     "twice": lambda logits: softcapped(softcapped(logits)),
+    "looked at": lambda logits: (logits.max().item(), logits)[1],
     "listed": lambda logits: torch.cat([logits[:1], logits[1:]]),
     "clamped in place": lambda logits: (logits.clamp_(-0.1, 0.1), logits * 2)[1],
 }
@@ -151,20 +152,6 @@ def test_what_needs_logits(change):
     found = opgrad.torch.patch(model)(ids, labels=labels).loss
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(gradients(model, found), wanted)
-
-
-def test_logits_that_were_looked_at_keep_their_gradient():
-    seen = []
-
-    def look(logits):
-        with torch.no_grad():
-            seen.append(logits.max().item())
-        return logits
-
-    model, (ids, labels) = Model(look), batch()
-    wanted = gradients(model, model(ids, labels=labels).loss)
-    torch.testing.assert_close(gradients(model, opgrad.torch.patch(model)(ids, labels=labels).loss), wanted)
-    assert seen[0] == pytest.approx(seen[1])
 
 
 def test_a_causal_model():
@@ -378,34 +365,6 @@ SIZES = {
     "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore")  # of these libraries among themselves
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        ("LlamaForCausalLM", {}),
-        ("Gemma2ForCausalLM", {"final_logit_softcapping": 3.0, "head_dim": 8, "num_key_value_heads": 2}),
-        ("GraniteForCausalLM", {"logits_scaling": 3.0}),
-        ("ModernBertForMaskedLM", {"cls_token_id": 1, "sep_token_id": 2}),
-    ],
-)
-def test_models_of_transformers(name, more):
-    transformers = pytest.importorskip("transformers")
-    kind = getattr(transformers, name)
-    torch.manual_seed(0)
-    model = kind(kind.config_class(**SIZES, **more)).train()
-    ids = torch.randint(3, 97, (2, 9))
-    labels = torch.where(torch.arange(9) < 4, -100, ids)
-    expected = model(input_ids=ids, labels=labels)
-    wanted = gradients(model, expected.loss)
-    found = opgrad.torch.patch(model)(input_ids=ids, labels=labels)
-    assert found.logits is None
-    assert "logits" not in found
-    torch.testing.assert_close(found.loss, expected.loss)
-    torch.testing.assert_close(gradients(model, found.loss), wanted, rtol=1e-4, atol=1e-6)
-    logits = model(input_ids=ids, labels=labels, return_dict=False)[1]
-    torch.testing.assert_close(logits, expected.logits)
 
 
 def causal_models():
