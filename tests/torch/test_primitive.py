@@ -366,26 +366,6 @@ def test_errors_are_numpys(rng):
         assert (found.type, str(found.value)) == (expected.type, str(expected.value))
 
 
-def forward_mode(function, x):
-    with torch.autograd.forward_ad.dual_level():
-        return function(torch.autograd.forward_ad.make_dual(x, x))
-
-
-TRANSFORMS = {
-    "func": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
-    "vmap": lambda f, x: torch.vmap(f)(x),
-    "forward mode": forward_mode,
-}
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # PyTorch's own
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("options", [{"result_scale": 2.0}, {"out_dtype": torch.float16}], ids=str)
-def test_transforms(transform, options):
-    with pytest.raises(NotImplementedError, match=r"softmax: a call with attributes.*in its plain form"):
-        TRANSFORMS[transform](lambda x: opgrad.softmax(x, **options), torch.randn(3, 4))
-
-
 def test_tensor_subclasses():
     class Tagged(torch.Tensor):
         pass
