@@ -150,12 +150,11 @@ def attributes(rng):
     }
 
 
-@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-def test_attributes(name, rng):
+def test_attributes(rng):
     x, options = cast(rng.normal(size=(3, 4, 6)), "float32"), attributes(rng)
-    check_attributes(name, x, **options, out_dtype="float8_e4m3fn")
+    check_attributes("softmax", x, **options, out_dtype="float8_e4m3fn")
     gradient = {each: options[each] for each in ("where", "post_ops")} | {"post_op_grads": True}
-    check_attributes(f"{name}_grad", x, x, **gradient)
+    check_attributes("log_softmax_grad", x, x, **gradient)
 
 
 def test_every_dtype_of_a_general_call(rng):
