@@ -68,11 +68,8 @@ def check(op, arguments):
 def test_values(op, dtype, rng):
     for shape in [(5, 33), (2, 4, 3), (0, 4), LARGE]:
         check(op, sample(op, shape, dtype, rng, axis=1))
-
-
-def test_fewest_dimensions(op, dtype, rng):
-    shape = {"elements": (), "rows": (7,), "classes": (5, 3), "slices": (7,)}[op.kind]
-    check(op, sample(op, shape, dtype, rng, axis=0))
+    fewest = {"elements": (), "rows": (7,), "classes": (5, 3), "slices": (7,)}[op.kind]
+    check(op, sample(op, fewest, dtype, rng, axis=0))
 
 
 def test_int32_and_no_optional_arrays(op, rng):
@@ -153,12 +150,11 @@ def attributes(rng):
     }
 
 
-@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-def test_attributes(name, rng):
+def test_attributes(rng):
     x, options = cast(rng.normal(size=(3, 4, 6)), "float32"), attributes(rng)
-    check_attributes(name, x, **options, out_dtype="float8_e4m3fn")
+    check_attributes("softmax", x, **options, out_dtype="float8_e4m3fn")
     gradient = {each: options[each] for each in ("where", "post_ops")} | {"post_op_grads": True}
-    check_attributes(f"{name}_grad", x, x, **gradient)
+    check_attributes("log_softmax_grad", x, x, **gradient)
 
 
 def test_every_dtype_of_a_general_call(rng):

@@ -1,6 +1,7 @@
 """Operators and losses that XLA calls by itself: in jit, grad, vmap, pmap and shard_map, on two devices, in threads."""
 
 import ctypes
+import functools
 import subprocess
 import sys
 import threading
@@ -239,29 +240,13 @@ def check(ours, theirs, *arguments, dtype="float64"):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_loss_of_labels(options, rng):
+def test_losses_of_labels_and_of_probabilities(options, rng):
+    ours, theirs = (functools.partial(function, **options) for function in (opgrad.jax.cross_entropy, loss_of))
     for shape in [(6, 5), (3, 5, 4)]:
         logits, weight = jnp.asarray(rng.normal(size=shape)), jnp.asarray(rng.random(5) + 0.5)
         labels = jnp.asarray(rng.integers(0, 5, shape[:1] + shape[2:])).at[1].set(-100)
-        check(
-            lambda x, w, labels=labels: opgrad.jax.cross_entropy(x, labels, w, **options),
-            lambda x, w, labels=labels: loss_of(x, labels, w, **options),
-            logits,
-            weight,
-        )
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_loss_of_probabilities(options, rng):
-    for shape in [(6, 5), (3, 5, 4)]:
-        logits, weight = jnp.asarray(rng.normal(size=shape)), jnp.asarray(rng.random(5) + 0.5)
-        check(
-            lambda x, q, w: opgrad.jax.cross_entropy(x, q, w, **options),
-            lambda x, q, w: loss_of(x, q, w, **options),
-            logits,
-            jax.nn.softmax(jnp.asarray(rng.normal(size=shape)), 1),
-            weight,
-        )
+        for target in (labels, jax.nn.softmax(jnp.asarray(rng.normal(size=shape)), 1)):
+            check(ours, theirs, logits, target, weight)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -1,4 +1,4 @@
-"""Layers on JAX arrays: at once, in jit, and their gradients, beside the float64 formulas of JAX."""
+"""Layers, attention and losses on JAX arrays: at once, in jit, and their gradients, beside float64 formulas of JAX."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,9 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
 
+check_grads = pytest.importorskip("jax.test_util").check_grads
+
+import opgrad  # noqa: E402
 import opgrad.jax  # noqa: E402
 
 SHAPE = (2, 3, 5, 7)
@@ -24,6 +27,43 @@ def sink(x, beside):
     return jnp.exp(x) / (jnp.exp(x).sum(-1, keepdims=True) + jnp.exp(beside)[:, None, None])
 
 
+def attention(*bias, shared=1, **options):
+    """A layer of the table: five queries, as many keys, or more, which `shared` heads of queries share."""
+    keys = (2, 7, 4 // shared, 8) if shared > 1 else HEADS
+
+    def formula(q, k, v, bias=0.0):
+        k, v = (jnp.repeat(each, shared, 2) for each in (k, v))
+        s = jnp.einsum("bihd,bjhd->bhij", q, k) * options.get("scale", 8**-0.5) + bias
+        seen = jnp.tril(jnp.ones(s.shape[-2:], bool)) if "is_causal" in options else options.get("mask", True)
+        return jnp.einsum("bhij,bjhd->bihd", jax.nn.softmax(jnp.where(seen, s, -jnp.inf)), v)
+
+    return lambda *x: opgrad.jax.dot_product_attention(*x, **options), formula, [HEADS, keys, keys, *bias]
+
+
+def rotary(shape, rows, **options):
+    """A layer of the table: the tables of angles are constants. Arrays of three axes have two heads in the last one."""
+    angles = np.linspace(0, 6, 3 * int(np.prod(rows))).reshape(*rows, 3)
+    positions = options.get("position_ids")
+
+    def formula(x):
+        y = x.reshape(*x.shape[:2], 2, 6) if x.ndim == 3 else x.swapaxes(1, 2)
+        turned = (angles if positions is None else angles[positions])[..., None, :]
+        cos, sin = jnp.cos(turned), jnp.sin(turned)
+        is_apart = "interleaved" not in options
+        a, b = (y[..., :3], y[..., 3:]) if is_apart else (y[..., ::2], y[..., 1::2])
+        pair = a * cos - b * sin, a * sin + b * cos
+        y = jnp.concatenate(pair, -1) if is_apart else jnp.stack(pair, -1).reshape(y.shape)
+        return y.reshape(x.shape) if x.ndim == 3 else y.swapaxes(1, 2)
+
+    def ours(x):
+        cos, sin = (jnp.asarray(each, x.dtype) for each in (np.cos(angles), np.sin(angles)))
+        given = {name: jnp.asarray(each) if name == "position_ids" else each for name, each in options.items()}
+        return opgrad.rotary_embedding(x, cos, sin, **given)
+
+    return ours, formula, [shape]
+
+
+HEADS = (2, 5, 4, 8)
 # The function, its formula, and the shapes of its arrays.
 LAYERS = {
     "gelu": (lambda x: opgrad.jax.gelu(x, approximate=False), lambda x: jax.nn.gelu(x, False), [SHAPE]),
@@ -37,6 +77,16 @@ LAYERS = {
         [SHAPE, SHAPE[-1:]],
     ),
     "sink_softmax": (opgrad.jax.sink_softmax, sink, [SHAPE, SHAPE[1:2]]),
+    "attention": attention(scale=0.3),
+    "attention, causal": attention(is_causal=True),
+    "attention, masked": attention(mask=np.arange(25).reshape(5, 5) % 3 != 1),
+    "attention, shared heads": attention(shared=2),
+    "attention with a bias": attention((1, 4, 5, 5)),
+    "rotary embedding": rotary((2, 3, 4, 6), (4,)),
+    "rotary embedding of neighbours": rotary((2, 3, 4, 6), (2, 4), interleaved=True),
+    "rotary embedding by position": rotary(
+        (2, 4, 12), (7,), num_heads=2, position_ids=np.array([[0, 6, 3, 1], [2, 2, 5, 4]], "int32")
+    ),
 }
 
 
@@ -57,9 +107,10 @@ def assert_near(found, expected, dtype):
 def test_value_and_gradients(name, dtype, rng):
     ours, formula, shapes = LAYERS[name]
     arrays, exact = given(rng, shapes, dtype)
-    (upstream,), (dy,) = given(rng, [SHAPE], dtype)
     with jax.enable_x64(True):
         expected, pull = jax.vjp(formula, *exact)
+    (upstream,), (dy,) = given(rng, [expected.shape], dtype)
+    with jax.enable_x64(True):
         slopes = pull(jnp.asarray(dy))
     for call in (ours, jax.jit(ours)):
         y, pull = jax.vjp(call, *arrays)
@@ -114,7 +165,26 @@ def test_scale_of_another_dtype_and_none(rng):
     assert opgrad.jax.layer_norm(x, scale).dtype == jnp.bfloat16
 
 
+def test_attention_where_no_key_counts(rng):
+    q, k, v = given(rng, [HEADS] * 3, "float32")[0]
+    assert (opgrad.jax.dot_product_attention(q, k, v, mask=jnp.zeros((5, 5), bool)) == 0).all()
+    bias = jnp.zeros((1, 1, 5, 5)).at[..., 2, :].set(jnp.finfo(jnp.float32).min)  # hides all keys alike: all count
+
+    def of(function):
+        return jax.value_and_grad(lambda *x: (function(*x, bias=bias) ** 2).sum(), (0, 1, 2))(q, k, v)
+
+    both = [jax.tree.leaves(of(each)) for each in (opgrad.jax.dot_product_attention, jax.nn.dot_product_attention)]
+    for mine, other in zip(*both, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=2e-5)
+
+
 def test_wrong_arguments():
+    q, k = jnp.ones((1, 3, 4, 4)), jnp.ones((1, 3, 3, 4))
+    with pytest.raises(ValueError, match=r"^dot_product_attention: k has 3 heads, expected a divisor of 4"):
+        opgrad.jax.dot_product_attention(q, k, k)
+    table = jnp.zeros((2, 1))
+    with pytest.raises(NotImplementedError, match=r"^rotary_embedding: no gradient with respect to cos_cache"):
+        jax.grad(lambda cos: opgrad.rotary_embedding(jnp.zeros((1, 1, 2, 2)), cos, table).sum())(table)
     x = jnp.ones((2, 3), jnp.float32)
     with pytest.raises(ValueError, match=r"^swiglu: up has shape"):
         opgrad.jax.swiglu(x, x[:1])
@@ -129,3 +199,54 @@ def test_the_epsilon_of_rms_norm_is_that_of_float32(dtype):
     x = jnp.full((2, 4), 1e-4, dtype)
     exact = x[0, 0].astype(float) / np.sqrt(x[0, 0].astype(float) ** 2 + np.finfo(np.float32).eps)
     np.testing.assert_allclose(opgrad.jax.rms_norm(x).astype(float), exact, rtol=2**-8)
+
+
+# --- losses without float64 ------------------------------------------------------------------------------------------
+
+
+def normal(*shape):
+    return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape), jnp.float32)
+
+
+def test_vmap_and_numerical_gradients():
+    labels, x = jnp.asarray([[0, 1, 2], [6, 5, 4]]), normal(2, 3, 7)
+    each = jax.vmap(opgrad.jax.cross_entropy)(x, labels)
+    expected = [opgrad.jax.cross_entropy(*pair) for pair in zip(x, labels, strict=True)]
+    np.testing.assert_allclose(each, jnp.stack(expected), rtol=1e-5)
+    for function in (opgrad.jax.log_softmax, lambda x: opgrad.jax.cross_entropy(x, labels[0], label_smoothing=0.1)):
+        check_grads(function, (x[0],), order=1, modes=["rev"], rtol=2e-2, atol=2e-2, eps=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_wrong_label_names_the_function():
+    for call in (
+        lambda labels: opgrad.jax.cross_entropy(normal(2, 3), labels),
+        lambda labels: opgrad.jax.linear_cross_entropy(normal(2, 4), normal(3, 4), labels),
+    ):
+        with pytest.raises(Exception, match=r"cross_entropy: labels\[1\] is 3, expected"):
+            jax.block_until_ready(call(jnp.asarray([0, 3])))
+
+
+def test_large_arrays_do_not_wait_for_each_other():
+    logits, labels = jnp.zeros((512, 32000)), jnp.zeros(512, jnp.int32)
+    step = jax.jit(jax.value_and_grad(lambda x: opgrad.jax.cross_entropy(x * 2.0, labels)))
+    for _ in range(3):
+        loss, dlogits = step(logits)
+    np.testing.assert_allclose(loss, np.log(32000), rtol=1e-5)
+    assert dlogits.shape == logits.shape
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_label_beyond_int32_is_no_class(shift):
+    x, w = (np.random.default_rng(0).normal(size=shape).astype(np.float32) for shape in ((4, 3), (5, 3)))
+    labels = np.array([0, 1, 0, 4], np.int32)
+    for loss in (
+        lambda x, ignored: opgrad.jax.cross_entropy(x @ w.T, labels, ignore_index=ignored, shift=shift),
+        lambda x, ignored: opgrad.jax.linear_cross_entropy(x, w, labels, ignore_index=ignored, shift=shift),
+        lambda x, ignored: opgrad.jax.linear_jsd(x, w, x, 2 * w, labels, ignore_index=ignored, shift=shift),
+    ):
+        found, exact = (jax.value_and_grad(loss)(x, ignored) for ignored in (2**32, -100))
+        np.testing.assert_array_equal(found[0], exact[0])
+        np.testing.assert_array_equal(found[1], exact[1])
+        with pytest.raises(ValueError, match="ignore_index is 9223372036854775808, expected a 64-bit integer"):
+            loss(x, 2**63)

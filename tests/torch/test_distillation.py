@@ -61,7 +61,7 @@ def some_ignored():
     return torch.where(labels == 3, -100, labels)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("with_labels", [False, True])
 @pytest.mark.parametrize("options", CALLS, ids=str)
 def test_values_and_gradients(options, with_labels, dtype):
@@ -182,16 +182,6 @@ def test_transformed_compiled_and_on_other_devices():
     loss, by_kernel = map(torch.from_numpy, opgrad.softmax_divergence_and_grad(*arrays, 0.5, 2.0))
     torch.testing.assert_close(out, loss)
     torch.testing.assert_close(by_torch, by_kernel)
-
-
-def test_under_autocast():
-    student, teacher = layers(torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = call(student, teacher)
-    assert found.dtype == torch.float32
-    found.backward()
-    assert student[1].grad.dtype == torch.float32
-    assert abs(found - formula(student, teacher)) < 0.05
 
 
 X, W = torch.zeros(3, 4), torch.zeros(6, 4)

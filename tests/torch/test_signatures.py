@@ -88,25 +88,6 @@ def test_calls_by_position_and_by_name(name):
         torch.testing.assert_close(function(*values[:count], **dict(named[count:])), expected)
 
 
-def test_names_of_ours():
-    x = torch.randn(3, 4)
-    for name in ("softmax", "log_softmax"):
-        function = getattr(opgrad.torch, name)
-        for again in (function(x, 0), function(x=x, axis=0), function(input=x, axis=0), function(x, dim=0)):
-            assert torch.equal(again, getattr(opgrad, name)(x, 0))
-        assert torch.equal(function(x), getattr(opgrad, name)(x))
-    for name in ("relu", "sigmoid", "tanh"):
-        assert torch.equal(getattr(opgrad.torch, name)(x=x), getattr(opgrad, name)(x))
-    for again in (opgrad.torch.leaky_relu(x, 0.2), opgrad.torch.leaky_relu(x=x, alpha=0.2)):
-        assert torch.equal(again, opgrad.leaky_relu(x, 0.2))
-    with pytest.raises(TypeError, match=r"^relu: x and input, expected one of the two"):
-        opgrad.torch.relu(x, x=x)
-    with pytest.raises(TypeError, match="softmax: axis is 0 and dim is 1, expected one of the two"):
-        opgrad.torch.softmax(x, 1, axis=0)
-    with pytest.raises(TypeError, match=r"^relu: x is None, expected a PyTorch tensor"):
-        opgrad.torch.relu()
-
-
 # --- softmax of a single number -------------------------------------------------------------------------------------
 
 

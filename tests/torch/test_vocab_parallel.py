@@ -232,27 +232,23 @@ class Cases:
         u = torch.randn(14, HIDDEN, generator=generator).double()
         x, target, part = self.x.reshape(-1, CLASSES).double(), self.target.reshape(-1), slice(self.first, self.last)
 
-        def of(found):
-            return found.loss + (found.entropy * torch.arange(14)).sum()
+        ranged = {**options, "vocab_range": (self.first, self.last)}
 
-        whole, own = x.clone().requires_grad_(), x[:, part].clone().requires_grad_()
-        first = of(opgrad.torch.cross_entropy(whole, target, **options))
-        (slope,) = torch.autograd.grad(first, whole, create_graph=True)
-        (wanted,) = torch.autograd.grad((slope * v).sum(), whole)
-        first = of(vocab_parallel_cross_entropy(own, target, vocab_range=(self.first, self.last), **options))
-        (slope,) = torch.autograd.grad(first, own, create_graph=True)
-        (found,) = torch.autograd.grad((slope * v[:, part]).sum(), own)
+        def second(loss, v, *given):
+            given = [each.clone().requires_grad_() for each in given]
+            found = loss(*given)
+            first = found.loss + (found.entropy * torch.arange(14)).sum()
+            (slope,) = torch.autograd.grad(first, given[:1], create_graph=True)
+            return torch.autograd.grad((slope * v).sum(), given)
+
+        (wanted,) = second(lambda x: opgrad.torch.cross_entropy(x, target, **options), v, x)
+        own = v[:, part], x[:, part]
+        (found,) = second(lambda x: vocab_parallel_cross_entropy(x, target, **ranged), *own)
         self.close("second derivative", found, wanted[:, part], 1e-12)
-
         layer, hidden = self.layer.double(), self.hidden.reshape(-1, HIDDEN).double()
-        whole = [each.clone().requires_grad_() for each in (hidden, layer)]
-        first = of(opgrad.torch.linear_cross_entropy(*whole, target, **options))
-        (slope,) = torch.autograd.grad(first, whole[:1], create_graph=True)
-        wanted = torch.autograd.grad((slope * u).sum(), whole)
-        own = [hidden.clone().requires_grad_(), layer[part].clone().requires_grad_()]
-        first = of(vocab_parallel_linear_cross_entropy(*own, target, vocab_range=(self.first, self.last), **options))
-        (slope,) = torch.autograd.grad(first, own[:1], create_graph=True)
-        dx, dw = torch.autograd.grad((slope * u).sum(), own)
+        wanted = second(lambda *each: opgrad.torch.linear_cross_entropy(*each, target, **options), u, hidden, layer)
+        own = u, hidden, layer[part]
+        dx, dw = second(lambda *each: vocab_parallel_linear_cross_entropy(*each, target, **ranged), *own)
         self.close("second derivative by input", dx, wanted[0], 1e-12)
         self.close("second derivative by weight", dw, wanted[1][part], 1e-12)
 

@@ -41,7 +41,7 @@ print(time.perf_counter() - start)
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is tested: in which dtypes, and with how many of an operator's examples, None: all."""
+    """The extent of a test: the dtypes, and the number of an operator's examples, None: all."""
 
     dtypes: tuple[str, ...]
     examples: int | None
@@ -150,7 +150,7 @@ def _computed_on(device: str, op: Operator, values: Mapping[str, Any]) -> list[A
 
 
 def _onnxruntime() -> tuple[str, str]:
-    """How onnxruntime gets on with opgrad, and what is wrong about that."""
+    """The state of onnxruntime with opgrad, and the problem, if there is one."""
     try:
         onnxruntime = importlib.import_module("onnxruntime")
     except ModuleNotFoundError:

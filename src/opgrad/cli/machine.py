@@ -98,7 +98,7 @@ def cuda_device() -> dict[str, Any]:
 
 
 def _cuda_devices() -> int | None:
-    """How many devices the driver shows; None if there is no driver."""
+    """The number of devices that the driver shows; None if there is no driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1" if os.name == "posix" else "nvcuda.dll")
     except OSError:

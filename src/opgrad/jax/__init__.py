@@ -17,8 +17,7 @@ from jax.random import bits
 import opgrad
 from opgrad.jax import linear_loss, loss
 from opgrad.jax.calls import alike, automatic
-from opgrad.jax.derivative import ATTENTION, LAYERS, differentiable
-from opgrad.jax.formulas import wide
+from opgrad.jax.derivative import ATTENTION, LAYERS, differentiable, wide
 from opgrad.ops.reference.loss_options import IGNORED, check_layer, check_share
 
 __all__ = [

@@ -58,7 +58,7 @@ def _array(value: Any) -> Array:
 
 
 def _spread(op: Operator, values: Mapping[str, Array], attributes: Mapping[str, Any], name: str) -> tuple[Array, ...]:
-    """The same for arrays that are spread over devices; waits for what XLA may raise."""
+    """The results for arrays that are spread over devices; waits for errors that XLA raises."""
     try:
         found: tuple[Array, ...] = _jax.block_until_ready(_traced(op, values, attributes, name))
         return found
@@ -104,7 +104,7 @@ def _counted_from_last(op: Operator, specs: Mapping[str, Spec], attributes: Mapp
 
 
 def _vmap_method(called: Called) -> str:
-    """How jax.vmap makes many calls: in one where the operator's loops take more axes, else one after the other."""
+    """The method of jax.vmap: one call where the operator's loops take more axes, else one after the other."""
     op = called.operator
     roles = {op.inputs[name].role for name in called.given} | {tensor.role for tensor in op.results.values()}
     if op.kind in ("elements", "rows") and roles == {"element"}:
@@ -117,11 +117,11 @@ def _vmap_method(called: Called) -> str:
 def _aliases(called: Called) -> Aliases:
     """The results that may take the memory of an argument, where nothing else reads it: XLA copies it otherwise."""
     found: Aliases = {}
-    places = {name: place for place, name in enumerate(called.given)}
-    for place, (result, spec) in enumerate(called.results.items()):
+    indices = {name: index for index, name in enumerate(called.given)}
+    for index, (result, spec) in enumerate(called.results.items()):
         for name in called.operator.in_place.get(result, ()):
-            if name in places and places[name] not in found and called.given[name] == spec:
-                found[places[name]] = place
+            if name in indices and indices[name] not in found and called.given[name] == spec:
+                found[indices[name]] = index
                 break
     return found
 
@@ -160,15 +160,15 @@ def automatic(function: Callable[..., Array], axes: int, *arrays: Any) -> Array:
         return function(*arrays)
     first = jax_private.explicit_sharding(arrays[0])
     spec = (*(first.spec if first is not None else ()), *[None] * axes)[:axes]
-    places = [place for place, each in enumerate(leaves) if isinstance(each, jax.Array)]
+    indices = [index for index, each in enumerate(leaves) if isinstance(each, jax.Array)]
 
     def of_arrays(*values: Array) -> Array:
-        changed = dict(zip(places, values, strict=True))
-        every = [changed.get(place, each) for place, each in enumerate(leaves)]
+        changed = dict(zip(indices, values, strict=True))
+        every = [changed.get(index, each) for index, each in enumerate(leaves)]
         return function(*jax.tree.unflatten(structure, every))
 
     result: Array = jax_private.automatic(of_arrays, jax_private.sharding_of(found.mesh, spec))(
-        *[leaves[at] for at in places]
+        *[leaves[at] for at in indices]
     )
     return result
 
@@ -186,7 +186,7 @@ def _placed(result: Array, like: Array) -> Array:
 
 
 def _by_callback(called: Called, kinds: Sequence[Any]) -> Callable[..., Sequence[Array]]:
-    """The same call by way of Python and NumPy, one after the other under jax.vmap."""
+    """A call by way of Python and NumPy, one after the other under jax.vmap."""
 
     attributes = tuple(called.attributes.items())
 
@@ -249,7 +249,7 @@ def _reason_against() -> str:
 
 
 def _outcome() -> Any:
-    """What the trial says, or the error that it ends with."""
+    """The trial's answer, or the error that it ends with."""
     try:
         return _trial()
     except Exception as error:

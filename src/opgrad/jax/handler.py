@@ -145,7 +145,7 @@ class Table(Structure):
 
 @structure
 class Buffers(Structure):
-    """What the handler knows of a keyed plan."""
+    """A keyed plan's part for the handler."""
 
     operands: int
     places: int  # the address of the operands' numbers of all buffers
@@ -154,7 +154,7 @@ class Buffers(Structure):
 
 @structure
 class Failure(Structure):
-    """What Python could not do: a code, and the address of a message."""
+    """A failure in Python: a code, and the address of a message."""
 
     code: int
     message: int
@@ -183,7 +183,7 @@ def append_sizes(buffers: int, key: int) -> None:
 
 @inline
 def words_of(buffers: int) -> int:
-    """How many words the sizes of these buffers take in a key."""
+    """The number of words of these buffers' shapes in a key."""
     words = 0
     for index in range(word(buffers, COUNT)):
         words += 1 + word(item(buffers, index, ITEMS), RANK)
@@ -270,7 +270,7 @@ def failed(frame: int, address: int) -> int:
 
 @native(1)
 def handle(frame: int) -> int:
-    """What XLA calls with a call frame; 0, or an error."""
+    """XLA's call, with a call frame; returns 0, or an error."""
     table, slot = at(Table, named_address(TABLE)), stack_words(1)
     if describe(frame, table.minor):
         return 0

@@ -15,7 +15,7 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
 from opgrad.jax.calls import alike, call
-from opgrad.jax.formulas import wide
+from opgrad.jax.derivative import wide
 from opgrad.jax.loss import Targets, divided, sample_losses, target_gradients, with_gradient
 from opgrad.ops import graph_operators
 from opgrad.ops.reference.loss_options import LossOptions
@@ -72,7 +72,7 @@ def over_chunks(body: Callable[..., Any], carry: Any, arrays: Any, rows: int) ->
 
 
 def logits_of(x: Array, weight: Array, bias: Array | None) -> Array:
-    """Those of some rows, in the precision of the loss."""
+    """The logits of some rows, in the precision of the loss."""
     found = jnp.matmul(x.astype(weight.dtype), weight.T)
     return found if bias is None else found + bias.astype(weight.dtype)
 
@@ -199,7 +199,7 @@ def _divergence(name: str, beta: float, temperature: float) -> Any:
 def divergences(
     name: str, x: Array, student: Dense, y: Array, teacher: Dense, beta: float, temperature: float
 ) -> Array:
-    """That of each row; the arguments are checked."""
+    """The divergence of each row; the arguments are checked."""
     dtype = wide(x.dtype)
     of = _divergence(name, beta, temperature)
 

@@ -17,8 +17,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from opgrad.call.libraries.jax_private import is_traced
 from opgrad.jax.calls import alike, call
-from opgrad.jax.derivative import scaled
-from opgrad.jax.formulas import weighted_losses, wide
+from opgrad.jax.derivative import scaled, weighted_losses, wide
 from opgrad.ops import loss_operators, operators
 from opgrad.ops.reference.loss_options import (
     IGNORED,
@@ -271,7 +270,7 @@ def _is_left(option: str, value: Any) -> bool:
 
 
 def bend_by_jax(softcap: Any, temperature: Any) -> Callable[[Array], Array] | None:
-    """What bounds and divides logits where one of the two numbers is in an array; None where kernels do it."""
+    """The function that bounds and divides logits where a number is in an array; None where kernels do it."""
     if not (is_array(softcap) or is_array(temperature)):
         return None
     bound, divisor = (each.reshape(()) if is_array(each) else each for each in (softcap, temperature))

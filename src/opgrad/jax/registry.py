@@ -1,4 +1,4 @@
-"""What compiled functions call by name, and the plans that they find, in the form that the handler reads.
+"""The calls that compiled functions make by name, and their plans, in the form that the handler reads.
 
 A compiled function may be kept on disk and loaded by another process, so it holds no address: only the digest of what
 it calls, its operator, dtypes and attributes. Whoever traces the function, which JAX does in every process before it
@@ -90,7 +90,7 @@ class Called:
             raise in_name_of(self.operator, self.name, error) from None
 
     def _specs(self, shapes: Sequence[Shape], traced: Mapping[str, Spec], before: int) -> dict[str, Spec]:
-        """What the plan is told of arrays: those with classes on axis 1 have further samples for the axes of vmap."""
+        """The plan's arrays: with classes on axis 1, the axes of vmap are further samples."""
         found = {}
         for (name, spec), shape in zip(traced.items(), shapes, strict=True):
             if name == STATE:
@@ -157,7 +157,7 @@ def _keyed_plan(key: tuple[int, ...], following: int) -> KeyedPlan:
 
 
 def _plan_for(key: tuple[int, ...]) -> tuple[Called, plans.Plan]:
-    """What a key stands for."""
+    """The call and the plan of a key."""
     if not key:
         expected = f"at most {MOST_BUFFERS} arrays with {MOST_KEY_WORDS - KEY_HEAD} dimensions in all"
         raise ValueError(f"opgrad.jax: a call has too many arrays or dimensions, expected {expected}")

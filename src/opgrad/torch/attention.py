@@ -75,7 +75,7 @@ def _attend(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool,
     scale: float | None, enable_gqa: bool,
 ) -> Tensor:  # fmt: skip
-    """The same on the CPU, in the dtypes that autocast wants; native code does not see whether it is at work."""
+    """Attention on the CPU, in autocast's dtypes, which are settled before: native code does not see autocast."""
     _check(query, key, value, attn_mask, is_causal, enable_gqa)
     q, k, v, mask, shape = _in_four_axes(query, key, value, attn_mask)
     seed = torch.randint(SEEDS, (1,), device=query.device) if dropout_p else None

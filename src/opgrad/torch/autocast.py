@@ -1,4 +1,4 @@
-"""What torch.autocast asks of functions that it does not know."""
+"""The rules of torch.autocast, which it does not apply to functions that it does not know."""
 
 import torch
 from torch import Tensor

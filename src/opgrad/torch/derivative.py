@@ -84,17 +84,17 @@ class Derivative:
         self.call, self.checked = call, checked
         self.wanted = tuple(inspect.signature(gradient).parameters)[len(op.results) :]
         self.saved = tuple(name for name in self.wanted if name in op.inputs or name in op.results)
-        self.places = {name: place for place, name in enumerate(names)}
-        self.places |= {name: place - len(op.results) for place, name in enumerate(op.results)}
+        self.indices = {name: index for index, name in enumerate(names)}
+        self.indices |= {name: index - len(op.results) for index, name in enumerate(op.results)}
         self.kept = tuple(name for name in self.wanted if name not in self.saved and name != "needs")
-        self.differentiable = [(name, place) for place, name in enumerate(names) if name in op.inputs]
+        self.differentiable = [(name, index) for index, name in enumerate(names) if name in op.inputs]
         self.asks, self.order = "needs" in self.wanted, self._order()
 
     def function(self, run: Callable[..., Any]) -> Any:
         """The operator, computed by `run`, as a torch.autograd.Function for the backward pass alone."""
         if not torch_private.has_fields:
             return self._function(forward=_noting(run, self._setup_context()))
-        saved, described = _picker([self.places[name] for name in self.saved]), self._described()
+        saved, described = _picker([self.indices[name] for name in self.saved]), self._described()
         keeps = bool(self.kept)
 
         def forward(ctx: Any, *arguments: Any) -> Any:
@@ -126,7 +126,7 @@ class Derivative:
     def register(self, name: str, library: Any) -> None:
         """Register the backward pass with the dispatcher by PyTorch's documented functions, which know no tangents."""
         backward = self._backward()
-        # It has no place for the dispatcher's keys, which come last.
+        # It has no argument for the dispatcher's keys, which come last.
         torch.library.register_autograd(
             name, lambda *given: backward(*given)[:-1], setup_context=self._setup_context(), lib=library
         )
@@ -138,15 +138,15 @@ class Derivative:
 
     def _described(self) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
         """A function that picks the values for the gradient's parameters that are not saved tensors."""
-        whole = [self.places[name] for name in self.kept if name in self.places]
+        whole = [self.indices[name] for name in self.kept if name in self.indices]
         if len(whole) == len(self.kept):
             return _picker(whole)
-        found = [(name, None) if name in self.places else name.rpartition("_")[::2] for name in self.kept]
-        parts = [(self.places[name], part) for name, part in found]
+        found = [(name, None) if name in self.indices else name.rpartition("_")[::2] for name in self.kept]
+        parts = [(self.indices[name], part) for name, part in found]
         return lambda values: tuple([getattr(values[at], part) if part else values[at] for at, part in parts])
 
     def _setup_context(self) -> Callable[..., None]:
-        saved, described = _picker([self.places[name] for name in self.saved]), self._described()
+        saved, described = _picker([self.indices[name] for name in self.saved]), self._described()
 
         def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
             values = (*inputs, *output) if isinstance(output, tuple | list) else (*inputs, output)
@@ -190,7 +190,7 @@ class Derivative:
         return backward
 
     def _order(self) -> list[int]:
-        """The places of the gradient's parameters in the list: saved tensors, other kept values, needs."""
+        """The indices of the gradient's parameters in the list: saved tensors, other kept values, needs."""
         every = [*self.saved, *self.kept, "needs"]
         return [every.index(name) for name in self.wanted]
 
@@ -200,13 +200,13 @@ class Derivative:
         every = [*ctx.saved_tensors, *(ctx.kept if self.kept else ())]
         if self.asks:
             every.append(dict(zip(self.names, needed, strict=False)))
-        found = self.gradient(*gradients, *[every[place] for place in self.order])
+        found = self.gradient(*gradients, *[every[index] for index in self.order])
         answers: list[Any] = [None] * (len(self.names) + 1)
-        for name, place in self.differentiable:
-            if needed[place]:
+        for name, index in self.differentiable:
+            if needed[index]:
                 if name not in found:
                     raise self.missing(name)
-                answers[place] = found[name]
+                answers[index] = found[name]
         return tuple(answers)
 
     def missing(self, name: str) -> Exception:
@@ -220,7 +220,7 @@ class Derivative:
                 value if value is None else torch_private.unpack_dual(value, 0)[0] for value in ctx.saved_tensors
             ]
             every = [b if a is None else a for a, b in zip(primals, ctx.others, strict=True)]
-            return self._tangents(given, {name: every[place] for name, place in self.places.items()})
+            return self._tangents(given, {name: every[index] for name, index in self.indices.items()})
 
     def _tangents(self, given: Mapping[str, Tensor], values: Mapping[str, Any]) -> Any:
         """The tangents of the results, in their dtypes, by the gradient transposed; None for a mask, which has none."""
@@ -243,7 +243,7 @@ class Derivative:
 
     def _known(self, name: str, values: Mapping[str, Any]) -> Any:
         """The value of a parameter of the gradient, given all arguments and results by name."""
-        if name in self.places:
+        if name in self.indices:
             return values[name]
         argument, _, part = name.rpartition("_")
         return getattr(values[argument], part)
@@ -278,8 +278,8 @@ def one_by_one(
     """One call after the other, and where the batch is in the results: no more memory is used than by one call."""
     pairs = list(zip(arguments, in_dims, strict=True))
     calls = [
-        call(*(value.select(at, place) if isinstance(at, int) else value for value, at in pairs))
-        for place in range(size)
+        call(*(value.select(at, index) if isinstance(at, int) else value for value, at in pairs))
+        for index in range(size)
     ]
     if isinstance(calls[0], Tensor):
         return torch.stack(calls), 0
@@ -309,11 +309,11 @@ def _keeping_all(setup_context: Callable[..., None]) -> Callable[..., None]:
     return keep
 
 
-def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """A function that returns the values at these places as a tuple."""
-    if not places:
+def _picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """A function that returns the values at these indices as a tuple."""
+    if not indices:
         return lambda values: ()
-    if len(places) == 1:
-        (only,) = places
+    if len(indices) == 1:
+        (only,) = indices
         return lambda values: (values[only],)
-    return itemgetter(*places)
+    return itemgetter(*indices)

@@ -61,7 +61,7 @@ def _run(op: Operator, given: Mapping[str, Any]) -> Any:
 
 
 def warm_call(op: Operator, given: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What answers further calls like this one by the key that they have; None if nothing does."""
+    """The warm call for further calls with this one's key; None if there is none."""
     if op.general is not None and not _is_plain(op, given):
         return None
     return torch_warm.call_of(op, given, args, kwargs)

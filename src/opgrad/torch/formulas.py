@@ -199,7 +199,7 @@ def sample_weights(labels: Tensor, weight: Tensor | None, ignore_index: int | No
 
 
 def factors(labels: Tensor, weight: Tensor | None, ignore_index: int | None, reduction: str, like: Tensor) -> Tensor:
-    """What dlogits = f * (softmax - onehot) has for f, for broadcasting over the classes on axis 1."""
+    """The factor f of dlogits = f * (softmax - onehot), broadcast over the classes on axis 1."""
     dtype = wide(like.dtype)
     f = sample_weights(labels, weight, ignore_index, dtype)
     if reduction == "mean":

@@ -22,15 +22,11 @@ Axis = int | tuple[int, ...]
 
 
 @native
-def softmax(
-    input: Tensor | None = None, dim: Axis | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None,
-    *, x: Tensor | None = None, axis: Axis | None = None,
-) -> Tensor:  # fmt: skip
+def softmax(input: Tensor, dim: Axis | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
     """Probabilities from logits.
 
-    input: any shape; float32, float64, float16 or bfloat16, on the CPU or on CUDA; `x` is another name for it.
-    dim: the axis, or tuple of adjacent axes, over which the probabilities sum to 1; None: the last one; `axis` is
-        another name for it.
+    input: any shape; float32, float64, float16 or bfloat16, on the CPU or on CUDA.
+    dim: the axis, or tuple of adjacent axes, over which the probabilities sum to 1; None: the last one.
     _stacklevel: without effect.
     dtype: what input is converted to first, as in torch.nn.functional.softmax; None: its own, but float32 for half
         precision under autocast.
@@ -40,26 +36,23 @@ def softmax(
 
     Formula: y = exp(x - max(x)) / sum(exp(x - max(x))). Source: torch.nn.functional.softmax.
     """
-    wide = _widened(_either("softmax", "input", input, None, "x", x), dtype)
-    return _over_rows(_softmax, wide, _either("softmax", "dim", dim, None, "axis", axis))
+    return _over_rows(_softmax, _widened(input, dtype), dim)
 
 
 @native
 def log_softmax(
-    input: Tensor | None = None, dim: Axis | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None,
-    *, x: Tensor | None = None, axis: Axis | None = None,
-) -> Tensor:  # fmt: skip
+    input: Tensor, dim: Axis | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> Tensor:
     """Logarithms of the softmax probabilities.
 
-    input, dim, _stacklevel, dtype, x, axis: as for softmax.
+    input, dim, _stacklevel, dtype: as for softmax.
 
     Returns y, of the shape and strides of input. Differentiable twice. Raises TypeError for a wrong dtype, ValueError
     for a wrong axis or device.
 
     Formula: y = x - max(x) - log(sum(exp(x - max(x)))). Source: torch.nn.functional.log_softmax.
     """
-    wide = _widened(_either("log_softmax", "input", input, None, "x", x), dtype)
-    return _over_rows(_log_softmax, wide, _either("log_softmax", "dim", dim, None, "axis", axis))
+    return _over_rows(_log_softmax, _widened(input, dtype), dim)
 
 
 def _over_rows(operator: Callable[..., Tensor], x: Tensor, axis: Axis | None) -> Tensor:
@@ -71,10 +64,10 @@ def _over_rows(operator: Callable[..., Tensor], x: Tensor, axis: Axis | None) ->
 
 
 @native
-def relu(input: Tensor | None = None, inplace: bool = False, *, x: Tensor | None = None) -> Tensor:
+def relu(input: Tensor, inplace: bool = False) -> Tensor:
     """Rectified linear unit.
 
-    input: any shape; float32, float64, float16 or bfloat16; `x` is another name for it.
+    input: any shape; float32, float64, float16 or bfloat16.
     inplace: write y to input, and return it.
 
     Returns y, of the shape, dtype and strides of input; NaN stays NaN. The gradient at 0 and at NaN is 0. Raises
@@ -82,34 +75,33 @@ def relu(input: Tensor | None = None, inplace: bool = False, *, x: Tensor | None
 
     Formula: y = max(x, 0). Source: torch.nn.functional.relu.
     """
-    given = _either("relu", "input", input, None, "x", x)
-    return replace(_relu, given) if inplace else _relu(given)
+    return replace(_relu, input) if inplace else _relu(input)
 
 
 @native
-def sigmoid(input: Tensor | None = None, *, x: Tensor | None = None) -> Tensor:
+def sigmoid(input: Tensor) -> Tensor:
     """Logistic function.
 
-    input: any shape; float32, float64, float16 or bfloat16; `x` is another name for it.
+    input: any shape; float32, float64, float16 or bfloat16.
 
     Returns y, of the shape, dtype and strides of input. Differentiable twice. Raises TypeError.
 
     Formula: y = 1 / (1 + exp(-x)). Source: torch.sigmoid.
     """
-    return _sigmoid(_either("sigmoid", "input", input, None, "x", x))
+    return _sigmoid(input)
 
 
 @native
-def tanh(input: Tensor | None = None, *, x: Tensor | None = None) -> Tensor:
+def tanh(input: Tensor) -> Tensor:
     """Hyperbolic tangent.
 
-    input: any shape; float32, float64, float16 or bfloat16; `x` is another name for it.
+    input: any shape; float32, float64, float16 or bfloat16.
 
     Returns y, of the shape, dtype and strides of input. Differentiable twice. Raises TypeError.
 
     Formula: y = tanh(x). Source: torch.tanh.
     """
-    return _tanh(_either("tanh", "input", input, None, "x", x))
+    return _tanh(input)
 
 
 @native
@@ -126,18 +118,11 @@ def quick_gelu(x: Tensor, alpha: float = 1.702) -> Tensor:
 
 
 @native
-def leaky_relu(
-    input: Tensor | None = None,
-    negative_slope: float = 0.01,
-    inplace: bool = False,
-    *,
-    x: Tensor | None = None,
-    alpha: float | None = None,
-) -> Tensor:
+def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
     """Rectified linear unit with a slope for negative inputs.
 
-    input: any shape; float32, float64, float16 or bfloat16; `x` is another name for it.
-    negative_slope: the slope where input is negative; `alpha` is another name for it.
+    input: any shape; float32, float64, float16 or bfloat16.
+    negative_slope: the slope where input is negative.
     inplace: write y to input, and return it; where a gradient is needed the slope must be at least 0.
 
     Returns y, of the shape, dtype and strides of input. Differentiable twice. Raises TypeError; RuntimeError for a
@@ -145,9 +130,7 @@ def leaky_relu(
 
     Formula: y = x where x > 0 else alpha * x. Source: torch.nn.functional.leaky_relu.
     """
-    given = _either("leaky_relu", "input", input, None, "x", x)
-    slope = _either("leaky_relu", "negative_slope", negative_slope, 0.01, "alpha", alpha)
-    return replace(_leaky_relu, given, slope) if inplace else _leaky_relu(given, slope)
+    return replace(_leaky_relu, input, negative_slope) if inplace else _leaky_relu(input, negative_slope)
 
 
 @native
@@ -246,16 +229,6 @@ def _embedding(input: Tensor, weight: Tensor, padding_idx: int | None, check: bo
     return y
 
 
-def _either(name: str, theirs: str, value: Any, default: Any, ours: str, other: Any) -> Any:
-    """The value of an argument that has two names, PyTorch's and ours."""
-    if other is None:
-        return value
-    if value is not default and (isinstance(value, Tensor) or value != default):
-        both = f"{ours} and {theirs}" if isinstance(value, Tensor) else f"{ours} is {other!r} and {theirs} is {value!r}"
-        raise TypeError(f"{name}: {both}, expected one of the two")
-    return other
-
-
 def _widened(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     """x in the dtype asked for; half precision becomes float32 under autocast, as torch has it on CUDA."""
     if dtype is not None:
@@ -325,7 +298,7 @@ def check_padding(padding_idx: int, rows: int) -> None:
 
 
 def sparse_embedding(input: Tensor, weight: Tensor, padding_idx: int | None, check: bool) -> Tensor:
-    """What `embedding` gives with sparse.
+    """The rows, with a sparse gradient of the table.
 
     Raises NotImplementedError under torch.compile and torch.func, which have no sparse gradients.
     """

@@ -46,8 +46,8 @@ class TensorOperator(Registered):
 
     def __init__(self, op: Operator):
         super().__init__(op)
-        self.attributes = [place for place, name in enumerate(self.names) if name not in op.inputs]
-        self.axes = next((place for place, each in enumerate(self.schema.values()) if "[1]" in each), None)
+        self.attributes = [index for index, name in enumerate(self.names) if name not in op.inputs]
+        self.axes = next((index for index, each in enumerate(self.schema.values()) if "[1]" in each), None)
         torch.library.impl(f"opgrad::{op.name}", ("cpu", "cuda"), self.execute, lib=LIBRARY)
         torch.library.register_fake(f"opgrad::{op.name}", self._fake, lib=LIBRARY)
         self.defaults = tuple(op.attributes.get(name) for name in self.names)
@@ -82,8 +82,8 @@ class TensorOperator(Registered):
         """The arguments with plain attributes, which the backward pass reads again; a compiler's may be symbols."""
         if torch.compiler.is_compiling():
             return arguments
-        for place in self.attributes:
-            value = arguments[place]
+        for index in self.attributes:
+            value = arguments[index]
             if type(value) not in PLAIN and not is_plain(value):
                 return tuple(self.arguments(plain(self.op, self.given(arguments))))
         return arguments
@@ -251,6 +251,6 @@ ERRORS = (TypeError, ValueError, NotImplementedError)  # what operators raise
 
 
 def in_words(error: Exception, words: Mapping[str, str]) -> Exception:
-    """The same error with other names for operators and arguments."""
+    """An error with other names for operators and arguments."""
     found = re.compile(r"(?<!\w)(" + "|".join(map(re.escape, words)) + r")(?!\w)")
     return type(error)(found.sub(lambda match: words[match[0]], str(error)))

@@ -83,7 +83,7 @@ def _forward_of(module: torch.nn.Module) -> Forward | None:
 
 
 def _candidates(module: Any) -> Iterator[tuple[Forward, int]]:
-    """What may stand in a module's place, and the width of its input."""
+    """The functions that may replace a module, and the width of its input."""
     name, weight = type(module).__name__, getattr(module, "weight", None)
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if name.endswith("RMSNorm") and isinstance(weight, Tensor) and weight.dim() == 1 and isinstance(epsilon, float):
@@ -137,7 +137,7 @@ LARGEST_HEAD = 256
 
 
 class _Attention:
-    """What transformers calls for "sdpa". own: its own function."""
+    """The function that transformers calls for "sdpa". own: the library's own."""
 
     def __init__(self, own: Callable[..., Any]):
         self.own = own

@@ -168,7 +168,7 @@ class _LossFunction:
 
 
 def _shift_of(model: Any) -> int:
-    """How many places behind the logits a model's own loss looks for labels: 1 in causal models, 0 in masked ones."""
+    """The distance from logits to their labels in a model's own loss: 1 in causal models, 0 in masked ones."""
     logits = torch.sin(torch.arange(30, dtype=torch.float32, device="cpu")).reshape(1, 5, 6)
     labels = torch.tensor([[2, 5, -100, 0, 3]], device="cpu")
     try:

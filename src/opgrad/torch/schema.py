@@ -59,9 +59,11 @@ def _schema_arguments(op: Operator, dtypes: Sequence[str]) -> dict[str, str]:
             written |= {each: f"{NAMED_TYPES[name]} {each}=None" for each in dtypes}
         elif name != "out":
             default = op.attributes[name]
-            kind = NAMED_TYPES.get(name) or TYPES[hints[name]]
+            written_type = NAMED_TYPES.get(name) or TYPES[hints[name]]
             quoted = f'"{default}"' if isinstance(default, str) else default
-            written[name] = f"{kind} {name}" if default is inspect.Parameter.empty else f"{kind} {name}={quoted}"
+            written[name] = (
+                f"{written_type} {name}" if default is inspect.Parameter.empty else f"{written_type} {name}={quoted}"
+            )
     return written
 
 

@@ -1,4 +1,4 @@
-"""How DTensor may share out every operator among the devices of a mesh, as it follows from the declarations.
+"""DTensor's rules: the placements that every operator allows on a mesh, from the declarations.
 
 An operator is shared out along the axes that it does not reduce; arguments that lie otherwise are redistributed
 first. The rules are registered when the first DTensor arrives: importing torch.distributed.tensor takes a second.

@@ -1,4 +1,4 @@
-"""What goes wrong on the user's side, in one line."""
+"""Errors on the user's side, in one line."""
 
 import functools
 from collections.abc import Callable

@@ -138,7 +138,7 @@ class Making:
         return self.parameters, self.loss, self.optimizer, self.quantization
 
     def with_recipe(self, recipe: "Recipe") -> "Making":
-        """The same with what a recipe says where no option does."""
+        """The request with a recipe's settings where no option was given."""
         loss, parameters = self.loss, self.parameters
         if recipe.loss is not None and loss.loss is None:
             loss = replace(loss, loss=Loss(recipe.loss))

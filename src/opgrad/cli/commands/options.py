@@ -67,7 +67,7 @@ def option(name: str) -> str:
 
 
 def said(error: Exception, caller: str, names: Mapping[str, str]) -> str:
-    """What an error says: of an argument, with the option in its place; else without the name of the function.
+    """The text of an error: of an argument, with the option in its place; else without the name of the function.
 
     names: options that have other names than the arguments.
     """
@@ -89,7 +89,7 @@ def words(options: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What a recipe says of every run, too."""
+    """Settings of every run, which a recipe has, too."""
 
     epochs: int | None = opt("How often all rows are trained on; default: 10, of tune 1.", min=1)
     lr: float | None = opt("The learning rate; default: 0.001, of tune 0.0002.", callback=positive)
@@ -110,7 +110,7 @@ class RunSettings:
     )
 
     def of_recipe(self) -> dict[str, Any]:
-        """Those that were given, under the names of a recipe."""
+        """The settings that were given, under the names of a recipe."""
         values = {**vars(self), "validation": _rows_or_fraction(self.validation)}
         values["learning_rate"] = values.pop("lr")
         return {name: value for name, value in values.items() if value is not None}

@@ -29,7 +29,7 @@ class StepOptimizer(StrEnum):
 
 
 class Dtype(StrEnum):
-    """How parameters are kept."""
+    """The dtype of stored parameters."""
 
     Float32 = "float32"
     Float16 = "float16"
@@ -75,7 +75,7 @@ class StepOptimizerOptions:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What the step takes and gives."""
+    """The inputs, outputs and files of the step."""
 
     PANEL: ClassVar = "Step"
     accumulate: bool = opt("Add gradients of several batches before a step.", default=False)

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.text import Text
 
 from opgrad.base.terminal import console, existing, visible
-from opgrad.cli.commands import quantizing
 from opgrad.cli.commands.making import (
     LossOptions,
     Making,
@@ -24,7 +23,7 @@ from opgrad.cli.commands.making import (
     make,
     results_folder,
 )
-from opgrad.cli.commands.options import RunSettings, given, opt, takes_groups, words
+from opgrad.cli.commands.options import RunSettings, given, opt, said, takes_groups, words
 
 if TYPE_CHECKING:
     import onnx
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings(RunSettings):
-    """What a recipe says, too."""
+    """Settings of a training run, which a recipe has, too."""
 
     row_wise: str | None = opt(
         "Embedding tables of which a step changes the rows alone that its batches have read; default: none.",
@@ -51,7 +50,7 @@ class Settings(RunSettings):
     )
 
     def of_recipe(self) -> dict[str, Any]:
-        """Those that were given, under the names of a recipe."""
+        """The settings that were given, under the names of a recipe."""
         values = super().of_recipe()
         if self.loss_scale is not None:
             values["loss_scale"] = _number(self.loss_scale)
@@ -59,7 +58,7 @@ class Settings(RunSettings):
 
 
 @dataclass(frozen=True)
-class Places:
+class Paths:
     """Where things are read and written."""
 
     data: Path | None = opt(
@@ -89,7 +88,7 @@ def train(
         ),
     ],
     settings: Settings,
-    places: Places,
+    paths: Paths,
     parameters: ParameterOptions,
     loss: LossOptions,
     optimizer: OptimizerOptions,
@@ -113,55 +112,55 @@ def train(
     from opgrad.training.run.recipe import FILE
     from opgrad.training.run.report import TrainingBar
 
-    path, places = _model_of(path, places)
+    path, paths = _model_of(path, paths)
     making = Making(parameters, loss, optimizer, quantization)
     processes = distributed.begin()
     screen = console(not processes.is_first)
-    quantizing.check(quantization)
-    finish = quantizing.convert_file if quantization.quantize else None
+    _check_quantization(quantization)
+    finish = _convert_file if quantization.quantize else None
     with processes.failing_together(), ExitStack() as stack:
         if path.is_dir():
-            _check_set(path, making, places)
-        _check_export(places.export)
+            _check_set(path, making, paths)
+        _check_export(paths.export)
         artifacts = ArtifactSet.load(path) if path.is_dir() else None
-        output = places.output or Path("runs") / (path.stem if artifacts is None else artifacts.name)
-        resumption, recipe = _recipe(path, settings, places, output, processes)
+        output = paths.output or Path("runs") / (path.stem if artifacts is None else artifacts.name)
+        resumption, recipe = _recipe(path, settings, paths, output, processes)
         if artifacts is None:
-            if places.data is None and resumption is None and recipe.dataset is None:
+            if paths.data is None and resumption is None and recipe.dataset is None:
                 raise ValueError(f"train: no data for {path}, expected --data or a dataset named in {FILE} beside it")
             if processes.is_first:
                 stack.enter_context(results_folder(output))
             temporary = Path(stack.enter_context(TemporaryDirectory(prefix="opgrad-")))
-            model = path if finish is None else quantizing.prepared(path, quantization, recipe, places.data, temporary)
-            artifacts = _made(model, making.with_recipe(recipe), places, recipe, processes, screen)
-        exported = _outputs(artifacts) if places.export else []
+            model = path if finish is None else _quantized(path, quantization, recipe, paths.data, temporary)
+            artifacts = _made(model, making.with_recipe(recipe), paths, recipe, processes, screen)
+        exported = _outputs(artifacts) if paths.export else []
         if told := exact_products.note(artifacts.eval_model):
             screen.print(Text(visible(f"note: {told}")))
         if artifacts.scores is None:
             screen.print(f"no scores found that {artifacts.loss} compares with a label: only the loss is reported")
         try:
             with TrainingBar(screen, artifacts.name, epochs=recipe.epochs) as bar:
-                run = job.train(artifacts, recipe, places.data, output, bar, resumption, processes, finish)
+                run = job.train(artifacts, recipe, paths.data, output, bar, resumption, processes, finish)
         except Interrupted as interruption:
-            options = {"--resume": interruption.checkpoint, **given(replace(places, resume=None), *making.groups)}
+            options = {"--resume": interruption.checkpoint, **given(replace(paths, resume=None), *making.groups)}
             command = shlex.join(["opgrad", "train", str(path), *words(options)])
             raise RuntimeError(f"{interruption}; to go on: {command}") from None
         if run is not None:
-            _finish(run, exported, places.export, finish, screen)
+            _finish(run, exported, paths.export, finish, screen)
 
 
-def _model_of(path: Path, places: Places) -> tuple[Path, Places]:
+def _model_of(path: Path, paths: Paths) -> tuple[Path, Paths]:
     """The model of a folder that has one and no artifact set, whose results lie in runs/FOLDER; else what is given."""
     from opgrad.training.files.artifact_set import FILES
 
     file = path / "model.onnx"
     if not file.is_file() or any((path / name).exists() for name in FILES):
-        return path, places
-    return file, replace(places, output=places.output or Path("runs") / path.resolve().name)
+        return path, paths
+    return file, replace(paths, output=paths.output or Path("runs") / path.resolve().name)
 
 
 def _recipe(
-    path: Path, settings: Settings, places: Places, output: Path, processes: "OneProcess"
+    path: Path, settings: Settings, paths: Paths, output: Path, processes: "OneProcess"
 ) -> "tuple[Resumption | None, Recipe]":
     """The checkpoint to go on from, and the recipe with the options that were given.
 
@@ -172,17 +171,17 @@ def _recipe(
     from opgrad.training.run.state import LAST, Resumption
 
     restarted = processes.is_group and distributed.restarts() > 0 and (output / LAST).is_file()
-    resume = output / LAST if restarted else places.resume
+    resume = output / LAST if restarted else paths.resume
     resumption = Resumption.read(resume, may_be_done=restarted) if resume else None
     saved = resumption.state.recipe if resumption and resumption.state else None
     return resumption, replace(saved or Recipe.load(path if path.is_dir() else path.parent), **settings.of_recipe())
 
 
-def _check_set(folder: Path, making: Making, places: Places) -> None:
+def _check_set(folder: Path, making: Making, paths: Paths) -> None:
     """Raise ValueError for options that say what is made of a model, if the folder has a set or a part of one."""
     from opgrad.training.files.artifact_set import FILES
 
-    options = given(*making.groups) | ({"--artifacts": places.artifacts} if places.artifacts else {})
+    options = given(*making.groups) | ({"--artifacts": paths.artifacts} if paths.artifacts else {})
     if options and any((folder / name).exists() for name in FILES):
         are = "is" if len(options) == 1 else "are"
         raise ValueError(
@@ -202,18 +201,18 @@ def _check_export(file: Path | None) -> None:
 
 
 def _made(
-    model: Path, making: Making, places: Places, recipe: "Recipe", processes: "OneProcess", screen: Console
+    model: Path, making: Making, paths: Paths, recipe: "Recipe", processes: "OneProcess", screen: Console
 ) -> "ArtifactSet":
     """The artifacts of a model, also in the folder that keeps them."""
     from opgrad.cli.inspect.text import amount
     from opgrad.training.make.artifacts import described
     from opgrad.training.make.generation import Files
 
-    folder = places.artifacts or Path(model.stem)
+    folder = paths.artifacts or Path(model.stem)
     with screen.status(Text(visible(f"making artifacts of {model}"))):
         precision = "float32" if recipe.loss_scale is None else "model"
         made = make(model, making, None, "train", precision=precision)
-        if places.artifacts is not None and processes.is_first:
+        if paths.artifacts is not None and processes.is_first:
             with made_folder(folder):
                 Files(folder).write(made)
     told = described(folder, (), made)
@@ -283,3 +282,52 @@ def _number(text: str) -> float | str:
     with suppress(ValueError):
         return float(text)
     return text
+
+
+# --- a model that is trained as an integer model ----------------------------------------------------------------------
+
+
+def _check_quantization(options: QuantizationOptions) -> None:
+    """Raise ValueError for options that do not go together."""
+    from opgrad.training.quantization import KINDS
+
+    if options.quantize is None:
+        others = ("quantize_weights", "per_channel", "calibrate", "distill", "temperature")
+        if used := [name for name in others if getattr(options, name) not in (None, [])]:
+            raise ValueError(f"train: --{used[0].replace('_', '-')} is of a quantized model, expected --quantize, too")
+        return
+    if options.quantize not in KINDS:
+        raise ValueError(f"train: --quantize is {options.quantize!r}, expected {' or '.join(KINDS)}")
+    if options.calibrate is not None and options.quantize != "int8":
+        raise ValueError(f"train: --calibrate is for activations, and {options.quantize} rounds weights alone")
+    if options.temperature is not None and options.distill is None:
+        raise ValueError("train: --temperature is of what is learned from the float model, expected --distill, too")
+
+
+def _quantized(model: Path, options: QuantizationOptions, recipe: "Recipe", data: Path | None, folder: Path) -> Path:
+    """The file of the model that is trained, in a folder: it rounds as the integer model will."""
+    from opgrad.base.writing import new_file
+    from opgrad.onnx.graph.loading import read_model
+    from opgrad.training.quantization import prepare, with_teacher
+    from opgrad.training.quantization.calibration import calibration
+
+    given, kind = read_model(model, "train"), options.quantize or ""
+    try:
+        rows = calibration(given, recipe, data, options.calibrate) if kind == "int8" else ()
+        weights = options.quantize_weights or None
+        made = prepare(given, kind, rows, per_channel=bool(options.per_channel), weights=weights)
+        if options.distill is not None:
+            made = with_teacher(made, given)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        names = {"weights": "quantize_weights", "kind": "quantize"}
+        raise ValueError(f"train: {model}: {said(error, 'quantization.prepare', names)}") from None
+    new_file(folder / model.name, made.SerializeToString())
+    return folder / model.name
+
+
+def _convert_file(file: Path) -> None:
+    """Make the integer model of a trained one, in its file."""
+    from opgrad.base.writing import replace_file
+    from opgrad.training.quantization import convert
+
+    replace_file(file, convert(file).SerializeToString())

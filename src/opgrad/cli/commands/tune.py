@@ -70,7 +70,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class Trying:
-    """What is done with a model or an adapter that is there."""
+    """The uses of a model or an adapter that exists."""
 
     PANEL: ClassVar = "Use"
     prompt: str | None = opt("The prompt to write on from; default: none.")
@@ -224,7 +224,7 @@ def _print(screen: Console, run: "Tuned") -> None:
 
 
 def _written(tuner: "Tuner", prompt: str, adapter: Path | None, trying: Trying, seed: int) -> str:
-    """What the model writes on a prompt: by onnxruntime-genai, if it is installed and the folder is made for it."""
+    """The model's text after a prompt: by onnxruntime-genai, if it is installed and the folder is made for it."""
     from opgrad.tune import genai
     from opgrad.tune.outputs import ADAPTER
 

@@ -34,7 +34,7 @@ def examples(op: Operator, dtype: str, *, large: bool = False, seed: int = 0) ->
 
 
 def signatures(op: Operator, dtype: str) -> Iterator[tuple[Operator, list[Spec | None], dict[str, Any]]]:
-    """What the calls of the examples are to a plan: the form of the operator, its arrays and its attributes.
+    """The signatures of the examples' calls: the form of the operator, its arrays and its attributes.
 
     Where examples are derived, so are calls on arrays that no cache holds.
     """
@@ -50,7 +50,7 @@ def signatures(op: Operator, dtype: str) -> Iterator[tuple[Operator, list[Spec |
 
 
 def own_examples(op: Operator) -> Examples | None:
-    """What makes an operator's examples if they do not follow from its declaration."""
+    """The function that makes an operator's examples; None if they follow from its declaration."""
     return next((getattr(file, op.name) for file in FILES if hasattr(file, op.name)), None)
 
 
@@ -67,7 +67,7 @@ def expected(op: Operator, given: Mapping[str, Any]) -> list[Array]:
 
 
 def listed(results: Any) -> list[Any]:
-    """What a call returns, lists in it too, as one list."""
+    """The results of a call, lists in them too, as one list."""
     if not isinstance(results, tuple | list):
         return [results]
     return [array for each in results for array in listed(each)]

@@ -1,4 +1,4 @@
-"""How far a result is from the float64 reference, in ulp (units in the last place), and how far it may be."""
+"""The error of a result against the float64 reference, in ulp (units in the last place), and its tolerance."""
 
 import math
 from collections.abc import Mapping
@@ -44,12 +44,12 @@ def error_in_ulp(got: Array, expected: Array) -> float:
 
 
 def roundings(terms: int) -> float:
-    """How many ulp of its own precision arithmetic errs; a sum in many lanes, with the square root of its length."""
+    """The error of arithmetic in ulp of its own precision; of a sum in many lanes, the square root of its length."""
     return COMPUTED + math.sqrt(terms) / 2
 
 
 def tolerance(dtype: str, terms: int) -> float:
-    """How many ulp a result may be off: what the arithmetic errs, or one rounding to a coarser dtype and a bit."""
+    """The tolerance of a result in ulp: the error of arithmetic, or one rounding to a coarser dtype and a bit."""
     arithmetic = roundings(terms)
     if DTYPES[dtype].itemsize > 2:
         return arithmetic

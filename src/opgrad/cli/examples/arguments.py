@@ -1,4 +1,4 @@
-"""What an example is, and arguments for an operator, made from its declaration."""
+"""Examples, and arguments for an operator that are made from its declaration."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -144,7 +144,7 @@ def arguments(
 def signature(
     op: Operator, shape: Shape, dtype: str, *, indices: Shape = (), optional: bool = False, **attributes: Any
 ) -> tuple[list[Spec | None], dict[str, Any]]:
-    """What `arguments` would give, without the arrays: the Spec of each, None for one left out, and the attributes."""
+    """The signature of `arguments`, without arrays: the Spec of each, None for one left out, and the attributes."""
     shapes = _shapes(op, shape, indices, optional, attributes)
     dtypes = {name: DTYPES["int64" if _is_integer(op, name) else dtype] for name in shapes}
     return [Spec(shapes[name], dtypes[name]) if name in shapes else None for name in op.arrays], attributes
@@ -177,7 +177,7 @@ def _shapes(op: Operator, shape: Shape, indices: Shape, optional: bool, attribut
 
 
 def _choices(op: Operator, shape: Shape, attributes: dict[str, Any]) -> int:
-    """How many values labels and indices choose from."""
+    """The number of classes or indices."""
     axis = 1 if op.kind == "classes" else attributes.get("axis", 0)
     return shape[axis] if shape and op.kind in ("classes", "slices") else 1
 
@@ -192,7 +192,7 @@ def _saved(
     compute: Callable[[Operator, dict[str, Any]], Sequence[Any]],
     attributes: dict[str, Any],
 ) -> Any:
-    """What the forward operator returned under this name; None if it returns no such thing."""
+    """The forward operator's result of this name; None if it has none."""
     forward = operators()[op.forward] if op.forward else None
     if forward is None or name not in forward.results or name in forward.inputs:
         return None

@@ -136,11 +136,6 @@ def _statistics(x: Array, axes: tuple[int, ...], centred: bool = True) -> tuple[
     return mean, 1 / np.sqrt(np.square(x - mean).sum(axes, keepdims=True) / count + 1e-5)
 
 
-def _row_statistics(given: dict[str, Any], centred: bool = True) -> tuple[Array, Array]:
-    rank = given["x"].ndim
-    return _statistics(given["x"], tuple(range(given["axis"] % rank, rank)), centred)
-
-
 def layer_normalization(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     found = []
     for i, (given, terms) in enumerate(_rows(rng, large)):
@@ -150,12 +145,7 @@ def layer_normalization(rng: np.random.Generator, large: bool) -> Sequence[Examp
 
 
 def layer_normalization_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    found = []
-    for given, terms in _rows(rng, large):
-        mean, inv_std = _row_statistics(given)
-        dy = rng.normal(size=given["x"].shape)
-        found.append(Example({"dy": dy, **given, "mean": mean, "inv_std": inv_std}, terms))
-    return found
+    return [_row_gradient(rng, given, terms, True) for given, terms in _rows(rng, large)]
 
 
 def simplified_layer_normalization(rng: np.random.Generator, large: bool) -> Sequence[Example]:
@@ -163,12 +153,15 @@ def simplified_layer_normalization(rng: np.random.Generator, large: bool) -> Seq
 
 
 def simplified_layer_normalization_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    found = []
     # A row of one element is normalized to 1 or -1, and its gradient is what rounding leaves of 0.
-    for given, terms in _rows(rng, large, single=False):
-        _, inv_std = _row_statistics(given, centred=False)
-        found.append(Example({"dy": rng.normal(size=given["x"].shape), **given, "inv_std": inv_std}, terms))
-    return found
+    return [_row_gradient(rng, given, terms, False) for given, terms in _rows(rng, large, single=False)]
+
+
+def _row_gradient(rng: np.random.Generator, given: dict[str, Any], terms: int, centred: bool) -> Example:
+    x, axis = given["x"], given["axis"]
+    mean, inv_std = _statistics(x, tuple(range(axis % x.ndim, x.ndim)), centred)
+    kept = {"mean": mean, "inv_std": inv_std} if centred else {"inv_std": inv_std}
+    return Example({"dy": rng.normal(size=x.shape), **given, **kept}, terms)
 
 
 def _channels(rng: np.random.Generator, large: bool) -> list[tuple[dict[str, Any], tuple[int, ...], int]]:

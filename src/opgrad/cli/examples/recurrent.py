@@ -86,13 +86,9 @@ def gru_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
 
 
 def _gradient(
-    rng: np.random.Generator,
-    given: dict[str, Any],
-    saved: dict[str, Array],
-    kept: Sequence[str],
-    number: int,
+    rng: np.random.Generator, given: dict[str, Any], saved: dict[str, Array], kept: Sequence[str], number: int,
     *read: str,
-) -> Example:
+) -> Example:  # fmt: skip
     """The arguments of the gradient; every third has none of the states of the steps, or none of the last states."""
     upstream = {f"d{name}": rng.normal(size=saved[name].shape) for name in ("y", "y_h", "y_c") if name in saved}
     if number % 3 == 1:

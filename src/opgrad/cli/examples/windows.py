@@ -41,28 +41,19 @@ def conv_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
 
 
 def _convolution(
-    rng: np.random.Generator,
-    shape: tuple[int, ...],
-    filters: int,
-    window: tuple[int, ...],
-    *,
-    group: int = 1,
-    strides: tuple[int, ...] = (),
-    pads: tuple[int, ...] = (),
-    dilations: tuple[int, ...] = (),
-    auto_pad: str = "NOTSET",
-    kernel_shape: tuple[int, ...] = (),
+    rng: np.random.Generator, shape: tuple[int, ...], filters: int, window: tuple[int, ...], **given: Any
 ) -> Example:
-    along = axes("conv_grad", shape[2:], window, strides, dilations, pads, auto_pad)
+    names = ("strides", "pads", "dilations", "kernel_shape")
+    attributes: dict[str, Any] = {"group": 1, **dict.fromkeys(names, ()), "auto_pad": "NOTSET", **given}
+    strides, dilations, pads, group = (attributes[name] for name in ("strides", "dilations", "pads", "group"))
+    along = axes("conv_grad", shape[2:], window, strides, dilations, pads, attributes["auto_pad"])
     arrays: dict[str, Array] = {
         "dy": rng.normal(size=(shape[0], filters, *(axis.count for axis in along))),
         "x": rng.normal(size=shape),
         "w": rng.normal(size=(filters, shape[1] // group, *window)),
     }
-    given: dict[str, Any] = {"group": group, "strides": strides, "pads": pads, "dilations": dilations}
-    given |= {"auto_pad": auto_pad, "kernel_shape": kernel_shape}
     windows = shape[0] * math.prod(axis.count for axis in along)
-    return Example(arrays | given, terms=max(windows, filters // group * math.prod(window)))
+    return Example(arrays | attributes, terms=max(windows, filters // group * math.prod(window)))
 
 
 def conv_transpose_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
@@ -123,7 +114,7 @@ def max_pool_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
 
 
 def _largest_of_pairs(rng: np.random.Generator, windows: tuple[int, ...]) -> Example:
-    """What pooling of 2 x 2 elements leaves: each maximum in a window of its own."""
+    """The maxima of pooling of 2 x 2 elements: each in a window of its own."""
     shape = (*windows[:2], *(2 * count for count in windows[2:]))
     places = [
         2 * place + rng.integers(0, 2, windows) if axis > 1 else place for axis, place in enumerate(np.indices(windows))
@@ -162,23 +153,14 @@ def average_pool_grad(rng: np.random.Generator, large: bool) -> Sequence[Example
     ]
 
 
-def _averages(
-    rng: np.random.Generator,
-    shape: tuple[int, ...],
-    kernel_shape: tuple[int, ...],
-    *,
-    strides: tuple[int, ...] = (),
-    dilations: tuple[int, ...] = (),
-    pads: tuple[int, ...] = (),
-    auto_pad: str = "NOTSET",
-    ceil_mode: bool = False,
-    count_include_pad: bool = False,
-) -> Example:
-    along = axes("average_pool_grad", shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+def _averages(rng: np.random.Generator, shape: tuple[int, ...], kernel_shape: tuple[int, ...], **given: Any) -> Example:
+    names = ("strides", "dilations", "pads")
+    attributes: dict[str, Any] = {"kernel_shape": kernel_shape, **dict.fromkeys(names, ()), "auto_pad": "NOTSET"}
+    attributes |= {"ceil_mode": False, "count_include_pad": False, **given}
+    windows = (attributes[name] for name in ("kernel_shape", *names, "auto_pad", "ceil_mode"))
+    along = axes("average_pool_grad", shape[2:], *windows)
     dy: Array = rng.normal(size=(*shape[:2], *(axis.count for axis in along)))
-    arguments = {"dy": dy, "shape": shape, "kernel_shape": kernel_shape, "strides": strides, "dilations": dilations}
-    flags = {"pads": pads, "auto_pad": auto_pad, "ceil_mode": ceil_mode, "count_include_pad": count_include_pad}
-    return Example(arguments | flags, terms=math.prod(kernel_shape))
+    return Example({"dy": dy, "shape": shape, **attributes}, terms=math.prod(kernel_shape))
 
 
 # --- resizing --------------------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""What an artifact set or a model holds, what can be trained, and the tables that commands print of it."""
+"""The content of an artifact set or a model, its trainability, and the tables that commands print."""

@@ -158,7 +158,7 @@ def _tuning(path: Path) -> dict[str, Any]:
 
 
 def _trainability(path: Path) -> Trainability | None:
-    """What the model in a file would be trained as, or the reason why it cannot be trained."""
+    """The trainability of the model in a file, or the reason why it cannot be trained."""
     try:
         return trainability(*read_apart(path, "inspect"))
     except (ValueError, OSError) as error:

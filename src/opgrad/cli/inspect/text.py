@@ -72,7 +72,7 @@ def parameter_table(parameters: Iterable["InspectedParameter"]) -> Table:
 
 
 def amount(tensors: int, numbers: int) -> str:
-    """How many tensors, and how many numbers in all of them."""
+    """The number of tensors, and of the numbers in all of them."""
     return f"{quantity(tensors, 'tensor')}, {quantity(numbers, 'number')}" if tensors else "none"
 
 

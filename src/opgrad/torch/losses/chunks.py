@@ -93,7 +93,7 @@ def _is_slow(dtype: torch.dtype) -> bool:
 
 
 def _parts(matrix: Tensor, dtype: torch.dtype) -> Iterator[slice]:
-    """The rows of a matrix that are converted to a dtype at a time; all of them, be it none, where none has to be."""
+    """Slices of rows to convert to a dtype at a time; one slice of all rows if the dtype already matches."""
     rows, width = matrix.shape
     step = max(rows, 1) if matrix.dtype == dtype else max(PART // (4 * max(width, 1)), 1)
     return (slice(start, min(start + step, rows)) for start in range(0, max(rows, 1), step))
@@ -101,7 +101,7 @@ def _parts(matrix: Tensor, dtype: torch.dtype) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class Chunks:
-    """How the work is divided: some rows with all classes at a time, or some classes with all rows."""
+    """The division of the work: some rows with all classes at a time, or some classes with all rows."""
 
     by_classes: bool
     size: int

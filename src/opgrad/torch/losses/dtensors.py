@@ -33,7 +33,7 @@ def loss(call: LossCall, input: Any, target: Any, dim: int, shift: int) -> Any:
 
 
 def linear_loss(call: LossCall, input: Any, w: Any, b: Any, target: Any, shift: int) -> Any:
-    """The same for the logits of a layer whose rows one axis of the mesh shares out; input has tokens on other axes."""
+    """The results for a layer whose rows one axis of the mesh shares out; input has tokens on other axes."""
     axis, mesh = _required_axis(call, "linear_weight", w, 0), w.device_mesh
     if b is not None and (not isinstance(b, DTensor) or class_axis(b, 0) != axis):
         raise ValueError(f"{call.who}: linear_bias lies otherwise than linear_weight, expected a DTensor with Shard(0)")

@@ -70,7 +70,7 @@ def counted(labels: Tensor, ignore_index: int | None) -> Tensor | None:
 
 
 def put_back(found: Tensor, kept: Tensor | None, count: int, axis: int = 0) -> Tensor:
-    """What was computed of the samples that count, for all of them along an axis; 0 for the others."""
+    """Values of the samples that count, spread over all samples along an axis; 0 for the others."""
     if kept is None:
         return found
     shape = (*found.shape[:axis], count, *found.shape[axis + 1 :])
@@ -219,7 +219,7 @@ def of_layer(
     input: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, probabilities: Tensor | None, own: ClassRange,
     dtype: torch.dtype,
 ) -> Sequence[Any]:  # fmt: skip
-    """The same for the logits of a linear layer, in autocast's dtype; with probabilities they are stored."""
+    """The results for the logits of a linear layer, in autocast's dtype; with probabilities logits are stored."""
     x, y = input.reshape(labels.numel(), input.shape[-1]), labels.reshape(-1)
     x, w, b, _ = autocast_layer(x, w, b)
     if probabilities is not None:

@@ -199,7 +199,7 @@ def _loss(x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor
 def _samples(
     way: "_LayerPass", x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None
 ) -> Sequence[Any]:
-    """What `sample_losses` gives for the layer's logits; None for what is not asked for."""
+    """The results of `sample_losses` for the layer's logits; None for a result that is not wanted."""
     options, part = way.options, ClassPart.of(way.options, weight)
     statistics = layer_statistics(x, w, b, labels, *part, options.ignore_index, way.rows, "").double()
     given = (labels, part, w.shape[0], weight, options, way.dtype, options.label_smoothing)

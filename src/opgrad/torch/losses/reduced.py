@@ -53,7 +53,7 @@ def output(loss: Tensor, known: dict[str, Tensor | None], labels: Tensor, option
 
 
 def hits_of(predicted: Tensor, labels: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor]:
-    """How many of the samples that count have the predicted class, and how many count."""
+    """The number of right predictions among the samples that count, and the number of these samples."""
     counts = torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != ignore_index
     return ((predicted == labels) & counts).sum(), counts.sum()
 
@@ -72,7 +72,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class OnePass:
-    """How a loss that is one number is computed with its gradients.
+    """The computation of a loss that is one number, with its gradients.
 
     dtype: of the loss. in_place: whether gradients are multiplied in place, as the user allows one backward pass alone.
     hands_out: whether they are multiplied in place and returned without keeping a reference, so that autograd takes
@@ -169,15 +169,15 @@ def _multiplied(grads: Gradients, factor: Tensor) -> Gradients:
 def again(ctx: Any, dloss: Tensor) -> Gradients:
     """The gradients of `ctx.way`, computed from the saved tensors so that they are differentiable themselves."""
     tensors = list(ctx.saved_tensors[: ctx.count])
-    wanted = [place for place in range(ctx.count) if ctx.needs_input_grad[1 + place]]
+    wanted = [index for index in range(ctx.count) if ctx.needs_input_grad[1 + index]]
 
     def loss(*now: Tensor) -> Tensor:
         moved = dict(zip(wanted, now, strict=True))
-        found: Tensor = ctx.way.differentiable([moved.get(place, each) for place, each in enumerate(tensors)])
+        found: Tensor = ctx.way.differentiable([moved.get(index, each) for index, each in enumerate(tensors)])
         return found
 
-    found = dict(zip(wanted, pulled_back(loss, [tensors[place] for place in wanted], [dloss]), strict=True))
-    return [found.get(place) for place in range(ctx.count)]
+    found = dict(zip(wanted, pulled_back(loss, [tensors[index] for index in wanted], [dloss]), strict=True))
+    return [found.get(index) for index in range(ctx.count)]
 
 
 class ReducedUpstream(NamedTuple):
@@ -191,7 +191,7 @@ class ReducedUpstream(NamedTuple):
 def upstream_of(
     labels: Tensor, weight: Tensor | None, is_dense: bool, options: LossOptions, dtype: torch.dtype
 ) -> ReducedUpstream:
-    """What the reduction multiplies each sample by; dtype: that of the gradient."""
+    """The factors of the samples in the reduction. dtype: of the gradient."""
     by_weight, by_count = divisors(labels, weight, is_dense, options)
     inverse, of_square = over(by_weight), options.lse_square_scale * over(by_count)
     if dtype == torch.float16:

@@ -50,7 +50,7 @@ def composed(
     logits: Tensor, labels: Tensor, weight: Tensor | None, probabilities: Tensor | None, settings: Settings,
     check: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """What sample_losses gives; a label out of range is refused, or makes NaN, as the operator of the loss does."""
+    """The results of sample_losses; a label out of range is refused, or makes NaN, as by the operator of the loss."""
     ignore_index, smoothing, softcap, temperature = settings
     z = scaled(logits, softcap, temperature)
     nll, log_p = _loss(z, labels, None, ignore_index, "none", None, None, check)
@@ -92,7 +92,7 @@ def _losses_and_gradient(
     dlse: Tensor | None, dlse_square: Tensor | None, dlog_prob: Tensor | None, dentropy: Tensor | None,
     ignore_index: int | None, label_smoothing: float, softcap: float, temperature: float,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """What sample_losses_and_grad gives."""
+    """The results of sample_losses_and_grad."""
     options = (ignore_index, label_smoothing, softcap, temperature)
 
     def samples(x: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Cross-entropy of classes that are not all in one place: statistics of each part, and how they are combined.
+"""Cross-entropy of classes that are shared out: statistics of each part, and how they are combined.
 
 A part of the classes, a shard or a chunk, gives a few numbers for each row of logits (opgrad.ops.vocab_parallel). Those
 of all parts together give the row's results, which are those of `sample_losses`, and the factors of every part's
@@ -39,7 +39,7 @@ class ClassPart(NamedTuple):
 
     @classmethod
     def of(cls, options: LossOptions, weight: Tensor | None, first: int = 0) -> "ClassPart":
-        """What the results that are asked for need to be known of these classes."""
+        """The statistics of these classes that the wanted results need."""
         predicted = bool({"predicted_tokens", "token_accuracy"}.intersection(options.returned))
         moment = "entropy" in options.returned
         weight = None if weight is None else weight.detach()
@@ -51,12 +51,12 @@ class ClassPart(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """How many numbers each row has: m, s, z[label], sum(weight * z); moment; largest class, largest logit."""
+        """The count of numbers of a row: m, s, z[label], sum(weight * z); moment; largest class, largest logit."""
         return 4 + self.moment + self.predicted * (1 + self.bends)
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Those that both operators have."""
+        """The attributes that both operators have."""
         names = ("weight", "first", "softcap", "temperature")
         return {name: getattr(self, name) for name in names}
 
@@ -79,8 +79,8 @@ def largest_class(logits: Tensor, part: ClassPart) -> list[Tensor]:
     if not classes:
         return [logits.new_full((rows,), value, dtype=dtype) for value in (-1.0, -torch.inf)]
     check_exact(part, classes, dtype)
-    value, place = logits.detach().max(1)
-    return [each.to(dtype) for each in (place + part.first, value)]
+    value, index = logits.detach().max(1)
+    return [each.to(dtype) for each in (index + part.first, value)]
 
 
 def check_exact(part: ClassPart, classes: int, dtype: torch.dtype) -> None:
@@ -107,12 +107,12 @@ def factors_of_slopes(statistics: Tensor, slopes: Tensor, part: ClassPart) -> Te
 
 
 def finite(m: Tensor) -> Tensor:
-    """What exponentials are taken relative to: the largest logit, 0 where all are -inf."""
+    """The offset of the exponentials: the largest logit, 0 where all are -inf."""
     return torch.where(m == -torch.inf, 0.0, m)
 
 
 def composed_statistics(logits: Tensor, labels: Tensor, part: ClassPart, probabilities: Tensor | None = None) -> Tensor:
-    """The same in PyTorch's functions.
+    """`statistics_of` in PyTorch's functions.
 
     With probabilities q: sum(weight * q * z) in place of z[label], and sum(weight * q) behind the moment.
     """
@@ -126,8 +126,8 @@ def composed_statistics(logits: Tensor, labels: Tensor, part: ClassPart, probabi
         found.append((q * torch.where(q == 0, 0.0, z)).sum(1))
     elif classes:
         own = (labels >= part.first) & (labels < part.first + classes)
-        place = torch.where(own, labels - part.first, 0).long().unsqueeze(1)
-        found.append(torch.where(own, z.gather(1, place).squeeze(1), 0.0))
+        index = torch.where(own, labels - part.first, 0).long().unsqueeze(1)
+        found.append(torch.where(own, z.gather(1, index).squeeze(1), 0.0))
     else:
         found.append(z.sum(1))
     found.append((z if w is None else z * w).sum(1))
@@ -149,10 +149,10 @@ def combined(parts: Tensor, part: ClassPart, is_dense: bool = False) -> Tensor:
     shift, end = finite(m), 4 + part.moment
     scales = [(each[0].detach() - shift).exp() for each in parts.unbind()]
     found = [m]
-    for place in range(1, end + is_dense):
+    for index in range(1, end + is_dense):
         sums = torch.zeros_like(m)
         for each, scale in zip(parts.unbind(), scales, strict=True):
-            sums = sums + (each[place] * scale if place in (1, 4) and place < end else each[place])
+            sums = sums + (each[index] * scale if index in (1, 4) and index < end else each[index])
         found.append(sums)
     if part.predicted:
         largest = parts[:, end + is_dense + 1 if part.bends else 0].detach()
@@ -178,7 +178,7 @@ class RowStats(NamedTuple):
 
 
 def rows_of(statistics: Tensor, part: ClassPart, total: Tensor | int, is_dense: bool = False) -> RowStats:
-    """What the statistics of all classes, in float64, say of each row."""
+    """The results of each row, from the statistics of all classes in float64."""
     m, s, target, sums, *others = statistics.unbind()
     lse = torch.where(s == 0, torch.nan, m + s.log())  # of a row whose logits are all -inf
     mean = others.pop(0) / s if part.moment else None
@@ -190,7 +190,7 @@ def samples_of_parts(
     parts: Tensor, labels: Tensor, part: ClassPart, total: Tensor | int, weight: Tensor | None, options: LossOptions,
     dtype: torch.dtype, smoothing: Any = 0.0, is_dense: bool = False,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """What `sample_losses` returns, from the statistics of all parts; None for what is not asked for.
+    """The results of `sample_losses`, from the statistics of all parts; None for a result that is not wanted.
 
     Statistics of samples that do not count are set aside first, so that their gradients are 0.
     """
@@ -206,7 +206,7 @@ def samples_of_parts(
 def samples_of(
     rows: RowStats, labels: Tensor, weight: Tensor | None, ignore_index: int | None, smoothing: Any, dtype: torch.dtype
 ) -> tuple[Tensor | None, ...]:
-    """What `sample_losses` returns: loss in float64, lse, log_prob, entropy and the predicted class.
+    """The results of `sample_losses`: loss in float64, lse, log_prob, entropy and the predicted class.
 
     weight: of all classes. smoothing: how much of each sample's probability all classes share. Entropy and predicted
     class are None where they are not asked for.
@@ -245,7 +245,7 @@ def mass_of(weight: Tensor | None, rows: RowStats) -> Any:
 
 
 def share_of(smoothing: Any, rows: RowStats) -> Any:
-    """What label smoothing gives each class; a number beside an integer tensor would be float32."""
+    """The share of each class in label smoothing; a number beside an integer tensor would be float32."""
     return smoothing / (rows.total.double() if isinstance(rows.total, Tensor) else rows.total)
 
 
