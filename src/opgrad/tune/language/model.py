@@ -17,7 +17,7 @@ from opgrad.onnx.graph.messages import FLOATS, copied
 from opgrad.training.files.tensor_values import Held, array_of, taken_apart
 from opgrad.tune.language.caches import without_caches
 from opgrad.tune.language.loss import LOSS, add_loss
-from opgrad.tune.language.products import WeightProduct, find_products
+from opgrad.tune.language.products import WeightProduct, find_products, unreached
 from opgrad.tune.language.shared_tables import reshaped
 
 WHO = "tune"
@@ -40,6 +40,7 @@ class LanguageModel:
     vocabulary: the number of scores. width: that of `hidden`.
     products: those with weights, in the graph's order.
     loss: the loss, a number, in a model that `with_loss` made; else "".
+    unreached: how many products of the source do not reach the scores.
     """
 
     source: onnx.ModelProto
@@ -53,6 +54,7 @@ class LanguageModel:
     width: int
     products: tuple[WeightProduct, ...]
     loss: str = ""
+    unreached: int = 0
 
     @property
     def head(self) -> WeightProduct:
@@ -119,7 +121,7 @@ def read(path: str | PathLike[str]) -> LanguageModel:
         raise ValueError(f"{what} computes {logits!r} by no product with a weight, expected a language model")
     return LanguageModel(
         source=source, model=model, values=values, files=files, tokens=tokens, logits=logits, hidden=head.input,
-        vocabulary=head.outputs, width=head.inputs, products=products,
+        vocabulary=head.outputs, width=head.inputs, products=products, unreached=unreached(source, logits),
     )  # fmt: skip
 
 
