@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto
 from onnx.external_data_helper import uses_external_data
 
+from opgrad.base.reading import json_object, read_regular
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.halves import compute_in_float32
 from opgrad.onnx.graph.loading import place_of, read_model
@@ -21,6 +22,7 @@ from opgrad.tune.language.products import WeightProduct, find_products, unreache
 from opgrad.tune.language.shared_tables import reshaped
 
 WHO = "tune"
+CONFIGS = ("config.json", "genai_config.json")  # that name the architecture
 FLOAT_ACCURACY = 1  # of MatMulNBits: operands stay float32
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 TOKENS = ("input_ids", "tokens", "input")
@@ -41,6 +43,7 @@ class LanguageModel:
     products: those with weights, in the graph's order.
     loss: the loss, a number, in a model that `with_loss` made; else "".
     unreached: how many products of the source do not reach the scores.
+    architecture: as genai_config.json or config.json beside the file names it, "" without these.
     """
 
     source: onnx.ModelProto
@@ -55,6 +58,7 @@ class LanguageModel:
     products: tuple[WeightProduct, ...]
     loss: str = ""
     unreached: int = 0
+    architecture: str = ""
 
     @property
     def head(self) -> WeightProduct:
@@ -122,7 +126,17 @@ def read(path: str | PathLike[str]) -> LanguageModel:
     return LanguageModel(
         source=source, model=model, values=values, files=files, tokens=tokens, logits=logits, hidden=head.input,
         vocabulary=head.outputs, width=head.inputs, products=products, unreached=unreached(source, logits),
+        architecture=_architecture(path.parent),
     )  # fmt: skip
+
+
+def _architecture(folder: Path) -> str:
+    """The architecture of the model in a folder, as the files beside it name it."""
+    configs = [
+        json_object(read_regular(path), f"{WHO}: {path}") for name in CONFIGS if (path := folder / name).is_file()
+    ]
+    named = [each.get("model_type") or (each.get("model") or {}).get("type") for each in configs]
+    return next((each for each in named if isinstance(each, str)), "")
 
 
 def _nbytes(held: Held) -> int:
