@@ -114,6 +114,28 @@ class Parallel(Writer):
         return self.node("Add", [self.node("Add", [x, mixed], f"/{name}/add"), inner], f"/{name}/add_1")
 
 
+class Guarded(Writer):
+    """Attention as torch.onnx.export writes it of a model with a mask: a softmax that is no number becomes 0."""
+
+    def attention(self, q, k, v, number):
+        name = f"/attention.{number}"
+        nothing, least = (self.constant(np.full([1], value, np.float32), f"{name}.{value}") for value in (0, -np.inf))
+        scores = self.node("MatMul", [q, self.node("Transpose", [k], f"{name}/k", perm=[0, 2, 1])], f"{name}/scores")
+        here = self.node("LessOrEqual", [scores, scores], f"{name}/mask")
+        given = [here, scores, least] if number else [self.node("Not", [here], f"{name}/not"), least, scores]
+        softmax = self.node("Softmax", [self.node("Where", given, f"{name}/masked")], f"{name}/softmax")
+        guard = self.node("IsNaN", [softmax], f"{name}/guard")
+        return self.node("MatMul", [self.node("Where", [guard, nothing, softmax], f"{name}/where"), v], name)
+
+
+def test_attention_behind_a_guard(tmp_path, monkeypatch):
+    monkeypatch.setattr(language_models, "Writer", Guarded)
+    onnx.save(make_model(SIZE, shared=2), tmp_path / "model.onnx")
+    roles = ("q", "k", "v", "o", "gate", "up", "down")
+    found = [(each.layer, each.role) for each in read(tmp_path / "model.onnx").products]
+    assert found[1:-1] == [(layer, role) for layer in (0, 1) for role in roles]
+
+
 def test_layers_of_parallel_products_and_of_convolutions(tmp_path, monkeypatch):
     monkeypatch.setattr(language_models, "Writer", Parallel)
     onnx.save(make_model(SIZE, shared=2), tmp_path / "model.onnx")

@@ -193,8 +193,16 @@ class _ProductSearch:
             if node.op_type not in steps:
                 return None
             softmax = softmax or node.op_type == "Softmax"
-            name = node.input[1] if node.op_type == "Where" and len(node.input) == 3 else node.input[0]
+            name = node.input[0]
+            if node.op_type == "Where":  # instead of what is masked, or is no number, a constant stands
+                name = next((each for each in node.input[1:] if not self._is_fixed(each)), node.input[1])
         return None
+
+    def _is_fixed(self, name: str) -> bool:
+        """Whether a value is the same whatever the tokens are, be it a constant in another shape."""
+        while (node := self._graph.producers.get(name)) is not None and node.op_type in THROUGH:
+            name = node.input[0]
+        return self._graph.constant(name) is not None
 
     def _name_operands(
         self,
