@@ -109,9 +109,11 @@ class AdaptedModel:
         what = self.base, self.adapters, values, self.train, self.folder, rule, cuts
         return prepare(*what, seed=self.seed, pack=pack, plain=plain)
 
-    def examples(self, data: str | PathLike[str], train_on: str = "assistant") -> TokenExamples:
-        """The examples of a .jsonl file; see `TokenExamples`."""
-        found = TokenExamples(Path(data), self.tokenizer, self.max_length, train_on)
+    def examples(
+        self, data: str | PathLike[str], train_on: str = "assistant", skip_bad: bool = False
+    ) -> TokenExamples:  # fmt: skip
+        """The examples of a file or a folder; see `TokenExamples`."""
+        found = TokenExamples(Path(data), self.tokenizer, self.max_length, train_on, skip_bad)
         if self.tokenizer.size > self.base.vocabulary:
             raise ValueError(
                 f"{WHO}: the tokenizer has {self.tokenizer.size} tokens, expected at most {self.base.vocabulary}, for "
@@ -182,9 +184,13 @@ class AdaptedModel:
             "weight_decay": self.weight_decay,
         }
 
-    def identity(self, examples: TokenExamples, train_on: str) -> str:
-        """A text that is the same for runs of which one may go on where the other stopped."""
-        return json.dumps({**self.about(), "train_on": train_on, "data": examples.checksum}, sort_keys=True)
+    def identity(self, examples: TokenExamples, held: TokenExamples | None, train_on: str) -> str:
+        """A text that is the same for runs of which one may go on where the other stopped.
+
+        held: examples of another file that validate.
+        """
+        apart = {} if held is None else {"validation": held.checksum}
+        return json.dumps({**self.about(), "train_on": train_on, "data": examples.checksum, **apart}, sort_keys=True)
 
 
 def model_file(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 
 import numpy as np
 import onnx
@@ -313,6 +314,29 @@ def test_command_tells_of_products_that_saturate(tmp_path, model, data, monkeypa
     code, text = command(model, "--data", data, "--epochs", 1, "--output", tmp_path / "tuned")
     assert code == 0, text
     assert "note: products of" in text
+
+
+def test_file_that_validates(tmp_path, model, data):
+    """It is told where a run goes on without it."""
+    other = write_lines(tmp_path / "other.jsonl", LINES[:2] * 2)
+    given = {**SETTINGS, "epochs": 2}
+    run = Tuner(model).fit(data, tmp_path / "tuned", validation=other, **given)
+    assert (run.rows, run.validation_rows, len(run.perplexities())) == (12, 4, 3)
+    assert run.state.initial_loss == pytest.approx(
+        Tuner(model).fit(other, tmp_path / "same", validation=other, **given).state.initial_loss, rel=1e-5
+    )
+    code, text = command(model, "--data", data, "--validation", other, "--epochs", 1, "--output", tmp_path / "by")
+    assert code == 0, text
+    assert "validation: 4 examples with" in text.replace("\n", " ")
+    stopped = Tuner(model)
+    with pytest.raises(Interrupted):
+        stopped.fit(data, tmp_path / "part", validation=other, progress=interrupt, **given)
+    with pytest.raises(ValueError, match=r"another fine-tuning: validation was [0-9]+, and is None"):
+        Tuner(model).fit(data, tmp_path / "part", resume=True, **given)
+
+
+def interrupt(done, *_):
+    signal.raise_signal(signal.SIGINT)
 
 
 def test_examples_are_shown(tmp_path, model, data):
