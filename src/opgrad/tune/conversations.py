@@ -14,10 +14,11 @@ ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assi
          "tool": "tool", "observation": "tool"}  # fmt: skip
 
 
-def messages_of(values: Mapping[str, Any]) -> list[Message] | None:
+def messages_of(values: Mapping[str, Any], all_count: bool) -> list[Message] | None:
     """The messages of an example, each with a weight; None if it has none. Raises ValueError for wrong ones.
 
-    Those of a prompt weigh nothing. A question with an answer is a message of the user and one of the assistant.
+    A question with an answer is a message of the user and one of the assistant.
+    all_count: whether messages of a prompt count; else they weigh nothing.
     """
     if "messages" in values:
         return _messages(values, "messages")
@@ -27,7 +28,8 @@ def messages_of(values: Mapping[str, Any]) -> list[Message] | None:
     if "prompt" in values and "completion" in values:
         if not isinstance(values["prompt"], list):
             return None
-        prompt = [{**each, "weight": 0} for each in _messages(values, "prompt")]
+        prompt = _messages(values, "prompt")
+        prompt = prompt if all_count else [{**each, "weight": 0} for each in prompt]
         return [*prompt, *_messages(values, "completion")]
     if (pair := question_and_answer(values)) is None:
         return None
@@ -92,8 +94,8 @@ def unpacked(value: Any) -> Any:
 def _message(message: Mapping[str, Any], what: str) -> Mapping[str, Any]:
     """A message with a weight, and one text as its content if it has any."""
     content, calls, weight = (message.get(name) for name in ("content", "tool_calls", "weight"))
-    if weight not in (None, 0, 1):
-        raise ValueError(f"{what} has the weight {weight!r}, expected 0 or 1")
+    if weight is not None and not (isinstance(weight, int | float) and 0 <= weight < float("inf")):
+        raise ValueError(f"{what} has the weight {weight!r}, expected a number from 0 on")
     if not all(isinstance(each, dict) and isinstance(each.get("function", each), dict) for each in calls or []):
         raise ValueError(f"{what} has tool_calls that are no list of objects")
     if isinstance(content, list):

@@ -37,14 +37,19 @@ KEPT, OVERHEAD = 1 << 26, 1 << 9  # bytes of the tokens that are kept, and what 
 
 @dataclass(frozen=True)
 class TokenExample:
-    """tokens: int32 [n]. trained: bool [n], which of them the model shall learn to write; never the first one."""
+    """tokens: int32 [n]. weights: float32 [n], of the tokens' losses: 0 where nothing is learned, as of the first."""
 
     tokens: np.ndarray
-    trained: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def trained(self) -> np.ndarray:
+        """Which tokens the model shall learn to write, bool [n]."""
+        return self.weights > 0
 
     def cut(self, length: int) -> "TokenExample":
         """The first tokens alone."""
-        return TokenExample(self.tokens[:length], self.trained[:length])
+        return TokenExample(self.tokens[:length], self.weights[:length])
 
     def spans(self) -> Iterator[tuple[np.ndarray, bool]]:
         """Tokens that follow each other, and whether they are trained."""
@@ -85,8 +90,8 @@ class TokenExamples:
         everything. Texts are always learned whole, messages whose weight is 0 never.
     skip_bad: whether wrong entries are left out.
 
-    lengths, counts: of each example, the number of its tokens and of those that are trained, int64 [n].
-    told: what was done with the lines. checksum: of all tokens.
+    lengths, counts: of each example, the number of its tokens, int64 [n], and the sum of their weights, float64 [n].
+    weighted: whether some weights are neither 0 nor 1. told: what was done with the lines. checksum: of all tokens.
     Raises OSError, and ValueError that names the line of what is wrong.
     """
 
@@ -100,7 +105,7 @@ class TokenExamples:
         self._kept: dict[int, tuple[bytes, TokenExample]] = {}
         room = KEPT
         places, lengths, counts, cut, most, empty, endless, checksum = [], [], [], 0, 0, 0, 0, 0
-        reason, bad = f"expected lines with {KINDS}", list[str]()
+        reason, bad, self.weighted, trained = f"expected lines with {KINDS}", list[str](), False, 0
         for number, place, line in self._lines:
             try:
                 example = self._read(line, number)
@@ -120,18 +125,20 @@ class TokenExamples:
             endless += is_endless
             places.append((place, number))
             lengths.append(len(example.tokens))
-            counts.append(count)
-            checksum = zlib.crc32(example.trained.tobytes(), zlib.crc32(example.tokens.tobytes(), checksum))
-            room -= example.tokens.nbytes + example.trained.nbytes + OVERHEAD
+            counts.append(float(example.weights.sum()))
+            trained += count
+            self.weighted |= bool((example.weights % 1).any() or (example.weights > 1).any())
+            checksum = zlib.crc32(example.weights.tobytes(), zlib.crc32(example.tokens.tobytes(), checksum))
+            room -= example.tokens.nbytes + example.weights.nbytes + OVERHEAD
             if room >= 0:
-                self._kept[number] = _digest(line), TokenExample(example.tokens.copy(), example.trained.copy())
+                self._kept[number] = _digest(line), TokenExample(example.tokens.copy(), example.weights.copy())
         if not places:
             reason = bad[0] if bad and not empty else reason
             raise ValueError(f"{path}: it has no example with a token to learn from: {reason}")
         self._places = np.array(places, np.int64)
         self.lengths, self.counts, self.checksum = np.array(lengths), np.array(counts), checksum
         told = len(places) + empty + len(bad), cut, most, empty, endless, len(bad), tuple(bad[:REASONS])
-        self.told = Told(*told, int(self.lengths.sum()), int(self.counts.sum()))
+        self.told = Told(*told, int(self.lengths.sum()), trained)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -152,7 +159,7 @@ class TokenExamples:
         if kept is not None and digest == _digest(content):
             return kept
         example = self._read(content, line).cut(self._max_length)
-        if len(example.tokens) != self.lengths[number] or example.trained.sum() != self.counts[number]:
+        if len(example.tokens) != self.lengths[number] or example.weights.sum() != self.counts[number]:
             raise ValueError(f"{self.where(line)} was changed since the file was first read")
         return example
 
@@ -163,19 +170,20 @@ class TokenExamples:
         except (ValueError, RecursionError):
             raise ValueError(f"{self.where(number)} is no JSON, expected an object with {KINDS}") from None
         try:
-            tokens, trained = self._tokens(values)
+            tokens, weights = self._tokens(values)
         except ValueError as error:
             raise ValueError(f"{self.where(number)}: {error}") from None
-        trained[:1] = False
-        return TokenExample(tokens, trained)
+        weights = weights.astype(np.float32)
+        weights[:1] = 0
+        return TokenExample(tokens, weights)
 
     def _tokens(self, values: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of an example, and which of them are trained."""
+        """The tokens of an example, and their weights."""
         if not isinstance(values, dict):
             raise ValueError(f"it is {type(values).__name__}, expected an object with {KINDS}")
         has_template = self._tokenizer.template is not None
         pair = question_and_answer(values)
-        if (messages := messages_of(values)) is not None and (has_template or pair is None):
+        if (messages := messages_of(values, self._train_on == "all")) is not None and (has_template or pair is None):
             return self._chat(messages, values.get("tools"))
         if "prompt" in values and "completion" in values:
             return self._completion(text_of(values, "prompt"), text_of(values, "completion"))
@@ -188,7 +196,7 @@ class TokenExamples:
 
     def _lack(self, values: Mapping[str, Any]) -> str:
         """Why nothing is learned from the object of a line."""
-        messages = messages_of(values)
+        messages = messages_of(values, self._train_on == "all")
         if messages is None or self._train_on == "all":
             return f"has no token behind the first, up to the limit of {self._max_length}"
         answers = [each for each in messages if each["role"] == "assistant"]
@@ -222,13 +230,13 @@ class TokenExamples:
             return slice(np.searchsorted(ends, first, "right"), np.searchsorted(begins, last))
 
         if self._train_on == "all":
-            trained = np.ones(len(tokens), np.bool_)
+            weights = np.ones(len(tokens))
             for index, *part in turns:
-                trained[inside(*part)] &= bool(messages[index]["weight"])
-            return tokens, trained
+                weights[inside(*part)] = messages[index]["weight"]
+            return tokens, weights
         if not turns and not answers:
             raise ValueError(NO_LOOP)
-        trained = np.zeros(len(tokens), np.bool_)
+        weights = np.zeros(len(tokens))
         spoken = [index for index, each in enumerate(messages) if each["role"] == "assistant"]
         chosen = set(spoken[-1:] if self._train_on == "last" else spoken)
         chosen = {index for index in chosen if messages[index]["weight"] and says(messages[index])}
@@ -239,8 +247,8 @@ class TokenExamples:
                 own = inside(*part)
                 follows, stops = tokens[own.stop : own.stop + 1], self._tokenizer.ends
                 ends_behind = np.isin(follows, stops).any() and not np.isin(tokens[own], stops).any()
-                trained[own.start : own.stop + ends_behind] = True
-        return tokens, trained
+                weights[own.start : own.stop + ends_behind] = 1 if index < 0 else messages[index]["weight"]
+        return tokens, weights
 
     def _written(self, messages: list[Message], tools: Any) -> tuple[str, list[Part], list[Part]]:
         """What the template writes: arguments of tools as objects, as most templates take them, else as their JSON."""

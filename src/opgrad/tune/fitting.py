@@ -137,7 +137,8 @@ class Fitting:
         resumption = self._resumption() if resume else None
         longest = max(each.longest_batch() for each in (training, validation) if each is not None)
         shape = 1 if model.pack else recipe.batch_size, longest
-        setting = model.setting(*shape)
+        weighted = any(each.weighted for each in (self._examples, self._held) if each is not None)
+        setting = model.setting(*shape, weighted)
         for line in setting.notes:
             self._log(f"note: {line}")
         for name, fact in summary(model, *shape).facts().items():

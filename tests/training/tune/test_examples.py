@@ -66,8 +66,22 @@ def test_last_answer_and_weights(tmp_path, tokenizer):
     for line, train_on in ((CHAT, "last"), (unweighed, "assistant"), (completion, "assistant")):
         found = examples(tmp_path, tokenizer, [line], train_on=train_on)[0]
         assert learned(tokenizer, found) == "hello you"
+    assert examples(tmp_path, tokenizer, [completion], train_on="all")[0].trained[1:].all()
     every = examples(tmp_path, tokenizer, [unweighed], train_on="all")[0]
     assert learned(tokenizer, every) == "what is red ? hello hello you".replace("?", "").replace("  ", " ")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_weights_between_and_above(tmp_path, tokenizer, packed):
+    first, second, third, fourth = CHAT["messages"]
+    chat = {"messages": [first, {**second, "weight": 0.5}, third, {**fourth, "weight": 2}]}
+    found = examples(tmp_path, tokenizer, [chat, {"text": "a dog"}])
+    assert (found.weighted, found.counts.tolist(), found.told.trained) == (True, [4 * 0.5 + 3 * 2, 2], 9)
+    batch = TokenData(found, np.arange(2), "input_ids", "labels", 2, packed).take(np.arange(2))
+    weights = batch.arrays["weights"]
+    assert (batch.weight(), weights.shape) == (10, batch.arrays["labels"].shape)
+    np.testing.assert_array_equal(weights > 0, batch.arrays["labels"] != -100)
+    assert not examples(tmp_path, tokenizer, [CHAT]).weighted
 
 
 def test_contents_in_parts_and_arguments_as_json(tmp_path):
@@ -133,7 +147,10 @@ def test_long_examples_are_cut_and_told(tmp_path, tokenizer):
             '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
             "line 2: message 1 of messages has a part of the type image, expected parts of the type text",
         ),
-        ('{"messages": [{"role": "user", "weight": 2}]}', "line 2: message 1 of messages has the weight 2, expected 0"),
+        (
+            '{"messages": [{"role": "user", "weight": -1}]}',
+            "line 2: message 1 of messages has the weight -1, expected a",
+        ),
         ('{"messages": [{"role": "assistant", "tool_calls": [3]}]}', "line 2: message 1 of messages has tool_calls"),
     ],
 )

@@ -263,6 +263,20 @@ def test_loss_is_the_mean_over_labels(tmp_path, is_trained):
     assert session.run(None, {"input_ids": tokens, "labels": labels})[0] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_loss_with_weights(tmp_path, is_trained):
+    base = read(make_folder(tmp_path) / "model.onnx")
+    tokens = np.random.default_rng(0).integers(0, SIZE, (2, 6))
+    weights = np.array([[0, 0, 1, 0.5, 2, 0], [3, 0, 0, 0, 0.25, 1]], np.float32)
+    feeds = {"input_ids": tokens, "labels": np.where(weights > 0, tokens, -100)}
+    scores = run(base.model, input_ids=tokens).astype(np.float64)
+    logs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    expected = -(np.take_along_axis(logs, tokens[..., None], -1)[..., 0] * weights).sum() / weights.sum()
+    model = base.with_loss([base.head.weight] if is_trained else [], weighted=True).model
+    found = InferenceSession(model.SerializeToString()).run(None, {**feeds, "weights": weights})[0]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 def test_what_is_no_language_model(tmp_path):
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])

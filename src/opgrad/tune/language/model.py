@@ -87,15 +87,18 @@ class LanguageModel:
         names = [axis.dim_param for axis in kind.shape.dim]
         return {**dict(zip(names, (batch_size, length), strict=True)), "batch": batch_size, "length": length}
 
-    def with_loss(self, trained: Collection[str] = (), with_scores: bool = False) -> "LanguageModel":
+    def with_loss(
+        self, trained: Collection[str] = (), with_scores: bool = False, weighted: bool = False
+    ) -> "LanguageModel":  # fmt: skip
         """The same model with its loss as the only output: the mean over all labels that count.
 
-        It gets the input `labels`, int64 [batch, length]: for each token the one that shall follow, or -100. The last
+        It gets the input `labels`, int64 [batch, length]: for each token the one that shall follow, or -100; with
+        `weighted`, the mean is over `weights`, float32 [batch, length], which are 0 where no label counts. The last
         product and the loss become one node, whose scores are never whole in memory, unless its weight is among
         `trained`, something is added to the scores, or `with_scores` asks for them.
         """
         model = copied(self.model)
-        add_loss(model, self.hidden, self.logits, trained, with_scores)
+        add_loss(model, self.hidden, self.logits, trained, with_scores, weighted)
         return replace(self, model=model, loss=LOSS)
 
 
