@@ -106,7 +106,9 @@ def _message(message: Mapping[str, Any], what: str) -> Mapping[str, Any]:
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str | None):
         raise ValueError(f"{what} has a content that is {type(content).__name__}, expected a text")
-    return {**message, "weight": 1 if weight is None else weight, **({"content": content} if content else {})}
+    # Tables have all names in every message; templates take a name with nothing behind it for something.
+    given = {name: value for name, value in message.items() if value is not None or name == "content"}
+    return {**given, "weight": 1 if weight is None else weight, **({"content": content} if content else {})}
 
 
 def says(message: Mapping[str, Any]) -> bool:

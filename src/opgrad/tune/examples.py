@@ -256,6 +256,7 @@ class TokenExamples:
         if template is None:
             raise ValueError("it has messages, expected a chat template in tokenizer_config.json for them")
         tools = unpacked(tools)
+        messages = [{name: value for name, value in each.items() if name != "weight"} for each in messages]
         try:
             return template.render_with_parts([with_arguments(each, unpacked) for each in messages], tools)
         except ValueError:

@@ -102,6 +102,20 @@ def test_contents_in_parts_and_arguments_as_json(tmp_path):
         assert learned(found, example) == '{"cat": "dog"}'
 
 
+def test_messages_of_tables(tmp_path):
+    """All have all names there; weights are no business of templates."""
+    source = (
+        "{% for m in messages[::-1] %}{% set last = m %}\n{% endfor %}{% for m in messages %}"
+        "{% if m.tool_calls is defined %}{{ raise_exception('a call') }}{% endif %}{{ m.content }} "
+        "{{ m.weight | default('<|end|>') }} {% endfor %}"
+    )
+    found = Tokenizer(make_folder(tmp_path, template=source))
+    messages = [{**each, "tool_calls": None, "weight": None} for each in CHAT["messages"][1:]]
+    example = examples(tmp_path, found, [{"messages": messages}])[0]
+    assert found.decode(example.tokens, special=True) == "a tree . <|end|> hello <|end|> hello you <|end|>"
+    assert learned(found, example) == "tree . hello you"
+
+
 def test_answers_that_do_not_end_are_told(tmp_path):
     source = "{% for m in messages %}{{ m.content + ' ' }}{% endfor %}"
     found = Tokenizer(make_folder(tmp_path, template=source))
