@@ -10,6 +10,7 @@ from opgrad.tune.chat import SPOKEN, Message
 KINDS = "messages, conversations, prompt and completion, instruction and output, or text"
 # The names under which data sets have questions, what belongs to these, and answers; and the roles of ShareGPT.
 ASKED, GIVEN, ANSWERED = ("instruction", "prompt", "question"), ("input", "context"), ("output", "response", "answer")
+HEAVIEST = 1_000_000  # weight of a message
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
          "tool": "tool", "observation": "tool"}  # fmt: skip
 
@@ -41,6 +42,8 @@ def messages_of(values: Mapping[str, Any], all_count: bool) -> list[Message] | N
 
 def question_and_answer(values: Mapping[str, Any]) -> tuple[str, str] | None:
     """The question of an example, with what belongs to it, and the answer; None if it has no such."""
+    if {"messages", "conversations"} & values.keys() or {"prompt", "completion"} <= values.keys():
+        return None
     asked, given, answered = (next((each for each in names if each in values), None) for names in
                               (ASKED, GIVEN, ANSWERED))  # fmt: skip
     if asked is None or answered is None:
@@ -94,9 +97,10 @@ def unpacked(value: Any) -> Any:
 def _message(message: Mapping[str, Any], what: str) -> Mapping[str, Any]:
     """A message with a weight, and one text as its content if it has any."""
     content, calls, weight = (message.get(name) for name in ("content", "tool_calls", "weight"))
-    if weight is not None and not (isinstance(weight, int | float) and 0 <= weight < float("inf")):
-        raise ValueError(f"{what} has the weight {weight!r}, expected a number from 0 on")
-    if not all(isinstance(each, dict) and isinstance(each.get("function", each), dict) for each in calls or []):
+    if weight is not None and not (isinstance(weight, int | float) and 0 <= weight <= HEAVIEST):
+        raise ValueError(f"{what} has the weight {weight!r}, expected a number from 0 to {HEAVIEST:,}")
+    calls = calls if isinstance(calls, list) else [calls] if calls else []
+    if not all(isinstance(each, dict) and isinstance(each.get("function", each), dict) for each in calls):
         raise ValueError(f"{what} has tool_calls that are no list of objects")
     if isinstance(content, list):
         for part in content:

@@ -163,9 +163,10 @@ def test_long_examples_are_cut_and_told(tmp_path, tokenizer):
         ),
         (
             '{"messages": [{"role": "user", "weight": -1}]}',
-            "line 2: message 1 of messages has the weight -1, expected a",
+            "line 2: message 1 of messages has the weight -1, expected",
         ),
         ('{"messages": [{"role": "assistant", "tool_calls": [3]}]}', "line 2: message 1 of messages has tool_calls"),
+        ('{"messages": [{"role": "assistant", "tool_calls": 3}]}', "line 2: message 1 of messages has tool_calls"),
     ],
 )
 def test_wrong_lines_are_named(tmp_path, tokenizer, line, message):
