@@ -99,8 +99,9 @@ def _message(message: Mapping[str, Any], what: str) -> Mapping[str, Any]:
     content, calls, weight = (message.get(name) for name in ("content", "tool_calls", "weight"))
     if weight is not None and not (isinstance(weight, int | float) and 0 <= weight <= HEAVIEST):
         raise ValueError(f"{what} has the weight {weight!r}, expected a number from 0 to {HEAVIEST:,}")
-    calls = calls if isinstance(calls, list) else [calls] if calls else []
-    if not all(isinstance(each, dict) and isinstance(each.get("function", each), dict) for each in calls):
+    calls = unpacked(calls) or []
+    are_objects = isinstance(calls, list) and all(isinstance(each, dict) for each in calls)
+    if not are_objects or not all(isinstance(each.get("function", each), dict) for each in calls):
         raise ValueError(f"{what} has tool_calls that are no list of objects")
     if isinstance(content, list):
         for part in content:
@@ -112,7 +113,8 @@ def _message(message: Mapping[str, Any], what: str) -> Mapping[str, Any]:
         raise ValueError(f"{what} has a content that is {type(content).__name__}, expected a text")
     # Tables have all names in every message; templates take a name with nothing behind it for something.
     given = {name: value for name, value in message.items() if value is not None or name == "content"}
-    return {**given, "weight": 1 if weight is None else weight, **({"content": content} if content else {})}
+    found = {"content": content, "tool_calls": calls, "weight": 1 if weight is None else weight}
+    return {**given, **{name: value for name, value in found.items() if name == "weight" or value}}
 
 
 def says(message: Mapping[str, Any]) -> bool:

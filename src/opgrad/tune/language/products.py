@@ -26,6 +26,7 @@ BETWEEN = (
 )
 MOVING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity")
 ACTIVATIONS = ("Sigmoid", "Gelu", "FastGelu", "QuickGelu", "Relu", "Silu", "Swish", "Tanh", "Erf", "BiasGelu")
+ELEMENTWISE = (*ACTIVATIONS, "Mul", "Add", "Div", "Cast", "Pow", "Identity", "Split", "Slice")  # in a perceptron
 THROUGH = ("DequantizeLinear", "Transpose", "Cast", "Identity", "Reshape")  # between a stored weight and its product
 
 
@@ -278,7 +279,9 @@ class _ProductSearch:
         for name, product in self._found.items():
             if name in roles:
                 continue
-            before = [each for each in self._nearest(product.input) if roles.get(each, "gate") in ("gate", "up")]
+            before = [
+                each for each in self._before(product.input, ELEMENTWISE) if roles.get(each, "gate") in ("gate", "up")
+            ]
             if any(roles.get(each) == "gate" for each in before):
                 roles[name] = "down"
                 gates = [each for each in before if roles.get(each) == "gate"]
@@ -292,21 +295,6 @@ class _ProductSearch:
         biased = [node.output[0] for node in readers if node.op_type == "Add"]
         readers += [node for each in biased for node in self._graph.readers.get(each, [])]
         return any(node.op_type in ACTIVATIONS for node in readers)
-
-    def _nearest(self, name: str) -> list[str]:
-        """The results of the nearest products before a value, through elementwise operators."""
-        seen, waiting, found = set[str](), [name], []
-        elementwise = (*ACTIVATIONS, "Mul", "Add", "Div", "Cast", "Pow", "Identity", "Split", "Slice")
-        while waiting:
-            each = waiting.pop(0)
-            if each in seen:
-                continue
-            seen.add(each)
-            if each in self._found:
-                found.append(each)
-            elif (node := self._graph.producers.get(each)) is not None and node.op_type in elementwise:
-                waiting += list(node.input)
-        return found
 
     def _following(self, mixers: set[int]) -> dict[str, int]:
         """By value, how many nodes in which tokens act on others stand on the longest way from it."""
