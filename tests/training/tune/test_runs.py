@@ -387,6 +387,8 @@ def test_genai_writes_what_the_tuner_writes(tmp_path, data):
     tokens = tuner.adapted.prompt_tokens("what is red ?")
     found = genai.write(run.output, run.output / "adapter.onnx_adapter", tokens, 8, 0.0, 0)
     assert tuner.adapted.tokenizer.decode(list(found)) == tuner.write("what is red ?", max_new_tokens=8) == ANSWER
+    some = list(genai.write(run.output, run.output / "adapter.onnx_adapter", tokens, 3, 0.0, 0))
+    assert tuner.adapted.tokenizer.decode(some) == " ".join(ANSWER.split()[:3])
 
 
 def genai_config(width, layers=2, heads=2, shared=1):
