@@ -75,7 +75,7 @@ ROOMS = {
         "base cpu/runtime onnx/graph onnx/passes training/files training/make training/engine",
     ),
     "tune": (
-        "numpy onnx onnxruntime onnxruntime_genai tokenizers jinja2",
+        "numpy onnx onnxruntime onnxruntime_genai tokenizers jinja2 pyarrow",
         "base ops cpu/runtime onnx/graph onnx/rules onnx/gradients onnxruntime training/files training/make"
         " training/engine training/run training/export",
     ),

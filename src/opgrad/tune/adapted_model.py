@@ -65,6 +65,7 @@ class AdaptedModel:
             if each.norms is not None and adapter is None:
                 self.values[each.magnitude] = np.sqrt(each.norms).astype(np.float32)
         self._setting: Setting | None = None
+        self._weighted = False
         self._writer: Writer | None = None
 
     def _read_adapter(self, folder: Path) -> None:
@@ -85,12 +86,20 @@ class AdaptedModel:
         """The tokenizer of the model's folder. Raises FileNotFoundError if there is none."""
         return Tokenizer(self.folder)
 
-    def setting(self, batch_size: int = 1, length: int | None = None) -> Setting:
-        """The graphs that train, for batches of so many rows of tokens: those decide what is kept in memory."""
-        if self._setting is None:
-            self._setting = self._planned(batch_size, length or self.max_length)
-            self.values = dict(self._setting.artifacts.trainable)
-        return self._setting
+    def setting(self, batch_size: int = 1, length: int | None = None, weighted: bool | None = None) -> Setting:
+        """The graphs that train, for batches of so many rows of tokens: those decide what is kept in memory.
+
+        weighted: whether the losses of tokens have weights, see `LanguageModel.with_loss`; None: as before.
+        """
+        before = self._setting
+        if before is not None and weighted in (None, self._weighted):
+            return before
+        self._weighted = bool(weighted)
+        made = self._planned(batch_size, length or self.max_length)
+        if before is not None:
+            made = replace(made, artifacts=replace(made.artifacts, trainable=self.values))
+        self._setting, self.values = made, dict(made.artifacts.trainable)
+        return made
 
     def for_other_runtimes(self) -> Setting:
         """The same graphs of operators that other runtimes have, or have plain forms of: the scores are a value of
@@ -107,11 +116,14 @@ class AdaptedModel:
     def _prepared(self, cuts: Room | Sequence[str] | None, pack: bool, plain: bool) -> Setting:
         values, rule = self.values if self.adapters else {}, AdamWRule(weight_decay=self.weight_decay)
         what = self.base, self.adapters, values, self.train, self.folder, rule, cuts
-        return prepare(*what, seed=self.seed, pack=pack, plain=plain)
+        weighted = self._weighted and not plain
+        return prepare(*what, seed=self.seed, pack=pack, plain=plain, weighted=weighted)
 
-    def examples(self, data: str | PathLike[str], train_on: str = "assistant") -> TokenExamples:
-        """The examples of a .jsonl file; see `TokenExamples`."""
-        found = TokenExamples(Path(data), self.tokenizer, self.max_length, train_on)
+    def examples(
+        self, data: str | PathLike[str], train_on: str = "assistant", skip_bad: bool = False
+    ) -> TokenExamples:  # fmt: skip
+        """The examples of a file or a folder; see `TokenExamples`."""
+        found = TokenExamples(Path(data), self.tokenizer, self.max_length, train_on, skip_bad)
         if self.tokenizer.size > self.base.vocabulary:
             raise ValueError(
                 f"{WHO}: the tokenizer has {self.tokenizer.size} tokens, expected at most {self.base.vocabulary}, for "
@@ -182,9 +194,13 @@ class AdaptedModel:
             "weight_decay": self.weight_decay,
         }
 
-    def identity(self, examples: TokenExamples, train_on: str) -> str:
-        """A text that is the same for runs of which one may go on where the other stopped."""
-        return json.dumps({**self.about(), "train_on": train_on, "data": examples.checksum}, sort_keys=True)
+    def identity(self, examples: TokenExamples, held: TokenExamples | None, train_on: str) -> str:
+        """A text that is the same for runs of which one may go on where the other stopped.
+
+        held: examples of another file that validate.
+        """
+        apart = {} if held is None else {"validation": held.checksum}
+        return json.dumps({**self.about(), "train_on": train_on, "data": examples.checksum, **apart}, sort_keys=True)
 
 
 def model_file(path: Path) -> Path:

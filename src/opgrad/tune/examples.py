@@ -1,4 +1,4 @@
-"""Examples of a .jsonl file as tokens: chats, prompts with completions, and plain texts.
+"""Examples as tokens: chats, prompts with completions, and plain texts.
 
 A file may be larger than the memory: of each line its place, its length and the number of tokens that are trained are
 kept, and of the first lines the tokens; those of others are made when they are needed.
@@ -7,8 +7,7 @@ kept, and of the first lines the tokens; those of others are made when they are 
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,27 +15,41 @@ from typing import Any
 import numpy as np
 
 from opgrad.base.arguments import ArgumentError
-from opgrad.base.reading import open_regular
-from opgrad.tune.chat import SPOKEN, Part
+from opgrad.tune.chat import Message, Part
+from opgrad.tune.conversations import (
+    KINDS,
+    json_of,
+    messages_of,
+    question_and_answer,
+    says,
+    text_of,
+    unpacked,
+    with_arguments,
+)
+from opgrad.tune.lines import Lines
 from opgrad.tune.tokenizer import Tokenizer
 
 TRAIN_ON = ("assistant", "last", "all")
 NO_LOOP = "the chat template writes messages in no loop over them, so that answers are not found; expected train_on all"
-KINDS = "messages, prompt and completion, or text"
-LONGEST_LINE = 1 << 26  # bytes
+REASONS = 3  # why lines are wrong, of those that are left out
 KEPT, OVERHEAD = 1 << 26, 1 << 9  # bytes of the tokens that are kept, and what Python takes for those of a line
 
 
 @dataclass(frozen=True)
 class TokenExample:
-    """tokens: int32 [n]. trained: bool [n], which of them the model shall learn to write; never the first one."""
+    """tokens: int32 [n]. weights: float32 [n], of the tokens' losses: 0 where nothing is learned, as of the first."""
 
     tokens: np.ndarray
-    trained: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def trained(self) -> np.ndarray:
+        """Which tokens the model shall learn to write, bool [n]."""
+        return self.weights > 0
 
     def cut(self, length: int) -> "TokenExample":
         """The first tokens alone."""
-        return TokenExample(self.tokens[:length], self.trained[:length])
+        return TokenExample(self.tokens[:length], self.weights[:length])
 
     def spans(self) -> Iterator[tuple[np.ndarray, bool]]:
         """Tokens that follow each other, and whether they are trained."""
@@ -50,7 +63,9 @@ class Told:
     """What was done with the lines of a file.
 
     lines: how many examples it has. cut: how many are longer than the limit, and were cut. longest: the most tokens of
-    an example. empty: how many have no token to learn from, and were left out. tokens, trained: of all others.
+    an example. empty: how many have no token to learn from, and were left out. endless: how many learn no token that
+    ends a text. bad: how many are wrong, and were left out; reasons: why the first of these are.
+    tokens, trained: of all that are used.
     """
 
     lines: int
@@ -58,129 +73,136 @@ class Told:
     longest: int
     empty: int
     endless: int
+    bad: int
+    reasons: tuple[str, ...]
     tokens: int
     trained: int
 
 
 class TokenExamples:
-    """The examples of a .jsonl file.
+    """The examples of a file, or of the files in a folder; see `Lines`.
 
-    path: each line is an object with `messages` (a list of objects with `role` and `content`), with `prompt` and
-        `completion`, or with `text`.
+    path: each entry is an object with `messages` (a list of objects with `role` and `content`), `conversations` (of
+        objects with `from` and `value`), `prompt` and `completion`, `instruction`, perhaps `input`, and `output`,
+        `prompt` and `response`, or `text`.
     max_length: the most tokens of an example; what lies behind is cut off.
     train_on: "assistant": answers of the assistant, and completions; "last": of a chat the last answer alone; "all":
         everything. Texts are always learned whole, messages whose weight is 0 never.
+    skip_bad: whether wrong entries are left out.
 
-    lengths, counts: of each example, the number of its tokens and of those that are trained, int64 [n].
-    told: what was done with the lines. checksum: of all tokens.
+    lengths, counts: of each example, the number of its tokens, int64 [n], and the sum of their weights, float64 [n].
+    weighted: whether some weights are neither 0 nor 1. told: what was done with the lines. checksum: of all tokens.
     Raises OSError, and ValueError that names the line of what is wrong.
     """
 
-    def __init__(self, path: Path, tokenizer: Tokenizer, max_length: int, train_on: str = "assistant"):
+    def __init__(
+        self, path: Path, tokenizer: Tokenizer, max_length: int, train_on: str = "assistant", skip_bad: bool = False
+    ):
         if train_on not in TRAIN_ON:
             raise ArgumentError("train_on", f"is {train_on!r}, expected one of {', '.join(TRAIN_ON)}")
         self.path, self._tokenizer, self._max_length, self._train_on = path, tokenizer, max_length, train_on
+        self._lines = Lines(path)
         self._kept: dict[int, tuple[bytes, TokenExample]] = {}
         room = KEPT
         places, lengths, counts, cut, most, empty, endless, checksum = [], [], [], 0, 0, 0, 0, 0
-        reason = f"expected lines with {KINDS}"
-        for number, place, line in self._lines():
-            example = self._read(line, number)
+        reason, bad, self.weighted, trained = f"expected lines with {KINDS}", list[str](), False, 0
+        for number, place, line in self._lines:
+            try:
+                example = self._read(line, number)
+            except ValueError as error:
+                if not skip_bad:
+                    raise
+                bad.append(str(error))
+                continue
             size = len(example.tokens)
             is_endless = not np.isin(example.tokens[example.trained], tokenizer.ends).any()
             most, cut, example = max(most, size), cut + (size > max_length), example.cut(max_length)
             count = int(example.trained.sum())
             if not count:
-                reason = reason if empty else f"line {number} {self._lack(json.loads(line))}"
+                reason = reason if empty else f"{self.where(number)} {self._lack(json.loads(line))}"
                 empty += 1
                 continue
             endless += is_endless
             places.append((place, number))
             lengths.append(len(example.tokens))
-            counts.append(count)
-            checksum = zlib.crc32(example.trained.tobytes(), zlib.crc32(example.tokens.tobytes(), checksum))
-            room -= example.tokens.nbytes + example.trained.nbytes + OVERHEAD
+            counts.append(float(example.weights.sum()))
+            trained += count
+            self.weighted |= bool((example.weights % 1).any() or (example.weights > 1).any())
+            checksum = zlib.crc32(example.weights.tobytes(), zlib.crc32(example.tokens.tobytes(), checksum))
+            room -= example.tokens.nbytes + example.weights.nbytes + OVERHEAD
             if room >= 0:
-                self._kept[number] = _digest(line), TokenExample(example.tokens.copy(), example.trained.copy())
+                self._kept[number] = _digest(line), TokenExample(example.tokens.copy(), example.weights.copy())
         if not places:
+            reason = bad[0] if bad and not empty else reason
             raise ValueError(f"{path}: it has no example with a token to learn from: {reason}")
         self._places = np.array(places, np.int64)
         self.lengths, self.counts, self.checksum = np.array(lengths), np.array(counts), checksum
-        self.told = Told(
-            len(places) + empty, cut, most, empty, endless, int(self.lengths.sum()), int(self.counts.sum())
-        )  # fmt: skip
+        told = len(places) + empty + len(bad), cut, most, empty, endless, len(bad), tuple(bad[:REASONS])
+        self.told = Told(*told, int(self.lengths.sum()), trained)
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def line(self, number: int) -> int:
-        """The line of an example by its number."""
-        return int(self._places[number][1])
+    def where(self, number: int) -> str:
+        """The file and the line in it that a line here was."""
+        return self._lines.where(number)
+
+    def origin(self, number: int) -> str:
+        """Where an example came from, by its number."""
+        return self.where(int(self._places[number][1]))
 
     def __getitem__(self, number: int) -> TokenExample:
         """An example by its number. Raises ValueError if the file was changed meanwhile."""
-        place, line = self._places[number]
-        with open_regular(self.path) as file:
-            file.seek(place)
-            content = file.readline(LONGEST_LINE)
-        digest, kept = self._kept.get(int(line), (b"", None))
+        place, line = map(int, self._places[number])
+        content = self._lines.read(place)
+        digest, kept = self._kept.get(line, (b"", None))
         if kept is not None and digest == _digest(content):
             return kept
-        example = self._read(content, int(line)).cut(self._max_length)
-        if len(example.tokens) != self.lengths[number] or example.trained.sum() != self.counts[number]:
-            raise ValueError(f"{self.path}: line {line} was changed since the file was first read")
+        example = self._read(content, line).cut(self._max_length)
+        if len(example.tokens) != self.lengths[number] or example.weights.sum() != self.counts[number]:
+            raise ValueError(f"{self.where(line)} was changed since the file was first read")
         return example
-
-    def _lines(self) -> Iterator[tuple[int, int, bytes]]:
-        """The lines that are not empty: number, place in the file, and content."""
-        place, number = 0, 0
-        with open_regular(self.path) as file:
-            while line := file.readline(LONGEST_LINE):
-                number += 1
-                if len(line) == LONGEST_LINE:
-                    raise ValueError(f"{self.path}: line {number} has {LONGEST_LINE} bytes or more, expected fewer")
-                if line.strip():
-                    yield number, place, line
-                place += len(line)
 
     def _read(self, line: bytes, number: int) -> TokenExample:
         """The example of a line."""
         try:
             values = json.loads(line)
         except (ValueError, RecursionError):
-            raise ValueError(f"{self.path}: line {number} is no JSON, expected an object with {KINDS}") from None
+            raise ValueError(f"{self.where(number)} is no JSON, expected an object with {KINDS}") from None
         try:
-            tokens, trained = self._tokens(values)
+            tokens, weights = self._tokens(values)
         except ValueError as error:
-            raise ValueError(f"{self.path}: line {number}: {error}") from None
-        trained[:1] = False
-        return TokenExample(tokens, trained)
+            raise ValueError(f"{self.where(number)}: {error}") from None
+        weights = weights.astype(np.float32)
+        weights[:1] = 0
+        return TokenExample(tokens, weights)
 
     def _tokens(self, values: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of an example, and which of them are trained."""
+        """The tokens of an example, and their weights."""
         if not isinstance(values, dict):
             raise ValueError(f"it is {type(values).__name__}, expected an object with {KINDS}")
-        if "messages" in values:
-            return self._chat(_messages(values, "messages"), values.get("tools"))
+        has_template = self._tokenizer.template is not None
+        pair = question_and_answer(values)
+        if (messages := messages_of(values, self._train_on == "all")) is not None and (has_template or pair is None):
+            return self._chat(messages, values.get("tools"))
         if "prompt" in values and "completion" in values:
-            if isinstance(values["prompt"], list):
-                prompt = [{**each, "weight": 0} for each in _messages(values, "prompt")]
-                return self._chat([*prompt, *_messages(values, "completion")], values.get("tools"))
-            return self._completion(_text(values, "prompt"), _text(values, "completion"))
+            return self._completion(text_of(values, "prompt"), text_of(values, "completion"))
+        if pair is not None:
+            return self._completion(f"{pair[0]}\n\n", pair[1])
         if "text" in values:
-            tokens = self._ended(self._tokenizer.encode(_text(values, "text"), special=True))
+            tokens = self._ended(self._tokenizer.encode(text_of(values, "text"), special=True))
             return tokens, np.ones(len(tokens), np.bool_)
         raise ValueError(f"it has {', '.join(map(repr, values)) or 'nothing'}, expected {KINDS}")
 
     def _lack(self, values: Mapping[str, Any]) -> str:
         """Why nothing is learned from the object of a line."""
-        messages = values.get("messages", values.get("completion"))
-        if not isinstance(messages, list) or self._train_on == "all":
+        messages = messages_of(values, self._train_on == "all")
+        if messages is None or self._train_on == "all":
             return f"has no token behind the first, up to the limit of {self._max_length}"
         answers = [each for each in messages if each["role"] == "assistant"]
         if not answers:
             return "has no message of the role assistant, expected one, or train_on all"
-        if not any(each.get("weight") != 0 and _says(each) for each in answers):
+        if not any(each["weight"] and says(each) for each in answers):
             return "has answers alone that say nothing, or whose weight is 0"
         return f"has no answer that the chat template writes before the limit of {self._max_length} tokens"
 
@@ -199,7 +221,7 @@ class TokenExamples:
             return tokens
         return np.append(tokens, np.int32(end))
 
-    def _chat(self, messages: list[Mapping[str, Any]], tools: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _chat(self, messages: list[Message], tools: Any) -> tuple[np.ndarray, np.ndarray]:
         text, turns, answers = self._written(messages, tools)
         tokens, places = self._tokenizer.encode_with_places(text)
         begins, ends = np.maximum.accumulate(places, 0).T
@@ -208,16 +230,16 @@ class TokenExamples:
             return slice(np.searchsorted(ends, first, "right"), np.searchsorted(begins, last))
 
         if self._train_on == "all":
-            trained = np.ones(len(tokens), np.bool_)
+            weights = np.ones(len(tokens))
             for index, *part in turns:
-                trained[inside(*part)] &= bool(messages[index]["weight"])
-            return tokens, trained
+                weights[inside(*part)] = messages[index]["weight"]
+            return tokens, weights
         if not turns and not answers:
             raise ValueError(NO_LOOP)
-        trained = np.zeros(len(tokens), np.bool_)
+        weights = np.zeros(len(tokens))
         spoken = [index for index, each in enumerate(messages) if each["role"] == "assistant"]
         chosen = set(spoken[-1:] if self._train_on == "last" else spoken)
-        chosen = {index for index in chosen if messages[index]["weight"] and _says(messages[index])}
+        chosen = {index for index in chosen if messages[index]["weight"] and says(messages[index])}
         for index, *part in answers:
             if index < 0 or index in chosen:
                 if "None" in text[slice(*part)] and "None" not in json.dumps(messages[index]):
@@ -225,84 +247,23 @@ class TokenExamples:
                 own = inside(*part)
                 follows, stops = tokens[own.stop : own.stop + 1], self._tokenizer.ends
                 ends_behind = np.isin(follows, stops).any() and not np.isin(tokens[own], stops).any()
-                trained[own.start : own.stop + ends_behind] = True
-        return tokens, trained
+                weights[own.start : own.stop + ends_behind] = 1 if index < 0 else messages[index]["weight"]
+        return tokens, weights
 
-    def _written(self, messages: list[Mapping[str, Any]], tools: Any) -> tuple[str, list[Part], list[Part]]:
+    def _written(self, messages: list[Message], tools: Any) -> tuple[str, list[Part], list[Part]]:
         """What the template writes: arguments of tools as objects, as most templates take them, else as their JSON."""
         template = self._tokenizer.template
         if template is None:
             raise ValueError("it has messages, expected a chat template in tokenizer_config.json for them")
-        tools = json.loads(tools) if isinstance(tools, str) else tools
+        tools = unpacked(tools)
+        messages = [{name: value for name, value in each.items() if name != "weight"} for each in messages]
         try:
-            return template.render_with_parts([_with_arguments(each, _parsed) for each in messages], tools)
+            return template.render_with_parts([with_arguments(each, unpacked) for each in messages], tools)
         except ValueError:
             if not any(each.get("tool_calls") for each in messages):
                 raise
-            return template.render_with_parts([_with_arguments(each, _unparsed) for each in messages], tools)
-
-
-def _says(message: Mapping[str, Any]) -> bool:
-    """Whether a message of the assistant says anything."""
-    found = [message.get(name) for name in SPOKEN["assistant"]]
-    return any(each.strip() if isinstance(each, str) else each for each in found)
-
-
-def _with_arguments(message: Mapping[str, Any], form: Callable[[Any], Any]) -> Mapping[str, Any]:
-    """A message with the arguments of its calls of tools in another form."""
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    found = []
-    for call in calls:
-        own = call.get("function", call)
-        made = {**own, "arguments": form(own["arguments"])} if "arguments" in own else own
-        found.append({**call, "function": made} if "function" in call else made)
-    return {**message, "tool_calls": found}
-
-
-def _parsed(arguments: Any) -> Any:
-    with suppress(ValueError):
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    return arguments
-
-
-def _unparsed(arguments: Any) -> Any:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            return template.render_with_parts([with_arguments(each, json_of) for each in messages], tools)
 
 
 def _digest(line: bytes) -> bytes:
     return hashlib.sha256(line).digest()
-
-
-def _text(values: Mapping[str, Any], name: str) -> str:
-    found = values[name]
-    if not isinstance(found, str):
-        raise ValueError(f"{name} is {type(found).__name__}, expected a text")
-    return found
-
-
-def _messages(values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """The messages of an object. Raises ValueError for what is not understood."""
-    found = values[name]
-    if not isinstance(found, list) or not found or not all(isinstance(each, dict) and "role" in each for each in found):
-        raise ValueError(f"{name} is no list of objects with role and content")
-    return [_message(each, f"message {number} of {name}") for number, each in enumerate(found, 1)]
-
-
-def _message(message: Mapping[str, Any], what: str) -> Mapping[str, Any]:
-    """A message with a weight, and one text as its content if it has any."""
-    content, calls, weight = (message.get(name) for name in ("content", "tool_calls", "weight"))
-    if weight not in (None, 0, 1):
-        raise ValueError(f"{what} has the weight {weight!r}, expected 0 or 1")
-    if not all(isinstance(each, dict) and isinstance(each.get("function", each), dict) for each in calls or []):
-        raise ValueError(f"{what} has tool_calls that are no list of objects")
-    if isinstance(content, list):
-        for part in content:
-            kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
-            if kind != "text" or not isinstance(part.get("text"), str):
-                raise ValueError(f"{what} has a part of the type {kind}, expected parts of the type text")
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str | None):
-        raise ValueError(f"{what} has a content that is {type(content).__name__}, expected a text")
-    return {**message, "weight": 1 if weight is None else weight, **({"content": content} if content else {})}

@@ -66,7 +66,7 @@ class Tuned:
     def tokens_per_second(self) -> float:
         """Tokens of training examples through forward, backward and optimizer."""
         rows = self.rows * len(self.state.history)
-        each = self.told.tokens / (self.told.lines - self.told.empty)
+        each = self.told.tokens / (self.told.lines - self.told.empty - self.told.bad)
         return rows * each / self.state.all_seconds if self.state.all_seconds else math.nan
 
     def perplexities(self) -> list[float | None]:
@@ -109,16 +109,17 @@ def _exp(loss: float) -> float:
 class Fitting:
     """A fine-tuning of a model on examples; the arguments are those of `Tuner.fit`.
 
-    log: shows a line about the run. samples: for each epoch, prompts with the texts after them.
+    held: other examples, which validate. log: shows a line about the run.
+    samples: for each epoch, prompts with the texts after them.
     """
 
     def __init__(
-        self, model: AdaptedModel, examples: TokenExamples, recipe: Recipe, output: Path, train_on: str,
-        processes: OneProcess, log: Callable[[str], None],
+        self, model: AdaptedModel, examples: TokenExamples, held: TokenExamples | None, recipe: Recipe, output: Path,
+        train_on: str, processes: OneProcess, log: Callable[[str], None],
     ):  # fmt: skip
-        self._model, self._examples, self._recipe, self._output = model, examples, recipe, output
+        self._model, self._examples, self._held, self._recipe, self._output = model, examples, held, recipe, output
         self._processes, self._log = processes, log
-        self._identity = model.identity(examples, train_on)
+        self._identity = model.identity(examples, held, train_on)
         self.samples: list[dict[str, str]] = []
 
     def run(self, prompts: Sequence[str], progress: Progress, resume: bool) -> Tuned:
@@ -127,11 +128,17 @@ class Fitting:
         training, validation = split(model, self._examples, recipe)
         for line in notes(self._examples.told, model.max_length):
             self._log(line)
+        if self._held is not None:
+            validation = whole(model, self._held, recipe)
+            for line in notes(self._held.told, model.max_length):
+                self._log(f"validation: {line}")
         if inexact := note(model.base.model):
             self._log(f"note: {inexact}")
         resumption = self._resumption() if resume else None
-        shape = 1 if model.pack else recipe.batch_size, training.longest_batch()
-        setting = model.setting(*shape)
+        longest = max(each.longest_batch() for each in (training, validation) if each is not None)
+        shape = 1 if model.pack else recipe.batch_size, longest
+        weighted = any(each.weighted for each in (self._examples, self._held) if each is not None)
+        setting = model.setting(*shape, weighted)
         for line in setting.notes:
             self._log(f"note: {line}")
         for name, fact in summary(model, *shape).facts().items():
@@ -162,9 +169,9 @@ class Fitting:
         found = Resumption.read(path, may_be_done=False)
         noted = str(found.properties.get(PROPERTY, "{}"))
         before, now = json_object(noted, f"{WHO}: property {PROPERTY} of {path}"), json.loads(self._identity)
-        for name, value in now.items():
-            if before.get(name) != value:
-                was = before.get(name)
+        for name in dict.fromkeys([*now, *before]):
+            was, value = before.get(name), now.get(name)
+            if was != value:
                 raise ValueError(f"{WHO}: {path} is of another fine-tuning: {name} was {was!r}, and is {value!r}")
         return found
 
@@ -213,16 +220,22 @@ def ignore(*_: Any) -> None:
     """Show nothing."""
 
 
+def whole(model: AdaptedModel, examples: TokenExamples, recipe: Recipe) -> TokenData:
+    """All examples of a file."""
+    return TokenData(examples, np.arange(len(examples)), model.base.tokens, LABELS, recipe.batch_size, model.pack)
+
+
 def split(model: AdaptedModel, examples: TokenExamples, recipe: Recipe) -> tuple[TokenData, TokenData | None]:
     """The training and the validation examples."""
-    every = TokenData(examples, np.arange(len(examples)), model.base.tokens, LABELS, recipe.batch_size, model.pack)
+    every = whole(model, examples, recipe)
     rows = recipe.validation_rows(every.rows)
     return every.split(rows, recipe.split_seed) if rows else (every, None)
 
 
 def notes(told: Told, max_length: int) -> list[str]:
     """What was done with the examples, in words."""
-    found = [f"{told.lines - told.empty:,} examples with {told.tokens:,} tokens, of which {told.trained:,} are learned"]
+    used = told.lines - told.empty - told.bad
+    found = [f"{used:,} examples with {told.tokens:,} tokens, of which {told.trained:,} are learned"]
     if told.cut:
         found.append(
             f"{told.cut:,} of {told.lines:,} examples are longer than {max_length:,} tokens and were cut; the longest "
@@ -233,6 +246,9 @@ def notes(told: Told, max_length: int) -> list[str]:
             f"{told.endless:,} of {told.lines:,} examples have no token to learn that ends a text, as the tokenizer's "
             "files name it: the model does not learn to stop there"
         )
+    if told.bad:
+        shown = "; ".join(told.reasons)
+        found.append(f"{told.bad:,} of {told.lines:,} examples are wrong and were left out, such as: {shown}")
     if told.empty:
         found.append(f"{told.empty:,} of {told.lines:,} examples have no token to learn from and were left out")
     return found

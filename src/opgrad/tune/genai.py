@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from opgrad.tune.tokenizer import read_json
+
 CONFIG = "genai_config.json"
 NAME = "tuned"  # of the adapter
 
@@ -28,15 +30,21 @@ def write(
     model = genai.Model(str(folder))
     options = genai.GeneratorParams(model)
     drawn = {"do_sample": True, "temperature": temperature, "random_seed": seed} if temperature else {}
-    options.set_search_options(max_length=len(prompt) + max_new_tokens, **({"do_sample": False} | drawn))
+    # A cache that slides holds a whole window; a text that is as long as it may be ends without its last token.
+    config = read_json(folder / CONFIG).get("model", {})
+    window = config.get("decoder", {}).get("sliding_window", {}).get("window_size", 0)
+    length = max(len(prompt) + max_new_tokens + 1, window)
+    length = min(length, config.get("context_length", length))
+    options.set_search_options(max_length=length, **({"do_sample": False} | drawn))
     generator = genai.Generator(model, options)
     if adapter is not None:
         adapters = genai.Adapters(model)
         adapters.load(str(adapter), NAME)
         generator.set_active_adapter(adapters, NAME)
     generator.append_tokens(np.asarray(prompt, np.int32))
-    while not generator.is_done():
-        generator.generate_next_token()
+    for _ in range(max_new_tokens):
+        if not generator.is_done():
+            generator.generate_next_token()
         if generator.is_done():
             return
         yield int(generator.get_next_tokens()[0])

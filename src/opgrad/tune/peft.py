@@ -1,6 +1,7 @@
 """Adapters in the files of PEFT: adapter_config.json, and adapter_model.safetensors, whose matrices are transposed."""
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from opgrad.training.files import safetensors
 from opgrad.training.files.checkpoint_tables import Damaged
 from opgrad.training.make.checks import listed
 from opgrad.tune.language.model import WHO
-from opgrad.tune.lora import Adapter, Lora, choose, modules
+from opgrad.tune.lora import Adapter, Lora, choose, modules, slices
 from opgrad.tune.tokenizer import read_json
 
 if TYPE_CHECKING:
@@ -22,6 +23,23 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
+# The names that modules have in transformers where exporters call them otherwise, by the architecture.
+RENAMED: Mapping[str, Mapping[str, str]] = {
+    "phi": {"self_attn.o_proj": "self_attn.dense"},
+    "lfm2": {
+        "self_attn.o_proj": "self_attn.out_proj",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+    },
+}
+# Modules that are several here, whose results stand behind each other.
+JOINED: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "phi3": {
+        "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    },
+}
 # What must have its default in a configuration that is read, because it changes what adapters compute.
 PLAIN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -57,13 +75,118 @@ def write(folder: Path, base: "LanguageModel", adapters: Sequence[Adapter], valu
         for adapter in adapters
         for name, peft in names_of(adapter).items()
     }
-    content = json.dumps(configuration(base, adapters), indent=2) + "\n"
-    new_file(folder / CONFIG, content.encode())
+    config, tensors = _theirs(base, configuration(adapters), tensors)
+    new_file(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
     new_file(folder / WEIGHTS, safetensors.encode(dict(sorted(tensors.items())), {"format": "pt"}))
 
 
-def configuration(base: "LanguageModel", adapters: Sequence[Adapter]) -> dict[str, Any]:
-    """The content of adapter_config.json for these adapters.
+def _module(architecture: str, name: str) -> tuple[str, list[str]]:
+    """What transformers calls a module, and the modules here of which that is made."""
+    for theirs, parts in JOINED.get(architecture, {}).items():
+        for part in parts:
+            if name.endswith(f".{part}"):
+                before = name.removesuffix(part)
+                return before + theirs, [before + each for each in parts]
+    for own, theirs in RENAMED.get(architecture, {}).items():
+        if name.endswith(f".{own}"):
+            return name.removesuffix(own) + theirs, [name]
+    return name, [name]
+
+
+def _modules(base: "LanguageModel") -> dict[str, list[str]]:
+    """The names of transformers for all modules, each with the modules here of which that is made."""
+    return dict(_module(base.architecture, name) for name in modules(base))
+
+
+def _theirs(
+    base: "LanguageModel", config: dict[str, Any], tensors: dict[str, np.ndarray]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A configuration and tensors under the names of transformers.
+
+    Adapters of modules that are one module there become one, of the ranks of all together: each has columns of B.
+    """
+    columns = {name: last - first for each in base.products for name, _, (first, last) in slices(each)}
+    chosen, ranks, alphas = config["target_modules"], dict[str, int](), dict[str, float]()
+    found, names = dict[str, np.ndarray](), set[str]()
+    for theirs, parts in _modules(base).items():
+        here = [name for name in parts if name in chosen]
+        loras = [_lora(config, name, Path(CONFIG)) for name in here]
+        if not here:
+            continue
+        own, rank, alpha = [_tensors(tensors, name) for name in here], loras[0].rank, loras[0].alpha
+        if len(parts) > 1:
+            rank = sum(each.rank for each in loras)
+            alpha = loras[0].scale * (math.sqrt(rank) if loras[0].rslora else rank)
+            if loras[0].dora and len(here) < len(parts):
+                raise ValueError(f"{WHO}: {', '.join(here)} have dora, expected all of {', '.join(parts)}, as PEFT has")
+            own = [_join(own, loras, here, {name: columns[name] for name in parts})]
+        names.add(theirs)
+        found |= {f"{PREFIX}{theirs}.{name}": array for name, array in own[0].items()}
+        ranks |= {theirs: rank} if rank != config["r"] else {}
+        alphas |= {theirs: alpha} if alpha != config["lora_alpha"] else {}
+    last = {name.rpartition(".")[2] for name in names}
+    every = {name for name in _modules(base) if name.rpartition(".")[2] in last}
+    targets = sorted(last if every == names else names)
+    return {**config, "target_modules": targets, "rank_pattern": ranks, "alpha_pattern": alphas}, found
+
+
+def _tensors(tensors: Mapping[str, np.ndarray], module: str) -> dict[str, np.ndarray]:
+    """The tensors of a module, by the ends of their names."""
+    before = f"{PREFIX}{module}."
+    return {name.removeprefix(before): array for name, array in tensors.items() if name.startswith(f"{before}lora_")}
+
+
+def _join(
+    tensors: Sequence[Mapping[str, np.ndarray]], loras: Sequence[Lora], names: Sequence[str],
+    columns: Mapping[str, int],
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """The tensors of one module made of several. columns: of all of these, by their names; `names` have adapters."""
+    total, rank = np.zeros((sum(columns.values()), sum(each.rank for each in loras)), np.float32), 0
+    starts = dict(zip(columns, np.cumsum([0, *columns.values()]), strict=False))
+    for own, lora, name in zip(tensors, loras, names, strict=True):
+        rows = slice(starts[name], starts[name] + columns[name])
+        total[rows, rank : rank + lora.rank] = own["lora_B.weight"] * np.float32(lora.scale / loras[0].scale)
+        rank += lora.rank
+    a = np.concatenate([each["lora_A.weight"] for each in tensors])
+    lengths = [each["lora_magnitude_vector"] for each in tensors if "lora_magnitude_vector" in each]
+    whole = {"lora_magnitude_vector": np.concatenate(lengths)} if lengths else {}
+    return {"lora_A.weight": a, "lora_B.weight": total, **whole}
+
+
+def _ours(
+    base: "LanguageModel", config: dict[str, Any], tensors: Mapping[str, np.ndarray], folder: Path
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A configuration and tensors under the names here: those of a module that is several here are split.
+
+    Of A a part takes the rows that its columns of B read.
+    """
+    found, columns = dict(tensors), {name: (first, last) for each in base.products for name, _, (first, last) in
+                                     slices(each)}  # fmt: skip
+    ranks, alphas = dict(config.get("rank_pattern") or {}), dict(config.get("alpha_pattern") or {})
+    for theirs, parts in _modules(base).items():
+        own = _tensors(tensors, theirs)
+        if not own or parts == [theirs]:
+            continue
+        lora, start = _lora(config, theirs, folder), 0
+        for name in own:
+            del found[f"{PREFIX}{theirs}.{name}"]
+        for part in parts:
+            size = columns[part][1] - columns[part][0]
+            cut = {name: array[start : start + size] for name, array in own.items() if not name.startswith("lora_A")}
+            a, rank, start = own.get("lora_A.weight"), lora.rank, start + size
+            if len(parts) > 1 and a is not None and "lora_B.weight" in cut:
+                read = np.flatnonzero(cut["lora_B.weight"].any(0))
+                read = read if len(read) else np.arange(-(-lora.rank // len(parts)))
+                a, rank, cut["lora_B.weight"] = a[read], len(read), cut["lora_B.weight"][:, read]
+            cut |= {} if a is None else {"lora_A.weight": a}
+            found |= {f"{PREFIX}{part}.{name}": array for name, array in cut.items()}
+            ranks = {part: rank, **ranks}
+            alphas = {part: lora.scale * (math.sqrt(rank) if lora.rslora else rank), **alphas}
+    return {**config, "rank_pattern": ranks, "alpha_pattern": alphas}, found
+
+
+def configuration(adapters: Sequence[Adapter]) -> dict[str, Any]:
+    """The content of adapter_config.json for these adapters, under the names here.
 
     Raises ValueError where they differ in what PEFT has for all of them alone.
     """
@@ -71,8 +194,6 @@ def configuration(base: "LanguageModel", adapters: Sequence[Adapter]) -> dict[st
     for name in ("dora", "rslora"):
         if len({getattr(each.lora, name) for each in adapters}) > 1:
             raise ValueError(f"{WHO}: some adapters have {name} and others have not, expected all or none, as PEFT has")
-    ranks = {each.name: each.lora.rank for each in adapters if each.lora.rank != first.rank}
-    alphas = {each.name: each.lora.alpha for each in adapters if each.lora.alpha != first.alpha}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -82,23 +203,15 @@ def configuration(base: "LanguageModel", adapters: Sequence[Adapter]) -> dict[st
         "lora_dropout": first.dropout,
         "use_rslora": first.rslora,
         "use_dora": first.dora,
-        "target_modules": _targets(base, adapters),
-        "rank_pattern": ranks,
-        "alpha_pattern": alphas,
+        "target_modules": [each.name for each in adapters],
+        "rank_pattern": {each.name: each.lora.rank for each in adapters},
+        "alpha_pattern": {each.name: each.lora.alpha for each in adapters},
         "bias": "none",
         "fan_in_fan_out": False,
         "init_lora_weights": True,
         "inference_mode": True,
         "modules_to_save": None,
     }
-
-
-def _targets(base: "LanguageModel", adapters: Sequence[Adapter]) -> list[str]:
-    """The last parts of the modules' names if these name no others, else the whole names."""
-    chosen = {each.name for each in adapters}
-    last = {name.rpartition(".")[2] for name in chosen}
-    named = {name for name in modules(base) if name.rpartition(".")[2] in last}
-    return sorted(last if named == chosen else chosen)
 
 
 def is_folder(folder: Path) -> bool:
@@ -122,6 +235,7 @@ def read(folder: Path, base: "LanguageModel") -> tuple[list[Adapter], dict[str, 
         tensors, _, _ = safetensors.decode(read_regular(folder / WEIGHTS))
     except Damaged as damage:
         raise ValueError(f"{WHO}: {folder / WEIGHTS} {damage}") from None
+    config, tensors = _ours(base, config, tensors, folder)
     names = {re.sub(r"\.(lora_\w+?)(\.weight)?$", "", name.removeprefix(PREFIX)) for name in tensors}
     own = modules(base)
     if strange := sorted(names - own.keys()):

@@ -38,6 +38,7 @@ class Summary:
     step: the bytes that a process takes for such a batch, as `--memory` estimates them. limit: the most that it shall
         take: that of `--memory`, or a default.
     again: the number of layers that are computed again in the backward part.
+    unreached: how many products do not reach the scores, and so are not trained.
     """
 
     adapters: list[Adapted]
@@ -49,6 +50,7 @@ class Summary:
     step: int
     limit: int
     again: int
+    unreached: int
 
     def facts(self) -> dict[str, str]:
         """All of it but the adapters, in words."""
@@ -56,7 +58,9 @@ class Summary:
         kept = f"for a limit of {megabytes(self.limit)}"
         again = f"; {quantity(self.again, 'layer')} computed again {kept}" if self.again else ""
         batch = f"{quantity(self.rows, 'row')} of up to {quantity(self.length, 'token')}"
+        lost = f"{quantity(self.unreached, 'product')} of the model do not reach the scores: it was exported wrongly"
         return {
+            **({"warning": lost} if self.unreached else {}),
             "trained": ", ".join(filter(None, (quantity(self.trained, "number"), of_base))),
             "base": f"{megabytes(self.base)} of weights",
             "memory": f"about {megabytes(self.step)} for a step of {batch}{again}",
@@ -93,4 +97,5 @@ def summary(model: AdaptedModel, rows: int, length: int) -> Summary:
     return Summary(
         adapters=adapted(model.adapters), trained=trained, numbers=sum(weights.values()), base=plan.base, rows=rows,
         length=length, step=plan.bytes, limit=plan.limit.bytes, again=len(plan.segments),
+        unreached=model.base.unreached,
     )  # fmt: skip

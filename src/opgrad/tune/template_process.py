@@ -93,7 +93,8 @@ class Renderer:
                 generated[-1] = -1, generated[-1][1], at
         if at > LONGEST:
             raise ValueError(f"it writes more than {LONGEST} characters")
-        return "".join(pieces[::2]), [each for each in turns if each[1] < each[2]], generated
+        text = "".join(pieces[::2])
+        return text, [turn for turn in turns if text[slice(*turn[1:])].strip()], generated
 
     def _mark(self, name: str, *reached: Any) -> str:
         """A mark. reached: what a loop has come to; only loops over messages write marks."""

@@ -11,24 +11,23 @@ from opgrad.training.files.dataset import Buffer, Dataset, Fill
 from opgrad.tune.examples import TokenExample, TokenExamples
 from opgrad.tune.insertion import DRAW
 from opgrad.tune.language import PLACES, STARTS
-from opgrad.tune.language.loss import IGNORED
+from opgrad.tune.language.loss import IGNORED, WEIGHTS
 
 # Lengths of batches are multiples of this, so that there are few of them: a graph keeps memory and plans for each.
 MULTIPLE = 16
 MOST = 2**32  # of the numbers that are drawn
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 WINDOW = 64  # batches; that many are sorted by their lengths together
 
 
 @dataclass(frozen=True)
 class TokenBatch(Dataset):
-    """The arrays of a batch; its weight is the number of trained tokens."""
-
-    labels: str = ""
+    """The arrays of a batch; its weight is that of all tokens."""
 
     def weight(self, rows: np.ndarray | None = None) -> float:
-        """The number of trained tokens, in all rows or in some."""
-        labels = self.arrays[self.labels]
-        return float(np.count_nonzero((labels if rows is None else labels[rows]) != IGNORED))
+        """The sum of the weights of tokens, in all rows or in some."""
+        weights = self.arrays[WEIGHTS]
+        return float((weights if rows is None else weights[rows]).sum())
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class TokenData:
         return len(self.chosen)
 
     def weight(self, rows: np.ndarray | None = None) -> float:
-        """The number of trained tokens, in all rows or in some."""
+        """The sum of the weights of tokens, in all rows or in some."""
         return float(self.examples.counts[self.chosen if rows is None else self.chosen[rows]].sum())
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
@@ -94,31 +93,34 @@ class TokenData:
         examples = [self.examples[int(self.chosen[row])] for row in rows]
         arrays = self._packed(examples) if self.packed else self._padded(examples)
         draw = zlib.crc32(np.ascontiguousarray(rows, np.int64).data, int(self.drawn[0]))
-        return TokenBatch({**arrays, DRAW: np.array([draw], np.int64)}, labels=self.labels)
+        return TokenBatch({**arrays, DRAW: np.array([draw], np.int64)})
 
     def _padded(self, examples: Sequence[TokenExample]) -> dict[str, np.ndarray]:
-        tokens, labels = self._empty(len(examples), max(len(each.tokens) for each in examples) - 1)
+        arrays = self._empty(len(examples), max(len(each.tokens) for each in examples) - 1)
         for place, example in enumerate(examples):
-            count = len(example.tokens) - 1
-            tokens[place, :count], labels[place, :count] = _pair(example)
-        return {self.tokens: tokens, self.labels: labels}
+            _enter(example, arrays, place, 0)
+        return dict(zip(self._names, arrays, strict=True))
 
     def _packed(self, examples: Sequence[TokenExample]) -> dict[str, np.ndarray]:
         """One row; the padding behind it counts as an example of its own."""
         ends = np.cumsum([0, *(len(each.tokens) - 1 for each in examples)])
-        tokens, labels = self._empty(1, int(ends[-1]))
-        places = np.zeros_like(tokens)
+        arrays = self._empty(1, int(ends[-1]))
+        places = np.zeros_like(arrays[0])
         for start, end, example in zip(ends[:-1], ends[1:], examples, strict=True):
-            tokens[0, start:end], labels[0, start:end] = _pair(example)
+            _enter(example, arrays, 0, start)
             places[0, start:end] = np.arange(end - start)
-        starts = np.append(ends, tokens.shape[1])[None].astype(np.int64)
-        return {self.tokens: tokens, self.labels: labels, STARTS: starts, PLACES: places}
+        starts = np.append(ends, places.shape[1])[None].astype(np.int64)
+        return {**dict(zip(self._names, arrays, strict=True)), STARTS: starts, PLACES: places}
+
+    @property
+    def _names(self) -> tuple[str, str, str]:
+        return self.tokens, self.labels, WEIGHTS
 
     @staticmethod
-    def _empty(rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and labels for so many rows with at least such a length, nothing of which is trained."""
+    def _empty(rows: int, length: int) -> Arrays:
+        """Tokens, labels and weights for so many rows with at least such a length, nothing of which is trained."""
         shape = rows, padded(length)
-        return np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
+        return np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64), np.zeros(shape, np.float32)
 
     def filler(self, inputs: Sequence[TensorSpec]) -> Fill:
         """What writes the rows of a batch into the memory of a graph's inputs."""
@@ -140,9 +142,12 @@ class TokenData:
         return replace(self, chosen=order[:-rows]), replace(self, chosen=order[-rows:])
 
 
-def _pair(example: TokenExample) -> tuple[np.ndarray, np.ndarray]:
-    """What the graph gets of an example: its tokens but the last, and for each the label, that which follows."""
-    return example.tokens[:-1], np.where(example.trained[1:], example.tokens[1:], IGNORED)
+def _enter(example: TokenExample, arrays: Arrays, row: int, start: int) -> None:
+    """Write what the graph gets of an example: its tokens but the last, and of each that which follows as the label."""
+    part = row, slice(start, start + len(example.tokens) - 1)
+    labels = np.where(example.trained[1:], example.tokens[1:], IGNORED)
+    for array, values in zip(arrays, (example.tokens[:-1], labels, example.weights[1:]), strict=True):
+        array[part] = values
 
 
 def padded(length: int) -> int:

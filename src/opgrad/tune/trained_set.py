@@ -20,7 +20,7 @@ from opgrad.training.make.patterns import matching
 from opgrad.training.make.selection import Candidates, torn_layers, torn_note
 from opgrad.tune.insertion import DRAW, insert
 from opgrad.tune.language import PLACES, STARTS, MemoryPlan, Room, packed_rows, plan, use_tiles
-from opgrad.tune.language.loss import LABELS
+from opgrad.tune.language.loss import LABELS, WEIGHTS
 from opgrad.tune.language.model import WHO
 from opgrad.tune.lora import Adapter, without_adapters
 
@@ -48,7 +48,7 @@ class Setting:
 def prepare(
     base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], train: Iterable[str],
     folder: Path, rule: AdamWRule, cuts: Room | Sequence[str] | None = None, *, seed: int = 0, pack: bool = False,
-    plain: bool = False,
+    plain: bool = False, weighted: bool = False,
 ) -> Setting:  # fmt: skip
     """The graphs that train adapters, or weights of the model.
 
@@ -56,7 +56,8 @@ def prepare(
     cuts: the values at which the graph is cut, to keep fewer of them in memory, or the memory for which to choose them.
     seed: of dropout. pack: whether a batch is one row of several examples.
     plain: whether the graphs are for other runtimes: with scores, see `LanguageModel.with_loss`, and without operators
-    of opgrad in the places of others.
+    of opgrad in the places of others. weighted: whether the losses of tokens have weights, see
+    `LanguageModel.with_loss`.
     Raises what `training_models` raises, ArgumentError for a pattern that matches nothing.
     """
     model, more = _adapted(base, adapters, values, seed, drawn=not plain)
@@ -65,7 +66,7 @@ def prepare(
         more |= {STARTS: (1, "bounds"), PLACES: AXES}
     weights, torn = _weights(model, train, base.values)
     names, stored = [*values, *weights], _widen(model, weights, base.values)
-    trained = replace(base, model=model).with_loss(weights, plain)
+    trained = replace(base, model=model).with_loss(weights, plain, weighted)
     layers = cuts.layers if isinstance(cuts, Room) else cuts or ()
     loss = [trained.loss]
     models, chosen = (
@@ -79,8 +80,9 @@ def prepare(
         models = models.of(models.made.model(cuts))
     for each in (models.training, models.evaluation):
         _finish(each, plain)
-    inputs = {base.tokens: AXES, **more, LABELS: AXES}  # in the graph's order
-    specs = [TensorSpec(name, np.dtype(np.int64), axes) for name, axes in inputs.items()]
+    inputs = {base.tokens: AXES, **more, LABELS: AXES, **({WEIGHTS: AXES} if weighted else {})}  # in the graph's order
+    dtypes = {WEIGHTS: np.dtype(np.float32)}
+    specs = [TensorSpec(name, dtypes.get(name, np.dtype(np.int64)), axes) for name, axes in inputs.items()]
     artifacts = models.artifact_set(folder, rule, specs)
     files = {name: place for name, each in artifacts.constants.items() if (place := base.file_of(each)) is not None}
     notes = tuple(torn_note(*each) for each in [*torn, *without_adapters(base, adapters)])

@@ -64,12 +64,14 @@ class Tuner:
     @naming(WHO)
     def fit(
         self, data: str | PathLike[str], output: str | PathLike[str], *, train_on: str = "assistant",
-        samples: Sequence[str] = (), progress: Progress | None = None, log: Callable[[str], None] | None = None,
-        resume: bool = False, processes: OneProcess | None = None, **settings: Any,
+        skip_bad: bool = False, samples: Sequence[str] = (), progress: Progress | None = None,
+        log: Callable[[str], None] | None = None, resume: bool = False, processes: OneProcess | None = None,
+        validation: float | str | PathLike[str] | None = None, **settings: Any,
     ) -> "fitting.Tuned":  # fmt: skip
         """Train on the examples of a file, and write what was trained into a folder.
 
-        data: a .jsonl file; see `TokenExamples`. train_on: "assistant", "last" or "all".
+        data: a file or a folder of files; see `TokenExamples`. train_on: "assistant", "last" or "all".
+        skip_bad: whether wrong entries are left out, and told, instead of an error.
         output: the folder; adapters stand in adapter.onnx_adapter, for model.onnx beside it, and in PEFT's files;
             trained weights stand in model.onnx. metrics.json, metrics.csv and loss.png have the figures.
         samples: prompts that are written on after every epoch. log: called with each line about the run.
@@ -77,15 +79,19 @@ class Tuner:
             and the tokens of a second.
         resume: go on from last.checkpoint in the folder.
         processes: those that train together, of `opgrad.training.engine.distributed`.
+        validation: how many of the examples validate, their share, or a file of others.
         settings: those of `Recipe`: epochs, batch_size, learning_rate, schedule, warmup, accumulate, clip_norm,
-            validation, patience, checkpoint_every, seed.
+            patience, checkpoint_every, seed.
         Returns what the run came to. Raises ValueError, OSError; `Interrupted` and `Diverged` as `opgrad train` does.
         """
-        recipe = Recipe(**{**DEFAULTS, "seed": self.adapted.seed, **settings})
+        other = validation if isinstance(validation, str | PathLike) else None
+        given = {"validation": validation, **settings} if other is None else settings
+        recipe = Recipe(**{**DEFAULTS, "seed": self.adapted.seed, **given})
         together = processes or OneProcess()
         with together.failing_together():
-            examples = self.adapted.examples(data, train_on)
-            what = self.adapted, examples, recipe, Path(output), train_on, together, log or fitting.ignore
+            examples = self.adapted.examples(data, train_on, skip_bad)
+            held = None if other is None else self.adapted.examples(other, train_on, skip_bad)
+            what = self.adapted, examples, held, recipe, Path(output), train_on, together, log or fitting.ignore
             return fitting.Fitting(*what).run(samples, progress or fitting.ignore, resume)
 
     @naming(WHO)

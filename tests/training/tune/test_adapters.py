@@ -249,6 +249,53 @@ def test_files_of_onnxruntime_and_of_peft(tmp_path, base):
         np.testing.assert_array_equal(read_values[name], array)
 
 
+@pytest.mark.parametrize(
+    ("kind", "target", "names"),
+    [
+        ("phi", "q_proj|o_proj", {"self_attn.q_proj", "self_attn.dense"}),
+        ("lfm2", "o_proj|gate_proj|up_proj|down_proj", {"self_attn.out_proj", *(f"feed_forward.w{n}" for n in "123")}),
+        ("phi3", "q_proj|v_proj|up_proj", {"self_attn.qkv_proj", "mlp.gate_up_proj"}),
+        ("llama", "q_proj", {"self_attn.q_proj"}),
+    ],
+)
+@pytest.mark.parametrize("rslora", [False, True])
+def test_names_of_transformers(tmp_path, kind, target, names, rslora):
+    """Several products here may be one module there, which gets the ranks of all; they are apart again when read."""
+    folder = make_folder(tmp_path / "model")
+    (folder / "genai_config.json").write_text(json.dumps({"model": {"type": kind}}))
+    base = read(folder / "model.onnx")
+    adapters = choose(base, [Lora(3, 6.0, "v_proj", rslora=rslora), Lora(2, 5.0, target, rslora=rslora)])
+    values = values_of(adapters)
+    (tmp_path / "peft").mkdir()
+    peft.write(tmp_path / "peft", base, adapters, values)
+    tensors, _, _ = safetensors.decode((tmp_path / "peft" / peft.WEIGHTS).read_bytes())
+    found = {name.split(".lora_")[0].removeprefix("base_model.model.model.layers.") for name in tensors}
+    assert found == {f"{layer}.{name}" for layer in (0, 1) for name in {*names, "self_attn.v_proj"} - (
+        {"self_attn.v_proj"} if kind == "phi3" else set())}  # fmt: skip
+    again, others = peft.read(tmp_path / "peft", base)
+    assert {each.name for each in again} >= {each.name for each in adapters}
+    for each in again:
+        whole = others[each.a] @ others[each.b] * each.lora.scale
+        given = next((own for own in adapters if own.name == each.name), None)
+        expected = 0 if given is None else values[given.a] @ values[given.b] * given.lora.scale
+        np.testing.assert_allclose(whole, expected, rtol=1e-5, atol=1e-6)
+        assert given is None or given.lora.rank == each.lora.rank
+
+
+def test_module_of_peft_that_is_several(tmp_path):
+    folder = make_folder(tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps({"model_type": "phi3"}))
+    base, module = read(folder / "model.onnx"), "base_model.model.model.layers.1.self_attn.qkv_proj"
+    a, b = (np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((4, 32), (64, 4)))
+    tensors = {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+    given, _ = peft_folder(tmp_path / "peft", r=4, lora_alpha=2, target_modules=["qkv_proj"])
+    (given / peft.WEIGHTS).write_bytes(safetensors.encode(tensors, {"format": "pt"}))
+    adapters, values = peft.read(given, base)
+    assert [each.name.rpartition(".")[2] for each in adapters] == ["q_proj", "k_proj", "v_proj"]
+    whole = np.concatenate([values[each.a] @ values[each.b] * each.lora.scale for each in adapters], 1)
+    np.testing.assert_allclose(whole, (a.T @ b.T) * 0.5, rtol=1e-5, atol=1e-6)
+
+
 def peft_folder(folder, **changes):
     folder.mkdir(exist_ok=True)
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]} | changes

@@ -1,8 +1,11 @@
 """Examples as tokens: chats, prompts with completions and texts; which tokens are learned; batches of them."""
 
+import gzip
 import json
 import multiprocessing
+import sys
 import time
+import types
 
 import numpy as np
 import pytest
@@ -11,10 +14,11 @@ from language_models import TEMPLATE, WORDS, make_folder, write_lines
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from opgrad.tune import chat
+from opgrad.tune import chat, lines
 from opgrad.tune import examples as token_examples
 from opgrad.tune.chat import ChatTemplate
 from opgrad.tune.examples import TokenExamples
+from opgrad.tune.fitting import notes
 from opgrad.tune.token_data import MULTIPLE, TokenData
 from opgrad.tune.tokenizer import Tokenizer
 
@@ -62,8 +66,22 @@ def test_last_answer_and_weights(tmp_path, tokenizer):
     for line, train_on in ((CHAT, "last"), (unweighed, "assistant"), (completion, "assistant")):
         found = examples(tmp_path, tokenizer, [line], train_on=train_on)[0]
         assert learned(tokenizer, found) == "hello you"
+    assert examples(tmp_path, tokenizer, [completion], train_on="all")[0].trained[1:].all()
     every = examples(tmp_path, tokenizer, [unweighed], train_on="all")[0]
     assert learned(tokenizer, every) == "what is red ? hello hello you".replace("?", "").replace("  ", " ")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_weights_between_and_above(tmp_path, tokenizer, packed):
+    first, second, third, fourth = CHAT["messages"]
+    chat = {"messages": [first, {**second, "weight": 0.5}, third, {**fourth, "weight": 2}]}
+    found = examples(tmp_path, tokenizer, [chat, {"text": "a dog"}])
+    assert (found.weighted, found.counts.tolist(), found.told.trained) == (True, [4 * 0.5 + 3 * 2, 2], 9)
+    batch = TokenData(found, np.arange(2), "input_ids", "labels", 2, packed).take(np.arange(2))
+    weights = batch.arrays["weights"]
+    assert (batch.weight(), weights.shape) == (10, batch.arrays["labels"].shape)
+    np.testing.assert_array_equal(weights > 0, batch.arrays["labels"] != -100)
+    assert not examples(tmp_path, tokenizer, [CHAT]).weighted
 
 
 def test_contents_in_parts_and_arguments_as_json(tmp_path):
@@ -82,6 +100,20 @@ def test_contents_in_parts_and_arguments_as_json(tmp_path):
         [example] = examples(tmp_path, found, [chat])
         assert found.decode(example.tokens, special=True) == 'hello you <|end|> {"cat": "dog"} <|end|>'
         assert learned(found, example) == '{"cat": "dog"}'
+
+
+def test_messages_of_tables(tmp_path):
+    """All have all names there; weights are no business of templates."""
+    source = (
+        "{% for m in messages[::-1] %}{% set last = m %}\n{% endfor %}{% for m in messages %}"
+        "{% if m.tool_calls is defined %}{{ raise_exception('a call') }}{% endif %}{{ m.content }} "
+        "{{ m.weight | default('<|end|>') }} {% endfor %}"
+    )
+    found = Tokenizer(make_folder(tmp_path, template=source))
+    messages = [{**each, "tool_calls": None, "weight": None} for each in CHAT["messages"][1:]]
+    example = examples(tmp_path, found, [{"messages": messages}])[0]
+    assert found.decode(example.tokens, special=True) == "a tree . <|end|> hello <|end|> hello you <|end|>"
+    assert learned(found, example) == "tree . hello you"
 
 
 def test_answers_that_do_not_end_are_told(tmp_path):
@@ -120,7 +152,7 @@ def test_long_examples_are_cut_and_told(tmp_path, tokenizer):
     [
         ("{", "line 2 is no JSON, expected an object with messages"),
         ("[1]", "line 2: it is list, expected an object"),
-        ('{"question": "x"}', "line 2: it has 'question', expected messages, prompt and completion, or text"),
+        ('{"question": "x"}', "line 2: it has 'question', expected messages, conversations, prompt"),
         ('{"text": 3}', "line 2: text is int, expected a text"),
         ('{"messages": []}', "line 2: messages is no list of objects with role and content"),
         ('{"messages": [{"content": "x"}]}', "line 2: messages is no list of objects with role"),
@@ -129,8 +161,12 @@ def test_long_examples_are_cut_and_told(tmp_path, tokenizer):
             '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
             "line 2: message 1 of messages has a part of the type image, expected parts of the type text",
         ),
-        ('{"messages": [{"role": "user", "weight": 2}]}', "line 2: message 1 of messages has the weight 2, expected 0"),
+        (
+            '{"messages": [{"role": "user", "weight": -1}]}',
+            "line 2: message 1 of messages has the weight -1, expected",
+        ),
         ('{"messages": [{"role": "assistant", "tool_calls": [3]}]}', "line 2: message 1 of messages has tool_calls"),
+        ('{"messages": [{"role": "assistant", "tool_calls": 3}]}', "line 2: message 1 of messages has tool_calls"),
     ],
 )
 def test_wrong_lines_are_named(tmp_path, tokenizer, line, message):
@@ -138,6 +174,167 @@ def test_wrong_lines_are_named(tmp_path, tokenizer, line, message):
     path.write_text('{"text": "a dog"}\n' + line + "\n")
     with pytest.raises(ValueError, match=f"data.jsonl: {message}"):
         TokenExamples(path, tokenizer, 64)
+
+
+CHATS = ("<|user|> hello <|end|> <|assistant|>", "you <|end|>")
+QUESTION = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "you"}]}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        QUESTION,
+        {"messages": json.dumps(QUESTION["messages"])},
+        {"conversations": [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "you"}]},
+        {"conversations": QUESTION["messages"]},
+        {"instruction": "hello", "input": "", "output": "you"},
+        {"instruction": "hello", "output": "you", "text": "the whole"},
+        {"prompt": "hello", "response": "you"},
+        {"question": "hello", "answer": "you"},
+    ],
+)
+def test_forms_of_examples(tmp_path, tokenizer, line):
+    found = examples(tmp_path, tokenizer, [line])[0]
+    spans = [(tokenizer.decode(part, special=True), trained) for part, trained in found.spans()]
+    assert spans == [(CHATS[0], False), (CHATS[1], True)]
+
+
+def test_forms_of_examples_with_more(tmp_path, tokenizer):
+    """A system's message; what belongs to a question; and no chat template."""
+    told = {"system": "the cat", "conversations": [{"from": "user", "value": "hello"}, {"from": "gpt", "value": "i"}]}
+    [found] = examples(tmp_path, tokenizer, [told])
+    assert tokenizer.decode(found.tokens) == "the cat hello i"
+    alpaca = {"instruction": "who", "input": "a cat", "output": "you", "system": "red"}
+    [found] = examples(tmp_path, tokenizer, [alpaca])
+    assert tokenizer.decode(found.tokens) == "red who a cat you"
+    plain = Tokenizer(make_folder(tmp_path / "model", template=None))
+    [found] = examples(tmp_path, plain, [alpaca])
+    spans = [(plain.decode(part, special=True), trained) for part, trained in found.spans()]
+    assert spans == [("who a cat", False), ("you <|end|>", True)]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"conversations": [{"from": "function_call", "value": "{}"}]}, "turn 1 of conversations is from 'function_c"),
+        ({"conversations": 3}, "conversations is no list of objects with from and value"),
+        ({"instruction": 3, "output": "a"}, "instruction is int, expected a text"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "it has 'prompt', 'chosen', 'rejected', expected messages"),
+    ],
+)
+def test_wrong_forms_are_named(tmp_path, tokenizer, line, message):
+    with pytest.raises(ValueError, match=f"data.jsonl: line 1: {message}"):
+        examples(tmp_path, tokenizer, [line])
+
+
+LINES = [{"text": "a dog"}, {"prompt": "hello", "completion": "you"}, {"text": "the cat sees"}]
+TEXTS = ["a dog", "hello you", "the cat sees"]
+
+
+def write_file(path, content):
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", "\n".join(map(json.dumps, LINES))),
+        ("a.json", "\n".join(map(json.dumps, LINES))),
+        ("a.json", json.dumps(LINES)),
+        ("a.json", "\ufeff" + json.dumps(LINES, indent=2)),
+        ("a.csv", 'text,more\na dog,1\nhello you,2\n"the cat\nsees",3\n'),
+    ],
+)
+def test_files_of_every_form(tmp_path, tokenizer, name, content, packed, monkeypatch):
+    monkeypatch.setattr(lines, "BLOCK", 7)
+    path = write_file(tmp_path / f"{name}{packed}", content.encode())
+    found = TokenExamples(path, tokenizer, 64)
+    monkeypatch.setattr(found, "_kept", {})
+    assert [tokenizer.decode(found[number].tokens) for number in range(3)] == TEXTS
+
+
+class FakeParquet(types.ModuleType):
+    """pyarrow, as far as it is used, with JSON in the place of files."""
+
+    class ArrowException(Exception):
+        pass
+
+    class ParquetFile:
+        def __init__(self, path):
+            self.rows = json.loads(path.read_bytes())
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def iter_batches(self, size):
+            return [self]
+
+        def to_pylist(self):
+            if "broken" in self.rows:
+                raise FakeParquet.ArrowException("it is broken")
+            return self.rows
+
+
+def test_folder_of_files(tmp_path, tokenizer, monkeypatch):
+    """In the order of their names; messages name the file, and its line, row or entry."""
+    fake = FakeParquet("pyarrow")
+    fake.parquet = fake
+    monkeypatch.setitem(sys.modules, "pyarrow", fake)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", fake)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_file(folder / "a.parquet", json.dumps(LINES[:1]).encode())
+    write_file(folder / "b.jsonl.gz", f"{json.dumps(LINES[1])}\n\n".encode())
+    write_file(folder / "c.json", json.dumps(LINES[2:]).encode())
+    write_file(folder / "README.md", b"no data")
+    found = TokenExamples(folder, tokenizer, 64)
+    assert [tokenizer.decode(found[number].tokens) for number in range(3)] == TEXTS
+    assert [found.origin(number).removeprefix(f"{folder}/") for number in range(3)] == [
+        "a.parquet: row 1", "b.jsonl.gz: line 1", "c.json: entry 1"]  # fmt: skip
+    write_file(folder / "c.json", json.dumps([*LINES[2:], {"text": 3}]).encode())
+    with pytest.raises(ValueError, match=r"c.json: entry 2: text is int, expected a text"):
+        TokenExamples(folder, tokenizer, 64)
+    write_file(folder / "a.parquet", b'{"broken": 1}')
+    with pytest.raises(ValueError, match=r"a.parquet: it is broken"):
+        TokenExamples(folder, tokenizer, 64)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty has no file with the ending \.jsonl, \.json, \.csv, \.parquet"):
+        TokenExamples(tmp_path / "empty", tokenizer, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl.gz", b"\x1f\x8b\x08", "a.jsonl.gz is no whole .gz file"),
+        ("a.jsonl.gz", b"a dog", "a.jsonl.gz is no whole .gz file"),
+        ("a.csv", b"text,more\na dog\n", "a.csv: row 1 has not as many fields as the first line has names"),
+        ("a.csv", b"text\n\xff\n", "a.csv is no text in UTF-8"),
+        ("a.json", b'[{"text": "a dog"}, {"te', "a.json: entry 2 is no whole JSON"),
+        ("a.json", b'[{"text": "a dog"} {"text": "a"}]', "a.json: a comma or ] is missing behind entry 1"),
+        ("a.json", b'[{"text": "a dog"}', "a.json: entry 1 is no whole JSON"),
+    ],
+)
+def test_damaged_files(tmp_path, tokenizer, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        TokenExamples(tmp_path / name, tokenizer, 64)
+
+
+def test_wrong_examples_are_skipped_when_asked(tmp_path, tokenizer):
+    path = write_lines(tmp_path / "data.jsonl", [LINES[0], {"text": 3}, [], LINES[2], {}])
+    found = TokenExamples(path, tokenizer, 64, skip_bad=True)
+    assert [tokenizer.decode(found[number].tokens) for number in range(len(found))] == ["a dog", "the cat sees"]
+    assert (found.told.lines, found.told.bad, len(found.told.reasons)) == (5, 3, 3)
+    shown = notes(found.told, 64)
+    assert shown[0].startswith("2 examples with")
+    assert f"3 of 5 examples are wrong and were left out, such as: {path}: line 2: text is int, expected" in shown[1]
+    with pytest.raises(ValueError, match=r"no example with a token to learn from: .*: line 1: it has 'a', expected"):
+        TokenExamples(write_lines(path, [{"a": 1}]), tokenizer, 64, skip_bad=True)
 
 
 def test_file_without_examples(tmp_path, tokenizer):
@@ -161,7 +358,7 @@ def test_file_without_examples(tmp_path, tokenizer):
     ],
 )
 def test_chat_of_which_nothing_is_learned(tmp_path, tokenizer, messages, message):
-    with pytest.raises(ValueError, match=f"no example with a token to learn from: {message}"):
+    with pytest.raises(ValueError, match=f"no example with a token to learn from: .*data.jsonl: {message}"):
         examples(tmp_path, tokenizer, [{"messages": messages}])
 
 

@@ -1,10 +1,11 @@
 """Language models as training takes them: without caches, and with the roles of their products."""
 
+import language_models
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from language_models import WORDS, make_folder, make_model
+from language_models import WORDS, Writer, make_folder, make_model
 from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.onnxruntime import InferenceSession
@@ -96,6 +97,138 @@ def test_roles_and_layers(tmp_path):
     assert (base.vocabulary, base.width, base.tokens, base.logits) == (SIZE, 32, "input_ids", "logits")
 
 
+class Parallel(Writer):
+    """Layers whose attention and perceptron read the same, as Phi's; the first one convolves, as LFM2's."""
+
+    def layer(self, x, number):
+        name = f"model.layers.{number}"
+        normal = self.norm(x, f"{name}.input_layernorm")
+        mixed = self.product(normal, f"{name}.in_proj", self.width, self.width)
+        if number:
+            mixed = self.attention(mixed, mixed, mixed, number)
+        else:
+            mixed = self.node("CausalConvWithState", [mixed, self.weight("conv", self.width, 1, 3)], "/conv")
+        mixed = self.product(mixed, f"{name}.out_proj", self.width, self.width)
+        inner = self.node("Gelu", [self.product(normal, f"{name}.mlp.fc1", self.width, 64)], f"/{name}/gelu")
+        inner = self.product(inner, f"{name}.mlp.fc2", 64, self.width)
+        return self.node("Add", [self.node("Add", [x, mixed], f"/{name}/add"), inner], f"/{name}/add_1")
+
+
+class Guarded(Writer):
+    """Attention as torch.onnx.export writes it of a model with a mask: a softmax that is no number becomes 0."""
+
+    def attention(self, q, k, v, number):
+        name = f"/attention.{number}"
+        nothing, least = (self.constant(np.full([1], value, np.float32), f"{name}.{value}") for value in (0, -np.inf))
+        scores = self.node("MatMul", [q, self.node("Transpose", [k], f"{name}/k", perm=[0, 2, 1])], f"{name}/scores")
+        here = self.node("LessOrEqual", [scores, scores], f"{name}/mask")
+        given = [here, scores, least] if number else [self.node("Not", [here], f"{name}/not"), least, scores]
+        softmax = self.node("Softmax", [self.node("Where", given, f"{name}/masked")], f"{name}/softmax")
+        guard = self.node("IsNaN", [softmax], f"{name}/guard")
+        return self.node("MatMul", [self.node("Where", [guard, nothing, softmax], f"{name}/where"), v], name)
+
+
+def test_attention_behind_a_guard(tmp_path, monkeypatch):
+    monkeypatch.setattr(language_models, "Writer", Guarded)
+    onnx.save(make_model(SIZE, shared=2), tmp_path / "model.onnx")
+    roles = ("q", "k", "v", "o", "gate", "up", "down")
+    found = [(each.layer, each.role) for each in read(tmp_path / "model.onnx").products]
+    assert found[1:-1] == [(layer, role) for layer in (0, 1) for role in roles]
+
+
+def test_layers_of_parallel_products_and_of_convolutions(tmp_path, monkeypatch):
+    monkeypatch.setattr(language_models, "Writer", Parallel)
+    onnx.save(make_model(SIZE, shared=2), tmp_path / "model.onnx")
+    found = [(each.layer, each.role) for each in read(tmp_path / "model.onnx").products]
+    roles = {0: ["other", "other", "up", "down"], 1: ["qkv", "o", "up", "down"]}
+    assert found[1:-1] == [(layer, role) for layer, each in roles.items() for role in each]
+
+
+def changed(tmp_path, write, **given):
+    """A folder whose model `write` has changed: the nodes before the last one, which copies the scores."""
+    model = make_model(SIZE, **given)
+    write(model.graph)
+    onnx.save(model, tmp_path / "model.onnx")
+    return read(tmp_path / "model.onnx")
+
+
+def test_softcap_of_scores(tmp_path):
+    def cap(graph):
+        graph.initializer.append(numpy_helper.from_array(np.float32(2), "cap"))
+        scores = graph.node.pop().input[0]
+        for op, inputs, y in (("Div", [scores, "cap"], "a"), ("Tanh", ["a"], "b"), ("Mul", ["b", "cap"], "logits")):
+            graph.node.append(helper.make_node(op, inputs, [y]))
+
+    base = changed(tmp_path, cap)
+    tokens = np.random.default_rng(0).integers(0, SIZE, (2, 6))
+    plain = run(read(make_folder(tmp_path / "plain") / "model.onnx").model, input_ids=tokens)
+    np.testing.assert_allclose(run(base.model, input_ids=tokens), 2 * np.tanh(plain / 2), rtol=1e-5, atol=1e-5)
+    assert "LinearCrossEntropyLoss" not in {node.op_type for node in base.with_loss().model.graph.node}
+
+
+@pytest.mark.parametrize("squeezed", [False, True])
+def test_scores_of_the_last_token_alone(tmp_path, squeezed):
+    """A model for generation may compute no others; training needs all."""
+
+    def prune(graph):
+        index = np.array(-1 if squeezed else [-1])
+        tensors = {"last": index, "one": np.array([1])}
+        graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in tensors.items())
+        product, copy = graph.node[-2:]
+        nodes = [helper.make_node("Gather", [product.input[0], "last"], ["last_row"], axis=1)]
+        if squeezed:
+            nodes.append(helper.make_node("Unsqueeze", ["last_row", "one"], ["last_rows"]))
+        product.input[0] = nodes[-1].output[0]
+        rest = [onnx.NodeProto.FromString(each.SerializeToString()) for each in (product, copy)]
+        del graph.node[-2:]
+        graph.node.extend([*nodes, *rest])
+        graph.output[0].type.tensor_type.shape.dim[1].dim_value = 1
+
+    base = changed(tmp_path, prune)
+    tokens = np.random.default_rng(0).integers(0, SIZE, (2, 6))
+    plain = run(read(make_folder(tmp_path / "plain") / "model.onnx").model, input_ids=tokens)
+    np.testing.assert_allclose(run(base.model, input_ids=tokens), plain, rtol=1e-6, atol=1e-6)
+
+
+def test_norms_and_sliding_caches_of_attention(tmp_path):
+    """GroupQueryAttention has both in itself for GPUs; without a past the window is left."""
+
+    def widen(graph):
+        graph.initializer.append(numpy_helper.from_array(np.linspace(1, 2, 32, dtype=np.float32), "normal"))
+        for node in graph.node:
+            if node.op_type == "GroupQueryAttention":
+                node.input.extend([*[""] * 5, "normal", "normal"])
+                given = {"sliding_window_cache": 1, "local_window_size": 3, "qk_norm_epsilon": 1e-5}
+                node.attribute.extend(helper.make_attribute(*each) for each in given.items())
+
+    base = changed(tmp_path, widen, cached=True, width=64)
+    tokens = np.random.default_rng(0).integers(0, SIZE, (1, 7))
+    scores = run(base.model, input_ids=tokens)
+    far = run(base.model, input_ids=np.concatenate([tokens[:, 1:2], tokens[:, 1:]], 1))
+    np.testing.assert_array_equal(scores[:, 5:], far[:, 5:])  # two layers of windows of three reach no farther
+    assert np.abs(scores[:, 4] - far[:, 4]).max() > 1e-4
+    q = next(each for each in base.products if each.role == "q")
+    shown = onnx.ModelProto.FromString(base.model.SerializeToString())
+    names = ["logits", q.output, next(each.input[0] for each in shown.graph.node if each.op_type.startswith("Group"))]
+    shown.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names[1:])
+    session = onnxruntime.InferenceSession(shown.SerializeToString(), providers=["CPUExecutionProvider"])
+    _, x, y = session.run(names, {"input_ids": tokens})
+    x = x.reshape(1, 7, 2, 32)
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * np.linspace(1, 2, 32)
+    np.testing.assert_allclose(y, x.reshape(1, 7, 64), rtol=1e-5, atol=1e-5)
+
+
+def test_products_that_do_not_reach_the_scores(tmp_path):
+    def cut(graph):
+        last = next(each for each in graph.node if each.name == "/model/layers.1/input_layernorm/LayerNorm")
+        own = last.input[0]
+        final = next(each for each in graph.node if each.name == "/model/norm/LayerNorm")
+        final.input[0] = own
+
+    assert changed(tmp_path, cut).unreached == 7
+    assert read(make_folder(tmp_path / "whole") / "model.onnx").unreached == 0
+
+
 def test_roles_without_names(tmp_path):
     """Roles come from the graph: names say nothing here."""
     model = make_model(SIZE)
@@ -128,6 +261,20 @@ def test_loss_is_the_mean_over_labels(tmp_path, is_trained):
     expected = -np.take_along_axis(logs, tokens[..., None], -1)[:, 3:].mean()
     session = InferenceSession(base.model.SerializeToString())
     assert session.run(None, {"input_ids": tokens, "labels": labels})[0] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_loss_with_weights(tmp_path, is_trained):
+    base = read(make_folder(tmp_path) / "model.onnx")
+    tokens = np.random.default_rng(0).integers(0, SIZE, (2, 6))
+    weights = np.array([[0, 0, 1, 0.5, 2, 0], [3, 0, 0, 0, 0.25, 1]], np.float32)
+    feeds = {"input_ids": tokens, "labels": np.where(weights > 0, tokens, -100)}
+    scores = run(base.model, input_ids=tokens).astype(np.float64)
+    logs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    expected = -(np.take_along_axis(logs, tokens[..., None], -1)[..., 0] * weights).sum() / weights.sum()
+    model = base.with_loss([base.head.weight] if is_trained else [], weighted=True).model
+    found = InferenceSession(model.SerializeToString()).run(None, {**feeds, "weights": weights})[0]
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_what_is_no_language_model(tmp_path):

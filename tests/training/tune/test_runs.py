@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 
 import numpy as np
 import onnx
@@ -315,6 +316,42 @@ def test_command_tells_of_products_that_saturate(tmp_path, model, data, monkeypa
     assert "note: products of" in text
 
 
+def test_file_that_validates(tmp_path, model, data):
+    """It is told where a run goes on without it."""
+    other = write_lines(tmp_path / "other.jsonl", LINES[:2] * 2)
+    given = {**SETTINGS, "epochs": 2}
+    run = Tuner(model).fit(data, tmp_path / "tuned", validation=other, **given)
+    assert (run.rows, run.validation_rows, len(run.perplexities())) == (12, 4, 3)
+    assert run.state.initial_loss == pytest.approx(
+        Tuner(model).fit(other, tmp_path / "same", validation=other, **given).state.initial_loss, rel=1e-5
+    )
+    code, text = command(model, "--data", data, "--validation", other, "--epochs", 1, "--output", tmp_path / "by")
+    assert code == 0, text
+    assert "validation: 4 examples with" in text.replace("\n", " ")
+    stopped = Tuner(model)
+    with pytest.raises(Interrupted):
+        stopped.fit(data, tmp_path / "part", validation=other, progress=interrupt, **given)
+    with pytest.raises(ValueError, match=r"another fine-tuning: validation was [0-9]+, and is None"):
+        Tuner(model).fit(data, tmp_path / "part", resume=True, **given)
+
+
+@pytest.mark.parametrize("given", [{}, {"train": "*lm_head*"}, {"pack": True}])
+def test_weights_of_messages(tmp_path, model, given):
+    """An answer with twice the weight counts as one that is there twice, in the loss and in the step."""
+    first, second = (each["messages"] for each in LINES[:2])
+    twice = write_lines(tmp_path / "twice.jsonl", [{"messages": each} for each in (first, second, second)])
+    weighed = [first[:1] + first[1:], [second[0], {**second[1], "weight": 2.0}]]
+    once = write_lines(tmp_path / "once.jsonl", [{"messages": each} for each in weighed])
+    settings = {**SETTINGS, "epochs": 2, "batch_size": 3}
+    runs = [Tuner(model, **given).fit(data, tmp_path / data.stem, **settings) for data in (twice, once)]
+    losses = [[each.train_loss for each in run.state.history] for run in runs]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def interrupt(done, *_):
+    signal.raise_signal(signal.SIGINT)
+
+
 def test_examples_are_shown(tmp_path, model, data):
     code, text = command(model, "--data", data, "--show", 2, "--output", tmp_path / "tuned")
     assert code == 0, text
@@ -350,6 +387,8 @@ def test_genai_writes_what_the_tuner_writes(tmp_path, data):
     tokens = tuner.adapted.prompt_tokens("what is red ?")
     found = genai.write(run.output, run.output / "adapter.onnx_adapter", tokens, 8, 0.0, 0)
     assert tuner.adapted.tokenizer.decode(list(found)) == tuner.write("what is red ?", max_new_tokens=8) == ANSWER
+    some = list(genai.write(run.output, run.output / "adapter.onnx_adapter", tokens, 3, 0.0, 0))
+    assert tuner.adapted.tokenizer.decode(some) == " ".join(ANSWER.split()[:3])
 
 
 def genai_config(width, layers=2, heads=2, shared=1):

@@ -20,6 +20,7 @@ LIBRARIES = {
     "train": (*ONNX, "matplotlib"),
     "onnx": ONNX,
     "tune": (*ONNX, "matplotlib", "tokenizers", "jinja2"),
+    "parquet": ("pyarrow",),
 }
 
 

@@ -95,7 +95,10 @@ class RunSettings:
     lr: float | None = opt("The learning rate; default: 0.001, of tune 0.0002.", callback=positive)
     batch_size: int | None = opt("How many rows a batch has; default: 32, of tune 4.", min=1)
     seed: int | None = opt("The number that decides the order of the rows; default: 0.", min=0)
-    validation: str | None = opt("How many training rows validate every epoch; default: none.", metavar="FRACTION|ROWS")
+    validation: str | None = opt(
+        "How many training rows validate every epoch, or of tune a file of others; default: none.",
+        metavar="FRACTION|ROWS",
+    )
     patience: int | None = opt("Stop after so many epochs without a better validation loss; default: never.", min=1)
     schedule: str | None = opt(
         "How the learning rate falls: constant, linear or cosine; default: constant, of tune cosine.", metavar="KIND"

@@ -5,7 +5,7 @@ import shlex
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich.console import Console
@@ -53,9 +53,8 @@ class Texts:
     """Texts that are read and written."""
 
     data: Path | None = opt(
-        "Examples as .jsonl with messages, prompt and completion, or text; default: no training.",
+        "Examples: .jsonl, .json, .csv or .parquet, or a folder of such files; default: no training.",
         callback=existing,
-        dir_okay=False,
     )
     output: Path | None = opt("Folder for the results; default: tuned/NAME.", file_okay=False)
     train_on: str = opt(
@@ -63,6 +62,7 @@ class Texts:
         default="assistant",
         metavar="KIND",
     )
+    skip_bad: bool = opt("Leave wrong examples out, and tell how many, instead of an error.", default=False)
     show: int = opt("Show so many examples, with what is learned of them marked, and do not train.", default=0, min=0)
     sample: list[str] | None = opt("A prompt that is written on after every epoch; default: none.", metavar="PROMPT")
     resume: bool = opt("Go on from last.checkpoint in the output.", "--resume", default=False)
@@ -126,6 +126,8 @@ def tune(
                 return
             if texts.data is not None:
                 going_on = given(what, replace(texts, resume=True, output=output))
+                if isinstance(other := _settings(settings).get("validation"), Path):
+                    going_on["--validation"] = other
                 command = shlex.join(["opgrad", "tune", str(model), *words(going_on)])
                 _train(tuner, texts, output, settings, processes, screen, command)
                 return
@@ -179,12 +181,19 @@ def _train(
         epochs = settings.epochs or DEFAULTS["epochs"]
         with TrainingBar(screen, model.folder.resolve().name, "tokens", epochs) as bar:
             run = tuner.fit(
-                texts.data, output, train_on=texts.train_on, samples=texts.sample or (), progress=bar,
-                log=log, resume=texts.resume, processes=processes, **settings.of_recipe(),
+                texts.data, output, train_on=texts.train_on, skip_bad=texts.skip_bad, samples=texts.sample or (),
+                progress=bar, log=log, resume=texts.resume, processes=processes, **_settings(settings),
             )  # fmt: skip
     except Interrupted as interruption:
         raise RuntimeError(f"{interruption}; to go on: {command}") from None
     _print(screen, run)
+
+
+def _settings(settings: RunSettings) -> dict[str, Any]:
+    """The settings of a run; validation may be a file of examples."""
+    if settings.validation is None or not Path(settings.validation).exists():
+        return settings.of_recipe()
+    return {**replace(settings, validation=None).of_recipe(), "validation": Path(settings.validation)}
 
 
 def _show(tuner: "Tuner", texts: Texts, screen: Console) -> None:
@@ -193,14 +202,14 @@ def _show(tuner: "Tuner", texts: Texts, screen: Console) -> None:
 
     assert texts.data is not None
     model = tuner.adapted
-    examples = model.examples(texts.data, texts.train_on)
+    examples = model.examples(texts.data, texts.train_on, texts.skip_bad)
     for number in range(min(texts.show, len(examples))):
         text = Text(style="dim")
         for part, is_learned in examples[number].spans():
             written = model.tokenizer.decode(part, special=True)
             bare = written if screen.color_system else f"«{written}»"
             text.append(bare if is_learned else written, "not dim green" if is_learned else "")
-        screen.print(Panel(text, title=f"line {examples.line(number)}", title_align="left"))
+        screen.print(Panel(text, title=examples.origin(number), title_align="left"))
     for line in notes(examples.told, model.max_length):
         screen.print(line)
 

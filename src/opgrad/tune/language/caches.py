@@ -1,4 +1,7 @@
-"""Takes caches, masks and positions out of a language model: whole sequences are given, padded on the right."""
+"""Takes out of a language model what is for generation: caches, masks, positions, and the choice of the last token.
+
+Whole sequences are given, padded on the right.
+"""
 
 from typing import Any
 
@@ -27,6 +30,8 @@ def without_caches(source: onnx.ModelProto, tokens: str, logits: str, what: str)
     model = copied(source)
     graph = model.graph
     _drop_past(graph, tokens)
+    _normalize_apart(graph)
+    _keep_all_tokens(model, logits)
     keep(graph.output, [each for each in graph.output if each.name == logits])
     keep(graph.node, needed(graph.node, [logits]))
     read = read_by(graph.node)
@@ -54,10 +59,53 @@ def _drop_past(graph: onnx.GraphProto, tokens: str) -> None:
         past = [place for place in places if place < len(node.input) and node.input[place] in given]
         for place in past:
             node.input[place] = ""
+        # Without a past the window, which stays, is all that a cache that slides means.
+        keep(node.attribute, [each for each in node.attribute if each.name != "sliding_window_cache" or not past])
         if past:
             del node.output[1:]
         while node.input and not node.input[-1]:
             node.input.pop()
+
+
+def _normalize_apart(graph: onnx.GraphProto) -> None:
+    """Write the norms of queries and keys that GroupQueryAttention has in itself for GPUs as nodes."""
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        inputs = [*node.input, *[""] * 16]
+        if node.op_type == "GroupQueryAttention" and inputs[14] and inputs[1]:
+            given = attributes_of(node)
+            norm = {"axis": -1, "epsilon": given.get("qk_norm_epsilon", 1e-6), "stash_type": 1}
+            for place, heads in enumerate((given["num_heads"], given["kv_num_heads"])):
+                x, scope = inputs[place], f"{SCOPE}{node.name}/{'qk'[place]}_norm"
+                for name, sizes in (("heads", [0, 0, heads, -1]), ("flat", [0, 0, -1])):
+                    graph.initializer.append(numpy_helper.from_array(np.array(sizes), f"{scope}/{name}"))
+                nodes += [
+                    helper.make_node("Reshape", [x, f"{scope}/heads"], [f"{scope}/by_heads"], f"{scope}/Reshape"),
+                    helper.make_node("SimplifiedLayerNormalization", [f"{scope}/by_heads", inputs[14 + place]],
+                                     [f"{scope}/normal"], scope, **norm),
+                    helper.make_node("Reshape", [f"{scope}/normal", f"{scope}/flat"], [f"{scope}/y"], f"{scope}/back"),
+                ]  # fmt: skip
+                node.input[place] = f"{scope}/y"
+                node.input[14 + place] = ""
+            while not node.input[-1]:
+                node.input.pop()
+        nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
+    keep(graph.node, nodes)
+
+
+def _keep_all_tokens(model: onnx.ModelProto, logits: str) -> None:
+    """Let the scores of all tokens be computed where a model for generation takes the last token alone."""
+    graph = Graph(copied(model))
+    for node in model.graph.node:
+        if node.op_type not in ("Gather", "Unsqueeze") or attributes_of(node).get("axis", 1) != 1:
+            continue
+        chosen = graph.maker(node.input[0], "Gather") if node.op_type == "Unsqueeze" else node
+        index = None if chosen is None or attributes_of(chosen).get("axis") != 1 else graph.constant(chosen.input[1])
+        if chosen is None or index is None or index.ravel().tolist() != [-1] or index.ndim != (chosen is node):
+            continue
+        node.CopyFrom(helper.make_node("Identity", [chosen.input[0]], list(node.output), node.name))
+        scores = next(each for each in model.graph.output if each.name == logits)
+        scores.type.tensor_type.shape.dim[1].Clear()
 
 
 class _CacheWriter:

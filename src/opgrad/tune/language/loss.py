@@ -16,7 +16,7 @@ from opgrad.onnx.graph.messages import HALVES, MICROSOFT, domain_of, import_micr
 from opgrad.onnx.graph.nodes import attributes_of, needed
 from opgrad.tune.language.packed_weights import attributes_of_nbits
 
-LABELS, LOSS = "labels", "loss"
+LABELS, WEIGHTS, LOSS = "labels", "weights", "loss"
 IGNORED = -100  # the label of a token that does not count
 SCOPE = "loss/"
 
@@ -31,12 +31,14 @@ class Head(NamedTuple):
 
 
 def add_loss(
-    model: onnx.ModelProto, hidden: str, logits: str, trained: Collection[str], with_scores: bool = False
-) -> None:
+    model: onnx.ModelProto, hidden: str, logits: str, trained: Collection[str], with_scores: bool = False,
+    weighted: bool = False,
+) -> None:  # fmt: skip
     """Give a model the loss as its only output, and labels as an input.
 
     hidden, logits: what the last product computes the scores from, and the scores. trained: names of weights.
-    with_scores: whether the graph computes the scores, as a value of its own, in any case.
+    with_scores: whether the graph computes the scores, as a value of its own, in any case. weighted: whether weights of
+    the tokens' losses, which the mean is over, are an input, too.
     """
     graph = Graph(model)
     head, rows = None if with_scores else _head(graph, hidden, logits, trained), f"{SCOPE}rows"
@@ -49,14 +51,32 @@ def add_loss(
     model.graph.initializer.append(numpy_helper.from_array(shape, f"{SCOPE}shape"))
     flat = f"{SCOPE}flat_{'logits' if head is None else 'hidden'}"
     nodes.append(helper.make_node("Reshape", [scores, f"{SCOPE}shape"], [flat], f"{SCOPE}Reshape_scores"))
+    weights = f"{SCOPE}flat_weights"
+    if weighted:
+        model.graph.input.append(helper.make_tensor_value_info(WEIGHTS, TensorProto.FLOAT, ["batch", "length"]))
+        nodes.append(helper.make_node("Reshape", [WEIGHTS, rows], [weights], f"{SCOPE}Reshape_weights"))
+    result = LOSS
     if head is None:
-        op, inputs, attributes, domain = "SoftmaxCrossEntropyLoss", [flat, labels], {}, ""
+        op, inputs, domain, result = (
+            "SoftmaxCrossEntropyLoss",
+            [flat, labels],
+            "",
+            f"{SCOPE}losses" if weighted else LOSS,
+        )
+        attributes: dict[str, Any] = {"reduction": "none"} if weighted else {}
     else:
         op, inputs, domain = "LinearCrossEntropyLoss", [flat, head.weight, labels, *head.others], MICROSOFT
+        inputs += [*[""] * (5 - len(inputs)), weights] if weighted else []
         attributes = head.attributes
         import_microsoft(model)
     attributes = {**attributes, "ignore_index": IGNORED}
-    nodes.append(helper.make_node(op, inputs, [LOSS], f"{SCOPE}{op}", domain=domain, **attributes))
+    nodes.append(helper.make_node(op, inputs, [result], f"{SCOPE}{op}", domain=domain, **attributes))
+    if result != LOSS:
+        product, sums = f"{SCOPE}products", [f"{SCOPE}sum_of_{name}" for name in ("products", "weights")]
+        nodes.append(helper.make_node("Mul", [result, weights], [product], f"{SCOPE}Mul"))
+        nodes.append(helper.make_node("ReduceSum", [product], sums[:1], sums[0], keepdims=0))
+        nodes.append(helper.make_node("ReduceSum", [weights], sums[1:], sums[1], keepdims=0))
+        nodes.append(helper.make_node("Div", sums, [LOSS], f"{SCOPE}Div"))
     model.graph.node.extend(nodes)
     del model.graph.output[:]
     model.graph.output.append(helper.make_tensor_value_info(LOSS, TensorProto.FLOAT, []))

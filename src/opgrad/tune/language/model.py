@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto
 from onnx.external_data_helper import uses_external_data
 
+from opgrad.base.reading import json_object, read_regular
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.halves import compute_in_float32
 from opgrad.onnx.graph.loading import place_of, read_model
@@ -17,10 +18,11 @@ from opgrad.onnx.graph.messages import FLOATS, copied
 from opgrad.training.files.tensor_values import Held, array_of, taken_apart
 from opgrad.tune.language.caches import without_caches
 from opgrad.tune.language.loss import LOSS, add_loss
-from opgrad.tune.language.products import WeightProduct, find_products
+from opgrad.tune.language.products import WeightProduct, find_products, unreached
 from opgrad.tune.language.shared_tables import reshaped
 
 WHO = "tune"
+CONFIGS = ("config.json", "genai_config.json")  # that name the architecture
 FLOAT_ACCURACY = 1  # of MatMulNBits: operands stay float32
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 TOKENS = ("input_ids", "tokens", "input")
@@ -40,6 +42,8 @@ class LanguageModel:
     vocabulary: the number of scores. width: that of `hidden`.
     products: those with weights, in the graph's order.
     loss: the loss, a number, in a model that `with_loss` made; else "".
+    unreached: how many products of the source do not reach the scores.
+    architecture: as genai_config.json or config.json beside the file names it, "" without these.
     """
 
     source: onnx.ModelProto
@@ -53,6 +57,8 @@ class LanguageModel:
     width: int
     products: tuple[WeightProduct, ...]
     loss: str = ""
+    unreached: int = 0
+    architecture: str = ""
 
     @property
     def head(self) -> WeightProduct:
@@ -81,15 +87,18 @@ class LanguageModel:
         names = [axis.dim_param for axis in kind.shape.dim]
         return {**dict(zip(names, (batch_size, length), strict=True)), "batch": batch_size, "length": length}
 
-    def with_loss(self, trained: Collection[str] = (), with_scores: bool = False) -> "LanguageModel":
+    def with_loss(
+        self, trained: Collection[str] = (), with_scores: bool = False, weighted: bool = False
+    ) -> "LanguageModel":  # fmt: skip
         """The same model with its loss as the only output: the mean over all labels that count.
 
-        It gets the input `labels`, int64 [batch, length]: for each token the one that shall follow, or -100. The last
+        It gets the input `labels`, int64 [batch, length]: for each token the one that shall follow, or -100; with
+        `weighted`, the mean is over `weights`, float32 [batch, length], which are 0 where no label counts. The last
         product and the loss become one node, whose scores are never whole in memory, unless its weight is among
         `trained`, something is added to the scores, or `with_scores` asks for them.
         """
         model = copied(self.model)
-        add_loss(model, self.hidden, self.logits, trained, with_scores)
+        add_loss(model, self.hidden, self.logits, trained, with_scores, weighted)
         return replace(self, model=model, loss=LOSS)
 
 
@@ -119,8 +128,18 @@ def read(path: str | PathLike[str]) -> LanguageModel:
         raise ValueError(f"{what} computes {logits!r} by no product with a weight, expected a language model")
     return LanguageModel(
         source=source, model=model, values=values, files=files, tokens=tokens, logits=logits, hidden=head.input,
-        vocabulary=head.outputs, width=head.inputs, products=products,
+        vocabulary=head.outputs, width=head.inputs, products=products, unreached=unreached(source, logits),
+        architecture=_architecture(path.parent),
     )  # fmt: skip
+
+
+def _architecture(folder: Path) -> str:
+    """The architecture of the model in a folder, as the files beside it name it."""
+    configs = [
+        json_object(read_regular(path), f"{WHO}: {path}") for name in CONFIGS if (path := folder / name).is_file()
+    ]
+    named = [each.get("model_type") or (each.get("model") or {}).get("type") for each in configs]
+    return next((each for each in named if isinstance(each, str)), "")
 
 
 def _nbytes(held: Held) -> int:

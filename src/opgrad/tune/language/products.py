@@ -13,9 +13,11 @@ from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.large import FEW_BITS
 from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, attribute_of, copied, domain_of
 from opgrad.onnx.graph.modules import module_path
+from opgrad.onnx.graph.nodes import needed
 
 TABLES = ("Gather", "GatherBlockQuantized")
 ATTENTION = ("GroupQueryAttention", "MultiHeadAttention", "Attention", "SparseAttention", "PackedMultiHeadAttention")
+CONVOLUTIONS = ("CausalConvWithState", "LinearAttention")  # that stand in a layer where attention stands in others
 # What stands between products and attention and changes no number, or each row by itself.
 BETWEEN = (
     *("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Cast", "Expand", "Concat", "Split", "Slice", "Add"),
@@ -24,6 +26,7 @@ BETWEEN = (
 )
 MOVING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity")
 ACTIVATIONS = ("Sigmoid", "Gelu", "FastGelu", "QuickGelu", "Relu", "Silu", "Swish", "Tanh", "Erf", "BiasGelu")
+ELEMENTWISE = (*ACTIVATIONS, "Mul", "Add", "Div", "Cast", "Pow", "Identity", "Split", "Slice")  # in a perceptron
 THROUGH = ("DequantizeLinear", "Transpose", "Cast", "Identity", "Reshape")  # between a stored weight and its product
 
 
@@ -60,6 +63,17 @@ class WeightProduct:
     bias: str = ""
 
 
+def unreached(model: onnx.ModelProto, logits: str) -> int:
+    """How many products of a stored weight do not reach the scores."""
+    nodes, held = list(model.graph.node), {each.name for each in model.graph.initializer}
+    reached = {node.output[0] for node in needed(nodes, [logits])}
+    places = [(node, facts_of(node).stored) for node in nodes if node.op_type not in TABLES]
+    return sum(
+        place is not None and place < len(node.input) and node.input[place] in held and node.output[0] not in reached
+        for node, place in places
+    )
+
+
 def find_products(model: onnx.ModelProto, tokens: str, logits: str) -> tuple[WeightProduct, ...]:
     """The products of a model from tokens to scores, in the order of its nodes."""
     return tuple(_ProductSearch(Graph(copied(model)), tokens, logits).products())
@@ -81,15 +95,17 @@ class _ProductSearch:
             self._name_operands(node, operands, roles, parts)
             for product in self._behind(node.output[0]):
                 roles.setdefault(product, "o")
-        head = self._before(self._logits)
+        head = self._before(self._logits, (*BETWEEN, "Tanh"))  # a softcap stands behind it
         roles |= dict.fromkeys(head, "head")
         self._name_others(roles)
-        depths = self._depths({id(node) for node, _ in attentions})
-        weights = Counter(each.weight for each in self._found.values())
+        mixers = attentions + [(node, node.input[:1]) for node in self._graph.nodes() if node.op_type in CONVOLUTIONS]
+        before = {name for _, operands in mixers for each in operands for name in self._before(each)}
+        following = self._following({id(node) for node, _ in mixers})
+        count, weights = max(following.values(), default=0), Counter(each.weight for each in self._found.values())
         for name, found in self._found.items():
-            role, depth = roles.get(name, "other"), depths.get(name, 0)
-            layer = depth if role in ("q", "k", "v", "qkv") else depth - 1
-            outside = role in ("head", "embedding") or not attentions
+            role = roles.get(name, "other")
+            layer = count - following.get(name, 0) - (name not in before)
+            outside = role in ("head", "embedding") or not mixers
             layer, shared = -1 if outside else layer, weights[found.weight] > 1
             yield replace(found, role=role, layer=layer, parts=parts.get(name, ()), shared=shared)
 
@@ -178,8 +194,16 @@ class _ProductSearch:
             if node.op_type not in steps:
                 return None
             softmax = softmax or node.op_type == "Softmax"
-            name = node.input[1] if node.op_type == "Where" and len(node.input) == 3 else node.input[0]
+            name = node.input[0]
+            if node.op_type == "Where":  # instead of what is masked, or is no number, a constant stands
+                name = next((each for each in node.input[1:] if not self._is_fixed(each)), node.input[1])
         return None
+
+    def _is_fixed(self, name: str) -> bool:
+        """Whether a value is the same whatever the tokens are, be it a constant in another shape."""
+        while (node := self._graph.producers.get(name)) is not None and node.op_type in THROUGH:
+            name = node.input[0]
+        return self._graph.constant(name) is not None
 
     def _name_operands(
         self,
@@ -216,8 +240,8 @@ class _ProductSearch:
             name = following[0].output[0]
         return None
 
-    def _before(self, name: str) -> list[str]:
-        """The results of the nearest products before a value, through what stands between products and attention."""
+    def _before(self, name: str, between: Sequence[str] = BETWEEN) -> list[str]:
+        """The results of the nearest products before a value, through operators that may stand between."""
         seen, waiting, found = set[str](), [name], []
         while waiting:
             each = waiting.pop(0)
@@ -226,7 +250,7 @@ class _ProductSearch:
             seen.add(each)
             if each in self._found and self._found[each].op not in TABLES:
                 found.append(each)
-            elif (node := self._graph.producers.get(each)) is not None and node.op_type in BETWEEN:
+            elif (node := self._graph.producers.get(each)) is not None and node.op_type in between:
                 waiting += list(node.input)
         return found
 
@@ -255,7 +279,9 @@ class _ProductSearch:
         for name, product in self._found.items():
             if name in roles:
                 continue
-            before = [each for each in self._nearest(product.input) if roles.get(each, "gate") in ("gate", "up")]
+            before = [
+                each for each in self._before(product.input, ELEMENTWISE) if roles.get(each, "gate") in ("gate", "up")
+            ]
             if any(roles.get(each) == "gate" for each in before):
                 roles[name] = "down"
                 gates = [each for each in before if roles.get(each) == "gate"]
@@ -270,28 +296,14 @@ class _ProductSearch:
         readers += [node for each in biased for node in self._graph.readers.get(each, [])]
         return any(node.op_type in ACTIVATIONS for node in readers)
 
-    def _nearest(self, name: str) -> list[str]:
-        """The results of the nearest products before a value, through elementwise operators."""
-        seen, waiting, found = set[str](), [name], []
-        elementwise = (*ACTIVATIONS, "Mul", "Add", "Div", "Cast", "Pow", "Identity", "Split", "Slice")
-        while waiting:
-            each = waiting.pop(0)
-            if each in seen:
-                continue
-            seen.add(each)
-            if each in self._found:
-                found.append(each)
-            elif (node := self._graph.producers.get(each)) is not None and node.op_type in elementwise:
-                waiting += list(node.input)
+    def _following(self, mixers: set[int]) -> dict[str, int]:
+        """By value, how many nodes in which tokens act on others stand on the longest way from it."""
+        found: dict[str, int] = {}
+        for node in reversed(list(self._graph.nodes())):
+            count = max((found.get(name, 0) for name in node.output), default=0) + (id(node) in mixers)
+            for name in node.input:
+                found[name] = max(found.get(name, 0), count)
         return found
-
-    def _depths(self, attentions: set[int]) -> dict[str, int]:
-        """By value, how many nodes of attention stand on the longest way to it."""
-        depths: dict[str, int] = {}
-        for node in self._graph.nodes():
-            depth = max((depths.get(name, 0) for name in node.input), default=0) + (id(node) in attentions)
-            depths |= dict.fromkeys(node.output, depth)
-        return depths
 
 
 def _ints(*values: object) -> tuple[int, int] | None:

@@ -1,0 +1,175 @@
+"""Files of examples in other forms than .jsonl become the lines of one .jsonl file, larger than the memory or not."""
+
+import bisect
+import csv
+import gzip
+import io
+import json
+import shutil
+import tempfile
+import weakref
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from opgrad.base.reading import check_regular, open_regular
+
+LONGEST_LINE = 1 << 26  # bytes
+FORMS = (".jsonl", ".json", ".csv", ".parquet")  # of files in a folder, perhaps with .gz behind them
+BLOCK = 1 << 16  # characters that are read at once
+
+
+class Lines:
+    """The lines of a file, or of all files of a folder.
+
+    source: a .jsonl file, an array in a .json file, a .csv or a .parquet file, the first three perhaps with .gz behind
+        their names, or a folder of these.
+    path: a file with a JSON value in each line: the source, or one that lives as long as this object.
+    Raises OSError, ValueError that names the place of what is wrong, ModuleNotFoundError without pyarrow.
+    """
+
+    def __init__(self, source: Path):
+        self.path, self._parts = source, [(0, source, "line")]
+        if not source.is_dir() and _form(source) == ".jsonl" and source.suffix != ".gz":
+            return
+        files = [source]
+        if source.is_dir():
+            files = sorted(each for each in source.iterdir() if _form(each, "") in FORMS)
+            if not files:
+                raise ValueError(f"{source} has no file with the ending {', '.join(FORMS)}")
+        folder = tempfile.mkdtemp(prefix="opgrad-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.path, self._parts, count = Path(folder) / "data.jsonl", [], 0
+        with self.path.open("wb") as target:
+            for file in files:
+                unit, lines = _read(file)
+                self._parts.append((count, file, unit))
+                for line in lines:
+                    count += 1
+                    target.write(line.strip(b"\r\n") + b"\n")
+
+    def where(self, number: int) -> str:
+        """Where a line came from, for messages. number: from 1."""
+        start, path, unit = self._parts[bisect.bisect_left(self._parts, number, key=lambda each: each[0]) - 1]
+        return f"{path}: {unit} {number - start}"
+
+    def __iter__(self) -> Iterator[tuple[int, int, bytes]]:
+        """The lines that are not empty: number, place in the file, and content."""
+        place, number = 0, 0
+        with open_regular(self.path) as file:
+            while line := file.readline(LONGEST_LINE):
+                number += 1
+                if len(line) == LONGEST_LINE:
+                    raise ValueError(f"{self.where(number)} has {LONGEST_LINE} bytes or more, expected fewer")
+                if line.strip():
+                    yield number, place, line
+                place += len(line)
+
+    def read(self, place: int) -> bytes:
+        """The content of the line at a place."""
+        with open_regular(self.path) as file:
+            file.seek(place)
+            return file.readline(LONGEST_LINE)
+
+
+def _form(path: Path, other: str = ".jsonl") -> str:
+    """The ending of a file's name that tells its form."""
+    ending = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    if ending == ".json" and path.is_file() and not _is_array(path):
+        return ".jsonl"
+    return ending if ending in FORMS else other
+
+
+def _read(path: Path) -> tuple[str, Iterable[bytes]]:
+    """What messages call an entry of a file, and the entries as JSON."""
+    form = _form(path)
+    if form == ".parquet":
+        return "row", map(_encoded, _parquet(path))
+    if form == ".csv":
+        return "row", map(_encoded, _csv(path))
+    return ("entry", _array(path)) if form == ".json" else ("line", _lines(path))
+
+
+def _encoded(value: Any) -> bytes:
+    return json.dumps(value, default=str).encode()
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[BinaryIO]:
+    """A file, unpacked if it is packed. Raises ValueError for a damaged one."""
+    try:
+        with open_regular(path) as file:
+            yield io.BufferedReader(gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is no whole .gz file: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8: {error.reason}") from None
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with _open(path) as file:
+        while line := file.readline(LONGEST_LINE):
+            yield line
+
+
+def _is_array(path: Path) -> bool:
+    with _open(path) as file:
+        return file.read(BLOCK).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+
+
+def _array(path: Path) -> Iterator[bytes]:
+    """The entries of an array, of which no more than one is in memory."""
+    decoder, text, number, at_end = json.JSONDecoder(), "", 0, False
+    with _open(path) as file:
+        reader = io.TextIOWrapper(file, "utf-8-sig")
+        text = reader.read(BLOCK).lstrip()[1:]
+        while True:
+            text = text.lstrip(" \t\r\n")
+            if text.startswith("]"):
+                return
+            try:
+                value, end = decoder.raw_decode(text)
+                if end == len(text) and not at_end:  # a number may go on
+                    raise ValueError
+            except (ValueError, RecursionError):
+                more = reader.read(max(BLOCK, len(text)))
+                at_end, text = not more, text + more
+                if not more or len(text) > LONGEST_LINE:
+                    raise ValueError(f"{path}: entry {number + 1} is no whole JSON") from None
+                continue
+            number, text = number + 1, text[end:].lstrip(" \t\r\n")
+            yield _encoded(value)
+            while not text and not at_end:
+                text = reader.read(BLOCK).lstrip(" \t\r\n")
+                at_end = not text
+            if not text.startswith(("]", ",")):
+                raise ValueError(f"{path}: a comma or ] is missing behind entry {number}")
+            text = text.removeprefix(",")
+
+
+def _csv(path: Path) -> Iterator[Any]:
+    with _open(path) as file:
+        csv.field_size_limit(LONGEST_LINE)
+        reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""))
+        try:
+            for number, row in enumerate(reader, 1):
+                if None in row or None in row.values():
+                    raise ValueError(f"{path}: row {number} has not as many fields as the first line has names")
+                yield row
+        except csv.Error as error:
+            raise ValueError(f"{path}: line {reader.line_num}: {error}") from None
+
+
+def _parquet(path: Path) -> Iterator[Any]:
+    import pyarrow
+    from pyarrow import parquet
+
+    check_regular(path)
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(256):
+                yield from batch.to_pylist()
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path}: {error}") from None
