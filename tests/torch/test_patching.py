@@ -416,6 +416,21 @@ def test_most_causal_models_have_a_small_form():
     assert made >= 0.7 * len(kinds[::10])
 
 
+@pytest.mark.filterwarnings("ignore")  # of these libraries among themselves
+def test_a_masked_model_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.ModernBertConfig(**SIZES, cls_token_id=1, sep_token_id=2)
+    model, ids = transformers.ModernBertForMaskedLM(config).train(), torch.randint(3, 97, (2, 9))
+    labels = torch.where(torch.arange(9) < 4, -100, ids)
+    expected = model(input_ids=ids, labels=labels)
+    wanted = gradients(model, expected.loss)
+    found = opgrad.torch.patch(model)(input_ids=ids, labels=labels)
+    assert found.logits is None
+    torch.testing.assert_close(found.loss, expected.loss)
+    torch.testing.assert_close(gradients(model, found.loss), wanted, rtol=1e-4, atol=1e-6)
+
+
 def llama(transformers):
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).train()
