@@ -14,7 +14,7 @@ import numpy as np
 from opgrad.call import arrays
 from opgrad.cli.examples import layers, losses, recurrent, tensors, windows
 from opgrad.cli.examples.accuracy import widened
-from opgrad.cli.examples.arguments import PAST_CACHES, Example, arguments, options_of, signature
+from opgrad.cli.examples.arguments import PLANNED, Example, arguments, options_of, signature
 from opgrad.contract import DTYPES, FLOATS, Array, Operator, Shape, Spec
 
 Examples = Callable[[np.random.Generator, bool], Sequence[Example]]
@@ -36,10 +36,10 @@ def examples(op: Operator, dtype: str, *, large: bool = False, seed: int = 0) ->
 def signatures(op: Operator, dtype: str) -> Iterator[tuple[Operator, list[Spec | None], dict[str, Any]]]:
     """The signatures of the examples' calls: the form of the operator, its arrays and its attributes.
 
-    Where examples are derived, so are calls on arrays that no cache holds.
+    Where examples are derived, so are calls that are only planned.
     """
     if own_examples(op) is None:
-        for shape, options in (*options_of(op), *PAST_CACHES.get(op.kind, ())):
+        for shape, options in (*options_of(op), *PLANNED.get(op.kind, ())):
             yield op, *signature(op, shape, dtype, **options)
         return
     for example in examples(op, dtype):

@@ -36,10 +36,17 @@ SHAPES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
     ],
     "slices": [((50, 24), {"indices": (600,)}), ((4, 9), {"indices": (30,), "axis": 1})],
 }
-# Shapes that no cache holds, for plans alone: results that are written past the cache may have kernels of their own,
-# and vectors of another width.
-PAST_CACHES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
-    "rows": [((1 << 19, 5000), {}), ((1024, 1000, 3136), {"axis": 1})]
+# Shapes for plans alone. Results that are written past the cache may have kernels of their own, and vectors of another
+# width; so have columns that are too long to be kept, and rows of some vectors.
+PLANNED: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
+    "rows": [
+        ((1 << 19, 5000), {}),
+        ((1024, 1000, 3136), {"axis": 1}),
+        ((2, 30000, 24), {"axis": 1}),
+        ((64, 40), {}),
+        ((64, 64), {}),
+    ],
+    "slices": [((50, 24), {"indices": (600,), "integers": "int32"})],
 }
 
 
@@ -142,11 +149,15 @@ def arguments(
 
 
 def signature(
-    op: Operator, shape: Shape, dtype: str, *, indices: Shape = (), optional: bool = False, **attributes: Any
-) -> tuple[list[Spec | None], dict[str, Any]]:
-    """The signature of `arguments`, without arrays: the Spec of each, None for one left out, and the attributes."""
+    op: Operator, shape: Shape, dtype: str, *, indices: Shape = (), integers: str = "int64", optional: bool = False,
+    **attributes: Any,
+) -> tuple[list[Spec | None], dict[str, Any]]:  # fmt: skip
+    """The signature of `arguments`, without arrays: the Spec of each, None for one left out, and the attributes.
+
+    integers: the dtype of labels and indices.
+    """
     shapes = _shapes(op, shape, indices, optional, attributes)
-    dtypes = {name: DTYPES["int64" if _is_integer(op, name) else dtype] for name in shapes}
+    dtypes = {name: DTYPES[integers if _is_integer(op, name) else dtype] for name in shapes}
     return [Spec(shapes[name], dtypes[name]) if name in shapes else None for name in op.arrays], attributes
 
 
