@@ -206,7 +206,8 @@ def tokenizers() -> Iterator[bytes]:
         "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "</s>": 2}, "unk_token": "a"}
     }
     vocabulary["pre_tokenizer"] = {"type": "WhitespaceSplit"}
-    template = "{% for m in messages %}{{ m['role'] }}: {{ m.content | trim }}{{ m.tool_calls or '' }}{{ eos_token }}{% endfor %}"
+    said = "{{ m['role'] }}: {{ m.content | trim }}{{ m.tool_calls or '' }}{{ eos_token }}"
+    template = "{% for m in messages %}" + said + "{% endfor %}"
     config = {"eos_token": "</s>", "chat_template": template}
     parts = json.dumps(vocabulary), json.dumps(config), json.dumps({"eos_token_id": [2]})
     yield b"\0\0".join(part.encode() for part in parts)
