@@ -206,7 +206,8 @@ def tokenizers() -> Iterator[bytes]:
         "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "</s>": 2}, "unk_token": "a"}
     }
     vocabulary["pre_tokenizer"] = {"type": "WhitespaceSplit"}
-    template = "{% for m in messages %}{{ m['role'] }}: {{ m.content | trim }}{{ eos_token }}{% endfor %}"
+    said = "{{ m['role'] }}: {{ m.content | trim }}{{ m.tool_calls or '' }}{{ eos_token }}"
+    template = "{% for m in messages %}" + said + "{% endfor %}"
     config = {"eos_token": "</s>", "chat_template": template}
     parts = json.dumps(vocabulary), json.dumps(config), json.dumps({"eos_token_id": [2]})
     yield b"\0\0".join(part.encode() for part in parts)
@@ -227,7 +228,7 @@ def known_tokenizer() -> object:
 
 
 def lines(path: Path) -> None:
-    """The examples of a .jsonl file, each read twice, by both ways of training."""
+    """The examples of a .jsonl file, each read by every way of training."""
     from opgrad.tune.examples import TRAIN_ON, TokenExamples
 
     for train_on in TRAIN_ON:
@@ -240,6 +241,10 @@ def line_files() -> Iterator[bytes]:
     yield json.dumps({"messages": chat, "tools": [{"name": "f"}]}).encode() + b"\n"
     yield b'{"prompt": "a", "completion": "b a"}\n\n{"text": "a b"}\r\n'
     yield json.dumps({"prompt": chat[:1], "completion": chat[1:]}).encode()
+    call = {**chat[1], "weight": 0.5, "tool_calls": [{"function": {"name": "a", "arguments": "{}"}}]}
+    turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    yield "\n".join(map(json.dumps, [{"messages": [chat[0], call]}, {"conversations": turns}])).encode()
+    yield b'{"instruction": "a", "input": "b", "output": "a"}\n{"prompt": "a", "response": "b", "system": "a"}'
 
 
 @cache
