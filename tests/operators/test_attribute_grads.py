@@ -11,7 +11,7 @@ import pytest
 from accuracy import differences
 from post_op_cases import PATTERNS, SHAPE, operand_of
 from primitive_attributes import AXES
-from primitive_cases import LAYOUTS, Placed, c_order, check_gradient, fortran, in_records, laid_out, numbers
+from primitive_cases import LAYOUTS, Placed, c_order, check_gradient, fortran, gapped, in_records, laid_out, numbers
 from samples import bits, cast
 
 import opgrad
@@ -23,7 +23,12 @@ from opgrad.ops.reference.primitive import GRADIENT_TYPES
 
 NAMES = ("softmax_grad", "log_softmax_grad")
 names = pytest.mark.parametrize("name", NAMES)
-LAYOUT_SHAPES = {"rows": ((5, 67, 133), -1), "columns": ((3, 131, 5, 9), 1), "split": ((1, 131077), -1)}
+LAYOUT_SHAPES = {
+    "rows": ((5, 67, 133), -1),
+    "transposed": ((5, 67, 13), -1),
+    "columns": ((3, 131, 5, 9), 1),
+    "split": ((1, 131077), -1),
+}
 # Those with a gradient; constants that put a kink among the numbers that occur.
 ELTWISE = [
     post_ops.abs(), post_ops.clip(-1, 0.25), post_ops.clip_v2(0.1, 2), post_ops.elu(0.7), post_ops.exp(),
@@ -133,6 +138,21 @@ def test_every_length(name, rng):
         for shape, axis in [((3, n), 1), ((n, 5), 0)]:
             dy, y = numbers(rng, shape, "float32", 1.0), saved(rng, name, shape, axis, "float32")
             check_gradient(name, dy, y, axis, place=Placed, note=f"{shape}", **usual(rng, shape))
+
+
+@names
+def test_short_rows(name, rng):
+    """Formulas go through several rows at once where these lie without gaps, which changes no bit."""
+    for n in range(1, 34):
+        shape = (37, n)
+        dy, y, given = numbers(rng, shape, "float32", 1.0), saved(rng, name, shape, -1, "float32"), usual(rng, shape)
+        check_gradient(name, dy, y, -1, place=Placed, note=f"{shape}", **given)
+        found, apart = (getattr(opgrad, name)(*arrays, **given) for arrays in ((dy, y), map(with_gaps, (dy, y))))
+        assert bits(found) == bits(apart), f"{shape}"
+
+
+def with_gaps(array):
+    return laid_out(array, gapped)
 
 
 @names
