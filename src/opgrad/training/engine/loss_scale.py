@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from opgrad.base.arguments import ArgumentError
 from opgrad.onnx.graph.halves import has_halves
 from opgrad.onnx.graph.messages import copied, keep
 from opgrad.onnx.graph.nodes import rename_inputs
@@ -37,18 +38,18 @@ class LossScale:
     def __init__(self, given: float | str):
         number = isinstance(given, int | float) and not isinstance(given, bool) and 2.0**-24 <= given <= LARGEST
         if not number and given != DYNAMIC:
-            raise ValueError(f"loss_scale is {given!r}, expected {DYNAMIC!r} or a number from 2**-24 to 2**24")
+            raise ArgumentError("loss_scale", f"is {given!r}, expected {DYNAMIC!r} or a number from 2**-24 to 2**24")
         self.dynamic, self.skipped = given == DYNAMIC, 0
         self._good = self._in_a_row = 0
         self._arrays, self._most = dict[str, np.ndarray](), FIRST
         self.factor = FIRST if self.dynamic else float(given)
 
-    def inputs(self, kind: "np.dtype[Any]", shape: tuple[int, ...], who: str) -> Mapping[str, np.ndarray]:
+    def inputs(self, kind: "np.dtype[Any]", shape: tuple[int, ...]) -> Mapping[str, np.ndarray]:
         """The memory of the graph's inputs. kind, shape: those of the loss."""
         self._most = FIRST if kind == np.float16 else LARGEST
         if self.factor > self._most:
-            raise ValueError(
-                f"{who}: loss_scale is {self.factor:g}, expected at most {self._most:g}: the loss is {kind}"
+            raise ArgumentError(
+                "loss_scale", f"is {self.factor:g}, expected at most {self._most:g}: the loss is {kind}"
             )
         self._arrays = {FACTOR: np.empty(shape, kind), INVERSE: np.empty((), np.float32)}
         self._set(self.factor)
@@ -101,7 +102,7 @@ def _numbers(text: object) -> list[float] | None:
     return [factor, *counts] if right and isinstance(factor, float) and 2.0**-64 < factor <= LARGEST else None
 
 
-def scaled(model: onnx.ModelProto, gradients: dict[str, str], scale: LossScale, who: str) -> Mapping[str, np.ndarray]:
+def scaled(model: onnx.ModelProto, gradients: dict[str, str], scale: LossScale) -> Mapping[str, np.ndarray]:
     """Let a training graph that computes in float16 take float32 parameters and give float32 gradients.
 
     model: changed. Its parameters are rounded to float16 where they are read; the gradient of the loss is an input.
@@ -113,9 +114,11 @@ def scaled(model: onnx.ModelProto, gradients: dict[str, str], scale: LossScale, 
     halves = [name for name in gradients if kinds[name].elem_type == TensorProto.FLOAT16]
     seed = next((copied(each) for each in graph.initializer if each.name == first), None)
     if not halves or has_halves(model, (TensorProto.BFLOAT16,)):
-        raise ValueError(f"{who}: loss_scale is for graphs that compute in float16, expected none for this one")
+        raise ArgumentError("loss_scale", "is for graphs that compute in float16, expected none for this one")
     if seed is None:
-        raise ValueError(f"{who}: the graph has no initializer {first!r}, the gradient of its loss, to be scaled")
+        raise ArgumentError(
+            "loss_scale", f"scales the gradient of the loss, but the graph has no initializer {first!r}"
+        )
     keep(graph.initializer, [each for each in graph.initializer if each.name != first])
     names = {name: f"{name}.float16" for name in halves} | {first: FACTOR}
     for node in graph.node:
@@ -134,4 +137,4 @@ def scaled(model: onnx.ModelProto, gradients: dict[str, str], scale: LossScale, 
         kinds[name].elem_type = TensorProto.FLOAT
     graph.input.append(helper.make_tensor_value_info(FACTOR, seed.data_type, seed.dims))
     graph.input.append(helper.make_tensor_value_info(INVERSE, TensorProto.FLOAT, []))
-    return scale.inputs(helper.tensor_dtype_to_np_dtype(seed.data_type), tuple(seed.dims), who)
+    return scale.inputs(helper.tensor_dtype_to_np_dtype(seed.data_type), tuple(seed.dims))

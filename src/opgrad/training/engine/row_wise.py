@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from opgrad.base.arguments import naming
 from opgrad.call import optim
 from opgrad.call.operators import gather_grad
 from opgrad.onnx.graph.messages import keep
@@ -32,7 +31,7 @@ INDICES, GRADIENT = "_rows.indices", "_rows.gradient"  # behind a table's name: 
 # --- graph -----------------------------------------------------------------------------------------------------------
 
 
-def expose(model: onnx.ModelProto, gradients: dict[str, str], given: Sequence[str], who: str) -> list[str]:
+def expose(model: onnx.ModelProto, gradients: dict[str, str], given: Sequence[str]) -> list[str]:
     """Replace each table's gradient in a training graph by two outputs: the indices, and the gradient of the rows.
 
     gradients: names of the gradients by parameter; those of the tables go.
@@ -48,8 +47,7 @@ def expose(model: onnx.ModelProto, gradients: dict[str, str], given: Sequence[st
         if node.op_type == "Gather" and node.input[0] in trained:
             known = name_in_module(node.input[0], node, 0)
             modules.setdefault(node.input[0], []).extend([known] if known else [])
-    with naming(who):
-        named, matched = matching("row_wise", given, trained, list(modules), modules, KINDS)
+    named, matched = matching("row_wise", given, trained, list(modules), modules, KINDS)
     names = list(dict.fromkeys([*named, *matched]))
     for name in names:
         _expose(model.graph, name, gradients.pop(name))

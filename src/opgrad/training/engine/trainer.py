@@ -8,6 +8,7 @@ from os import PathLike
 import numpy as np
 import onnxruntime
 
+from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
 from opgrad.cpu.runtime.threads import get_num_threads
 from opgrad.onnx.graph.batch_norm import written_inputs
 from opgrad.onnx.graph.halves import in_float32, rounded
@@ -66,14 +67,16 @@ class Trainer:
         if options is None:
             options = session_options(get_num_threads())
         self.artifacts = artifacts
-        self.loss_scale = None if loss_scale is None else LossScale(loss_scale)
-        model, constants = artifacts.training(in_halves=loss_scale is not None)
-        gradients = dict(artifacts.gradients)
-        if self.loss_scale is not None:
-            if row_wise:
-                raise ValueError("Trainer: loss_scale and row_wise, expected one of them")
-            constants = {**constants, **scaled(model, gradients, self.loss_scale, "Trainer")}
-        row_wise = expose(model, gradients, row_wise, "Trainer")
+        with naming("Trainer"):
+            _check_learning_rate(learning_rate)
+            self.loss_scale = None if loss_scale is None else LossScale(loss_scale)
+            model, constants = artifacts.training(in_halves=loss_scale is not None)
+            gradients = dict(artifacts.gradients)
+            if self.loss_scale is not None:
+                if row_wise:
+                    raise ArgumentError("loss_scale", "and row_wise, expected one of them")
+                constants = {**constants, **scaled(model, gradients, self.loss_scale)}
+            row_wise = expose(model, gradients, row_wise)
         written = written_inputs(model.graph)
         kinds = {each.name: each.type.tensor_type.elem_type for each in model.graph.input}
         frozen = {
@@ -85,7 +88,7 @@ class Trainer:
         what = f"Trainer: {artifacts.title}"
         self._graph = open_training(model, gradients, memory, constants, options, what, fuse)
         self.evaluator = Evaluator(artifacts, options)
-        self.optimizer: SGD | AdamW = memory.start(artifacts.rule, _learning_rate("Trainer", learning_rate))
+        self.optimizer: SGD | AdamW = memory.start(artifacts.rule, float(learning_rate))
         self.rows = memory.rows
         self.parameters: dict[str, np.ndarray] = {**memory.parameters, **memory.tables, **frozen}
         self.statistics = {name: array for name, array in frozen.items() if name in written}
@@ -99,7 +102,9 @@ class Trainer:
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self.optimizer.learning_rate = _learning_rate("Trainer.learning_rate", value)
+        with naming("Trainer.learning_rate"):
+            _check_learning_rate(value)
+        self.optimizer.learning_rate = float(value)
 
     def step(self, batch: Mapping[str, np.ndarray]) -> float:
         """Train on one batch and return its loss, as it was before the step.
@@ -247,13 +252,12 @@ class Trainer:
             self._graph.replace(name, self.parameters[name])
 
 
-def _learning_rate(who: str, value: float) -> float:
-    """The given number, checked. Raises TypeError if it is no number, ValueError if it is no learning rate."""
+def _check_learning_rate(value: float) -> None:
+    """Raise ArgumentError if it is no learning rate."""
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{who}: learning_rate is {type(value).__name__}, expected a number")
+        raise ArgumentTypeError("learning_rate", f"is {type(value).__name__}, expected a number")
     if not 0 <= value < math.inf:
-        raise ValueError(f"{who}: learning_rate is {value}, expected a finite number of at least 0")
-    return float(value)
+        raise ArgumentError("learning_rate", f"is {value}, expected a finite number of at least 0")
 
 
 def _held(array: np.ndarray, written: bool) -> np.ndarray:

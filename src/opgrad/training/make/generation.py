@@ -197,7 +197,7 @@ class Files:
                 new_file(folder / f"{self.prefix}optimizer_model.onnx", content)
             if self.ort_format:
                 for file in sorted(folder.glob("*.onnx"), key=self._order):
-                    convert(file, self.library, WHO)
+                    convert(file, self.library)
             return [file.name for file in sorted(folder.iterdir(), key=self._order)]
 
     def _write_models(self, models: TrainingModels, folder: Path) -> None:
@@ -234,7 +234,7 @@ class Files:
 CONVERTER = "onnxruntime.tools.convert_onnx_models_to_ort"
 
 
-def convert(path: Path, library: str | None, who: str) -> None:
+def convert(path: Path, library: str | None) -> None:
     """Write a model in ORT format, and the operators that it needs, beside it, as the installed onnxruntime does it.
 
     library: with operators of the user's. Raises NotImplementedError for a model with operators that the installed
@@ -243,7 +243,7 @@ def convert(path: Path, library: str | None, who: str) -> None:
     try:
         from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
     except ImportError as error:
-        raise NotImplementedError(f"{who}: ORT format needs the converter of onnxruntime: {error}") from None
+        raise NotImplementedError(f"{WHO}: ORT format needs the converter of onnxruntime: {error}") from None
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             convert_onnx_models_to_ort(
@@ -256,7 +256,7 @@ def convert(path: Path, library: str | None, who: str) -> None:
         from opgrad.onnxruntime.private import BEFORE_FATAL, reason
 
         raise NotImplementedError(
-            f"{who}: the installed onnxruntime cannot convert {path.name} to ORT format "
+            f"{WHO}: the installed onnxruntime cannot convert {path.name} to ORT format "
             f"({reason(error).rpartition(BEFORE_FATAL)[2]}); leave ORT format out, and run python -m {CONVERTER} "
             "where the onnxruntime is installed that shall read it"
         ) from None
