@@ -169,7 +169,7 @@ def _run_once(artifacts: "ArtifactSet", batch: dict[str, np.ndarray]) -> None:
     trainer.step(batch)
     trainer.evaluate(Dataset(batch))
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
-    module = Module(artifacts.training_model, state, folder / "eval_model.onnx")
+    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
     optimizer.set_learning_rate(0.0)
     for _ in range(2):
