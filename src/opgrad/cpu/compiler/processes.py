@@ -103,12 +103,12 @@ class Compilers:
         return {name: reason for name, reason in reasons.items() if reason}
 
     def wait_for_cpu(self) -> None:
-        """Wait until a process has written what LLVM says of the CPU to the cache.
+        """Wait until a process has written what LLVM says of the CPU to the cache, or has answered, which comes later.
 
         Else this one would have to load LLVM.
         """
         began = time.monotonic()
-        while self.usable and not cpu_is_known() and not self._hang(began):
+        while self.usable and not self._answered and not cpu_is_known() and not self._hang(began):
             time.sleep(LOOK / 10)
 
     def _hang(self, began: float) -> bool:
