@@ -64,7 +64,7 @@ def test_known_decisions(probability, seed, offset, kept):
     assert keep_mask((40,), probability, seed, offset).tolist() == wanted
     assert keep_mask((2, 4, 5), probability, seed, offset).ravel().tolist() == wanted
     for dtype in ("float32", "float64"):
-        assert by_kernel(dtype, 40, 0, 1, seed, offset, keep_threshold(probability)).tolist() == wanted
+        assert by_kernel(dtype, 40, 0, seed, offset, keep_threshold(probability)).tolist() == wanted
 
 
 def test_index_seed_and_offset_stand_in_their_places():
