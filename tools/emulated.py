@@ -16,7 +16,7 @@ from pathlib import Path
 RELEASE, MIRROR = "bookworm", "http://deb.debian.org/debian"  # its Python is 3.11
 PACKAGES = "python3,libgomp1"
 MANYLINUX = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_26", "manylinux2014")
-EXTRAS = ("test",)
+EXTRAS = ("compiler", "test")
 
 
 def main(processor: str, folder: str) -> None:
@@ -48,7 +48,8 @@ def fetch(made: Path) -> None:
     for package in sorted(system.glob("var/cache/apt/archives/*.deb")):  # the first stage unpacks but a few
         run("dpkg-deb", "--extract", package, system)
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = project["dependencies"] + [each for extra in EXTRAS for each in project["optional-dependencies"][extra]]
+    stated = project["dependencies"] + [each for extra in EXTRAS for each in project["optional-dependencies"][extra]]
+    wanted = [each for each in stated if not each.startswith(project["name"])]
     platforms = [option for each in MANYLINUX for option in ("--platform", f"{each}_aarch64")]
     target = [*platforms, "--python-version", "3.11", "--only-binary=:all:", "--target", packages]
     run(sys.executable, "-m", "pip", "install", "--quiet", *target, *wanted)
