@@ -17,7 +17,7 @@ def read(path):
 def test_workflows_call_targets_that_exist():
     targets = set(DEFINED.findall(read("Makefile")))
     for path in WORKFLOWS:
-        runs = re.findall(r"^\s*- run: (.*)$", path.read_text(encoding="utf-8"), re.M)
+        runs = re.findall(r"^\s*- run: (.*\bmake .*)$", path.read_text(encoding="utf-8"), re.M)
         assert runs, path.name
         for line in runs:
             words = line.partition(" make " if " make " in line else "make ")[2].split()
