@@ -23,7 +23,7 @@ HEAVY += ("typer", "rich")
 # rooms that they import. A room is a folder with all that has no row of its own; "opgrad" is the files at the top.
 ROOMS = {
     "base": ("rich typer", ""),
-    "contract": ("numpy ml_dtypes", ""),
+    "contract": ("numpy ml_dtypes", "base"),
     "ops": ("numpy", "contract"),
     "cpu/compiler": ("numpy ml_dtypes numba llvmlite", "base"),
     "cpu/runtime": ("numpy", "base contract cpu/compiler"),

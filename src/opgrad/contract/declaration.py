@@ -5,7 +5,6 @@ the float64 reference, its docstring the documentation. The annotations say whic
 array may have, and what an attribute must be; the decorator adds what Python cannot say.
 """
 
-import functools
 import importlib
 import inspect
 import re
@@ -14,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
+from opgrad.base.locks import once
 from opgrad.contract.attributes import Check, check_of
 from opgrad.contract.dtypes import FLOATS, Shape
 from opgrad.contract.libraries import Arrays
@@ -159,7 +159,7 @@ class Operator:
     finish: Callable[[tuple[Any, ...]], Any] | None = None  # turns the tuple of results into what the function returns
     instead: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # functions that calls are handed to
 
-    @functools.cached_property
+    @once
     def types(self) -> dict[str, Any]:
         """The annotations of the attributes, without what `Annotated` adds."""
         hints = typing.get_type_hints(self.reference)

@@ -1,6 +1,5 @@
 """A model as a graph: what is known of its values, which node makes and which nodes read a value, and changes."""
 
-import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
+from opgrad.base.locks import once
 from opgrad.onnx.graph.evaluation import AMPLIFIED, FOLDED, LARGEST_FOLDED, LARGEST_IN_ALL, constant_tensor, evaluate
 from opgrad.onnx.graph.inference import Part, Types, infer, shapes_given, type_of
 from opgrad.onnx.graph.large import LARGE
@@ -91,7 +91,7 @@ class Graph:
         """Find the maker and the readers of each value anew, when they are asked for."""
         self.__dict__.pop("_links", None)
 
-    @functools.cached_property
+    @once
     def _links(self) -> "tuple[dict[int, int], dict[str, onnx.NodeProto], dict[str, list[onnx.NodeProto]]]":
         """The index of each node's slot, the maker of each value, and its readers."""
         producers = {name: node for node in self.nodes() for name in node.output if name}
