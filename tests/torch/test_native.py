@@ -237,7 +237,7 @@ def test_nothing_is_lost_or_kept():
 def test_a_pytorch_of_another_build_is_left_to_python(module, name, value, monkeypatch):
     """One warning, and the results that there are in any case."""
     monkeypatch.setattr(torch_calls, "_is_prepared", False)
-    monkeypatch.setattr(entries, "tensors", entries.Tensors())
+    monkeypatch.setattr(entries, "tensors", entries.NoTensors())
     monkeypatch.setattr(module, name, value)
     softmax = torch_calls.native(lambda x: opgrad.torch.softmax(x, -1))
     with pytest.warns(RuntimeWarning, match="opgrad: tensors of PyTorch .* do not lie in memory"):
