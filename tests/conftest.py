@@ -149,7 +149,8 @@ def _levels(item):
 def _kernel(item, names=("op", "name", "dtype")):
     """The operator and the dtype of a case, as far as it has them."""
     given = item.callspec.params if hasattr(item, "callspec") else {}
-    return [str(getattr(given[name], "name", given[name])) for name in names if name in given]
+    values = (given[name] for name in names if name in given)
+    return [str(getattr(each, "name", getattr(each, "__name__", each))) for each in values]
 
 
 def _turn_of(item, turn):
