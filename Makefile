@@ -149,7 +149,7 @@ test-nehalem: $(VENV)/.torch
 test-arm64: $(VENV)/.dev $(VENV)/.release
 	$(call EMULATED,arm64,-k "$(KERNEL_TESTS)")
 	$(RUN)/python -c "import sys; sys.exit(sys.version_info[:2] != (3, 11))"
-	$(RUN)/python tools/dist.py --kernels --ops softmax,softmax_grad --dtypes float32
+	$(RUN)/python tools/wheels.py --kernels --ops softmax,softmax_grad --dtypes float32
 	$(RUN)/python -m zipfile -e dist/opgrad-*-cp311-*_aarch64.whl .emulated/arm64/packed
 	PYTHONPATH=$(CURDIR)/.emulated/arm64/packed $$($(RUN)/python tools/emulated.py arm64 .emulated) tools/packed.py softmax softmax_grad
 
@@ -178,7 +178,7 @@ bench: $(VENV)/.torch
 
 # PACK: words of `opgrad compile` that say which kernels wheels carry; without any, those of all operators' plain calls.
 dist: $(VENV)/.dev $(VENV)/.release
-	$(RUN)/python tools/dist.py --kernels $(PACK)
+	$(RUN)/python tools/wheels.py --kernels $(PACK)
 
 review: $(VENV)/.review
 	$(RUN)/repo-review .

@@ -11,10 +11,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import wheels
 from subprocesses import run_python
 from typer.testing import CliRunner
 
-import dist
 from opgrad.cli import packing
 from opgrad.cli.app import app
 from opgrad.cpu.compiler import packs, processors, relocations, sources
@@ -341,20 +341,20 @@ def test_a_wheel_that_carries_a_pack(tmp_path):
         file.writestr(f"{own}/METADATA", metadata)
         file.writestr(f"{own}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         file.writestr(f"{own}/RECORD", "")
-    made = dist.carrying(plain, b"pack", "aarch64", "+kernels")
+    made = wheels.carrying(plain, b"pack", "aarch64", "+kernels")
     python = f"cp3{sys.version_info.minor}"
     assert made.name == f"opgrad-1.2+kernels-{python}-{python}-manylinux_2_17_aarch64.whl"
     with zipfile.ZipFile(made) as file:
         found = {path: file.read(path).decode() for path in file.namelist()}
     own = "opgrad-1.2+kernels.dist-info"
-    assert found[dist.PACK] == "pack"
-    assert str(packs.CARRIED).endswith(dist.PACK)
+    assert found[wheels.PACK] == "pack"
+    assert str(packs.CARRIED).endswith(wheels.PACK)
     assert found["opgrad/__init__.py"] == "text"
     assert found[f"{own}/WHEEL"].splitlines()[1:] == [
         "Root-Is-Purelib: false", f"Tag: {python}-{python}-manylinux_2_17_aarch64"
     ]  # fmt: skip
     assert found[f"{own}/METADATA"] == metadata.replace("\nVersion: 1.2", "\nVersion: 1.2+kernels").replace(
-        f"{dist.COMPILER}\n", ""
+        f"{wheels.COMPILER}\n", ""
     )
     lines = dict(line.split(",", 1) for line in found[f"{own}/RECORD"].splitlines())
     assert lines.keys() == found.keys()

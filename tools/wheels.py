@@ -1,4 +1,4 @@
-"""Build sdist and wheels and check them: python tools/dist.py [--install PYTHON …] [--kernels WORD …] [--plain].
+"""Build sdist and wheels and check them: python tools/wheels.py [--install PYTHON …] [--kernels WORD …] [--plain].
 
 A plain wheel is for any machine and brings Numba. Those for Linux on x86-64 and arm64 carry a pack of kernels for the
 Python that runs this, and leave Numba to the extra `compiler`: no compiler stands before a first call. Sdist and plain
