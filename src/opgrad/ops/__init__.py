@@ -3,20 +3,69 @@
 Imports `contract`.
 """
 
-import importlib
 from collections.abc import Iterator
 
 from opgrad.contract import IN_GRAPHS, IN_LOSSES, ON_CPU, ON_SHARDS, Operator, declared
 from opgrad.contract.declaration import EVERYWHERE, Support
+from opgrad.ops import (
+    accumulate,
+    activation,
+    arithmetic,
+    attention,
+    convolution,
+    cross_entropy,
+    distillation,
+    dropout,
+    gated,
+    gather,
+    gelu,
+    linear_loss,
+    loss,
+    normalization,
+    optimizer,
+    pooling,
+    quantized,
+    recurrent,
+    resize,
+    rotary,
+    sample_loss,
+    scatter,
+    several,
+    sink,
+    softmax,
+    vocab_parallel,
+)
 
 # In the order of the documentation.
-FAMILIES = (
-    "softmax", "cross_entropy", "sample_loss", "activation", "gather", "accumulate", "gelu", "gated", "dropout",
-    "attention", "sink", "rotary", "loss", "distillation", "arithmetic", "normalization", "convolution", "recurrent",
-    "pooling", "resize", "scatter", "several", "optimizer", "quantized", "linear_loss", "vocab_parallel",
-)  # fmt: skip
-for _family in FAMILIES:  # declares its operators
-    importlib.import_module(f"{__name__}.{_family}")
+_MODULES = (
+    softmax,
+    cross_entropy,
+    sample_loss,
+    activation,
+    gather,
+    accumulate,
+    gelu,
+    gated,
+    dropout,
+    attention,
+    sink,
+    rotary,
+    loss,
+    distillation,
+    arithmetic,
+    normalization,
+    convolution,
+    recurrent,
+    pooling,
+    resize,
+    scatter,
+    several,
+    optimizer,
+    quantized,
+    linear_loss,
+    vocab_parallel,
+)
+FAMILIES = tuple(module.__name__.rpartition(".")[2] for module in _MODULES)
 
 
 def operators() -> dict[str, Operator]:
