@@ -6,6 +6,7 @@ import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from passes_cases import build, finish, floats, operators, prepared, same_gradients
 
+from opgrad.onnx.graph.nodes import read_by
 from opgrad.onnx.passes import prepare
 
 X = floats(2, 3, 4)
@@ -185,6 +186,13 @@ def test_subgraphs_read_what_stands_for_a_value():
     for choice in (True, False):
         simple = prepared(model, {"x": floats(2, 4), "c": np.array(choice)})
     assert operators(simple) == ["Exp", "If"]
+
+
+def test_graphs_of_onnxruntimes_operators_read_values():
+    node = helper.make_node("Exp", ["outside"], ["e"])
+    decoder = helper.make_graph([node], "decoder", [], [helper.make_empty_tensor_value_info("e")])
+    search = helper.make_node("BeamSearch", ["x"], ["y"], domain="com.microsoft", decoder=decoder)
+    assert read_by([search]) == {"x", "outside"}
 
 
 def test_dead_nodes_go_with_their_constants():

@@ -7,7 +7,7 @@ import onnx
 from onnx import defs
 
 from opgrad.onnx.graph.facts import facts_of
-from opgrad.onnx.graph.messages import MICROSOFT, attribute_of, domain_of
+from opgrad.onnx.graph.messages import attribute_of, domain_of
 
 Function = TypeVar("Function")
 WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")  # operators of ai.onnx that have graphs
@@ -18,7 +18,7 @@ WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")  # operators of ai.onnx that
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs among a node's attributes."""
-    if node.op_type not in WITH_BODIES and node.domain in ("", "ai.onnx", MICROSOFT):
+    if node.op_type not in WITH_BODIES and not domain_of(node):
         return  # in a tenth of the time that a walk over the attributes takes
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
