@@ -21,23 +21,21 @@ def messages_of(values: Mapping[str, Any], all_count: bool) -> list[Message] | N
     A question with an answer is a message of the user and one of the assistant.
     all_count: whether messages of a prompt count; else they weigh nothing.
     """
+    told = [{"role": "system", "content": values["system"]}] if values.get("system") else []
     if "messages" in values:
-        return _messages(values, "messages")
+        return _messages(values["messages"], "messages")
     if "conversations" in values:
-        told = [{"role": "system", "content": values["system"]}] if values.get("system") else []
-        return _messages({"conversations": [*told, *_turns(values["conversations"])]}, "conversations")
+        return _messages([*told, *_turns(values["conversations"])], "conversations")
     if "prompt" in values and "completion" in values:
         if not isinstance(values["prompt"], list):
             return None
-        prompt = _messages(values, "prompt")
+        prompt = _messages(values["prompt"], "prompt")
         prompt = prompt if all_count else [{**each, "weight": 0} for each in prompt]
-        return [*prompt, *_messages(values, "completion")]
+        return [*prompt, *_messages(values["completion"], "completion")]
     if (pair := question_and_answer(values)) is None:
         return None
-    told = [{"role": "system", "content": values["system"]}] if values.get("system") else []
     said = zip(("user", "assistant"), pair, strict=True)
-    found = [*told, *({"role": role, "content": content} for role, content in said)]
-    return _messages({"example": found}, "example")
+    return _messages([*told, *({"role": role, "content": content} for role, content in said)], "example")
 
 
 def question_and_answer(values: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -78,9 +76,9 @@ def _turns(turns: Any) -> list[Any]:
     return found
 
 
-def _messages(values: Mapping[str, Any], name: str) -> list[Message]:
-    """The messages of an object. Raises ValueError for what is not understood."""
-    found = unpacked(values[name])
+def _messages(value: Any, name: str) -> list[Message]:
+    """The messages of a value of this name. Raises ValueError for what is not understood."""
+    found = unpacked(value)
     if not isinstance(found, list) or not found or not all(isinstance(each, dict) and "role" in each for each in found):
         raise ValueError(f"{name} is no list of objects with role and content")
     return [_message(each, f"message {number} of {name}") for number, each in enumerate(found, 1)]

@@ -78,6 +78,11 @@ class Told:
     tokens: int
     trained: int
 
+    @property
+    def used(self) -> int:
+        """How many examples are used."""
+        return self.lines - self.empty - self.bad
+
 
 class TokenExamples:
     """The examples of a file, or of the files in a folder; see `Lines`.

@@ -66,7 +66,7 @@ class Tuned:
     def tokens_per_second(self) -> float:
         """Tokens of training examples through forward, backward and optimizer."""
         rows = self.rows * len(self.state.history)
-        each = self.told.tokens / (self.told.lines - self.told.empty - self.told.bad)
+        each = self.told.tokens / self.told.used
         return rows * each / self.state.all_seconds if self.state.all_seconds else math.nan
 
     def perplexities(self) -> list[float | None]:
@@ -234,8 +234,7 @@ def split(model: AdaptedModel, examples: TokenExamples, recipe: Recipe) -> tuple
 
 def notes(told: Told, max_length: int) -> list[str]:
     """What was done with the examples, in words."""
-    used = told.lines - told.empty - told.bad
-    found = [f"{used:,} examples with {told.tokens:,} tokens, of which {told.trained:,} are learned"]
+    found = [f"{told.used:,} examples with {told.tokens:,} tokens, of which {told.trained:,} are learned"]
     if told.cut:
         found.append(
             f"{told.cut:,} of {told.lines:,} examples are longer than {max_length:,} tokens and were cut; the longest "

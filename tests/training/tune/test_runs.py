@@ -20,6 +20,7 @@ from opgrad.onnx.graph.nodes import rename
 from opgrad.training.files import tensor_values
 from opgrad.training.run.fit import Interrupted
 from opgrad.tune import Lora, Tuner, fitting, genai
+from opgrad.tune.tokenizer import Tokenizer
 
 ANSWER = "the tree is red ."
 LINES = [
@@ -359,6 +360,15 @@ def test_examples_are_shown(tmp_path, model, data):
     assert "<|user|> what is red <unk> <|end|> <|assistant|>«the tree is red . <|end|>»" in shown
     assert ("line 2" in text, "line 3" in text, (tmp_path / "tuned").exists()) == (True, False, False)
     assert "12 examples with" in text
+
+
+def test_examples_do_not_act_on_the_terminal(model, data, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "decode", lambda *_, **__: "red\x1b[31m\nblue")
+    code, text = command(model, "--data", data, "--show", 1)
+    assert code == 0, text
+    assert r"red\x1b[31m" in text
+    assert "\x1b" not in text
+    assert r"\n" not in text  # line feeds stay
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opgrad.base.arguments import ArgumentError
-from opgrad.base.terminal import console, existing
+from opgrad.base.terminal import console, existing, visible
 from opgrad.cli.commands.making import results_folder
 from opgrad.cli.commands.options import RunSettings, given, opt, takes_groups, words
 
@@ -121,10 +121,10 @@ def tune(
                 memory=size_in_bytes(what.memory), max_length=what.max_length, weight_decay=what.weight_decay,
                 seed=settings.seed or 0, pack=what.pack,
             )  # fmt: skip
-            if texts.data is not None and texts.show:
-                _show(tuner, texts, screen)
-                return
             if texts.data is not None:
+                if texts.show:
+                    _show(tuner, texts, screen)
+                    return
                 going_on = given(what, replace(texts, resume=True, output=output))
                 if isinstance(other := _settings(settings).get("validation"), Path):
                     going_on["--validation"] = other
@@ -206,7 +206,8 @@ def _show(tuner: "Tuner", texts: Texts, screen: Console) -> None:
     for number in range(min(texts.show, len(examples))):
         text = Text(style="dim")
         for part, is_learned in examples[number].spans():
-            written = model.tokenizer.decode(part, special=True)
+            lines = model.tokenizer.decode(part, special=True).split("\n")
+            written = "\n".join(map(visible, lines))
             bare = written if screen.color_system else f"«{written}»"
             text.append(bare if is_learned else written, "not dim green" if is_learned else "")
         screen.print(Panel(text, title=examples.origin(number), title_align="left"))

@@ -55,14 +55,9 @@ def add_loss(
     if weighted:
         model.graph.input.append(helper.make_tensor_value_info(WEIGHTS, TensorProto.FLOAT, ["batch", "length"]))
         nodes.append(helper.make_node("Reshape", [WEIGHTS, rows], [weights], f"{SCOPE}Reshape_weights"))
-    result = LOSS
+    result = f"{SCOPE}losses" if weighted and head is None else LOSS
     if head is None:
-        op, inputs, domain, result = (
-            "SoftmaxCrossEntropyLoss",
-            [flat, labels],
-            "",
-            f"{SCOPE}losses" if weighted else LOSS,
-        )
+        op, inputs, domain = "SoftmaxCrossEntropyLoss", [flat, labels], ""
         attributes: dict[str, Any] = {"reduction": "none"} if weighted else {}
     else:
         op, inputs, domain = "LinearCrossEntropyLoss", [flat, head.weight, labels, *head.others], MICROSOFT

@@ -10,7 +10,6 @@ import onnx
 from onnx import TensorProto
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.base.reading import json_object, read_regular
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.halves import compute_in_float32
 from opgrad.onnx.graph.loading import place_of, read_model
@@ -20,6 +19,7 @@ from opgrad.tune.language.caches import without_caches
 from opgrad.tune.language.loss import LOSS, add_loss
 from opgrad.tune.language.products import WeightProduct, find_products, unreached
 from opgrad.tune.language.shared_tables import reshaped
+from opgrad.tune.tokenizer import read_json
 
 WHO = "tune"
 CONFIGS = ("config.json", "genai_config.json")  # that name the architecture
@@ -135,9 +135,7 @@ def read(path: str | PathLike[str]) -> LanguageModel:
 
 def _architecture(folder: Path) -> str:
     """The architecture of the model in a folder, as the files beside it name it."""
-    configs = [
-        json_object(read_regular(path), f"{WHO}: {path}") for name in CONFIGS if (path := folder / name).is_file()
-    ]
+    configs = [read_json(folder / name) for name in CONFIGS]
     named = [each.get("model_type") or (each.get("model") or {}).get("type") for each in configs]
     return next((each for each in named if isinstance(each, str)), "")
 
