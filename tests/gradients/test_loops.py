@@ -81,6 +81,20 @@ def test_a_loop_that_ends_by_its_condition():
     check(text, {"x": VECTOR, "w": MATRIX})
 
 
+@pytest.mark.parametrize(("counter", "condition"), [("[1]", ""), ("", "[1]"), ("[1]", "[1]")])
+def test_an_iteration_and_a_condition_of_one_element(counter, condition):
+    """torch's older exporter declares them so."""
+    text = f"""g (double[3] x, double[4, 3] w, int64{counter} n, bool{condition} t) => (double[3] y) {{
+        y = Loop (n, t, x) <body = b (int64{counter} i, bool{condition} c, double[3] h)
+            => (bool{condition} d, double[3] k) {{
+            d = Identity(c)  r = Gather(w, i)  f = CastLike(i, h)  p = Mul(f, h)  q = Mul(p, r)  k3 = Tanh(q)
+            size = Shape(h)  k = Reshape(k3, size)
+        }}>
+    }}"""
+    feeds = {"n": np.full(counter and (1,), 4), "t": np.full(condition and (1,), True)}
+    check(text, {"x": VECTOR, "w": numbers(4, 3), **feeds}, ["x", "w"])
+
+
 def test_states_that_change_places_and_states_that_stay():
     text = f"""g (double[3] x, double[3] w, int64 n) => (double[3] y, double[3] z, double[k, 3] rows) {{ {ALWAYS}
         y, z, rows = Loop (n, t, x, w) <body = b (int64 i, bool c, double[3] p, double[3] q)

@@ -14,8 +14,10 @@ from opgrad.onnx.graph.nodes import all_nodes, captured, model_nodes, names_in, 
 
 
 def mend(model: onnx.ModelProto) -> None:
-    """Sort the nodes topologically, turn sizes below 0 into unknown ones, and complete calls of functions, in place."""
+    """Sort the nodes topologically, turn sizes below 0 into unknown ones, complete calls of functions, and let Loops
+    count by scalars, in place."""
     _complete_calls(model)
+    _count_by_scalars(model)
     for graph in _graphs(model.graph):
         _sort(graph)
         for value in (*graph.input, *graph.output, *graph.value_info):
@@ -31,6 +33,25 @@ def _complete_calls(model: onnx.ModelProto) -> None:
         given = {each.name for each in node.attribute}
         found = defaults.get((domain_of(node), node.op_type, node.overload), ())
         node.attribute.extend(each for each in found if each.name not in given)
+
+
+def _count_by_scalars(model: onnx.ModelProto) -> None:
+    """Let a Loop's body get its iteration as a scalar, of which it makes the shape that it declares.
+
+    onnx infers a scalar whatever is declared, and onnxruntime gives what is declared, [1] of torch's older exporter.
+    """
+    taken = set[str]()
+    for loop in (node for node in model_nodes(model) if node.op_type == "Loop"):
+        for body in subgraphs(loop):
+            counter = next(iter(body.input), None)
+            if counter is None or not counter.type.tensor_type.shape.dim:
+                continue
+            taken = taken or names_in(model.graph)
+            shape = free_name(f"{counter.name}_shape", taken)
+            name, counter.name = counter.name, free_name(f"{counter.name}_scalar", taken)
+            del counter.type.tensor_type.shape.dim[:]
+            body.initializer.append(numpy_helper.from_array(np.array([1], np.int64), shape))
+            body.node.insert(0, helper.make_node("Reshape", [counter.name, shape], [name]))
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
