@@ -43,7 +43,7 @@ import opgrad
 from opgrad import post_ops
 
 rng = np.random.default_rng(0)
-shapes = [(2, 300), (40, 7), (64, 16), (3, 50, 37), (1, 5000), (20, 3), (1, 64, 1024)]
+shapes = [(2, 300), (40, 7), (64, 16), (3, 50, 37), (1, 5000), (20, 3), (1, 64, 1024), (9, 5, 2)]
 for shape, axis in [*((shape, 1) for shape in shapes), ((9, 4, 2), (1, 2))]:
     x = rng.standard_normal(shape).astype(np.float32)
     exact = np.exp(x.astype(np.float64) - x.max(axis, keepdims=True))

@@ -100,6 +100,24 @@ def test_rows_of_every_layout(name, dtype, rng, streaming):
                 assert holds(memory, out), (n, count, offset)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", ROWS)
+def test_interleaved_columns(name, dtype, rng, streaming):
+    """Few columns side by side, written anywhere, and with gaps between their lines."""
+    op, dtype = operators()[name], DTYPES[dtype]
+    for shape in ((8, 5, 2), (33, 24, 3), (50, 7, 4), (17, 31, 8), (300, 1, 2)):
+        arguments = sample(op, shape, dtype.name, rng, axis=1)
+        (expected,) = check(op, arguments)
+        for offset in {0, 1, 4, LINE // dtype.itemsize - 1}:
+            memory, out = placed(shape, dtype, offset)
+            call(op, arguments, out=out)
+            assert bits(out) == bits(expected), (shape, offset)
+            assert holds(memory, out), (shape, offset)
+        apart = {name: value for name, value in arguments.items() if isinstance(value, np.ndarray)}
+        apart = {name: np.pad(value, ((0, 0), (0, 0), (0, 1)))[..., :-1] for name, value in apart.items()}
+        check(op, {**arguments, **apart})
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_in_parts_strided_and_in_place(name, dtype, rng, streaming):
@@ -158,7 +176,7 @@ def test_columns_that_nearly_fill_the_cache_are_written_to_the_last_one(name, dt
 REDUCING = [op for op in (*operators().values(), *loss_operators().values()) if op.kind in ("rows", "classes")]
 # Rows of every layout, few long ones among them, and columns, alone and behind others.
 ROW_SHAPES = [(count, n) for n in (1, 7, 24, 33, 50, 79, 97, 130, 150, 200, 300, 700, 1100) for count in (3, 40)]
-COLUMN_SHAPES = [(2, n, inner) for n in (5, 150) for inner in (3, 37, 64)]
+COLUMN_SHAPES = [(2, n, inner) for n in (5, 150) for inner in (3, 37, 64)] + [(40, 5, 2), (9, 24, 3), (17, 31, 8)]
 SHAPES = [*ROW_SHAPES, *COLUMN_SHAPES, (2, 70000)]
 
 

@@ -37,12 +37,13 @@ SHAPES: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
     "slices": [((50, 24), {"indices": (600,)}), ((4, 9), {"indices": (30,), "axis": 1})],
 }
 # Shapes for plans alone. Results that are written past the cache may have kernels of their own, and vectors of another
-# width; so have columns that are too long to be kept, and rows of some vectors.
+# width; so have columns that are too long to be kept or few, and rows of some vectors.
 PLANNED: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
     "rows": [
         ((1 << 19, 5000), {}),
         ((1024, 1000, 3136), {"axis": 1}),
         ((2, 30000, 24), {"axis": 1}),
+        ((64, 16, 2), {"axis": 1}),
         ((64, 40), {}),
         ((64, 64), {}),
     ],

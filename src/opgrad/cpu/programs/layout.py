@@ -3,12 +3,13 @@
 rows        vectors run along the reduced axis, which is contiguous
 columns     vectors run along the axes behind the reduced one: strip by strip, or in panels of neighbouring strips
 transposed  rows too short for vectors: as many rows as a vector has lanes are transposed into columns
+interleaved columns with few elements behind the reduced axis: together they are a row that is transposed
 groups      short rows: as many at a time as a vector has lanes, so that the work for each row is done in one vector
 split       few long rows: the blocks of a row are reduced by different threads, combined, and written by threads again
 
 Layouts add up in different orders, so they give different last digits. The choice depends on shape, dtype and vector
-width alone, so that results depend neither on the number of threads nor on the size of a cache. The machine's cache
-only decides what is written past it.
+width alone, and for few columns on gaps between their lines, so that results depend neither on the number of threads
+nor on the size of a cache. The machine's cache only decides what is written past it.
 """
 
 import math
@@ -87,6 +88,9 @@ def forward_limits(width: int, sixteen_bits: bool, large: bool, logarithm: bool)
 
 def gradient_layout(problem: Problem, kernels: Mapping[str, Any]) -> str:
     """The layout of the gradients of softmax and log-softmax."""
+    if problem.inner > 1:
+        width = vector_lanes(precision(problem))
+        return columns_layout(problem, *((8, 2048) if is_sixteen_bits(problem["y"]) else (width // 4, 16 * width)))
     return layout_of(problem, kernels, gradient_limits(problem))
 
 
@@ -102,6 +106,8 @@ def gradient_limits(problem: Problem) -> Limits:
 
 def forward_layout(problem: Problem, kernels: Mapping[str, Any], logarithm: bool) -> str:
     """The layout of softmax, or log-softmax."""
+    if problem.inner > 1:
+        return columns_layout(problem, 8, 4096)
     large = _weight(problem) > LARGE
     limits = forward_limits(vector_lanes(precision(problem)), is_sixteen_bits(problem["x"]), large, logarithm)
     return layout_of(problem, kernels, limits)
@@ -157,6 +163,14 @@ def layout_of(problem: Problem, kernels: Collection[str], limits: Limits = Limit
     return "groups" if many and "groups" in kernels and problem.n <= limits.grouped else "rows"
 
 
+def columns_layout(problem: Problem, columns: int, longest: int) -> str:
+    """The layout of columns: interleaved if there are at most `columns`, and make up rows without gaps of at most
+    `longest` elements."""
+    operands = [each for each in problem.operands.values() if each is not None]
+    fits = problem.outer >= FEWEST_ROWS and problem.inner <= columns and problem.n * problem.inner <= longest
+    return "interleaved" if fits and all(each.n == problem.inner for each in operands) else "columns"
+
+
 def few(rows: int, n: int) -> bool:
     """Whether rows are so few and long that each is split over threads. This depends on the shape alone."""
     return n > LONGEST_ROW or (rows < 8 and rows * n >= SPLIT_FROM)
@@ -209,8 +223,9 @@ def units_of(problem: Problem, layout: str, width: int, spare: int) -> tuple[int
     if layout == "split":
         blocks = partition.count(problem.n, BLOCK)
         return problem.outer * blocks, {"blocks": blocks}
-    if layout in ("transposed", "groups"):
-        return partition.count(problem.outer, width), {"count": problem.outer}
+    if layout in ("transposed", "groups", "interleaved"):
+        inner = {"inner": problem.inner} if layout == "interleaved" else {}
+        return partition.count(problem.outer, width), {"count": problem.outer, **inner}
     return problem.outer, {}
 
 

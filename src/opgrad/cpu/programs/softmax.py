@@ -35,19 +35,25 @@ from opgrad.cpu.runtime.program import Program
 
 FORWARD: Final = ("softmax", "log_softmax")
 GRADIENTS: Final = ("softmax_grad", "log_softmax_grad")
+TRANSPOSED: Final = {
+    **{operator: transposed.forward_transposed(operator) for operator in FORWARD},
+    **{operator: transposed.gradient_transposed(operator) for operator in GRADIENTS},
+}
 # Of each operator the plain kernels by layout: one, or those of several steps.
 PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
     "softmax": {
         "rows": rows.softmax_rows,
         "columns": columns.softmax_columns,
-        "transposed": transposed.forward_transposed("softmax"),
+        "transposed": TRANSPOSED["softmax"].rows,
+        "interleaved": TRANSPOSED["softmax"].interleaved,
         "groups": groups.softmax_groups,
         "split": split.forward("softmax"),
     },
     "log_softmax": {
         "rows": rows.log_softmax_rows,
         "columns": columns.log_softmax_columns,
-        "transposed": transposed.forward_transposed("log_softmax"),
+        "transposed": TRANSPOSED["log_softmax"].rows,
+        "interleaved": TRANSPOSED["log_softmax"].interleaved,
         "groups": groups.log_softmax_groups,
         "split": split.forward("log_softmax"),
     },
@@ -55,7 +61,8 @@ PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
         operator: {
             "rows": rows.gradient_rows(operator),
             "columns": columns.gradient_columns(operator),
-            "transposed": transposed.gradient_transposed(operator),
+            "transposed": TRANSPOSED[operator].rows,
+            "interleaved": TRANSPOSED[operator].interleaved,
             "split": split.gradient(operator),
         }
         for operator in GRADIENTS
@@ -115,16 +122,17 @@ def _forward(steps: ProgramSteps, operator: str) -> None:
 
 def _memory(steps: ProgramSteps, kernel: Kernel, layout: str, width: int) -> dict[str, Any]:
     """A kernel's private memory by parameter: exponentials, tiles, short rows that are put together. width: lanes."""
-    n, private, tile = steps.problem.n, steps.workspace.private, tile_size(steps.problem.n, width)
+    n, private = steps.problem.n, steps.workspace.private
+    size = n * steps.problem.inner
     sizes = {
         "rows": {"e": n + width, "done": n + width, "buffer": combine.size(steps.item)},
         "columns": {"e": n * width, "done": n * width},
         "groups": {"tile": group_tiles(width), "e": (n + width) * width},
         "transposed": {
-            **dict.fromkeys(("tile", "dy_tile", "y_tile"), tile),
-            "buffer": combine.group_size(n * width, steps.item),
+            **dict.fromkeys(("tile", "dy_tile", "y_tile"), tile_size(size, width)),
+            "buffer": combine.group_size(size * width, steps.item),
         },
-    }[layout]
+    }["transposed" if layout == "interleaved" else layout]
     return {name: private(size) for name, size in sizes.items() if name in kernel.parameters}
 
 

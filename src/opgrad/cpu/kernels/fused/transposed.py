@@ -75,7 +75,7 @@ def forward(form: Form) -> Kernel:
                 at = (first + r, 0)
                 write_input(e + r * n, 0, size, 0, (find(sources[0], at), before(kept, sources[1], at)), numbers)
             transpose_in(tile, e, n, n, rows)
-            found = lines(tile, n, True, inf_as_zero, Line(tile, w), 0)
+            found = lines(tile, w, n, True, inf_as_zero, Line(tile, w), 0)
             transpose_out(e, n, tile, n, rows)
             decide(kept, rows * n, first * n, dropout)
             store_stats(results.stats, first, rows, tile, found)
@@ -128,7 +128,7 @@ def gradient(form: GradientForm) -> Kernel:
                 write(e + r * n, 0, size, 0, arrays, numbers)
             transpose_in(tile, e, n, n, rows)
             transpose_in(y_tile, ys, n, n, rows)
-            lines(tile, y_tile, n, (e, ys), 0)
+            lines(tile, y_tile, w, n, (e, ys), 0)
             write_behind(tile, n, numbers)
             transpose_out(dx.data + first * dx.step, dx.step, tile, n, rows)
 

@@ -90,6 +90,14 @@ def write_waiting(i: int, waiting) -> None:
 
 
 @inline
+def waiting_from(waiting, i: int):
+    """What waits, from vector i on."""
+    out, ready, held = waiting
+    at = i * v.lanes(out)
+    return out + at, ready - at, held + at
+
+
+@inline
 def first_line(after, held) -> int:
     """How many elements before `after` lie in the same cache line. They are copied to the start of the buffer."""
     line = v.line(after)

@@ -22,14 +22,15 @@ from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, SoftmaxReduction, o
 def forward_lines(reduction: SoftmaxReduction, meanwhile: Callable[..., None]) -> Callable[..., Any]:
     """x = softmax(x) down as many columns as a vector has lanes; returns what `SoftmaxReduction.log_sum_exp` takes.
 
-    fine: whether the result shows the sums' last digits. ahead, waiting: as for `column_sum_exp`.
+    step: the numbers from a line of the columns to the next. fine: whether the result shows the sums' last digits.
+    ahead, waiting: as for `column_sum_exp`.
     """
     add_up, subtracted = reduction.loop(meanwhile), reduction.subtracted
     numbers_of, result = reduction.numbers, reduction.result
 
     @inline
-    def lines(x, n: int, fine, inf_as_zero: int, ahead, waiting):
-        strip = loops.in_buffer(x)
+    def lines(x, step: int, n: int, fine, inf_as_zero: int, ahead, waiting):
+        strip = Strip(x, step, True, v.first(x, v.lanes(x)))
         largest = loops.column_max(strip, n)
         m = subtracted(x, largest)
         sums = add_up(x, strip, n, m, x, strip.step, ahead, waiting)
@@ -42,7 +43,7 @@ def forward_lines(reduction: SoftmaxReduction, meanwhile: Callable[..., None]) -
 
 
 def gradient_lines(operator: str, meanwhile: Callable[..., None]) -> Callable[..., None]:
-    """The gradient replaces dy, down as many columns as a vector has lanes."""
+    """The gradient replaces dy, down as many columns as a vector has lanes; step as of `forward_lines`."""
     term, formula = GRADIENTS[operator]
 
     @inline
@@ -55,11 +56,10 @@ def gradient_lines(operator: str, meanwhile: Callable[..., None]) -> Callable[..
     add_up = loops.column_sum(value, meanwhile)
 
     @inline
-    def lines(dy, y, n: int, ahead, waiting) -> None:
-        w = v.lanes(dy)
-        s = add_up(dy, n, (dy, y, ahead[0], ahead[1]), True, v.first(dy, w), w, waiting)
+    def lines(dy, y, step: int, n: int, ahead, waiting) -> None:
+        s = add_up(dy, n, (dy, y, ahead[0], ahead[1]), True, v.first(dy, v.lanes(dy)), step, waiting)
         for i in range(n):
-            v.store(dy, i * w, formula(v.load(dy, i * w), v.load(y, i * w), s))
+            v.store(dy, i * step, formula(v.load(dy, i * step), v.load(y, i * step), s))
 
     return lines
 

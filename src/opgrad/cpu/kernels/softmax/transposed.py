@@ -1,7 +1,18 @@
-"""Softmax, log-softmax and their gradients of short rows: as many as a vector has lanes are transposed into columns."""
+"""Softmax, log-softmax and their gradients of short rows: as many as a vector has lanes are transposed into columns.
+
+Where an axis with few elements lies behind the reduced one, its columns together are such a row, in which they are
+interleaved: in strips of columns most lanes of a vector would be idle. In the cache, on two threads, strips took so
+many times as long, by the length and the number of columns (Emerald Rapids; in brackets without AVX-512):
+
+                                           2              3                4                8
+    softmax       8 to 512   float32   6 to 36 (5-14)   4-6 (3-5)       2-8 (2-5)    1.2-2.4 (1.1-2.5)
+                             bfloat16  4 to 48          4-6             3-5          1.2-2.8
+    softmax_grad  8 to 64    float32   2 to 5 (2-6)     1.5-2.6 (1.6-3) 1.5-2.4 (1-2)  0.5-1.0 (0.4-1.6)
+                  8 to 256   bfloat16  3 to 11          3-5             3-4          1.1-2.4
+"""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
@@ -50,36 +61,56 @@ def loop_over_groups(compute: Callable[..., None]) -> Callable[..., None]:
     return write
 
 
-def forward_transposed(operator: str) -> Kernel:
+class TransposedKernels(NamedTuple):
+    """The kernel of short rows, and that of rows of interleaved columns."""
+
+    rows: Kernel
+    interleaved: Kernel
+
+
+def forward_transposed(operator: str) -> TransposedKernels:
     lines = forward_lines(of_columns(operator), combine.write_waiting)
 
     @inline
-    def compute(row: int, rows: int, n: int, waiting, arguments) -> None:
-        x, tile = arguments
-        w, xs = v.lanes(tile), x.data + row * x.step
-        transpose_in(tile, xs, x.step, n, rows)
-        lines(tile, n, v.is_fine(xs), 0, Line(xs + AHEAD * w * x.step, w), waiting)
+    def compute(row: int, rows: int, size: int, waiting, arguments) -> None:
+        x, tile, inner = arguments
+        w, n, xs = v.lanes(tile), size // inner, x.data + row * x.step
+        transpose_in(tile, xs, x.step, size, rows)
+        step, ahead = inner * w, xs + AHEAD * w * x.step
+        for j in range(inner):
+            behind = combine.waiting_from(waiting, j * n)
+            lines(tile + j * w, step, n, v.is_fine(xs), 0, Line(ahead + j * w, step), behind)
 
     write = loop_over_groups(compute)
 
     @kernel
     def by_transposed_rows(units: Units, count, n, x: Rows, y: Rows, tile: Private, buffer: Private, stream):
         w = v.lanes(tile)
-        write(units.start * w, min(units.stop * w, count), n, y, tile, buffer, stream, (x, tile))
+        write(units.start * w, min(units.stop * w, count), n, y, tile, buffer, stream, (x, tile, 1))
 
-    return by_transposed_rows
+    @kernel
+    def by_interleaved_columns(
+        units: Units, count, n, inner, x: Rows, y: Rows, tile: Private, buffer: Private, stream
+    ):  # fmt: skip
+        w = v.lanes(tile)
+        write(units.start * w, min(units.stop * w, count), n * inner, y, tile, buffer, stream, (x, tile, inner))
+
+    return TransposedKernels(by_transposed_rows, by_interleaved_columns)
 
 
-def gradient_transposed(operator: str) -> Kernel:
+def gradient_transposed(operator: str) -> TransposedKernels:
     lines = gradient_lines(operator, combine.write_waiting)
 
     @inline
-    def compute(row: int, rows: int, n: int, waiting, arguments) -> None:
-        dy, y, dy_tile, y_tile = arguments
-        dys, ys, far = dy.data + row * dy.step, y.data + row * y.step, AHEAD * v.lanes(dy_tile)
-        transpose_in(dy_tile, dys, dy.step, n, rows)
-        transpose_in(y_tile, ys, y.step, n, rows)
-        lines(dy_tile, y_tile, n, (dys + far * dy.step, ys + far * y.step), waiting)
+    def compute(row: int, rows: int, size: int, waiting, arguments) -> None:
+        dy, y, dy_tile, y_tile, inner = arguments
+        dys, ys, w, n = dy.data + row * dy.step, y.data + row * y.step, v.lanes(dy_tile), size // inner
+        transpose_in(dy_tile, dys, dy.step, size, rows)
+        transpose_in(y_tile, ys, y.step, size, rows)
+        far = AHEAD * w
+        for j in range(inner):
+            ahead = dys + (far * dy.step + j * w), ys + (far * y.step + j * w)
+            lines(dy_tile + j * w, y_tile + j * w, inner * w, n, ahead, combine.waiting_from(waiting, j * n))
 
     write = loop_over_groups(compute)
 
@@ -89,6 +120,15 @@ def gradient_transposed(operator: str) -> Kernel:
     ):
         w = v.lanes(dy_tile)
         begin, end = units.start * w, min(units.stop * w, count)
-        write(begin, end, n, dx, dy_tile, buffer, stream, (dy, y, dy_tile, y_tile))
+        write(begin, end, n, dx, dy_tile, buffer, stream, (dy, y, dy_tile, y_tile, 1))
 
-    return by_transposed_rows
+    @kernel
+    def by_interleaved_columns(
+        units: Units, count, n, inner, dy: Rows, y: Rows, dx: Rows, dy_tile: Private, y_tile: Private, buffer: Private,
+        stream,
+    ):  # fmt: skip
+        w = v.lanes(dy_tile)
+        begin, end = units.start * w, min(units.stop * w, count)
+        write(begin, end, n * inner, dx, dy_tile, buffer, stream, (dy, y, dy_tile, y_tile, inner))
+
+    return TransposedKernels(by_transposed_rows, by_interleaved_columns)
