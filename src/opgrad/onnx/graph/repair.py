@@ -15,22 +15,18 @@ from opgrad.onnx.graph.nodes import all_nodes, captured, model_nodes, names_in, 
 
 def mend(model: onnx.ModelProto) -> None:
     """Sort the nodes topologically, turn sizes below 0 into unknown ones, and complete calls of functions, in place."""
-    _complete_calls(model)
+    # Write default values of functions' attributes into the calls, as onnx's inliner knows none.
+    defaults = {(each.domain, each.name, each.overload): each.attribute_proto for each in model.functions}
+    for node in model_nodes(model) if any(defaults.values()) else ():
+        given = {each.name for each in node.attribute}
+        found = defaults.get((domain_of(node), node.op_type, node.overload), ())
+        node.attribute.extend(each for each in found if each.name not in given)
     for graph in _graphs(model.graph):
         _sort(graph)
         for value in (*graph.input, *graph.output, *graph.value_info):
             for size in value.type.tensor_type.shape.dim:
                 if size.dim_value < 0:
                     size.Clear()
-
-
-def _complete_calls(model: onnx.ModelProto) -> None:
-    """Write default values of functions' attributes into the calls, as onnx's inliner knows none."""
-    defaults = {(each.domain, each.name, each.overload): each.attribute_proto for each in model.functions}
-    for node in model_nodes(model) if any(defaults.values()) else ():
-        given = {each.name for each in node.attribute}
-        found = defaults.get((domain_of(node), node.op_type, node.overload), ())
-        node.attribute.extend(each for each in found if each.name not in given)
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:

@@ -106,25 +106,21 @@ def _padded(node: Node, place: Value, size: Value, padding: str) -> Value:
     if padding == "zeros":
         return place
     if padding == "reflection":
-        place = _reflected(node, place, size)
+        # A place reflected at both ends of the axis, as often as needed.
+        align = node.get("align_corners", 0)
+        low = 0.0 if align else -0.5
+        span = size - 1 if align else size
+        away = (place - low).apply("Abs")
+        times = (away / span).apply("Floor")
+        rest = away - times * span
+        odd = (times - (times * 0.5).apply("Floor") * 2) > 0.5
+        place = node.where(odd, span - rest, rest) + low
     return _within(node, place, size)
 
 
 def _within(node: Node, place: Value, size: Value) -> Value:
     body = node.body
     return body.node("Min", body.node("Max", place, body.number(0, place)), size - 1)
-
-
-def _reflected(node: Node, place: Value, size: Value) -> Value:
-    """A place reflected at both ends of the axis, as often as needed."""
-    align = node.get("align_corners", 0)
-    low = 0.0 if align else -0.5
-    span = size - 1 if align else size
-    away = (place - low).apply("Abs")
-    times = (away / span).apply("Floor")
-    rest = away - times * span
-    odd = (times - (times * 0.5).apply("Floor") * 2) > 0.5
-    return node.where(odd, span - rest, rest) + low
 
 
 def tapped(node: Node, images: Value, taps: Sequence[Tap]) -> Value:

@@ -49,21 +49,17 @@ def _write(body: Body, node: onnx.NodeProto, start: Value, types: Mapping[str, o
     x = Value(body, node.input[0], declared.tensor_type.elem_type if declared is not None else None)
     ratio = Value(body, node.input[1]).cast(FLOAT).scalar() if node.input[1] else body.number(RATIO, start.cast(FLOAT))
     training = Value(body, node.input[2]).scalar()
-    kept = ~(_uniform(body, x, start) < ratio)
+    # A number from 0 to 1 for each element of x.
+    number = _modulo(body.range(x.size()) + start)
+    for factor, term in ROUNDS:
+        number = _modulo(number * number + number * factor + term)
+    kept = ~(number.cast(FLOAT) * (1 / PRIME) < ratio)
     mask = kept.reshape(x.shape()) | ~training
     dropped = body.where(mask, x / (1 - ratio).like(x), 0)
     results = body.where(training, dropped, x), mask
     for value, name in zip(results, node.output, strict=False):
         if name:
             body.nodes.append(helper.make_node("Identity", [value.name], [name]))
-
-
-def _uniform(body: Body, x: Value, start: Value) -> Value:
-    """A number from 0 to 1 for each element of x."""
-    number = _modulo(body.range(x.size()) + start)
-    for factor, term in ROUNDS:
-        number = _modulo(number * number + number * factor + term)
-    return number.cast(FLOAT) * (1 / PRIME)
 
 
 def _modulo(value: Value) -> Value:
