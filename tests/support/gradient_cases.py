@@ -236,17 +236,14 @@ MODELS = "models against PyTorch"
 DIFFERENCES, NOTHING = "central differences", "dx = 0, nothing to differ"
 RUNTIME = "in onnxruntime, against"
 QUANTIZATION = ("QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear")
-QUANTIZED = """QuantizeLinear DequantizeLinear DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger16 QGemm
-    QAttention NhwcMaxPool QLinearConv QLinearAdd QLinearMul QLinearSigmoid QLinearLeakyRelu QLinearSoftmax
-    QLinearAveragePool QLinearGlobalAveragePool QLinearConcat QLinearWhere DynamicQuantizeLSTM"""
+QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeMatMul", "MatMulIntegerToFloat")
 QUANTIZED_PRODUCTS = [
-    *(("", op) for op in ("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv")),
-    *((MICROSOFT, op) for op in QUANTIZED.split()),
+    *(("", op) for op in ("MatMulInteger", "ConvInteger")),
+    *((MICROSOFT, op) for op in QUANTIZED),
 ]
 NAMES_OF_RUNTIME = {  # of tests/support/runtime_cases.py
     "": "Attention LinearAttention RotaryEmbedding CumProd TensorScatter Col2Im Det Unique DFT STFT "
-    "RoiAlign MaxRoiPool DeformConv",
-    "ai.onnx.ml": "Scaler LinearRegressor Normalizer LinearClassifier",
+    "RoiAlign DeformConv",
     MICROSOFT: """MatMulNBits RotaryEmbedding GroupQueryAttention ScaledSiLU GatedAdd GatedRMSNorm LinearAttentionGate
         TransposeMatMul GatherND Pad Trilu ExpandDims GridSample MoE QMoE LinearAttention Inverse CausalConvWithState
         MRotaryEmbedding MatMulBnb4 GatherBlockQuantized GatedDeltaNet""",

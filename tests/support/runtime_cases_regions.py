@@ -58,32 +58,6 @@ for ratio in (0, 2):
         **{**given, "sampling_ratio": ratio})  # fmt: skip
 
 
-def largest(x, rois, scale=0.5):
-    """The largest element of each window, whose borders are whole numbers."""
-    results = []
-    for roi in rois:
-        at, *corners = (int(np.floor(float(each) * (scale if place else 1) + 0.5)) for place, each in enumerate(roi))
-        left, top, right, bottom = corners
-        y = torch.zeros(x.shape[1], 2, 3, dtype=torch.float64)
-        for p in range(2):
-            for q in range(3):
-                part = x[at]
-                for axis, start, end, count, place in ((1, top, bottom, 2, p), (2, left, right, 3, q)):
-                    length = max(end - start + 1, 1) / count
-                    first, stop = start + int(np.floor(length * place)), start + int(np.ceil(length * (place + 1)))
-                    size = part.shape[axis]
-                    first, stop = min(max(first, 0), size), min(max(stop, 0), size)
-                    part = part.narrow(axis, first, max(stop - first, 0))
-                if part.numel():
-                    y[:, p, q] = part.amax((1, 2))
-        results.append(y)
-    return torch.stack(results)
-
-
-ROIS = np.array([[0, 1, 2, 8, 9], [1, 6.2, 3, 20, 7], [1, 2, 2, 2, 2], [0, 16, 2, 20, 9]], np.float32)
-add("MaxRoiPool", [IMAGES, ROIS], largest, pooled_shape=[2, 3], spatial_scale=0.5, domain="", wanted=(0,))
-
-
 def moved(x, w, offset, bias=None, mask=None, stride=(1, 1), pads=(0, 0), dilation=(1, 1), group=1, parts=1):
     """The sum over the places of a filter, one after the other."""
     rows, channels, per = len(x), x.shape[1] // parts, x.shape[1] // group
@@ -128,20 +102,3 @@ add(
     domain="",
     form="groups, mask",
 )
-
-# --- classical models ---
-classical = {"domain": "ai.onnx.ml"}
-ROWS, PLANES = numbers(5, 3), numbers(4, 3)
-for transform, function in {"NONE": lambda s: s, "SOFTMAX": lambda s: s.softmax(1), "LOGISTIC": torch.sigmoid}.items():
-    add(
-        "LinearClassifier",
-        [ROWS],
-        lambda x, f=function: [None, f(x @ torch.tensor(PLANES).double().T + torch.tensor([0.5, 1, 2, 3]))],
-        outputs=2,
-        coefficients=PLANES.reshape(-1).tolist(),
-        intercepts=[0.5, 1.0, 2.0, 3.0],
-        classlabels_ints=[0, 1, 2, 3],
-        post_transform=transform,
-        form=transform,
-        **classical,
-    )

@@ -28,7 +28,6 @@ from opgrad.onnx.rules import (  # noqa: F401
     packed,
     pooling,
     quantization,
-    quantized_elements,
     quantized_products,
     recurrent,
     reduction,

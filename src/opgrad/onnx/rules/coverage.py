@@ -42,6 +42,11 @@ _LAYOUT = (
 )
 _PREPARES = "it prepares the columns of a table, before what is trained"
 _REMOVED = "ONNX removed it before its first stable version; export the model with a newer opset"
+_ALL_INTEGERS = (
+    "it belongs to models of integers alone; quantize the model with pairs of QuantizeLinear and DequantizeLinear "
+    "(QuantFormat.QDQ), through which gradients go"
+)
+_FITTED = "its coefficients are attributes, which are fitted whole; expected Gemm, MatMul and Add"
 _RARE = "it is a fused kernel of few models, for inference; take the model before it is fused"
 _DECODES = "it belongs to generation, a token at a time"
 REFUSED: Names = {
@@ -49,7 +54,16 @@ REFUSED: Names = {
     **_named(
         CLASSICAL, "SVMClassifier SVMRegressor", "a support vector machine is fitted whole, and not by gradients of it"
     ),
-    **_named(CLASSICAL, "ArrayFeatureExtractor FeatureVectorizer Imputer", _PREPARES),
+    **_named(CLASSICAL, "LinearClassifier LinearRegressor", _FITTED),
+    **_named(CLASSICAL, "ArrayFeatureExtractor FeatureVectorizer Imputer Normalizer Scaler", _PREPARES),
+    **_named("", "QLinearConv QLinearMatMul", _ALL_INTEGERS),
+    **_named(
+        MICROSOFT,
+        """DynamicQuantizeLSTM MatMulInteger16 NhwcMaxPool QAttention QGemm QLinearAdd QLinearAveragePool QLinearConcat
+        QLinearConv QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearSigmoid QLinearSoftmax QLinearWhere""",
+        _ALL_INTEGERS,
+    ),
+    **_named("", "MaxRoiPool", "it rounds regions to whole elements, as only old detectors do; expected RoiAlign"),
     **_named("", "Affine Crop DynamicSlice ImageScaler ParametricSoftplus Scale ScaledTanh", _REMOVED),
     **_named(MICROSOFT, "AttnLSTM", "its steps have an attention of their own"),
     **_named(

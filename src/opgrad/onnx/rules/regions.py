@@ -92,27 +92,6 @@ def _samples(node: Node, start: Value, length: Value, count: int, ratio: int, ax
     return node.where(taken.unsqueeze(3), share, 0), elements > clipped, exists, several
 
 
-@recomputed("MaxRoiPool", constant=(1,))
-@in_float32
-def max_roi_pool(node: Node) -> Value:
-    """y = the largest element of each window of a region, 0 for a window without elements."""
-    body, corners = node.body, node.required(1).slice(1, 5, 1) * node.get("spatial_scale", 1.0)
-    # Half an element is rounded away from zero.
-    corners = node.where(corners < 0, (corners - 0.5).apply("Ceil"), (corners + 0.5).apply("Floor"))
-    images = body.node("Gather", node.x, node.required(1).slice(0, 1, 1).squeeze(1).cast(TensorProto.INT64))
-    for axis, (place, count) in zip((2, 3), ((1, 0), (0, 1)), strict=True):
-        windows, size = node.get("pooled_shape")[count], node.x.shape(axis, axis + 1).squeeze(0)
-        start, end = (corners.slice(each, each + 1, 1) for each in (place, place + 2))
-        length = body.node("Max", end - start + 1, body.number(1, start)) / windows
-        order = body.ints(range(windows)).like(start)
-        first, stop = start + (length * order).apply("Floor"), start + (length * (order + 1)).apply("Ceil")
-        elements = body.range(size).like(start)
-        own = ~(elements < first.unsqueeze(2)) & (elements < stop.unsqueeze(2))  # [regions, windows, size]
-        own = own.unsqueeze(1, 4) if axis == 2 else own.unsqueeze(1, 2)
-        images = node.where(own, images.unsqueeze(axis), LOWEST).along("ReduceMax", [axis + 1], keepdims=0)
-    return node.where(images > LOWEST, images, 0)
-
-
 @recomputed("DeformConv")
 @in_float32
 def deform_conv(node: Node) -> Value:
