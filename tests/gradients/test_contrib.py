@@ -12,8 +12,8 @@ from opgrad.gradients import gradients
 from opgrad.onnx.graph.facts import FACTS
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.stand_ins import WRITTEN
+from opgrad.onnx.rules.coverage import zero
 from opgrad.onnx.rules.registry import RULES
-from opgrad.onnx.rules.zero import zero
 from opgrad.onnxruntime import InferenceSession
 from opgrad.onnxruntime.runners import NATIVE, operators
 

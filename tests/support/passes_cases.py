@@ -10,7 +10,7 @@ from onnx import numpy_helper, parser
 from opgrad.gradients import gradients
 from opgrad.onnx import passes
 from opgrad.onnx.gradients import differentiated
-from opgrad.onnx.gradients.differentiated import Differentiated
+from opgrad.onnx.gradients.differentiation import Differentiated
 from opgrad.onnx.graph.graph import Graph, overridable
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnxruntime import InferenceSession

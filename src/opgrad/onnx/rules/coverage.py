@@ -9,8 +9,8 @@ from typing import Any
 from onnx import defs
 
 from opgrad.onnx.graph.messages import CLASSICAL, MICROSOFT, names_of
-from opgrad.onnx.rules.registry import RULES
-from opgrad.onnx.rules.zero import zero
+from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.registry import ALL_INPUTS, RULES, gradient
 
 BLOCKED = "com.microsoft.nchwc"
 Names = dict[tuple[str, str], str]
@@ -132,3 +132,18 @@ def _is_function(domain: str, name: str) -> bool:
 def reason(domain: str, name: str) -> str | None:
     """Why an operator has no gradient, None if it is not told."""
     return (REFUSED | ELSEWHERE | NONE).get((domain, name))
+
+
+# --- through which no gradient goes ---
+
+
+@gradient("Floor", "Ceil", "Round", "Sign", "Hardmax", constant=ALL_INPUTS)
+@gradient("ConstantOfShape", "EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli", constant=ALL_INPUTS)
+@gradient("Shape", "Size", "NonZero", "ArgMax", "ArgMin", "IsNaN", "IsInf", "Range", constant=ALL_INPUTS)
+@gradient("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And", "Or", "Xor", constant=ALL_INPUTS)
+@gradient("NonMaxSuppression", "Multinomial", "SequenceLength", constant=ALL_INPUTS)
+@gradient("StopGradient", domain=MICROSOFT, constant=ALL_INPUTS)
+@gradient("Binarizer", "CategoryMapper", "LabelEncoder", "OneHotEncoder", domain=CLASSICAL, constant=ALL_INPUTS)
+@gradient("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor", domain=CLASSICAL, constant=ALL_INPUTS)
+def zero(_: Node) -> None:
+    """dx = 0."""

@@ -1,7 +1,7 @@
 """Reductions over axes, cumulative sums, and global pooling."""
 
 from opgrad.onnx.graph.formulas import Value, widened
-from opgrad.onnx.rules.extrema import extreme_share
+from opgrad.onnx.rules.arithmetic import extreme_share
 from opgrad.onnx.rules.node import Node
 from opgrad.onnx.rules.registry import formula, gradient
 from opgrad.onnx.rules.shaping import broadcast_to, element_count, ratio

@@ -17,9 +17,8 @@ from opgrad.base.reading import sha256_of
 from opgrad.base.writing import check_destinations, destination, new_file, staged
 from opgrad.onnx.graph.messages import declared_types, opset_of
 from opgrad.training.export import building
-from opgrad.training.export.building import ACCURACY, LOSS, RATE, SHARE, STEP, UPDATE, Labels
+from opgrad.training.export.building import ACCURACY, LOSS, RATE, SEED, SHARE, STEP, UPDATE, Labels
 from opgrad.training.export.constants import Constants
-from opgrad.training.export.dropout import SEED
 from opgrad.training.export.layout import GRADIENTS, Carried, StateLayout, layout_of
 from opgrad.training.export.plain import WHO, only_plain_imports
 from opgrad.training.export.rules import MOMENTS, NAMES, StepRule

@@ -14,8 +14,7 @@ from opgrad.onnx.graph.facts import ALL, facts_of
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.large import size_of
 from opgrad.onnx.graph.messages import FLOATS, domain_of
-from opgrad.onnx.graph.modules import module_path
-from opgrad.onnx.graph.nodes import all_nodes, captured, reads_values
+from opgrad.onnx.graph.nodes import all_nodes, captured, module_path, reads_values
 from opgrad.training.files.tensor_values import Held, array_of
 from opgrad.training.make import forms
 from opgrad.training.make.checks import listed, quantity, without_values
