@@ -6,7 +6,7 @@ import numpy as np
 from differences import check, float_inputs, in_float64, run
 
 from opgrad.onnx.rules import registry
-from opgrad.onnx.rules.zero import zero
+from opgrad.onnx.rules.coverage import zero
 
 MOST_ELEMENTS, MOST_CASES = 150, 2
 # What the reference evaluator does not compute in float64, or not at all, or has wrong; other tests have these.

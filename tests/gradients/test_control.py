@@ -1,7 +1,6 @@
 """Branches: those that are known are inlined. What has no gradient is refused by name, with the reason."""
 
 import numpy as np
-import onnxruntime
 import pytest
 from differences import build, run
 from onnx import TensorProto, helper, numpy_helper
@@ -113,19 +112,3 @@ def test_a_composition_that_has_no_gradient_tells_why():
     text = 'y = com.microsoft.FusedGemm <activation = "Sin"> (x, x)'
     with pytest.raises(NotImplementedError, match=r"its activation is 'Sin', expected none or one of Relu, "):
         gradients(build(f"g (float[3, 3] x) => (float[3, 3] y) {{ {text} }}"), "y", "x")
-
-
-def test_numbers_of_a_fused_activation_may_be_zero():
-    """Elu with 0 is Relu; Celu divides by its number."""
-    x = np.array([[-1.0, 2.0], [0.5, -3.0]], "float32")
-    found = {}
-    for name, more in (("Elu", ", activation_alpha = 0.0"), ("Relu", "")):
-        text = f'y = com.microsoft.FusedGemm <activation = "{name}"{more}> (x, w)'
-        model = build(f"g (float[2, 2] x, float[2, 2] w) => (float[2, 2] y) {{ {text} }}")
-        session = onnxruntime.InferenceSession(gradients(model, "y", "x", plain=True).SerializeToString())
-        found[name] = session.run(None, {"x": x, "w": np.eye(2, dtype="float32")})
-    for one, other in zip(*found.values(), strict=True):
-        np.testing.assert_array_equal(one, other)
-    text = 'y = com.microsoft.FusedGemm <activation = "Celu", activation_alpha = 0.0> (x, x)'
-    with pytest.raises(NotImplementedError, match="its activation_alpha is 0, by which Celu divides"):
-        gradients(build(f"g (float[2, 2] x) => (float[2, 2] y) {{ {text} }}"), "y", "x")

@@ -8,7 +8,7 @@ from differences import OWN, check, in_onnxruntime, run
 from gradient_cases import CASES, ELSEWHERE, NEWEST, REFERENCE_FROM
 
 from opgrad.onnx.rules import registry
-from opgrad.onnx.rules.zero import zero
+from opgrad.onnx.rules.coverage import zero
 
 # What onnx cannot convert with the gradients in it, or the reference only has in newer opsets.
 PLAIN = ("MaxPool", "AveragePool", "BatchNormalization")

@@ -90,10 +90,6 @@ add(
     wanted=(0, 1, 2),
     domain=MICROSOFT,
 )
-SELU = {"activation": "Selu", "activation_alpha": 1.2, "activation_gamma": 0.9, "form": "Selu"}
-CELU = {"activation": "Celu", "activation_alpha": 0.7, "form": "Celu"}
-for named in (SELU, CELU):
-    add("FusedGemm", 17, numbers(3, 4), numbers(4, 2), wanted=(0, 1), domain=MICROSOFT, **named)
 FILTER = numbers(1, 2, 5, 4), numbers(3, 2, 3, 3, seed=1), BIAS[:3]
 add(
     "FusedConv", 17, *FILTER, activation="HardSigmoid", activation_params=[0.1, 0.5], wanted=(0, 1, 2), domain=MICROSOFT

@@ -9,8 +9,8 @@ from onnx import numpy_helper, parser
 
 from opgrad.gradients import gradients
 from opgrad.onnx import passes
-from opgrad.onnx.gradients import differentiated
-from opgrad.onnx.gradients.differentiated import Differentiated
+from opgrad.onnx.gradients import differentiation
+from opgrad.onnx.gradients.differentiation import Differentiated
 from opgrad.onnx.graph.graph import Graph, overridable
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnxruntime import InferenceSession
@@ -75,7 +75,7 @@ def prepared(found, *batches, **options):
 def without_passes():
     """As long as it is entered, `gradients` differentiates graphs as they are."""
     skipped = mock.patch.multiple(passes, simplify=mock.DEFAULT, tidy=mock.DEFAULT)
-    with skipped, mock.patch.object(differentiated, "order_ends"):
+    with skipped, mock.patch.object(differentiation, "order_ends"):
         yield
 
 

@@ -208,6 +208,7 @@ for kind, form in ((0, "fp4"), (1, "nf4")):
         transB=1,
         form=form,
     )
+
 ROWS, PLACES = RANDOM.integers(0, 16, (7, 64)), np.array([[1, 6, 1], [0, 2, 5]])
 ZEROS, EIGHT = RANDOM.integers(0, 16, (7, 2)), RANDOM.integers(0, 256, (7, 64))
 
@@ -240,32 +241,6 @@ add(
     form="8 bits, float16",
     **blocks,
 )
-
-# --- classical models ---
-classical = {"domain": "ai.onnx.ml"}
-add(
-    "Scaler",
-    [numbers(2, 3)],
-    lambda x: (x - torch.tensor([0.1, 0.2, 0.3])) * torch.tensor([0.5, 2.0, 1.0]),
-    offset=[0.1, 0.2, 0.3],
-    scale=[0.5, 2.0, 1.0],
-    **classical,
-)
-add(
-    "LinearRegressor",
-    [numbers(4, 3)],
-    lambda x: x @ torch.tensor([[1, 2, 3], [4, 5, 6.0]]).double().T + torch.tensor([0.5, 0.25]),
-    coefficients=[1.0, 2, 3, 4, 5, 6],
-    intercepts=[0.5, 0.25],
-    targets=2,
-    **classical,
-)
-for norm, size in {
-    "L1": lambda x: x.abs().sum(1, keepdim=True),
-    "L2": lambda x: x.norm(dim=1, keepdim=True),
-    "MAX": lambda x: x.amax(1, keepdim=True),
-}.items():
-    add("Normalizer", [numbers(2, 5)], lambda x, f=size: x / f(x), norm=norm, form=norm, **classical)  # fmt: skip
 
 # --- Fourier transforms ---
 

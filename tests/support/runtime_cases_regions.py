@@ -1,6 +1,4 @@
-"""Regions of images and convolutions whose windows are moved; optional values; classical models."""
-
-from functools import partial
+"""Regions of images, and convolutions whose windows are moved."""
 
 import numpy as np
 import torch
@@ -14,25 +12,19 @@ IMAGES, ROWS_OF = numbers(2, 3, 6, 7), np.array([0, 1, 1])
 REGIONS = np.array([[0.4, 0.7, 9.1, 7.3], [-3.0, 1.2, 12.9, 14.1], [2.2, 2.1, 2.6, 2.4]], np.float32)
 
 
-def regions(x, rois, at, size=(2, 3), ratio=2, scale=0.5, half=True, largest=False):
-    """The mean of numbers between the elements of an image, each of the four around it by its distance.
-
-    largest: in place of means and sums, the largest of the four, each times its share, and of 0 outside of the image.
-    """
+def regions(x, rois, at, size=(2, 3), ratio=2, scale=0.5, half=True):
+    """The mean of numbers between the elements of an image, each of the four around it by its distance."""
     results = []
     for region, row in zip(rois, at, strict=True):
         left, top, right, bottom = (float(each) * scale - (0.5 if half else 0) for each in region)
         wide, high = (each if half else max(each, 1.0) for each in (right - left, bottom - top))
-        y = torch.full((x.shape[1], *size), -torch.inf if largest else 0.0, dtype=torch.float64)
+        y = torch.zeros((x.shape[1], *size), dtype=torch.float64)
         rows, columns = (ratio or int(np.ceil(length / count)) for length, count in ((high, size[0]), (wide, size[1])))
         for p in range(size[0] * rows):
             for q in range(size[1] * columns):
                 at_y, at_x = top + (p + 0.5) / rows * high / size[0], left + (q + 0.5) / columns * wide / size[1]
                 is_inside, own = -1 <= at_y <= x.shape[2] and -1 <= at_x <= x.shape[3], (p // rows, q // columns)
-                if largest:
-                    now = torch.stack([*shares(x[row], at_y, at_x)]).amax(0) if is_inside else torch.zeros(x.shape[1])
-                    y[:, *own] = torch.maximum(y[:, *own].clone(), now)
-                elif is_inside:
+                if is_inside:
                     y[:, *own] += sum(shares(x[row], at_y, at_x)) / (rows * columns)
         results.append(y)
     return torch.stack(results)
@@ -52,36 +44,6 @@ add("RoiAlign", [IMAGES, REGIONS, ROWS_OF], lambda *x: regions(*x, half=False), 
     coordinate_transformation_mode="output_half_pixel", **given)  # fmt: skip
 add("RoiAlign", [IMAGES, REGIONS, ROWS_OF], lambda *x: regions(*x, ratio=0), opset=16, form="as many samples as fit",
     **{**given, "sampling_ratio": 0})  # fmt: skip
-for ratio in (0, 2):
-    largest = partial(regions, ratio=ratio, largest=True)
-    add("RoiAlign", [IMAGES, REGIONS, ROWS_OF], largest, opset=16, form=f"max, {ratio} samples", mode="max",
-        **{**given, "sampling_ratio": ratio})  # fmt: skip
-
-
-def largest(x, rois, scale=0.5):
-    """The largest element of each window, whose borders are whole numbers."""
-    results = []
-    for roi in rois:
-        at, *corners = (int(np.floor(float(each) * (scale if place else 1) + 0.5)) for place, each in enumerate(roi))
-        left, top, right, bottom = corners
-        y = torch.zeros(x.shape[1], 2, 3, dtype=torch.float64)
-        for p in range(2):
-            for q in range(3):
-                part = x[at]
-                for axis, start, end, count, place in ((1, top, bottom, 2, p), (2, left, right, 3, q)):
-                    length = max(end - start + 1, 1) / count
-                    first, stop = start + int(np.floor(length * place)), start + int(np.ceil(length * (place + 1)))
-                    size = part.shape[axis]
-                    first, stop = min(max(first, 0), size), min(max(stop, 0), size)
-                    part = part.narrow(axis, first, max(stop - first, 0))
-                if part.numel():
-                    y[:, p, q] = part.amax((1, 2))
-        results.append(y)
-    return torch.stack(results)
-
-
-ROIS = np.array([[0, 1, 2, 8, 9], [1, 6.2, 3, 20, 7], [1, 2, 2, 2, 2], [0, 16, 2, 20, 9]], np.float32)
-add("MaxRoiPool", [IMAGES, ROIS], largest, pooled_shape=[2, 3], spatial_scale=0.5, domain="", wanted=(0,))
 
 
 def moved(x, w, offset, bias=None, mask=None, stride=(1, 1), pads=(0, 0), dilation=(1, 1), group=1, parts=1):
@@ -128,20 +90,3 @@ add(
     domain="",
     form="groups, mask",
 )
-
-# --- classical models ---
-classical = {"domain": "ai.onnx.ml"}
-ROWS, PLANES = numbers(5, 3), numbers(4, 3)
-for transform, function in {"NONE": lambda s: s, "SOFTMAX": lambda s: s.softmax(1), "LOGISTIC": torch.sigmoid}.items():
-    add(
-        "LinearClassifier",
-        [ROWS],
-        lambda x, f=function: [None, f(x @ torch.tensor(PLANES).double().T + torch.tensor([0.5, 1, 2, 3]))],
-        outputs=2,
-        coefficients=PLANES.reshape(-1).tolist(),
-        intercepts=[0.5, 1.0, 2.0, 3.0],
-        classlabels_ints=[0, 1, 2, 3],
-        post_transform=transform,
-        form=transform,
-        **classical,
-    )

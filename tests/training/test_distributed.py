@@ -18,8 +18,7 @@ from processes import run_processes
 
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.files.rules import AdamWRule, SGDRule
-from opgrad.training.run.fit import Fit
-from opgrad.training.run.step_rows import StepRows
+from opgrad.training.run.fit import Fit, StepRows
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():

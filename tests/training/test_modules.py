@@ -10,13 +10,13 @@ from small_models import build, normal
 from typer.testing import CliRunner
 
 from opgrad.cli.app import app
-from opgrad.onnx.graph.modules import SCOPES, module_path
+from opgrad.onnx.graph.nodes import SCOPES, module_path
 from opgrad.training import read_checkpoint
 from opgrad.training.artifacts import OptimType, generate_artifacts
 from opgrad.training.make.selection import Candidates
 from opgrad.training.onnxblock.loss import CrossEntropyLoss
 from opgrad.training.quantization import KINDS, prepare
-from opgrad.training.quantization.modules import keep_paths, paths_of
+from opgrad.training.quantization.placement import keep_paths, paths_of
 
 LOSS = CrossEntropyLoss(class_axis=-1)
 

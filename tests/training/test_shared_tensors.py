@@ -7,7 +7,7 @@ from small_models import LABELS, build, normal, run
 from typer.testing import CliRunner
 
 from opgrad.cli.app import app
-from opgrad.onnx.graph.modules import SCOPES
+from opgrad.onnx.graph.nodes import SCOPES
 from opgrad.training import ArtifactSet, Trainer, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.make.shared_tensors import untie

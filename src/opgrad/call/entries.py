@@ -192,7 +192,13 @@ class Entry:
                 if operand is each:
                     return calls.Operand(calls.NEW, result=number)
         if by_plan and id(operand) in self.arguments.fields_at:
-            return self._numbers(operand)
+            # An operand that holds a record's numbers.
+            kind = type(operand)
+            places = [fields(kind).index(each) for each in RECORDS[kind]]
+            if len(places) > calls.MOST_NUMBERS:
+                raise NotNative
+            found = objects.Numbers(self.arguments.fields_at[id(operand)], len(places), self._at(words(places)))
+            return calls.Operand(calls.NUMBERS, numbers=self._at(found))
         if id(operand) in self.places:
             self.used += 1
             return calls.Operand(calls.ARGUMENT, *self.places[id(operand)])
@@ -200,15 +206,6 @@ class Entry:
             self.kept.append(operand)
             return calls.Operand(calls.KEPT, object=id(operand))
         raise NotNative
-
-    def _numbers(self, value: Any) -> calls.Operand:
-        """An operand that holds a record's numbers."""
-        kind = type(value)
-        places = [fields(kind).index(each) for each in RECORDS[kind]]
-        if len(places) > calls.MOST_NUMBERS:
-            raise NotNative
-        found = objects.Numbers(self.arguments.fields_at[id(value)], len(places), self._at(words(places)))
-        return calls.Operand(calls.NUMBERS, numbers=self._at(found))
 
     def _result(self, number: int) -> calls.Result:
         answered = self.answered

@@ -126,7 +126,8 @@ class Entries:
         try:
             replaced = self._enter(signature, Entry(answered, args, kwargs))
         except NotNative:
-            replaced = self._refuse(signature)
+            replaced = self.refused[: -calls.SLOTS]
+            self.refused = [*self.refused[-calls.SLOTS :], signature]
         finally:
             settling.end()
         del replaced  # after the lock is released, since freeing objects may run any code
@@ -138,9 +139,4 @@ class Entries:
         self.entered[self.next : self.next + 1] = [(signature, entry)]
         self.next = (self.next + 1) % calls.SLOTS
         self.own.vectorcall = calls.call.address
-        return replaced
-
-    def _refuse(self, signature: Any) -> Any:
-        replaced = self.refused[: -calls.SLOTS]
-        self.refused = [*self.refused[-calls.SLOTS :], signature]
         return replaced

@@ -82,7 +82,8 @@ class PlannedCall(Function):
             tail = self._replaced(where, operands, seed, offset)
         outputs: tuple[Any, ...] = out if type(out) is tuple else (out,)
         if len(inputs) != len(self._first) or len(inputs) + len(tail) + len(outputs) != self._count:
-            raise self._wrong_number(inputs, outputs)
+            expected = f"{', '.join(self._first)} and {len(self._op.results)} for out"
+            raise TypeError(f"{self._op.name}: {len(inputs)} arrays and {len(outputs)} for out, expected {expected}")
         several: tuple[Any, ...] = (*inputs, *tail)
         if tail:
             several = tuple([several[place] for place in self._places])
@@ -141,10 +142,6 @@ class PlannedCall(Function):
                 f"{self._op.name}: {name} is {found.dtype} with strides {found.strides}, expected {expected}"
             )
         return found
-
-    def _wrong_number(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> TypeError:
-        expected = f"{', '.join(self._first)} and {len(self._op.results)} for out"
-        return TypeError(f"{self._op.name}: {len(inputs)} arrays and {len(outputs)} for out, expected {expected}")
 
 
 _Planned = native_type(PlannedCall)

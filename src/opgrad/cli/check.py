@@ -88,6 +88,7 @@ def examine(progress: Callable[[list[Operator]], Any] = list, extent: Extent = F
     ]
     runtime, problem = _onnxruntime()
     first_calls = _first_calls()
+    cache = object_cache()
     return {
         "right": all(test["right"] for test in tested) and not problem and None not in first_calls.values(),
         "operators": tested,
@@ -96,7 +97,7 @@ def examine(progress: Callable[[list[Operator]], Any] = list, extent: Extent = F
         "versions": machine.versions(),
         "onnxruntime": problem or runtime,
         "cuda": {"problem": no_cuda, "device": None if no_cuda else machine.cuda_device()},
-        "cache": _cache(),
+        "cache": {"folder": cache.folder, "kernels": cache.count(), "problem": cache.problem()},
         "first_call": first_calls,
     }
 
@@ -162,11 +163,6 @@ def _onnxruntime() -> tuple[str, str]:
     except Exception as error:  # to be shown, like all that may be wrong with a machine
         return "", f"{onnxruntime.__version__}: {type(error).__name__}: {error}"
     return f"{onnxruntime.__version__}: operators registered", ""
-
-
-def _cache() -> dict[str, Any]:
-    cache = object_cache()
-    return {"folder": cache.folder, "kernels": cache.count(), "problem": cache.problem()}
 
 
 def _first_calls() -> dict[str, float | None]:

@@ -43,7 +43,12 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
         given = {**given, "shape": _sizes(op, given["shape"])}
     if op.general is not None:
         if torch.compiler.is_compiling():
-            given = _plainly(op, given)
+            # The arguments of a plain call, to which a compiler is held, since it cannot follow how calls are expanded.
+            assert op.general is not None
+            for name in op.general.keywords:
+                if given.get(name) is not None:
+                    raise NotImplementedError(f"{op.name}: {name} is given under torch.compile: {REMEDY}")
+            given = {name: value for name, value in given.items() if name not in op.general.keywords}
         elif not _is_plain(op, given):
             return unseen(_run_in_form)(op, given)
     return _run(op, given)
@@ -72,15 +77,6 @@ def _is_plain(op: Operator, given: Mapping[str, Any]) -> bool:
     assert op.general is not None
     dtypes = {value.dtype for value in given.values() if isinstance(value, torch.Tensor)}
     return len(dtypes) == 1 and dtypes <= PLAIN_DTYPES and given.keys().isdisjoint(op.general.keywords)
-
-
-def _plainly(op: Operator, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of a plain call, to which a compiler is held, since it cannot follow how calls are expanded."""
-    assert op.general is not None
-    for name in op.general.keywords:
-        if given.get(name) is not None:
-            raise NotImplementedError(f"{op.name}: {name} is given under torch.compile: {REMEDY}")
-    return {name: value for name, value in given.items() if name not in op.general.keywords}
 
 
 def _run_in_form(op: Operator, given: Mapping[str, Any]) -> Any:

@@ -23,7 +23,12 @@ class _CheckedOptimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Any, **defaults: Any):
         for name, value in defaults.items():
-            _check_setting(type(self).__name__, name, value)
+            who = type(self).__name__
+            if name == "betas":
+                if not all(0 <= each < 1 for each in value):
+                    raise ValueError(f"{who}: betas is {value}, expected two numbers from 0, below 1")
+            elif not 0 <= value < math.inf:
+                raise ValueError(f"{who}: {name} is {value}, expected a number of at least 0")
         super().__init__(params, defaults)
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -66,14 +71,6 @@ class _CheckedOptimizer(torch.optim.Optimizer):
 
     def _update(self, group: Group, parameter: Tensor, gradient: Tensor) -> None:
         raise NotImplementedError
-
-
-def _check_setting(who: str, name: str, value: Any) -> None:
-    if name == "betas":
-        if not all(0 <= each < 1 for each in value):
-            raise ValueError(f"{who}: betas is {value}, expected two numbers from 0, below 1")
-    elif not 0 <= value < math.inf:
-        raise ValueError(f"{who}: {name} is {value}, expected a number of at least 0")
 
 
 # --- rows of a table -------------------------------------------------------------------------------------------------

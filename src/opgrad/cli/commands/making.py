@@ -17,8 +17,6 @@ from opgrad.cli.commands.options import opt, option, positive, said
 from opgrad.training.make.named_blocks import Loss, Optimizer
 
 if TYPE_CHECKING:
-    import onnx
-
     from opgrad.training.run.recipe import Recipe
 
 # The options for arguments that have other names.
@@ -224,7 +222,14 @@ def make(
     arguments = {**making.arguments(clip_norm), **others}
     read = read_model(model, who, outside=False)
     if arguments["loss"] is None:
-        _check_is_loss(read, model, who)
+        outputs = [each for each in read.graph.output if each.type.HasField("tensor_type")]
+        if outputs and outputs[0].type.tensor_type.HasField("shape"):
+            sizes = outputs[0].type.tensor_type.shape.dim
+            if any(not each.HasField("dim_value") or each.dim_value != 1 for each in sizes):
+                known = ", ".join(Loss)
+                raise ValueError(
+                    f"{who}: {model}: its first output {outputs[0].name!r} is not one number, expected --loss: {known}"
+                )
     try:
         if folder is None:
             return artifacts.models_of(model, **arguments)
@@ -243,18 +248,6 @@ def _silent(logger: logging.Logger) -> Iterator[None]:
         yield
     finally:
         logger.disabled = before
-
-
-def _check_is_loss(model: "onnx.ModelProto", path: Path, who: str) -> None:
-    """Raise ValueError if the first output of a model cannot be a loss."""
-    outputs = [each for each in model.graph.output if each.type.HasField("tensor_type")]
-    if outputs and outputs[0].type.tensor_type.HasField("shape"):
-        sizes = outputs[0].type.tensor_type.shape.dim
-        if any(not each.HasField("dim_value") or each.dim_value != 1 for each in sizes):
-            known = ", ".join(Loss)
-            raise ValueError(
-                f"{who}: {path}: its first output {outputs[0].name!r} is not one number, expected --loss: {known}"
-            )
 
 
 @contextmanager

@@ -80,11 +80,7 @@ def _converted(op: Operator, given: Mapping[str, Any], dtype: str) -> dict[str, 
         if not isinstance(value, np.ndarray) or value.dtype != np.float64:
             return value
         allowed = op.inputs[name].dtypes if name in op.inputs else FLOATS
-        return _cast(value, dtype if dtype in allowed else "float32")
+        with np.errstate(all="ignore"):
+            return value.astype(DTYPES[dtype if dtype in allowed else "float32"])
 
     return {name: convert(name, value) for name, value in given.items()}
-
-
-def _cast(array: Array, dtype: str) -> Array:
-    with np.errstate(all="ignore"):
-        return array.astype(DTYPES[dtype])

@@ -100,7 +100,15 @@ LARGE_IMAGES = (32, 64, 56, 56)  # images, channels, and the axes along which wi
 def max_pool_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     """Windows side by side and overlapping, whose maxima stand anywhere in their plane."""
     if large:
-        return [_largest_of_pairs(rng, (8, 64, 56, 56))]
+        # The maxima of pooling of 2 x 2 elements: each in a window of its own.
+        windows = (8, 64, 56, 56)
+        shape = (*windows[:2], *(2 * count for count in windows[2:]))
+        places = [
+            2 * place + rng.integers(0, 2, windows) if axis > 1 else place
+            for axis, place in enumerate(np.indices(windows))
+        ]
+        indices = np.ravel_multi_index(tuple(places), shape)
+        return [Example({"dy": rng.normal(size=windows), "indices": indices, "shape": shape})]
     cases = [
         ((2, 3, 70), (35,)),
         ((2, 5, 9, 7), (4, 3)),
@@ -111,16 +119,6 @@ def max_pool_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     ]
     found = [_maxima(rng, *case) for case in cases]
     return [*found, *(_maxima(rng, *case, storage_order=1) for case in cases[:4])]
-
-
-def _largest_of_pairs(rng: np.random.Generator, windows: tuple[int, ...]) -> Example:
-    """The maxima of pooling of 2 x 2 elements: each in a window of its own."""
-    shape = (*windows[:2], *(2 * count for count in windows[2:]))
-    places = [
-        2 * place + rng.integers(0, 2, windows) if axis > 1 else place for axis, place in enumerate(np.indices(windows))
-    ]
-    indices = np.ravel_multi_index(tuple(places), shape)
-    return Example({"dy": rng.normal(size=windows), "indices": indices, "shape": shape})
 
 
 def _maxima(rng: np.random.Generator, shape: tuple[int, ...], windows: tuple[int, ...], **order: int) -> Example:

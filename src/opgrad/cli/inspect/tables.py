@@ -21,23 +21,18 @@ from opgrad.cli.inspect.text import (
 )
 from opgrad.onnxruntime.runners import LOWERING, NOBODY, OPGRAD
 from opgrad.training.files.artifact_set import FILES
-from opgrad.training.files.dataset import show
 from opgrad.training.make.checks import listed, quantity
 from opgrad.training.make.outputs import cut_note
-from opgrad.training.make.stages import Stage
 from opgrad.training.make.trainability import Trainability
 from opgrad.tune.summary import Adapted
 
 LONGEST = 60  # the most characters of a property in a table
-MOST_STAGES = 30  # in a picture of a graph
 
 
 def print_inspection(console: Console, found: Inspection) -> None:
     """Print tables of parameters and operators, and lines about the rest."""
     fit(console)
     console.print(facts(found.path, _rows(found)))
-    if found.training and found.training.stages:
-        console.print(_picture(found, found.training.stages))
     if found.parameters:
         console.print(parameter_table(found.parameters))
     if found.operators:
@@ -98,22 +93,6 @@ def _training_rows(training: Trainability | None) -> list[tuple[str, str]]:
         words = [f"{', '.join(losses)} with an array {array}" for array, losses in wanted.items()]
         rows.append(("losses", f"of {output.name}: {'; '.join(filter(None, [*words, output.hint]))}"))
     return rows
-
-
-def _picture(found: Inspection, stages: list[Stage]) -> Table:
-    """The graph from top to bottom: a line for each weight, or for the nodes that repeat."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(overflow="fold")
-    table.add_column(justify="right")
-    table.add_row(ports_text(found.inputs))
-    for stage in stages[:MOST_STAGES]:
-        times = f"{stage.times} times " if stage.times > 1 else ""
-        weights = f"{stage.weights:,} numbers" if stage.weights else ""
-        table.add_row(f"  │ {times}{stage.operators}", weights, show(stage.shape) if stage.shape is not None else "")
-    if len(stages) > MOST_STAGES:
-        table.add_row(f"  │ … and {len(stages) - MOST_STAGES} more")
-    table.add_row(ports_text(found.outputs))
-    return table
 
 
 def _checkpoint_rows(checkpoint: Mapping[str, Any]) -> list[tuple[str, str]]:

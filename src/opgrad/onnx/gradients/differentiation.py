@@ -2,7 +2,8 @@
 
 import difflib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -10,7 +11,6 @@ from onnx import TensorProto, helper
 
 from opgrad.onnx import passes
 from opgrad.onnx.gradients.backward import SUFFIX, Backward
-from opgrad.onnx.gradients.differentiated import Differentiated, names_in
 from opgrad.onnx.gradients.expansion import expand, inline_functions
 from opgrad.onnx.graph.body import GraphBody
 from opgrad.onnx.graph.formulas import Value
@@ -20,6 +20,9 @@ from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, copied, import_microso
 from opgrad.onnx.graph.nodes import all_nodes
 from opgrad.onnx.graph.opset import raise_opset
 from opgrad.onnx.passes.attention import Recognition, fuse_attention
+from opgrad.onnx.passes.order import order_ends
+from opgrad.onnx.passes.recompute import checkpoint
+from opgrad.onnx.passes.segments import WHO as SEGMENTS
 
 LEAST_OPSET = 11  # the least opset of a model with gradients
 PLAIN_OPSET = 16  # the least opset of the plain form
@@ -220,3 +223,56 @@ def append(forward: Graph, body: GraphBody, outputs: Sequence[onnx.ValueInfoProt
     graph.value_info.extend(info for name, info in body.infos.items() if name not in told)
     import_microsoft(model)
     model.ir_version = max(model.ir_version, 4)  # before version 4 every initializer has to be an input, too
+
+
+Segments = int | Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """A graph with its gradients, before its nodes are ordered and values of segments computed again.
+
+    graph: its last outputs are the gradients. forward: the values that it computed before it was differentiated: the
+    loss, and other outputs. gradients: for each parameter the value that is its gradient.
+    """
+
+    graph: Graph
+    forward: tuple[str, ...]
+    gradients: Mapping[str, str]
+
+    def model(self, segments: Segments = None) -> onnx.ModelProto:
+        """A model with its nodes in an order that needs little memory.
+
+        segments: the number of segments of the forward part, or the names of values with whose nodes a segment ends.
+        For the backward part only the values between segments and those of the last segment are kept; it computes all
+        others again, which saves memory and costs about one more forward run. Random masks are kept. None: every value
+        is kept.
+
+        Raises TypeError and ValueError for other segments, and for names that no node of the forward part makes.
+        """
+        cuts, graph = checked_segments(segments), self.graph.copy()
+        if cuts != 1:
+            checkpoint(graph, self.forward, cuts)
+        order_ends(graph)
+        graph.commit()
+        return graph.model
+
+
+def checked_segments(given: Segments) -> int | list[str]:
+    """The number of segments (1 for None), or the names. Raises TypeError and ValueError for anything else."""
+    if given is None:
+        return 1
+    if isinstance(given, int) and not isinstance(given, bool):
+        if given < 1:
+            raise ValueError(f"{SEGMENTS}: the number of segments is {given}, expected at least 1")
+        return given
+    names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{SEGMENTS} is {given!r}, expected a number of segments or names of values")
+    return names
+
+
+def names_in(segments: Segments) -> list[str]:
+    """The values with whose nodes a segment ends, which passes keep. Raises TypeError and ValueError, too."""
+    checked = checked_segments(segments)
+    return [] if isinstance(checked, int) else checked

@@ -20,7 +20,7 @@ NO_RULE = "there is no rule for it; opgrad.gradients.register_gradient adds one"
 # rounding and is that of the floats which the integers stand for (straight-through estimator).
 DEQUANTIZING = "DequantizeLinear"
 CASTS = ("Cast", "CastLike")
-RETYPING = (*CASTS, "MatMulInteger", "MatMulInteger16", "ConvInteger")  # which give integers of other types
+RETYPING = (*CASTS, "MatMulInteger", "ConvInteger")  # which give integers of other types
 
 
 def paths(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> list[onnx.NodeProto]:

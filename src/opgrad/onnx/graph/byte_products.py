@@ -76,7 +76,15 @@ def with_unsigned(model: onnx.ModelProto, found: Sequence[Place]) -> onnx.ModelP
     makers = {name: number for number, node in enumerate(model.graph.node, 1) for name in node.output}
     nodes: dict[int, list[onnx.NodeProto]] = {}
     for name, result in made.items():
-        nodes.setdefault(makers.get(name, 0), []).extend(_unsigned(name, result, shift, taken))
+        # Nodes that make unsigned bytes of signed ones.
+        wide, higher = (free_name(f"{result}/{each}", taken) for each in ("wide", "higher"))
+        nodes.setdefault(makers.get(name, 0), []).extend(
+            [
+                helper.make_node("Cast", [name], [wide], wide, to=TensorProto.INT32),
+                helper.make_node("Add", [wide, shift], [higher], higher),
+                helper.make_node("Cast", [higher], [result], result, to=TensorProto.UINT8),
+            ]
+        )
     for name, result in spread.items():
         shape = free_name(f"{result}/shape", taken)
         made_of = [
@@ -91,13 +99,3 @@ def with_unsigned(model: onnx.ModelProto, found: Sequence[Place]) -> onnx.ModelP
     del model.graph.node[:]
     model.graph.node.extend(ordered)
     return model
-
-
-def _unsigned(name: str, result: str, shift: str, taken: set[str]) -> list[onnx.NodeProto]:
-    """Nodes that make unsigned bytes of signed ones."""
-    wide, higher = (free_name(f"{result}/{each}", taken) for each in ("wide", "higher"))
-    return [
-        helper.make_node("Cast", [name], [wide], wide, to=TensorProto.INT32),
-        helper.make_node("Add", [wide, shift], [higher], higher),
-        helper.make_node("Cast", [higher], [result], result, to=TensorProto.UINT8),
-    ]

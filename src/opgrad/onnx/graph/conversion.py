@@ -22,7 +22,10 @@ def converted(model: onnx.ModelProto, version: int, wanted: int) -> onnx.ModelPr
     """A model that imports opset `wanted` instead of `version`. Raises whatever the converter does."""
     draft = copied_without(model, "graph")
     draft.graph.CopyFrom(without_large(model.graph))
-    _hide_unknown(draft, version)
+    for node in draft.graph.node:
+        if node.domain in ("", "ai.onnx") and not defs.has(node.op_type, version, ""):
+            node.domain = UNKNOWN
+    draft.opset_import.append(helper.make_opsetid(UNKNOWN, 1))
     _drop_saved_statistics(draft.graph)
     result = version_converter.convert_version(draft, wanted)
     if version < RESIZE_CHANGED <= wanted:
@@ -42,13 +45,6 @@ def converted(model: onnx.ModelProto, version: int, wanted: int) -> onnx.ModelPr
 
 
 # --- operators that ai.onnx does not have ---
-
-
-def _hide_unknown(model: onnx.ModelProto, version: int) -> None:
-    for node in model.graph.node:
-        if node.domain in ("", "ai.onnx") and not defs.has(node.op_type, version, ""):
-            node.domain = UNKNOWN
-    model.opset_import.append(helper.make_opsetid(UNKNOWN, 1))
 
 
 def _show_unknown(model: onnx.ModelProto) -> None:
@@ -99,10 +95,7 @@ def _type_fillers(model: onnx.ModelProto) -> None:
         kind = 0 if declared is None else declared.tensor_type.elem_type
         for constant in (constants.get(name) for name in node.input[1:]):
             if kind and constant is not None and constant.attribute[0].t.data_type == TensorProto.FLOAT:
-                _retype(constant.attribute[0].t, kind)
-
-
-def _retype(tensor: TensorProto, kind: int) -> None:
-    with np.errstate(over="ignore"):
-        array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
-    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+                tensor = constant.attribute[0].t
+                with np.errstate(over="ignore"):
+                    array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
+                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))

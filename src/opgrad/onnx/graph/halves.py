@@ -42,7 +42,10 @@ def compute_in_float32(model: onnx.ModelProto, widened: Collection[str] = ()) ->
         model.CopyFrom(inliner.inline_local_functions(model))
     graph, taken = model.graph, names_in(model.graph)
     _widen(each for each in graph.input if each.name in widened)
-    _widen_numbers(graph)
+    # Turn initializers that are one number into float32: what recognizes nodes by their constants still sees them.
+    for tensor in graph.initializer:
+        if tensor.data_type in HALVES and size_of(tensor) == 1 and not uses_external_data(tensor):
+            _widen_tensor(tensor)
     stored = [each.name for each in graph.initializer if each.data_type in HALVES]
     stored += [each.name for each in graph.input if _is_half(each) and each.name not in stored]
     _widen(each for each in graph.output if each.name not in stored)
@@ -101,13 +104,6 @@ def _widen(values: Iterable[onnx.ValueInfoProto]) -> None:
     for each in values:
         if _is_half(each):
             each.type.tensor_type.elem_type = TensorProto.FLOAT
-
-
-def _widen_numbers(graph: onnx.GraphProto) -> None:
-    """Turn initializers that are one number into float32: what recognizes nodes by their constants still sees them."""
-    for tensor in graph.initializer:
-        if tensor.data_type in HALVES and size_of(tensor) == 1 and not uses_external_data(tensor):
-            _widen_tensor(tensor)
 
 
 def _widen_tensor(tensor: TensorProto) -> None:

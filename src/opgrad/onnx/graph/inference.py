@@ -107,7 +107,9 @@ class Part:
         part.graph.value_info.extend(info for name in made for info in self._declared(name))
         onnx_knows = {name for node in nodes if not domain_of(node) for name in node.output}
         for info in part.graph.value_info:
-            _forget_marked(info.type.tensor_type)
+            for size in info.type.tensor_type.shape.dim:
+                if size.dim_param.startswith(KNOWN):
+                    size.Clear()  # a name that was made up before: what a node reads may give a better one
             if info.name in onnx_knows:
                 info.type.tensor_type.ClearField("elem_type")  # a rule has declared what it computes with
         found, sequences = infer(part, lambda types, nodes: constants(self.types | types, nodes))
@@ -157,13 +159,6 @@ class Part:
     def _made_up(self) -> Iterator[str]:
         sizes = (size.dim_param for each in self.types.values() for size in each.shape.dim)
         return (size for size in sizes if size.startswith(MADE_UP))
-
-
-def _forget_marked(declared: TypeProto.Tensor) -> None:
-    """Remove names that were made up before: what a node reads may give its result better ones."""
-    for size in declared.shape.dim:
-        if size.dim_param.startswith(KNOWN):
-            size.Clear()
 
 
 def _may_be_shape(known: TypeProto.Tensor) -> bool:

@@ -26,7 +26,7 @@ from opgrad.onnx.graph.large import size_of
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnx.graph.nodes import all_nodes
 from opgrad.onnx.graph.opset import align_functions
-from opgrad.onnx.graph.repair import make_dense, mend, time_first
+from opgrad.onnx.graph.repair import mend, time_first
 
 MOST_OPSET = 1 << 31  # what onnx's own functions take
 MOST_CALLS, MOST_NODES = 100, 1 << 20  # the depth of calls of functions, which onnx limits too, and nodes in all
@@ -62,7 +62,10 @@ def check_and_repair(model: onnx.ModelProto, what: str) -> None:
     what: the caller and the model's name, for messages.
     """
     check_model(model, what)
-    make_dense(model, what)
+    _repair(model, what)
+
+
+def _repair(model: onnx.ModelProto, what: str) -> None:
     mend(model)
     align_functions(model, what)
     one_output(model)
@@ -90,12 +93,7 @@ def read_model(source: Source, who: str, outside: bool = True) -> onnx.ModelProt
             raise ValueError(f"{who}: {name} is damaged, the input {value.name!r} has no type")
     if not model.graph.node and not model.graph.output:
         raise ValueError(f"{who}: {name} is no ONNX model, or empty")
-    make_dense(model, f"{who}: {name}")
-    mend(model)
-    align_functions(model, f"{who}: {name}")
-    one_output(model)
-    time_first(model)
-    hoist(model)
+    _repair(model, f"{who}: {name}")
     if outside and not isinstance(source, bytes):
         read_outside(model, Path(source), who)
     return model
@@ -111,6 +109,8 @@ def check_model(model: onnx.ModelProto, what: str) -> None:
     fault = next(filter(None, chain(_faults_of_imports(model), faults, _faults_of_calls(model), inside)), None)
     if fault:
         raise ValueError(f"{what} is damaged, {fault}")
+    for sparse in model.graph.sparse_initializer:
+        raise ValueError(f"{what} has the sparse initializer {sparse.values.name!r}, expected a dense one")
 
 
 def _faults_of_imports(model: onnx.ModelProto) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """Nodes: walks over them and their subgraphs, the names that they read, and the nodes that results depend on."""
 
+import ast
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -160,3 +162,28 @@ def registering(table: dict[str, Function]) -> Callable[..., Callable[[Function]
 def is_known(op: str, opset: int) -> bool:
     """Whether ai.onnx has an operator in an opset; onnxruntime has others in this domain, and some in older opsets."""
     return defs.has(op, opset, "") and not defs.get_schema(op, opset, "").deprecated
+
+
+# --- modules of PyTorch ---
+
+
+SCOPES = "pkg.torch.onnx.name_scopes"  # of the exporter by torch.export: the paths of all modules around a node
+
+
+def module_path(node: onnx.NodeProto) -> str | None:
+    """The path of a node's module, such as model.layers.0.self_attn.q_proj; None if the node tells nothing of it.
+
+    The older exporter names nodes by it: /model/layers.0/self_attn/q_proj/MatMul, and /layers.0/layers.0.1/MatMul for a
+    module in a list in a list.
+    """
+    written = next((each.value for each in node.metadata_props if each.key == SCOPES), None)
+    if written is None:
+        parts = node.name.split("/")[1:]
+        names = [part for part, inner in itertools.pairwise(parts) if not inner.startswith(f"{part}.")]
+        return ".".join(names) if node.name.startswith("/") else None
+    try:
+        scopes = ast.literal_eval(written)
+    except (MemoryError, RecursionError, SyntaxError, ValueError):
+        return None
+    is_list = isinstance(scopes, list) and len(scopes) > 1 and all(isinstance(each, str) for each in scopes)
+    return scopes[-2] if is_list else None

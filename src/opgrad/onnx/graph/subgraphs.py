@@ -147,7 +147,11 @@ class _Enclosing:
         model = copied_without(self.outer.model, "graph")
         model.graph.CopyFrom(self.body)
         model.graph.name = self.body.name or "body"
-        self._forget_own_names(model.graph)
+        # Remove the names of sizes that only the body has: they may stand for another size in each turn.
+        known = {size.dim_param for value in self.outer.graph.input for size in value.type.tensor_type.shape.dim}
+        for size in declared_sizes([*model.graph.input, *model.graph.output, *model.graph.value_info]):
+            if size.HasField("dim_param") and size.dim_param not in known:
+                size.Clear()
         for name in names:
             self._from_outside(model.graph, name)
         for value, kind in zip(model.graph.input, self._given(), strict=False):
@@ -167,13 +171,6 @@ class _Enclosing:
                     frozenset(self.steady),
                     frozenset(self.made),
                 )
-
-    def _forget_own_names(self, graph: onnx.GraphProto) -> None:
-        """Remove the names of sizes that only the body has: they may stand for another size in each turn."""
-        known = {size.dim_param for value in self.outer.graph.input for size in value.type.tensor_type.shape.dim}
-        for size in declared_sizes([*graph.input, *graph.output, *graph.value_info]):
-            if size.HasField("dim_param") and size.dim_param not in known:
-                size.Clear()
 
     def _from_outside(self, graph: onnx.GraphProto, name: str) -> None:
         constant = self.outer.constant(name)

@@ -1,7 +1,6 @@
 """Recognition of Gelu, exact and by tanh, and of x * sigmoid(alpha * x): QuickGelu, SiLU, Swish."""
 
 import math
-from collections.abc import Sequence
 
 import onnx
 from onnx import TensorProto
@@ -68,12 +67,8 @@ def _is_erf(graph: Graph, name: str, x: str) -> bool:
         return False
     if scaled.op_type == "Div":
         return scaled.input[0] == x and is_near(graph, scaled.input[1], math.sqrt(2))
-    return _is_multiple(graph, list(scaled.input), x, math.sqrt(0.5))
-
-
-def _is_multiple(graph: Graph, names: Sequence[str], x: str, number: float) -> bool:
-    """Whether these are x and a number."""
-    return len(names) == 2 and x in names and is_near(graph, without(names, x)[0], number)
+    names = list(scaled.input)
+    return len(names) == 2 and x in names and is_near(graph, without(names, x)[0], math.sqrt(0.5))
 
 
 def _is_tanh(graph: Graph, name: str, x: str) -> bool:

@@ -56,12 +56,9 @@ def transpose_products(graph: Graph, node: onnx.NodeProto) -> bool:
         return False
     if attributes_of(node).get("perm", [1, 0]) != [1, 0]:
         return False
-    graph.substitute(node, [_exchanged(graph, product, node.output[0])])
-    return True
-
-
-def _exchanged(graph: Graph, product: onnx.NodeProto, output: str) -> onnx.NodeProto:
     given = attributes_of(product)
     other = {"transA": 1 - given.get("transB", 0), "transB": 1 - given.get("transA", 0)}
     attributes = {name: value for name, value in {**given, **other}.items() if value or name not in other}
-    return helper.make_node("Gemm", [product.input[1], product.input[0]], [output], product.name, **attributes)
+    swapped = [product.input[1], product.input[0]]
+    graph.substitute(node, [helper.make_node("Gemm", swapped, [node.output[0]], product.name, **attributes)])
+    return True

@@ -10,7 +10,6 @@ from opgrad.onnx.plain import (  # noqa: F401
     convolution,
     cross_entropy,
     gather,
-    joins,
     normalization,
     optimizer,
     pooling,

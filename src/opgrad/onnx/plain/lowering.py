@@ -138,19 +138,16 @@ class _Lowering:
                 self._nodes_of(function.node, None)
                 function.opset_import.append(helper.make_opsetid(DOMAIN, 1))
         model.ir_version = max(model.ir_version, 8)  # the first version with functions
-        self._imports()
+        # Import the functions' domain, and no domain that nothing uses.
+        used = {node.domain for node in model_nodes(self.model)} | {DOMAIN, *KEPT_DOMAINS}
+        kept = [each for each in self.model.opset_import if each.domain in used and each.domain != DOMAIN]
+        del self.model.opset_import[:]
+        self.model.opset_import.extend([*kept, helper.make_opsetid(DOMAIN, 1)])
         if self.feedback:
             entry = next((each for each in model.metadata_props if each.key == FEEDBACK), None)
             entry = entry or model.metadata_props.add(key=FEEDBACK)
             noted = json_object(entry.value or "{}", f"lower: metadata {FEEDBACK} of the model")
             entry.value = json.dumps({**noted, **self.feedback})
-
-    def _imports(self) -> None:
-        """Import the functions' domain, and no domain that nothing uses."""
-        used = {node.domain for node in model_nodes(self.model)} | {DOMAIN, *KEPT_DOMAINS}
-        kept = [each for each in self.model.opset_import if each.domain in used and each.domain != DOMAIN]
-        del self.model.opset_import[:]
-        self.model.opset_import.extend([*kept, helper.make_opsetid(DOMAIN, 1)])
 
     def _graph(self, graph: onnx.GraphProto, main: onnx.GraphProto | None) -> None:
         """Lower the nodes of a graph; `main` is the same graph if its inputs are those of the model."""

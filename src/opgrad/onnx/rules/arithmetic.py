@@ -1,6 +1,14 @@
-"""Arithmetic of two or more values, which are broadcast to one shape."""
+"""Arithmetic, element by element: of two or more values, which are broadcast to one shape, and of one."""
 
+import math
+from functools import reduce
+
+from onnx import TensorProto
+
+from opgrad.onnx.graph.formulas import Value, widened
+from opgrad.onnx.graph.messages import FLOATS
 from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.quantization import scale_of
 from opgrad.onnx.rules.registry import Gradients, formula, gradient
 
 
@@ -74,3 +82,78 @@ def where(node: Node) -> Gradients:
 formula(
     "Expand", "dx = dy, summed over what was broadcast.", lambda n: n.unbroadcast(n.dy, 0), constant=(1,), integers=True
 )
+
+
+# --- the largest and the smallest, which share what several of them reach ---
+
+
+@gradient("Max", "Min", integers=True)
+def extremum(node: Node) -> Gradients:
+    """dx = dy * (x == y) / number of inputs that are equal to y."""
+    reached = [node.required(index).equals(node.y).like(node.dy) for index in range(len(node.inputs))]
+    share = node.dy / reduce(Value.__add__, reached)
+    return [node.unbroadcast(share * each, index) for index, each in enumerate(reached)]
+
+
+@gradient("Clip", integers=True)
+def clip(node: Node) -> Gradients:
+    """dx = dy where y is x; the bounds get the rest. A low above high is not seen."""
+    x, y, dy, low, high = node.x, node.y, node.dy, node.input(1), node.input(2)
+    above = None if high is None else (x if low is None else node.body.node("Max", x, low)) > high
+    below = None if low is None else (x < low if above is None else (x < low) & ~above)
+    return [
+        node.where(x.equals(y), dy, 0),
+        None if below is None else node.unbroadcast(node.where(below, dy, 0), 1),
+        None if above is None else node.unbroadcast(node.where(above, dy, 0), 2),
+    ]
+
+
+def extreme_share(node: Node, dy: Value, y: Value, axes: list[int] | Value | None) -> Value:
+    """dy, shared by the elements along axes that are equal to y."""
+    reached, wide = node.x.equals(y), widened(dy)
+    share = wide / reached.cast(TensorProto.INT64).sum(axes).like(wide)
+    return reached.like(dy) * share.like(dy)
+
+
+# --- functions of one value ---
+
+
+formula("Identity", "dx = dy.", lambda n: n.dy, integers=True)
+
+
+@gradient("Cast", "CastLike", constant=(1,), integers=True)
+def cast(node: Node) -> Value:
+    """dx = dy, in the type of x; of integers that stand for floats dx = dy / scale."""
+    dtype = node.x.element_type
+    if dtype in (None, *FLOATS):
+        return node.dy if dtype in (None, node.y.element_type) else node.dy.cast(dtype or 0)
+    scale = scale_of(node, 0) if node.y.element_type in (None, *FLOATS) else None
+    return node.dy if scale is None else node.dy / scale.like(node.dy)
+
+
+formula("Neg", "dx = -dy.", lambda n: -n.dy)
+formula("Abs", "dx = dy * sign(x).", lambda n: n.dy * n.x.apply("Sign"))
+formula("Reciprocal", "dx = -dy * y * y.", lambda n: -(n.dy * n.y * n.y))
+formula("Sqrt", "dx = dy / (2 * y).", lambda n: n.dy * (0.5 / n.y))
+formula("Exp", "dx = dy * y.", lambda n: n.dy * n.y)
+formula("Log", "dx = dy / x.", lambda n: n.dy / n.x)
+
+
+@gradient("Erf")
+def erf(node: Node) -> Value:
+    """dx = dy * 2 / sqrt(pi) * exp(-x * x)."""
+    return node.dy * (-(node.x * node.x)).apply("Exp") * (2 / math.sqrt(math.pi))
+
+
+formula("Sin", "dx = dy * cos(x).", lambda n: n.dy * n.x.apply("Cos"))
+formula("Cos", "dx = -dy * sin(x).", lambda n: -(n.dy * n.x.apply("Sin")))
+formula("Tan", "dx = dy * (1 + y * y).", lambda n: n.dy * (1 + n.y * n.y))
+formula("Asin", "dx = dy / sqrt(1 - x * x).", lambda n: n.dy / (1 - n.x * n.x).apply("Sqrt"))
+formula("Acos", "dx = -dy / sqrt(1 - x * x).", lambda n: -(n.dy / (1 - n.x * n.x).apply("Sqrt")))
+formula("Atan", "dx = dy / (1 + x * x).", lambda n: n.dy / (1 + n.x * n.x))
+formula("Sinh", "dx = dy * cosh(x).", lambda n: n.dy * n.x.apply("Cosh"))
+formula("Cosh", "dx = dy * sinh(x).", lambda n: n.dy * n.x.apply("Sinh"))
+formula("Tanh", "dx = dy * (1 - y * y).", lambda n: n.microsoft("TanhGrad", n.dy, n.y))
+formula("Asinh", "dx = dy / sqrt(x * x + 1).", lambda n: n.dy / (n.x * n.x + 1).apply("Sqrt"))
+formula("Acosh", "dx = dy / sqrt(x * x - 1).", lambda n: n.dy / (n.x * n.x - 1).apply("Sqrt"))
+formula("Atanh", "dx = dy / (1 - x * x).", lambda n: n.dy / (1 - n.x * n.x))

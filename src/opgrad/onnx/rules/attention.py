@@ -116,7 +116,8 @@ def _added(node: Node, q: Value, k: Value, mask: int) -> list[Value]:
     own, keys, zero = node.input(5), node.input(mask), node.body.number(0, node.x)
     allowed = [] if keys is None else [_counting(node, keys, k)]
     if node.get("unidirectional", 0):
-        allowed.append(_earlier(q, k))
+        last = k.shape(2, 3) - q.shape(2, 3)  # the last query is at the place of the last key
+        allowed.append(~(_places(k) > _places(q).reshape([-1, 1]) + last))
     low = node.get("mask_filter_value", MASKED)
     return [*([] if own is None else [own]), *(node.where(each, zero, low) for each in allowed)]
 
@@ -134,12 +135,6 @@ def _counting(node: Node, keys: Value, k: Value) -> Value:
     if axes > 3:
         raise NoGradient(f"its mask has {axes} axes, expected at most 3")
     return (keys > 0).unsqueeze(*([1, 2] if axes == 2 else [1]))
-
-
-def _earlier(q: Value, k: Value) -> Value:
-    """The causal mask: which keys are not later than a query; the last query is at the place of the last key."""
-    rows = _places(q).reshape([-1, 1])
-    return ~(_places(k) > rows + (k.shape(2, 3) - q.shape(2, 3)))
 
 
 def _places(value: Value) -> Value:

@@ -94,14 +94,12 @@ class BodyGradient:
             if node.op_type in SIZES and node.input[0] in own and node.input[0] not in others
         ]
         for node in moved:
-            self.forward.declare(node.output[0], TensorProto.INT64, self._rank_of(node))
+            sizes = self.forward.sizes(node.input[0])
+            whole = node.op_type == "Shape" and not node.attribute
+            rank = [] if node.op_type == "Size" else [len(sizes)] if whole and sizes is not None else None
+            self.forward.declare(node.output[0], TensorProto.INT64, rank)
         self._added += moved
         self.body.nodes = [node for node in self.body.nodes if all(node is not each for each in moved)]
-
-    def _rank_of(self, node: onnx.NodeProto) -> list[int] | None:
-        sizes = self.forward.sizes(node.input[0])
-        whole = node.op_type == "Shape" and not node.attribute
-        return [] if node.op_type == "Size" else [len(sizes)] if whole and sizes is not None else None
 
     def _copy_constants(self, names: Sequence[str]) -> None:
         for name in names:
@@ -116,7 +114,9 @@ class BodyGradient:
         """Compute what depends on values from outside alone once before the gradient; returns the other names."""
         known, nodes = set(self.outside), []
         for node in self.forward.nodes():
-            if is_repeatable(node) and all(name in known or self._is_constant(name) for name in captured(node)):
+            if is_repeatable(node) and all(
+                name in known or name in self.forward.initializers for name in captured(node)
+            ):
                 known.update(node.output)
                 nodes.append(node)
         hoisted = [name for name in names if name in known]
@@ -129,9 +129,6 @@ class BodyGradient:
         outer.nodes.extend(copies)
         self.rename(names_there)
         return [name for name in names if name not in known]
-
-    def _is_constant(self, name: str) -> bool:
-        return name in self.forward.initializers
 
     def rename(self, names: dict[str, str]) -> None:
         """Let the gradient's body read other values; names: from old to new ones."""

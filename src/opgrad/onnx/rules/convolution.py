@@ -1,7 +1,11 @@
-"""Convolution and transposed convolution."""
+"""Windows: convolution, transposed convolution and pooling."""
 
+from onnx import TensorProto
+
+from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.sizes import known
 from opgrad.onnx.rules.node import Node
-from opgrad.onnx.rules.registry import Gradients, gradient
+from opgrad.onnx.rules.registry import Gradients, NoGradient, gradient
 
 WINDOW = ("kernel_shape", "strides", "dilations", "group", "pads", "auto_pad")
 
@@ -17,3 +21,39 @@ def conv_transpose(node: Node) -> Gradients:
     """dx = the convolution of dy with w, dw = that of dy with x, db = sum(dy)."""
     attributes = node.given(*WINDOW, "output_padding", "output_shape")
     return node.results("ConvTransposeGrad", 3, node.dy, node.x, node.required(1), **attributes)
+
+
+# --- pooling ---
+
+
+def _open_shape(node: Node) -> Value | None:
+    """The shape of x, where the graph does not tell its sizes behind batch and channels; None where it does."""
+    return node.x.shape() if known((node.x.sizes or [None] * 3)[2:]) is None else None
+
+
+@gradient("MaxPool", integers=True)
+def max_pool(node: Node) -> Value:
+    """dx = 0; dx[indices] += dy."""
+    if node.get("storage_order", 0):  # the indices of this order count along columns
+        attributes = {**node.attributes, "storage_order": 0}
+        indices = node.body.nodes_of("MaxPool", 2, node.x, **attributes)[1]
+    else:
+        indices = node.output(1, "_mask", TensorProto.INT64)
+    return node.body.node("MaxPoolGrad", node.dy, indices, _open_shape(node))
+
+
+@gradient("AveragePool")
+def average_pool(node: Node) -> Value:
+    """dx[i] = the sum of dy[o] / (elements of window o) over the windows o that i is in."""
+    attributes = node.given(*WINDOW, "ceil_mode", "count_include_pad")
+    return node.body.node("AveragePoolGrad", node.dy, _open_shape(node), **attributes)
+
+
+@gradient("MaxUnpool", constant=(1, 2))
+def max_unpool(node: Node) -> Value:
+    """dx = dy[indices]."""
+    if node.input(2) is not None:
+        raise NoGradient("it has an output_shape, in which its indices are not those of the elements")
+    indices = node.required(1).cast(TensorProto.INT64)
+    picked = node.body.node("GatherElements", node.dy.reshape([-1]), indices.reshape([-1]), axis=0)
+    return picked.reshape(node.x.shape())

@@ -9,8 +9,8 @@ from typing import Any
 from onnx import defs
 
 from opgrad.onnx.graph.messages import CLASSICAL, MICROSOFT, names_of
-from opgrad.onnx.rules.registry import RULES
-from opgrad.onnx.rules.zero import zero
+from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.registry import ALL_INPUTS, RULES, gradient
 
 BLOCKED = "com.microsoft.nchwc"
 Names = dict[tuple[str, str], str]
@@ -42,6 +42,11 @@ _LAYOUT = (
 )
 _PREPARES = "it prepares the columns of a table, before what is trained"
 _REMOVED = "ONNX removed it before its first stable version; export the model with a newer opset"
+_ALL_INTEGERS = (
+    "it belongs to models of integers alone; quantize the model with pairs of QuantizeLinear and DequantizeLinear "
+    "(QuantFormat.QDQ), through which gradients go"
+)
+_FITTED = "its coefficients are attributes, which are fitted whole; expected Gemm, MatMul and Add"
 _RARE = "it is a fused kernel of few models, for inference; take the model before it is fused"
 _DECODES = "it belongs to generation, a token at a time"
 REFUSED: Names = {
@@ -49,7 +54,17 @@ REFUSED: Names = {
     **_named(
         CLASSICAL, "SVMClassifier SVMRegressor", "a support vector machine is fitted whole, and not by gradients of it"
     ),
-    **_named(CLASSICAL, "ArrayFeatureExtractor FeatureVectorizer Imputer", _PREPARES),
+    **_named(CLASSICAL, "LinearClassifier LinearRegressor", _FITTED),
+    **_named(CLASSICAL, "ArrayFeatureExtractor FeatureVectorizer Imputer Normalizer Scaler", _PREPARES),
+    **_named("", "QLinearConv QLinearMatMul", _ALL_INTEGERS),
+    **_named(
+        MICROSOFT,
+        """DynamicQuantizeLSTM MatMulInteger16 NhwcMaxPool QAttention QGemm QLinearAdd QLinearAveragePool QLinearConcat
+        QLinearConv QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearSigmoid QLinearSoftmax QLinearWhere""",
+        _ALL_INTEGERS,
+    ),
+    **_named("", "GlobalLpPool LpPool", "no exporter writes it; expected Pow and AveragePool"),
+    **_named("", "MaxRoiPool", "it rounds regions to whole elements, as only old detectors do; expected RoiAlign"),
     **_named("", "Affine Crop DynamicSlice ImageScaler ParametricSoftplus Scale ScaledTanh", _REMOVED),
     **_named(MICROSOFT, "AttnLSTM", "its steps have an attention of their own"),
     **_named(
@@ -118,3 +133,18 @@ def _is_function(domain: str, name: str) -> bool:
 def reason(domain: str, name: str) -> str | None:
     """Why an operator has no gradient, None if it is not told."""
     return (REFUSED | ELSEWHERE | NONE).get((domain, name))
+
+
+# --- through which no gradient goes ---
+
+
+@gradient("Floor", "Ceil", "Round", "Sign", "Hardmax", constant=ALL_INPUTS)
+@gradient("ConstantOfShape", "EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli", constant=ALL_INPUTS)
+@gradient("Shape", "Size", "NonZero", "ArgMax", "ArgMin", "IsNaN", "IsInf", "Range", constant=ALL_INPUTS)
+@gradient("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And", "Or", "Xor", constant=ALL_INPUTS)
+@gradient("NonMaxSuppression", "Multinomial", "SequenceLength", constant=ALL_INPUTS)
+@gradient("StopGradient", domain=MICROSOFT, constant=ALL_INPUTS)
+@gradient("Binarizer", "CategoryMapper", "LabelEncoder", "OneHotEncoder", domain=CLASSICAL, constant=ALL_INPUTS)
+@gradient("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor", domain=CLASSICAL, constant=ALL_INPUTS)
+def zero(_: Node) -> None:
+    """dx = 0."""

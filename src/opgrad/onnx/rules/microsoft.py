@@ -5,23 +5,14 @@ from onnx import TensorProto
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.onnx.graph.node_view import biased_softmax, fused_product
-from opgrad.onnx.rules.activation import SELU_ALPHA, SELU_GAMMA
 from opgrad.onnx.rules.node import Node
 from opgrad.onnx.rules.registry import Gradients, NoGradient, decomposition, formula, gradient
 
 # Activations of fused operators, and their attributes.
 ACTIVATIONS = {
     **dict.fromkeys(("Relu", "Sigmoid", "Tanh", "Softplus", "Softsign", "HardSwish"), ()),
-    **dict.fromkeys(("LeakyRelu", "Elu", "ThresholdedRelu"), ("alpha",)),
+    **dict.fromkeys(("LeakyRelu", "ThresholdedRelu"), ("alpha",)),
     **dict.fromkeys(("Clip", "HardSigmoid"), ("alpha", "beta")),
-    "Celu": ("alpha",),
-    "Selu": ("alpha", "gamma"),
-}
-# The default numbers of those that are exponential below 0.
-LINEAR_UNITS = {
-    "Elu": {"alpha": 1.0, "gamma": 1.0},
-    "Celu": {"alpha": 1.0, "gamma": 1.0},
-    "Selu": {"alpha": SELU_ALPHA, "gamma": SELU_GAMMA},
 }
 
 
@@ -119,18 +110,7 @@ def activated(node: Node, y: Value) -> Value:
     numbers = {name: node.get(f"activation_{name}", given.get(name)) for name in ACTIVATIONS[op]}
     if op == "Clip":
         return y.body.node("Clip", y, *(y.body.number(each, y) for each in numbers.values()))
-    if op in LINEAR_UNITS:
-        own = LINEAR_UNITS[op] | {name: value for name, value in numbers.items() if value is not None}
-        if op == "Celu" and not own["alpha"]:
-            raise NoGradient("its activation_alpha is 0, by which Celu divides")
-        return _linear_unit(node, y, **own, width=own["alpha"] if op == "Celu" else 1.0)
     return y.apply(op, **{name: value for name, value in numbers.items() if value is not None})
-
-
-def _linear_unit(node: Node, x: Value, alpha: float, gamma: float, width: float) -> Value:
-    """gamma * x where x > 0, else gamma * alpha * (exp(x / width) - 1): Elu, Celu or Selu of any float type."""
-    below = x.body.node("Min", x, x.body.number(0.0, x))
-    return node.where(x > 0, x, ((below * (1 / width)).apply("Exp") - 1) * alpha) * gamma
 
 
 @decomposition("EmbedLayerNormalization", domain=MICROSOFT)

@@ -4,12 +4,10 @@ import numpy as np
 from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import Body, Value
-from opgrad.onnx.graph.messages import CLASSICAL, MICROSOFT
+from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.onnx.rules.node import Node
-from opgrad.onnx.rules.registry import Gradients, NoGradient, gradient, recomputed
+from opgrad.onnx.rules.registry import Gradients, NoGradient, gradient
 from opgrad.onnx.rules.shaping import reshape_like, transposed
-
-SEVERAL = 2
 
 
 @gradient("CumProd", constant=(1,))
@@ -102,47 +100,3 @@ def multimodal_rotary_embedding(node: Node) -> Value:
         raise NoGradient("its cosines and sines are trained, and their gradients are not computed")
     positions, cos, sin = (node.required(place) for place in (1, 2, 3))
     return node.same(node.dy, positions, cos, -sin)
-
-
-# --- classical models ---
-
-
-@gradient("Scaler", domain=CLASSICAL)
-def scaler(node: Node) -> Value:
-    """dx = dy * scale."""
-    return node.dy * node.body.constant(np.array(node.get("scale", []), np.float32)).like(node.dy)
-
-
-@gradient("LinearRegressor", domain=CLASSICAL)
-def linear_regressor(node: Node) -> Value:
-    """dx = dy @ coefficients."""
-    if node.get("post_transform", "NONE") != "NONE":
-        raise NoGradient(f"its post_transform is {node.get('post_transform')!r}, expected 'NONE'")
-    weights = np.array(node.get("coefficients", []), np.float32).reshape(node.get("targets", 1), -1)
-    return node.body.node("MatMul", node.dy, node.body.constant(weights).like(node.dy))
-
-
-@recomputed("LinearClassifier", domain=CLASSICAL)
-def linear_classifier(node: Node) -> Gradients:
-    """scores = softmax(x @ coefficients.T + intercepts), or sigmoid, or as they are; the label has no gradient."""
-    wide, count = node.x.cast(TensorProto.FLOAT), len(node.get("intercepts", []))
-    weights = np.array(node.get("coefficients", []), np.float32)
-    kinds = {"NONE": None, "SOFTMAX": "Softmax", "LOGISTIC": "Sigmoid"}
-    kind = node.get("post_transform", "NONE")
-    if kind not in kinds or count < SEVERAL:
-        raise NoGradient(f"its post_transform is {kind!r}, or it has no intercept for each of several classes")
-    bias = node.body.constant(np.array(node.get("intercepts"), np.float32))
-    scores = node.body.node("MatMul", wide, node.body.constant(weights.reshape(count, -1).T)) + bias
-    return [None, scores if kinds[kind] is None else scores.apply(str(kinds[kind]))]
-
-
-@recomputed("Normalizer", domain=CLASSICAL)
-def normalizer(node: Node) -> Value:
-    """y = x divided by its largest element, the sum of sizes, or the root of the sum of squares."""
-    x, norm = node.x.cast(TensorProto.FLOAT), node.get("norm", "MAX")
-    axis = node.rank() - 1
-    operators = {"MAX": "ReduceMax", "L1": "ReduceL1", "L2": "ReduceL2"}
-    if norm not in operators:
-        raise NoGradient(f"its norm is {norm!r}, expected {', '.join(operators)}")
-    size = x.along(operators[norm], [axis], keepdims=1)
-    return x / node.where(size.equals(0), 1, size)

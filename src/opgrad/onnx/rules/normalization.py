@@ -150,21 +150,17 @@ def group_normalization(node: Node) -> Gradients:
         raise NoGradient("it has no attribute num_groups")
     scale = node.required(1)
     n, inv_std = _normalized(x.reshape([0, groups, -1]), [2], node.get("epsilon", 1e-5))
-    parts = _channels_of_groups(node, groups)
+    # How many channels a group has.
+    channels = sizes_of(node.x)[1]
+    if not isinstance(channels, int):
+        raise NoGradient("the graph does not tell its number of channels")
+    parts = channels // groups
     dy = node.dy.reshape([0, groups, parts, -1])
     n4 = n.reshape([0, groups, parts, -1])
     g = (dy * scale.reshape([1, groups, -1, 1])).reshape([0, groups, -1])
     dx = reshape_like(_normalized_gradient(g, n, inv_std, [2]), x)
     axes = [0, 3] if sizes_of(scale)[0] != groups or parts == 1 else [0, 2, 3]
     return [dx, *(reshape_like(each.sum(axes, keepdims=False), scale) for each in (dy * n4, dy))]
-
-
-def _channels_of_groups(node: Node, groups: int) -> int:
-    """How many channels a group has."""
-    channels = sizes_of(node.x)[1]
-    if not isinstance(channels, int):
-        raise NoGradient("the graph does not tell its number of channels")
-    return channels // groups
 
 
 @gradient("LRN")

@@ -33,15 +33,7 @@ LARGEST: dict[int, float] = {
 }
 QUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear")
 # Operators whose results are sums of products of integers, which stand for themselves.
-SUMS = ("MatMulInteger", "MatMulInteger16", "ConvInteger")
-# The indices of the scales of results.
-SCALES = {
-    "QuantizeLinear": 1,
-    "QLinearConcat": 0,
-    **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QLinearAdd", "QLinearMul"), 6),
-    **dict.fromkeys(("QGemm", "QLinearWhere"), 7),
-    **{f"QLinear{op}": 3 for op in ("Sigmoid", "LeakyRelu", "Softmax", "AveragePool", "GlobalAveragePool")},
-}
+SUMS = ("MatMulInteger", "ConvInteger")
 EIGHT_BITS = {(0, 255): TensorProto.UINT8, (-128, 127): TensorProto.INT8}
 
 
@@ -162,8 +154,8 @@ def _scales(node: Node, name: str) -> Iterator[str | None]:
         yield None
     elif maker.op_type == "DynamicQuantizeLinear":
         yield maker.output[1]
-    elif maker.op_type in SCALES:
-        yield maker.input[SCALES[maker.op_type]]
+    elif maker.op_type == "QuantizeLinear":
+        yield maker.input[1]
     else:  # it moves or chooses integers
         for each in maker.input:
             yield from _scales(node, each)

@@ -1,7 +1,6 @@
 """Regions of images, resampled to one size, and convolutions whose windows are moved."""
 
 import functools
-from collections.abc import Sequence
 
 import numpy as np
 from onnx import TensorProto
@@ -13,19 +12,15 @@ from opgrad.onnx.rules.sampling import linear_taps, tapped
 from opgrad.onnx.rules.shaping import numbers_of
 
 FIRST_HALF_PIXEL = 16  # opset of RoiAlign whose corners are moved by half an element
-LOWEST = float(np.finfo(np.float32).min)
 
 
 @recomputed("RoiAlign", constant=(1, 2))
 @in_float32
 def roi_align(node: Node) -> Value:
-    """y = rows @ x[image] @ columns.T of each region, the weights of the elements around what is sampled.
-
-    For "max" it is the largest of all elements times their weights, as onnxruntime and ONNX's reference have it.
-    """
+    """y = rows @ x[image] @ columns.T of each region, the weights of the elements around what is sampled."""
     mode = node.get("mode", "avg")
-    if mode not in ("avg", "max"):
-        raise NoGradient(f"its mode is {mode!r}, expected avg or max")
+    if mode != "avg":
+        raise NoGradient(f"its mode is {mode!r}, expected avg")
     ratio = node.get("sampling_ratio", 0)
     half = node.get("coordinate_transformation_mode", "half_pixel") == "half_pixel" and node.opset >= FIRST_HALF_PIXEL
     corners = node.required(1) * node.get("spatial_scale", 1.0)
@@ -37,37 +32,16 @@ def roi_align(node: Node) -> Value:
         length = length if half else node.body.node("Max", length, node.body.number(1, length))
         samples.append(_samples(node, start, length, node.get(name, 1), ratio, 3 - index))
     images = node.body.node("Gather", node.x, node.required(2))
-    if mode == "max":
-        return _largest(node, images, *samples)
     rows, columns = (
-        (weights / several.unsqueeze(3)).sum([2], keepdims=False).unsqueeze(1) for weights, _, _, several in samples
+        (weights / several.unsqueeze(3)).sum([2], keepdims=False).unsqueeze(1) for weights, several in samples
     )
-    return _product(rows, images, columns)
+    return node.body.node("MatMul", node.body.node("MatMul", rows, images), columns.transpose(0, 1, 3, 2))
 
 
-def _product(rows: Value, images: Value, columns: Value) -> Value:
-    return rows.body.node("MatMul", rows.body.node("MatMul", rows, images), columns.transpose(0, 1, 3, 2))
-
-
-def _largest(node: Node, images: Value, rows: Sequence[Value], columns: Sequence[Value]) -> Value:
-    """The largest of the four elements around each sample times their weights; 0 for a window without samples."""
-    body, corners = node.body, []
-    for weights, behind, *_ in (rows, columns):
-        shape = body.concat(weights.shape(0, 1), body.ints([1]), weights.shape(1, 3).product(), weights.shape(3, 4))
-        corners.append([node.where(each, weights, 0).reshape(shape) for each in (~behind, behind)])
-    products = [_product(row, images, column) for row in corners[0] for column in corners[1]]
-    found = body.node("Max", *products)
-    found = found.reshape(body.concat(found.shape(0, 2), rows[0].shape(1, 3), columns[0].shape(1, 3)))
-    exists = rows[2].unsqueeze(1, 4, 5) & columns[2].unsqueeze(1, 2, 3)
-    largest = node.where(exists, found, LOWEST).along("ReduceMax", [3, 5], keepdims=0)
-    return node.where(largest > LOWEST, largest, 0)
-
-
-def _samples(node: Node, start: Value, length: Value, count: int, ratio: int, axis: int) -> tuple[Value, ...]:
+def _samples(node: Node, start: Value, length: Value, count: int, ratio: int, axis: int) -> tuple[Value, Value]:
     """The samples of windows along an axis.
 
-    Their weights of every element, [regions, windows, samples, size], and whether an element is behind the sample;
-    which samples exist, [regions, 1, samples], and how many there are, at least 1.
+    Their weights of every element, [regions, windows, samples, size], and how many there are, at least 1.
 
     start, length: of the regions, each of which has so many windows. ratio: the samples of a window, 0 for one for each
     element that a region's windows are long, rounded up. Samples more than one beyond the axis are 0.
@@ -85,32 +59,10 @@ def _samples(node: Node, start: Value, length: Value, count: int, ratio: int, ax
     at = start.unsqueeze(2) + window * ((steps + 0.5) / several + body.ints(range(count)).unsqueeze(1).like(start))
     last = (size - 1).like(start)
     clipped = body.node("Min", body.node("Max", at, body.number(0, at)), last)
-    exists, clipped, elements = steps < own, clipped.unsqueeze(3), body.range(size).like(start)
-    taken = ~(at < -1) & ~(at > last + 1) & exists
-    distance = (clipped - elements).apply("Abs")
+    taken = ~(at < -1) & ~(at > last + 1) & (steps < own)
+    distance = (clipped.unsqueeze(3) - body.range(size).like(start)).apply("Abs")
     share = body.node("Max", 1 - distance, body.number(0, distance))
-    return node.where(taken.unsqueeze(3), share, 0), elements > clipped, exists, several
-
-
-@recomputed("MaxRoiPool", constant=(1,))
-@in_float32
-def max_roi_pool(node: Node) -> Value:
-    """y = the largest element of each window of a region, 0 for a window without elements."""
-    body, corners = node.body, node.required(1).slice(1, 5, 1) * node.get("spatial_scale", 1.0)
-    # Half an element is rounded away from zero.
-    corners = node.where(corners < 0, (corners - 0.5).apply("Ceil"), (corners + 0.5).apply("Floor"))
-    images = body.node("Gather", node.x, node.required(1).slice(0, 1, 1).squeeze(1).cast(TensorProto.INT64))
-    for axis, (place, count) in zip((2, 3), ((1, 0), (0, 1)), strict=True):
-        windows, size = node.get("pooled_shape")[count], node.x.shape(axis, axis + 1).squeeze(0)
-        start, end = (corners.slice(each, each + 1, 1) for each in (place, place + 2))
-        length = body.node("Max", end - start + 1, body.number(1, start)) / windows
-        order = body.ints(range(windows)).like(start)
-        first, stop = start + (length * order).apply("Floor"), start + (length * (order + 1)).apply("Ceil")
-        elements = body.range(size).like(start)
-        own = ~(elements < first.unsqueeze(2)) & (elements < stop.unsqueeze(2))  # [regions, windows, size]
-        own = own.unsqueeze(1, 4) if axis == 2 else own.unsqueeze(1, 2)
-        images = node.where(own, images.unsqueeze(axis), LOWEST).along("ReduceMax", [axis + 1], keepdims=0)
-    return node.where(images > LOWEST, images, 0)
+    return node.where(taken.unsqueeze(3), share, 0), several
 
 
 @recomputed("DeformConv")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import reduce
 
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import Value, widened
 from opgrad.onnx.rules.node import Node
@@ -37,19 +37,6 @@ def grid_sample(node: Node) -> Value:
     total = reduce(Value.__add__, (tapped(node, images, each) for each in itertools.product(*taps)))
     out = grid.shape(1, axes + 1)
     return reshape_to(total.transpose(0, 2, 1), body.concat(x.shape(0, 2), out)).like(node.x)
-
-
-@gradient("AffineGrid", constant=(1,))
-def affine_grid(node: Node) -> Value:
-    """dtheta = dy.T @ g for its square part, g the grid of the identity; the sum of dy for its last column."""
-    body, dy, axes = node.body, widened(node.dy), sizes_of(node.x)[1]
-    if not isinstance(axes, int):
-        raise NoGradient("the graph does not tell how many rows its theta has")
-    dtype = dy.element_type or TensorProto.FLOAT
-    identity = body.constant(np.eye(axes, axes + 1, dtype=helper.tensor_dtype_to_np_dtype(dtype))[None])
-    grid = node.same(identity, body.concat(body.ints([1]), node.required(1).slice(1, axes + 2)))
-    rows = dy.reshape(body.concat(node.x.shape(0, 1), body.ints([-1, axes]))).transpose(0, 2, 1)
-    return body.concat(body.node("MatMul", rows, grid.reshape([-1, axes])), rows.sum([2]), axis=2)
 
 
 def _count(node: Node, axis: int) -> Value:
@@ -106,25 +93,21 @@ def _padded(node: Node, place: Value, size: Value, padding: str) -> Value:
     if padding == "zeros":
         return place
     if padding == "reflection":
-        place = _reflected(node, place, size)
+        # A place reflected at both ends of the axis, as often as needed.
+        align = node.get("align_corners", 0)
+        low = 0.0 if align else -0.5
+        span = size - 1 if align else size
+        away = (place - low).apply("Abs")
+        times = (away / span).apply("Floor")
+        rest = away - times * span
+        odd = (times - (times * 0.5).apply("Floor") * 2) > 0.5
+        place = node.where(odd, span - rest, rest) + low
     return _within(node, place, size)
 
 
 def _within(node: Node, place: Value, size: Value) -> Value:
     body = node.body
     return body.node("Min", body.node("Max", place, body.number(0, place)), size - 1)
-
-
-def _reflected(node: Node, place: Value, size: Value) -> Value:
-    """A place reflected at both ends of the axis, as often as needed."""
-    align = node.get("align_corners", 0)
-    low = 0.0 if align else -0.5
-    span = size - 1 if align else size
-    away = (place - low).apply("Abs")
-    times = (away / span).apply("Floor")
-    rest = away - times * span
-    odd = (times - (times * 0.5).apply("Floor") * 2) > 0.5
-    return node.where(odd, span - rest, rest) + low
 
 
 def tapped(node: Node, images: Value, taps: Sequence[Tap]) -> Value:
@@ -147,3 +130,43 @@ def tapped(node: Node, images: Value, taps: Sequence[Tap]) -> Value:
     if weight is not None:
         picked = picked * weight.like(images).unsqueeze(2)
     return node.where(inside.unsqueeze(2), picked, 0)
+
+
+# --- resizing ---
+
+
+ROI, SCALES, SIZES = 1, 2, 3  # indices of inputs
+FORM = (
+    "mode", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside", "nearest_mode", "antialias", "axes",
+    "keep_aspect_ratio_policy",
+)  # fmt: skip
+
+
+@gradient("Resize", constant=(ROI, SCALES, SIZES), integers=True)
+def resize(node: Node) -> Value:
+    """dx[i] = the sum of dy[o], times the weight of x[i] in y[o]."""
+    crops = node.get("coordinate_transformation_mode", "") == "tf_crop_and_resize"
+    roi = node.input(ROI) if crops else None
+    region = None if roi is None else roi.cast(TensorProto.FLOAT)
+    return node.microsoft("ResizeGrad", node.dy, node.x.like(node.dy), region, _scales(node), **node.given(*FORM))
+
+
+def _scales(node: Node) -> Value | None:
+    """The scales; None where sizes are given and tell them."""
+    scales, sizes = node.input(SCALES), node.input(SIZES)
+    if sizes is None:
+        return scales
+    policy = node.get("keep_aspect_ratio_policy", "stretch")
+    if policy == "stretch":
+        return None
+    # One scale for all axes: the smallest, or the largest, of those that the sizes ask for.
+    body, smallest = node.body, policy == "not_larger"
+    axes, known = [axis % node.rank() for axis in node.get("axes") or range(node.rank())], node.constant(SIZES)
+    before = [sizes_of(node.x)[axis] for axis in axes]
+    if known is not None and all(isinstance(each, int) for each in before):
+        found = known.astype(np.float32) / np.array(before, np.float32)
+        return body.constant(np.full(len(axes), found.min() if smallest else found.max(), np.float32))
+    x = body.node("Gather", node.x.shape(), body.ints(axes))
+    ratios = sizes.cast(TensorProto.FLOAT) / x.cast(TensorProto.FLOAT)
+    one = ratios.apply("ReduceMin" if smallest else "ReduceMax", keepdims=1)
+    return one.expand(sizes.shape())

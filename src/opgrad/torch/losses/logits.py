@@ -131,7 +131,10 @@ def _cross_entropy(
     _check(input, target, weight)
     if input.dim() == 1:
         found = _cross_entropy(input.unsqueeze(0), target.unsqueeze(0), weight, options, shift, in_place, check)
-        return _of_one(found)
+        # The results for a single row of logits, from the results for a batch of one row.
+        if isinstance(found, tuple):
+            return type(found)(*[each if each is None or not each.dim() else each.squeeze(0) for each in found])
+        return found.squeeze(0) if found.dim() else found
     dtype = options.dtype or (torch.float32 if widens_softmax(input) else input.dtype)
     labels = read_labels(NAME, target, shift, options.ignore_index)
     if target.is_floating_point():
@@ -161,13 +164,6 @@ def _would_underflow(input: Tensor, options: LossOptions) -> bool:
 def _needs_gradient(input: Tensor) -> bool:
     """Whether the gradient is computed with the loss; of a recorded module it is computed when it is asked for."""
     return torch.is_grad_enabled() and input.requires_grad and not is_recording()
-
-
-def _of_one(found: Any) -> Any:
-    """The results for a single row of logits, from the results for a batch of one row."""
-    if isinstance(found, tuple):
-        return type(found)(*[each if each is None or not each.dim() else each.squeeze(0) for each in found])
-    return found.squeeze(0) if found.dim() else found
 
 
 def _plain(

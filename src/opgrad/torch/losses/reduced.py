@@ -117,7 +117,12 @@ class _Fused(torch.autograd.Function):
         if dloss is None:
             return None, *nothing
         if ctx.way.in_place:
-            _check_first(ctx, dloss)
+            what = "gradient of the gradient (create_graph=True)" if torch.is_grad_enabled() else ""
+            what = "batch of gradients (is_grads_batched=True)" if is_batched(dloss) else what
+            what = "second backward pass" if ctx.spent else what
+            ctx.spent = True
+            if what:
+                raise RuntimeError(f"cross_entropy: inplace_backward=True allows no {what}; leave it False for that")
             found = _multiplied_in_place(ctx.saved_tensors, dloss * ctx.factor)
         elif torch.is_grad_enabled():
             found = again(ctx, dloss)
@@ -129,16 +134,6 @@ class _Fused(torch.autograd.Function):
 
 
 _fused: Callable[..., tuple[Tensor, Tensor | None]] = _Fused.apply
-
-
-def _check_first(ctx: Any, dloss: Tensor) -> None:
-    """Raise RuntimeError unless this is the first and plain backward pass of a call with inplace_backward."""
-    what = "gradient of the gradient (create_graph=True)" if torch.is_grad_enabled() else ""
-    what = "batch of gradients (is_grads_batched=True)" if is_batched(dloss) else what
-    what = "second backward pass" if ctx.spent else what
-    ctx.spent = True
-    if what:
-        raise RuntimeError(f"cross_entropy: inplace_backward=True allows no {what}; leave it False for that")
 
 
 def _handed_out(ctx: Any, factor: Tensor) -> Gradients:

@@ -115,7 +115,10 @@ def vocab_parallel_linear_cross_entropy(
 
         _check_mesh_alone(call, group, vocab_range)
         return dtensors.linear_loss(call, input, linear_weight, linear_bias, target, shift)
-    _check_layer(call, input, linear_weight, linear_bias)
+    if linear_weight.dim() != 2 or linear_weight.shape[1] != input.shape[-1]:
+        expected = f"(C, {input.shape[-1]})"
+        raise ValueError(f"{call.who}: linear_weight has shape {tuple(linear_weight.shape)}, expected {expected}")
+    check_shape(call.who, "linear_bias", linear_bias, linear_weight.shape[:1])
     own = _class_range(call, group, vocab_range, linear_weight.shape[0])
     labels, dense = _read_targets(call, target, torch.Size((*input.shape[:-1], own.classes)), -1, shift)
     dtype = torch.float32 if narrows_products(input) else input.dtype
@@ -159,10 +162,3 @@ def _class_range(call: LossCall, group: Any, vocab_range: tuple[int, int] | None
 def _check_mesh_alone(call: LossCall, group: Any, vocab_range: Any) -> None:
     if group is not None or vocab_range is not None:
         raise ValueError(f"{call.who}: group or vocab_range is given beside a DTensor, expected its mesh alone")
-
-
-def _check_layer(call: LossCall, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    if weight.dim() != 2 or weight.shape[1] != input.shape[-1]:
-        expected = f"(C, {input.shape[-1]})"
-        raise ValueError(f"{call.who}: linear_weight has shape {tuple(weight.shape)}, expected {expected}")
-    check_shape(call.who, "linear_bias", bias, weight.shape[:1])

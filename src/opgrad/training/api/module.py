@@ -65,7 +65,11 @@ class Module:
         *,
         fuse: bool = True,
     ) -> None:
-        _check_device(device)
+        kind, _, number = str(device).partition(":")
+        if kind != "cpu" or (number and not number.isdecimal()):
+            raise NotImplementedError(
+                f"{WHO}: device is {device!r}, expected 'cpu'; other devices are not trained on here"
+            )
         if not isinstance(state, CheckpointState):
             raise TypeError(f"{WHO}: state is {type(state).__name__}, expected CheckpointState")
         model, constants = read_shared(train_model_uri, WHO)
@@ -303,12 +307,6 @@ class Module:
         parameters = {**self._constants, **{name: held[name] for name in sorted(held)}}
         names = list(dict.fromkeys(graph_output_names))
         write_inference_model(self._eval_model, parameters, names, os.fspath(inference_model_uri), caller)
-
-
-def _check_device(device: str) -> None:
-    kind, _, number = str(device).partition(":")
-    if kind != "cpu" or (number and not number.isdecimal()):
-        raise NotImplementedError(f"{WHO}: device is {device!r}, expected 'cpu'; other devices are not trained on here")
 
 
 def _fit(graph: onnx.GraphProto, memory: TrainingMemory) -> None:

@@ -136,16 +136,13 @@ class BoundGraph:
             if self._first is None:
                 self._session.run_with_iobinding(self._binding)
             else:
-                self._run_first(self._first)
+                fixed = {name: array.shape for name, array in self._fixed.items()}
+                with self._first(lambda: fixed | {slot.spec.name: slot.bound_shape for slot in self._slots}) as options:
+                    self._session.run_with_iobinding(self._binding, options)
+                self._first = None
         except Exception as error:
             raise run_error(error, self._who) from None
         return self
-
-    def _run_first(self, first: FirstRun) -> None:
-        fixed = {name: array.shape for name, array in self._fixed.items()}
-        with first(lambda: fixed | {slot.spec.name: slot.bound_shape for slot in self._slots}) as options:
-            self._session.run_with_iobinding(self._binding, options)
-        self._first = None
 
     @property
     def loss(self) -> float:

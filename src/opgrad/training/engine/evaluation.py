@@ -51,7 +51,7 @@ class Evaluator:
         self._who = f"Evaluator: {artifacts.directory / EVALUATION}"
         self.outputs = declared_outputs(artifacts.eval_model, self._objective.outputs, self._who)
         self._options = options
-        self._reduction = find_reduction(artifacts.eval_model, artifacts.loss)
+        self._reduction = _ReductionSearch(artifacts.eval_model).of(artifacts.loss) or BatchReduction()
         self._classes: int | None = None  # the number of classes; 0: it cannot be found out
 
     @once
@@ -210,11 +210,6 @@ class BatchReduction:
     weights: str | None = None
     values: np.ndarray | None = None
     divisor: str | None = None
-
-
-def find_reduction(model: onnx.ModelProto, loss: str) -> BatchReduction:
-    """The reduction in an eval graph; a plain mean if it cannot be found out."""
-    return _ReductionSearch(model).of(loss) or BatchReduction()
 
 
 class _ReductionSearch:

@@ -78,18 +78,14 @@ def open_training(
     if fuse:
         fusions.fuse(model)
     use_internal_losses(model)
-    _simplify_concatenations(model.graph)
-    first_run.begin(model, options)
-    return open_bound(model, options, who, inputs, outputs, fixed, written)
-
-
-def _simplify_concatenations(graph: onnx.GraphProto) -> None:
-    """Replace ConcatTraining by Concat if nothing reads the parts' lengths: onnxruntime can then infer shapes early."""
-    used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
-    for node in graph.node:
+    # Replace ConcatTraining by Concat if nothing reads the parts' lengths: onnxruntime can then infer shapes early.
+    used = {name for node in model.graph.node for name in node.input} | {value.name for value in model.graph.output}
+    for node in model.graph.node:
         if node.op_type == "ConcatTraining" and not used.intersection(node.output[1:]):
             node.op_type, node.domain = "Concat", ""
             del node.output[1:]
+    first_run.begin(model, options)
+    return open_bound(model, options, who, inputs, outputs, fixed, written)
 
 
 def session_options(threads: int, patterns: bool = True) -> onnxruntime.SessionOptions:

@@ -17,9 +17,8 @@ from opgrad.base.reading import sha256_of
 from opgrad.base.writing import check_destinations, destination, new_file, staged
 from opgrad.onnx.graph.messages import declared_types, opset_of
 from opgrad.training.export import building
-from opgrad.training.export.building import ACCURACY, LOSS, RATE, SHARE, STEP, UPDATE, Labels
+from opgrad.training.export.building import ACCURACY, LOSS, RATE, SEED, SHARE, STEP, UPDATE, Labels
 from opgrad.training.export.constants import Constants
-from opgrad.training.export.dropout import SEED
 from opgrad.training.export.layout import GRADIENTS, Carried, StateLayout, layout_of
 from opgrad.training.export.plain import WHO, only_plain_imports
 from opgrad.training.export.rules import MOMENTS, NAMES, StepRule
@@ -113,7 +112,13 @@ class _Export:
         accumulate: bool, inline: bool,
     ):  # fmt: skip
         self._artifacts, self._rule, self._inline = artifacts, rule, inline
-        self._present = _dtype_of(artifacts)
+        # The dtype of the trainable parameters.
+        found = sorted({array.dtype.name for array in artifacts.trainable.values()})
+        if len(found) != 1 or found[0] not in PRESENT:
+            raise NotImplementedError(
+                f"{WHO}: the parameters are {', '.join(found)}, expected one of {', '.join(PRESENT)}"
+            )
+        self._present = found[0]
         model, held = artifacts.training()
         self._constants = Constants({**artifacts.frozen, **held, **artifacts.constants}, artifacts.files)
         self._gradients = building.plain_gradients(artifacts, model, self._constants, opset)
@@ -223,18 +228,14 @@ class _Export:
         return Exported(described, {kind: output.with_name(name) for kind, name in names.items()})
 
 
-def _dtype_of(artifacts: ArtifactSet) -> str:
-    """The dtype of the trainable parameters."""
-    found = sorted({array.dtype.name for array in artifacts.trainable.values()})
-    if len(found) != 1 or found[0] not in PRESENT:
-        raise NotImplementedError(f"{WHO}: the parameters are {', '.join(found)}, expected one of {', '.join(PRESENT)}")
-    return found[0]
-
-
 def labels_of(artifacts: ArtifactSet) -> Labels | None:
     """The labels, if they are classes in the shape of the scores without axis 1, perhaps by a Reshape; else None."""
     objective, label = artifacts.objective, artifacts.label
-    reshaped = {each.output[0] for each in artifacts.eval_model.graph.node if _shaped_from(each) == objective.label}
+    reshaped = {
+        each.output[0]
+        for each in artifacts.eval_model.graph.node
+        if each.op_type == "Reshape" and each.input[0] == objective.label
+    }
     if objective.scores is None or objective.classes is None or objective.classes not in {objective.label, *reshaped}:
         return None
     types = declared_types(inferred_model(artifacts.eval_model).graph)
@@ -243,11 +244,6 @@ def labels_of(artifacts: ArtifactSet) -> Labels | None:
     element_type = onnx.helper.np_dtype_to_tensor_dtype(label.dtype)
     ignored = IGNORED if objective.ignored is None else objective.ignored
     return Labels(label.name, objective.classes, objective.scores, element_type, classes, ignored)
-
-
-def _shaped_from(node: onnx.NodeProto) -> str | None:
-    """What a node reshapes; None of another operator."""
-    return node.input[0] if node.op_type == "Reshape" and node.input else None
 
 
 # --- the manifest -----------------------------------------------------------------------------------------------------

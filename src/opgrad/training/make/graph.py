@@ -7,8 +7,7 @@ from onnx import TensorProto, helper
 
 from opgrad.onnx import passes
 from opgrad.onnx.gradients.backward import SUFFIX
-from opgrad.onnx.gradients.differentiated import Differentiated
-from opgrad.onnx.gradients.differentiation import append, differentiate, prepared
+from opgrad.onnx.gradients.differentiation import Differentiated, append, differentiate, prepared
 from opgrad.onnx.gradients.expansion import inline_functions
 from opgrad.onnx.graph.body import GraphBody
 from opgrad.onnx.graph.formulas import Value

@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.base.arguments import ArgumentError
-from opgrad.onnx.gradients.differentiated import Differentiated, Segments, names_in
+from opgrad.onnx.gradients.differentiation import Differentiated, Segments, names_in
 from opgrad.onnx.graph.evaluation import constant_tensor
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.halves import compute_in_float32, in_float32

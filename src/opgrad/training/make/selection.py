@@ -14,8 +14,7 @@ from opgrad.onnx.graph.facts import ALL, facts_of
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.large import size_of
 from opgrad.onnx.graph.messages import FLOATS, domain_of
-from opgrad.onnx.graph.modules import module_path
-from opgrad.onnx.graph.nodes import all_nodes, captured, reads_values
+from opgrad.onnx.graph.nodes import all_nodes, captured, module_path, reads_values
 from opgrad.training.files.tensor_values import Held, array_of
 from opgrad.training.make import forms
 from opgrad.training.make.checks import listed, quantity, without_values
@@ -244,7 +243,13 @@ def select(
     held = {*frozen_by_name, *(name for name in frozen_by_pattern if name not in named)}
     frozen, by_pattern = set(held), {*matched, *frozen_by_pattern}
     if requires_grad is None:
-        matched = _all_weights(forward, candidates, loss, who)
+        if not candidates.weights:
+            raise ValueError(f"{who}: {no_weights(forward.model)}")
+        depended = reaching(forward, loss)
+        matched = [name for name in candidates.weights if name in depended]
+        if not matched:
+            known = listed(candidates.weights)
+            raise ValueError(f"{who}: the loss {loss!r} depends on no weight of the model, of which it has {known}")
         frozen |= set(candidates.statistics)
     trainable = {*named, *(name for name in matched if name not in frozen)}
     frozen |= {name for name in forms.statistics(model, training=True) if name in tensors} - trainable
@@ -280,18 +285,6 @@ def torn_note(bias: str, weight: str) -> str:
         f"a pattern takes {bias!r} and not {weight!r}, the weight of the same layer, whose name tells nothing of the "
         "layer; name it, too"
     )
-
-
-def _all_weights(forward: Graph, candidates: Candidates, loss: str, who: str) -> list[str]:
-    """The weights on which a loss depends. Raises ValueError if there are none."""
-    if not candidates.weights:
-        raise ValueError(f"{who}: {no_weights(forward.model)}")
-    depended = reaching(forward, loss)
-    chosen = [name for name in candidates.weights if name in depended]
-    if not chosen:
-        known = listed(candidates.weights)
-        raise ValueError(f"{who}: the loss {loss!r} depends on no weight of the model, of which it has {known}")
-    return chosen
 
 
 def no_weights(model: onnx.ModelProto) -> str:

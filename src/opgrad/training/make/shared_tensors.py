@@ -11,8 +11,7 @@ import onnx
 from opgrad.onnx.graph.batch_norm import STATISTICS
 from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.messages import FLOATS, domain_of, free_name
-from opgrad.onnx.graph.modules import module_path
-from opgrad.onnx.graph.nodes import all_nodes, names_in, reads_values, title
+from opgrad.onnx.graph.nodes import all_nodes, module_path, names_in, reads_values, title
 from opgrad.onnx.graph.repair import mend
 from opgrad.training.files.tensor_values import Held
 

@@ -20,7 +20,6 @@ from opgrad.training.make.named_blocks import Loss
 from opgrad.training.make.outputs import cut_maps
 from opgrad.training.make.selection import Candidates, no_weights, reaching
 from opgrad.training.make.shared_tensors import part_statistics
-from opgrad.training.make.stages import Stage, stages
 
 TAKING = ("MatMul", "Gemm", "Conv", "ConvTranspose")  # operators whose second input are weights
 OF_CLASSES = (Loss.CrossEntropyLoss, Loss.NLLLoss)  # losses whose labels are numbers of classes
@@ -53,7 +52,7 @@ class Trainability:
     modules: further names of weights, which patterns match: those that they would have in the modules that read them.
     shared: the layers that read a weight, where there are several: paths of modules, or nodes.
     numbers: the number of elements of the trainable weights.
-    outputs: the outputs of float type. stages: the graph, divided at its weights.
+    outputs: the outputs of float type.
     problems: the reasons why it cannot be trained, with a line for each node that has no gradient.
     as_inputs: inputs that a node uses as weights; they can only be trained if they become initializers.
     attention: for each softmax before a product, whether training makes one node of the attention there, or why not.
@@ -70,7 +69,6 @@ class Trainability:
     shared: dict[str, list[str]] = field(default_factory=dict)
     numbers: int = 0
     outputs: list[Output] = field(default_factory=list)
-    stages: list[Stage] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     as_inputs: list[str] = field(default_factory=list)
     attention: list[Recognition] = field(default_factory=list)
@@ -115,7 +113,6 @@ def _looked_at(model: onnx.ModelProto, apart: dict[str, Held], found: Trainabili
         shared=candidates.shared,
         numbers=sum(size_of(candidates.tensors[name]) for name in trainable),
         outputs=[_output(forward, name) for name in floats],
-        stages=stages(forward, {name: size_of(candidates.tensors[name]) for name in trainable}),
         problems=[*problems, *filter(None, refusals)],
         as_inputs=_as_inputs(forward),
         attention=attention,

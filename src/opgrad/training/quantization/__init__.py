@@ -17,7 +17,7 @@ from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.loading import Model, load
 from opgrad.onnx.graph.nodes import all_nodes
 from opgrad.training.make.selection import Candidates
-from opgrad.training.quantization import blocks, integers, modules, placement
+from opgrad.training.quantization import blocks, integers, placement
 from opgrad.training.quantization.distillation import Distillation, with_teacher
 from opgrad.training.quantization.learning import with_learned_scales
 from opgrad.training.quantization.placement import WHO, choice
@@ -57,12 +57,12 @@ def prepare(
     given = load(model, WHO)
     if quantized := next((node.op_type for node in all_nodes(given.graph.node) if facts_of(node).quantized), None):
         raise ValueError(f"{WHO}: the model is quantized already, it has {quantized}; expected a float model")
-    paths, choose = modules.paths_of(given), None if weights is None else choice(weights, Candidates(given))
+    paths, choose = placement.paths_of(given), None if weights is None else choice(weights, Candidates(given))
     if kind == "int4":
         made = with_learned_scales(*blocks.placed(given, per_channel, choose))
     else:
         made = with_learned_scales(*placement.placed(given, list(calibration), per_channel, choose))
-    modules.keep_paths(made, paths)
+    placement.keep_paths(made, paths)
     return made
 
 

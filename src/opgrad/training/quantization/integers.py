@@ -1,6 +1,6 @@
 """The integer model of a trained one: scales are numbers again, weights integers, biases int32."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,15 @@ def integer_model(model: onnx.ModelProto) -> onnx.ModelProto:
     """The integer model; the given one is changed."""
     graph = model.graph
     values = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
-    nodes = _without_logarithms(graph.node, values)
+    # The nodes without those that make scales, which become constants.
+    scales = {node.input[1] for node in graph.node if node.op_type in PAIR}
+    made = {
+        node.output[0]: values[node.input[0]]
+        for node in graph.node
+        if node.op_type == "Exp" and node.output[0] in scales and node.input[0].endswith(LOG)
+    }
+    values |= dict(zip(made, _exponentials(list(made.values())), strict=True))
+    nodes = [node for node in graph.node if made.keys().isdisjoint(node.output)]
     nodes, count = _without_rounding(nodes, values)
     if not count:
         raise ValueError(f"{WHO}: no weight of the model is quantized, expected a trained one that `prepare` made")
@@ -52,18 +60,6 @@ def integer_model(model: onnx.ModelProto) -> onnx.ModelProto:
     if any(node.domain == MICROSOFT for node in used):
         import_microsoft(model)
     return model
-
-
-def _without_logarithms(nodes: Iterable[onnx.NodeProto], values: dict[str, np.ndarray]) -> list[onnx.NodeProto]:
-    """The nodes without those that make scales, which become constants."""
-    scales = {node.input[1] for node in nodes if node.op_type in PAIR}
-    made = {
-        node.output[0]: values[node.input[0]]
-        for node in nodes
-        if node.op_type == "Exp" and node.output[0] in scales and node.input[0].endswith(LOG)
-    }
-    values |= dict(zip(made, _exponentials(list(made.values())), strict=True))
-    return [node for node in nodes if made.keys().isdisjoint(node.output)]
 
 
 def _exponentials(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -19,11 +20,79 @@ from opgrad.training.files.dataset import Examples
 from opgrad.training.run.metrics import EpochMetrics, best_epoch, write_csv
 from opgrad.training.run.schedule import Schedule
 from opgrad.training.run.state import BEST, LAST, PROPERTY, RunState
-from opgrad.training.run.step_rows import BatchPart, StepCounts, StepRows
 
 CHUNK = 1 << 20  # how many numbers are checked at a time
 # Rows done, rows in all, loss of the batches of the step, validation loss of the epoch before, rows in a second.
 Progress = Callable[[int, int, float, float | None, float], None]
+
+
+# --- the rows of each step of the optimizer ---
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """The rows of a batch that one process computes.
+
+    rows: their numbers. batch: the number of the batch in the step. of_batch, of_step: the weight of these rows as a
+    share of that of the whole batch, and of the step.
+    """
+
+    rows: np.ndarray
+    batch: int
+    of_batch: float
+    of_step: float
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """The numbers of rows and batches of a step, of all processes together, and what one process computes of it."""
+
+    rows: int
+    batches: int
+    parts: tuple[BatchPart, ...]
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """The rows of all steps for process `rank` of `size`.
+
+    batch_size: rows of a batch, of all processes together. accumulate: batches of a step.
+    whole: each batch is computed by one process, for graphs that take only one number of rows; otherwise each process
+    computes a part of every batch. weight: that of some rows in the mean of the loss.
+    """
+
+    batch_size: int
+    accumulate: int
+    rank: int = 0
+    size: int = 1
+    whole: bool = False
+    weight: Callable[[np.ndarray], float] = len
+
+    def steps(self, order: np.ndarray) -> Iterator[StepCounts]:
+        """The steps over rows in this order; the last ones have what is left."""
+        for start in range(0, len(order), self.batch_size * self.accumulate):
+            rows = order[start : start + self.batch_size * self.accumulate]
+            batches = [rows[begin : begin + self.batch_size] for begin in range(0, len(rows), self.batch_size)]
+            parts = self._parts(batches, self.weight(rows))
+            yield StepCounts(len(rows), len(batches), tuple(parts))
+
+    def _parts(self, batches: list[np.ndarray], whole: float) -> Iterator[BatchPart]:
+        """What this process computes of the batches of a step. whole: the weight of all of its rows."""
+        for number, batch in enumerate(batches):
+            rows = self._part(number, batch)
+            if rows.size:
+                weight = self.weight(rows)
+                yield BatchPart(rows, number, weight / self.weight(batch), weight / whole)
+
+    def _part(self, number: int, batch: np.ndarray) -> np.ndarray:
+        if self.whole:
+            return batch if number % self.size == self.rank else batch[:0]
+        each, more = divmod(len(batch), self.size)  # the first processes get one row more if rows are left
+        begin = self.rank * each + min(self.rank, more)
+        return batch[begin : begin + each + (self.rank < more)]
+
+
+# --- epochs ---
 
 
 class Interrupted(RuntimeError):

@@ -6,7 +6,6 @@ from os import PathLike
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -33,7 +32,14 @@ def plot_losses(
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     if batch_losses:  # a run that was over when it was resumed has none
-        _plot_batches(axes, len(history) - len(batch_losses), batch_losses)
+        # The losses of the batches; those of an epoch end where it ends, and each has the same width.
+        first = len(history) - len(batch_losses)
+        width = 1 / max(map(len, batch_losses))
+        places = [
+            first + epoch + 1 - width * np.arange(len(losses), 0, -1) for epoch, losses in enumerate(batch_losses)
+        ]
+        middles = np.concatenate(places) + width / 2
+        axes.plot(middles, np.concatenate(batch_losses), alpha=0.4, linewidth=0.8, label="batch")
     ends = np.arange(len(history)) + 1.0
     means = [epoch.train_loss for epoch in history]
     axes.plot(ends - 0.5, means, "o-", color="tab:blue", markersize=4, label="mean of the epoch")
@@ -51,11 +57,3 @@ def plot_losses(
     content = io.BytesIO()
     figure.savefig(content, format="png")
     replace_file(Path(path), content.getvalue())
-
-
-def _plot_batches(axes: Axes, first: int, batch_losses: Sequence[Sequence[float]]) -> None:
-    """The losses of the batches; those of an epoch end where it ends, and each has the same width."""
-    width = 1 / max(map(len, batch_losses))
-    places = [first + epoch + 1 - width * np.arange(len(losses), 0, -1) for epoch, losses in enumerate(batch_losses)]
-    middles = np.concatenate(places) + width / 2
-    axes.plot(middles, np.concatenate(batch_losses), alpha=0.4, linewidth=0.8, label="batch")

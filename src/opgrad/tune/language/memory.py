@@ -12,7 +12,7 @@ import onnx
 from onnx import helper
 
 from opgrad.base.limits import free_memory
-from opgrad.onnx.gradients.differentiated import Differentiated
+from opgrad.onnx.gradients.differentiation import Differentiated
 from opgrad.onnx.graph.nodes import captured
 from opgrad.tune.language.products import WeightProduct
 

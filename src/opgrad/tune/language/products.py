@@ -12,8 +12,7 @@ from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.large import FEW_BITS
 from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, attribute_of, copied, domain_of
-from opgrad.onnx.graph.modules import module_path
-from opgrad.onnx.graph.nodes import needed
+from opgrad.onnx.graph.nodes import module_path, needed
 
 TABLES = ("Gather", "GatherBlockQuantized")
 ATTENTION = ("GroupQueryAttention", "MultiHeadAttention", "Attention", "SparseAttention", "PackedMultiHeadAttention")

@@ -45,7 +45,13 @@ class _Optimizer(ForwardBlock):
         parameters: the trainable and the frozen ones, as `TrainingBlock.parameters` gives them.
         Raises ValueError if none is trainable, or if they are not all of one type.
         """
-        kind, accessor = _common_type(parameters, self._who), current()
+        kinds = {each.data_type for each in parameters[0]}
+        if not kinds:
+            raise ValueError(f"{self._who}: no parameter is trainable, expected one at least")
+        if len(kinds) > 1:
+            names = " and ".join(sorted(map(type_name, kinds)))
+            raise ValueError(f"{self._who}: the trainable parameters have elements of types {names}, expected one type")
+        kind, accessor = kinds.pop(), current()
         accessor.input("learning_rate", TensorProto.FLOAT, [1])
         accessor.input("step", TensorProto.INT64, [1])
         for name in ("params", "gradients", *self._MOMENTS):
@@ -57,16 +63,6 @@ class _Optimizer(ForwardBlock):
     def _update(self, gradients: str) -> str:
         """Append the optimizer's node, and return the name of its result."""
         raise NotImplementedError
-
-
-def _common_type(parameters: Parameters, who: str) -> int:
-    kinds = {each.data_type for each in parameters[0]}
-    if not kinds:
-        raise ValueError(f"{who}: no parameter is trainable, expected one at least")
-    if len(kinds) > 1:
-        names = " and ".join(sorted(map(type_name, kinds)))
-        raise ValueError(f"{who}: the trainable parameters have elements of types {names}, expected one type")
-    return kinds.pop()
 
 
 class AdamW(_Optimizer):
