@@ -154,9 +154,13 @@ def _kernel(item, names=("op", "name", "dtype")):
 
 
 def _turn_of(item, turn):
-    """What decides in which order the cases of a test are looked at."""
-    kernel = _kernel(item)
-    return [zlib.crc32(f"{turn} {each}".encode()) for each in (" ".join(kernel), item.nodeid)]
+    """What decides in which order the cases of a test are looked at.
+
+    Two of three operators begin with float32, whose kernels tests of other things compile; others for each turn.
+    """
+    kernel, of = _kernel(item), _kernel(item, ("op", "name"))
+    begins = not zlib.crc32(f"{turn} {of}".encode()) % 3 or "float32" in kernel
+    return [not begins, *(zlib.crc32(f"{turn} {each}".encode()) for each in (" ".join(kernel), item.nodeid))]
 
 
 WANTING = re.compile(r"could not import|No module named|not installed")
