@@ -9,12 +9,13 @@ import warnings
 
 import numpy as np
 import pytest
+from primitive_attributes import SHARED, every_attribute
 from samples import cast, sample
 
 import opgrad
-from opgrad import post_ops
 from opgrad.cpu.runtime import scratch
 from opgrad.ops import operators
+from opgrad.post_ops import PostOp
 
 jax = pytest.importorskip("jax")
 jax.config.update("jax_num_cpu_devices", 2)
@@ -131,15 +132,16 @@ def test_derivatives_of_gather_and_accumulation(rng):
 
 
 def test_attributes(rng):
-    x, mask, bias = cast(rng.normal(size=(3, 4, 6)), "float32"), rng.random(6) < 0.6, rng.normal(size=(4, 1))
-    options = {"dropout": opgrad.Dropout(0.4, 5, mask=True), "stats": True, "out_dtype": "bfloat16"}
+    x, options = cast(rng.normal(size=SHARED), "float32"), every_attribute(rng)
+    mask, chain = options.pop("where"), options.pop("post_ops")
 
-    def call(x, mask, bias):
-        several = [post_ops.mul(bias), post_ops.add(0.5), post_ops.relu(0.1)]
+    def call(x, mask, operands):
+        given = iter(operands)
+        several = [PostOp(op.name, op.alpha, op.beta, tuple(next(given) for _ in op.operands)) for op in chain]
         return opgrad.softmax(x, where=mask, post_ops=several, **options)
 
-    found = jax.jit(call)(*map(jnp.asarray, (x, mask, bias)))
-    for ours, numpys in zip(found, call(x, mask, bias), strict=True):
+    given = x, mask, [each for op in chain for each in op.operands]
+    for ours, numpys in zip(jax.jit(call)(*jax.tree.map(jnp.asarray, given)), call(*given), strict=True):
         np.testing.assert_array_equal(np.asarray(ours), numpys)
     jax.config.update("jax_enable_x64", False)
     small = jax.jit(lambda x: opgrad.softmax(x, dropout=opgrad.Dropout(0.4, 1 << 40)))(jnp.asarray(x))
@@ -241,11 +243,13 @@ def check(ours, theirs, *arguments, dtype="float64"):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_losses_of_labels_and_of_probabilities(options, rng):
+    """Those of probabilities, and of classes along an axis with others behind it, without options and with most."""
     ours, theirs = (functools.partial(function, **options) for function in (opgrad.jax.cross_entropy, loss_of))
-    for shape in [(6, 5), (3, 5, 4)]:
+    whole = options in (OPTIONS[0], OPTIONS[-1])
+    for shape in [(6, 5), (3, 5, 4)][: 1 + whole]:
         logits, weight = jnp.asarray(rng.normal(size=shape)), jnp.asarray(rng.random(5) + 0.5)
         labels = jnp.asarray(rng.integers(0, 5, shape[:1] + shape[2:])).at[1].set(-100)
-        for target in (labels, jax.nn.softmax(jnp.asarray(rng.normal(size=shape)), 1)):
+        for target in (labels, jax.nn.softmax(jnp.asarray(rng.normal(size=shape)), 1))[: 1 + whole]:
             check(ours, theirs, logits, target, weight)
 
 
@@ -268,13 +272,10 @@ def test_loss_of_a_linear_layer(options, chunk, rng, monkeypatch):
 def test_precisions(dtype, rng):
     jax.config.update("jax_enable_x64", False)
     logits, labels = jnp.asarray(rng.normal(size=(9, 7)), dtype), jnp.asarray(rng.integers(0, 7, 9))
-    for options in ({}, {"label_smoothing": 0.1}):
-        loss, dlogits = jax.jit(jax.value_and_grad(lambda x, o=options: opgrad.jax.cross_entropy(x, labels, **o)))(
-            logits
-        )
-        assert (loss.dtype, dlogits.dtype) == (jnp.float32, jnp.dtype(dtype))
-        wide = jax.value_and_grad(lambda x, o=options: loss_of(x, labels, **o))(logits.astype("float32"))
-        close((loss, dlogits), wide, dtype)
+    loss, dlogits = jax.jit(jax.value_and_grad(lambda x: opgrad.jax.cross_entropy(x, labels)))(logits)
+    assert (loss.dtype, dlogits.dtype) == (jnp.float32, jnp.dtype(dtype))
+    wide = jax.value_and_grad(lambda x: loss_of(x, labels))(logits.astype("float32"))
+    close((loss, dlogits), wide, dtype)
 
 
 @pytest.mark.parametrize("function", ["cross_entropy", "linear_cross_entropy"])
@@ -399,7 +400,7 @@ def given(rng):
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(
-    "options", [{}, {"label_smoothing": 0.1, "lse_square_scale": 0.1}, {"reduction": "none"}], ids=str
+    "options", [{}, {"label_smoothing": 0.1, "lse_square_scale": 0.1, "reduction": "none"}], ids=str
 )
 def test_sharded_arrays(kind, options, rng):
     logits, labels, weight = given(rng)
@@ -443,7 +444,7 @@ def test_shard_map(kind, checked, rng):
         alone = lambda x, y, w: function(x, y, w, num_items=(y != -100).sum(), **options)  # noqa: E731
         close(found, jax.value_and_grad(alone, argnums=(0, 2))(logits, labels, weight))
 
-    for options in ({}, {"label_smoothing": 0.1, "lse_square_scale": 0.1}, {"temperature": jnp.asarray(2.0)}):
+    for options in ({}, {"label_smoothing": 0.1, "lse_square_scale": 0.1, "temperature": jnp.asarray(2.0)}):
         both(opgrad.jax.cross_entropy, options)
     eye = jnp.eye(5)
     both(lambda x, y, w, **o: opgrad.jax.linear_cross_entropy(x, eye, y, None, w, **o), {})
