@@ -224,8 +224,8 @@ OPTIONS = [
     {"reduction": "sum"},
     {"reduction": "none"},
     {"num_items": 3.0},
-    {"label_smoothing": 0.1, "lse_square_scale": 0.01},
-    {"softcap": 5.0, "temperature": 0.8, "num_items": 7},
+    {"label_smoothing": 0.1},
+    {"label_smoothing": 0.1, "lse_square_scale": 0.01, "softcap": 5.0, "temperature": 0.8, "num_items": 7},
     {"label_smoothing": 0.1, "lse_square_scale": 0.01, "softcap": 5.0, "temperature": 0.8, "reduction": "none"},
 ]
 
