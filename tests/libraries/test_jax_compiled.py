@@ -107,7 +107,7 @@ def test_derivatives_of_the_losses(rng):
         picked = jnp.where(labels < 0, 0, weight[labels])
         return -(picked * jax.nn.log_softmax(logits)[jnp.arange(6), labels]).sum() / picked.sum()
 
-    expected = jax.grad(plain, argnums=(0, 1))(logits, weight)
+    expected = jax.jit(jax.grad(plain, argnums=(0, 1)))(logits, weight)
     functions = {
         "softmax_cross_entropy_loss": lambda x, w: opgrad.softmax_cross_entropy_loss(x, labels, w, ignore_index=-1)[0],
         "_only": lambda x, w: opgrad.softmax_cross_entropy_loss_only(x, labels, w, ignore_index=-1),
@@ -234,11 +234,11 @@ def check(ours, theirs, *arguments, dtype="float64"):
     """Values and gradients, compiled or not, of the sum of squares, so that losses of samples have several slopes."""
     places = tuple(place for place, each in enumerate(arguments) if jnp.issubdtype(each.dtype, jnp.floating))
     wide = [each.astype("float64") if at in places else each for at, each in enumerate(arguments)]
-    expected = jax.value_and_grad(lambda *a: (theirs(*a) ** 2).sum(), argnums=places)(*wide)
+    expected = jax.jit(jax.value_and_grad(lambda *a: (theirs(*a) ** 2).sum(), argnums=places))(*wide)
     made = jax.value_and_grad(lambda *a: (ours(*a).astype("float64") ** 2).sum(), argnums=places)
     close(made(*arguments), expected, dtype)
     close(jax.jit(made)(*arguments), expected, dtype)
-    close(jax.jit(ours)(*arguments), theirs(*wide), dtype)
+    close(jax.jit(ours)(*arguments), jax.jit(theirs)(*wide), dtype)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -253,7 +253,7 @@ def test_losses_of_labels_and_of_probabilities(options, rng):
             check(ours, theirs, logits, target, weight)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", [OPTIONS[place] for place in (0, 2, 3, 6)], ids=str)
 @pytest.mark.parametrize("chunk", [None, 2 * 5 * 8])
 def test_loss_of_a_linear_layer(options, chunk, rng, monkeypatch):
     if chunk:
@@ -295,7 +295,7 @@ def test_numbers_in_arrays_compile_once_and_are_differentiated(function, rng):
     step = jax.jit(jax.value_and_grad(ours, argnums=(0, 1, 2, 3)))
     for count in (3.0, 5.0, 11.0):
         given = logits, jnp.asarray(count), jnp.asarray(count / 4), jnp.asarray(count / 100)
-        close(step(*given), jax.value_and_grad(theirs, argnums=(0, 1, 2, 3))(*given))
+        close(step(*given), jax.jit(jax.value_and_grad(theirs, argnums=(0, 1, 2, 3)))(*given))
     assert len(traced) == 1
     counts = jax.jit(lambda x, n: opgrad.jax.cross_entropy(x, labels, num_items=n))  # as a batch has it, whole
     close(counts(logits, (labels != -100).sum()), loss_of(logits, labels))
@@ -416,7 +416,7 @@ def test_sharded_arrays(kind, options, rng):
         close(opgrad.softmax(spread[0]), jax.nn.softmax(logits))
         close(jax.jit(jax.grad(lambda x: (opgrad.softmax(x) ** 2).sum()))(spread[0]),
               jax.grad(lambda x: (jax.nn.softmax(x) ** 2).sum())(logits))  # fmt: skip
-        close(jax.jit(slope(opgrad.jax.cross_entropy))(*spread), slope(loss_of)(logits, labels, weight))
+        close(jax.jit(slope(opgrad.jax.cross_entropy))(*spread), jax.jit(slope(loss_of))(logits, labels, weight))
         with pytest.raises(ValueError, match=r"^cross_entropy: labels\[3\] is 9, expected 0 to 4 or ignore_index -100"):
             opgrad.jax.cross_entropy(spread[0], jax.device_put(labels.at[3].set(9), rows))
 
@@ -442,7 +442,7 @@ def test_shard_map(kind, checked, rng):
         whole = jax.shard_map(mine, mesh=mesh, **specs)
         found = jax.jit(jax.value_and_grad(whole, argnums=(0, 2)))(*spread)
         alone = lambda x, y, w: function(x, y, w, num_items=(y != -100).sum(), **options)  # noqa: E731
-        close(found, jax.value_and_grad(alone, argnums=(0, 2))(logits, labels, weight))
+        close(found, jax.jit(jax.value_and_grad(alone, argnums=(0, 2)))(logits, labels, weight))
 
     for options in ({}, {"label_smoothing": 0.1, "lse_square_scale": 0.1, "temperature": jnp.asarray(2.0)}):
         both(opgrad.jax.cross_entropy, options)
@@ -481,7 +481,7 @@ def test_wrong_labels_where_other_devices_would_wait():
 def test_pmap(rng):
     logits, labels, _ = given(rng)
     found = jax.pmap(jax.grad(opgrad.jax.cross_entropy))(logits.reshape(2, 4, 5), labels.reshape(2, 4))
-    close(found, jax.vmap(jax.grad(loss_of))(logits.reshape(2, 4, 5), labels.reshape(2, 4)))
+    close(found, jax.jit(jax.vmap(jax.grad(loss_of)))(logits.reshape(2, 4, 5), labels.reshape(2, 4)))
 
 
 def test_steps_in_threads_do_not_wait_for_each_other(rng):
