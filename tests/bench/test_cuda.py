@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 import pytest
 import report
-from bench_cells import each_kind
 from bench_command import run_bench
 from host_clock import HostClock
+from samples import each_kind
 
 from bench.cells import Cell, Workload
 from bench.figures import figures, read
