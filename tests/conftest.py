@@ -87,14 +87,15 @@ def looking_for_garbage_stays_cheap():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out what needs a GPU where there is none; take one test in OPGRAD_SHARE, others for each OPGRAD_TURN; with
-    OPGRAD_CASES=levels take of a test with several parameters as many cases as have every level of each."""
+    """Leave out what needs a GPU where there is none; take one test in OPGRAD_SHARE, others for each OPGRAD_TURN: on
+    CPUs with all that need its kernels; with OPGRAD_CASES=levels take of a test with several parameters as many cases
+    as have every level of each."""
     share, turn = int(os.environ.get("OPGRAD_SHARE", "1")), os.environ.get("OPGRAD_TURN", "")
     left = set()
     if os.environ.get("OPGRAD_CASES") == "levels":
         left |= set(items) - set(_with_every_level(items, turn))
     if share > 1:
-        left |= {each for each in items if zlib.crc32(f"{turn} {each.nodeid}".encode()) % share}
+        left |= {each for each in items if zlib.crc32(f"{turn} {_shared(each)}".encode()) % share}
     if left:
         config.hook.pytest_deselected(items=[each for each in items if each in left])
         items[:] = [each for each in items if each not in left]
@@ -137,6 +138,14 @@ def _covering(levels, most):
             if len(each - found) >= count:
                 found |= each
                 yield number
+
+
+def _shared(item):
+    """What is taken with other tests or left: those of an operator and dtype; cases of a function, which compile more
+    than they run."""
+    if "OPGRAD_PTX" in os.environ:
+        return item.nodeid
+    return " ".join(_kernel(item)) or item.nodeid.partition("[")[0]
 
 
 def _levels(item):
