@@ -6,9 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ from opgrad.cli.app import app, operator_rows
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(*words: str | Path) -> tuple[int, str]:
+def run(*words):
     """Exit status and everything printed."""
     result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -29,7 +27,7 @@ def run(*words: str | Path) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_train_writes_model_picture_and_metrics(tmp_path: Path) -> None:
+def test_train_writes_model_picture_and_metrics(tmp_path):
     folder = tmp_path / "out [of two]"
     status, text = run("train", EXAMPLES / "digits", "--epochs", "2", "--output", folder)
     assert status == 0, text
@@ -51,7 +49,7 @@ def test_train_writes_model_picture_and_metrics(tmp_path: Path) -> None:
     assert metrics["settings"]["epochs"] == 2
 
 
-def test_train_takes_settings_and_data_from_the_command_line(tmp_path: Path) -> None:
+def test_train_takes_settings_and_data_from_the_command_line(tmp_path):
     random = np.random.default_rng(0)
     np.savez(tmp_path / "own.npz", x=random.uniform(0, 16, (50, 64)), y=random.integers(0, 10, 50))
     (tmp_path / "set").mkdir()
@@ -90,11 +88,11 @@ def test_train_takes_settings_and_data_from_the_command_line(tmp_path: Path) -> 
         ("fly",),
     ],
 )
-def test_wrong_usage_exits_with_2(words: tuple[str | Path, ...]) -> None:
+def test_wrong_usage_exits_with_2(words):
     assert run(*words)[0] == 2
 
 
-def test_what_fails_is_told_in_one_line(tmp_path: Path) -> None:
+def test_what_fails_is_told_in_one_line(tmp_path):
     status, text = run("train", tmp_path)
     assert (status, text.count("\n")) == (1, 1)
     assert text.startswith("opgrad: ArtifactSet: ")
@@ -114,9 +112,7 @@ def test_what_fails_is_told_in_one_line(tmp_path: Path) -> None:
         ("onnxruntime", ("lower", "--list"), 'pip install "opgrad[onnx]"'),
     ],
 )
-def test_the_extra_named_is_one_with_the_library(
-    tmp_path: Path, missing: str, words: tuple[str | Path, ...], message: str
-) -> None:
+def test_the_extra_named_is_one_with_the_library(tmp_path, missing, words, message):
     """In a process of its own, where the library is missing from the start."""
     command = f"import sys; sys.modules[{missing!r}] = None; from opgrad.cli import main; main()"
     done = subprocess.run(
@@ -127,7 +123,7 @@ def test_the_extra_named_is_one_with_the_library(
     assert message in done.stderr.splitlines()[-1]
 
 
-def test_ops_prints_every_operator() -> None:
+def test_ops_prints_every_operator():
     status, text = run("ops")
     assert status == 0
     for name, *_ in operator_rows():
@@ -135,7 +131,7 @@ def test_ops_prints_every_operator() -> None:
     assert "SoftmaxCrossEntropyLossInternalGrad" in text
 
 
-def test_help_explains_every_command() -> None:
+def test_help_explains_every_command():
     status, text = run("--help")
     assert status == 0
     for command in app.registered_commands:
@@ -147,7 +143,7 @@ def test_help_explains_every_command() -> None:
         assert name in text
 
 
-def test_version_and_completion(monkeypatch: Any) -> None:
+def test_version_and_completion(monkeypatch):
     assert run("--version") == (0, f"opgrad {opgrad.__version__}\n")
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")  # or typer takes make's, sh
     status, script = run("--show-completion", "bash")
@@ -161,7 +157,7 @@ def test_version_and_completion(monkeypatch: Any) -> None:
 
 
 @pytest.mark.parametrize("words", [("step", "-o", "step.onnx"), ("compile",), ("train",)])
-def test_what_makes_an_artifact_set_is_said(tmp_path: Path, words: tuple[str, ...], monkeypatch: Any) -> None:
+def test_what_makes_an_artifact_set_is_said(tmp_path, words, monkeypatch):
     """To those who give a model, a file of a set, or a folder with a model in place of the set."""
     monkeypatch.chdir(tmp_path)
     model, set_folder = tmp_path / "my models" / "model.onnx", EXAMPLES / "digits"
@@ -182,7 +178,7 @@ def test_what_makes_an_artifact_set_is_said(tmp_path: Path, words: tuple[str, ..
     assert [path.name for path in tmp_path.iterdir()] == ["my models"]
 
 
-def test_folders_of_what_is_written_are_made(tmp_path: Path) -> None:
+def test_folders_of_what_is_written_are_made(tmp_path):
     digits = EXAMPLES / "digits"
     assert run("step", digits, "-o", tmp_path / "new" / "folder" / "x.onnx")[0] == 0
     assert (tmp_path / "new" / "folder" / "x.json").is_file()
@@ -196,11 +192,11 @@ def test_folders_of_what_is_written_are_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [each.name or each.callback.__name__ for each in app.registered_commands])
-def test_help_does_not_break_inside_words(command: str) -> None:
+def test_help_does_not_break_inside_words(command):
     """In a terminal of 80 columns, every option and every word of its help stands in one piece."""
     text = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80", "TERM": "dumb"}).output
     shown = set(re.sub("[│╭╮╰╯─]", " ", text).split())
-    parameters = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
+    parameters = typer.main.get_command(app).commands[command].params
     for each in parameters:
         names = [*each.opts, *each.secondary_opts] if each.param_type_name == "option" else []
         missing = {*names, *(getattr(each, "help", None) or "").split()} - shown
@@ -209,7 +205,7 @@ def test_help_does_not_break_inside_words(command: str) -> None:
     assert set((inspect.getdoc(callback) or "").split()) <= shown
 
 
-def test_settings_are_rounded_and_have_the_names_of_options(tmp_path: Path) -> None:
+def test_settings_are_rounded_and_have_the_names_of_options(tmp_path):
     digits = EXAMPLES / "digits"
     settings = ["betas 0.9,0.999", "eps 1e-06", "weight-decay 0", "adam-mode 1", "bias-correction 1"]
     for words, name in (
@@ -224,7 +220,7 @@ def test_settings_are_rounded_and_have_the_names_of_options(tmp_path: Path) -> N
     assert "None" not in written
 
 
-def test_the_module_runs_as_a_command(tmp_path: Path) -> None:
+def test_the_module_runs_as_a_command(tmp_path):
     """In a process of its own, with a working folder of its own, where the results go by default."""
     command = [sys.executable, "-m", "opgrad", "train", str(EXAMPLES / "digits"), "--epochs", "1"]
     result = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False)
@@ -233,15 +229,15 @@ def test_the_module_runs_as_a_command(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-def options_of_commands() -> Iterator[Any]:
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+def options_of_commands():
+    for name, command in typer.main.get_command(app).commands.items():
         for option in command.params:
             if option.param_type_name == "option":
                 yield pytest.param(option, id=f"{name} {option.opts[0]}")
 
 
 @pytest.mark.parametrize("option", [*options_of_commands()])
-def test_help_is_a_sentence_and_names_the_default(option: Any) -> None:
+def test_help_is_a_sentence_and_names_the_default(option):
     """A flag's default is no; of a value other than None typer shows it."""
     assert option.help[0].isupper()
     assert option.help.endswith(".")

@@ -161,7 +161,7 @@ def test_an_unknown_part_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "script", sorted((ROOT / "tools" / "site" / "notebooks").glob("*.py")), ids=lambda path: path.stem
 )
-def test_notebooks_are_those_of_their_scripts_and_ran(script: Path) -> None:
+def test_notebooks_are_those_of_their_scripts_and_ran(script):
     """Cell by cell; what a cell asserts would have left an error among its outputs."""
     cells = json.loads((ROOT / "docs" / "notebooks" / f"{script.stem}.ipynb").read_text())["cells"]
     parts = [part.partition("\n") for part in script.read_text().split("# %%")[1:]]

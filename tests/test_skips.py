@@ -61,6 +61,10 @@ def test_one(a): pass
 
 @pytest.mark.parametrize(("a", "b"), [(0, 1), (0, 2), (1, 1), (1, 2)])
 def test_listed(a, b): pass
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("op", range(30))
+def test_typed(op, dtype): pass
 """
 
 
@@ -77,6 +81,9 @@ def test_every_level_is_taken_in_other_combinations_each_turn(pytester, monkeypa
         cases = [each.nodeid.partition("::")[2] for each in passed]
         counts = [sum(case.startswith(test) for case in cases) for test in ("test_whole", "test_one", "test_listed")]
         assert counts == [15, 5 if cases_of == "all" else 1, 4]
+        dtypes = [case[:-1].rpartition("-")[2] for case in cases if case.startswith("test_typed")]
+        assert set(dtypes) == {"float16", "float32", "float64"}
+        assert len(dtypes) == 90 or (len(dtypes) == 30 and 15 < dtypes.count("float32") < 28)
         runs.append({tuple(case[13:-1].split("-")) for case in cases if case.startswith("test_product")})
     assert len(runs[0]) == 15
     for found in runs[1:]:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -28,16 +27,16 @@ SAFE = {"\n"}  # of the command itself
         ("", ""),
     ],
 )
-def test_what_acts_is_written_out(text: str, expected: str) -> None:
+def test_what_acts_is_written_out(text, expected):
     assert visible(text) == expected
 
 
-def test_a_console_shows_text_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_console_shows_text_in_one_line(capsys):
     console(width=200).print(HOSTILE, "[b]no markup[/b]")
     assert capsys.readouterr().out == f"{SHOWN} [b]no markup[/b]\n"
 
 
-def hostile_model(path: Path) -> Path:
+def hostile_model(path):
     """Names of inputs, weights, nodes, values, outputs and metadata that would act on a terminal."""
     model = build("g (float[batch, 4] x) => (float[batch, 3] y) { m = MatMul(x, w)  y = Det(m) }", normal(w=(4, 3)))
     graph, names = model.graph, {name: f"{name}{HOSTILE}" for name in ("x", "w", "m", "y")}
@@ -67,9 +66,7 @@ def hostile_model(path: Path) -> Path:
     ids=" ".join,
 )
 @pytest.mark.parametrize("has_gradient", [False, True])
-def test_names_of_a_model_do_not_act_on_the_terminal(
-    tmp_path: Path, words: tuple[str, ...], has_gradient: bool
-) -> None:
+def test_names_of_a_model_do_not_act_on_the_terminal(tmp_path, words, has_gradient):
     path = hostile_model(tmp_path / "model.onnx")
     if has_gradient:
         model = onnx.load(path)
@@ -86,7 +83,7 @@ def test_names_of_a_model_do_not_act_on_the_terminal(
         assert r"\x1b" in result.output.replace("\\u001b", "\\x1b")
 
 
-def test_an_error_that_nobody_expected_is_shown_without_what_acts(tmp_path: Path) -> None:
+def test_an_error_that_nobody_expected_is_shown_without_what_acts(tmp_path):
     command = f"""
 from opgrad.cli import app, main
 def fail():
@@ -101,7 +98,7 @@ main()
     assert r"LookupError: w\x1b[31m" in done.stderr
 
 
-def test_an_artifact_set_whose_folder_would_act(tmp_path: Path) -> None:
+def test_an_artifact_set_whose_folder_would_act(tmp_path):
     """Its name stands in the title of the bar."""
     import io
 

@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from bench_cells import each_kind, tiny_cells
+from bench_cells import tiny_cells
 from bench_command import run_bench
 from bench_results import made_up_result, summarized
 from benchmark_tables import headline_table
 from rich.console import Console
+from samples import each_kind
 
 from bench import measure
 from bench.case import Case, GraphCase

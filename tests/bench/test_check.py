@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 import typer
-from bench_cells import each_kind
 from graph_cases import each_dtype
+from samples import each_kind
 from typer.testing import CliRunner
 
 import opgrad

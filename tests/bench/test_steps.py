@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -34,18 +33,18 @@ for line in sys.stdin:
 
 
 @pytest.fixture(autouse=True)
-def one_thread(threads: None) -> None:
+def one_thread(threads):
     """Nobody's threads spin, for which a turn would wait."""
     opgrad.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def no_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_starts(monkeypatch):
     """No process compiles everything for a first step."""
     monkeypatch.setattr(training, "start", lambda *_: {"first": {"warm": 1.0}, "resident": {}})
 
 
-def made_up_training() -> dict[str, Any]:
+def made_up_training():
     times = {"step": 1e-3, "graph": 6e-4, "optimizer": 1e-4, "torch": 3e-3, "old": 2e-3, "old optimizer": 4e-4}
     cell = {
         "set": "digits", "batch": 4, "parameters": 7, "loss": 1.0,
@@ -59,7 +58,7 @@ def made_up_training() -> dict[str, Any]:
     return {**made_up_result([]), "cells": [], "training": [cell, bare], "starts": starts}
 
 
-def test_a_step_has_all_its_parts() -> None:
+def test_a_step_has_all_its_parts():
     pytest.importorskip("torch")
     artifacts = ArtifactSet.load(EXAMPLES / "digits")
     cell = measure(artifacts, 4, 0.0, None)
@@ -70,7 +69,7 @@ def test_a_step_has_all_its_parts() -> None:
     assert cell["loss"] == Trainer(artifacts).compute_gradients(sample_batch(artifacts, 4))
 
 
-def test_torch_computes_the_same_step() -> None:
+def test_torch_computes_the_same_step():
     exported = pytest.importorskip("bench.steps.exported")
     artifacts = ArtifactSet.load(EXAMPLES / "digits")
     data = sample_batch(artifacts, 9)
@@ -79,13 +78,13 @@ def test_torch_computes_the_same_step() -> None:
     assert [float(step()), float(step())] == pytest.approx([expected, expected], rel=1e-6)  # the learning rate is 0
 
 
-def test_a_graph_that_is_no_chain_has_no_torch_model() -> None:
+def test_a_graph_that_is_no_chain_has_no_torch_model():
     exported = pytest.importorskip("bench.steps.exported")
     with pytest.raises(NotImplementedError, match="no torch model is built of Gather"):
         exported.chain(onnx.load(EXAMPLES / "digits_attention" / "eval_model.onnx").graph)
 
 
-def test_a_batch_comes_from_the_recipe_or_by_chance(tmp_path: Path) -> None:
+def test_a_batch_comes_from_the_recipe_or_by_chance(tmp_path):
     data = sample_batch(ArtifactSet.load(EXAMPLES / "digits"), 1800)
     np.testing.assert_array_equal(data["pixels"][:3], data["pixels"][1797:])
     write_linear_set(tmp_path)
@@ -96,7 +95,7 @@ def test_a_batch_comes_from_the_recipe_or_by_chance(tmp_path: Path) -> None:
     }
 
 
-def old_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loss: float) -> Path:
+def old_runtime(monkeypatch, tmp_path, loss):
     """This Python in the old one's place, with a script that makes up its answers."""
     script = tmp_path / "script.py"
     script.write_text(OLD_RUNTIME.replace("LOSS", repr(loss)))
@@ -104,9 +103,7 @@ def old_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loss: float) ->
     return Path(sys.executable)
 
 
-def test_the_old_runtime_takes_its_turns_in_a_process_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_old_runtime_takes_its_turns_in_a_process_of_its_own(monkeypatch, tmp_path):
     artifacts = ArtifactSet.load(EXAMPLES / "digits")
     loss = Trainer(artifacts).compute_gradients(sample_batch(artifacts, 4))
     cell = measure(artifacts, 4, 0.0, old_runtime(monkeypatch, tmp_path, loss))
@@ -114,9 +111,7 @@ def test_the_old_runtime_takes_its_turns_in_a_process_of_its_own(
     assert cell["old_versions"] == {"python": "3.9"}
 
 
-def test_a_start_is_measured_cold_warm_and_beside_the_old_runtime(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_start_is_measured_cold_warm_and_beside_the_old_runtime(monkeypatch, tmp_path):
     """All three in the made-up runtime's place."""
     python = old_runtime(monkeypatch, tmp_path, 1.0)
     found = process.start(EXAMPLES / "digits", {"x": np.zeros(2, np.float32)}, python, 1)
@@ -124,7 +119,7 @@ def test_a_start_is_measured_cold_warm_and_beside_the_old_runtime(
     assert found["resident"] == dict.fromkeys(("cold", "warm", "old"), 2**26)
 
 
-def test_a_start_of_our_own(tmp_path: Path) -> None:
+def test_a_start_of_our_own(tmp_path):
     """A step of a set by `opgrad.training.api` in a process as the benchmark starts it."""
     write_linear_set(tmp_path)
     data = sample_batch(ArtifactSet.load(tmp_path), 5)
@@ -134,7 +129,7 @@ def test_a_start_of_our_own(tmp_path: Path) -> None:
         assert started.turn("resident") is None or started.turn("resident") > 1e7
 
 
-def test_a_peer_with_another_loss_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_peer_with_another_loss_is_left_out(monkeypatch, tmp_path):
     artifacts = ArtifactSet.load(EXAMPLES / "digits_attention")
     cell = measure(artifacts, 4, 0.0, old_runtime(monkeypatch, tmp_path, 77.0))
     assert "old" not in cell["times"]
@@ -142,7 +137,7 @@ def test_a_peer_with_another_loss_is_left_out(monkeypatch: pytest.MonkeyPatch, t
     assert "its loss is 77" in cell["notes"]["old"]
 
 
-def test_a_set_that_the_old_runtime_refuses_has_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_set_that_the_old_runtime_refuses_has_a_note(monkeypatch, tmp_path):
     python = old_runtime(monkeypatch, tmp_path, 1.0)
     (tmp_path / "script.py").write_text("import sys\nprint('{}', flush=True)\nsys.exit('AttentionTraining is unknown')")
     cell = measure(ArtifactSet.load(EXAMPLES / "digits"), 4, 0.0, python)
@@ -151,7 +146,7 @@ def test_a_set_that_the_old_runtime_refuses_has_a_note(monkeypatch: pytest.Monke
     assert set(process.start(EXAMPLES / "digits", {"x": np.zeros(2, np.float32)}, python, 1)) == {"left_out"}
 
 
-def test_a_python_without_the_old_runtime_is_named() -> None:
+def test_a_python_without_the_old_runtime_is_named():
     data = {"x": np.zeros(2, np.float32)}
     with (
         pytest.raises(RuntimeError, match="no/python cannot be run: No such file"),
@@ -165,7 +160,7 @@ def test_a_python_without_the_old_runtime_is_named() -> None:
         pass
 
 
-def test_the_command_writes_a_result_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_result_file(tmp_path, capsys):
     write_linear_set(tmp_path)
     file, picture = tmp_path / "out" / "training-x.json", tmp_path / "x.png"
     files = ["--json", str(file), "--plot", str(picture)]
@@ -178,7 +173,7 @@ def test_the_command_writes_a_result_file(tmp_path: Path, capsys: pytest.Capture
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_set_that_cannot_run_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_set_that_cannot_run_is_left_out(tmp_path, capsys):
     write_linear_set(tmp_path)
     model = onnx.load(tmp_path / "training_model.onnx")
     model.graph.node[-2].op_type, model.graph.node[-2].domain = "NoSuchOperator", "com.microsoft"
@@ -190,7 +185,7 @@ def test_a_set_that_cannot_run_is_left_out(tmp_path: Path, capsys: pytest.Captur
     assert list(rows(json.loads((tmp_path / "x.json").read_text()))) == []
 
 
-def test_the_examples_are_the_default() -> None:
+def test_the_examples_are_the_default():
     assert [path.name for path in examples()] == ["digits", "digits_attention"]
 
 
@@ -202,12 +197,12 @@ def test_the_examples_are_the_default() -> None:
         (["--isa", "sse"], "bench.steps: bench: isa is 'sse', expected of avx2, avx512"),
     ],
 )
-def test_unknown_names_are_refused(words: list[str], message: str) -> None:
+def test_unknown_names_are_refused(words, message):
     with pytest.raises(SystemExit, match="^" + re.escape(message)):
         main(words)
 
 
-def test_an_architecture_is_measured_beside_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_architecture_is_measured_beside_torch(monkeypatch, tmp_path):
     """The set for the old runtime has no operator that it lacks."""
     exported = pytest.importorskip("bench.steps.exported")
     *_, of_old = exported.architecture("ViT", tmp_path)
@@ -228,10 +223,10 @@ def test_an_architecture_is_measured_beside_torch(monkeypatch: pytest.MonkeyPatc
     assert result["starts"] == result["generated"] == []
 
 
-def test_interruption_keeps_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
+def test_interruption_keeps_what_is_measured(monkeypatch):
+    seen = []
 
-    def stand_in(artifacts: ArtifactSet, batch: int, *rest: object) -> dict[str, Any]:
+    def stand_in(artifacts, batch, *rest):
         if seen:
             raise KeyboardInterrupt
         seen.append(batch)
@@ -244,7 +239,7 @@ def test_interruption_keeps_what_is_measured(monkeypatch: pytest.MonkeyPatch) ->
         run(StepOptions(folders=[EXAMPLES / "digits"], batches="4,5"), lambda *_: None)
 
 
-def test_tables_say_what_python_takes_and_how_the_best_peer_does() -> None:
+def test_tables_say_what_python_takes_and_how_the_best_peer_does():
     first, second = rows(made_up_training())
     assert first == ["digits", "4", "1 ms", "600 µs", "100 µs", "300 µs", "3 ms", "2 ms", "400 µs", "2.00"]
     assert second == ["other", "4", "1 ms", "600 µs", "100 µs", "300 µs", "", "", "", ""]
@@ -256,7 +251,7 @@ def test_tables_say_what_python_takes_and_how_the_best_peer_does() -> None:
     assert "* left out: other, batch 4, torch: no torch model" in text
 
 
-def test_documents_get_the_table_and_keep_it_apart_from_the_cells(tmp_path: Path) -> None:
+def test_documents_get_the_table_and_keep_it_apart_from_the_cells(tmp_path):
     assert report.training_steps(tmp_path, tmp_path) == report.NO_RESULT
     (tmp_path / report.RESULTS).mkdir(parents=True)
     (tmp_path / report.RESULTS / "training-x.json").write_text(json.dumps(made_up_training()))
@@ -265,7 +260,7 @@ def test_documents_get_the_table_and_keep_it_apart_from_the_cells(tmp_path: Path
     assert report.result_pages(tmp_path, tmp_path) == report.NO_RESULT
 
 
-def test_gradients_are_generated_anew_beside_the_old_graph() -> None:
+def test_gradients_are_generated_anew_beside_the_old_graph():
     artifacts = ArtifactSet.load(EXAMPLES / "digits")
     cell = training._generated(artifacts, 3, 0.0)
     assert set(cell["times"]) == {"generated", "segments", "old graph"}
@@ -276,7 +271,7 @@ def test_gradients_are_generated_anew_beside_the_old_graph() -> None:
     assert "| 2 segments' peak |" in markdown({**made_up_training(), "generated": [cell]})
 
 
-def test_models_of_torch_are_exported_and_differentiated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_of_torch_are_exported_and_differentiated(monkeypatch):
     """Normalizations stay apart from convolutions, and all parameters keep their names."""
     torch = pytest.importorskip("torch")
     from bench.steps import exported, models
@@ -284,7 +279,7 @@ def test_models_of_torch_are_exported_and_differentiated(monkeypatch: pytest.Mon
     layers = torch.nn.Conv2d(1, 2, 3, bias=False), torch.nn.BatchNorm2d(2), torch.nn.Flatten(), torch.nn.Linear(8, 3)
     tiny = torch.nn.Sequential(*layers)
 
-    def batch(rows: int) -> tuple[Any, Any]:
+    def batch(rows):
         return torch.randn(rows, 1, 4, 4), torch.randint(0, 3, (rows,))
 
     monkeypatch.setattr(models, "MODELS", {"tiny": (lambda: tiny, 2, batch)})
@@ -296,7 +291,7 @@ def test_models_of_torch_are_exported_and_differentiated(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", ["GPT-2-1024", "Llama-1024"])
-def test_attention_in_tiles_is_measured_beside_matrices_of_scores(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_in_tiles_is_measured_beside_matrices_of_scores(name, monkeypatch):
     pytest.importorskip("torch")
     from bench.steps import exported, models
 
@@ -312,7 +307,7 @@ def test_attention_in_tiles_is_measured_beside_matrices_of_scores(name: str, mon
     assert "peak with scores" in markdown(result)
 
 
-def test_training_steps_have_a_bar_for_each_contestant() -> None:
+def test_training_steps_have_a_bar_for_each_contestant():
     times = {name: {"median": seconds} for name, seconds in (("step", 1e-3), ("torch", 2e-3))}
     cells = [{"set": "a", "batch": 4, "times": times}, {"set": "b", "batch": 4, "left_out": "why"}]
     results = [made_up_result([]) | {"training": cells} for _ in range(2)]

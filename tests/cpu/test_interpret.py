@@ -150,12 +150,8 @@ def test_kernels_beyond_examples_are_interpreted(script):
     run_python(script.replace("{support!r}", repr(str(SUPPORT))), OPGRAD_INTERPRET="1")
 
 
-def test_an_access_outside_of_what_was_given_raises():
-    run_python(OUTSIDE, OPGRAD_INTERPRET="1")
-
-
-def test_a_debugger_sees_the_lines_of_kernels():
-    run_python(TRACED, OPGRAD_INTERPRET="1")
+def test_an_access_outside_of_what_was_given_raises_and_a_debugger_sees_the_lines_of_kernels():
+    run_python(OUTSIDE + TRACED, OPGRAD_INTERPRET="1")
 
 
 def test_contributing_stops_a_debugger_between_the_passes_over_a_row():

@@ -20,6 +20,7 @@ def newest_and_oldest():
         yield from {each.opset: each for each in (cases[0], cases[-1])}.values()
 
 
+@pytest.mark.one_case  # test_narrow_rules computes in all of them, in the last opset
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_types_go_together(kind):

@@ -7,6 +7,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 from accuracy import assert_close
+from primitive_attributes import SHARED, every_attribute
 from samples import bits, call, sample
 
 import opgrad
@@ -317,16 +318,9 @@ def moved(options, device=0):
 @in_the_interpreter
 @pytest.mark.parametrize("device", [0, 1])
 def test_attributes(device, rng, on_the_host):
-    x = rng.normal(size=(3, 4, 6)).astype("float32")
-    several = {
-        "where": rng.random(6) < 0.6,
-        "dropout": opgrad.Dropout(0.4, 2**63, mask=True),
-        "post_ops": [post_ops.mul(rng.normal(size=(4, 1))), post_ops.add(2)],
-        "stats": True,
-        "out_dtype": "float16",
-    }
-    gradient = {"post_ops": several["post_ops"], "post_op_grads": True}
-    for name, args, options in [("softmax", (x,), several), ("log_softmax_grad", (x, x), gradient)]:
+    x = rng.normal(size=SHARED).astype("float32")
+    gradient = {"post_ops": [post_ops.mul(rng.normal(size=(4, 1))), post_ops.add(2)], "post_op_grads": True}
+    for name, args, options in [("softmax", (x,), every_attribute(rng)), ("log_softmax_grad", (x, x), gradient)]:
         expected = getattr(opgrad, name)(*args, **options)
         for _ in range(2):
             found = getattr(opgrad, name)(*(Ndarray(each, device) for each in args), **moved(options, device))

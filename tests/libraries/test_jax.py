@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from accuracy import assert_close
+from primitive_attributes import SHARED, every_attribute, typed_call
 from samples import bits, call, cast, sample
 
 import opgrad
 from opgrad import post_ops
 from opgrad.call.public import public_function
-from opgrad.contract import BYTES, FLOATS
+from opgrad.contract import FLOATS
 from opgrad.ops.reference.primitive import TYPES
 from opgrad.post_ops import PostOp
 
@@ -139,47 +140,35 @@ def check_attributes(name, *args, **options):
         assert bits(np.asarray(ours)) == bits(numpys)
 
 
-def attributes(rng):
-    return {
-        "where": rng.random(6) < 0.6,
-        "logit_scale": 2.0,
-        "dropout": opgrad.Dropout(0.4, 5, mask=True),
-        "post_ops": [post_ops.mul(rng.normal(size=(4, 1))), post_ops.add(0.5), post_ops.relu(0.1)],
-        "stats": True,
-        "save": True,
-    }
-
-
 def test_attributes(rng):
-    x, options = cast(rng.normal(size=(3, 4, 6)), "float32"), attributes(rng)
-    check_attributes("softmax", x, **options, out_dtype="float8_e4m3fn")
-    gradient = {each: options[each] for each in ("where", "post_ops")} | {"post_op_grads": True}
-    check_attributes("log_softmax_grad", x, x, **gradient)
+    x = cast(rng.normal(size=SHARED), "float32")
+    check_attributes("softmax", x, **every_attribute(rng))
+    chain = [post_ops.mul(rng.normal(size=(4, 1))), post_ops.add(2)]
+    check_attributes("log_softmax_grad", x, x, post_ops=chain, post_op_grads=True)
 
 
 def test_every_dtype_of_a_general_call(rng):
     """The kernels' numbers are tested with NumPy arrays: here JAX's arrays of these dtypes reach them and come back."""
-    for dtype in TYPES:
-        x = rng.integers(0, 9, (3, 4, 6)).astype(dtype) if dtype in BYTES else cast(rng.normal(size=(3, 4, 6)), dtype)
-        check_attributes("softmax", x)
+    for number in range(len(TYPES)):
+        x, given = typed_call(number, rng)
+        check_attributes("softmax", x, **given)
 
 
 def test_attributes_without_float64(rng):
     jax.config.update("jax_enable_x64", False)
     x = jnp.asarray(rng.normal(size=(4, 6)), "float32")
-    found = opgrad.softmax(x, post_ops=[post_ops.mul(0.1)], out_dtype=jnp.float16)
-    assert bits(np.asarray(found)) == bits(
-        opgrad.softmax(np.asarray(x), post_ops=[post_ops.mul(0.1)], out_dtype="float16")
-    )
+    found = opgrad.softmax(x, post_ops=[post_ops.mul(0.1)], out_dtype=jnp.float32)
+    assert bits(np.asarray(found)) == bits(opgrad.softmax(np.asarray(x), post_ops=[post_ops.mul(0.1)]))
     remedy = 'is float64, which JAX has once jax_enable_x64 is set: jax.config.update("jax_enable_x64", True)'
     fails(TypeError, f"softmax: out_dtype {remedy}", opgrad.softmax, x, out_dtype="float64")
 
 
 def test_attributes_carried(rng, carrier):
-    check_attributes("softmax", cast(rng.normal(size=(3, 4, 6)), "float32"), **attributes(rng), out_dtype="int8")
-    check_attributes("softmax", cast(rng.normal(size=(3, 4, 6)), "float8_e5m2"))
+    check_attributes("softmax", cast(rng.normal(size=SHARED), "float32"), **every_attribute(rng))
+    x, given = typed_call(TYPES.index("float8_e5m2"), rng)
+    check_attributes("softmax", x, **given)
     assert all(ours == theirs for ours, theirs in carrier.addresses if theirs)
-    assert len(carrier.addresses) == 4  # x, where and an operand, which is not spread out first
+    assert len(carrier.addresses) == 8  # x, where and operands, which are not spread out first
 
 
 def test_attributes_refused(rng):

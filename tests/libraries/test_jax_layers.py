@@ -108,7 +108,7 @@ def test_value_and_gradients(name, dtype, rng):
     ours, formula, shapes = LAYERS[name]
     arrays, exact = given(rng, shapes, dtype)
     with jax.enable_x64(True):
-        expected, pull = jax.vjp(formula, *exact)
+        expected, pull = jax.vjp(jax.jit(formula), *exact)
     (upstream,), (dy,) = given(rng, [expected.shape], dtype)
     with jax.enable_x64(True):
         slopes = pull(jnp.asarray(dy))
@@ -131,7 +131,7 @@ def test_gradients_of_gradients(name, rng):
         return jax.grad(lambda *each: sum((slope**2).sum() for slope in first(*each)), argnums=places)
 
     with jax.enable_x64(True):
-        expected = twice(formula)(*exact)
+        expected = jax.jit(twice(formula))(*exact)
     for found, wanted in zip(jax.jit(twice(ours))(*arrays), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
 

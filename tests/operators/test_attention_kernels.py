@@ -119,7 +119,7 @@ def test_sequences_behind_each_other(starts, options, dtype, rng):
     keys = 400 if "cu_seqlens_k" in starts else 290
     given, dy = arrays(rng, (1, 4, 2, 290, keys, 9, 11), dtype)
     given = {name: each[0].swapaxes(0, 1).copy() for name, each in given.items()}
-    given |= starts | options | {"sink": normal(rng, 4)}
+    given |= starts | options | {"sink": normal(rng, 4, dtype)}
     check_gradient(given, dy[0].swapaxes(0, 1).copy(), normal(rng, (4, 290)))
 
 
@@ -154,7 +154,7 @@ def test_packed_projections_are_read_and_written_in_place(rng):
 
 
 @pytest.mark.parametrize("change", [reversed_rows, spaced_rows, spaced_planes, unaligned])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_other_memory_gives_the_same_bits(change, dtype, rng):
     given, dy = arrays(rng, (2, 4, 2, 60, 70, 9, 11), dtype)
     given["mask"] = normal(rng, (4, 60, 70), dtype)
@@ -164,7 +164,7 @@ def test_other_memory_gives_the_same_bits(change, dtype, rng):
     moved = {name: change(each) for name, each in given.items()}
     for each in moved.values():
         each.flags.writeable = False
-    assert opgrad.attention(**moved).tobytes() == y.tobytes()
+    assert opgrad.attention(**moved, needs=("y", "lse"))[0].tobytes() == y.tobytes()
     found = opgrad.attention_grad(change(dy), **moved, y=change(y), lse=change(lse), needs=needs)
     for got, wanted in zip(found, expected, strict=True):
         assert got.tobytes() == wanted.tobytes()

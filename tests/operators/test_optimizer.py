@@ -8,10 +8,10 @@ from artifact_sets import EXAMPLES, optimizer_model
 import opgrad
 from opgrad.training import AdamWRule, SGDRule
 from opgrad.training.engine.optimizer import GradientNorm, started
-from opgrad.training.files.rules import Rule, read_rule
+from opgrad.training.files.rules import read_rule
 
 
-def adamw_in_float64(p: np.ndarray, gradients: list[np.ndarray], rate: float, rule: AdamWRule) -> np.ndarray:
+def adamw_in_float64(p, gradients, rate, rule):
     """AdamW as in the papers and the documentation of both modes, step by step."""
     p, m, v = p.astype(np.float64), np.zeros(p.shape), np.zeros(p.shape)
     for step, gradient in enumerate(gradients, 1):
@@ -32,7 +32,7 @@ def adamw_in_float64(p: np.ndarray, gradients: list[np.ndarray], rate: float, ru
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("epsilon", [1e-8, 1e-3])
 @pytest.mark.parametrize(("adam_mode", "correct_bias"), [(0, 1), (1, 1), (1, 0)])
-def test_adamw_against_float64(adam_mode: int, correct_bias: int, epsilon: float, weight_decay: float) -> None:
+def test_adamw_against_float64(adam_mode, correct_bias, epsilon, weight_decay):
     rule = AdamWRule(0.9, 0.99, epsilon, weight_decay, adam_mode, correct_bias)
     random = np.random.default_rng(7)
     parameters = random.uniform(0.5, 1.5, 70_001).astype(np.float32)
@@ -46,7 +46,7 @@ def test_adamw_against_float64(adam_mode: int, correct_bias: int, epsilon: float
     np.testing.assert_allclose(parameters, expected, rtol=1e-6)
 
 
-def test_sgd_against_float64() -> None:
+def test_sgd_against_float64():
     random = np.random.default_rng(7)
     parameters = random.uniform(0.5, 1.5, 70_001).astype(np.float32)
     gradients = random.normal(0, 0.1, (5, parameters.size)).astype(np.float32)
@@ -65,7 +65,7 @@ def test_sgd_against_float64() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 64, 4097, 400_003])
 @pytest.mark.parametrize("rule", [AdamWRule(), SGDRule(), AdamWRule(max_norm=0.01), SGDRule(max_norm=0.01)])
-def test_every_element_is_updated_once(rule: Rule, size: int) -> None:
+def test_every_element_is_updated_once(rule, size):
     """Every element moves as if it were alone, with any number of threads, and nothing beside them is touched."""
     random = np.random.default_rng(size)
     values, gradient = random.uniform(0.5, 1.5, size + 2).astype(np.float32), random.normal(size=size + 2)
@@ -94,7 +94,7 @@ def test_every_element_is_updated_once(rule: Rule, size: int) -> None:
 
 
 @pytest.mark.parametrize("rule", [AdamWRule(), AdamWRule(adam_mode=1, weight_decay=0.1), SGDRule()])
-def test_float64_parameters(rule: Rule) -> None:
+def test_float64_parameters(rule):
     random = np.random.default_rng(7)
     parameters, gradients = random.uniform(0.5, 1.5, 1001), random.normal(size=1001)
     if isinstance(rule, SGDRule):
@@ -106,7 +106,7 @@ def test_float64_parameters(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 33, 4096, 1_000_003])
-def test_the_norm_is_summed_in_float64(size: int) -> None:
+def test_the_norm_is_summed_in_float64(size):
     gradients = np.random.default_rng(size).normal(size=size).astype(np.float32)
     if size:
         gradients[0] = 1e25  # its square exceeds float32
@@ -114,7 +114,7 @@ def test_the_norm_is_summed_in_float64(size: int) -> None:
     np.testing.assert_allclose(GradientNorm(gradients).measure(), expected, rtol=1e-14)
 
 
-def test_gradients_that_are_not_numbers_are_not_hidden_by_clipping() -> None:
+def test_gradients_that_are_not_numbers_are_not_hidden_by_clipping():
     for wrong in (np.nan, np.inf):
         parameters, gradients = np.ones(40, np.float32), np.ones(40, np.float32)
         gradients[3] = wrong
@@ -125,7 +125,7 @@ def test_gradients_that_are_not_numbers_are_not_hidden_by_clipping() -> None:
     np.testing.assert_array_equal(gradients, np.float32(1e-3))
 
 
-def test_arrays_that_do_not_fit() -> None:
+def test_arrays_that_do_not_fit():
     good, other = np.zeros(8, np.float32), np.zeros(9, np.float32)
     with pytest.raises(TypeError, match="has dtype float16, expected float32 or float64"):
         started(SGDRule(), np.zeros(8, np.float16), np.zeros(8, np.float16), 0.1)
@@ -137,7 +137,7 @@ def test_arrays_that_do_not_fit() -> None:
         started(SGDRule(), np.zeros(16, np.float32)[::2], good, 0.1)
 
 
-def test_rules_are_read_from_the_optimizer_model() -> None:
+def test_rules_are_read_from_the_optimizer_model():
     assert read_rule(onnx.load(EXAMPLES / "digits" / "optimizer_model.onnx")) == AdamWRule(
         np.float32(0.9), np.float32(0.999), np.float32(1e-6), 0.0, 1, 1
     )
@@ -149,7 +149,7 @@ def test_rules_are_read_from_the_optimizer_model() -> None:
     assert read_rule(clipping) == AdamWRule(max_norm=0.5)
 
 
-def test_optimizer_models_without_a_meaning_here() -> None:
+def test_optimizer_models_without_a_meaning_here():
     with pytest.raises(NotImplementedError, match="has the nodes Lamb, expected one AdamWOptimizer"):
         read_rule(optimizer_model("Lamb"))
     with pytest.raises(NotImplementedError, match="has the nodes none"):

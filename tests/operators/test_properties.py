@@ -1,8 +1,9 @@
-"""Any dtype, shape, axis, memory layout and attributes, found by hypothesis."""
+"""Any shape, axis, memory layout and attributes, found by hypothesis; the dtypes are those of an operator's tests."""
 
 import os
 
 import numpy as np
+import pytest
 from accuracy import check
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from samples import bits, call, for_operators, sample
 import opgrad
 from opgrad.contract import DTYPES, FLOATS
 
+each_dtype = pytest.mark.parametrize("dtype", FLOATS)
 LARGEST = 40_000  # elements: enough for vectors, tails, tiles and several parts
 SETTINGS = settings(
     max_examples=40,
@@ -65,10 +67,10 @@ def relaid(draw, array):
 
 
 @for_operators(lambda op: True)
+@each_dtype
 @SETTINGS
 @given(data=st.data())
-def test_matches_the_reference(op, data):
-    dtype = data.draw(st.sampled_from(FLOATS), "dtype")
+def test_matches_the_reference(op, dtype, data):
     shape = data.draw(shapes({"elements": 0, "classes": 2}.get(op.kind, 1)), "shape")
     if op.kind == "classes" and not shape[1]:
         shape = (shape[0], 1, *shape[2:])
@@ -82,10 +84,10 @@ def test_matches_the_reference(op, data):
 
 
 @for_operators(lambda op: op.in_place)
+@each_dtype
 @SETTINGS
 @given(data=st.data())
-def test_in_place_gives_the_same_bits(op, data):
-    dtype = data.draw(st.sampled_from(FLOATS), "dtype")
+def test_in_place_gives_the_same_bits(op, dtype, data):
     shape = data.draw(shapes({"elements": 0, "classes": 2}.get(op.kind, 1)), "shape")
     if op.kind == "classes" and not shape[1]:
         shape = (shape[0], 1, *shape[2:])

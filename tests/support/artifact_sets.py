@@ -10,13 +10,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SETS = ("digits", "digits_attention")
 
 
-def write_checkpoint(
-    path: Path, trainable: dict[str, np.ndarray], frozen: dict[str, np.ndarray], version: int = 2
-) -> None:
+def write_checkpoint(path, trainable, frozen, version=2):
     """Write the layout that `opgrad.training.files.checkpoint_tables` describes."""
     builder = flatbuffers.Builder()
 
-    def tensors(arrays: dict[str, np.ndarray]) -> int:
+    def tensors(arrays):
         places = []
         for name, array in arrays.items():
             content = builder.CreateByteVector(array.tobytes())
@@ -45,12 +43,12 @@ def write_checkpoint(
     path.write_bytes(builder.Output())
 
 
-def optimizer_model(*kinds: str, **attributes: float) -> onnx.ModelProto:
+def optimizer_model(*kinds, **attributes):
     nodes = [onnx.helper.make_node(kind, [], [], domain="com.microsoft", **attributes) for kind in kinds]
     return onnx.helper.make_model(onnx.helper.make_graph(nodes, "optimizer", [], []))
 
 
-def write_linear_set(folder: Path) -> None:
+def write_linear_set(folder):
     types = "float[n, 2] x, float[n, 1] y, float[2, 1] w, float[1] b"
     forward = "h = MatMul(x, w)  p = Add(h, b)  d = Sub(p, y)  q = Mul(d, d)  loss = ReduceMean<keepdims=0>(q)"
     backward = """

@@ -1,9 +1,6 @@
 """Cells of the benchmark on tiny arrays."""
 
-import pytest
-
 from bench.cells import Cell, Workload
-from opgrad.ops import operators
 
 TINY = {
     "elements": (Workload((37,)),),
@@ -11,8 +8,6 @@ TINY = {
     "classes": (Workload((20, 10)), Workload((2, 5, 3, 4))),
     "slices": (Workload((20, 8), indices=50), Workload((20, 8), indices=50, equal=True)),
 }
-# The last operator of each kind, for what does not depend on formulas.
-each_kind = pytest.mark.parametrize("op", {op.kind: op for op in operators().values()}.values(), ids=lambda op: op.name)
 
 
 def tiny_cells(op, dtype="float32"):

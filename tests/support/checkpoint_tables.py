@@ -1,7 +1,6 @@
 """The tables of a checkpoint file, read by the flatbuffers library from the schema's facts, apart from opgrad."""
 
 from pathlib import Path
-from typing import Any
 
 from flatbuffers import encode, number_types, packer
 from flatbuffers.table import Table
@@ -50,14 +49,14 @@ SCHEMA = [
 ]
 
 
-def tables(path: Path) -> dict[str, Any]:
+def tables(path):
     """The tables as dictionaries, without the fields that are absent."""
     content = path.read_bytes()
     assert content[4:8] == b"ODTC"
     return _table(Table(content, encode.Get(packer.uoffset, content, 0)), SCHEMA)
 
 
-def _table(table: Table, schema: Any) -> dict[str, Any]:
+def _table(table, schema):
     places = table.Pos - table.Get(number_types.SOffsetTFlags, table.Pos)
     count = (table.Get(number_types.VOffsetTFlags, places) - 4) // 2
     assert count <= len(schema)
@@ -65,7 +64,7 @@ def _table(table: Table, schema: Any) -> dict[str, Any]:
     return {name: _value(table, kind, offset) for name, kind, offset in offsets if offset}
 
 
-def _value(table: Table, kind: Any, offset: int) -> Any:
+def _value(table, kind, offset):
     if kind == "text":
         return table.String(table.Pos + offset).decode()
     if kind == "bytes":

@@ -12,9 +12,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import onnx
 from google.protobuf.descriptor import FieldDescriptor
@@ -37,7 +35,7 @@ REFUSED = (ValueError, NotImplementedError)
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
-def damaged_bytes(content: bytes, chance: random.Random) -> bytes:
+def damaged_bytes(content, chance):
     """The bytes with some flipped, overwritten, left out, or twice."""
     found = bytearray(content)
     for _ in range(chance.choice((1, 1, 2, 8))):
@@ -56,7 +54,7 @@ def damaged_bytes(content: bytes, chance: random.Random) -> bytes:
     return bytes(found)
 
 
-def damaged_model(content: bytes, chance: random.Random) -> bytes:
+def damaged_model(content, chance):
     """The model with some fields changed, cleared, left out, or twice."""
     model = onnx.load_from_string(content)
     for _ in range(chance.choice((1, 1, 2, 5))):
@@ -70,7 +68,7 @@ def damaged_model(content: bytes, chance: random.Random) -> bytes:
     return model.SerializeToString()
 
 
-def _messages(message: Any) -> Iterator[Any]:
+def _messages(message):
     yield message
     for field, value in message.ListFields():
         if _is_message(field):
@@ -78,15 +76,15 @@ def _messages(message: Any) -> Iterator[Any]:
                 yield from _messages(each)
 
 
-def _is_message(field: Any) -> bool:
+def _is_message(field):
     return bool(field.type == FieldDescriptor.TYPE_MESSAGE)
 
 
-def _repeats(field: Any) -> bool:
+def _repeats(field):
     return bool(field.is_repeated)
 
 
-def _damage(message: Any, field: Any, chance: random.Random) -> None:
+def _damage(message, field, chance):
     if _repeats(field):
         _damage_list(getattr(message, field.name), field, chance)
     elif _is_message(field) or chance.random() < 0.3:
@@ -95,7 +93,7 @@ def _damage(message: Any, field: Any, chance: random.Random) -> None:
         _try(lambda: setattr(message, field.name, _value(field, chance)))
 
 
-def _damage_list(values: Any, field: Any, chance: random.Random) -> None:
+def _damage_list(values, field, chance):
     kind = chance.randrange(4)
     if kind == 0 or not len(values):
         if not _is_message(field):
@@ -111,7 +109,7 @@ def _damage_list(values: Any, field: Any, chance: random.Random) -> None:
         del values[:]
 
 
-def _value(field: Any, chance: random.Random) -> Any:
+def _value(field, chance):
     if field.type == FieldDescriptor.TYPE_STRING:
         return chance.choice(NAMES)
     if field.type == FieldDescriptor.TYPE_BYTES:
@@ -121,7 +119,7 @@ def _value(field: Any, chance: random.Random) -> Any:
     return chance.choice(NUMBERS)
 
 
-def _try(act: Callable[[], Any]) -> None:
+def _try(act):
     """Leave the field alone if it does not take the value."""
     try:
         act()
@@ -132,38 +130,38 @@ def _try(act: Callable[[], Any]) -> None:
 # --- what is tried ---------------------------------------------------------------------------------------------------
 
 
-def load_set(folder: Path) -> None:
+def load_set(folder):
     ArtifactSet.load(folder)
 
 
-def make_trainer(folder: Path) -> None:
+def make_trainer(folder):
     Trainer(ArtifactSet.load(folder))
 
 
-def open_module(folder: Path) -> None:
+def open_module(folder):
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
     Optimizer(folder / "optimizer_model.onnx", module)
 
 
-def lower_all(folder: Path) -> None:
+def lower_all(folder):
     for name in FILES[:3]:
         lower(folder / name)
     lower_file(folder / "training_model.onnx", folder / "lowered.onnx")
 
 
-def look(folder: Path) -> None:
+def look(folder):
     inspect(folder)
 
 
-def look_at_one(folder: Path) -> None:
+def look_at_one(folder):
     inspect(folder / "training_model.onnx")
 
 
 ACTIONS = (load_set, make_trainer, open_module, lower_all, look, look_at_one)
 
 
-def damage(folder: Path, source: Path, chance: random.Random) -> str:
+def damage(folder, source, chance):
     """Put an artifact set with one damaged file into a folder; the file's name."""
     for name in FILES:
         shutil.copy(source / name, folder / name)
@@ -174,7 +172,7 @@ def damage(folder: Path, source: Path, chance: random.Random) -> str:
     return name
 
 
-def attempt(seed: int, sources: list[Path], actions: tuple[Callable[[Path], None], ...]) -> str | None:
+def attempt(seed, sources, actions):
     """Damage a set and try something with it; what was raised that is no refusal, and where."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
@@ -190,7 +188,7 @@ def attempt(seed: int, sources: list[Path], actions: tuple[Callable[[Path], None
     return None
 
 
-def in_a_child(seed: int, sources: list[Path], seconds: int = 60) -> str | None:
+def in_a_child(seed, sources, seconds=60):
     """The same in a process of its own, which may end or hang."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -205,12 +203,12 @@ def in_a_child(seed: int, sources: list[Path], seconds: int = 60) -> str | None:
     return f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else found or None
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
     arguments = parser.parse_args()
-    found: Counter[str] = Counter()
+    found = Counter()
     for seed in range(arguments.first, arguments.first + arguments.count):
         print(f"\r{seed}", end="", file=sys.stderr)
         problem = in_a_child(seed, SETS + LARGER)

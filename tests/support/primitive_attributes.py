@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
-from primitive_cases import step_of
+from primitive_cases import numbers, step_of
+from samples import cast
 
+from opgrad.ops.reference import post_ops
 from opgrad.ops.reference.dropout import Dropout
+from opgrad.ops.reference.primitive import TYPES
 
 FORMS = [("softmax", False), ("softmax", True), ("log_softmax", False)]
 NAMES = [name + " inf_as_zero" * flag for name, flag in FORMS]
@@ -67,3 +70,39 @@ ALONE = {
         "accumulation": "any",
     },
 }  # fmt: skip
+
+
+# --- one call for all libraries of arrays: each form has a kernel of its own ------------------------------------------
+
+SHARED = (3, 4, 33)  # the shape of x
+
+
+def every_attribute(rng):
+    """Attributes of a call of softmax on float32, with operands of many kinds, which broadcast in many ways."""
+    return {
+        "where": rng.random((4, 1)) < 0.6,
+        "inf_as_zero": True,
+        "result_scale": 0.3,
+        "dropout": Dropout(0.4, 2**63 + 5, -7, mask=True),
+        "post_ops": operands_of_many_kinds(rng, "float32"),
+        "stats": True,
+        "save": True,
+        "out_dtype": "float16",
+    }
+
+
+def operands_of_many_kinds(rng, dtype):
+    return [
+        post_ops.mul(cast(rng.normal(size=(4, 1)), dtype)),
+        post_ops.add(cast(rng.normal(size=SHARED), "bfloat16")),
+        post_ops.max(rng.integers(-9, 0, 33).astype("int8")),
+        post_ops.sub(0.25),
+        post_ops.swish(1.5),
+        post_ops.select(rng.random((3, 1, 1)) < 0.5, cast(rng.normal(size=33), dtype)),
+    ]
+
+
+def typed_call(number, rng):
+    """x of one of the eight dtypes, and attributes with which softmax gives another one."""
+    source, target = TYPES[number], TYPES[(number + 3) % len(TYPES)]
+    return numbers(rng, (4, 33), source), {"out_dtype": target, "out_scale": step_of(target)}

@@ -16,6 +16,11 @@ def for_operators(wanted):
     return pytest.mark.parametrize("op", chosen, ids=[op.name for op in chosen])
 
 
+# The last operator of each kind, for what does not depend on formulas.
+OF_KINDS = list({op.kind: op for op in operators().values()}.values())
+each_kind = for_operators(OF_KINDS.__contains__)
+
+
 class Drawn:
     """Random NumPy arrays from a generator: labels and indices of type `integer`, numbers that spread by `size`.
 

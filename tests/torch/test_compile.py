@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from samples import sample
+from samples import each_kind, sample
 
 import opgrad
 
@@ -158,8 +158,12 @@ def test_operators_can_be_called():
     torch.testing.assert_close(dx, torch.zeros(3, 4), atol=1e-6, rtol=0)
 
 
+@each_kind
 def test_opcheck(op, rng):
-    """PyTorch's own tests of a registered operator: schema, fake tensors, autograd, compilation."""
+    """PyTorch's own tests of a registered operator: schema, fake tensors, autograd, compilation.
+
+    All are registered from declarations; fake tensors and derivatives are tested for each of them.
+    """
     for optional in (False, True):
         arguments = tensor_arguments(op, (4, 6, 3), rng, optional=optional, reduction="none")
         names = OPERATORS[op.name].names

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -20,7 +19,7 @@ from opgrad.training.files.checkpoint import Checkpoint
 # --- parameters ------------------------------------------------------------------------------------------------------
 
 
-def test_parameters_are_live_memory() -> None:
+def test_parameters_are_live_memory():
     state, module, _ = load()
     x, y = batch()
     first = module(x, y)
@@ -35,7 +34,7 @@ def test_parameters_are_live_memory() -> None:
     assert module.eval()(x, y) == changed
 
 
-def test_buffers_of_parameters(tmp_path: Path) -> None:
+def test_buffers_of_parameters(tmp_path):
     write_linear_set(tmp_path)
     state, module, _ = load(tmp_path)
     assert (module.get_parameters_size(), module.get_parameters_size(False)) == (2, 3)
@@ -55,11 +54,11 @@ def test_buffers_of_parameters(tmp_path: Path) -> None:
         ([1, 2], TypeError, "buffer is list, expected float32"),
     ):
         with pytest.raises(kind, match=message):
-            module.copy_buffer_to_parameters(buffer)  # type: ignore[arg-type]
+            module.copy_buffer_to_parameters(buffer)
     np.testing.assert_array_equal(state.parameters["w"].data, [[7], [8]])
 
 
-def test_a_nominal_checkpoint_is_filled_from_a_buffer(tmp_path: Path) -> None:
+def test_a_nominal_checkpoint_is_filled_from_a_buffer(tmp_path):
     write_linear_set(tmp_path)
     _, complete, _ = load(tmp_path)
     full = read_checkpoint(tmp_path / "checkpoint")
@@ -82,7 +81,7 @@ def test_a_nominal_checkpoint_is_filled_from_a_buffer(tmp_path: Path) -> None:
 # --- inputs and outputs ----------------------------------------------------------------------------------------------
 
 
-def test_inputs_of_any_layout() -> None:
+def test_inputs_of_any_layout():
     _, module, _ = load()
     x, y = batch(6)
     expected = module(x, y)
@@ -98,7 +97,7 @@ def test_inputs_of_any_layout() -> None:
     assert module(x[::-1], y[::-1]) == module(*reverse)
 
 
-def test_batches_of_changing_sizes() -> None:
+def test_batches_of_changing_sizes():
     _, module, _ = load()
     sizes = [3, 2000, 5, 2000, 3, 1024, 0, 3]
     losses = {rows: Module(DIGITS / "training_model.onnx", load()[0])(*batch(rows)) for rows in set(sizes)}
@@ -106,7 +105,7 @@ def test_batches_of_changing_sizes() -> None:
         assert module(*batch(rows)) == losses[rows]
 
 
-def test_ort_values_in_and_out() -> None:
+def test_ort_values_in_and_out():
     _, module, _ = load()
     x, y = batch()
     expected = module(x, y)
@@ -123,7 +122,7 @@ def test_ort_values_in_and_out() -> None:
 
 
 @pytest.mark.parametrize("ranked", [True, False])
-def test_graphs_with_several_outputs(ranked: bool, tmp_path: Path) -> None:
+def test_graphs_with_several_outputs(ranked, tmp_path):
     for name in ("training_model.onnx", "eval_model.onnx"):
         model = onnx.load(DIGITS / name)
         shape = ["batch", 10] if ranked else None
@@ -144,7 +143,7 @@ def test_graphs_with_several_outputs(ranked: bool, tmp_path: Path) -> None:
     np.testing.assert_array_equal(logits, kept)
 
 
-def test_models_as_bytes_and_session_options() -> None:
+def test_models_as_bytes_and_session_options():
     state = CheckpointState.load_checkpoint(DIGITS / "checkpoint")
     training, evaluation, optimizer = (
         (DIGITS / f"{name}.onnx").read_bytes() for name in ("training_model", "eval_model", "optimizer_model")
@@ -156,7 +155,7 @@ def test_models_as_bytes_and_session_options() -> None:
     assert Optimizer(optimizer, module).get_learning_rate() == np.float32(1e-3)
 
 
-def test_the_label_minus_one_is_ignored() -> None:
+def test_the_label_minus_one_is_ignored():
     state, module, _ = load()
     x, y = batch(4)
     y[1] = -1
@@ -178,7 +177,7 @@ def test_the_label_minus_one_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("outputs", [["logits"], ["a1", "logits"], ["onnx::loss::2"]])
-def test_export_runs_without_opgrad(outputs: list[str], tmp_path: Path) -> None:
+def test_export_runs_without_opgrad(outputs, tmp_path):
     state, module, optimizer = load()
     x, y = batch()
     loss = module(x, y)
@@ -200,11 +199,11 @@ def test_export_runs_without_opgrad(outputs: list[str], tmp_path: Path) -> None:
             np.testing.assert_allclose(found[0], np.maximum(x @ w1.T + b1, 0), rtol=1e-5, atol=1e-6)
 
 
-def test_the_examples_of_the_migration_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_the_migration_guide_run(tmp_path, monkeypatch):
     text = (EXAMPLES.parent / "docs" / "guides" / "migration.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     Path("artifacts").symlink_to(DIGITS, target_is_directory=True)
-    names: dict[str, Any] = {}
+    names = {}
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     assert len(blocks) == 3
     for block in blocks:

@@ -1,8 +1,5 @@
 """Inputs, files and models that do not fit opgrad.training.api."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -28,7 +25,7 @@ from opgrad.training.files.checkpoint import Checkpoint
     ],
 )
 @pytest.mark.parametrize("mode", ["first", "reset", "adding", "eval"])
-def test_a_batch_that_does_not_fit_changes_nothing(inputs: Any, kind: type, message: str, mode: str) -> None:
+def test_a_batch_that_does_not_fit_changes_nothing(inputs, kind, message, mode):
     state, module, _ = load()
     x, y = batch()
     if mode != "first":
@@ -48,7 +45,7 @@ def test_a_batch_that_does_not_fit_changes_nothing(inputs: Any, kind: type, mess
     assert_equal(dict(module.gradients), {name: factor * gradient for name, gradient in other.gradients.items()})
 
 
-def test_files_that_are_missing_or_damaged(tmp_path: Path) -> None:
+def test_files_that_are_missing_or_damaged(tmp_path):
     state, module, _ = load()
     damaged = tmp_path / "model.onnx"
     damaged.write_bytes((DIGITS / "training_model.onnx").read_bytes()[:500])
@@ -68,14 +65,14 @@ def test_files_that_are_missing_or_damaged(tmp_path: Path) -> None:
         CheckpointState.load_checkpoint(damaged)
 
 
-def test_an_operator_that_nobody_has(tmp_path: Path) -> None:
+def test_an_operator_that_nobody_has(tmp_path):
     model = onnx.load(DIGITS / "training_model.onnx")
     next(node for node in model.graph.node if node.op_type == "ReluGrad").op_type = "NobodysGrad"
     with pytest.raises(NotImplementedError, match=r"com\.microsoft:NobodysGrad, which neither onnxruntime nor opgrad"):
         Module(model.SerializeToString(), load()[0])
 
 
-def test_parts_of_different_models(tmp_path: Path) -> None:
+def test_parts_of_different_models(tmp_path):
     other = EXAMPLES / "digits_attention"
     state = CheckpointState.load_checkpoint(other / "checkpoint")
     with pytest.raises(ValueError, match=r"has the trainable parameters W1, Wk.*expected.*W1, W2, W3, b1"):
@@ -96,17 +93,17 @@ def test_parts_of_different_models(tmp_path: Path) -> None:
         Optimizer(DIGITS / "optimizer_model.onnx", module)
 
 
-def test_other_devices_and_types() -> None:
+def test_other_devices_and_types():
     state, _, _ = load()
     for device in ("cuda", "cuda:0", "cpu:x", "somewhere"):
         with pytest.raises(NotImplementedError, match=f"device is '{device}', expected 'cpu'"):
             Module(DIGITS / "training_model.onnx", state, device=device)
     with pytest.raises(TypeError, match="state is int, expected Checkpoint"):
-        CheckpointState(3)  # type: ignore[arg-type]
+        CheckpointState(3)
     with pytest.raises(TypeError, match="state is str, expected CheckpointState"):
-        Module(DIGITS / "training_model.onnx", "checkpoint")  # type: ignore[arg-type]
+        Module(DIGITS / "training_model.onnx", "checkpoint")
     with pytest.raises(TypeError, match="module is CheckpointState, expected Module"):
-        Optimizer(DIGITS / "optimizer_model.onnx", state)  # type: ignore[arg-type]
+        Optimizer(DIGITS / "optimizer_model.onnx", state)
     double = Checkpoint({"w": np.zeros(2)}, {})
     with pytest.raises(NotImplementedError, match="'w' is float64, expected float32"):
         CheckpointState(double)

@@ -2,9 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import flatbuffers
 import numpy as np
@@ -23,7 +20,7 @@ DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uin
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_checkpoint_holds_the_parameters_of_the_forward_graph(name: str) -> None:
+def test_checkpoint_holds_the_parameters_of_the_forward_graph(name):
     forward = onnx.load(EXAMPLES / name / "forward.onnx").graph
     expected = {tensor.name: numpy_helper.to_array(tensor) for tensor in forward.initializer}
     checkpoint = read_checkpoint(EXAMPLES / name / "checkpoint")
@@ -36,7 +33,7 @@ def test_checkpoint_holds_the_parameters_of_the_forward_graph(name: str) -> None
 
 
 @pytest.mark.parametrize(("name", "moments"), [("linear", 2), ("sgd", 1)])
-def test_checkpoint_with_optimizer_state_and_properties(name: str, moments: int) -> None:
+def test_checkpoint_with_optimizer_state_and_properties(name, moments):
     checkpoint, expected = read_checkpoint(CHECKPOINTS / name), tables(CHECKPOINTS / name)
     np.testing.assert_array_equal(checkpoint.frozen["scale"], np.array([1, 2], np.float32), strict=True)
     assert {key: array.shape for key, array in checkpoint.trainable.items()} == {"weight": (3, 2), "bias": (2,)}
@@ -55,7 +52,7 @@ def test_checkpoint_with_optimizer_state_and_properties(name: str, moments: int)
 
 
 @pytest.mark.parametrize("name", ["dtypes", "outside"])
-def test_checkpoint_of_every_dtype_inside_and_outside(name: str) -> None:
+def test_checkpoint_of_every_dtype_inside_and_outside(name):
     checkpoint = read_checkpoint(CHECKPOINTS / name)
     parameters = [checkpoint.parameters[prefix + dtype] for prefix in ("", "f") for dtype in DTYPES]
     for array, dtype in zip(parameters, DTYPES * 2, strict=True):
@@ -72,14 +69,14 @@ def test_checkpoint_of_every_dtype_inside_and_outside(name: str) -> None:
     assert checkpoint.properties["empty"] == ""
 
 
-def test_nominal_checkpoint_has_names_without_values() -> None:
+def test_nominal_checkpoint_has_names_without_values():
     checkpoint = read_checkpoint(CHECKPOINTS / "nominal")
     assert checkpoint.nominal
     assert (list(checkpoint.trainable), list(checkpoint.frozen)) == (["weight", "bias"], ["scale"])
     assert all(array.shape == (0,) and array.dtype == np.float32 for array in checkpoint.parameters.values())
 
 
-def test_checkpoint_that_names_a_parameter_twice_or_has_another_version(tmp_path: Path) -> None:
+def test_checkpoint_that_names_a_parameter_twice_or_has_another_version(tmp_path):
     one = {"w": np.ones(2, np.float32)}
     write_checkpoint(tmp_path / "twice", one, one)
     with pytest.raises(ValueError, match="names a parameter twice, 'w'"):
@@ -89,7 +86,7 @@ def test_checkpoint_that_names_a_parameter_twice_or_has_another_version(tmp_path
         read_checkpoint(tmp_path / "newer")
 
 
-def test_missing_files_are_named(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"read_checkpoint: there is no file .*nothing"):
         read_checkpoint(tmp_path / "nothing")
     shutil.copy(CHECKPOINTS / "outside", tmp_path)
@@ -97,7 +94,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         read_checkpoint(tmp_path / "outside")
 
 
-def test_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:
+def test_foreign_files_are_no_checkpoints(tmp_path):
     path = tmp_path / "checkpoint"
     for content in (b"", b"text", b"x" * 1000, (EXAMPLES / "digits" / "eval_model.onnx").read_bytes()):
         path.write_bytes(content)
@@ -108,7 +105,7 @@ def test_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:
 # --- truncated and damaged files ---
 
 
-def attempt(path: Path, content: bytes) -> Checkpoint | None:
+def attempt(path, content):
     """What is read from a file with this content; None where that is refused with the one message."""
     path.unlink(missing_ok=True)  # a new file: to shorten one and write it again takes ext4 some milliseconds
     path.write_bytes(content)
@@ -120,8 +117,8 @@ def attempt(path: Path, content: bytes) -> Checkpoint | None:
         return None
 
 
-def same(a: Checkpoint, b: Checkpoint) -> bool:
-    def values(checkpoint: Checkpoint) -> list[tuple[Any, ...]]:
+def same(a, b):
+    def values(checkpoint):
         moments = [
             (name, array)
             for group in checkpoint.optimizers.values()
@@ -135,7 +132,7 @@ def same(a: Checkpoint, b: Checkpoint) -> bool:
 
 
 @pytest.mark.parametrize("name", ["linear", "sgd", "nominal"])
-def test_truncated_checkpoints_are_refused(name: str, tmp_path: Path) -> None:
+def test_truncated_checkpoints_are_refused(name, tmp_path):
     content, whole = (CHECKPOINTS / name).read_bytes(), read_checkpoint(CHECKPOINTS / name)
     for size in range(len(content)):
         found = attempt(tmp_path / "checkpoint", content[:size])
@@ -143,14 +140,14 @@ def test_truncated_checkpoints_are_refused(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [[0, 2**62, 2**62], [2**70, 0], [0] * 40])
-def test_weights_of_a_shape_that_no_array_has(shape: list[int], tmp_path: Path) -> None:
+def test_weights_of_a_shape_that_no_array_has(shape, tmp_path):
     header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
     (tmp_path / "weights").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ValueError, match=r"^read_checkpoint: .*weights is damaged, .*'w'"):
         read_checkpoint(tmp_path / "weights")
 
 
-def test_truncated_values_are_refused(tmp_path: Path) -> None:
+def test_truncated_values_are_refused(tmp_path):
     shutil.copy(CHECKPOINTS / "outside", tmp_path / "checkpoint")
     content = (CHECKPOINTS / "outside.data").read_bytes()
     for size in range(len(content)):
@@ -159,7 +156,7 @@ def test_truncated_values_are_refused(tmp_path: Path) -> None:
             read_checkpoint(tmp_path / "checkpoint")
 
 
-def damaged(content: bytes, width: int, change: int) -> Iterator[bytes]:
+def damaged(content, width, change):
     """The content with one of its numbers of `width` bytes changed, for each of them."""
     for place in range(0, len(content), width):
         number = int.from_bytes(content[place : place + width], "little") ^ change
@@ -167,7 +164,7 @@ def damaged(content: bytes, width: int, change: int) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("name", ["linear", "nominal", "small"])
-def test_a_damaged_checkpoint_is_refused_or_harmless(name: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused_or_harmless(name, tmp_path):
     """Whatever byte is wrong, nothing but the described errors is raised."""
     path = tmp_path / "checkpoint"
     parameters = {"weight": np.ones((2, 3), np.float32)}
@@ -180,7 +177,7 @@ def test_a_damaged_checkpoint_is_refused_or_harmless(name: str, tmp_path: Path) 
     assert refused > len(content)
 
 
-def checkpoint_of(tensor: dict[str, Any], tmp_path: Path, **root: Any) -> Path:
+def checkpoint_of(tensor, tmp_path, **root):
     """A checkpoint with this tensor as its only parameter."""
     values = {"name": "w", "dims": [2], "element_type": 1, "data": np.ones(2, np.float32)} | tensor
     model = {"trainable": [values], "frozen": []}
@@ -204,24 +201,24 @@ def checkpoint_of(tensor: dict[str, Any], tmp_path: Path, **root: Any) -> Path:
         ({"name": None}, "lacks its name"),
     ],
 )
-def test_a_tensor_that_makes_no_sense_is_refused(tensor: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_tensor_that_makes_no_sense_is_refused(tensor, message, tmp_path):
     path = checkpoint_of(tensor, tmp_path)
     with pytest.raises(ValueError, match=r"read_checkpoint: .*odd") as refusal:
         read_checkpoint(path)
     assert message in str(refusal.value)
 
 
-def test_the_same_table_again_and_again_is_refused_at_once(tmp_path: Path) -> None:
+def test_the_same_table_again_and_again_is_refused_at_once(tmp_path):
     """Vectors of references to one table, three levels deep: 8e9 tables in 24 kB."""
     builder = flatbuffers.Builder()
 
-    def table(*fields: tuple[int, int]) -> int:
+    def table(*fields):
         builder.StartObject(5)
         for index, place in fields:
             builder.PrependUOffsetTRelativeSlot(index, place, 0)
         return builder.EndObject()
 
-    def vector(place: int, count: int) -> int:
+    def vector(place, count):
         builder.StartVector(4, count, 4)
         for _ in range(count):
             builder.PrependUOffsetTRelative(place)

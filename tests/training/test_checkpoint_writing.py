@@ -6,11 +6,9 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -25,12 +23,12 @@ from opgrad.training.files.checkpoint import OptimizerGroup
 DTYPES = [*checkpoint_tables.ELEMENT_TYPES.values()]
 
 
-def parameters(seed: int, rows: int = 5) -> dict[str, np.ndarray]:
+def parameters(seed, rows=5):
     generator = np.random.default_rng(seed)
     return {name: generator.standard_normal((rows, 3)).astype(np.float32) for name in ("weight", "größe/ø.重み")}
 
 
-def sample(seed: int = 0, rows: int = 5) -> Checkpoint:
+def sample(seed=0, rows=5):
     """A checkpoint with something of everything."""
     trainable = parameters(seed, rows)
     moments = {name: {"momentum0": array + 1, "momentum1": array - 1} for name, array in trainable.items()}
@@ -39,7 +37,7 @@ def sample(seed: int = 0, rows: int = 5) -> Checkpoint:
     return Checkpoint(trainable, frozen, {"group0": OptimizerGroup(seed, 0.001, moments)}, properties)
 
 
-def assert_equal(found: Checkpoint, expected: Checkpoint) -> None:
+def assert_equal(found, expected):
     for actual, wanted in ((found.trainable, expected.trainable), (found.frozen, expected.frozen)):
         assert list(actual) == list(wanted)
         for name, array in wanted.items():
@@ -56,7 +54,7 @@ def assert_equal(found: Checkpoint, expected: Checkpoint) -> None:
     assert found.nominal == expected.nominal
 
 
-def assert_moments(found: Any, expected: Any) -> None:
+def assert_moments(found, expected):
     assert {name: list(arrays) for name, arrays in found.items()} == {key: list(each) for key, each in expected.items()}
     for name, arrays in expected.items():
         for key, array in arrays.items():
@@ -67,7 +65,7 @@ def assert_moments(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["linear", "sgd", "nominal", "dtypes"])
-def test_the_tables_are_those_of_onnxruntime_training(name: str, tmp_path: Path) -> None:
+def test_the_tables_are_those_of_onnxruntime_training(name, tmp_path):
     write_checkpoint(read_checkpoint(CHECKPOINTS / name), tmp_path / "ours")
     ours, theirs = tables(tmp_path / "ours"), tables(CHECKPOINTS / name)
     if name == "nominal":
@@ -76,7 +74,7 @@ def test_the_tables_are_those_of_onnxruntime_training(name: str, tmp_path: Path)
     assert list(tmp_path.iterdir()) == [tmp_path / "ours"]
 
 
-def test_values_outside_are_where_onnxruntime_training_looks(tmp_path: Path) -> None:
+def test_values_outside_are_where_onnxruntime_training_looks(tmp_path):
     write_checkpoint(read_checkpoint(CHECKPOINTS / "outside"), tmp_path / "ours", external_data=True)
     ours, theirs = tables(tmp_path / "ours")["module_state"], tables(CHECKPOINTS / "outside")["module_state"]
     assert ours["has_external_data"]
@@ -96,7 +94,7 @@ def test_values_outside_are_where_onnxruntime_training_looks(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("external_data", [None, True, False])
 @pytest.mark.parametrize("checkpoint", [sample(), Checkpoint({}, {}), Checkpoint(parameters(1), {})])
-def test_what_is_written_is_read(checkpoint: Checkpoint, external_data: bool | None, tmp_path: Path) -> None:
+def test_what_is_written_is_read(checkpoint, external_data, tmp_path):
     write_checkpoint(checkpoint, tmp_path / "checkpoint", external_data=external_data)
     assert_equal(read_checkpoint(tmp_path / "checkpoint"), checkpoint)
     assert (tmp_path / "checkpoint.data").exists() == bool(external_data)
@@ -104,7 +102,7 @@ def test_what_is_written_is_read(checkpoint: Checkpoint, external_data: bool | N
 
 @pytest.mark.parametrize("external_data", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_in_every_layout(dtype: np.dtype[Any], external_data: bool, tmp_path: Path) -> None:
+def test_every_dtype_in_every_layout(dtype, external_data, tmp_path):
     array = np.arange(24).astype(dtype).reshape(4, 6)
     layouts = {
         "C": array,
@@ -121,7 +119,7 @@ def test_every_dtype_in_every_layout(dtype: np.dtype[Any], external_data: bool, 
         assert found.flags.aligned
 
 
-def test_values_that_do_not_fit_go_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_do_not_fit_go_outside(tmp_path, monkeypatch):
     checkpoint = sample(rows=1000)
     monkeypatch.setattr(checkpoint_tables, "LARGEST", 10000)
     write_checkpoint(checkpoint, tmp_path / "checkpoint")
@@ -131,7 +129,7 @@ def test_values_that_do_not_fit_go_outside(tmp_path: Path, monkeypatch: pytest.M
         write_checkpoint(checkpoint, tmp_path / "checkpoint", external_data=False)
 
 
-def test_the_file_beside_a_checkpoint_goes_when_it_is_no_longer_used(tmp_path: Path) -> None:
+def test_the_file_beside_a_checkpoint_goes_when_it_is_no_longer_used(tmp_path):
     write_checkpoint(sample(), tmp_path / "checkpoint", external_data=True)
     write_checkpoint(sample(), tmp_path / "checkpoint")
     assert os.listdir(tmp_path) == ["checkpoint"]
@@ -141,7 +139,7 @@ def test_the_file_beside_a_checkpoint_goes_when_it_is_no_longer_used(tmp_path: P
 
 
 @pytest.mark.parametrize(("external_data", "most"), [(False, 1.1), (True, 0.1)])
-def test_writing_takes_little_memory(external_data: bool, most: float, tmp_path: Path) -> None:
+def test_writing_takes_little_memory(external_data, most, tmp_path):
     checkpoint = Checkpoint({f"w{index}": np.ones(2**21, np.float32) for index in range(2)}, {})
     tracemalloc.start()
     try:
@@ -172,7 +170,7 @@ def test_writing_takes_little_memory(external_data: bool, most: float, tmp_path:
         ({"optimizers": {"g": OptimizerGroup(1, "x")}}, TypeError, "learning_rate of 'g' is str"),
     ],
 )
-def test_what_a_checkpoint_cannot_hold(values: Any, error: type[Exception], message: str, tmp_path: Path) -> None:
+def test_what_a_checkpoint_cannot_hold(values, error, message, tmp_path):
     write_checkpoint(sample(), tmp_path / "checkpoint")
     with pytest.raises(error) as refusal:
         write_checkpoint(Checkpoint(**({"trainable": {}, "frozen": {}} | values)), tmp_path / "checkpoint")
@@ -180,7 +178,7 @@ def test_what_a_checkpoint_cannot_hold(values: Any, error: type[Exception], mess
     assert_equal(read_checkpoint(tmp_path / "checkpoint"), sample())
 
 
-def test_places_where_no_file_can_be(tmp_path: Path) -> None:
+def test_places_where_no_file_can_be(tmp_path):
     with pytest.raises(FileNotFoundError, match="write_checkpoint: there is no folder"):
         write_checkpoint(sample(), tmp_path / "missing" / "checkpoint")
     with pytest.raises(IsADirectoryError, match=r"write_checkpoint: .* is a folder"):
@@ -194,13 +192,13 @@ class Crash(BaseException):
     """What no part of the program handles."""
 
 
-def crash_at(step: int, for_good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def crash_at(step, for_good, monkeypatch):
     """Raise Crash in the given one of the operations on files; `for_good` in all that follow, too, as if the power
     had gone, so that nothing is cleaned up."""
     steps = count()
 
-    def crashing(operation: Callable[..., Any], before: bool) -> Callable[..., Any]:
-        def run(*arguments: Any, **options: Any) -> Any:
+    def crashing(operation, before):
+        def run(*arguments, **options):
             result = None if before else operation(*arguments, **options)
             if (number := next(steps)) == step or (for_good and number > step):
                 raise Crash
@@ -219,9 +217,7 @@ def crash_at(step: int, for_good: bool, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     "external_data", [(True, True, True), (False, False, False), (False, True, True), (True, True, False)]
 )
-def test_a_crash_leaves_the_old_checkpoint_or_the_new_one(
-    external_data: tuple[bool, ...], sizes: tuple[int, ...], for_good: bool, tmp_path: Path
-) -> None:
+def test_a_crash_leaves_the_old_checkpoint_or_the_new_one(external_data, sizes, for_good, tmp_path):
     done = False
     for step in count():
         folder = tmp_path / str(step)
@@ -245,8 +241,8 @@ def test_a_crash_leaves_the_old_checkpoint_or_the_new_one(
     assert step > 5
 
 
-def test_an_error_of_the_disk_leaves_no_files_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: int) -> None:
+def test_an_error_of_the_disk_leaves_no_files_behind(tmp_path, monkeypatch):
+    def full(_):
         raise OSError(28, "No space left on device")
 
     for external_data in (False, True):
@@ -259,7 +255,7 @@ def test_an_error_of_the_disk_leaves_no_files_behind(tmp_path: Path, monkeypatch
         assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_each_checkpoint_has_one_file_with_its_values(tmp_path: Path) -> None:
+def test_each_checkpoint_has_one_file_with_its_values(tmp_path):
     path = tmp_path / "checkpoint"
     for seed in range(4):
         write_checkpoint(sample(seed), path, external_data=True)
@@ -287,13 +283,13 @@ while not Path(sys.argv[2]).exists():
 """
 
 
-def large(value: int) -> Checkpoint:
+def large(value):
     """One whose values are mapped."""
     arrays = {name: np.full(1 << 19, value, np.float32) for name in ("a", "b")}
     return Checkpoint(arrays, {}, properties={"epoch": value})
 
 
-def test_values_stay_as_they_are_for_their_readers(tmp_path: Path) -> None:
+def test_values_stay_as_they_are_for_their_readers(tmp_path):
     path = tmp_path / "checkpoint"
     write_checkpoint(large(1), path, external_data=True)
     held = read_checkpoint(path)
@@ -310,7 +306,7 @@ def test_values_stay_as_they_are_for_their_readers(tmp_path: Path) -> None:
     assert all((array == 1).all() for array in held.trainable.values())
 
 
-def test_a_second_writer_is_told(tmp_path: Path) -> None:
+def test_a_second_writer_is_told(tmp_path):
     path = tmp_path / "checkpoint"
     write_checkpoint(sample(1), path, external_data=True)
     before = sorted(os.listdir(tmp_path))
@@ -324,7 +320,7 @@ def test_a_second_writer_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["symlink_to", "hardlink_to"])
-def test_a_link_in_the_place_of_the_values_is_not_followed(kind: str, tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_the_values_is_not_followed(kind, tmp_path):
     (tmp_path / "precious").write_text("somebody's")
     path = tmp_path / "checkpoint"
     for _ in range(2):

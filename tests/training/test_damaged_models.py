@@ -4,10 +4,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -31,7 +29,7 @@ from opgrad.training.files.rules import read_rule
 COUNT = 40
 
 
-def test_seeded_damage() -> None:
+def test_seeded_damage():
     """In a process of its own, each try in a child: onnxruntime may end it."""
     folder = Path(__file__).parents[1] / "support"
     command = [sys.executable, "-W", "ignore", str(folder / "damage.py"), "--count", str(COUNT)]
@@ -40,7 +38,7 @@ def test_seeded_damage() -> None:
     assert done.stdout == f"0 of {COUNT} raised what is no refusal\n"
 
 
-def _linear(folder: Path, change: str) -> Path:
+def _linear(folder, change):
     """A small artifact set whose training model is damaged in one way."""
     write_linear_set(folder)
     path = folder / "training_model.onnx"
@@ -74,7 +72,7 @@ CHANGES = ("text", "type", "no type", "attribute", "initializer", "shape", "outp
 
 
 @pytest.mark.parametrize("change", [*CHANGES, "unknown input"])
-def test_each_way_of_being_damaged(tmp_path: Path, change: str) -> None:
+def test_each_way_of_being_damaged(tmp_path, change):
     path = _linear(tmp_path, change)
     one_line = r"^(ArtifactSet|Trainer|Module): [^\n]+$"
     with pytest.raises(ValueError, match=one_line):
@@ -85,7 +83,7 @@ def test_each_way_of_being_damaged(tmp_path: Path, change: str) -> None:
         Module(path, CheckpointState.load_checkpoint(tmp_path / "checkpoint"))
 
 
-def test_what_onnxruntime_refuses_is_named_by_file(tmp_path: Path) -> None:
+def test_what_onnxruntime_refuses_is_named_by_file(tmp_path):
     path = _linear(tmp_path, "unknown input")
     with pytest.raises(ValueError, match=rf"^Trainer: {path}: onnxruntime cannot load the model: .*nowhere"):
         Trainer(ArtifactSet.load(tmp_path))
@@ -93,7 +91,7 @@ def test_what_onnxruntime_refuses_is_named_by_file(tmp_path: Path) -> None:
         Module(path.read_bytes(), CheckpointState.load_checkpoint(tmp_path / "checkpoint"))
 
 
-def test_attributes_of_optimizers() -> None:
+def test_attributes_of_optimizers():
     for attributes, message in (
         ({"speed": 1.0}, "the attribute 'speed' is in the node AdamWOptimizer, expected none but alpha, beta"),
         ({"alpha": "fast"}, "the attribute 'alpha' is b'fast', expected a number"),
@@ -102,7 +100,7 @@ def test_attributes_of_optimizers() -> None:
             read_rule(optimizer_model("AdamWOptimizer", **attributes))
 
 
-def _outside(folder: Path, **entries: str) -> Path:
+def _outside(folder, **entries):
     tensor = helper.make_tensor("w", TensorProto.FLOAT, (2,), np.zeros(2))
     tensor.ClearField("float_data")
     tensor.data_location = TensorProto.EXTERNAL
@@ -114,7 +112,7 @@ def _outside(folder: Path, **entries: str) -> Path:
     return folder / "model.onnx"
 
 
-def test_tensors_in_other_files(tmp_path: Path) -> None:
+def test_tensors_in_other_files(tmp_path):
     assert read_model(_outside(tmp_path, location="values"), "inspect").graph.initializer[0].raw_data == bytes(8)
     for entries, kind, message in (
         ({"location": "values", "length": str(1 << 60)}, ValueError, f"has 8 bytes, expected at least {1 << 60}"),
@@ -131,7 +129,7 @@ def test_tensors_in_other_files(tmp_path: Path) -> None:
 # --- small files that ask for much ---
 
 
-def _model(nodes: list[onnx.NodeProto], *arrays: np.ndarray, functions: Any = ()) -> onnx.ModelProto:
+def _model(nodes, *arrays, functions=()):
     """A model with the constants c0, c1, …, and a weight."""
     held = [numpy_helper.from_array(each, f"c{place}") for place, each in enumerate(arrays)]
     held.append(numpy_helper.from_array(np.ones((4, 3), np.float32), "w"))
@@ -147,7 +145,7 @@ def _model(nodes: list[onnx.NodeProto], *arrays: np.ndarray, functions: Any = ()
 
 
 @pytest.mark.parametrize("twice", [True, False])
-def test_constants_that_double_are_not_computed(twice: bool) -> None:
+def test_constants_that_double_are_not_computed(twice):
     nodes, last = [], ["c0", "c1"]
     for step in range(41):
         new = [f"a{step}", f"b{step}"]
@@ -161,7 +159,7 @@ def test_constants_that_double_are_not_computed(twice: bool) -> None:
 
 HUGE = np.array([1 << 40])
 ONE = np.ones(1, np.float32)
-LARGE: dict[str, tuple[list[onnx.NodeProto], list[np.ndarray]]] = {
+LARGE = {
     "Concat": ([helper.make_node("Concat", [f"c{step}"] * 2, [f"c{step + 1}"], axis=0) for step in range(41)], [ONE]),
     "ConstantOfShape": ([helper.make_node("ConstantOfShape", ["c0"], ["huge"])], [HUGE]),
     "Expand": ([helper.make_node("Expand", ["c1", "c0"], ["huge"])], [HUGE, ONE]),
@@ -190,13 +188,13 @@ LARGE: dict[str, tuple[list[onnx.NodeProto], list[np.ndarray]]] = {
 }  # fmt: skip
 
 
-def _large(name: str) -> onnx.ModelProto:
+def _large(name):
     nodes, arrays = LARGE[name]
     return _model([*nodes, helper.make_node("ReduceSum", [nodes[-1].output[0]], ["sum"])], *arrays)
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_a_value_without_a_bound_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_a_value_without_a_bound_is_refused_by_name(name, tmp_path):
     path, trained = tmp_path / "large.onnx", tmp_path / "set"
     trained.mkdir()
     onnx.save(_large(name), path)
@@ -211,14 +209,14 @@ def test_a_value_without_a_bound_is_refused_by_name(name: str, tmp_path: Path) -
         evaluation._stock(path, f"exported_accuracy: {path}")
 
 
-def test_many_constants_that_are_large_together_are_not_computed_ahead() -> None:
+def test_many_constants_that_are_large_together_are_not_computed_ahead():
     nodes = [helper.make_node("ConstantOfShape", ["c0"], [f"n{place}"]) for place in range(5)]
     nodes.append(helper.make_node("Concat", [f"n{place}" for place in range(5)], ["sum"], axis=0))
     assert check_sizes(_model(nodes, np.array([1 << 24])), "test")
     assert not check_sizes(_model(nodes, np.array([1 << 25])), "test")
 
 
-def test_a_run_that_fails_names_the_model(tmp_path: Path) -> None:
+def test_a_run_that_fails_names_the_model(tmp_path):
     model = _model(
         [helper.make_node("Reshape", ["x", "c0"], ["r"]), helper.make_node("ReduceSum", ["r"], ["sum"])],
         np.array([3, 7]),
@@ -233,7 +231,7 @@ def test_a_run_that_fails_names_the_model(tmp_path: Path) -> None:
         trainer.evaluator.evaluate(Dataset(batch, {"x": 0, "target": 0}), trainer.parameters, 2)
 
 
-def _functions(depth: int, calls: int) -> list[onnx.FunctionProto]:
+def _functions(depth, calls):
     """Functions that each call the next one so often."""
     found = []
     for level in range(depth):
@@ -247,14 +245,14 @@ def _functions(depth: int, calls: int) -> list[onnx.FunctionProto]:
     return found
 
 
-def _calls_itself() -> list[onnx.FunctionProto]:
+def _calls_itself():
     made = [helper.make_node("F1", ["a"], ["b"], domain="own")]
     return [
         helper.make_function("own", f"F{each}", ["a"], ["b"], made, [helper.make_opsetid("own", 1)]) for each in (0, 1)
     ]
 
 
-HOSTILE: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
+HOSTILE = {
     "calls": (
         lambda: _model([helper.make_node("F29", ["x"], ["sum"], domain="own")], functions=_functions(30, 2)),
         r"its functions have \d+ nodes with all their calls, expected at most 1048576",
@@ -288,7 +286,7 @@ HOSTILE: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
 
 @pytest.mark.parametrize("read", [read_model, lower, generate_artifacts], ids=lambda read: read.__name__)
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_a_small_file_may_not_ask_for(read: Callable[..., object], name: str, tmp_path: Path) -> None:
+def test_what_a_small_file_may_not_ask_for(read, name, tmp_path):
     make, message = HOSTILE[name]
     model = make()
     if name == "empty":
@@ -301,7 +299,7 @@ def test_what_a_small_file_may_not_ask_for(read: Callable[..., object], name: st
         read(tmp_path / "model.onnx", *arguments)
 
 
-def test_tensors_with_fewer_or_more_values_than_they_say(tmp_path: Path) -> None:
+def test_tensors_with_fewer_or_more_values_than_they_say(tmp_path):
     for values in (
         TensorProto(name="e", data_type=TensorProto.FLOAT, dims=[3], raw_data=bytes(8)),
         TensorProto(name="e", data_type=TensorProto.FLOAT, dims=[3], float_data=[1.0, 2.0]),
@@ -314,7 +312,7 @@ def test_tensors_with_fewer_or_more_values_than_they_say(tmp_path: Path) -> None
             read_model(tmp_path / "model.onnx", "inspect")
 
 
-def test_numbers_that_an_attribute_asks_for() -> None:
+def test_numbers_that_an_attribute_asks_for():
     node = helper.make_node("MaxRoiPool", ["x4", "regions"], ["u"], pooled_shape=[2**40, 1])
     shape = helper.make_node("Unsqueeze", ["x", "axes"], ["x4"])
     model = _model([shape, node, helper.make_node("ReduceSum", ["u"], ["sum"])])
@@ -326,7 +324,7 @@ def test_numbers_that_an_attribute_asks_for() -> None:
         gradients(model, "y", "x")
 
 
-def test_inputs_that_are_texts(tmp_path: Path) -> None:
+def test_inputs_that_are_texts(tmp_path):
     """inspect tells it, artifacts refuse it, and so does a set that others have made."""
     labels = helper.make_node("LabelEncoder", ["s"], ["i"], domain="ai.onnx.ml", keys_strings=["a"], values_int64s=[0])
     model = _model([labels, helper.make_node("Gather", ["c0", "i"], ["sum"])], np.ones((2, 3), np.float32))

@@ -1,7 +1,6 @@
 """Data for training: files, shapes, dtypes, splits, recipes."""
 
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ TOKENS = TensorSpec("tokens", np.dtype(np.int32), ("batch", 2, 2))
 LABELS = TensorSpec("labels", np.dtype(np.int64), ("batch",))
 
 
-def test_split_is_a_partition_in_seeded_order() -> None:
+def test_split_is_a_partition_in_seeded_order():
     data = Dataset({"a": np.arange(10), "b": np.arange(10) * 2})
     training, test = data.split(3, seed=1)
     order = np.random.default_rng(1).permutation(10)
@@ -27,7 +26,7 @@ def test_split_is_a_partition_in_seeded_order() -> None:
 
 
 @pytest.mark.parametrize("names", [("pixels", "labels"), ("x", "y")])
-def test_npz_with_the_names_of_the_inputs_or_x_and_y(tmp_path: Path, names: tuple[str, str]) -> None:
+def test_npz_with_the_names_of_the_inputs_or_x_and_y(tmp_path, names):
     arrays = np.arange(12).reshape(3, 4), np.array([0, 1, 2], np.int32)
     np.savez(tmp_path / "data.npz", **dict(zip(names, arrays, strict=True)))
     data = load_file(tmp_path / "data.npz", (PIXELS, LABELS), {"pixels": 2})
@@ -36,7 +35,7 @@ def test_npz_with_the_names_of_the_inputs_or_x_and_y(tmp_path: Path, names: tupl
 
 
 @pytest.mark.parametrize("name", ["data.npy", "data.csv", "named.csv"])
-def test_tables_have_the_label_in_the_last_column(tmp_path: Path, name: str) -> None:
+def test_tables_have_the_label_in_the_last_column(tmp_path, name):
     table = np.array([[1, 2, 3, 4, 7], [5, 6, 7, 8, 9]], np.float64)
     if name == "data.npy":
         np.save(tmp_path / name, table)
@@ -71,15 +70,13 @@ def test_tables_have_the_label_in_the_last_column(tmp_path: Path, name: str) -> 
         (np.full((1, 4), "a"), np.zeros(1, int), TypeError, "x has dtype <U1, expected numbers"),
     ],
 )
-def test_arrays_that_do_not_fit_the_graph(
-    tmp_path: Path, x: np.ndarray, y: np.ndarray, kind: type[Exception], message: str
-) -> None:
+def test_arrays_that_do_not_fit_the_graph(tmp_path, x, y, kind, message):
     np.savez(tmp_path / "data.npz", x=x, y=y)
     with pytest.raises(kind, match=message):
         load_file(tmp_path / "data.npz", (PIXELS, LABELS))
 
 
-def test_files_that_hold_no_data(tmp_path: Path) -> None:
+def test_files_that_hold_no_data(tmp_path):
     inputs = (PIXELS, LABELS)
     for name, content in (
         ("a.npz", b"zip?"),
@@ -110,7 +107,7 @@ def test_files_that_hold_no_data(tmp_path: Path) -> None:
         load_file(tmp_path / "missing.npy", inputs)
 
 
-def test_recipe_has_defaults_and_names_what_is_wrong(tmp_path: Path) -> None:
+def test_recipe_has_defaults_and_names_what_is_wrong(tmp_path):
     assert Recipe.load(tmp_path) == Recipe()
     for text, message in (
         ("epochs = ", "is no TOML file"),

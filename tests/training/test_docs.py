@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ BLOCKS = re.compile(r"^```(python|toml|)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path, monkeypatch):
     (tmp_path / "examples").symlink_to(EXAMPLES, target_is_directory=True)
     monkeypatch.chdir(tmp_path)
     before = opgrad.get_num_threads()
@@ -27,8 +26,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     opgrad.set_num_threads(before)
 
 
-def test_every_example_runs(folder: Path) -> None:
-    names: dict[str, object] = {}
+def test_every_example_runs(folder):
+    names = {}
     commands = 0
     for kind, text in BLOCKS.findall(DOCUMENT.read_text(encoding="utf-8")):
         if kind == "python":
@@ -44,13 +43,13 @@ def test_every_example_runs(folder: Path) -> None:
     assert (folder / "model.onnx").is_file()
 
 
-def test_the_recipe_of_the_document_is_read(tmp_path: Path) -> None:
+def test_the_recipe_of_the_document_is_read(tmp_path):
     (text,) = (text for kind, text in BLOCKS.findall(DOCUMENT.read_text(encoding="utf-8")) if kind == "toml")
     (tmp_path / "recipe.toml").write_text(text)
     recipe = Recipe.load(tmp_path)
     assert (recipe.test_rows, recipe.schedule, recipe.divide) == (297, "linear", {"pixels": 16})
 
 
-def test_the_reference_has_every_key_of_a_recipe() -> None:
+def test_the_reference_has_every_key_of_a_recipe():
     text = (DOCUMENT.parents[1] / "reference" / "commands.md").read_text(encoding="utf-8")
     assert [key for key in Recipe.__dataclass_fields__ if f"\n| `{key}` |" not in text] == []

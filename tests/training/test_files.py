@@ -4,7 +4,6 @@ import io
 import os
 import signal
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +32,12 @@ INPUTS = (
 ROWS = [(1.5, 2.0, 0), (3.0, 4.5, 1)]
 
 
-def text(delimiter: str = ",", end: str = "\n", header: str = "") -> str:
+def text(delimiter=",", end="\n", header=""):
     lines = [delimiter.join(map(str, row)) for row in ROWS]
     return end.join([*([header] if header else []), *lines]) + end
 
 
-def npy(shape: object, dtype: str = "<f8", content: bytes = b"") -> bytes:
+def npy(shape, dtype="<f8", content=b""):
     """An .npy file with this header."""
     header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + content
@@ -64,7 +63,7 @@ def npy(shape: object, dtype: str = "<f8", content: bytes = b"") -> bytes:
     ],
     ids=lambda content: repr(content)[:30],
 )
-def test_csv_in_every_spelling_keeps_all_rows(tmp_path: Path, content: bytes) -> None:
+def test_csv_in_every_spelling_keeps_all_rows(tmp_path, content):
     (tmp_path / "data.csv").write_bytes(content)
     data = load_file(tmp_path / "data.csv", INPUTS)
     np.testing.assert_array_equal(data.arrays["pixels"], np.array([row[:2] for row in ROWS], np.float32))
@@ -88,7 +87,7 @@ def test_csv_in_every_spelling_keeps_all_rows(tmp_path: Path, content: bytes) ->
         (text().encode("utf-32"), "no text in UTF-8"),
     ],
 )
-def test_csv_that_is_no_table(tmp_path: Path, content: bytes, message: str) -> None:
+def test_csv_that_is_no_table(tmp_path, content, message):
     path = tmp_path / "data.csv"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message) as caught:
@@ -113,7 +112,7 @@ def test_csv_that_is_no_table(tmp_path: Path, content: bytes, message: str) -> N
     ],
 )
 @pytest.mark.parametrize("packed", [False, True], ids=["npy", "npz"])
-def test_headers_that_claim_what_is_not_there(tmp_path: Path, packed: bool, content: bytes, message: str) -> None:
+def test_headers_that_claim_what_is_not_there(tmp_path, packed, content, message):
     path = tmp_path / f"data.{'npz' if packed else 'npy'}"
     if packed:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -127,7 +126,7 @@ def test_headers_that_claim_what_is_not_there(tmp_path: Path, packed: bool, cont
     assert "\n" not in str(caught.value)
 
 
-def test_npz_that_are_damaged_anywhere(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_npz_that_are_damaged_anywhere(tmp_path, rng):
     """A byte changed, or the end cut off: what is not found out is read, all else is one sentence."""
     path, made = tmp_path / "data.npz", io.BytesIO()
     np.savez_compressed(made, x=np.ones((2, 2)), y=np.zeros(2, int))
@@ -141,7 +140,7 @@ def test_npz_that_are_damaged_anywhere(tmp_path: Path, rng: np.random.Generator)
             assert str(error).startswith(str(path))  # noqa: PT017
 
 
-def test_npz_members_that_claim_more_than_they_can_hold(tmp_path: Path) -> None:
+def test_npz_members_that_claim_more_than_they_can_hold(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(path, x=np.zeros((2, 2)), y=np.zeros(2, int))
     content = bytearray(path.read_bytes())
@@ -152,7 +151,7 @@ def test_npz_members_that_claim_more_than_they_can_hold(tmp_path: Path) -> None:
         load_file(path, INPUTS)
 
 
-READERS: dict[str, Callable[[Path], object]] = {
+READERS = {
     "checkpoint": read_checkpoint,
     "resume": Resumption.read,
     "recipe": lambda path: Recipe.load(path.parent),
@@ -167,7 +166,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def outside(path: Path) -> Path:
+def outside(path):
     """A model that keeps a tensor in this file."""
     model = build("g (float[2] x) => (float[2] y) { y = Add(x, w) }", {"w": np.ones(2, np.float32)})
     set_external_data(model.graph.initializer[0], path.name)
@@ -178,7 +177,7 @@ def outside(path: Path) -> Path:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 @pytest.mark.parametrize("reader", READERS)
-def test_nothing_waits_for_a_pipe(tmp_path: Path, reader: str) -> None:
+def test_nothing_waits_for_a_pipe(tmp_path, reader):
     """What opens a pipe waits for a writer; an alarm ends the test that does."""
     path = tmp_path / ("recipe.toml" if reader == "recipe" else "file")
     os.mkfifo(path)
@@ -192,11 +191,11 @@ def test_nothing_waits_for_a_pipe(tmp_path: Path, reader: str) -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-def _late(*_: object) -> None:
+def _late(*_):
     raise AssertionError("it waits for the pipe")
 
 
-def test_nothing_reads_a_device() -> None:
+def test_nothing_reads_a_device():
     for device in ("/dev/zero", "/dev/full"):
         if Path(device).exists():
             for reader in ("checkpoint", "resume", "model", "session", "result"):
@@ -204,13 +203,13 @@ def test_nothing_reads_a_device() -> None:
                     READERS[reader](Path(device))
 
 
-def test_values_that_the_division_takes_out_of_float32(tmp_path: Path) -> None:
+def test_values_that_the_division_takes_out_of_float32(tmp_path):
     np.savez(tmp_path / "data.npz", x=np.array([[1.0, 1.0], [1e30, 1.0]]), y=np.zeros(2, int))
     with pytest.raises(ValueError, match="divided by 1e-20, has no finite number in row 1"):
         load_file(tmp_path / "data.npz", INPUTS, {INPUTS[0].name: 1e-20})
 
 
-def test_a_row_of_a_table_is_named_by_its_line(tmp_path: Path) -> None:
+def test_a_row_of_a_table_is_named_by_its_line(tmp_path):
     """Names, comments and empty lines count, as an editor counts them."""
     (tmp_path / "data.csv").write_text("a,b,label\n1,2,0\n\n# more\n1,nan,1\n1,2,0\n")
     with pytest.raises(ValueError, match="has no finite number in line 5, expected"):

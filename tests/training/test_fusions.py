@@ -1,7 +1,6 @@
 """Nodes that become one or others: what is replaced, what stays, and that results are the same."""
 
 import numpy as np
-import onnx
 import pytest
 from artifact_sets import EXAMPLES
 from onnx import TensorProto, helper, numpy_helper
@@ -18,7 +17,7 @@ MICROSOFT = "com.microsoft"
 SIZES = {"x": (5, 4), "labels": (5,), "w": (4,), "dy": (5, 4), "row": (4,)}
 
 
-def model(*nodes, outputs, kind=FLOAT, one=1.0) -> onnx.ModelProto:
+def model(*nodes, outputs, kind=FLOAT, one=1.0):
     """A graph with what the nodes of these tests read; all results are declared."""
     kinds = {"labels": INT64}
     inputs = [helper.make_tensor_value_info(name, kinds.get(name, kind), size) for name, size in SIZES.items()]
@@ -31,7 +30,7 @@ def model(*nodes, outputs, kind=FLOAT, one=1.0) -> onnx.ModelProto:
     return helper.make_model(whole, opset_imports=imports, ir_version=9)
 
 
-def losses(attributes=None, of_gradient=None, weight=(), outputs=(), extra=(), **others) -> onnx.ModelProto:
+def losses(attributes=None, of_gradient=None, weight=(), outputs=(), extra=(), **others):
     """A loss and its gradient."""
     forward, backward = ["x", "labels", *weight], ["one", "p", "labels", *weight]
     given = attributes or {}
@@ -43,13 +42,13 @@ def losses(attributes=None, of_gradient=None, weight=(), outputs=(), extra=(), *
     return model(*nodes, outputs=("loss", "dx", *outputs), **others)
 
 
-def choices(*inputs, equal=("x", "row"), **others) -> onnx.ModelProto:
+def choices(*inputs, equal=("x", "row"), **others):
     """Where, behind the comparison that makes its mask."""
     nodes = [helper.make_node("Less", equal, ["mask"]), helper.make_node("Where", inputs, ["dx"])]
     return model(*nodes, outputs=("dx",), **others)
 
 
-def run(given: onnx.ModelProto) -> list[np.ndarray]:
+def run(given):
     random = np.random.default_rng(0)
     feeds = {}
     for value in given.graph.input:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -19,12 +18,12 @@ from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, OPGRAD, operato
 HEADER = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'
 
 
-def runners(text: str) -> dict[str, tuple[str, int]]:
+def runners(text):
     found = operators(onnx.parser.parse_model(f"{HEADER} {text}"))
     return {each.name: (each.runner, each.count) for each in found}
 
 
-def test_the_example_is_told_in_full() -> None:
+def test_the_example_is_told_in_full():
     found = inspect(EXAMPLES / "digits")
     assert found.runs
     assert [(each.name, each.kind, each.bytes) for each in found.parameters][:2] == [
@@ -44,7 +43,7 @@ def test_the_example_is_told_in_full() -> None:
     assert not of_runner[NOBODY]
 
 
-def test_the_command_prints_tables_or_json() -> None:
+def test_the_command_prints_tables_or_json():
     status, text = cli("inspect", EXAMPLES / "digits_attention")
     assert status == 0
     for word in ("tokens int64 (batch, 64)", "AdamWOptimizer", "SoftmaxGrad_13", "opgrad", "FusedMatMul", "in all"):
@@ -57,7 +56,7 @@ def test_the_command_prints_tables_or_json() -> None:
     assert found["checkpoint"]["optimizers"] == {}
 
 
-def test_types_decide_who_runs_an_operator() -> None:
+def test_types_decide_who_runs_an_operator():
     text = "g ({kind}[2, 3] x) => ({kind}[2, 3] y) {{ y = Relu(x) }}"
     assert runners(text.format(kind="float")) == {"Relu": (NATIVE, 1)}
     assert runners(text.format(kind="int64")) == {"Relu": (NOBODY, 1)}
@@ -66,7 +65,7 @@ def test_types_decide_who_runs_an_operator() -> None:
     assert runners(text.format(kind="int64")) == {"ReluGrad": (LOWERING, 1)}
 
 
-def test_operators_that_must_be_lowered_first(tmp_path: Path) -> None:
+def test_operators_that_must_be_lowered_first(tmp_path):
     """opgrad may get a kernel for some of these, but stock onnxruntime runs all of them when they are lowered."""
     folder = EXAMPLES.parent / "tests" / "artifacts" / "digits_cnn"
     found = inspect(folder)
@@ -85,7 +84,7 @@ def test_operators_that_must_be_lowered_first(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [plain]
 
 
-def test_what_does_not_run_as_it_is_exits_with_1_and_says_what_to_do(tmp_path: Path) -> None:
+def test_what_does_not_run_as_it_is_exits_with_1_and_says_what_to_do(tmp_path):
     model, text = tmp_path / "model.onnx", "g (float[2, 3] x) => (float[2, 3] y) {{ {} }}"
     header = HEADER.replace("]", ', "my.domain": 1]')
     bodies = {
@@ -107,7 +106,7 @@ def test_what_does_not_run_as_it_is_exits_with_1_and_says_what_to_do(tmp_path: P
     assert inspect(tmp_path / "plain.onnx").runs
 
 
-def test_an_eval_model_that_does_not_run_is_told_of(tmp_path: Path) -> None:
+def test_an_eval_model_that_does_not_run_is_told_of(tmp_path):
     shutil.copytree(EXAMPLES / "digits", tmp_path / "set")
     assert inspect(tmp_path / "set").runs
     model = onnx.load(tmp_path / "set" / "eval_model.onnx")
@@ -117,7 +116,7 @@ def test_an_eval_model_that_does_not_run_is_told_of(tmp_path: Path) -> None:
     assert "nobody runs NoSuch: it is an operator of com.microsoft that neither" in problem
 
 
-def test_lower_lists_what_it_can_and_refuses_what_it_cannot(tmp_path: Path) -> None:
+def test_lower_lists_what_it_can_and_refuses_what_it_cannot(tmp_path):
     result = CliRunner().invoke(app, ["lower", "--list"])
     assert result.exit_code == 0
     assert "\nConvGrad\n" in result.output
@@ -131,7 +130,7 @@ def test_lower_lists_what_it_can_and_refuses_what_it_cannot(tmp_path: Path) -> N
     assert not (tmp_path / "plain.onnx").exists()
 
 
-def test_a_model_with_data_in_other_files_is_lowered_in_their_folder(tmp_path: Path) -> None:
+def test_a_model_with_data_in_other_files_is_lowered_in_their_folder(tmp_path):
     weight = onnx.numpy_helper.from_array(np.zeros((3, 2), np.float32), "w")
     text = "g (float[n, 3] x) => (float[n, 2] y) { t = MatMul(x, w)  y = com.microsoft.ReluGrad(t, t) }"
     model = onnx.parser.parse_model(f"{HEADER} {text}")
@@ -145,7 +144,7 @@ def test_a_model_with_data_in_other_files_is_lowered_in_their_folder(tmp_path: P
     assert inspect(tmp_path / "plain.onnx").runs
 
 
-def test_types_go_from_node_to_node() -> None:
+def test_types_go_from_node_to_node():
     """Not even onnx knows the type of t, and an operator that nobody has stands on the way."""
     text = """g (float[2, 3] x) => (double[2, 3] y, bool[2, 3] z) {
         t = com.microsoft.ReluGrad(x, x)  u = Cast<to=11>(t)  v = com.microsoft.ReluGrad(u, u)
@@ -156,7 +155,7 @@ def test_types_go_from_node_to_node() -> None:
     assert found == {"ReluGrad": (OPGRAD, 3), "Cast": (NATIVE, 1), "Equal": (NATIVE, 1)}
 
 
-def test_functions_of_the_model_and_graphs_within_nodes_count_as_a_whole() -> None:
+def test_functions_of_the_model_and_graphs_within_nodes_count_as_a_whole():
     model = onnx.parser.parse_model(
         f"""{HEADER} g (float[2] x, bool c) => (float[2] y) {{ t = com.microsoft.Twice(x)
             y = If (c) <then_branch = a () => (float[2] p) {{ p = com.microsoft.ReluGrad(t, x) }},
@@ -167,7 +166,7 @@ def test_functions_of_the_model_and_graphs_within_nodes_count_as_a_whole() -> No
     assert {each.name: each.runner for each in operators(model)} == {"Twice": NATIVE, "If": OPGRAD}
 
 
-def test_a_folder_without_some_of_the_files(tmp_path: Path) -> None:
+def test_a_folder_without_some_of_the_files(tmp_path):
     shutil.copy(EXAMPLES / "digits" / "training_model.onnx", tmp_path)
     status, text = cli("inspect", tmp_path)
     assert status == 0
@@ -175,7 +174,7 @@ def test_a_folder_without_some_of_the_files(tmp_path: Path) -> None:
     assert [each.name for each in inspect(tmp_path).inputs] == ["pixels", "labels"]
 
 
-def test_one_model_with_initializers(tmp_path: Path) -> None:
+def test_one_model_with_initializers(tmp_path):
     weight = helper.make_tensor("w", TensorProto.FLOAT16, (3, 2), np.zeros(6))
     model = onnx.parser.parse_model(f"{HEADER} g (float16[n, 3] x) => (float16[n, 2] y) {{ y = MatMul(x, w) }}")
     model.graph.initializer.append(weight)
@@ -196,7 +195,7 @@ def test_one_model_with_initializers(tmp_path: Path) -> None:
         ("", b"", "has none"),
     ],
 )
-def test_what_is_no_model_is_told_in_one_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_what_is_no_model_is_told_in_one_line(tmp_path, name, content, message):
     if name:
         (tmp_path / name).write_bytes(content)
     status, text = cli("inspect", tmp_path / name)
@@ -204,7 +203,7 @@ def test_what_is_no_model_is_told_in_one_line(tmp_path: Path, name: str, content
     assert message in text
 
 
-def test_what_cannot_be_loaded_is_told_and_nothing_else(tmp_path: Path) -> None:
+def test_what_cannot_be_loaded_is_told_and_nothing_else(tmp_path):
     """The status of the command is no message. Names keep their brackets."""
     folder = tmp_path / "models [of mine]"
     folder.mkdir()

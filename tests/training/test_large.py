@@ -1,10 +1,7 @@
 """Large weights: written once, mapped by both graphs, and in memory no more than once, however they were named."""
 
 import tracemalloc
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -29,7 +26,7 @@ BATCH = {"x": X, "target": X}
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch):
     """Let tensors of 256 KiB be large."""
     for module, name in (
         (generation, "OUTSIDE_FROM"),
@@ -40,19 +37,19 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, TENSOR // 2)
 
 
-def products() -> onnx.ModelProto:
+def products():
     nodes = "  ".join(f"h{i + 1} = MatMul(h{i}, w{i})" for i in range(COUNT))
     text = f"g (float[batch, {SIZE}] x) => (float[batch, {SIZE}] h{COUNT}) {{ h0 = Identity(x)  {nodes} }}"
     return build(text, {name: array / 8 for name, array in normal(**dict.fromkeys(NAMES, (SIZE, SIZE))).items()})
 
 
-def in_two_files(folder: Path) -> Path:
+def in_two_files(folder):
     path = folder / "model.onnx"
     onnx.save(products(), path, save_as_external_data=True, location="model.data", size_threshold=1024)
     return path
 
 
-def made(model: Any, folder: Path, **options: Any) -> ArtifactSet:
+def made(model, folder, **options):
     folder.mkdir(exist_ok=True)
     generate_artifacts(
         model, ["w7"], loss=LossType.MSELoss, optimizer=OptimType.SGD, artifact_directory=folder, **options
@@ -60,13 +57,13 @@ def made(model: Any, folder: Path, **options: Any) -> ArtifactSet:
     return ArtifactSet.load(folder)
 
 
-def losses(artifacts: ArtifactSet, steps: int = 3) -> list[float]:
+def losses(artifacts, steps=3):
     trainer = Trainer(artifacts, 0.1)
     return [trainer.step(BATCH) for _ in range(steps)]
 
 
 @contextmanager
-def at_most(count: int) -> Iterator[None]:
+def at_most(count):
     """Python's memory grows by so many bytes at most; what is mapped is none."""
     tracemalloc.start()
     try:
@@ -77,13 +74,13 @@ def at_most(count: int) -> Iterator[None]:
     assert peak <= count + ROOM, (peak - count) / TENSOR
 
 
-WAYS: dict[str, dict[str, Any]] = {"constants": {}, "frozen": {"frozen_params": NAMES[:-1]}, "some": {
+WAYS = {"constants": {}, "frozen": {"frozen_params": NAMES[:-1]}, "some": {
     "frozen_params": NAMES[2:4]}}  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.usefixtures("small")
-def test_weights_are_on_disk_once(way: str, tmp_path: Path) -> None:
+def test_weights_are_on_disk_once(way, tmp_path):
     path = in_two_files(tmp_path)
     made(path, tmp_path / "warm", **WAYS[way])
     with at_most(2 * TENSOR):
@@ -93,7 +90,7 @@ def test_weights_are_on_disk_once(way: str, tmp_path: Path) -> None:
     assert not any(".tmp" in file.name for file in tmp_path.rglob("*"))
 
 
-def test_losses_are_those_of_small_models(tmp_path: Path) -> None:
+def test_losses_are_those_of_small_models(tmp_path):
     """In one file or in two, as constants or as frozen parameters, mapped or read."""
     model = products()
     expected = losses(made(model, tmp_path / "plain"))
@@ -110,7 +107,7 @@ def test_losses_are_those_of_small_models(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.usefixtures("small")
-def test_training_has_one_copy_of_what_it_does_not_train(way: str, tmp_path: Path) -> None:
+def test_training_has_one_copy_of_what_it_does_not_train(way, tmp_path):
     artifacts = made(in_two_files(tmp_path), tmp_path / "set", **WAYS[way])
     losses(artifacts)  # what is loaded and compiled once
     with at_most(2 * TENSOR + 2 * X.nbytes):  # parameters and gradients
@@ -127,9 +124,7 @@ def test_training_has_one_copy_of_what_it_does_not_train(way: str, tmp_path: Pat
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("files", [1, 2])
 @pytest.mark.usefixtures("small")
-def test_an_export_takes_no_more_than_a_tensor(
-    way: str, files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_takes_no_more_than_a_tensor(way, files, tmp_path, monkeypatch):
     trainer = Trainer(made(in_two_files(tmp_path), tmp_path / "set", **WAYS[way]), 0.1)
     trainer.step(BATCH)
     if files == 2:
@@ -147,7 +142,7 @@ def test_an_export_takes_no_more_than_a_tensor(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.usefixtures("small")
-def test_the_api_trains_them_too(way: str, tmp_path: Path) -> None:
+def test_the_api_trains_them_too(way, tmp_path):
     folder = tmp_path / "set"
     expected = losses(made(in_two_files(tmp_path), folder, **WAYS[way]))
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
@@ -172,7 +167,7 @@ def test_the_api_trains_them_too(way: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_other_frozen_values_are_restored(tmp_path: Path) -> None:
+def test_other_frozen_values_are_restored(tmp_path):
     artifacts = made(in_two_files(tmp_path), tmp_path / "set", frozen_params=NAMES[:-1])
     one, other = Trainer(artifacts, 0.0), Trainer(artifacts, 0.0)
     state = one.checkpoint()
@@ -187,7 +182,7 @@ def test_other_frozen_values_are_restored(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_files_that_are_too_short(tmp_path: Path) -> None:
+def test_files_that_are_too_short(tmp_path):
     path = in_two_files(tmp_path)
     with open(tmp_path / "model.data", "r+b") as file:
         file.truncate(MODEL - 4)
@@ -200,8 +195,8 @@ def test_files_that_are_too_short(tmp_path: Path) -> None:
         ArtifactSet.load(tmp_path / "set")
 
 
-def _outside_of(location: str) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
+def _outside_of(location):
+    def change(path):
         model = onnx.load(path, load_external_data=False)
         model.graph.initializer[0].external_data[0].value = location
         path.write_bytes(model.SerializeToString())
@@ -211,7 +206,7 @@ def _outside_of(location: str) -> Callable[[Path], None]:
 
 @pytest.mark.parametrize("location", ["../model.data", "/etc/hostname", "link", "folder/model.data"])
 @pytest.mark.usefixtures("small")
-def test_files_elsewhere_are_not_read(location: str, tmp_path: Path) -> None:
+def test_files_elsewhere_are_not_read(location, tmp_path):
     (tmp_path / "inner").mkdir()
     path = in_two_files(tmp_path / "inner")
     (tmp_path / "model.data").write_bytes(bytes(MODEL))

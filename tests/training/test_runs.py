@@ -8,9 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,31 +40,31 @@ FULL = Recipe(
 
 
 @pytest.fixture(autouse=True)
-def one_thread(threads: None) -> None:
+def one_thread(threads):
     """With more, a run may find another number faster than the run that it is compared with."""
     opgrad.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
-def digits() -> ArtifactSet:
+def digits():
     return ArtifactSet.load(EXAMPLES / "digits")
 
 
-def nothing(*_: object) -> None:
+def nothing(*_):
     """Progress that nobody watches."""
 
 
-def interrupt_at(rows: int) -> Callable[..., None]:
+def interrupt_at(rows):
     """Progress that is interrupted as by Ctrl-C when so many rows are done."""
 
-    def progress(done: int, *_: object) -> None:
+    def progress(done, *_):
         if done >= rows:
             signal.raise_signal(signal.SIGINT)
 
     return progress
 
 
-def assert_same_checkpoint(first: Path, second: Path) -> None:
+def assert_same_checkpoint(first, second):
     """Bit for bit, but for the time it took."""
     a, b = read_checkpoint(first), read_checkpoint(second)
     assert a.parameters.keys() == b.parameters.keys()
@@ -81,7 +79,7 @@ def assert_same_checkpoint(first: Path, second: Path) -> None:
     assert timeless(states[0]) == timeless(states[1])
 
 
-def timeless(state: RunState) -> RunState:
+def timeless(state):
     history = [replace(epoch, seconds=0, samples_per_second=0) for epoch in state.history]
     return replace(state, history=history, seconds=0)
 
@@ -90,7 +88,7 @@ def timeless(state: RunState) -> RunState:
 
 
 @pytest.mark.parametrize("rows", [3 * 1294, 3 * 1294 + 500], ids=["after 3 epochs", "within the 4th"])
-def test_a_resumed_run_gives_what_one_in_one_go_gives(digits: ArtifactSet, tmp_path: Path, rows: int) -> None:
+def test_a_resumed_run_gives_what_one_in_one_go_gives(digits, tmp_path, rows):
     """AdamW, a linear schedule with warm-up, accumulation, clipping, validation."""
     whole = job.train(digits, FULL, None, tmp_path / "whole", nothing)
     assert whole.train_rows == 1294
@@ -109,14 +107,14 @@ def test_a_resumed_run_gives_what_one_in_one_go_gives(digits: ArtifactSet, tmp_p
     )
 
 
-def save_lines(path: Path, rows: int) -> Path:
+def save_lines(path, rows):
     random = np.random.default_rng(0)
     x = random.standard_normal((rows, 2))
     np.savez(path, x=x, y=x @ [[2.0], [-1.0]] + 0.5)
     return path
 
 
-def test_the_checkpoint_of_another_program_begins_a_run_with_its_moments(digits: ArtifactSet, tmp_path: Path) -> None:
+def test_the_checkpoint_of_another_program_begins_a_run_with_its_moments(digits, tmp_path):
     trainer = Trainer(digits, 0.01)
     data = job.load_data(digits, FULL, None)
     for _ in range(3):
@@ -130,7 +128,7 @@ def test_the_checkpoint_of_another_program_begins_a_run_with_its_moments(digits:
     assert after.properties["epoch"] == 5
 
 
-def test_a_state_is_restored_whole_or_not_at_all(digits: ArtifactSet, tmp_path: Path) -> None:
+def test_a_state_is_restored_whole_or_not_at_all(digits, tmp_path):
     trainer = Trainer(digits)
     before = {name: array.copy() for name, array in trainer.parameters.items()}
     good = trainer.checkpoint()
@@ -147,7 +145,7 @@ def test_a_state_is_restored_whole_or_not_at_all(digits: ArtifactSet, tmp_path: 
         np.testing.assert_array_equal(trainer.parameters[name], array)
 
 
-def test_what_cannot_be_resumed_is_told_before_anything_is_written(digits: ArtifactSet, tmp_path: Path) -> None:
+def test_what_cannot_be_resumed_is_told_before_anything_is_written(digits, tmp_path):
     job.train(digits, replace(FULL, epochs=2), None, tmp_path / "run", nothing)
     checkpoint, out = tmp_path / "run" / LAST, tmp_path / "out"
     lone = tmp_path / "lone.checkpoint"
@@ -176,7 +174,7 @@ def test_what_cannot_be_resumed_is_told_before_anything_is_written(digits: Artif
     assert told == f"opgrad: resume: {checkpoint}: the property {PROPERTY} is none that this version of opgrad wrote\n"
 
 
-def test_ctrl_c_leaves_a_whole_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_a_whole_checkpoint_and_says_how_to_go_on(tmp_path):
     words = ["train", str(EXAMPLES / "digits"), "--epochs", "100000", "--output", "my run"]
     command = [sys.executable, "-m", "opgrad"]
     with subprocess.Popen([*command, *words], cwd=tmp_path, stdout=-3, stderr=-1, text=True) as process:
@@ -197,7 +195,7 @@ def test_ctrl_c_leaves_a_whole_checkpoint_and_says_how_to_go_on(tmp_path: Path) 
 # --- validation ------------------------------------------------------------------------------------------------------
 
 
-def test_rows_are_parted_by_chance_but_always_alike() -> None:
+def test_rows_are_parted_by_chance_but_always_alike():
     data = Dataset({"a": np.arange(100)})
     recipe = Recipe(test_rows=20, validation=0.1, split_seed=4)
     training, validation, test = job.split(data, recipe)
@@ -214,7 +212,7 @@ def test_rows_are_parted_by_chance_but_always_alike() -> None:
         job.split(data, replace(recipe, validation=80))
 
 
-def test_training_ends_early_and_keeps_the_best_parameters(digits: ArtifactSet, tmp_path: Path) -> None:
+def test_training_ends_early_and_keeps_the_best_parameters(digits, tmp_path):
     """Labels by chance: what is learnt by heart makes the validation loss rise."""
     random = np.random.default_rng(0)
     file = tmp_path / "data.npz"
@@ -244,8 +242,8 @@ def test_training_ends_early_and_keeps_the_best_parameters(digits: ArtifactSet, 
     assert len(run.state.history) >= best + 4
 
 
-def test_the_best_epoch_is_the_first_with_the_lowest_loss() -> None:
-    def history(*losses: float | None) -> list[EpochMetrics]:
+def test_the_best_epoch_is_the_first_with_the_lowest_loss():
+    def history(*losses):
         return [EpochMetrics(n + 1, n, 0.1, 1.0, loss, None, 1.0, 1.0) for n, loss in enumerate(losses)]
 
     assert best_epoch([]) is None
@@ -255,7 +253,7 @@ def test_the_best_epoch_is_the_first_with_the_lowest_loss() -> None:
     assert best_epoch(history(math.nan, math.nan)) == 1
 
 
-def test_a_state_survives_the_way_through_text() -> None:
+def test_a_state_survives_the_way_through_text():
     epoch = EpochMetrics(1, 2, 0.1, math.nan, 0.3, None, 1e-9, 1e300)
     state = RunState(FULL, 7, 2, [epoch], 5, 5, 7, 6, 0.1 + 0.2, 1 / 3, 2.5)
     again = RunState.from_text(state.to_text())
@@ -269,9 +267,7 @@ def test_a_state_survives_the_way_through_text() -> None:
 
 
 @pytest.mark.parametrize(("batch", "accumulate"), [(10, 3), (7, 2), (30, 50)])
-def test_accumulated_batches_are_one_large_batch(
-    digits: ArtifactSet, tmp_path: Path, batch: int, accumulate: int
-) -> None:
+def test_accumulated_batches_are_one_large_batch(digits, tmp_path, batch, accumulate):
     """Also where the last step of an epoch has fewer batches, and the last batch fewer rows."""
     random = np.random.default_rng(0)
     np.savez(tmp_path / "d.npz", x=random.uniform(0, 1, (130, 64)), y=random.integers(0, 10, 130))
@@ -289,7 +285,7 @@ def test_accumulated_batches_are_one_large_batch(
 
 
 @pytest.mark.parametrize("largest", [0.5, 100.0])
-def test_clipping_scales_the_gradient_down(tmp_path: Path, largest: float) -> None:
+def test_clipping_scales_the_gradient_down(tmp_path, largest):
     """One step of gradient descent on a linear model, from w = 0 and b = 0.5."""
     write_linear_set(tmp_path)
     file = save_lines(tmp_path / "data.npz", 40)
@@ -307,7 +303,7 @@ def test_clipping_scales_the_gradient_down(tmp_path: Path, largest: float) -> No
     np.testing.assert_allclose(found, expected, rtol=1e-5)  # the operator divides by the norm and 1e-6
 
 
-def test_schedules() -> None:
+def test_schedules():
     linear, cosine = (Schedule(2.0, kind, 4, 12) for kind in ("linear", "cosine"))
     warmup = [0.0, 0.5, 1.0, 1.5, 2.0]
     assert [linear.at(step) for step in range(5)] == [cosine.at(step) for step in range(5)] == warmup
@@ -325,7 +321,7 @@ def test_schedules() -> None:
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_metrics_of_every_epoch_are_written(tmp_path: Path) -> None:
+def test_metrics_of_every_epoch_are_written(tmp_path):
     options = ("--epochs", "3", "--validation", "100", "--schedule", "linear", "--accumulate", "4")
     status, text = cli("train", EXAMPLES / "digits", *options, "--output", tmp_path)
     assert status == 0, text
@@ -357,9 +353,7 @@ def test_metrics_of_every_epoch_are_written(tmp_path: Path) -> None:
         (("--warmup", "300"), "Schedule: warmup is 300, expected fewer than all 300 steps"),
     ],
 )
-def test_settings_that_make_no_sense_leave_nothing_behind(
-    tmp_path: Path, options: tuple[str, ...], message: str
-) -> None:
+def test_settings_that_make_no_sense_leave_nothing_behind(tmp_path, options, message):
     status, text = cli("train", EXAMPLES / "digits", *options, "--output", tmp_path / "out")
     assert (status, text.count("\n")) == (1, 1)
     assert message in text
@@ -380,7 +374,7 @@ def test_settings_that_make_no_sense_leave_nothing_behind(
         ("clip_norm = 0", "clip_norm is 0, expected a number above 0"),
     ],
 )
-def test_recipes_name_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+def test_recipes_name_what_is_wrong(tmp_path, text, message):
     (tmp_path / "recipe.toml").write_text(text)
     with pytest.raises(ValueError, match=message):
         Recipe.load(tmp_path)

@@ -18,13 +18,13 @@ from opgrad.training.run.job import train
 from opgrad.training.run.recipe import Recipe
 
 
-def train_and_test_data(artifacts: ArtifactSet) -> tuple[Dataset, Dataset]:
+def train_and_test_data(artifacts):
     recipe = Recipe.load(artifacts.directory)
     data = load_named("digits", artifacts.inputs, recipe.divide)
     return data.split(recipe.test_rows or 0, recipe.split_seed)
 
 
-def trained(name: str) -> tuple[Trainer, list[float], Dataset]:
+def trained(name):
     """A trainer after all epochs of an example's recipe, the mean loss of each, and the test data."""
     artifacts = ArtifactSet.load(EXAMPLES / name)
     recipe = Recipe.load(EXAMPLES / name)
@@ -38,7 +38,7 @@ def trained(name: str) -> tuple[Trainer, list[float], Dataset]:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_training_gives_the_losses_of_the_old_runtime(name: str, tmp_path: Path) -> None:
+def test_training_gives_the_losses_of_the_old_runtime(name, tmp_path):
     reference = json.loads((EXAMPLES / name / "reference.json").read_text())
     trainer, losses, test = trained(name)
     np.testing.assert_allclose(losses, reference["train_loss_per_epoch"], rtol=1e-3)
@@ -48,7 +48,7 @@ def test_training_gives_the_losses_of_the_old_runtime(name: str, tmp_path: Path)
     check_export(trainer, test, tmp_path / "model.onnx", found.accuracy)
 
 
-def check_export(trainer: Trainer, test: Dataset, path: Path, accuracy: float | None) -> None:
+def check_export(trainer, test, path, accuracy):
     """The exported model has the trainer's accuracy in a session that knows nothing of opgrad."""
     trainer.export(path)
     onnx.checker.check_model(path, full_check=True)
@@ -61,18 +61,18 @@ def check_export(trainer: Trainer, test: Dataset, path: Path, accuracy: float | 
 
 
 @pytest.fixture
-def digits_copy(tmp_path: Path) -> Path:
+def digits_copy(tmp_path):
     return Path(shutil.copytree(EXAMPLES / "digits", tmp_path / "copy"))
 
 
-def test_artifact_set_tells_inputs_loss_and_scores() -> None:
+def test_artifact_set_tells_inputs_loss_and_scores():
     artifacts = ArtifactSet.load(EXAMPLES / "digits_attention")
     assert [spec.name for spec in artifacts.inputs] == ["tokens", "labels"]
     assert artifacts.inputs[0] == TensorSpec("tokens", np.dtype(np.int64), ("batch", 64))
     assert (artifacts.loss, artifacts.scores) == ("onnx::loss::8", "logits")
 
 
-def test_artifact_set_with_missing_damaged_or_foreign_files(digits_copy: Path) -> None:
+def test_artifact_set_with_missing_damaged_or_foreign_files(digits_copy):
     (digits_copy / "eval_model.onnx").write_bytes(b"\xff" * 100)
     with pytest.raises(ValueError, match=r"eval_model\.onnx is no ONNX model, or damaged"):
         ArtifactSet.load(digits_copy)
@@ -81,7 +81,7 @@ def test_artifact_set_with_missing_damaged_or_foreign_files(digits_copy: Path) -
         ArtifactSet.load(digits_copy)
 
 
-def test_artifact_set_with_the_checkpoint_of_another_model(digits_copy: Path) -> None:
+def test_artifact_set_with_the_checkpoint_of_another_model(digits_copy):
     shutil.copy(EXAMPLES / "digits_attention" / "checkpoint", digits_copy / "checkpoint")
     with pytest.raises(ValueError, match=r"has the trainable parameters W1, Wk.*expected.*W1, W2, W3, b1"):
         ArtifactSet.load(digits_copy)
@@ -96,13 +96,13 @@ def test_artifact_set_with_the_checkpoint_of_another_model(digits_copy: Path) ->
         ArtifactSet.load(digits_copy)
 
 
-def test_artifact_set_whose_training_model_computes_no_gradients(digits_copy: Path) -> None:
+def test_artifact_set_whose_training_model_computes_no_gradients(digits_copy):
     shutil.copy(digits_copy / "eval_model.onnx", digits_copy / "training_model.onnx")
     with pytest.raises(ValueError, match="no input lazy_reset_grad, expected a training graph"):
         ArtifactSet.load(digits_copy)
 
 
-def test_artifact_set_with_a_fixed_batch_size(digits_copy: Path) -> None:
+def test_artifact_set_with_a_fixed_batch_size(digits_copy):
     """Graphs for batches of 8 alone: training drops what makes no whole batch, and refuses all else."""
     for name in ("training_model.onnx", "eval_model.onnx"):
         model = onnx.load(digits_copy / name)
@@ -132,7 +132,7 @@ def test_artifact_set_with_a_fixed_batch_size(digits_copy: Path) -> None:
         train(artifacts, Recipe(dataset="digits"), None, digits_copy / "run", lambda *_: None)
 
 
-def test_artifact_set_with_inputs_of_different_batch_sizes(digits_copy: Path) -> None:
+def test_artifact_set_with_inputs_of_different_batch_sizes(digits_copy):
     model = onnx.load(digits_copy / "training_model.onnx")
     for rows, value in zip((8, 9), model.graph.input[:2], strict=True):
         value.type.tensor_type.shape.dim[0].dim_value = rows
@@ -141,7 +141,7 @@ def test_artifact_set_with_inputs_of_different_batch_sizes(digits_copy: Path) ->
         ArtifactSet.load(digits_copy)
 
 
-def test_scores_are_the_last_tensor_before_the_label_comes_in() -> None:
+def test_scores_are_the_last_tensor_before_the_label_comes_in():
     model = build(
         """binary_cross_entropy (float[n] x, float[n] target, float w) => (float loss) {
             h = Mul(x, w)  p = Sigmoid(h)  a = Log(p)  ta = Mul(a, target)  one = Constant<value_float=1.0>()
@@ -154,11 +154,11 @@ def test_scores_are_the_last_tensor_before_the_label_comes_in() -> None:
 
 
 @pytest.fixture(scope="module")
-def digits() -> ArtifactSet:
+def digits():
     return ArtifactSet.load(EXAMPLES / "digits")
 
 
-def test_steps_change_the_parameters_along_the_gradients(digits: ArtifactSet) -> None:
+def test_steps_change_the_parameters_along_the_gradients(digits):
     trainer = Trainer(digits, 0.01)
     data, _ = train_and_test_data(digits)
     batch = dict(data.take(np.arange(7)).arrays)
@@ -175,7 +175,7 @@ def test_steps_change_the_parameters_along_the_gradients(digits: ArtifactSet) ->
     assert trainer.step({name: array[:3] for name, array in batch.items()}) < first
 
 
-def test_batches_that_do_not_fit(digits: ArtifactSet) -> None:
+def test_batches_that_do_not_fit(digits):
     trainer = Trainer(digits)
     good = {"pixels": np.zeros((2, 64), np.float32), "labels": np.zeros(2, np.int64)}
     for change, kind, message in (
@@ -188,7 +188,7 @@ def test_batches_that_do_not_fit(digits: ArtifactSet) -> None:
         trainer.step({"pixels": good["pixels"]})
 
 
-def test_epochs_over_rows_that_are_not_there(digits: ArtifactSet) -> None:
+def test_epochs_over_rows_that_are_not_there(digits):
     trainer = Trainer(digits)
     data = Dataset({"pixels": np.zeros((3, 64), np.float32), "labels": np.zeros(3, np.int64)})
     for order in ([0, 3], [-1]):
@@ -200,7 +200,7 @@ def test_epochs_over_rows_that_are_not_there(digits: ArtifactSet) -> None:
         list(trainer.epoch(Dataset({"pixels": data.arrays["pixels"]}), 2, np.arange(3)))
 
 
-def test_labels_that_are_no_class(digits: ArtifactSet) -> None:
+def test_labels_that_are_no_class(digits):
     trainer = Trainer(digits)
     data = Dataset({"pixels": np.zeros((3, 64), np.float32), "labels": np.array([0, 10, -1])})
     with pytest.raises(ValueError, match="labels: row 1 is 10, expected classes from 0 to 9"):
@@ -209,7 +209,7 @@ def test_labels_that_are_no_class(digits: ArtifactSet) -> None:
         trainer.evaluate(data)
 
 
-def test_frozen_parameters_and_a_loss_without_classes(tmp_path: Path) -> None:
+def test_frozen_parameters_and_a_loss_without_classes(tmp_path):
     """A linear model with a mean squared error and a frozen bias, trained by gradient descent."""
     write_linear_set(tmp_path)
     random = np.random.default_rng(3)
@@ -228,7 +228,7 @@ def test_frozen_parameters_and_a_loss_without_classes(tmp_path: Path) -> None:
     np.testing.assert_allclose(session.run(["p"], {"x": x})[0], y, atol=1e-2)
 
 
-def test_the_learning_rate_is_an_attribute(tmp_path: Path) -> None:
+def test_the_learning_rate_is_an_attribute(tmp_path):
     """What is set is what the next step takes: of a linear model, the step is the rate times the gradient."""
     write_linear_set(tmp_path)
     batch = {"x": np.ones((4, 2), np.float32), "y": np.zeros((4, 1), np.float32)}

@@ -8,11 +8,9 @@ import shutil
 import signal
 import stat
 import warnings
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -43,7 +41,7 @@ DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
 
 @contextmanager
-def room_for(count: int) -> Iterator[None]:
+def room_for(count):
     """Files can have so many bytes: what is written beyond fails as on a full disk, without a name."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (count, before[1]))
@@ -57,7 +55,7 @@ SOURCE = Path(opgrad.__file__).parent
 OTHER_WRITERS = ("write_bytes", "write_text", "save", "save_model", "savez", "savez_compressed", "savetxt", "tofile")
 
 
-def _writing_calls(file: Path) -> Iterator[str]:
+def _writing_calls(file):
     """The calls in a file of the package by which files are written."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.Call):
@@ -77,7 +75,7 @@ def _writing_calls(file: Path) -> Iterator[str]:
             yield f"{file.relative_to(SOURCE)}: {ast.unparse(node)}"
 
 
-def test_one_module_writes_files() -> None:
+def test_one_module_writes_files():
     """What training, exports and commands write takes its place at once, or leaves what was there."""
     rooms = ("training", "tune", "cli/commands", "onnxruntime", "onnx")
     found = [call for room in rooms for file in sorted((SOURCE / room).rglob("*.py")) for call in _writing_calls(file)]
@@ -88,21 +86,21 @@ def test_one_module_writes_files() -> None:
     assert len(list(_writing_calls(SOURCE / "base" / "writing.py"))) == 1
 
 
-def _checkpoint(path: Path, external_data: bool = False) -> None:
+def _checkpoint(path, external_data=False):
     write_checkpoint(Checkpoint({"w": np.ones(5000, np.float32)}, {}), path, external_data=external_data)
 
 
-def _model(path: Path) -> None:
+def _model(path):
     artifacts = ArtifactSet.load(DIGITS)
     write_inference_model(artifacts.eval_model, artifacts.trainable, [artifacts.scores], path, "Module")
 
 
-def _lowered(path: Path) -> None:
+def _lowered(path):
     lower_file(DIGITS / "training_model.onnx", path)
 
 
 @pytest.mark.parametrize("write", [_checkpoint, _model, _lowered], ids=lambda write: write.__name__)
-def test_a_full_disk(tmp_path: Path, write: Callable[[Path], None]) -> None:
+def test_a_full_disk(tmp_path, write):
     path = tmp_path / "file"
     path.write_text("old")
     with room_for(1024), pytest.raises(OSError, match=r"File too large: '.*/file'") as caught:
@@ -117,60 +115,60 @@ def test_a_full_disk(tmp_path: Path, write: Callable[[Path], None]) -> None:
 # --- every step ---
 
 
-def _wide(seed: int) -> onnx.ModelProto:
+def _wide(seed):
     """A model with 65,536 numbers that nobody trains."""
     text = "g (float[n, 64] x) => (float[n, 3] y) { h = MatMul(x, w0) a = Relu(h) y = MatMul(a, w1) }"
     arrays = normal(w0=(64, 1024), w1=(1024, 3))
     return build(text, {name: array + seed for name, array in arrays.items()})
 
 
-def _set_of(model: onnx.ModelProto, folder: Path, trained: str) -> None:
+def _set_of(model, folder, trained):
     generate_artifacts(model, [trained], None, LossType.CrossEntropyLoss, OptimType.SGD, folder)
 
 
-def _artifacts(folder: Path, seed: int) -> None:
+def _artifacts(folder, seed):
     """A set whose models share a file, in the place of another, or one without in the place of one with it."""
     _set_of(_wide(seed), folder, "w1")
 
 
-def _smaller_artifacts(folder: Path, seed: int) -> None:
+def _smaller_artifacts(folder, seed):
     _set_of(_wide(0), folder, "w1") if not seed else _set_of(perceptron(), folder, "w1")
 
 
-def _exported(folder: Path, seed: int) -> None:
+def _exported(folder, seed):
     artifacts = ArtifactSet.load(DIGITS)
     values = {name: array + np.float32(seed) for name, array in artifacts.trainable.items()}
     write_inference_model(artifacts.eval_model, values, [str(artifacts.scores)], folder / "model.onnx", "Module")
 
 
-def _exported_beside(folder: Path, seed: int) -> None:
+def _exported_beside(folder, seed):
     """Beyond what one file can hold."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(export, "LARGEST_MODEL", 1000)
         _exported(folder, seed)
 
 
-def _smaller_export(folder: Path, seed: int) -> None:
+def _smaller_export(folder, seed):
     """In the place of one with a file beside it."""
     _exported(folder, seed) if seed else _exported_beside(folder, seed)
 
 
-def _step(folder: Path, seed: int) -> None:
+def _step(folder, seed):
     export_step(DIGITS, folder / "step.onnx", models=["eval"] * bool(seed))
 
 
-def _weights(folder: Path, seed: int) -> None:
+def _weights(folder, seed):
     replace_file(folder / "w.safetensors", encode(Weights({"w": np.full(3, seed, np.float32)}, {})))
 
 
-def _figures(folder: Path, seed: int) -> None:
+def _figures(folder, seed):
     epoch = EpochMetrics(1, 1, 0.1, 1.0 + seed, None, None, 1.0, 1.0)
     with staged(folder) as together:
         write_csv([epoch], together / "metrics.csv")
         plot_losses([epoch], [[1.0, 2.0]], 1.0 + seed, "losses", together / "loss.png")
 
 
-def _one_checkpoint(folder: Path, seed: int) -> None:
+def _one_checkpoint(folder, seed):
     write_checkpoint(Checkpoint({"w": np.full(9, seed, np.float32)}, {}), folder / "checkpoint")
 
 
@@ -180,14 +178,14 @@ WRITERS = (
 )
 
 
-def failing_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], int]:
+def failing_at(step, patch):
     """Let one of the operations on files fail, before or after it is done; returns what counts them."""
     steps = count()
     reached = [0]
 
-    def failing(operation: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any, **options: Any) -> Any:
-            result: Any = None
+    def failing(operation):
+        def run(*arguments, **options):
+            result = None
             for before in (True, False):
                 reached[0] = next(steps)
                 if reached[0] == step:
@@ -200,7 +198,7 @@ def failing_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], int]:
 
         return run
 
-    def opening(name: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+    def opening(name, mode="r", *arguments, **options):
         return (creating if "x" in mode else before_all)(name, mode, *arguments, **options)
 
     before_all, creating = builtins.open, failing(builtins.open)
@@ -210,14 +208,12 @@ def failing_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], int]:
     return lambda: reached[0]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
-def test_all_or_nothing_at_every_step(
-    write: Callable[[Path, int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_or_nothing_at_every_step(write, tmp_path, monkeypatch):
     monkeypatch.setattr(generation, "OUTSIDE_FROM", 100_000)
     for seed, name in enumerate(("old", "new")):
         (tmp_path / name).mkdir()
@@ -244,7 +240,7 @@ def test_all_or_nothing_at_every_step(
     assert step > 5
 
 
-def test_a_smaller_export_takes_the_file_beside_the_old_one_with_it(tmp_path: Path) -> None:
+def test_a_smaller_export_takes_the_file_beside_the_old_one_with_it(tmp_path):
     _exported_beside(tmp_path, 0)
     assert sorted(os.listdir(tmp_path)) == ["model.onnx", "model.onnx.data"]
     _exported(tmp_path, 1)
@@ -254,7 +250,7 @@ def test_a_smaller_export_takes_the_file_beside_the_old_one_with_it(tmp_path: Pa
     assert (tmp_path / "model.onnx.data").read_text() == "somebody else's"
 
 
-def test_models_written_in_pieces_are_what_protobuf_writes(tmp_path: Path) -> None:
+def test_models_written_in_pieces_are_what_protobuf_writes(tmp_path):
     trainer = Trainer(ArtifactSet.load(DIGITS))
     trainer.export(tmp_path / "model.onnx")
     content = (tmp_path / "model.onnx").read_bytes()
@@ -264,7 +260,7 @@ def test_models_written_in_pieces_are_what_protobuf_writes(tmp_path: Path) -> No
 # --- what is in the place of an output ---
 
 
-def _checkpoint_outside(path: Path) -> None:
+def _checkpoint_outside(path):
     _checkpoint(path, external_data=True)
 
 
@@ -272,7 +268,7 @@ ONE_FILE = (_checkpoint_outside, _model, _lowered)  # all files are written by o
 
 
 @pytest.mark.parametrize("write", ONE_FILE, ids=lambda write: write.__name__)
-def test_what_is_no_regular_file_is_not_replaced(write: Callable[[Path], None], tmp_path: Path) -> None:
+def test_what_is_no_regular_file_is_not_replaced(write, tmp_path):
     path = tmp_path / "file.onnx"
     os.mkfifo(path)
     with pytest.raises(ValueError, match=r"file\.onnx is no regular file, expected a regular file to replace, or none"):
@@ -283,7 +279,7 @@ def test_what_is_no_regular_file_is_not_replaced(write: Callable[[Path], None], 
 
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("write", ONE_FILE, ids=lambda write: write.__name__)
-def test_the_target_of_a_link_is_written(write: Callable[[Path], None], there: bool, tmp_path: Path) -> None:
+def test_the_target_of_a_link_is_written(write, there, tmp_path):
     (tmp_path / "folder").mkdir()
     real, link = tmp_path / "folder" / "real.onnx", tmp_path / "file.onnx"
     if there:
@@ -307,10 +303,7 @@ def test_the_target_of_a_link_is_written(write: Callable[[Path], None], there: b
         (_figures, "metrics.csv"),
     ],
 )
-def test_links_and_pipes_in_a_folder_stay(
-    write: Callable[[Path, int], None], name: str, make: Callable[[Path], None], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_links_and_pipes_in_a_folder_stay(write, name, make, tmp_path, monkeypatch):
     monkeypatch.setattr(generation, "OUTSIDE_FROM", 100_000)
     (tmp_path / "precious").write_text("somebody's")
     make(tmp_path / name)
@@ -320,7 +313,7 @@ def test_links_and_pipes_in_a_folder_stay(
     assert (tmp_path / "precious").read_text() == "somebody's"
 
 
-def test_permissions_are_kept(tmp_path: Path) -> None:
+def test_permissions_are_kept(tmp_path):
     for write in (_exported_beside, _artifacts):
         write(tmp_path, 0)
         before = os.umask(0)
@@ -335,14 +328,14 @@ def test_permissions_are_kept(tmp_path: Path) -> None:
         tmp_path.mkdir()
 
 
-def test_commands_refuse_a_pipe_before_they_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_refuse_a_pipe_before_they_begin(tmp_path, monkeypatch):
     pipe, folder = tmp_path / "pipe.onnx", tmp_path / "out"
     os.mkfifo(pipe)
     folder.mkdir()
     os.mkfifo(folder / "model.onnx")
     os.mkfifo(folder / "eval_model.onnx")
 
-    def never(*_: object, **__: object) -> None:
+    def never(*_, **__):
         raise AssertionError
 
     for module, name in ((fit.Fit, "run"), (lowering, "lower"), (building, "plain_gradients"), (packing, "_compile")):
@@ -368,20 +361,20 @@ def test_commands_refuse_a_pipe_before_they_begin(tmp_path: Path, monkeypatch: p
 FORKS = pytest.mark.filterwarnings("ignore:.*fork")
 
 
-def _killed_at(step: int, folder: Path, files: dict[str, bytes]) -> bool:
+def _killed_at(step, folder, files):
     """Let another process replace files of a folder and be killed there; returns whether it was."""
     child = os.fork()
     if not child:
         steps, replace = count(), os.replace
 
-        def killing(*names: Any) -> None:
+        def killing(*names):
             for before in (True, False):
                 if next(steps) == step:
                     os.kill(os.getpid(), signal.SIGKILL)
                 if before:
                     replace(*names)
 
-        os.replace = killing  # type: ignore[assignment]
+        os.replace = killing
         with staged(folder, lambda names: ["gone"]) as new:
             for name, content in files.items():
                 (new / name).write_bytes(content)
@@ -392,7 +385,7 @@ def _killed_at(step: int, folder: Path, files: dict[str, bytes]) -> bool:
 
 @FORKS
 @pytest.mark.parametrize("reads", [True, False])
-def test_the_next_one_finishes_what_was_interrupted(reads: bool, tmp_path: Path) -> None:
+def test_the_next_one_finishes_what_was_interrupted(reads, tmp_path):
     for step in count():
         folder = tmp_path / str(step)
         folder.mkdir()
@@ -416,7 +409,7 @@ def test_the_next_one_finishes_what_was_interrupted(reads: bool, tmp_path: Path)
     assert step == 12
 
 
-def test_a_writer_at_work_is_left_alone(tmp_path: Path) -> None:
+def test_a_writer_at_work_is_left_alone(tmp_path):
     with staged(tmp_path) as folder:
         (folder / "a").write_text("new")
         assert not finish_interrupted(tmp_path)
@@ -428,7 +421,7 @@ def test_a_writer_at_work_is_left_alone(tmp_path: Path) -> None:
 
 
 @FORKS
-def test_a_set_is_read_after_its_writer_was_killed(tmp_path: Path) -> None:
+def test_a_set_is_read_after_its_writer_was_killed(tmp_path):
     for name, trained in (("old", "w0"), ("new", "w1")):
         (tmp_path / name).mkdir()
         _set_of(perceptron(), tmp_path / name, trained)
@@ -456,9 +449,7 @@ def test_a_set_is_read_after_its_writer_was_killed(tmp_path: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_commands_take_a_file_whose_writer_was_killed_before_it_took_its_place(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_take_a_file_whose_writer_was_killed_before_it_took_its_place(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "set").mkdir()
     _set_of(perceptron(), tmp_path / "set", "w0")
@@ -476,7 +467,7 @@ def test_commands_take_a_file_whose_writer_was_killed_before_it_took_its_place(
 
 
 @pytest.mark.parametrize("name", ["../outside", "..", ".", "", "inner", "inner/mine", "/outside", 5, None])
-def test_a_journal_of_others_moves_files_of_its_folder_alone(name: object, tmp_path: Path) -> None:
+def test_a_journal_of_others_moves_files_of_its_folder_alone(name, tmp_path):
     folder, outside = tmp_path / "folder", tmp_path / "outside"
     hidden = folder / f".{'0' * 16}.tmp"
     for path in (hidden / "file", folder / "file", folder / "inner/mine", outside):
@@ -490,11 +481,11 @@ def test_a_journal_of_others_moves_files_of_its_folder_alone(name: object, tmp_p
         assert _tree(tmp_path) == before
 
 
-def _tree(folder: Path) -> dict[Path, bool | str]:
+def _tree(folder):
     return {path: path.is_file() and path.read_text() for path in folder.rglob("*")}
 
 
-def test_a_journal_with_a_folder_among_its_files_moves_nothing(tmp_path: Path) -> None:
+def test_a_journal_with_a_folder_among_its_files_moves_nothing(tmp_path):
     hidden = tmp_path / f".{'0' * 16}.tmp"
     (hidden / "inner").mkdir(parents=True)
     (hidden / ".journal").write_text("[]")
@@ -503,7 +494,7 @@ def test_a_journal_with_a_folder_among_its_files_moves_nothing(tmp_path: Path) -
     assert (hidden / "inner").is_dir()
 
 
-def test_a_hidden_folder_that_is_a_link_is_left_alone(tmp_path: Path) -> None:
+def test_a_hidden_folder_that_is_a_link_is_left_alone(tmp_path):
     folder, outside = tmp_path / "folder", tmp_path / "outside"
     folder.mkdir()
     outside.write_text("mine")
