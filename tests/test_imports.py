@@ -46,7 +46,7 @@ ROOMS = {
     "jax": ("numpy jax", "base contract ops cpu/compiler cpu/runtime cpu call call/libraries opgrad"),
     "onnxruntime": (
         "numpy onnx onnxruntime",
-        "base contract ops cpu/compiler cpu/runtime cpu onnx/graph onnx/plain",
+        "base contract ops cpu/compiler cpu/runtime cpu cuda onnx/graph onnx/plain",
     ),
     "training/files": ("numpy ml_dtypes onnx flatbuffers", "base onnx/graph"),
     "training/make": (

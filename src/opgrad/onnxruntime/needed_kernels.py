@@ -34,7 +34,7 @@ from opgrad.onnxruntime.node import RuntimeNode
 from opgrad.onnxruntime.overloads import OUTPUT_TYPES, VALUE, Overload, Port, model_of, overloads
 
 SIZE = ctypes.c_size_t
-NO_NATIVES = (0,) * 5  # in place of the functions of a node that never runs
+NO_NATIVES = (0,) * 6  # in place of the functions of a node that never runs
 INT, INTS, FLOAT, STRING = 1, 2, 3, 5  # the kinds of attributes for ReadOpAttr
 
 _created: list[tuple[RuntimeNode, tuple[int, ...]]] = []  # nodes of the session being made, with keys of their calls

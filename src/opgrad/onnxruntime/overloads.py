@@ -39,22 +39,25 @@ class Port:
 
 @dataclass(frozen=True)
 class Overload:
-    """An ONNX operator for one choice of input dtypes."""
+    """An ONNX operator for one choice of input dtypes, on the CPU or on a CUDA device."""
 
     operator: Operator
     onnx: OnnxName
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    on_device: bool = False
 
 
-def overloads() -> Iterator[Overload]:
-    """Every overload of every declared operator that has an ONNX name."""
+def overloads(on_device: bool = False) -> Iterator[Overload]:
+    """Every overload of every declared operator that has an ONNX name; on_device: and a CUDA kernel."""
     for operator in public_operators().values():
+        if on_device and "cuda" not in operator.support.backends:
+            continue
         for onnx in operator.onnx:
             for dtypes in _choices(operator, onnx):
                 inputs = tuple(_input(operator, name, dtypes) for name in onnx.inputs)
                 outputs = tuple(_output(operator, onnx, name, dtypes) for name in onnx.outputs)
-                yield Overload(operator, onnx, inputs, outputs)
+                yield Overload(operator, onnx, inputs, outputs, on_device)
 
 
 def _choices(operator: Operator, onnx: OnnxName) -> Iterator[dict[str, str]]:

@@ -18,6 +18,7 @@ except ImportError as error:
     missing = "opgrad.onnxruntime: onnxruntime cannot be imported; install it with: pip install 'opgrad[onnx]'"
     raise ImportError(missing) from error
 
+CUDA = "CUDAExecutionProvider"
 _registered: "weakref.WeakSet[onnxruntime.SessionOptions]" = weakref.WeakSet()
 
 
@@ -84,4 +85,4 @@ def _domains(api: int) -> list[int]:
     """The operator domains, for each copy of onnxruntime's C library in the process."""
     from opgrad.onnxruntime.custom_ops import new_domains
 
-    return new_domains(Api(api))
+    return new_domains(Api(api), on_device=CUDA in onnxruntime.get_available_providers())
