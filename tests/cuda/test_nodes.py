@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_gate import SUPPORT, environment
+from cuda_gate import environment
 from onnx_cases import check, find, samples
 from onnx_models import one_node
 
@@ -37,8 +37,7 @@ def test_nodes_on_a_device():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "device_sessions"]
     command += ["-W", "ignore::RuntimeWarning", "-k", chosen]
     command += ["tests/cuda/test_nodes.py", "tests/onnxruntime/test_softmax.py"]
-    variables = {name: value for name, value in environment().items() if name != "PYTEST_XDIST_WORKER"}
-    variables = {"OPGRAD_PTX": "90"} | variables | {"PYTHONPATH": os.pathsep.join((str(SUPPORT), *sys.path[:1]))}
+    variables = {"OPGRAD_PTX": "90", **environment()}
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     assert " passed" in done.stdout
@@ -49,7 +48,7 @@ if INSIDE:
     import device_sessions
     from device_sessions import DEVICE, STREAM, given, given_back
 
-    from opgrad.onnxruntime import launching, node
+    from opgrad.onnxruntime import device_plans, node
 
 RELU = one_node("ReluGrad", [("dy", "float32"), ("x", "float32")], [("dx", "float32")])
 LOSS = "SoftmaxCrossEntropyLossInternal", "float32", "int64", "float32", "int64"
@@ -95,8 +94,8 @@ def test_python_is_asked_once_for_each_shape(monkeypatch):
 @inside
 def test_a_kernel_is_compiled_once_for_all_shapes_of_its_kind(monkeypatch):
     """With a warning, which says so; the next process finds it in the cache."""
-    compiled, machine = [], launching.ahead.machine
-    monkeypatch.setattr(launching.ahead, "machine", lambda *given: compiled.append(1) or machine(*given))
+    compiled, machine = [], device_plans.ahead.machine
+    monkeypatch.setattr(device_plans.ahead, "machine", lambda *given: compiled.append(1) or machine(*given))
     model = one_node("TanhGrad", [("dy", "float64"), ("y", "float64")], [("dx", "float64")])
     session = InferenceSession(model)
     with warnings.catch_warnings(record=True) as told:
@@ -106,7 +105,7 @@ def test_a_kernel_is_compiled_once_for_all_shapes_of_its_kind(monkeypatch):
     assert len(compiled) <= 1
     assert len(told) == len(compiled)
     assert all("tanh_grad: its CUDA kernel tanh_grad was compiled in" in str(each.message) for each in told)
-    launching._functions.clear()
+    device_plans._functions.clear()
     InferenceSession(model).run(None, {"dy": np.ones((80, 16)), "y": np.ones((80, 16))})
     assert len(compiled) <= 1
 
@@ -149,7 +148,7 @@ def test_arrays_that_kernels_cannot_read():
 @inside
 @pytest.mark.parametrize(("device", "where"), [(None, "no CUDA device"), (1, "CUDA device 1")])
 def test_memory_of_another_device(monkeypatch, device, where):
-    monkeypatch.setattr(launching.driver, "device_of", lambda address: device)
+    monkeypatch.setattr(device_plans.driver, "device_of", lambda address: device)
     expected = f"relu_grad: dy lies on {where}, expected CUDA device 0, which runs the session"
     with pytest.raises(Exception, match=expected):
         InferenceSession(RELU).run(None, relu(6, 5)[0])
@@ -159,7 +158,7 @@ def test_memory_of_another_device(monkeypatch, device, where):
 def test_a_driver_that_does_not_load_a_kernel(monkeypatch):
     """As one does that is too old, or of a device of another architecture."""
     monkeypatch.setattr(type(DEVICE), "cuModuleLoadData", lambda self, given: 209)
-    monkeypatch.setattr(launching, "_functions", {})
+    monkeypatch.setattr(device_plans, "_functions", {})
     expected = r"relu_grad: the driver, which knows CUDA 13.0, does not load a kernel for sm_90-triton-\S+: .*error 209"
     with pytest.raises(Exception, match=expected):
         InferenceSession(RELU).run(None, relu(6, 7)[0])

@@ -17,7 +17,7 @@ DEVICE = stand_in.start(int(os.environ["OPGRAD_PTX"]))
 DEVICE.context = 1  # which CUDA's provider makes current
 
 from opgrad.contract import DTYPES  # noqa: E402
-from opgrad.onnxruntime import abi, custom_ops, launching, overloads  # noqa: E402
+from opgrad.onnxruntime import abi, custom_ops, device_plans, overloads  # noqa: E402
 
 ENTRIES = 300
 STREAM = 0x5700
@@ -100,7 +100,7 @@ class _Table:
 
 
 _kernels = tempfile.TemporaryDirectory(prefix="opgrad-device-")
-launching.directory = lambda: _kernels.name  # which are PTX here, and none for a real device
+device_plans.directory = lambda: _kernels.name  # which are PTX here, and none for a real device
 custom_ops.Api = Api
 custom_ops.PROVIDERS = custom_ops.PROVIDERS[:1] * 2
 custom_ops.overloads = lambda on_device=False: iter(()) if on_device else overloads.overloads(on_device=True)

@@ -20,6 +20,7 @@ from opgrad.cpu.plans import Plan, plan
 from opgrad.cpu.runtime import scratch
 from opgrad.cpu.runtime.plan import REPORT
 from opgrad.cuda import driver
+from opgrad.cuda.without_triton import importing
 from opgrad.onnxruntime.abi import Api, forever
 from opgrad.onnxruntime.attributes import SPATIAL
 from opgrad.onnxruntime.compute import (
@@ -171,8 +172,8 @@ class RuntimeNode:
 
     def _plan(self, key: tuple[int, ...]) -> Plan:
         if self.overload.on_device:
-            from opgrad.onnxruntime.launching import plan_on_device
-
+            with importing():
+                from opgrad.onnxruntime.device_plans import plan_on_device
             return plan_on_device(self.operator, *self.signature(key))
         return plan(self.operator, *self.signature(key))
 
