@@ -4,6 +4,7 @@ They take the tests of the CPU's nodes, and those below. All run in a process of
 tests Triton may be an interpreter; the first test starts it.
 """
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -13,15 +14,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_gate import environment
+from cuda_gate import environment as compiling
 from onnx_cases import check, find, samples
 from onnx_models import one_node
+from subprocesses import run_python
 
+from opgrad.cli.packing import DEVICES
+from opgrad.contract import Spec
+from opgrad.cpu.compiler import packs
 from opgrad.onnxruntime import InferenceSession
+from opgrad.ops import operators
 
 pytest.importorskip("triton", reason="needs Triton")
+execute = importlib.import_module("opgrad.cuda.execute")
 INSIDE = "device_sessions" in sys.modules
 inside = pytest.mark.skipif(not INSIDE, reason="runs in the process that the first test starts")
+outside = pytest.mark.skipif(INSIDE, reason="ran in the process that started this one")
 ROOT = Path(__file__).parents[2]
 # Of the nodes' tests against the references: one dtype of each operator in `make test`, all in `make test-ptx`.
 EVERYTHING = "OPGRAD_PTX" in os.environ
@@ -30,18 +38,52 @@ SHARE = "test_nodes or (test_against and float32 and not float64 and not int32-f
 NOT_REFUSED = "77"
 
 
-@pytest.mark.skipif(INSIDE, reason="it would start itself")
+@outside
 @pytest.mark.skipif(not (shutil.which("gcc") or shutil.which("clang")), reason="needs a C compiler")
 def test_nodes_on_a_device():
     chosen = f"not {NOT_REFUSED}" if EVERYTHING else f"({SHARE}) and not {NOT_REFUSED}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "device_sessions"]
     command += ["-W", "ignore::RuntimeWarning", "-k", chosen]
     command += ["tests/cuda/test_nodes.py", "tests/onnxruntime/test_softmax.py"]
-    variables = {"OPGRAD_PTX": "90", **environment()}
+    variables = {"OPGRAD_PTX": "90", **compiling()}
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     assert " passed" in done.stdout
     assert "failed" not in done.stdout
+
+
+KEYS = """
+from opgrad.cuda import without_triton
+without_triton.release = "3.9.0"
+with without_triton.importing():
+    from opgrad.cuda import ahead
+from opgrad.cli.examples import signatures
+from opgrad.contract.signature import prepare
+from opgrad.cuda.execute import Device, planning
+from opgrad.ops import operators
+
+for name in ("softmax_grad", "softmax_cross_entropy_loss_and_grad", "gather_grad", "leaky_relu_grad"):
+    for dtype in ("float64", "bfloat16"):
+        for op, specs, attributes in signatures(operators()[name], dtype):
+            with without_triton.importing(), planning(Device()):
+                program = op.kernel("opgrad.cuda")(prepare(op, specs, attributes, any_stride=True).problem)
+            print(name, dtype, *map(ahead.key, program.launches))
+"""
+
+
+@outside
+def test_kernels_have_the_same_keys_without_triton():
+    environment = {"TRITON_INTERPRET": "0"}
+    keys = run_python(KEYS, **environment)
+    assert len(keys.splitlines()) > 40
+    hidden = "import sys\nsys.modules['triton'] = None\n"
+    seen = "\nassert sys.modules['triton'] is None\nimport opgrad.cuda.softmax as s\nprint(type(s.triton))"
+    assert run_python(hidden + KEYS + seen, **environment) == f"{keys}\n<class 'opgrad.cuda.without_triton._Triton'>"
+
+
+@outside
+def test_packs_are_for_the_devices_that_plans_know():
+    assert [f"sm_{architecture}" for architecture in execute.DEVICES] == list(DEVICES)
 
 
 if INSIDE:
@@ -108,6 +150,28 @@ def test_a_kernel_is_compiled_once_for_all_shapes_of_its_kind(monkeypatch):
     device_plans._functions.clear()
     InferenceSession(model).run(None, {"dy": np.ones((80, 16)), "y": np.ones((80, 16))})
     assert len(compiled) <= 1
+
+
+@inside
+def test_a_pack_serves_kernels_without_triton(monkeypatch, tmp_path):
+    op, specs = operators()["tanh_grad"], [Spec((48, 16), np.dtype("float16"))] * 2
+    device_plans.compile_ahead(op, specs, {}, 90, str(tmp_path / "folder"))
+    path = tmp_path / "kernels.pack"
+    path.write_bytes(packs.packed(str(tmp_path / "folder")))
+    monkeypatch.setattr(packs, "served", lambda: packs.Served(packs.Pack(str(path)), ""))
+    monkeypatch.setattr(device_plans, "find_spec", lambda name: None)
+    monkeypatch.setattr(device_plans, "kernels", device_plans.kernels.__wrapped__)
+    ports = [(name, "float16") for name in ("dy", "y")]
+    half = np.full((48, 16), 0.5, "f2")
+    (dx,) = InferenceSession(one_node("TanhGrad", ports, [("dx", "float16")])).run(None, {"dy": half, "y": half})
+    np.testing.assert_array_equal(dx, np.full((48, 16), 0.375, "f2"))
+    lacking = rf"relu_grad: {path} lacks the kernel _elements for sm_90-triton-\S+, and Triton is not installed; pip"
+    with pytest.raises(Exception, match=lacking):
+        InferenceSession(RELU).run(None, relu(6, 13)[0])
+    monkeypatch.setattr(DEVICE, "architecture", 80)
+    known = rf"the device is sm_80, but {path} has kernels for sm_90-triton-\S+, and Triton is not installed; pip"
+    with pytest.raises(Exception, match=known):
+        InferenceSession(RELU).run(None, relu(6, 15)[0])
 
 
 @inside

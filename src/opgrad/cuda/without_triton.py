@@ -24,11 +24,13 @@ def importing() -> Iterator[None]:
         if find_spec("triton") is not None:
             yield
             return
-        sys.modules |= {"triton": _triton, "triton.language": _language}
+        stand_ins = {"triton": _triton, "triton.language": _language}
+        before = {name: sys.modules.get(name) for name in stand_ins}
+        sys.modules |= stand_ins
         try:
             yield
         finally:
-            del sys.modules["triton"], sys.modules["triton.language"]
+            sys.modules |= before  # None says, as before, that there is none
 
 
 class Constant:
