@@ -111,6 +111,13 @@ def test_kernels_run_on_onnxruntimes_stream():
 
 
 @inside
+def test_onnxruntimes_own_functions_stand_at_their_places():
+    """Where the stand-ins are in its table, it has functions that take the same arguments."""
+    InferenceSession(RELU).run(None, relu(5, 7)[0])
+    assert device_sessions.said == {"stream": (0, 0), "allocator": (0, True)}
+
+
+@inside
 def test_working_memory_is_onnxruntimes_and_given_back():
     """A mean's sums are working memory; so is log_prob, which this node has no output for."""
     given_back.clear()

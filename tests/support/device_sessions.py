@@ -22,6 +22,7 @@ from opgrad.onnxruntime import abi, custom_ops, device_plans, overloads  # noqa:
 ENTRIES = 300
 STREAM = 0x5700
 given, given_back = {}, []  # working memory by address; what nodes have given back
+said = {}  # by onnxruntime's own functions, which those here stand in for
 _apis = {}
 
 
@@ -78,6 +79,9 @@ class _Table:
         return math.prod(sizes) * DTYPES[abi.DTYPES[kind.value]].itemsize
 
     def stream(self, context, found):
+        """onnxruntime itself says that the CPU's provider has none."""
+        status = self.api.status(abi.KERNEL_CONTEXT_GET_GPU_COMPUTE_STREAM, context, found)
+        said["stream"] = status, ctypes.c_size_t.from_address(found).value
         ctypes.c_size_t.from_address(found).value = STREAM
         return 0
 
@@ -91,6 +95,14 @@ class _Table:
         return 0
 
     def get_allocator(self, info, kind, found):
+        """onnxruntime's own gives memory of the CPU, and takes it back."""
+        status = self.api.status(abi.KERNEL_INFO_GET_ALLOCATOR, info, kind, found)
+        own = ctypes.c_size_t.from_address(found).value
+        entries = ctypes.cast(own, ctypes.POINTER(ctypes.c_size_t))
+        memory = abi.call(entries[abi.ALLOCATOR_FREE - 1], own, 4096)
+        ctypes.memset(memory, 1, 4096)
+        abi.call(entries[abi.ALLOCATOR_FREE], own, memory)
+        said["allocator"] = status, abi.call(entries[abi.ALLOCATOR_INFO], own) != 0
         ctypes.c_size_t.from_address(found).value = ctypes.addressof(self.allocator)
         return 0
 
