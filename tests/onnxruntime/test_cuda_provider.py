@@ -13,8 +13,8 @@ from onnx_models import one_node
 
 from opgrad.contract import FLOATS
 from opgrad.cuda import driver
-from opgrad.onnxruntime import InferenceSession, abi, custom_ops
-from opgrad.onnxruntime.overloads import overloads
+from opgrad.onnxruntime import InferenceSession, abi, custom_ops, node
+from opgrad.onnxruntime.overloads import LOSS, overloads_beside_cuda
 from opgrad.ops import operators
 
 CUDA = "CUDAExecutionProvider"
@@ -53,11 +53,11 @@ def described():
 def test_every_operator_with_a_kernel_is_there_in_every_dtype():
     found = described()
     on_cuda = {op.name: op for op in operators().values() if "cuda" in op.support.backends}
-    expected = {each.name for op in on_cuda.values() for each in op.onnx}
+    expected = {each.name for op in on_cuda.values() for each in op.onnx} | {LOSS.name}
     assert {name for name, _, _ in found} == expected
     for name in expected:
         assert set(FLOATS) <= {dtype for other, _, dtypes in found if other == name for dtype in dtypes}
-    assert len(found) == len([*overloads(on_device=True)])
+    assert len(found) == sum(each.on_device for each in overloads_beside_cuda())
 
 
 def test_what_is_read_as_an_attribute_stays_in_the_hosts_memory():
@@ -66,6 +66,19 @@ def test_what_is_read_as_an_attribute_stays_in_the_hosts_memory():
     assert memories["SoftmaxCrossEntropyLossInternal"] == [0, 0, 0, abi.CPU_MEMORY]
     assert memories["InPlaceAccumulatorV2"] == [0, 0, abi.CPU_MEMORY]
     assert memories["SoftmaxGrad_13"] == [0, 0]
+
+
+@pytest.mark.skipif(not IS_GPU_RUNTIME, reason="needs onnxruntime-gpu")
+@pytest.mark.parametrize("outputs", [("loss",), ("loss", "log_prob")])
+def test_the_loss_of_onnx_is_ours_on_the_cpu_too(outputs):
+    ports = [("logits", "float32"), ("labels", "int64")]
+    model = one_node(LOSS.name, ports, [(name, "float32") for name in outputs], domain="", ignore_index=2)
+    feeds = {"logits": np.random.default_rng(0).normal(size=(7, 5)).astype("f4"), "labels": np.arange(7) % 5}
+    expected = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feeds)
+    session = InferenceSession(model)
+    assert [each.overload.onnx for each in node._nodes.values() if not each._node.closed][-1] is LOSS
+    for mine, other in zip(session.run(None, feeds), expected, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-6)
 
 
 def test_the_cpus_sessions_are_as_they_were(recwarn):

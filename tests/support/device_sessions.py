@@ -115,4 +115,4 @@ _kernels = tempfile.TemporaryDirectory(prefix="opgrad-device-")
 device_plans.directory = lambda: _kernels.name  # which are PTX here, and none for a real device
 custom_ops.Api = Api
 custom_ops.PROVIDERS = custom_ops.PROVIDERS[:1] * 2
-custom_ops.overloads = lambda on_device=False: iter(()) if on_device else overloads.overloads(on_device=True)
+custom_ops.overloads = lambda: (each for each in overloads.overloads_beside_cuda() if each.on_device)

@@ -13,7 +13,7 @@ from opgrad.onnxruntime.abi import Api, address_of, callback, forever
 from opgrad.onnxruntime.attributes import read_attributes
 from opgrad.onnxruntime.compute import close, compute, parallel_for
 from opgrad.onnxruntime.node import RuntimeNode, prepare, refuse
-from opgrad.onnxruntime.overloads import Overload, overloads
+from opgrad.onnxruntime.overloads import Overload, overloads, overloads_beside_cuda
 from opgrad.onnxruntime.structures import MEMBERS, Described, described
 
 # For each domain its name for onnxruntime and the origin of its operators; None: all operators.
@@ -27,15 +27,15 @@ _names: dict[str, Any] = {}
 _kept: list[Any] = forever([PROVIDERS, _names])  # objects whose addresses onnxruntime holds
 
 
-def new_domains(api: Api, functions: Callable[[], dict[str, int]] | None = None, on_device: bool = False) -> list[int]:
+def new_domains(api: Api, functions: Callable[[], dict[str, int]] | None = None, cuda: bool = False) -> list[int]:
     """The operator domains with every overload in them; they stay for the life of the process.
 
     com.microsoft has all of them; operators that the original has in ai.onnx are also there, beside onnxruntime's own.
-    functions: returns the members that create and run nodes; None: those for sessions that run. on_device: whether
-    those with a CUDA kernel are there for CUDA's provider, too.
+    functions: returns the members that create and run nodes; None: those for sessions that run. cuda: whether
+    sessions may have CUDA's provider.
     """
     members = functions or _functions
-    return [_new_domain(api, name, _structures(origin, members, on_device)) for name, origin in DOMAINS]
+    return [_new_domain(api, name, _structures(origin, members, cuda)) for name, origin in DOMAINS]
 
 
 def _new_domain(api: Api, name: bytes, structures: list[Described]) -> int:
@@ -47,11 +47,11 @@ def _new_domain(api: Api, name: bytes, structures: list[Described]) -> int:
 
 
 @functools.cache
-def _structures(origin: str | None, functions: Callable[[], dict[str, int]], on_device: bool) -> list[Described]:
+def _structures(origin: str | None, functions: Callable[[], dict[str, int]], cuda: bool) -> list[Described]:
     """The operators of this origin, or all."""
     members = {member: each.address for member, each in MEMBERS.items()} | functions()
     structures = []
-    for overload in (*overloads(), *(overloads(on_device=True) if on_device else ())):
+    for overload in (*overloads(), *(overloads_beside_cuda() if cuda else ())):
         if origin not in (None, overload.onnx.origin):
             continue
         name = _names.setdefault(overload.onnx.name, ctypes.create_string_buffer(overload.onnx.name.encode()))

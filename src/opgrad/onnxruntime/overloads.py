@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opgrad.contract import FLOATS, INTEGERS, OnnxName, Operator
 from opgrad.onnxruntime.abi import ANY
@@ -19,6 +19,15 @@ VALUE_DTYPES: dict[str, tuple[str, ...]] = {
 # ONNX operators have one type for all float inputs, except these.
 OWN_DTYPE = ("value", "factor")
 OUTPUT_TYPES = ("output_type", "to")  # attributes that set the results' type
+# onnxruntime's own loss has a kernel for the CPU alone. A session knows one definition of an operator, so ours is on the
+# CPU, too, where there is one on a device.
+LOSS = OnnxName(
+    "SoftmaxCrossEntropyLoss",
+    ("logits", "labels", "weight?"),
+    ("loss", "log_prob?"),
+    {"reduction": "mean", "ignore_index": -1},
+    origin="",
+)
 VALUE = -1  # the place of an input that is read as an attribute
 
 
@@ -48,16 +57,29 @@ class Overload:
     on_device: bool = False
 
 
-def overloads(on_device: bool = False) -> Iterator[Overload]:
-    """Every overload of every declared operator that has an ONNX name; on_device: and a CUDA kernel."""
+def overloads() -> Iterator[Overload]:
+    """Every overload on the CPU of every declared operator that has an ONNX name."""
     for operator in public_operators().values():
-        if on_device and "cuda" not in operator.support.backends:
-            continue
         for onnx in operator.onnx:
-            for dtypes in _choices(operator, onnx):
-                inputs = tuple(_input(operator, name, dtypes) for name in onnx.inputs)
-                outputs = tuple(_output(operator, onnx, name, dtypes) for name in onnx.outputs)
-                yield Overload(operator, onnx, inputs, outputs, on_device)
+            yield from _overloads(operator, onnx)
+
+
+def overloads_beside_cuda() -> Iterator[Overload]:
+    """Those that sessions with CUDA's provider have besides: of every operator with a CUDA kernel, and the loss."""
+    for operator in public_operators().values():
+        if "cuda" in operator.support.backends:
+            loss = (LOSS,) if operator.name == "softmax_cross_entropy_loss" else ()
+            for onnx in (*operator.onnx, *loss):
+                yield from (replace(each, on_device=True) for each in _overloads(operator, onnx))
+            for onnx in loss:
+                yield from _overloads(operator, onnx)
+
+
+def _overloads(operator: Operator, onnx: OnnxName) -> Iterator[Overload]:
+    for dtypes in _choices(operator, onnx):
+        inputs = tuple(_input(operator, name, dtypes) for name in onnx.inputs)
+        outputs = tuple(_output(operator, onnx, name, dtypes) for name in onnx.outputs)
+        yield Overload(operator, onnx, inputs, outputs)
 
 
 def _choices(operator: Operator, onnx: OnnxName) -> Iterator[dict[str, str]]:

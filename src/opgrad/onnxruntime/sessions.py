@@ -106,4 +106,4 @@ def _domains(api: int) -> list[int]:
     """The operator domains, for each copy of onnxruntime's C library in the process."""
     from opgrad.onnxruntime.custom_ops import new_domains
 
-    return new_domains(Api(api), on_device=CUDA in onnxruntime.get_available_providers())
+    return new_domains(Api(api), cuda=CUDA in onnxruntime.get_available_providers())
