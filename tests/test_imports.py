@@ -30,7 +30,7 @@ ROOMS = {
     "cpu/kernels": ("", "cpu/compiler"),
     "cpu/programs": ("numpy", "base contract ops cpu/compiler cpu/runtime cpu/kernels"),
     "cpu": ("", "base contract ops cpu/compiler cpu/runtime cpu/programs"),
-    "cuda": ("triton", "contract ops"),
+    "cuda": ("triton", "base contract ops"),
     "call": (
         "numpy ml_dtypes",
         "base contract ops cpu/compiler cpu/runtime cpu/kernels cpu/programs cpu",

@@ -161,8 +161,6 @@ def compile_operator_on_device(architecture: int, into: str, name: str, dtype: s
 
 def compile_set_on_device(architecture: int, into: str, folder: Path) -> None:
     """Compile the CUDA kernels that the graphs of an artifact set take into a folder, for batches as `compile_set`."""
-    from onnxruntime import SessionOptions
-
     from opgrad.onnxruntime.device_plans import compile_ahead
     from opgrad.onnxruntime.needed_kernels import calls
     from opgrad.training import ArtifactSet
@@ -175,7 +173,7 @@ def compile_set_on_device(architecture: int, into: str, folder: Path) -> None:
     for count in (rows,) if rows else (Recipe.load(folder).batch_size, BATCH_ROWS, FEW_ROWS):
         shapes = {name: array.shape for name, array in sample_batch(artifacts, count).items()}
         for model in (artifacts.training_model, artifacts.eval_model):
-            for op, specs, attributes in calls(model, shapes, SessionOptions()):
+            for op, specs, attributes in calls(model, shapes):
                 if "cuda" in op.support.backends:
                     compile_ahead(op, specs, attributes, architecture, into)
 

@@ -53,9 +53,9 @@ def requests(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], opti
     )
 
 
-def calls(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], options: Any) -> Iterator[Signature]:
+def calls(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Signature]:
     """The operators of a graph with inputs of these shapes, each with its arrays and attributes."""
-    for node, key in _nodes(model, shapes, options):
+    for node, key in _nodes(model, shapes, onnxruntime.SessionOptions()):
         with suppress(TypeError, ValueError, NotImplementedError):
             yield node.operator, *node.signature(key)
 

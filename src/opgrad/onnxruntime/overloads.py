@@ -19,8 +19,8 @@ VALUE_DTYPES: dict[str, tuple[str, ...]] = {
 # ONNX operators have one type for all float inputs, except these.
 OWN_DTYPE = ("value", "factor")
 OUTPUT_TYPES = ("output_type", "to")  # attributes that set the results' type
-# onnxruntime's own loss has a kernel for the CPU alone. A session knows one definition of an operator, so ours is on the
-# CPU, too, where there is one on a device.
+# onnxruntime's own loss has a kernel for the CPU alone. A session knows one definition of an operator, so where ours is
+# on a device, it is on the CPU, too.
 LOSS = OnnxName(
     "SoftmaxCrossEntropyLoss",
     ("logits", "labels", "weight?"),
