@@ -10,6 +10,7 @@ REAL := .venv-real
 FLOOR := .venv-triton
 INTEGRATIONS := .venv-integrations
 FLOWER := .venv-flower
+GPU_RUNTIME := build/onnxruntime-gpu
 INTEGRATION_TESTS := tests/torch/test_patching.py tests/portable/test_flower.py \
 	tests/training/tune/test_runs.py::test_genai_writes_what_the_tuner_writes
 MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
@@ -20,7 +21,7 @@ MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/train
 PARALLEL := --numprocesses auto --maxprocesses 4 --max-worker-restart 0 \
 	--override-ini faulthandler_timeout=900 --override-ini faulthandler_exit_on_timeout=true
 
-.PHONY: setup train test try gpu test-triton test-avx2 test-gate test-ptx test-threads test-minimum test-portable test-integrations test-real fuzz test-arm64 test-haswell \
+.PHONY: setup train test try gpu test-triton test-avx2 test-gate test-ptx test-threads test-minimum test-portable test-integrations test-onnxruntime-gpu test-real fuzz test-arm64 test-haswell \
 	test-nehalem lint docs docs-serve notebooks bench tables dist review clean help
 
 help:
@@ -37,6 +38,7 @@ help:
 	@echo "make test-minimum  a few of them with the lowest versions of all dependencies"
 	@echo "make test-portable  set up, then run exported steps in Node, in Chromium and from C++; needs these, and npm"
 	@echo "make test-integrations  with transformers, peft, accelerate, onnxruntime-genai and flwr, which it downloads"
+	@echo "make test-onnxruntime-gpu  the operators of CUDA's provider with onnxruntime-gpu, which it downloads, without a GPU"
 	@echo "make test-real  train models that ship inside packages, which it downloads"
 	@echo "make test-arm64  some of them on an emulated arm64; test-haswell, test-nehalem: on older x86-64; need qemu-user"
 	@echo "make fuzz    readers of others' files and native calls, SECONDS=60 each; FUZZ: which; downloads atheris"
@@ -132,6 +134,10 @@ test-real: $(REAL)/.installed
 # Every test that needs one of the libraries of the extra; one that is skipped for want of a package fails here.
 test-integrations: $(INTEGRATIONS)/.installed $(FLOWER)/.installed
 	OPGRAD_INTEGRATIONS=1 FLOWER=$(FLOWER)/bin/python $(INTEGRATIONS)/bin/python -m pytest $(PARALLEL) $(INTEGRATION_TESTS)
+
+# onnxruntime-gpu, which has the same modules as onnxruntime, lies beside the environment: 256 MB. No device is needed.
+test-onnxruntime-gpu: $(VENV)/.torch $(GPU_RUNTIME)/.installed
+	PYTHONPATH=$(GPU_RUNTIME) $(RUN)/python -m pytest tests/onnxruntime/test_cuda_provider.py tests/cuda/test_nodes.py
 
 # On processors that qemu emulates: kernels of some operators; on older x86-64 the shared object and sessions, too, for
 # which onnxruntime's library for arm64 crashes in qemu 7.2 when it is loaded.
@@ -232,6 +238,10 @@ $(INTEGRATIONS)/.installed: pyproject.toml tools/install_torch.py
 $(FLOWER)/.installed: Makefile
 	$(PYTHON) -m venv $(FLOWER)
 	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check "flwr[simulation]>=1.42" "onnxruntime>=1.18" numpy
+	@touch $@
+
+$(GPU_RUNTIME)/.installed: $(VENV)/.torch
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(GPU_RUNTIME) "onnxruntime-gpu>=1.31"
 	@touch $@
 
 $(REAL)/.installed: pyproject.toml

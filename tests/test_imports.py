@@ -30,7 +30,7 @@ ROOMS = {
     "cpu/kernels": ("", "cpu/compiler"),
     "cpu/programs": ("numpy", "base contract ops cpu/compiler cpu/runtime cpu/kernels"),
     "cpu": ("", "base contract ops cpu/compiler cpu/runtime cpu/programs"),
-    "cuda": ("triton", "contract ops"),
+    "cuda": ("triton", "base contract ops"),
     "call": (
         "numpy ml_dtypes",
         "base contract ops cpu/compiler cpu/runtime cpu/kernels cpu/programs cpu",
@@ -46,7 +46,7 @@ ROOMS = {
     "jax": ("numpy jax", "base contract ops cpu/compiler cpu/runtime cpu call call/libraries opgrad"),
     "onnxruntime": (
         "numpy onnx onnxruntime",
-        "base contract ops cpu/compiler cpu/runtime cpu onnx/graph onnx/plain",
+        "base contract ops cpu/compiler cpu/runtime cpu cuda onnx/graph onnx/plain",
     ),
     "training/files": ("numpy ml_dtypes onnx flatbuffers", "base onnx/graph"),
     "training/make": (

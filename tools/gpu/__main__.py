@@ -42,6 +42,8 @@ AROUND = (
     "tests/cuda/test_gpu.py", "tests/torch/test_functions.py", "tests/libraries/test_cupy.py",
     "tests/libraries/test_jax.py",
 )  # fmt: skip
+# Without what a device does not refuse, and a buffer that is not where the caller has it.
+RUNTIME = ("tests/onnxruntime/test_softmax.py", "-k", "not 77 and not callers_buffer")
 SANITIZER = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "3")
 PROCESSES = "OPGRAD_GATE_PROCESSES"
 SHARE = {"OPGRAD_GATE": "share", PROCESSES: "3"}
@@ -59,6 +61,7 @@ class Step:
     variables: Mapping[str, str] = field(default_factory=dict)
     dry_variables: Mapping[str, str] = field(default_factory=dict)
     vital: bool = False  # whether nothing else is worth its time when it fails
+    asked: bool = False  # whether it runs only where --steps names it
 
 
 def tests(*words: str) -> Sequence[str]:
@@ -87,6 +90,12 @@ STEPS = (
     Step("figures", 130, script("figures.py")),
     Step("torch.compile", 65, script("figures.py", "--compile")),
     Step("regimes", 120, script("regimes.py")),
+    # Every operator in a session of onnxruntime-gpu, which has to be there.
+    Step(
+        "onnxruntime", 120, tests(*RUNTIME, "-p", "cuda_sessions"),
+        tests(*RUNTIME[:-1], f"float32 and float64 and {RUNTIME[-1]}", "-p", "device_sessions"),
+        dry_variables=FROM_PTX, asked=True,
+    ),
     Step("sanitizer", 40, (*SANITIZER, sys.executable, str(OWN / "smoke.py")), ()),
     Step("every case", 480, tests(*CUDA), (), variables={"OPGRAD_GATE": "full"}),
 )  # fmt: skip
@@ -109,7 +118,7 @@ def main() -> int:
     with (options.out / "log").open("wb") as log:
         for step in STEPS:
             words = step.words if step.dry is None or not options.dry else step.dry
-            if (wanted and step.name not in wanted) or not words:
+            if step.name not in (wanted or [each.name for each in STEPS if not each.asked]) or not words:
                 continue
             left = end - time.monotonic() - GRACE
             if left < GRACE:

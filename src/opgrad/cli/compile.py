@@ -38,7 +38,7 @@ def compile_all(
     todo = [("calls", Work(compile_calls)), *_work(sets, _names(ops), _names(dtypes), only=bool(program))]
     screen, count = console(), jobs or default_threads()
     if processors or output is not None or program:
-        told = _pack(output, _names(processors), todo, program, count, screen)
+        told = _pack(output, _names(processors), todo, program, _on_devices(sets, todo), count, screen)
         screen.print(f"{told}, made in {time.perf_counter() - start:.0f} s", soft_wrap=True)
         return
     cache = object_cache()
@@ -51,17 +51,23 @@ def compile_all(
 
 
 def _pack(
-    output: Path | None, processors: list[str], todo: packing.Todo, program: str, count: int, screen: Console
+    output: Path | None,
+    processors: list[str],
+    todo: packing.Todo,
+    program: str,
+    on_devices: packing.Todo,
+    count: int,
+    screen: Console,
 ) -> str:
     """Make a pack, or add to it; a text that says what it has."""
-    _check("processor", processors, PROCESSORS)
+    _check("processor", processors, (*PROCESSORS, *packing.DEVICES))
     if not processors or output is None:
         raise ValueError("compile: a pack needs processors and a file: --for NAME,… -o FILE")
     runs = [(name, work) for name, work in todo if work.function is compile_set]
     plans = [each for each in todo if each not in runs]
     if program:
         runs.append((f"run {program}", Work(run_program, (program,))))
-    counts = packing.make(output, processors, plans, runs, count, screen)
+    counts = packing.make(output, processors, plans, runs, on_devices, count, screen)
     told = ", ".join(f"{count} kernels for {name}" for name, count in counts.items())
     return f"{output}: {told}; {output.stat().st_size / 1e6:.1f} MB"
 
@@ -92,6 +98,18 @@ def _work(
             yield f"{name} {dtype}", Work(compile_operator, (name, dtype))
 
 
+def _on_devices(sets: Sequence[Path], todo: packing.Todo) -> packing.Todo:
+    """The part of the work that CUDA devices do in sessions of onnxruntime."""
+    declared = public_operators()
+    calls = [work.arguments for _, work in todo if work.function is compile_operator]
+    graphs = [(f"{folder} on a device", Work(compile_set_on_device, (folder,))) for folder in sets]
+    return [
+        (f"{name} {dtype} on a device", Work(compile_operator_on_device, (name, dtype)))
+        for name, dtype in calls
+        if declared[name].onnx and "cuda" in declared[name].support.backends
+    ] + graphs
+
+
 def _check(what: str, names: Sequence[str], known: Any) -> None:
     for name in names:
         if name not in known:
@@ -115,9 +133,9 @@ def compile_calls() -> None:
 
     modules: list[Any] = [calls, plan, pool, workers]
     if find_spec("onnxruntime"):
-        from opgrad.onnxruntime import compute, structures
+        from opgrad.onnxruntime import compute, launching, structures
 
-        modules += compute, structures
+        modules += compute, launching, structures
     for function in (each for module in modules for each in vars(module).values() if isinstance(each, Native)):
         function.link()
 
@@ -130,6 +148,34 @@ def compile_operator(name: str, dtype: str, most: int | None = None) -> None:
     op = public_operators()[name]
     for of, specs, attributes in islice(signatures(op, dtype), most):
         plan(of, specs, attributes)
+
+
+def compile_operator_on_device(architecture: int, into: str, name: str, dtype: str) -> None:
+    """Compile the CUDA kernels that plain calls of an operator take into a folder."""
+    from opgrad.cli.examples import signatures
+    from opgrad.onnxruntime.device_plans import compile_ahead
+
+    for signature in signatures(public_operators()[name], dtype):
+        compile_ahead(*signature, architecture, into)
+
+
+def compile_set_on_device(architecture: int, into: str, folder: Path) -> None:
+    """Compile the CUDA kernels that the graphs of an artifact set take into a folder, for batches as `compile_set`."""
+    from opgrad.onnxruntime.device_plans import compile_ahead
+    from opgrad.onnxruntime.needed_kernels import calls
+    from opgrad.training import ArtifactSet
+    from opgrad.training.engine.trainer import BATCH_ROWS
+    from opgrad.training.run.recipe import Recipe
+    from opgrad.training.run.samples import sample_batch
+
+    artifacts = ArtifactSet.load(folder)
+    rows = artifacts.batch_rows
+    for count in (rows,) if rows else (Recipe.load(folder).batch_size, BATCH_ROWS, FEW_ROWS):
+        shapes = {name: array.shape for name, array in sample_batch(artifacts, count).items()}
+        for model in (artifacts.training_model, artifacts.eval_model):
+            for op, specs, attributes in calls(model, shapes):
+                if "cuda" in op.support.backends:
+                    compile_ahead(op, specs, attributes, architecture, into)
 
 
 def compile_set(folder: Path) -> None:

@@ -19,23 +19,32 @@ from opgrad.cpu.compiler.processors import PROCESSORS, is_here
 from opgrad.cpu.compiler.requests import Work
 
 Todo = Sequence[tuple[str, Work]]
+DEVICES = ("sm_80", "sm_90", "sm_100")  # the architectures of CUDA devices for which packs have kernels
 NOTHING: Mapping[str, str] = MappingProxyType({})
 WITHOUT_END = 1e9  # seconds: a program that is run for its kernels may take any time
 
 
-def make(path: Path, names: Sequence[str], plans: Todo, runs: Todo, count: int, screen: Console) -> dict[str, int]:
-    """Make a pack of kernels for these processors, or add them to the pack that is at this path.
+def make(
+    path: Path, names: Sequence[str], plans: Todo, runs: Todo, on_devices: Todo, count: int, screen: Console
+) -> dict[str, int]:
+    """Make a pack of kernels for these processors and devices, or add them to the pack that is at this path.
 
-    plans: work that only needs kernels compiled; runs: work that runs them. count: of processes. Returns how many
+    plans: work that only needs kernels compiled; runs: work that runs them. on_devices: work for a device, before whose
+    arguments come its architecture and the folder that gets the kernels. count: of processes. Returns how many
     kernels the pack has then, by processor. Raises ValueError if a processor's kernels would have to be run, and cannot
     be, PackError if the file is no pack, and RuntimeError if work fails.
     """
     path = destination(path)
-    for name in names:
+    processors = [name for name in names if name not in DEVICES]
+    for name in processors:
         _check(name, runs)
     with tempfile.TemporaryDirectory() as folder:
         _unpack(path, folder)
-        for name in names:
+        for name in (each for each in names if each in DEVICES):
+            architecture = int(name.removeprefix("sm_"))
+            todo = [(what, Work(do, (architecture, folder, *given))) for what, (do, given) in on_devices]
+            _compile(name, todo, count, screen, {packs.VARIABLE: "", processes.VARIABLE: "0"}, LONG_PATIENCE)
+        for name in processors:
             if problem := ObjectCache(name, folder).problem():
                 raise RuntimeError(f"compile: compiled kernels cannot be kept: {problem}")
             variables = {target.VARIABLE: name, target.PACKS_INTO: folder, packs.VARIABLE: "", processes.VARIABLE: "0"}

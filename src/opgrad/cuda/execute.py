@@ -4,7 +4,9 @@ Triton's own dispatch looks at every argument at every call. A signature has set
 keeps the compiled kernels and their arguments in order; a call fills in the addresses and launches.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -179,7 +181,25 @@ class Device:
     architecture: int = 90
 
 
+# Of some architectures, so that kernels compiled ahead do not depend on which device of them is here.
+DEVICES = {80: Device(108, 166912, 80), 90: Device(), 100: Device(148, 232448, 100)}
+_planned: ContextVar[Device | None] = ContextVar("planned", default=None)
+
+
+@contextmanager
+def planning(of: Device) -> Iterator[None]:
+    """Meanwhile this thread makes programs for a device that need not be the current one."""
+    token = _planned.set(of)
+    try:
+        yield
+    finally:
+        _planned.reset(token)
+
+
 def device() -> Device:
-    """The current device; an H200 where there is none."""
+    """The device that this thread plans for, else the current one; an H200 where there is none."""
+    planned = _planned.get()
+    if planned:
+        return planned
     properties = triton_private.device_properties()
     return Device(**properties) if properties else Device()

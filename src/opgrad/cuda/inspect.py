@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opgrad.contract.problem import Operand
 from opgrad.cuda import triton_private
-from opgrad.cuda.execute import Launch, Program, Scratch, addressed
-
-BASE = 1 << 12  # an address that stands for aligned memory; it is never used
+from opgrad.cuda.ahead import built
+from opgrad.cuda.execute import Program
 
 # ld.global.L1::evict_last.v4.b32: the number of words and the bits of a word.
 ACCESS = re.compile(r"\b(ld|st)\.global(?:\.[a-z]\w*(?:::\w+)*)*?(?:\.v(\d))?\.[busf](\d+)\b")
@@ -63,17 +61,8 @@ def compiled(program: Program, addresses_aligned: bool = True, arch: int = 90) -
     """
     if triton_private.is_interpreting():
         raise RuntimeError("opgrad.cuda.inspect: TRITON_INTERPRET is set, so that kernels are interpreted; unset it")
-    address = BASE if addresses_aligned else BASE + 8
-    with triton_private.compiler_for(arch):
-        return [_report(_compile(launch, address)) for launch in (*program.checks, *program.launches)]
-
-
-def _compile(launch: Launch, address: int) -> Any:
-    def address_of(array: Operand | Scratch) -> int:
-        return BASE if isinstance(array, Scratch) else address
-
-    values = [addressed(launch.arguments[name], address_of) for name in launch.kernel.arg_names]
-    return triton_private.compiled(launch.kernel, values, (*launch.grid, 1, 1)[:3], launch.options)
+    launches = (*program.checks, *program.launches)
+    return [_report(built(launch, arch, addresses_aligned)) for launch in launches]
 
 
 def _report(kernel: Any) -> Report:

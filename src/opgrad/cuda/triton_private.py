@@ -6,8 +6,7 @@ neither the import nor a call fails. `missing` names it, for a test.
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -26,10 +25,13 @@ LAUNCHING = (
 NAMES = (
     "knobs.runtime.interpret",
     "knobs.nvidia.cuobjdump.path",
-    "runtime.driver._active",
     "runtime.driver.set_active",
+    "runtime.jit.create_function_from_signature",
+    "runtime.jit.JITFunction._pack_args",
+    "compiler.ASTSource",
+    "compiler.compile",
+    "compiler.make_backend",
     "backends.compiler.GPUTarget",
-    "backends.driver.DriverBase",
     "backends.backends",
     *LAUNCHING,
 )
@@ -131,42 +133,21 @@ def _properties(driver: Any, index: int) -> Mapping[str, int] | None:
 # --- compiling for devices that are not here --------------------------------------------------------------------------
 
 
-@contextmanager
-def compiler_for(arch: int) -> Iterator[None]:
-    """Meanwhile Triton compiles for an architecture; on a machine without a GPU it has no driver before or after.
+def compiled_for(arch: int, kernel: Any, values: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """The kernel, compiled for these arguments and an architecture, as `warmup` does it for the device that is here.
 
-    Raises RuntimeError where this Triton lacks a name that is needed.
+    No driver is asked, so that another thread may launch meanwhile. Raises RuntimeError where this Triton lacks a name
+    that is needed.
     """
     if lacking := missing():
-        raise RuntimeError(f"opgrad.cuda.inspect: Triton {triton.__version__} has no {', '.join(lacking)}")
-    before = triton.runtime.driver._active
-    triton.runtime.driver.set_active(_compiler(arch))
-    try:
-        yield
-    finally:
-        triton.runtime.driver.set_active(before)
-
-
-def _compiler(arch: int) -> Any:
-    """A driver that tells Triton what to compile for, and nothing else."""
-    from triton.backends.compiler import GPUTarget
-    from triton.backends.driver import DriverBase
-
-    def refuse(*_: Any) -> Any:
-        raise NotImplementedError("opgrad.cuda.inspect: kernels are only compiled")
-
-    methods = {
-        "__init__": lambda self: None,
-        "is_active": classmethod(lambda cls: True),
-        "get_current_target": lambda self: GPUTarget("cuda", arch, WARP_SIZE),
-        # What Triton keeps its compiled kernels under: apart from those of the real devices.
-        "get_current_device": lambda self: f"sm_{arch}",
-        "get_current_stream": lambda self, device=None: 0,
-        "get_active_torch_device": refuse,
-        "get_benchmarker": refuse,
-        "map_python_to_cpp_type": lambda self, kind: kind,
-    }
-    return type("Compiler", (DriverBase,), methods)()
+        raise RuntimeError(f"opgrad.cuda: Triton {triton.__version__} has no {', '.join(lacking)}")
+    target = triton.backends.compiler.GPUTarget("cuda", arch, WARP_SIZE)
+    backend = triton.compiler.make_backend(target)
+    binder = triton.runtime.jit.create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, excess = binder(*values, **options)
+    chosen, signature, constants, attributes = kernel._pack_args(backend, excess, bound, specialization, excess)
+    source = triton.compiler.ASTSource(kernel, signature, constants, attributes)
+    return triton.compiler.compile(source, target=target, options=chosen.__dict__)
 
 
 def disassembler() -> str:

@@ -1,6 +1,6 @@
 """opgrad's operators under their original names (domains com.microsoft and ai.onnx) in the stock onnxruntime.
 
-Imports `onnx/plain`, `cpu` and below.
+Imports `onnx/plain`, `cpu`, `cuda` and below.
 
 Each name is imported when it is first used: sessions need no onnx, and functions that change models no onnxruntime.
 """

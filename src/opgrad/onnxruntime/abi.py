@@ -1,4 +1,4 @@
-"""The part of onnxruntime's C interface that is used here: stable since 1.17, only ever appended to."""
+"""The part of onnxruntime's C interface that is used here: stable since 1.18, only ever appended to."""
 
 import ctypes
 import functools
@@ -35,6 +35,7 @@ RELEASE_STATUS = 93
 RELEASE_TYPE_INFO = 98
 RELEASE_TENSOR_TYPE_AND_SHAPE_INFO = 99
 KERNEL_INFO_GET_INT64_ARRAY = 163
+KERNEL_CONTEXT_GET_GPU_COMPUTE_STREAM = 193
 KERNEL_INFO_GET_INPUT_COUNT = 230
 KERNEL_INFO_GET_OUTPUT_COUNT = 231
 KERNEL_INFO_GET_INPUT_NAME = 232
@@ -48,7 +49,11 @@ SHAPE_CONTEXT_GET_ATTRIBUTE = 269
 SHAPE_CONTEXT_SET_OUTPUT = 270
 READ_OP_ATTRIBUTE = 272
 KERNEL_CONTEXT_PARALLEL_FOR = 274
+# For CUDA alone; of version 18.
+KERNEL_CONTEXT_GET_SCRATCH_BUFFER = 277
+KERNEL_INFO_GET_ALLOCATOR = 278
 
+ALLOCATOR_FREE, ALLOCATOR_INFO = 2, 3  # positions in an OrtAllocator
 FAIL, INVALID_ARGUMENT, NOT_IMPLEMENTED = 1, 2, 9  # error codes
 REQUIRED, OPTIONAL, VARIADIC = 0, 1, 2  # characteristics of inputs and outputs
 DEFAULT_MEMORY, CPU_MEMORY = 0, -1

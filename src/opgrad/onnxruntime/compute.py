@@ -12,7 +12,6 @@ from opgrad.cpu.compiler.words import (
     load_u8,
     load_word,
     stack_words,
-    store_u8,
     store_word,
 )
 from opgrad.cpu.keyed import Keyed, find_keyed
@@ -20,13 +19,16 @@ from opgrad.cpu.runtime.overlap import may_overlap
 from opgrad.cpu.runtime.plan import NO_MEMORY, REPORT, Plan
 from opgrad.cpu.runtime.scratch import STACK_WORDS, give, take
 from opgrad.onnxruntime.abi import (
+    ALLOCATOR_FREE,
     GET_DIMENSIONS,
     GET_DIMENSIONS_COUNT,
     GET_TENSOR_MUTABLE_DATA,
     GET_TENSOR_TYPE_AND_SHAPE,
+    KERNEL_CONTEXT_GET_GPU_COMPUTE_STREAM,
     KERNEL_CONTEXT_GET_INPUT,
     KERNEL_CONTEXT_GET_INPUT_COUNT,
     KERNEL_CONTEXT_GET_OUTPUT,
+    KERNEL_CONTEXT_GET_SCRATCH_BUFFER,
     KERNEL_CONTEXT_PARALLEL_FOR,
     RELEASE_TENSOR_TYPE_AND_SHAPE_INFO,
 )
@@ -46,9 +48,12 @@ class Node(Structure):
     refuse: int
     execute: int
     spread: int
-    copy_bytes: int
+    copy_bytes: int  # of C, or of CUDA's driver, which take the stream besides
+    set_bytes: int
     operands: int
     most_dimensions: int
+    allocator: int  # the OrtAllocator of a CUDA device and its OrtMemoryInfo; 0 on the CPU
+    memory: int
 
 
 @structure
@@ -93,7 +98,9 @@ MOST_OPERANDS = 2 * MOST_INPUTS + 3
 FLAG, *COPIES = SPECIAL = tuple(range(2 * MOST_INPUTS, MOST_OPERANDS))
 KEY_WORDS = 1 + MOST_INPUTS * (1 + MANY_LIMIT)  # also enough for FEW_INPUTS inputs of LIMIT dimensions or values
 ALIGNMENT = 64
-OVERLAPS = 1  # in place of a report: outputs lie where other arrays lie
+ALL_OPERANDS = MOST_OPERANDS + 2
+STREAM, WORKING = range(MOST_OPERANDS, ALL_OPERANDS)  # on a device: no arrays, but filled into launches like these
+OVERLAPS, MISALIGNED = 1, 2  # in place of a report: outputs lie where other arrays lie; see `is_aligned`
 ABSENT = -1
 
 
@@ -224,6 +231,49 @@ def place_rest(outputs: Outputs, operands: int, spare: int) -> int:
 
 
 @inline
+def take_on_device(node: Node, context: int, size: int, operands: int, slot: int) -> int:
+    """Put the stream, and so many bytes of the device's memory, among the operands; 0 or a status."""
+    store_word(slot, 0, 0)
+    status = call_address(load_word(node.api, KERNEL_CONTEXT_GET_GPU_COMPUTE_STREAM), context, slot)
+    store_word(operands, STREAM, load_word(slot, 0))
+    store_word(slot, 0, 0)
+    if status == 0 and size:
+        # Its allocator knows the stream: what is given back before the launches have run, no other stream gets.
+        take_memory = load_word(node.api, KERNEL_CONTEXT_GET_SCRATCH_BUFFER)
+        status = call_address(take_memory, context, node.memory, size, slot)
+    store_word(operands, WORKING, load_word(slot, 0))
+    return status
+
+
+@inline
+def is_aligned(node: Node, operands: int) -> bool:
+    """Whether all arrays begin at multiples of 16 bytes, as kernels on a device are compiled for."""
+    bits = 0
+    for i in range(node.operands):
+        bits |= load_word(operands, i)
+    return bits & 15 == 0
+
+
+@inline
+def run_on_device(node: Node, context: int, keyed: Keyed, operands: int, slot: int) -> int:
+    """Launch the plan's kernels on onnxruntime's stream; returns 0 or a status."""
+    plan, outputs, report = at(Plan, keyed.plan), at(Outputs, keyed.own), stack_words(REPORT)
+    status = take_on_device(node, context, outputs.spare_bytes, operands, slot)
+    if status != 0:
+        return status
+    place_rest(outputs, operands, load_word(operands, WORKING))
+    if not is_aligned(node, operands):
+        status = call_address(node.refuse, node.address, keyed.address, MISALIGNED)
+    elif plan.spans == 0 and may_overlap(plan.couples, 0, behind(plan), operands, 0):
+        status = call_address(node.refuse, node.address, keyed.address, OVERLAPS)
+    elif call_address(node.execute, keyed.plan, operands, 0, 0, 1, 0, 0, report) != 0:
+        status = call_address(node.refuse, node.address, keyed.address, report)
+    if load_word(operands, WORKING) != 0:
+        call_address(load_word(node.allocator, ALLOCATOR_FREE), node.allocator, load_word(operands, WORKING))
+    return status
+
+
+@inline
 def run_plan(node: Node, context: int, keyed: Keyed, operands: int, slot: int) -> int:
     """Run the plan on the operands, in onnxruntime's threads if it has several parts; returns 0 or a status."""
     store_word(slot, 0, load_word(node.api, KERNEL_CONTEXT_PARALLEL_FOR))
@@ -262,15 +312,15 @@ def overwrite(node: Node, operands: int) -> int:
 @inline
 def finish(node: Node, outputs: Outputs, operands: int) -> int:
     """Write the outputs that are not results of the plan."""
-    flag = load_word(operands, FLAG)
+    flag, stream = load_word(operands, FLAG), load_word(operands, STREAM)
     if flag != 0:
-        store_u8(flag, 0, 1)
+        call_address(node.set_bytes, flag, 1, 1, stream)
     for i in range(node.overwrites):
         overwritten = at(Overwritten, node.overwritten, i)
         copy = load_word(operands, overwritten.copy)
         if copy != 0:
             size = load_word(outputs.overwritten_bytes, i)
-            call_address(node.copy_bytes, copy, load_word(operands, overwritten.input), size)
+            call_address(node.copy_bytes, copy, load_word(operands, overwritten.input), size, stream)
     return 0
 
 
@@ -278,18 +328,19 @@ def finish(node: Node, outputs: Outputs, operands: int) -> int:
 def compute(address: int, context: int) -> int:
     """KernelComputeV2: run the node at this address; 0 or a status."""
     node, key = at(Node, address), stack_words(KEY_WORDS)
-    operands, slot = stack_words(MOST_OPERANDS), stack_words(2)
+    operands, slot = stack_words(ALL_OPERANDS), stack_words(2)
     for i in range(node.operands):
         store_word(operands, i, 0)
     for i in SPECIAL:
         store_word(operands, i, 0)
+    store_word(operands, STREAM, 0)
     status = read_inputs(node, context, key, operands, slot)
     if status != 0:
         return status
     found = find_keyed(place(node, "plans"), key)
     if found == 0:
         store_word(slot, 0, 0)
-        status = call_address(node.prepare, address, key, slot)
+        status = call_address(node.prepare, address, key, slot, operands)
         found = load_word(slot, 0)
         if found == 0:
             return status
@@ -298,7 +349,10 @@ def compute(address: int, context: int) -> int:
     if status != 0:
         return status
     overwrite(node, operands)
-    status = run_plan(node, context, keyed, operands, slot)
+    if node.allocator != 0:
+        status = run_on_device(node, context, keyed, operands, slot)
+    else:
+        status = run_plan(node, context, keyed, operands, slot)
     if status != 0:
         return status
     return finish(node, at(Outputs, keyed.own), operands)

@@ -7,31 +7,35 @@ from typing import Any
 
 from opgrad.cpu.runtime.plan import execute
 from opgrad.cpu.runtime.threads.system import system
+from opgrad.cuda import driver
 from opgrad.onnxruntime import abi
 from opgrad.onnxruntime.abi import Api, address_of, callback, forever
 from opgrad.onnxruntime.attributes import read_attributes
 from opgrad.onnxruntime.compute import close, compute, parallel_for
 from opgrad.onnxruntime.node import RuntimeNode, prepare, refuse
-from opgrad.onnxruntime.overloads import Overload, overloads
+from opgrad.onnxruntime.overloads import Overload, overloads, overloads_beside_cuda
 from opgrad.onnxruntime.structures import MEMBERS, Described, described
 
 # For each domain its name for onnxruntime and the origin of its operators; None: all operators.
 DOMAINS: tuple[tuple[bytes, str | None], ...] = ((b"com.microsoft", None), (b"", ""))
-PROVIDER = ctypes.create_string_buffer(b"CPUExecutionProvider")
+# By whether a CUDA device computes.
+PROVIDERS = tuple(ctypes.create_string_buffer(f"{name}ExecutionProvider".encode()) for name in ("CPU", "CUDA"))
 SIZE = ctypes.c_size_t
 
 _overloads: dict[int, Overload] = {}  # by the address of their structure
 _names: dict[str, Any] = {}
-_kept: list[Any] = forever([PROVIDER, _names])  # objects whose addresses onnxruntime holds
+_kept: list[Any] = forever([PROVIDERS, _names])  # objects whose addresses onnxruntime holds
 
 
-def new_domains(api: Api, functions: Callable[[], dict[str, int]] | None = None) -> list[int]:
+def new_domains(api: Api, functions: Callable[[], dict[str, int]] | None = None, cuda: bool = False) -> list[int]:
     """The operator domains with every overload in them; they stay for the life of the process.
 
     com.microsoft has all of them; operators that the original has in ai.onnx are also there, beside onnxruntime's own.
-    functions: returns the members that create and run nodes; None: those for sessions that run.
+    functions: returns the members that create and run nodes; None: those for sessions that run. cuda: whether
+    sessions may have CUDA's provider.
     """
-    return [_new_domain(api, name, _structures(origin, functions or _functions)) for name, origin in DOMAINS]
+    members = functions or _functions
+    return [_new_domain(api, name, _structures(origin, members, cuda)) for name, origin in DOMAINS]
 
 
 def _new_domain(api: Api, name: bytes, structures: list[Described]) -> int:
@@ -43,15 +47,16 @@ def _new_domain(api: Api, name: bytes, structures: list[Described]) -> int:
 
 
 @functools.cache
-def _structures(origin: str | None, functions: Callable[[], dict[str, int]]) -> list[Described]:
+def _structures(origin: str | None, functions: Callable[[], dict[str, int]], cuda: bool) -> list[Described]:
     """The operators of this origin, or all."""
     members = {member: each.address for member, each in MEMBERS.items()} | functions()
     structures = []
-    for overload in overloads():
+    for overload in (*overloads(), *(overloads_beside_cuda() if cuda else ())):
         if origin not in (None, overload.onnx.origin):
             continue
         name = _names.setdefault(overload.onnx.name, ctypes.create_string_buffer(overload.onnx.name.encode()))
-        structure, words = described(members, overload, ctypes.addressof(name), ctypes.addressof(PROVIDER))
+        provider = ctypes.addressof(PROVIDERS[overload.on_device])
+        structure, words = described(members, overload, ctypes.addressof(name), provider)
         _overloads[ctypes.addressof(structure)] = overload
         _kept.append(words)
         structures.append(structure)
@@ -81,15 +86,24 @@ def _functions() -> dict[str, int]:
 
 
 @functools.cache
-def _natives() -> tuple[int, ...]:
+def _natives(on_device: bool) -> tuple[int, ...]:
     """The words of a node from PREPARE on."""
     return (
-        keep(callback(prepare, SIZE, 3)),
+        keep(callback(prepare, SIZE, 4)),
         keep(callback(refuse, SIZE, 3)),
         execute.address,
         parallel_for.address,
-        system().heap("memcpy"),
+        driver.address(driver.COPY) if on_device else system().heap("memcpy"),
+        driver.address(driver.SET) if on_device else system().heap("memset"),
     )
+
+
+def _memory(api: Api, info: int) -> tuple[int, int]:
+    """The allocator of the device on which a node of CUDA's provider runs, and what describes its memory."""
+    allocator = ctypes.c_size_t()
+    api.check(abi.KERNEL_INFO_GET_ALLOCATOR, info, abi.DEFAULT_MEMORY, ctypes.byref(allocator))
+    entries = ctypes.cast(allocator.value, ctypes.POINTER(ctypes.c_size_t))
+    return allocator.value, abi.call(entries[abi.ALLOCATOR_INFO], allocator.value)
 
 
 def _create_kernel(op: int, api_address: int, info: int, kernel: int) -> int:
@@ -98,7 +112,8 @@ def _create_kernel(op: int, api_address: int, info: int, kernel: int) -> int:
     try:
         overload = _overloads[op]
         attributes, inputs, outputs = read_attributes(api, info, overload)
-        node = RuntimeNode(api, overload, attributes, inputs, outputs, _natives())
+        memory = _memory(api, info) if overload.on_device else (0, 0)
+        node = RuntimeNode(api, overload, attributes, inputs, outputs, _natives(overload.on_device), memory)
         ctypes.c_size_t.from_address(kernel).value = node.address
         return 0
     except BaseException as exception:

@@ -8,7 +8,7 @@ opgrad's nodes.
 import ctypes
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +17,7 @@ import onnx
 import onnxruntime
 
 from opgrad.base.locks import settling
-from opgrad.contract import DTYPES, Operator
+from opgrad.contract import DTYPES, Operator, Spec
 from opgrad.cpu.compiler.decorators import noting
 from opgrad.cpu.compiler.requests import Request
 from opgrad.cpu.compiler.structures import at
@@ -34,8 +34,10 @@ from opgrad.onnxruntime.node import RuntimeNode
 from opgrad.onnxruntime.overloads import OUTPUT_TYPES, VALUE, Overload, Port, model_of, overloads
 
 SIZE = ctypes.c_size_t
-NO_NATIVES = (0,) * 5  # in place of the functions of a node that never runs
+NO_NATIVES = (0,) * 6  # in place of the functions of a node that never runs
 INT, INTS, FLOAT, STRING = 1, 2, 3, 5  # the kinds of attributes for ReadOpAttr
+
+Signature = tuple[Operator, Sequence[Spec | None], dict[str, Any]]
 
 _created: list[tuple[RuntimeNode, tuple[int, ...]]] = []  # nodes of the session being made, with keys of their calls
 
@@ -46,15 +48,31 @@ def requests(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], opti
     model: the graph. shapes: by the names of inputs; those of the others are declared as numbers. options: the
     onnxruntime.SessionOptions that it will run with, but for its own operators.
     """
+    return list(
+        dict(request for node, key in _nodes(model, shapes, options) for request in _of_node(node, key)).items()
+    )
+
+
+def calls(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Signature]:
+    """The operators of a graph with inputs of these shapes, each with its arrays and attributes."""
+    for node, key in _nodes(model, shapes, onnxruntime.SessionOptions()):
+        with suppress(TypeError, ValueError, NotImplementedError):
+            yield node.operator, *node.signature(key)
+
+
+def _nodes(
+    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], options: Any
+) -> list[tuple[RuntimeNode, tuple[int, ...]]]:
+    """The nodes of a graph, with the keys of their calls."""
     with settling:
         _created.clear()
         with suppress(Exception):  # if no session can be made, the real one raises the error
             fixed = _fixed(model, shapes)
             folds = check_sizes(fixed, "requests")
             open_session(fixed.SerializeToString(), _options(options), "requests", stock=True, folds=folds)
-        found = [request for node, key in _created for request in _of_node(node, key)]
+        found = _created.copy()
         _created.clear()
-    return list(dict(found).items())
+    return found
 
 
 def _fixed(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:

@@ -19,6 +19,8 @@ from opgrad.cpu.keyed import KeyedPlan
 from opgrad.cpu.plans import Plan, plan
 from opgrad.cpu.runtime import scratch
 from opgrad.cpu.runtime.plan import REPORT
+from opgrad.cuda import driver
+from opgrad.cuda.without_triton import importing
 from opgrad.onnxruntime.abi import Api, forever
 from opgrad.onnxruntime.attributes import SPATIAL
 from opgrad.onnxruntime.compute import (
@@ -27,6 +29,7 @@ from opgrad.onnxruntime.compute import (
     COPIES,
     FLAG,
     LIMIT,
+    MISALIGNED,
     MOST_INPUTS,
     OVERLAPS,
     SPECIAL,
@@ -55,8 +58,9 @@ class RuntimeNode:
         inputs: int,
         outputs: int,
         natives: Iterable[int],
+        device: tuple[int, int] = (0, 0),
     ):
-        """`inputs`, `outputs`: how many the node has; `natives`: the functions of a `Node`."""
+        """`inputs`, `outputs`: how many the node has; `natives`: the functions of a `Node`; device: its last words."""
         self.api = api
         self.overload = overload
         self.attributes = dict(attributes)
@@ -75,7 +79,7 @@ class RuntimeNode:
         operands = len(self.operator.arrays) + len(self.operator.results)
         self._overwritten = several(Overwritten, _overwritten(overload))
         overwrites = [len(overload.onnx.overwrites), ctypes.addressof(self._overwritten)]
-        facts = Node(api.address, 0, 0, len(kinds), *overwrites, *natives, operands, self.most_dimensions)
+        facts = Node(api.address, 0, 0, len(kinds), *overwrites, *natives, operands, self.most_dimensions, *device)
         self._words = words([*facts.words, *kinds])
         self._plans: dict[tuple[int, ...], KeyedPlan] = {}
         self._last: dict[int, KeyedPlan] = {}  # by thread
@@ -141,7 +145,7 @@ class RuntimeNode:
     def _outputs(self, plan: Plan) -> tuple[Outputs, Any, Any, Any]:
         """What `compute` knows of a plan's outputs, and the blocks to which it points."""
         first, names = len(self.operator.arrays), list(self.operator.results)
-        wanted, spare = [], 0
+        wanted, spare = [], _aligned(plan.scratch_bytes) if self.overload.on_device else 0
         for port in self.outputs:
             shape = (1,) if port.operand == FLAG else self._shape_of(port, plan)
             wanted += [*Output(port.operand, len(shape)).words, *shape]
@@ -167,7 +171,23 @@ class RuntimeNode:
         return not self.needs and all(port.optional for port in self.outputs if port.operand == operand)
 
     def _plan(self, key: tuple[int, ...]) -> Plan:
+        if self.overload.on_device:
+            with importing():
+                from opgrad.onnxruntime.device_plans import plan_on_device
+            return plan_on_device(self.operator, *self.signature(key))
         return plan(self.operator, *self.signature(key))
+
+    def check_devices(self, key: tuple[int, ...], operands: int) -> None:
+        """Raise ValueError if an input lies elsewhere than on the current device. The key tells which are empty."""
+        for i, (name, spec) in enumerate(zip(self.operator.arrays, self.signature(key)[0], strict=True)):
+            if spec is not None and all(spec.shape):
+                device = driver.device_of(ctypes.c_int64.from_address(operands + 8 * i).value)
+                if device != driver.device():
+                    where = "no CUDA device" if device is None else f"CUDA device {device}"
+                    raise ValueError(
+                        f"{self.operator.name}: {name} lies on {where}, expected CUDA device {driver.device()}, which"
+                        " runs the session"
+                    )
 
     def signature(self, key: tuple[int, ...]) -> tuple[tuple[Spec | None, ...], dict[str, Any]]:
         """The arrays and the attributes of the operator's call that a key stands for."""
@@ -269,12 +289,18 @@ def _until_last(axis: int, specs: Mapping[str, Spec]) -> int | tuple[int, ...]:
     return tuple(range(axis % rank, rank)) if -rank <= axis < rank else axis
 
 
-def prepare(node: int, key: int, found: int) -> int:
-    """`compute` calls this for new shapes: write the plan's address to `found`; returns a status."""
+def prepare(node: int, key: int, found: int, operands: int) -> int:
+    """`compute` calls this for new shapes: write the plan's address to `found`; returns a status.
+
+    operands: the addresses of the inputs.
+    """
     this = _nodes[node]
     try:
         count = ctypes.c_int64.from_address(key).value
-        keyed = this.prepare(tuple((ctypes.c_int64 * count).from_address(key)))
+        words = tuple((ctypes.c_int64 * count).from_address(key))
+        if this.overload.on_device:
+            this.check_devices(words, operands)
+        keyed = this.prepare(words)
         ctypes.c_int64.from_address(found).value = keyed.address
         return 0
     except BaseException as exception:
@@ -282,11 +308,17 @@ def prepare(node: int, key: int, found: int) -> int:
 
 
 def refuse(node: int, keyed: int, report: int) -> int:
-    """`compute` calls this when a plan has refused its arguments, for lack of memory (0), or OVERLAPS: a status."""
+    """`compute` calls this when a plan has refused its arguments, for lack of memory (0), or for one of the constants
+    that stand in place of a report; returns a status."""
     this = _nodes[node]
     try:
         if report == OVERLAPS:
             raise ValueError("an output lies where an input or another output lies, expected memory of its own")
+        if report == MISALIGNED:
+            raise ValueError(
+                f"{this.overload.onnx.name}: an array begins at an address that is no multiple of 16 bytes, expected"
+                " whole arrays as onnxruntime allocates them"
+            )
         found = this.plan_at(keyed)
         told = list((ctypes.c_int64 * REPORT).from_address(report)) if report else None
         raise found.plan.error(told, more=found.own.spare_bytes)

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opgrad.contract import FLOATS, INTEGERS, OnnxName, Operator
 from opgrad.onnxruntime.abi import ANY
@@ -19,6 +19,15 @@ VALUE_DTYPES: dict[str, tuple[str, ...]] = {
 # ONNX operators have one type for all float inputs, except these.
 OWN_DTYPE = ("value", "factor")
 OUTPUT_TYPES = ("output_type", "to")  # attributes that set the results' type
+# onnxruntime's own loss has a kernel for the CPU alone. A session knows one definition of an operator, so where ours is
+# on a device, it is on the CPU, too.
+LOSS = OnnxName(
+    "SoftmaxCrossEntropyLoss",
+    ("logits", "labels", "weight?"),
+    ("loss", "log_prob?"),
+    {"reduction": "mean", "ignore_index": -1},
+    origin="",
+)
 VALUE = -1  # the place of an input that is read as an attribute
 
 
@@ -39,22 +48,38 @@ class Port:
 
 @dataclass(frozen=True)
 class Overload:
-    """An ONNX operator for one choice of input dtypes."""
+    """An ONNX operator for one choice of input dtypes, on the CPU or on a CUDA device."""
 
     operator: Operator
     onnx: OnnxName
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    on_device: bool = False
 
 
 def overloads() -> Iterator[Overload]:
-    """Every overload of every declared operator that has an ONNX name."""
+    """Every overload on the CPU of every declared operator that has an ONNX name."""
     for operator in public_operators().values():
         for onnx in operator.onnx:
-            for dtypes in _choices(operator, onnx):
-                inputs = tuple(_input(operator, name, dtypes) for name in onnx.inputs)
-                outputs = tuple(_output(operator, onnx, name, dtypes) for name in onnx.outputs)
-                yield Overload(operator, onnx, inputs, outputs)
+            yield from _overloads(operator, onnx)
+
+
+def overloads_beside_cuda() -> Iterator[Overload]:
+    """Those that sessions with CUDA's provider have besides: of every operator with a CUDA kernel, and the loss."""
+    for operator in public_operators().values():
+        if "cuda" in operator.support.backends:
+            loss = (LOSS,) if operator.name == "softmax_cross_entropy_loss" else ()
+            for onnx in (*operator.onnx, *loss):
+                yield from (replace(each, on_device=True) for each in _overloads(operator, onnx))
+            for onnx in loss:
+                yield from _overloads(operator, onnx)
+
+
+def _overloads(operator: Operator, onnx: OnnxName) -> Iterator[Overload]:
+    for dtypes in _choices(operator, onnx):
+        inputs = tuple(_input(operator, name, dtypes) for name in onnx.inputs)
+        outputs = tuple(_output(operator, onnx, name, dtypes) for name in onnx.outputs)
+        yield Overload(operator, onnx, inputs, outputs)
 
 
 def _choices(operator: Operator, onnx: OnnxName) -> Iterator[dict[str, str]]:

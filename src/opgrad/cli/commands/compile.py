@@ -27,7 +27,8 @@ def compile_kernels(
         typer.Option(
             "--for",
             metavar="NAME,…",
-            help="Make a pack for x86-64-v2, x86-64-v3, x86-64-v4, x86-64-v4-bf16, aarch64; default: no pack.",
+            help="Make a pack for x86-64-v2, x86-64-v3, x86-64-v4, x86-64-v4-bf16, aarch64; sm_80, sm_90, sm_100: "
+            "for CUDA devices; default: no pack.",
         ),
     ] = "",
     program: Annotated[

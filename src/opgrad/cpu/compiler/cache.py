@@ -51,7 +51,7 @@ class ObjectCache:
 
     def __init__(self, environment: str, directory: str | None):
         self.folder = directory and os.path.join(directory, environment)
-        self._environment = environment
+        self.environment = environment
         self._warned = False
 
     def read(self, name: str, suffix: str = SUFFIX) -> bytes | None:
@@ -110,7 +110,7 @@ class ObjectCache:
         return ""
 
     def _checksum(self, name: str, code: bytes) -> bytes:
-        return hashlib.sha256(f"{self._environment}/{name}\0".encode() + code).digest()
+        return hashlib.sha256(f"{self.environment}/{name}\0".encode() + code).digest()
 
     def _warn(self, problem: trust.UntrustedError) -> None:
         """Warn, once for each cache, that it is not used, and why."""

@@ -60,11 +60,15 @@ TABLE: Final = -2  # the operand number of the table of all operands' addresses
 
 def words(program: Program, couples: Sequence[Couple] = (), spans: Sequence[Span] = ()) -> list[int]:
     """The plan's words. couples, spans: the operands that must not overlap, as `overlap.checked` gives them."""
+    return joined([step_words(step, program) for step in program.steps], program.scratch_bytes, couples, spans)
+
+
+def joined(steps: Sequence[list[int]], size: int, couples: Sequence[Couple], spans: Sequence[Span]) -> list[int]:
+    """The words of a plan with these steps and so many bytes of working memory."""
     apart = [word for each in (*couples, *spans) for word in each.words]
-    size, steps = program.scratch_bytes, [word for step in program.steps for word in step_words(step, program)]
     first = ctypes.sizeof(Plan) + 8 * len(apart)
-    head = Plan(len(program.steps), first, size, scratch.source(size), len(couples), len(spans))
-    return [*head.words, *apart, *steps]
+    head = Plan(len(steps), first, size, scratch.source(size), len(couples), len(spans))
+    return [*head.words, *apart, *(word for step in steps for word in step)]
 
 
 def dtypes_of(step: Step) -> list[str]:
@@ -82,9 +86,13 @@ def step_words(step: Step, program: Program) -> list[int]:
         raise RuntimeError(f"opgrad: a kernel takes {len(filled)} words of arguments, expected at most {MAX_ARGUMENTS}")
     patched = enumerate(_patched(kind, value) for kind, value in filled)
     patches = [Patch(index, operand) for index, operand in patched if operand is not None]
-    task = step.kernel.task(dtypes_of(step), step.interface)
-    head = StepHead(task, step.parts, len(filled), len(patches))
     arguments = [_word(value, kind) for kind, value in filled]
+    return call_words(step.kernel.task(dtypes_of(step), step.interface), step.parts, arguments, patches)
+
+
+def call_words(task: int, parts: int, arguments: Sequence[int], patches: Sequence[Patch]) -> list[int]:
+    """The words of a step that calls a task with these arguments and patches."""
+    head = StepHead(task, parts, len(arguments), len(patches))
     return [*head.words, *arguments, *(word for patch in patches for word in patch.words)]
 
 

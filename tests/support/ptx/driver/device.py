@@ -25,6 +25,7 @@ ATTRIBUTES = {
     75: "major", 76: "minor", 81: "shared_of_multiprocessor", 97: "shared_memory",
 }  # fmt: skip
 MAX_THREADS, SHARED_BYTES, LOCAL_BYTES, REGISTERS, DYNAMIC_SHARED, NON_PORTABLE = 0, 1, 3, 4, 8, 14
+ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 DEVICES = {80: (108, 166912), 90: (132, 232448), 100: (148, 232448)}  # multiprocessors, bytes of shared memory
 
@@ -155,10 +156,13 @@ class Device:
         given.result(1, ctypes.c_int, 0)
 
     def cuPointerGetAttribute(self, given: "_Arguments") -> int:
-        """Of the attributes only that of a device's address is asked for: the address itself."""
+        """Of the attributes only those of a device's address are asked for: the address itself, and which device."""
         address = given.unsigned(2)
         known = any(each.address <= address <= each.end for each in self.memory.allocations)
-        given.result(0, ctypes.c_uint64, address)
+        if given.number(1) == ORDINAL:
+            given.result(0, ctypes.c_int, 0)
+        else:
+            given.result(0, ctypes.c_uint64, address)
         return SUCCESS if known else INVALID_VALUE
 
     def cuModuleLoadData(self, given: "_Arguments") -> None:
@@ -194,6 +198,12 @@ class Device:
 
     def cuFuncSetCacheConfig(self, given: "_Arguments") -> None:
         pass
+
+    def cuMemcpyDtoDAsync_v2(self, given: "_Arguments") -> None:
+        ctypes.memmove(given.unsigned(0), given.unsigned(1), given.unsigned(2))
+
+    def cuMemsetD8Async(self, given: "_Arguments") -> None:
+        ctypes.memset(given.unsigned(0), given.number(1) & 0xFF, given.unsigned(2))
 
     def cuLaunchKernelEx(self, given: "_Arguments") -> None:
         config = ctypes.cast(given.address(0), ctypes.POINTER(_Config)).contents

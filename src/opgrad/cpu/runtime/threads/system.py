@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import Any, Final
 
-HEAP: Final = "malloc", "calloc", "free", "memcpy"
+HEAP: Final = "malloc", "calloc", "free", "memcpy", "memset"
 # Signals that an instruction of the thread itself raises, by name, since Windows lacks some.
 FAULTS: Final = "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS"
 

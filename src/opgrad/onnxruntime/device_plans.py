@@ -1,0 +1,190 @@
+"""Plans of launches on a CUDA device, in the words of the CPU's plans: a step's task is `launching.launch`.
+
+Kernels are compiled by Triton when the first signature needs them, or come from the cache. Then a run of a plan is
+native code: it fills in the addresses and calls the driver, without Python and without the interpreter's lock.
+"""
+
+import ctypes
+import functools
+import glob
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from hashlib import sha256
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
+
+from opgrad import cuda
+from opgrad.base.locks import settling
+from opgrad.contract import Attributes, Operator, Spec
+from opgrad.contract.problem import Operand, Problem
+from opgrad.contract.signature import prepare
+from opgrad.cpu.compiler import packs, sources
+from opgrad.cpu.compiler.cache import ObjectCache, directory
+from opgrad.cpu.compiler.packs import PackedObjects, Packing
+from opgrad.cpu.compiler.structures import words
+from opgrad.cpu.plans import Plan
+from opgrad.cpu.runtime import overlap
+from opgrad.cpu.runtime.plan import SCRATCH, Patch, call_words, joined
+from opgrad.cpu.runtime.workspace import STATUS_WORDS
+from opgrad.cuda import ahead, driver, without_triton
+from opgrad.cuda.ahead import Machine
+from opgrad.cuda.execute import DEVICES, Device, Launch, Program, planning
+from opgrad.onnxruntime.abi import forever
+from opgrad.onnxruntime.compute import STREAM, WORKING
+from opgrad.onnxruntime.launching import Head, launch
+
+CLUSTER, SCHEDULING, SPREAD = 4, 5, 1  # CUlaunchAttributeID, and a CUclusterSchedulingPolicy
+ATTRIBUTE_WORDS = 9  # of a CUlaunchAttribute
+ADVICE = 'pip install "opgrad[cuda]" compiles them here, `opgrad compile --for sm_…` where it is installed'
+
+_functions: dict[tuple[int, str, str], int] = {}  # by context, architecture's cache and kernel
+_kept: list[Any] = forever([])  # what words point to
+
+
+def plan_on_device(op: Operator, specs: Sequence[Spec | None], attributes: Attributes) -> Plan:
+    """The plan of a signature for the current device. Raises what `prepare` raises, RuntimeError if a kernel lacks."""
+    prepared = prepare(op, specs, attributes, any_stride=True)
+    context, own = driver.current(), driver.attributes()
+    device = DEVICES.get(own["architecture"], Device(**own))
+    program, found = compiled(op, prepared.problem, device, kernels(device.architecture))
+    steps = [
+        _step(i, launch, machine, _function(op, launch, machine, device, context))
+        for i, (launch, machine) in enumerate(found)
+    ]
+    code = joined(steps, 8 * STATUS_WORDS, *overlap.checked(prepared))
+
+    def explain(number: int, status: int) -> Exception:
+        name = found[number][0].kernel.__name__
+        return RuntimeError(f"{op.name}: {driver.error(status)}, in the launch of {name}")
+
+    return Plan(
+        op,
+        tuple(prepared.results.values()),
+        prepared.copies,
+        program.scratch_bytes,
+        1,
+        words(code),
+        explain,
+        program.regime,
+        prepared.problem.bytes,
+        (),
+    )
+
+
+def _step(number: int, of: Launch, found: Machine, function: int) -> list[int]:
+    """The words of a launch of a function."""
+    x, y, z = (*of.grid, 1, 1)[:3]
+    attributes = _cluster(of.ctas)
+    config = x * of.ctas | y << 32, z | found.threads << 32, 1 | 1 << 32, found.shared, 0, *attributes
+    parameters = list(ahead.parameters(of, found))
+    head = Head(*config, function, driver.address(driver.LAUNCH), 0, number, len(parameters))
+    patches = [Patch(Head._fields.index("stream"), STREAM), Patch(Head._fields.index("report"), SCRATCH)]
+    for place, (_, array) in enumerate(parameters, len(head.words)):
+        if array is not None:
+            patches.append(Patch(place, array.number if isinstance(array, Operand) else WORKING))
+    return call_words(launch.address, 1, [*head.words, *(word for word, _ in parameters)], patches)
+
+
+def _cluster(ctas: int) -> tuple[int, int]:
+    """The address of the attributes of a launch in clusters of so many thread blocks, and how many there are."""
+    if ctas == 1:
+        return 0, 0
+    cluster, scheduling = [CLUSTER, ctas | 1 << 32, 1], [SCHEDULING, SPREAD]
+    filled = words(word for each in (cluster, scheduling) for word in (*each, *[0] * (ATTRIBUTE_WORDS - len(each))))
+    _kept.append(filled)
+    return ctypes.addressof(filled), 2
+
+
+def _function(op: Operator, of: Launch, found: Machine, device: Device, context: int) -> int:
+    """The function of a launch's kernel, loaded on the device of this context."""
+    environment = kernels(device.architecture).environment
+    key = context, environment, ahead.key(of)
+    with settling:
+        if key not in _functions:
+            try:
+                _functions[key] = driver.function(found.code, found.name, found.shared, of.ctas)
+            except driver.DriverError as error:
+                raise RuntimeError(
+                    f"{op.name}: the driver, which knows CUDA {driver.version()}, does not load a kernel for "
+                    f"{environment}: {error}; update the driver, or compile with an older Triton"
+                ) from None
+    return _functions[key]
+
+
+# --- machine code ----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def kernels(architecture: int) -> ObjectCache:
+    """Where machine code for an architecture is kept: the user's cache, and before it the pack that serves kernels.
+
+    Raises RuntimeError if Triton is not installed and no pack has any.
+    """
+    served = packs.served()
+    names = served.pack.names if served else {}
+    here = f"sm_{architecture}-triton-"
+    if find_spec("triton") is not None:
+        compiled = ObjectCache(here + version("triton"), directory())
+        return PackedObjects(served.pack, compiled.environment, compiled) if served else compiled
+    fitting = [name for name in names if name.startswith(here)]
+    if served is None or not fitting:
+        what = f"{served.pack.path} has kernels for {', '.join(names)}" if served else "no pack of kernels is named"
+        raise RuntimeError(f"the device is sm_{architecture}, but {what}, and Triton is not installed; {ADVICE}")
+    without_triton.release = fitting[-1].removeprefix(here)
+    return PackedObjects(served.pack, fitting[-1])
+
+
+def compile_ahead(
+    op: Operator, specs: Sequence[Spec | None], attributes: Attributes, architecture: int, folder: str
+) -> None:
+    """Compile the kernels of a signature for an architecture into a folder of folders, such as packs are made of.
+
+    Raises RuntimeError if Triton is not installed.
+    """
+    if find_spec("triton") is None:
+        raise RuntimeError(f"CUDA kernels for sm_{architecture} are compiled by Triton, which is not installed")
+    environment = f"sm_{architecture}-triton-{version('triton')}"
+    cache = Packing(environment, directory(), ObjectCache(environment, folder))
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        compiled(op, prepare(op, specs, attributes, any_stride=True).problem, DEVICES[architecture], cache)
+
+
+def compiled(
+    op: Operator, problem: Problem, device: Device, cache: ObjectCache
+) -> tuple[Program, list[tuple[Launch, Machine]]]:
+    """A problem's program for a device, and its launches with their kernels, as the cache has them or compiled now."""
+    with without_triton.importing():
+        make = op.kernel(cuda.__name__)
+    with planning(device):
+        program = make(problem)
+    launches = [each for each in program.launches if all(each.grid)]
+    return program, [(each, _machine(op, each, device, cache)) for each in launches]
+
+
+def _machine(op: Operator, of: Launch, device: Device, cache: ObjectCache) -> Machine:
+    """The kernel of a launch, from the cache, or compiled with a warning that says so."""
+    name = sha256((_sources() + ahead.key(of)).encode()).hexdigest()[:32]
+    data = cache.read(name)
+    if data is not None:
+        return ahead.from_bytes(data)
+    if isinstance(cache, PackedObjects) and cache.compiled is None:
+        kernel = f"{cache.pack.path} lacks the kernel {of.kernel.__name__} for {cache.environment}"
+        raise RuntimeError(f"{op.name}: {kernel}, and Triton is not installed; {ADVICE}")
+    start = time.perf_counter()
+    found = ahead.machine(of, device.architecture)
+    cache.write(name, found.to_bytes())
+    text = (
+        f"its CUDA kernel {found.name} was compiled in {time.perf_counter() - start:.1f} s, and is kept for later runs"
+    )
+    warnings.warn(f"{op.name}: {text}", RuntimeWarning, stacklevel=2)
+    return found
+
+
+@functools.cache
+def _sources() -> str:
+    """A digest of the files that kernels are compiled from."""
+    files = sorted(glob.glob(os.path.join(os.path.dirname(cuda.__file__), "*.py")))
+    return sha256(b"".join(sources.of_file(file) or b"" for file in files)).hexdigest()
