@@ -148,6 +148,11 @@ class TokenExamples:
     def __len__(self) -> int:
         return len(self._places)
 
+    @property
+    def form(self) -> int:
+        """Whether some weights are neither 0 nor 1."""
+        return int(self.weighted)
+
     def where(self, number: int) -> str:
         """The file and the line in it that a line here was."""
         return self._lines.where(number)
