@@ -1,7 +1,7 @@
 """A language model with adapters, or with weights that are trained: what it writes, and the files that it leaves."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -11,16 +11,19 @@ import numpy as np
 
 from opgrad.base.locks import once
 from opgrad.cpu.runtime.threads import get_num_threads
+from opgrad.onnx.graph.messages import import_microsoft
+from opgrad.training.engine.binding import run
 from opgrad.training.engine.trainer import session_options
+from opgrad.training.engine.training_graph import open_session
 from opgrad.training.files.rules import AdamWRule
-from opgrad.tune import deployed, outputs, peft, step_weights
+from opgrad.tune import outputs, peft, step_weights
 from opgrad.tune.dora import squared_norms
 from opgrad.tune.generation import Writer
 from opgrad.tune.language import LanguageModel, Room, ends_of_layers, limit_of
 from opgrad.tune.language.model import WHO
 from opgrad.tune.lora import Adapter, Lora, as_values, choose
 from opgrad.tune.tasks import TRAIN_ON, TaskExamples, Write, task_of
-from opgrad.tune.tokenizer import Tokenizer
+from opgrad.tune.tokenizer import Tokenizer, folder_of
 from opgrad.tune.trained_set import Setting, prepare, scoring
 
 MAX_LENGTH = 2048  # tokens of an example
@@ -41,7 +44,7 @@ class AdaptedModel:
         self.task = task_of(task)
         self.task.refuse(pack=pack)
         self.file = model_file(Path(model))
-        self.folder = self.file.parent
+        self.folder = folder_of(self.file)
         self.base: LanguageModel = self.task.read(self.file)
         self.train = (train,) if isinstance(train, str) else tuple(train)
         self.memory, self.max_length, self.weight_decay, self.seed = memory, max_length, weight_decay, seed
@@ -135,6 +138,15 @@ class AdaptedModel:
             self._writer = Writer(model, self.base.tokens, self.base.logits, fixed, options)
         return tokenizer.decode(list(self._writer.write(tokens, max_new_tokens, tokenizer.ends, temperature, seed)))
 
+    def computing(self) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
+        """What computes the output of the base's graph, with what was trained, for other inputs."""
+        model, constants = scoring(self.base, self.adapters, self.values)
+        import_microsoft(model)  # of whose operators onnxruntime makes some itself
+        session = open_session(model, session_options(get_num_threads(), patterns=False), WHO)
+        names = {item.name for item in session.get_inputs()}
+        fixed = {name: array for name, array in {**constants, **self.values}.items() if name in names}
+        return lambda given: run(session, [self.base.logits], {**given, **fixed}, WHO)[0]
+
     def prompt_tokens(self, prompt: str, chat: bool | None = None) -> np.ndarray:
         """The tokens of a prompt, int32 [n]; chat: see `Tuner.write`."""
         tokenizer = self.tokenizer
@@ -159,9 +171,7 @@ class AdaptedModel:
 
     def merge(self, output: str | PathLike[str]) -> list[str]:
         """Write one model that needs no adapter file into a folder; returns the files' names."""
-        folder = self._folder(output)
-        model, values = deployed.merged(self.base, self.adapters, self.values)
-        return outputs.write_merged(folder, self.file, model, values, self.about())
+        return self.task.merge(self, self._folder(output), self.about())
 
     def _folder(self, output: str | PathLike[str]) -> Path:
         folder = Path(output)
@@ -199,8 +209,9 @@ def model_file(path: Path) -> Path:
         if not path.exists():
             raise FileNotFoundError(f"{WHO}: there is no file or folder {path}")
         return path
-    found = sorted(path.glob("*.onnx"))
-    named = path / "model.onnx"
+    inner = path / "onnx"
+    found = sorted(path.glob("*.onnx")) or sorted(inner.glob("*.onnx"))
+    named = (inner if found and found[0].parent == inner else path) / "model.onnx"
     if named in found or len(found) == 1:
         return named if named in found else found[0]
     what = "no .onnx file" if not found else f"{len(found)} .onnx files and no model.onnx"

@@ -1,6 +1,6 @@
 """What a model is trained for: how it is read, how lines become examples, what the loss is, and what is written."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -27,6 +27,7 @@ class TaskModel(Protocol):
     """A model and what is trained of it, as tasks see it; see `AdaptedModel`."""
 
     file: Path
+    folder: Path
     base: "LanguageModel"
     adapters: "list[Adapter]"
     values: dict[str, np.ndarray]
@@ -36,6 +37,9 @@ class TaskModel(Protocol):
     @property
     def tokenizer(self) -> "Tokenizer":
         """The tokenizer of the model's folder."""
+
+    def computing(self) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
+        """What computes the output of the base's graph, with what was trained, for other inputs."""
 
     def about(self) -> dict[str, Any]:
         """What identifies a fine-tuning, as plain values."""
@@ -75,11 +79,11 @@ class Task:
         """Names of weights of the model that are trained beside adapters, such as those of a new head."""
         return ()
 
-    def examples(self, model: "TaskModel", data: Path, train_on: str, skip_bad: bool) -> TaskExamples:
+    def examples(self, model: TaskModel, data: Path, train_on: str, skip_bad: bool) -> TaskExamples:
         """The examples of a file or a folder. Raises ValueError that names the line of what is wrong."""
         raise NotImplementedError
 
-    def rows(self, model: "TaskModel", examples: Any, batch_size: int) -> "RowData":
+    def rows(self, model: TaskModel, examples: Any, batch_size: int) -> "RowData":
         """Examples, as `examples` made them, as the rows of batches."""
         raise NotImplementedError
 
@@ -93,11 +97,11 @@ class Task:
         """
         raise NotImplementedError
 
-    def figures(self, model: "TaskModel", held: "RowData") -> Mapping[str, float]:
+    def figures(self, model: TaskModel, held: "RowData") -> Mapping[str, float]:
         """How good the present model is with the examples that validate, beside their loss."""
         return {}
 
-    def try_output(self, model: "TaskModel", folder: Path) -> None:
+    def try_output(self, model: TaskModel, folder: Path) -> None:
         """Make what will be written into a folder, and drop it, but for copies of the base: no error comes late."""
         if not model.adapters:
             deployed.replaced(model.base, model.values)
@@ -107,11 +111,17 @@ class Task:
             written = trial, model.base, model.file, model.adapters, model.values, model.about()
             outputs.write_tuned(*written, with_base=False)
 
-    def save(self, model: "TaskModel", folder: Path, about: Mapping[str, Any]) -> list[str]:
+    def save(self, model: TaskModel, folder: Path, about: Mapping[str, Any]) -> list[str]:
         """Write what was trained into a folder; returns the files' names."""
         if model.adapters:
             return outputs.write_tuned(folder, model.base, model.file, model.adapters, model.values, about)
         return outputs.write_merged(folder, model.file, *deployed.replaced(model.base, model.values), about)
+
+    def merge(self, model: TaskModel, folder: Path, about: Mapping[str, Any]) -> list[str]:
+        """Write one model that needs no adapter file into a folder; returns the files' names."""
+        return outputs.write_merged(
+            folder, model.file, *deployed.merged(model.base, model.adapters, model.values), about
+        )
 
     def about(self) -> dict[str, Any]:
         """What identifies the task among others, as plain values."""
