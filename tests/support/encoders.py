@@ -91,6 +91,7 @@ def tokenizer():
     made.post_processor = tokenizers.processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
+    made.add_special_tokens(["[PAD]", "[CLS]", "[SEP]"])
     return made
 
 
@@ -98,6 +99,9 @@ def make_encoder(folder, pooling="mean", labels=(), seed=0):
     """Write a folder with onnx/model.onnx; returns the encoder in PyTorch. pooling: None writes no such file."""
     torch.manual_seed(seed)
     encoder, file = Encoder(len(SPECIAL) + len(WORDS), len(labels)).eval(), io.BytesIO()
+    with torch.no_grad():
+        for each in encoder.parameters():
+            each += 0.01 * torch.randn_like(each)  # the exporter lets equal parameters be one
     names = ["input_ids", "attention_mask", "token_type_ids"]
     axes = {name: {0: "batch_size", 1: "sequence_length"} for name in names}
     output = "logits" if labels else "last_hidden_state"

@@ -150,7 +150,8 @@ class Fitting:
         for name, fact in summary(model, *shape).facts().items():
             self._log(f"{name}: {fact}")
         data = zlib.crc32(self._identity.encode(), zlib.crc32(training.chosen.tobytes()))
-        trainer, state = job.begin(setting.artifacts, recipe, training, data, resumption, processes, patterns=False)
+        given = setting.artifacts, recipe, training, data, resumption, processes
+        trainer, state = job.begin(*given, patterns=False, kind=model.task.trainer(model))
         model.use(trainer.parameters)
         processes.on_first(lambda: self._try_output(resumption))
         if state.initial_loss is None and validation is not None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from opgrad.base.arguments import ArgumentError
 from opgrad.base.writing import alone
+from opgrad.training.engine.trainer import Trainer
 from opgrad.training.files.batches import TensorSpec
 from opgrad.tune import deployed, outputs
 from opgrad.tune.examples import Told
@@ -46,12 +47,17 @@ class TaskModel(Protocol):
 
 
 class TaskExamples(Protocol):
-    """The examples of a file. told: what was done with its lines. checksum: of all that is learned from them."""
-
-    told: Told
-    checksum: int
+    """The examples of a file."""
 
     def __len__(self) -> int: ...
+
+    @property
+    def told(self) -> Told:
+        """What was done with the lines."""
+
+    @property
+    def checksum(self) -> int:
+        """That of all that is learned."""
 
     @property
     def form(self) -> int:
@@ -96,6 +102,10 @@ class Task:
         runtimes: then its scores are values of their own.
         """
         raise NotImplementedError
+
+    def trainer(self, model: TaskModel) -> Callable[..., Trainer]:
+        """What makes a trainer, with the arguments of `Trainer`."""
+        return Trainer
 
     def figures(self, model: TaskModel, held: "RowData") -> Mapping[str, float]:
         """How good the present model is with the examples that validate, beside their loss."""

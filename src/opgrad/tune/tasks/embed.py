@@ -1,7 +1,8 @@
 """The task of embedding models: texts that belong together get vectors near each other, all others of a batch not."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from opgrad.onnx.graph.body import GraphBody
 from opgrad.onnx.graph.formulas import LAST, Value
 from opgrad.onnx.graph.messages import copied, keep, opset_of
 from opgrad.onnx.graph.nodes import names_in, needed
+from opgrad.training.engine.trainer import Trainer
 from opgrad.training.files.batches import TensorSpec
 from opgrad.tune.conversations import text_of
 from opgrad.tune.language import LanguageModel, read
@@ -21,6 +23,7 @@ from opgrad.tune.language.loss import LOSS
 from opgrad.tune.language.model import ENCODED, WHO
 from opgrad.tune.options import require
 from opgrad.tune.tasks.base import TaskModel
+from opgrad.tune.tasks.cached import GRADIENT, CachedTrainer
 from opgrad.tune.tasks.encoder import LABELS, EncoderTask, Read, Text, TextData, encoded, module_folder, text_inputs
 from opgrad.tune.token_data import RowData
 from opgrad.tune.tokenizer import folder_of, read_json
@@ -35,6 +38,8 @@ POSITIVES = ("positive", "pos", "passage", "document", "answer", "response", "se
 NEGATIVES = ("negative", "neg")  # the beginnings of their names; a value may be a list
 RANKS = (1, 10)
 SMALLEST = 1e-12
+VECTORS = "vectors"  # the value of the graph with them
+OPSET = 17  # of the graph of the loss alone
 
 
 @dataclass(frozen=True)
@@ -82,10 +87,11 @@ class Embed(EncoderTask):
         unit = _unit(vector)
         model.graph.initializer.extend(body.initializers)
         model.graph.node.extend(body.nodes)
-        _only_output(model, unit.name, ["batch", base.width or None])
+        model.graph.node.append(helper.make_node("Identity", [unit.name], [VECTORS], VECTORS))
+        _only_output(model, VECTORS, ["batch", base.width or None])
         if self.sizes and base.width and max(self.sizes) > base.width:
             raise ArgumentError("sizes", f"is {self.sizes}, expected at most {base.width}, the model's own")
-        return replace(base, model=model, logits=unit.name)
+        return replace(base, model=model, logits=VECTORS)
 
     def reader(self, model: TaskModel) -> Read:
         """The anchor, what is to be found, and what is not."""
@@ -104,16 +110,32 @@ class Embed(EncoderTask):
     def rows(self, model: TaskModel, examples: Any, batch_size: int) -> TextData:
         """Pairs, of which the labels are the places in the batch."""
         found = super().rows(model, examples, batch_size)
-        return Pairs(**vars(found))
+        return Pairs(**vars(found), chunk=self.chunk)
 
     def with_loss(
         self, base: LanguageModel, trained: Collection[str], form: int, plain: bool
     ) -> tuple[LanguageModel, dict[str, TensorSpec]]:
         """The mean over the anchors, and over sizes."""
-        model = copied(base.model)
-        add_contrast(model, base.logits, self.sizes or (0,), self.temperature)
-        inputs = {LABELS: TensorSpec(LABELS, np.dtype(np.int64), ("pairs",)), **text_inputs(base)}
+        model, inputs = copied(base.model), text_inputs(base)
+        if self.chunk:
+            add_product(model, base.width)
+            inputs[GRADIENT] = TensorSpec(GRADIENT, np.dtype(np.float32), ("batch", base.width or "width"))
+        else:
+            add_contrast(model, self.sizes, self.temperature)
+            inputs[LABELS] = TensorSpec(LABELS, np.dtype(np.int64), ("pairs",))
         return replace(base, model=model, loss=LOSS), inputs
+
+    def trainer(self, model: TaskModel) -> Callable[..., Trainer]:
+        """What makes a trainer: with chunks one that has the loss of whole batches."""
+        if not self.chunk:
+            return Trainer
+        if any(each.lora.dropout for each in model.adapters):
+            raise ArgumentError("task", "has chunk, which encodes texts twice alike, expected adapters without dropout")
+        kind, shape = helper.make_tensor_value_info, ["batch", model.base.width or None]
+        graph = helper.make_graph([], "contrast", [kind(VECTORS, TensorProto.FLOAT, shape)], [])
+        contrast = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
+        add_contrast(contrast, self.sizes, self.temperature)
+        return partial(CachedTrainer, contrast, VECTORS, LABELS, self.chunk)
 
     def figures(self, model: TaskModel, held: RowData) -> Mapping[str, float]:
         """Recall and nDCG of the anchors among all texts of the part that validates."""
@@ -129,8 +151,16 @@ class Embed(EncoderTask):
         return ranked(vectors[: held.rows], vectors[held.rows :], [own[each.tobytes()] for each in columns[0]])
 
 
+@dataclass(frozen=True)
 class Pairs(TextData):
-    """Pairs of texts."""
+    """Pairs of texts. chunk: how many texts are encoded at once; 0: all."""
+
+    chunk: int = 0
+
+    def shape(self) -> tuple[int, int]:
+        """Those of a chunk."""
+        rows, length = super().shape()
+        return min(rows, self.chunk or rows), length
 
     def targets(self, rows: np.ndarray) -> np.ndarray:
         """The place of each row."""
@@ -150,22 +180,35 @@ def ranked(anchors: np.ndarray, texts: np.ndarray, own: list[set[int]]) -> dict[
     return {name: float(value) for name, value in zip(names, np.mean(found, axis=0), strict=True)}
 
 
-def add_contrast(model: onnx.ModelProto, vectors: str, sizes: Collection[int], temperature: float) -> None:
+def add_product(model: onnx.ModelProto, width: int) -> None:
+    """Give a graph of vectors the sum of their products with gradients, which are an input, as its only output."""
+    body = GraphBody(opset_of(model), names_in(model.graph))
+    body.scope("loss")
+    model.graph.input.append(helper.make_tensor_value_info(GRADIENT, TensorProto.FLOAT, ["batch", width or None]))
+    factors = (Value(body, name, TensorProto.FLOAT) for name in (VECTORS, GRADIENT))
+    _finish(model, body, body.node("Mul", *factors).sum(keepdims=False))
+
+
+def add_contrast(model: onnx.ModelProto, sizes: Collection[int], temperature: float) -> None:
     """Give a graph of vectors of length 1 the loss as its only output, and the labels as an input.
 
-    vectors: those of all anchors, then those of their texts, then those of others. sizes: of prefixes; 0: the whole.
+    The vectors are those of all anchors, then those of their texts, then those of others. sizes: of prefixes.
     """
     body = GraphBody(opset_of(model), names_in(model.graph))
     body.scope("loss")
     model.graph.input.append(helper.make_tensor_value_info(LABELS, TensorProto.INT64, ["pairs"]))
-    labels, whole = Value(body, LABELS, TensorProto.INT64), Value(body, vectors, TensorProto.FLOAT)
+    labels, whole = Value(body, LABELS, TensorProto.INT64), Value(body, VECTORS, TensorProto.FLOAT)
     count, losses = labels.shape(), []
-    for size in sizes:
+    for size in sizes or (0,):
         unit = _unit(whole.slice(0, size, axis=1)) if size else whole
         anchors, texts = unit.slice(0, count), unit.slice(count, LAST)
         scores = body.node("MatMul", anchors, texts.transpose(1, 0)) / temperature
         losses.append(body.node("SoftmaxCrossEntropyLoss", scores, labels))
-    loss = losses[0] if len(losses) == 1 else body.node("Sum", *losses) / len(losses)
+    _finish(model, body, losses[0] if len(losses) == 1 else body.node("Sum", *losses) / len(losses))
+
+
+def _finish(model: onnx.ModelProto, body: GraphBody, loss: Value) -> None:
+    """Append nodes to a graph, of which the loss becomes the only output."""
     body.nodes.append(helper.make_node("Identity", [loss.name], [LOSS], "loss/Identity"))
     model.graph.initializer.extend(body.initializers)
     model.graph.node.extend(body.nodes)

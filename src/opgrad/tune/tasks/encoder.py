@@ -57,10 +57,10 @@ def read_texts(path: Path, read: Read, kinds: str, max_length: int, skip_bad: bo
             if texts and len(found) != len(texts[0]):
                 raise ValueError(f"it has {len(found)} texts, expected {len(texts[0])} as in the first example")
         except ValueError as error:
-            told = str(error) if str(error).startswith(lines.where(number)) else f"{lines.where(number)}: {error}"
+            reason = str(error) if str(error).startswith(lines.where(number)) else f"{lines.where(number)}: {error}"
             if not skip_bad:
-                raise ValueError(told) from None
-            bad.append(told)
+                raise ValueError(reason) from None
+            bad.append(reason)
             continue
         longest = max(longest, *(each.shape[1] for each in found))
         cut += any(each.shape[1] > max_length for each in found)
