@@ -13,31 +13,27 @@ from onnx import TensorProto, helper
 from opgrad.base.arguments import ArgumentError
 from opgrad.onnx.graph.body import GraphBody
 from opgrad.onnx.graph.formulas import LAST, Value
-from opgrad.onnx.graph.messages import copied, keep, opset_of
-from opgrad.onnx.graph.nodes import names_in, needed
+from opgrad.onnx.graph.messages import copied, opset_of
+from opgrad.onnx.graph.nodes import names_in
 from opgrad.training.engine.trainer import Trainer
 from opgrad.training.files.batches import TensorSpec
 from opgrad.tune.conversations import text_of
 from opgrad.tune.language import LanguageModel, read
 from opgrad.tune.language.loss import LOSS
-from opgrad.tune.language.model import ENCODED, WHO
+from opgrad.tune.language.model import WHO
 from opgrad.tune.options import require
 from opgrad.tune.tasks.base import TaskModel
 from opgrad.tune.tasks.cached import GRADIENT, CachedTrainer
-from opgrad.tune.tasks.encoder import LABELS, EncoderTask, Read, Text, TextData, encoded, module_folder, text_inputs
+from opgrad.tune.tasks.encoder import LABELS, EncoderTask, Read, Text, TextData, text_inputs
+from opgrad.tune.tasks.pooling import POOLINGS, SENTENCE, finish, output_of, pooling_of, unit, vectors_of
 from opgrad.tune.token_data import RowData
 from opgrad.tune.tokenizer import folder_of, read_json
 
-POOLINGS = ("mean", "cls", "last")
-# What configurations of sentence-transformers' poolings call these.
-MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last"}
-SENTENCE = ("sentence_embedding", "embeddings")  # outputs that are pooled already
 # The names under which data sets have texts that are asked for, that are found, and that are not to be found.
 ANCHORS = ("anchor", "query", "question", "sentence1", "title", "premise")
 POSITIVES = ("positive", "pos", "passage", "document", "answer", "response", "sentence2", "abstract", "text", "body")
 NEGATIVES = ("negative", "neg")  # the beginnings of their names; a value may be a list
 RANKS = (1, 10)
-SMALLEST = 1e-12
 VECTORS = "vectors"  # the value of the graph with them
 OPSET = 17  # of the graph of the loss alone
 
@@ -73,22 +69,15 @@ class Embed(EncoderTask):
     def read(self, file: Path) -> LanguageModel:
         """The graph from tokens to vectors of length 1."""
         what = f"{WHO}: {file}"
-        base = read(file, lambda ranks: _output(ranks, self.pooling, what))
-        pooled = base.logits in SENTENCE
-        pooling = "" if pooled else self.pooling or _pooling(folder_of(file))
+        base = read(file, lambda ranks: output_of(ranks, self.pooling, what))
+        pooling = self.pooling or pooling_of(folder_of(file))
+        if pooling is None and base.logits not in SENTENCE:
+            lack = f"and {folder_of(file)} has no 1_Pooling/config.json"
+            raise ArgumentError("task", f"has no pooling, {lack}, expected pooling=mean, cls or last")
         model = copied(base.model)
         body = GraphBody(opset_of(model), names_in(model.graph))
         body.scope("embed")
-        hidden = Value(body, base.logits, TensorProto.FLOAT)
-        name = next((each.name for each in model.graph.input if "mask" in each.name), None)
-        if name is None and not pooled:
-            raise ValueError(f"{what} has no input attention_mask, expected one for texts of different lengths")
-        vector = hidden if pooled else _pooled(hidden, Value(body, str(name), TensorProto.INT64), pooling)
-        unit = _unit(vector)
-        model.graph.initializer.extend(body.initializers)
-        model.graph.node.extend(body.nodes)
-        model.graph.node.append(helper.make_node("Identity", [unit.name], [VECTORS], VECTORS))
-        _only_output(model, VECTORS, ["batch", base.width or None])
+        finish(model, unit(vectors_of(base, body, str(pooling), what)), VECTORS, ["batch", base.width or None])
         if self.sizes and base.width and max(self.sizes) > base.width:
             raise ArgumentError("sizes", f"is {self.sizes}, expected at most {base.width}, the model's own")
         return replace(base, model=model, logits=VECTORS)
@@ -103,7 +92,7 @@ class Embed(EncoderTask):
         def read_pair(values: dict[str, Any]) -> tuple[list[Text], Any]:
             texts = _texts(values)
             prefixes = [before[0], *before[1:] * (len(texts) - 1)]
-            return [encoded(model.tokenizer, f"{a}{b}") for a, b in zip(prefixes, texts, strict=True)], 0
+            return [model.tokenizer.encode_with_types(f"{a}{b}") for a, b in zip(prefixes, texts, strict=True)], 0
 
         return read_pair
 
@@ -186,7 +175,7 @@ def add_product(model: onnx.ModelProto, width: int) -> None:
     body.scope("loss")
     model.graph.input.append(helper.make_tensor_value_info(GRADIENT, TensorProto.FLOAT, ["batch", width or None]))
     factors = (Value(body, name, TensorProto.FLOAT) for name in (VECTORS, GRADIENT))
-    _finish(model, body, body.node("Mul", *factors).sum(keepdims=False))
+    finish(model, body.node("Mul", *factors).sum(keepdims=False), LOSS, [])
 
 
 def add_contrast(model: onnx.ModelProto, sizes: Collection[int], temperature: float) -> None:
@@ -200,70 +189,11 @@ def add_contrast(model: onnx.ModelProto, sizes: Collection[int], temperature: fl
     labels, whole = Value(body, LABELS, TensorProto.INT64), Value(body, VECTORS, TensorProto.FLOAT)
     count, losses = labels.shape(), []
     for size in sizes or (0,):
-        unit = _unit(whole.slice(0, size, axis=1)) if size else whole
-        anchors, texts = unit.slice(0, count), unit.slice(count, LAST)
+        part = unit(whole.slice(0, size, axis=1)) if size else whole
+        anchors, texts = part.slice(0, count), part.slice(count, LAST)
         scores = body.node("MatMul", anchors, texts.transpose(1, 0)) / temperature
         losses.append(body.node("SoftmaxCrossEntropyLoss", scores, labels))
-    _finish(model, body, losses[0] if len(losses) == 1 else body.node("Sum", *losses) / len(losses))
-
-
-def _finish(model: onnx.ModelProto, body: GraphBody, loss: Value) -> None:
-    """Append nodes to a graph, of which the loss becomes the only output."""
-    body.nodes.append(helper.make_node("Identity", [loss.name], [LOSS], "loss/Identity"))
-    model.graph.initializer.extend(body.initializers)
-    model.graph.node.extend(body.nodes)
-    _only_output(model, LOSS, [])
-
-
-def _only_output(model: onnx.ModelProto, name: str, shape: list[Any]) -> None:
-    del model.graph.output[:]
-    model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
-    keep(model.graph.node, needed(list(model.graph.node), [name]))
-
-
-def _unit(vectors: Value) -> Value:
-    """Vectors with the length 1."""
-    body, square = vectors.body, (vectors * vectors).sum([1])
-    return vectors / body.node("Max", square.apply("Sqrt"), body.number(SMALLEST, vectors))
-
-
-def _pooled(hidden: Value, mask: Value, pooling: str) -> Value:
-    """One vector of those of all tokens [batch, length, width]."""
-    body = hidden.body
-    if pooling == "cls":
-        return hidden.slice(0, 1, axis=1).squeeze(1)
-    counted = mask.cast(TensorProto.FLOAT)
-    if pooling == "last":
-        ends = body.node("CumSum", counted, body.constant(np.array(1))).equals(counted.sum([1]))
-        counted = counted * ends.cast(TensorProto.FLOAT)
-    weights = counted.unsqueeze(2)
-    return (hidden * weights).sum([1], keepdims=False) / body.node("Max", counted.sum([1]), body.number(1e-9, hidden))
-
-
-def _output(ranks: Mapping[str, int], pooling: str | None, what: str) -> str:
-    """The output that the vectors are made of: those of tokens, or, unless a pooling is given, those of texts."""
-    texts = [name for name, rank in ranks.items() if rank == 2 and name in SENTENCE and pooling is None]
-    tokens = [name for name, rank in ranks.items() if rank == 3 and name in ENCODED]
-    if not (found := texts or tokens):
-        raise ValueError(
-            f"{what} has the outputs {', '.join(ranks)}, expected one of {', '.join((*ENCODED, *SENTENCE))}, "
-            "as embedding models have"
-        )
-    return found[0]
-
-
-def _pooling(folder: Path) -> str:
-    """The pooling of a model's folder, as sentence-transformers writes it down."""
-    place = module_folder(folder, "Pooling") or folder / "1_Pooling"
-    config = read_json(place / "config.json")
-    if module_folder(folder, "Dense"):
-        raise NotImplementedError(f"{WHO}: {folder} has a module Dense behind its pooling, expected none")
-    named = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
-    found = [MODES.get(each, each) for each in named] or [str(config["pooling_mode"])] if config else []
-    if len(found) == 1 and found[0] in POOLINGS:
-        return found[0]
-    has = f"the pooling {' and '.join(found)}" if found else "no 1_Pooling/config.json"
-    raise ArgumentError("task", f"has no pooling, and {folder} has {has}, expected pooling=mean, cls or last")
+    finish(model, losses[0] if len(losses) == 1 else body.node("Sum", *losses) / len(losses), LOSS, [])
 
 
 def _texts(values: Mapping[str, Any]) -> list[str]:

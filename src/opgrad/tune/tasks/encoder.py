@@ -1,8 +1,7 @@
 """Encoders as tasks train them: their texts as padded tokens, their files, and an output folder like the model's."""
 
-import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +17,7 @@ from opgrad.tune.language import LanguageModel
 from opgrad.tune.lines import Lines
 from opgrad.tune.tasks.base import DEFAULTS, Task, TaskModel
 from opgrad.tune.token_data import RowData, padded
-from opgrad.tune.tokenizer import Tokenizer, read_json
+from opgrad.tune.tokenizer import read_json
 
 LABELS = "labels"
 # The most tokens of a text, as the files of a folder name it.
@@ -181,16 +180,3 @@ class EncoderTask(Task):
         return outputs.write_like(folder, model.folder, model.file, graph, values, about)
 
     merge = save
-
-
-def encoded(tokenizer: Tokenizer, text: str, other: str | None = None) -> Text:
-    """A text as tokens, or two in one row."""
-    return tokenizer.encode_with_types(text, other)
-
-
-def module_folder(folder: Path, kind: str) -> Path | None:
-    """The folder of a module of sentence-transformers, of which modules.json of a model's folder tells."""
-    path = folder / "modules.json"
-    listed: Iterable[Any] = json.loads(path.read_bytes()) if path.is_file() else ()
-    named = (each for each in listed if str(each.get("type", "")).rpartition(".")[2] == kind)
-    return next((folder / str(each.get("path", "")) for each in named), None)
