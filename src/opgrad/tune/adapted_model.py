@@ -117,7 +117,8 @@ class AdaptedModel:
         return self._prepared(room, self.pack, plain=False)
 
     def _prepared(self, cuts: Room | Sequence[str] | None, pack: bool, plain: bool) -> Setting:
-        values, rule = self.values if self.adapters else {}, AdamWRule(weight_decay=self.weight_decay)
+        own = [name for each in self.adapters for name in each.shapes]
+        values, rule = {name: self.values[name] for name in own}, AdamWRule(weight_decay=self.weight_decay)
         what = self.base, self.adapters, values, self.train, self.folder, rule, cuts
         return prepare(*what, seed=self.seed, pack=pack, plain=plain, task=self.task, form=self._form)
 

@@ -1,6 +1,6 @@
 """The task of embedding models: texts that belong together get vectors near each other, all others of a batch not."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -90,7 +90,11 @@ class Embed(EncoderTask):
         before.append(found if self.passage is None else self.passage)
 
         def read_pair(values: dict[str, Any]) -> tuple[list[Text], Any]:
-            texts = _texts(values)
+            told = next((name for name in ("label", "score") if name in values), None)
+            if told is not None:
+                expected = "pairs that belong together; the tasks classify and rank take it"
+                raise ValueError(f"it has a {told}, expected {expected}")
+            texts = texts_of(values, self.KINDS)
             prefixes = [before[0], *before[1:] * (len(texts) - 1)]
             return [model.tokenizer.encode_with_types(f"{a}{b}") for a, b in zip(prefixes, texts, strict=True)], 0
 
@@ -158,13 +162,22 @@ class Pairs(TextData):
 
 def ranked(anchors: np.ndarray, texts: np.ndarray, own: list[set[int]]) -> dict[str, float]:
     """Mean recall at 1 and 10, and nDCG at 10, of anchors among texts. own: the numbers of each anchor's texts."""
-    most = min(max(RANKS), len(texts))
-    gains, found = 1 / np.log2(np.arange(most) + 2), []
+    found = []
     for anchor, right in zip(anchors, own, strict=True):
-        best = np.argsort(-(texts @ anchor), kind="stable")[:most]
-        hits = np.isin(best, list(right))
-        ideal = gains[: len(right)].sum()
-        found.append([*(hits[:rank].sum() / min(len(right), rank) for rank in RANKS), (gains * hits).sum() / ideal])
+        best = np.argsort(-(texts @ anchor), kind="stable")[: max(RANKS)]
+        found.append((np.isin(best, list(right)), len(right)))
+    return retrieved(found)
+
+
+def retrieved(lists: Sequence[tuple[np.ndarray, int]]) -> dict[str, float]:
+    """The same of lists of texts: which of these, from the best on, are right, and how many there are in all."""
+    gains, found = 1 / np.log2(np.arange(max(RANKS)) + 2), []
+    for hits, count in lists:
+        best = hits[: max(RANKS)]
+        gained = (gains[: len(best)] * best).sum() / gains[:count].sum()
+        found.append([*(best[:rank].sum() / min(count, rank) for rank in RANKS), gained])
+    if not found:
+        return {}
     names = [*(f"recall@{rank}" for rank in RANKS), f"nDCG@{max(RANKS)}"]
     return {name: float(value) for name, value in zip(names, np.mean(found, axis=0), strict=True)}
 
@@ -196,14 +209,11 @@ def add_contrast(model: onnx.ModelProto, sizes: Collection[int], temperature: fl
     finish(model, losses[0] if len(losses) == 1 else body.node("Sum", *losses) / len(losses), LOSS, [])
 
 
-def _texts(values: Mapping[str, Any]) -> list[str]:
+def texts_of(values: Mapping[str, Any], kinds: str) -> list[str]:
     """The texts of an example: the anchor, what is to be found, and what is not. Raises ValueError."""
-    told = next((name for name in ("label", "score") if name in values), None)
-    if told is not None:
-        raise ValueError(f"it has a {told}, expected pairs that belong together; the tasks classify and rank take it")
     anchor, positive = (next((each for each in names if each in values), None) for names in (ANCHORS, POSITIVES))
     if anchor is None or positive is None:
-        raise ValueError(f"it has {', '.join(map(repr, values)) or 'nothing'}, expected {Embed.KINDS}")
+        raise ValueError(f"it has {', '.join(map(repr, values)) or 'nothing'}, expected {kinds}")
     flat = {name: value for name, value in values.items() if not isinstance(value, list)}
     for name, value in values.items():
         if isinstance(value, list) and (name == positive or name.startswith(NEGATIVES)):

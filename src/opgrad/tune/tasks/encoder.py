@@ -132,7 +132,9 @@ class TextData(RowData):
         """The arrays of some rows."""
         columns = (self.column(place, rows) for place in range(len(self.examples.texts[0])))
         texts = [text for column in columns for text in column]
-        return Dataset({LABELS: self.targets(rows), **padded_texts(texts, self.inputs, self.tokens, self.pad)})
+        targets = self.targets(rows)
+        labels = targets.astype(np.float32) if targets.dtype.kind == "f" else targets
+        return Dataset({LABELS: labels, **padded_texts(texts, self.inputs, self.tokens, self.pad)})
 
 
 @dataclass(frozen=True)
