@@ -14,17 +14,19 @@ from opgrad.base.arguments import ArgumentError
 from opgrad.onnx.graph.body import GraphBody
 from opgrad.onnx.graph.formulas import LAST, Value
 from opgrad.onnx.graph.messages import copied, opset_of
-from opgrad.onnx.graph.nodes import names_in
+from opgrad.onnx.graph.nodes import names_in, rename
 from opgrad.training.engine.trainer import Trainer
 from opgrad.training.files.batches import TensorSpec
+from opgrad.training.files.dataset import Dataset
 from opgrad.tune.conversations import text_of
+from opgrad.tune.insertion import DRAW
 from opgrad.tune.language import LanguageModel, read
 from opgrad.tune.language.loss import LOSS
 from opgrad.tune.language.model import WHO
 from opgrad.tune.options import require
 from opgrad.tune.tasks.base import TaskModel
 from opgrad.tune.tasks.cached import GRADIENT, CachedTrainer
-from opgrad.tune.tasks.encoder import LABELS, EncoderTask, Read, Text, TextData, text_inputs
+from opgrad.tune.tasks.encoder import LABELS, EncoderTask, Read, Text, TextData, padded_texts, text_inputs
 from opgrad.tune.tasks.pooling import POOLINGS, SENTENCE, finish, output_of, pooling_of, unit, vectors_of
 from opgrad.tune.token_data import RowData
 from opgrad.tune.tokenizer import folder_of, read_json
@@ -34,6 +36,7 @@ ANCHORS = ("anchor", "query", "question", "sentence1", "title", "premise")
 POSITIVES = ("positive", "pos", "passage", "document", "answer", "response", "sentence2", "abstract", "text", "body")
 NEGATIVES = ("negative", "neg")  # the beginnings of their names; a value may be a list
 RANKS = (1, 10)
+TEXTS = "texts/"  # before the names of the encoder of other texts than the anchors
 VECTORS = "vectors"  # the value of the graph with them
 OPSET = 17  # of the graph of the loss alone
 
@@ -114,8 +117,10 @@ class Embed(EncoderTask):
             add_product(model, base.width)
             inputs[GRADIENT] = TensorSpec(GRADIENT, np.dtype(np.float32), ("batch", base.width or "width"))
         else:
+            add_texts(model)
             add_contrast(model, self.sizes, self.temperature)
-            inputs[LABELS] = TensorSpec(LABELS, np.dtype(np.int64), ("pairs",))
+            texts = {f"{TEXTS}{name}": each.dtype for name, each in inputs.items()}
+            inputs |= {name: TensorSpec(name, dtype, ("texts", "text_length")) for name, dtype in texts.items()}
         return replace(base, model=model, loss=LOSS), inputs
 
     def trainer(self, model: TaskModel) -> Callable[..., Trainer]:
@@ -151,9 +156,19 @@ class Pairs(TextData):
     chunk: int = 0
 
     def shape(self) -> tuple[int, int]:
-        """Those of a chunk."""
+        """Those of a chunk, or of the texts of a batch that are not its anchors."""
         rows, length = super().shape()
-        return min(rows, self.chunk or rows), length
+        return min(rows, self.chunk or rows - self.batch_size), length
+
+    def arrays(self, rows: np.ndarray) -> Dataset:
+        """The arrays of some rows: without chunks, anchors and texts apart, each padded to the longest of its own."""
+        if self.chunk:
+            return super().arrays(rows)
+        columns = [self.column(place, rows) for place in range(len(self.examples.texts[0]))]
+        given = self.inputs, self.tokens, self.pad
+        texts = padded_texts([text for column in columns[1:] for text in column], *given)
+        apart = {f"{TEXTS}{name}": array for name, array in texts.items()}
+        return Dataset({**padded_texts(columns[0], *given), **apart})
 
     def targets(self, rows: np.ndarray) -> np.ndarray:
         """The place of each row."""
@@ -182,6 +197,21 @@ def retrieved(lists: Sequence[tuple[np.ndarray, int]]) -> dict[str, float]:
     return {name: float(value) for name, value in zip(names, np.mean(found, axis=0), strict=True)}
 
 
+def add_texts(model: onnx.ModelProto) -> None:
+    """Add the encoder once more, with the same weights, for other texts than the anchors, which may be longer."""
+    graph, held = model.graph, {each.name for each in model.graph.initializer}
+    own = [each.name for each in graph.input if each.name not in held and each.name != DRAW]
+    names = {name: f"{TEXTS}{name}" for name in [*own, *(each for node in graph.node for each in node.output if each)]}
+    for value in [each for each in graph.input if each.name in own]:
+        kind = value.type.tensor_type.elem_type
+        graph.input.append(helper.make_tensor_value_info(names[value.name], kind, ["texts", "text_length"]))
+    for node in list(graph.node):
+        added = graph.node.add()
+        added.CopyFrom(node)
+        added.name = f"{TEXTS}{node.name}"
+        rename(added, names)
+
+
 def add_product(model: onnx.ModelProto, width: int) -> None:
     """Give a graph of vectors the sum of their products with gradients, which are an input, as its only output."""
     body = GraphBody(opset_of(model), names_in(model.graph))
@@ -192,18 +222,25 @@ def add_product(model: onnx.ModelProto, width: int) -> None:
 
 
 def add_contrast(model: onnx.ModelProto, sizes: Collection[int], temperature: float) -> None:
-    """Give a graph of vectors of length 1 the loss as its only output, and the labels as an input.
+    """Give a graph of vectors of length 1 the loss as its only output. sizes: of prefixes.
 
-    The vectors are those of all anchors, then those of their texts, then those of others. sizes: of prefixes.
+    Vectors of texts are those of `add_texts`, first of those that belong to the anchors; else they stand behind those
+    of the anchors, of which there are as many as of the labels, an input then.
     """
+    apart = any(f"{TEXTS}{VECTORS}" in node.output for node in model.graph.node)
     body = GraphBody(opset_of(model), names_in(model.graph))
     body.scope("loss")
-    model.graph.input.append(helper.make_tensor_value_info(LABELS, TensorProto.INT64, ["pairs"]))
-    labels, whole = Value(body, LABELS, TensorProto.INT64), Value(body, VECTORS, TensorProto.FLOAT)
-    count, losses = labels.shape(), []
+    whole, labels, losses = Value(body, VECTORS, TensorProto.FLOAT), Value(body, LABELS, TensorProto.INT64), []
+    if apart:
+        parts, labels = (
+            [whole, Value(body, f"{TEXTS}{VECTORS}", TensorProto.FLOAT)],
+            body.range(whole.shape(0, 1).scalar()),
+        )
+    else:
+        model.graph.input.append(helper.make_tensor_value_info(LABELS, TensorProto.INT64, ["pairs"]))
+        parts = [whole.slice(0, labels.shape()), whole.slice(labels.shape(), LAST)]
     for size in sizes or (0,):
-        part = unit(whole.slice(0, size, axis=1)) if size else whole
-        anchors, texts = part.slice(0, count), part.slice(count, LAST)
+        anchors, texts = (unit(each.slice(0, size, axis=1)) if size else each for each in parts)
         scores = body.node("MatMul", anchors, texts.transpose(1, 0)) / temperature
         losses.append(body.node("SoftmaxCrossEntropyLoss", scores, labels))
     finish(model, losses[0] if len(losses) == 1 else body.node("Sum", *losses) / len(losses), LOSS, [])
