@@ -1,0 +1,261 @@
+"""The task of embedding models: texts that belong together get vectors near each other, all others of a batch not."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from opgrad.base.arguments import ArgumentError
+from opgrad.onnx.graph.body import GraphBody
+from opgrad.onnx.graph.formulas import LAST, Value
+from opgrad.onnx.graph.messages import copied, opset_of
+from opgrad.onnx.graph.nodes import names_in, rename
+from opgrad.training.engine.trainer import Trainer
+from opgrad.training.files.batches import TensorSpec
+from opgrad.training.files.dataset import Dataset
+from opgrad.tune.conversations import text_of
+from opgrad.tune.insertion import DRAW
+from opgrad.tune.language import LanguageModel, read
+from opgrad.tune.language.loss import LOSS
+from opgrad.tune.language.model import WHO
+from opgrad.tune.options import require
+from opgrad.tune.tasks.base import TaskModel
+from opgrad.tune.tasks.cached import GRADIENT, CachedTrainer
+from opgrad.tune.tasks.encoder import LABELS, EncoderTask, Read, Text, TextData, padded_texts, text_inputs
+from opgrad.tune.tasks.pooling import POOLINGS, SENTENCE, finish, output_of, pooling_of, unit, vectors_of
+from opgrad.tune.token_data import RowData
+from opgrad.tune.tokenizer import folder_of, read_json
+
+# The names under which data sets have texts that are asked for, that are found, and that are not to be found.
+ANCHORS = ("anchor", "query", "question", "sentence1", "title", "premise")
+POSITIVES = ("positive", "pos", "passage", "document", "answer", "response", "sentence2", "abstract", "text", "body")
+NEGATIVES = ("negative", "neg")  # the beginnings of their names; a value may be a list
+RANKS = (1, 10)
+TEXTS = "texts/"  # before the names of the encoder of other texts than the anchors
+VECTORS = "vectors"  # the value of the graph with them
+OPSET = 17  # of the graph of the loss alone
+
+
+@dataclass(frozen=True)
+class Embed(EncoderTask):
+    """InfoNCE: of all texts of a batch that are to be found, the anchor's own shall be the nearest by its cosine.
+
+    temperature: what the cosines are divided by. sizes: of prefixes of the vectors that shall serve alone; the loss is
+        the mean of theirs; none: the whole. pooling: mean, cls or last; None: as 1_Pooling/config.json says.
+    query, passage: what stands before texts; None: as config_sentence_transformers.json says.
+    chunk: so many texts are encoded at once, each twice, so that a batch may be larger than the memory; 0: all at once.
+
+    Source: InfoNCE, arXiv 1807.03748; Matryoshka, arXiv 2205.13147; GradCache, arXiv 2101.06983.
+    """
+
+    temperature: float = 0.05
+    sizes: tuple[int, ...] = ()
+    pooling: str | None = None
+    query: str | None = None
+    passage: str | None = None
+    chunk: int = 0
+
+    NAME: ClassVar[str] = "embed"
+    KINDS: ClassVar[str] = "anchor and positive, query and passage, question and answer, perhaps negative"
+
+    def __post_init__(self) -> None:
+        require(self.temperature > 0, "temperature", self.temperature, "a number above 0")
+        require(self.pooling in (None, *POOLINGS), "pooling", self.pooling, f"one of {', '.join(POOLINGS)}")
+        require(all(each > 0 for each in self.sizes), "sizes", self.sizes, "whole numbers above 0")
+        require(self.chunk >= 0, "chunk", self.chunk, "a whole number of at least 0")
+
+    def read(self, file: Path) -> LanguageModel:
+        """The graph from tokens to vectors of length 1."""
+        what = f"{WHO}: {file}"
+        base = read(file, lambda ranks: output_of(ranks, self.pooling, what))
+        pooling = self.pooling or pooling_of(folder_of(file))
+        if pooling is None and base.logits not in SENTENCE:
+            lack = f"and {folder_of(file)} has no 1_Pooling/config.json"
+            raise ArgumentError("task", f"has no pooling, {lack}, expected pooling=mean, cls or last")
+        model = copied(base.model)
+        body = GraphBody(opset_of(model), names_in(model.graph))
+        body.scope("embed")
+        finish(model, unit(vectors_of(base, body, str(pooling), what)), VECTORS, ["batch", base.width or None])
+        if self.sizes and base.width and max(self.sizes) > base.width:
+            raise ArgumentError("sizes", f"is {self.sizes}, expected at most {base.width}, the model's own")
+        return replace(base, model=model, logits=VECTORS)
+
+    def reader(self, model: TaskModel) -> Read:
+        """The anchor, what is to be found, and what is not."""
+        prompts = read_json(model.folder / "config_sentence_transformers.json").get("prompts") or {}
+        found = prompts.get("document", prompts.get("passage", ""))
+        before = [prompts.get("query", "") if self.query is None else self.query]
+        before.append(found if self.passage is None else self.passage)
+
+        def read_pair(values: dict[str, Any]) -> tuple[list[Text], Any]:
+            told = next((name for name in ("label", "score") if name in values), None)
+            if told is not None:
+                expected = "pairs that belong together; the tasks classify and rank take it"
+                raise ValueError(f"it has a {told}, expected {expected}")
+            texts = texts_of(values, self.KINDS)
+            prefixes = [before[0], *before[1:] * (len(texts) - 1)]
+            return [model.tokenizer.encode_with_types(f"{a}{b}") for a, b in zip(prefixes, texts, strict=True)], 0
+
+        return read_pair
+
+    def rows(self, model: TaskModel, examples: Any, batch_size: int) -> TextData:
+        """Pairs, of which the labels are the places in the batch."""
+        found = super().rows(model, examples, batch_size)
+        return Pairs(**vars(found), chunk=self.chunk)
+
+    def with_loss(
+        self, base: LanguageModel, trained: Collection[str], form: int, plain: bool
+    ) -> tuple[LanguageModel, dict[str, TensorSpec]]:
+        """The mean over the anchors, and over sizes."""
+        model, inputs = copied(base.model), text_inputs(base)
+        if self.chunk:
+            add_product(model, base.width)
+            inputs[GRADIENT] = TensorSpec(GRADIENT, np.dtype(np.float32), ("batch", base.width or "width"))
+        else:
+            add_texts(model)
+            add_contrast(model, self.sizes, self.temperature)
+            texts = {f"{TEXTS}{name}": each.dtype for name, each in inputs.items()}
+            inputs |= {name: TensorSpec(name, dtype, ("texts", "text_length")) for name, dtype in texts.items()}
+        return replace(base, model=model, loss=LOSS), inputs
+
+    def trainer(self, model: TaskModel) -> Callable[..., Trainer]:
+        """What makes a trainer: with chunks one that has the loss of whole batches."""
+        if not self.chunk:
+            return Trainer
+        if any(each.lora.dropout for each in model.adapters):
+            raise ArgumentError("task", "has chunk, which encodes texts twice alike, expected adapters without dropout")
+        kind, shape = helper.make_tensor_value_info, ["batch", model.base.width or None]
+        graph = helper.make_graph([], "contrast", [kind(VECTORS, TensorProto.FLOAT, shape)], [])
+        contrast = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
+        add_contrast(contrast, self.sizes, self.temperature)
+        return partial(CachedTrainer, contrast, VECTORS, LABELS, self.chunk)
+
+    def figures(self, model: TaskModel, held: RowData) -> Mapping[str, float]:
+        """Recall and nDCG of the anchors among all texts of the part that validates."""
+        assert isinstance(held, TextData)
+        every = np.arange(held.rows)
+        columns = [held.column(place, every) for place in range(len(held.examples.texts[0]))]
+        keys = {text.tobytes(): text for column in columns[1:] for text in column}
+        places = {key: place for place, key in enumerate(keys)}
+        own = dict[bytes, set[int]]()
+        for anchor, text in zip(columns[0], columns[1], strict=True):
+            own.setdefault(anchor.tobytes(), set()).add(places[text.tobytes()])
+        vectors = self.computed(model, held, [*columns[0], *keys.values()])
+        return ranked(vectors[: held.rows], vectors[held.rows :], [own[each.tobytes()] for each in columns[0]])
+
+
+@dataclass(frozen=True)
+class Pairs(TextData):
+    """Pairs of texts. chunk: how many texts are encoded at once; 0: all."""
+
+    chunk: int = 0
+
+    def shape(self) -> tuple[int, int]:
+        """Those of a chunk, or of the texts of a batch that are not its anchors."""
+        rows, length = super().shape()
+        return min(rows, self.chunk or rows - self.batch_size), length
+
+    def arrays(self, rows: np.ndarray) -> Dataset:
+        """The arrays of some rows: without chunks, anchors and texts apart, each padded to the longest of its own."""
+        if self.chunk:
+            return super().arrays(rows)
+        columns = [self.column(place, rows) for place in range(len(self.examples.texts[0]))]
+        given = self.inputs, self.tokens, self.pad
+        texts = padded_texts([text for column in columns[1:] for text in column], *given)
+        apart = {f"{TEXTS}{name}": array for name, array in texts.items()}
+        return Dataset({**padded_texts(columns[0], *given), **apart})
+
+    def targets(self, rows: np.ndarray) -> np.ndarray:
+        """The place of each row."""
+        return np.arange(len(rows))
+
+
+def ranked(anchors: np.ndarray, texts: np.ndarray, own: list[set[int]]) -> dict[str, float]:
+    """Mean recall at 1 and 10, and nDCG at 10, of anchors among texts. own: the numbers of each anchor's texts."""
+    found = []
+    for anchor, right in zip(anchors, own, strict=True):
+        best = np.argsort(-(texts @ anchor), kind="stable")[: max(RANKS)]
+        found.append((np.isin(best, list(right)), len(right)))
+    return retrieved(found)
+
+
+def retrieved(lists: Sequence[tuple[np.ndarray, int]]) -> dict[str, float]:
+    """The same of lists of texts: which of these, from the best on, are right, and how many there are in all."""
+    gains, found = 1 / np.log2(np.arange(max(RANKS)) + 2), []
+    for hits, count in lists:
+        best = hits[: max(RANKS)]
+        gained = (gains[: len(best)] * best).sum() / gains[:count].sum()
+        found.append([*(best[:rank].sum() / min(count, rank) for rank in RANKS), gained])
+    if not found:
+        return {}
+    names = [*(f"recall@{rank}" for rank in RANKS), f"nDCG@{max(RANKS)}"]
+    return {name: float(value) for name, value in zip(names, np.mean(found, axis=0), strict=True)}
+
+
+def add_texts(model: onnx.ModelProto) -> None:
+    """Add the encoder once more, with the same weights, for other texts than the anchors, which may be longer."""
+    graph, held = model.graph, {each.name for each in model.graph.initializer}
+    own = [each.name for each in graph.input if each.name not in held and each.name != DRAW]
+    names = {name: f"{TEXTS}{name}" for name in [*own, *(each for node in graph.node for each in node.output if each)]}
+    for value in [each for each in graph.input if each.name in own]:
+        kind = value.type.tensor_type.elem_type
+        graph.input.append(helper.make_tensor_value_info(names[value.name], kind, ["texts", "text_length"]))
+    for node in list(graph.node):
+        added = graph.node.add()
+        added.CopyFrom(node)
+        added.name = f"{TEXTS}{node.name}"
+        rename(added, names)
+
+
+def add_product(model: onnx.ModelProto, width: int) -> None:
+    """Give a graph of vectors the sum of their products with gradients, which are an input, as its only output."""
+    body = GraphBody(opset_of(model), names_in(model.graph))
+    body.scope("loss")
+    model.graph.input.append(helper.make_tensor_value_info(GRADIENT, TensorProto.FLOAT, ["batch", width or None]))
+    factors = (Value(body, name, TensorProto.FLOAT) for name in (VECTORS, GRADIENT))
+    finish(model, body.node("Mul", *factors).sum(keepdims=False), LOSS, [])
+
+
+def add_contrast(model: onnx.ModelProto, sizes: Collection[int], temperature: float) -> None:
+    """Give a graph of vectors of length 1 the loss as its only output. sizes: of prefixes.
+
+    Vectors of texts are those of `add_texts`, first of those that belong to the anchors; else they stand behind those
+    of the anchors, of which there are as many as of the labels, an input then.
+    """
+    apart = any(f"{TEXTS}{VECTORS}" in node.output for node in model.graph.node)
+    body = GraphBody(opset_of(model), names_in(model.graph))
+    body.scope("loss")
+    whole, labels, losses = Value(body, VECTORS, TensorProto.FLOAT), Value(body, LABELS, TensorProto.INT64), []
+    if apart:
+        parts, labels = (
+            [whole, Value(body, f"{TEXTS}{VECTORS}", TensorProto.FLOAT)],
+            body.range(whole.shape(0, 1).scalar()),
+        )
+    else:
+        model.graph.input.append(helper.make_tensor_value_info(LABELS, TensorProto.INT64, ["pairs"]))
+        parts = [whole.slice(0, labels.shape()), whole.slice(labels.shape(), LAST)]
+    for size in sizes or (0,):
+        anchors, texts = (unit(each.slice(0, size, axis=1)) if size else each for each in parts)
+        scores = body.node("MatMul", anchors, texts.transpose(1, 0)) / temperature
+        losses.append(body.node("SoftmaxCrossEntropyLoss", scores, labels))
+    finish(model, losses[0] if len(losses) == 1 else body.node("Sum", *losses) / len(losses), LOSS, [])
+
+
+def texts_of(values: Mapping[str, Any], kinds: str) -> list[str]:
+    """The texts of an example: the anchor, what is to be found, and what is not. Raises ValueError."""
+    anchor, positive = (next((each for each in names if each in values), None) for names in (ANCHORS, POSITIVES))
+    if anchor is None or positive is None:
+        raise ValueError(f"it has {', '.join(map(repr, values)) or 'nothing'}, expected {kinds}")
+    flat = {name: value for name, value in values.items() if not isinstance(value, list)}
+    for name, value in values.items():
+        if isinstance(value, list) and (name == positive or name.startswith(NEGATIVES)):
+            part = value[:1] if name == positive else value
+            flat |= {name if name == positive else f"{name} {place}": each for place, each in enumerate(part, 1)}
+    if positive not in flat:
+        raise ValueError(f"{positive} is empty, expected a text")
+    return [text_of(flat, name) for name in (anchor, positive, *(name for name in flat if name.startswith(NEGATIVES)))]
