@@ -37,7 +37,7 @@ def examples(tuner: Tuner, data: Path) -> dict[str, object]:
     """Rows of tokens and labels, prompts, the text of each token, and the tokens that end an answer."""
     found = tuner.adapted.examples(data)
     order = np.random.default_rng(0).permutation(len(found))[:ROWS]
-    rows = TokenData(found, order, "tokens", "labels", 1)
+    rows = TokenData(found, order, 1, "tokens", "labels")
     arrays = [{name: array[0].tolist() for name, array in rows.take(np.array([row])).arrays.items()}
               for row in range(rows.rows)]  # fmt: skip
     texts = [tuner.adapted.tokenizer.decode([token]) for token in range(tuner.adapted.tokenizer.size)]

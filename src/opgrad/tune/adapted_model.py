@@ -1,7 +1,7 @@
 """A language model with adapters, or with weights that are trained: what it writes, and the files that it leaves."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -11,22 +11,22 @@ import numpy as np
 
 from opgrad.base.locks import once
 from opgrad.cpu.runtime.threads import get_num_threads
+from opgrad.onnx.graph.messages import import_microsoft
+from opgrad.training.engine.binding import run
 from opgrad.training.engine.trainer import session_options
+from opgrad.training.engine.training_graph import open_session
 from opgrad.training.files.rules import AdamWRule
-from opgrad.tune import deployed, outputs, peft, step_weights
+from opgrad.tune import outputs, peft, step_weights
 from opgrad.tune.dora import squared_norms
-from opgrad.tune.examples import TokenExamples
 from opgrad.tune.generation import Writer
-from opgrad.tune.language import LanguageModel, Room, ends_of_layers, limit_of, read
+from opgrad.tune.language import LanguageModel, Room, ends_of_layers, limit_of
 from opgrad.tune.language.model import WHO
 from opgrad.tune.lora import Adapter, Lora, as_values, choose
-from opgrad.tune.tokenizer import Tokenizer
+from opgrad.tune.tasks import TRAIN_ON, TaskExamples, Write, task_of
+from opgrad.tune.tokenizer import Tokenizer, folder_of
 from opgrad.tune.trained_set import Setting, prepare, scoring
 
 MAX_LENGTH = 2048  # tokens of an example
-
-# What a recipe says unless it is told otherwise.
-DEFAULTS: dict[str, Any] = {"epochs": 1, "batch_size": 4, "learning_rate": 2e-4, "schedule": "cosine", "clip_norm": 1.0}
 
 
 class AdaptedModel:
@@ -39,10 +39,13 @@ class AdaptedModel:
         self, model: str | PathLike[str], *, lora: Lora | str | Sequence[Lora | str] | None = None,
         train: str | Sequence[str] = (), adapter: str | PathLike[str] | None = None, memory: int | None = None,
         max_length: int = MAX_LENGTH, weight_decay: float = 0.0, seed: int = 0, pack: bool = False,
+        task: str = Write.NAME,
     ):  # fmt: skip
+        self.task = task_of(task)
+        self.task.refuse(pack=pack)
         self.file = model_file(Path(model))
-        self.folder = self.file.parent
-        self.base: LanguageModel = read(self.file)
+        self.folder = folder_of(self.file)
+        self.base: LanguageModel = self.task.read(self.file)
         self.train = (train,) if isinstance(train, str) else tuple(train)
         self.memory, self.max_length, self.weight_decay, self.seed = memory, max_length, weight_decay, seed
         self.pack = pack
@@ -65,7 +68,7 @@ class AdaptedModel:
             if each.norms is not None and adapter is None:
                 self.values[each.magnitude] = np.sqrt(each.norms).astype(np.float32)
         self._setting: Setting | None = None
-        self._weighted = False
+        self._form = 0
         self._writer: Writer | None = None
 
     def _read_adapter(self, folder: Path) -> None:
@@ -86,15 +89,15 @@ class AdaptedModel:
         """The tokenizer of the model's folder. Raises FileNotFoundError if there is none."""
         return Tokenizer(self.folder)
 
-    def setting(self, batch_size: int = 1, length: int | None = None, weighted: bool | None = None) -> Setting:
+    def setting(self, batch_size: int = 1, length: int | None = None, form: int | None = None) -> Setting:
         """The graphs that train, for batches of so many rows of tokens: those decide what is kept in memory.
 
-        weighted: whether the losses of tokens have weights, see `LanguageModel.with_loss`; None: as before.
+        form: that of the task's examples; None: as before.
         """
         before = self._setting
-        if before is not None and weighted in (None, self._weighted):
+        if before is not None and form in (None, self._form):
             return before
-        self._weighted = bool(weighted)
+        self._form = self._form if form is None else form
         made = self._planned(batch_size, length or self.max_length)
         if before is not None:
             made = replace(made, artifacts=replace(made.artifacts, trainable=self.values))
@@ -116,25 +119,17 @@ class AdaptedModel:
     def _prepared(self, cuts: Room | Sequence[str] | None, pack: bool, plain: bool) -> Setting:
         values, rule = self.values if self.adapters else {}, AdamWRule(weight_decay=self.weight_decay)
         what = self.base, self.adapters, values, self.train, self.folder, rule, cuts
-        weighted = self._weighted and not plain
-        return prepare(*what, seed=self.seed, pack=pack, plain=plain, weighted=weighted)
+        return prepare(*what, seed=self.seed, pack=pack, plain=plain, task=self.task, form=self._form)
 
-    def examples(
-        self, data: str | PathLike[str], train_on: str = "assistant", skip_bad: bool = False
-    ) -> TokenExamples:  # fmt: skip
-        """The examples of a file or a folder; see `TokenExamples`."""
-        found = TokenExamples(Path(data), self.tokenizer, self.max_length, train_on, skip_bad)
-        if self.tokenizer.size > self.base.vocabulary:
-            raise ValueError(
-                f"{WHO}: the tokenizer has {self.tokenizer.size} tokens, expected at most {self.base.vocabulary}, for "
-                "which the model has scores"
-            )
-        return found
+    def examples(self, data: str | PathLike[str], train_on: str = TRAIN_ON, skip_bad: bool = False) -> Any:
+        """The examples of a file or a folder, of the class that the task has for them."""
+        return self.task.examples(self, Path(data), train_on, skip_bad)
 
     def write(
         self, prompt: str, max_new_tokens: int = 128, temperature: float = 0.0, seed: int = 0, chat: bool | None = None
     ) -> str:
         """The text that the model, with what was trained, writes after a prompt; see `Tuner.write`."""
+        self.task.refuse(prompt=prompt or True)
         tokenizer = self.tokenizer
         tokens = self.prompt_tokens(prompt, chat)
         if self._writer is None:
@@ -142,6 +137,15 @@ class AdaptedModel:
             fixed, options = {**constants, **self.values}, session_options(get_num_threads(), patterns=False)
             self._writer = Writer(model, self.base.tokens, self.base.logits, fixed, options)
         return tokenizer.decode(list(self._writer.write(tokens, max_new_tokens, tokenizer.ends, temperature, seed)))
+
+    def computing(self) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
+        """What computes the output of the base's graph, with what was trained, for other inputs."""
+        model, constants = scoring(self.base, self.adapters, self.values)
+        import_microsoft(model)  # of whose operators onnxruntime makes some itself
+        session = open_session(model, session_options(get_num_threads(), patterns=False), WHO)
+        names = {item.name for item in session.get_inputs()}
+        fixed = {name: array for name, array in {**constants, **self.values}.items() if name in names}
+        return lambda given: run(session, [self.base.logits], {**given, **fixed}, WHO)[0]
 
     def prompt_tokens(self, prompt: str, chat: bool | None = None) -> np.ndarray:
         """The tokens of a prompt, int32 [n]; chat: see `Tuner.write`."""
@@ -163,16 +167,11 @@ class AdaptedModel:
     def save(self, output: str | PathLike[str], about: "dict[str, Any] | None" = None) -> list[str]:
         """Write what was trained into a folder; returns the files' names. about: further entries of tune.json."""
         folder = self._folder(output)
-        told = {**self.about(), **(about or {})}
-        if self.adapters:
-            return outputs.write_tuned(folder, self.base, self.file, self.adapters, self.values, told)
-        return outputs.write_merged(folder, self.file, *deployed.replaced(self.base, self.values), told)
+        return self.task.save(self, folder, {**self.about(), **(about or {})})
 
     def merge(self, output: str | PathLike[str]) -> list[str]:
         """Write one model that needs no adapter file into a folder; returns the files' names."""
-        folder = self._folder(output)
-        model, values = deployed.merged(self.base, self.adapters, self.values)
-        return outputs.write_merged(folder, self.file, model, values, self.about())
+        return self.task.merge(self, self._folder(output), self.about())
 
     def _folder(self, output: str | PathLike[str]) -> Path:
         folder = Path(output)
@@ -192,9 +191,10 @@ class AdaptedModel:
             "longest": self.max_length,
             "pack": self.pack,
             "weight_decay": self.weight_decay,
+            **self.task.about(),
         }
 
-    def identity(self, examples: TokenExamples, held: TokenExamples | None, train_on: str) -> str:
+    def identity(self, examples: TaskExamples, held: TaskExamples | None, train_on: str) -> str:
         """A text that is the same for runs of which one may go on where the other stopped.
 
         held: examples of another file that validate.
@@ -209,8 +209,9 @@ def model_file(path: Path) -> Path:
         if not path.exists():
             raise FileNotFoundError(f"{WHO}: there is no file or folder {path}")
         return path
-    found = sorted(path.glob("*.onnx"))
-    named = path / "model.onnx"
+    inner = path / "onnx"
+    found = sorted(path.glob("*.onnx")) or sorted(inner.glob("*.onnx"))
+    named = (inner if found and found[0].parent == inner else path) / "model.onnx"
     if named in found or len(found) == 1:
         return named if named in found else found[0]
     what = "no .onnx file" if not found else f"{len(found)} .onnx files and no model.onnx"

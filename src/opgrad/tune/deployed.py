@@ -100,6 +100,8 @@ def merged(
 ) -> tuple[onnx.ModelProto, dict[str, Held]]:
     """The base with the adapters added to its weights, or as nodes beside those that are quantized or shared.
 
+    values: those of adapters, and of weights that were trained themselves.
+
     Returns the model and the values of its placeholders.
     """
     changed, held = dict[str, np.ndarray](), _held(base)
@@ -115,6 +117,7 @@ def merged(
             changed[weight] = array_of(held[weight]).astype(np.float32)
         factor = factors(base, adapter, values) if adapter.lora.dora else None
         _add(changed[weight], adapter, node, values, factor)
+    changed |= {name: array for name, array in values.items() if name in held}
     model, found = replaced(base, changed)
     insert(model, apart, scaled=True)
     model.graph.initializer.extend(tensor_of(*each) for each in scaled(base, apart, values).items())

@@ -148,6 +148,11 @@ class TokenExamples:
     def __len__(self) -> int:
         return len(self._places)
 
+    @property
+    def form(self) -> int:
+        """Whether some weights are neither 0 nor 1."""
+        return int(self.weighted)
+
     def where(self, number: int) -> str:
         """The file and the line in it that a line here was."""
         return self._lines.where(number)
@@ -170,10 +175,7 @@ class TokenExamples:
 
     def _read(self, line: bytes, number: int) -> TokenExample:
         """The example of a line."""
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError):
-            raise ValueError(f"{self.where(number)} is no JSON, expected an object with {KINDS}") from None
+        values = self._lines.object(line, number, KINDS)
         try:
             tokens, weights = self._tokens(values)
         except ValueError as error:
@@ -182,10 +184,8 @@ class TokenExamples:
         weights[:1] = 0
         return TokenExample(tokens, weights)
 
-    def _tokens(self, values: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _tokens(self, values: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of an example, and their weights."""
-        if not isinstance(values, dict):
-            raise ValueError(f"it is {type(values).__name__}, expected an object with {KINDS}")
         has_template = self._tokenizer.template is not None
         pair = question_and_answer(values)
         if (messages := messages_of(values, self._train_on == "all")) is not None and (has_template or pair is None):

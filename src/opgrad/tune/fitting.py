@@ -4,8 +4,8 @@ import json
 import math
 import platform
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 
 from opgrad.base.reading import json_object
-from opgrad.base.writing import alone, new_file, staged
+from opgrad.base.writing import new_file, staged
 from opgrad.onnxruntime.exact_products import note
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.files.checkpoint import read_checkpoint
@@ -24,13 +24,13 @@ from opgrad.training.run.metrics import best_epoch
 from opgrad.training.run.plot import plot_losses
 from opgrad.training.run.recipe import Recipe
 from opgrad.training.run.state import BEST, LAST, Resumption, RunState
-from opgrad.tune import deployed, outputs
+from opgrad.tune import outputs
 from opgrad.tune.adapted_model import AdaptedModel
-from opgrad.tune.examples import TokenExamples, Told
-from opgrad.tune.language.loss import LABELS
+from opgrad.tune.examples import Told
 from opgrad.tune.language.model import WHO
 from opgrad.tune.summary import summary
-from opgrad.tune.token_data import TokenData
+from opgrad.tune.tasks import TaskExamples
+from opgrad.tune.token_data import RowData
 
 PROPERTY = "opgrad.tune"  # of a checkpoint: what identifies the fine-tuning
 SAMPLE = 40  # tokens of a sample
@@ -44,7 +44,9 @@ class Tuned:
     batch. told: what was done with the examples. rows, validation_rows: how many examples were trained on and
     validated with. output: the folder. files: the names of the files that make the result.
     trained: how many numbers were trained. samples: for each epoch, prompts with the texts behind them.
-    processes: how many trained together.
+    processes: how many trained together. figures: of the validation examples by the task's measures, before the
+    training and with what was written; the first is None in a run that was resumed.
+    has_perplexity: whether the loss is that of tokens, whose perplexity is exp of it.
     """
 
     state: RunState
@@ -57,6 +59,8 @@ class Tuned:
     trained: int
     samples: list[dict[str, str]]
     processes: int = 1
+    figures: Mapping[str, tuple[float | None, float]] = field(default_factory=dict)
+    has_perplexity: bool = True
 
     @property
     def best_epoch(self) -> int | None:
@@ -73,6 +77,8 @@ class Tuned:
     def perplexities(self) -> list[float | None]:
         """The perplexity of the validation examples, exp of their loss, before the first epoch and after each."""
         losses = [self.state.initial_loss, *(each.validation_loss for each in self.state.history)]
+        if not self.has_perplexity:
+            return []
         return [None if loss is None else _exp(loss) for loss in losses]
 
     def metrics(self) -> dict[str, Any]:
@@ -86,6 +92,7 @@ class Tuned:
             "epochs": [asdict(each) for each in self.state.history],
             "initial_validation_loss": self.state.initial_loss,
             "perplexities": self.perplexities(),
+            "figures": dict(self.figures),
             "best_epoch": self.best_epoch,
             "tokens_per_second": self.tokens_per_second,
             "seconds": self.state.all_seconds,
@@ -115,7 +122,7 @@ class Fitting:
     """
 
     def __init__(
-        self, model: AdaptedModel, examples: TokenExamples, held: TokenExamples | None, recipe: Recipe, output: Path,
+        self, model: AdaptedModel, examples: TaskExamples, held: TaskExamples | None, recipe: Recipe, output: Path,
         train_on: str, processes: OneProcess, log: Callable[[str], None],
     ):  # fmt: skip
         self._model, self._examples, self._held, self._recipe, self._output = model, examples, held, recipe, output
@@ -130,22 +137,22 @@ class Fitting:
         for line in notes(self._examples.told, model.max_length):
             self._log(line)
         if self._held is not None:
-            validation = whole(model, self._held, recipe)
+            validation = model.task.rows(model, self._held, recipe.batch_size)
             for line in notes(self._held.told, model.max_length):
                 self._log(f"validation: {line}")
         if inexact := note(model.base.model):
             self._log(f"note: {inexact}")
         resumption = self._resumption() if resume else None
-        longest = max(each.longest_batch() for each in (training, validation) if each is not None)
-        shape = 1 if model.pack else recipe.batch_size, longest
-        weighted = any(each.weighted for each in (self._examples, self._held) if each is not None)
-        setting = model.setting(*shape, weighted)
+        rows, lengths = zip(*(each.shape() for each in (training, validation) if each is not None), strict=True)
+        shape = max(rows), max(lengths)
+        setting = model.setting(*shape, max(each.form for each in (self._examples, self._held) if each is not None))
         for line in setting.notes:
             self._log(f"note: {line}")
         for name, fact in summary(model, *shape).facts().items():
             self._log(f"{name}: {fact}")
         data = zlib.crc32(self._identity.encode(), zlib.crc32(training.chosen.tobytes()))
-        trainer, state = job.begin(setting.artifacts, recipe, training, data, resumption, processes, patterns=False)
+        given = setting.artifacts, recipe, training, data, resumption, processes
+        trainer, state = job.begin(*given, patterns=False, kind=model.task.trainer(model))
         model.use(trainer.parameters)
         processes.on_first(lambda: self._try_output(resumption))
         if state.initial_loss is None and validation is not None:
@@ -160,8 +167,9 @@ class Fitting:
             if prompts and processes.is_first and not done % training.rows:
                 self._sample(done // training.rows, prompts)
 
+        before = {} if resume else self._figures(validation)
         fit.run(shown)
-        return self._finished(fit)
+        return self._finished(fit, validation, before)
 
     def _resumption(self) -> Resumption:
         """The checkpoint to go on from. Raises FileNotFoundError, and ValueError for one of another fine-tuning."""
@@ -185,13 +193,7 @@ class Fitting:
         model = self._model
         job.make_folder(self._output, resumption)
         outputs.check_space(model.base, self._output)
-        if not model.adapters:
-            deployed.replaced(model.base, model.values)
-            return
-        outputs.check_names(self._output, model.base)
-        with alone(self._output / "trial") as folder:
-            written = folder, model.base, model.file, model.adapters, model.values, model.about()
-            outputs.write_tuned(*written, with_base=False)
+        model.task.try_output(model, self._output)
 
     def _sample(self, epoch: int, prompts: Sequence[str]) -> None:
         texts = {prompt: self._model.write(prompt, SAMPLE) for prompt in prompts}
@@ -199,14 +201,20 @@ class Fitting:
         for prompt, text in texts.items():
             self._log(f"after epoch {epoch}: {prompt!r} → {text!r}")
 
-    def _finished(self, fit: Fit) -> Tuned:
-        """Write the results, on the first process alone."""
+    def _figures(self, validation: RowData | None) -> Mapping[str, float]:
+        """The task's figures of the present model, on the first process."""
+        if validation is None:
+            return {}
+        return self._processes.on_first(lambda: self._model.task.figures(self._model, validation)) or {}
+
+    def _finished(self, fit: Fit, validation: RowData | None, before: Mapping[str, float]) -> Tuned:
+        """Write the results, on the first process alone. before: the task's figures of the model as it was."""
         trainer, output, processes = fit.trainer, self._output, self._processes
         run = Tuned(
             state=fit.state, batch_losses=fit.batch_losses, told=self._examples.told, rows=fit.training.rows,
-            validation_rows=fit.validation.rows if fit.validation else 0, output=output, files=(),
+            validation_rows=validation.rows if validation else 0, output=output, files=(),
             trained=sum(each.size for each in trainer.artifacts.trainable.values()), samples=self.samples,
-            processes=processes.size,
+            processes=processes.size, has_perplexity=self._model.task.PERPLEXITY,
         )  # fmt: skip
 
         def write() -> tuple[str, ...]:
@@ -215,6 +223,8 @@ class Fitting:
 
         if run.best_epoch is not None:
             trainer.restore(processes.on_first(lambda: read_checkpoint(output / BEST)) or trainer.checkpoint())
+        after = self._figures(validation)
+        run = replace(run, figures={name: (before.get(name), value) for name, value in after.items()})
         return replace(run, files=processes.on_first(write) or ())
 
 
@@ -222,14 +232,9 @@ def ignore(*_: Any) -> None:
     """Show nothing."""
 
 
-def whole(model: AdaptedModel, examples: TokenExamples, recipe: Recipe) -> TokenData:
-    """All examples of a file."""
-    return TokenData(examples, np.arange(len(examples)), model.base.tokens, LABELS, recipe.batch_size, model.pack)
-
-
-def split(model: AdaptedModel, examples: TokenExamples, recipe: Recipe) -> tuple[TokenData, TokenData | None]:
+def split(model: AdaptedModel, examples: TaskExamples, recipe: Recipe) -> tuple[RowData, RowData | None]:
     """The training and the validation examples."""
-    every = whole(model, examples, recipe)
+    every = model.task.rows(model, examples, recipe.batch_size)
     rows = recipe.validation_rows(every.rows)
     return every.split(rows, recipe.split_seed) if rows else (every, None)
 

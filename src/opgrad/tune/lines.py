@@ -55,6 +55,16 @@ class Lines:
         start, path, unit = self._parts[bisect.bisect_left(self._parts, number, key=lambda each: each[0]) - 1]
         return f"{path}: {unit} {number - start}"
 
+    def object(self, line: bytes, number: int, kinds: str) -> dict[str, Any]:
+        """The object of a line. kinds: what it shall have, for messages. Raises ValueError."""
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            raise ValueError(f"{self.where(number)} is no JSON, expected an object with {kinds}") from None
+        if not isinstance(found, dict):
+            raise ValueError(f"{self.where(number)}: it is {type(found).__name__}, expected an object with {kinds}")
+        return found
+
     def __iter__(self) -> Iterator[tuple[int, int, bytes]]:
         """The lines that are not empty: number, place in the file, and content."""
         place, number = 0, 0

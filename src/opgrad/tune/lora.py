@@ -5,7 +5,7 @@ import re
 import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from opgrad.training.make.checks import listed, near
 from opgrad.training.make.patterns import fits
 from opgrad.tune.language.model import WHO
 from opgrad.tune.language.products import TABLES
+from opgrad.tune.options import parsed, require
 
 if TYPE_CHECKING:
     from opgrad.tune.language import LanguageModel, WeightProduct
@@ -47,10 +48,10 @@ class Lora:
 
     @naming("Lora")
     def __post_init__(self) -> None:
-        _require(type(self.rank) is int and 1 <= self.rank <= 4096, "rank", self.rank, "a whole number from 1 to 4096")
+        require(type(self.rank) is int and 1 <= self.rank <= 4096, "rank", self.rank, "a whole number from 1 to 4096")
         number = isinstance(self.alpha, int | float) and 0 < self.alpha <= sys.float_info.max
-        _require(number, "alpha", self.alpha, "a number above 0")
-        _require(0 <= self.dropout < 1, "dropout", self.dropout, "a number from 0 to below 1")
+        require(number, "alpha", self.alpha, "a number above 0")
+        require(0 <= self.dropout < 1, "dropout", self.dropout, "a number from 0 to below 1")
 
     @property
     def scale(self) -> float:
@@ -61,28 +62,7 @@ class Lora:
     @naming("Lora")
     def parse(cls, text: str) -> "Lora":
         """Adapters by a text such as `rank=8, alpha=16, target=*q_proj*|*v_proj*`. Raises ArgumentError."""
-        known, values = {each.name: each.type for each in fields(cls)}, dict[str, Any]()
-        for part in filter(None, (each.strip() for each in text.split(","))):
-            name, separator, value = (each.strip() for each in part.partition("="))
-            if name not in known or not separator:
-                raise ArgumentError("lora", f"has {part!r}, expected NAME=VALUE with one of {', '.join(known)}")
-            values[name] = _value(name, known[name], value)
-        return cls(**values)
-
-
-def _require(holds: bool, name: str, value: Any, expected: str) -> None:
-    if not holds:
-        raise ArgumentError(name, f"is {value!r}, expected {expected}")
-
-
-def _value(name: str, kind: Any, text: str) -> Any:
-    if kind is bool:
-        _require(text in ("true", "false"), name, text, "true or false")
-        return text == "true"
-    try:
-        return kind(text) if kind in (int, float) else text
-    except ValueError:
-        raise ArgumentError(name, f"is {text!r}, expected a number") from None
+        return parsed(cls, text, "lora")
 
 
 @dataclass(frozen=True)

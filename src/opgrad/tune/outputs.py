@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from opgrad.tune.language import LanguageModel
 
 MODEL, ADAPTER, ABOUT = "model.onnx", "adapter.onnx_adapter", "tune.json"
+OWN = (ABOUT, "metrics.json", "metrics.csv")  # of a fine-tuning, which another one writes itself
+TEXTS = (".json", ".txt", ".jinja", ".model")  # endings of files that belong to a model beside its weights
 VERSION = 1  # of the adapter, and of the model that it is for, in onnxruntime's format
 # What belongs to a model beside its weights, for onnxruntime-genai and for tokenizers.
 BESIDE = (
@@ -99,15 +101,43 @@ def write_merged(
     folder: Path, file: Path, model: onnx.ModelProto, values: Mapping[str, Held], about: Mapping[str, Any]
 ) -> list[str]:
     """Write a model with all of its values, and what belongs to the base beside it, into a folder."""
-    with staged(folder) as new, ExitStack() as stack:
-        outside = None
-        if model_bytes(model, values) > LARGEST_MODEL or file.with_name(f"{file.name}.data").is_file():
-            outside = stack.enter_context(ValuesFile(new / f"{MODEL}.data"))
-        write_model(model, values, new / MODEL, outside)
-        stack.close()
+    with staged(folder) as new:
+        _write_whole(model, values, new / MODEL, file)
         _write_beside(file.parent, new)
         new_file(new / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
         return sorted(each.name for each in new.iterdir())
+
+
+def write_like(
+    folder: Path, source: Path, file: Path, model: onnx.ModelProto, values: Mapping[str, Held], about: Mapping[str, Any]
+) -> list[str]:
+    """Write a model with all of its values into a folder that is like the source, where the model was `file`.
+
+    The files of configurations, tokenizers and modules are copied. Returns the names of the files in the folder.
+    """
+    found = [each for pattern in ("*", "[0-9]_*/*") for each in sorted(source.glob(pattern)) if each.is_file()]
+    beside = [each for each in found if each.suffix in TEXTS and each.name not in OWN]
+    names = [*(each.relative_to(source) for each in beside), file.relative_to(source), Path(ABOUT)]
+    for part in dict.fromkeys(each.parent for each in names):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+        with staged(folder / part) as new:
+            for name in (each for each in names if each.parent == part):
+                if name == file.relative_to(source):
+                    _write_whole(model, values, new / name.name, file)
+                elif name == Path(ABOUT):
+                    new_file(new / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
+                else:
+                    new_file(new / name.name, (source / name).read_bytes())
+    return [each.as_posix() for each in names]
+
+
+def _write_whole(model: onnx.ModelProto, values: Mapping[str, Held], path: Path, file: Path) -> None:
+    """Write a model with all of its values; large ones into a file beside it, as `file` has them."""
+    with ExitStack() as stack:
+        outside = None
+        if model_bytes(model, values) > LARGEST_MODEL or file.with_name(f"{file.name}.data").is_file():
+            outside = stack.enter_context(ValuesFile(path.with_name(f"{path.name}.data")))
+        write_model(model, values, path, outside)
 
 
 def _write_referring(model: onnx.ModelProto, base: "LanguageModel", folder: Path) -> None:

@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 
@@ -31,23 +32,20 @@ class TokenBatch(Dataset):
 
 
 @dataclass(frozen=True)
-class TokenData:
-    """Examples as rows of tokens, for a graph with inputs for the tokens and for the labels.
+class RowData:
+    """Examples as the rows of batches, which are made when they are needed; those of a batch have similar lengths.
 
-    A row's inputs are its tokens but the last. The label of each is the token that follows, if that is trained.
+    A class of a task says what `lengths`, the `weight` and the `arrays` of rows are.
     examples: of a file. chosen: the numbers of those that belong to this part, int64 [n].
-    tokens, labels: the inputs' names. batch_size: how many rows make a batch.
-    packed: whether the rows of a batch lie behind each other in one, for a graph of `packed_rows`.
+    batch_size: how many rows make a batch. packed: whether these lie behind each other in one.
     drawn: a number that `order` draws for an epoch; of it and of a batch's rows is made what decides about dropout.
     """
 
-    examples: TokenExamples
+    examples: Any
     chosen: np.ndarray
-    tokens: str
-    labels: str
     batch_size: int
-    packed: bool = False
-    drawn: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
+    packed: bool = field(default=False, kw_only=True)
+    drawn: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64), kw_only=True)
 
     @property
     def rows(self) -> int:
@@ -55,12 +53,21 @@ class TokenData:
         return len(self.chosen)
 
     def weight(self, rows: np.ndarray | None = None) -> float:
-        """The sum of the weights of tokens, in all rows or in some."""
-        return float(self.examples.counts[self.chosen if rows is None else self.chosen[rows]].sum())
+        """The weight of all rows, or of some, in the mean of a loss: their number, unless a class says otherwise."""
+        return float(self.rows if rows is None else len(rows))
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """The numbers of tokens that the graph gets of these rows."""
-        return self.examples.lengths[self.chosen[rows]] - 1
+        raise NotImplementedError
+
+    def arrays(self, rows: np.ndarray) -> Dataset:
+        """The arrays of some rows, padded."""
+        raise NotImplementedError
+
+    def shape(self) -> tuple[int, int]:
+        """The most rows of tokens of a batch, and the most tokens of one of these, padding included."""
+        lengths = np.sort(self.lengths(np.arange(self.rows)))
+        return self.batch_size, padded(int(lengths[-1]))
 
     def order(self, generator: np.random.Generator) -> np.ndarray:
         """The rows in the order of an epoch, int64 [n]: shuffled, but with rows of similar lengths in each batch.
@@ -83,17 +90,61 @@ class TokenData:
         self.drawn[0] = generator.integers(MOST)
         return np.concatenate([*mixed, last])
 
-    def longest_batch(self) -> int:
-        """The most tokens of a row of a batch, padding included."""
-        lengths = np.sort(self.lengths(np.arange(self.rows)))
-        return padded(int(lengths[-self.batch_size :].sum() if self.packed else lengths[-1]))
+    def take(self, rows: np.ndarray) -> Dataset:
+        """The arrays of some rows, and what decides about their dropout."""
+        draw = zlib.crc32(np.ascontiguousarray(rows, np.int64).data, int(self.drawn[0]))
+        found = self.arrays(rows)
+        return replace(found, arrays={**found.arrays, DRAW: np.array([draw], np.int64)})
 
-    def take(self, rows: np.ndarray) -> TokenBatch:
+    def filler(self, inputs: Sequence[TensorSpec]) -> Fill:
+        """What writes the rows of a batch into the memory of a graph's inputs."""
+
+        def fill(rows: np.ndarray, buffer: Buffer) -> None:
+            arrays = self.take(rows).arrays
+            for place, spec in enumerate(inputs):
+                np.copyto(buffer(place, arrays[spec.name].shape), arrays[spec.name])
+
+        return fill
+
+    def split(self, rows: int, seed: int) -> "tuple[Self, Self]":
+        """Part into training and validation rows, as `Dataset.split` does."""
+        if self.rows < 2:
+            raise ValueError(f"TokenData.split: rows is {self.rows}, expected at least 2, one of each part")
+        if not 0 < rows < self.rows:
+            raise ValueError(f"TokenData.split: rows is {rows}, expected 1 to {self.rows - 1}")
+        order = self.chosen[np.random.default_rng(seed).permutation(self.rows)]
+        return replace(self, chosen=order[:-rows]), replace(self, chosen=order[-rows:])
+
+
+@dataclass(frozen=True)
+class TokenData(RowData):
+    """Examples as rows of tokens, for a graph with inputs for the tokens and for the labels.
+
+    A row's inputs are its tokens but the last. The label of each is the token that follows, if that is trained.
+    tokens, labels: the inputs' names. packed: for a graph of `packed_rows`.
+    """
+
+    examples: TokenExamples
+    tokens: str
+    labels: str
+
+    def weight(self, rows: np.ndarray | None = None) -> float:
+        """The sum of the weights of tokens, in all rows or in some."""
+        return float(self.examples.counts[self.chosen if rows is None else self.chosen[rows]].sum())
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        """The numbers of tokens that the graph gets of these rows."""
+        return self.examples.lengths[self.chosen[rows]] - 1
+
+    def shape(self) -> tuple[int, int]:
+        """One row, where examples are packed."""
+        lengths = np.sort(self.lengths(np.arange(self.rows)))
+        return (1, padded(int(lengths[-self.batch_size :].sum()))) if self.packed else super().shape()
+
+    def arrays(self, rows: np.ndarray) -> TokenBatch:
         """The arrays of some rows, padded on the right."""
         examples = [self.examples[int(self.chosen[row])] for row in rows]
-        arrays = self._packed(examples) if self.packed else self._padded(examples)
-        draw = zlib.crc32(np.ascontiguousarray(rows, np.int64).data, int(self.drawn[0]))
-        return TokenBatch({**arrays, DRAW: np.array([draw], np.int64)})
+        return TokenBatch(self._packed(examples) if self.packed else self._padded(examples))
 
     def _padded(self, examples: Sequence[TokenExample]) -> dict[str, np.ndarray]:
         arrays = self._empty(len(examples), max(len(each.tokens) for each in examples) - 1)
@@ -121,25 +172,6 @@ class TokenData:
         """Tokens, labels and weights for so many rows with at least such a length, nothing of which is trained."""
         shape = rows, padded(length)
         return np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64), np.zeros(shape, np.float32)
-
-    def filler(self, inputs: Sequence[TensorSpec]) -> Fill:
-        """What writes the rows of a batch into the memory of a graph's inputs."""
-
-        def fill(rows: np.ndarray, buffer: Buffer) -> None:
-            arrays = self.take(rows).arrays
-            for place, spec in enumerate(inputs):
-                np.copyto(buffer(place, arrays[spec.name].shape), arrays[spec.name])
-
-        return fill
-
-    def split(self, rows: int, seed: int) -> tuple["TokenData", "TokenData"]:
-        """Part into training and validation rows, as `Dataset.split` does."""
-        if self.rows < 2:
-            raise ValueError(f"TokenData.split: rows is {self.rows}, expected at least 2, one of each part")
-        if not 0 < rows < self.rows:
-            raise ValueError(f"TokenData.split: rows is {rows}, expected 1 to {self.rows - 1}")
-        order = self.chosen[np.random.default_rng(seed).permutation(self.rows)]
-        return replace(self, chosen=order[:-rows]), replace(self, chosen=order[-rows:])
 
 
 def _enter(example: TokenExample, arrays: Arrays, row: int, start: int) -> None:

@@ -75,6 +75,17 @@ class Tokenizer:
         with self._naming(CANNOT):
             return np.array(self._tokenizer.encode(text, add_special_tokens=special).ids, np.int32)
 
+    @property
+    def pad(self) -> int:
+        """The token that fills rows; 0 if the folder does not say."""
+        return self._tokenizer.token_to_id(self.special.get("pad_token", "")) or 0
+
+    def encode_with_types(self, text: str, other: str | None = None) -> np.ndarray:
+        """The tokens of a text, or of two in one row, with special ones, and the types of these, int32 [2, n]."""
+        with self._naming(CANNOT):
+            found = self._tokenizer.encode(text, other)
+            return np.array([found.ids, found.type_ids], np.int32)
+
     def encode_with_places(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of a text, int32 [n], and the first and last character behind of each, int64 [n, 2]."""
         with self._naming(CANNOT):
@@ -85,6 +96,13 @@ class Tokenizer:
         """The text of tokens. special: with special ones."""
         with self._naming("cannot decode"):
             return str(self._tokenizer.decode([int(each) for each in tokens], skip_special_tokens=not special))
+
+
+def folder_of(file: Path) -> Path:
+    """The folder with the tokenizer of a model: its file may lie in a folder of that, such as onnx."""
+    above = file.parent.parent
+    is_above = not (file.parent / "tokenizer.json").is_file() and (above / "tokenizer.json").is_file()
+    return above if is_above else file.parent
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -20,16 +20,16 @@ from opgrad.training.make.patterns import matching
 from opgrad.training.make.selection import Candidates, torn_layers, torn_note
 from opgrad.tune.insertion import DRAW, insert
 from opgrad.tune.language import PLACES, STARTS, MemoryPlan, Room, packed_rows, plan, use_tiles
-from opgrad.tune.language.loss import LABELS, WEIGHTS
 from opgrad.tune.language.model import WHO
 from opgrad.tune.lora import Adapter, without_adapters
+from opgrad.tune.tasks import Task, Write
+from opgrad.tune.tasks.base import tokens_spec
 
 if TYPE_CHECKING:
     from opgrad.tune.language import LanguageModel
 
-Axes = tuple[int | str, ...]
 Torn = tuple[tuple[str, str], ...]  # biases, each with the weight of the same layer
-AXES: Axes = ("batch", "length")
+WRITE = Write()
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Setting:
 def prepare(
     base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], train: Iterable[str],
     folder: Path, rule: AdamWRule, cuts: Room | Sequence[str] | None = None, *, seed: int = 0, pack: bool = False,
-    plain: bool = False, weighted: bool = False,
+    plain: bool = False, task: Task = WRITE, form: int = 0,
 ) -> Setting:  # fmt: skip
     """The graphs that train adapters, or weights of the model.
 
@@ -56,17 +56,16 @@ def prepare(
     cuts: the values at which the graph is cut, to keep fewer of them in memory, or the memory for which to choose them.
     seed: of dropout. pack: whether a batch is one row of several examples.
     plain: whether the graphs are for other runtimes: with scores, see `LanguageModel.with_loss`, and without operators
-    of opgrad in the places of others. weighted: whether the losses of tokens have weights, see
-    `LanguageModel.with_loss`.
+    of opgrad in the places of others. task: what the model is trained for. form: that of the task's examples.
     Raises what `training_models` raises, ArgumentError for a pattern that matches nothing.
     """
     model, more = _adapted(base, adapters, values, seed, drawn=not plain)
     if pack:
         model = packed_rows(model, f"{WHO}: {folder}")
-        more |= {STARTS: (1, "bounds"), PLACES: AXES}
-    weights, torn = _weights(model, train, base.values)
+        more |= {STARTS: TensorSpec(STARTS, np.dtype(np.int64), (1, "bounds")), PLACES: tokens_spec(PLACES)}
+    weights, torn = _weights(model, [*train, *task.trained(base)], base.values)
     names, stored = [*values, *weights], _widen(model, weights, base.values)
-    trained = replace(base, model=model).with_loss(weights, plain, weighted)
+    trained, inputs = task.with_loss(replace(base, model=model), weights, form, plain)
     layers = cuts.layers if isinstance(cuts, Room) else cuts or ()
     loss = [trained.loss]
     models, chosen = (
@@ -80,9 +79,8 @@ def prepare(
         models = models.of(models.made.model(cuts))
     for each in (models.training, models.evaluation):
         _finish(each, plain)
-    inputs = {base.tokens: AXES, **more, LABELS: AXES, **({WEIGHTS: AXES} if weighted else {})}  # in the graph's order
-    dtypes = {WEIGHTS: np.dtype(np.float32)}
-    specs = [TensorSpec(name, dtypes.get(name, np.dtype(np.int64)), axes) for name, axes in inputs.items()]
+    inputs |= more
+    specs = [inputs[each.name] for each in trained.model.graph.input if each.name in inputs]
     artifacts = models.artifact_set(folder, rule, specs)
     files = {name: place for name, each in artifacts.constants.items() if (place := base.file_of(each)) is not None}
     notes = tuple(torn_note(*each) for each in [*torn, *without_adapters(base, adapters)])
@@ -91,7 +89,7 @@ def prepare(
 
 def _adapted(
     base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], seed: int, drawn: bool
-) -> tuple[onnx.ModelProto, dict[str, Axes]]:
+) -> tuple[onnx.ModelProto, dict[str, TensorSpec]]:
     """The model with its adapters, and the input that counts the draws of their dropout, where they have any."""
     model = copied(base.model)
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
@@ -99,7 +97,7 @@ def _adapted(
     if not any(node.op_type == "DropoutTraining" for node in model.graph.node):
         return model, {}
     model.graph.input.append(helper.make_tensor_value_info(DRAW, onnx.TensorProto.INT64, [1]))
-    return model, {DRAW: (1,)}
+    return model, {DRAW: TensorSpec(DRAW, np.dtype(np.int64), (1,))}
 
 
 def _weights(model: onnx.ModelProto, train: Iterable[str], values: Mapping[str, Held]) -> tuple[list[str], Torn]:

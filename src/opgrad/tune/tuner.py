@@ -17,9 +17,10 @@ from opgrad.training.run.figures import check_loggers
 from opgrad.training.run.fit import Progress
 from opgrad.training.run.recipe import Recipe
 from opgrad.tune import fitting
-from opgrad.tune.adapted_model import DEFAULTS, MAX_LENGTH, AdaptedModel
+from opgrad.tune.adapted_model import MAX_LENGTH, AdaptedModel
 from opgrad.tune.language.model import WHO
 from opgrad.tune.lora import Adapter, Lora
+from opgrad.tune.tasks import TRAIN_ON, Write
 
 
 class Tuner:
@@ -37,6 +38,7 @@ class Tuner:
     max_length: the most tokens of an example; longer ones are cut, which `fit` tells.
     weight_decay: of AdamW. seed: of the adapters' first values.
     pack: whether the examples of a batch lie behind each other in one row without padding; each sees itself alone.
+    task: what the model is trained for, and its options: `write`.
 
     Raises FileNotFoundError, ValueError and NotImplementedError for a model, an adapter or options that do not fit.
     """
@@ -46,10 +48,11 @@ class Tuner:
         self, model: str | PathLike[str], *, lora: Lora | str | Sequence[Lora | str] | None = None,
         train: str | Sequence[str] = (), adapter: str | PathLike[str] | None = None, memory: int | None = None,
         max_length: int = MAX_LENGTH, weight_decay: float = 0.0, seed: int = 0, pack: bool = False,
+        task: str = Write.NAME,
     ):  # fmt: skip
         self.adapted = AdaptedModel(
             model, lora=lora, train=train, adapter=adapter, memory=memory, max_length=max_length,
-            weight_decay=weight_decay, seed=seed, pack=pack,
+            weight_decay=weight_decay, seed=seed, pack=pack, task=task,
         )  # fmt: skip
 
     @property
@@ -64,7 +67,7 @@ class Tuner:
 
     @naming(WHO)
     def fit(
-        self, data: str | PathLike[str], output: str | PathLike[str], *, train_on: str = "assistant",
+        self, data: str | PathLike[str], output: str | PathLike[str], *, train_on: str = TRAIN_ON,
         skip_bad: bool = False, samples: Sequence[str] = (), progress: Progress | None = None,
         log: Callable[[str], None] | None = None, resume: bool = False, processes: OneProcess | None = None,
         validation: float | str | PathLike[str] | None = None, loggers: Sequence[str] = (), **settings: Any,
@@ -89,7 +92,8 @@ class Tuner:
         check_loggers(loggers)
         other = validation if isinstance(validation, str | PathLike) else None
         given = {"validation": validation, **settings} if other is None else settings
-        recipe = Recipe(**{**DEFAULTS, "seed": self.adapted.seed, **given})
+        self.adapted.task.refuse(samples=samples, train_on=train_on != TRAIN_ON)
+        recipe = Recipe(**{**self.adapted.task.DEFAULTS, "seed": self.adapted.seed, **given})
         together = processes or OneProcess()
         with together.failing_together():
             examples = self.adapted.examples(data, train_on, skip_bad)

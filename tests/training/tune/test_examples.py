@@ -77,7 +77,7 @@ def test_weights_between_and_above(tmp_path, tokenizer, packed):
     chat = {"messages": [first, {**second, "weight": 0.5}, third, {**fourth, "weight": 2}]}
     found = examples(tmp_path, tokenizer, [chat, {"text": "a dog"}])
     assert (found.weighted, found.counts.tolist(), found.told.trained) == (True, [4 * 0.5 + 3 * 2, 2], 9)
-    batch = TokenData(found, np.arange(2), "input_ids", "labels", 2, packed).take(np.arange(2))
+    batch = TokenData(found, np.arange(2), 2, "input_ids", "labels", packed=packed).take(np.arange(2))
     weights = batch.arrays["weights"]
     assert (batch.weight(), weights.shape) == (10, batch.arrays["labels"].shape)
     np.testing.assert_array_equal(weights > 0, batch.arrays["labels"] != -100)
@@ -707,7 +707,7 @@ def test_template_by_name(tmp_path):
 def token_data(tmp_path, tokenizer, count=100, batch=4):
     generator = np.random.default_rng(0)
     lines = [{"text": " ".join(generator.choice(WORDS, size))} for size in generator.integers(1, 60, count)]
-    return TokenData(examples(tmp_path, tokenizer, lines), np.arange(count), "input_ids", "labels", batch)
+    return TokenData(examples(tmp_path, tokenizer, lines), np.arange(count), batch, "input_ids", "labels")
 
 
 def test_batches_have_similar_lengths(tmp_path, tokenizer):

@@ -35,6 +35,7 @@ class What:
         "The adapters, such as 'rank=8, alpha=16, target=q|v'; default: attention.", metavar="TEXT"
     )
     train: list[str] | None = opt("Weights to train themselves, without adapters; default: none.", metavar="PATTERN")
+    task: str = opt("What it is trained for, with options; now: 'write'.", default="write", metavar="TEXT")
     adapter: Path | None = opt(
         "An adapter to use or train further: a folder, of PEFT too, or a step's weights; default: none.",
         callback=existing,
@@ -120,7 +121,7 @@ def tune(
             tuner = Tuner(
                 model, lora=what.lora, train=what.train or (), adapter=what.adapter,
                 memory=size_in_bytes(what.memory), max_length=what.max_length, weight_decay=what.weight_decay,
-                seed=settings.seed or 0, pack=what.pack,
+                seed=settings.seed or 0, pack=what.pack, task=what.task,
             )  # fmt: skip
             if texts.data is not None:
                 if texts.show:
@@ -174,7 +175,6 @@ def _train(
     from opgrad.training.make.checks import quantity
     from opgrad.training.run.fit import Interrupted
     from opgrad.training.run.report import TrainingBar
-    from opgrad.tune.adapted_model import DEFAULTS
     from opgrad.tune.summary import adapted
 
     assert texts.data is not None
@@ -190,7 +190,7 @@ def _train(
         screen.print(line)
 
     try:
-        epochs = settings.epochs or DEFAULTS["epochs"]
+        epochs = settings.epochs or model.task.DEFAULTS["epochs"]
         with TrainingBar(screen, model.folder.resolve().name, "tokens", epochs) as bar:
             run = tuner.fit(
                 texts.data, output, train_on=texts.train_on, skip_bad=texts.skip_bad, samples=texts.sample or (),
@@ -241,6 +241,8 @@ def _print(screen: Console, run: "Tuned") -> None:
         table.add_row(
             "perplexity", f"{perplexities[0]:.3g} before, {min(perplexities[1:]):.3g} after epoch {best}, the best"
         )
+    for name, (before, after) in run.figures.items():
+        table.add_row(name, f"{after:.4f}" if before is None else f"{before:.4f} before, {after:.4f} after")
     table.add_row("speed", f"{run.tokens_per_second:,.0f} tokens/s")
     table.add_row("written", f"{run.output}: {', '.join(run.files)}")
     screen.print(table)

@@ -142,7 +142,7 @@ def _inspect_model(path: Path) -> Inspection:
 
 def _tuning(path: Path) -> dict[str, Any]:
     """The fields `tuning` and `tuning_problem` for a model."""
-    from opgrad.tune.adapted_model import DEFAULTS, AdaptedModel
+    from opgrad.tune.adapted_model import AdaptedModel
     from opgrad.tune.summary import summary
 
     try:
@@ -152,7 +152,7 @@ def _tuning(path: Path) -> dict[str, Any]:
     except NotImplementedError as error:
         return {"tuning_problem": str(error).removeprefix("tune: ")}
     try:
-        return {"tuning": summary(model, DEFAULTS["batch_size"], model.max_length)}
+        return {"tuning": summary(model, model.task.DEFAULTS["batch_size"], model.max_length)}
     except (ValueError, NotImplementedError) as error:
         return {"tuning_problem": str(error).removeprefix("tune: ")}
 

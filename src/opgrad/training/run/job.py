@@ -256,12 +256,13 @@ def begin(
     resumption: Resumption | None,
     processes: OneProcess,
     patterns: bool = True,
+    kind: Callable[..., Trainer] = Trainer,
 ) -> tuple[Trainer, RunState]:
     """A trainer whose kernels are compiled, and the state from which the run begins or goes on.
 
-    data: the fingerprint of the training rows. patterns: see `session_options`.
+    data: the fingerprint of the training rows. patterns: see `session_options`. kind: makes a trainer.
     """
-    make = partial(_trainer, artifacts, recipe, patterns)
+    make = partial(_trainer, kind, artifacts, recipe, patterns)
     if resumption is None or resumption.state is None:
         trainer, threads = _fastest_trainer(make, training.take(np.arange(min(recipe.batch_size, training.rows))))
         state = RunState(recipe, data, threads)
@@ -337,9 +338,11 @@ def _fastest_trainer(make: Callable[[int], Trainer], batch: Dataset) -> tuple[Tr
     return make(threads), threads
 
 
-def _trainer(artifacts: ArtifactSet, recipe: Recipe, patterns: bool, threads: int) -> Trainer:
+def _trainer(
+    kind: Callable[..., Trainer], artifacts: ArtifactSet, recipe: Recipe, patterns: bool, threads: int
+) -> Trainer:
     options = session_options(threads, patterns)
-    return Trainer(artifacts, recipe.learning_rate, options, recipe.row_wise, recipe.fuse, recipe.loss_scale)
+    return kind(artifacts, recipe.learning_rate, options, recipe.row_wise, recipe.fuse, recipe.loss_scale)
 
 
 def _seconds(trainer: Trainer, batch: Mapping[str, np.ndarray]) -> float:

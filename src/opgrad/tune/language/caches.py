@@ -15,32 +15,38 @@ from opgrad.onnx.graph.nodes import attributes_of, needed, read_by
 
 # The places of caches among the inputs of operators of attention; their results behind the first are caches, too.
 PAST = {"GroupQueryAttention": (3, 4), "MultiHeadAttention": (6, 7), "Attention": (4,)}
+KEPT = ("mask", "type", "segment")  # parts of the names of an encoder's inputs, which are of the tokens' shape
 COPIES = ("Cast", "Identity")
 WRITES = ("ScatterND", "ScatterElements", "TensorScatter", "IndexPut")  # into a cache of a fixed length
 SCOPE = "without_caches/"
 POSITIONS = f"{SCOPE}positions"  # the value with the place of each token in its row
 
 
-def without_caches(source: onnx.ModelProto, tokens: str, logits: str, what: str) -> onnx.ModelProto:
+def without_caches(
+    source: onnx.ModelProto, tokens: str, logits: str, what: str, is_encoder: bool = False
+) -> onnx.ModelProto:  # fmt: skip
     """The graph from tokens to scores, for sequences without anything before them.
 
     Masks become ones, positions count from 0, and caches are empty. Padding on the right needs no mask, as attention is
-    causal. what: the model's name in messages. Raises NotImplementedError for other inputs.
+    causal; of an encoder, masks and types of tokens stay inputs. what: the model's name in messages.
+    Raises NotImplementedError for other inputs.
     """
     model = copied(source)
     graph = model.graph
     _drop_past(graph, tokens)
     _normalize_apart(graph)
-    _keep_all_tokens(model, logits)
+    if not is_encoder:
+        _keep_all_tokens(model, logits)
     keep(graph.output, [each for each in graph.output if each.name == logits])
     keep(graph.node, needed(graph.node, [logits]))
     read = read_by(graph.node)
     held = {each.name for each in graph.initializer}
-    others = [each for each in graph.input if each.name in read and each.name != tokens and each.name not in held]
+    own = {each.name for each in graph.input if is_encoder and any(part in each.name for part in KEPT)} | {tokens}
+    others = [each for each in graph.input if each.name in read and each.name not in own | held]
     writer = _CacheWriter(model, tokens, what)
     for each in others:
         writer.replace(each)
-    keep(graph.input, [each for each in graph.input if each.name == tokens])
+    keep(graph.input, [each for each in graph.input if each.name in own & (read | {tokens})])
     graph.initializer.extend(writer.constants)
     keep(graph.node, [*writer.nodes, *graph.node])
     keep(graph.initializer, [each for each in graph.initializer if each.name in read_by(graph.node)])

@@ -1,6 +1,6 @@
 """A language model read from a file: its graph without caches, its products, and the loss of the tokens that follow."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -26,6 +26,8 @@ CONFIGS = ("config.json", "genai_config.json")  # that name the architecture
 FLOAT_ACCURACY = 1  # of MatMulNBits: operands stay float32
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 TOKENS = ("input_ids", "tokens", "input")
+ENCODED = ("last_hidden_state", "token_embeddings", "hidden_states")  # an encoder's output for each token
+Choose = Callable[[Mapping[str, int]], str]
 
 
 @dataclass(frozen=True)
@@ -102,9 +104,11 @@ class LanguageModel:
         return replace(self, model=model, loss=LOSS)
 
 
-def read(path: str | PathLike[str]) -> LanguageModel:
-    """Read a language model from its file.
+def read(path: str | PathLike[str], choose: Choose | None = None) -> LanguageModel:
+    """Read a language model from its file, or an encoder.
 
+    choose: names the output of an encoder that is trained, given the number of axes of each output of floats; then
+    `logits` is that, masks and types of tokens stay inputs, and there need be no product with scores.
     Raises FileNotFoundError, ValueError for a damaged model or one that is no language
     model, NotImplementedError for caches that cannot be taken out.
     """
@@ -117,25 +121,29 @@ def read(path: str | PathLike[str]) -> LanguageModel:
     values = taken_apart(source, path, WHO)
     what = f"{WHO}: {path}"
     graph = Graph(copied(source))
-    tokens, logits = _tokens(graph, what), _logits(graph, what)
-    model = without_caches(source, tokens, logits, what)
+    tokens, ranks = _tokens(graph, what), _ranks(graph)
+    logits = _logits(ranks, what) if choose is None else choose(ranks)
+    model = without_caches(source, tokens, logits, what, is_encoder=choose is not None)
     _compute_in_floats(model)
     values = reshaped(model, values)
     compute_in_float32(model)
-    products = find_products(model, tokens, logits)
+    products = find_products(model, tokens, logits if choose is None or ranks[logits] == 2 else "")
     head = next((each for each in products if each.role == "head"), None)
-    if head is None:
+    if head is None and choose is None:
         raise ValueError(f"{what} computes {logits!r} by no product with a weight, expected a language model")
+    last = (graph.sizes(logits) or [None])[-1]
+    width = last if isinstance(last, int) else 0
     return LanguageModel(
-        source=source, model=model, values=values, files=files, tokens=tokens, logits=logits, hidden=head.input,
-        vocabulary=head.outputs, width=head.inputs, products=products, unreached=unreached(source, logits),
-        architecture=_architecture(path.parent),
+        source=source, model=model, values=values, files=files, tokens=tokens, logits=logits,
+        hidden=head.input if head else logits, vocabulary=head.outputs if head else 0,
+        width=head.inputs if head else width, products=products,
+        unreached=0 if choose else unreached(source, logits), architecture=_architecture(path.parent),
     )  # fmt: skip
 
 
 def _architecture(folder: Path) -> str:
     """The architecture of the model in a folder, as the files beside it name it."""
-    configs = [read_json(folder / name) for name in CONFIGS]
+    configs = [read_json(place / name) for place in (folder, folder.parent) for name in CONFIGS]
     named = [each.get("model_type") or (each.get("model") or {}).get("type") for each in configs]
     return next((each for each in named if isinstance(each, str)), "")
 
@@ -172,11 +180,19 @@ def _readers(graph: Graph, name: str) -> list[onnx.NodeProto]:
     return graph.readers.get(name, [])
 
 
-def _logits(graph: Graph, what: str) -> str:
+def _ranks(graph: Graph) -> dict[str, int]:
+    """The number of axes of each output of floats, by name."""
+    kinds = {each.name: each.type.tensor_type for each in graph.graph.output}
+    return {name: len(graph.sizes(name) or kind.shape.dim) for name, kind in kinds.items() if kind.elem_type in FLOATS}
+
+
+def _logits(ranks: Mapping[str, int], what: str) -> str:
     """The output with the scores."""
-    outputs = {each.name: each.type.tensor_type for each in graph.graph.output}
-    named = [name for name in outputs if name == "logits"]
-    three = [name for name, kind in outputs.items() if kind.elem_type in FLOATS and len(kind.shape.dim) == 3]
+    named = [name for name in ranks if name == "logits"]
+    three = [name for name, rank in ranks.items() if rank == 3 and name not in ENCODED]
     if not (chosen := named or three):
-        raise ValueError(f"{what} has the outputs {', '.join(outputs)}, expected logits [batch, length, vocabulary]")
+        raise ValueError(
+            f"{what} has the outputs {', '.join(ranks)}, expected logits [batch, length, vocabulary]; "
+            "an encoder is trained by --task embed, classify or rank"
+        )
     return chosen[0]

@@ -1,0 +1,19 @@
+"""The tasks that a model is trained for; see `Task`."""
+
+from opgrad.base.arguments import ArgumentError
+from opgrad.tune.options import parsed
+from opgrad.tune.tasks.base import TRAIN_ON, Task, TaskExamples
+from opgrad.tune.tasks.embed import Embed
+from opgrad.tune.tasks.write import Write
+
+__all__ = ["TASKS", "TRAIN_ON", "Task", "TaskExamples", "Write", "task_of"]
+
+TASKS: dict[str, type[Task]] = {each.NAME: each for each in (Write, Embed)}
+
+
+def task_of(text: str) -> Task:
+    """The task by its text, such as `write`, or a name with options: `name, option=value`. Raises ArgumentError."""
+    name, _, options = text.partition(",")
+    if name.strip() not in TASKS:
+        raise ArgumentError("task", f"is {text!r}, expected one of {', '.join(TASKS)}, perhaps with options behind it")
+    return parsed(TASKS[name.strip()], options, "task")

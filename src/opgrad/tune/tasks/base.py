@@ -1,0 +1,149 @@
+"""What a model is trained for: how it is read, how lines become examples, what the loss is, and what is written."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+
+from opgrad.base.arguments import ArgumentError
+from opgrad.base.writing import alone
+from opgrad.training.engine.trainer import Trainer
+from opgrad.training.files.batches import TensorSpec
+from opgrad.tune import deployed, outputs
+from opgrad.tune.examples import Told
+
+if TYPE_CHECKING:
+    from opgrad.tune.language import LanguageModel
+    from opgrad.tune.lora import Adapter
+    from opgrad.tune.token_data import RowData
+    from opgrad.tune.tokenizer import Tokenizer
+
+DEFAULTS: dict[str, Any] = {"epochs": 1, "batch_size": 4, "learning_rate": 2e-4, "schedule": "cosine", "clip_norm": 1.0}
+TRAIN_ON = "assistant"
+
+
+class TaskModel(Protocol):
+    """A model and what is trained of it, as tasks see it; see `AdaptedModel`."""
+
+    file: Path
+    folder: Path
+    base: "LanguageModel"
+    adapters: "list[Adapter]"
+    values: dict[str, np.ndarray]
+    max_length: int
+    pack: bool
+
+    @property
+    def tokenizer(self) -> "Tokenizer":
+        """The tokenizer of the model's folder."""
+
+    def computing(self) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
+        """What computes the output of the base's graph, with what was trained, for other inputs."""
+
+    def about(self) -> dict[str, Any]:
+        """What identifies a fine-tuning, as plain values."""
+
+
+class TaskExamples(Protocol):
+    """The examples of a file."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def told(self) -> Told:
+        """What was done with the lines."""
+
+    @property
+    def checksum(self) -> int:
+        """That of all that is learned."""
+
+    @property
+    def form(self) -> int:
+        """What decides about the graph of the loss, such as whether tokens have weights; 0 unless something does."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task; the fields of its class are its options, and `NAME, option=value` is its text.
+
+    DEFAULTS: what a recipe says unless it is told otherwise. WRITES: whether the model writes texts: then it has
+    prompts, samples and packed rows. PERPLEXITY: whether the loss is that of tokens.
+    """
+
+    NAME: ClassVar[str]
+    DEFAULTS: ClassVar[dict[str, Any]] = DEFAULTS
+    WRITES: ClassVar[bool] = False
+    PERPLEXITY: ClassVar[bool] = False
+
+    def read(self, file: Path) -> "LanguageModel":
+        """The model of a file. Raises ValueError for one that is for another task."""
+        raise NotImplementedError
+
+    def trained(self, base: "LanguageModel") -> tuple[str, ...]:
+        """Names of weights of the model that are trained beside adapters, such as those of a new head."""
+        return ()
+
+    def examples(self, model: TaskModel, data: Path, train_on: str, skip_bad: bool) -> TaskExamples:
+        """The examples of a file or a folder. Raises ValueError that names the line of what is wrong."""
+        raise NotImplementedError
+
+    def rows(self, model: TaskModel, examples: Any, batch_size: int) -> "RowData":
+        """Examples, as `examples` made them, as the rows of batches."""
+        raise NotImplementedError
+
+    def with_loss(
+        self, base: "LanguageModel", trained: Collection[str], form: int, plain: bool
+    ) -> tuple["LanguageModel", dict[str, TensorSpec]]:
+        """A model, which has its adapters, with its loss as the only output, and the inputs of a batch by name.
+
+        trained: names of weights that are trained. form: that of the examples. plain: whether the graph is for other
+        runtimes: then its scores are values of their own.
+        """
+        raise NotImplementedError
+
+    def trainer(self, model: TaskModel) -> Callable[..., Trainer]:
+        """What makes a trainer, with the arguments of `Trainer`."""
+        return Trainer
+
+    def figures(self, model: TaskModel, held: "RowData") -> Mapping[str, float]:
+        """How good the present model is with the examples that validate, beside their loss."""
+        return {}
+
+    def try_output(self, model: TaskModel, folder: Path) -> None:
+        """Make what will be written into a folder, and drop it, but for copies of the base: no error comes late."""
+        if not model.adapters:
+            deployed.replaced(model.base, model.values)
+            return
+        outputs.check_names(folder, model.base)
+        with alone(folder / "trial") as trial:
+            written = trial, model.base, model.file, model.adapters, model.values, model.about()
+            outputs.write_tuned(*written, with_base=False)
+
+    def save(self, model: TaskModel, folder: Path, about: Mapping[str, Any]) -> list[str]:
+        """Write what was trained into a folder; returns the files' names."""
+        if model.adapters:
+            return outputs.write_tuned(folder, model.base, model.file, model.adapters, model.values, about)
+        return outputs.write_merged(folder, model.file, *deployed.replaced(model.base, model.values), about)
+
+    def merge(self, model: TaskModel, folder: Path, about: Mapping[str, Any]) -> list[str]:
+        """Write one model that needs no adapter file into a folder; returns the files' names."""
+        return outputs.write_merged(
+            folder, model.file, *deployed.merged(model.base, model.adapters, model.values), about
+        )
+
+    def about(self) -> dict[str, Any]:
+        """What identifies the task among others, as plain values."""
+        return {"task": {"name": self.NAME, **asdict(self)}}
+
+    def refuse(self, **given: Any) -> None:
+        """Raise ArgumentError for options that are of language models alone and differ from their defaults."""
+        for name, value in given.items():
+            if not self.WRITES and value:
+                raise ArgumentError(name, f"is {value!r}, expected none for the task {self.NAME}")
+
+
+def tokens_spec(name: str) -> TensorSpec:
+    """An input of integers for each token."""
+    return TensorSpec(name, np.dtype(np.int64), ("batch", "length"))

@@ -1,0 +1,126 @@
+"""A small encoder of BERT's shape in PyTorch, and its folder as sentence-transformers and transformers.js ship such."""
+
+import io
+import json
+import warnings
+
+import tokenizers
+import torch
+from torch import nn
+
+WORDS = [
+    "the",
+    "cat",
+    "dog",
+    "bird",
+    "fish",
+    "sees",
+    "likes",
+    "eats",
+    "a",
+    "red",
+    "blue",
+    "small",
+    "big",
+    "tree",
+    "house",
+    "water",
+    ".",
+    "hello",
+    "what",
+    "is",
+    "who",
+    "are",
+    "you",
+]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+WIDTH, HEADS, LAYERS, LONGEST = 32, 4, 2, 64
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.dense, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH, 1e-12)
+
+    def forward(self, x, mask):
+        batch, length, _ = x.shape
+        q, k, v = (
+            each(x).view(batch, length, HEADS, -1).transpose(1, 2) for each in (self.query, self.key, self.value)
+        )
+        scores = q @ k.transpose(-1, -2) / (WIDTH // HEADS) ** 0.5 + mask
+        y = (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, WIDTH)
+        return self.norm(x + self.dense(y))
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.norm = Attention(), nn.LayerNorm(WIDTH, 1e-12)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x, mask):
+        x = self.attention(x, mask)
+        return self.norm(x + self.down(nn.functional.gelu(self.up(x))))
+
+
+class Encoder(nn.Module):
+    """The vectors of all tokens; with `labels`, the scores of a head on the first."""
+
+    def __init__(self, vocabulary, labels=0):
+        super().__init__()
+        self.words, self.places = nn.Embedding(vocabulary, WIDTH), nn.Embedding(LONGEST, WIDTH)
+        self.types, self.norm = nn.Embedding(2, WIDTH), nn.LayerNorm(WIDTH, 1e-12)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.classifier = nn.Linear(WIDTH, labels) if labels else None
+
+    def forward(self, input_ids, attention_mask, token_type_ids):
+        places = self.places(torch.arange(input_ids.shape[1], device=input_ids.device))
+        x = self.norm(self.words(input_ids) + places + self.types(token_type_ids))
+        mask = (1.0 - attention_mask[:, None, None].float()) * torch.finfo(torch.float32).min
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x if self.classifier is None else self.classifier(x[:, 0])
+
+
+def tokenizer():
+    """A tokenizer of words, which begins texts with [CLS] and ends them with [SEP]."""
+    words = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    made.add_special_tokens(["[PAD]", "[CLS]", "[SEP]"])
+    return made
+
+
+def make_encoder(folder, pooling="mean", labels=(), seed=0):
+    """Write a folder with onnx/model.onnx; returns the encoder in PyTorch. pooling: None writes no such file."""
+    torch.manual_seed(seed)
+    encoder, file = Encoder(len(SPECIAL) + len(WORDS), len(labels)).eval(), io.BytesIO()
+    with torch.no_grad():
+        for each in encoder.parameters():
+            each += 0.01 * torch.randn_like(each)  # the exporter lets equal parameters be one
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    axes = {name: {0: "batch_size", 1: "sequence_length"} for name in names}
+    output = "logits" if labels else "last_hidden_state"
+    axes[output] = {0: "batch_size"} if labels else {0: "batch_size", 1: "sequence_length"}
+    given = tuple(torch.ones(2, 6, dtype=torch.int64) for _ in names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(encoder, given, file, dynamo=False, opset_version=17, input_names=names,
+                          output_names=[output], dynamic_axes=axes)  # fmt: skip
+    (folder / "onnx").mkdir(parents=True)
+    (folder / "onnx" / "model.onnx").write_bytes(file.getvalue())
+    (folder / "tokenizer.json").write_text(tokenizer().to_str())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]", "model_max_length": LONGEST}))
+    config = {"model_type": "bert", **({"id2label": dict(enumerate(labels))} if labels else {})}
+    (folder / "config.json").write_text(json.dumps(config))
+    if pooling is not None:
+        (folder / "1_Pooling").mkdir()
+        mode = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token", "last": "pooling_mode_lasttoken"}
+        (folder / "1_Pooling" / "config.json").write_text(
+            json.dumps({each: name == pooling for name, each in mode.items()})
+        )
+    return encoder

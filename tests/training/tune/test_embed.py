@@ -1,0 +1,253 @@
+"""Embedding models: losses beside torch, chunks, what is written, evaluation, and what is refused."""
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from language_models import write_lines
+from typer.testing import CliRunner
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("torch")
+
+import torch
+from encoders import make_encoder
+from onnxruntime.quantization import quantize_dynamic
+
+from opgrad.cli.app import app
+from opgrad.training.engine.trainer import Trainer
+from opgrad.tune import Tuner
+from opgrad.tune.tasks.embed import ranked
+
+NOUNS, COLOURS = "cat dog bird fish tree house water".split(), "red blue small big".split()  # noqa: SIM905
+
+
+def pairs(count=96, negatives=1):
+    """Questions, each with a sentence of the same thing, and others."""
+    generator = np.random.default_rng(0)
+    found = []
+    for _ in range(count):
+        noun, other, colour = generator.choice(NOUNS), generator.choice(NOUNS), generator.choice(COLOURS)
+        row = {"anchor": f"what is {colour} {noun}", "positive": f"the {noun} likes a {colour} {other} ."}
+        found.append(row | {f"negative_{place}": f"the {generator.choice(NOUNS)} eats" for place in range(negatives)})
+    return found
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_lines(tmp_path_factory.mktemp("data") / "data.jsonl", pairs())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encoder") / "model"
+    make_encoder(folder)
+    return folder
+
+
+def vectors_in_torch(encoder, tokenizer, texts, pooling):
+    """The vectors of texts of a column, padded to its longest."""
+    rows = [tokenizer.encode(each).ids for each in texts]
+    length = max(map(len, rows))
+    ids = torch.tensor([each + [0] * (length - len(each)) for each in rows])
+    mask = torch.tensor([[1] * len(each) + [0] * (length - len(each)) for each in rows])
+    hidden, counted = encoder(ids, mask, torch.zeros_like(ids)), mask[:, :, None]
+    if pooling == "mean":
+        return (hidden * counted).sum(1) / counted.sum(1)
+    return hidden[:, 0] if pooling == "cls" else hidden[torch.arange(len(rows)), mask.sum(1) - 1]
+
+
+def loss_in_torch(columns, sizes, temperature):
+    """MultipleNegativesRankingLoss, and MatryoshkaLoss around it."""
+    total = 0
+    for size in sizes:
+        first, *others = [torch.nn.functional.normalize(each[:, :size]) for each in columns]
+        scores = first @ torch.cat(others).T / temperature
+        total = total + torch.nn.functional.cross_entropy(scores, torch.arange(len(first))) / len(sizes)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("pooling", "options", "sizes", "temperature", "negatives"),
+    [
+        ("mean", "", [32], 0.05, 0),
+        ("mean", ", sizes=8|16|32, temperature=0.1", [8, 16, 32], 0.1, 2),
+        ("cls", ", chunk=8", [32], 0.05, 1),
+        ("last", "", [32], 0.05, 1),
+    ],
+)
+def test_fifty_losses_are_those_of_torch(tmp_path, pooling, options, sizes, temperature, negatives):
+    encoder = make_encoder(tmp_path / "model", pooling)
+    lines = pairs(negatives=negatives)
+    tuner = Tuner(tmp_path / "model", train="*", task=f"embed{options}", weight_decay=0.01)
+    adapted, batch = tuner.adapted, 16
+    rows = adapted.task.rows(adapted, adapted.examples(write_lines(tmp_path / "data.jsonl", lines)), batch)
+    trainer = adapted.task.trainer(adapted)(adapted.setting(*rows.shape()).artifacts, 1e-3, session_options())
+    optimizer = torch.optim.AdamW(encoder.parameters(), 1e-3, weight_decay=0.01)
+    generator, found, expected = np.random.default_rng(1), [], []
+    for _ in range(50):
+        chosen = generator.choice(len(lines), batch, replace=False)
+        found.append(trainer.compute_gradients(rows.take(chosen).arrays))
+        trainer.update()
+        texts = [[lines[row][name] for row in chosen] for name in lines[0]]
+        columns = [vectors_in_torch(encoder, adapted.tokenizer._tokenizer, each, pooling) for each in texts]
+        loss = loss_in_torch(columns, sizes, temperature)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    assert expected[-1] < expected[0] / 2
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
+def session_options():
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return options
+
+
+def stock_vectors(file, rows):
+    """The vectors of stock onnxruntime for the first texts of rows, by mean pooling."""
+    given = {name: array for name, array in rows.take(np.arange(8)).arrays.items() if name in rows.inputs}
+    hidden = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"]).run(None, given)[0]
+    counted = given["attention_mask"][:, :, None]
+    pooled = (hidden * counted).sum(1) / counted.sum(1)
+    return given, pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("kind", ["lora", "weights", "int8", "chunks"])
+def test_the_output_runs_where_the_model_ran(tmp_path, model, data, kind):
+    """The vectors of what is written are those that training had; the part that validates is found better."""
+    file = model / "onnx" / "model.onnx"
+    if kind == "int8":
+        file = model / "onnx" / "model_quantized.onnx"
+        quantize_dynamic(model / "onnx" / "model.onnx", file)
+    task = "embed, chunk=8" if kind == "chunks" else "embed"
+    tuner = Tuner(file if kind == "int8" else model, task=task, train=["*"] if kind == "weights" else ())
+    run = tuner.fit(data, tmp_path / "out", epochs=3, learning_rate=1e-2, validation=24, batch_size=16)
+    (before, after), written = run.figures["nDCG@10"], tmp_path / "out" / "onnx" / file.name
+    assert after > before + 0.1
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["figures"]["nDCG@10"] == [before, after]
+    assert run.perplexities() == []
+    assert {each.relative_to(model).as_posix() for each in model.rglob("*.json")} <= set(run.files)
+    adapted = tuner.adapted
+    rows = adapted.task.rows(adapted, adapted.examples(data), 16)
+    given, vectors = stock_vectors(written, rows)
+    np.testing.assert_allclose(vectors, adapted.computing()(given), atol=1e-5)
+    types = {node.op_type for node in onnx.load(written).graph.node}
+    assert types == {node.op_type for node in onnx.load(file).graph.node}
+    assert Tuner(written if kind == "int8" else tmp_path / "out", task="embed").adapted.folder == tmp_path / "out"
+
+
+def test_chunks_have_the_gradients_of_whole_batches(model, data):
+    found = []
+    for task in ("embed, sizes=8|32", "embed, sizes=8|32, chunk=5"):
+        adapted = Tuner(model, task=task, lora="rank=4, target=all-linear", seed=3).adapted
+        rows = adapted.task.rows(adapted, adapted.examples(data), 16)
+        for name, array in adapted.values.items():
+            array[...] = np.random.default_rng(len(name)).normal(size=array.shape) / 10
+        artifacts = adapted.setting(*rows.shape()).artifacts
+        trainer = adapted.task.trainer(adapted)(artifacts, 1e-3, session_options())
+        loss = trainer.compute_gradients(rows.take(np.arange(16)).arrays)
+        evaluation = trainer.evaluate(rows, 16)
+        found.append((loss, evaluation.loss, np.array(trainer.gradients.flat)))
+        assert (type(trainer) is Trainer) == ("chunk" not in task)
+    assert found[1][:2] == pytest.approx(found[0][:2], rel=1e-5)
+    np.testing.assert_allclose(found[1][2], found[0][2], rtol=1e-4, atol=1e-5 * np.abs(found[0][2]).max())
+
+
+def test_figures():
+    texts = np.eye(4, dtype=np.float32)
+    anchors = np.array([[3, 2, 1, 0], [3, 2, 1, 0], [0, 0, 0, 1]], np.float32)
+    found = ranked(anchors, texts, [{0}, {2}, {2, 3}])
+    gains = 1 / np.log2([2, 3, 4, 5])
+    third = (gains[0] + gains[3]) / (gains[0] + gains[1])
+    assert found == pytest.approx({"recall@1": (1 + 0 + 1) / 3, "recall@10": 1, "nDCG@10": (1 + gains[2] + third) / 3})
+
+
+@pytest.mark.parametrize(
+    ("row", "texts"),
+    [
+        ({"anchor": "the cat", "positive": "a cat"}, ["the cat", "a cat"]),
+        ({"query": "the cat", "pos": ["a cat", "cat"], "neg": ["a dog", "dog"]}, ["the cat", "a cat", "a dog", "dog"]),
+        ({"question": "who", "answer": "you", "negative_1": "the", "id": 3}, ["who", "you", "the"]),
+    ],
+)
+def test_names_of_texts(tmp_path, model, row, texts):
+    adapted = Tuner(model, task='embed, query="what , ", passage="a "').adapted
+    found = adapted.examples(write_lines(tmp_path / "data.jsonl", [row]))
+    read = [adapted.tokenizer.decode(each[0]) for each in found.texts[0]]
+    assert read == [f"{'a' if place else 'what [UNK]'} {text}" for place, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"anchor": "the"}, "line 2: it has 'anchor', expected anchor and positive"),
+        ({"anchor": "the", "positive": 3}, "line 2: positive is int, expected a text"),
+        ({"anchor": "the", "positive": []}, "line 2: positive is empty, expected a text"),
+        ({"anchor": "the", "positive": "a", "negative": "b"}, "line 2: it has 3 texts, expected 2 as in the first"),
+        ({"sentence1": "a", "sentence2": "b", "score": 0.1}, "line 2: it has a score, expected pairs that belong"),
+        ([1], "line 2: it is list, expected an object with anchor and positive"),
+    ],
+)
+def test_wrong_rows(tmp_path, model, row, message):
+    adapted = Tuner(model, task="embed").adapted
+    path = write_lines(tmp_path / "data.jsonl", [{"anchor": "a", "positive": "b"}, row])
+    with pytest.raises(ValueError, match=message):
+        adapted.examples(path)
+    found = adapted.examples(path, skip_bad=True)
+    assert (len(found), found.told.bad) == (1, 1)
+
+
+def test_long_texts_keep_their_end(tmp_path, model):
+    adapted = Tuner(model, task="embed", max_length=6).adapted
+    found = adapted.examples(write_lines(tmp_path / "data.jsonl", [{"anchor": "the cat " * 9, "positive": "a"}]))
+    assert found.texts[0][0].shape == (2, 6)
+    assert (found.texts[0][0][0, -1], found.told.cut, found.told.longest) == (3, 1, 20)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "swim"}, "task is 'swim', expected one of write, embed"),
+        ({"task": "embed, heat=3"}, "task has 'heat=3', expected NAME=VALUE with one of temperature, "),
+        ({"task": "embed, temperature=0"}, "temperature is 0.0, expected a number above 0"),
+        ({"task": "embed, pooling=max"}, "pooling is 'max', expected one of mean, cls, last"),
+        ({"task": "embed, sizes=64"}, r"sizes is \(64,\), expected at most 32"),
+        ({"task": "embed", "pack": True}, "pack is True, expected none for the task embed"),
+        ({"task": "write"}, "has the outputs last_hidden_state, expected logits .* an encoder is trained by --task"),
+    ],
+)
+def test_wrong_options(model, options, message):
+    with pytest.raises(ValueError, match=message):
+        Tuner(model, **options)
+
+
+def test_models_that_do_not_fit(tmp_path, model, data):
+    from language_models import make_folder
+
+    with pytest.raises(ValueError, match=r"has the outputs logits.*, expected one of last_hidden_state"):
+        Tuner(make_folder(tmp_path / "language"), task="embed, pooling=mean")
+    make_encoder(tmp_path / "bare", pooling=None)
+    with pytest.raises(ValueError, match=r"task has no pooling, and .* has no 1_Pooling/config.json, expected pooling"):
+        Tuner(tmp_path / "bare", task="embed")
+    tuner = Tuner(tmp_path / "bare", task="embed, pooling=cls, chunk=4", lora="dropout=0.5")
+    with pytest.raises(ValueError, match="task has chunk, which encodes texts twice alike"):
+        tuner.fit(data, tmp_path / "out")
+    for given in ({"samples": ["hello"]}, {"train_on": "all"}):
+        with pytest.raises(ValueError, match=f"{next(iter(given))} is .*, expected none for the task embed"):
+            tuner.fit(data, tmp_path / "out", **given)
+    with pytest.raises(ValueError, match="prompt is 'hello', expected none for the task embed"):
+        tuner.write("hello")
+
+
+def test_command(tmp_path, model, data):
+    given = ["tune", str(model), "--task", "embed, temperature=0.1", "--data", str(data), "--validation", "16"]
+    done = CliRunner().invoke(app, [*given, "--lr", "0.01", "--output", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert "nDCG@10" in done.output
+    assert "before" in done.output
+    assert json.loads((tmp_path / "out" / "tune.json").read_text())["task"]["temperature"] == 0.1
