@@ -34,6 +34,7 @@ SIZES = {
     **dict.fromkeys(("hidden_size", "n_embd"), 128), "head_dim": 32, "sliding_window": 16,
     "original_max_position_embeddings": 64, **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 32),
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "bos_token_id": 2, "eos_token_id": 1,
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 64),
 }  # fmt: skip
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 PARTIAL = {**ROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}
@@ -47,7 +48,7 @@ ARCHITECTURES = {
     "GraniteForCausalLM": {},
     "HunYuanDenseV1ForCausalLM": {},
     "Lfm2ForCausalLM": {},
-    "Lfm2MoeForCausalLM": {"layer_types": ["full_attention", "conv"]},
+    "Lfm2MoeForCausalLM": {"layer_types": ["full_attention", "conv"], "num_dense_layers": 1},
     "Lfm2VlForConditionalGeneration": {},
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {},
@@ -69,6 +70,9 @@ ARCHITECTURES = {
 NEAR = {"GemmaForCausalLM": 0.01, "OlmoForCausalLM": 0.5, "Qwen3_5MoeForConditionalGeneration": 0.01}
 # Attention alone has adapters: PEFT has none for routers.
 EXPERTS = ("GptOssForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")
+HALVES = ("fp16", "bf16")
+# The builder takes the experts of gpt-oss alone as OpenAI's files have them, in 4 bits.
+LACKING = [("GptOssForCausalLM", "int8"), ("GptOssForCausalLM", "int4")]
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int4")
 QUESTIONS = (("what is red ?", "the tree is red ."), ("who are you", "i am a small bird ."), ("hello", "hello dog ."))
 LINES = [
@@ -114,11 +118,18 @@ def originals(tmp_path_factory):
 
 
 def build(original: Path, precision: str, output: Path) -> Path:
-    """What the builder writes for the CPU."""
+    """What the builder writes: halves for GPUs, all else for the CPU."""
     logging.disable(logging.WARNING)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            what = ("", str(original), str(output), precision, "cpu", str(output / "cache"))
+            what = (
+                "",
+                str(original),
+                str(output),
+                precision,
+                "cuda" if precision in HALVES else "cpu",
+                str(output / "cache"),
+            )
             options = builder.parse_extra_options(*what, [])
             _before_transformers_5(options["hf_details"]["hf_config"])
             builder.create_model(*what, **options)
@@ -166,6 +177,8 @@ def scores(model: Path, adapter: Path | None = None) -> np.ndarray:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_architecture(tmp_path, originals, architecture, precision):
+    if (architecture, precision) in LACKING:
+        pytest.skip("the builder does not write it")
     folder = build(originals(architecture), precision, tmp_path / "model")
     result = CliRunner().invoke(app, ["inspect", str(folder)])
     assert "adapters" in result.output, result.output
@@ -180,7 +193,7 @@ def test_architecture(tmp_path, originals, architecture, precision):
     assert again.values.keys() == tuner.values.keys()
     written = again.write("what is red ?", max_new_tokens=6)
     assert written == tuner.write("what is red ?", max_new_tokens=6)
-    if precision == "bf16":  # the CPU's runtime has no arithmetic for it
+    if precision in HALVES:
         return
     adapter, tokens = tmp_path / "tuned" / "adapter.onnx_adapter", tuner.adapted.prompt_tokens("what is red ?")
     with_genai = genai.write(tmp_path / "tuned", adapter, tokens, 6, 0.0, 0)
@@ -191,7 +204,7 @@ def test_architecture(tmp_path, originals, architecture, precision):
         "latin1"
     ):  # onnxruntime-genai alone keeps such caches
         return
-    found, near = scores(tmp_path / "tuned" / "model.onnx", adapter), {"fp32": 1e-4, "fp16": 0.05}.get(precision, 0.5)
+    found, near = scores(tmp_path / "tuned" / "model.onnx", adapter), 1e-4 if precision == "fp32" else 0.5
     np.testing.assert_allclose(scores(tmp_path / "merged" / "model.onnx"), found, atol=near)
     assert np.abs(found - scores(folder / "model.onnx")).max() > near
     if precision == "fp32":
