@@ -39,6 +39,7 @@ def test_train_writes_model_picture_and_metrics(tmp_path):
         "loss.png",
         "metrics.csv",
         "metrics.json",
+        "metrics.jsonl",
         "model.onnx",
     ]
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")

@@ -59,7 +59,7 @@ ROOMS = {
         " onnxruntime training/files training/make",
     ),
     "training/run": (
-        "numpy onnxruntime matplotlib rich",
+        "numpy onnxruntime matplotlib rich tensorboardX",
         "base cpu/runtime training/files training/make training/engine",
     ),
     "training/quantization": (

@@ -30,23 +30,26 @@ def given(values):
     return {**values, "N": values["b"].shape[0], "K": values["b"].shape[1]}
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_is_that_of_pytorch(reduction, rng):
     values = arrays(rng)
     x = torch.tensor(values["x"], dtype=torch.float64, requires_grad=True)
     logits, labels = x @ torch.tensor(values["b"], dtype=torch.float64).T, torch.tensor(values["labels"])
     expected = torch.nn.functional.cross_entropy(logits, labels, reduction=reduction)
-    expected.backward()
+    expected.sum().backward()
     loss, dx = opgrad.linear_cross_entropy_loss_and_grad(**given(values), reduction=reduction)
     np.testing.assert_allclose(loss, expected.detach().numpy(), rtol=1e-6)
     np.testing.assert_allclose(dx, x.grad.numpy(), rtol=1e-4, atol=1e-6)
-    assert opgrad.linear_cross_entropy_loss(**given(values), reduction=reduction) == pytest.approx(float(loss), 1e-6)
+    alone = opgrad.linear_cross_entropy_loss(**given(values), reduction=reduction)
+    np.testing.assert_allclose(alone, loss, rtol=1e-6)
 
 
 def test_chunks_of_tokens_give_what_all_together_give(monkeypatch, rng):
     monkeypatch.setattr(programs, "CHUNK_BYTES", 24 * 4 * 70)
     values = arrays(rng, 101, 40, 70)
     loss, dx = opgrad.linear_cross_entropy_loss_and_grad(**given(values))
+    every, _ = opgrad.linear_cross_entropy_loss_and_grad(**given(values), reduction="none")
+    assert every.sum() / (values["labels"] >= 0).sum() == pytest.approx(loss, rel=1e-6)
     exact = {name: each.astype("f8") if each.dtype.kind == "f" else each for name, each in values.items()}
     expected, slope = reference(NAME)(**given(exact))
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
@@ -63,9 +66,10 @@ def test_no_token_that_counts_and_none_at_all(rng):
     for tokens, classes in ((0, 5), (3, 0)):
         empty = arrays(rng, tokens, 8, max(classes, 1))
         empty = {**empty, "b": empty["b"][:classes], "labels": empty["labels"] * 0 - 100}
-        loss, dx = opgrad.linear_cross_entropy_loss_and_grad(**given(empty))
-        assert loss == 0
-        assert not dx.any()
+        for reduction in ("mean", "none"):
+            loss, dx = opgrad.linear_cross_entropy_loss_and_grad(**given(empty), reduction=reduction)
+            assert not loss.any()
+            assert not dx.any()
 
 
 def test_the_bits_do_not_depend_on_threads(rng):
@@ -84,7 +88,7 @@ REFUSED = {
     ("labels[1] is 33, expected 0 to 32 or ignore_index -100", ValueError): {"labels": np.array([0, 33] + [0] * 8)},
     ("b has shape (33, 64), expected (34, 64)", ValueError): {"N": 34},
     ("x has shape (10, 64), expected (10, 65)", ValueError): {"K": 65},
-    ("reduction is 'none', expected one of mean, sum", ValueError): {"reduction": "none"},
+    ("reduction is 'all', expected one of mean, sum, none", ValueError): {"reduction": "all"},
     ("b has dtype uint8, expected floats, as bits is 0", TypeError): {"b": np.zeros((33, 64), np.uint8)},
     ("scales is None, expected an array, as bits is not 0", TypeError): {"b": np.zeros((33, 32), "u1"), "bits": 4},
 }
@@ -114,15 +118,18 @@ HEADS = {
 }
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("head", HEADS)
-def test_gradients_in_models_are_those_of_the_product_and_its_loss(head, rng):
+def test_gradients_in_models_are_those_of_the_product_and_its_loss(head, reduction, rng):
     values = arrays(rng)
     inputs, product = HEADS[head]
     inputs = inputs if "labels" in inputs else f"{inputs}, labels"
     bits = 8 if "8" in head else 4 if "4" in head else 0
     more = f", bits = {bits}, column_block = 32, zero_point = {2.0 ** (bits - 1)}" if bits else ""
+    more += f', reduction = "{reduction}"'
     fused = f"loss = com.microsoft.LinearCrossEntropyLoss <N = 33, K = 64{more}> (x, {inputs})"
-    plain = f"logits = {product} loss = SoftmaxCrossEntropyLoss <ignore_index = -100> (logits, labels)"
+    attributes = f'ignore_index = -100, reduction = "{reduction}"'
+    plain = f"logits = {product} loss = SoftmaxCrossEntropyLoss <{attributes}> (logits, labels)"
     z = packed(rng.integers(0, 256, (CLASSES, 2)), 8)
     constants = {
         "b": values["b"], "bt": np.ascontiguousarray(values["b"].T), "half": np.float32(0.5),
@@ -134,7 +141,7 @@ def test_gradients_in_models_are_those_of_the_product_and_its_loss(head, rng):
     for text in (plain, fused):
         model = build(
             f"m (float[tokens, 64] u, int64[tokens] labels) => (float twice) {{ x = Mul(u, half) {text}"
-            " twice = Add(loss, loss) }",
+            " squares = Mul(loss, loss) twice = ReduceSum <keepdims = 0> (squares) }",
             21,
         )
         model.ir_version = 10

@@ -242,13 +242,19 @@ CASES |= {f"Attention, {form}": attention(**given) for form, given in ATTENTION.
 # --- linear attention: a state for each head, which every token changes ---
 
 
-def linear(rule, heads=(2, 2), per_key=False, past=False, domain="", kind=np.float32, one_rate=False, **attributes):
-    """A LinearAttention of 2 rows of 4 tokens. per_key: whether each key's place decays for itself."""
+def linear(
+    rule, heads=(2, 2), per_key=False, past=False, domain="", kind=np.float32, one_rate=False, few=None, **attributes
+):
+    """A LinearAttention of 2 rows of 4 tokens. per_key: whether each key's place decays for itself.
+
+    few: how many keys a token has, if fewer than values.
+    """
     queries, keys = heads
+    few = few or keys
     width, depth, new = 3, 2, 4
     gated, delta = "gated" in rule, "delta" in rule
-    q, k, v = (numbers(2, new, size, kind=kind) for size in (queries * width, keys * width, keys * depth))
-    k = (k / np.linalg.norm(k.reshape(2, new, keys, width), axis=3).repeat(width, 2)).astype(kind)
+    q, k, v = (numbers(2, new, size, kind=kind) for size in (queries * width, few * width, keys * depth))
+    k = (k / np.linalg.norm(k.reshape(2, new, few, width), axis=3).repeat(width, 2)).astype(kind)
     decay = -np.abs(numbers(2, new, keys * (width if per_key else 1), kind=kind)) if gated else None
     rate = RANDOM.uniform(0.2, 0.8, (2, new, 1 if one_rate else keys)).astype(kind) if delta else None
     state = numbers(2, keys, width, depth, kind=kind) if past else None
@@ -256,7 +262,7 @@ def linear(rule, heads=(2, 2), per_key=False, past=False, domain="", kind=np.flo
     def formula(q, k, v, state=None, decay=None, rate=None):
         s = torch.zeros(2, keys, width, depth, dtype=torch.float64) if state is None else state
         q, k, v = (each.reshape(2, new, -1, size) for each, size in ((q, width), (k, width), (v, depth)))
-        rows = []
+        k, rows = k.repeat_interleave(keys // few, 2), []
         for t in range(new):
             s = s if decay is None else s * torch.exp(decay[:, t].reshape(2, keys, -1, 1))
             change = v[:, t] if rate is None else v[:, t] - torch.einsum("nhkd,nhk->nhd", s, k[:, t])
@@ -285,6 +291,7 @@ LINEAR = {
 CASES |= {f"LinearAttention, {form}": linear(**given) for form, given in LINEAR.items()}
 CASES |= {f"LinearAttention of com.microsoft, {form}": linear(domain=MS, **given) for form, given in LINEAR.items()}
 CASES["LinearAttention of com.microsoft, more keys than queries"] = linear("gated_delta", (2, 4), domain=MS)
+CASES["LinearAttention of com.microsoft, more values than keys"] = linear("gated_delta", (2, 4), domain=MS, few=2)
 CASES["LinearAttention, float16"] = linear("gated_delta", past=True, kind=np.float16)
 
 

@@ -83,7 +83,7 @@ OWN = {
 LARGEST = 1e7  # numbers of a model
 
 
-def _given(kind, change):
+def given(kind, change):
     """Which sizes a configuration has, and probabilities of dropout, which become 0."""
     plain, found = kind(), {}
     for name, size in (SIZES | change).items():
@@ -100,7 +100,7 @@ def _given(kind, change):
         every = list(dict.fromkeys(layers))
         found["layer_types"] = [*every, *layers][:count] if count >= len(every) else every[-count:]
     parts = {name: getattr(plain, name, None) for name in getattr(kind, "sub_configs", None) or {}}
-    found |= {name: type(of)(**_given(type(of), change)) for name, of in parts.items() if hasattr(of, "sub_configs")}
+    found |= {name: type(of)(**given(type(of), change)) for name, of in parts.items() if hasattr(of, "sub_configs")}
     return found | {"pad_token_id": 0}
 
 
@@ -108,7 +108,7 @@ def small_models(kind):
     """The small forms of a class of models that can be made."""
     for change in CHANGES:
         with contextlib.suppress(Exception):
-            configuration = kind.config_class(**_given(kind.config_class, change) | OWN.get(kind.__name__, {}))
+            configuration = kind.config_class(**given(kind.config_class, change) | OWN.get(kind.__name__, {}))
             with torch.device("meta"):
                 size = sum(each.numel() for each in kind(configuration).parameters())
             if size > LARGEST:

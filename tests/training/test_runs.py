@@ -189,7 +189,7 @@ def test_ctrl_c_leaves_a_whole_checkpoint_and_says_how_to_go_on(tmp_path):
     assert told.endswith(f"to go on: {expected}\n")
     state = RunState.from_text(read_checkpoint(tmp_path / "my run" / LAST).properties[PROPERTY])
     assert state.steps > 0
-    assert sorted(path.name for path in (tmp_path / "my run").iterdir()) == [LAST, "metrics.csv"]
+    assert sorted(path.name for path in (tmp_path / "my run").iterdir()) == [LAST, "metrics.csv", "metrics.jsonl"]
 
 
 # --- validation ------------------------------------------------------------------------------------------------------
@@ -337,8 +337,54 @@ def test_metrics_of_every_epoch_are_written(tmp_path):
     assert metrics["epochs"][-1]["learning_rate"] == pytest.approx(0.001 / 21)
     assert metrics["settings"]["accumulate"] == 4
     assert {path.name for path in tmp_path.iterdir()} == {
-        "model.onnx", "loss.png", "metrics.json", "metrics.csv", LAST, BEST
+        "model.onnx", "loss.png", "metrics.json", "metrics.csv", "metrics.jsonl", LAST, BEST
     }  # fmt: skip
+
+
+def figures(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_figures_are_written_while_a_run_goes(digits: ArtifactSet, tmp_path: Path) -> None:
+    """A run that goes on writes those anew of the steps that it makes again."""
+    recipe = replace(FULL, epochs=2)
+    whole = job.train(digits, recipe, None, tmp_path / "whole", nothing)
+    found = figures(tmp_path / "whole")
+    epochs = [each for each in found if "epoch" in each]
+    steps = [each["step"] for each in found if "loss" in each]
+    assert steps == list(range(1, whole.state.steps + 1))
+    assert [(each["step"], each["validation_loss"]) for each in epochs] == [
+        (each.steps, each.validation_loss) for each in whole.state.history
+    ]
+    with pytest.raises(Interrupted):
+        job.train(digits, recipe, None, tmp_path / "parts", interrupt_at(1294 + 500))
+    with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1000, "loss": 1.0}\n{"step": 10')
+    resumption = Resumption.read(tmp_path / "parts" / LAST)
+    job.train(digits, recipe, None, tmp_path / "parts", nothing, resumption)
+    timed = ("samples_per_second", "seconds")
+    kept = [[{name: each[name] for name in each if name not in timed} for each in lines]
+            for lines in (found, figures(tmp_path / "parts"))]  # fmt: skip
+    assert kept[0] == kept[1]
+
+
+def test_figures_for_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event
+
+    output = tmp_path / "run"
+    words = ("--epochs", "2", "--validation", "100", "--log", "tensorboard", "--output", output)
+    status, text = cli("train", EXAMPLES / "digits", *words)
+    assert status == 0, text
+    (file,) = (output / "tensorboard").iterdir()
+    content, found = file.read_bytes(), []
+    while content:  # a length and its checksum, an event and its checksum
+        size = int.from_bytes(content[:8], "little")
+        found += [(each.tag, each.simple_value) for each in Event.FromString(content[12 : 12 + size]).summary.value]
+        content = content[16 + size :]
+    for name in ("loss", "validation_loss"):
+        values = [value for tag, value in found if tag == name]
+        assert values == pytest.approx([each[name] for each in figures(output) if name in each])
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,13 @@ Bits = Annotated[int, weight_bits]
 Size = Annotated[int, not_negative]
 Columns = Annotated[int, whole_bytes]
 Zero = Annotated[float, finite]
-Reduced = Annotated[str, one_of("mean", "sum")]
-LOSS = Tensor(("float32", "float64"), lambda shapes, attributes: (), "a single number", dtype_of="x")
+Reduced = Annotated[str, one_of("mean", "sum", "none")]
+LOSS = Tensor(
+    ("float32", "float64"),
+    lambda shapes, attributes: _tokens(shapes, attributes) if attributes["reduction"] == "none" else (),
+    "what the reduction gives",
+    dtype_of="x",
+)
 DX = like("x")
 
 
@@ -82,11 +87,11 @@ def linear_cross_entropy_loss(
     scales, zero_points, bits, row_block, column_block, transB, signed, zero_point: as quantized_matmul_grad takes them.
     weight: what each token's loss is multiplied with, the shape of labels; any float dtype. None: 1.
     N, K: the number of classes, and that of the numbers of a token.
-    reduction: "mean", over the weights of tokens that are not ignored, or "sum".
+    reduction: "mean", over the weights of tokens that are not ignored, "sum", or "none": a loss for each token.
     ignore_index: the label of tokens that do not count.
     out: where to write.
 
-    Returns the loss, a single float32 (float64 for float64); 0 if no token counts. Logits are computed in float32.
+    Returns the loss, float32 (float64 for float64); 0 if no token counts. Logits are computed in float32.
     Raises TypeError, ValueError, the latter for a label out of range, too, naming the first one, before anything is
     written.
 
@@ -101,7 +106,7 @@ def linear_cross_entropy_loss(
     given = {"N": N, "K": K, "bits": bits, "row_block": row_block, "column_block": column_block, "transB": transB}
     logits, _ = _logits(x, b, scales, zero_points, given, signed, zero_point)
     options: Attributes = {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
-    return _loss_and_slope(logits, labels.reshape(-1), **options)[0]
+    return _loss_and_slope(logits, labels, **options)[0]
 
 
 @operator(
@@ -138,7 +143,7 @@ def linear_cross_entropy_loss_and_grad(
     given = {"N": N, "K": K, "bits": bits, "row_block": row_block, "column_block": column_block, "transB": transB}
     logits, w = _logits(x, b, scales, zero_points, given, signed, zero_point)
     options: Attributes = {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
-    loss, slope = _loss_and_slope(logits, labels.reshape(-1), **options)
+    loss, slope = _loss_and_slope(logits, labels, **options)
     return loss, (slope @ w).reshape(x.shape)
 
 
@@ -157,13 +162,15 @@ def _loss_and_slope(
     logits: Array, labels: Array, *, weight: Array | None, ignore_index: int, reduction: str
 ) -> tuple[Array, Array]:
     """The loss, and its gradient with respect to the logits."""
+    shape, labels = labels.shape if reduction == "none" else (), labels.reshape(-1)
     counts = labels != ignore_index
     picked = np.where(counts, labels, 0)
     weights = np.where(counts, 1.0 if weight is None else weight.reshape(-1), 0.0)
     total = weights.sum() if reduction == "mean" else np.float64(1)
     if not logits.size or not total:
-        return np.zeros(()), np.zeros(logits.shape)
+        return np.zeros(shape), np.zeros(logits.shape)
     log_prob = reference("log_softmax")(logits)
-    loss = np.where(counts, -np.take_along_axis(log_prob, picked[:, None], 1)[:, 0] * weights, 0.0).sum() / total
+    each = np.where(counts, -np.take_along_axis(log_prob, picked[:, None], 1)[:, 0] * weights, 0.0)
+    loss = each.reshape(shape) if reduction == "none" else each.sum() / total
     slope = np.exp(log_prob) - (np.arange(logits.shape[1]) == picked[:, None])
     return np.asarray(loss), np.where(counts[:, None], slope * (weights / total)[:, None], 0.0)

@@ -139,14 +139,18 @@ class AdaptedModel:
             self._writer = Writer(model, self.base.tokens, self.base.logits, fixed, options)
         return tokenizer.decode(list(self._writer.write(tokens, max_new_tokens, tokenizer.ends, temperature, seed)))
 
-    def computing(self) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
-        """What computes the output of the base's graph, with what was trained, for other inputs."""
-        model, constants = scoring(self.base, self.adapters, self.values)
+    def computing(self, each: bool = False, tuned: bool = True) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
+        """What computes the output of the base's graph for other inputs.
+
+        each: whether that is the losses of tokens, for labels. tuned: with what was trained, or as the base was.
+        """
+        values = self.values if tuned else {}
+        model, constants = scoring(self.base, self.adapters if tuned else [], values, each)
         import_microsoft(model)  # of whose operators onnxruntime makes some itself
         session = open_session(model, session_options(get_num_threads(), patterns=False), WHO)
         names = {item.name for item in session.get_inputs()}
-        fixed = {name: array for name, array in {**constants, **self.values}.items() if name in names}
-        return lambda given: run(session, [self.base.logits], {**given, **fixed}, WHO)[0]
+        fixed = {name: array for name, array in {**constants, **values}.items() if name in names}
+        return lambda given: run(session, [model.graph.output[0].name], {**given, **fixed}, WHO)[0]
 
     def prompt_tokens(self, prompt: str, chat: bool | None = None) -> np.ndarray:
         """The tokens of a prompt, int32 [n]; chat: see `Tuner.write`."""

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -100,13 +100,15 @@ class TokenExamples:
     Raises OSError, and ValueError that names the line of what is wrong.
     """
 
+    LINES: ClassVar[type[Lines]] = Lines
+
     def __init__(
         self, path: Path, tokenizer: Tokenizer, max_length: int, train_on: str = "assistant", skip_bad: bool = False
     ):
         if train_on not in TRAIN_ON:
             raise ArgumentError("train_on", f"is {train_on!r}, expected one of {', '.join(TRAIN_ON)}")
         self.path, self._tokenizer, self._max_length, self._train_on = path, tokenizer, max_length, train_on
-        self._lines = Lines(path)
+        self._lines = self.LINES(path)
         self._kept: dict[int, tuple[bytes, TokenExample]] = {}
         room = KEPT
         places, lengths, counts, cut, most, empty, endless, checksum = [], [], [], 0, 0, 0, 0, 0
@@ -124,7 +126,9 @@ class TokenExamples:
             most, cut, example = max(most, size), cut + (size > max_length), example.cut(max_length)
             count = int(example.trained.sum())
             if not count:
-                reason = reason if empty else f"{self.where(number)} {self._lack(json.loads(line))}"
+                reason = (
+                    reason if empty else f"{self.where(number)} {self._lack(self._lines.object(line, number, KINDS))}"
+                )
                 empty += 1
                 continue
             endless += is_endless

@@ -18,6 +18,7 @@ from opgrad.onnxruntime.exact_products import note
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.files.checkpoint import read_checkpoint
 from opgrad.training.run import job
+from opgrad.training.run.figures import FILE as FIGURES
 from opgrad.training.run.fit import Fit, Progress
 from opgrad.training.run.metrics import best_epoch
 from opgrad.training.run.plot import plot_losses
@@ -129,8 +130,8 @@ class Fitting:
         self._identity = model.identity(examples, held, train_on)
         self.samples: list[dict[str, str]] = []
 
-    def run(self, prompts: Sequence[str], progress: Progress, resume: bool) -> Tuned:
-        """Train, and write the results. prompts: what is written on after each epoch."""
+    def run(self, prompts: Sequence[str], progress: Progress, resume: bool, loggers: Sequence[str]) -> Tuned:
+        """Train, and write the results. prompts: what is written on after each epoch. loggers: of `LOGGERS`."""
         model, recipe, processes = self._model, self._recipe, self._processes
         training, validation = split(model, self._examples, recipe)
         for line in notes(self._examples.told, model.max_length):
@@ -157,7 +158,8 @@ class Fitting:
         if state.initial_loss is None and validation is not None:
             state.initial_loss = trainer.evaluate(validation, recipe.batch_size).loss
         properties = {PROPERTY: self._identity}
-        fit = Fit(trainer, training, validation, state, self._output, properties, processes, recipe.batch_size)
+        what = trainer, training, validation, state, self._output, properties, processes, recipe.batch_size, loggers
+        fit = Fit(*what)
         tokens = self._examples.told.tokens / len(self._examples)
 
         def shown(done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
@@ -265,4 +267,4 @@ def _write_figures(run: Tuned) -> tuple[str, ...]:
             run.state.history, run.batch_losses, None, f"{run.output.resolve().name}: loss", folder / "loss.png"
         )
         new_file(folder / "metrics.json", (json.dumps(run.metrics(), indent=1) + "\n").encode())
-    return ("loss.png", "metrics.json", "metrics.csv", LAST)
+    return ("loss.png", "metrics.json", "metrics.csv", FIGURES, LAST)

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import fields
+from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 from opgrad.base.arguments import ArgumentError
@@ -31,6 +32,8 @@ def require(holds: bool, name: str, value: Any, expected: str) -> None:
 
 
 def _value(name: str, kind: Any, text: str) -> Any:
+    if get_origin(kind) is UnionType:  # or None, which is not written
+        kind = get_args(kind)[0]
     if get_origin(kind) is tuple:
         return tuple(_value(name, get_args(kind)[0], each.strip()) for each in text.split("|"))
     if kind is bool:

@@ -24,14 +24,28 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 # The names that modules have in transformers where exporters call them otherwise, by the architecture.
+LFM2 = {
+    "self_attn.o_proj": "self_attn.out_proj",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+}
+QWEN3_5 = {f"linear_attn.{name}_proj": f"linear_attn.in_proj_{name}" for name in ("qkv", "z", "b", "a")}
 RENAMED: Mapping[str, Mapping[str, str]] = {
     "phi": {"self_attn.o_proj": "self_attn.dense"},
-    "lfm2": {
-        "self_attn.o_proj": "self_attn.out_proj",
-        "mlp.gate_proj": "feed_forward.w1",
-        "mlp.up_proj": "feed_forward.w3",
-        "mlp.down_proj": "feed_forward.w2",
+    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm2_vl_text"), LFM2),
+    "gptoss": {"moe.router": "mlp.router"},
+    "qwen3_5_text": QWEN3_5,
+    "qwen3_5_moe_text": {
+        **QWEN3_5,
+        **{f"mlp.{name}_proj": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
+        "moe.router": "mlp.gate",
+        "shared_expert_gate": "mlp.shared_expert_gate",
     },
+}
+# Models of texts and pictures, of which exporters write the part for texts; transformers has it within the whole.
+WITH_PICTURES = {
+    f"{name}_text" for name in ("gemma3_vl", "lfm2_vl", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe")
 }
 # Modules that are several here, whose results stand behind each other.
 JOINED: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -95,7 +109,14 @@ def _module(architecture: str, name: str) -> tuple[str, list[str]]:
 
 def _modules(base: "LanguageModel") -> dict[str, list[str]]:
     """The names of transformers for all modules, each with the modules here of which that is made."""
-    return dict(_module(base.architecture, name) for name in modules(base))
+    found = dict(_module(base.architecture, name) for name in modules(base))
+    return {_in_whole(base, name): parts for name, parts in found.items()}
+
+
+def _in_whole(base: "LanguageModel", name: str) -> str:
+    """The name of a module or a tensor where the model is a part of one that takes pictures, too."""
+    of_texts = re.compile(rf"^({re.escape(PREFIX)})?model\.(?!language_model\.)")
+    return of_texts.sub(r"\1model.language_model.", name) if base.architecture in WITH_PICTURES else name
 
 
 def _theirs(
@@ -126,7 +147,7 @@ def _theirs(
         alphas |= {theirs: alpha} if alpha != config["lora_alpha"] else {}
     last = {name.rpartition(".")[2] for name in names}
     every = {name for name in _modules(base) if name.rpartition(".")[2] in last}
-    targets = sorted(last if every == names else names)
+    targets = sorted(last if every == names and base.architecture not in WITH_PICTURES else names)
     return {**config, "target_modules": targets, "rank_pattern": ranks, "alpha_pattern": alphas}, found
 
 
@@ -235,6 +256,7 @@ def read(folder: Path, base: "LanguageModel") -> tuple[list[Adapter], dict[str, 
         tensors, _, _ = safetensors.decode(read_regular(folder / WEIGHTS))
     except Damaged as damage:
         raise ValueError(f"{WHO}: {folder / WEIGHTS} {damage}") from None
+    tensors = {_in_whole(base, name): array for name, array in tensors.items()}
     config, tensors = _ours(base, config, tensors, folder)
     names = {re.sub(r"\.(lora_\w+?)(\.weight)?$", "", name.removeprefix(PREFIX)) for name in tensors}
     own = modules(base)

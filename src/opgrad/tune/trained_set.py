@@ -126,11 +126,12 @@ def _widen(model: onnx.ModelProto, weights: Sequence[str], values: Mapping[str, 
 
 
 def scoring(
-    base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]
+    base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], each: bool = False
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """The graph that gives the scores of the next token for each token, and the values of large constants.
 
-    values: those of what is trained, which are inputs, as the constants are.
+    values: those of what is trained, which are inputs, as the constants are. each: whether the graph gives the losses
+    of the tokens instead, see `LanguageModel.with_loss`.
     """
     model = copied(base.model)
     held = {each.name for each in model.graph.initializer}
@@ -138,6 +139,8 @@ def scoring(
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in new.items())
     insert(model, adapters)
     _widen(model, [name for name in values if name in held], base.values)
+    if each:
+        model = replace(base, model=model).with_loss(values, each=True).model
     take_parameters(model, list(values))
     _finish(model, plain=False)
     return inputs_of_all(model, base.values)

@@ -13,6 +13,7 @@ from opgrad.base.arguments import naming
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.export import export_step
 from opgrad.training.export.export import Exported
+from opgrad.training.run.figures import check_loggers
 from opgrad.training.run.fit import Progress
 from opgrad.training.run.recipe import Recipe
 from opgrad.tune import fitting
@@ -69,24 +70,26 @@ class Tuner:
         self, data: str | PathLike[str], output: str | PathLike[str], *, train_on: str = TRAIN_ON,
         skip_bad: bool = False, samples: Sequence[str] = (), progress: Progress | None = None,
         log: Callable[[str], None] | None = None, resume: bool = False, processes: OneProcess | None = None,
-        validation: float | str | PathLike[str] | None = None, **settings: Any,
+        validation: float | str | PathLike[str] | None = None, loggers: Sequence[str] = (), **settings: Any,
     ) -> "fitting.Tuned":  # fmt: skip
         """Train on the examples of a file, and write what was trained into a folder.
 
         data: a file or a folder of files; see `TokenExamples`. train_on: "assistant", "last" or "all".
         skip_bad: whether wrong entries are left out, and told, instead of an error.
         output: the folder; adapters stand in adapter.onnx_adapter, for model.onnx beside it, and in PEFT's files;
-            trained weights stand in model.onnx. metrics.json, metrics.csv and loss.png have the figures.
+            trained weights stand in model.onnx. metrics.json, metrics.csv, metrics.jsonl and loss.png have the figures.
         samples: prompts that are written on after every epoch. log: called with each line about the run.
         progress: called after every step with the rows done, those of all epochs, the loss, the last validation loss,
             and the tokens of a second.
         resume: go on from last.checkpoint in the folder.
         processes: those that train together, of `opgrad.training.engine.distributed`.
         validation: how many of the examples validate, their share, or a file of others.
+        loggers: what gets the figures of metrics.jsonl while they come: "tensorboard".
         settings: those of `Recipe`: epochs, batch_size, learning_rate, schedule, warmup, accumulate, clip_norm,
             patience, checkpoint_every, seed.
         Returns what the run came to. Raises ValueError, OSError; `Interrupted` and `Diverged` as `opgrad train` does.
         """
+        check_loggers(loggers)
         other = validation if isinstance(validation, str | PathLike) else None
         given = {"validation": validation, **settings} if other is None else settings
         self.adapted.task.refuse(samples=samples, train_on=train_on != TRAIN_ON)
@@ -96,7 +99,7 @@ class Tuner:
             examples = self.adapted.examples(data, train_on, skip_bad)
             held = None if other is None else self.adapted.examples(other, train_on, skip_bad)
             what = self.adapted, examples, held, recipe, Path(output), train_on, together, log or fitting.ignore
-            return fitting.Fitting(*what).run(samples, progress or fitting.ignore, resume)
+            return fitting.Fitting(*what).run(samples, progress or fitting.ignore, resume, loggers)
 
     @naming(WHO)
     def write(

@@ -238,7 +238,7 @@ def test_full_disk_loses_nothing(tmp_path, model, data, monkeypatch):
     monkeypatch.setattr("opgrad.tune.peft.new_file", full)
     with pytest.raises(RuntimeError, match=r"parameters are in .*last.checkpoint, but: .*No space left on device"):
         Tuner(model).fit(data, tmp_path, epochs=1)
-    assert {each.name for each in tmp_path.iterdir()} == {"last.checkpoint", "metrics.csv"}
+    assert {each.name for each in tmp_path.iterdir()} == {"last.checkpoint", "metrics.csv", "metrics.jsonl"}
     monkeypatch.undo()
     run = Tuner(model).fit(data, tmp_path, epochs=2, resume=True)
     assert "adapter.onnx_adapter" in run.files
@@ -376,9 +376,16 @@ def test_examples_do_not_act_on_the_terminal(model, data, monkeypatch):
     [
         ([], "nothing to do, expected --data to train, or --prompt or --merge"),
         (["--prompt", "x", "--data", "DATA"], "--prompt and --merge use what is there, expected no --data"),
-        (["--memory", "much", "--prompt", "x"], "--memory is 'much', expected a size such as 4GB"),
+        (["--memory", "much", "--data", "DATA"], "--memory is 'much', expected a size such as 4GB"),
         (["--data", "DATA", "--train-on", "none"], "--train-on is 'none', expected one of assistant, last, all"),
         (["--data", "DATA", "--validation", "99"], "validation is 99, expected fewer than the 12 rows"),
+        (["--prompt", "x", "--show", 2], "--show is for --data, which is not given"),
+        (["--prompt", "x", "--epochs", 2], "--epochs is for --data, which is not given"),
+        (["--prompt", "x", "--lora", "rank=2"], "--lora is for --data, which is not given"),
+        (["--prompt", "x", "--output", "tuned"], "--output is for --data or --adapter, which is not given"),
+        (["--merge", "merged", "--seed", 1], "--seed is for --data or --prompt, which is not given"),
+        (["--data", "DATA", "--temperature", 0.5], "--temperature is for --prompt, which is not given"),
+        (["--data", "DATA", "--log", "paper"], "loggers is 'paper', expected tensorboard"),
     ],
 )
 def test_wrong_usage(model, data, words, message):

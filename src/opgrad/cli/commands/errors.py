@@ -21,6 +21,7 @@ LIBRARIES = {
     "onnx": ONNX,
     "tune": (*ONNX, "matplotlib", "tokenizers", "jinja2"),
     "parquet": ("pyarrow",),
+    "tensorboard": ("tensorboardX",),
 }
 
 

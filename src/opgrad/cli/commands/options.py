@@ -108,6 +108,9 @@ class RunSettings:
     clip_norm: float | None = opt(
         "The largest norm of all gradients together; default: the set's, of tune 1.", callback=positive
     )
+    log: list[str] | None = opt(
+        "Where figures go while they come, besides metrics.jsonl: tensorboard; default: nowhere.", metavar="KIND"
+    )
     checkpoint_every: int | None = opt(
         "Write last.checkpoint after so many steps, too; default: after epochs alone.", min=1, metavar="STEPS"
     )
@@ -116,7 +119,7 @@ class RunSettings:
         """The settings that were given, under the names of a recipe."""
         values = {**vars(self), "validation": _rows_or_fraction(self.validation)}
         values["learning_rate"] = values.pop("lr")
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None and name != "log"}
 
 
 def _rows_or_fraction(text: str | None) -> int | float | None:

@@ -97,9 +97,9 @@ def train(
     """Train an ONNX model, or an artifact set of onnxruntime-training, in stock onnxruntime.
 
     Writes the trained model (model.onnx, for any onnxruntime), a picture of the loss (loss.png), all figures
-    (metrics.json, metrics.csv) and checkpoints (last.checkpoint, best.checkpoint). What is not given here is read
-    from recipe.toml beside MODEL or in ARTIFACT_DIR or, with --resume, from the checkpoint. Ctrl-C leaves a
-    checkpoint behind. The options in the boxes say what is made of a MODEL. Started by torchrun, the processes share
+    (metrics.json, metrics.csv, metrics.jsonl) and checkpoints (last.checkpoint, best.checkpoint). What is not given
+    here is read from recipe.toml beside MODEL or in ARTIFACT_DIR or, with --resume, from the checkpoint. Ctrl-C leaves
+    a checkpoint behind. The options in the boxes say what is made of a MODEL. Started by torchrun, the processes share
     out every batch, and the first one writes.
 
     Example: opgrad train model.onnx --data data.npz --loss cross-entropy --freeze 'backbone.*'
@@ -140,9 +140,11 @@ def train(
             screen.print(f"no scores found that {artifacts.loss} compares with a label: only the loss is reported")
         try:
             with TrainingBar(screen, artifacts.name, epochs=recipe.epochs) as bar:
-                run = job.train(artifacts, recipe, paths.data, output, bar, resumption, processes, finish)
+                what = artifacts, recipe, paths.data, output, bar, resumption, processes, finish, settings.log or ()
+                run = job.train(*what)
         except Interrupted as interruption:
-            options = {"--resume": interruption.checkpoint, **given(replace(paths, resume=None), *making.groups)}
+            going_on = RunSettings(log=settings.log), replace(paths, resume=None), *making.groups
+            options = {"--resume": interruption.checkpoint, **given(*going_on)}
             command = shlex.join(["opgrad", "train", str(path), *words(options)])
             raise RuntimeError(f"{interruption}; to go on: {command}") from None
         if run is not None:

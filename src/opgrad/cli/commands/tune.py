@@ -109,6 +109,7 @@ def tune(
         raise ValueError("tune: nothing to do, expected --data to train, or --prompt or --merge to use what is there")
     if texts.data is not None and (trying.prompt is not None or trying.merge is not None):
         raise ValueError("tune: --prompt and --merge use what is there, expected no --data; first train, then use it")
+    _check_used(what, texts, settings, trying)
     from opgrad.training.engine import distributed
     from opgrad.tune import Tuner
 
@@ -126,9 +127,7 @@ def tune(
                 if texts.show:
                     _show(tuner, texts, screen)
                     return
-                going_on = given(what, replace(texts, resume=True, output=output))
-                if isinstance(other := _settings(settings).get("validation"), Path):
-                    going_on["--validation"] = other
+                going_on = given(what, replace(texts, resume=True, output=output), settings)
                 command = shlex.join(["opgrad", "tune", str(model), *words(going_on)])
                 _train(tuner, texts, output, settings, processes, screen, command)
                 return
@@ -138,6 +137,19 @@ def tune(
         screen.print(f"written  {written}: {', '.join(tuner.save(written))}")
     if trying.merge is not None:
         screen.print(f"written  {trying.merge}: {', '.join(tuner.merge(trying.merge))}")
+
+
+def _check_used(what: What, texts: Texts, settings: RunSettings, trying: Trying) -> None:
+    """Raise ValueError for an option that decides nothing, as the one that it is for is not given."""
+    trained = replace(what, adapter=None), replace(texts, data=None, output=None), replace(settings, seed=None)
+    for name, value, options in (
+        ("--data", texts.data, given(*trained)),
+        ("--prompt", trying.prompt, given(replace(trying, prompt=None, merge=None))),
+        ("--data or --adapter", texts.data or what.adapter, ["--output"] if texts.output else []),
+        ("--data or --prompt", texts.data or trying.prompt, [] if settings.seed is None else ["--seed"]),
+    ):
+        if value is None and options:
+            raise ValueError(f"tune: {next(iter(options))} is for {name}, which is not given")
 
 
 def size_in_bytes(text: str | None) -> int | None:
@@ -182,7 +194,8 @@ def _train(
         with TrainingBar(screen, model.folder.resolve().name, "tokens", epochs) as bar:
             run = tuner.fit(
                 texts.data, output, train_on=texts.train_on, skip_bad=texts.skip_bad, samples=texts.sample or (),
-                progress=bar, log=log, resume=texts.resume, processes=processes, **_settings(settings),
+                progress=bar, log=log, resume=texts.resume, processes=processes, loggers=settings.log or (),
+                **_settings(settings),
             )  # fmt: skip
     except Interrupted as interruption:
         raise RuntimeError(f"{interruption}; to go on: {command}") from None

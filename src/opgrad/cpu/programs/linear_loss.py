@@ -13,7 +13,7 @@ from opgrad.contract.ranges import wrong_label
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import quantized as kernels
 from opgrad.cpu.kernels.cross_entropy import rows as loss_kernels
-from opgrad.cpu.kernels.cross_entropy.labels import Samples, add_losses
+from opgrad.cpu.kernels.cross_entropy.labels import Samples, add_losses, write_losses
 from opgrad.cpu.kernels.gemm import BLOCK_ROWS, Matrix, ProductSizes
 from opgrad.cpu.programs.cross_entropy import add_labels, reduction_of
 from opgrad.cpu.programs.product_steps import ProductSteps
@@ -59,7 +59,8 @@ class _Chunks(ProductSteps):
         classes, weights = add_labels(self, by_sample=True)
         rows = self.chunk_rows() if self.tokens and self.classes else 0
         self.sums = self.workspace.shared(self.tokens, "float64")
-        self.reduction = reduction_of(problem, self.sums)
+        reduction = reduction_of(problem, self.sums)
+        self.reduction = reduction._replace(each=False)  # a part is a token, whose loss is its sum
         parts = 0
         if rows:
             pitch = round_up(self.classes, self.lanes) + self.lanes
@@ -71,7 +72,9 @@ class _Chunks(ProductSteps):
                 parts += self.chunk(logits, first, count, samples, parts)
         elif self.with_gradient:
             self.clear("dx")
-        self.add_parts(add_losses, parts=parts, reduction=self.reduction)
+        if not rows and reduction.each:
+            self.clear("loss")
+        self.add_parts(write_losses if reduction.each else add_losses, parts=parts, reduction=self.reduction)
         return self.program(explain=wrong_label(problem, self.operator))
 
     def chunk_rows(self) -> int:

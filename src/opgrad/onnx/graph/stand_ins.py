@@ -104,7 +104,8 @@ def _packed_product(node: Unknown) -> Sequence[Value]:
 @stand_in_for("LinearCrossEntropyLoss", "LinearCrossEntropyLossAndGrad")
 def _loss_of_tokens(node: Unknown) -> Sequence[Value]:
     x = node.required(0)
-    return [node.body.constant(np.zeros((), np.float32)), x]
+    each = node.attributes.get("reduction", b"mean") in (b"none", "none")
+    return [node.required(2).cast(TensorProto.FLOAT) if each else node.body.constant(np.zeros((), np.float32)), x]
 
 
 @stand_in_for("CropAndResize")

@@ -148,6 +148,7 @@ def linear_cross_entropy_loss(call: Call) -> Results:
         weights = weights * weight.reshape([-1])
     loss, slope = _loss_and_slope(log_prob, labels, (ignored, picked, weights), _reduction(call))
     dx = call.body.node("MatMul", slope, by_class.transpose(1, 0)).reshape(x.shape())
+    loss = loss.reshape(x.shape(0, -1)) if _reduction(call) == "none" else loss
     return loss, dx.like(call.required(0))
 
 

@@ -59,7 +59,8 @@ def linear_attention(node: Node) -> Gradients:
     queries, keys = node.get("q_num_heads"), node.get("kv_num_heads")
     width, depth = (numbers_of(node.required(index), 2)[0] // heads for index, heads in ((0, queries), (2, keys)))
     past, decay, rate = node.input(3), node.input(4), node.input(5)
-    k, v = (_in_time(node.required(index), keys) for index in (1, 2))
+    few = numbers_of(node.required(1), 2)[0] // width
+    k, v = _shared(_in_time(node.required(1), few), keys, few), _in_time(node.required(2), keys)
     tokens = Tokens(
         _queries(_in_time(node.x, queries), queries, keys, width) * (node.get("scale", 0.0) or width**-0.5),
         k,

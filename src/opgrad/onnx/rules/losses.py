@@ -38,7 +38,8 @@ def linear_cross_entropy_loss(node: Node) -> Gradients:
     node.become("LinearCrossEntropyLossAndGrad", MICROSOFT, **node.attributes)
     dx = node.output(1, "_dx", node.x.element_type)
     node.forward.declare(dx.name, node.x.element_type or TensorProto.FLOAT, node.x.sizes)
-    return [dx * node.dy.like(dx)]
+    dy = node.dy.like(dx)
+    return [dx * (dy.unsqueeze(-1) if node.get("reduction", "mean") == "none" else dy)]
 
 
 @gradient("SoftmaxCrossEntropy", domain=MICROSOFT, constant=(1,))

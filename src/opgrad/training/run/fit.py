@@ -4,11 +4,12 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from opgrad.training.engine.evaluation import Evaluation
 from opgrad.training.engine.trainer import BATCH_ROWS, Trainer
 from opgrad.training.files.checkpoint import write_checkpoint
 from opgrad.training.files.dataset import Examples
+from opgrad.training.run.figures import logged
 from opgrad.training.run.metrics import EpochMetrics, best_epoch, write_csv
 from opgrad.training.run.schedule import Schedule
 from opgrad.training.run.state import BEST, LAST, PROPERTY, RunState
@@ -109,15 +111,16 @@ class Diverged(RuntimeError):
 
 
 class Fit:
-    """Trains for the epochs of a recipe and keeps checkpoints and metrics.csv in a folder.
+    """Trains for the epochs of a recipe and keeps checkpoints, metrics.csv and metrics.jsonl in a folder.
 
     trainer: what is trained.
     training, validation: the rows; without the latter there is no best epoch.
     state: how far the training has come; it is updated by the training.
-    output: the folder for last.checkpoint, best.checkpoint and metrics.csv.
+    output: the folder for last.checkpoint, best.checkpoint, metrics.csv and metrics.jsonl.
     validation_batch: how many rows are evaluated at once.
     properties: what else the checkpoints hold.
     processes: those that train together, each on a share of every step; the first one writes.
+    loggers: of `LOGGERS`, which get the figures of metrics.jsonl, too.
 
     batch_losses: for each epoch of this fit the loss of every batch; in an unfinished epoch only this process's part.
     communication: the seconds of this fit's steps in which gradients were exchanged, or others waited for.
@@ -133,6 +136,7 @@ class Fit:
         properties: Mapping[str, int | float | str],
         processes: OneProcess,
         validation_batch: int = BATCH_ROWS,
+        loggers: Sequence[str] = (),
     ):
         recipe = state.recipe
         self.trainer, self.training, self.validation = trainer, training, validation
@@ -142,6 +146,7 @@ class Fit:
         self._schedule = Schedule(recipe.learning_rate, recipe.schedule, recipe.warmup, steps)
         self._mean = GradientMean(trainer.gradients.flat) if recipe.accumulate > 1 else None
         self._processes, self._all_stop, self._validation_batch = processes, False, validation_batch
+        self._loggers, self._log = loggers, _no_log
         rank, size = processes.rank, processes.size
         whole = size > 1 and trainer.artifacts.batch_rows is not None
         if whole and recipe.accumulate < size:
@@ -163,7 +168,8 @@ class Fit:
         state = self.state
         if self._processes.is_group and not state.steps:
             self._write(LAST)  # a restart goes on from it if a process is lost before the first epoch ends
-        with _deferred_interrupt() as interrupt:
+        logs = logged(self.output, self._loggers, state.steps) if self._processes.is_first else nullcontext(_no_log)
+        with _deferred_interrupt() as interrupt, logs as self._log:
             while len(state.history) < self._recipe.epochs and not state.stopped_early:
                 self._train(progress, interrupt)
                 if state.rows == self.training.rows:
@@ -196,9 +202,13 @@ class Fit:
             state.loss_sum += sum(losses)
             own += losses
             done = epoch * rows + state.rows
-            progress(done, recipe.epochs * rows, losses[-1], validation_loss, done / state.all_seconds)
-            if not self._processes.is_group and not np.isfinite(losses).all():
-                self._check_finite()
+            speed = done / state.all_seconds
+            progress(done, recipe.epochs * rows, losses[-1], validation_loss, speed)
+            if not self._processes.is_group:
+                figures = {"loss": sum(losses) / len(losses), "learning_rate": self._schedule.at(state.steps - 1)}
+                self._log(state.steps, {**figures, "samples_per_second": speed})
+                if not np.isfinite(losses).all():
+                    self._check_finite()
             if self._stops(interrupt) or (every is not None and not state.steps % every):
                 break
         # Each process has added its part of each batch's loss.
@@ -299,6 +309,8 @@ class Fit:
                 samples_per_second=state.rows / state.seconds,
             )
         )
+        figures = asdict(state.history[-1])
+        self._log(figures.pop("steps"), figures)
         state.begin_epoch()
         self._write(*[BEST] * (best_epoch(state.history) == len(state.history)), LAST, with_metrics=True)
 
@@ -314,6 +326,10 @@ class Fit:
                 write_csv(self.state.history, self.output / "metrics.csv")
 
         self._processes.on_first(work)
+
+
+def _no_log(*_: Any) -> None:
+    """Write no figures."""
 
 
 def _is_finite(array: np.ndarray) -> bool:

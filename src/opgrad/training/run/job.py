@@ -5,7 +5,7 @@ import math
 import platform
 import timeit
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +28,8 @@ from opgrad.training.files import mapped_files
 from opgrad.training.files.artifact_set import ArtifactSet
 from opgrad.training.files.checkpoint import read_checkpoint, write_checkpoint
 from opgrad.training.files.dataset import Dataset, Examples, load_file, load_named
+from opgrad.training.run.figures import FILE as FIGURES
+from opgrad.training.run.figures import check_loggers
 from opgrad.training.run.fit import Fit, Progress
 from opgrad.training.run.metrics import best_epoch
 from opgrad.training.run.plot import plot_losses
@@ -35,7 +37,7 @@ from opgrad.training.run.recipe import FILE, Recipe
 from opgrad.training.run.state import BEST, LAST, Resumption, RunState, fingerprint
 
 MODEL = "model.onnx"  # the file of the trained model among a run's results
-RESULTS = (MODEL, "loss.png", "metrics.json", "metrics.csv", LAST, BEST)
+RESULTS = (MODEL, "loss.png", "metrics.json", "metrics.csv", FIGURES, LAST, BEST)
 LONG_STEP = 0.1  # seconds; a longer step is never faster with one thread alone
 DIVERGED = 100.0  # a last loss of more than so many times the initial loss means that the training diverged
 
@@ -122,25 +124,28 @@ def train(
     resumption: Resumption | None = None,
     processes: OneProcess | None = None,
     finish: Callable[[Path], None] | None = None,
+    loggers: Sequence[str] = (),
 ) -> Run | None:
     """Train an artifact set and write what it gives into a folder.
 
     artifacts: what is trained.
     recipe: the settings.
     file: the data; None stands for the recipe's dataset.
-    output: the folder for model.onnx, loss.png, metrics.json, metrics.csv, last.checkpoint and, with validation,
-        best.checkpoint; made if need be, when everything else is found to be right.
+    output: the folder for model.onnx, loss.png, metrics.json, metrics.csv, metrics.jsonl, last.checkpoint and, with
+        validation, best.checkpoint; made if need be, when everything else is found to be right.
     progress: called after every step.
     resumption: the checkpoint to go on from; None begins with that of the artifact set.
     processes: those that train together, all of which call; the first one writes, and alone returns a run. None: this
         process trains alone.
     finish: changes the file of the trained model before it is evaluated; None leaves it as it is.
+    loggers: what gets the figures while they come, of `LOGGERS`.
     Raises `Interrupted` after Ctrl-C, `Diverged` when parameters are no numbers any more, ValueError for settings, data
     or a checkpoint that do not fit.
     """
+    check_loggers(loggers)
     processes = processes or OneProcess()
     with processes.failing_together():
-        return _train(artifacts, recipe, file, output, progress, resumption, processes, finish)
+        return _train(artifacts, recipe, file, output, progress, resumption, processes, finish, loggers)
 
 
 def _train(
@@ -152,6 +157,7 @@ def _train(
     resumption: Resumption | None,
     processes: OneProcess,
     finish: Callable[[Path], None] | None,
+    loggers: Sequence[str],
 ) -> Run | None:
     if recipe.clip_norm is not None:
         artifacts = replace(artifacts, rule=replace(artifacts.rule, max_norm=recipe.clip_norm))
@@ -162,7 +168,7 @@ def _train(
         state.initial_loss = trainer.evaluate(training.take(first), recipe.batch_size).loss
     trainer.check_export()
     properties = resumption.properties if resumption else {}
-    fit = Fit(trainer, training, validation, state, output, properties, processes)
+    fit = Fit(trainer, training, validation, state, output, properties, processes, loggers=loggers)
     processes.on_first(lambda: make_folder(output, resumption))
     before = state.all_seconds
     fit.run(progress)

@@ -131,6 +131,12 @@ class _CacheWriter:
             self._node("Cast", [self._ones()], name, to=kind.elem_type)
         elif "position" in name and rank in (1, 2):
             self._node("Cast", [self._positions() if rank == 2 else self._row()], name, to=kind.elem_type)
+        elif "position" in name and rank == 3 and kind.shape.dim[0].dim_value:
+            # Of texts alone the places in time, height and width are the same.
+            first = self._constant(np.array([0], np.int64), f"{SCOPE}zero")
+            places = self._node("Unsqueeze", [self._positions(), first], f"{SCOPE}{name}/one")
+            every = self._node("Concat", [places] * kind.shape.dim[0].dim_value, f"{SCOPE}{name}/all", axis=0)
+            self._node("Cast", [every], name, to=kind.elem_type)
         elif "past" in name or "cache" in name:
             self._empty(value)
         else:

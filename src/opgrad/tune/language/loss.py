@@ -17,6 +17,7 @@ from opgrad.onnx.graph.nodes import attributes_of, needed
 from opgrad.tune.language.packed_weights import attributes_of_nbits
 
 LABELS, WEIGHTS, LOSS = "labels", "weights", "loss"
+EACH = "loss/each"  # the losses of tokens
 IGNORED = -100  # the label of a token that does not count
 SCOPE = "loss/"
 
@@ -32,13 +33,13 @@ class Head(NamedTuple):
 
 def add_loss(
     model: onnx.ModelProto, hidden: str, logits: str, trained: Collection[str], with_scores: bool = False,
-    weighted: bool = False,
+    weighted: bool = False, each: bool = False,
 ) -> None:  # fmt: skip
     """Give a model the loss as its only output, and labels as an input.
 
     hidden, logits: what the last product computes the scores from, and the scores. trained: names of weights.
     with_scores: whether the graph computes the scores, as a value of its own, in any case. weighted: whether weights of
-    the tokens' losses, which the mean is over, are an input, too.
+    the tokens' losses, which the mean is over, are an input, too. each: whether `EACH`, [tokens], is the output.
     """
     graph = Graph(model)
     head, rows = None if with_scores else _head(graph, hidden, logits, trained), f"{SCOPE}rows"
@@ -55,18 +56,18 @@ def add_loss(
     if weighted:
         model.graph.input.append(helper.make_tensor_value_info(WEIGHTS, TensorProto.FLOAT, ["batch", "length"]))
         nodes.append(helper.make_node("Reshape", [WEIGHTS, rows], [weights], f"{SCOPE}Reshape_weights"))
-    result = f"{SCOPE}losses" if weighted and head is None else LOSS
+    result = EACH if each or (weighted and head is None) else LOSS
     if head is None:
         op, inputs, domain = "SoftmaxCrossEntropyLoss", [flat, labels], ""
-        attributes: dict[str, Any] = {"reduction": "none"} if weighted else {}
+        attributes: dict[str, Any] = {}
     else:
         op, inputs, domain = "LinearCrossEntropyLoss", [flat, head.weight, labels, *head.others], MICROSOFT
         inputs += [*[""] * (5 - len(inputs)), weights] if weighted else []
         attributes = head.attributes
         import_microsoft(model)
-    attributes = {**attributes, "ignore_index": IGNORED}
+    attributes = {**attributes, "ignore_index": IGNORED, **({} if result == LOSS else {"reduction": "none"})}
     nodes.append(helper.make_node(op, inputs, [result], f"{SCOPE}{op}", domain=domain, **attributes))
-    if result != LOSS:
+    if result != LOSS and not each:
         product, sums = f"{SCOPE}products", [f"{SCOPE}sum_of_{name}" for name in ("products", "weights")]
         nodes.append(helper.make_node("Mul", [result, weights], [product], f"{SCOPE}Mul"))
         nodes.append(helper.make_node("ReduceSum", [product], sums[:1], sums[0], keepdims=0))
@@ -74,8 +75,9 @@ def add_loss(
         nodes.append(helper.make_node("Div", sums, [LOSS], f"{SCOPE}Div"))
     model.graph.node.extend(nodes)
     del model.graph.output[:]
-    model.graph.output.append(helper.make_tensor_value_info(LOSS, TensorProto.FLOAT, []))
-    keep(model.graph.node, needed(list(model.graph.node), [LOSS]))
+    result = EACH if each else LOSS
+    model.graph.output.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, ["tokens"] if each else []))
+    keep(model.graph.node, needed(list(model.graph.node), [result]))
 
 
 def _head(graph: Graph, hidden: str, logits: str, trained: Collection[str]) -> Head | None:

@@ -16,7 +16,7 @@ from opgrad.onnx.graph.loading import place_of, read_model
 from opgrad.onnx.graph.messages import FLOATS, copied
 from opgrad.training.files.tensor_values import Held, array_of, taken_apart
 from opgrad.tune.language.caches import without_caches
-from opgrad.tune.language.loss import LOSS, add_loss
+from opgrad.tune.language.loss import EACH, LOSS, add_loss
 from opgrad.tune.language.products import WeightProduct, find_products, unreached
 from opgrad.tune.language.shared_tables import reshaped
 from opgrad.tune.tokenizer import read_json
@@ -91,18 +91,19 @@ class LanguageModel:
         return {**dict(zip(names, (batch_size, length), strict=True)), "batch": batch_size, "length": length}
 
     def with_loss(
-        self, trained: Collection[str] = (), with_scores: bool = False, weighted: bool = False
+        self, trained: Collection[str] = (), with_scores: bool = False, weighted: bool = False, each: bool = False
     ) -> "LanguageModel":  # fmt: skip
         """The same model with its loss as the only output: the mean over all labels that count.
 
         It gets the input `labels`, int64 [batch, length]: for each token the one that shall follow, or -100; with
         `weighted`, the mean is over `weights`, float32 [batch, length], which are 0 where no label counts. The last
         product and the loss become one node, whose scores are never whole in memory, unless its weight is among
-        `trained`, something is added to the scores, or `with_scores` asks for them.
+        `trained`, something is added to the scores, or `with_scores` asks for them. With `each` the output is the loss
+        of each token, [batch * length].
         """
         model = copied(self.model)
-        add_loss(model, self.hidden, self.logits, trained, with_scores, weighted)
-        return replace(self, model=model, loss=LOSS)
+        add_loss(model, self.hidden, self.logits, trained, with_scores, weighted, each)
+        return replace(self, model=model, loss=EACH if each else LOSS)
 
 
 def read(path: str | PathLike[str], choose: Choose | None = None) -> LanguageModel:

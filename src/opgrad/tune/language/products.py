@@ -21,7 +21,7 @@ CONVOLUTIONS = ("CausalConvWithState", "LinearAttention")  # that stand in a lay
 BETWEEN = (
     *("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Cast", "Expand", "Concat", "Split", "Slice", "Add"),
     *("RotaryEmbedding", "SimplifiedLayerNormalization", "RMSNormalization", "LayerNormalization", "Mul", "Div", "Neg"),
-    *("Where", "Sqrt"),
+    *("MRotaryEmbedding", "Where", "Sqrt"),
 )
 MOVING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity")
 ACTIVATIONS = ("Sigmoid", "Gelu", "FastGelu", "QuickGelu", "Relu", "Silu", "Swish", "Tanh", "Erf", "BiasGelu")

@@ -39,8 +39,8 @@ class TaskModel(Protocol):
     def tokenizer(self) -> "Tokenizer":
         """The tokenizer of the model's folder."""
 
-    def computing(self) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
-        """What computes the output of the base's graph, with what was trained, for other inputs."""
+    def computing(self, each: bool = False, tuned: bool = True) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
+        """What computes the output of the base's graph for other inputs; see `AdaptedModel.computing`."""
 
     def about(self) -> dict[str, Any]:
         """What identifies a fine-tuning, as plain values."""

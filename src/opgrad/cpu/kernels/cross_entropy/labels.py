@@ -108,6 +108,13 @@ def shares(weights: Vector, inverse: float) -> Vector:
 
 
 @kernel
+def write_losses(parts, reduction: LossReduction, loss: Pointer):
+    """The loss of each sample, of parts that have one each."""
+    for part in range(parts):
+        v.store_one(loss, part, load_f64(reduction.sums, part))
+
+
+@kernel
 def add_losses(parts, reduction: LossReduction, loss: Pointer):
     """The reduced loss from the parts' sums."""
     if not reduction.each:
