@@ -306,6 +306,26 @@ def test_a_map_of_lists():
     check(text, {"x": numbers(4, 3), "w": WEIGHT})
 
 
+def test_a_map_whose_body_declares_no_types():
+    """So torch writes vstack and its kin."""
+    text = """g (float[2, 3] x, float[4, 3] w) => (float loss) {
+        zero = Constant<value = int64 {0}>()  one = Constant<value = int64 {1}>()
+        all = Constant<value = int64[1] {-1}>()
+        l = SequenceConstruct(x, w)
+        s = SequenceMap (l) <body = b (e) => (o) {
+            n = Size(e)  c = LessOrEqual(n, one)
+            o = If (c) <then_branch = t () => (p) { p = Reshape(e, all) }, else_branch = f () => (q) { q = Sin(e) }>
+        }>
+        p = SequenceAt(s, zero)  q = SequenceAt(s, one)  r = Concat<axis = 0>(p, q)
+        loss = ReduceSum<keepdims = 0>(r)
+    }"""
+    feeds = {"x": numbers(2, 3).astype(np.float32), "w": numbers(4, 3).astype(np.float32)}
+    for plain, kind in ((True, onnxruntime.InferenceSession), (False, InferenceSession)):
+        found = session(gradients(build(text), "loss", list(feeds), plain=plain), kind).run(None, feeds)[-2:]
+        for value, gradient in zip(feeds.values(), found, strict=True):
+            np.testing.assert_allclose(gradient, np.cos(value), rtol=1e-6)
+
+
 # --- what onnxruntime and ONNX leave open ---
 
 

@@ -16,7 +16,7 @@ from opgrad.onnx.graph.declarations import naming
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import copied, domain_of, free_name
-from opgrad.onnx.graph.nodes import all_nodes, rename
+from opgrad.onnx.graph.nodes import all_nodes, rename, subgraphs
 from opgrad.onnx.graph.subgraphs import in_bodies, sequence_type
 from opgrad.onnx.rules.node import Node
 from opgrad.onnx.rules.registry import RULES, NoGradient
@@ -116,6 +116,8 @@ def _function(forward: Graph, node: onnx.NodeProto) -> onnx.FunctionProto | None
         schema: Any = defs.get_schema(node.op_type, forward.opset, "")  # onnx's type stubs lack the members read below
     except defs.SchemaError:
         return None
+    if node.op_type == "SequenceMap":
+        _declare_results(forward, node)
     function = onnx.FunctionProto()
     versions = [each for each in schema.function_opset_versions if each <= forward.opset]
     if versions:
@@ -136,6 +138,15 @@ def _function(forward: Graph, node: onnx.NodeProto) -> onnx.FunctionProto | None
     defaults = [each.default_value for name, each in schema.attributes.items() if name not in given]
     node.attribute.extend(each for each in defaults if each.name and each.name in function.attribute)
     return function
+
+
+def _declare_results(forward: Graph, node: onnx.NodeProto) -> None:
+    """Declare what a SequenceMap's body returns, where it does not: onnx makes lists of these types for its loop."""
+    (body,) = subgraphs(node)
+    for name, value in zip(node.output, body.output, strict=False):
+        inside = forward.sequence(name)
+        if inside and value.type.WhichOneof("value") is None:
+            value.type.CopyFrom(helper.make_tensor_type_proto(inside, None))
 
 
 def _type_bytes(forward: Graph, name: str) -> bytes:
