@@ -10,7 +10,7 @@ from opgrad.onnx.passes.losses import use_internal_losses
 from opgrad.onnxruntime import InferenceSession
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.api import CheckpointState, Module
-from opgrad.training.engine.fusions import fuse
+from opgrad.training.engine.training_graph import fuse_nodes
 
 FLOAT, DOUBLE, INT64, BOOL = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64, TensorProto.BOOL
 MICROSOFT = "com.microsoft"
@@ -75,7 +75,7 @@ def test_a_loss_and_its_gradient_become_one_node(changed):
         for each in (changed_model, plain):
             each.graph.input.remove(next(value for value in each.graph.input if value.name == "labels"))
             each.graph.initializer.append(numpy_helper.from_array(labels, "labels"))
-    assert [each.by for each in fuse(changed_model)] == ["SoftmaxCrossEntropyLossAndGrad"]
+    assert [each.by for each in fuse_nodes(changed_model)] == ["SoftmaxCrossEntropyLossAndGrad"]
     assert [node.op_type for node in changed_model.graph.node] == ["SoftmaxCrossEntropyLossAndGrad"]
     for ours, theirs in zip(run(changed_model), run(plain), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -93,13 +93,13 @@ def test_a_loss_and_its_gradient_become_one_node(changed):
 )
 def test_a_loss_stays_whose_gradient_is_another_or_whose_logarithms_are_read(changed):
     changed_model, plain = losses(**changed), losses(**changed)
-    assert fuse(changed_model) == []
+    assert fuse_nodes(changed_model) == []
     assert changed_model == plain
 
 
 def test_a_choice_between_values_and_0_becomes_a_gradient_of_dropout():
     changed_model, plain = choices("mask", "dy", "zero"), choices("mask", "dy", "zero")
-    assert [each.by for each in fuse(changed_model)] == ["DropoutGrad"]
+    assert [each.by for each in fuse_nodes(changed_model)] == ["DropoutGrad"]
     (ours,), (theirs,) = run(changed_model), run(plain)
     np.testing.assert_array_equal(ours, theirs)
     assert 0 < np.count_nonzero(ours) < ours.size
@@ -118,7 +118,7 @@ def test_a_choice_between_values_and_0_becomes_a_gradient_of_dropout():
 )
 def test_other_choices_stay(inputs, changed):
     changed_model, plain = choices(*inputs, **changed), choices(*inputs, **changed)
-    assert fuse(changed_model) == []
+    assert fuse_nodes(changed_model) == []
     assert changed_model == plain
 
 

@@ -22,8 +22,7 @@ from opgrad.training.files.checkpoint import write_checkpoint
 from opgrad.training.run import job
 from opgrad.training.run.fit import Interrupted
 from opgrad.training.run.metrics import EpochMetrics, best_epoch
-from opgrad.training.run.recipe import Recipe
-from opgrad.training.run.schedule import Schedule
+from opgrad.training.run.recipe import Recipe, Schedule
 from opgrad.training.run.state import BEST, LAST, PROPERTY, Resumption, RunState
 
 FULL = Recipe(

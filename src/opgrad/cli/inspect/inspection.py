@@ -21,8 +21,8 @@ from opgrad.onnxruntime import NOT_LOWERED
 from opgrad.onnxruntime.exact_products import note
 from opgrad.onnxruntime.loading import open_session
 from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, ModelOperator, operators
-from opgrad.training.engine.fusions import Fused, fuse
 from opgrad.training.engine.trainer import session_options
+from opgrad.training.engine.training_graph import Fused, fuse_nodes
 from opgrad.training.files.accumulators import BUFFER_SUFFIX, RESET
 from opgrad.training.files.artifact_set import FILES, tensor_spec
 from opgrad.training.files.checkpoint import Checkpoint, read_checkpoint
@@ -183,7 +183,7 @@ def _inspect_folder(folder: Path) -> Inspection:
         compute_in_float32(model, changed)
         found = _run(folder / TRAINING, model)
         parts |= found | {"problem": parts.get("problem") or found["problem"]}
-        parts |= {"fused": fuse(model), "note": note(model)}
+        parts |= {"fused": fuse_nodes(model), "note": note(model)}
     if EVALUATION in files and not parts.get("problem"):
         model = _load(folder / EVALUATION)  # as the training API would read it
         evaluating(model)

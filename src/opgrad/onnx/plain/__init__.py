@@ -12,10 +12,8 @@ from opgrad.onnx.plain import (  # noqa: F401
     gather,
     normalization,
     optimizer,
-    pooling,
     quantized,
     recurrent,
     resize,
     rotary,
-    softmax,
 )

@@ -29,7 +29,6 @@ from opgrad.onnx.rules import (  # noqa: F401
     quantized_products,
     recurrent,
     reduction,
-    regions,
     rotary,
     sampling,
     sequences,

@@ -20,7 +20,7 @@ from opgrad.training.files.checkpoint import write_checkpoint
 from opgrad.training.files.dataset import Examples
 from opgrad.training.run.figures import logged
 from opgrad.training.run.metrics import EpochMetrics, best_epoch, write_csv
-from opgrad.training.run.schedule import Schedule
+from opgrad.training.run.recipe import Schedule
 from opgrad.training.run.state import BEST, LAST, PROPERTY, RunState
 
 CHUNK = 1 << 20  # how many numbers are checked at a time
