@@ -87,7 +87,7 @@ add("ReduceProd", 18, np.array([[0.0, 2.0, 3.0], [0.0, 0.0, 2.0], [1.5, -2.0, 3.
 add("ReduceMean", 13, numbers(2, 3, 4), axes=[-1], keepdims=0, form="negative axis")
 add("CumSum", (11, 14), numbers(2, 4), np.array(1))
 add("CumSum", 14, numbers(2, 4), np.array(0), exclusive=1, reverse=1, form="exclusive, reverse")
-for op in ("GlobalAveragePool", "GlobalMaxPool"):
+for op in ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"):
     add(op, (7, 22), numbers(2, 3, 4, 2, low=0.1))
 
 # --- matrices ---
@@ -203,7 +203,7 @@ add("ScatterND", (11, 13, 16), numbers(4, 2), np.array([[1], [3]]), numbers(2, 2
 # The newest opset in which an operator changed, at least in the types that it takes.
 CHANGED = {
     **dict.fromkeys(("ReduceMax", "ReduceMin"), 20),
-    **dict.fromkeys(("Dropout", "MaxUnpool", "NegativeLogLikelihoodLoss"), 22),
+    **dict.fromkeys(("Dropout", "LpPool", "MaxUnpool", "NegativeLogLikelihoodLoss"), 22),
     **dict.fromkeys(("Attention", "CastLike", "Flatten", "Identity", "Pad", "Reshape", "Squeeze", "Transpose"), 25),
     "Unsqueeze": 25,
     **dict.fromkeys(("Cast", "Celu", "Compress", "DepthToSpace", "Einsum", "Mod", "OneHot", "ReduceLogSum"), 28),

@@ -161,10 +161,23 @@ add(
 )
 add("AveragePool", 19, numbers(1, 1, 6, 6), kernel_shape=[2, 2], dilations=[2, 2], form="dilations")
 add("AveragePool", 19, numbers(1, 1, 5, 5), kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1, form="ceil_mode")
+for p in (1, 2, 3):
+    add(
+        "LpPool",
+        (7, 18) if p == 2 else 18,
+        numbers(1, 2, 4, 5, low=0.1),
+        kernel_shape=[2, 2],
+        strides=[2, 1],
+        p=p,
+        form=f"p {p}",
+    )
 add("Conv", 11, numbers(1, 4, 4, 3), numbers(4, 1, 2, 2, seed=1), group=4, wanted=(0, 1), form="groups")
 add("ConvTranspose", 11, numbers(1, 4, 3, 3), numbers(4, 1, 2, 2, seed=1), group=4, wanted=(0, 1), form="groups")
 TALL = {"kernel_shape": [2, 3], "strides": [2, 2]}
 add("AveragePool", 11, numbers(1, 2, 5, 6), auto_pad="SAME_LOWER", form="SAME_LOWER", **TALL)
+add("LpPool", 18, numbers(1, 2, 5, 6, low=0.1), pads=[1, 0, 0, 1], form="pads", **TALL)
+add("LpPool", 18, numbers(1, 1, 5, 5, low=0.1), kernel_shape=[2, 2], dilations=[2, 2], form="dilations")
+add("LpPool", 11, numbers(1, 1, 5, 6, low=0.1), auto_pad="SAME_UPPER", form="SAME_UPPER", **TALL)
 TWOS = {"kernel_shape": [2, 2], "strides": [2, 2]}
 add("MaxPool", 12, numbers(1, 2, 4, 5), storage_order=1, outputs=2, form="storage_order 1", **TWOS)
 add("MaxUnpool", (9, 11), numbers(1, 1, 2, 2), np.array([[[[5, 7], [13, 15]]]]), kernel_shape=[2, 2], strides=[2, 2])
@@ -189,20 +202,22 @@ for op, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4)):
     add(op, 14, *batch_first, wanted=(0, 1, *places), form="layout 1", layout=1, **both)
 names = {"activations": ["Relu", "Sigmoid"], "direction": "bidirectional", "hidden_size": 2}
 add("RNN", 14, SEQUENCE, numbers(2, 2, 2), numbers(2, 2, 2, seed=1), wanted=(0, 1, 2), form="activations", **names)
-EVERY = ("Relu", "HardSigmoid", "Sigmoid", "Tanh")
+EVERY = ("Affine", "LeakyRelu", "ThresholdedRelu", "ScaledTanh", "HardSigmoid", "Elu", "Softsign", "Softplus")
+TAKES_BETA = ("Affine", "ScaledTanh", "HardSigmoid")
 for op, gates, count in (("RNN", 1, 1), ("GRU", 3, 2), ("LSTM", 4, 3)):
     weights = numbers(2, 2 * gates, 2), numbers(2, 2 * gates, 2, seed=1), numbers(2, 4 * gates, seed=2)
     layer = SEQUENCE, *(0.4 * each for each in weights)  # states of some activations have no bounds
     named = {"hidden_size": 2, "direction": "bidirectional", "wanted": (0, 1, 2, 3)}
     for first, name in enumerate(EVERY):
         taken = [EVERY[(first + place) % len(EVERY)] for place in range(2 * count)]
-        hard = taken.count("HardSigmoid")
-        given = {"activation_alpha": [0.3, 0.4][:hard], "activation_beta": [0.7, 0.6][:hard]} if hard else {}
+        alphas = [0.3 + 0.1 * place for place, each in enumerate(taken) if not each.startswith("Soft")]
+        betas = [0.7 - 0.1 * place for place, each in enumerate(taken) if each in TAKES_BETA]
+        given = {f"activation_{name}": values for name, values in (("alpha", alphas), ("beta", betas)) if values}
         add(op, 14, *layer, form=f"activations from {name} on", activations=taken, **given, **named)
-    names = ["HardSigmoid", "Relu", "Tanh"][:count] * 2
+    names = ["HardSigmoid", "Elu", "LeakyRelu"][:count] * 2
     add(op, 14, *layer, LENGTHS, form="clip, lengths, their own numbers", activations=names, clip=0.3, **named)
     add(op, 22, *layer, form="clip", clip=0.2, **named)
-    reset = {"linear_before_reset": 1} if op == "GRU" else {}
+    reset = {"linear_before_reset": 1} if op == "GRU" else {"input_forget": 1} if op == "LSTM" else {}
     add(op, 14, *layer, form="clip and others", clip=0.4, **reset, **named)
 LAYER = SEQUENCE, numbers(1, 6, 2), numbers(1, 6, 2, seed=1), numbers(1, 12)
 add("GRU", 14, *LAYER, linear_before_reset=1, hidden_size=2, wanted=(0, 1, 2, 3), form="linear_before_reset")
@@ -210,8 +225,9 @@ LAYER = SEQUENCE, numbers(1, 8, 2), numbers(1, 8, 2, seed=1), None, None, None, 
 add("LSTM", 14, *LAYER, hidden_size=2, wanted=(0, 1, 2, 7), form="peepholes")
 peepholes = {"direction": "reverse", "hidden_size": 2, "wanted": (0, 1, 2, 7)}
 add("LSTM", 14, *LAYER[:4], LENGTHS, *LAYER[5:], form="peepholes, reverse, lengths", **peepholes)
-names = {"activations": ["HardSigmoid", "sigmoid", "Tanh"], "hidden_size": 2, "wanted": (0, 1, 2, 7)}
+names = {"activations": ["HardSigmoid", "softsign", "Tanh"], "hidden_size": 2, "wanted": (0, 1, 2, 7)}
 add("LSTM", 14, *LAYER, clip=0.5, form="peepholes, clip", **names)
+add("LSTM", 14, *LAYER, clip=0.5, input_forget=1, form="peepholes, clip, input_forget", **names)
 
 # --- resizing ---
 PICTURE = numbers(1, 2, 3, 4)

@@ -14,7 +14,14 @@ ACTIVATIONS = {
     "sigmoid": (lambda z, a, b: _sigmoid(z), None, None),
     "tanh": (lambda z, a, b: np.tanh(z), None, None),
     "relu": (lambda z, a, b: np.maximum(z, 0), None, None),
+    "affine": (lambda z, a, b: a * z + b, 0, 0),
+    "leakyrelu": (lambda z, a, b: np.where(z < 0, a * z, z), 0.01, None),
+    "thresholdedrelu": (lambda z, a, b: np.where(z > a, z, 0), 0, None),
+    "scaledtanh": (lambda z, a, b: a * np.tanh(b * z), 0, 0),
     "hardsigmoid": (lambda z, a, b: np.clip(a * z + b, 0, 1), 0.2, 0.5),
+    "elu": (lambda z, a, b: np.where(z < 0, a * np.expm1(np.minimum(z, 0)), z), 1, None),
+    "softsign": (lambda z, a, b: z / (1 + np.abs(z)), None, None),
+    "softplus": (lambda z, a, b: np.log1p(np.exp(z)), None, None),
 }
 
 
@@ -93,5 +100,5 @@ class LSTM(Recurrent):
         pi, po, pf = np.split(given["p"], 3)
         f, g, h = activations("LSTM", given)
         i = f(zi + pi * c)
-        new = f(zf + pf * c) * c + i * g(zg)
+        new = (1 - i if given.get("input_forget") else f(zf + pf * c)) * c + i * g(zg)
         return f(zo + po * new) * h(new), new

@@ -218,17 +218,19 @@ def lstm_gradients(
     states: Sequence[Value],
     dys: tuple[Value | None, Value, Value],
     peepholes: Value | None,
+    coupled: bool = False,
 ) -> list[Value]:
     """dx, dw, dr, dbias, dinitial_h, dinitial_c and dpeepholes.
 
     gates: i, o, f and g of all steps. states: of all steps, h and c before, c, and t, what the last activation makes of
     c. slopes: the derivatives of the gates by their sums, and of t by c. dys: the gradients of the states of all steps,
-    None for zeros, and those of the last state and cell.
+    None for zeros, and those of the last state and cell. coupled: whether f is 1 - i.
     """
     (i, o, f, g), (before, c_before, c, t), (dy, dh, dc) = gates, states, dys
     of_i, of_o, of_f, of_g, of_t = slopes
     pi, po, pf = (None, None, None) if peepholes is None else peepholes.split(3, 0)
-    factors = [t * of_o, o * of_t, g * of_i, c_before * of_f, i * of_g, f]
+    by_i, by_f = (g - c_before, own.body.number(0.0, c)) if coupled else (g, c_before)
+    factors = [t * of_o, o * of_t, by_i * of_i, by_f * of_f, i * of_g, f]
 
     def step(inner: Body, dh: Value, dc: Value, dy: Value | None, *now: Value) -> Stepped:
         to_o, to_c, to_i, to_f, to_g, f = now

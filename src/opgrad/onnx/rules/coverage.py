@@ -63,7 +63,6 @@ REFUSED: Names = {
         QLinearConv QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearSigmoid QLinearSoftmax QLinearWhere""",
         _ALL_INTEGERS,
     ),
-    **_named("", "GlobalLpPool LpPool", "no exporter writes it; expected Pow and AveragePool"),
     **_named("", "MaxRoiPool", "it rounds regions to whole elements, as only old detectors do; expected RoiAlign"),
     **_named("", "Affine Crop DynamicSlice ImageScaler ParametricSoftplus Scale ScaledTanh", _REMOVED),
     **_named(MICROSOFT, "AttnLSTM", "its steps have an attention of their own"),

@@ -31,20 +31,35 @@ from opgrad.onnx.rules.shaping import sizes_of
 
 BIAS, LENGTHS, H, C, PEEPHOLES = range(3, 8)  # indices of inputs
 AXES = (None, 0, 0, 0, 0, 0, 0)  # along which the gradients of directions are joined; that of x is a sum
-HARD_SIGMOID = {"alpha": 0.2, "beta": 0.5}  # its numbers where a layer gives none
-# The derivatives of activations, where the result is y.
+# The numbers of activations where a layer gives none: those of onnxruntime.
+NUMBERS = {
+    "Affine": {"alpha": 0.0, "beta": 0.0},
+    "LeakyRelu": {"alpha": 0.01},
+    "ThresholdedRelu": {"alpha": 0.0},
+    "ScaledTanh": {"alpha": 0.0, "beta": 0.0},
+    "HardSigmoid": {"alpha": 0.2, "beta": 0.5},
+    "Elu": {"alpha": 1.0},
+}
+# The derivatives of activations at z, where the result is y; a, b: their numbers alpha and beta.
 SLOPES: dict[str, Callable[..., Value]] = {
-    "Sigmoid": sigmoid_slope,
-    "Tanh": tanh_slope,
-    "Relu": lambda y: (y > 0.0).like(y),
-    "HardSigmoid": lambda y, alpha, beta: y.body.where((y > 0.0) & (y < 1.0), y.body.number(alpha, y), 0.0),
+    "Sigmoid": lambda z, y: sigmoid_slope(y),
+    "Tanh": lambda z, y: tanh_slope(y),
+    "Relu": lambda z, y: (y > 0.0).like(y),
+    "Affine": lambda z, y, a, b: a.expand(y.shape()),
+    "LeakyRelu": lambda z, y, a: z.body.where(z < 0.0, a, 1.0),
+    "ThresholdedRelu": lambda z, y, a: (z > a).like(y),
+    "ScaledTanh": lambda z, y, a, b: tanh_slope((z * b).apply("Tanh")) * (a * b),
+    "HardSigmoid": lambda z, y, a, b: y.body.where((y > 0.0) & (y < 1.0), a, 0.0),
+    "Elu": lambda z, y, a: z.body.where(z < 0.0, y + a, 1.0),
+    "Softsign": lambda z, y: (1.0 - y.apply("Abs")) ** 2.0,
+    "Softplus": lambda z, y: 1.0 - (-y).apply("Exp"),
 }
 
 
 class Gate(NamedTuple):
     """An activation.
 
-    numbers: alpha and beta of HardSigmoid. clip: what sums are clipped to before it, 0 for nothing.
+    numbers: its alpha and beta, as it has them. clip: what sums are clipped to before it, 0 for nothing.
     """
 
     name: str
@@ -53,13 +68,24 @@ class Gate(NamedTuple):
 
     def of(self, z: Value) -> Value:
         """What the activation makes of a sum, whose dtype is known."""
-        limits = [z.body.number(each, z) for each in (-self.clip, self.clip)]
-        return (z.body.node("Clip", z, *limits) if self.clip else z).apply(self.name, **self.numbers)
+        numbers, z = self._numbers(z), self._clipped(z)
+        if self.name == "Affine":
+            return z * numbers[0] + numbers[1]
+        if self.name == "ScaledTanh":
+            return (z * numbers[1]).apply("Tanh") * numbers[0]
+        return z.apply(self.name, **self.numbers)
 
     def slope(self, z: Value, y: Value) -> Value:
         """The derivative by the sum, 0 where it is clipped; y: the result."""
-        slope = SLOPES[self.name](y, **self.numbers)
+        slope = SLOPES[self.name](self._clipped(z), y, *self._numbers(y))
         return z.body.where(z.apply("Abs") > self.clip, 0.0, slope) if self.clip else slope
+
+    def _numbers(self, like: Value) -> list[Value]:
+        return [like.body.number(each, like) for each in self.numbers.values()]
+
+    def _clipped(self, z: Value) -> Value:
+        limits = [z.body.number(each, z) for each in (-self.clip, self.clip)]
+        return z.body.node("Clip", z, *limits) if self.clip else z
 
 
 Write = Callable[[Node, Direction, Sequence[Gate]], list[Value]]
@@ -117,9 +143,8 @@ def _layer(node: Node, write: Write) -> Gradients:
 def _gates(node: Node) -> list[Gate]:
     """The activations of all directions. Raises NoGradient for what has no rule."""
     op, flags, clip = node.proto.op_type, DIRECTIONS.get(node.get("direction", "forward"), []), node.get("clip", 0.0)
-    for name in ("layout", "input_forget"):
-        if node.get(name, 0):
-            raise NoGradient(f"its attribute {name} is {node.get(name)}, expected 0")
+    if node.get("layout", 0):
+        raise NoGradient(f"its attribute layout is {node.get('layout')}, expected 0")
     if not clip >= 0:
         raise NoGradient(f"its attribute clip is {clip}, expected a number above 0")
     known, default = {name.lower(): name for name in SLOPES}, ACTIVATIONS[op] * len(flags)
@@ -130,8 +155,7 @@ def _gates(node: Node) -> list[Gate]:
     # Each activation takes the next numbers of the lists that it needs, while there are any.
     left, found = {each: [*node.get(f"activation_{each}", [])] for each in ("alpha", "beta")}, []
     for index, name in enumerate(names):
-        own_numbers = HARD_SIGMOID if name == "HardSigmoid" else {}
-        numbers = {each: left[each].pop(0) if left[each] else own for each, own in own_numbers.items()}
+        numbers = {each: left[each].pop(0) if left[each] else own for each, own in NUMBERS.get(name, {}).items()}
         of_cells = op == "LSTM" and index % 3 == 2  # which are not clipped
         found.append(Gate(name, numbers, 0.0 if of_cells or clip >= NO_CLIPPING else clip))
     return found
@@ -140,7 +164,7 @@ def _gates(node: Node) -> list[Gate]:
 def _has_kernels(node: Node) -> bool:
     """Whether opgrad has kernels for the node and its gradient. Raises what `_gates` raises."""
     gates, default = _gates(node), ACTIVATIONS[node.proto.op_type]
-    if [each.name for each in gates] not in (default, default * 2) or gates[0].clip:
+    if [each.name for each in gates] not in (default, default * 2) or gates[0].clip or node.get("input_forget", 0):
         return False
     dtypes = TensorProto.FLOAT, TensorProto.DOUBLE
     return not node.body.plain and node.input(LENGTHS) is None and node.x.element_type in dtypes
@@ -224,9 +248,9 @@ def _lstm_direction(node: Node, own: Direction, gates: Sequence[Gate]) -> list[V
     (_, before), dys, (of_x, of_h), (gate, new, last) = _states(node, own), _dys(node, own), _biases(own), gates
     z = plus(own.sums(of_x) + own.body.node("MatMul", before, own.r.transpose(1, 0)), of_h)
     zi, zo, zf, zg = z.split(4, 2)
-    g, first, peepholes = new.of(zg), own.state(C), own.of(PEEPHOLES)
+    g, first, peepholes, coupled = new.of(zg), own.state(C), own.of(PEEPHOLES), bool(node.get("input_forget", 0))
     pi, po, pf = (None, None, None) if peepholes is None else peepholes.split(3, 0)
-    c = _cells(own, first, (zi, zf), g, (pi, pf), gate)
+    c = _cells(own, first, (zi, zf), g, (pi, pf), gate, coupled)
     c_before, t = own.before(c, first), last.of(c)
     sums = [
         plus(each, None if p is None else p * cells)
@@ -234,24 +258,32 @@ def _lstm_direction(node: Node, own: Direction, gates: Sequence[Gate]) -> list[V
     ]
     i, o, f = (gate.of(each) for each in sums)
     slopes = [*map(gate.slope, sums, (i, o, f)), new.slope(zg, g), last.slope(c, t)]
-    return lstm_gradients(own, (i, o, f, g), slopes, (before, c_before, c, t), dys, peepholes)
+    f = 1.0 - i if coupled else f
+    return lstm_gradients(own, (i, o, f, g), slopes, (before, c_before, c, t), dys, peepholes, coupled)
 
 
 def _cells(
-    own: Direction, first: Value, sums: Sequence[Value], g: Value, peepholes: Sequence[Value | None], gate: Gate
+    own: Direction,
+    first: Value,
+    sums: Sequence[Value],
+    g: Value,
+    peepholes: Sequence[Value | None],
+    gate: Gate,
+    coupled: bool,
 ) -> Value:
     """The cells of all steps, computed again: the forward node returns the last ones.
 
-    sums: of the gates i and f, without their peepholes.
+    sums: of the gates i and f, without their peepholes. coupled: whether f is 1 - i.
     """
 
     def step(inner: Body, c: Value, g: Value, *now: Value) -> Stepped:
-        i, f = (
-            z if p is None else gate.of(Value(inner, (z + c * inner.outer(p)).name, own.dtype))
-            for z, p in zip(now, peepholes, strict=True)
-        )
-        new = f * c + i * g
+        found = []
+        for z, p in zip(now, peepholes, strict=False):
+            total = z if p is None else z + c * inner.outer(p)
+            found.append(z if p is None else gate.of(Value(inner, total.name, own.dtype)))
+        new = c + found[0] * (g - c) if coupled else found[1] * c + found[0] * g
         return [new], [new]
 
-    known = [gate.of(z) if p is None else z for z, p in zip(sums, peepholes, strict=True)]
+    taken = sums[:1] if coupled else sums
+    known = [gate.of(z) if p is None else z for z, p in zip(taken, peepholes, strict=False)]
     return own.scan([first], [g, *known], step, own.backward)[1]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import reduce
 
 import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from opgrad.onnx.graph.formulas import Value, widened
 from opgrad.onnx.rules.node import Node
@@ -37,6 +37,19 @@ def grid_sample(node: Node) -> Value:
     total = reduce(Value.__add__, (tapped(node, images, each) for each in itertools.product(*taps)))
     out = grid.shape(1, axes + 1)
     return reshape_to(total.transpose(0, 2, 1), body.concat(x.shape(0, 2), out)).like(node.x)
+
+
+@gradient("AffineGrid", constant=(1,))
+def affine_grid(node: Node) -> Value:
+    """dtheta = dy.T @ g for its square part, g the grid of the identity; the sum of dy for its last column."""
+    body, dy, axes = node.body, widened(node.dy), sizes_of(node.x)[1]
+    if not isinstance(axes, int):
+        raise NoGradient("the graph does not tell how many rows its theta has")
+    dtype = dy.element_type or TensorProto.FLOAT
+    identity = body.constant(np.eye(axes, axes + 1, dtype=helper.tensor_dtype_to_np_dtype(dtype))[None])
+    grid = node.same(identity, body.concat(body.ints([1]), node.required(1).slice(1, axes + 2)))
+    rows = dy.reshape(body.concat(node.x.shape(0, 1), body.ints([-1, axes]))).transpose(0, 2, 1)
+    return body.concat(body.node("MatMul", rows, grid.reshape([-1, axes])), rows.sum([2]), axis=2)
 
 
 def _count(node: Node, axis: int) -> Value:
