@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper, numpy_helper, parser
 from small_models import build, normal
@@ -129,12 +130,39 @@ def test_what_a_mask_of_the_inputs_chooses_is_no_weight(tmp_path):
     assert (made.trainable, made.constants) == (("w",), ("m",))
 
 
-def test_sparse_initializers_are_refused():
+def sparse_model(indices, dims=(4, 4)):
     model = build("g (float[n, 4] x) => (float[n, 4] y) { h = MatMul(x, m) y = Tanh(h) }")
-    values, places = helper.make_tensor("m", 1, [3], [1, 2, 3]), numpy_helper.from_array(np.array([1, 6, 12]), "places")
-    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, (4, 4)))
-    with pytest.raises(ValueError, match="test: the model has the sparse initializer 'm', expected a dense one"):
-        load(model, "test")
+    values = helper.make_tensor("m", 1, [3], [1, 2, 3])
+    places = numpy_helper.from_array(np.array(indices), "places")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, dims))
+    return model
+
+
+@pytest.mark.parametrize("indices", [[1, 6, 12], [[0, 1], [1, 2], [3, 0]]])
+def test_sparse_initializers_are_dense(indices, tmp_path):
+    model = sparse_model(indices)
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": X})[0]
+    onnx.save(model, tmp_path / "model.onnx")
+    for loaded in (load(model, "test"), load(tmp_path / "model.onnx", "test")):
+        assert not loaded.graph.sparse_initializer
+        found = onnxruntime.InferenceSession(loaded.SerializeToString()).run(None, {"x": X})[0]
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    check(tmp_path, model, {"m": numpy_helper.to_array(loaded.graph.initializer[0])}, lambda m: np.tanh(X @ m))
+
+
+@pytest.mark.parametrize(
+    ("indices", "dims", "message"),
+    [
+        ([1, 6, 16], (4, 4), "has an index outside of its shape"),
+        ([-1, 6, 12], (4, 4), "has an index outside of its shape"),
+        ([1, 6], (4, 4), "expected an int64 index, or one for each axis, of each value"),
+        ([1.0, 6.0, 7.0], (4, 4), "expected an int64 index, or one for each axis, of each value"),
+        ([1, 6, 12], (2**40, 4), "expected at most 2,147,483,648 bytes"),
+    ],
+)
+def test_sparse_initializers_that_are_damaged(indices, dims, message):
+    with pytest.raises(ValueError, match=f"test: the model: the sparse initializer 'm' .*{message}"):
+        load(sparse_model(indices, dims), "test")
 
 
 FUNCTIONS = """<ir_version: 9, opset_import: ["": 17, "own": 1]>

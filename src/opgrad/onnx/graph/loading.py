@@ -26,7 +26,7 @@ from opgrad.onnx.graph.large import size_of
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnx.graph.nodes import all_nodes
 from opgrad.onnx.graph.opset import align_functions
-from opgrad.onnx.graph.repair import mend, time_first
+from opgrad.onnx.graph.repair import make_dense, mend, time_first
 
 MOST_OPSET = 1 << 31  # what onnx's own functions take
 MOST_CALLS, MOST_NODES = 100, 1 << 20  # the depth of calls of functions, which onnx limits too, and nodes in all
@@ -66,6 +66,7 @@ def check_and_repair(model: onnx.ModelProto, what: str) -> None:
 
 
 def _repair(model: onnx.ModelProto, what: str) -> None:
+    make_dense(model, what)
     mend(model)
     align_functions(model, what)
     one_output(model)
@@ -109,8 +110,6 @@ def check_model(model: onnx.ModelProto, what: str) -> None:
     fault = next(filter(None, chain(_faults_of_imports(model), faults, _faults_of_calls(model), inside)), None)
     if fault:
         raise ValueError(f"{what} is damaged, {fault}")
-    for sparse in model.graph.sparse_initializer:
-        raise ValueError(f"{what} has the sparse initializer {sparse.values.name!r}, expected a dense one")
 
 
 def _faults_of_imports(model: onnx.ModelProto) -> Iterator[str]:
