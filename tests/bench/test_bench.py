@@ -62,19 +62,16 @@ def test_wrong_results_have_a_large_error():
     assert case.error() > 1e6
 
 
-def test_gather_reads_no_more_than_it_writes():
-    case = Case(Cell(operators()["gather"], Workload((1000, 8), indices=10), "float32"))
-    assert case.traffic == 2 * 10 * 8 * 4 + 10 * 8
-
-
-def test_traffic_counts_each_array_once():
-    case = Case(Cell(operators()["softmax_grad"], Workload((10, 8)), "float16"))
-    assert case.traffic == 3 * 10 * 8 * 2
-
-
-def test_the_loss_alone_reads_logits_and_labels():
-    case = Case(Cell(operators()["softmax_cross_entropy_loss_only"], Workload((10, 8)), "bfloat16"))
-    assert case.traffic == 10 * 8 * 2 + 10 * 8 + 2
+@pytest.mark.parametrize(
+    ("name", "workload", "dtype", "traffic"),
+    [
+        ("softmax_grad", Workload((10, 8)), "float16", 3 * 10 * 8 * 2),
+        ("gather", Workload((1000, 8), indices=10), "float32", 2 * 10 * 8 * 4 + 10 * 8),  # no more than it writes
+        ("softmax_cross_entropy_loss_only", Workload((10, 8)), "bfloat16", 10 * 8 * 2 + 10 * 8 + 2),
+    ],
+)
+def test_traffic_counts_each_array_once(name, workload, dtype, traffic):
+    assert Case(Cell(operators()[name], workload, dtype)).traffic == traffic
 
 
 def test_the_copy_copies():

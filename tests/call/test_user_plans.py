@@ -5,12 +5,13 @@ import threading
 import numpy as np
 import pytest
 from planned import softmax_grad_plan, softmax_plan
+from primitive_attributes import SHARED, every_attribute, typed_call
 from samples import bits
 
 import opgrad
 from opgrad import post_ops
-from opgrad.contract import DTYPES
 from opgrad.ops.reference.dropout import Dropout
+from opgrad.ops.reference.primitive import TYPES
 
 SHAPE = (6, 50)
 
@@ -27,22 +28,15 @@ def test_gives_the_results_of_the_plain_call(x):
     assert bits(y) == bits(opgrad.softmax(x, 0))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_attributes_and_dtypes(x, dtype, rng):
-    attributes = {
-        "out_dtype": dtype,
-        "logit_scale": 0.5,
-        "out_scale": 1 / 100,
-        "where": rng.random(SHAPE) < 0.9,
-        "post_ops": [post_ops.add(rng.normal(size=50)), post_ops.relu(0.1)],
-        "dropout": Dropout(0.25, seed=7, mask=True),
-        "stats": True,
-    }
-    plan = softmax_plan(SHAPE, "float32", **attributes)
-    out = (np.empty(SHAPE, DTYPES[dtype]), np.empty((6, 1), np.float32), np.empty(SHAPE, bool))
-    assert plan(x, out=out) is out
-    for found, expected in zip(out, opgrad.softmax(x, **attributes), strict=True):
-        assert bits(found) == bits(expected)
+def test_attributes_and_dtypes(rng):
+    calls = [(rng.normal(size=SHARED).astype("float32"), every_attribute(rng))]
+    for x, attributes in [*calls, *(typed_call(TYPES.index(each), rng) for each in ("bfloat16", "int8"))]:
+        expected = opgrad.softmax(x, **attributes)
+        several = expected if isinstance(expected, tuple) else (expected,)
+        out = tuple(map(np.empty_like, several))
+        given = out if isinstance(expected, tuple) else out[0]
+        assert softmax_plan(x.shape, x.dtype, **attributes)(x, out=given) is given
+        assert [bits(each) for each in out] == [bits(each) for each in several]
 
 
 def test_other_plans(x):

@@ -26,9 +26,8 @@ HOMES = ("HOME", "XDG_CACHE_HOME", "LOCALAPPDATA", "USERPROFILE", "HOMEPATH", "O
 
 CALL = """
 import sys, numpy as np, opgrad
-x = np.arange(12, dtype="float32").reshape(3, 4)
-y = opgrad.softmax(x)
-assert np.allclose(y.sum(1), 1) and y[0, 3] > y[0, 2], y
+x = np.arange(-6, 6, dtype="float32").reshape(3, 4)
+assert (opgrad.relu(x) == np.maximum(x, 0)).all()
 print(any(name.split(".")[0] == "numba" or "lowering" in name for name in sys.modules))
 """
 

@@ -197,6 +197,13 @@ def _several(results):
     return results if isinstance(results, tuple | list) else (results,)
 
 
+def test_fake_tensors_have_the_dtypes_that_are_asked_for():
+    with FakeTensorMode():
+        x, labels = torch.empty(3, 4), torch.empty(3, dtype=torch.int64)
+        results = opgrad.softmax_cross_entropy_loss_and_grad(x, labels, out_dtype=(torch.float64, None))
+    assert [each.dtype for each in results] == [torch.float64, torch.float32]
+
+
 def test_fake_tensors_are_checked():
     with FakeTensorMode():
         x = torch.empty(3, 4)

@@ -349,13 +349,7 @@ def test_cross_entropy_refuses():
         (ValueError, r"weight has shape \(3,\), expected \(4,\), the classes", (x, labels, ones[:3])),
         (ValueError, "input has 0 dimensions, expected at least 1", (x[0, 0], labels[0])),
         (TypeError, "target is ndarray, expected a PyTorch tensor", (x, labels.numpy())),
-        (TypeError, "^cross_entropy: target has dtype int8, expected one of int32, int64", (x, labels.to(torch.int8))),
         (NotImplementedError, "weight requires grad", (x, labels, ones.clone().requires_grad_())),
-        (
-            ValueError,
-            r"^cross_entropy: target\[1\] is 4, expected 0 to 3 or ignore_index -100",
-            (x, torch.tensor([0, 4, 1])),
-        ),
     ]:
         for logits in (arguments[0], arguments[0].clone().requires_grad_()):
             with pytest.raises(error, match=message):
@@ -520,8 +514,6 @@ def test_the_contracts_messages():
         opgrad.softmax_grad(x, x[:, :3])
     with pytest.raises(TypeError, match=r"^softmax: got an unexpected keyword argument 'dim'$"):
         opgrad.softmax(x, dim=1)
-    with pytest.raises(ValueError, match=r"^gather: indices\[0\] is 3, expected -3 to 2$"):
-        opgrad.gather(x, torch.tensor([3]))
     with pytest.raises(TypeError, match=r"^gather_grad: shape has dtype torch.float32, expected int32 or int64$"):
         opgrad.gather_grad(torch.tensor([3.0, 4.0]), torch.tensor([1, 1, 1]), x)
 

@@ -105,10 +105,9 @@ def test_overlap_is_settled_element_by_element():
 
 
 def test_overlap_among_more_operands_than_native_code_takes_one_by_one():
-    x = torch.randn(2, 6)
-    operands = [torch.rand(2, 6) for _ in range(8)]
-    several = [post_ops.mul(each) for each in operands]
-    expected = opgrad.softmax(x.numpy(), post_ops=[post_ops.mul(each.numpy()) for each in operands])
+    x, *operands = torch.randn(10, 6, 50)
+    several = [post_ops.add(each) for each in operands]
+    expected = opgrad.softmax(x.numpy(), post_ops=[post_ops.add(each.numpy()) for each in operands])
     assert torch.equal(opgrad.softmax(x, post_ops=several), torch.from_numpy(expected))
     with pytest.raises(ValueError, match=r"overlaps post_ops\[3\]'s operand, expected separate memory"):
         opgrad.softmax(x, post_ops=several, out=operands[3])

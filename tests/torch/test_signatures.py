@@ -268,9 +268,8 @@ def test_where_gradients_cannot_be_sparse():
 
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"reduction": "none"}, {"inplace_backward": True}])
 @pytest.mark.parametrize("gradient", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_wrong_labels_are_named_as_the_caller_does(options, gradient, dtype):
-    x = torch.randn(3, 4).to(dtype).requires_grad_(gradient)
+def test_wrong_labels_are_named_as_the_caller_does(options, gradient):
+    x = torch.randn(3, 4).requires_grad_(gradient)
     call = opgrad.torch.cross_entropy
     with pytest.raises(ValueError, match=r"^cross_entropy: target\[2\] is 4, expected 0 to 3 or ignore_index -100$"):
         call(x, torch.tensor([0, -100, 4]), **options)
