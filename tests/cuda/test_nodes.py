@@ -4,6 +4,7 @@ They take the tests of the CPU's nodes, and those below. All run in a process of
 tests Triton may be an interpreter; the first test starts it.
 """
 
+import gc
 import importlib
 import os
 import shutil
@@ -129,6 +130,17 @@ def test_working_memory_is_onnxruntimes_and_given_back():
     check(overload, feeds)
     assert given_back
     assert not given
+
+
+@inside
+def test_a_session_that_goes_releases_its_allocators():
+    gc.collect()
+    before = len(device_sessions.allocators)
+    session = InferenceSession(RELU)
+    assert len(device_sessions.allocators) == before + 1
+    del session
+    gc.collect()
+    assert len(device_sessions.allocators) == before
 
 
 @inside
@@ -270,6 +282,14 @@ def test_a_driver_that_does_not_load_a_kernel(monkeypatch):
     expected = r"relu_grad: the driver, which knows CUDA 13.0, does not load a kernel for sm_90-triton-\S+: .*error 209"
     with pytest.raises(Exception, match=expected):
         InferenceSession(RELU).run(None, relu(6, 7)[0])
+
+
+@inside
+def test_a_driver_without_the_launch(monkeypatch):
+    monkeypatch.setattr(device_plans.driver, "LAUNCH", "cuLaunchKernelOfTomorrow")
+    expected = r"libcuda.so.1 knows CUDA 13.0 and lacks cuLaunchKernelOfTomorrow, expected that of CUDA 11.8 or newer"
+    with pytest.raises(Exception, match=expected):
+        InferenceSession(RELU).run(None, relu(6, 17)[0])
 
 
 @inside
