@@ -78,9 +78,9 @@ def _step(number: int, of: Launch, found: Machine, function: int) -> list[int]:
     parameters = list(ahead.parameters(of, found))
     head = Head(*config, function, driver.address(driver.LAUNCH), 0, number, len(parameters))
     patches = [Patch(Head._fields.index("stream"), STREAM), Patch(Head._fields.index("report"), SCRATCH)]
-    for place, (_, array) in enumerate(parameters, len(head.words)):
+    for index, (_, array) in enumerate(parameters, len(head.words)):
         if array is not None:
-            patches.append(Patch(place, array.number if isinstance(array, Operand) else WORKING))
+            patches.append(Patch(index, array.number if isinstance(array, Operand) else WORKING))
     return call_words(launch.address, 1, [*head.words, *(word for word, _ in parameters)], patches)
 
 
@@ -173,10 +173,9 @@ def _machine(op: Operator, of: Launch, device: Device, cache: ObjectCache) -> Ma
     start = time.perf_counter()
     found = ahead.machine(of, device.architecture)
     cache.write(name, found.to_bytes())
-    text = (
-        f"its CUDA kernel {found.name} was compiled in {time.perf_counter() - start:.1f} s, and is kept for later runs"
-    )
-    warnings.warn(f"{op.name}: {text}", RuntimeWarning, stacklevel=2)
+    seconds = f"{time.perf_counter() - start:.1f} s"
+    text = f"{op.name}: its CUDA kernel {found.name} was compiled in {seconds}, and is kept for later runs"
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
     return found
 
 
