@@ -42,6 +42,12 @@ def test_a_dry_run(tmp_path):
     assert sum(line.startswith("softmax") for line in table) == len(measured)
 
 
+def test_training_graphs(tmp_path):
+    done, lines = run(tmp_path, "--steps", "training")
+    assert done.returncode == 0, (done.stdout, (tmp_path / "log").read_text()[-3000:])
+    assert [(line["set"], line["apart"]) for line in of("training", lines)] == [("digits", 0), ("digits_attention", 0)]
+
+
 def test_a_limit_ends_a_step_and_what_was_seen_is_kept(tmp_path):
     done, lines = run(tmp_path, "--seconds", "11", "--steps", "compile,ceilings")
     ends = {line["step"]: line["end"] for line in of("step", lines)}

@@ -4,13 +4,16 @@ They take the tests of the CPU's nodes, and those below. All run in a process of
 tests Triton may be an interpreter; the first test starts it.
 """
 
+import gc
 import importlib
 import os
 import shutil
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -23,6 +26,7 @@ from subprocesses import run_python
 
 from opgrad.cli.packing import DEVICES
 from opgrad.contract import Spec
+from opgrad.contract.problem import Operand
 from opgrad.cpu.compiler import packs
 from opgrad.onnxruntime import InferenceSession, lower
 from opgrad.ops import operators
@@ -84,6 +88,19 @@ def test_kernels_have_the_same_keys_without_triton():
 
 
 @outside
+def test_parameters_are_words_in_the_order_of_the_kernels_arguments():
+    """Those that are no constants; numbers as the bits that the kernel reads."""
+    ahead = importlib.import_module("opgrad.cuda.ahead")
+    x, sums = Operand(1, "float32"), execute.Scratch(64, "float64")
+    arguments = {"x": x, "C": "constant", "sizes": (5, -1), "rate": 0.5, "wide": 0.5, "sums": sums}
+    launch = execute.Launch(SimpleNamespace(arg_names=list(arguments)), (1,), arguments)
+    kinds = [[[0], "*fp32"], [[2, 0], "i64"], [[2, 1], "i32"], [[3], "fp32"], [[4], "fp64"], [[5], "*fp64"]]
+    found = list(ahead.parameters(launch, ahead.Machine("name", 0, 128, kinds)))
+    words = [5, (1 << 64) - 1, 0x3F000000, 0x3FE0 << 48]
+    assert found == [(0, x), *((word, None) for word in words), (64, sums), (0, None), (0, None)]
+
+
+@outside
 def test_packs_are_for_the_devices_that_plans_know():
     assert [f"sm_{architecture}" for architecture in execute.DEVICES] == list(DEVICES)
 
@@ -129,6 +146,17 @@ def test_working_memory_is_onnxruntimes_and_given_back():
     check(overload, feeds)
     assert given_back
     assert not given
+
+
+@inside
+def test_a_session_that_goes_releases_its_allocators():
+    gc.collect()
+    before = len(device_sessions.allocators)
+    session = InferenceSession(RELU)
+    assert len(device_sessions.allocators) == before + 1
+    del session
+    gc.collect()
+    assert len(device_sessions.allocators) == before
 
 
 @inside
@@ -194,15 +222,38 @@ def test_nothing_to_compute(shape):
 
 
 @inside
-def test_clusters_and_parts_of_rows():
-    """Rows that thread blocks share in a cluster, and in several launches."""
-    model = one_node("SoftmaxGrad_13", [("dy", "float16"), ("y", "float16")], [("dx", "float16")], axis=-1)
-    for shape in ((1, 65536), (3, 131072)):
-        dy, y = np.random.default_rng(3).normal(size=(2, *shape)).astype("f2")
-        wide = dy.astype(float), y.astype(float)
-        expected = wide[1] * (wide[0] - (wide[0] * wide[1]).sum(-1, keepdims=True))
-        (dx,) = InferenceSession(model).run(None, {"dy": dy, "y": y})
-        np.testing.assert_allclose(dx, expected, rtol=2e-3, atol=1e-3 * np.abs(expected).max())
+@pytest.mark.parametrize("share", [64, 1 << 30], ids=["parts of rows", "a cluster"])
+def test_rows_that_several_thread_blocks_share(monkeypatch, share):
+    """In two launches, or in one of clusters; with the limits of regimes lowered, so that rows are short."""
+    regimes = importlib.import_module("opgrad.cuda.regimes")
+    limits = replace(regimes.RegisterLimits(), row=128, tile=32, step=64, peel=32, share=share)
+    monkeypatch.setattr(regimes, "LIMITS", limits)
+    model = one_node("SoftmaxGrad_13", [("dy", "float64"), ("y", "float64")], [("dx", "float64")], axis=-1)
+    dy, y = (np.random.default_rng(seed).normal(size=(2, 200)) for seed in (1, 2))
+    DEVICE.launches.clear()
+    (dx,) = InferenceSession(model).run(None, {"dy": dy, "y": y})
+    np.testing.assert_allclose(dx, y * (dy - (dy * y).sum(-1, keepdims=True)), atol=1e-13)
+    if share == 64:
+        assert len(DEVICE.launches) == 2
+    elif regimes.clusters():
+        assert DEVICE.launches[0].grid[0] > 2
+
+
+@inside
+def test_indices_that_are_sorted():
+    """By several launches, which share working memory."""
+    ports = [("shape", "int64"), ("indices", "int32"), ("dy", "float32")]
+    model = one_node("GatherGrad", ports, [("dx", "float32")], axis=0)
+    random = np.random.default_rng(3)
+    indices, dy = random.integers(-40, 40, 300).astype("i4"), random.normal(size=(300, 5)).astype("f4")
+    expected = np.zeros((40, 5))
+    np.add.at(expected, indices, dy.astype(float))
+    given_back.clear()
+    DEVICE.launches.clear()
+    (dx,) = InferenceSession(model).run(None, {"shape": np.array([40, 5]), "indices": indices, "dy": dy})
+    np.testing.assert_allclose(dx, expected, rtol=1e-5, atol=1e-5)
+    assert len(DEVICE.launches) > 2
+    assert len(given_back) == 1
 
 
 @inside
@@ -221,9 +272,16 @@ def test_the_loss_of_onnx(outputs):
 
 
 @inside
-def test_a_training_graph():
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("digits", {"relu_grad", "loss_rows", "loss_grad"}),
+        ("digits_attention", {"gradient_rows", "sum_slices", "divided", "tanh_grad", "loss_rows", "loss_grad"}),
+    ],
+)
+def test_a_training_graph(name, kernels):
     """As the artifact generator wrote it: loss and gradients are those of the same graph in plain ONNX."""
-    model, random, feeds = onnx.load(ROOT / "examples" / "digits" / "training_model.onnx"), np.random.default_rng(0), {}
+    model, random, feeds = onnx.load(ROOT / "examples" / name / "training_model.onnx"), np.random.default_rng(0), {}
     for value in model.graph.input:
         shape = [size.dim_value or 16 for size in value.type.tensor_type.shape.dim]
         kind = value.type.tensor_type.elem_type
@@ -232,7 +290,7 @@ def test_a_training_graph():
     DEVICE.launches.clear()
     buffers = {name: array.copy() for name, array in feeds.items()}  # accumulators write into them
     found = InferenceSession(model.SerializeToString()).run(None, buffers)
-    assert {"relu_grad", "loss_rows", "loss_grad"} <= {each.kernel for each in DEVICE.launches}
+    assert kernels <= {each.kernel for each in DEVICE.launches}
     plain = lower(model).SerializeToString()
     expected = onnxruntime.InferenceSession(plain, providers=["CPUExecutionProvider"]).run(None, feeds)
     for mine, other in zip(found, expected, strict=False):  # which has the accumulated gradients besides
@@ -270,6 +328,14 @@ def test_a_driver_that_does_not_load_a_kernel(monkeypatch):
     expected = r"relu_grad: the driver, which knows CUDA 13.0, does not load a kernel for sm_90-triton-\S+: .*error 209"
     with pytest.raises(Exception, match=expected):
         InferenceSession(RELU).run(None, relu(6, 7)[0])
+
+
+@inside
+def test_a_driver_without_the_launch(monkeypatch):
+    monkeypatch.setattr(device_plans.driver, "LAUNCH", "cuLaunchKernelOfTomorrow")
+    expected = r"libcuda.so.1 knows CUDA 13.0 and lacks cuLaunchKernelOfTomorrow, expected that of CUDA 11.8 or newer"
+    with pytest.raises(Exception, match=expected):
+        InferenceSession(RELU).run(None, relu(6, 17)[0])
 
 
 @inside

@@ -11,7 +11,6 @@ pytest.importorskip("triton", reason="needs Triton")
 import triton
 
 from opgrad.cuda import execute, triton_private
-from opgrad.cuda.inspect import compiled
 
 
 @pytest.fixture(autouse=True)
@@ -85,8 +84,7 @@ def test_a_driver_that_does_not_tell_is_warned_of(monkeypatch, names):
         assert execute.device() == execute.Device()
 
 
-def test_what_inspection_needs_is_named(monkeypatch):
-    monkeypatch.setattr(triton_private, "is_interpreting", lambda: False)
-    monkeypatch.setattr(triton_private, "missing", lambda: ["knobs.nvidia"])
-    with pytest.raises(RuntimeError, match=r"^opgrad.cuda.inspect: Triton .* has no knobs.nvidia"):
-        compiled(execute.Program([]))
+def test_what_compiling_without_a_device_needs_is_named(monkeypatch):
+    monkeypatch.setattr(triton_private, "missing", lambda: ["compiler.ASTSource"])
+    with pytest.raises(RuntimeError, match=r"^opgrad.cuda: Triton .* has no compiler.ASTSource"):
+        triton_private.compiled_for(90, object(), (), {})

@@ -22,6 +22,7 @@ from opgrad.onnxruntime import abi, custom_ops, device_plans, overloads  # noqa:
 ENTRIES = 300
 STREAM = 0x5700
 given, given_back = {}, []  # working memory by address; what nodes have given back
+allocators = []  # an entry for each that a node has and has not released
 said = {}  # by onnxruntime's own functions, which those here stand in for
 _apis = {}
 
@@ -48,6 +49,7 @@ class _Table:
         self.replace(self.entries, abi.KERNEL_CONTEXT_GET_GPU_COMPUTE_STREAM, self.stream, 2)
         self.replace(self.entries, abi.KERNEL_CONTEXT_GET_SCRATCH_BUFFER, self.scratch, 4)
         self.replace(self.entries, abi.KERNEL_INFO_GET_ALLOCATOR, self.get_allocator, 3)
+        self.replace(self.entries, abi.RELEASE_ALLOCATOR, self.release, 1)
         self.replace(self.allocator, abi.ALLOCATOR_FREE, self.free, 2)
         self.replace(self.allocator, abi.ALLOCATOR_INFO, lambda allocator: 7, 1)
 
@@ -103,7 +105,13 @@ class _Table:
         ctypes.memset(memory, 1, 4096)
         abi.call(entries[abi.ALLOCATOR_FREE], own, memory)
         said["allocator"] = status, abi.call(entries[abi.ALLOCATOR_INFO], own) != 0
+        self.api.status(abi.RELEASE_ALLOCATOR, own)
+        allocators.append(1)
         ctypes.c_size_t.from_address(found).value = ctypes.addressof(self.allocator)
+        return 0
+
+    def release(self, allocator):
+        allocators.pop()
         return 0
 
     def free(self, allocator, address):

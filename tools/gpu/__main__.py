@@ -96,6 +96,7 @@ STEPS = (
         tests(*RUNTIME[:-1], f"float32 and float64 and {RUNTIME[-1]}", "-p", "device_sessions"),
         dry_variables=FROM_PTX, asked=True,
     ),
+    Step("training", 60, script("training.py"), asked=True),
     Step("sanitizer", 40, (*SANITIZER, sys.executable, str(OWN / "smoke.py")), ()),
     Step("every case", 480, tests(*CUDA), (), variables={"OPGRAD_GATE": "full"}),
 )  # fmt: skip

@@ -51,17 +51,17 @@ def from_bytes(data: bytes) -> Machine:
 
 def key(launch: Launch) -> str:
     """All that a launch's machine code depends on besides the sources, the architecture, and Triton."""
-    given = (_kind(launch.arguments[each.name], each.is_constexpr) for each in launch.kernel.params)
+    given = (_described(launch.arguments[each.name], each.is_constexpr) for each in launch.kernel.params)
     described = f"{launch.kernel!r} {' '.join(given)} {sorted(launch.options.items())}"
     return sha256(described.encode()).hexdigest()
 
 
-def _kind(value: Any, is_constant: bool = False) -> str:
+def _described(value: Any, is_constant: bool = False) -> str:
     """What of an argument matters to the compiler: constants; of numbers 1, whether 16 divides them, and their size."""
     if isinstance(value, Operand | Scratch):
         return f"*{value.dtype}"
     if isinstance(value, tuple) and not is_constant:
-        return f"({','.join(map(_kind, value))})"
+        return f"({','.join(map(_described, value))})"
     if type(value) is int and value != 1 and not is_constant:
         bits = 32 if -(1 << 31) <= value < 1 << 31 else 64 if value < 1 << 63 else "u64"
         return f"i{bits}{'' if value % 16 else ' of 16'}"
@@ -89,30 +89,30 @@ def machine(launch: Launch, architecture: int) -> Machine:
     return Machine(about.name, about.shared, WARP_SIZE * about.num_warps, parameters, kernel.asm["cubin"])
 
 
-def _parameters(kinds: Any, path: tuple[int, ...] = ()) -> Iterator[list[Any]]:
-    for place, kind in enumerate(kinds):
-        if isinstance(kind, tuple):
-            yield from _parameters(kind, (*path, place))
-        elif kind != "constexpr":
-            yield [[*path, place], kind]
+def _parameters(dtypes: Any, path: tuple[int, ...] = ()) -> Iterator[list[Any]]:
+    for index, dtype in enumerate(dtypes):
+        if isinstance(dtype, tuple):
+            yield from _parameters(dtype, (*path, index))
+        elif dtype != "constexpr":
+            yield [[*path, index], dtype]
 
 
 def parameters(launch: Launch, found: Machine) -> Iterator[Parameter]:
     """The words of a launch's parameters, in their order."""
     values = tuple(launch.arguments[name] for name in launch.kernel.arg_names)
-    for path, kind in found.parameters:
+    for path, dtype in found.parameters:
         value: Any = values
-        for place in path:
-            value = value[place]
+        for index in path:
+            value = value[index]
         if isinstance(value, Operand | Scratch):
             yield (value.offset if isinstance(value, Scratch) else 0), value
         else:
-            yield _NUMBERS.get(kind, int)(value) & WORD, None
+            yield _NUMBERS.get(dtype, int)(value) & WORD, None
     yield from OWN
 
 
-def _bits(kind: str) -> Callable[[float], int]:
-    return lambda value: int(unpack("<Q", pack(f"<{kind}", value).ljust(8, b"\0"))[0])
+def _bits(code: str) -> Callable[[float], int]:
+    return lambda value: int(unpack("<Q", pack(f"<{code}", value).ljust(8, b"\0"))[0])
 
 
 _NUMBERS: dict[str, Callable[[Any], int]] = {"fp32": _bits("f"), "fp64": _bits("d")}

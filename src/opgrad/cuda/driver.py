@@ -45,8 +45,11 @@ def error(status: int) -> str:
 
 
 def address(name: str) -> int:
-    """The address of a function of the driver."""
-    return ctypes.cast(getattr(library(), name), ctypes.c_void_p).value or 0
+    """The address of a function of the driver. Raises DriverError if it is too old to have it."""
+    found = getattr(library(), name, None)
+    if found is None:
+        raise DriverError(f"{NAME} knows CUDA {version()} and lacks {name}, expected that of CUDA 11.8 or newer")
+    return ctypes.cast(found, ctypes.c_void_p).value or 0
 
 
 def version() -> str:

@@ -57,6 +57,11 @@ def _warn(costs: str) -> None:
     warnings.warn(f"opgrad: Triton {triton.__version__} is unknown: {costs}", RuntimeWarning, stacklevel=3)
 
 
+def version() -> str:
+    """The release of Triton."""
+    return str(triton.__version__)
+
+
 def is_interpreting() -> bool:
     """Whether kernels are interpreted."""
     if _has(triton, "knobs.runtime.interpret"):

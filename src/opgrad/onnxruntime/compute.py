@@ -30,6 +30,7 @@ from opgrad.onnxruntime.abi import (
     KERNEL_CONTEXT_GET_OUTPUT,
     KERNEL_CONTEXT_GET_SCRATCH_BUFFER,
     KERNEL_CONTEXT_PARALLEL_FOR,
+    RELEASE_ALLOCATOR,
     RELEASE_TENSOR_TYPE_AND_SHAPE_INFO,
 )
 
@@ -365,7 +366,10 @@ def parallel_for(pool: int, task: int, arguments: int, parts: int) -> int:
 
 
 @native(1)
-def close(node: int) -> int:
+def close(address: int) -> int:
     """KernelDestroy. It only marks the node, as it may be called when the interpreter has ended already."""
-    at(Node, node).closed = 1
+    node = at(Node, address)
+    node.closed = 1
+    if node.allocator != 0:
+        call_address(load_word(node.api, RELEASE_ALLOCATOR), node.allocator)
     return 0

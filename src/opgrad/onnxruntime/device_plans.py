@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Sequence
 from hashlib import sha256
-from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -29,7 +28,7 @@ from opgrad.cpu.plans import Plan
 from opgrad.cpu.runtime import overlap
 from opgrad.cpu.runtime.plan import SCRATCH, Patch, call_words, joined
 from opgrad.cpu.runtime.workspace import STATUS_WORDS
-from opgrad.cuda import ahead, driver, without_triton
+from opgrad.cuda import ahead, driver, triton_private, without_triton
 from opgrad.cuda.ahead import Machine
 from opgrad.cuda.execute import DEVICES, Device, Launch, Program, planning
 from opgrad.onnxruntime.abi import forever
@@ -50,10 +49,7 @@ def plan_on_device(op: Operator, specs: Sequence[Spec | None], attributes: Attri
     context, own = driver.current(), driver.attributes()
     device = DEVICES.get(own["architecture"], Device(**own))
     program, found = compiled(op, prepared.problem, device, kernels(device.architecture))
-    steps = [
-        _step(i, launch, machine, _function(op, launch, machine, device, context))
-        for i, (launch, machine) in enumerate(found)
-    ]
+    steps = [_step(i, *each, _function(op, *each, device, context)) for i, each in enumerate(found)]
     code = joined(steps, 8 * STATUS_WORDS, *overlap.checked(prepared))
 
     def explain(number: int, status: int) -> Exception:
@@ -82,12 +78,13 @@ def _step(number: int, of: Launch, found: Machine, function: int) -> list[int]:
     parameters = list(ahead.parameters(of, found))
     head = Head(*config, function, driver.address(driver.LAUNCH), 0, number, len(parameters))
     patches = [Patch(Head._fields.index("stream"), STREAM), Patch(Head._fields.index("report"), SCRATCH)]
-    for place, (_, array) in enumerate(parameters, len(head.words)):
+    for index, (_, array) in enumerate(parameters, len(head.words)):
         if array is not None:
-            patches.append(Patch(place, array.number if isinstance(array, Operand) else WORKING))
+            patches.append(Patch(index, array.number if isinstance(array, Operand) else WORKING))
     return call_words(launch.address, 1, [*head.words, *(word for word, _ in parameters)], patches)
 
 
+@functools.cache
 def _cluster(ctas: int) -> tuple[int, int]:
     """The address of the attributes of a launch in clusters of so many thread blocks, and how many there are."""
     if ctas == 1:
@@ -127,7 +124,7 @@ def kernels(architecture: int) -> ObjectCache:
     names = served.pack.names if served else {}
     here = f"sm_{architecture}-triton-"
     if find_spec("triton") is not None:
-        compiled = ObjectCache(here + version("triton"), directory())
+        compiled = ObjectCache(here + triton_private.version(), directory())
         return PackedObjects(served.pack, compiled.environment, compiled) if served else compiled
     fitting = [name for name in names if name.startswith(here)]
     if served is None or not fitting:
@@ -146,7 +143,7 @@ def compile_ahead(
     """
     if find_spec("triton") is None:
         raise RuntimeError(f"CUDA kernels for sm_{architecture} are compiled by Triton, which is not installed")
-    environment = f"sm_{architecture}-triton-{version('triton')}"
+    environment = f"sm_{architecture}-triton-{triton_private.version()}"
     cache = Packing(environment, directory(), ObjectCache(environment, folder))
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         compiled(op, prepare(op, specs, attributes, any_stride=True).problem, DEVICES[architecture], cache)
@@ -176,10 +173,9 @@ def _machine(op: Operator, of: Launch, device: Device, cache: ObjectCache) -> Ma
     start = time.perf_counter()
     found = ahead.machine(of, device.architecture)
     cache.write(name, found.to_bytes())
-    text = (
-        f"its CUDA kernel {found.name} was compiled in {time.perf_counter() - start:.1f} s, and is kept for later runs"
-    )
-    warnings.warn(f"{op.name}: {text}", RuntimeWarning, stacklevel=2)
+    seconds = f"{time.perf_counter() - start:.1f} s"
+    text = f"{op.name}: its CUDA kernel {found.name} was compiled in {seconds}, and is kept for later runs"
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
     return found
 
 

@@ -82,8 +82,6 @@ def step_words(step: Step, program: Program) -> list[int]:
     filled = _header(step, program)
     for name, kind in step.kernel.parameters.items():
         filled += values(kind, step.arguments[name])
-    if len(filled) > MAX_ARGUMENTS:
-        raise RuntimeError(f"opgrad: a kernel takes {len(filled)} words of arguments, expected at most {MAX_ARGUMENTS}")
     patched = enumerate(_patched(kind, value) for kind, value in filled)
     patches = [Patch(index, operand) for index, operand in patched if operand is not None]
     arguments = [_word(value, kind) for kind, value in filled]
@@ -92,6 +90,9 @@ def step_words(step: Step, program: Program) -> list[int]:
 
 def call_words(task: int, parts: int, arguments: Sequence[int], patches: Sequence[Patch]) -> list[int]:
     """The words of a step that calls a task with these arguments and patches."""
+    if len(arguments) > MAX_ARGUMENTS:
+        count = f"{len(arguments)} words of arguments"
+        raise RuntimeError(f"opgrad: a kernel takes {count}, expected at most {MAX_ARGUMENTS}")
     head = StepHead(task, parts, len(arguments), len(patches))
     return [*head.words, *arguments, *(word for patch in patches for word in patch.words)]
 
