@@ -3,11 +3,10 @@
 The texts come with Python: docstrings of the standard library, whose first paragraphs shall find what follows them.
 """
 
-import importlib
-import inspect
+import ast
 import json
 import random
-import sys
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -20,29 +19,22 @@ VOCABULARY, LAYERS, WIDTH, HEADS, LONGEST = 4096, 2, 128, 4, 128
 LEAST, MOST = 40, 400  # characters of what follows the first paragraph
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 INPUTS = ("input_ids", "attention_mask")
-SKIPPED = {"antigravity", "this", "idlelib", "turtledemo", "lib2to3", "test"}  # which print, open windows, or test
-INNER = "os.path asyncio unittest.mock urllib.request urllib.parse http.client http.server email.message"
-INNER += " concurrent.futures logging.handlers importlib.metadata multiprocessing.pool xml.dom.minidom"
-INNER += " xml.etree.ElementTree collections.abc"
+SKIPPED = {"test", "tests", "idlelib", "turtledemo", "lib2to3", "site-packages", "dist-packages"}
 
 
 def pairs():
     """The first paragraph of each docstring, and what follows."""
-    seen = set()
-    names = [each for each in sys.stdlib_module_names if each not in SKIPPED and not each.startswith("_")]
-    for name in [*sorted(names), *INNER.split()]:
-        try:
-            module = importlib.import_module(name)
-        except ImportError:  # of another system
+    library, seen = Path(sysconfig.get_path("stdlib")), set()
+    for path in sorted(library.rglob("*.py")):
+        if SKIPPED.intersection(path.relative_to(library).parts):
             continue
-        for holder in (module, *(each for each in vars(module).values() if inspect.isclass(each))):
-            for _, value in sorted(vars(holder).items()):
-                told = callable(value) or isinstance(value, property | classmethod | staticmethod)
-                first, _, rest = (inspect.getdoc(value) or "" if told else "").partition("\n\n")
-                first, rest = " ".join(first.split()), " ".join(rest.split())[:MOST]
-                if 15 <= len(first) <= MOST and len(rest) >= LEAST and seen.isdisjoint((first, rest[:80])):
-                    seen |= {first, rest[:80]}
-                    yield {"anchor": first, "positive": rest}
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            told = ast.get_docstring(node) if isinstance(node, ast.ClassDef | ast.FunctionDef) else None
+            first, _, rest = (told or "").partition("\n\n")
+            first, rest = " ".join(first.split()), " ".join(rest.split())[:MOST]
+            if 15 <= len(first) <= MOST and len(rest) >= LEAST and seen.isdisjoint((first, rest[:80])):
+                seen |= {first, rest[:80]}
+                yield {"anchor": first, "positive": rest}
 
 
 def make_model():
