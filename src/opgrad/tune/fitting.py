@@ -244,7 +244,7 @@ def notes(told: Told, max_length: int) -> list[str]:
     if told.cut:
         found.append(
             f"{told.cut:,} of {told.lines:,} examples are longer than {max_length:,} tokens and were cut; the longest "
-            f"has {told.longest:,}: a larger max length keeps them whole"
+            f"has {told.longest:,}: a larger max length keeps them whole, if the model takes more"
         )
     if told.endless:
         found.append(
