@@ -47,6 +47,7 @@ class AdaptedModel:
         self.folder = folder_of(self.file)
         self.base: LanguageModel = self.task.read(self.file)
         self.train = (train,) if isinstance(train, str) else tuple(train)
+        max_length = min(max_length, self.task.longest(self.folder) or max_length)
         self.memory, self.max_length, self.weight_decay, self.seed = memory, max_length, weight_decay, seed
         self.pack = pack
         if sum((lora is not None, bool(self.train), adapter is not None)) > 1:

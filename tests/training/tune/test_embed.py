@@ -1,6 +1,7 @@
 """Embedding models: losses beside torch, chunks, what is written, evaluation, and what is refused."""
 
 import json
+import signal
 
 import numpy as np
 import onnx
@@ -18,6 +19,7 @@ from onnxruntime.quantization import quantize_dynamic
 
 from opgrad.cli.app import app
 from opgrad.training.engine.trainer import Trainer
+from opgrad.training.run.fit import Interrupted
 from opgrad.tune import Tuner
 from opgrad.tune.tasks.embed import ranked
 
@@ -156,6 +158,29 @@ def test_chunks_have_the_gradients_of_whole_batches(model, data):
         assert (type(trainer) is Trainer) == ("chunk" not in task)
     assert found[1][:2] == pytest.approx(found[0][:2], rel=1e-5)
     np.testing.assert_allclose(found[1][2], found[0][2], rtol=1e-4, atol=1e-5 * np.abs(found[0][2]).max())
+
+
+def test_a_resumed_run_has_the_same_bits(tmp_path, model, data):
+    given, found = {"epochs": 2, "validation": 16, "batch_size": 16}, []
+
+    def stop(done, *_):
+        if done == 48:
+            signal.raise_signal(signal.SIGINT)
+
+    for folder in ("whole", "part"):
+        tuner = Tuner(model, task="embed, sizes=8|32", lora="dropout=0.2")
+        if folder == "part":
+            with pytest.raises(Interrupted):
+                Tuner(model, task="embed, sizes=8|32", lora="dropout=0.2").fit(
+                    data, tmp_path / folder, progress=stop, **given
+                )
+        found.append((tuner.fit(data, tmp_path / folder, resume=folder == "part", **given), tuner.values))
+    (whole, values), (part, others) = found
+    assert [after for _, after in whole.figures.values()] == [after for _, after in part.figures.values()]
+    for name, array in values.items():
+        np.testing.assert_array_equal(others[name], array)
+    with pytest.raises(ValueError, match=r"is of another fine-tuning: task was .*'sizes': \[8, 32\]"):
+        Tuner(model, task="embed", lora="dropout=0.2").fit(data, tmp_path / "part", resume=True, **given)
 
 
 def test_figures():

@@ -278,7 +278,7 @@ class _ProductSearch:
         """The result of the product that reads the result of attention, perhaps reshaped."""
         for _ in range(6):
             readers = self._graph.readers.get(name, [])
-            if found := [node.output[0] for node in readers if node.output[0] in self._found]:
+            if found := [each.output for each in self._found.values() if each.input == name and each.op not in TABLES]:
                 return found[:1]
             moved = [node for node in readers if node.op_type in (*MOVING, "Cast", "Mul")]
             if len(moved) != 1:

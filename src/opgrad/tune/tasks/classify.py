@@ -27,7 +27,7 @@ from opgrad.tune.language.model import WHO
 from opgrad.tune.options import require
 from opgrad.tune.tasks.base import TaskModel
 from opgrad.tune.tasks.embed import retrieved, texts_of
-from opgrad.tune.tasks.encoder import LABELS, EncoderTask, Read, Text, TextData, TextExamples, text_inputs
+from opgrad.tune.tasks.encoder import LABELS, EncoderTask, Read, Text, TextData, text_inputs
 from opgrad.tune.tasks.pooling import POOLINGS, finish, output_of, pooling_of, vectors_of
 from opgrad.tune.token_data import RowData
 from opgrad.tune.tokenizer import folder_of, read_json
@@ -185,6 +185,18 @@ class Classify(HeadTask):
     merge = save
 
 
+class Queries(TextData):
+    """Queries with their texts; behind what is learned from them stands a number of the query."""
+
+    def targets(self, rows: np.ndarray) -> np.ndarray:
+        """Whether the query and each text of a row belong together."""
+        return super().targets(rows)[:, :-1]
+
+    def queries(self, rows: np.ndarray) -> np.ndarray:
+        """The same number for the same query."""
+        return super().targets(rows)[:, -1]
+
+
 @dataclass(frozen=True)
 class Rank(HeadTask):
     """Rerankers: one score for a query and a text in one row.
@@ -196,6 +208,7 @@ class Rank(HeadTask):
 
     NAME: ClassVar[str] = "rank"
     KINDS: ClassVar[str] = "query, passage and label, or query, positive and negative"
+    DATA: ClassVar[type[TextData]] = Queries
 
     def __post_init__(self) -> None:
         require(self.loss in ("binary", "listwise"), "loss", self.loss, "binary or listwise")
@@ -220,10 +233,6 @@ class Rank(HeadTask):
             return pairs, [first, *[0.0] * (len(texts) - 1), zlib.crc32(query.encode())]
 
         return read_pairs
-
-    def rows(self, model: TaskModel, examples: TextExamples, batch_size: int) -> "Queries":
-        """Queries with their texts."""
-        return Queries(**vars(super().rows(model, examples, batch_size)))
 
     def labels_spec(self) -> TensorSpec:
         """Whether a query and its texts belong together."""
@@ -250,18 +259,6 @@ class Rank(HeadTask):
             if hits.any() and not hits.all():
                 found.append((hits, int(hits.sum())))
         return retrieved(found)
-
-
-class Queries(TextData):
-    """Queries with their texts; behind what is learned from them stands a number of the query."""
-
-    def targets(self, rows: np.ndarray) -> np.ndarray:
-        """Whether the query and each text of a row belong together."""
-        return super().targets(rows)[:, :-1]
-
-    def queries(self, rows: np.ndarray) -> np.ndarray:
-        """The same number for the same query."""
-        return super().targets(rows)[:, -1]
 
 
 def binary(scores: Value, labels: Value) -> Value:

@@ -208,7 +208,7 @@ def add_texts(model: onnx.ModelProto) -> None:
     for node in list(graph.node):
         added = graph.node.add()
         added.CopyFrom(node)
-        added.name = f"{TEXTS}{node.name}"
+        added.name = f"{TEXTS}{node.name}" if node.name else ""
         rename(added, names)
 
 

@@ -145,15 +145,18 @@ class EncoderTask(Task):
     KINDS: ClassVar[str]
     DATA: ClassVar[type[TextData]] = TextData
 
+    def longest(self, folder: Path) -> int | None:
+        """The most tokens of a text, as the files of a folder name it."""
+        given = (read_json(folder / file).get(name) for file, name in LIMITS)
+        return min((each for each in given if type(each) is int and each > 1), default=None)
+
     def reader(self, model: TaskModel) -> Read:
         """What makes the texts of a line's object, and what is learned from it; see `read_texts`."""
         raise NotImplementedError
 
     def examples(self, model: TaskModel, data: Path, train_on: str, skip_bad: bool) -> TextExamples:
-        """Texts as tokens, as many of each as the model takes."""
-        given = (read_json(model.folder / file).get(name) for file, name in LIMITS)
-        length = min([model.max_length, *(each for each in given if type(each) is int and each > 1)])
-        return read_texts(data, self.reader(model), self.KINDS, length, skip_bad)
+        """Texts as tokens."""
+        return read_texts(data, self.reader(model), self.KINDS, model.max_length, skip_bad)
 
     def rows(self, model: TaskModel, examples: TextExamples, batch_size: int) -> TextData:
         """Texts as rows of tokens."""
