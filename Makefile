@@ -10,8 +10,7 @@ REAL := .venv-real
 FLOOR := .venv-triton
 INTEGRATIONS := .venv-integrations
 FLOWER := .venv-flower
-INTEGRATION_TESTS := tests/torch/test_patching.py tests/portable/test_flower.py \
-	tests/training/tune/test_runs.py::test_genai_writes_what_the_tuner_writes
+INTEGRATION_TESTS := tests/torch/test_patching.py tests/portable/test_flower.py tests/libraries/test_architectures.py
 MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
 	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
 
@@ -129,9 +128,10 @@ test-real: $(REAL)/.installed
 	$(REAL)/bin/python tests/support/real_models.py $(REAL)/models
 	OPGRAD_REAL=$(REAL)/models $(REAL)/bin/python -m pytest tests/real
 
-# Every test that needs one of the libraries of the extra; one that is skipped for want of a package fails here.
+# Every test that needs one of the libraries of the extra; one that is skipped for want of a package fails here. CASES=all
+# runs every architecture in every precision.
 test-integrations: $(INTEGRATIONS)/.installed $(FLOWER)/.installed
-	OPGRAD_INTEGRATIONS=1 FLOWER=$(FLOWER)/bin/python $(INTEGRATIONS)/bin/python -m pytest $(PARALLEL) $(INTEGRATION_TESTS)
+	$(CHOSEN) OPGRAD_INTEGRATIONS=1 FLOWER=$(FLOWER)/bin/python $(INTEGRATIONS)/bin/python -m pytest $(PARALLEL) $(INTEGRATION_TESTS)
 
 # On processors that qemu emulates: kernels of some operators; on older x86-64 the shared object and sessions, too, for
 # which onnxruntime's library for arm64 crashes in qemu 7.2 when it is loaded.
