@@ -35,6 +35,7 @@ ELSEWHERE = {
     "docs/guides/cuda.md": "cuda/test_gpu.py",
     "docs/explain/cuda.md": "cuda/test_gpu.py",
     "docs/reference/gradients.md": "gradients/test_gradients.py",
+    "docs/guides/encoders.md": "training/tune/test_docs.py",
     "docs/guides/lowering.md": "plain/test_lower_model.py",
     "docs/guides/migration.md": "training/test_api_calls.py",
     "docs/reference/onednn.md": "test_docs.py",

@@ -47,6 +47,7 @@ class AdaptedModel:
         self.folder = folder_of(self.file)
         self.base: LanguageModel = self.task.read(self.file)
         self.train = (train,) if isinstance(train, str) else tuple(train)
+        max_length = min(max_length, self.task.longest(self.folder) or max_length)
         self.memory, self.max_length, self.weight_decay, self.seed = memory, max_length, weight_decay, seed
         self.pack = pack
         if sum((lora is not None, bool(self.train), adapter is not None)) > 1:
@@ -117,7 +118,8 @@ class AdaptedModel:
         return self._prepared(room, self.pack, plain=False)
 
     def _prepared(self, cuts: Room | Sequence[str] | None, pack: bool, plain: bool) -> Setting:
-        values, rule = self.values if self.adapters else {}, AdamWRule(weight_decay=self.weight_decay)
+        own = [name for each in self.adapters for name in each.shapes]
+        values, rule = {name: self.values[name] for name in own}, AdamWRule(weight_decay=self.weight_decay)
         what = self.base, self.adapters, values, self.train, self.folder, rule, cuts
         return prepare(*what, seed=self.seed, pack=pack, plain=plain, task=self.task, form=self._form)
 

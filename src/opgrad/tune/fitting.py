@@ -241,7 +241,8 @@ def split(model: AdaptedModel, examples: TaskExamples, recipe: Recipe) -> tuple[
 
 def notes(told: Told, max_length: int) -> list[str]:
     """What was done with the examples, in words."""
-    found = [f"{told.used:,} examples with {told.tokens:,} tokens, of which {told.trained:,} are learned"]
+    learned = f", of which {told.trained:,} are learned" if told.trained < told.tokens else ""
+    found = [f"{told.used:,} examples with {told.tokens:,} tokens{learned}"]
     if told.cut:
         found.append(
             f"{told.cut:,} of {told.lines:,} examples are longer than {max_length:,} tokens and were cut; the longest "

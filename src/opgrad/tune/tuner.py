@@ -38,7 +38,8 @@ class Tuner:
     max_length: the most tokens of an example; longer ones are cut, which `fit` tells.
     weight_decay: of AdamW. seed: of the adapters' first values.
     pack: whether the examples of a batch lie behind each other in one row without padding; each sees itself alone.
-    task: what the model is trained for, and its options: `write`.
+    task: what the model is trained for, with options: "write" texts; "embed, temperature=0.05", vectors of texts;
+        "classify, labels=neg|pos", texts; or "rank", texts for a query.
 
     Raises FileNotFoundError, ValueError and NotImplementedError for a model, an adapter or options that do not fit.
     """

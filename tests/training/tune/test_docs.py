@@ -1,9 +1,11 @@
-"""The tutorial docs/start/tune.md and examples/tune, with fewer texts."""
+"""The documents docs/start/tune.md and docs/guides/encoders.md with their examples, with fewer texts."""
 
 import importlib.util
 import shlex
+import shutil
 
 import pytest
+from language_models import write_lines
 from snippets import ROOT, snippets
 from typer.testing import CliRunner
 
@@ -12,16 +14,31 @@ pytest.importorskip("jinja2")
 
 from opgrad.cli.app import app
 
-EXAMPLE = ROOT / "examples" / "tune" / "make.py"
+
+def loaded(name, monkeypatch):
+    """The script of an example, whose model has one layer."""
+    spec = importlib.util.spec_from_file_location("make", ROOT / "examples" / name / "make.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    monkeypatch.setattr(example, "LAYERS", 1)
+    return example
+
+
+def run(document, names):
+    """Run the Python and the commands of a document."""
+    for kind, _, code in snippets(document):
+        if kind == "python":
+            exec(compile(code, document, "exec"), names)
+        for line in code.splitlines():
+            if line.startswith("opgrad "):
+                result = CliRunner().invoke(app, shlex.split(line)[1:])
+                assert result.exit_code == 0, (line, result.output)
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder with the example, made small."""
-    spec = importlib.util.spec_from_file_location("make", EXAMPLE)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    monkeypatch.setattr(example, "LAYERS", 1)
+    example = loaded("tune", monkeypatch)
     texts, chats = list(example.passages()), list(example.questions())
     assert len(texts) > 500
     assert len(chats) > 500
@@ -36,12 +53,26 @@ def folder(tmp_path, monkeypatch):
 def test_tutorial(folder):
     """What stands in docs/start/tune.md runs."""
     names = {}
-    for kind, _, code in snippets("docs/start/tune.md"):
-        if kind == "python":
-            exec(compile(code, "tune.md", "exec"), names)
-        for line in code.splitlines():
-            if line.startswith("opgrad "):
-                result = CliRunner().invoke(app, shlex.split(line)[1:])
-                assert result.exit_code == 0, (line, result.output)
+    run("docs/start/tune.md", names)
     assert names["scores"].shape == (1, 3, 1024)
     assert (folder / "merged" / "model.onnx").is_file()
+
+
+def test_guide_of_encoders(tmp_path, monkeypatch):
+    """What stands in docs/guides/encoders.md runs; a classifier and a reranker begin with the embedding model."""
+    example = loaded("embed", monkeypatch)
+    found = list(example.pairs())
+    assert len(found) > 1000
+    monkeypatch.setattr(example, "pairs", lambda: found[:500])
+    example.make(tmp_path / "examples" / "embed")
+    monkeypatch.chdir(tmp_path)
+    for name in ("encoder", "cross-encoder"):
+        shutil.copytree(tmp_path / "examples" / "embed" / "model", tmp_path / name)
+    texts = [{"text": each["anchor"], "label": "neg" if place % 2 else "pos"} for place, each in enumerate(found[:60])]
+    triplets = [{**each, "negative": found[place]["positive"]} for place, each in enumerate(found[1:60])]
+    write_lines(tmp_path / "texts.jsonl", texts)
+    write_lines(tmp_path / "triplets.jsonl", triplets)
+    names = {}
+    run("docs/guides/encoders.md", names)
+    assert names["run"].figures["nDCG@10"][1] > names["run"].figures["nDCG@10"][0]
+    assert (tmp_path / "reranker" / "onnx" / "model.onnx").is_file()

@@ -35,7 +35,11 @@ class What:
         "The adapters, such as 'rank=8, alpha=16, target=q|v'; default: attention.", metavar="TEXT"
     )
     train: list[str] | None = opt("Weights to train themselves, without adapters; default: none.", metavar="PATTERN")
-    task: str = opt("What it is trained for, with options; now: 'write'.", default="write", metavar="TEXT")
+    task: str = opt(
+        "The task, with options: write, 'embed, temperature=0.05', 'classify, labels=neg|pos' or rank.",
+        default="write",
+        metavar="TEXT",
+    )
     adapter: Path | None = opt(
         "An adapter to use or train further: a folder, of PEFT too, or a step's weights; default: none.",
         callback=existing,
@@ -96,7 +100,7 @@ def tune(
     settings: RunSettings,
     trying: Trying,
 ) -> None:
-    """Fine-tune a language model on texts: adapters (LoRA) beside its weights, which may be quantized, or weights.
+    """Fine-tune a language model, or an encoder, on texts: adapters (LoRA) beside its weights, or weights.
 
     Writes the adapter for onnxruntime and onnxruntime-genai (adapter.onnx_adapter, and model.onnx, which takes it), the
     same for PEFT (adapter_config.json, adapter_model.safetensors), and all figures. The base stays as it is. Started by
@@ -215,6 +219,7 @@ def _show(tuner: "Tuner", texts: Texts, screen: Console) -> None:
 
     assert texts.data is not None
     model = tuner.adapted
+    model.task.refuse(show=texts.show)
     examples = model.examples(texts.data, texts.train_on, texts.skip_bad)
     for number in range(min(texts.show, len(examples))):
         text = Text(style="dim")

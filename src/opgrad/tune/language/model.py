@@ -26,6 +26,7 @@ CONFIGS = ("config.json", "genai_config.json")  # that name the architecture
 FLOAT_ACCURACY = 1  # of MatMulNBits: operands stay float32
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 TOKENS = ("input_ids", "tokens", "input")
+LOGITS = "logits"  # the output with scores
 ENCODED = ("last_hidden_state", "token_embeddings", "hidden_states")  # an encoder's output for each token
 Choose = Callable[[Mapping[str, int]], str]
 
@@ -130,7 +131,7 @@ def read(path: str | PathLike[str], choose: Choose | None = None) -> LanguageMod
     compute_in_float32(model)
     products = find_products(model, tokens, logits if choose is None or ranks[logits] == 2 else "")
     head = next((each for each in products if each.role == "head"), None)
-    if head is None and choose is None:
+    if head is None and (choose is None or logits == LOGITS):
         raise ValueError(f"{what} computes {logits!r} by no product with a weight, expected a language model")
     last = (graph.sizes(logits) or [None])[-1]
     width = last if isinstance(last, int) else 0
@@ -189,7 +190,7 @@ def _ranks(graph: Graph) -> dict[str, int]:
 
 def _logits(ranks: Mapping[str, int], what: str) -> str:
     """The output with the scores."""
-    named = [name for name in ranks if name == "logits"]
+    named = [name for name in ranks if name == LOGITS]
     three = [name for name, rank in ranks.items() if rank == 3 and name not in ENCODED]
     if not (chosen := named or three):
         raise ValueError(

@@ -77,6 +77,10 @@ class Task:
     WRITES: ClassVar[bool] = False
     PERPLEXITY: ClassVar[bool] = False
 
+    def longest(self, folder: Path) -> int | None:
+        """The most tokens of an example that the model of a folder takes; None if that is not known."""
+        return None
+
     def read(self, file: Path) -> "LanguageModel":
         """The model of a file. Raises ValueError for one that is for another task."""
         raise NotImplementedError

@@ -1,6 +1,6 @@
 """The task of embedding models: texts that belong together get vectors near each other, all others of a batch not."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,31 +13,30 @@ from onnx import TensorProto, helper
 from opgrad.base.arguments import ArgumentError
 from opgrad.onnx.graph.body import GraphBody
 from opgrad.onnx.graph.formulas import LAST, Value
-from opgrad.onnx.graph.messages import copied, keep, opset_of
-from opgrad.onnx.graph.nodes import names_in, needed
+from opgrad.onnx.graph.messages import copied, opset_of
+from opgrad.onnx.graph.nodes import names_in, rename
 from opgrad.training.engine.trainer import Trainer
 from opgrad.training.files.batches import TensorSpec
+from opgrad.training.files.dataset import Dataset
 from opgrad.tune.conversations import text_of
+from opgrad.tune.insertion import DRAW
 from opgrad.tune.language import LanguageModel, read
 from opgrad.tune.language.loss import LOSS
-from opgrad.tune.language.model import ENCODED, WHO
+from opgrad.tune.language.model import WHO
 from opgrad.tune.options import require
 from opgrad.tune.tasks.base import TaskModel
 from opgrad.tune.tasks.cached import GRADIENT, CachedTrainer
-from opgrad.tune.tasks.encoder import LABELS, EncoderTask, Read, Text, TextData, encoded, module_folder, text_inputs
+from opgrad.tune.tasks.encoder import LABELS, EncoderTask, Read, Text, TextData, padded_texts, text_inputs
+from opgrad.tune.tasks.pooling import POOLINGS, SENTENCE, finish, output_of, pooling_of, unit, vectors_of
 from opgrad.tune.token_data import RowData
 from opgrad.tune.tokenizer import folder_of, read_json
 
-POOLINGS = ("mean", "cls", "last")
-# What configurations of sentence-transformers' poolings call these.
-MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last"}
-SENTENCE = ("sentence_embedding", "embeddings")  # outputs that are pooled already
 # The names under which data sets have texts that are asked for, that are found, and that are not to be found.
 ANCHORS = ("anchor", "query", "question", "sentence1", "title", "premise")
 POSITIVES = ("positive", "pos", "passage", "document", "answer", "response", "sentence2", "abstract", "text", "body")
 NEGATIVES = ("negative", "neg")  # the beginnings of their names; a value may be a list
 RANKS = (1, 10)
-SMALLEST = 1e-12
+TEXTS = "texts/"  # before the names of the encoder of other texts than the anchors
 VECTORS = "vectors"  # the value of the graph with them
 OPSET = 17  # of the graph of the loss alone
 
@@ -73,22 +72,15 @@ class Embed(EncoderTask):
     def read(self, file: Path) -> LanguageModel:
         """The graph from tokens to vectors of length 1."""
         what = f"{WHO}: {file}"
-        base = read(file, lambda ranks: _output(ranks, self.pooling, what))
-        pooled = base.logits in SENTENCE
-        pooling = "" if pooled else self.pooling or _pooling(folder_of(file))
+        base = read(file, lambda ranks: output_of(ranks, self.pooling, what))
+        pooling = self.pooling or pooling_of(folder_of(file))
+        if pooling is None and base.logits not in SENTENCE:
+            lack = f"and {folder_of(file)} has no 1_Pooling/config.json"
+            raise ArgumentError("task", f"has no pooling, {lack}, expected pooling=mean, cls or last")
         model = copied(base.model)
         body = GraphBody(opset_of(model), names_in(model.graph))
         body.scope("embed")
-        hidden = Value(body, base.logits, TensorProto.FLOAT)
-        name = next((each.name for each in model.graph.input if "mask" in each.name), None)
-        if name is None and not pooled:
-            raise ValueError(f"{what} has no input attention_mask, expected one for texts of different lengths")
-        vector = hidden if pooled else _pooled(hidden, Value(body, str(name), TensorProto.INT64), pooling)
-        unit = _unit(vector)
-        model.graph.initializer.extend(body.initializers)
-        model.graph.node.extend(body.nodes)
-        model.graph.node.append(helper.make_node("Identity", [unit.name], [VECTORS], VECTORS))
-        _only_output(model, VECTORS, ["batch", base.width or None])
+        finish(model, unit(vectors_of(base, body, str(pooling), what)), VECTORS, ["batch", base.width or None])
         if self.sizes and base.width and max(self.sizes) > base.width:
             raise ArgumentError("sizes", f"is {self.sizes}, expected at most {base.width}, the model's own")
         return replace(base, model=model, logits=VECTORS)
@@ -101,9 +93,13 @@ class Embed(EncoderTask):
         before.append(found if self.passage is None else self.passage)
 
         def read_pair(values: dict[str, Any]) -> tuple[list[Text], Any]:
-            texts = _texts(values)
+            told = next((name for name in ("label", "score") if name in values), None)
+            if told is not None:
+                expected = "pairs that belong together; the tasks classify and rank take it"
+                raise ValueError(f"it has a {told}, expected {expected}")
+            texts = texts_of(values, self.KINDS)
             prefixes = [before[0], *before[1:] * (len(texts) - 1)]
-            return [encoded(model.tokenizer, f"{a}{b}") for a, b in zip(prefixes, texts, strict=True)], 0
+            return [model.tokenizer.encode_with_types(f"{a}{b}") for a, b in zip(prefixes, texts, strict=True)], 0
 
         return read_pair
 
@@ -121,8 +117,10 @@ class Embed(EncoderTask):
             add_product(model, base.width)
             inputs[GRADIENT] = TensorSpec(GRADIENT, np.dtype(np.float32), ("batch", base.width or "width"))
         else:
+            add_texts(model)
             add_contrast(model, self.sizes, self.temperature)
-            inputs[LABELS] = TensorSpec(LABELS, np.dtype(np.int64), ("pairs",))
+            texts = {f"{TEXTS}{name}": each.dtype for name, each in inputs.items()}
+            inputs |= {name: TensorSpec(name, dtype, ("texts", "text_length")) for name, dtype in texts.items()}
         return replace(base, model=model, loss=LOSS), inputs
 
     def trainer(self, model: TaskModel) -> Callable[..., Trainer]:
@@ -158,9 +156,19 @@ class Pairs(TextData):
     chunk: int = 0
 
     def shape(self) -> tuple[int, int]:
-        """Those of a chunk."""
+        """Those of a chunk, or of the texts of a batch that are not its anchors."""
         rows, length = super().shape()
-        return min(rows, self.chunk or rows), length
+        return min(rows, self.chunk or rows - self.batch_size), length
+
+    def arrays(self, rows: np.ndarray) -> Dataset:
+        """The arrays of some rows: without chunks, anchors and texts apart, each padded to the longest of its own."""
+        if self.chunk:
+            return super().arrays(rows)
+        columns = [self.column(place, rows) for place in range(len(self.examples.texts[0]))]
+        given = self.inputs, self.tokens, self.pad
+        texts = padded_texts([text for column in columns[1:] for text in column], *given)
+        apart = {f"{TEXTS}{name}": array for name, array in texts.items()}
+        return Dataset({**padded_texts(columns[0], *given), **apart})
 
     def targets(self, rows: np.ndarray) -> np.ndarray:
         """The place of each row."""
@@ -169,15 +177,39 @@ class Pairs(TextData):
 
 def ranked(anchors: np.ndarray, texts: np.ndarray, own: list[set[int]]) -> dict[str, float]:
     """Mean recall at 1 and 10, and nDCG at 10, of anchors among texts. own: the numbers of each anchor's texts."""
-    most = min(max(RANKS), len(texts))
-    gains, found = 1 / np.log2(np.arange(most) + 2), []
+    found = []
     for anchor, right in zip(anchors, own, strict=True):
-        best = np.argsort(-(texts @ anchor), kind="stable")[:most]
-        hits = np.isin(best, list(right))
-        ideal = gains[: len(right)].sum()
-        found.append([*(hits[:rank].sum() / min(len(right), rank) for rank in RANKS), (gains * hits).sum() / ideal])
+        best = np.argsort(-(texts @ anchor), kind="stable")[: max(RANKS)]
+        found.append((np.isin(best, list(right)), len(right)))
+    return retrieved(found)
+
+
+def retrieved(lists: Sequence[tuple[np.ndarray, int]]) -> dict[str, float]:
+    """The same of lists of texts: which of these, from the best on, are right, and how many there are in all."""
+    gains, found = 1 / np.log2(np.arange(max(RANKS)) + 2), []
+    for hits, count in lists:
+        best = hits[: max(RANKS)]
+        gained = (gains[: len(best)] * best).sum() / gains[:count].sum()
+        found.append([*(best[:rank].sum() / min(count, rank) for rank in RANKS), gained])
+    if not found:
+        return {}
     names = [*(f"recall@{rank}" for rank in RANKS), f"nDCG@{max(RANKS)}"]
     return {name: float(value) for name, value in zip(names, np.mean(found, axis=0), strict=True)}
+
+
+def add_texts(model: onnx.ModelProto) -> None:
+    """Add the encoder once more, with the same weights, for other texts than the anchors, which may be longer."""
+    graph, held = model.graph, {each.name for each in model.graph.initializer}
+    own = [each.name for each in graph.input if each.name not in held and each.name != DRAW]
+    names = {name: f"{TEXTS}{name}" for name in [*own, *(each for node in graph.node for each in node.output if each)]}
+    for value in [each for each in graph.input if each.name in own]:
+        kind = value.type.tensor_type.elem_type
+        graph.input.append(helper.make_tensor_value_info(names[value.name], kind, ["texts", "text_length"]))
+    for node in list(graph.node):
+        added = graph.node.add()
+        added.CopyFrom(node)
+        added.name = f"{TEXTS}{node.name}"
+        rename(added, names)
 
 
 def add_product(model: onnx.ModelProto, width: int) -> None:
@@ -186,94 +218,39 @@ def add_product(model: onnx.ModelProto, width: int) -> None:
     body.scope("loss")
     model.graph.input.append(helper.make_tensor_value_info(GRADIENT, TensorProto.FLOAT, ["batch", width or None]))
     factors = (Value(body, name, TensorProto.FLOAT) for name in (VECTORS, GRADIENT))
-    _finish(model, body, body.node("Mul", *factors).sum(keepdims=False))
+    finish(model, body.node("Mul", *factors).sum(keepdims=False), LOSS, [])
 
 
 def add_contrast(model: onnx.ModelProto, sizes: Collection[int], temperature: float) -> None:
-    """Give a graph of vectors of length 1 the loss as its only output, and the labels as an input.
+    """Give a graph of vectors of length 1 the loss as its only output. sizes: of prefixes.
 
-    The vectors are those of all anchors, then those of their texts, then those of others. sizes: of prefixes.
+    Vectors of texts are those of `add_texts`, first of those that belong to the anchors; else they stand behind those
+    of the anchors, of which there are as many as of the labels, an input then.
     """
+    apart = any(f"{TEXTS}{VECTORS}" in node.output for node in model.graph.node)
     body = GraphBody(opset_of(model), names_in(model.graph))
     body.scope("loss")
-    model.graph.input.append(helper.make_tensor_value_info(LABELS, TensorProto.INT64, ["pairs"]))
-    labels, whole = Value(body, LABELS, TensorProto.INT64), Value(body, VECTORS, TensorProto.FLOAT)
-    count, losses = labels.shape(), []
+    whole, labels, losses = Value(body, VECTORS, TensorProto.FLOAT), Value(body, LABELS, TensorProto.INT64), []
+    if apart:
+        parts, labels = (
+            [whole, Value(body, f"{TEXTS}{VECTORS}", TensorProto.FLOAT)],
+            body.range(whole.shape(0, 1).scalar()),
+        )
+    else:
+        model.graph.input.append(helper.make_tensor_value_info(LABELS, TensorProto.INT64, ["pairs"]))
+        parts = [whole.slice(0, labels.shape()), whole.slice(labels.shape(), LAST)]
     for size in sizes or (0,):
-        unit = _unit(whole.slice(0, size, axis=1)) if size else whole
-        anchors, texts = unit.slice(0, count), unit.slice(count, LAST)
+        anchors, texts = (unit(each.slice(0, size, axis=1)) if size else each for each in parts)
         scores = body.node("MatMul", anchors, texts.transpose(1, 0)) / temperature
         losses.append(body.node("SoftmaxCrossEntropyLoss", scores, labels))
-    _finish(model, body, losses[0] if len(losses) == 1 else body.node("Sum", *losses) / len(losses))
+    finish(model, losses[0] if len(losses) == 1 else body.node("Sum", *losses) / len(losses), LOSS, [])
 
 
-def _finish(model: onnx.ModelProto, body: GraphBody, loss: Value) -> None:
-    """Append nodes to a graph, of which the loss becomes the only output."""
-    body.nodes.append(helper.make_node("Identity", [loss.name], [LOSS], "loss/Identity"))
-    model.graph.initializer.extend(body.initializers)
-    model.graph.node.extend(body.nodes)
-    _only_output(model, LOSS, [])
-
-
-def _only_output(model: onnx.ModelProto, name: str, shape: list[Any]) -> None:
-    del model.graph.output[:]
-    model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
-    keep(model.graph.node, needed(list(model.graph.node), [name]))
-
-
-def _unit(vectors: Value) -> Value:
-    """Vectors with the length 1."""
-    body, square = vectors.body, (vectors * vectors).sum([1])
-    return vectors / body.node("Max", square.apply("Sqrt"), body.number(SMALLEST, vectors))
-
-
-def _pooled(hidden: Value, mask: Value, pooling: str) -> Value:
-    """One vector of those of all tokens [batch, length, width]."""
-    body = hidden.body
-    if pooling == "cls":
-        return hidden.slice(0, 1, axis=1).squeeze(1)
-    counted = mask.cast(TensorProto.FLOAT)
-    if pooling == "last":
-        ends = body.node("CumSum", counted, body.constant(np.array(1))).equals(counted.sum([1]))
-        counted = counted * ends.cast(TensorProto.FLOAT)
-    weights = counted.unsqueeze(2)
-    return (hidden * weights).sum([1], keepdims=False) / body.node("Max", counted.sum([1]), body.number(1e-9, hidden))
-
-
-def _output(ranks: Mapping[str, int], pooling: str | None, what: str) -> str:
-    """The output that the vectors are made of: those of tokens, or, unless a pooling is given, those of texts."""
-    texts = [name for name, rank in ranks.items() if rank == 2 and name in SENTENCE and pooling is None]
-    tokens = [name for name, rank in ranks.items() if rank == 3 and name in ENCODED]
-    if not (found := texts or tokens):
-        raise ValueError(
-            f"{what} has the outputs {', '.join(ranks)}, expected one of {', '.join((*ENCODED, *SENTENCE))}, "
-            "as embedding models have"
-        )
-    return found[0]
-
-
-def _pooling(folder: Path) -> str:
-    """The pooling of a model's folder, as sentence-transformers writes it down."""
-    place = module_folder(folder, "Pooling") or folder / "1_Pooling"
-    config = read_json(place / "config.json")
-    if module_folder(folder, "Dense"):
-        raise NotImplementedError(f"{WHO}: {folder} has a module Dense behind its pooling, expected none")
-    named = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
-    found = [MODES.get(each, each) for each in named] or [str(config["pooling_mode"])] if config else []
-    if len(found) == 1 and found[0] in POOLINGS:
-        return found[0]
-    has = f"the pooling {' and '.join(found)}" if found else "no 1_Pooling/config.json"
-    raise ArgumentError("task", f"has no pooling, and {folder} has {has}, expected pooling=mean, cls or last")
-
-
-def _texts(values: Mapping[str, Any]) -> list[str]:
+def texts_of(values: Mapping[str, Any], kinds: str) -> list[str]:
     """The texts of an example: the anchor, what is to be found, and what is not. Raises ValueError."""
-    told = next((name for name in ("label", "score") if name in values), None)
-    if told is not None:
-        raise ValueError(f"it has a {told}, expected pairs that belong together; the tasks classify and rank take it")
     anchor, positive = (next((each for each in names if each in values), None) for names in (ANCHORS, POSITIVES))
     if anchor is None or positive is None:
-        raise ValueError(f"it has {', '.join(map(repr, values)) or 'nothing'}, expected {Embed.KINDS}")
+        raise ValueError(f"it has {', '.join(map(repr, values)) or 'nothing'}, expected {kinds}")
     flat = {name: value for name, value in values.items() if not isinstance(value, list)}
     for name, value in values.items():
         if isinstance(value, list) and (name == positive or name.startswith(NEGATIVES)):

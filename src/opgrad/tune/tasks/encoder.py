@@ -1,8 +1,7 @@
 """Encoders as tasks train them: their texts as padded tokens, their files, and an output folder like the model's."""
 
-import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +17,7 @@ from opgrad.tune.language import LanguageModel
 from opgrad.tune.lines import Lines
 from opgrad.tune.tasks.base import DEFAULTS, Task, TaskModel
 from opgrad.tune.token_data import RowData, padded
-from opgrad.tune.tokenizer import Tokenizer, read_json
+from opgrad.tune.tokenizer import read_json
 
 LABELS = "labels"
 # The most tokens of a text, as the files of a folder name it.
@@ -133,7 +132,9 @@ class TextData(RowData):
         """The arrays of some rows."""
         columns = (self.column(place, rows) for place in range(len(self.examples.texts[0])))
         texts = [text for column in columns for text in column]
-        return Dataset({LABELS: self.targets(rows), **padded_texts(texts, self.inputs, self.tokens, self.pad)})
+        targets = self.targets(rows)
+        labels = targets.astype(np.float32) if targets.dtype.kind == "f" else targets
+        return Dataset({LABELS: labels, **padded_texts(texts, self.inputs, self.tokens, self.pad)})
 
 
 @dataclass(frozen=True)
@@ -144,15 +145,18 @@ class EncoderTask(Task):
     KINDS: ClassVar[str]
     DATA: ClassVar[type[TextData]] = TextData
 
+    def longest(self, folder: Path) -> int | None:
+        """The most tokens of a text, as the files of a folder name it."""
+        given = (read_json(folder / file).get(name) for file, name in LIMITS)
+        return min((each for each in given if type(each) is int and each > 1), default=None)
+
     def reader(self, model: TaskModel) -> Read:
         """What makes the texts of a line's object, and what is learned from it; see `read_texts`."""
         raise NotImplementedError
 
     def examples(self, model: TaskModel, data: Path, train_on: str, skip_bad: bool) -> TextExamples:
-        """Texts as tokens, as many of each as the model takes."""
-        given = (read_json(model.folder / file).get(name) for file, name in LIMITS)
-        length = min([model.max_length, *(each for each in given if type(each) is int and each > 1)])
-        return read_texts(data, self.reader(model), self.KINDS, length, skip_bad)
+        """Texts as tokens."""
+        return read_texts(data, self.reader(model), self.KINDS, model.max_length, skip_bad)
 
     def rows(self, model: TaskModel, examples: TextExamples, batch_size: int) -> TextData:
         """Texts as rows of tokens."""
@@ -181,16 +185,3 @@ class EncoderTask(Task):
         return outputs.write_like(folder, model.folder, model.file, graph, values, about)
 
     merge = save
-
-
-def encoded(tokenizer: Tokenizer, text: str, other: str | None = None) -> Text:
-    """A text as tokens, or two in one row."""
-    return tokenizer.encode_with_types(text, other)
-
-
-def module_folder(folder: Path, kind: str) -> Path | None:
-    """The folder of a module of sentence-transformers, of which modules.json of a model's folder tells."""
-    path = folder / "modules.json"
-    listed: Iterable[Any] = json.loads(path.read_bytes()) if path.is_file() else ()
-    named = (each for each in listed if str(each.get("type", "")).rpartition(".")[2] == kind)
-    return next((folder / str(each.get("path", "")) for each in named), None)
