@@ -11,8 +11,7 @@ FLOOR := .venv-triton
 INTEGRATIONS := .venv-integrations
 FLOWER := .venv-flower
 GPU_RUNTIME := build/onnxruntime-gpu
-INTEGRATION_TESTS := tests/torch/test_patching.py tests/portable/test_flower.py \
-	tests/training/tune/test_runs.py::test_genai_writes_what_the_tuner_writes
+INTEGRATION_TESTS := tests/torch/test_patching.py tests/portable/test_flower.py tests/libraries/test_architectures.py
 MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
 	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
 
@@ -131,9 +130,10 @@ test-real: $(REAL)/.installed
 	$(REAL)/bin/python tests/support/real_models.py $(REAL)/models
 	OPGRAD_REAL=$(REAL)/models $(REAL)/bin/python -m pytest tests/real
 
-# Every test that needs one of the libraries of the extra; one that is skipped for want of a package fails here.
+# Every test that needs one of the libraries of the extra; one that is skipped for want of a package fails here. CASES=all
+# runs every architecture in every precision.
 test-integrations: $(INTEGRATIONS)/.installed $(FLOWER)/.installed
-	OPGRAD_INTEGRATIONS=1 FLOWER=$(FLOWER)/bin/python $(INTEGRATIONS)/bin/python -m pytest $(PARALLEL) $(INTEGRATION_TESTS)
+	$(CHOSEN) OPGRAD_INTEGRATIONS=1 FLOWER=$(FLOWER)/bin/python $(INTEGRATIONS)/bin/python -m pytest $(PARALLEL) $(INTEGRATION_TESTS)
 
 # onnxruntime-gpu, which has the same modules as onnxruntime, lies beside the environment: 256 MB. No device is needed.
 test-onnxruntime-gpu: $(VENV)/.torch $(GPU_RUNTIME)/.installed

@@ -4,9 +4,11 @@ Small random models are inspected, trained, run by the stock runtime, onnxruntim
 """
 
 import contextlib
+import inspect
 import io
 import json
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +30,7 @@ from opgrad.cli.app import app  # noqa: E402
 from opgrad.tune import Tuner, genai  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of other libraries
-DOCUMENT = Path(__file__).parents[2] / "docs" / "guides" / "architectures.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "start" / "tune.md"
 # Kernels of attention take heads of multiples of 16 numbers, half of which may be turned by their places.
 SIZES = {
     **dict.fromkeys(("hidden_size", "n_embd"), 128), "head_dim": 32, "sliding_window": 16,
@@ -44,8 +46,16 @@ ARCHITECTURES = {
     "GemmaForCausalLM": {},
     "Gemma2ForCausalLM": {},
     "Gemma3ForCausalLM": {},
+    "Gemma3ForConditionalGeneration": {},
     "GptOssForCausalLM": {},
     "GraniteForCausalLM": {},
+    "GraniteMoeHybridForCausalLM": {
+        "layer_types": ["full_attention"] * 2,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 32,
+        "num_local_experts": 0,
+        "position_embedding_type": "rope",
+    },
     "HunYuanDenseV1ForCausalLM": {},
     "Lfm2ForCausalLM": {},
     "Lfm2MoeForCausalLM": {"layer_types": ["full_attention", "conv"], "num_dense_layers": 1},
@@ -86,10 +96,14 @@ def small_model(architecture: str) -> "torch.nn.Module":
     kind = getattr(transformers, architecture)
     for change in small_causal_models.CHANGES:
         with contextlib.suppress(Exception):
-            own = {**small_causal_models.OWN.get(architecture, {}), "head_dim": SIZES["head_dim"]}
+            own = {
+                **small_causal_models.OWN.get(architecture, {}),
+                "head_dim": SIZES["head_dim"],
+                **ARCHITECTURES.get(architecture, {}),
+            }
             own = {name: value for name, value in own.items() if hasattr(kind.config_class(), name)}
             configuration = kind.config_class(**small_causal_models.given(kind.config_class, SIZES | change) | own)
-            for name, value in ARCHITECTURES[architecture].items():
+            for name, value in ARCHITECTURES.get(architecture, {}).items():
                 setattr(configuration.get_text_config(), name, value)
             torch.manual_seed(0)
             model = kind(configuration)
@@ -199,6 +213,7 @@ def test_architecture(tmp_path, originals, architecture, precision):
     with_genai = genai.write(tmp_path / "tuned", adapter, tokens, 6, 0.0, 0)
     if architecture != "Qwen2_5_VLForConditionalGeneration":  # to which genai gives other places than transformers
         assert tuner.adapted.tokenizer.decode(list(with_genai)) == written
+        assert len(list(genai.write(tmp_path / "tuned", adapter, tokens, 1, 0.0, 0))) == 1
     tuner.merge(tmp_path / "merged")
     if "past_sliding_length" in (folder / "model.onnx").read_text(
         "latin1"
@@ -214,3 +229,48 @@ def test_architecture(tmp_path, originals, architecture, precision):
             np.testing.assert_allclose(
                 model(torch.tensor(TOKENS)).logits.numpy(), found, atol=NEAR.get(architecture, 1e-3)
             )
+
+
+def test_every_architecture_of_the_builder_has_a_state():
+    """docs/start/tune.md names all of them, and says of those here that they train."""
+    named = set(re.findall(r'architectures\[0\] == "(\w+)"', inspect.getsource(builder)))
+    rows = re.findall(r"^\| (`(?:\w+For|ChatGLM).*?) \| (.*) \|$", DOCUMENT.read_text(encoding="utf-8"), re.M)
+    states = {name: state for names, state in rows for name in re.findall(r"`(\w+)`", names)}
+    assert named == states.keys()
+    assert {name for name, state in states.items() if "trains" in state} == ARCHITECTURES.keys()
+
+
+class Exported(torch.nn.Module):
+    """Scores alone, without caches."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask):
+        return self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
+
+
+@pytest.mark.one_case  # half a minute each
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM", "PhiForCausalLM", "GPT2LMHeadModel"])
+def test_exported_by_torch(tmp_path, architecture):
+    pytest.importorskip("onnxscript")
+    any_size = dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC)
+    names, tokens = ("input_ids", "attention_mask"), torch.tensor(TOKENS).repeat(2, 1)
+    model, folder = small_model(architecture).eval(), tmp_path / "model"
+    folder.mkdir()
+    given = {"dynamic_shapes": dict.fromkeys(names, any_size), "input_names": names, "output_names": ["logits"]}
+    args = (tokens, torch.ones_like(tokens))
+    torch.onnx.export(Exported(model), args, folder / "model.onnx", dynamo=True, verbose=False, **given)
+    (folder / "tokenizer.json").write_text(make_tokenizer())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>", "chat_template": TEMPLATE}))
+    tuner = Tuner(folder, lora="rank=4")
+    assert sorted(each.product.layer for each in tuner.adapters) == [0] * 4 + [1] * 4  # q, k, v, o
+    data = write_lines(tmp_path / "data.jsonl", LINES)
+    losses = tuner.fit(data, tmp_path / "tuned", epochs=4, batch_size=4, learning_rate=2e-2).state.history
+    assert losses[-1].train_loss < losses[0].train_loss
+    with_mask = {"input_ids": TOKENS, "attention_mask": np.ones_like(TOKENS)}
+    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        expected = model(torch.tensor(TOKENS)).logits.numpy()
+    np.testing.assert_allclose(session.run(["logits"], with_mask)[0], expected, atol=1e-3)

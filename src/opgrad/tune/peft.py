@@ -35,6 +35,7 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
     "phi": {"self_attn.o_proj": "self_attn.dense"},
     **dict.fromkeys(("lfm2", "lfm2_moe", "lfm2_vl_text"), LFM2),
     "gptoss": {"moe.router": "mlp.router"},
+    "granitemoehybrid": {"mlp.down_proj": "shared_mlp.output_linear"},
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_moe_text": {
         **QWEN3_5,
@@ -53,6 +54,7 @@ JOINED: Mapping[str, Mapping[str, Sequence[str]]] = {
         "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
     },
+    "granitemoehybrid": {"shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj")},
 }
 # What must have its default in a configuration that is read, because it changes what adapters compute.
 PLAIN: Mapping[str, tuple[Any, ...]] = {

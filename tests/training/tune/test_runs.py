@@ -19,7 +19,7 @@ from opgrad.cli.app import app
 from opgrad.onnx.graph.nodes import rename
 from opgrad.training.files import tensor_values
 from opgrad.training.run.fit import Interrupted
-from opgrad.tune import Lora, Tuner, fitting, genai
+from opgrad.tune import Lora, Tuner, fitting
 from opgrad.tune.tokenizer import Tokenizer
 
 ANSWER = "the tree is red ."
@@ -393,30 +393,3 @@ def test_wrong_usage(model, data, words, message):
     assert code == 1
     assert message in text
     assert text.count("\n") <= 2
-
-
-@pytest.mark.skipif(not genai.find_spec("onnxruntime_genai"), reason="onnxruntime-genai is not installed")
-def test_genai_writes_what_the_tuner_writes(tmp_path, data):
-    folder = make_folder(tmp_path / "model", cached=True, width=64)
-    (folder / "genai_config.json").write_text(json.dumps(genai_config(64)))
-    tuner = Tuner(folder, lora="rank=8, target=all-linear")
-    run = tuner.fit(data, tmp_path / "tuned", **{**SETTINGS, "epochs": 15})
-    tokens = tuner.adapted.prompt_tokens("what is red ?")
-    found = genai.write(run.output, run.output / "adapter.onnx_adapter", tokens, 8, 0.0, 0)
-    assert tuner.adapted.tokenizer.decode(list(found)) == tuner.write("what is red ?", max_new_tokens=8) == ANSWER
-    some = list(genai.write(run.output, run.output / "adapter.onnx_adapter", tokens, 3, 0.0, 0))
-    assert tuner.adapted.tokenizer.decode(some) == " ".join(ANSWER.split()[:3])
-
-
-def genai_config(width, layers=2, heads=2, shared=1):
-    past = {"past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value"}
-    present = {"present_key_names": "present.%d.key", "present_value_names": "present.%d.value"}
-    decoder = {
-        "session_options": {"provider_options": []}, "filename": "model.onnx", "head_size": width // heads,
-        "hidden_size": width, "num_attention_heads": heads, "num_hidden_layers": layers, "num_key_value_heads": shared,
-        "inputs": {"input_ids": "input_ids", "attention_mask": "attention_mask", **past},
-        "outputs": {"logits": "logits", **present},
-    }  # fmt: skip
-    tokens = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 1}
-    model = {"type": "llama", "context_length": 128, "vocab_size": 25, "decoder": decoder, **tokens}
-    return {"model": model, "search": {"max_length": 128}}

@@ -204,7 +204,7 @@ class _ProductSearch:
 
     def _scores(self, name: str) -> onnx.NodeProto | None:
         """The product of queries and keys behind whose softmax a value stands."""
-        softmax, steps = False, ("Softmax", "Add", "Mul", "Div", "Where", "Cast", "Reshape", "Identity")
+        softmax, steps = False, ("Softmax", "Add", "Mul", "Div", "Tanh", "Where", "Cast", "Reshape", "Identity")
         for _ in range(12):
             node = self._graph.producers.get(name)
             if node is None:

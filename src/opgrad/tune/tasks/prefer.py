@@ -15,7 +15,7 @@ from opgrad.onnx.graph.messages import opset_of
 from opgrad.onnx.graph.nodes import names_in
 from opgrad.training.files.batches import TensorSpec
 from opgrad.training.files.dataset import Dataset
-from opgrad.tune.examples import TokenExample, TokenExamples, Told
+from opgrad.tune.examples import TokenExample, TokenExamples
 from opgrad.tune.language import LanguageModel
 from opgrad.tune.language.loss import EACH, IGNORED, LABELS, LOSS, WEIGHTS
 from opgrad.tune.lines import Lines
@@ -92,8 +92,8 @@ class Prefer(Write):
             graph.input.append(helper.make_tensor_value_info(REFERENCE, TensorProto.FLOAT, ["pairs"]))
         body = GraphBody(opset_of(found.model), names_in(graph))
         body.scope("preferences")
-        floats = (Value(body, name, TensorProto.FLOAT) for name in (EACH, WEIGHTS, REFERENCE))
-        loss = self._loss(*floats, Value(body, LABELS, TensorProto.INT64))
+        each, weights, reference = (Value(body, name, TensorProto.FLOAT) for name in (EACH, WEIGHTS, REFERENCE))
+        loss = self._loss(each, weights, reference, Value(body, LABELS, TensorProto.INT64))
         body.nodes.append(helper.make_node("Identity", [loss.name], [LOSS], "preferences/Identity"))
         graph.initializer.extend(body.initializers)
         graph.node.extend(body.nodes)
@@ -226,7 +226,7 @@ class Answers(TokenExamples):
         self.pairs, told = np.array(found, np.int64), self.told
         lines, bad = told.lines // 2, -(-told.bad // 2)
         facts = {"lines": lines, "bad": bad, "empty": lines - bad - len(found)}
-        self.told = Told(**{**vars(told), **facts, "reasons": tuple(dict.fromkeys(told.reasons))})
+        self.told = replace(told, **facts, reasons=tuple(dict.fromkeys(told.reasons)))
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -265,6 +265,5 @@ class PairData(RowData):
             part = row, slice(len(each.tokens) - 1)
             tokens[part], weights[part] = each.tokens[:-1], each.weights[1:]
             labels[part] = each.tokens[1:] if self.whole else np.where(each.trained[1:], each.tokens[1:], IGNORED)
-        found = {self.tokens: tokens, LABELS: labels, WEIGHTS: weights}
         reference = np.broadcast_to(self.reference, len(self.examples.pairs))[self.chosen[rows]]
-        return Dataset({REFERENCE: reference, **found})
+        return Dataset({REFERENCE: reference, self.tokens: tokens, LABELS: labels, WEIGHTS: weights})

@@ -13,7 +13,7 @@ from opgrad.tune.language import LanguageModel, read
 from opgrad.tune.language.loss import LABELS, WEIGHTS
 from opgrad.tune.language.model import WHO
 from opgrad.tune.tasks.base import Task, TaskModel, tokens_spec
-from opgrad.tune.token_data import TokenData
+from opgrad.tune.token_data import RowData, TokenData
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Write(Task):
             )
         return found
 
-    def rows(self, model: TaskModel, examples: TokenExamples, batch_size: int) -> TokenData:
+    def rows(self, model: TaskModel, examples: TokenExamples, batch_size: int) -> RowData:
         """Texts as rows of tokens."""
         return TokenData(examples, np.arange(len(examples)), batch_size, model.base.tokens, LABELS, packed=model.pack)
 
