@@ -6,6 +6,7 @@ tests Triton may be an interpreter; the first test starts it.
 
 import gc
 import importlib
+import json
 import os
 import shutil
 import subprocess
@@ -31,7 +32,7 @@ from opgrad.cpu.compiler import packs
 from opgrad.onnxruntime import InferenceSession, lower
 from opgrad.ops import operators
 
-pytest.importorskip("triton", reason="needs Triton")
+triton = pytest.importorskip("triton", reason="needs Triton")
 execute = importlib.import_module("opgrad.cuda.execute")
 INSIDE = "device_sessions" in sys.modules
 inside = pytest.mark.skipif(not INSIDE, reason="runs in the process that the first test starts")
@@ -98,6 +99,23 @@ def test_parameters_are_words_in_the_order_of_the_kernels_arguments():
     found = list(ahead.parameters(launch, ahead.Machine("name", 0, 128, kinds)))
     words = [5, (1 << 64) - 1, 0x3F000000, 0x3FE0 << 48]
     assert found == [(0, x), *((word, None) for word in words), (64, sums), (0, None), (0, None)]
+
+
+@outside
+def test_a_pack_for_a_device(tmp_path):
+    """The kernels of an operator and of an artifact set, as machine code for the architecture that is named."""
+    path = tmp_path / "kernels.pack"
+    words = ["--for", "sm_90", "--ops", "quick_gelu_grad", "--dtypes", "float16", "examples/digits", "-o", str(path)]
+    command = [sys.executable, "-m", "opgrad", "compile", *words]
+    done = subprocess.run(command, cwd=ROOT, env=compiling(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pack = packs.Pack(str(path))
+    ((environment, names),) = pack.names.items()
+    assert environment == f"sm_90-triton-{triton.__version__}"
+    code = [packs.PackedObjects(pack, environment).read(name) for name in names]
+    heads = [json.loads(each.partition(b"\n")[0]) for each in code]
+    assert {"quick_gelu_grad", "relu_grad", "loss_rows", "loss_grad"} <= {head["name"] for head in heads}
+    assert all(each.partition(b"\n")[2].startswith(b"\x7fELF") for each in code)
 
 
 @outside

@@ -54,22 +54,22 @@ def requests(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], opti
 
 
 def calls(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Signature]:
-    """The operators of a graph with inputs of these shapes, each with its arrays and attributes."""
-    for node, key in _nodes(model, shapes, onnxruntime.SessionOptions()):
+    """The operators of a graph on CUDA with inputs of these shapes, each with its arrays and attributes."""
+    for node, key in _nodes(model, shapes, onnxruntime.SessionOptions(), cuda=True):
         with suppress(TypeError, ValueError, NotImplementedError):
             yield node.operator, *node.signature(key)
 
 
 def _nodes(
-    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], options: Any
+    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], options: Any, cuda: bool = False
 ) -> list[tuple[RuntimeNode, tuple[int, ...]]]:
-    """The nodes of a graph, with the keys of their calls."""
+    """The nodes of a graph, with the keys of their calls. cuda: those of sessions that may have CUDA's provider."""
     with settling:
         _created.clear()
         with suppress(Exception):  # if no session can be made, the real one raises the error
             fixed = _fixed(model, shapes)
             folds = check_sizes(fixed, "requests")
-            open_session(fixed.SerializeToString(), _options(options), "requests", stock=True, folds=folds)
+            open_session(fixed.SerializeToString(), _options(options, cuda), "requests", stock=True, folds=folds)
         found = _created.copy()
         _created.clear()
     return found
@@ -94,19 +94,19 @@ def _names() -> frozenset[str]:
     return frozenset(each.onnx.name for each in overloads())
 
 
-def _options(like: Any) -> Any:
+def _options(like: Any, cuda: bool) -> Any:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = like.graph_optimization_level
     options.log_severity_level, options.intra_op_num_threads = 4, 1
     pointer, base = library.options_and_base(options)
     api = abi.table(base)
-    for domain in _domains(api.address):
+    for domain in _domains(api.address, cuda):
         api.check(abi.ADD_CUSTOM_OP_DOMAIN, pointer, domain)
     return options
 
 
 @functools.cache
-def _domains(address: int) -> list[int]:
+def _domains(address: int, cuda: bool) -> list[int]:
     api = Api(address)
     infer, destroy = callback(functools.partial(_infer, api), SIZE, 2), callback(_destroy, None, 1)
     members = {
@@ -114,7 +114,7 @@ def _domains(address: int) -> list[int]:
         "KernelDestroy": custom_ops.keep(destroy),
         "InferOutputShapeFn": custom_ops.keep(infer),
     }
-    return custom_ops.new_domains(api, lambda: members)
+    return custom_ops.new_domains(api, lambda: members, cuda)
 
 
 def _of_node(node: RuntimeNode, key: tuple[int, ...]) -> Iterator[Request]:
