@@ -170,6 +170,16 @@ def test_wrong_options(tmp_path, task, message):
         Tuner(tmp_path / "model", task=task)
 
 
+def test_numbers_of_tables(tmp_path):
+    """A .csv file has them as texts."""
+    for name, labels in (("classify", COLOURS), ("rank", ("score",))):
+        make_encoder(tmp_path / name, None, labels)
+    (tmp_path / "data.csv").write_text("query,passage,label\nthe,a,1\na,the,0\n")
+    found = [Tuner(tmp_path / name, task=name).adapted.examples(tmp_path / "data.csv") for name in ("classify", "rank")]
+    assert found[0].targets.tolist() == [1, 0]
+    assert found[1].targets[:, 0].tolist() == [1, 0]
+
+
 def test_command(tmp_path):
     make_encoder(tmp_path / "model", None, COLOURS)
     data = write_lines(tmp_path / "data.jsonl", sentences())

@@ -1,6 +1,7 @@
 """The tasks of classifiers and of rerankers: a head on an encoder gives texts, or pairs of texts, scores."""
 
 import json
+import math
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -135,7 +136,8 @@ class Classify(HeadTask):
         if first is None or not found:
             raise ValueError(f"it has {', '.join(map(repr, values)) or 'nothing'}, expected {self.KINDS}")
         given = found[0] if isinstance(found[0], list) else found
-        numbers = [each if type(each) is int and 0 <= each < len(names) else names.get(str(each)) for each in given]
+        places = {**{str(place): place for place in range(len(names))}, **names}  # tables have numbers as texts
+        numbers = [places.get(str(each)) for each in given]
         if None in numbers:
             raise ValueError(f"label is {found[0]!r}, expected one of {', '.join(names)}")
         if not self.several and len(numbers) != 1:
@@ -225,10 +227,9 @@ class Rank(HeadTask):
             query, *texts = texts_of(values, self.KINDS)
             if label is None and len(texts) < 2:
                 raise ValueError(f"it has no label and no negative, expected {self.KINDS}")
-            is_share = isinstance(label, int | float) and 0 <= label <= 1
-            if label is not None and (self.loss == "listwise" or not is_share):
+            first = 1.0 if label is None else _number(label)
+            if label is not None and (self.loss == "listwise" or not 0 <= first <= 1):
                 raise ValueError(f"label is {label!r}, expected a number from 0 to 1 for the loss binary, or none")
-            first = 1.0 if label is None else float(label)
             pairs = [model.tokenizer.encode_with_types(query, each) for each in texts]
             return pairs, [first, *[0.0] * (len(texts) - 1), zlib.crc32(query.encode())]
 
@@ -259,6 +260,14 @@ class Rank(HeadTask):
             if hits.any() and not hits.all():
                 found.append((hits, int(hits.sum())))
         return retrieved(found)
+
+
+def _number(value: Any) -> float:
+    """A number, which tables may have as a text; else NaN."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def binary(scores: Value, labels: Value) -> Value:
