@@ -36,7 +36,7 @@ class What:
     )
     train: list[str] | None = opt("Weights to train themselves, without adapters; default: none.", metavar="PATTERN")
     task: str = opt(
-        "The task, with options: write, 'embed, temperature=0.05', 'classify, labels=neg|pos' or rank.",
+        "The task, with options: write, 'prefer, beta=0.1', 'embed, sizes=64', 'classify, labels=neg|pos' or rank.",
         default="write",
         metavar="TEXT",
     )
@@ -145,11 +145,13 @@ def tune(
 
 def _check_used(what: What, texts: Texts, settings: RunSettings, trying: Trying) -> None:
     """Raise ValueError for an option that decides nothing, as the one that it is for is not given."""
-    trained = replace(what, adapter=None), replace(texts, data=None, output=None), replace(settings, seed=None)
+    adapter = what.adapter
+    what = replace(what, adapter=None, task=What.task)  # which say what a model is, whatever is done with it
+    trained = what, replace(texts, data=None, output=None), replace(settings, seed=None)
     for name, value, options in (
         ("--data", texts.data, given(*trained)),
         ("--prompt", trying.prompt, given(replace(trying, prompt=None, merge=None))),
-        ("--data or --adapter", texts.data or what.adapter, ["--output"] if texts.output else []),
+        ("--data or --adapter", texts.data or adapter, ["--output"] if texts.output else []),
         ("--data or --prompt", texts.data or trying.prompt, [] if settings.seed is None else ["--seed"]),
     ):
         if value is None and options:
