@@ -313,13 +313,13 @@ def test_tensors_with_fewer_or_more_values_than_they_say(tmp_path):
 
 
 def test_numbers_that_an_attribute_asks_for():
-    node = helper.make_node("MaxRoiPool", ["x4", "regions"], ["u"], pooled_shape=[2**40, 1])
+    node = helper.make_node("RoiAlign", ["x4", "regions", "places"], ["u"], output_height=2**40)
     shape = helper.make_node("Unsqueeze", ["x", "axes"], ["x4"])
     model = _model([shape, node, helper.make_node("ReduceSum", ["u"], ["sum"])])
-    constants = {"axes": np.array([0, 1]), "regions": np.zeros((1, 5), np.float32)}
+    constants = {"axes": np.array([0, 1]), "regions": np.zeros((1, 4), np.float32), "places": np.zeros(1, np.int64)}
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
     with pytest.raises(
-        ValueError, match=r"MaxRoiPool .* an attribute asks for 1099511627776 numbers, expected at most 1048576"
+        ValueError, match=r"RoiAlign .* an attribute asks for 1099511627776 numbers, expected at most 1048576"
     ):
         gradients(model, "y", "x")
 
