@@ -4,11 +4,11 @@ Where an axis with few elements lies behind the reduced one, its columns togethe
 interleaved: in strips of columns most lanes of a vector would be idle. In the cache, on two threads, strips took so
 many times as long, by the length and the number of columns (Emerald Rapids; in brackets without AVX-512):
 
-                                           2              3                4                8
-    softmax       8 to 512   float32   6 to 36 (5-14)   4-6 (3-5)       2-8 (2-5)    1.2-2.4 (1.1-2.5)
-                             bfloat16  4 to 48          4-6             3-5          1.2-2.8
-    softmax_grad  8 to 64    float32   2 to 5 (2-6)     1.5-2.6 (1.6-3) 1.5-2.4 (1-2)  0.5-1.0 (0.4-1.6)
-                  8 to 256   bfloat16  3 to 11          3-5             3-4          1.1-2.4
+                                            2               3               4               8
+    softmax       8 to 512  float32   7 to 11 (4-9)   4.4-7.6 (3.5-5)  2.9-5.9 (3-5)   1.3-2.8 (1.2-1.7)
+                            bfloat16  7 to 12 (4-7)   5.4-6.5 (4-5)    3.6-6.3 (3-3.3) 2.2-3.1 (1.9-2.3)
+    softmax_grad  8 to 64   float32   2.7-5 (2-5)     1.7-2.7 (1.4-3)  1.2-2.2 (1.3-2.4)
+                  8 to 64   bfloat16  6 to 11 (6-7)   5-5.7 (6)        3.2-4.8 (3-3.7) 1.3-2.6 (1.9-2.8)
 """
 
 from collections.abc import Callable
