@@ -119,7 +119,8 @@ class Renderer:
         """Raise ValueError if something that the last message says makes no difference to the text."""
         *before, message = chat
         role = str(message.get("role"))
-        said = frozenset(name for name in SPOKEN.get(role, ()) if message.get(name) not in (None, "", [], {}))
+        given_parts = ((name, message.get(name)) for name in SPOKEN.get(role, ()))
+        said = frozenset(name for name, value in given_parts if (value.strip() if isinstance(value, str) else value))
         for name in said:
             if (role, name, said) in self._written:
                 continue
