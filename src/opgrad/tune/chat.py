@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from opgrad.base.locks import settling
-from opgrad.tune.template_process import SPOKEN, Message, Part
+from opgrad.tune.template_process import Message, Part, said_of
 
-__all__ = ["SPOKEN", "ChatTemplate", "Message", "Part"]
+__all__ = ["ChatTemplate", "Message", "Part", "said_of"]
 
 WHO = "tune"
 MEMORY, SECONDS = 1 << 30, 10  # that a template may take: bytes in all, and time of the processor for a chat

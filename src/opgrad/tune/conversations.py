@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from opgrad.tune.chat import SPOKEN, Message
+from opgrad.tune.chat import Message, said_of
 
 KINDS = "messages, conversations, prompt and completion, instruction and output, or text"
 # The names under which data sets have questions, what belongs to these, and answers; and the roles of ShareGPT.
@@ -117,8 +117,7 @@ def _message(message: Mapping[str, Any], what: str) -> Mapping[str, Any]:
 
 def says(message: Mapping[str, Any]) -> bool:
     """Whether a message of the assistant says anything."""
-    found = [message.get(name) for name in SPOKEN["assistant"]]
-    return any(each.strip() if isinstance(each, str) else each for each in found)
+    return bool(said_of(message, "assistant"))
 
 
 def with_arguments(message: Mapping[str, Any], form: Callable[[Any], Any]) -> Mapping[str, Any]:

@@ -28,6 +28,12 @@ Message = Mapping[str, Any]
 Part = tuple[int, int, int]  # a message's index, the first character of a part of the text, and the one behind it
 
 
+def said_of(message: Message, role: str) -> frozenset[str]:
+    """The names of what a message of a role says: of `SPOKEN`, and not blank."""
+    given = ((name, message.get(name)) for name in SPOKEN.get(role, ()))
+    return frozenset(name for name, value in given if (value.strip() if isinstance(value, str) else value))
+
+
 class Renderer:
     """A template that writes the messages of a chat as one text. special: texts of special tokens by name.
 
@@ -119,8 +125,7 @@ class Renderer:
         """Raise ValueError if something that the last message says makes no difference to the text."""
         *before, message = chat
         role = str(message.get("role"))
-        given_parts = ((name, message.get(name)) for name in SPOKEN.get(role, ()))
-        said = frozenset(name for name, value in given_parts if (value.strip() if isinstance(value, str) else value))
+        said = said_of(message, role)
         for name in said:
             if (role, name, said) in self._written:
                 continue
