@@ -180,10 +180,8 @@ class TokenExamples:
     def _read(self, line: bytes, number: int) -> TokenExample:
         """The example of a line."""
         values = self._lines.object(line, number, KINDS)
-        try:
+        with self._lines.naming(number):
             tokens, weights = self._tokens(values)
-        except ValueError as error:
-            raise ValueError(f"{self.where(number)}: {error}") from None
         weights = weights.astype(np.float32)
         weights[:1] = 0
         return TokenExample(tokens, weights)

@@ -55,6 +55,14 @@ class Lines:
         start, path, unit = self._parts[bisect.bisect_left(self._parts, number, key=lambda each: each[0]) - 1]
         return f"{path}: {unit} {number - start}"
 
+    @contextmanager
+    def naming(self, number: int) -> Iterator[None]:
+        """Within the `with` block, a ValueError about the object of a line names the line."""
+        try:
+            yield
+        except ValueError as error:
+            raise ValueError(f"{self.where(number)}: {error}") from None
+
     def object(self, line: bytes, number: int, kinds: str) -> dict[str, Any]:
         """The object of a line. kinds: what it shall have, for messages. Raises ValueError."""
         try:

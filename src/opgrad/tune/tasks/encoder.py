@@ -52,14 +52,15 @@ def read_texts(path: Path, read: Read, kinds: str, max_length: int, skip_bad: bo
     for number, _, line in lines:
         count += 1
         try:
-            found, target = read(lines.object(line, number, kinds))
-            if texts and len(found) != len(texts[0]):
-                raise ValueError(f"it has {len(found)} texts, expected {len(texts[0])} as in the first example")
+            values = lines.object(line, number, kinds)
+            with lines.naming(number):
+                found, target = read(values)
+                if texts and len(found) != len(texts[0]):
+                    raise ValueError(f"it has {len(found)} texts, expected {len(texts[0])} as in the first example")
         except ValueError as error:
-            reason = str(error) if str(error).startswith(lines.where(number)) else f"{lines.where(number)}: {error}"
             if not skip_bad:
-                raise ValueError(reason) from None
-            bad.append(reason)
+                raise
+            bad.append(str(error))
             continue
         longest = max(longest, *(each.shape[1] for each in found))
         cut += any(each.shape[1] > max_length for each in found)

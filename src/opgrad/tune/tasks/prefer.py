@@ -171,10 +171,8 @@ class Twice(Lines):
     def object(self, line: bytes, number: int, kinds: str) -> dict[str, Any]:
         """The prompt and one answer as its completion."""
         values = super().object(line, number, KINDS)
-        try:
+        with self.naming(number):
             prompt, *answers = _pair(values)
-        except ValueError as error:
-            raise ValueError(f"{self.where(number)}: {error}") from None
         answer = answers[1 - number % 2]
         found = {"prompt": prompt, "completion": answer} if prompt or isinstance(answer, str) else {"messages": answer}
         return found | ({"tools": values["tools"]} if values.get("tools") else {})
