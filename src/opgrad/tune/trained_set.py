@@ -24,7 +24,6 @@ from opgrad.tune.language.model import WHO
 from opgrad.tune.lora import Adapter, without_adapters
 from opgrad.tune.tasks import Task, Write
 from opgrad.tune.tasks.base import tokens_spec
-from opgrad.tune.tasks.embed import TEXTS
 
 if TYPE_CHECKING:
     from opgrad.tune.language import LanguageModel
@@ -68,9 +67,8 @@ def prepare(
     names, stored = [*values, *weights], _widen(model, weights, base.values)
     trained, inputs = task.with_loss(replace(base, model=model), weights, form, plain)
     layers = cuts.layers if isinstance(cuts, Room) else cuts or ()
-    if isinstance(cuts, Room):  # a task may have the layers twice
-        made = {name for node in trained.model.graph.node for name in node.output}
-        layers = [*layers, *(name for each in layers if (name := f"{TEXTS}{each}") in made)]
+    if isinstance(cuts, Room):
+        layers = task.ends_of_layers(layers, trained.model)
         cuts = replace(cuts, layers=layers)
     loss = [trained.loss]
     models, chosen = (

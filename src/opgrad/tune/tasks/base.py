@@ -1,11 +1,12 @@
 """What a model is trained for: how it is read, how lines become examples, what the loss is, and what is written."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
+import onnx
 
 from opgrad.base.arguments import ArgumentError
 from opgrad.base.writing import alone
@@ -106,6 +107,10 @@ class Task:
         runtimes: then its scores are values of their own.
         """
         raise NotImplementedError
+
+    def ends_of_layers(self, layers: Sequence[str], model: onnx.ModelProto) -> Sequence[str]:
+        """The values with which the layers of the model with its loss end. layers: those of the model without it."""
+        return layers
 
     def trainer(self, model: TaskModel) -> Callable[..., Trainer]:
         """What makes a trainer, with the arguments of `Trainer`."""

@@ -123,6 +123,11 @@ class Embed(EncoderTask):
             inputs |= {name: TensorSpec(name, dtype, ("texts", "text_length")) for name, dtype in texts.items()}
         return replace(base, model=model, loss=LOSS), inputs
 
+    def ends_of_layers(self, layers: Sequence[str], model: onnx.ModelProto) -> Sequence[str]:
+        """Those of both encoders."""
+        made = {name for node in model.graph.node for name in node.output}
+        return [*layers, *(name for each in layers if (name := f"{TEXTS}{each}") in made)]
+
     def trainer(self, model: TaskModel) -> Callable[..., Trainer]:
         """What makes a trainer: with chunks one that has the loss of whole batches."""
         if not self.chunk:
