@@ -72,6 +72,8 @@ def declared_types(graph: onnx.GraphProto) -> dict[str, TypeProto]:
     found = {each.name: each.type for each in (*graph.input, *graph.output, *graph.value_info)}
     for each in graph.initializer:
         found[each.name] = helper.make_tensor_type_proto(each.data_type, each.dims)
+    for sparse in graph.sparse_initializer:
+        found[sparse.values.name] = helper.make_tensor_type_proto(sparse.values.data_type, sparse.dims)
     return found
 
 
