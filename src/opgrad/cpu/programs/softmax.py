@@ -35,25 +35,19 @@ from opgrad.cpu.runtime.program import Program
 
 FORWARD: Final = ("softmax", "log_softmax")
 GRADIENTS: Final = ("softmax_grad", "log_softmax_grad")
-TRANSPOSED: Final = {
-    **{operator: transposed.forward_transposed(operator) for operator in FORWARD},
-    **{operator: transposed.gradient_transposed(operator) for operator in GRADIENTS},
-}
 # Of each operator the plain kernels by layout: one, or those of several steps.
 PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
     "softmax": {
         "rows": rows.softmax_rows,
         "columns": columns.softmax_columns,
-        "transposed": TRANSPOSED["softmax"].rows,
-        "interleaved": TRANSPOSED["softmax"].interleaved,
+        **transposed.forward_transposed("softmax"),
         "groups": groups.softmax_groups,
         "split": split.forward("softmax"),
     },
     "log_softmax": {
         "rows": rows.log_softmax_rows,
         "columns": columns.log_softmax_columns,
-        "transposed": TRANSPOSED["log_softmax"].rows,
-        "interleaved": TRANSPOSED["log_softmax"].interleaved,
+        **transposed.forward_transposed("log_softmax"),
         "groups": groups.log_softmax_groups,
         "split": split.forward("log_softmax"),
     },
@@ -61,8 +55,7 @@ PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
         operator: {
             "rows": rows.gradient_rows(operator),
             "columns": columns.gradient_columns(operator),
-            "transposed": TRANSPOSED[operator].rows,
-            "interleaved": TRANSPOSED[operator].interleaved,
+            **transposed.gradient_transposed(operator),
             "split": split.gradient(operator),
         }
         for operator in GRADIENTS

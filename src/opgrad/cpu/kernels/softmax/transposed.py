@@ -12,7 +12,7 @@ many times as long, by the length and the number of columns (Emerald Rapids; in 
 """
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
@@ -61,14 +61,8 @@ def loop_over_groups(compute: Callable[..., None]) -> Callable[..., None]:
     return write
 
 
-class TransposedKernels(NamedTuple):
-    """The kernel of short rows, and that of rows of interleaved columns."""
-
-    rows: Kernel
-    interleaved: Kernel
-
-
-def forward_transposed(operator: str) -> TransposedKernels:
+def forward_transposed(operator: str) -> dict[str, Kernel]:
+    """The kernels of short rows and of interleaved columns, by the names of their layouts."""
     lines = forward_lines(of_columns(operator), combine.write_waiting)
 
     @inline
@@ -95,10 +89,11 @@ def forward_transposed(operator: str) -> TransposedKernels:
         w = v.lanes(tile)
         write(units.start * w, min(units.stop * w, count), n * inner, y, tile, buffer, stream, (x, tile, inner))
 
-    return TransposedKernels(by_transposed_rows, by_interleaved_columns)
+    return {"transposed": by_transposed_rows, "interleaved": by_interleaved_columns}
 
 
-def gradient_transposed(operator: str) -> TransposedKernels:
+def gradient_transposed(operator: str) -> dict[str, Kernel]:
+    """The kernels of short rows and of interleaved columns, by the names of their layouts."""
     lines = gradient_lines(operator, combine.write_waiting)
 
     @inline
@@ -131,4 +126,4 @@ def gradient_transposed(operator: str) -> TransposedKernels:
         begin, end = units.start * w, min(units.stop * w, count)
         write(begin, end, n * inner, dx, dy_tile, buffer, stream, (dy, y, dy_tile, y_tile, inner))
 
-    return TransposedKernels(by_transposed_rows, by_interleaved_columns)
+    return {"transposed": by_transposed_rows, "interleaved": by_interleaved_columns}
