@@ -19,8 +19,8 @@ from opgrad.training.files.rules import AdamWRule
 from opgrad.tune import outputs, peft, step_weights
 from opgrad.tune.dora import squared_norms
 from opgrad.tune.generation import Writer
-from opgrad.tune.language import LanguageModel, Room, ends_of_layers, limit_of
-from opgrad.tune.language.model import WHO
+from opgrad.tune.language.memory import Room, ends_of_layers, limit_of
+from opgrad.tune.language.model import WHO, LanguageModel
 from opgrad.tune.lora import Adapter, Lora, as_values, choose
 from opgrad.tune.tasks import TRAIN_ON, TaskExamples, Write, task_of
 from opgrad.tune.tokenizer import Tokenizer, folder_of

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -16,16 +15,13 @@ from opgrad.training.files.checkpoint_tables import ELEMENT_TYPES
 from opgrad.training.files.tensor_values import Held, array_of, is_placeholder, placeholder, tensor_of
 from opgrad.tune.dora import factors
 from opgrad.tune.insertion import insert
-from opgrad.tune.language.model import WHO
+from opgrad.tune.language.model import WHO, LanguageModel
 from opgrad.tune.lora import Adapter
-
-if TYPE_CHECKING:
-    from opgrad.tune.language import LanguageModel
 
 PRODUCTS = ("MatMul", "Gemm", "Gather", "Conv", "FusedMatMul")  # whose weights adapters can be merged into
 
 
-def with_inputs(base: "LanguageModel", adapters: Sequence[Adapter]) -> onnx.ModelProto:
+def with_inputs(base: LanguageModel, adapters: Sequence[Adapter]) -> onnx.ModelProto:
     """The base with its adapters as inputs; without values for them it computes what the base does."""
     model, kinds = copied(base.source), _kinds(base, adapters)
     insert(model, adapters, scaled=True)
@@ -50,15 +46,13 @@ def _shapes(adapter: Adapter) -> dict[str, tuple[int | None, ...]]:
     return {a: (a_shape[0], None), b: (None, b_shape[1]), **dict(more)}
 
 
-def _kinds(base: "LanguageModel", adapters: Iterable[Adapter]) -> dict[str, int]:
+def _kinds(base: LanguageModel, adapters: Iterable[Adapter]) -> dict[str, int]:
     """The TensorProto.DataType of what each adapter adds to, by the adapter's name."""
     kind = Graph(copied(base.source)).element_type
     return {each.name: kind(each.product.output) or kind(each.product.input) or TensorProto.FLOAT for each in adapters}
 
 
-def scaled(
-    base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
+def scaled(base: LanguageModel, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """What adapters have as the base with inputs takes it: B holds the scale, all in the type of the base."""
     kinds = _kinds(base, adapters)
     found = {}
@@ -71,20 +65,20 @@ def scaled(
     return found
 
 
-def replaced(base: "LanguageModel", values: Mapping[str, np.ndarray]) -> tuple[onnx.ModelProto, dict[str, Held]]:
+def replaced(base: LanguageModel, values: Mapping[str, np.ndarray]) -> tuple[onnx.ModelProto, dict[str, Held]]:
     """The base with other values of its weights, and the values of its placeholders."""
     kinds = {each.name: each.data_type for each in base.source.graph.initializer}
     changed = {name: rounded(array, kinds[name], f"{WHO}: the weight {name!r}") for name, array in values.items()}
     return _with_values(base, _held(base), changed)
 
 
-def _held(base: "LanguageModel") -> dict[str, Held]:
+def _held(base: LanguageModel) -> dict[str, Held]:
     """The values of the base's tensors by name."""
     return {each.name: each for each in base.source.graph.initializer} | dict(base.values)
 
 
 def _with_values(
-    base: "LanguageModel", held: Mapping[str, Held], changed: Mapping[str, np.ndarray]
+    base: LanguageModel, held: Mapping[str, Held], changed: Mapping[str, np.ndarray]
 ) -> tuple[onnx.ModelProto, dict[str, Held]]:
     """The base with some values changed, and the values of its placeholders."""
     model = copied(base.source)
@@ -96,7 +90,7 @@ def _with_values(
 
 
 def merged(
-    base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]
+    base: LanguageModel, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]
 ) -> tuple[onnx.ModelProto, dict[str, Held]]:
     """The base with the adapters added to its weights, or as nodes beside those that are quantized or shared.
 

@@ -8,7 +8,6 @@ Source: DoRA, arXiv 2402.09353.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -17,18 +16,15 @@ from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.nodes import attributes_of
 from opgrad.ops.quantized import floats_of
 from opgrad.training.files.tensor_values import Held, array_of
-from opgrad.tune.language.model import WHO
+from opgrad.tune.language.model import WHO, LanguageModel
 from opgrad.tune.language.packed_weights import attributes_of_nbits
 from opgrad.tune.lora import Adapter
-
-if TYPE_CHECKING:
-    from opgrad.tune.language import LanguageModel
 
 COLUMNS = 64  # that are unpacked at once
 FLOATS = ("MatMul", "Gemm", "FusedMatMul")
 
 
-def squared_norms(base: "LanguageModel", adapter: Adapter, added: np.ndarray | None = None) -> np.ndarray:
+def squared_norms(base: LanguageModel, adapter: Adapter, added: np.ndarray | None = None) -> np.ndarray:
     """The squared norm of each column of the weight to which an adapter adds, float64 [outputs].
 
     added: what is added to the weight before, [inputs, outputs].
@@ -42,7 +38,7 @@ def squared_norms(base: "LanguageModel", adapter: Adapter, added: np.ndarray | N
     return norms
 
 
-def factors(base: "LanguageModel", adapter: Adapter, values: Mapping[str, np.ndarray]) -> np.ndarray:
+def factors(base: LanguageModel, adapter: Adapter, values: Mapping[str, np.ndarray]) -> np.ndarray:
     """What the results of an adapter's product are multiplied with, float64 [outputs]."""
     low = values[adapter.a].astype(np.float64) @ values[adapter.b] * adapter.lora.scale
     return np.asarray(values[adapter.magnitude] / np.sqrt(squared_norms(base, adapter, low)))
@@ -57,7 +53,7 @@ def bias_of(node: onnx.NodeProto) -> str:
     return bias
 
 
-def columns_of(base: "LanguageModel", adapter: Adapter) -> Iterator[tuple[int, np.ndarray]]:
+def columns_of(base: LanguageModel, adapter: Adapter) -> Iterator[tuple[int, np.ndarray]]:
     """Some columns of a weight at a time, as rows of float64, each time with the number of the first."""
     held = {each.name: each for each in base.model.graph.initializer} | dict(base.values)
     node = next(node for node in base.model.graph.node if adapter.product.output in node.output)

@@ -6,19 +6,16 @@ import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from opgrad.base.arguments import ArgumentError, naming
 from opgrad.training.make.checks import listed, near
 from opgrad.training.make.patterns import fits
-from opgrad.tune.language.model import WHO
-from opgrad.tune.language.products import TABLES
+from opgrad.tune.language.model import WHO, LanguageModel
+from opgrad.tune.language.products import TABLES, WeightProduct
 from opgrad.tune.options import parsed, require
-
-if TYPE_CHECKING:
-    from opgrad.tune.language import LanguageModel, WeightProduct
 
 ATTENTION = ("q", "k", "v", "o", "qkv")  # roles of the products that get adapters by default
 LINEAR = "all-linear"  # a target: every product of layers
@@ -76,7 +73,7 @@ class Adapter:
     """
 
     name: str
-    product: "WeightProduct"
+    product: WeightProduct
     lora: Lora
     first: int
     last: int
@@ -127,7 +124,7 @@ class Adapter:
         return {a: generator.uniform(-bound, bound, a_shape).astype(np.float32), b: np.zeros(b_shape, np.float32)}
 
 
-def choose(base: "LanguageModel", loras: Sequence[Lora]) -> list[Adapter]:
+def choose(base: LanguageModel, loras: Sequence[Lora]) -> list[Adapter]:
     """The adapters of a model: each product gets those of the first `Lora` whose target it is.
 
     Raises ValueError for a target that matches nothing, NotImplementedError for one that can have no adapter.
@@ -146,7 +143,7 @@ def choose(base: "LanguageModel", loras: Sequence[Lora]) -> list[Adapter]:
     return sorted(found.values(), key=lambda each: order.index(each.name))
 
 
-def _adapters(product: "WeightProduct", lora: Lora) -> Iterable[Adapter]:
+def _adapters(product: WeightProduct, lora: Lora) -> Iterable[Adapter]:
     """The adapters beside a product, one for each of its parts that is a target."""
     for module, role, (first, last) in slices(product):
         if not _is_target(product, module, role, lora.target):
@@ -158,7 +155,7 @@ def _adapters(product: "WeightProduct", lora: Lora) -> Iterable[Adapter]:
         yield Adapter(module, product, lora, first, last)
 
 
-def _is_target(product: "WeightProduct", module: str, role: str, target: str | None) -> bool:
+def _is_target(product: WeightProduct, module: str, role: str, target: str | None) -> bool:
     if target is None:
         return product.role in ATTENTION
     if target == LINEAR:
@@ -172,7 +169,7 @@ def _is_named(names: Sequence[str], target: str) -> bool:
     return any(fits(each, names) or any(name.endswith(f".{each}") for name in names) for each in patterns)
 
 
-def without_adapters(base: "LanguageModel", adapters: Sequence[Adapter]) -> list[tuple[str, str]]:
+def without_adapters(base: LanguageModel, adapters: Sequence[Adapter]) -> list[tuple[str, str]]:
     """Biases that the target of an adapter names, of products that have none, each with the product's weight."""
     targets = {each.lora.target for each in adapters} - {None, LINEAR}
     adapted = {each.product.output for each in adapters}
@@ -180,12 +177,12 @@ def without_adapters(base: "LanguageModel", adapters: Sequence[Adapter]) -> list
     return [(each.bias, each.weight) for each in others if any(_is_named([each.bias], str(text)) for text in targets)]
 
 
-def modules(base: "LanguageModel") -> "dict[str, WeightProduct]":
+def modules(base: LanguageModel) -> dict[str, WeightProduct]:
     """The modules that can have adapters, in the model's order, each with the product that it is or is part of."""
     return {module: product for product in base.products for module, _, _ in slices(product)}
 
 
-def slices(product: "WeightProduct") -> list[tuple[str, str, tuple[int, int]]]:
+def slices(product: WeightProduct) -> list[tuple[str, str, tuple[int, int]]]:
     """For each part of a product, the module's name, its role and its columns; one of all columns for a whole one."""
     module = module_of(product)
     if not product.parts:
@@ -195,7 +192,7 @@ def slices(product: "WeightProduct") -> list[tuple[str, str, tuple[int, int]]]:
             for role, first, last in product.parts]  # fmt: skip
 
 
-def module_of(product: "WeightProduct") -> str:
+def module_of(product: WeightProduct) -> str:
     """The name of the module that a product was exported from, by the names of its weight or of its node.
 
     Exporters name weights model.layers.0.self_attn.q_proj.weight, or nodes /model/layers.0/self_attn/q_proj/MatMul, or

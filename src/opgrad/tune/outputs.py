@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Container, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,12 +19,9 @@ from opgrad.training.engine.binding import borrowed
 from opgrad.training.files.model_files import LARGEST_MODEL, ValuesFile, model_bytes, write_model
 from opgrad.training.files.tensor_values import Held, is_placeholder
 from opgrad.tune import deployed, peft
-from opgrad.tune.language.model import WHO
+from opgrad.tune.language.model import WHO, LanguageModel
 from opgrad.tune.lora import Adapter
 from opgrad.tune.tokenizer import read_json
-
-if TYPE_CHECKING:
-    from opgrad.tune.language import LanguageModel
 
 MODEL, ADAPTER, ABOUT = "model.onnx", "adapter.onnx_adapter", "tune.json"
 OWN = (ABOUT, "metrics.json", "metrics.csv")  # of a fine-tuning, which another one writes itself
@@ -38,17 +35,17 @@ BESIDE = (
 )
 
 
-def checksum(base: "LanguageModel", file: Path) -> str:
+def checksum(base: LanguageModel, file: Path) -> str:
     """The SHA-256 of a model's file and of the files in which it keeps tensors, in hexadecimal digits."""
     return sha256_of((file, *_data_files(base)))
 
 
-def _data_files(base: "LanguageModel", names: Container[str] | None = None) -> list[Path]:
+def _data_files(base: LanguageModel, names: Container[str] | None = None) -> list[Path]:
     """The files beside the model's own in which it keeps tensors. names: of the tensors; None: all."""
     return sorted({place for name, (place, _, _) in base.files.items() if names is None or name in names})
 
 
-def check_space(base: "LanguageModel", folder: Path) -> None:
+def check_space(base: LanguageModel, folder: Path) -> None:
     """Raise OSError if the copies of the base's files will not fit on the disk of a folder."""
     needed, free = sum(path.stat().st_size for path in _data_files(base, base.values)), shutil.disk_usage(folder).free
     if needed > free:
@@ -56,7 +53,7 @@ def check_space(base: "LanguageModel", folder: Path) -> None:
         raise OSError(errno.ENOSPC, what, str(folder))
 
 
-def check_names(folder: Path, base: "LanguageModel") -> None:
+def check_names(folder: Path, base: LanguageModel) -> None:
     """Raise `NoFile` where a file of a fine-tuning cannot be written into a folder."""
     own = (MODEL, f"{MODEL}.data", ADAPTER, ABOUT, peft.CONFIG, peft.WEIGHTS, *BESIDE)
     check_destinations(folder, (*own, *(path.name for path in _data_files(base, base.values))))
@@ -74,7 +71,7 @@ def check_base(folder: Path, found: str) -> None:
 
 def write_tuned(
     folder: Path,
-    base: "LanguageModel",
+    base: LanguageModel,
     file: Path,
     adapters: Sequence[Adapter],
     values: Mapping[str, np.ndarray],
@@ -140,7 +137,7 @@ def _write_whole(model: onnx.ModelProto, values: Mapping[str, Held], path: Path,
         write_model(model, values, path, outside)
 
 
-def _write_referring(model: onnx.ModelProto, base: "LanguageModel", folder: Path) -> None:
+def _write_referring(model: onnx.ModelProto, base: LanguageModel, folder: Path) -> None:
     """Write a model whose large tensors lie where they lie in the base's files, of which the folder gets copies."""
     for tensor in model.graph.initializer:
         if not is_placeholder(tensor) or tensor.name not in base.files:

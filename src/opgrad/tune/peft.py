@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +14,9 @@ from opgrad.base.writing import new_file
 from opgrad.training.files import safetensors
 from opgrad.training.files.checkpoint_tables import Damaged
 from opgrad.training.make.checks import listed
-from opgrad.tune.language.model import WHO
+from opgrad.tune.language.model import WHO, LanguageModel
 from opgrad.tune.lora import Adapter, Lora, choose, modules, slices
 from opgrad.tune.tokenizer import read_json
-
-if TYPE_CHECKING:
-    from opgrad.tune.language import LanguageModel
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -84,7 +81,7 @@ def turned(adapter: Adapter, array: np.ndarray) -> np.ndarray:
     return array.T if array.ndim == 2 else array
 
 
-def write(folder: Path, base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
+def write(folder: Path, base: LanguageModel, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
     """Write both files into a folder of `staged`."""
     tensors = {
         peft: np.ascontiguousarray(turned(adapter, values[name]))
@@ -109,20 +106,20 @@ def _module(architecture: str, name: str) -> tuple[str, list[str]]:
     return name, [name]
 
 
-def _modules(base: "LanguageModel") -> dict[str, list[str]]:
+def _modules(base: LanguageModel) -> dict[str, list[str]]:
     """The names of transformers for all modules, each with the modules here of which that is made."""
     found = dict(_module(base.architecture, name) for name in modules(base))
     return {_in_whole(base, name): parts for name, parts in found.items()}
 
 
-def _in_whole(base: "LanguageModel", name: str) -> str:
+def _in_whole(base: LanguageModel, name: str) -> str:
     """The name of a module or a tensor where the model is a part of one that takes pictures, too."""
     of_texts = re.compile(rf"^({re.escape(PREFIX)})?model\.(?!language_model\.)")
     return of_texts.sub(r"\1model.language_model.", name) if base.architecture in WITH_PICTURES else name
 
 
 def _theirs(
-    base: "LanguageModel", config: dict[str, Any], tensors: dict[str, np.ndarray]
+    base: LanguageModel, config: dict[str, Any], tensors: dict[str, np.ndarray]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """A configuration and tensors under the names of transformers.
 
@@ -177,7 +174,7 @@ def _join(
 
 
 def _ours(
-    base: "LanguageModel", config: dict[str, Any], tensors: Mapping[str, np.ndarray], folder: Path
+    base: LanguageModel, config: dict[str, Any], tensors: Mapping[str, np.ndarray], folder: Path
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """A configuration and tensors under the names here: those of a module that is several here are split.
 
@@ -242,7 +239,7 @@ def is_folder(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
 
 
-def read(folder: Path, base: "LanguageModel") -> tuple[list[Adapter], dict[str, np.ndarray]]:
+def read(folder: Path, base: LanguageModel) -> tuple[list[Adapter], dict[str, np.ndarray]]:
     """The adapters in PEFT's files, for a base, and their values by the names that they have here.
 
     Raises FileNotFoundError, ValueError for damaged files or an adapter of another model, NotImplementedError for one

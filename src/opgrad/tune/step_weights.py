@@ -2,21 +2,18 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from opgrad.base.reading import json_object, read_regular
 from opgrad.training.files.checkpoint_tables import Damaged
 from opgrad.training.files.weights import decode
-from opgrad.tune.language.model import WHO
+from opgrad.tune.language.model import WHO, LanguageModel
 from opgrad.tune.lora import Adapter, Lora, choose
 
-if TYPE_CHECKING:
-    from opgrad.tune.language import LanguageModel
 
-
-def read(path: Path, base: "LanguageModel", checksum: str) -> tuple[list[Adapter], dict[str, np.ndarray]]:
+def read(path: Path, base: LanguageModel, checksum: str) -> tuple[list[Adapter], dict[str, np.ndarray]]:
     """The adapters in a weights file, for a base, and their values.
 
     checksum: the base's. Raises ValueError for a damaged file, one of another base, or one that has no adapters.

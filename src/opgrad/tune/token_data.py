@@ -11,8 +11,8 @@ from opgrad.training.files.batches import TensorSpec
 from opgrad.training.files.dataset import Buffer, Dataset, Fill
 from opgrad.tune.examples import TokenExample, TokenExamples
 from opgrad.tune.insertion import DRAW
-from opgrad.tune.language import PLACES, STARTS
 from opgrad.tune.language.loss import IGNORED, WEIGHTS
+from opgrad.tune.language.packing import PLACES, STARTS
 
 # Lengths of batches are multiples of this, so that there are few of them: a graph keeps memory and plans for each.
 MULTIPLE = 16

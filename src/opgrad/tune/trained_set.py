@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -19,14 +18,13 @@ from opgrad.training.make.models import MODEL, take_parameters, training_models,
 from opgrad.training.make.patterns import matching
 from opgrad.training.make.selection import Candidates, torn_layers, torn_note
 from opgrad.tune.insertion import DRAW, insert
-from opgrad.tune.language import PLACES, STARTS, MemoryPlan, Room, packed_rows, plan, use_tiles
-from opgrad.tune.language.model import WHO
+from opgrad.tune.language.memory import MemoryPlan, Room, plan
+from opgrad.tune.language.model import WHO, LanguageModel
+from opgrad.tune.language.packed_weights import use_tiles
+from opgrad.tune.language.packing import PLACES, STARTS, packed_rows
 from opgrad.tune.lora import Adapter, without_adapters
 from opgrad.tune.tasks import Task, Write
 from opgrad.tune.tasks.base import tokens_spec
-
-if TYPE_CHECKING:
-    from opgrad.tune.language import LanguageModel
 
 Torn = tuple[tuple[str, str], ...]  # biases, each with the weight of the same layer
 WRITE = Write()
@@ -46,7 +44,7 @@ class Setting:
 
 
 def prepare(
-    base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], train: Iterable[str],
+    base: LanguageModel, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], train: Iterable[str],
     folder: Path, rule: AdamWRule, cuts: Room | Sequence[str] | None = None, *, seed: int = 0, pack: bool = False,
     plain: bool = False, task: Task = WRITE, form: int = 0,
 ) -> Setting:  # fmt: skip
@@ -91,7 +89,7 @@ def prepare(
 
 
 def _adapted(
-    base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], seed: int, drawn: bool
+    base: LanguageModel, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], seed: int, drawn: bool
 ) -> tuple[onnx.ModelProto, dict[str, TensorSpec]]:
     """The model with its adapters, and the input that counts the draws of their dropout, where they have any."""
     model = copied(base.model)
@@ -124,7 +122,7 @@ def _widen(model: onnx.ModelProto, weights: Sequence[str], values: Mapping[str, 
 
 
 def scoring(
-    base: "LanguageModel", adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], each: bool = False
+    base: LanguageModel, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], each: bool = False
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """The graph that gives the scores of the next token for each token, and the values of large constants.
 

@@ -15,7 +15,7 @@ from opgrad.training.files import safetensors
 from opgrad.training.make.selection import torn_note
 from opgrad.tune import Tuner, deployed, peft
 from opgrad.tune.insertion import insert
-from opgrad.tune.language import read
+from opgrad.tune.language.model import read
 from opgrad.tune.lora import Lora, choose
 from opgrad.tune.outputs import write_tuned
 

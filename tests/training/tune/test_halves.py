@@ -13,7 +13,7 @@ from opgrad.training.engine.trainer import Trainer, session_options
 from opgrad.training.files.tensor_values import array_of
 from opgrad.tune import Tuner
 from opgrad.tune.generation import Writer
-from opgrad.tune.language import read
+from opgrad.tune.language.model import read
 from opgrad.tune.trained_set import scoring
 
 SIZE = 5 + len(WORDS)

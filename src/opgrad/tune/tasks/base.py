@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import onnx
@@ -14,12 +14,10 @@ from opgrad.training.engine.trainer import Trainer
 from opgrad.training.files.batches import TensorSpec
 from opgrad.tune import deployed, outputs
 from opgrad.tune.examples import Told
-
-if TYPE_CHECKING:
-    from opgrad.tune.language import LanguageModel
-    from opgrad.tune.lora import Adapter
-    from opgrad.tune.token_data import RowData
-    from opgrad.tune.tokenizer import Tokenizer
+from opgrad.tune.language.model import LanguageModel
+from opgrad.tune.lora import Adapter
+from opgrad.tune.token_data import RowData
+from opgrad.tune.tokenizer import Tokenizer
 
 DEFAULTS: dict[str, Any] = {"epochs": 1, "batch_size": 4, "learning_rate": 2e-4, "schedule": "cosine", "clip_norm": 1.0}
 TRAIN_ON = "assistant"
@@ -30,14 +28,14 @@ class TaskModel(Protocol):
 
     file: Path
     folder: Path
-    base: "LanguageModel"
-    adapters: "list[Adapter]"
+    base: LanguageModel
+    adapters: list[Adapter]
     values: dict[str, np.ndarray]
     max_length: int
     pack: bool
 
     @property
-    def tokenizer(self) -> "Tokenizer":
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer of the model's folder."""
 
     def computing(self, each: bool = False, tuned: bool = True) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
@@ -82,11 +80,11 @@ class Task:
         """The most tokens of an example that the model of a folder takes; None if that is not known."""
         return None
 
-    def read(self, file: Path) -> "LanguageModel":
+    def read(self, file: Path) -> LanguageModel:
         """The model of a file. Raises ValueError for one that is for another task."""
         raise NotImplementedError
 
-    def trained(self, base: "LanguageModel") -> tuple[str, ...]:
+    def trained(self, base: LanguageModel) -> tuple[str, ...]:
         """Names of weights of the model that are trained beside adapters, such as those of a new head."""
         return ()
 
@@ -94,13 +92,13 @@ class Task:
         """The examples of a file or a folder. Raises ValueError that names the line of what is wrong."""
         raise NotImplementedError
 
-    def rows(self, model: TaskModel, examples: Any, batch_size: int) -> "RowData":
+    def rows(self, model: TaskModel, examples: Any, batch_size: int) -> RowData:
         """Examples, as `examples` made them, as the rows of batches."""
         raise NotImplementedError
 
     def with_loss(
-        self, base: "LanguageModel", trained: Collection[str], form: int, plain: bool
-    ) -> tuple["LanguageModel", dict[str, TensorSpec]]:
+        self, base: LanguageModel, trained: Collection[str], form: int, plain: bool
+    ) -> tuple[LanguageModel, dict[str, TensorSpec]]:
         """A model, which has its adapters, with its loss as the only output, and the inputs of a batch by name.
 
         trained: names of weights that are trained. form: that of the examples. plain: whether the graph is for other
@@ -116,7 +114,7 @@ class Task:
         """What makes a trainer, with the arguments of `Trainer`."""
         return Trainer
 
-    def figures(self, model: TaskModel, held: "RowData") -> Mapping[str, float]:
+    def figures(self, model: TaskModel, held: RowData) -> Mapping[str, float]:
         """How good the present model is with the examples that validate, beside their loss."""
         return {}
 

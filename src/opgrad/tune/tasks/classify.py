@@ -22,9 +22,8 @@ from opgrad.onnx.graph.messages import copied, opset_of
 from opgrad.onnx.graph.nodes import names_in
 from opgrad.training.files.batches import TensorSpec
 from opgrad.tune.conversations import text_of
-from opgrad.tune.language import LanguageModel, read
 from opgrad.tune.language.loss import LOSS
-from opgrad.tune.language.model import WHO
+from opgrad.tune.language.model import WHO, LanguageModel, read
 from opgrad.tune.options import require
 from opgrad.tune.tasks.base import TaskModel
 from opgrad.tune.tasks.embed import retrieved, texts_of

@@ -20,9 +20,8 @@ from opgrad.training.files.batches import TensorSpec
 from opgrad.training.files.dataset import Dataset
 from opgrad.tune.conversations import text_of
 from opgrad.tune.insertion import DRAW
-from opgrad.tune.language import LanguageModel, read
 from opgrad.tune.language.loss import LOSS
-from opgrad.tune.language.model import WHO
+from opgrad.tune.language.model import WHO, LanguageModel, read
 from opgrad.tune.options import require
 from opgrad.tune.tasks.base import TaskModel
 from opgrad.tune.tasks.cached import GRADIENT, CachedTrainer

@@ -13,7 +13,7 @@ from opgrad.training.files.batches import TensorSpec
 from opgrad.training.files.dataset import Dataset
 from opgrad.tune import deployed, outputs
 from opgrad.tune.examples import REASONS, Told
-from opgrad.tune.language import LanguageModel
+from opgrad.tune.language.model import LanguageModel
 from opgrad.tune.lines import Lines
 from opgrad.tune.tasks.base import DEFAULTS, Task, TaskModel
 from opgrad.tune.token_data import RowData, padded

@@ -14,8 +14,7 @@ from opgrad.onnx.graph.body import GraphBody
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.messages import keep
 from opgrad.onnx.graph.nodes import needed
-from opgrad.tune.language import LanguageModel
-from opgrad.tune.language.model import ENCODED, WHO
+from opgrad.tune.language.model import ENCODED, WHO, LanguageModel
 from opgrad.tune.tokenizer import read_json
 
 POOLINGS = ("mean", "cls", "last")

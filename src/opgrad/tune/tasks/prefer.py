@@ -16,8 +16,8 @@ from opgrad.onnx.graph.nodes import names_in
 from opgrad.training.files.batches import TensorSpec
 from opgrad.training.files.dataset import Dataset
 from opgrad.tune.examples import TokenExample, TokenExamples
-from opgrad.tune.language import LanguageModel
 from opgrad.tune.language.loss import EACH, IGNORED, LABELS, LOSS, WEIGHTS
+from opgrad.tune.language.model import LanguageModel
 from opgrad.tune.lines import Lines
 from opgrad.tune.options import require
 from opgrad.tune.tasks.base import TRAIN_ON, TaskModel, tokens_spec

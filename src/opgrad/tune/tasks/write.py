@@ -9,9 +9,8 @@ import numpy as np
 
 from opgrad.training.files.batches import TensorSpec
 from opgrad.tune.examples import TokenExamples
-from opgrad.tune.language import LanguageModel, read
 from opgrad.tune.language.loss import LABELS, WEIGHTS
-from opgrad.tune.language.model import WHO
+from opgrad.tune.language.model import WHO, LanguageModel, read
 from opgrad.tune.tasks.base import Task, TaskModel, tokens_spec
 from opgrad.tune.token_data import RowData, TokenData
 
