@@ -9,7 +9,7 @@ from opgrad.contract import DTYPES
 from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.loops.elements import elementwise
+from opgrad.cpu.kernels.loops.map import elementwise
 from opgrad.cpu.programs.elements import program
 from opgrad.cpu.runtime.plan import run_on, words
 from opgrad.cpu.runtime.threads import threads_for

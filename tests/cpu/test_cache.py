@@ -370,7 +370,7 @@ def test_kernels_depend_on_a_handful_of_files():
         if not name.startswith("opgrad.call"):
             assert not [each for each in files if each.startswith(("cpu/programs/", "native/"))], name
     relu = {place(each) for each in sources.reached(activation.relu.function)}
-    assert relu == {"cpu/kernels/activation.py", "cpu/kernels/loops/elements.py", "cpu/kernels/loops/map.py"}
+    assert relu == {"cpu/kernels/activation.py", "cpu/kernels/loops/map.py"}
 
 
 def place(function):

@@ -2,7 +2,7 @@
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.loops.elements import elementwise
+from opgrad.cpu.kernels.loops.map import elementwise
 from opgrad.cpu.kernels.numerics import elementary
 
 

@@ -8,10 +8,8 @@ from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.compiler.words import copy_bytes
-from opgrad.cpu.kernels.loops.elements import elementwise, scaling
 from opgrad.cpu.kernels.loops.fold import BLOCK
-from opgrad.cpu.kernels.loops.map import get, row_writer, times
-from opgrad.cpu.kernels.strided import both_offsets
+from opgrad.cpu.kernels.loops.map import both_offsets, elementwise, get, row_writer, scaling, times
 
 
 @inline

@@ -6,8 +6,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.loops.elements import elementwise
-from opgrad.cpu.kernels.loops.map import mapped, write_same
+from opgrad.cpu.kernels.loops.map import elementwise, mapped, write_same
 from opgrad.cpu.kernels.numerics.philox import keep_run
 
 BLOCK: Final = 1 << 12  # elements whose mask is still in the first-level cache when it is read again

@@ -6,8 +6,7 @@ from typing import Final
 from opgrad.cpu.compiler.decorators import Kernel, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.loops.elements import elementwise
-from opgrad.cpu.kernels.loops.map import mapped_to_each
+from opgrad.cpu.kernels.loops.map import elementwise, mapped_to_each
 from opgrad.cpu.kernels.numerics import elementary, eltwise, eltwise_grad
 
 BLOCK: Final = 1 << 14  # elements of a unit

@@ -11,9 +11,9 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Private, Rows, Units
 from opgrad.cpu.compiler.words import copy_bytes, load_i32, load_word, store_i32, store_word
-from opgrad.cpu.kernels.loops.combine import combining
 from opgrad.cpu.kernels.loops.fold import column_sum_of, fold_down
 from opgrad.cpu.kernels.loops.map import put, write_same
+from opgrad.cpu.kernels.loops.rows import combining
 from opgrad.cpu.kernels.sort import HOT, counting_sort
 
 AHEAD: Final = 16  # addends between a prefetch and its use

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from opgrad.cpu.compiler.decorators import Kernel, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.loops.elements import BLOCK, elementwise
-from opgrad.cpu.kernels.loops.map import mapped
+from opgrad.cpu.kernels.loops.map import BLOCK, elementwise, mapped
 from opgrad.cpu.kernels.numerics import eltwise, eltwise_grad
 
 gelu = elementwise(

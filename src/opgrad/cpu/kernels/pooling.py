@@ -9,9 +9,8 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Private, Units
 from opgrad.cpu.compiler.words import load_f64, load_word, store_word
-from opgrad.cpu.kernels.loops.fill import write_zeros
 from opgrad.cpu.kernels.loops.fold import CHUNK
-from opgrad.cpu.kernels.loops.map import write_same
+from opgrad.cpu.kernels.loops.map import write_same, write_zeros
 from opgrad.cpu.kernels.loops.weighted import Along, add_rows, add_times
 
 SIZES = (int, int, int)  # the annotation of a plane's sizes; those that an image lacks are 1

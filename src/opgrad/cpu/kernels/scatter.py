@@ -15,11 +15,8 @@ from opgrad.cpu.compiler.parameters import Part, Pointer, Private, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.compiler.words import load_i32, load_word, store_i32, store_word
 from opgrad.cpu.kernels.gather import named, sum_slice
-from opgrad.cpu.kernels.loops.elements import BLOCK
-from opgrad.cpu.kernels.loops.fill import write_zeros
-from opgrad.cpu.kernels.loops.map import mapped, write_same
+from opgrad.cpu.kernels.loops.map import BLOCK, both_offsets, mapped, write_same, write_zeros
 from opgrad.cpu.kernels.sort import counting_sort
-from opgrad.cpu.kernels.strided import both_offsets
 
 
 @inline

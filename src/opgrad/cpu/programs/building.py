@@ -7,7 +7,7 @@ from opgrad.contract import DTYPES
 from opgrad.contract.problem import Problem
 from opgrad.contract.ranges import Explain
 from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
-from opgrad.cpu.kernels.loops.fill import fill_zeros
+from opgrad.cpu.kernels.loops.map import fill_zeros
 from opgrad.cpu.programs.layout import Loops, precision
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.program import Program, Step, Tables, shared_out

@@ -17,7 +17,7 @@ from opgrad.cpu.kernels.cross_entropy.labels import (
     read_labels,
     sum_labels,
 )
-from opgrad.cpu.kernels.loops.transpose import tile_size
+from opgrad.cpu.kernels.loops.rows import tile_size
 from opgrad.cpu.programs import layout as layouts
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.layout import Limits, Loops, keeps_column, layout_of, loops_of

@@ -6,7 +6,7 @@ from typing import Any
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
-from opgrad.cpu.kernels.loops.elements import BLOCK
+from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.program import Program

@@ -9,7 +9,7 @@ from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gather as kernels
 from opgrad.cpu.kernels.gather import Slices
-from opgrad.cpu.kernels.loops import combine
+from opgrad.cpu.kernels.loops.rows import buffer_size
 from opgrad.cpu.kernels.sort import HOT, MOST_SORTED
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.sort import Sorting
@@ -71,7 +71,7 @@ def copy_slices(steps: ProgramSteps, pre: int, slices: Slices) -> None:
         x=Operand(x.number, "float32"),
         y=Rows(Operand(y.number, "float32"), words),
         soon=0 if near else max(SOON, SOON_BYTES // slice_bytes),
-        buffer=steps.workspace.private(combine.size(4), "float32"),
+        buffer=steps.workspace.private(buffer_size(4), "float32"),
         stream=partition.streams(2 * units * slice_bytes),
     )
 

@@ -5,7 +5,7 @@ import math
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import gelu as kernels
-from opgrad.cpu.kernels.loops.elements import BLOCK
+from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.elements import operator
 from opgrad.cpu.runtime import partition

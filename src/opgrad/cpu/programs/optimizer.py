@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.kernels import optimizer as kernels
-from opgrad.cpu.kernels.loops.elements import BLOCK
+from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.kernels.several import sum_squares
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.runtime import partition

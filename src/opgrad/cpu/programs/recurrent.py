@@ -14,7 +14,7 @@ from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
-from opgrad.cpu.kernels.loops.fill import fill_zeros
+from opgrad.cpu.kernels.loops.map import fill_zeros
 from opgrad.cpu.kernels.recurrent import gru, lstm
 from opgrad.cpu.kernels.recurrent import matrices as layers
 from opgrad.cpu.kernels.recurrent.matrices import Layer, LayerMatrix, Panels, States

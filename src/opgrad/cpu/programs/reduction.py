@@ -13,8 +13,7 @@ from typing import Any
 from opgrad.contract.problem import Operand
 from opgrad.cpu.compiler.decorators import vector_lanes
 from opgrad.cpu.compiler.parameters import Strips
-from opgrad.cpu.kernels.loops.fold import BLOCK
-from opgrad.cpu.kernels.loops.reduction import DEEP, WIDE, sum_columns, sum_integers, sum_rows
+from opgrad.cpu.kernels.loops.fold import BLOCK, DEEP, WIDE, sum_columns, sum_integers, sum_rows
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.runtime import partition
 

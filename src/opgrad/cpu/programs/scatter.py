@@ -15,8 +15,8 @@ from opgrad.contract.ranges import wrong_index
 from opgrad.contract.shapes import slice_ranges
 from opgrad.cpu.compiler.words import CACHE_LINE
 from opgrad.cpu.kernels.gather import AHEAD, Slices
-from opgrad.cpu.kernels.loops.elements import BLOCK
 from opgrad.cpu.kernels.loops.fold import CHUNK
+from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.kernels.scatter import (
     KEYS_BY_DIGIT,
     AxisRange,

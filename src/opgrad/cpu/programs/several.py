@@ -8,7 +8,7 @@ from typing import Any, Final
 from opgrad.contract.problem import Operand, Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import several as kernels
-from opgrad.cpu.kernels.loops.elements import BLOCK
+from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.kernels.several import ByteRows
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.runtime import partition

@@ -10,9 +10,7 @@ from typing import Any, Final
 
 from opgrad.contract.problem import Problem
 from opgrad.cpu.compiler.decorators import Kernel
-from opgrad.cpu.kernels.loops import combine
-from opgrad.cpu.kernels.loops.rows import AHEAD
-from opgrad.cpu.kernels.loops.transpose import group_tiles, tile_size
+from opgrad.cpu.kernels.loops.rows import AHEAD, buffer_size, group_size, group_tiles, tile_size
 from opgrad.cpu.kernels.softmax import columns, groups, panels, rows, split, transposed
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.fused import fusing
@@ -118,12 +116,12 @@ def _memory(steps: ProgramSteps, kernel: Kernel, layout: str, width: int) -> dic
     n, private = steps.problem.n, steps.workspace.private
     size = n * steps.problem.inner
     sizes = {
-        "rows": {"e": n + width, "done": n + width, "buffer": combine.size(steps.item)},
+        "rows": {"e": n + width, "done": n + width, "buffer": buffer_size(steps.item)},
         "columns": {"e": n * width, "done": n * width},
         "groups": {"tile": group_tiles(width), "e": (n + width) * width},
         "transposed": {
             **dict.fromkeys(("tile", "dy_tile", "y_tile"), tile_size(size, width)),
-            "buffer": combine.group_size(size * width, steps.item),
+            "buffer": group_size(size * width, steps.item),
         },
     }["transposed" if layout == "interleaved" else layout]
     return {name: private(size) for name, size in sizes.items() if name in kernel.parameters}

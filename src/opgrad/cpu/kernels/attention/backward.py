@@ -29,8 +29,7 @@ from opgrad.cpu.kernels.attention.tiles import (
     span_of,
 )
 from opgrad.cpu.kernels.gemm import CHUNK, VECTORS, multiply
-from opgrad.cpu.kernels.loops.fill import write_zeros
-from opgrad.cpu.kernels.loops.map import mapped, mapped_to_each, write_same, write_times
+from opgrad.cpu.kernels.loops.map import mapped, mapped_to_each, write_same, write_times, write_zeros
 from opgrad.cpu.kernels.numerics.elementary import exp2_up_to_one, tanh
 
 ROWS = CHUNK  # of a tile

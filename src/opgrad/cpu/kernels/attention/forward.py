@@ -32,9 +32,8 @@ from opgrad.cpu.kernels.attention.tiles import (
     write_capped,
 )
 from opgrad.cpu.kernels.gemm import CHUNK, SPARE, multiply
-from opgrad.cpu.kernels.loops.fill import clear, write_zeros
 from opgrad.cpu.kernels.loops.fold import fold
-from opgrad.cpu.kernels.loops.map import get_or, mapped, put, write_times
+from opgrad.cpu.kernels.loops.map import clear, get_or, mapped, put, write_times, write_zeros
 from opgrad.cpu.kernels.loops.rows import row_max
 from opgrad.cpu.kernels.numerics.elementary import LN2_HIGH, LN2_LOW, exp2_up_to_one, log
 

@@ -15,9 +15,8 @@ from opgrad.cpu.kernels.attention.backward import (
     pack_values,
 )
 from opgrad.cpu.kernels.attention.tiles import Drop, Scores, Seen, TileSizes, keys_of, span_of
-from opgrad.cpu.kernels.loops.fill import clear
 from opgrad.cpu.kernels.loops.fold import sum_range
-from opgrad.cpu.kernels.loops.map import write_same, write_sum
+from opgrad.cpu.kernels.loops.map import clear, write_same, write_sum
 
 
 class MaskGradient(NamedTuple):

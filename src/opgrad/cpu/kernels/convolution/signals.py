@@ -12,8 +12,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.compiler.words import load_word
-from opgrad.cpu.kernels.loops.fill import write_zeros
-from opgrad.cpu.kernels.loops.map import write_same
+from opgrad.cpu.kernels.loops.map import write_same, write_zeros
 
 # The words of a phase in its table. For each of three axes: the first element of the grid that the image has, the one
 # behind the last, and the place of the first in the image.

@@ -16,8 +16,7 @@ from opgrad.cpu.compiler.words import load_word
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.convolution.signals import Images, copy_strided
 from opgrad.cpu.kernels.gemm import Matrix, ProductSizes, product
-from opgrad.cpu.kernels.loops.fill import write_zeros
-from opgrad.cpu.kernels.loops.map import write_same, write_sum
+from opgrad.cpu.kernels.loops.map import write_same, write_sum, write_zeros
 
 POSITIONS: Final = 2 * gemm.CHUNK  # windows of a block
 ELEMENTS: Final = 256  # of windows, rows of a block: with so many windows it stays in the second-level cache

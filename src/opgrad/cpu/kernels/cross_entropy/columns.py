@@ -24,8 +24,7 @@ from opgrad.cpu.kernels.loops import columns as loops
 from opgrad.cpu.kernels.loops.columns import Line, Strip, vector_of
 from opgrad.cpu.kernels.loops.fold import CHUNK
 from opgrad.cpu.kernels.loops.map import get, put
-from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY
-from opgrad.cpu.kernels.loops.transpose import transpose_in, transpose_out
+from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, transpose_in, transpose_out
 from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.kernels.numerics.elementary import exp, exp_up_to_zero, log
 

@@ -5,9 +5,8 @@ from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.cross_entropy.rows import losses_by_rows
-from opgrad.cpu.kernels.loops.elements import BLOCK
 from opgrad.cpu.kernels.loops.fold import folded
-from opgrad.cpu.kernels.loops.map import mapped
+from opgrad.cpu.kernels.loops.map import BLOCK, mapped
 from opgrad.cpu.kernels.loops.rows import row_log_sum, write_log
 from opgrad.cpu.kernels.numerics.elementary import exp
 

@@ -16,9 +16,8 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.cross_entropy.columns import losses_by_columns
 from opgrad.cpu.kernels.cross_entropy.rows import losses_by_rows
 from opgrad.cpu.kernels.loops.columns import column_max, vector_of
-from opgrad.cpu.kernels.loops.fill import write_zeros
 from opgrad.cpu.kernels.loops.fold import fold_down, fold_in_chunks
-from opgrad.cpu.kernels.loops.map import get, put, row_writer
+from opgrad.cpu.kernels.loops.map import get, put, row_writer, write_zeros
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, first_largest, row_max
 from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.kernels.numerics.elementary import exp_up_to_zero, tanh

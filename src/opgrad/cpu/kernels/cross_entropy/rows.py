@@ -13,8 +13,7 @@ from opgrad.cpu.compiler.words import store_f64
 from opgrad.cpu.kernels.cross_entropy.columns import gradient_from_log_prob
 from opgrad.cpu.kernels.cross_entropy.labels import LossReduction, Samples, divisor_of, inverse_of
 from opgrad.cpu.kernels.loops import rows as loops
-from opgrad.cpu.kernels.loops.fill import write_zeros
-from opgrad.cpu.kernels.loops.map import mapped_by_index, of_each, times, write_same
+from opgrad.cpu.kernels.loops.map import mapped_by_index, of_each, times, write_same, write_zeros
 from opgrad.cpu.kernels.numerics import logsumexp as lse
 
 nothing_before = inline(lambda x, y, n, options: 0)

@@ -11,9 +11,8 @@ from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Private, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.cross_entropy.options import CAPPED, DIVIDED, Scaling, Transform, gradient_of, in_precision
-from opgrad.cpu.kernels.loops.fill import write_zeros
 from opgrad.cpu.kernels.loops.fold import folded, sum_products, sum_range
-from opgrad.cpu.kernels.loops.map import mapped, mapped_by_index
+from opgrad.cpu.kernels.loops.map import mapped, mapped_by_index, write_zeros
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, row_rests
 from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.kernels.numerics.elementary import exp, exp_up_to_zero

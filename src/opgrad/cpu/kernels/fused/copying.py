@@ -3,8 +3,7 @@
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
-from opgrad.cpu.kernels.loops.map import write_same
-from opgrad.cpu.kernels.strided import both_offsets
+from opgrad.cpu.kernels.loops.map import both_offsets, write_same
 
 
 @inline

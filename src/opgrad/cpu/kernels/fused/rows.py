@@ -30,10 +30,10 @@ from opgrad.cpu.kernels.fused.operands import (
     keep_elements,
     start,
 )
-from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.fold import fold
 from opgrad.cpu.kernels.loops.map import put, row_writer, write_same
+from opgrad.cpu.kernels.loops.rows import combining
 from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, of_rows
 from opgrad.cpu.kernels.softmax.rows import LATE
 
@@ -108,7 +108,7 @@ def forward(form: Form) -> Kernel:
             e, done = done, e
         finish(waiting, n, stream)
 
-    write = combine.combining(write_rows)
+    write = combining(write_rows)
 
     @kernel
     def fused_rows(
@@ -161,7 +161,7 @@ def gradient(form: GradientForm) -> Kernel:
             e, done = done, e
         finish(waiting, n, stream)
 
-    write = combine.combining(write_rows)
+    write = combining(write_rows)
 
     @kernel
     def fused_gradient_rows(

@@ -34,7 +34,7 @@ from opgrad.cpu.kernels.fused.operands import (
 )
 from opgrad.cpu.kernels.loops.columns import Line, nothing
 from opgrad.cpu.kernels.loops.map import put, row_writer, write_same
-from opgrad.cpu.kernels.loops.transpose import transpose_in, transpose_out
+from opgrad.cpu.kernels.loops.rows import transpose_in, transpose_out
 from opgrad.cpu.kernels.softmax.columns import forward_lines, gradient_lines
 from opgrad.cpu.kernels.softmax.reductions import of_columns
 

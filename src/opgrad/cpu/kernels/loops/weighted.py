@@ -5,9 +5,8 @@ from typing import NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.words import load_f64, load_word
-from opgrad.cpu.kernels.loops.fill import write_zeros
 from opgrad.cpu.kernels.loops.fold import CHUNK
-from opgrad.cpu.kernels.loops.map import mapped, write_times
+from opgrad.cpu.kernels.loops.map import mapped, write_times, write_zeros
 
 
 class Along(NamedTuple):

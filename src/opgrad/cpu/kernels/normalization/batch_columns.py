@@ -12,9 +12,8 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.loops.fill import clear
 from opgrad.cpu.kernels.loops.fold import column_sum_of, fold_down
-from opgrad.cpu.kernels.loops.map import mapped, mapped_to_each, write_sum
+from opgrad.cpu.kernels.loops.map import clear, mapped, mapped_to_each, write_sum
 from opgrad.cpu.kernels.normalization.batch import MEAN, gradient, normalized
 
 SAMPLES: Final = 64  # of a block

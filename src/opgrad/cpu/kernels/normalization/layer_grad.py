@@ -10,9 +10,8 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.loops.fill import clear
 from opgrad.cpu.kernels.loops.fold import BLOCK, column_sum_of, fold_in_chunks
-from opgrad.cpu.kernels.loops.map import get, get_or, mapped
+from opgrad.cpu.kernels.loops.map import clear, get, get_or, mapped
 
 STRIP: Final = 1024  # columns of a part where rows are split: its sums, 8 KiB, stay in the first-level cache
 

@@ -21,8 +21,7 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.columns import column_max, in_buffer
 from opgrad.cpu.kernels.loops.fold import fold
 from opgrad.cpu.kernels.loops.map import get_or, mapped, put
-from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, number_equal, row_top
-from opgrad.cpu.kernels.loops.transpose import TILES, transpose_in
+from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, TILES, number_equal, row_top, transpose_in
 from opgrad.cpu.kernels.numerics import logsumexp as lse
 from opgrad.cpu.kernels.softmax.reductions import of_columns
 

@@ -10,9 +10,9 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.map import get
+from opgrad.cpu.kernels.loops.rows import combining
 from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, of_rows
 
 # Rows up to this length that are not written past the cache are written after the exponentials of the next row.
@@ -117,7 +117,7 @@ def gradient_rows(operator: str) -> Kernel:
             waiting = begin(out + (row - first) * dx_step, n, arrays, s, False, stream)
         finish(waiting, n, stream)
 
-    write = combine.combining(write_rows)
+    write = combining(write_rows)
 
     @kernel
     def by_rows(rows: Units, n, dy: Rows, y: Rows, dx: Rows, buffer: Private, stream, ahead):

@@ -17,10 +17,18 @@ from typing import Final
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Private, Rows, Units
-from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.columns import Line
 from opgrad.cpu.kernels.loops.map import write_same
-from opgrad.cpu.kernels.loops.transpose import transpose_in, transpose_out
+from opgrad.cpu.kernels.loops.rows import buffer_like as in_buffer
+from opgrad.cpu.kernels.loops.rows import (
+    first_line,
+    holds_lines,
+    next_lines,
+    transpose_in,
+    transpose_out,
+    waiting_from,
+    write_waiting,
+)
 from opgrad.cpu.kernels.softmax.columns import forward_lines, gradient_lines
 from opgrad.cpu.kernels.softmax.reductions import of_columns
 
@@ -37,8 +45,8 @@ def loop_over_groups(compute: Callable[..., None]) -> Callable[..., None]:
 
     @inline
     def write(begin: int, end: int, n: int, y, tile, buffer, stream: int, arguments) -> None:
-        w, held, line = v.lanes(tile), combine.in_buffer(y.data, buffer), v.line(y.data)
-        combined = combine.holds_lines(y, end - begin, n, w, stream)
+        w, held, line = v.lanes(tile), in_buffer(y.data, buffer), v.line(y.data)
+        combined = holds_lines(y, end - begin, n, w, stream)
         out, filled = y.data, 0
         for row in range(begin, end, w):
             ys, rows, ready = y.data + row * y.step, min(w, end - row), filled // line * line
@@ -46,14 +54,14 @@ def loop_over_groups(compute: Callable[..., None]) -> Callable[..., None]:
                 out = ys + AHEAD * w * y.step
             compute(row, rows, n, (out, ready, held), arguments)
             if combined and row > begin:
-                combine.next_lines(out, ready, n, held)
+                next_lines(out, ready, n, held)
                 out, filled = out + ready, filled - ready
                 transpose_out(held + filled, n, tile, n, rows)
                 filled += rows * n
             else:
                 transpose_out(ys, y.step, tile, n, rows)
                 if combined:
-                    filled = combine.first_line(ys + w * n, held)
+                    filled = first_line(ys + w * n, held)
                     out = ys + (w * n - filled)
         if combined:
             write_same(out, 0, filled, 1, (held,), ())
@@ -63,7 +71,7 @@ def loop_over_groups(compute: Callable[..., None]) -> Callable[..., None]:
 
 def forward_transposed(operator: str) -> dict[str, Kernel]:
     """The kernels of short rows and of interleaved columns, by the names of their layouts."""
-    lines = forward_lines(of_columns(operator), combine.write_waiting)
+    lines = forward_lines(of_columns(operator), write_waiting)
 
     @inline
     def compute(row: int, rows: int, size: int, waiting, arguments) -> None:
@@ -72,7 +80,7 @@ def forward_transposed(operator: str) -> dict[str, Kernel]:
         transpose_in(tile, xs, x.step, size, rows)
         step, ahead = inner * w, xs + AHEAD * w * x.step
         for j in range(inner):
-            behind = combine.waiting_from(waiting, j * n)
+            behind = waiting_from(waiting, j * n)
             lines(tile + j * w, step, n, v.is_fine(xs), 0, Line(ahead + j * w, step), behind)
 
     write = loop_over_groups(compute)
@@ -94,7 +102,7 @@ def forward_transposed(operator: str) -> dict[str, Kernel]:
 
 def gradient_transposed(operator: str) -> dict[str, Kernel]:
     """The kernels of short rows and of interleaved columns, by the names of their layouts."""
-    lines = gradient_lines(operator, combine.write_waiting)
+    lines = gradient_lines(operator, write_waiting)
 
     @inline
     def compute(row: int, rows: int, size: int, waiting, arguments) -> None:
@@ -105,7 +113,7 @@ def gradient_transposed(operator: str) -> dict[str, Kernel]:
         far = AHEAD * w
         for j in range(inner):
             ahead = dys + (far * dy.step + j * w), ys + (far * y.step + j * w)
-            lines(dy_tile + j * w, y_tile + j * w, inner * w, n, ahead, combine.waiting_from(waiting, j * n))
+            lines(dy_tile + j * w, y_tile + j * w, inner * w, n, ahead, waiting_from(waiting, j * n))
 
     write = loop_over_groups(compute)
 

@@ -27,8 +27,8 @@ from opgrad.cpu.kernels.fused.operands import (
     RowResults,
     Source,
 )
-from opgrad.cpu.kernels.loops import combine
 from opgrad.cpu.kernels.loops.fold import BLOCK
+from opgrad.cpu.kernels.loops.rows import buffer_size
 from opgrad.cpu.kernels.softmax.split import STATS
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.fused import formulas
@@ -262,7 +262,7 @@ class _FusedSteps(ProgramSteps):
         e, second = private(arrays * size), arrays * second
         is_one = self.layout == "split" or (self.layout == "columns" and not stream)
         done, kept = e if is_one else private(second), private(size if drops else 0)
-        return Memory(e, done, kept, private(combine.size(4) if self.layout == "rows" else 0))
+        return Memory(e, done, kept, private(buffer_size(4) if self.layout == "rows" else 0))
 
     def dropout(self, drops: bool) -> DropoutState:
         probability = self.problem.attributes["dropout"]
