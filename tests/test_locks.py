@@ -199,8 +199,8 @@ import atexit, os, tempfile
 tempfile.tempdir = {str(tmp_path)!r}
 def refuse(*_): raise OSError
 os.memfd_create = refuse
-from opgrad.onnxruntime import library
-path = library.write(b"stub")
+from opgrad.onnxruntime import sessions
+path = sessions.write(b"stub")
 child = os.fork()
 if child == 0:  # onnxruntime itself may hang at the end of a child
     atexit._run_exitfuncs()

@@ -12,32 +12,32 @@ import onnxruntime
 import pytest
 from onnx_models import one_node
 
-from opgrad.onnxruntime import abi, elf, library, private, register
+from opgrad.onnxruntime import abi, private, register, sessions
 
-RUNS_HERE = sys.platform == "linux" and os.uname().machine in elf.MACHINES
+RUNS_HERE = sys.platform == "linux" and os.uname().machine in sessions.MACHINES
 
 
 @pytest.mark.skipif(not RUNS_HERE, reason="the shared object is for Linux on x86_64 and aarch64")
 def test_shared_object_calls_the_address_in_the_slot(tmp_path):
     path = tmp_path / "stub.so"
-    path.write_bytes(elf.shared_object(os.uname().machine, "stub.so"))
+    path.write_bytes(sessions.shared_object(os.uname().machine, "stub.so"))
     loaded = ctypes.CDLL(str(path))
     seen = []
     receive = abi.callback(lambda options, base: seen.append((options, base)) or 7, ctypes.c_size_t, 2)
-    ctypes.c_size_t.in_dll(loaded, elf.SLOT).value = abi.address_of(receive)
+    ctypes.c_size_t.in_dll(loaded, sessions.SLOT).value = abi.address_of(receive)
     assert loaded.RegisterCustomOps(ctypes.c_size_t(1), ctypes.c_size_t(2)) == 7
     assert seen == [(1, 2)]
 
 
-@pytest.mark.parametrize("machine", elf.MACHINES)
+@pytest.mark.parametrize("machine", sessions.MACHINES)
 def test_segments_cover_the_file_and_match_its_pages(machine):
-    image = elf.shared_object(machine, "stub.so")
-    header = elf.HEADER.unpack_from(image)
+    image = sessions.shared_object(machine, "stub.so")
+    header = sessions.HEADER.unpack_from(image)
     assert header[0] == b"\x7fELF\x02\x01\x01" + bytes(9)
-    assert header[2] == elf.MACHINES[machine][0]
-    segments = list(elf.SEGMENT.iter_unpack(image[header[5] : header[5] + 4 * elf.SEGMENT.size]))
-    loads = [segment for segment in segments if segment[0] == elf.LOAD]
-    assert [flags for _, flags, *_ in loads] == [elf.READ | elf.EXECUTE, elf.READ | elf.WRITE]
+    assert header[2] == sessions.MACHINES[machine][0]
+    segments = list(sessions.SEGMENT.iter_unpack(image[header[5] : header[5] + 4 * sessions.SEGMENT.size]))
+    loads = [segment for segment in segments if segment[0] == sessions.LOAD]
+    assert [flags for _, flags, *_ in loads] == [sessions.READ | sessions.EXECUTE, sessions.READ | sessions.WRITE]
     for _, _, offset, address, _, size, in_memory, alignment in loads:
         assert offset % alignment == address % alignment
         assert offset + size <= len(image)
@@ -48,7 +48,7 @@ def test_segments_cover_the_file_and_match_its_pages(machine):
 @pytest.mark.parametrize("slot", [0x10240, 0x20FF8, 0x11000])
 def test_aarch64_jump_reads_the_slot(slot):
     source = 0x1C0
-    bti, page, load, branch = struct.unpack("<4I", elf.jump_aarch64(source, slot))
+    bti, page, load, branch = struct.unpack("<4I", sessions.jump_aarch64(source, slot))
     assert (bti, branch) == (0xD503245F, 0xD61F0200)
     pages = (page >> 5 & 0x7FFFF) << 2 | page >> 29 & 3
     assert page & 0x9F00001F == 0x90000010
@@ -61,7 +61,7 @@ def test_stub_goes_to_a_file_where_there_is_no_memory_file(monkeypatch):
         raise OSError
 
     monkeypatch.setattr(os, "memfd_create", refuse, raising=False)
-    path = Path(library.write(b"image"))
+    path = Path(sessions.write(b"image"))
     assert path.read_bytes() == b"image"
 
 
@@ -69,16 +69,16 @@ PACKAGE = Path(onnxruntime.__file__).parent / "capi"
 
 
 @pytest.mark.skipif(
-    not any(found for pattern in library.PATTERNS for found in PACKAGE.glob(pattern)),
+    not any(found for pattern in sessions.PATTERNS for found in PACKAGE.glob(pattern)),
     reason="this onnxruntime comes without its C library (before 1.19)",
 )
 def test_package_route_registers_too():
     """The route of macOS and Windows, here through the C library in the Linux package."""
     script = """
 import numpy as np
-from opgrad.onnxruntime import elf, InferenceSession
+from opgrad.onnxruntime import InferenceSession, sessions
 from onnx_models import one_node
-elf.MACHINES.clear()
+sessions.MACHINES.clear()
 model = one_node("ReluGrad", [("a", "float32"), ("b", "float32")], [("c", "float32")])
 c, = InferenceSession(model).run(None, {"a": np.full(2, 3, "f4"), "b": np.ones(2, "f4")})
 assert c.tolist() == [3, 3]
@@ -87,15 +87,15 @@ assert c.tolist() == [3, 3]
 
 
 def test_unknown_platform_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(elf, "MACHINES", {})
-    monkeypatch.setattr(library, "PATTERNS", ())
-    library._package_library.cache_clear()
+    monkeypatch.setattr(sessions, "MACHINES", {})
+    monkeypatch.setattr(sessions, "PATTERNS", ())
+    sessions._package_library.cache_clear()
     with pytest.raises(RuntimeError, match=r"cannot register operators .* comes without its C library"):
         register(onnxruntime.SessionOptions())
 
 
 def test_unknown_options_object_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(elf, "MACHINES", {})
+    monkeypatch.setattr(sessions, "MACHINES", {})
     monkeypatch.setattr(private, "PYBIND_WORDS", 17)
     with pytest.raises(RuntimeError, match=r"SessionOptions is not the object .* expected Linux"):
         register(onnxruntime.SessionOptions())
@@ -140,22 +140,22 @@ session.run(None, {{"a": np.ones(3, "f4"), "b": np.ones(3, "f4")}})
     subprocess.run([sys.executable, "-c", use + "assert 'numba' not in sys.modules"], check=True)
 
 
-@pytest.mark.parametrize("machine", elf.MACHINES)
+@pytest.mark.parametrize("machine", sessions.MACHINES)
 def test_another_reader_finds_in_the_shared_object_what_a_linker_would_write(machine):
     lief = pytest.importorskip("lief")
     lief.logging.disable()
-    read = lief.parse(list(elf.shared_object(machine, "stub.so")))
+    read = lief.parse(list(sessions.shared_object(machine, "stub.so")))
     assert read.header.file_type == lief.ELF.Header.FILE_TYPE.DYN
-    assert read.header.machine_type.value == elf.MACHINES[machine][0]
+    assert read.header.machine_type.value == sessions.MACHINES[machine][0]
     assert [(each.name, each.size) for each in read.dynamic_symbols][1:] == [
-        (elf.ENTRY, len(elf.MACHINES[machine][1](0, 0))),
-        (elf.SLOT, elf.SLOT_BYTES),
+        (sessions.ENTRY, len(sessions.MACHINES[machine][1](0, 0))),
+        (sessions.SLOT, sessions.SLOT_BYTES),
     ]
     assert read.has_nx
     assert not list(read.relocations)
     assert not list(read.libraries)
     code, data = (each for each in read.segments if each.type == lief.ELF.Segment.TYPE.LOAD)
-    entry, slot = (read.get_dynamic_symbol(name).value for name in (elf.ENTRY, elf.SLOT))
+    entry, slot = (read.get_dynamic_symbol(name).value for name in (sessions.ENTRY, sessions.SLOT))
     assert code.virtual_address <= entry < code.virtual_address + code.virtual_size
-    assert data.virtual_address <= slot <= data.virtual_address + data.virtual_size - elf.SLOT_BYTES
+    assert data.virtual_address <= slot <= data.virtual_address + data.virtual_size - sessions.SLOT_BYTES
     assert read.get(lief.ELF.DynamicEntry.TAG.SONAME).name == "stub.so"

@@ -18,7 +18,7 @@ from opgrad.gradients import gradients
 from opgrad.onnx.graph.loading import read_model
 from opgrad.onnxruntime import InferenceSession
 from opgrad.onnxruntime.loading import open_session
-from opgrad.onnxruntime.saving import lower_file
+from opgrad.onnxruntime.runners import lower_file
 from opgrad.training import TensorSpec, read_checkpoint
 from opgrad.training.files.dataset import load_file
 from opgrad.training.onnxblock import custom_op_library

@@ -23,7 +23,7 @@ from opgrad.base.writing import finish_interrupted, replace_file, staged
 from opgrad.cli import packing
 from opgrad.cli.app import app
 from opgrad.onnx.plain import lowering
-from opgrad.onnxruntime.saving import lower_file
+from opgrad.onnxruntime.runners import lower_file
 from opgrad.training import ArtifactSet, Checkpoint, Trainer, write_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.engine import export
@@ -84,7 +84,7 @@ def test_one_module_writes_files():
     assert found == [
         "training/run/figures.py: path.open('a', encoding='utf-8')",  # line by line, while a run goes
         "tune/lines.py: self.path.open('wb')",  # in a folder for temporary files, which nobody else reads
-        "onnxruntime/library.py: open(descriptor, 'wb', closefd=False)",  # in memory, without a folder
+        "onnxruntime/sessions.py: open(descriptor, 'wb', closefd=False)",  # in memory, without a folder
     ]
     assert len(list(_writing_calls(SOURCE / "base" / "writing.py"))) == 1
 

@@ -133,9 +133,9 @@ def compile_calls() -> None:
 
     modules: list[Any] = [calls, plan, pool, workers]
     if find_spec("onnxruntime"):
-        from opgrad.onnxruntime import compute, launching, structures
+        from opgrad.onnxruntime import compute, overloads
 
-        modules += compute, launching, structures
+        modules += compute, overloads
     for function in (each for module in modules for each in vars(module).values() if isinstance(each, Native)):
         function.link()
 

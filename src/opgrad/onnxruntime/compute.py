@@ -16,7 +16,7 @@ from opgrad.cpu.compiler.words import (
 )
 from opgrad.cpu.keyed import Keyed, find_keyed
 from opgrad.cpu.runtime.overlap import may_overlap
-from opgrad.cpu.runtime.plan import NO_MEMORY, REPORT, Plan
+from opgrad.cpu.runtime.plan import MAX_ARGUMENTS, NO_MEMORY, REPORT, Plan
 from opgrad.cpu.runtime.scratch import STACK_WORDS, give, take
 from opgrad.onnxruntime.abi import (
     ALLOCATOR_FREE,
@@ -372,4 +372,36 @@ def close(address: int) -> int:
     node.closed = 1
     if node.allocator != 0:
         call_address(load_word(node.api, RELEASE_ALLOCATOR), node.allocator)
+    return 0
+
+
+@structure
+class Head(Structure):
+    """The words before a kernel's parameters; the first seven are a CUlaunchConfig."""
+
+    grid: int  # along x and y
+    grid_block: int  # the grid along z, the threads of a block along x
+    block: int
+    shared: int
+    stream: int
+    attributes: int
+    attribute_count: int
+    function: int
+    entry: int  # of the driver: cuLaunchKernelEx
+    report: int
+    number: int  # of the launch in its plan
+    parameters: int
+
+
+@native(2)
+def launch(arguments: int, part: int) -> int:
+    """Launch a kernel; what the driver says of a launch that fails goes to the report."""
+    head, pointers = at(Head, arguments), stack_words(MAX_ARGUMENTS)
+    for i in range(head.parameters):
+        store_word(pointers, i, behind(head) + 8 * i)
+    status = call_address(head.entry, arguments, head.function, pointers, 0) & 0xFFFFFFFF
+    if status != 0:
+        store_word(head.report, 0, 1)
+        store_word(head.report, 1, head.number)
+        store_word(head.report, 2, status)
     return 0

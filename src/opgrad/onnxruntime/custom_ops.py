@@ -10,11 +10,9 @@ from opgrad.cpu.runtime.threads.system import system
 from opgrad.cuda import driver
 from opgrad.onnxruntime import abi
 from opgrad.onnxruntime.abi import Api, address_of, callback, forever
-from opgrad.onnxruntime.attributes import read_attributes
 from opgrad.onnxruntime.compute import close, compute, parallel_for
-from opgrad.onnxruntime.node import RuntimeNode, prepare, refuse
-from opgrad.onnxruntime.overloads import Overload, overloads, overloads_beside_cuda
-from opgrad.onnxruntime.structures import MEMBERS, Described, described
+from opgrad.onnxruntime.node import RuntimeNode, prepare, read_attributes, refuse
+from opgrad.onnxruntime.overloads import MEMBERS, Described, Overload, described, overloads, overloads_beside_cuda
 
 # For each domain its name for onnxruntime and the origin of its operators; None: all operators.
 DOMAINS: tuple[tuple[bytes, str | None], ...] = ((b"com.microsoft", None), (b"", ""))

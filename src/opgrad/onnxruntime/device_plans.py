@@ -32,8 +32,7 @@ from opgrad.cuda import ahead, driver, triton_private, without_triton
 from opgrad.cuda.ahead import Machine
 from opgrad.cuda.execute import DEVICES, Device, Launch, Program, planning
 from opgrad.onnxruntime.abi import forever
-from opgrad.onnxruntime.compute import STREAM, WORKING
-from opgrad.onnxruntime.launching import Head, launch
+from opgrad.onnxruntime.compute import STREAM, WORKING, Head, launch
 
 CLUSTER, SCHEDULING, SPREAD = 4, 5, 1  # CUlaunchAttributeID, and a CUclusterSchedulingPolicy
 ATTRIBUTE_WORDS = 9  # of a CUlaunchAttribute

@@ -25,12 +25,11 @@ from opgrad.cpu.plans import plan
 from opgrad.cpu.requests import Call
 from opgrad.onnx.graph.bounds import check_sizes
 from opgrad.onnx.graph.messages import copied
-from opgrad.onnxruntime import abi, custom_ops, library
+from opgrad.onnxruntime import abi, custom_ops, sessions
 from opgrad.onnxruntime.abi import Api, callback
-from opgrad.onnxruntime.attributes import LONGEST_LIST, declaration, is_given, read_attributes, shape_of
 from opgrad.onnxruntime.compute import ABSENT, FLAG, Node
 from opgrad.onnxruntime.loading import open_session
-from opgrad.onnxruntime.node import RuntimeNode
+from opgrad.onnxruntime.node import LONGEST_LIST, RuntimeNode, declaration, is_given, read_attributes, shape_of
 from opgrad.onnxruntime.overloads import OUTPUT_TYPES, VALUE, Overload, Port, model_of, overloads
 
 SIZE = ctypes.c_size_t
@@ -98,7 +97,7 @@ def _options(like: Any, cuda: bool) -> Any:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = like.graph_optimization_level
     options.log_severity_level, options.intra_op_num_threads = 4, 1
-    pointer, base = library.options_and_base(options)
+    pointer, base = sessions.options_and_base(options)
     api = abi.table(base)
     for domain in _domains(api.address, cuda):
         api.check(abi.ADD_CUSTOM_OP_DOMAIN, pointer, domain)
@@ -218,7 +217,7 @@ def _attributes(api: Api, context: int, overload: Overload) -> dict[str, Any]:
 
 
 def _value(api: Api, attribute: int, default: Any) -> Any:
-    """The value of an attribute, by the type of its default as in `opgrad.onnxruntime.attributes`."""
+    """The value of an attribute, by the type of its default as in `opgrad.onnxruntime.node`."""
     kinds: dict[type, tuple[int, Any]] = {
         float: (FLOAT, ctypes.c_float),
         str: (STRING, ctypes.c_char),

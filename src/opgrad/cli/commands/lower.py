@@ -10,7 +10,7 @@ from opgrad.base.terminal import console, existing
 from opgrad.cli.commands.making import made_folder
 
 if TYPE_CHECKING:
-    from opgrad.onnxruntime.saving import Lowered
+    from opgrad.onnxruntime.runners import Lowered
 
 MOST_OUTPUTS = 8  # that are named
 
@@ -37,7 +37,7 @@ def lower(
 
     Example: opgrad lower examples/digits/training_model.onnx -o plain.onnx
     """
-    from opgrad.onnxruntime import LOWERED, NOT_LOWERED, saving
+    from opgrad.onnxruntime import LOWERED, NOT_LOWERED, runners
 
     if show_list:
         typer.echo("\n".join([*sorted(LOWERED), "", *(f"{name}: {why}" for name, why in sorted(NOT_LOWERED.items()))]))
@@ -45,7 +45,7 @@ def lower(
     if model is None or output is None:
         raise typer.BadParameter("expected MODEL and --output, or --list")
     with made_folder(output.absolute().parent):
-        lowered = saving.lower_file(model, output, operator or None)
+        lowered = runners.lower_file(model, output, operator or None)
     _print(output, lowered)
 
 
