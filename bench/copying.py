@@ -6,7 +6,7 @@ import numpy as np
 
 from opgrad.cli.examples.arguments import aligned
 from opgrad.contract import DTYPES
-from opgrad.contract.problem import Operand, Problem
+from opgrad.contract.signature import Operand, Problem
 from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.map import elementwise

@@ -9,7 +9,7 @@ import pytest
 import opgrad
 from opgrad import post_ops
 from opgrad.call import arrays
-from opgrad.contract.plain import is_plain, plain
+from opgrad.contract.signature import is_plain, plain
 from opgrad.ops import operators
 from opgrad.ops.reference.dropout import Dropout
 

@@ -49,7 +49,7 @@ def test_kinds_contain_every_level():
 def test_kernels_are_told_apart_as_triton_does():
     """By the dtypes and the alignment of arrays; of numbers, by 1, multiples of 16, and how many bits they need."""
     pytest.importorskip("triton", reason="needs Triton")
-    from opgrad.contract.problem import Operand
+    from opgrad.contract.signature import Operand
     from opgrad.cuda.execute import Scratch
 
     arrays = [Operand(0, "float32"), Operand(0, "float16"), Scratch(0, "float32")]

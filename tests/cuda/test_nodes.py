@@ -27,7 +27,7 @@ from subprocesses import run_python
 
 from opgrad.cli.packing import DEVICES
 from opgrad.contract import Spec
-from opgrad.contract.problem import Operand
+from opgrad.contract.signature import Operand
 from opgrad.cpu.compiler import packs
 from opgrad.onnxruntime import InferenceSession, lower
 from opgrad.ops import operators

@@ -10,7 +10,7 @@ import numpy as np
 import opgrad
 from opgrad.cli.examples.accuracy import finfo, roundings, widened
 from opgrad.contract import reference
-from opgrad.contract.shapes import sum_to
+from opgrad.contract.arrangement import sum_to
 from opgrad.ops.reference import attention as whole
 
 OPTIONS = {

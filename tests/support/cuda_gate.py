@@ -119,7 +119,7 @@ def on(arch: int) -> Iterator[None]:
 
 def specialised(value: Any, aligned: bool) -> Any:
     """What Triton compiles a kernel for, of an argument that is no constant."""
-    from opgrad.contract.problem import Operand
+    from opgrad.contract.signature import Operand
     from opgrad.cuda.execute import Scratch
 
     if isinstance(value, Operand | Scratch):

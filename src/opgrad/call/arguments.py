@@ -9,7 +9,7 @@ import numpy as np
 
 from opgrad.call import calls, objects
 from opgrad.call.objects import Value
-from opgrad.contract.plain import PLAIN, RECORDS, fields, is_plain
+from opgrad.contract.signature import PLAIN, RECORDS, fields, is_plain
 from opgrad.cpu.compiler.structures import words
 from opgrad.cpu.runtime import abi
 

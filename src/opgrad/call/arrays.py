@@ -18,8 +18,8 @@ from opgrad.call.functions import function_of
 from opgrad.call.runners import HostRunner, as_tuple
 from opgrad.contract import Array, Operator, Spec
 from opgrad.contract.arrangement import contiguous
-from opgrad.contract.libraries import HOST, Arrays, is_masked
-from opgrad.contract.plain import is_plain, plain
+from opgrad.contract.declaration import HOST, Arrays, is_masked
+from opgrad.contract.signature import is_plain, plain
 from opgrad.cpu.compiler import INTERPRETING
 from opgrad.cpu.plans import RUNNERS, Kept
 from opgrad.cpu.runtime import allocation

@@ -13,7 +13,7 @@ from opgrad.call.sample_reduction import (
     precision_of,
     reduction_of,
 )
-from opgrad.contract.dtypes import Array
+from opgrad.contract.attributes import Array
 from opgrad.ops.reference.loss_options import IGNORED, check_share, read_options
 
 

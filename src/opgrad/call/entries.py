@@ -19,8 +19,8 @@ from opgrad.call import calls, objects
 from opgrad.call.arguments import NoTensors, Values, flattened
 from opgrad.call.arguments import NotNative as NotNative
 from opgrad.contract import Spec
-from opgrad.contract.lists import lists_of
-from opgrad.contract.plain import RECORDS, fields, is_plain
+from opgrad.contract.declaration import lists_of
+from opgrad.contract.signature import RECORDS, fields, is_plain
 from opgrad.cpu.compiler.structures import several, words
 from opgrad.cpu.runtime import scratch
 from opgrad.cpu.runtime.overlap import FEW

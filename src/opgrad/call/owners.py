@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 from opgrad.base.locks import settling
 from opgrad.contract import Operator
-from opgrad.contract.libraries import Memory
+from opgrad.contract.declaration import Memory
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]  # a function's entries, positional and keyword arguments
 # The package of a type, and the module that knows its arrays: the one list of modules that a name leads to, since
@@ -27,7 +27,7 @@ LENT = "opgrad.call.libraries.dlpack"  # for types of other packages that lend t
 class Library(Protocol):
     """What this package knows of an array library.
 
-    It is one of `opgrad.contract.libraries.Arrays`, too, unless, as JAX, it lends the arrays of a call to another.
+    It is one of `opgrad.contract.declaration.Arrays`, too, unless, as JAX, it lends the arrays of a call to another.
     """
 
     NAME: str  # one of its arrays, as messages write it: "PyTorch tensor"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from opgrad.contract import Operator, Spec
-from opgrad.contract.libraries import Memory
+from opgrad.contract.declaration import Memory
 from opgrad.contract.signature import prepare
 from opgrad.cpu.compiler import INTERPRETING
 from opgrad.cpu.compiler.structures import at

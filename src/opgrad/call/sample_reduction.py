@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from opgrad.contract.dtypes import Array
+from opgrad.contract.attributes import Array
 from opgrad.ops.reference.loss_options import LossOptions, divisors, in_int32, over, shifted
 
 CHUNK = 32 << 20  # bytes of logits that are computed at a time

@@ -16,7 +16,7 @@ from opgrad.call import arrays, owners
 from opgrad.call.entries import Answered
 from opgrad.call.functions import Entries
 from opgrad.contract import Array, Operator, Shape
-from opgrad.contract.libraries import HOST
+from opgrad.contract.declaration import HOST
 from opgrad.cpu.runtime.abi import SUPPORTED, Function, native_type
 from opgrad.ops import public_operators
 from opgrad.ops.reference.dropout import Dropout

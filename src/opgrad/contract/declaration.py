@@ -5,18 +5,106 @@ the float64 reference, its docstring the documentation. The annotations say whic
 array may have, and what an attribute must be; the decorator adds what Python cannot say.
 """
 
+import functools
 import importlib
 import inspect
 import re
+import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
+
+import numpy as np
 
 from opgrad.base.locks import once
-from opgrad.contract.attributes import Check, check_of
-from opgrad.contract.dtypes import FLOATS, Shape
-from opgrad.contract.libraries import Arrays
+from opgrad.contract.attributes import DTYPES, FLOATS, Array, Check, Shape, Spec, check_of, shown
+
+NUMBERS = (bool, int, float)  # types of numbers that may be passed in place of an array
+
+
+class Arrays(Protocol):
+    """The functions of the library to which a call's arrays belong, which make the arrays of an expanded call."""
+
+    def __hash__(self) -> int: ...
+
+    def owns(self, value: Any) -> bool:
+        """Whether a value is one of the library's arrays."""
+
+    def spec(self, array: Any) -> Spec:
+        """The shape and the dtype of an array, or of what NumPy takes for one."""
+
+    def broadcast(self, array: Any, shape: Shape, like: Any) -> Any:
+        """A view of an array, or a number as an array beside `like`, in this shape; what is neither as it is.
+
+        Raises ValueError if the array has another shape."""
+
+    def state(self, seed: int, offset: int, like: Any) -> Any:
+        """Seed and offset as an int64 array on the device of `like`, for which the call does not wait."""
+
+    def total(self, array: Any, axes: tuple[int, ...], shape: Shape, dtype: str) -> Any:
+        """The sum over these axes (none: the array), in float64, rounded to this dtype and in this shape."""
+
+
+class Memory(Protocol):
+    """How a library's arrays lie in memory, and how it makes new ones: what `native.runners` needs."""
+
+    def spec(self, array: Any) -> Spec:
+        """Shape, dtype and strides in bytes. Raises TypeError for a dtype that NumPy and ml_dtypes lack."""
+
+    def address(self, array: Any) -> int:
+        """Where the first element lies."""
+
+    def strides(self, spec: Spec, order: tuple[int, ...], model: Any) -> tuple[int, ...]:
+        """The strides in bytes that a new array is given. `order` is the memory order of the axes that suits the
+        kernels; `model` is the first array of the call if the new one has an entry for each of its elements."""
+
+    def maker(self, spec: Spec, like: Any) -> Callable[[], Any]:
+        """What makes new arrays of this shape, dtype and strides beside `like`."""
+
+    def packed(self, array: Any, order: tuple[int, ...]) -> Any:
+        """A copy whose axes lie in memory in this order."""
+
+    def assign(self, destination: Any, source: Any) -> None:
+        """Copy the elements of one array into another of the same shape."""
+
+
+class Host:
+    """`Arrays` for NumPy's."""
+
+    @staticmethod
+    def owns(value: Any) -> bool:
+        return isinstance(value, np.ndarray)
+
+    @staticmethod
+    def spec(array: Any) -> Spec:
+        found = np.asarray(array)
+        return Spec(found.shape, found.dtype)
+
+    @staticmethod
+    def broadcast(array: Any, shape: Shape, like: Any) -> Array:
+        found = np.asarray(float(array) if isinstance(array, int) and not isinstance(array, bool) else array)
+        return found if found.shape == shape else np.broadcast_to(found, shape)
+
+    @staticmethod
+    def state(seed: int, offset: int, like: Any) -> Array:
+        return np.array((seed, offset), np.int64)
+
+    @staticmethod
+    def total(array: Array, axes: tuple[int, ...], shape: Shape, dtype: str) -> Array:
+        summed = array.sum(axes, dtype=np.float64).reshape(shape) if axes else array
+        with np.errstate(all="ignore"):  # what is too large becomes infinite, as in kernels
+            return np.asarray(summed, DTYPES[dtype])  # a sum over all axes is no array
+
+
+HOST = Host()
+
+
+def is_masked(value: Any) -> bool:
+    """Whether a value is a masked array. The question does not import np.ma: without it there is no such array."""
+    kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    return kind is not None and isinstance(value, kind)
+
 
 # What an operator's loops run over: single elements; rows along `axis`; rows of the classes, which are axis 1; slices
 # that indices name; blocks of rows of arrays with any strides, with attributes. The kernels of "whole" and of "strided"
@@ -56,7 +144,7 @@ class Tensor:
     role: "element" if it has an entry for each element of the first array, "sample" if it has one for each sample,
     which is the first array's shape without axis 1, and "alone" if its shape has nothing to do with the loops, which
     `operator` says of all arrays of "whole" and "strided" operators.
-    several: it stands for a list of any number of arrays (`opgrad.contract.lists`).
+    several: it stands for a list of any number of arrays (see `several`).
     """
 
     dtypes: tuple[str, ...]
@@ -127,7 +215,7 @@ class General:
     computes the call, and the arguments by that operator's names. For a plain call both are as given.
     over_arrays: calls change(name, array) for each array among the keywords, under the name of the input that it
     becomes, and returns the arguments with the results in place of the arrays; by default there are none.
-    numbers: for inputs that hold the numbers of a record (`opgrad.contract.plain`), the keyword that has the record.
+    numbers: for inputs that hold the numbers of a record (see `RECORDS`), the keyword that has it.
     """
 
     keywords: tuple[str, ...]
@@ -281,3 +369,132 @@ def _tensor(hint: Any) -> Tensor | None:
                 if isinstance(extra, Tensor):
                     return extra
     return None
+
+
+NEEDS = "needs"  # the keyword of operators that can leave results out
+
+
+@functools.lru_cache(maxsize=256)  # building it takes longer than a small call
+def spread(op: Operator, given: int, made: int) -> Operator:
+    """The operator with `given` single inputs in place of each list that it takes, and `made` results for each list.
+
+    They are named NAME[0], NAME[1], …. The shape of such a result is computed with the keyword `index`.
+    """
+
+    def replaced(tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            each = {f"{name}[{i}]": _indexed(tensor, i) for i in range(count)} if tensor.several else {name: tensor}
+            found |= each
+        return found
+
+    inputs, results = replaced(op.inputs, given), replaced(op.results, made)
+    shared = {
+        f"{result}[{i}]": tuple(f"{name}[{i}]" for name in names)
+        for result, names in op.in_place.items()
+        for i in range(made)
+    }
+    rest = [name for name in op.parameters if name not in op.inputs]
+    return replace(op, inputs=inputs, results=results, parameters=(*inputs, *rest), in_place=shared, general=None)
+
+
+def _indexed(tensor: Tensor, index: int) -> Tensor:
+    shape = tensor.shape and functools.partial(tensor.shape, index=index)
+    model = tensor.dtype_of and tensor.dtype_of.replace("[]", f"[{index}]")
+    return replace(tensor, shape=shape, dtype_of=model, several=False)
+
+
+def several(made: Callable[[Operator, Mapping[str, Any], int], int] = lambda op, given, count: 0) -> General:
+    """How calls are expanded of an operator that takes lists of arrays, all of the same length.
+
+    made: returns the length of the lists that the operator returns, 0 if it returns none. It is given the operator, the
+    arguments, which are not checked yet, and the length of the lists that it takes, 1 if it takes none.
+    """
+
+    def expand(op: Operator, given: dict[str, Any], library: Arrays) -> tuple[Operator, dict[str, Any]]:
+        flat, count = dict(given), 1
+        lists = [name for name, tensor in op.inputs.items() if tensor.several]
+        for name in lists:
+            arrays = flat.pop(name)
+            count = _length(op, name, arrays, lists[0], count)
+            flat |= {f"{name}[{i}]": array for i, array in enumerate(arrays)}
+        results = made(op, given, count)
+        if not results:
+            return spread(op, count, 0), flat
+        if isinstance(flat.get("out"), list | tuple):
+            flat["out"] = _flattened(flat["out"])
+        return _making_lists(op, count, results), flat
+
+    return General((), expand)
+
+
+@functools.lru_cache(maxsize=256)
+def _making_lists(op: Operator, given: int, made: int) -> Operator:
+    return replace(spread(op, given, made), finish=functools.partial(_in_lists, len(op.results)))
+
+
+def _length(op: Operator, name: str, arrays: Any, first: str, expected: int) -> int:
+    """The length of a list of arrays. Raises ValueError unless it is as long as the first list."""
+    if not isinstance(arrays, list | tuple):
+        raise TypeError(f"{op.name}: {name} is {type(arrays).__name__}, expected a list of arrays")
+    if not arrays:
+        raise ValueError(f"{op.name}: {name} is empty, expected at least one array")
+    if name != first and len(arrays) != expected:
+        raise ValueError(f"{op.name}: {name} has {len(arrays)} arrays, expected {expected}, as many as {first}")
+    return len(arrays)
+
+
+def _flattened(out: Any) -> Any:
+    """The argument `out` of the expanded call: lists become one tuple, and a tuple of one becomes its array."""
+    flat = tuple(array for each in out for array in (each if isinstance(each, list | tuple) else [each]))
+    return flat[0] if len(flat) == 1 else flat
+
+
+def lists_of(op: Operator) -> int | None:
+    """In how many lists an operator returns its results, 0 if it returns a tuple; None if it returns something else."""
+    if op.finish is None:
+        return 0
+    if isinstance(op.finish, functools.partial) and op.finish.func is _in_lists:
+        return int(op.finish.args[0])
+    return None
+
+
+def _in_lists(lists: int, results: tuple[Any, ...]) -> Any:
+    """The results as one list, or as a tuple of several lists of the same length."""
+    if lists == 1:
+        return list(results)
+    length = len(results) // lists
+    return tuple(list(results[start : start + length]) for start in range(0, len(results), length))
+
+
+# --- operators whose calls may leave results out -------------------------------------------------------------------
+
+
+def only(op: Operator, needs: Sequence[str]) -> Operator:
+    """The operator with these results alone, in the order of its declaration."""
+    return replace(op, results={name: tensor for name, tensor in op.results.items() if name in needs}, general=None)
+
+
+def choosing(unasked: tuple[str, ...] | None = None) -> General:
+    """How calls are expanded of an operator with the keyword `needs`, which names the results that a call wants.
+
+    unasked: those that a call gets whose `needs` is None; None stands for all.
+    """
+
+    def expand(op: Operator, given: dict[str, Any], library: Arrays) -> tuple[Operator, dict[str, Any]]:
+        needs = given.get(NEEDS)
+        if needs is None:
+            return (op if unasked is None else only(op, unasked)), given
+        known = isinstance(needs, tuple | list) and all(isinstance(each, str) and each in op.results for each in needs)
+        if not known or not needs:
+            expected = f"some of {', '.join(op.results)} in a tuple"
+            raise ValueError(f"{op.name}: {NEEDS} is {shown(needs)}, expected {expected}")
+        return only(op, tuple(needs)), given
+
+    return General((NEEDS,), expand)
+
+
+def chosen(results: Mapping[str, Any], needs: tuple[str, ...] | None) -> Any:
+    """What a reference with the keyword `needs` returns: these results, None for all; one of them by itself."""
+    found = tuple(results[name] for name in results if needs is None or name in needs)
+    return found if len(found) > 1 else found[0]

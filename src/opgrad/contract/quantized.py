@@ -3,8 +3,7 @@
 import math
 from typing import Any, NamedTuple
 
-from opgrad.contract.attributes import Beside, integer
-from opgrad.contract.dtypes import Attributes, Shape, Shapes
+from opgrad.contract.attributes import Attributes, Beside, Shape, Shapes, integer
 
 WIDTHS = (2, 4, 8)  # bits of an integer
 BYTE = 8

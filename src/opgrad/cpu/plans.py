@@ -16,9 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from opgrad.base.locks import settling
 from opgrad.contract import Attributes, Operator, Spec
-from opgrad.contract.plain import is_plain
-from opgrad.contract.ranges import Explain
-from opgrad.contract.signature import Prepared, prepare
+from opgrad.contract.signature import Explain, Prepared, is_plain, prepare
 from opgrad.cpu import programs
 from opgrad.cpu.compiler import decorators
 from opgrad.cpu.compiler.packs import LackingError

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cuda import elements
 from opgrad.cuda.execute import Program
 from opgrad.cuda.numbers import divide

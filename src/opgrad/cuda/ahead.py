@@ -11,7 +11,7 @@ from hashlib import sha256
 from struct import pack, unpack
 from typing import Any
 
-from opgrad.contract.problem import Operand
+from opgrad.contract.signature import Operand
 from opgrad.cuda import triton_private
 from opgrad.cuda.execute import Launch, Scratch, addressed
 

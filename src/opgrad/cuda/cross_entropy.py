@@ -9,8 +9,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from opgrad.contract.problem import Operand, Problem
-from opgrad.contract.ranges import wrong_label
+from opgrad.contract.signature import Operand, Problem, wrong_label
 from opgrad.cuda.execute import Launch, Program, Scratch, Space
 from opgrad.cuda.labels import add_up, checks, is_label, read_labels, sum_blocks, sum_sums, sum_weights, weights_of
 from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow, only_if

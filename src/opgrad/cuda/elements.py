@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from opgrad.contract import DTYPES
-from opgrad.contract.problem import Operand, Problem
+from opgrad.contract.signature import Operand, Problem
 from opgrad.cuda import ALIGNMENT
 from opgrad.cuda.execute import Launch, Program
 from opgrad.cuda.numbers import narrow, widen

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from opgrad.contract.problem import Operand
-from opgrad.contract.ranges import Explain
+from opgrad.contract.signature import Explain, Operand
 from opgrad.cuda import ALIGNMENT, triton_private
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cuda.execute import Launch, Program
 from opgrad.cuda.numbers import MINUS_INFINITY, divide, exp
 from opgrad.cuda.post_ops import operand_slope, slope, value

@@ -23,8 +23,7 @@ import triton
 import triton.language as tl
 
 from opgrad.contract import DTYPES
-from opgrad.contract.problem import Operand, Problem
-from opgrad.contract.ranges import wrong_index
+from opgrad.contract.signature import Operand, Problem, wrong_index
 from opgrad.cuda.chunks import chunked, chunks_inside, length_of
 from opgrad.cuda.execute import Launch, Program, Space
 from opgrad.cuda.labels import checks

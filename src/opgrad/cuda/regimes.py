@@ -23,7 +23,7 @@ from functools import cache
 import triton
 
 from opgrad.contract import DTYPES
-from opgrad.contract.problem import Operand, Problem
+from opgrad.contract.signature import Operand, Problem
 from opgrad.cuda import ALIGNMENT
 from opgrad.cuda.execute import device
 

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 from opgrad.contract import DTYPES
-from opgrad.contract.problem import Operand, Problem
+from opgrad.contract.signature import Operand, Problem
 from opgrad.cuda.execute import Launch, Space
 from opgrad.cuda.numbers import MINUS_INFINITY, exp, narrow, only_if, short_exp, widen
 from opgrad.cuda.regimes import Regime, power_of_2, vectors, wide

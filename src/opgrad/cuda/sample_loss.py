@@ -11,8 +11,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from opgrad.contract.problem import Operand, Problem
-from opgrad.contract.ranges import wrong_label
+from opgrad.contract.signature import Operand, Problem, wrong_label
 from opgrad.cuda import regimes
 from opgrad.cuda.execute import Launch, Program, Space
 from opgrad.cuda.functions import hyperbolic_tangent

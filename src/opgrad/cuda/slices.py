@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from opgrad.contract import DTYPES
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cuda import ALIGNMENT
 from opgrad.cuda.execute import Launch, device
 from opgrad.cuda.regimes import power_of_2

@@ -5,7 +5,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cuda import fused
 from opgrad.cuda.execute import Program, Space
 from opgrad.cuda.numbers import MINUS_INFINITY, exp

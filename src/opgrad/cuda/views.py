@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from opgrad.contract import Spec, arrangement
-from opgrad.contract.problem import Operand, Problem
+from opgrad.contract.signature import Operand, Problem
 from opgrad.cuda import numbers as formats
 from opgrad.cuda.numbers import decoded, encoded
 from opgrad.cuda.regimes import WIDE

@@ -9,7 +9,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cuda.execute import Launch, Program
 from opgrad.cuda.functions import hyperbolic_tangent
 from opgrad.cuda.labels import is_label

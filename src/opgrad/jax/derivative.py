@@ -10,7 +10,7 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
 from opgrad.contract import Operator
-from opgrad.contract.lists import only
+from opgrad.contract.declaration import only
 from opgrad.jax.calls import alike, call
 from opgrad.ops import graph_operators, tensor_operators
 from opgrad.ops.reference import loss_options

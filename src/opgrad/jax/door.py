@@ -16,7 +16,7 @@ from opgrad.call.libraries import jax_arrays
 from opgrad.call.libraries.jax_arrays import NAME as NAME
 from opgrad.call.runners import one_or_tuple
 from opgrad.contract import DTYPES, Operator, Shape, Spec
-from opgrad.contract.plain import plain
+from opgrad.contract.signature import plain
 from opgrad.jax.derivative import differentiable
 
 
@@ -46,7 +46,7 @@ def _traced(op: Operator, given: Mapping[str, Any]) -> Any:
 
 
 class _JaxLibrary:
-    """`opgrad.contract.libraries.Arrays` for JAX's."""
+    """`opgrad.contract.declaration.Arrays` for JAX's."""
 
     def owns(self, value: Any) -> bool:
         return isinstance(value, jax.Array)

@@ -18,8 +18,7 @@ from typing import Any
 from opgrad import cuda
 from opgrad.base.locks import settling
 from opgrad.contract import Attributes, Operator, Spec
-from opgrad.contract.problem import Operand, Problem
-from opgrad.contract.signature import prepare
+from opgrad.contract.signature import Operand, Problem, prepare
 from opgrad.cpu.compiler import packs, sources
 from opgrad.cpu.compiler.cache import ObjectCache, directory
 from opgrad.cpu.compiler.packs import PackedObjects, Packing

@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 
 from opgrad.contract import OnnxName, Tensor, elements, like, one_number, operator, shaped_like
-from opgrad.contract.dtypes import FLOATS, INTEGERS, Array
+from opgrad.contract.attributes import FLOATS, INTEGERS, Array
 
 X = Annotated[Array, Tensor(FLOATS)]
 Value = Annotated[Array, shaped_like("buffer")]

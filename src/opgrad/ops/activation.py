@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 
 from opgrad.contract import OnnxName, Tensor, elements, like, operator
-from opgrad.contract.dtypes import FLOATS, Array
+from opgrad.contract.attributes import FLOATS, Array
 
 X = Annotated[Array, Tensor(FLOATS)]
 Saved = Annotated[Array, like("dy")]

@@ -5,8 +5,8 @@ from typing import Annotated
 import numpy as np
 
 from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, elements, like, operator, shaped_like
-from opgrad.contract.dtypes import BYTES, FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
-from opgrad.contract.shapes import broadcast_axes, broadcast_shape, reduced_axes, sum_to
+from opgrad.contract.arrangement import broadcast_axes, broadcast_shape, reduced_axes, sum_to
+from opgrad.contract.attributes import BYTES, FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 
 INT64 = ("int64",)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad.contract import IN_GRAPHS, Axis, OnnxName, Tensor, choosing, chosen, like, one_number, operator, shaped_like
-from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
+from opgrad.contract.attributes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.ops.dropout import ratio_checked
 from opgrad.ops.reference import attending
 from opgrad.ops.reference import attention as whole

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, choosing, chosen, operator, shaped_like
-from opgrad.contract.dtypes import FLOATS, Array, Attributes, Shape, Shapes
+from opgrad.contract.attributes import FLOATS, Array, Attributes, Shape, Shapes
 from opgrad.ops.reference.windows import MOST_AXES, WindowAxis, axes, convolution_axes, transposed_axes
 
 RANKS = range(3, 3 + MOST_AXES)

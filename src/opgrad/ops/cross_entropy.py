@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad.contract import FloatDtypes, OnnxName, Reduction, Tensor, like, operator, reference, shaped_like
-from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
+from opgrad.contract.attributes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 
 
 def _label_shape(logits: Shape) -> Shape:

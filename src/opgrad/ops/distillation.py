@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 
 from opgrad.contract import IN_GRAPHS, Tensor, like, operator, reference
-from opgrad.contract.dtypes import FLOATS, Array
+from opgrad.contract.attributes import FLOATS, Array
 from opgrad.ops.sample_loss import Positive, Share
 
 Logits = Annotated[Array, Tensor(FLOATS, ranks=range(2, 3))]

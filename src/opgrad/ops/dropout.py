@@ -6,7 +6,7 @@ from typing import Annotated
 import numpy as np
 
 from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, one_number, operator, shaped_like
-from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
+from opgrad.contract.attributes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.ops.reference.random import keep_mask, kept_scale
 
 

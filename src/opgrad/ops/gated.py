@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from opgrad.contract import IN_GRAPHS, Tensor, like, one_of, operator
-from opgrad.contract.dtypes import FLOATS, Array
+from opgrad.contract.attributes import FLOATS, Array
 from opgrad.ops.reference.post_ops import SLOPES, VALUES
 
 # By name the post-op whose formula the activation has, and its first number.

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad.contract import Axis, OnnxName, Sizes, Tensor, operator
-from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
-from opgrad.contract.shapes import room_for
+from opgrad.contract.arrangement import room_for
+from opgrad.contract.attributes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 
 
 def _gathered(shape: Shape, shapes: Shapes, attributes: Attributes) -> Shape:

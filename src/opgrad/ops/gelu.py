@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, elements, like, operator
-from opgrad.contract.dtypes import FLOATS, Array
+from opgrad.contract.attributes import FLOATS, Array
 from opgrad.ops.reference.post_ops import SLOPES, VALUES
 
 X = Annotated[Array, Tensor(FLOATS)]

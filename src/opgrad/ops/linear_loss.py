@@ -6,7 +6,7 @@ from typing import Annotated
 import numpy as np
 
 from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, finite, like, one_of, operator, reference
-from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
+from opgrad.contract.attributes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.contract.quantized import not_negative, number_like, quantized, weight_bits, whole_bytes
 from opgrad.ops.quantized import Scales, Zeros, floats_of
 

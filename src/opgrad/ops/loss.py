@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 
 from opgrad.contract import IN_GRAPHS, OnnxName, Reduction, Tensor, like, operator, reference, shaped_like
-from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
+from opgrad.contract.attributes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 
 LogProb = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import numpy as np
 
 from opgrad.contract import IN_GRAPHS, Axis, OnnxName, Tensor, like, operator
-from opgrad.contract.dtypes import FLOATS, Array, Attributes, Shape, Shapes
+from opgrad.contract.attributes import FLOATS, Array, Attributes, Shape, Shapes
 
 STATISTICS = ("float32", "float64")  # a result's dtype: that of x if it is one of these, else the first
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad.contract import IN_GRAPHS, Tensor, one_number, operator, several
-from opgrad.contract.dtypes import FLOATS, Array, Attributes, Shape, Shapes
+from opgrad.contract.attributes import FLOATS, Array, Attributes, Shape, Shapes
 
 
 def _of(name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad.contract import IN_GRAPHS, OnnxName, Sizes, Tensor, operator
-from opgrad.contract.dtypes import FLOATS, Array, Attributes, Shape, Shapes
+from opgrad.contract.attributes import FLOATS, Array, Attributes, Shape, Shapes
 from opgrad.ops.reference.windows import MOST_AXES, average_pool_axes, axes
 
 ONNX_ATTRIBUTES = {

@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 
 from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, finite, operator
-from opgrad.contract.dtypes import FLOATS, Array, Attributes, Shape, Shapes
+from opgrad.contract.attributes import FLOATS, Array, Attributes, Shape, Shapes
 from opgrad.contract.quantized import checked_bits, not_negative, number_like, quantized, whole_bytes
 
 NODE = {"N": 0, "K": 0, "bits": 4, "row_block": 1, "column_block": 0, "transB": 1, "signed": 0, "zero_point": 0.0}

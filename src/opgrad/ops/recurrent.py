@@ -4,8 +4,7 @@ import functools
 from typing import Annotated, Any
 
 from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, choosing, chosen, like, one_of, operator, shaped_like
-from opgrad.contract.attributes import Beside, flag, integer, number
-from opgrad.contract.dtypes import Array, Attributes, Shape, Shapes
+from opgrad.contract.attributes import Array, Attributes, Beside, Shape, Shapes, flag, integer, number
 from opgrad.ops.reference.recurrences import gru, gru_gradients, lstm, lstm_gradients
 
 NUMBERS = ("float32", "float64")

@@ -5,8 +5,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, finite, one_of, operator, shaped_like
-from opgrad.contract.attributes import dimensions
-from opgrad.contract.dtypes import FLOATS, Array, Attributes, Shape, Shapes
+from opgrad.contract.attributes import FLOATS, Array, Attributes, Shape, Shapes, dimensions
 from opgrad.ops.reference.resizing import ATTRIBUTES, COORDINATES, MODES, NEAREST_MODES, POLICIES, resized_axes
 
 NAME = "resize_grad"

@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 
 from opgrad.contract import ON_CPU, OnnxName, Tensor, like, one_of, operator, shaped_like
-from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
+from opgrad.contract.attributes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.ops.reference.rotary import LAYOUTS, PACKED, Rotation, rotation
 
 FORWARD, BACKWARD = "rotary_embedding", "rotary_embedding_grad"

@@ -9,8 +9,7 @@ from typing import Annotated
 import numpy as np
 
 from opgrad.contract import IN_LOSSES, like, operator, reference, shaped_like
-from opgrad.contract.attributes import FINITE, number_that
-from opgrad.contract.dtypes import Array
+from opgrad.contract.attributes import FINITE, Array, number_that
 from opgrad.ops.cross_entropy import Labels, Logits, Weight
 
 Share = Annotated[float, number_that(FINITE, (lambda value: 0 <= value <= 1, "a number from 0 to 1"))]

@@ -6,8 +6,8 @@ from typing import Annotated
 import numpy as np
 
 from opgrad.contract import IN_GRAPHS, Axis, OnnxName, Sizes, Tensor, operator, shaped_like
-from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
-from opgrad.contract.shapes import slice_ranges
+from opgrad.contract.arrangement import slice_ranges
+from opgrad.contract.attributes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 
 # --- checks --------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from opgrad.contract import (
     operator,
     several,
 )
-from opgrad.contract.dtypes import BYTES, FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
+from opgrad.contract.attributes import BYTES, FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 
 MOVABLE = (*FLOATS, *INTEGERS, *BYTES, "bool")  # what is copied, not computed with
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 
 from opgrad.contract import IN_GRAPHS, Tensor, like, operator
-from opgrad.contract.dtypes import FLOATS, Array
+from opgrad.contract.attributes import FLOATS, Array
 
 X = Annotated[Array, Tensor(FLOATS, ranks=range(4, 5))]
 OF_HEADS = "the heads of x, its second axis"

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from opgrad.contract import Axes, OnnxName, Tensor, divisor, finite, like, one_of, operator
-from opgrad.contract.dtypes import FLOATS, Array
-from opgrad.contract.shapes import sum_to
+from opgrad.contract.arrangement import sum_to
+from opgrad.contract.attributes import FLOATS, Array
 from opgrad.ops.reference import post_ops as chain
 from opgrad.ops.reference import primitive
 from opgrad.ops.reference.dropout import Dropout

@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 
 from opgrad.contract import ON_SHARDS, Tensor, divisor, finite, like, operator
-from opgrad.contract.dtypes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
+from opgrad.contract.attributes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 
 STATISTICS, MOMENT = 4, 5  # rows of the statistics; with the first moment
 FACTORS = 6  # of a row of the gradient

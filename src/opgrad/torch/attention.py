@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from opgrad.call.libraries.torch_calls import native
-from opgrad.contract.lists import only
+from opgrad.contract.declaration import only
 from opgrad.ops import graph_operators
 from opgrad.torch.autocast import narrowed
 from opgrad.torch.derivative import pulled_back, wide

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from opgrad.call.libraries.torch_calls import native, note_effect
 from opgrad.call.libraries.torch_tensors import is_direct, is_transformed
-from opgrad.contract.shapes import room_for
+from opgrad.contract.arrangement import room_for
 from opgrad.torch.autocast import widens_softmax
 from opgrad.torch.door import run
 from opgrad.torch.operators import ERRORS, OPERATORS, TensorOperator, in_words, is_exported

@@ -34,8 +34,7 @@ from opgrad.call.libraries.torch_tensors import (
 from opgrad.call.owners import check_owners, library_of
 from opgrad.call.runners import model_of
 from opgrad.contract import Operator, Spec
-from opgrad.contract.plain import PLAIN, is_plain, plain
-from opgrad.contract.signature import result_specs
+from opgrad.contract.signature import PLAIN, is_plain, plain, result_specs
 from opgrad.ops import tensor_operators
 from opgrad.torch.derivative import Derivative, Gradient, spec_of
 from opgrad.torch.schema import LIBRARY, REGISTERED, Registered, is_recording

@@ -15,7 +15,7 @@ from opgrad.call import owners
 from opgrad.call.libraries.torch_private import is_batched
 from opgrad.call.libraries.torch_tensors import check_untraced, execute, expanded, is_traced, is_transformed, spec
 from opgrad.contract import Operator, check_arrays
-from opgrad.contract.plain import plain
+from opgrad.contract.signature import plain
 from opgrad.ops import operators
 from opgrad.ops.reference.primitive import SCALARS, gradient_name
 from opgrad.torch.derivative import wide

@@ -13,7 +13,7 @@ from opgrad.call import arrays, owners
 from opgrad.call.libraries.device import Runners
 from opgrad.contract import DTYPES, FLOAT8, Operator, Shape, Spec, normalise
 from opgrad.contract.arrangement import contiguous, memory_order
-from opgrad.contract.libraries import HOST, NUMBERS, Arrays
+from opgrad.contract.declaration import HOST, NUMBERS, Arrays
 from opgrad.cuda import ALIGNMENT
 
 NAME = "CuPy array"

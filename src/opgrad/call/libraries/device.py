@@ -14,8 +14,7 @@ from opgrad import cuda
 from opgrad.call.owners import DeviceMemory, arrays_of
 from opgrad.call.runners import Runner
 from opgrad.contract import Operator, Spec
-from opgrad.contract.plain import is_plain, plain
-from opgrad.contract.signature import pairs
+from opgrad.contract.signature import is_plain, pairs, plain
 from opgrad.cpu.plans import RUNNERS, Kept
 from opgrad.cpu.runtime.overlap import touch
 

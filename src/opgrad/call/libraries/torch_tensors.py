@@ -16,12 +16,12 @@ from opgrad.call.libraries import torch_calls, torch_private, torch_storages
 from opgrad.call.libraries.device import Runners
 from opgrad.call.libraries.torch_calls import KINDS
 from opgrad.call.runners import HostRunner, extent
-from opgrad.contract import DTYPES, FLOATS, Operator, Shape, Spec, plain
+from opgrad.contract import DTYPES, FLOATS, Operator, Shape, Spec, signature
 from opgrad.contract.arrangement import contiguous
-from opgrad.contract.libraries import HOST, NUMBERS, Arrays
+from opgrad.contract.declaration import HOST, NUMBERS, Arrays
 from opgrad.cuda import ALIGNMENT
 
-plain.PLAIN.update((torch.dtype, torch.Size))
+signature.PLAIN.update((torch.dtype, torch.Size))
 
 NAME = "PyTorch tensor"
 PLAIN = KINDS

@@ -12,7 +12,7 @@ import torch
 from opgrad.call.libraries import torch_tensors
 from opgrad.call.libraries.torch_tensors import PLAIN, is_direct, is_here, note_written
 from opgrad.contract import Operator
-from opgrad.contract.plain import is_plain
+from opgrad.contract.signature import is_plain
 
 Arguments = tuple[Any, ...]
 Named = Mapping[str, Any]

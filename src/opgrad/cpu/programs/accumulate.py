@@ -1,6 +1,6 @@
 """The programs of sums and scaled copies of arrays, element by element."""
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.kernels.arithmetic import DIVIDED, SUM, TIMES, VALUE
 from opgrad.cpu.programs.elements import program
 from opgrad.cpu.runtime.program import Program

@@ -3,8 +3,8 @@
 import math
 
 from opgrad.contract import arrangement
-from opgrad.contract.problem import Problem
-from opgrad.contract.shapes import broadcast_axes, reduced_axes, repeated_axes
+from opgrad.contract.arrangement import broadcast_axes, reduced_axes, repeated_axes
+from opgrad.contract.signature import Problem
 from opgrad.cpu.kernels import arithmetic as kernels
 from opgrad.cpu.kernels.arithmetic import EACH, ONE_DIVIDEND, ONE_DIVISOR, SUM, VALUE, copy_words
 from opgrad.cpu.kernels.loops.fold import BLOCK

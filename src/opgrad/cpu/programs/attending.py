@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.attention import backward as backward_kernels

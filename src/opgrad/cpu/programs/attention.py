@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from opgrad.contract import Shape, Spec
 from opgrad.contract.arrangement import contiguous
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.kernels.attention import forward
 from opgrad.cpu.programs.attending import AttentionGradientSteps, AttentionSteps
 from opgrad.cpu.programs.softmax import softmax, softmax_grad

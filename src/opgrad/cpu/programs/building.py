@@ -4,8 +4,7 @@ import math
 from typing import Any
 
 from opgrad.contract import DTYPES
-from opgrad.contract.problem import Problem
-from opgrad.contract.ranges import Explain
+from opgrad.contract.signature import Explain, Problem
 from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
 from opgrad.cpu.kernels.loops.map import fill_zeros
 from opgrad.cpu.programs.layout import Loops, precision

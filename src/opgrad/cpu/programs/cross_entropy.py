@@ -6,8 +6,7 @@ Labels are read and checked first. Short rows are transposed to columns.
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from opgrad.contract.problem import Operand, Problem
-from opgrad.contract.ranges import wrong_label
+from opgrad.contract.signature import Operand, Problem, wrong_label
 from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
 from opgrad.cpu.kernels.cross_entropy import columns, rows
 from opgrad.cpu.kernels.cross_entropy.labels import (

@@ -1,6 +1,6 @@
 """The program of a divergence from a teacher: one step, whose units are rows."""
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.kernels.distillation import FORWARD, JENSEN_SHANNON, REVERSE
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.runtime.program import Program

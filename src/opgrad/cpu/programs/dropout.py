@@ -2,7 +2,7 @@
 
 import math
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.kernels.dropout import BLOCK, GRADIENT, WHOLE_GRADIENT, drop, keep_all
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.elements import program

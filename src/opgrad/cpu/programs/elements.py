@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.loops.map import BLOCK

@@ -2,7 +2,7 @@
 
 import math
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.kernels.gated import BLOCK, GRADIENTS, VALUES
 from opgrad.cpu.programs import elements
 from opgrad.cpu.programs.building import ProgramSteps

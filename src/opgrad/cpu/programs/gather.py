@@ -3,8 +3,7 @@
 import math
 from typing import Any, Final
 
-from opgrad.contract.problem import Operand, Problem
-from opgrad.contract.ranges import wrong_index
+from opgrad.contract.signature import Operand, Problem, wrong_index
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gather as kernels

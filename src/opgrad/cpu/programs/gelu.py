@@ -2,7 +2,7 @@
 
 import math
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import gelu as kernels
 from opgrad.cpu.kernels.loops.map import BLOCK

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from opgrad.contract.problem import Operand, Problem
+from opgrad.contract.signature import Operand, Problem
 from opgrad.cpu.compiler.decorators import Kernel, interface_of, line_lanes, vector_bytes, vector_lanes
 from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
 from opgrad.cpu.compiler.words import CACHE_LINE

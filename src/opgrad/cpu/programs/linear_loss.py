@@ -8,8 +8,7 @@ import math
 from dataclasses import replace
 from typing import Any, Final
 
-from opgrad.contract.problem import Problem
-from opgrad.contract.ranges import wrong_label
+from opgrad.contract.signature import Problem, wrong_label
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import quantized as kernels
 from opgrad.cpu.kernels.cross_entropy import rows as loss_kernels

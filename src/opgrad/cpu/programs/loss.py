@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.cross_entropy.dense import dense_gradient, dense_loss
 from opgrad.cpu.kernels.cross_entropy.labels import LossReduction, Samples, add_losses

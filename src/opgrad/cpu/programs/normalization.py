@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opgrad.contract import DTYPES
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.loops.fold import BLOCK, CHUNK

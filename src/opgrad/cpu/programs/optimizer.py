@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from opgrad.contract.problem import Operand, Problem
+from opgrad.contract.signature import Operand, Problem
 from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.kernels.several import sum_squares

@@ -6,8 +6,7 @@ from typing import Final
 import numpy as np
 
 from opgrad.contract import Array
-from opgrad.contract.problem import Problem
-from opgrad.contract.ranges import wrong_maximum
+from opgrad.contract.signature import Problem, wrong_maximum
 from opgrad.cpu.kernels import pooling as kernels
 from opgrad.cpu.kernels.loops.weighted import Along
 from opgrad.cpu.programs.building import ProgramSteps

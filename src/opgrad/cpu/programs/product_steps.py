@@ -1,6 +1,6 @@
 """Puts the programs of products of matrices together, whose rows are packed in panels."""
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.runtime.partition import round_up

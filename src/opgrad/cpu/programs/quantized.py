@@ -3,9 +3,8 @@
 import math
 from typing import Any, Final
 
-from opgrad.contract.problem import Problem
 from opgrad.contract.quantized import BYTE, quantized
-from opgrad.contract.ranges import wrong_index
+from opgrad.contract.signature import Problem, wrong_index
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from opgrad.contract.problem import Operand
+from opgrad.contract.signature import Operand
 from opgrad.cpu.compiler.decorators import vector_lanes
 from opgrad.cpu.compiler.parameters import Strips
 from opgrad.cpu.kernels.loops.fold import BLOCK, DEEP, WIDE, sum_columns, sum_integers, sum_rows

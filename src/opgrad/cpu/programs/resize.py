@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from opgrad.contract import Array
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.kernels.loops.weighted import Along
 from opgrad.cpu.kernels.resize import PIECE, ROWS, gather_rows
 from opgrad.cpu.programs.building import ProgramSteps

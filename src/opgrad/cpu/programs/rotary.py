@@ -1,7 +1,6 @@
 """The programs of rotary embedding and its gradient: positions are checked, then each part turns some heads."""
 
-from opgrad.contract.problem import Problem
-from opgrad.contract.ranges import wrong_index
+from opgrad.contract.signature import Problem, wrong_index
 from opgrad.cpu.kernels.rotary import turn
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.gather import check_indices

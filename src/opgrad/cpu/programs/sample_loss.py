@@ -5,8 +5,7 @@ Labels are read and checked first; then a step writes the targets that do not de
 
 from typing import Any
 
-from opgrad.contract.problem import Problem
-from opgrad.contract.ranges import wrong_label
+from opgrad.contract.signature import Problem, wrong_label
 from opgrad.cpu.compiler.parameters import Columns, Rows
 from opgrad.cpu.kernels.cross_entropy.labels import LossReduction, Samples
 from opgrad.cpu.kernels.cross_entropy.options import (

@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import Final
 
 from opgrad.contract import Shape
-from opgrad.contract.problem import Operand, Problem
-from opgrad.contract.ranges import wrong_index
-from opgrad.contract.shapes import slice_ranges
+from opgrad.contract.arrangement import slice_ranges
+from opgrad.contract.signature import Operand, Problem, wrong_index
 from opgrad.cpu.compiler.words import CACHE_LINE
 from opgrad.cpu.kernels.gather import AHEAD, Slices
 from opgrad.cpu.kernels.loops.fold import CHUNK

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any, Final
 
-from opgrad.contract.problem import Operand, Problem
+from opgrad.contract.signature import Operand, Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import several as kernels
 from opgrad.cpu.kernels.loops.map import BLOCK

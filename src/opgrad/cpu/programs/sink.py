@@ -1,6 +1,6 @@
 """The programs of softmax with a sink: rows, and the sums of the sink's gradient by heads."""
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.kernels.sink import soften, soften_back, sum_parts
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.runtime.program import Program

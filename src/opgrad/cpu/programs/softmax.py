@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels.loops.rows import AHEAD, buffer_size, group_size, group_tiles, tile_size
 from opgrad.cpu.kernels.softmax import columns, groups, panels, rows, split, transposed

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.kernels.cross_entropy.shards import GRADIENT, STATISTICS
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.sample_loss import scaling_of

@@ -12,8 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from opgrad.contract import Array, Operator, Spec
-from opgrad.contract.problem import Pair
-from opgrad.contract.signature import Prepared, covered, pairs
+from opgrad.contract.signature import Pair, Prepared, covered, pairs
 from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.structures import Structure, at, structure
 from opgrad.cpu.compiler.words import load_word, store_word

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.contract.problem import Operand
+from opgrad.contract.signature import Operand
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.plan import run_on, words

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from struct import pack, unpack
 from typing import Any, Final
 
-from opgrad.contract.problem import Operand
+from opgrad.contract.signature import Operand
 from opgrad.cpu.compiler.decorators import inline, native
 from opgrad.cpu.compiler.parameters import POINTERS, Float, Private, values
 from opgrad.cpu.compiler.structures import Structure, at, behind, structure

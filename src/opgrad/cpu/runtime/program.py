@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.contract.ranges import Explain
+from opgrad.contract.signature import Explain
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.workspace import Workspace, slots_for

@@ -6,8 +6,18 @@ Messages begin with the name of the operator that was called.
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from opgrad.contract.attributes import Beside, finite, flag, integer, number_that, one_of, shown
-from opgrad.contract.dtypes import Attributes, Shape, Shapes
+from opgrad.contract.attributes import (
+    Attributes,
+    Beside,
+    Shape,
+    Shapes,
+    finite,
+    flag,
+    integer,
+    number_that,
+    one_of,
+    shown,
+)
 
 LARGEST_HEAD: Final = 256
 UNLIMITED: Final = -1  # of a window's sides

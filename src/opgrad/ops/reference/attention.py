@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from opgrad.contract import Array
-from opgrad.contract.shapes import sum_to
+from opgrad.contract.arrangement import sum_to
 from opgrad.ops.reference.random import keep_mask, kept_scale
 
 UNLIMITED = -1  # of a window's sides

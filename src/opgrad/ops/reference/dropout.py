@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from opgrad.contract import integer, number, shown
-from opgrad.contract.plain import record
+from opgrad.contract.signature import record
 
 
 @record("seed", "offset")

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from opgrad.contract import number
-from opgrad.contract.plain import record
+from opgrad.contract.signature import record
 
 LIMIT = 32  # operations in one list
 

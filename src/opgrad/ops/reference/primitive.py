@@ -28,9 +28,9 @@ from opgrad.contract import (
     normalise,
     shown,
 )
+from opgrad.contract.arrangement import repeated_axes
 from opgrad.contract.attributes import result_dtype
-from opgrad.contract.libraries import HOST, NUMBERS, Arrays, is_masked
-from opgrad.contract.shapes import repeated_axes
+from opgrad.contract.declaration import HOST, NUMBERS, Arrays, is_masked
 from opgrad.ops.reference import post_ops
 from opgrad.ops.reference.dropout import Dropout
 from opgrad.ops.reference.post_ops import PostOp

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.contract.dtypes import Array
+from opgrad.contract.attributes import Array
 
 MODES = ("nearest", "linear", "cubic")
 CROP = "tf_crop_and_resize"

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from opgrad.contract.dtypes import Attributes, Shape, Shapes
+from opgrad.contract.attributes import Attributes, Shape, Shapes
 
 LAYOUTS = ("BHLD", "BLHD")
 PACKED = 3  # axes of x where a token's heads lie in one axis: [B, L, H * D]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.contract.problem import Operand
+from opgrad.contract.signature import Operand
 from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.kernels.several import sum_squares
 from opgrad.cpu.programs.optimizer import AdamWStep, adamw_in_place, sgd_in_place

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from opgrad.contract import DTYPES
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import vector_lanes
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.convolution.grid import SignalLayout

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from opgrad.base.locks import once
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.convolution import products, signals

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.convolution import window_products

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.ops.reference.primitive import Applied
 from opgrad.ops.reference.random import kept_scale
 

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from opgrad.contract import DTYPES, Spec, arrangement
-from opgrad.contract.problem import Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Columns, Rows
 from opgrad.cpu.kernels.fused import columns, rows, split, transposed
