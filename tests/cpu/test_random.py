@@ -8,7 +8,7 @@ from guards import Guarded
 
 from opgrad.cpu.compiler.decorators import kernel
 from opgrad.cpu.compiler.simd import Pointer
-from opgrad.cpu.kernels.numerics.philox import keep_run
+from opgrad.cpu.kernels.dropout import keep_run
 from opgrad.ops.reference.random import keep_mask, keep_threshold, philox, philox_4x32
 
 WORD = 0xFFFFFFFF

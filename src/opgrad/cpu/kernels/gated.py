@@ -7,7 +7,7 @@ from opgrad.cpu.compiler.decorators import Kernel, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.map import elementwise, mapped_to_each
-from opgrad.cpu.kernels.numerics import elementary, eltwise, eltwise_grad
+from opgrad.cpu.kernels.numerics import elementary, eltwise
 
 BLOCK: Final = 1 << 14  # elements of a unit
 
@@ -34,11 +34,11 @@ def _silu_slopes(dy: Vector, gate: Vector, up: Vector):
 
 
 def _gelu_slopes(dy: Vector, gate: Vector, up: Vector):
-    return eltwise_grad.gelu_erf(dy * up, gate, 0.0, 0.0), dy * eltwise.gelu_erf(gate, 0.0, 0.0)
+    return eltwise.gelu_erf_grad(dy * up, gate, 0.0, 0.0), dy * eltwise.gelu_erf(gate, 0.0, 0.0)
 
 
 def _gelu_tanh_slopes(dy: Vector, gate: Vector, up: Vector):
-    return eltwise_grad.gelu_tanh(dy * up, gate, 0.0, 0.0), dy * eltwise.gelu_tanh(gate, 0.0, 0.0)
+    return eltwise.gelu_tanh_grad(dy * up, gate, 0.0, 0.0), dy * eltwise.gelu_tanh(gate, 0.0, 0.0)
 
 
 def _gradient(slopes: Callable[..., tuple[Vector, Vector]]) -> Kernel:

@@ -6,7 +6,7 @@ from opgrad.cpu.compiler.decorators import Kernel, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.map import BLOCK, elementwise, mapped
-from opgrad.cpu.kernels.numerics import eltwise, eltwise_grad
+from opgrad.cpu.kernels.numerics import eltwise
 
 gelu = elementwise(
     lambda x, alpha: eltwise.gelu_erf(x, alpha, 0.0), coarse=lambda x, alpha: eltwise.coarse_gelu_erf(x, alpha, 0.0)
@@ -20,12 +20,12 @@ def fast_gelu(x: Vector, alpha: float) -> Vector:
 
 @elementwise
 def gelu_grad(dy: Vector, x: Vector, alpha: float) -> Vector:
-    return eltwise_grad.gelu_erf(dy, x, alpha, 0.0)
+    return eltwise.gelu_erf_grad(dy, x, alpha, 0.0)
 
 
 @elementwise
 def fast_gelu_grad(dy: Vector, x: Vector, alpha: float) -> Vector:
-    return eltwise_grad.gelu_tanh(dy, x, alpha, 0.0)
+    return eltwise.gelu_tanh_grad(dy, x, alpha, 0.0)
 
 
 def _gradient_behind_bias(formula: Callable[..., Vector]) -> Kernel:
@@ -41,4 +41,4 @@ def _gradient_behind_bias(formula: Callable[..., Vector]) -> Kernel:
     return bias_gradient
 
 
-BIAS_GELU_GRAD, BIAS_FAST_GELU_GRAD = map(_gradient_behind_bias, (eltwise_grad.gelu_erf, eltwise_grad.gelu_tanh))
+BIAS_GELU_GRAD, BIAS_FAST_GELU_GRAD = map(_gradient_behind_bias, (eltwise.gelu_erf_grad, eltwise.gelu_tanh_grad))

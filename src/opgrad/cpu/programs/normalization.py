@@ -8,11 +8,21 @@ from opgrad.contract import DTYPES
 from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
+from opgrad.cpu.kernels import normalization
 from opgrad.cpu.kernels.loops.fold import BLOCK, CHUNK
-from opgrad.cpu.kernels.normalization import batch, batch_columns, layer, layer_grad
-from opgrad.cpu.kernels.normalization.batch import TILE, BlockSums, Differentiated, Normalized, PlaneKernels, Planes
-from opgrad.cpu.kernels.normalization.batch_columns import SAMPLES, STRIP, ColumnKernels, ColumnStrips
-from opgrad.cpu.kernels.normalization.layer_grad import GradientKernels
+from opgrad.cpu.kernels.normalization import (
+    SAMPLES,
+    STRIP,
+    TILE,
+    BlockSums,
+    ColumnKernels,
+    ColumnStrips,
+    Differentiated,
+    GradientKernels,
+    Normalized,
+    PlaneKernels,
+    Planes,
+)
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.runtime import partition
 from opgrad.cpu.runtime.program import Program
@@ -29,19 +39,19 @@ CHANNEL_BYTES, FEW_CHANNELS = 1 << 19, 8
 
 
 def layer_normalization(problem: Problem) -> Program:
-    return _forward(problem, layer.LAYER if problem["bias"] is not None else layer.LAYER_NO_BIAS)
+    return _forward(problem, normalization.LAYER if problem["bias"] is not None else normalization.LAYER_NO_BIAS)
 
 
 def simplified_layer_normalization(problem: Problem) -> Program:
-    return _forward(problem, layer.SIMPLIFIED)
+    return _forward(problem, normalization.SIMPLIFIED)
 
 
 def layer_normalization_grad(problem: Problem) -> Program:
-    return _backward(problem, layer_grad.LAYER)
+    return _backward(problem, normalization.LAYER_GRADIENT)
 
 
 def simplified_layer_normalization_grad(problem: Problem) -> Program:
-    return _backward(problem, layer_grad.SIMPLIFIED)
+    return _backward(problem, normalization.SIMPLIFIED_GRADIENT)
 
 
 def _sizes(problem: Problem) -> tuple[int, int]:
@@ -70,12 +80,12 @@ def _backward(problem: Problem, kernels: GradientKernels) -> Program:
     blocks, step = partition.count(rows, per_block), whole_vectors(n, steps.workspace.precision)
     arguments = {"rows": rows, "n": n, "per_block": per_block, "blocks": blocks, "coefficients": None}
     arguments |= {"sums": Rows(steps.workspace.shared(blocks * 2 * step), step), **_statistics(problem)}
-    if n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * layer_grad.STRIP):
+    if n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * normalization.ROW_STRIP):
         _add_split_rows(steps, kernels, rows, n, arguments)
     else:
         steps.add(kernels.rows, blocks, **arguments)
     dbias = problem.operands.get("dbias")
-    steps.add_parts(kernels.add_blocks, n, layer_grad.STRIP, **arguments, dbias=dbias)
+    steps.add_parts(kernels.add_blocks, n, normalization.ROW_STRIP, **arguments, dbias=dbias)
     return steps.program()
 
 
@@ -87,8 +97,8 @@ def _add_split_rows(
     partial, coefficients = steps.workspace.shared(2 * rows * per_row), steps.workspace.shared(2 * rows)
     arguments = {**arguments, "per_row": per_row, "partial": partial, "coefficients": coefficients}
     steps.add_parts(kernels.row_sums, rows * per_row, **arguments)
-    steps.add_parts(layer_grad.row_coefficients, **arguments)
-    steps.add(kernels.strips, arguments["blocks"] * partition.count(n, layer_grad.STRIP), **arguments)
+    steps.add_parts(normalization.row_coefficients, **arguments)
+    steps.add(kernels.strips, arguments["blocks"] * partition.count(n, normalization.ROW_STRIP), **arguments)
 
 
 # --- batch normalization -------------------------------------------------------------------------------------------
@@ -96,17 +106,19 @@ def _add_split_rows(
 
 def batch_norm_internal(problem: Problem) -> Program:
     trains = problem.attributes["training_mode"]
-    steps = _BatchSteps(problem, ("x", "y"), Normalized, batch.FORWARD, batch_columns.FORWARD)
+    steps = _BatchSteps(problem, ("x", "y"), Normalized, normalization.BY_PLANES, normalization.BY_COLUMNS)
     if trains and steps.elements:
         steps.by_channels()
     else:
-        steps.add_parts(batch.take_statistics, **steps.arguments, empty=trains)
+        steps.add_parts(normalization.take_statistics, **steps.arguments, empty=trains)
         steps.written()
     return steps.program()
 
 
 def batch_normalization_grad(problem: Problem) -> Program:
-    steps = _BatchSteps(problem, ("dy", "x", "dx"), Differentiated, batch.BACKWARD, batch_columns.BACKWARD)
+    steps = _BatchSteps(
+        problem, ("dy", "x", "dx"), Differentiated, normalization.BY_PLANES_BACKWARD, normalization.BY_COLUMNS_BACKWARD
+    )
     if not steps.elements:
         steps.clear("dscale")
         steps.clear("dbias")
@@ -164,7 +176,7 @@ class _BatchSteps(ProgramSteps):
 
     def widen(self, table: Rows, rows: int) -> None:
         """Add the step that repeats the first rows of a table for every column of their channels."""
-        self.add_parts(batch_columns.widen, **{**self.arguments, "table": table, "rows": rows})
+        self.add_parts(normalization.widen, **{**self.arguments, "table": table, "rows": rows})
 
     def by_channels(self) -> None:
         """Add the steps for sums over each channel, for what follows from them, and for the elements."""

@@ -13,11 +13,10 @@ from opgrad.base.locks import once
 from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
-from opgrad.cpu.kernels import gemm
+from opgrad.cpu.kernels import gemm, recurrent
+from opgrad.cpu.kernels import recurrent as layers
 from opgrad.cpu.kernels.loops.map import fill_zeros
-from opgrad.cpu.kernels.recurrent import gru, lstm
-from opgrad.cpu.kernels.recurrent import matrices as layers
-from opgrad.cpu.kernels.recurrent.matrices import Layer, LayerMatrix, Panels, States
+from opgrad.cpu.kernels.recurrent import Layer, LayerMatrix, Panels, States
 from opgrad.cpu.programs.product_steps import ProductSteps
 from opgrad.cpu.runtime.partition import round_up
 from opgrad.cpu.runtime.program import Program
@@ -255,8 +254,8 @@ def lstm_training(problem: Problem) -> Program:
     b = RecurrentSteps(problem, LSTM)
     _gates_from_x(b)
     b.add_sequences(
-        lstm.lstm_steps,
-        weights=lstm.CellWeights(b.transposed("r", b.hidden, b.rows), *b.peepholes()),
+        recurrent.lstm_steps,
+        weights=recurrent.CellWeights(b.transposed("r", b.hidden, b.rows), *b.peepholes()),
         bias=b.biases(b.rows),
         h0=b.states("initial_h"),
         c0=b.states("initial_c"),
@@ -269,8 +268,8 @@ def lstm_grad(problem: Problem) -> Program:
     dz, state = b.matrix(b.rows), b.directions * b.batch * b.hidden
     c0 = b.states("initial_c")
     b.add_sequences(
-        lstm.lstm_steps_back,
-        weights=lstm.CellWeights(b.packed_weights("r", b.hidden), *b.peepholes()),
+        recurrent.lstm_steps_back,
+        weights=recurrent.CellWeights(b.packed_weights("r", b.hidden), *b.peepholes()),
         c0=c0,
         dy=b.of_steps("dy"),
         dh_last=b.states("dy_h"),
@@ -287,7 +286,7 @@ def lstm_grad(problem: Problem) -> Program:
     if b.given("dpeepholes"):
         strips, unit_bytes = -(-b.hidden // b.lanes), 5 * b.all_rows * b.lanes * b.item
         arguments = {"strips": strips, "layer": b.layer, "c0": c0, "dz": dz.data, "dp": problem["dpeepholes"]}
-        b.add(lstm.peepholes_back, b.directions * strips, unit_bytes, **arguments)
+        b.add(recurrent.peepholes_back, b.directions * strips, unit_bytes, **arguments)
     return b.program("lstm_grad")
 
 
@@ -301,8 +300,8 @@ def gru_training(problem: Problem) -> Program:
     linear = problem.attributes["linear_before_reset"]
     _gates_from_x(b)
     b.add_sequences(
-        gru.gru_steps_linear if linear else gru.gru_steps,
-        r=gru.GateWeights(b.transposed("r", b.hidden, 2 * b.hidden), _transposed_new(b)),
+        recurrent.gru_steps_linear if linear else recurrent.gru_steps,
+        r=recurrent.GateWeights(b.transposed("r", b.hidden, 2 * b.hidden), _transposed_new(b)),
         bias=b.biases(2 * b.hidden, b.hidden) if linear else b.biases(b.rows),
         h0=b.states("initial_h"),
         product=b.shared(b.directions * b.batch * b.hidden),
@@ -331,8 +330,8 @@ def _reset_back(b: RecurrentSteps, dz: LayerMatrix, common: Mapping[str, Any]) -
     """The steps back, dw and dr. Returns dz: the gradients of the gates' products with the states are the same."""
     resets = b.matrix(b.hidden)
     b.add_sequences(
-        gru.gru_steps_back,
-        r=gru.GateWeights(
+        recurrent.gru_steps_back,
+        r=recurrent.GateWeights(
             b.packed_weights("r", b.hidden, 2 * b.hidden),
             b.packed_weights("r", b.hidden, b.hidden, first=2 * b.hidden),
         ),
@@ -351,8 +350,8 @@ def _linear_back(b: RecurrentSteps, dz: LayerMatrix, common: Mapping[str, Any]) 
     """`_reset_back` for linear_before_reset: the reset gate multiplies the product for n, so its gradient differs."""
     dz_h = b.matrix(b.rows)
     b.add_sequences(
-        gru.gru_steps_linear_back,
-        r=gru.GateWeights(b.packed_weights("r", b.hidden), _transposed_new(b)),
+        recurrent.gru_steps_linear_back,
+        r=recurrent.GateWeights(b.packed_weights("r", b.hidden), _transposed_new(b)),
         bias=b.biases(2 * b.hidden, b.hidden),
         dz=dz.data,
         dz_h=dz_h.data,

@@ -11,10 +11,10 @@ from opgrad.cpu.compiler.decorators import constant, inline
 from opgrad.cpu.compiler.parameters import Float, Pointer
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.compiler.words import load_word
+from opgrad.cpu.kernels.dropout import keep_run
 from opgrad.cpu.kernels.gemm import VECTORS, pack_panel, pack_panel_transposed
 from opgrad.cpu.kernels.loops.map import mapped
 from opgrad.cpu.kernels.numerics.elementary import LOG2_E, tanh
-from opgrad.cpu.kernels.numerics.philox import keep_run
 
 MINUS_INFINITY: Final = -float("inf")
 LIMIT = constant(2.35e38, 1.24e308)  # times log2(e) it is finite, with scores of usual sizes added, too

@@ -6,11 +6,11 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.parameters import Columns, Pointer, Private, Rows
 from opgrad.cpu.compiler.words import load_word
+from opgrad.cpu.kernels.dropout import keep_run
 from opgrad.cpu.kernels.fused.chain import ALONG, SAME, Places
 from opgrad.cpu.kernels.loops.columns import Line
 from opgrad.cpu.kernels.loops.map import get, mapped, put
 from opgrad.cpu.kernels.loops.rows import AHEAD
-from opgrad.cpu.kernels.numerics.philox import keep_run
 
 # Words of a table: an operand's stride along n, the number of its outer loops, and then two words for each loop, the
 # innermost first: its size, and its stride. Strides count elements.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.numerics import eltwise, eltwise_grad
+from opgrad.cpu.kernels.numerics import eltwise
 
 
 def of_values(formula: Callable[..., Vector]) -> Callable[..., Vector]:
@@ -70,7 +70,7 @@ VALUES: dict[str, Callable[..., Vector]] = {
     "select": inline(lambda s, condition, t, alpha, beta: v.select(condition != 0.0, s, t)),
 }
 GRADIENTS: dict[str, Callable[..., Vector]] = {
-    **{name: with_operand(formula) for name, formula in eltwise_grad.FORMULAS.items()},
+    **{name: with_operand(formula) for name, formula in eltwise.GRADIENTS.items()},
     "add": of_values(lambda g, alpha, beta: g),
     "sub": of_values(lambda g, alpha, beta: g),
     "mul": with_third(BINARY["mul"]),

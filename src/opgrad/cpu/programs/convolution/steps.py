@@ -11,9 +11,8 @@ from opgrad.base.locks import once
 from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
-from opgrad.cpu.kernels.convolution import products, signals
-from opgrad.cpu.kernels.convolution.products import Ranges
-from opgrad.cpu.kernels.convolution.signals import GridSteps, Images, ImageSizes, Signals
+from opgrad.cpu.kernels import convolution
+from opgrad.cpu.kernels.convolution import GridSteps, Images, ImageSizes, Ranges, Signals
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.runtime.partition import round_up
@@ -44,7 +43,7 @@ class SignalSizes:
     @property
     def tile(self) -> int:
         """The elements of a row of a tile."""
-        return products.COLUMNS * self.lanes
+        return convolution.COLUMNS * self.lanes
 
     @property
     def pad(self) -> int:
@@ -83,7 +82,7 @@ class GradientSteps(ProgramSteps):
             self.chunk(Images(first, min(self.images_at_once, batch - first)))
         for name, sums in self.sums.items():
             n = math.prod(self.problem.specs[name].shape)
-            self.add(products.copy_sums, n, 2 * self.item, sums=sums, y=self.problem[name])
+            self.add(convolution.copy_sums, n, 2 * self.item, sums=sums, y=self.problem[name])
         return self.program(self.name)
 
     def chunk(self, images: Images) -> None:
@@ -99,7 +98,7 @@ class GradientSteps(ProgramSteps):
         """Add the sums of dy over the elements of each of its channels to those of the images before."""
         given = {"x": self.problem["dy"], "sums": self.sums["db"]}
         unit_bytes = images.count * size * self.item
-        self.add(products.sum_planes, channels, unit_bytes, images=images, channels=channels, size=size, **given)
+        self.add(convolution.sum_planes, channels, unit_bytes, images=images, channels=channels, size=size, **given)
 
 
 class SignalSteps(GradientSteps):
@@ -128,14 +127,16 @@ class SignalSteps(GradientSteps):
     def to_signals(self, name: str, signals_: Signals, sizes: Mapping[str, Any], images: Images) -> None:
         units = sizes["planes"].channels * sizes["phases"]
         unit_bytes = 2 * self.item * images.count * self.sizes.grid
-        self.add(signals.to_signals, units, unit_bytes, **sizes, images=images, x=self.problem[name], signals=signals_)
+        self.add(
+            convolution.to_signals, units, unit_bytes, **sizes, images=images, x=self.problem[name], signals=signals_
+        )
 
     def from_signals(self, signals_: Signals, sizes: Mapping[str, Any], covered: bool, images: Images) -> None:
         """Write dx."""
         units = sizes["planes"].channels * images.count
         own = {"images": images, "covered": covered, "x": self.problem["dx"], "signals": signals_}
         unit_bytes = 2 * self.item * self.sizes.grid * sizes["phases"]
-        self.add(signals.from_signals, units, unit_bytes, **sizes, **own)
+        self.add(convolution.from_signals, units, unit_bytes, **sizes, **own)
 
     @once
     def window_images(self) -> dict[str, Any]:
@@ -178,19 +179,19 @@ class SignalSteps(GradientSteps):
     def dot_products(self, images: Images) -> None:
         """dw: dot products of the signals of the windows with shifted signals of the array that they slide over."""
         s = self.sizes
-        columns, tiles = s.channels * s.taps, -(-s.filters // products.ROWS)
-        most_ranges = min(-(-columns // products.COLUMNS), -(-FEWEST_UNITS // (tiles * s.group)))
+        columns, tiles = s.channels * s.taps, -(-s.filters // convolution.ROWS)
+        most_ranges = min(-(-columns // convolution.COLUMNS), -(-FEWEST_UNITS // (tiles * s.group)))
         ranges = max(-(-columns // MOST_COLUMNS), most_ranges)
-        per_range = round_up(-(-columns // ranges), products.COLUMNS)
+        per_range = round_up(-(-columns // ranges), convolution.COLUMNS)
         ranges = -(-columns // per_range)
         tiles_per_range = -(-tiles // min(tiles, -(-FEWEST_UNITS // (ranges * s.group))))
-        rows = Ranges(s.filters, -(-tiles // tiles_per_range), tiles_per_range * products.ROWS)
+        rows = Ranges(s.filters, -(-tiles // tiles_per_range), tiles_per_range * convolution.ROWS)
         length = s.length(images.count)
         arguments = {"rows": rows, "columns": Ranges(columns, ranges, per_range), "length": length}
         arguments |= {"shifts": self.field_shifts, "single": s.filters == 1, "add": images.first > 0}
         arguments |= {"dy": self.windows, "x": self.field, "sums": self.sums["dw"]}
         units, unit_products = s.group * rows.count * ranges, rows.per_range * per_range * length
-        self.add_products(products.dot_products, units, unit_products, **arguments)
+        self.add_products(convolution.dot_products, units, unit_products, **arguments)
 
     def packed(self, words: Sequence[Sequence[int]], rows: int, sources: Any, step: int) -> dict[str, Any]:
         """Add the step that packs the filters for these tiles; return the arguments of `correlate` about them.
@@ -198,20 +199,20 @@ class SignalSteps(GradientSteps):
         step: the elements from one channel of a filter to the next.
         """
         last = words[-1]
-        size = last[products.WEIGHTS] + last[products.TERMS] * rows
+        size = last[convolution.WEIGHTS] + last[convolution.TERMS] * rows
         weights: Any = self.workspace.shared(self.sizes.group * size)
         found = {"tiles": len(words), "table": self.tables.add(words), "weights": Rows(weights, size)}
         units, unit_bytes = self.sizes.group * len(words), 8 * size / len(words)
         filters = {"w": self.problem["w"], "w_group": self.sizes.filters * self.sizes.channels * self.sizes.taps}
         given = {"sources": self.tables.add(sources), "rows": rows, "step": step}
-        self.add(products.pack_weights, units, unit_bytes, **found, **filters, **given)
+        self.add(convolution.pack_weights, units, unit_bytes, **found, **filters, **given)
         return {**found, "single": rows == 1}
 
     def correlate(self, arguments: Mapping[str, Any], images: Images) -> None:
         s = self.sizes
         blocks = -(-images.count * s.grid // s.tile)
         unit_products = s.tile * s.channels * s.filters * s.taps
-        self.add_products(products.correlate, s.group * blocks, unit_products, **arguments, blocks=blocks)
+        self.add_products(convolution.correlate, s.group * blocks, unit_products, **arguments, blocks=blocks)
 
 
 class ConvolutionSteps(SignalSteps):
@@ -235,13 +236,13 @@ class ConvolutionSteps(SignalSteps):
         s = self.sizes
         length = s.length(images.count)
         given = {"add": images.first > 0, "signals": self.windows, "sums": self.sums["db"]}
-        self.add(products.sum_signals, s.group * s.filters, length * self.item, length=length, **given)
+        self.add(convolution.sum_signals, s.group * s.filters, length * self.item, length=length, **given)
 
     @once
     def to_field(self) -> dict[str, Any]:
         """The arguments of `correlate` except for the number of images; a tile has some channels of a phase."""
         s = self.sizes
-        rows = 1 if s.channels == 1 else products.ROWS
+        rows = 1 if s.channels == 1 else convolution.ROWS
         words, shifts, sources, packed, start = [], [], [], 0, 0
         for p in range(s.phases):
             taps = [(k, shift) for k, (phase, shift) in enumerate(self.layout.taps) if phase == p]
@@ -281,7 +282,7 @@ class TransposedSteps(SignalSteps):
     def to_windows(self) -> dict[str, Any]:
         """The arguments of `correlate` except for the number of images; a tile has some channels of x."""
         s = self.sizes
-        rows, terms = 1 if s.filters == 1 else products.ROWS, s.channels * s.taps
+        rows, terms = 1 if s.filters == 1 else convolution.ROWS, s.channels * s.taps
         words = [
             [m * terms, 0, terms, m * self.windows.channel + s.pad, m, min(rows, s.filters - m)]
             for m in range(0, s.filters, rows)

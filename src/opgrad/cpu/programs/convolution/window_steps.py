@@ -7,10 +7,8 @@ from typing import Any, Final
 
 from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.parameters import Rows
-from opgrad.cpu.kernels import gemm
-from opgrad.cpu.kernels.convolution import window_products
-from opgrad.cpu.kernels.convolution.signals import Images
-from opgrad.cpu.kernels.convolution.window_products import Gathered, WindowTables
+from opgrad.cpu.kernels import convolution, gemm
+from opgrad.cpu.kernels.convolution import Gathered, Images, WindowTables
 from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.programs.convolution.steps import CHUNK_BYTES, GradientSteps, SignalSizes
 from opgrad.cpu.runtime.partition import round_up
@@ -49,7 +47,7 @@ class WindowSteps(GradientSteps):
         self.dy: Any = Rows(self.workspace.shared(self.filters * row), row)
         self.axes, self.taps = map(self.tables.add, tables(layout.along))
         left, right = (self.workspace.private(size) for size in gemm.space(sizes.lanes))
-        matrix = self.workspace.private(window_products.ELEMENTS * window_products.POSITIONS)
+        matrix = self.workspace.private(convolution.ELEMENTS * convolution.POSITIONS)
         self.memory = {"left": left, "right": right, "matrix": matrix}
 
     def chunk(self, images: Images) -> None:
@@ -58,7 +56,7 @@ class WindowSteps(GradientSteps):
             self.sum_planes(images, self.filters, self.per_image)
         if "dw" in self.sums or "dx" in self.wanted:
             unit_bytes, given = 2 * self.item * gathered.windows, {"gathered": gathered, "size": self.per_image}
-            self.add(window_products.gather_dy, self.filters, unit_bytes, filters=self.filters, **given)
+            self.add(convolution.gather_dy, self.filters, unit_bytes, filters=self.filters, **given)
         if "dw" in self.sums:
             self.filters_back(gathered)
         if "dx" in self.wanted:
@@ -74,24 +72,24 @@ class WindowSteps(GradientSteps):
     def filters_back(self, gathered: Gathered) -> None:
         s = self.sizes
         per_block = max(FEWEST_ELEMENTS, round_up(-(-self.elements * s.group // WANTED_UNITS), FEWEST_ELEMENTS))
-        per_block = min(per_block, window_products.ELEMENTS, self.elements)
+        per_block = min(per_block, convolution.ELEMENTS, self.elements)
         blocks = -(-self.elements // per_block)
         arguments = {**self.arguments(gathered), "blocks": blocks, "per_block": per_block, "dw": self.sums["dw"]}
         unit_products = per_block * s.filters * gathered.windows
-        self.add_products(window_products.filters_back, s.group * blocks, unit_products, **arguments)
+        self.add_products(convolution.filters_back, s.group * blocks, unit_products, **arguments)
 
     def images_back(self, gathered: Gathered) -> None:
         s, count = self.sizes, gathered.images.count
         most = max(1, PLANES // self.plane)
         channels = min(-(-FEWEST_ELEMENTS // s.taps), s.channels, most)
-        images = max(1, min(-(-window_products.POSITIONS // self.per_image), count, most // channels))
+        images = max(1, min(-(-convolution.POSITIONS // self.per_image), count, most // channels))
         sums = self.workspace.private(images * channels * self.plane)
         planes = {"image_blocks": -(-count // images), "channel_blocks": -(-s.channels // channels)}
         units = s.group * math.prod(planes.values())
         planes |= {"block_images": images, "block_channels": channels}
         unit_products = images * self.per_image * channels * s.taps * s.filters
         self.add_products(
-            window_products.images_back, units, unit_products, **self.arguments(gathered), **planes, sums=sums
+            convolution.images_back, units, unit_products, **self.arguments(gathered), **planes, sums=sums
         )
 
 
@@ -106,7 +104,7 @@ def tables(along: Sequence[WindowAxis]) -> tuple[list[int], list[list[int]]]:
     order = [place for place in range(len(along)) if place != last] + [last]
     a, b, c = (along[place] for place in order)
     step_a, step_b, step_c = (steps[place] for place in order)
-    line, step = (c.count, c.stride * step_c) if c.count > 1 else (window_products.ENDLESS, 0)
+    line, step = (c.count, c.stride * step_c) if c.count > 1 else (convolution.ENDLESS, 0)
     axes = [a.count, b.count, line, a.stride, b.stride, a.size, b.size, step_a, step_b, step]
     taps = []
     for element in itertools.product(*(range(axis.kernel) for axis in along)):

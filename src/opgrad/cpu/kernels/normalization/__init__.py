@@ -1,1 +1,0 @@
-"""Kernels of layer and batch normalization and their gradients."""

@@ -1,1 +1,0 @@
-"""Kernels of recurrent layers and their gradients."""
